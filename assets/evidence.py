@@ -5,12 +5,14 @@ an hour that landed in part must not show green. A batch's event has no partitio
 covers all that the batch landed. Both carry the data version `<ledger>/<batch>/<plan hash>` of the newest batch, by
 which the event log finds them. A window's event comes with the results of the feed's checks. A run that ends between
 the publish entry and its events leaves a gap. `roll_forward` fills it from the ledger, with the same metadata, and
-`demand` refuses to go on while there is one.
+`demand` refuses to go on while there is one. An event log that is new knows nothing: runs tell it of the past in
+portions, the newest windows first, and `sluice repair` at once.
 """
 
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator
+from dataclasses import dataclass
 
 import dagster as dg
 
@@ -21,7 +23,8 @@ from sluice.assets.shown import Keys
 from sluice.pipelines.feed.feed import Feed
 from sluice.pipelines.ledger import Batch, BatchStatus, State
 from sluice.pipelines.vocabulary.errors import Failed
-from sluice.pipelines.vocabulary.units import show_window
+from sluice.pipelines.vocabulary.progress import Progress, Reporter
+from sluice.pipelines.vocabulary.units import many, show_window
 
 VERSION = "dagster/data_version"
 
@@ -93,16 +96,55 @@ def untold_windows(instance: dg.DagsterInstance, books: Books, key: dg.AssetKey)
     return {w for w in books.complete if show_window(w) not in known}
 
 
-def roll_forward(instance: dg.DagsterInstance, books: Books) -> set[int]:
-    """Store the events that earlier runs left out, and return their windows. A run still has to report the checks of
-    these: for a check and partition, Dagster keeps one evaluation for each run, and one without a run. Idempotent."""
+PORTION = 100
+"""How many windows of the past a run tells a Dagster that does not know them, such as a new one, beside its own work.
+A window costs some 40 ms of CPU, twice with its commit."""
+
+
+@dataclass(frozen=True, slots=True)
+class Portion:
+    """The windows that are told now, the newest ones, and those that are left to later runs."""
+
+    windows: frozenset[int] = frozenset()
+    left: frozenset[int] = frozenset()
+
+    @classmethod
+    def of(cls, untold: Iterable[int], most: int | None) -> Portion:
+        """`most`: how many are told; None for all."""
+        newest = sorted(untold, reverse=True)
+        return cls(frozenset(newest[:most]), frozenset(() if most is None else newest[most:]))
+
+    def describe(self, feed: str) -> str:
+        """`Dagster does not know 720 windows of orders that have landed: …`; empty if none is left."""
+        if not self.left:
+            return ""
+        known, more = many(len(self.windows) + len(self.left), "window"), f"{len(self.left):,}"
+        return (
+            f"Dagster does not know {known} of {feed} that landed before: it is told of the newest"
+            f" {len(self.windows):,} now, and of the other {more} by the next runs. At once: sluice repair {feed}"
+        )
+
+
+def roll_forward(
+    instance: dg.DagsterInstance, books: Books, most: int | None = None, report: Reporter = lambda progress: None
+) -> Portion:
+    """Store the events that earlier runs left out: all batches that a commit rests on, the windows that these changed,
+    and of the windows that Dagster does not know at all the newest `most` (None: all). A run still has to report the
+    checks of the windows that were told: for a check and partition, Dagster keeps one evaluation for each run, and one
+    without a run. Idempotent."""
     batches = untold_batches(instance, books)
     runs = " and ".join({b.owner.run: b.owner.describe() for b in batches}.values()) or "a run"
-    why = f"rolled forward: {runs} ended before this was recorded here"
-    windows = untold_windows(instance, books, books.keys.landed) | books.complete_of(batches)
-    for event in landing_events(books, batches, windows, why):
+    why = f"rolled forward: {runs} ended before this was recorded here" if batches else TOLD_LATER
+    unknown = untold_windows(instance, books, books.keys.landed)
+    portion = Portion.of(unknown, most)
+    told = portion.windows | (books.complete_of(batches) - unknown)
+    for number, event in enumerate(landing_events(books, batches, told, why)):
+        report(Progress("tell", number, max(len(told) * len(outputs(books.feed, books.keys)), number)))
         instance.report_runless_asset_event(event)
-    return windows
+    return Portion(told, portion.left)
+
+
+TOLD_LATER = "told from the ledger: this event log did not know the window, which landed before"
 
 
 def demand(instance: dg.DagsterInstance, books: Books) -> None:

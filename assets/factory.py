@@ -171,13 +171,15 @@ def _landed_asset(
                 *(_check(name, key, said, windows) for name, said in contracts.described_checks(feed).items()),
                 dg.AssetCheckSpec(ACCOUNT, asset=key, description=_ACCOUNT),
             ],
+            config_schema={"until": dg.Field(str, default_value="", description=_UNTIL)},
             pool=pool(feed.name),
             partitions_def=windows,
             io_manager_def=LandedRows(session, feed.name),
         )
 
     def landed(context: dg.AssetExecutionContext) -> Iterator[Any]:
-        yield from steps.land_window(context, session, feed.name)
+        until = context.op_execution_context.op_config["until"]
+        yield from steps.land_window(context, session, feed.name, _window(until) if until else None)
 
     made: dg.AssetsDefinition = decorate(landed)
     return made
@@ -256,5 +258,9 @@ def _check(name: str, key: dg.AssetKey, description: str, windows: Windows) -> d
         return dg.AssetCheckSpec(name, asset=key, description=description, partitions_def=windows)
 
 
+_UNTIL = (
+    "Land also the windows after the run's partition, up to this one, which is not included: 2026-11-20T14:00. The"
+    " schedule asks so for windows in a row."
+)
 _ACCOUNT = "The ledger has no holes, from each partition's origin to the last offset that landed."
 _FRONTIER = "The committed offsets have passed the window. If not, it shows which earlier window holds them."

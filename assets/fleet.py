@@ -40,6 +40,7 @@ from sluice.assets.fleet_runs import (
 )
 from sluice.assets.instance import holding, home_of
 from sluice.assets.kept_open import kept_open
+from sluice.assets.looks import MORE_TAG
 from sluice.assets.session import PASSES, OpenEdges, RunSession, Witness
 from sluice.assets.side_by_side import Lane
 from sluice.pipelines.feed.feed import SHARED, Feed
@@ -118,7 +119,7 @@ class Fleet:
                 beside = min(self._limits.feeds_at_once, len(files.feeds))
                 edges = _sharing_room(self._shared.open_edges, beside)
                 own = replace(self._shared.apart(), open_edges=edges, report=report, files=files, alone=False)
-                self._sessions[feed] = own
+                self._sessions[feed] = replace(own, catch_up=self._limits.catch_up)
             return self._sessions[feed]
 
     def lane(self, step: str) -> Lane | None:
@@ -184,7 +185,8 @@ class Fleet:
         passes = [n for n, error in errors.items() if isinstance(error, PASSES)]
         told = {FAILED_TAG: failed, PASSES_TAG: passes, LEFT_TAG: self._left}
         done = len(self._sessions.keys() - self._failed - {*self._left})
-        instance.add_run_tags(run, {DONE_TAG: str(done)} | {tag: ",".join(f) for tag, f in told.items() if f})
+        more = {MORE_TAG: "1"} if any(s.witness.stopped for s in self._sessions.values()) else {}
+        instance.add_run_tags(run, {DONE_TAG: str(done)} | {tag: ",".join(f) for tag, f in told.items() if f} | more)
         parts = [f"{many(done, 'feed')} done"]
         if failed:
             parts.append(f"{len(failed)} failed: {', '.join(failed)}")

@@ -2,10 +2,10 @@
 
 A tick is cheap: it reads the ledgers into which something came since the last one, several at once, and never talks to
 Kafka. Where nothing came, this is two requests to the lake. A feed whose file is wrong, or whose lake does not answer,
-is named and stops no other. Feeds that a run is working on are left alone. The feed that owes the oldest window comes
-first. A window that failed three times, for reasons that another try does not mend, waits for somebody to look. Feeds
-that were at work when a run was killed come last in the next one: if one of them was why, the others have landed before
-it begins.
+is named and stops no other. Feeds that a run is working on are left alone. The feed comes first whose oldest owed
+records Kafka deletes first: the oldest window, where topics keep records equally long. A window that failed three
+times, for reasons that another try does not mend, waits for somebody to look. Feeds that were at work when a run was
+killed come last in the next one: if one of them was why, the others have landed before it begins.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
 from dataclasses import dataclass, field
+from itertools import takewhile
 
 import dagster as dg
 
@@ -33,9 +34,11 @@ from sluice.assets.fleet_runs import (
     named_in,
 )
 from sluice.assets.kept_open import kept_open
+from sluice.assets.looks import MORE_TAG, Looks
+from sluice.assets.memory import recall
 from sluice.assets.schedule import ATTEMPTS, UNDER_WAY, look_at_windows, schedule_name
 from sluice.assets.session import FEED_TAG, RunSession
-from sluice.assets.windows import closing_cron
+from sluice.assets.windows import REACH
 from sluice.pipelines.feed.feed import SHARED, Feed
 from sluice.pipelines.feed.sections import SparkSettings
 from sluice.pipelines.vocabulary.errors import SluiceError
@@ -56,26 +59,33 @@ def fleet_schedule(
     schedule: str, feeds: Sequence[Feed], windows: Windows, session: RunSession
 ) -> dg.ScheduleDefinition:
     """Requests a run over the feeds whenever windows have closed. Off until somebody switches it on."""
-    job, crons = fleet_job(schedule), sorted({closing_cron(f.window) for f in feeds})
+    job = fleet_job(schedule)
+    looks = Looks(job, (f.window for f in feeds))
     which = "feeds that name no other schedule" if schedule == SHARED else f"feeds with `schedule: {schedule}`"
 
     @dg.schedule(
         name=schedule_name(job),
         job_name=job,
-        cron_schedule=crons if len(crons) > 1 else crons[0],
+        cron_schedule=looks.crons,
         execution_timezone="UTC",
         default_status=dg.DefaultScheduleStatus.STOPPED,
         description=f"Lands in one run the closed windows that the {which} owe, whenever windows have closed."
-        " The feed that owes the oldest one comes first.",
+        " Those come first that Kafka deletes first. While more is owed, it goes on a few minutes after each run.",
     )
     def owed_by_feeds(context: dg.ScheduleEvaluationContext) -> dg.SkipReason | list[dg.RunRequest]:
+        if not looks.is_due(context.instance, context.scheduled_execution_time):
+            return looks.quiet
         tick = Tick(session, schedule, windows)
         asked = tick.run(context.instance)
         for line in tick.news:
             context.log.warning(line)
         now = context.scheduled_execution_time.isoformat()  # a repeated tick requests nothing twice
         return [
-            dg.RunRequest(f"{number} at {now}", run_config=fleet_config(schedule, each))
+            dg.RunRequest(
+                f"{number} at {now}",
+                run_config=fleet_config(schedule, each),
+                tags={MORE_TAG: "1"} if tick.more & each.keys() else {},
+            )
             for number, each in enumerate(asked)
         ] or dg.SkipReason(tick.summary)
 
@@ -84,16 +94,19 @@ def fleet_schedule(
 
 @dataclass
 class Tick:
-    """One look at all feeds of a schedule. `news`: what people should know, a line each."""
+    """One look at all feeds of a schedule. `news`: what people should know, a line each. `more`: the feeds that owe
+    more than is asked of them."""
 
     session: RunSession
     schedule: str
     windows: Windows
     news: list[str] = field(default_factory=list)
+    more: set[str] = field(default_factory=set)
     looked: int = 0
 
     def run(self, instance: dg.DagsterInstance) -> list[dict[str, Request]]:
-        """What to ask of which feed, in order: a mapping for each run. Feeds with another Spark get another run."""
+        """What to ask of which feed: a mapping for each run, first the feeds whose oldest records Kafka deletes first.
+        Feeds with another Spark get another run."""
         with kept_open(instance):
             return self._runs(instance)
 
@@ -105,7 +118,8 @@ class Tick:
         owed = ((f.name, self._picked(f, w, past, settings.windows)) for f, w in self._owed(instance, mine))
         asked = {name: picked for name, picked in owed if picked is not None}
         runs: list[tuple[SparkSettings, dict[str, Request]]] = []
-        for name in sorted(asked, key=lambda name: (name in past.suspects, asked[name].window, name)):
+        lasts = {name: self._lasts(name, request) for name, request in asked.items()}
+        for name in sorted(asked, key=lambda name: (name in past.suspects, lasts[name], name)):
             spark = files.feeds[name].spark
             alike = next((run for settings, run in runs if settings == spark), None)
             if alike is None:
@@ -123,6 +137,11 @@ class Tick:
                 self.news.append(f"{feed.name} is left alone: a run is working on it")
             elif schedule_name(f"land_{feed.name}") not in own:
                 yield feed
+
+    def _lasts(self, feed: str, asked: Request) -> int:
+        """Until when (ms) Kafka keeps the oldest of what is asked for, by what was last seen of the feed's topics."""
+        kept = recall(self.session.project, feed).kept
+        return (asked.window or 0) + (REACH if kept is None else kept)
 
     def _is_known(self, feed: Feed) -> bool:
         if feed.name not in self.windows:
@@ -150,14 +169,17 @@ class Tick:
                 yield feed, [w for w in future.result() if known.has_partition_key(show_window(w))]
 
     def _picked(self, feed: Feed, owed: Sequence[int], past: _Past, at_most: int) -> Request | None:
-        """The oldest windows in a row that have not failed too often, a few at a time."""
+        """The oldest windows in a row that have not failed too often; one that has failed, by itself."""
         free = [w for w in owed if past.failed[feed.name, show_window(w)] < ATTEMPTS]
         if len(free) < len(owed):
             gone = len(owed) - len(free)
             self.news.append(f"{feed.name}: {many(gone, 'window')} failed {ATTEMPTS} times: sluice run {feed.name}")
         if not free:
             return None
-        row = list(_in_a_row(free[:at_most], feed.window.length))
+        failed = past.failed[feed.name, show_window(free[0])]
+        row = list(_in_a_row(owed, free))[: 1 if failed else at_most]
+        if len(row) < len(free) and not failed:
+            self.more.add(feed.name)
         until = row[-1] + feed.window.length if len(row) > 1 else None
         return Request(RequestKind.WINDOW, window=row[0], until=until)
 
@@ -169,11 +191,10 @@ class Tick:
         return "\n".join([head, *self.news[:_SHOWN], *more])
 
 
-def _in_a_row(windows: Sequence[int], length: int) -> Iterator[int]:
-    for n, window in enumerate(windows):
-        if window != windows[0] + n * length:
-            return
-        yield window
+def _in_a_row(owed: Sequence[int], free: Sequence[int]) -> Iterator[int]:
+    """The first free windows with no other owed one in between."""
+    from_first = owed[owed.index(free[0]) :]
+    return (w for w, _ in takewhile(lambda pair: pair[0] == pair[1], zip(from_first, free, strict=False)))
 
 
 def _busy(instance: dg.DagsterInstance, feeds: Iterable[Feed], session: RunSession) -> set[str]:

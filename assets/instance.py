@@ -43,6 +43,11 @@ concurrency:
     # for the other report (`sluice_reports`). What keeps two runs apart that do not wait is the ledger.
     granularity: run
     default_limit: 1
+retention:
+  # For how many days Dagster keeps the ticks of schedules and sensors. Of runs it keeps everything: `sluice prune`.
+  schedule: {purge_after_days: {skipped: 2, started: 30, success: 30, failure: 30}}
+  sensor: {purge_after_days: {skipped: 2, started: 30, success: 30, failure: 30}}
+  auto_materialize: {purge_after_days: {skipped: 2, started: 30, success: 30, failure: 30}}
 """
 
 

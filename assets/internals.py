@@ -24,6 +24,7 @@ from dagster._core.storage.asset_check_execution_record import (
     COMPLETED_ASSET_CHECK_EXECUTION_RECORD_STATUSES,
     AssetCheckExecutionRecordStatus,
 )
+from dagster._core.storage.event_log import SqliteEventLogStorage
 from dagster._core.storage.runs import SqliteRunStorage
 from dagster._core.types.loadable_target_origin import LoadableTargetOrigin
 from dagster_shared.record import replace
@@ -44,6 +45,9 @@ ENDED = (dg.DagsterRunStatus.SUCCESS, dg.DagsterRunStatus.FAILURE, dg.DagsterRun
 
 PARTITION_TAG = "dagster/partition"
 """The tag with a run's partition."""
+
+SCHEDULE_TAG = "dagster/schedule_name"
+"""The tag with the schedule that asked for a run."""
 
 _DEV = "DAGSTER_verbose"  # `dagster dev` alone sets it; `dg` and `dagster definitions validate` need no home
 
@@ -125,6 +129,27 @@ def keeps_runs_here(instance: dg.DagsterInstance) -> bool:
     return isinstance(instance.run_storage, SqliteRunStorage)
 
 
+def keeps_events_here(instance: dg.DagsterInstance) -> bool:
+    """Whether the instance keeps the events of each run in a file of this machine."""
+    return isinstance(instance.event_log_storage, SqliteEventLogStorage)
+
+
+def run_logs(instance: dg.DagsterInstance) -> list[str]:
+    """The runs that have a file of events, if the instance keeps them here."""
+    log = instance.event_log_storage
+    return sorted(set(log.get_all_run_ids()) - {"index"}) if isinstance(log, SqliteEventLogStorage) else []
+
+
+def files_of_run(instance: dg.DagsterInstance, run: str) -> list[Path]:
+    """A run's file of events, and those that SQLite keeps beside it. What concerns assets and checks, and how the run
+    ended, Dagster has in one more file, for all runs."""
+    log = instance.event_log_storage
+    if not isinstance(log, SqliteEventLogStorage):
+        return []
+    path = Path(log.path_for_shard(run))
+    return [p for p in (path, *(path.with_name(path.name + end) for end in ("-wal", "-shm"))) if p.exists()]
+
+
 # -- what was planned
 
 
@@ -164,7 +189,9 @@ def planned_evaluations(
     return [p for p in planned if p.run in ended]
 
 
-def plan_partitions(context: dg.OpExecutionContext, keys: Iterable[dg.AssetKey], partitions: Sequence[str]) -> None:
+def plan_partitions(
+    context: dg.OpExecutionContext | dg.AssetExecutionContext, keys: Iterable[dg.AssetKey], partitions: Sequence[str]
+) -> None:
     """Note that the step is to materialize these partitions. Dagster does so for a run of assets, which has one
     partition: it shows what is missing when the run has failed as red."""
     run, step = context.run, context.get_step_execution_context().step.key

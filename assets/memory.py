@@ -18,10 +18,12 @@ from sluice.resources.project import Project
 
 @dataclass(frozen=True, slots=True)
 class Remembered:
-    """The topics that the feed's patterns matched, and the start (ms) of its first window."""
+    """The topics that the feed's patterns matched, the start (ms) of its first window, and how long (ms) Kafka keeps
+    records of its topics."""
 
     topics: tuple[str, ...] = ()
     first_window: int | None = None
+    kept: int | None = None
 
 
 def recall(project: Project, feed: str) -> Remembered:
@@ -31,7 +33,7 @@ def recall(project: Project, feed: str) -> Remembered:
     except (OSError, ValueError, RecursionError):
         return Remembered()
     return (
-        Remembered(_topics(said.get("topics")), _window(said.get("first_window")))
+        Remembered(_topics(said.get("topics")), _window(said.get("first_window")), _kept(said.get("kept_ms")))
         if isinstance(said, dict)
         else Remembered()
     )
@@ -47,7 +49,7 @@ def remember(project: Project, feed: str, **news: Any) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     fresh = path.with_suffix(f".{os.getpid()}.tmp")
     first = None if after.first_window is None else show_window(after.first_window)
-    fresh.write_text(json.dumps({"topics": after.topics, "first_window": first}))
+    fresh.write_text(json.dumps({"topics": after.topics, "first_window": first, "kept_ms": after.kept}))
     fresh.replace(path)
 
 
@@ -65,3 +67,7 @@ def _window(said: object) -> int | None:
         return parse_window(said)
     except ValueError:
         return None
+
+
+def _kept(said: object) -> int | None:
+    return said if isinstance(said, int) and said > 0 else None

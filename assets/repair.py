@@ -16,23 +16,28 @@ from sluice.assets.evidence import outputs
 from sluice.pipelines.operating.repair import RepairFinding, RepairKind, ends
 from sluice.pipelines.publishing.owners import asking
 from sluice.pipelines.vocabulary.plans import Request, RequestKind
+from sluice.pipelines.vocabulary.progress import Reporter
 from sluice.pipelines.vocabulary.units import many, parse_window, show_window
 
 
-def reconcile(instance: dg.DagsterInstance, books: Books, *, dry_run: bool = False) -> Iterator[RepairFinding]:
+def reconcile(
+    instance: dg.DagsterInstance, books: Books, report: Reporter = lambda progress: None, *, dry_run: bool = False
+) -> Iterator[RepairFinding]:
     """Report to Dagster what it does not know of the feed, and name what only Dagster knows. Idempotent."""
-    yield from _untold_findings(instance, books, dry_run)
+    yield from _untold_findings(instance, books, report, dry_run)
     yield from _unsettled_findings(instance, books, dry_run)
     yield from _overtold_findings(instance, books)
 
 
-def _untold_findings(instance: dg.DagsterInstance, books: Books, dry_run: bool) -> Iterator[RepairFinding]:
+def _untold_findings(
+    instance: dg.DagsterInstance, books: Books, report: Reporter, dry_run: bool
+) -> Iterator[RepairFinding]:
     key = books.keys.landed
     batches = evidence.untold_batches(instance, books)
     again = books.complete_of(batches)  # reported again if they were reported for another batch
     windows = {key: evidence.untold_windows(instance, books, key) | again for key in outputs(books.feed, books.keys)}
     if not dry_run:
-        evidence.roll_forward(instance, books)
+        evidence.roll_forward(instance, books, report=report)
         _tell_quarantined(instance, books, windows.get(books.keys.quarantined, set()) - windows[key])
     if batches:
         text = many(len(batches), "published batch", "published batches")

@@ -27,6 +27,7 @@ from sluice.pipelines.ports import Edges, Lake
 from sluice.pipelines.vocabulary import logs
 from sluice.pipelines.vocabulary.errors import Retryable, SluiceError, WindowHeld, WindowIncomplete
 from sluice.pipelines.vocabulary.progress import Progress, Reporter
+from sluice.pipelines.vocabulary.units import MINUTE
 from sluice.resources.project import Project
 
 if TYPE_CHECKING:
@@ -87,6 +88,8 @@ class Witness:
     uncommitted: SluiceError | None = None
     error: Exception | None = None
     interrupted: bool = False
+    stopped: bool = False
+    """Whether time was up before all that was asked for had landed: the rest is left to the next run."""
 
 
 @dataclass(frozen=True)
@@ -96,7 +99,8 @@ class RunSession:
     `on_interrupt` gets the run's id: only the caller that started the run knows whether somebody wanted an interrupt.
     `keys`: those under which Dagster shows a feed, by its name. `files`: the feed files, by who has read them for this
     run; otherwise each step reads them. `stop`: ends the feed's steps from outside. `alone`: the run is of this feed
-    only. `ledgers`: those of its steps. `owed`: what earlier ticks of this process found.
+    only. `ledgers`: those of its steps. `owed`: what earlier ticks of this process found. `catch_up`: how long (ms) a
+    step goes on beginning batches, if a schedule asked it for several windows.
     """
 
     project: Project
@@ -112,6 +116,7 @@ class RunSession:
     alone: bool = True
     ledgers: RunLedgers = field(default_factory=RunLedgers)
     owed: OwedWindows = field(default_factory=OwedWindows)
+    catch_up: int = 30 * MINUTE
 
     @contextmanager
     def sharing(self, feeds: Iterable[Feed]) -> Iterator[RunSession]:

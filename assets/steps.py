@@ -6,7 +6,8 @@ earlier run could not report is reported before anything is committed (see `evid
 
 from __future__ import annotations
 
-from collections.abc import Collection, Generator, Iterable, Iterator, Mapping, Sequence
+import time
+from collections.abc import Callable, Collection, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, Protocol
 
@@ -16,9 +17,11 @@ from sluice.assets import batch_pages, checks, contracts, evidence, internals, s
 from sluice.assets.books import Books
 from sluice.assets.checks import ACCOUNT, COMPLETE, FRONTIER, WATCH, WHOLE, evaluation
 from sluice.assets.contracts import Said
+from sluice.assets.evidence import Portion
 from sluice.assets.feeds import remember_topics
 from sluice.assets.instance import with_dagster_liveness
 from sluice.assets.internals import executes
+from sluice.assets.looks import MORE_TAG
 from sluice.assets.memory import remember
 from sluice.assets.metadata.account import failures_metadata
 from sluice.assets.metadata.committed import commit_metadata
@@ -40,7 +43,7 @@ from sluice.pipelines.vocabulary.errors import BatchRefused, SluiceError, Unknow
 from sluice.pipelines.vocabulary.kafka import PartitionState, TopicPartition
 from sluice.pipelines.vocabulary.plans import Request, RequestKind
 from sluice.pipelines.vocabulary.progress import Progress
-from sluice.pipelines.vocabulary.units import parse_window, show_window
+from sluice.pipelines.vocabulary.units import many, parse_window, show_duration, show_window
 from sluice.pipelines.watching.outlook import Outlook, look_ahead
 from sluice.pipelines.watching.watch import WatchResult, view, watch
 from sluice.resources.liveness import new_owner
@@ -58,18 +61,21 @@ def _books(session: RunSession, feed: Feed, ledger: Ledger, edges: Edges) -> Boo
 # -- landed
 
 
-def land_window(context: dg.AssetExecutionContext, session: RunSession, name: str) -> Events:
-    """Land the window that is the run's partition. It is materialized when it is complete, and only then. If the run
-    has no step that commits, this step commits: nobody has to remember to commit what landed.
+def land_window(context: dg.AssetExecutionContext, session: RunSession, name: str, until: int | None = None) -> Events:
+    """Land the window that is the run's partition, and with `until` (ms) those after it up to that time, as far as they
+    get in `session.catch_up`. It is materialized when it is complete, and only then. If the run has no step that
+    commits, this step commits: nobody has to remember to commit what landed.
 
     Raises dagster.Failure, or an interrupt.
     """
     window = parse_window(context.partition_key)
     with session.step(context, name):
         feed = session.feed(name)
+        asked = Request(RequestKind.WINDOW, window=window, until=until)
+        _plan_windows(context, session, feed, _windows(feed, asked)[1:])
         with session.open_edges(feed) as edges:
             try:
-                own = _land_own(context, session, feed, edges, window)
+                own = _land_own(context, session, feed, edges, asked, window)
                 yield from _else_commit(context, session, feed, edges, own)
             except Exception:
                 yield from _told_again(context, session, feed, edges, window, settling.committed_again)
@@ -78,9 +84,11 @@ def land_window(context: dg.AssetExecutionContext, session: RunSession, name: st
         yield from _commit_after(context, session, name, window)
 
 
-def _land_own(context: dg.AssetExecutionContext, session: RunSession, feed: Feed, edges: Edges, window: int) -> Events:
+def _land_own(
+    context: dg.AssetExecutionContext, session: RunSession, feed: Feed, edges: Edges, asked: Request, window: int
+) -> Events:
     try:
-        books, landed = yield from _land(context, session, feed, edges, Request(RequestKind.WINDOW, window=window))
+        books, landed = yield from _land(context, session, feed, edges, asked)
     except Exception as error:
         if isinstance(error, BatchRefused):
             yield from _refusal_events(context, session, feed, edges, error, window)
@@ -161,7 +169,7 @@ def land_request(context: dg.OpExecutionContext, session: RunSession, name: str,
     with session.step(context, name):
         feed = session.feed(name)
         if not session.alone:
-            _plan_windows(context, session, feed, asked.request())
+            _plan_windows(context, session, feed, _windows(feed, asked.request()))
         with session.open_edges(feed) as edges:
             landing = _land_asked(context, session, feed, edges, asked)
             yield from _else_commit(context, session, feed, edges, landing)
@@ -175,14 +183,19 @@ def _land_asked(
     said = checks.account(books, landed, context.run.run_id)
     yield checks.feed_evaluation(context.instance, books.keys.landed, ACCOUNT, said)
     landed.check()
-    if not session.alone and (left := [w for w in _windows(feed, asked.request()) if not books.is_complete(w)]):
+    if session.alone or landed.stopped:
+        return
+    if left := [w for w in _windows(feed, asked.request()) if not books.is_complete(w)]:
         raise _in_part(feed.name, left[0])
 
 
-def _plan_windows(context: dg.OpExecutionContext, session: RunSession, feed: Feed, asked: Request) -> None:
-    windows = [show_window(w) for w in _windows(feed, asked)]
+_PLANNED = 24
+"""How many windows of a request are red while they are not complete: a run that fails has not come to those after."""
+
+
+def _plan_windows(context: Context, session: RunSession, feed: Feed, windows: Sequence[int]) -> None:
     keys = evidence.outputs(feed, session.keys(feed.name))
-    internals.plan_partitions(context, keys, windows)
+    internals.plan_partitions(context, keys, [show_window(w) for w in windows[:_PLANNED]])
 
 
 def _windows(feed: Feed, asked: Request) -> Sequence[int]:
@@ -199,13 +212,18 @@ def _land(
     run, report = context.run.run_id, session.reporter(context.log)
     edges = with_dagster_liveness(edges, context.instance)
     ledger = session.ledgers.of(feed, edges, run)
-    rolled = evidence.roll_forward(context.instance, _books(session, feed, ledger, edges))
+    rolled = evidence.roll_forward(context.instance, _books(session, feed, ledger, edges), evidence.PORTION, report)
+    if said := rolled.describe(feed.name):
+        context.log.info(said)
     settling.settle(context.instance, feed, session.keys(feed.name), lambda: _books(session, feed, ledger, edges))
     with _canceling(edges.engine, session.stop), _keeping_refused_report(context, ledger, edges):
         shipping.prepare(feed.spark, report)
-        landed = land(feed, edges, request, new_owner(run), report, skip, ledger)
-    session.witness.landed = landed
+        enough = _time_is_up(context, session, request)
+        landed = land(feed, edges, request, new_owner(run), report, skip, ledger, enough)
+    session.witness.landed, session.witness.stopped = landed, landed.stopped
     task_logs.tell(landed)
+    if landed.stopped:
+        _leave_rest(context, session, landed)
     for held in landed.held:
         context.log.warning("%s → %s", held.text, held.remedy)
     report(Progress("tell"))
@@ -213,11 +231,29 @@ def _land(
     _remember(session, feed, books, landed)
     yield from _read_topics(context, edges, landed, books)
     watched = _watch_after_landing(context, feed, edges, ledger)
+    if watched and watched.outlook:
+        remember(session.project, feed.name, kept=watched.outlook.kept)
     batch_pages.keep_all(context, ledger, edges, landed.batches, watched.outlook if watched else None)
     yield from _publish_events(context, books, landed, request.window if context.has_partition_key else None, rolled)
     if watched:
         yield checks.feed_evaluation(context.instance, books.keys.landed, WATCH, checks.watch_check(watched))
     return books, landed
+
+
+def _time_is_up(context: Context, session: RunSession, request: Request) -> Callable[[], bool]:
+    """Whether a run ends with the batch that it has just landed, and the next one goes on. So runs of a schedule tell
+    and commit what they have from time to time. Who asks by hand wants all of it."""
+    if request.until is None or internals.SCHEDULE_TAG not in context.run.tags:
+        return lambda: False
+    end = time.monotonic() + session.catch_up / 1000
+    return lambda: time.monotonic() >= end
+
+
+def _leave_rest(context: Context, session: RunSession, landed: Landed) -> None:
+    left = many(landed.left, "offset")
+    context.log.info("after %s %s are left to the next run", show_duration(session.catch_up), left)
+    if session.alone:
+        context.instance.add_run_tags(context.run.run_id, {MORE_TAG: "1"})
 
 
 def _watch_after_landing(context: Context, feed: Feed, edges: Edges, ledger: Ledger) -> WatchResult | None:
@@ -234,17 +270,17 @@ def _remember(session: RunSession, feed: Feed, books: Books, landed: Landed) -> 
     remember(session.project, feed.name, first_window=earliest(books.state))
 
 
-def _publish_events(context: Context, books: Books, landed: Landed, own: int | None, rolled: set[int]) -> Events:
+def _publish_events(context: Context, books: Books, landed: Landed, own: int | None, rolled: Portion) -> Events:
     """The events of what was published and completed, whatever else failed: it is true, and stays so. `rolled`: the
-    windows that were reported just before, without their checks."""
+    windows that were reported just before, without their checks, and those that are left to later runs."""
     batches = [books.state.batches[b.batch] for b in landed.batches if b.number is not None]
     key, mine = books.keys.landed, set() if own is None else {own} & books.complete
     tell = ({*landed.windows} & books.complete) | books.complete_of(batches) | mine
-    tell |= evidence.untold_windows(context.instance, books, key)
+    tell |= evidence.untold_windows(context.instance, books, key) - rolled.left
     for event in evidence.landing_events(books, batches, tell):
         if own is None or event.partition != show_window(own):
             yield event
-    yield from checks.window_evaluations(context.instance, books, key, (tell | rolled) - {own})
+    yield from checks.window_evaluations(context.instance, books, key, (tell | rolled.windows) - {own})
 
 
 @contextmanager
@@ -316,7 +352,7 @@ def commit_window(context: dg.AssetExecutionContext, session: RunSession, name: 
     said = commit_metadata(books.feed.group, result)
     yield dg.MaterializeResult(metadata=said, data_version=dg.DataVersion(books.version))
     yield dg.AssetCheckResult(check_name=FRONTIER, **checks.frontier_check(books, window))
-    yield from _also_committed(context, books, result, window)
+    yield from _also_committed(context, session, books, result, window)
 
 
 def _stood(context: Context, session: RunSession, name: str, window: int) -> Events:
@@ -333,14 +369,14 @@ def _commit_after(context: Context, session: RunSession, name: str, window: int)
     """Commit in the step that landed the window. Raises dagster.Failure, or an interrupt."""
     books, result = _commit(context, session, name)
     yield _committed_event(books, result, window)
-    yield from _also_committed(context, books, result, None, told=(window,))
+    yield from _also_committed(context, session, books, result, None, told=(window,))
 
 
 def commit_frontier(context: dg.OpExecutionContext, session: RunSession, name: str) -> Events:
     """Commit the frontier. Raises dagster.Failure, or an interrupt."""
     books, result = _commit(context, session, name)
     yield _committed_event(books, result, None)
-    yield from _also_committed(context, books, result, None)
+    yield from _also_committed(context, session, books, result, None)
     yield dg.Output(None)
 
 
@@ -361,7 +397,7 @@ def _commit_landed(
     edges = with_dagster_liveness(edges, context.instance)
     ledger = session.ledgers.of(feed, edges, context.run.run_id)
     books = _books(session, feed, ledger, edges)
-    evidence.roll_forward(context.instance, books)
+    evidence.roll_forward(context.instance, books, 0 if session.witness.landed else evidence.PORTION)
     evidence.demand(context.instance, books)
     settings = CommitSettings(feed.commit, feed.transactional_id, feed.policies.on_group_moved)
     result = commit(ledger, edges.group, settings, Outlet.of(feed, edges.lake), edges.cluster, changed)
@@ -409,19 +445,27 @@ def _commit_what_landed(context: Context, session: RunSession, feed: Feed, edges
         return
     if result.status is not CommitStatus.UNCHANGED:
         yield _committed_event(books, result, None)
-    yield from _also_committed(context, books, result, None)
+    yield from _also_committed(context, session, books, result, None)
 
 
 def _also_committed(
-    context: Context, books: Books, result: CommitResult, own: int | None, told: Collection[int] = ()
+    context: Context,
+    session: RunSession,
+    books: Books,
+    result: CommitResult,
+    own: int | None,
+    told: Collection[int] = (),
 ) -> Events:
-    """The other windows: those landed and not yet reported here, and the check of those that were just passed. `told`:
-    windows that were just reported without their check."""
-    key = books.keys.committed
+    """The other windows: those that this run landed, a portion of those landed before and not yet reported here, and
+    the check of those that were just passed. `told`: windows that were just reported without their check."""
+    key, landed = books.keys.committed, session.witness.landed
     untold = evidence.untold_windows(context.instance, books, key) - {own}
-    for window in sorted(untold):
+    mine = untold & {*landed.windows} if landed else set()
+    portion = Portion.of(untold - mine, evidence.PORTION)
+    report = sorted(mine | portion.windows)
+    for window in report:
         yield _committed_event(books, result, window)
-    evaluated = sorted({*told, *untold, *_just_passed(books, result)} - {own})
+    evaluated = sorted({*told, *report, *(_just_passed(books, result) - portion.left)} - {own})
     targets = internals.targets(context.instance, key, map(show_window, evaluated))
     for window in evaluated:
         yield evaluation(key, FRONTIER, window, checks.frontier_check(books, window), targets.get(show_window(window)))

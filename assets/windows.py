@@ -67,6 +67,12 @@ def closing_cron(window: WindowSettings) -> str:
     return f"{first} * * * *" if every == 60 else f"{first}-59/{every} * * * *"
 
 
+def closings_until(window: WindowSettings, time: int) -> int:
+    """How often, since the epoch, `closing_cron` has been due at a time (ms)."""
+    every, first = _closing(window)
+    return (time // MINUTE - first) // every
+
+
 def _closing(window: WindowSettings) -> tuple[int, int]:
     """How often, and how long after that, in minutes."""
     every = min(window.length, HOUR) // MINUTE

@@ -40,6 +40,7 @@ from sluice.cli import (
     peek,
     plan,
     produce,
+    prune,
     quarantine,
     repair,
     report,
@@ -89,7 +90,7 @@ def _common(version: _Version = False) -> None: ...
 
 
 _LANDING = (init, demo, plan, run, status, wait, files, audit_command, explain, peek, report, contract)
-_MENDING = (accept, unstick, repair, quarantine, compact, expire, republish)
+_MENDING = (accept, unstick, repair, quarantine, compact, expire, prune, republish)
 for module in (
     *_LANDING,
     *_MENDING,
@@ -101,6 +102,7 @@ for module in (
     acls,
     kafka,
     produce,
+    prune,
     pack,
     ui,
     doctor,

@@ -366,7 +366,7 @@ def _tell(session: Session, feed: Feed, edges: Edges) -> None:
 
     with session.terminal.working("telling Dagster"), open_instance(session.project) as instance:
         ledger = Ledger.offline(edges.lake, feed.name, edges.clock)
-        evidence.roll_forward(instance, Books.open(feed, ledger, edges))
+        evidence.roll_forward(instance, Books.open(feed, ledger, edges), evidence.PORTION)
 
 
 def replay_view(ran: ReplayRun) -> Iterator[RenderableType]:

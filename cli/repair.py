@@ -17,6 +17,7 @@ from sluice.cli.session import Session, command
 from sluice.cli.terminal import bad, good, heading, safe, warn
 from sluice.pipelines.vocabulary import scratch
 from sluice.pipelines.vocabulary.errors import UsageError
+from sluice.pipelines.vocabulary.progress import Progress
 from sluice.pipelines.vocabulary.units import many
 
 if TYPE_CHECKING:
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
 
     from sluice.pipelines.feed.feed import Feed
     from sluice.pipelines.operating.repair import RepairFinding
+    from sluice.pipelines.vocabulary.progress import Reporter
 
 
 def register(app: typer.Typer) -> None:
@@ -67,8 +69,9 @@ def repair(
     found: dict[str, list[RepairFinding]] = {}
     with open_instance(session.project) as instance:
         for each in feeds:
-            with session.terminal.working(f"looking at {each.name}: ledger, lake, Dagster's event log"):
-                found[each.name] = look(session, each, instance, abandon or (), dry_run=dry_run)
+            with session.terminal.progress() as meter:
+                meter(Progress(f"look at {each.name}: ledger, lake, Dagster's event log"))
+                found[each.name] = look(session, each, instance, abandon or (), meter, dry_run=dry_run)
             session.terminal.show(*view(each.name, found[each.name], dry_run=dry_run))
     left = scratch.dead() if dry_run else scratch.clear()
     session.terminal.show(*(_temporary(path, dry_run) for path in left))
@@ -80,7 +83,13 @@ def repair(
 
 
 def look(
-    session: Session, feed: Feed, instance: dg.DagsterInstance, abandon: Sequence[int], *, dry_run: bool
+    session: Session,
+    feed: Feed,
+    instance: dg.DagsterInstance,
+    abandon: Sequence[int],
+    report: Reporter,
+    *,
+    dry_run: bool,
 ) -> list[RepairFinding]:
     """Repair one feed, or look at what that would be. Raises PlanBusy, UsageError."""
     from sluice.assets.books import Books
@@ -97,7 +106,7 @@ def look(
         ledger = Ledger(edges.lake, feed.name, edges.clock, "repair", cluster)
         place = RepairTarget(feed.name, ledger, edges.lake, edges.liveness, feed.window)
         found = list(mend(place, abandon))
-        return [*found, *reconcile(instance, Books.open(feed, ledger, edges), dry_run=dry_run)]
+        return [*found, *reconcile(instance, Books.open(feed, ledger, edges), report, dry_run=dry_run)]
 
 
 def _code(found: Sequence[RepairFinding]) -> int:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from itertools import zip_longest
 from typing import TYPE_CHECKING, Annotated, Any
@@ -379,7 +379,7 @@ class Stopwatch:
 
 @dataclass(frozen=True, slots=True)
 class PartitionResult:
-    """What one batch landed from one partition."""
+    """What batches landed from one partition."""
 
     key: Key
     ranges: tuple[Range, ...]
@@ -388,9 +388,9 @@ class PartitionResult:
     bytes: int
 
 
-def by_partition(batch: BatchResult) -> Iterator[PartitionResult]:
+def by_partition(batches: Iterable[BatchResult]) -> Iterator[PartitionResult]:
     receipts: dict[Key, list[Receipt]] = {}
-    for r in batch.receipts:
+    for r in (r for batch in batches for r in batch.receipts):
         receipts.setdefault(r.slice.key, []).append(r)
     for key, mine in sorted(receipts.items()):
         parts = [p for r in mine for p in r.parts]
@@ -402,11 +402,15 @@ def by_partition(batch: BatchResult) -> Iterator[PartitionResult]:
 # -- for people
 
 
+_BATCHES_SHOWN = 3
+"""So many batches have a table each; more have one together."""
+
+
 def view(ran: Ran) -> list[RenderableType]:
     landed = ran.outcome.landed
     out: list[RenderableType] = [heading(f"Run of {ran.feed}", str(ran.asked)), *met.view(ran.met)]
-    for batch in ran.batches:
-        out.append(batch_view(batch))
+    apart = [[b] for b in ran.batches] if len(ran.batches) <= _BATCHES_SHOWN else [ran.batches]
+    out += map(batch_view, apart)
     if landed is not None:
         out += _beside(ran, landed)
         if not ran.batches and not landed.refusals:
@@ -477,8 +481,9 @@ def _totals(ran: Ran) -> tuple[Counts, int, str]:
     return counts, files, size(sum(b.bytes for b in ran.batches))
 
 
-def batch_view(batch: BatchResult) -> RenderableType:
-    found = list(by_partition(batch))
+def batch_view(batches: Sequence[BatchResult]) -> RenderableType:
+    """What they landed, by partition."""
+    found = list(by_partition(batches))
     known = lives(p.key for p in found)
     columns = {
         "partition": [known[p.key] for p in found],
@@ -489,7 +494,7 @@ def batch_view(batch: BatchResult) -> RenderableType:
         "files": [str(p.files) for p in found],
         "size": [size(p.bytes) for p in found],
     }
-    if not batch.counts.quarantined:
+    if not any(b.counts.quarantined for b in batches):
         del columns["quarantined"]
     rows = shorten(list(zip(*columns.values(), strict=True)))
     return table(list(columns), rows, right="landed invisible quarantined files size")
@@ -555,12 +560,18 @@ def _summary(ran: Ran) -> Iterator[tuple[str, str]]:
         yield "adopted", saved
     if replaced := sum(len(b.plan.replaces) for b in ran.batches if b.number is not None):
         yield "replaced", many(replaced, "file")
-    yield "published", ", ".join(f"batch {b.batch}" for b in ran.batches if b.number is not None) or "nothing"
+    yield "published", _published_text([b.batch for b in ran.batches if b.number is not None])
     if ran.outcome.committed is not None:
         yield from _commit_facts(ran.outcome.committed)
     stages = ", ".join(f"{name} {spent:.1f}" for name, spent in ran.stages.items() if spent >= 0.05)
     yield "took", f"{seconds(sum(ran.stages.values()))} ({stages})"
     yield "Dagster run", ran.outcome.run_id
+
+
+def _published_text(batches: Sequence[int]) -> str:
+    if len(batches) > _BATCHES_SHOWN:
+        return f"{many(len(batches), 'batch', 'batches')}, from {batches[0]} to {batches[-1]}"
+    return ", ".join(f"batch {b}" for b in batches) or "nothing"
 
 
 def _commit_facts(result: CommitResult) -> Iterator[tuple[str, str]]:
@@ -651,7 +662,7 @@ def _batch(batch: BatchResult) -> dict[str, Any]:
             _place(p.key)
             | {"ranges": [list(r) for r in p.ranges], "files": p.files, "bytes": p.bytes}
             | asdict(p.counts)
-            for p in by_partition(batch)
+            for p in by_partition([batch])
         ],
         "failures": [
             _range(f.slice.key, f.slice.range) | {"error": f.error, "message": f.message, "remedy": f.remedy}

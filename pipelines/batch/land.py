@@ -4,10 +4,14 @@
 
 Guarantees: a plan is pinned in the ledger before anything is read. One live owner works on it. What is proven is
 published even when other partitions fail; those stay owed and are named. Committing is the business of `commit`.
+
+A long catch-up is several batches, one after the other, the oldest windows first: readers see its first windows soon,
+and who asks about a window reads the entry of a batch of bounded size.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 
@@ -15,6 +19,7 @@ from sluice.pipelines.batch.call import LandingRun
 from sluice.pipelines.batch.carry_out import carry_out, never_possible, take_over
 from sluice.pipelines.batch.dead import finish_others
 from sluice.pipelines.batch.result import BatchResult, Landed, Skip, first_failure, lost_on_the_way
+from sluice.pipelines.batch.rounds import Rounds
 from sluice.pipelines.batch.survey import (
     Survey,
     boundaries_due,
@@ -41,6 +46,7 @@ from sluice.pipelines.ledger.marks import check_marks
 from sluice.pipelines.planning import origins, shapes, windows
 from sluice.pipelines.planning import plan as planning
 from sluice.pipelines.planning.origins import Refusal
+from sluice.pipelines.planning.plan import Owed
 from sluice.pipelines.ports import Edges
 from sluice.pipelines.publishing import lost, owners
 from sluice.pipelines.publishing.manifest import write_manifests
@@ -57,7 +63,8 @@ from sluice.pipelines.vocabulary.ranges import subtract
 from sluice.pipelines.vocabulary.receipts import Fate, Owner, Verdict
 
 MAX_ROUNDS = 6
-"""The most plans that one call carries out: those it takes over from dead runs, and its own."""
+"""How often one call plans again because of what others did: batches that it takes over from dead runs, records that
+Kafka deleted meanwhile."""
 
 
 def land(
@@ -68,9 +75,11 @@ def land(
     report: Reporter,
     skip: Skip | None = None,
     ledger: Ledger | None = None,
+    enough: Callable[[], bool] = lambda: False,
 ) -> Landed:
     """Land what the request still owes. A partial result is returned, not raised: see `Landed.check`. `ledger`: the
-    feed's, opened for the owner's run, by who has read it already.
+    feed's, opened for the owner's run, by who has read it already. `enough` is asked after each batch: whether to leave
+    the rest to another run.
 
     Takes over and finishes a batch that is in the way if its run is known to be dead. A catch-up of the whole feed
     finishes every such batch. Each is reported. Raises PlanBusy when the batch in the way is at work, and any error
@@ -83,7 +92,7 @@ def land(
         report(Progress("roll forward"))
         roll_forward(ledger, edges.lake, feed.name)
         skipped = _skip(run, skip) if skip else ()
-        return replace(_land(run), skipped=skipped)
+        return replace(_land(run, enough), skipped=skipped)
 
 
 def _check_whole(run: LandingRun) -> None:
@@ -94,14 +103,17 @@ def _check_whole(run: LandingRun) -> None:
     lost.check_near(ledger, edges.lake, feed)
 
 
-def _land(run: LandingRun) -> Landed:
+def _land(run: LandingRun, enough: Callable[[], bool]) -> Landed:
     feed, edges, ledger, request = run.feed, run.edges, run.ledger, run.request
     done: list[BatchResult] = []
     losses: list[KeyRange] = []
+    complete: list[int] = []
     refusals: tuple[Refusal, ...] = ()
     ends: dict[Key, int] = {}
-    for _ in range(MAX_ROUNDS):
-        run.report(Progress("plan"))
+    rounds = Rounds(feed, edges)
+    for_others, stopped = 0, False
+    while for_others < MAX_ROUNDS:
+        run.report(Progress("plan", note=rounds.note))
         edges.group.own(lambda: feed_partitions(feed, edges.cluster), edges.engine.cancel)
         found = _within_first_ends(survey(feed, edges, ledger), ends)
         check_sound(found, request)
@@ -109,20 +121,23 @@ def _land(run: LandingRun) -> Landed:
         _pin_origins(ledger, found)
         _pin_boundaries(run, found)
         losses += _accept_losses(run, found)
-        batch, dead, refusals = _pin_plan(run, found)
+        batch, dead, refusals = _pin_plan(run, found, rounds)
         if batch is None:
             break
-        result = _carry_out_as_owner(run, shape, batch)
+        result = _carry_out_as_owner(replace(run, report=rounds.telling(run.report)), shape, batch)
         done.append(_result_of_take_over(run, batch, dead, result) if dead else result)
-        if not _plans_again(run, result, taken_over=dead is not None):
+        if _plans_again(run, result, taken_over=dead is not None):
+            for_others += 1
+        elif dead or not rounds.goes_on(result) or (stopped := enough()):
             break
+        complete += write_manifests(ledger, edges.lake, feed.name, feed.window)
         edges.cluster.forget()
     done += finish_others(run, shape)
     state = ledger.read()
-    complete = write_manifests(ledger, edges.lake, feed.name, feed.window)
+    complete += write_manifests(ledger, edges.lake, feed.name, feed.window)
     refused, held = with_holders(run, refusals, found), held_of(run, found)
-    landed = Landed(tuple(done), refused, tuple(losses), complete, state.frontiers(), held=held)
-    return landed if landed.failures else replace(landed, left=_offsets_left(run, state, found))
+    landed = Landed(tuple(done), refused, tuple(losses), tuple(complete), state.frontiers(), held=held, stopped=stopped)
+    return landed if landed.failures else replace(landed, left=_offsets_left(run, state, found, stopped))
 
 
 def _carry_out_as_owner(run: LandingRun, shape: Shape, batch: Batch) -> BatchResult:
@@ -151,10 +166,17 @@ def _result_of_take_over(run: LandingRun, batch: Batch, dead: Verdict, result: B
     return result if run.request.replace and result.plan.request == run.request else replace(result, foreign=True)
 
 
-def _offsets_left(run: LandingRun, state: State, found: Survey) -> int:
-    """Offsets still owed because the feed's limits ended the run."""
+def _windows_owed(run: LandingRun, state: State) -> int:
+    """How many closed windows the request owes."""
+    asked = run.request
+    owed = windows.owed_windows(state, run.feed.window, run.edges.clock())
+    return sum((asked.window or 0) <= w and (asked.until is None or w < asked.until) for w in owed)
+
+
+def _offsets_left(run: LandingRun, state: State, found: Survey, stopped: bool) -> int:
+    """Offsets still owed because the feed's limits ended the run, or who called it."""
     feed, request = run.feed, run.request
-    if request.replace or (feed.limits.records, feed.limits.bytes) == (None, None):
+    if request.replace or ((feed.limits.records, feed.limits.bytes) == (None, None) and not stopped):
         return 0
     owed, _ = planning.owed_ranges(request, state, found.partitions, feed.window)
     return sum(o.span for o in owed)
@@ -232,32 +254,37 @@ def _accept_losses(run: LandingRun, found: Survey) -> tuple[KeyRange, ...]:
     return appended.entry.ranges if appended and isinstance(appended.entry, LossEntry) else ()
 
 
-def _pin_plan(run: LandingRun, found: Survey) -> tuple[Batch | None, Verdict | None, tuple[Refusal, ...]]:
+def _pin_plan(
+    run: LandingRun, found: Survey, rounds: Rounds
+) -> tuple[Batch | None, Verdict | None, tuple[Refusal, ...]]:
     """The batch to carry out: a new plan in the ledger, or a batch in the way that was taken over, with the verdict
     that its run is dead. And the refusals."""
     feed, ledger, request = run.feed, run.ledger, run.request
     refusals: tuple[Refusal, ...] = ()
     in_the_way: tuple[Batch, Slice] | None = None
+    free: Sequence[Owed] = ()
+    sizes = rounds.sizes
 
     def decide(state: State) -> PlanEntry | None:
-        nonlocal refusals, in_the_way
+        nonlocal refusals, in_the_way, free
         known = _on_newer_state(found, state, request)
         replaced = receipts_replaced(run, known, state)
         owed, refused = planning.owed_ranges(request, state, known.partitions, feed.window, replaced)
         losses = losses_refused(feed, owed)
         refusals = known.refusals + refused + losses
         lost = {r.tp for r in losses}
-        free = [o for o in owed if o.key.tp not in lost]
+        free = rounds.untried([o for o in owed if o.key.tp not in lost])
         in_the_way = next(planning.overlapping(state, request, free), None)
         if in_the_way and request.replace and in_the_way[0].request == request:
             refusals = known.refusals  # its own plan stands, and will say what it can no longer read
         if in_the_way:
             return None
-        plan = plan_for(run, found.cluster_id, free, state, replaced)
+        plan = plan_for(run, found.cluster_id, free, state, replaced, sizes)
         return PlanEntry(plan=plan, hash=plan.hash, owner=run.owner) if plan else None
 
     appended = ledger.append(decide)
-    if appended is not None:
+    if appended is not None and isinstance(appended.entry, PlanEntry):
+        rounds.planned(appended.entry.plan, free, sizes, _windows_owed(run, appended.state))
         return appended.state.batches[appended.number], None, refusals
     if in_the_way is None:
         return None, None, refusals
@@ -268,7 +295,7 @@ def _pin_plan(run: LandingRun, found: Survey) -> tuple[Batch | None, Verdict | N
         raise owners.busy(feed.name, batch, s, verdicts[batch.id])
     if batch.rewrites:
         owners.give_up(ledger, [batch], verdicts, run.report)
-        return _pin_plan(run, found)
+        return _pin_plan(run, found, rounds)
     if not take_over(run, batch):
         raise owners.busy(feed.name, ledger.read().batches[batch.id], s, owners.NEW)
     owners.tell(run.report, owners.met(feed.name, batch, verdicts[batch.id], Fate.TAKEN_OVER))

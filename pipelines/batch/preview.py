@@ -69,7 +69,7 @@ def preview(feed: Feed, edges: Edges, request: Request) -> Preview:
     state = _with_boundaries(call, state, found.partitions)
     replaced = receipts_replaced(call, found, state)
     owed, refused = planning.owed_ranges(request, state, found.partitions, feed.window, replaced)
-    plan = plan_for(call, found.cluster_id, owed, state, replaced)
+    plan = plan_for(call, found.cluster_id, owed, state, replaced, sizing(feed, edges))
     losses = losses_refused(feed, owed)
     free = [o for o in owed if o.key.tp not in {r.tp for r in losses}]
     blocked, met = _company(call, state, free)

@@ -79,10 +79,12 @@ class Landed:
     """The windows (their starts, ms) that this call made complete."""
     frontiers: Mapping[Key, int] = field(default_factory=dict)
     left: int = 0
-    """Requested offsets that are still owed because the feed's limits ended the run."""
+    """Requested offsets that are still owed because the feed's limits ended the run, or because it was `stopped`."""
     skipped: tuple[KeyRange, ...] = ()
     held: tuple[HeldBack, ...] = ()
     """What open transactions keep from being landed."""
+    stopped: bool = False
+    """Whether the caller had enough between two batches: the rest is left to another run."""
 
     @property
     def failures(self) -> tuple[SliceFailure, ...]:

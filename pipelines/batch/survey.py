@@ -143,10 +143,10 @@ def receipts_replaced(call: Call, found: Survey, state: State) -> Sequence[Recei
 
 
 def plan_for(
-    call: Call, cluster_id: str, owed: Sequence[Owed], state: State, replaced: Sequence[Receipt]
+    call: Call, cluster_id: str, owed: Sequence[Owed], state: State, replaced: Sequence[Receipt], sizes: Sizing
 ) -> Plan | None:
-    """The plan that lands `owed` and replaces `replaced`; None when there is nothing to do."""
-    feed, sizes = call.feed, sizing(call.feed, call.edges)
+    """The plan that lands `owed`, cut in that way, and replaces `replaced`; None when there is nothing to do."""
+    feed = call.feed
     if sizes.assignor is Assignor.STICKY:
         sizes = replace(sizes, before=before(call.ledger, state))
     return planning.build(

@@ -19,14 +19,16 @@ class FleetSettings(Settings):
 
     `feeds_at_once` feeds are at work at the same time, `per_kafka` of them with one Kafka. Feeds that have not begun
     `deadline` after the run did are left to the next one. A feed's step that takes longer than `feed_time` is ended. A
-    tick asks for `windows` windows of a feed at most.
+    tick asks for `windows` windows of a feed at most. A feed that is far behind begins no other batch `catch_up` after
+    it began, and goes on in the next run.
     """
 
     feeds_at_once: Count = 4
     per_kafka: Count = 4
     deadline: Duration = 50 * MINUTE
     feed_time: Duration = HOUR
-    windows: Count = 6
+    windows: Count = 1000
+    catch_up: Duration = 10 * MINUTE
 
 
 def load_fleet(folder: Path, environ: Mapping[str, str]) -> FleetSettings:

@@ -28,8 +28,9 @@ class Sizing:
     """How a plan is cut into slices and tasks.
 
     `parallelism` is how many tasks the engine runs at once. `max_records` and `max_bytes` bound one run; None means no
-    bound. With `by_time` (ms), rows go to folders of that length by their own time; 0 means by window. `before` is what
-    `sticky` keeps to.
+    bound. `max_slices` bounds one batch: it ends with the last window that fits, and has one window at least. With
+    `by_time` (ms), rows go to folders of that length by their own time; 0 means by window. `before` is what `sticky`
+    keeps to.
     """
 
     slice_bytes: int
@@ -38,6 +39,7 @@ class Sizing:
     max_tasks: int
     max_records: int | None = None
     max_bytes: int | None = None
+    max_slices: int | None = None
     min_slice_bytes: int = 8 << 20
     by_time: int = 0
     assignor: Assignor = Assignor.LEADER_BYTES

@@ -7,6 +7,7 @@ Pure functions: the same state, partitions and settings give the same plan, and 
 from __future__ import annotations
 
 import math
+from bisect import bisect_left
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
@@ -78,7 +79,10 @@ def owed_ranges(
             raise _not_readable(key, wanted)
         if wrong := _unreadable(request, wanted, key, partition, state):
             refused.append(Refusal(key.tp, wrong))
-            continue
+            before = windows.stable_before(state, key, partition.stable_end) if isinstance(wrong, WindowHeld) else 0
+            if request.replace or before <= wanted.start:
+                continue
+            wanted = Range(wanted.start, before)  # of several windows, those before the held one can be read
         due = subtract(wanted, _accounted_ranges(request, state, key))
         gone = Range(0, partition.log_start)
         held = Range(partition.log_start, max(wanted.end, partition.log_start))
@@ -244,10 +248,11 @@ def build(
     window: WindowSettings,
     replaced: Sequence[Receipt] = (),
 ) -> Plan | None:
-    """The plan that covers exactly the owed ranges, within the run's limits. None when nothing is owed.
+    """The plan that covers exactly the owed ranges, within the limits of a run and of a batch: the oldest windows come
+    first, in all partitions alike. None when nothing is owed.
 
     A replacing plan names the parts, of the receipts in `replaced`, that it covers. Raises UsageError when it exceeds
-    the limits: a replacement is never cut short.
+    the limits of a run: a replacement is never cut short.
     """
     due = [o for o in found if o.ranges]
     within = _limit_owed(due, sizing)
@@ -255,6 +260,8 @@ def build(
         return None
     if request.replace and within != due:
         raise _beyond_limits(due)
+    if sizing.max_slices is not None and not request.replace:
+        within = _oldest_windows(within, sizing, sizing.max_slices, state)
     _check_whole_files(due, replaced)
     size = _slice_size(within, sizing)
     slices = [(o.partition.leader, s) for o in within for s in _slices(o, size, state, window, sizing.by_time)]
@@ -298,16 +305,21 @@ def _beyond_limits(due: Sequence[Owed]) -> UsageError:
 
 def _limit_owed(found: Sequence[Owed], sizing: Sizing) -> list[Owed]:
     """Shorten all partitions by one ratio, so that a limited run moves them evenly."""
+    ratio = share_within(found, sizing)
+    if ratio >= 1.0:
+        return list(found)
+    return [replace(o, ranges=_head(o.ranges, max(1, int(o.span * ratio)))) for o in found]
+
+
+def share_within(found: Sequence[Owed], sizing: Sizing) -> float:
+    """How much of what is owed lies within the limits of a run: 1 for all."""
     span = sum(o.span for o in found)
     size = sum(o.estimated_bytes for o in found)
-    ratio = min(
+    return min(
         1.0,
         (sizing.max_records or span) / span if span else 1.0,
         (sizing.max_bytes or size) / size if size else 1.0,
     )
-    if ratio >= 1.0:
-        return list(found)
-    return [replace(o, ranges=_head(o.ranges, max(1, int(o.span * ratio)))) for o in found]
 
 
 def _head(ranges: Sequence[Range], span: int) -> tuple[Range, ...]:
@@ -320,6 +332,35 @@ def _head(ranges: Sequence[Range], span: int) -> tuple[Range, ...]:
     return tuple(out)
 
 
+def _oldest_windows(found: Sequence[Owed], sizing: Sizing, slices: int, state: State) -> list[Owed]:
+    """What is owed up to one pinned boundary: the latest before which there are no more slices than that, or the end of
+    the oldest window. Where retention goes by time, the oldest records are also those that go first."""
+    ends = [end for o in found if (end := windows.closing(state, o.key, o.ranges[0].start)) is not None]
+    if not ends:
+        return list(found)
+    times, size = state.boundary_times, _slice_size(found, sizing)
+    first = bisect_left(times, min(ends))
+
+    def upto(at: int) -> list[Owed]:
+        return list(found) if at == len(times) else _before(found, state, times[at])
+
+    def too_much(at: int) -> bool:
+        return sum(_cuts(o, p, size) for o in upto(at) for p in _pieces(o, state)) > slices
+
+    span = 1  # only as many windows are looked at as a batch may have, however many are owed
+    while first + span <= len(times) and not too_much(first + span):
+        span *= 2
+    further = range(first + 1, min(first + span, len(times) + 1))
+    return upto(first + bisect_left(further, True, key=too_much))
+
+
+def _before(found: Sequence[Owed], state: State, time: int) -> list[Owed]:
+    """What is owed in the windows before a boundary."""
+    ends = ((o, windows.first_offset(state, o.key, time)) for o in found)
+    held = (o if end is None else replace(o, ranges=intersect(o.ranges, Range(0, end))) for o, end in ends)
+    return [o for o in held if o.ranges]
+
+
 def _slice_size(found: Sequence[Owed], sizing: Sizing) -> int:
     """Bytes per slice: small enough to keep every core busy, large enough to avoid tiny files."""
     total = sum(o.estimated_bytes for o in found)
@@ -328,9 +369,9 @@ def _slice_size(found: Sequence[Owed], sizing: Sizing) -> int:
 
 def _slices(o: Owed, size: int, state: State, window: WindowSettings, by_time: int) -> Iterable[Slice]:
     """The owed ranges, cut at pinned window boundaries. Large pieces are cut evenly."""
-    for piece in (p for r in o.ranges for p in windows.pieces(state, o.key, r)):
+    for piece in _pieces(o, state):
         folder = "" if by_time else paths.window_folder(piece.window, window.length)
-        for r in _even(piece.range, math.ceil(piece.range.span * o.bytes_per_offset / size)):
+        for r in _even(piece.range, _cuts(o, piece, size)):
             yield Slice(
                 *o.key,
                 r.start,
@@ -341,6 +382,15 @@ def _slices(o: Owed, size: int, state: State, window: WindowSettings, by_time: i
                 folder,
                 by_time,
             )
+
+
+def _pieces(o: Owed, state: State) -> Iterator[windows.WindowPiece]:
+    return (p for r in o.ranges for p in windows.pieces(state, o.key, r))
+
+
+def _cuts(o: Owed, piece: windows.WindowPiece, size: int) -> int:
+    """Into how many slices of about that size (bytes) a piece is cut."""
+    return math.ceil(piece.range.span * o.bytes_per_offset / size)
 
 
 def _even(r: Range, pieces: int) -> tuple[Range, ...]:

@@ -306,6 +306,27 @@ def _boundary_in(pinned: Pins, time: int) -> int | None:
     return None
 
 
+def first_offset(state: State, key: Key, time: int) -> int | None:
+    """The offset of the key's first boundary at `time` (ms) or later; None while there is none."""
+    pinned = state.boundaries.get(key, NO_PINS)
+    at = bisect_left(pinned.times, time)
+    return pinned.offsets[at] if at < len(pinned) else None
+
+
+def stable_before(state: State, key: Key, stable_end: int) -> int:
+    """The last boundary of the key that is not above its stable end; 0 if there is none."""
+    pinned = state.boundaries.get(key, NO_PINS)
+    at = bisect_right(pinned.offsets, stable_end)
+    return pinned.offsets[at - 1] if at else 0
+
+
+def closing(state: State, key: Key, offset: int) -> int | None:
+    """The time (ms) of the first boundary above an offset, where its window ends; None while that is open."""
+    pinned = state.boundaries.get(key, NO_PINS)
+    at = bisect_right(pinned.offsets, offset)
+    return pinned.times[at] if at < len(pinned) else None
+
+
 def range_of(state: State, key: Key, window: int, settings: WindowSettings) -> Range | None:
     """The offsets of a window in one partition; None while one of its boundaries is not pinned.
 

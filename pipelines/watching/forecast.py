@@ -183,6 +183,24 @@ def _by_size(
     return Deletion(o, at, f"retention.bytes {config.retention_bytes:,}", below=p.high_watermark + ahead - kept)
 
 
+def kept(
+    partitions: Mapping[Key, PartitionState], configs: Mapping[str, TopicConfig], rates: Mapping[Key, float]
+) -> int | None:
+    """How long (ms) Kafka keeps a record before it may delete it, in the partition where that is shortest: by time, or
+    by size at the rate of production (`rates`: offsets a second). None if nothing is known to be deleted."""
+    found = ((k, p, configs[k.topic]) for k, p in partitions.items() if k.topic in configs)
+    bounds = (b for k, p, c in found if c.deletes for b in (c.retention_ms, _lasts(p, c, rates.get(k))))
+    return min((b for b in bounds if b is not None), default=None)
+
+
+def _lasts(p: PartitionState, config: TopicConfig, rate: float | None) -> int | None:
+    """How long (ms) it takes to write as many records as `retention.bytes` holds."""
+    span = p.high_watermark - p.log_start
+    if config.retention_bytes is None or not p.log_bytes or span <= 0 or not rate:
+        return None
+    return int(config.retention_bytes * span / p.log_bytes / rate * 1000)
+
+
 # -- what Kafka forgets
 
 

@@ -130,6 +130,9 @@ class Outlook:
     compacted: tuple[str, ...] = ()
     """Topics that Kafka compacts: it may keep only the newest record of a key, whether older ones landed or not."""
     unwarned: Unwarned | None = None
+    kept: int | None = None
+    """How long (ms) Kafka keeps a record, in the partition where that is shortest; None if it deletes none, as far as
+    is known."""
 
     @property
     def lost(self) -> tuple[Backlog, ...]:
@@ -189,6 +192,7 @@ def look_ahead(
         broker=configs.broker,
         compacted=tuple(sorted(t for t, c in configs.topics.items() if c.compacts)),
         unwarned=Unwarned(configs.denied, feed.kafka.bootstrap) if configs.denied else None,
+        kept=forecast.kept(partitions, configs.topics, rates),
     )
 
 

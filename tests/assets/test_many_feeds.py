@@ -13,6 +13,7 @@ from typing import Any
 import dagster as dg
 import pytest
 
+from sluice.assets import internals
 from sluice.assets.execution import RunOutcome, run_feeds
 from sluice.assets.factory import land_job
 from sluice.assets.feeds import read_feeds
@@ -20,7 +21,10 @@ from sluice.assets.fleet_runs import DONE_TAG, FAILED_TAG, FLEET_TAG, LAND, LEFT
 from sluice.assets.fleet_schedule import Tick
 from sluice.assets.instance import open_instance
 from sluice.assets.location import build, windows_of
+from sluice.assets.looks import MORE_TAG
+from sluice.assets.memory import remember
 from sluice.assets.session import FEED_TAG, RunSession
+from sluice.pipelines.batch import rounds
 from sluice.pipelines.feed.feed import SHARED, Feed
 from sluice.pipelines.ledger import Ledger
 from sluice.pipelines.ports import Edges, Job
@@ -28,7 +32,7 @@ from sluice.pipelines.vocabulary.errors import Failed, FeedError, KafkaUnavailab
 from sluice.pipelines.vocabulary.plans import Request, RequestKind
 from sluice.testing.group import MemoryGroup
 from tests.assets.ui import opened
-from tests.assets.world import CATCH_UP, FEED, MadeUpEngine, World, hour, in_hour
+from tests.assets.world import CATCH_UP, FEED, HOUR, MadeUpEngine, World, hour, in_hour
 
 NAMES = ("orders", "refunds", "returns")
 MANY = fleet_job(SHARED)
@@ -339,6 +343,31 @@ def test_a_tick_asks_for_little_where_nothing_came_and_notices_another_ledger(
     assert asked() == ["orders"], "its ledger begins anew"
 
 
+def test_those_come_first_that_kafka_deletes_first(fleet: Fleet, instance: dg.DagsterInstance) -> None:
+    fleet.land("orders", request=in_hour(3))
+    for name, kept in (("orders", 7 * 24), ("refunds", 12), ("returns", 6)):
+        remember(fleet.project, name, kept=kept * HOUR)
+    (asked,) = tick(fleet, instance)
+    assert [*asked] == ["returns", "refunds", "orders"]
+
+
+def test_a_feed_that_is_far_behind_goes_on_in_the_next_run(
+    fleet: Fleet, instance: dg.DagsterInstance, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(rounds, "BATCH_SLICES", 2)
+    monkeypatch.setattr(rounds, "SLICES_A_CORE", 1)
+    monkeypatch.setattr(internals, "SCHEDULE_TAG", FLEET_TAG)  # as if a schedule had asked for the run
+    fleet.limits("catch_up: 0s\n")
+    outcome = fleet.land("orders", request=Request(RequestKind.WINDOW, window=hour(0), until=hour(4)))["orders"]
+    assert outcome.error is None
+    run = only_run(instance)
+    assert (run.status, run.tags.get(MORE_TAG)) == (dg.DagsterRunStatus.SUCCESS, "1")
+    (asked,) = tick(fleet, instance)
+    assert asked["orders"].endswith("-04:00")
+    assert asked["orders"] > "00:00"
+    assert outcome.committed is not None, "what landed is committed"
+
+
 def test_a_wrong_file_and_a_lake_that_is_away_stop_no_other_feed(fleet: Fleet, instance: dg.DagsterInstance) -> None:
     fleet.land(request=in_hour(3))
     (fleet.project.feeds_folder / "returns.yaml").write_text("topics: [")
@@ -383,4 +412,4 @@ def test_a_window_that_failed_thrice_waits_and_those_at_work_when_a_run_was_kill
     began = dg.DagsterEvent("STEP_START", job.name, step_key=step_of("refunds"), message="began")
     instance.report_dagster_event(began, killed.run_id)
     (asked,) = tick(fleet, instance)
-    assert list(asked.items()) == [("returns", "00:00-03:00"), ("orders", "01:00-03:00"), ("refunds", "00:00-03:00")]
+    assert list(asked.items()) == [("returns", "00:00-03:00"), ("orders", "01:00-03:00"), ("refunds", "00:00")]

@@ -8,8 +8,11 @@ from dataclasses import replace
 from typing import Any
 
 import dagster as dg
+import pytest
 
+from sluice.assets import schedule
 from sluice.assets.location import build
+from sluice.assets.looks import MORE_TAG, UNTIL_TAG, Looks
 from sluice.assets.session import AGAIN_TAG, RunSession
 from sluice.assets.shown import landed_key
 from sluice.pipelines.feed.feed import Feed
@@ -26,8 +29,8 @@ class Deaf:
         raise AssertionError(f"the schedule asked Kafka for {name}")
 
 
-def tick(world: World, instance: dg.DagsterInstance) -> list[str] | str:
-    """The windows that a tick asks for, or why it asks for none."""
+def requests(world: World, instance: dg.DagsterInstance) -> Any:
+    """What a tick says to Dagster."""
 
     @contextmanager
     def without_kafka(feed: Feed) -> Iterator[Edges]:
@@ -37,26 +40,49 @@ def tick(world: World, instance: dg.DagsterInstance) -> list[str] | str:
     session = RunSession(world.project, without_kafka)
     defs = build(world.project, session)
     with dg.build_schedule_context(instance, world.time(), repository_def=defs.get_repository_def()) as context:
-        data = defs.resolve_schedule_def("land_orders_windows").evaluate_tick(context)
-    return [(r.partition_key or "").removeprefix(DAY) for r in data.run_requests or ()] or data.skip_message or ""
+        return defs.resolve_schedule_def("land_orders_windows").evaluate_tick(context)
+
+
+def tick(world: World, instance: dg.DagsterInstance) -> list[str] | str:
+    """The windows that a tick asks for, `first-until` where a run is to land several; or why it asks for none."""
+    data = requests(world, instance)
+    return [*map(asked, data.run_requests or ())] or data.skip_message or ""
+
+
+def asked(request: dg.RunRequest) -> str:
+    key, until = (request.partition_key or "").removeprefix(DAY), request.tags.get(UNTIL_TAG, "")
+    if until:
+        assert request.run_config == {"ops": {"orders__landed": {"config": {"until": until}}}}
+    return "-".join([key, *filter(None, [until.removeprefix(DAY)])])
 
 
 def hours(*numbers: int) -> list[str]:
     return [f"{n:02}:00" for n in numbers]
 
 
-def test_it_asks_for_owed_windows_oldest_first_a_few_at_a_time(world: World, instance: dg.DagsterInstance) -> None:
+def test_it_asks_for_owed_windows_oldest_first_those_in_a_row_by_one_run(
+    world: World, instance: dg.DagsterInstance
+) -> None:
     assert tick(world, instance) == hours(4), "no ledger yet: the newest window that is closed"
     world.land_unrecorded(in_hour(3))
-    assert tick(world, instance) == hours(0, 1, 2)
+    assert tick(world, instance) == ["00:00-03:00"]
     world.at(12)
-    assert tick(world, instance) == hours(0, 1, 2, 5, 6, 7), "six at a time; the quiet hour 4 is whole"
+    assert tick(world, instance) == ["00:00-12:00"], "hours 3 and 4 are whole, and in nobody's way"
     world.land_unrecorded()
     assert tick(world, instance) == "no closed window of orders is owed"
     world.at(13, minutes=9)
     assert tick(world, instance) == "no closed window of orders is owed", "hour 12 is over and has not settled"
     world.at(13, minutes=11)
     assert tick(world, instance) == hours(12)
+
+
+def test_of_a_long_outage_it_asks_for_a_part_and_says_so(
+    world: World, instance: dg.DagsterInstance, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    world.land_unrecorded(in_hour(3))
+    monkeypatch.setattr(schedule, "WINDOWS", 2)
+    (request,) = requests(world, instance).run_requests
+    assert (asked(request), request.tags[MORE_TAG]) == ("00:00-02:00", "1")
 
 
 def test_a_window_under_way_is_left_alone(world: World, instance: dg.DagsterInstance) -> None:
@@ -69,7 +95,17 @@ def test_a_window_under_way_is_left_alone(world: World, instance: dg.DagsterInst
     assert "3 windows are owed, all under way or failed 3 times" in tick(world, instance)
 
 
-def test_a_window_that_failed_thrice_waits_for_somebody(world: World, instance: dg.DagsterInstance) -> None:
+def test_while_a_run_over_several_windows_is_at_work_it_asks_for_nothing(
+    world: World, instance: dg.DagsterInstance
+) -> None:
+    world.land_unrecorded(in_hour(3))
+    left_behind(world, instance, dg.DagsterRunStatus.STARTED, "00:00", tags={UNTIL_TAG: f"{DAY}02:00"})
+    assert "at work on the windows of orders from 2024-05-01T00:00 on" in tick(world, instance)
+
+
+def test_a_window_that_failed_is_asked_for_by_itself_and_thrice_waits_for_somebody(
+    world: World, instance: dg.DagsterInstance
+) -> None:
     world.land_unrecorded(in_hour(4))
     failed, succeeded = dg.DagsterRunStatus.FAILURE, dg.DagsterRunStatus.SUCCESS
     for _ in range(3):
@@ -78,7 +114,27 @@ def test_a_window_that_failed_thrice_waits_for_somebody(world: World, instance: 
         left_behind(world, instance, failed, "02:00", tags={AGAIN_TAG: "KafkaUnavailable"})
     left_behind(world, instance, succeeded, "01:00")
     left_behind(world, instance, failed, "03:00")
-    assert tick(world, instance) == hours(1, 2, 3), "succeeded since; passes by itself; once"
+    assert tick(world, instance) == ["01:00-03:00", "03:00"], "succeeded since; passes by itself; once"
+
+
+def test_it_looks_when_windows_close_and_soon_after_a_run_that_left_something(
+    world: World, instance: dg.DagsterInstance
+) -> None:
+    def due(hours: int, minutes: int) -> bool:
+        world.at(hours, minutes)
+        return looks.is_due(instance, world.time())
+
+    looks = Looks("land_orders", [world.session().feed("orders").window])
+    assert looks.crons == ["10 * * * *", "*/5 * * * *"]
+    assert due(10, 12), "this process has not looked yet"
+    assert [due(*at) for at in ((10, 15), (11, 5), (11, 10), (11, 15))] == [False, False, True, False]
+    left_behind(world, instance, dg.DagsterRunStatus.SUCCESS, "00:00", tags={MORE_TAG: "1"})
+    assert due(11, 20)
+    left_behind(world, instance, dg.DagsterRunStatus.STARTED, "01:00", tags={MORE_TAG: "1"})
+    assert not due(11, 25), "that run is at work"
+    left_behind(world, instance, dg.DagsterRunStatus.FAILURE, "02:00", tags={MORE_TAG: "1"})
+    assert not due(11, 30), "what failed waits for the next closing"
+    assert due(14, 40), "ticks were missed"
 
 
 def left_behind(

@@ -11,6 +11,7 @@ from sluice.assets import evidence
 from sluice.assets.checks import BOUNDARY
 from sluice.assets.instance import open_instance
 from sluice.assets.location import build
+from sluice.assets.repair import reconcile
 from sluice.assets.session import AGAIN_TAG
 from sluice.assets.shown import committed_key, landed_key, quarantined_key
 from sluice.assets.steps import ACCOUNT, COMPLETE, FRONTIER
@@ -310,7 +311,7 @@ def test_windows_of_any_length(tmp_path: Path, length: str, cron: str, closing: 
     assert isinstance(partitions, dg.TimeWindowPartitionsDefinition)
     assert partitions.cron_schedule == cron
     assert partitions.get_partition_keys()[:2] == [DAY + k for k in keys]
-    assert defs.resolve_schedule_def("land_orders_windows").cron_schedule == closing
+    assert defs.resolve_schedule_def("land_orders_windows").cron_schedule == [closing, "*/5 * * * *"]
 
 
 def test_a_record_from_1970_tells_of_its_window_and_not_of_fifty_years(
@@ -338,3 +339,51 @@ def test_a_window_that_is_landed_anew_is_told_again_with_another_version(world: 
         after = versions(instance, LANDED, "2024-05-01T01:00")
     assert len(before) == 1
     assert len(set(after)) == 2
+
+
+# -- many windows at once
+
+
+def test_a_run_lands_the_windows_after_its_own_and_shows_all_of_them(
+    world: World, instance: dg.DagsterInstance
+) -> None:
+    job = build(world.project, world.session()).resolve_job_def("land_orders")
+    config = {"ops": {"orders__landed": {"config": {"until": f"{DAY}03:00"}}}}
+    assert job.execute_in_process(instance=instance, partition_key=f"{DAY}00:00", run_config=config).success
+    shown = {f"{DAY}{n:02}:00" for n in (0, 1, 2, 4)}  # nothing was produced in hour 4
+    assert {*windows(instance, LANDED)} == {*windows(instance, COMMITTED)} == shown
+    assert len(world.state().batches) == 1
+
+
+def test_of_windows_that_were_asked_for_and_did_not_land_the_first_are_red(
+    world: World, instance: dg.DagsterInstance
+) -> None:
+    world.engine.failing = {P0}
+    job = build(world.project, world.session()).resolve_job_def("land_orders")
+    config = {"ops": {"orders__landed": {"config": {"until": f"{DAY}03:00"}}}}
+    run = job.execute_in_process(
+        instance=instance, partition_key=f"{DAY}00:00", run_config=config, raise_on_error=False
+    )
+    assert not run.success
+    left = instance.event_log_storage.get_latest_asset_partition_materialization_attempts_without_materializations
+    assert {f"{DAY}01:00", f"{DAY}02:00"} <= left(LANDED).keys()
+
+
+# -- a Dagster that is new
+
+
+def test_a_new_dagster_is_told_of_the_past_in_portions_the_newest_first(
+    world: World, instance: dg.DagsterInstance, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(evidence, "PORTION", 2)
+    world.land_unrecorded()
+    past, now = [f"{DAY}{n:02}:00" for n in range(5)], {f"{DAY}05:00", f"{DAY}06:00"}
+    world.at(7)
+    first = world.run(in_hour(5))
+    assert {*windows(instance, LANDED)} == {*past[3:], *now}
+    said = " ".join(e.user_message for e in instance.all_logs(first.run_id))
+    assert "does not know 5 windows of orders that landed before: it is told of the newest 2 now" in said
+    world.run()
+    assert {*windows(instance, LANDED)} == {*windows(instance, COMMITTED)} == {*past[1:], *now}
+    list(reconcile(instance, world.books()))
+    assert {*windows(instance, LANDED)} == {*past, *now}

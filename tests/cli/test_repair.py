@@ -1,4 +1,4 @@
-"""`sluice repair` and `sluice unstick`: what they print, what they exit with, what they refuse."""
+"""`sluice repair`, `sluice unstick` and `sluice prune`: what they print, what they exit with, what they refuse."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import pytest
 
 from sluice.assets.instance import holding, open_instance, prepare_home
 from sluice.assets.session import FEED_TAG
+from sluice.cli.prune import prune
 from sluice.cli.repair import repair
 from sluice.cli.unstick import unstick
 from sluice.pipelines.batch.land import land
@@ -149,3 +150,15 @@ def test_missing_files_are_beyond_repair(world: World, tell: Tell) -> None:
 def test_they_are_commands(project: object, sluice: Sluice) -> None:
     assert sluice("repair", "--json").document["feeds"] == [{"feed": "orders", "found": []}]
     assert sluice("unstick", "--json").document["ended"] == []
+
+
+def test_prune_says_what_goes_and_removes_it(world: World, tell: Tell) -> None:
+    world.run(in_hour(0))
+    assert "no run that ended before" in tell(prune).text
+    dry = tell(prune, older="0s", dry_run=True)
+    assert "to be removed: the logs of 1 run" in dry.text
+    gone = tell(prune, older="0s", text=False)
+    assert [r["job"] for r in gone.document["runs"]] == ["land_orders"]
+    assert tell(prune, older="0s").document["runs"] == []
+    with pytest.raises(UsageError, match="--older 'soon'"):
+        tell(prune, older="soon")

@@ -6,6 +6,7 @@ import random
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from kafka import KafkaProducer
 from sluice.pipelines.account.audit import audit
 from sluice.pipelines.account.explain import Class, explain
 from sluice.pipelines.account.rescan import rescan
+from sluice.pipelines.batch import rounds
 from sluice.pipelines.batch.land import land
 from sluice.pipelines.batch.result import Landed
 from sluice.pipelines.feed.feed import Feed
@@ -65,10 +67,15 @@ class World:
         with real_edges(self.feed) as opened:
             yield replace(opened, clock=lambda: self.now)
 
-    def land(self, request: Request = CATCH_UP, drops: Callable[[Slice], bool] = lambda s: False) -> Landed:
+    def land(
+        self,
+        request: Request = CATCH_UP,
+        drops: Callable[[Slice], bool] = lambda s: False,
+        enough: Callable[[], bool] = lambda: False,
+    ) -> Landed:
         with self.edges() as opened:
             clumsy = replace(opened, engine=Clumsy(drops))
-            return land(self.feed, clumsy, request, new_owner("test"), lambda progress: None)
+            return land(self.feed, clumsy, request, new_owner("test"), lambda progress: None, enough=enough)
 
     def window(self, start: int) -> Landed:
         return self.land(Request(RequestKind.WINDOW, window=start))
@@ -256,4 +263,33 @@ def test_a_partial_window_is_finished_by_the_next_run(place: Place) -> None:
     second.check()
     assert second.windows == (START,)
     assert len(second.batches[0].receipts) == len(first.batches[0].failures), "only what was owed is read"
+    check(world)
+
+
+def test_an_outage_is_caught_up_in_batches_the_oldest_windows_first(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Thirty hours of records, an open transaction in the last one, a slice that fails on the way, and a stop."""
+    monkeypatch.setattr(rounds, "BATCH_SLICES", 18)
+    monkeypatch.setattr(rounds, "SLICES_A_CORE", 0)
+    world = World(place, place.feed(start="earliest"), START + 31 * HOUR)
+    producer = KafkaProducer(bootstrap_servers=place.kafka.bootstrap)
+    for n in range(600):
+        producer.send(place.topic, b"%d" % n, partition=n % 3, timestamp_ms=START + n * HOUR // 20)
+    producer.close()
+    with world.transaction("left-open") as open_:
+        open_.send(place.topic, b"open", partition=0, timestamp_ms=START + 30 * HOUR - 1).get(10)
+        owed = Request(RequestKind.WINDOW, window=START, until=START + 30 * HOUR)
+        first = world.land(owed, enough=lambda: True)
+        assert (len(first.batches), first.stopped) == (1, True)
+        failing: list[Slice] = []
+        second = world.land(owed, lambda s: (s in failing or not failing) and failing.append(s) is None)
+        assert len(second.batches) > 2
+        assert [f.slice for f in second.failures] == failing[:1], "what failed was not tried twice"
+        per_batch = [[s.window for s in b.plan.slices if s.window] for b in (*first.batches, *second.batches)]
+        assert all(max(a) <= min(b) for a, b in pairwise(per_batch)), "the oldest first"
+        assert len(world.closed(owed=True)) <= 2, "the window with the failure, and the held one"
+        open_.abort_transaction()
+    world.land().check()
+    assert not world.closed(owed=True)
     check(world)

@@ -16,6 +16,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from sluice.pipelines.account.audit import audit, live_receipts
+from sluice.pipelines.batch import rounds
 from sluice.pipelines.batch.land import land
 from sluice.pipelines.batch.result import Landed, Skip
 from sluice.pipelines.feed.feed import Feed
@@ -27,7 +28,14 @@ from sluice.pipelines.planning import windows
 from sluice.pipelines.planning.origins import Refusal
 from sluice.pipelines.ports import Edges, Job
 from sluice.pipelines.publishing import manifest
-from sluice.pipelines.vocabulary.errors import BatchIncomplete, LogTruncated, OffsetsLost, Refused, UsageError
+from sluice.pipelines.vocabulary.errors import (
+    BatchIncomplete,
+    LogTruncated,
+    OffsetsLost,
+    Refused,
+    UsageError,
+    WindowHeld,
+)
 from sluice.pipelines.vocabulary.kafka import (
     CommittedOffset,
     Isolation,
@@ -37,6 +45,7 @@ from sluice.pipelines.vocabulary.kafka import (
     TopicPartition,
 )
 from sluice.pipelines.vocabulary.plans import AskedRange, Request, RequestKind
+from sluice.pipelines.vocabulary.progress import Progress, Reporter
 from sluice.pipelines.vocabulary.ranges import Range
 from sluice.pipelines.vocabulary.receipts import Outcome, SliceFailure
 from sluice.pipelines.vocabulary.units import show_window
@@ -131,11 +140,18 @@ class World:
         self.feed, self.topic, self.lake, self.now, self.runs = feed, Topic(), MemoryLake(), START, 0
         self.liveness, self.group = MemoryLiveness(), MemoryGroup()
 
-    def land(self, request: Request, drops: frozenset[int] = frozenset(), skip: Skip | None = None) -> Landed:
+    def land(
+        self,
+        request: Request,
+        drops: frozenset[int] = frozenset(),
+        skip: Skip | None = None,
+        report: Reporter = lambda progress: None,
+        enough: Callable[[], bool] = lambda: False,
+    ) -> Landed:
         self.runs += 1
         edges = self.edges(drops)
         try:
-            return land(self.feed, edges, request, owner(f"token-{self.runs}"), lambda progress: None, skip)
+            return land(self.feed, edges, request, owner(f"token-{self.runs}"), report, skip, enough=enough)
         finally:
             self.liveness.dead.add(f"token-{self.runs}")
 
@@ -447,6 +463,73 @@ def test_what_limits_leave_is_told(feed: Feed) -> None:
     assert [world.land(asked(0, 8)).left for _ in range(3)] == [5, 2, 0]
     with pytest.raises(UsageError, match="replaced only as a whole"):
         world.land(asked(0, 8, anew=True))
+
+
+# -- long catch-ups
+
+
+@pytest.fixture
+def outage(feed: Feed, monkeypatch: pytest.MonkeyPatch) -> World:
+    """Twelve hours with two records each in both partitions, and batches of few slices."""
+    monkeypatch.setattr(rounds, "BATCH_SLICES", 6)
+    world = World(feed)
+    for tp in PARTITIONS:
+        for number in range(12):
+            world.topic.write(tp, [START + number * HOUR, START + number * HOUR + 1], False)
+    world.now = START + 12 * HOUR + 600_000
+    return world
+
+
+def test_a_long_catch_up_is_several_batches_the_oldest_windows_first(outage: World) -> None:
+    told: list[Progress] = []
+    landed = outage.land(Request(RequestKind.CATCH_UP), report=told.append)
+    landed.check()
+    per_batch = [sorted({s.window for s in b.plan.slices if s.window}) for b in landed.batches]
+    assert len(per_batch) > 2
+    assert [w for windows in per_batch for w in windows] == [START + n * HOUR for n in range(12)]
+    assert max(len(b.plan.slices) for b in landed.batches) <= 8, "four for each of two tasks at once"
+    assert sorted(landed.windows) == outage.windows()
+    assert audit(outage.ledger, outage.lake, "orders").problems == ()  # type: ignore[arg-type]
+    assert [p.note for p in told if p.stage == "plan"][1] == f"batch 2, {12 - len(per_batch[0])} windows to go"
+    assert {p.total for p in told if p.stage == "publish"} == {48}
+    assert [p.done for p in told if p.stage == "publish"][-1] == 48
+
+
+def test_what_failed_in_a_long_catch_up_is_left_and_the_rest_lands(outage: World) -> None:
+    landed = outage.land(Request(RequestKind.CATCH_UP), drops=frozenset({0}))
+    failed = [f.slice for f in landed.failures]
+    assert len(landed.batches) > 1
+    assert len(failed) == len(set(failed)) >= len(landed.batches), "some of each batch, and none was tried twice"
+    with pytest.raises(BatchIncomplete):
+        landed.check()
+    outage.land(Request(RequestKind.CATCH_UP)).check()
+    assert outage.windows(owed=True) == []
+
+
+def test_who_has_enough_of_a_long_catch_up_leaves_the_rest(outage: World) -> None:
+    asked_for = Request(RequestKind.WINDOW, window=START, until=START + 12 * HOUR)
+    first = outage.land(asked_for, enough=lambda: True)
+    assert (len(first.batches), first.stopped) == (1, True)
+    assert first.left == 48 - first.batches[0].plan.span
+    rest = outage.land(asked_for)
+    assert (rest.left, rest.stopped, outage.windows(owed=True)) == (0, False, [])
+
+
+def test_a_transaction_that_is_open_in_the_last_hour_holds_up_none_before_it(outage: World) -> None:
+    outage.topic.write(PARTITIONS[0], [START + 11 * HOUR + 5], True)
+    asked_for = Request(RequestKind.WINDOW, window=START, until=START + 12 * HOUR)
+    landed = outage.land(asked_for)
+    with pytest.raises(WindowHeld):
+        landed.check()
+    assert outage.windows(owed=True) == [START + 11 * HOUR]
+
+
+def test_limits_of_a_run_hold_over_its_batches(outage: World) -> None:
+    limits = outage.feed.limits.model_copy(update={"records": 20})
+    outage.feed = outage.feed.model_copy(update={"limits": limits})
+    landed = outage.land(Request(RequestKind.CATCH_UP))
+    assert len(landed.batches) > 1
+    assert (sum(b.plan.span for b in landed.batches), landed.left) == (20, 28)
 
 
 @pytest.mark.parametrize("kind", [RequestKind.COMPACT, RequestKind.REPLAY])

@@ -1,0 +1,44 @@
+"""The logs of old runs go; what they made stays."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime, timedelta
+
+import dagster as dg
+
+from sluice.assets import history, internals
+from sluice.assets.location import build
+from sluice.assets.shown import committed_key, landed_key
+from tests.assets.conftest import ON_FILES
+from tests.assets.world import World, in_hour, windows
+
+SOON = timedelta(hours=1)
+
+
+@ON_FILES
+def test_the_logs_of_old_runs_go_and_windows_stay_green(world: World, instance: dg.DagsterInstance) -> None:
+    ran = [world.run(in_hour(n)).run_id for n in (0, 1)]
+    now = datetime.now(UTC)
+    assert not list(history.old_logs(instance, world.project, now - SOON))
+    green = windows(instance, landed_key("orders")), windows(instance, committed_key("orders"))
+    found = list(history.old_logs(instance, world.project, now + SOON))
+    assert {log.run for log in found} == {*ran}
+    assert all(log.bytes > 10_000 and log.job == "land_orders" for log in found)
+    for log in found:
+        history.remove(instance, log)
+    assert not any(path.exists() for log in found for path in log.files)
+    assert not list(history.old_logs(instance, world.project, now + SOON))
+    assert green == (windows(instance, landed_key("orders")), windows(instance, committed_key("orders")))
+    assert {r.run_id for r in instance.get_runs()} == {*ran}
+    outcome = world.run(in_hour(2))
+    assert outcome.error is None
+    assert len(windows(instance, landed_key("orders"))) == len(green[0]) + 1
+
+
+@ON_FILES
+def test_a_run_that_has_not_ended_keeps_its_log(world: World, instance: dg.DagsterInstance) -> None:
+    job = build(world.project).resolve_job_def("land_orders")
+    run = instance.create_run_for_job(job, status=dg.DagsterRunStatus.STARTED)
+    instance.report_engine_event("begins", run)
+    assert list(internals.files_of_run(instance, run.run_id))
+    assert not list(history.old_logs(instance, world.project, datetime.now(UTC) + SOON))
