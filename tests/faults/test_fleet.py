@@ -1,4 +1,4 @@
-"""One run over many feeds, killed at random times, two of them at once, with feeds among them that cannot land.
+"""One run over many feeds: killed at random times, two at once, with feeds among them that cannot land.
 
 Each feed has its own topic, producers and verdict: what happens to one, or to the run, loses or doubles nothing.
 """
@@ -16,16 +16,20 @@ from pathlib import Path
 
 import pytest
 
+from sluice.pipelines.vocabulary.units import HOUR
 from tests.checker.gather import seen
+from tests.checker.producers import Noting
 from tests.faults.account import SEED, Account
 from tests.faults.arena import Arena
 from tests.faults.field import SLUICE, Field, Run, Running
+from tests.faults.nemeses.lakes import disk_full, mounted
 
 pytestmark = [pytest.mark.faults, pytest.mark.spark]
 BROKERS = 1
 
 NAMES = ("orders", "refunds", "returns")
 RATE, KILLS = 40, 4
+HUGE_PARTITIONS, HUGE_HOURS = 40, 15
 AWAY = "{bootstrap: '127.0.0.1:9', bootstrap_timeout_ms: 500}"
 
 
@@ -117,3 +121,52 @@ def test_a_cluster_that_is_away_for_one_of_many_feeds(fleet: list[Field]) -> Non
         assert failed(ended(fleet, started(fleet), "the run after it")) == []
     for field in fleet:
         field.proven()
+
+
+def test_a_disk_that_is_full_for_one_of_many_feeds(fleet: list[Field], tmp_path: Path) -> None:
+    """Its lake has a small file system to itself. The others land, and it goes on when there is room."""
+    place = tmp_path / "disk"
+    block = mounted(place)
+    try:
+        block.__enter__()
+    except OSError as error:
+        pytest.skip(f"a file system of its own needs the right to mount one: {error.strerror}")
+    fleet[1] = fleet[1].with_settings(lake=str(place / "lake"))
+    fleet[1].feed()
+    with producing(fleet):
+        assert failed(ended(fleet, started(fleet), "a run over all feeds")) == []
+        with disk_full(fleet[1]):
+            ran = ended(fleet, started(fleet), f"a run while there is no room for {fleet[1].name}")
+            assert failed(ran) == [fleet[1].name], ran
+        assert failed(ended(fleet, started(fleet), "the run after it")) == []
+    for field in fleet:
+        field.proven()
+    block.__exit__(None, None, None)
+
+
+def test_a_feed_whose_plan_is_huge_beside_small_ones(fleet: list[Field], arena: Arena, account: Account) -> None:
+    """It holds up no other: they have committed before it publishes."""
+    topic = f"{fleet[0].topic}-huge"
+    arena.create(topic, HUGE_PARTITIONS)
+    huge = Field(arena, fleet[0].root, topic, HUGE_PARTITIONS, account, name="archive")
+    path = huge.noted("past")
+    for hour in range(HUGE_HOURS):
+        producer = Noting(path, f"archive-{hour}", arena.kafka.bootstrap, ahead_ms=-(HUGE_HOURS - hour) * HOUR)
+        for partition in range(HUGE_PARTITIONS):
+            producer.send(topic, partition, 1)
+        producer.close()
+    account.did(f"{huge.name} owes {HUGE_PARTITIONS * HUGE_HOURS} slices, in {HUGE_HOURS} windows")
+    huge.feed()
+    with producing(fleet):
+        time.sleep(1)
+        ran = ended([*fleet, huge], started(fleet), "a run over all feeds")
+        assert failed(ran) == [], ran
+        published = first(huge, "publish")
+        assert all(first(small, "commit") < published for small in fleet), "they wait for nobody"
+    for field in (*fleet, huge):
+        field.proven()
+
+
+def first(field: Field, kind: str) -> int:
+    """When (ms) the first entry of that kind was written."""
+    return next(int(e["at"]) for e in field.folder.entries().values() if e["kind"] == kind)
