@@ -176,7 +176,7 @@ class Books:
         return found[::-1]
 
     def batch_version(self, batch: Batch) -> str:
-        return f"{self.state.ledger_id}/{batch.id}/{batch.hash}"
+        return f"{self.state.ledger_id}/{batch.id}/{self.ledger.recall(batch).hash}"
 
     def window_version(self, window: int) -> str:
         """A complete window's data version. It changes when another batch lands in the window, and only then."""
@@ -195,11 +195,12 @@ class Books:
     def _publishing(self, window: int) -> list[Batch]:
         """The batches that published something in a window, in order."""
         numbers = {n for w, ns in self.state.published_in.items() if self._holds(window, w) for n in ns}
-        return [self._published[n] for n in sorted(numbers)]
+        return [self.state.batches[self._published[n]] for n in sorted(numbers)]
 
     @cached_property
-    def _published(self) -> Mapping[int, Batch]:
-        return {b.published: b for b in self.state.batches.values() if b.published is not None}
+    def _published(self) -> Mapping[int, int]:
+        """By the number of its publish entry, each batch."""
+        return self.state.batches.publications()
 
     def _read(self, batch: Batch) -> _PublishedBatch:
         if batch.id not in self._entries:

@@ -21,7 +21,7 @@ from sluice.assets.metadata.landed import batch_metadata, quarantine_metadata, w
 from sluice.assets.metadata.tables import Metadata
 from sluice.assets.shown import Keys
 from sluice.pipelines.feed.feed import Feed
-from sluice.pipelines.ledger import Batch, BatchStatus, State
+from sluice.pipelines.ledger import Batch, State
 from sluice.pipelines.vocabulary.errors import Failed
 from sluice.pipelines.vocabulary.progress import Progress, Reporter
 from sluice.pipelines.vocabulary.units import many, show_window
@@ -158,11 +158,8 @@ def demand(instance: dg.DagsterInstance, books: Books) -> None:
 
 
 def _since(state: State, reconciled: int | None) -> Iterable[Batch]:
-    for batch in state.batches.values():
-        if batch.status is not BatchStatus.PUBLISHED or batch.published is None or batch.merges:
-            continue
-        if batch.published > (state.last_mark if reconciled is None else reconciled):
-            yield batch
+    since = state.last_mark if reconciled is None else reconciled
+    return (b for b in state.batches.published_since(since) if not b.merges)
 
 
 def _last_reconciled(instance: dg.DagsterInstance, books: Books) -> int | None:

@@ -135,7 +135,6 @@ def _status(feed: Feed, edges: Edges, ledger: Ledger, found: _FeedReading, last:
 
     state = found.state
     keys = sorted({*found.partitions, *state.known()})
-    batches = sorted((b for b in state.batches.values() if not b.merges), key=lambda b: b.id)
     beats = {b.id: edges.clock() - at for b in state.live() if (at := edges.liveness.last_beat(b.owner)) is not None}
     verdicts = owners.judge_batches(edges.liveness, state.live(), watch=False)
     gone = [b for b in state.live() if verdicts[b.id].dead]
@@ -144,7 +143,7 @@ def _status(feed: Feed, edges: Edges, ledger: Ledger, found: _FeedReading, last:
         feed=feed.name,
         partitions=tuple(_partition(found, k) for k in keys),
         live=state.live(),
-        last=batches[-1] if batches else None,
+        last=next((ledger.recall(b) for b in state.batches.newest_first() if not b.merges), None),
         error=found.error,
         length=feed.window.length,
         windows=_windows(feed, edges, ledger, found, last, gone),

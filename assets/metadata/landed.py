@@ -36,7 +36,7 @@ def batch_metadata(books: Books, batch: Batch) -> Metadata:
         **brokers(entry.receipts, entry.traffic),
         "slices_adopted": sum(r.adopted for r in entry.receipts),
         "slices_failed": len(entry.failures),
-        **_provenance(books.state, batch),
+        **_provenance(books.state, books.ledger.recall(batch)),
     }
 
 
@@ -54,7 +54,7 @@ def window_metadata(books: Books, window: int) -> Metadata:
         **_rates(books, batches),
         **task_time(receipts),
         **brokers(receipts, sum((books.entry(b).traffic for b in batches), Traffic())),
-        **_provenances(books.state, batches),
+        **_provenances(books, batches),
     }
 
 
@@ -141,7 +141,7 @@ def _amounts(receipts: Sequence[Receipt]) -> Metadata:
 
 def _rates(books: Books, batches: Iterable[Batch]) -> Metadata:
     """How long the batches took, from plan to publish, and how fast they were."""
-    entries = [(b, books.entry(b)) for b in batches]
+    entries = [(books.ledger.recall(b), books.entry(b)) for b in batches]
     seconds = sum(max(entry.at - batch.planned_at, 1) for batch, entry in entries) / 1000
     receipts = [r for _, entry in entries for r in entry.receipts]
     return {
@@ -238,12 +238,12 @@ def _provenance(state: State, batch: Batch) -> Metadata:
     }
 
 
-def _provenances(state: State, batches: Sequence[Batch]) -> Metadata:
+def _provenances(books: Books, batches: Sequence[Batch]) -> Metadata:
     """Of several batches, the newest one's."""
     if not batches:
-        return {"batch": "none: nothing happened in this window", "ledger": state.ledger_id}
+        return {"batch": "none: nothing happened in this window", "ledger": books.state.ledger_id}
     several = {"batches": ", ".join(str(b.id) for b in batches)} if len(batches) > 1 else {}
-    return several | _provenance(state, batches[-1])
+    return several | _provenance(books.state, books.ledger.recall(batches[-1]))
 
 
 def _boundaries(books: Books, window: int, receipts: Sequence[Receipt]) -> dg.TableMetadataValue:

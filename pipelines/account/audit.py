@@ -103,7 +103,7 @@ def audit(ledger: Ledger, lake: Lake, feed: str, *, hashes: bool = False) -> Aud
         *_sums(receipts),
         *_overlaps(state, receipts),
         *_commits(state),
-        *_strangers(state, lake, feed, {p.path for _, p in parts}),
+        *_strangers(ledger, state, lake, {p.path for _, p in parts}),
     ]
     files: dict[str, list[tuple[Receipt, Part]]] = {}
     for r, p in parts:
@@ -175,13 +175,16 @@ def _commits(state: State) -> Iterator[AuditProblem]:
             yield AuditProblem(7, f"{key}: committed {offset} is above the frontier {frontier}")
 
 
-def _strangers(state: State, lake: Lake, feed: str, live: set[str]) -> Iterator[AuditProblem]:
-    for path in (p for root in paths.visible_roots(feed) for p in lake.list(root)):
-        if path in state.replaced:
+def _strangers(ledger: Ledger, state: State, lake: Lake, live: set[str]) -> Iterator[AuditProblem]:
+    feed = ledger.feed
+    others = [p for root in paths.visible_roots(feed) for p in lake.list(root) if p not in live]
+    replaced = ledger.replaced(others, state)
+    for path in others:
+        if path in replaced:
             yield AuditProblem(
                 10, f"{path} does not count any more and is still visible; `sluice repair {feed}` removes it"
             )
-        elif path not in live:
+        else:
             yield AuditProblem(10, f"{path} is in no publish entry of the ledger")
 
 

@@ -170,7 +170,7 @@ def sizing(feed: Feed, edges: Edges) -> Sizing:
 
 def before(ledger: Ledger, state: State) -> Before:
     """Which task read each partition in the newest batch that read from Kafka; empty before the first one."""
-    newest = max((b.id for b in state.batches.values() if not b.rewrites), default=None)
+    newest = next((b.id for b in state.batches.newest_first() if not b.rewrites), None)
     return {} if newest is None else tasks_before(ledger.plan(newest))
 
 

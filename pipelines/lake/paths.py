@@ -10,6 +10,8 @@
                    staging/<batch>/<attempt>/<slice>.receipt.json
                    owners/<token>.json                  a run's sign of life
                    windows/<window>.json                "this window is complete"
+                   declared.json                        up to where complete windows were declared
+                   compacted.json                       up to where small files were merged
                    reports/<batch>[-<attempt>].html     a batch's report for people; an attempt's if it was refused
                    relanded/<batch>/<slice>.parquet     why a replay's records had been in quarantine
                    aside/<number>/<path>                files of lost entries, moved here from <path>
@@ -126,6 +128,16 @@ def owner_token(path: str) -> str | None:
 
 def manifest_folder(feed: str) -> str:
     return f"_sluice/{feed}/windows"
+
+
+def declared_path(feed: str) -> str:
+    """The path of the note that tells which windows have their manifests."""
+    return f"_sluice/{feed}/declared.json"
+
+
+def compacted_path(feed: str) -> str:
+    """The path of the note that tells which windows a compaction has looked at."""
+    return f"_sluice/{feed}/compacted.json"
 
 
 def window_path(feed: str, window: int, length: int) -> str:

@@ -1,6 +1,8 @@
 """A fold of the ledger up to a number, in one file: it keeps reading cheap and is never needed for truth.
 
-Partitions are named once, in a table; everything else refers to them by index. A checkpoint that does not parse is
+Partitions are named once, in a table; everything else refers to them by index. What grows with a feed's age (finished
+batches, boundaries, what was published in a window, what no longer counts) is packed in columns, some bytes a window
+for all of its partitions but the boundaries, which take two bytes or so each. A checkpoint that does not parse is
 ignored: an older one, or the log itself, does the job.
 """
 
@@ -11,33 +13,44 @@ import json
 import operator
 import zlib
 from array import array
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from itertools import accumulate, chain
 from typing import Any
 
 import numpy as np
 from pydantic import TypeAdapter
 
+from sluice.pipelines.ledger.batches import COLUMNS, NONE, Batch, Batches, Past
 from sluice.pipelines.ledger.entries import OriginItem
-from sluice.pipelines.ledger.fold import Batch, State
+from sluice.pipelines.ledger.fold import State
 from sluice.pipelines.ledger.pins import Pins
+from sluice.pipelines.ledger.superseded import Superseded
 from sluice.pipelines.vocabulary.kafka import Key
+from sluice.pipelines.vocabulary.plans import Request
 from sluice.pipelines.vocabulary.ranges import Range
 
-FORMAT = 1
-WITH_GAPS = 2
-"""The format for a ledger that lost entries. A Sluice that does not know gaps ignores it."""
+FORMAT = 3
+"""A Sluice that only knows the formats before ignores it, and folds the log."""
+_FORMER = (1, 2)
+"""These had every batch whole, and lists where there are columns now; 2 was for ledgers that lost entries."""
 
 _BATCHES: TypeAdapter[list[Batch]] = TypeAdapter(list[Batch])
+_REQUESTS: TypeAdapter[list[Request]] = TypeAdapter(list[Request])
 _ACCOUNTED = ("landed", "lost", "skipped", "retired")
 
 
 def dump(state: State) -> bytes:
-    """The state as JSON; `load` gives an equal one."""
+    """The state as packed JSON; `load` gives an equal one."""
+    return zlib.compress(document(state), 1)
+
+
+def document(state: State) -> bytes:
+    """The JSON in a checkpoint. `load` takes it, too."""
     keys = sorted(state.origins)
     index = {key: i for i, key in enumerate(keys)}
     return json.dumps(
         {
-            "format": WITH_GAPS if state.gaps else FORMAT,
+            "format": FORMAT,
             "number": state.number,
             "ledger_id": state.ledger_id,
             "cluster": state.cluster,
@@ -50,22 +63,23 @@ def dump(state: State) -> bytes:
             "void": state.void,
             "gaps": state.gaps,
             "ahead": _by_index(state.ahead, index),
-            "replaced": sorted(state.replaced),
+            "replaced": list(state.replaced.items()),
             "keys": keys,
             "current": [index[k] for k in state.current.values() if k in index],
             "origins": [_origin(state.origins[k]) for k in keys],
-            "batches": _BATCHES.dump_python(list(state.batches.values()), mode="json"),
+            "batches": _BATCHES.dump_python(list(state.batches.held.values()), mode="json"),
+            "past": _past(state.batches.past),
             **{name: _by_index(getattr(state, name), index) for name in _ACCOUNTED},
             "commits": _by_index(state.commits, index),
             "intents": _by_index(state.intents, index, sorted),
             "moved": _by_index(state.moved, index),
-            "superseded": _by_index(state.superseded, index),
+            "superseded": _superseded(state, index),
             "epochs": _by_index(state.epochs, index),
             "floors": _by_index(state.floors, index),
-            "published_in": [[w, n] for w, n in state.published_in.items()],
+            "published_in": _published_in(state),
             "boundaries": _pins(state, index),
-            "boundary_times": state.boundary_times,
-            "by_marker": list(state.by_marker.items()),
+            "boundary_times": _packed([state.boundary_times]),
+            "by_marker": _packed([state.by_marker.keys(), state.by_marker.values()]),
         },
         separators=(",", ":"),
     ).encode()
@@ -74,8 +88,10 @@ def dump(state: State) -> bytes:
 def load(data: bytes) -> State | None:
     """The state in a checkpoint; None for anything that is not one of this format."""
     try:
-        raw = json.loads(data)
-        return _state(raw) if raw["format"] in (FORMAT, WITH_GAPS) else None
+        raw = json.loads(data if data[:1] == b"{" else _inflate(data, MOST))
+        if raw["format"] in _FORMER:
+            raw = _of_today(raw)
+        return _state(raw) if raw["format"] == FORMAT else None
     except (ValueError, LookupError, TypeError, AttributeError, ArithmeticError, RecursionError, zlib.error):
         return None
 
@@ -83,6 +99,8 @@ def load(data: bytes) -> State | None:
 def _state(raw: dict[str, Any]) -> State:
     keys = [_key(*k) for k in raw["keys"]]
     origins = {k: OriginItem(key=k, **item) for k, item in zip(keys, raw["origins"], strict=True)}
+    (times,), by_marker = _unpacked(raw["boundary_times"], 1), _unpacked(raw["by_marker"], 2)
+    boundaries = _boundaries(raw["boundaries"], times, keys)
     return State(
         number=raw["number"],
         ledger_id=raw["ledger_id"],
@@ -96,22 +114,150 @@ def _state(raw: dict[str, Any]) -> State:
         void=tuple(raw["void"]),
         gaps=tuple((int(number), int(after)) for number, after in raw.get("gaps", ())),
         ahead=_by_key(raw.get("ahead", []), keys, int),
-        replaced=frozenset(raw["replaced"]),
+        replaced={_text(path): operator.index(number) for path, number in raw["replaced"]},
         origins=origins,
         current={keys[i].tp: keys[i] for i in raw["current"]},
-        batches={b.id: b for b in _BATCHES.validate_python(raw["batches"])},
+        batches=Batches(_BATCHES.validate_python(raw["batches"]), _past_of(raw["past"])),
         **{name: _by_key(raw[name], keys, _ranges) for name in _ACCOUNTED},
         commits=_by_key(raw["commits"], keys, int),
         intents=_by_key(raw["intents"], keys, frozenset),
         moved=_by_key(raw["moved"], keys, int),
-        superseded=_by_key(raw["superseded"], keys, _numbered_ranges),
+        superseded=_superseded_of(raw["superseded"], keys, boundaries),
         epochs=_by_key(raw["epochs"], keys, tuple),
         floors=_by_key(raw["floors"], keys, tuple),
-        published_in={w: tuple(n) for w, n in raw["published_in"]},
-        boundaries=_boundaries(raw["boundaries"], raw["boundary_times"], keys),
-        boundary_times=tuple(raw["boundary_times"]),
-        by_marker=dict(raw.get("by_marker", ())),  # older checkpoints lack it
+        published_in=_published_in_of(raw["published_in"]),
+        boundaries=boundaries,
+        boundary_times=tuple(times),
+        by_marker=dict(zip(*by_marker, strict=True)),
     )
+
+
+def _of_today(raw: dict[str, Any]) -> dict[str, Any]:
+    """A checkpoint of a former format as it would be written now."""
+    last = raw["number"] - 1
+    pins, times = raw["boundaries"], raw["boundary_times"]
+    columns = [_formerly(pins[name], pins["counts"]) for name in ("places", "offsets")]
+    by_window = {w: tuple(n) for w, n in raw["published_in"]}
+    superseded = {i: Superseded.of((operator.index(n), _range(*r)) for n, r in pairs) for i, pairs in raw["superseded"]}
+    return raw | {
+        "format": FORMAT,
+        "replaced": [[path, last] for path in sorted(map(_text, raw["replaced"]))],
+        "past": _past(Past()),
+        "superseded": _columns_of(superseded, {}),
+        "published_in": _published_in(State(published_in=by_window)),
+        "boundaries": {"keys": pins["keys"], "counts": pins["counts"], "columns": _packed(columns)},
+        "boundary_times": _packed([times]),
+        "by_marker": _packed([*zip(*raw.get("by_marker", ()), strict=True)] or [(), ()]),
+    }
+
+
+def _text(value: Any) -> str:
+    if not isinstance(value, str):
+        raise TypeError("a path is text")
+    return value
+
+
+# -- columns
+
+
+def _packed(columns: Iterable[Iterable[int]]) -> list[str]:
+    """Each column of 64-bit numbers as differences, in planes of bytes of one weight, which zlib packs well."""
+    return [_pack(np.array(c if isinstance(c, array | np.ndarray) else [*c], np.int64)) for c in columns]
+
+
+def _pack(column: Any) -> str:
+    steps = np.diff(column.astype("<i8"), prepend=np.int64(0)).view(np.uint8).reshape(-1, 8)
+    return base64.b64encode(zlib.compress(steps.T.tobytes(), 6)).decode()
+
+
+MOST = 1 << 28
+"""The most bytes that a column has, unless a number of values was announced: more is no checkpoint."""
+
+
+def _unpacked(texts: Sequence[str], count: int) -> list[list[int]]:
+    if len(texts) != count:
+        raise ValueError("not as many columns as there are")
+    return [_unpack(text).tolist() for text in texts]
+
+
+def _unpack(text: str, most: int = MOST) -> Any:
+    planes = _inflate(base64.b64decode(text), most)
+    if len(planes) % 8:
+        raise ValueError("not a column")
+    steps = np.ascontiguousarray(np.frombuffer(planes, np.uint8).reshape(8, -1).T).view("<i8").reshape(-1)
+    return np.cumsum(steps.astype(np.int64))
+
+
+def _cut(column: Sequence[int], counts: Sequence[int]) -> Iterator[Sequence[int]]:
+    """The column, cut into pieces of these lengths. Raises ValueError where they do not make the whole."""
+    ends = list(accumulate(map(operator.index, counts)))
+    if (ends[-1] if ends else 0) != len(column) or any(n < 0 for n in counts):
+        raise ValueError("not as many as announced")
+    return (column[end - n : end] for end, n in zip(ends, counts, strict=True))
+
+
+def _inflate(data: bytes, most: int) -> bytes:
+    """What is packed in the data. Raises ValueError where that is not all, or more than `most` bytes."""
+    unpacking = zlib.decompressobj()
+    found = unpacking.decompress(data, most + 1)
+    if len(found) > most or not unpacking.eof:
+        raise ValueError("cut off, or larger than announced")
+    return found
+
+
+def _past(past: Past) -> dict[str, Any]:
+    return {"requests": _REQUESTS.dump_python(past.requests, mode="json"), "columns": _packed(past.columns)}
+
+
+def _past_of(raw: dict[str, Any]) -> Past:
+    columns = [array("q", c) for c in _unpacked(raw["columns"], len(COLUMNS))]
+    requests = _REQUESTS.validate_python(raw["requests"])
+    if len({len(c) for c in columns}) != 1 or any(not 0 <= i < len(requests) for i in columns[4]):
+        raise ValueError("not one value for each batch")
+    return Past(columns, requests)
+
+
+def _superseded(state: State, index: Mapping[Key, int]) -> dict[str, Any]:
+    held = {index[k]: s for k, s in state.superseded.items() if k in index}
+    return _columns_of(held, {index[k]: pins for k, pins in state.boundaries.items() if k in index})
+
+
+def _columns_of(held: Mapping[int, Superseded], pins: Mapping[int, Pins]) -> dict[str, Any]:
+    """Ranges begin and end at boundaries as a rule: `starts` and `ends` then are the boundary's place in its partition;
+    anything else is an offset below zero, less one."""
+    numbers, starts, ends = [], [], []
+    for i, s in held.items():
+        places = {offset: at for at, offset in enumerate(pins[i].offsets)} if i in pins else {}
+        numbers += list(s.numbers)
+        starts += [places.get(x, -1 - x) for x in s.starts]
+        ends += [places.get(x, -1 - x) for x in s.ends]
+    return {
+        "keys": list(held),
+        "counts": [len(s) for s in held.values()],
+        "columns": _packed([numbers, starts, ends]),
+    }
+
+
+def _superseded_of(raw: dict[str, Any], keys: Sequence[Key], pins: Mapping[Key, Pins]) -> dict[Key, Superseded]:
+    cut = [_cut(c, raw["counts"]) for c in _unpacked(raw["columns"], 3)]
+    out = {}
+    for i, numbers, *bounds in zip(raw["keys"], *cut, strict=True):
+        known = pins[keys[i]].offsets if keys[i] in pins else ()
+        starts, ends = ([known[x] if x >= 0 else -1 - x for x in column] for column in bounds)
+        out[keys[i]] = Superseded(numbers, starts, ends)
+    return out
+
+
+def _published_in(state: State) -> dict[str, Any]:
+    held = state.published_in
+    columns = [(NONE if w is None else w for w in held), map(len, held.values()), chain.from_iterable(held.values())]
+    return {"columns": _packed(columns)}
+
+
+def _published_in_of(raw: dict[str, Any]) -> dict[int | None, tuple[int, ...]]:
+    windows, counts, numbers = _unpacked(raw["columns"], 3)
+    there = zip(windows, _cut(numbers, counts), strict=True)
+    return {None if w == NONE else w: tuple(n) for w, n in there}
 
 
 def _origin(item: OriginItem) -> dict[str, Any]:
@@ -143,47 +289,37 @@ def _ranges(raw: list[list[int]]) -> tuple[Range, ...]:
     return tuple(_range(*r) for r in raw)
 
 
-def _numbered_ranges(raw: list[Any]) -> tuple[tuple[int, Range], ...]:
-    return tuple((operator.index(number), _range(*r)) for number, r in raw)
-
-
 def _pins(state: State, index: Mapping[Key, int]) -> dict[str, Any]:
     """Millions of boundaries in a few bytes each.
 
-    `keys` and `counts` say which partitions have how many. `places` (indexes into `boundary_times`) and `offsets` hold
-    those of all partitions, one after the other, packed as differences.
+    `keys` and `counts` say which partitions have how many. The columns are places (indexes into `boundary_times`) and
+    offsets, those of all partitions, one after the other.
     """
     held = {index[k]: pins for k, pins in state.boundaries.items() if k in index and pins}
     times = np.array(state.boundary_times, np.int64)
     places = [np.searchsorted(times, pins.times) for pins in held.values()]
     offsets = [np.array(pins.offsets, np.int64) for pins in held.values()]
-    return {
-        "keys": list(held),
-        "counts": [len(p) for p in places],
-        "places": _pack(places),
-        "offsets": _pack(offsets),
-    }
+    columns = [np.concatenate(c) if c else np.empty(0, np.int64) for c in (places, offsets)]
+    return {"keys": list(held), "counts": [len(p) for p in places], "columns": _packed(columns)}
 
 
-def _pack(columns: Sequence[Any]) -> str:
-    whole = np.concatenate(columns) if columns else np.empty(0)
-    steps = np.diff(whole.astype("<i8"), prepend=0)
-    return base64.b64encode(zlib.compress(steps.tobytes(), 1)).decode()
+def _boundaries(raw: dict[str, Any], times: Sequence[int], keys: Sequence[Key]) -> dict[Key, Pins]:
+    if len(raw["columns"]) != 2:
+        raise ValueError("not as many columns as there are")
+    known = np.array(times, np.int64)
+    places, offsets = (_cut(_unpack(text, 8 * sum(raw["counts"])), raw["counts"]) for text in raw["columns"])
+    there = zip(raw["keys"], places, offsets, strict=True)
+    return {keys[i]: Pins(_array(known[np.asarray(at)]), _array(of)) for i, at, of in there}
 
 
-def _unpack(text: str, counts: Sequence[int]) -> Iterator[array[int]]:
+def _array(column: Any) -> array[int]:
+    return array("q", column.astype(np.int64).tobytes())
+
+
+def _formerly(text: str, counts: Sequence[int]) -> Any:
+    """The columns of all partitions, one after the other, as they were packed formerly."""
     size = 8 * sum(counts)
     data = zlib.decompressobj().decompress(base64.b64decode(text), size + 1)  # never more than was announced
     if len(data) != size:
         raise ValueError("not as many boundaries as announced")
-    steps = np.frombuffer(data, "<i8")
-    for column in np.split(np.cumsum(steps), np.cumsum(counts)[:-1]):
-        yield array("q", column.astype(np.int64).tobytes())
-
-
-def _boundaries(raw: dict[str, Any], times: Sequence[int], keys: Sequence[Key]) -> dict[Key, Pins]:
-    counts, known = raw["counts"], np.array(times, np.int64)
-    if not counts:
-        return {}
-    columns = zip(raw["keys"], _unpack(raw["places"], counts), _unpack(raw["offsets"], counts), strict=True)
-    return {keys[i]: Pins(array("q", known[np.asarray(at)].tobytes()), offsets) for i, at, offsets in columns}
+    return np.cumsum(np.frombuffer(data, "<i8"))

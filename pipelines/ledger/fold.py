@@ -10,11 +10,12 @@ from bisect import bisect_left
 from collections.abc import Callable, Iterable, Iterator
 from copy import copy
 from dataclasses import dataclass, field, fields, replace
-from enum import StrEnum
+from itertools import takewhile
 from typing import Any
 
 from pydantic import BaseModel
 
+from sluice.pipelines.ledger.batches import Batch, Batches, BatchStatus
 from sluice.pipelines.ledger.entries import (
     AbandonEntry,
     AcceptEntry,
@@ -35,53 +36,12 @@ from sluice.pipelines.ledger.entries import (
     SkipEntry,
 )
 from sluice.pipelines.ledger.pins import Pins
+from sluice.pipelines.ledger.superseded import NOTHING_SUPERSEDED, Superseded
 from sluice.pipelines.schema.wider import RAW_TYPES, one_table
 from sluice.pipelines.vocabulary.kafka import Key, TopicPartition
-from sluice.pipelines.vocabulary.plans import Plan, Request, RequestKind, Slice
+from sluice.pipelines.vocabulary.plans import Slice
 from sluice.pipelines.vocabulary.ranges import Range, contiguous_end, subtract, union
-from sluice.pipelines.vocabulary.receipts import Owner, Receipt
-
-
-class BatchStatus(StrEnum):
-    PLANNED = "planned"
-    PUBLISHED = "published"
-    ABANDONED = "abandoned"
-
-
-@dataclass(frozen=True, slots=True)
-class Batch:
-    """One plan and its outcome. `published` is the number of its publish entry, `failed` counts its unproven slices.
-
-    `plan` is set while the batch is live. Later, `Ledger.plan` reads it from entry `id`.
-    """
-
-    id: int
-    plan: Plan | None
-    request: Request
-    hash: str
-    owner: Owner
-    status: BatchStatus
-    planned_at: int
-    published: int | None = None
-    failed: int = 0
-    rows: int = 0
-
-    @property
-    def merges(self) -> bool:
-        """Whether it is a compaction: it writes parts that have landed into fewer files, and lands nothing new."""
-        return self.request.kind is RequestKind.COMPACT
-
-    @property
-    def rewrites(self) -> bool:
-        """Whether it writes landed parts anew. Such a batch reads nothing from Kafka and adds nothing to the
-        quarantine."""
-        return self.request.kind in (RequestKind.COMPACT, RequestKind.REPLAY)
-
-    @property
-    def reserved_span(self) -> int:
-        """Offsets that the live plan holds."""
-        return self.plan.span if self.plan else 0
-
+from sluice.pipelines.vocabulary.receipts import Receipt
 
 Accounted = dict[Key, tuple[Range, ...]]
 NO_PINS = Pins()
@@ -99,14 +59,15 @@ class State:
     cluster: str = ""
     origins: dict[Key, OriginItem] = field(default_factory=dict)
     current: dict[TopicPartition, Key] = field(default_factory=dict)
-    batches: dict[int, Batch] = field(default_factory=dict)
+    batches: Batches = field(default_factory=Batches)
     landed: Accounted = field(default_factory=dict)
     lost: Accounted = field(default_factory=dict)
     skipped: Accounted = field(default_factory=dict)
     retired: Accounted = field(default_factory=dict)
-    replaced: frozenset[str] = frozenset()
-    """Lake paths of parts that no longer count: they were landed anew, merged or retired."""
-    superseded: dict[Key, tuple[tuple[int, Range], ...]] = field(default_factory=dict)
+    replaced: dict[str, int] = field(default_factory=dict)
+    """Lake paths of parts that no longer count, with the entry that says so: they were landed anew, merged or retired.
+    Those of long ago are forgotten; `Ledger.replaced` knows all of them."""
+    superseded: dict[Key, Superseded] = field(default_factory=dict)
     """By key, (number, range): what entries below that number published in the range no longer counts."""
     commits: dict[Key, int] = field(default_factory=dict)
     intents: dict[Key, frozenset[int]] = field(default_factory=dict)
@@ -184,7 +145,7 @@ class State:
 
     def live(self) -> tuple[Batch, ...]:
         """The batches that are planned, and neither published nor abandoned, oldest first."""
-        return tuple(b for b in self.batches.values() if b.status is BatchStatus.PLANNED)
+        return self.batches.live()
 
     def live_slices(self) -> Iterator[tuple[Batch, Slice]]:
         """Every slice that a live plan reserves, with its batch."""
@@ -205,7 +166,7 @@ class State:
             and batch.plan is not None
             and batch.status is BatchStatus.PLANNED
             and batch.owner.token == entry.token
-            and not self.replaced.intersection(batch.plan.replaces)
+            and not any(path in self.replaced for path in batch.plan.replaces)
         )
 
     def receipts(self, number: int, entry: PublishEntry) -> list[Receipt]:
@@ -213,11 +174,11 @@ class State:
         return [] if number in self.void else [r for r in entry.receipts if not self._is_superseded(number, r.slice)]
 
     def _is_superseded(self, number: int, s: Slice) -> bool:
-        return any(number < at and r.meets(s.range) for at, r in self.superseded.get(s.key, ()))
+        return self.superseded.get(s.key, NOTHING_SUPERSEDED).after(number, s.range)
 
     def uncommitted(self) -> tuple[Batch, ...]:
         """Batches published since the newest commit."""
-        return tuple(b for b in self.batches.values() if b.published is not None and b.published > self.last_mark)
+        return tuple(self.batches.published_since(self.last_mark))
 
     # -- folding
 
@@ -226,8 +187,8 @@ class State:
         out = copy(self)
         for f in fields(out):
             value = getattr(self, f.name)
-            if isinstance(value, dict):
-                setattr(out, f.name, dict(value))
+            if isinstance(value, dict | Batches):
+                setattr(out, f.name, value.copy())
         out._reserved = None
         for entry in entries:
             if out.number == 0:
@@ -260,34 +221,38 @@ class State:
     def _pin(self, key: Key, times: tuple[int, ...], offsets: tuple[int, ...]) -> None:
         self.boundaries[key] = self.boundaries.get(key, NO_PINS).with_pins(times, offsets)
         have = self.boundary_times
-        if new := [t for t in times if (at := bisect_left(have, t)) == len(have) or have[at] != t]:
+        if times and (not have or times[0] > have[-1]):
+            self.boundary_times = (*have, *times)
+        elif new := [t for t in times if (at := bisect_left(have, t)) == len(have) or have[at] != t]:
             self.boundary_times = tuple(sorted((*have, *new)))
 
     def _plan(self, entry: PlanEntry) -> None:
         plan, planned = entry.plan, BatchStatus.PLANNED
         batch = Batch(self.number, plan, plan.request, entry.hash, entry.owner, planned, entry.at)
-        self.batches[self.number] = batch
+        self.batches.plan(batch)
         for s in entry.plan.slices:
             self._raise_floor(s)
 
     def _own(self, entry: OwnEntry) -> None:
         batch = self.batches.get(entry.batch)
         if batch and batch.status is BatchStatus.PLANNED:
-            self.batches[batch.id] = replace(batch, owner=entry.owner)
+            self.batches.become(replace(batch, owner=entry.owner))
 
     def _publish(self, entry: PublishEntry) -> None:
         if not self.may_publish(entry):
             self.void += (self.number,)
             return
         batch = self.batches[entry.batch]
-        self.replaced |= frozenset(batch.plan.replaces if batch.plan else ())
-        self.batches[batch.id] = replace(
-            batch,
-            plan=None,
-            status=BatchStatus.PUBLISHED,
-            published=self.number,
-            failed=len(entry.failures),
-            rows=sum(r.counts.landed for r in entry.receipts),
+        self._replace(batch.plan.replaces if batch.plan else ())
+        self._finish(
+            replace(
+                batch,
+                plan=None,
+                status=BatchStatus.PUBLISHED,
+                published=self.number,
+                failed=len(entry.failures),
+                rows=sum(r.counts.landed for r in entry.receipts),
+            )
         )
         self._class(self.landed, ((r.slice.key, r.slice.range) for r in entry.receipts))
         for shape in sorted({r.format for r in entry.receipts}):
@@ -330,7 +295,20 @@ class State:
     def _give_up(self, batch: int) -> None:
         held = self.batches.get(batch)
         if held and held.status is BatchStatus.PLANNED:
-            self.batches[batch] = replace(held, plan=None, status=BatchStatus.ABANDONED)
+            self._finish(replace(held, plan=None, status=BatchStatus.ABANDONED))
+
+    def _finish(self, batch: Batch) -> None:
+        """Nobody asks for a part that was replaced before the oldest batch of which everything is known was planned: no
+        live plan names it, and whoever meets such a file reads the log."""
+        self.batches.become(batch)
+        if horizon := self.batches.horizon:
+            for path in [*takewhile(lambda p: self.replaced[p] < horizon, self.replaced)]:
+                del self.replaced[path]
+
+    def _replace(self, parts: Iterable[str]) -> None:
+        for path in parts:
+            self.replaced.pop(path, None)
+            self.replaced[path] = self.number
 
     def _accept(self, entry: AcceptEntry) -> None:
         left = {i.leaves: i.enters for i in entry.items if self.current.get(i.leaves.tp) == i.leaves}
@@ -348,8 +326,9 @@ class State:
     def _retire(self, entry: RetireEntry) -> None:
         ranges = [(item.key, item.range) for item in entry.ranges]
         self._class(self.retired, ranges)
-        self._supersede(ranges)
-        self.replaced |= frozenset(entry.parts)
+        for key, over in by_key(ranges).items():
+            self.superseded[key] = self.superseded.get(key, NOTHING_SUPERSEDED).covered(self.number, union(over))
+        self._replace(entry.parts)
 
     def _schema(self, entry: SchemaEntry) -> None:
         self.shapes.pop(entry.shape, None)
@@ -374,7 +353,7 @@ class State:
 
     def _supersede(self, items: Iterable[tuple[Key, Range]]) -> None:
         for key, ranges in by_key(items).items():
-            self.superseded[key] = (*self.superseded.get(key, ()), *((self.number, r) for r in union(ranges)))
+            self.superseded[key] = self.superseded.get(key, NOTHING_SUPERSEDED).also(self.number, union(ranges))
 
 
 def number_after(number: int, entry: Entry) -> int:

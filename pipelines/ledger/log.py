@@ -11,20 +11,24 @@ write may still arrive, and its outcome stays unknown.
 from __future__ import annotations
 
 import secrets
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
+from dataclasses import replace
 from itertools import islice
 from typing import NamedTuple
 
 from sluice.pipelines.lake import paths
 from sluice.pipelines.ledger import checkpoint
-from sluice.pipelines.ledger.entries import Entry, PlanEntry, PublishEntry, dump, parse
-from sluice.pipelines.ledger.fold import Batch, State, number_after
+from sluice.pipelines.ledger.batches import FORGOTTEN, Batch
+from sluice.pipelines.ledger.entries import Entry, OwnEntry, PlanEntry, PublishEntry, dump, parse
+from sluice.pipelines.ledger.fold import State, number_after
 from sluice.pipelines.ledger.tip import Tip, Trace, beyond, entries_lost
 from sluice.pipelines.ports import Clock, Lake
 from sluice.pipelines.vocabulary.errors import LedgerCorrupt, SluiceError, Unknown
 from sluice.pipelines.vocabulary.plans import Plan
+from sluice.pipelines.vocabulary.ranges import Range
 from sluice.pipelines.vocabulary.side_by_side import AT_ONCE, each
+from sluice.pipelines.vocabulary.topic_names import encode_topic
 
 CHECKPOINT_EVERY = 200
 CHECKPOINT_BYTES = 2 << 20
@@ -32,6 +36,8 @@ CHECKPOINT_BYTES = 2 << 20
 CHECKPOINTS_KEPT = 3
 READ_AHEAD = 64
 """Entries read before they are folded."""
+BEYOND_THE_END = tuple(1 << i for i in range(7))
+"""How far behind the end of the log a reader looks for entries that a hole would hide."""
 
 
 class Appended(NamedTuple):
@@ -65,7 +71,9 @@ class Ledger:
     def read(self) -> State:
         """The fold of everything written so far. Raises LedgerTooNew, LedgerCorrupt, EntriesLost.
 
-        The first read lists the log, which shows that no entry is missing. Later reads continue from the last number.
+        The first read goes from the newest checkpoint to the entry that the note beside the log names, by number, so
+        it looks at no older name. Without the two, or where an entry between them is missing, it lists the log. Later
+        reads continue from the last number.
         """
         if self._state.number == 0:
             return self._first_read()
@@ -76,11 +84,36 @@ class Ledger:
         """The tip and the checkpoints are read before the entries: the entries that they imply are older."""
         tip = Tip.parse(self._lake.get(paths.tip_path(self.feed))) if self._whole else None
         begun = (self._checkpoint() if self._whole else None) or State()
-        data = [(path, content) for _, path, content in self._listed(begun.number, begun.newest)]
+        data = self._by_number(begun, tip) if tip and begun.number and tip.ledger == begun.ledger_id else None
+        if data is None:
+            data = [(path, content) for _, path, content in self._listed(begun.number, begun.newest)]
         state = _fold(begun, data)
         if trace := beyond(self.feed, state, tip):
             raise entries_lost(self.feed, state.newest, [trace])
         return self._kept(state, data)
+
+    def _by_number(self, begun: State, tip: Tip) -> list[tuple[str, bytes]] | None:
+        """(path, content) of the entries after a checkpoint. None where one is missing that stood once, or where others
+        stand behind the last: the listing finds out what that means."""
+        if self._lake.size(paths.log_path(self.feed, begun.newest)) is None:
+            return None
+        out: list[tuple[str, bytes]] = []
+        number = begun.number
+        while number <= tip.number:
+            ahead = range(number, min(number + READ_AHEAD, tip.number + 1))
+            found = each(self._lake.get, [paths.log_path(self.feed, n) for n in ahead])
+            for at, data in zip(ahead, found, strict=True):
+                if at != number:
+                    break  # lost entries lie between
+                if data is None:
+                    return None
+                out.append((path := paths.log_path(self.feed, at), data))
+                number = _after(at, path, data)
+        for path, data in self._following(number):
+            out.append((path, data))
+            number = _after(paths.log_number(path) or 0, path, data)
+        behind = [paths.log_path(self.feed, number + far) for far in BEYOND_THE_END]
+        return out if all(size is None for size in each(self._lake.size, behind)) else None
 
     def _kept(self, state: State, data: list[tuple[str, bytes]]) -> State:
         self._state = state
@@ -159,6 +192,35 @@ class Ledger:
             raise LedgerCorrupt(f"entry {batch} is not the plan of batch {batch}")
         return entry.plan
 
+    def recall(self, batch: Batch) -> Batch:
+        """The batch with hash, owner and time, from the log if the state has forgotten them. Of a batch that was given
+        up long ago, the owner is the one that planned it. Raises LedgerCorrupt."""
+        if batch.owner != FORGOTTEN:
+            return batch
+        entry = self.entry(batch.id)
+        if not isinstance(entry, PlanEntry):
+            raise LedgerCorrupt(f"entry {batch.id} is not the plan of batch {batch.id}")
+        later = (self.entry(n) for n in range(batch.id + 1, batch.published or 0))
+        owners = [e.owner for e in later if isinstance(e, OwnEntry) and e.batch == batch.id]
+        return replace(batch, hash=entry.hash, owner=[entry.owner, *owners][-1], planned_at=entry.at)
+
+    def replaced(self, named: Iterable[str], state: State | None = None) -> frozenset[str]:
+        """Those of these lake paths that are parts which no longer count: landed anew, merged or retired, however long
+        ago. Where the state has forgotten a part, the entry that published it says what became of it."""
+        state = state or self.read()
+        told = list(named)
+        found = {path for path in told if path in state.replaced}
+        unsure: dict[int, list[str]] = {}
+        for path in told:
+            if path not in found and (batch := _may_be_replaced(state, path)) is not None:
+                unsure.setdefault(batch.id, []).append(path)
+        for id, some in unsure.items():
+            entry = self.publication(state.batches[id])
+            counting = state.receipts(state.batches[id].published or 0, entry)
+            live = {p.path for r in counting for p in r.parts}
+            found |= {p.path for r in entry.receipts for p in r.parts}.intersection(some) - live
+        return frozenset(found)
+
     def publication(self, batch: Batch) -> PublishEntry:
         """The publish entry of the batch. Raises LedgerCorrupt when it has none."""
         entry = None if batch.published is None else self.entry(batch.published)
@@ -212,6 +274,17 @@ class Ledger:
             f"ledger of feed {self.feed}: entry {expected} is missing ({path} stands)",
             remedy="restore the missing file from a backup of the lake; Sluice changes nothing until then",
         )
+
+
+def _may_be_replaced(state: State, path: str) -> Batch | None:
+    """The batch that published a file of that name, if something of the offsets in the name was superseded since."""
+    part = paths.parse_part(path)
+    batch = state.batches.get(part.batch) if part else None
+    if part is None or batch is None or batch.published is None:
+        return None
+    named, number = Range(part.start, part.end), batch.published
+    lives = (s for k, s in state.superseded.items() if (encode_topic(k.topic), k.partition) == part[:2])
+    return batch if any(s.after(number, named) for s in lives) else None
 
 
 def _fold(state: State, data: list[tuple[str, bytes]]) -> State:

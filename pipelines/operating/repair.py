@@ -179,7 +179,7 @@ def _replaced_files(place: RepairTarget) -> Iterator[RepairFinding]:
 
 
 def _manifests(place: RepairTarget) -> Iterator[RepairFinding]:
-    done = write_manifests(place.ledger, place.lake, place.feed, place.windows)
+    done = write_manifests(place.ledger, place.lake, place.feed, place.windows, everywhere=True)
     if done:
         names = tuple(map(show_window, done))
         text = f"the manifest of {many(len(done), 'complete window')}, {ends(names)}"
@@ -192,13 +192,14 @@ def _strangers(place: RepairTarget) -> Iterator[RepairFinding]:
     state = place.ledger.read()
     receipts = live_receipts(place.ledger, state)
     parts = list({p.path: p for r in receipts for p in r.parts}.values())
-    nobodys = tuple(sorted(visible - {p.path for p in parts} - state.replaced))
+    unknown = visible - {p.path for p in parts}
+    nobodys = tuple(sorted(unknown - place.ledger.replaced(unknown, state)))
     if nobodys:
         text = f"{many(len(nobodys), 'file')} of which the ledger knows nothing: {ends(nobodys)}"
         remedy = "who reads the folder counts their rows: see where they come from, and move them away by hand"
         yield RepairFinding(RepairKind.STRANGER, text, remedy=(remedy,), items=nobodys)
     lacking = [p for p in parts if p.path not in visible and _is_nowhere(place.lake, p)]
-    replaced = place.ledger.read().replaced if lacking else ()
+    replaced = place.ledger.replaced(p.path for p in lacking)
     if missing := tuple(p.path for p in lacking if p.path not in replaced):
         text = f"{many(len(missing), 'published file')} missing: {ends(missing)}"
         ways = tuple(dict.fromkeys(_anew(place, r) for r in receipts if any(p.path in missing for p in r.parts)))

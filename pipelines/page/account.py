@@ -9,10 +9,12 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import islice
 
 from sluice.pipelines.contract.expectation import Contract
 from sluice.pipelines.contract.results import ExpectationOutcome, Result, contract_results
 from sluice.pipelines.ledger import Batch, BatchStatus, Ledger, State
+from sluice.pipelines.ledger.batches import oldest_first
 from sluice.pipelines.planning.shapes import shape_named
 from sluice.pipelines.ports import Lake
 from sluice.pipelines.quarantine.staged import receipts_in_staging
@@ -121,7 +123,7 @@ def account(
     Raises UsageError when there is no such batch, LedgerCorrupt, LakeUnavailable.
     """
     state = ledger.read()
-    batch = _batch(state, ledger.feed, number)
+    batch = _batch(ledger, state, number)
     plan = ledger.plan(number)
     entry = None if batch.published is None else ledger.publication(batch)
     receipts = entry.receipts if entry else receipts_in_staging(lake, plan, number)
@@ -147,10 +149,10 @@ def account(
 
 def newest(state: State, feed: str) -> int:
     """The newest batch that was not given up. Raises UsageError when there is none."""
-    there = [b.id for b in state.batches.values() if b.status is not BatchStatus.ABANDONED]
-    if not there:
+    there = (b.id for b in state.batches.newest_first() if b.status is not BatchStatus.ABANDONED)
+    if (found := next(there, None)) is None:
         raise UsageError(f"feed {feed} has no batch yet", remedy=f"land one: sluice run {feed}")
-    return max(there)
+    return found
 
 
 def behind(outlook: Outlook) -> tuple[PartitionLag, ...]:
@@ -159,11 +161,11 @@ def behind(outlook: Outlook) -> tuple[PartitionLag, ...]:
     return tuple(PartitionLag(o.key, sum(r.end - r.start for r in o.ranges), ages.get(o.key)) for o in outlook.owed)
 
 
-def _batch(state: State, feed: str, number: int) -> Batch:
+def _batch(ledger: Ledger, state: State, number: int) -> Batch:
     if (found := state.batches.get(number)) is not None:
-        return found
-    recent = ", ".join(map(str, [*state.batches][-5:])) or "none"
-    raise UsageError(f"feed {feed} has no batch {number}", remedy=f"its newest: {recent}")
+        return ledger.recall(found)
+    recent = ", ".join(str(b.id) for b in oldest_first(islice(state.batches.newest_first(), 5))) or "none"
+    raise UsageError(f"feed {ledger.feed} has no batch {number}", remedy=f"its newest: {recent}")
 
 
 def _shape(ledger: Ledger, state: State, receipts: Sequence[Receipt]) -> Shape:
@@ -173,8 +175,8 @@ def _shape(ledger: Ledger, state: State, receipts: Sequence[Receipt]) -> Shape:
 
 def _before(ledger: Ledger, state: State, batch: Batch) -> Sequence[Past]:
     """The batches that landed something before this one, oldest first."""
-    before = [b for b in state.batches.values() if b.id < batch.id and b.published is not None and not b.merges]
-    recent = sorted(before, key=lambda b: b.published or 0)[1 - PAST :]
+    before = (b for b in state.batches.newest_first(batch.id) if b.published is not None and not b.merges)
+    recent = sorted(islice(before, PAST - 1), key=lambda b: b.published or 0)
     entries = each(ledger.publication, recent)
     return [_past(b, e.at, e.receipts) for b, e in zip(recent, entries, strict=True)]
 

@@ -347,10 +347,19 @@ def range_between(state: State, key: Key, start: int, end: int) -> Range | None:
     return None if first is None or last is None else Range(first, last)
 
 
-def manifest_windows(state: State, settings: WindowSettings) -> tuple[int, ...]:
-    """The starts (ms) of the windows that get a manifest, oldest first: both their boundaries are pinned one by one."""
+def manifest_windows(state: State, settings: WindowSettings, among: Iterable[int] | None = None) -> tuple[int, ...]:
+    """The starts (ms) of the windows that get a manifest, oldest first: both their boundaries are pinned one by one.
+
+    All, or those `among` some times."""
     times = set(state.boundary_times)
-    return tuple(t for t in state.boundary_times if t + settings.length in times and t % settings.length == 0)
+    asked = state.boundary_times if among is None else sorted(times.intersection(among))
+    return tuple(t for t in asked if t + settings.length in times and t % settings.length == 0)
+
+
+def pinned_to(state: State) -> int | None:
+    """The time (ms) up to which every partition has all of its boundaries; None where one has none."""
+    ends = [pins.times[-1] if (pins := state.boundaries.get(k)) else None for k in state.known()]
+    return min((t for t in ends if t is not None), default=None) if None not in ends else None
 
 
 @dataclass(frozen=True, slots=True)

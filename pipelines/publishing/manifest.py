@@ -7,18 +7,23 @@ when rows of the window are retired. Parts come from the ledger, so a reader nev
 
 from __future__ import annotations
 
+import hashlib
 import json
+from bisect import bisect_left
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from sluice.pipelines.feed.sections import WindowSettings
 from sluice.pipelines.lake import paths
 from sluice.pipelines.ledger import Ledger, State
 from sluice.pipelines.ledger.entries import PublishEntry, RetireEntry
 from sluice.pipelines.ledger.fold import by_key
+from sluice.pipelines.ledger.superseded import NOTHING_SUPERSEDED
 from sluice.pipelines.planning import windows
 from sluice.pipelines.ports import Lake
-from sluice.pipelines.vocabulary.errors import WindowIncomplete, WindowRetired
+from sluice.pipelines.vocabulary.errors import SluiceError, WindowIncomplete, WindowRetired
 from sluice.pipelines.vocabulary.kafka import Key
 from sluice.pipelines.vocabulary.plans import Slice
 from sluice.pipelines.vocabulary.ranges import Range
@@ -45,11 +50,22 @@ class WindowFiles:
         return tuple(p for p in self.parts if p.kind is kind)
 
 
-def write_manifests(ledger: Ledger, lake: Lake, feed: str, settings: WindowSettings) -> tuple[int, ...]:
-    """Write the manifest of every complete window that has all its rows and none yet; return these. Idempotent."""
+def write_manifests(
+    ledger: Ledger, lake: Lake, feed: str, settings: WindowSettings, *, everywhere: bool = False
+) -> tuple[int, ...]:
+    """Write the manifest of every complete window that has all its rows and none yet; return these. Idempotent.
+
+    Only windows are looked at that may have become complete since this was last done, as a note in the lake tells. With
+    `everywhere`, or where the note does not tell, it is all of them.
+    """
     state = ledger.read()
-    standing = set(lake.list(paths.manifest_folder(feed)))
-    named = {t: paths.window_path(feed, t, settings.length) for t in windows.manifest_windows(state, settings)}
+    told = None if everywhere else _Declared.read(lake, feed)
+    new = told.since(state, settings) if told else None
+    named = {t: paths.window_path(feed, t, settings.length) for t in windows.manifest_windows(state, settings, new)}
+    if new is None:
+        standing = set(lake.list(paths.manifest_folder(feed)))
+    else:
+        standing = {path for path in named.values() if lake.size(path) is not None}
     fresh = (t for t, path in named.items() if path not in standing and not is_retired(state, t, settings.length))
     done = windows.complete_of(state, fresh, settings)
     receipts = receipts_by_window(ledger, state, done, settings)
@@ -58,7 +74,58 @@ def write_manifests(ledger: Ledger, lake: Lake, feed: str, settings: WindowSetti
         lake.put_if_absent(named[w], _dump(state, done[w], receipts[w], feed, w, settings))
 
     each(declare, tuple(done), patience=0)  # a disk makes several files durable in the time of one
+    now = _Declared.of(state, settings)
+    if now != told and not everywhere:
+        with suppress(SluiceError):  # the next run looks at more
+            lake.put(paths.declared_path(feed), now.dump())
     return tuple(done)
+
+
+class _Declared(NamedTuple):
+    """Every window that was complete below entry `number` has its manifest. Windows were of this `length` (ms) then;
+    boundaries were pinned up to `pinned` in every partition. `otherwise` stands for all that completes a window but
+    what is published in it, `witness` for the log: a lake put back from a copy may have the note of another."""
+
+    ledger: str
+    number: int
+    length: int
+    pinned: int | None
+    otherwise: str
+    witness: str
+
+    @classmethod
+    def of(cls, state: State, settings: WindowSettings) -> _Declared:
+        told = (state.lost, state.skipped, state.retired, state.current, state.gaps, state.boundary_times[:1])
+        text = repr([sorted(x.items()) if isinstance(x, dict) else x for x in told])
+        otherwise = hashlib.sha256(text.encode()).hexdigest()[:16]
+        pinned, witness = windows.pinned_to(state), state.batches.witness()
+        return cls(state.ledger_id, state.number, settings.length, pinned, otherwise, witness)
+
+    @classmethod
+    def read(cls, lake: Lake, feed: str) -> _Declared | None:
+        """None for anything that is not such a note."""
+        try:
+            return cls(**json.loads(lake.get(paths.declared_path(feed)) or b""))
+        except (ValueError, TypeError, RecursionError):
+            return None
+
+    def dump(self) -> bytes:
+        return json.dumps(self._asdict()).encode() + b"\n"
+
+    def since(self, state: State, settings: WindowSettings) -> set[int] | None:
+        """The starts of windows that may have become complete since; None if it may be any."""
+        now = self.of(state, settings)
+        if self._replace(number=now.number, pinned=now.pinned, witness=now.witness) != now:
+            return None
+        if type(self.number) is not int or type(self.pinned) is not int or type(self.witness) is not str:
+            return None
+        if self.number > now.number or not state.batches.bears(self.witness):
+            return None
+        published = {w for w, numbers in state.published_in.items() if numbers[-1] >= self.number}
+        if None in published:
+            return None
+        first = bisect_left(state.boundary_times, self.pinned - settings.length)
+        return {settings.start_of(w) for w in published if w is not None} | {*state.boundary_times[first:]}
 
 
 def _dump(
@@ -135,7 +202,7 @@ def demand_kept(ledger: Ledger, state: State, feed: str, window: int, settings: 
 
 def retirement(ledger: Ledger, state: State, key: Key, r: Range) -> str:
     """When, by whom and why rows in the range were retired: `retired on … by …: …`."""
-    numbers = (at for at, gone in reversed(state.superseded.get(key, ())) if gone.meets(r))
+    numbers = (at for at, gone in reversed(state.superseded.get(key, NOTHING_SUPERSEDED)) if gone.meets(r))
     entry = next(e for n in numbers if isinstance(e := ledger.entry(n), RetireEntry))
     return f"retired on {show_instant(entry.at)}{f' by {entry.run}' if entry.run else ''}: {entry.reason}"
 

@@ -110,13 +110,14 @@ def roll_forward(ledger: Ledger, lake: Lake, feed: str) -> RolledForward:
     published = [state.batches[b] for b in sorted(staged) if _status(state, b) is BatchStatus.PUBLISHED]
     receipts = [r for b in published for r in _receipts(ledger, b)]
     parts = list({part.staged: part for r in receipts for part in r.parts}.values())  # slices may share a file
-    each(lake.remove, [p.staged for p in parts if p.path in state.replaced])
+    gone = ledger.replaced((p.path for p in parts), state)
+    each(lake.remove, [p.staged for p in parts if p.path in gone])
     replaced = [path for b in published for path in _replaced_paths(ledger, b)]
     hidden = [path for path, size in zip(replaced, each(lake.size, replaced), strict=True) if size is not None]
     each(lake.remove, hidden)
-    live = [p for p in parts if p.path not in state.replaced]
+    live = [p for p in parts if p.path not in gone]
     shown = [p.path for p, ours in zip(live, each(lambda p: _show(lake, p), live), strict=True) if ours]
-    late = {p for p in shown if p in ledger.read().replaced} if shown else set()
+    late = ledger.replaced(shown) if shown else frozenset()
     for path in late:  # copying takes time: a run that hid it meanwhile could not see it yet
         lake.remove(path)
     shown = [p for p in shown if p not in late]

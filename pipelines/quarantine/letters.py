@@ -74,7 +74,7 @@ def owed_letters(ledger: Ledger, state: State, since: int) -> tuple[Source, ...]
     first: list[tuple[Key, Range]] = []
     anew: list[tuple[Key, Range]] = []
     lying: list[Receipt] = []
-    for batch in (b for b in state.batches.values() if b.published is not None and b.published > since):
+    for batch in state.batches.published_since(since):
         # What replaces a part is published later than the part, so nothing due lies in an older batch.
         entry = ledger.publication(batch)
         lying += [r for r in state.receipts(batch.published or 0, entry) if r.of(PartKind.QUARANTINED)]

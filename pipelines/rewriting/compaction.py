@@ -9,22 +9,27 @@ dies, the parts are as they were, and the next command that meets the batch give
 
 from __future__ import annotations
 
+import json
 import os
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from sluice.pipelines.feed.feed import Feed
-from sluice.pipelines.feed.sections import CompactionSettings
+from sluice.pipelines.feed.sections import CompactionSettings, WindowSettings
+from sluice.pipelines.lake import paths
 from sluice.pipelines.landing.writer import MAX_FOLDERS
 from sluice.pipelines.ledger import Ledger, State
 from sluice.pipelines.ledger.fold import NO_PINS
 from sluice.pipelines.planning import windows
-from sluice.pipelines.ports import Edges
+from sluice.pipelines.ports import Edges, Lake
 from sluice.pipelines.publishing import manifest, owners
 from sluice.pipelines.publishing.publish import roll_forward
 from sluice.pipelines.rewriting.merging import MERGE_BYTES, Merge, Merger
 from sluice.pipelines.rewriting.rewriting import RewriteMethod, Rewriting, company, give_up_dead, is_free, rewriting
+from sluice.pipelines.vocabulary.errors import SluiceError
 from sluice.pipelines.vocabulary.plans import Request, RequestKind
 from sluice.pipelines.vocabulary.progress import Progress, Reporter
 from sluice.pipelines.vocabulary.receipts import Met, Owner, Receipt
@@ -64,11 +69,18 @@ class Compacted:
 
 def find(feed: Feed, ledger: Ledger, asked: Sequence[int] | None = None) -> PendingMerges:
     """Small parts of complete windows (those that start at `asked`; None: all, and rows outside windows)."""
+    return _find(feed, ledger, asked, None)
+
+
+def _find(feed: Feed, ledger: Ledger, asked: Sequence[int] | None, seen: _Seen | None) -> PendingMerges:
+    """As `find`. What was `seen` before, and nothing was published in since, is left out."""
     state, window = ledger.read(), feed.window
     chosen = None if asked is None else frozenset(asked)
 
     def wanted(lies_in: int | None) -> bool:
-        return chosen is None or (lies_in is not None and window.start_of(lies_in) in chosen)
+        if chosen is not None:
+            return lies_in is not None and window.start_of(lies_in) in chosen
+        return seen is None or seen.is_new(state, lies_in, window)
 
     merges = list(_merges(state, manifest.receipts_lying(ledger, state, wanted), feed.compaction))
     starts = {window.start_of(m.slice.window) for m in merges if m.slice.window is not None}
@@ -76,6 +88,38 @@ def find(feed: Feed, ledger: Ledger, asked: Sequence[int] | None = None) -> Pend
     whole_merges = (m for m in merges if m.slice.window is None or window.start_of(m.slice.window) in whole)
     in_order = sorted(whole_merges, key=lambda m: (m.slice.window or 0, m.slice.key, m.slice.start))
     return PendingMerges(state.number, tuple(in_order), tuple(sorted(starts - whole)))
+
+
+class _Seen(NamedTuple):
+    """The note of a compaction of everything: below entry `number`, only the windows in `left` (None: rows outside
+    windows) still had parts to merge into files of `target` bytes. Windows were of this `length` (ms) then."""
+
+    ledger: str
+    number: int
+    target: int
+    length: int
+    left: tuple[int | None, ...]
+
+    @classmethod
+    def read(cls, lake: Lake, feed: Feed, state: State) -> _Seen | None:
+        """None for anything that is not such a note, of this ledger and these settings."""
+        try:
+            found = cls(**json.loads(lake.get(paths.compacted_path(feed.name)) or b""))
+            here = (state.ledger_id, feed.compaction.target_file_bytes, feed.window.length)
+            same = (found.ledger, found.target, found.length) == here and 0 <= found.number <= state.number
+            unbroken = not any(after > found.number for _, after in state.gaps)
+            return found._replace(left=tuple(found.left)) if same and unbroken else None
+        except (ValueError, TypeError, RecursionError):
+            return None
+
+    def dump(self) -> bytes:
+        return json.dumps(self._asdict()).encode() + b"\n"
+
+    def is_new(self, state: State, lies_in: int | None, window: WindowSettings) -> bool:
+        return (
+            state.published_in[lies_in][-1] >= self.number
+            or (lies_in if lies_in is None else window.start_of(lies_in)) in self.left
+        )
 
 
 def _merges(state: State, receipts: Iterable[Receipt], settings: CompactionSettings) -> Iterator[Merge]:
@@ -120,7 +164,7 @@ def _follows(state: State, run: Sequence[Receipt], r: Receipt) -> bool:
 def foresee_compaction(feed: Feed, edges: Edges, asked: Sequence[int] | None = None) -> Compacted:
     """What `compact` would merge now, including what a dead run was merging. Writes nothing."""
     ledger = Ledger.offline(edges.lake, feed.name, edges.clock)
-    found, busy = find(feed, ledger, asked), dict[int | None, int]()
+    found, busy = _find(feed, ledger, asked, _Seen.read(edges.lake, feed, ledger.read())), dict[int | None, int]()
     state = ledger.read()
     dead = {i for i, said in owners.judge_batches(edges.liveness, rewriting(state)).items() if said.dead}
     free = [m for m in found.merges if is_free(state, m.slice, found.number, busy, dead)]
@@ -143,11 +187,16 @@ def compact(feed: Feed, edges: Edges, asked: Sequence[int] | None, owner: Owner,
         give_up_dead(ledger, edges.liveness, REQUEST.kind, report)
         roll_forward(ledger, edges.lake, feed.name)
         report(Progress("find"))
-        found = find(feed, ledger, asked)
+        found = _find(feed, ledger, asked, _Seen.read(edges.lake, feed, ledger.read()))
         at_once = threads(feed.compaction, os.cpu_count() or 1)
         how = RewriteMethod(REQUEST, "merge", lambda desk: Merger(desk).merge, at_once)
         run = Rewriting(feed, edges, ledger, owner, report, how, found.number)
         run.all(found.merges)
+        if asked is None:
+            left = {*found.incomplete, *(b if b is None else feed.window.start_of(b) for b in run.busy)}
+            of = (ledger.read().ledger_id, found.number, feed.compaction.target_file_bytes, feed.window.length)
+            with suppress(SluiceError):  # the next one looks at more
+                edges.lake.put(paths.compacted_path(feed.name), _Seen(*of, tuple(left)).dump())
         met = company(feed.name, ledger, edges.liveness, run.busy.values())
     return Compacted(tuple(run.done), tuple(run.batches), run.busy, found.incomplete, met)
 

@@ -114,7 +114,8 @@ def remove_retired(ledger: Ledger, lake: Lake) -> Removed:
     feed = ledger.feed
     roll_forward(ledger, lake, feed)
     state = ledger.read()
-    parts = [p for root in paths.visible_roots(feed) for p in lake.list(root) if p in state.replaced]
+    visible = (p for root in paths.visible_roots(feed) for p in lake.list(root))
+    parts = sorted(ledger.replaced(visible, state))
     for path in parts:
         lake.remove(path)
     return Removed(tuple(parts), manifest.withdraw(state, lake, feed))

@@ -19,6 +19,7 @@ from sluice.pipelines.feed.feed import Feed
 from sluice.pipelines.landing.proof import prove
 from sluice.pipelines.ledger import Batch, BatchStatus, Ledger, State
 from sluice.pipelines.ledger.entries import PlanEntry
+from sluice.pipelines.ledger.superseded import NOTHING_SUPERSEDED
 from sluice.pipelines.ports import Edges, Liveness
 from sluice.pipelines.publishing import owners
 from sluice.pipelines.publishing.publish import abandon, check_owner, publish, roll_forward
@@ -93,7 +94,7 @@ def is_free(
 ) -> bool:
     """Whether what counted of the slice below entry `since` still counts, and no live batch reserves any of it. A batch
     that does is put into `busy`, by window."""
-    if any(at >= since and r.meets(s.range) for at, r in state.superseded.get(s.key, ())):
+    if state.superseded.get(s.key, NOTHING_SUPERSEDED).after(since - 1, s.range):
         return False
     for batch, other in state.live_slices():
         if other.key == s.key and other.range.meets(s.range) and batch.id not in dead:

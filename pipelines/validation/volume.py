@@ -68,8 +68,7 @@ def earlier_rows(state: State, request: Request, before: int) -> list[int]:
     Counts batches that were planned before ledger number `before`, for the same kind of request and the same
     partitions, and that landed as a whole.
     """
-    earlier = (b for b in reversed(state.batches.values()) if b.id < before)
-    like = (b for b in earlier if _kind(b.request) == _kind(request))
+    like = (b for b in state.batches.newest_first(before) if _kind(b.request) == _kind(request))
     return [b.rows for b in like if b.published is not None and not b.failed]
 
 

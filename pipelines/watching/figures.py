@@ -27,7 +27,7 @@ def newest_landed(batches: Iterable[Batch]) -> Batch | None:
 
 
 def _of_batch(ledger: Ledger, batch: Batch) -> Iterator[Figure]:
-    feed, entry = ledger.feed, ledger.publication(batch)
+    feed, batch, entry = ledger.feed, ledger.recall(batch), ledger.publication(batch)
     receipts = entry.receipts
     counts = sum((r.counts for r in receipts), Counts())
     yield figure("last_batch_published_timestamp_seconds", entry.at / 1000, feed)

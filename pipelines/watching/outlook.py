@@ -10,10 +10,12 @@ from __future__ import annotations
 from bisect import bisect_left, bisect_right
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import islice
 
 from sluice.pipelines.feed.feed import Feed
 from sluice.pipelines.feed.sections import CommitMode, OffsetStore
 from sluice.pipelines.ledger import Ledger, State
+from sluice.pipelines.ledger.batches import oldest_first
 from sluice.pipelines.ledger.fold import NO_PINS
 from sluice.pipelines.ports import Cluster
 from sluice.pipelines.vocabulary.kafka import BrokerConfig, Key, OffsetAtTime, PartitionState
@@ -214,7 +216,8 @@ def work(ledger: Ledger, state: State) -> list[BatchPace]:
     """The pace of the newest batches that landed something. Left out are batches that wrote parts anew, and those that
     adopted slices of an earlier attempt, whose time is not their own.
     """
-    recent = [b for b in state.batches.values() if b.published is not None and not b.rewrites][-RECENT:]
+    landed = (b for b in state.batches.newest_first() if b.published is not None and not b.rewrites)
+    recent = [ledger.recall(b) for b in oldest_first(islice(landed, RECENT))]
     entries = ((b, ledger.publication(b)) for b in recent)
     own = ((b, e) for b, e in entries if not any(r.adopted for r in e.receipts))
     return [BatchPace(sum(r.slice.span for r in e.receipts), max(e.at - b.planned_at, 1)) for b, e in own]

@@ -65,8 +65,7 @@ def _reserved_windows(state: State) -> Iterator[tuple[Batch, int]]:
 
 def _failed_in_part(ledger: Ledger, state: State) -> dict[int, int]:
     """By window, the newest batch that failed in part of it and published the rest."""
-    batches = [b for b in state.batches.values() if b.failed and b.published is not None]
-    entries = map(ledger.publication, batches[-RECENT:])
+    entries = map(ledger.publication, state.batches.failed_in_part()[-RECENT:])
     return {f.slice.window: e.batch for e in entries for f in e.failures if f.slice.window is not None}
 
 

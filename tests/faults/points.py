@@ -44,6 +44,7 @@ LANDING = (
     "show",  # a part appears where readers look
     "clean",  # a staged file goes
     "manifest",
+    "declare",  # the note of which windows have theirs
     "checkpoint",
     "farewell",  # the run's beat goes
 )
@@ -138,6 +139,8 @@ def _effect(method: str, path: str, *args: Any) -> str | None:
     if method == "show":
         return method
     if method == "put":
+        if path.endswith("/declared.json"):
+            return "declare"
         return "receipt" if paths.receipt_slice(path) else "checkpoint" if paths.checkpoint_number(path) else None
     if method == "remove":
         return "clean" if paths.staged_batch(path) is not None else "farewell" if paths.owner_token(path) else None

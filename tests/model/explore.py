@@ -25,7 +25,7 @@ from sluice.pipelines.vocabulary.errors import (
     Terminal,
 )
 from sluice.pipelines.vocabulary.kafka import CommittedOffset
-from tests.model.programs import Spec, as_one, heal, program
+from tests.model.programs import Spec, as_one, forgetful, heal, program
 from tests.model.scheduler import Deviation, Ran, Schedule
 from tests.model.watch import Watch
 from tests.model.world import DLQ, HOUR, START, World
@@ -265,7 +265,7 @@ def _mixed(level: list[tuple[Deviation, ...]], chance: random.Random) -> list[tu
 
 def explored(s: Scenario, most: int, deviations: int = 2, seed: int = 1) -> Explorer:
     """Raises Violation."""
-    with as_one():
+    with as_one(), forgetful():
         explorer = Explorer(s)
         explorer.systematic(most, deviations, seed)
     return explorer

@@ -15,9 +15,11 @@ from sluice.pipelines.batch.land import land
 from sluice.pipelines.batch.result import Skip
 from sluice.pipelines.committing.commit import CommitSettings, commit
 from sluice.pipelines.landing import task, writer
+from sluice.pipelines.ledger import batches
 from sluice.pipelines.ledger import log as ledger_log
 from sluice.pipelines.operating.accept import AcceptEvent, accept_ledger, accept_log, accept_lost, accept_moved
 from sluice.pipelines.planning import windows
+from sluice.pipelines.publishing.manifest import write_manifests
 from sluice.pipelines.quarantine.held import Filter
 from sluice.pipelines.quarantine.letters import Outlet
 from sluice.pipelines.records.decode import decoder
@@ -32,7 +34,7 @@ from sluice.pipelines.vocabulary.plans import AskedRange, Request, RequestKind
 from sluice.pipelines.vocabulary.receipts import Owner
 from sluice.testing.logs import ABORT
 from tests.model.scheduler import current_actor
-from tests.model.world import HOUR, START, TOPIC, World
+from tests.model.world import FEED, HOUR, START, TOPIC, World
 
 CATCH_UP = Request(RequestKind.CATCH_UP)
 Spec = tuple[Any, ...]
@@ -185,6 +187,8 @@ def heal(
         _settle(world, by_windows, moved)
         if retired:
             remove_retired(world.ledger("operator"), world.edges("operator").lake)
+        if late := write_manifests(world.ledger("n"), world.edges("n").lake, FEED, world.feed.window, everywhere=True):
+            return f"W: the runs did not declare {len(late)} complete windows"
     except SluiceError as error:
         return world.broken or f"I14: a clean run is refused: {type(error).__name__}: {error.message}"
     return world.broken
@@ -283,6 +287,13 @@ def _write_id(size: int) -> str:
         return f"alone-{next(_alone)}"
     actor.writes += 1
     return f"{actor.name}-{actor.writes}"
+
+
+@contextmanager
+def forgetful() -> Iterator[None]:
+    """What the state forgets is forgotten at once, and folds begin at checkpoints."""
+    with patch.object(batches, "KEPT", 1), patch.object(ledger_log, "CHECKPOINT_EVERY", 4):
+        yield
 
 
 @contextmanager

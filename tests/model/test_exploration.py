@@ -10,7 +10,7 @@ from __future__ import annotations
 import pytest
 
 from tests.model.explore import Explorer, Scenario, explored
-from tests.model.programs import as_one
+from tests.model.programs import as_one, forgetful
 from tests.model.scenarios import SCENARIOS, random_scenario
 
 
@@ -28,7 +28,7 @@ def test_many_schedules(scenario: Scenario) -> None:
 @pytest.mark.soak
 @pytest.mark.parametrize("seed", range(500))
 def test_random_walks(seed: int) -> None:
-    with as_one():
+    with as_one(), forgetful():
         explorer = Explorer(random_scenario(seed))
         for walk in range(20):
             explorer.walk(1000 * seed + walk, busy=0.15)
@@ -36,7 +36,7 @@ def test_random_walks(seed: int) -> None:
 
 def test_the_same_deviations_give_the_same_run() -> None:
     scenario = next(s for s in SCENARIOS if s.name == "two runs")
-    with as_one():
+    with as_one(), forgetful():
         explorer = Explorer(scenario)
         first, second = (explorer.one([(20, "r2"), (40, "r1")]) for _ in range(2))
     assert first.trace == second.trace

@@ -20,6 +20,8 @@
 | – | landing anew takes the slices it was asked for, and not those that share a file with them | rows of nobody |
 | – | landing anew goes on without a slice of the file that Kafka no longer has | rows that are nowhere |
 | – | a replay writes its slices anew, and not those beside them | rows of nobody |
+| – | parts that no longer count are those that the state has not forgotten | files that came back |
+| – | windows are declared to have manifests that nobody wrote | complete windows that nobody declared |
 | – | look-ups by time take markers for records, as Kafka's do (a port's rule) | records beside their window |
 
 The others of the model's rules live in ports (`link`, `generation`, `tidcheck`), or are by construction here and cannot
@@ -30,7 +32,7 @@ alone nothing was found: the owner's token, the staging that went and the names 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import fields, replace
 from typing import Any
 
@@ -207,6 +209,17 @@ def beside(patch: Patch) -> None:
     patch.setattr(manifest, "with_sharers", lambda ledger, state, receipts: list(receipts))
 
 
+def forgotten(patch: Patch) -> None:
+    def replaced(self: Ledger, named: Iterable[str], state: State | None = None) -> frozenset[str]:
+        return frozenset((state or self.read()).replaced).intersection(named)
+
+    patch.setattr(Ledger, "replaced", replaced)
+
+
+def undeclared(patch: Patch) -> None:
+    patch.setattr(manifest._Declared, "since", lambda self, state, settings: set())
+
+
 def markers(patch: Patch) -> None:
     def first(self: Kafka, tp: Any, time: int) -> OffsetAtTime | None:
         records = p.records if (p := self._world.now_of(tp)) else ()
@@ -234,6 +247,8 @@ TEETH: tuple[tuple[Callable[[Patch], None], str, str], ...] = (
     (widened, "side by side, anew", "I1|I2"),
     (whole_files, "side by side, anew while retention takes", "I1|I2"),
     (beside, "side by side, replayed and landed anew", "I1|I2"),
+    (forgotten, "anew, slow copies", "I1|I2"),
+    (undeclared, "windows out of order", "W"),
     (markers, "lagging transactions", "I16"),
 )
 

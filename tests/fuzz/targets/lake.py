@@ -160,7 +160,7 @@ def _done(ledger: Ledger, lake: MemoryLake) -> str:
 
 
 def _checkpoint_seeds() -> list[bytes]:
-    return [checkpoint.dump(_world().state())]
+    return [checkpoint.document(_world().state())]
 
 
 def _run_checkpoint(data: bytes) -> str:

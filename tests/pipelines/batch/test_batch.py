@@ -151,7 +151,9 @@ class World:
         self.runs += 1
         edges = self.edges(drops)
         try:
-            return land(self.feed, edges, request, owner(f"token-{self.runs}"), report, skip, enough=enough)
+            done = land(self.feed, edges, request, owner(f"token-{self.runs}"), report, skip, enough=enough)
+            assert manifest.write_manifests(self.ledger, self.lake, "orders", self.feed.window, everywhere=True) == ()  # type: ignore[arg-type]
+            return done
         finally:
             self.liveness.dead.add(f"token-{self.runs}")
 

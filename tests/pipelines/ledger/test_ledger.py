@@ -147,7 +147,7 @@ def test_what_is_retired_is_accounted_for_and_not_landed() -> None:
     state = ledger.read()
     assert [r.slice.range for r in state.receipts(landed.number, landed.entry)] == [Range(5, 10)]
     assert (state.landed[KEY], state.retired[KEY], state.frontier(KEY)) == ((Range(5, 10),), (Range(0, 5),), 10)
-    assert state.replaced == {"data/x"}
+    assert state.replaced == {"data/x": 3}
 
 
 def test_an_accepted_log_begins_afresh_once() -> None:
@@ -466,4 +466,4 @@ def test_a_checkpoint_saves_reading_the_entries_below_it() -> None:
     get = lake.get
     lake.get = lambda path: (reads.append(path), get(path))[1]  # type: ignore[method-assign, func-returns-value]
     assert Ledger(lake, "orders", lambda: 0).read() == expected
-    assert reads == [paths.tip_path("orders"), paths.checkpoint_path("orders", 301)]
+    assert reads == [paths.tip_path("orders"), paths.checkpoint_path("orders", 301), paths.log_path("orders", 301)]

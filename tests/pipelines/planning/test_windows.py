@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -227,13 +226,6 @@ def test_the_end_of_the_log_behind_markers_is_by_the_clock_and_marked() -> None:
     world.pin()
     (entry,) = [e for e in entries(world) if isinstance(e, BoundaryEntry)]
     assert (entry.items[0].offsets[-1], entry.items[0].by_marker[-1]) == (2, entry.items[0].times[-1])
-
-
-def test_checkpoints_of_before_there_were_marked_boundaries_are_read() -> None:
-    world = World([START], START + 5 * HOUR, opens=START)
-    old = json.loads(checkpoint.dump(world.state))
-    del old["by_marker"]
-    assert checkpoint.load(json.dumps(old).encode()) == world.state
 
 
 def entries(world: World) -> list[Any]:

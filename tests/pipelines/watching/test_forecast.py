@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sluice.pipelines.ledger import Batch, BatchStatus, State
+from sluice.pipelines.ledger.batches import Batches
 from sluice.pipelines.ledger.entries import (
     Boundaries,
     BoundaryEntry,
@@ -172,6 +173,9 @@ class Published:
     def publication(self, batch: Batch) -> PublishEntry:
         return self._entries[batch.id]
 
+    def recall(self, batch: Batch) -> Batch:
+        return batch
+
 
 def test_rates_are_told_by_batches_that_read_all_that_they_published() -> None:
     def batch(id_: int, kind: RequestKind) -> Batch:
@@ -183,7 +187,7 @@ def test_rates_are_told_by_batches_that_read_all_that_they_published() -> None:
 
     entries = {1: entry(1, adopted=True), 3: entry(3, adopted=False), 5: entry(5, adopted=False)}
     kinds = {1: RequestKind.CATCH_UP, 3: RequestKind.REPLAY, 5: RequestKind.CATCH_UP}
-    known = State(batches={n: batch(n, kind) for n, kind in kinds.items()})
+    known = State(batches=Batches(batch(n, kind) for n, kind in kinds.items()))
     assert outlook.work(Published(entries), known) == [BatchPace(1000, 2_000)]  # type: ignore[arg-type]
 
 

@@ -1,0 +1,224 @@
+"""The batches of a ledger: those that are live and the newest finished ones whole, and a few columns of all others.
+
+A finished batch is asked for little: what it was asked to do, and what came of it. That is kept for ever, some bytes a
+batch. Its hash, its owner and when it was planned are in the log, from where `Ledger.recall` reads them.
+"""
+
+from __future__ import annotations
+
+from array import array
+from bisect import bisect_left
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from enum import StrEnum
+from heapq import merge
+
+from sluice.pipelines.vocabulary.plans import Plan, Request, RequestKind
+from sluice.pipelines.vocabulary.receipts import Owner
+
+KEPT = 100
+"""The newest finished batches that are kept whole."""
+FORGOTTEN = Owner("", "", "", 0, 0)
+"""In the place of an owner that only the log knows."""
+
+
+class BatchStatus(StrEnum):
+    PLANNED = "planned"
+    PUBLISHED = "published"
+    ABANDONED = "abandoned"
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """One plan and its outcome. `published` is the number of its publish entry, `failed` counts its unproven slices.
+
+    `plan` is set while the batch is live. Later, `Ledger.plan` reads it from entry `id`. Of older batches, `hash` is
+    empty, `owner` FORGOTTEN and `planned_at` 0: `Ledger.recall` reads them, too.
+    """
+
+    id: int
+    plan: Plan | None
+    request: Request
+    hash: str
+    owner: Owner
+    status: BatchStatus
+    planned_at: int
+    published: int | None = None
+    failed: int = 0
+    rows: int = 0
+
+    @property
+    def merges(self) -> bool:
+        """Whether it is a compaction: it writes parts that have landed into fewer files, and lands nothing new."""
+        return self.request.kind is RequestKind.COMPACT
+
+    @property
+    def rewrites(self) -> bool:
+        """Whether it writes landed parts anew. Such a batch reads nothing from Kafka and adds nothing to the
+        quarantine."""
+        return self.request.kind in (RequestKind.COMPACT, RequestKind.REPLAY)
+
+    @property
+    def reserved_span(self) -> int:
+        """Offsets that the live plan holds."""
+        return self.plan.span if self.plan else 0
+
+
+NONE = -(1 << 63)
+"""In a column, for None."""
+COLUMNS = ("id", "published", "failed", "rows", "request", "window", "until")
+
+
+class Past:
+    """Columns of finished batches, in order of their ids. `requests` are what they were asked for but for windows,
+    each once; the column `request` holds its place there."""
+
+    __slots__ = ("_places", "columns", "requests")
+
+    def __init__(self, columns: Iterable[array[int]] = (), requests: Iterable[Request] = ()) -> None:
+        self.columns = list(columns) or [array("q") for _ in COLUMNS]
+        self.requests = list(requests)
+        self._places = {r: i for i, r in enumerate(self.requests)}
+
+    def copy(self) -> Past:
+        return Past((c[:] for c in self.columns), self.requests)
+
+    @property
+    def ids(self) -> array[int]:
+        return self.columns[0]
+
+    def __eq__(self, other: object) -> bool:
+        """In whatever order requests became known."""
+        return isinstance(other, Past) and self.ids == other.ids and self._all() == other._all()
+
+    __hash__ = None  # type: ignore[assignment]
+
+    def add(self, b: Batch) -> None:
+        """Take in a finished batch."""
+        bare = replace(b.request, window=None, until=None)
+        if (place := self._places.get(bare)) is None:
+            place = self._places[bare] = len(self.requests)
+            self.requests.append(bare)
+        given = (b.published, b.failed, b.rows, place, b.request.window, b.request.until)
+        at = bisect_left(self.ids, b.id)
+        for column, value in zip(self.columns, (b.id, *given), strict=True):
+            column.insert(at, NONE if value is None else value)
+
+    def find(self, id: int) -> Batch | None:
+        at = bisect_left(self.ids, id)
+        return self.at(at) if at < len(self.ids) and self.ids[at] == id else None
+
+    def at(self, place: int) -> Batch:
+        of = [None if (v := c[place]) == NONE else v for c in self.columns]
+        id, published, failed, rows, request, window, until = of
+        bare = self.requests[request or 0]
+        asked = bare if window is None and until is None else replace(bare, window=window, until=until)
+        status = BatchStatus.ABANDONED if published is None else BatchStatus.PUBLISHED
+        return Batch(
+            id or 0, None, asked, "", FORGOTTEN, status, 0, published, failed or 0, rows or 0
+        )  # fmt: skip
+
+    def _all(self) -> list[Batch]:
+        return [self.at(i) for i in range(len(self.ids))]
+
+    def where(self, name: str, above: int) -> Iterator[Batch]:
+        """The batches whose column is above a number, in order."""
+        column = self.columns[COLUMNS.index(name)]
+        return (self.at(i) for i, v in enumerate(column) if v > above)
+
+
+class Batches(Mapping[int, Batch]):
+    """Every batch by its id, oldest first. What does not read all of them takes `live`, `published_since`, `failed`, or
+    goes through `newest_first` as far as it needs."""
+
+    __slots__ = ("_finished", "held", "past")
+
+    def __init__(self, batches: Iterable[Batch] = (), past: Past | None = None) -> None:
+        self.past = past or Past()
+        self.held: dict[int, Batch] = {}
+        self._finished = 0
+        for b in sorted(batches, key=lambda b: b.id):
+            self.plan(replace(b, status=BatchStatus.PLANNED))
+            self.become(b)
+
+    def copy(self) -> Batches:
+        out = Batches()
+        out.past, out.held, out._finished = self.past.copy(), dict(self.held), self._finished
+        return out
+
+    # -- asked
+
+    def __getitem__(self, id: int) -> Batch:
+        if (found := self.held.get(id)) is None and (found := self.past.find(id)) is None:
+            raise KeyError(id)
+        return found
+
+    def __iter__(self) -> Iterator[int]:
+        return merge(self.past.ids, self.held)
+
+    def __len__(self) -> int:
+        return len(self.past.ids) + len(self.held)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Batches) and (self.held, self.past) == (other.held, other.past)
+
+    __hash__ = None  # type: ignore[assignment]
+
+    def newest_first(self, before: int | None = None) -> Iterator[Batch]:
+        """All batches, or those with ids below `before`, from the newest to the oldest."""
+        ids = merge(reversed(self.past.ids), reversed(self.held), reverse=True)
+        return (self[i] for i in ids if before is None or i < before)
+
+    def live(self) -> tuple[Batch, ...]:
+        return tuple(b for b in self.held.values() if b.status is BatchStatus.PLANNED)
+
+    def published_since(self, number: int) -> list[Batch]:
+        """The batches whose publish entry is above a number, oldest first."""
+        held = (b for b in self.held.values() if b.published is not None and b.published > number)
+        return sorted((*self.past.where("published", number), *held), key=lambda b: b.id)
+
+    def failed_in_part(self) -> list[Batch]:
+        """The published batches that left slices out, oldest first."""
+        held = (b for b in self.held.values() if b.failed and b.published is not None)
+        return sorted((*self.past.where("failed", 0), *held), key=lambda b: b.id)
+
+    def publications(self) -> dict[int, int]:
+        """By the number of its publish entry, each published batch."""
+        ids, published = self.past.columns[:2]
+        held = {b.published: b.id for b in self.held.values() if b.published is not None}
+        return {n: i for n, i in zip(published, ids, strict=True) if n != NONE} | held
+
+    def witness(self) -> str:
+        """The newest published batch, by id and owner: whoever finds it elsewhere knows that it is of this very log."""
+        done = (b for b in reversed(self.held.values()) if b.published is not None)
+        return next((f"{b.id}/{b.owner.token}" for b in done), "")
+
+    def bears(self, witness: str) -> bool:
+        """Whether the batch stands as its witness said. False, too, where it was forgotten since."""
+        id, _, token = witness.partition("/")
+        held = self.held.get(int(id)) if id.isdecimal() else None
+        return held is not None and held.published is not None and held.owner.token == token
+
+    # -- folded: only by the fold, on its own copy
+
+    def plan(self, b: Batch) -> None:
+        self.held[b.id] = b
+
+    def become(self, b: Batch) -> None:
+        """A batch that is live is now this. Beyond `KEPT`, the oldest finished one is held no longer."""
+        self.held[b.id] = b
+        self._finished += b.status is not BatchStatus.PLANNED
+        if self._finished > KEPT:
+            gone = next(b for b in self.held.values() if b.status is not BatchStatus.PLANNED)
+            self.past.add(self.held.pop(gone.id))
+            self._finished -= 1
+
+    @property
+    def horizon(self) -> int:
+        """The id of the oldest batch that is held whole; 0 while all are."""
+        return next(iter(self.held), 0) if len(self.past.ids) else 0
+
+
+def oldest_first(newest: Iterable[Batch]) -> Sequence[Batch]:
+    """What was taken newest first, turned around."""
+    return list(newest)[::-1]

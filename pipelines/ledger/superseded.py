@@ -1,0 +1,78 @@
+"""What no longer counts in one partition, stored compactly: a window that is merged leaves a range behind for ever."""
+
+from __future__ import annotations
+
+from array import array
+from bisect import bisect_left, bisect_right
+from collections.abc import Iterable, Iterator
+from itertools import accumulate
+
+from sluice.pipelines.vocabulary.ranges import Range
+
+
+class Superseded:
+    """(number, range) in order of numbers: what entries below that number published in the range no longer counts. A
+    value, never changed."""
+
+    __slots__ = ("_index", "ends", "numbers", "starts")
+
+    def __init__(self, numbers: Iterable[int] = (), starts: Iterable[int] = (), ends: Iterable[int] = ()) -> None:
+        given = (c if isinstance(c, array) else array("q", c) for c in (numbers, starts, ends))
+        self.numbers, self.starts, self.ends = given
+        self._index: tuple[list[int], list[int], list[int]] | None = None
+
+    @classmethod
+    def of(cls, pairs: Iterable[tuple[int, Range]]) -> Superseded:
+        numbers, ranges = zip(*pairs, strict=True) if (pairs := list(pairs)) else ((), ())
+        return cls(numbers, (r.start for r in ranges), (r.end for r in ranges))
+
+    def __len__(self) -> int:
+        return len(self.numbers)
+
+    def __iter__(self) -> Iterator[tuple[int, Range]]:
+        return ((n, Range(a, b)) for n, a, b in zip(self.numbers, self.starts, self.ends, strict=True))
+
+    def __reversed__(self) -> Iterator[tuple[int, Range]]:
+        return reversed(list(self))
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Superseded) and list(self) == list(other)
+
+    __hash__ = None  # type: ignore[assignment]
+
+    def __repr__(self) -> str:
+        return f"Superseded({list(self)})"
+
+    def after(self, number: int, r: Range) -> bool:
+        """Whether an entry above `number` superseded any of the range."""
+        if not self.numbers or self.numbers[-1] <= number:
+            return False
+        starts, reach, places = self._indexed()
+        near = places[bisect_right(reach, r.start) : bisect_left(starts, r.end)]
+        return any(self.numbers[i] > number and self.ends[i] > r.start and self.starts[i] < r.end for i in near)
+
+    def _indexed(self) -> tuple[list[int], list[int], list[int]]:
+        """Starts in order; how far the ranges up to each reach; and which they are."""
+        if self._index is None:
+            places = sorted(range(len(self)), key=self.starts.__getitem__)
+            reach = list(accumulate((self.ends[i] for i in places), max))
+            self._index = [self.starts[i] for i in places], reach, places
+        return self._index
+
+    def also(self, number: int, ranges: Iterable[Range]) -> Superseded:
+        """These, and the ranges that the newest entry superseded."""
+        out = Superseded(self.numbers[:], self.starts[:], self.ends[:])
+        for r in ranges:
+            out.numbers.append(number)
+            out.starts.append(r.start)
+            out.ends.append(r.end)
+        return out
+
+    def covered(self, number: int, ranges: Iterable[Range]) -> Superseded:
+        """As `also`, without what lies wholly within one of the ranges: the newest entry alone answers for it."""
+        over = list(ranges)
+        rest = ((n, r) for n, r in self if not any(o.start <= r.start and r.end <= o.end for o in over))
+        return Superseded.of(rest).also(number, over)
+
+
+NOTHING_SUPERSEDED = Superseded()

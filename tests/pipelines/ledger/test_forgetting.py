@@ -1,0 +1,147 @@
+"""What the state forgets of the past, and that every answer is the one it would give if it forgot nothing.
+
+`former.json` was written by the code that forgot nothing: a log in which windows are merged, landed anew and retired,
+a publish entry is void, a batch changes hands, slices fail; and its checkpoint.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import fields, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from sluice.pipelines.lake import paths
+from sluice.pipelines.ledger import Ledger, State, batches, checkpoint
+from sluice.pipelines.ledger.batches import FORGOTTEN, Batches
+from sluice.pipelines.ledger.entries import Entry, PublishEntry, parse
+from sluice.pipelines.ledger.superseded import Superseded
+from sluice.pipelines.vocabulary.ranges import Range
+from sluice.testing.lake import MemoryLake
+
+FORMER = json.loads((Path(__file__).parent / "former.json").read_text())
+LOG = [parse(json.dumps(e).encode(), "former.json") for e in FORMER["log"]]
+KEPT = 4
+
+
+@pytest.fixture
+def short_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(batches, "KEPT", KEPT)
+
+
+def fold(entries: list[Entry], begun: State | None = None) -> State:
+    return (begun or State()).extended(entries)
+
+
+def knowing_all(entries: list[Entry]) -> State:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(batches, "KEPT", len(LOG))
+        return fold(entries)
+
+
+def ledger(checkpointed: bytes | None = None, number: int = 0) -> Ledger:
+    lake = MemoryLake()
+    for at, entry in enumerate(FORMER["log"]):
+        lake.files[paths.log_path("orders", at)] = json.dumps(entry).encode()
+    if checkpointed:
+        lake.files[paths.checkpoint_path("orders", number)] = checkpointed
+    return Ledger(lake, "orders", lambda: 0)
+
+
+def answers(state: State, of: Ledger) -> dict[str, Any]:
+    """Everything that is asked of a state, whole."""
+    own = {f.name: getattr(state, f.name) for f in fields(state) if not f.name.startswith("_")}
+    own |= {"batches": [of.recall(b) for b in state.batches.values()], "superseded": None, "replaced": None}
+    publications = [(n, e) for n, e in enumerate(LOG[: state.number]) if isinstance(e, PublishEntry)]
+    every = {p.path for _, e in publications for r in e.receipts for p in r.parts}
+    own["counting"] = [[r.slice for r in state.receipts(n, e)] for n, e in publications]
+    own["free"] = [
+        [state.superseded.get(s.key, Superseded()).after(since, s.range) for since in range(0, len(LOG), 5)]
+        for _, e in publications
+        for s in (r.slice for r in e.receipts)
+    ]
+    asked = state.batches
+    own["lists"] = [
+        [b.id for b in some]
+        for some in (asked.newest_first(), asked.newest_first(60), asked.published_since(40), asked.failed_in_part())
+    ]
+    return own | {"replaced parts": of.replaced(every, state), "publications": asked.publications()}
+
+
+def states() -> Iterator[tuple[int, State]]:
+    state = State()
+    for number, entry in enumerate(LOG, 1):
+        yield number, (state := state.extended([entry]))
+
+
+def test_every_answer_is_that_of_a_state_that_forgot_nothing(short_memory: None) -> None:
+    for number, state in states():
+        assert answers(state, ledger()) == answers(knowing_all(LOG[:number]), ledger()), number
+    assert [b.id for b in state.batches.values() if b.owner == FORGOTTEN][:2] == [3, 8]
+    assert len(state.batches.held) == KEPT + 1, "and a live one"
+    assert len(state.replaced) < len(knowing_all(LOG).replaced)
+
+
+def test_a_fold_is_the_same_from_whatever_checkpoint_it_began(short_memory: None) -> None:
+    whole = fold(LOG)
+    for number, state in states():
+        kept = checkpoint.load(checkpoint.dump(state))
+        assert kept == state, number
+        assert fold(LOG[number:], kept) == whole, number
+        assert checkpoint.dump(kept) == checkpoint.dump(state), number
+
+
+def test_a_checkpoint_that_knew_everything_is_read(short_memory: None) -> None:
+    former = dict(FORMER["checkpoint"])
+    state = checkpoint.load(json.dumps(former).encode())
+    assert state is not None
+    assert answers(state, ledger()) == answers(fold(LOG), ledger())
+    assert set(state.replaced) == set(knowing_all(LOG).replaced)
+    assert replace(state, replaced={}) == replace(fold(LOG), replaced={}, superseded=state.superseded)
+    assert ledger(json.dumps(former).encode(), len(LOG)).read() == state
+    del former["by_marker"]  # the first ones had none
+    before = checkpoint.load(json.dumps(former).encode())
+    assert before == replace(state, by_marker={})
+
+
+def test_the_former_code_passes_todays_checkpoint_over() -> None:
+    with pytest.raises(ValueError, match=r"codec|JSON|Expecting"):  # which it knows as: no checkpoint
+        json.loads(checkpoint.dump(fold(LOG)))
+    assert json.loads(checkpoint.document(fold(LOG)))["format"] not in (1, 2)
+
+
+def test_a_damaged_column_is_no_checkpoint(short_memory: None) -> None:
+    sound = json.loads(checkpoint.document(fold(LOG)))
+    places = [("past", "columns"), ("superseded", "columns"), ("published_in", "columns"), ("boundaries", "columns")]
+    for name, columns in places:
+        given = sound[name][columns]
+        for damaged in (given[:-1], [*given, given[0]], [given[0][:-8], *given[1:]], [given[0], "AAAA", *given[2:]]):
+            assert checkpoint.load(json.dumps(sound | {name: sound[name] | {columns: damaged}}).encode()) is None
+
+
+def test_batches_that_end_late_take_their_place(short_memory: None) -> None:
+    done = [b for b in knowing_all(LOG).batches.values() if b.plan is None]
+    held = Batches(done)
+    late = Batches()
+    for b in done:
+        late.plan(replace(b, status=batches.BatchStatus.PLANNED))
+    for b in (*done[4:], *done[:4]):
+        late.become(b)
+    assert list(late) == list(held) == [b.id for b in done]
+    assert late.past == held.past
+    assert [b.id for b in late.newest_first()] == [b.id for b in done][::-1]
+
+
+def test_what_is_superseded_is_found_by_any_range() -> None:
+    pairs = [(3, Range(10, 20)), (5, Range(0, 100)), (7, Range(20, 30)), (9, Range(90, 120)), (9, Range(200, 201))]
+    held = Superseded.of(pairs)
+    for number in range(11):
+        for start in range(0, 210, 3):
+            for end in (start, start + 1, start + 7, 300):
+                meant = any(at > number and r.meets(Range(start, end)) for at, r in pairs)
+                assert held.after(number, Range(start, end)) == meant, (number, start, end)
+    assert list(held.covered(11, [Range(0, 110)])) == [(9, Range(90, 120)), (9, Range(200, 201)), (11, Range(0, 110))]
+    assert list(held) == pairs, "a value, never changed"
