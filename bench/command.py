@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 
-from sluice.bench import cluster, fleet, lake, machine, peers, race, scale, start, suite
+from sluice.bench import age, cluster, fleet, lake, machine, peers, race, scale, start, suite
 from sluice.bench.results import BenchReport, Provenance, RaceResult
 from sluice.pipelines.vocabulary.errors import UsageError
 
@@ -35,6 +35,7 @@ class BenchRequest:
     peers: tuple[str, ...] = ()
     folder: Path | None = None
     feeds: int | None = None
+    months: tuple[int, ...] = ()
 
 
 def run(asked: BenchRequest, arguments: Sequence[str], note: Note, keep: Keep) -> BenchReport:
@@ -86,6 +87,12 @@ def run_scale(asked: BenchRequest, note: Note) -> scale.ScaleReport:
     """What a feed's size costs its driver. Raises UsageError for another benchmark under way."""
     with _alone(asked.folder or default_folder()):
         return scale.run(note)
+
+
+def run_age(asked: BenchRequest, note: Note) -> age.AgeReport:
+    """What an hour costs a feed that is old. Raises UsageError for another benchmark under way."""
+    with _alone(asked.folder or default_folder()) as folder:
+        return age.run(folder, note, asked.months or age.MONTHS)
 
 
 def default_folder() -> Path:

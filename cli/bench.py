@@ -40,6 +40,10 @@ Data = Annotated[
     typer.Option("--data", metavar="FOLDER", help="Where Kafka and loaded topics are kept; else the user's cache."),
 ]
 Feeds = Annotated[int | None, typer.Option("--feeds", min=1, help="Of `fleet`: how many; without it, 50.")]
+Months = Annotated[
+    list[int] | None,
+    typer.Option("--months", min=1, help="Of `age`: how many months of hours (again for more); without it, 1 and 12."),
+]
 Write = Annotated[bool, typer.Option("--write", help="Write the results into docs/performance.md, its plot and .json.")]
 
 
@@ -57,6 +61,7 @@ def bench(
     peer: Peers = None,
     data: Data = None,
     feeds: Feeds = None,
+    months: Months = None,
     write: Write = False,
 ) -> None:
     """Measure Sluice side by side with Spark's Kafka connector and plain loops.
@@ -78,32 +83,35 @@ def bench(
     a local Spark and by a standalone one of two workers, which the pack is sent to. `start` tells what a run in a new
     process waits for, a small catch-up on a warm session, and a plan over 1,000 partitions. `fleet` lands one window of
     many small feeds, each by itself and all in one run, and counts the requests to Kafka. `scale` runs the planner over
-    up to 100,000 partitions on 1,000 brokers, in memory.
+    up to 100,000 partitions on 1,000 brokers, in memory. `age` tells what an hour costs a feed that has run for months.
 
     $ sluice bench
     $ sluice bench gzip nested --repeat 3
     $ sluice bench all --write
     $ sluice bench raw --records 500000 --peer sluice --peer spark
     $ sluice bench fleet --feeds 200
+    $ sluice bench age --months 12
     """
     if find_spec("sluice.bench") is None:
         raise UsageError(
             "the benchmarks are not part of an installed Sluice",
             remedy="clone the repository, and run `make bench` there",
         )
-    from sluice.bench import cluster, fleet, scale, start
-    from sluice.bench.command import BenchRequest, run, run_cluster, run_fleet, run_lake, run_scale, run_start
+    from sluice.bench import age, cluster, fleet, scale, start
+    from sluice.bench.command import BenchRequest, run, run_age, run_cluster, run_fleet, run_lake, run_scale, run_start
     from sluice.bench.render import PAGE, lake_view, race_view
     from sluice.bench.render import write as written
     from sluice.bench.results import BenchReport
 
-    asked = BenchRequest(tuple(names or ()), records, repeat, warm_ups, cores, tuple(peer or ()), data, feeds)
+    chosen, ages = tuple(peer or ()), tuple(months or ())
+    asked = BenchRequest(tuple(names or ()), records, repeat, warm_ups, cores, chosen, data, feeds, ages)
     alone: dict[tuple[str, ...], tuple[Callable[..., Any], Callable[..., Any]]] = {
         ("lake",): (run_lake, lake_view),
         ("cluster",): (run_cluster, cluster.cluster_view),
         ("start",): (run_start, start.start_view),
         ("fleet",): (run_fleet, fleet.fleet_view),
         ("scale",): (run_scale, scale.scale_view),
+        ("age",): (run_age, age.age_view),
     }
     if asked.names in alone:
         if write:

@@ -1,0 +1,373 @@
+"""What an hour costs a feed that is old: a month, a year, five years of hours stand in its ledger.
+
+The lake is a folder on this disk, Kafka is made up in memory (`made_up`) and nothing is read: what is measured is the
+driver's own work, from the first look at the ledger to the committed offsets. The first hours are the product's. Those
+that follow are copies of the last of them, entry for entry, moved on in time and in offsets, which the ledger folds as
+it folds any other. `merged` is the same feed after each window was compacted once.
+
+CPU is that of this process. Names, requests and bytes are counted at the lake's port, and are exact.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import secrets
+import shutil
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from rich.console import RenderableType
+
+from sluice.bench.made_up import EvenCluster, UnreadEngine
+from sluice.cli.looking import look
+from sluice.cli.numbers import count, size
+from sluice.cli.terminal import heading, table
+from sluice.pipelines.account.audit import audit
+from sluice.pipelines.batch.land import land
+from sluice.pipelines.batch.preview import preview
+from sluice.pipelines.batch.survey import open_ledger
+from sluice.pipelines.committing.commit import CommitSettings, commit
+from sluice.pipelines.feed.feed import Feed
+from sluice.pipelines.feed.sections import CommitMode
+from sluice.pipelines.lake import paths
+from sluice.pipelines.ledger import Ledger, State
+from sluice.pipelines.ledger.entries import (
+    Boundaries,
+    BoundaryEntry,
+    CommitEntry,
+    Entry,
+    IntentEntry,
+    KeyOffset,
+    PlanEntry,
+    PublishEntry,
+    dump,
+)
+from sluice.pipelines.ledger.marks import Mark
+from sluice.pipelines.ledger.tip import Tip
+from sluice.pipelines.ports import Edges
+from sluice.pipelines.publishing.manifest import write_manifests
+from sluice.pipelines.rewriting import compaction
+from sluice.pipelines.vocabulary.kafka import CommittedOffset, Key, OffsetAtTime, TopicPartition
+from sluice.pipelines.vocabulary.plans import Request, RequestKind, Slice, Task
+from sluice.pipelines.vocabulary.progress import Progress
+from sluice.pipelines.vocabulary.receipts import Counts, Owner, Part, PartKind, Receipt
+from sluice.pipelines.vocabulary.units import DAY, HOUR, many
+from sluice.resources.lake_local import LocalLake
+from sluice.testing.group import MemoryGroup
+from sluice.testing.liveness import MemoryLiveness
+
+Note = Callable[[str], None]
+
+MONTHS = (1, 12)
+MONTH = 730
+"""Hours."""
+PARTITIONS, BROKERS = 12, 3
+FIRST_HOURS = 3
+"""Landed by the product before hours are copied."""
+BEGINS = 1_637_366_400_000
+"""2021-11-20, in UTC."""
+DAY_BYTES = PARTITIONS * (100 << 20)
+PAGE = 1000
+"""Names in one answer of S3 to LIST."""
+_CATCH_UP = Request(RequestKind.CATCH_UP)
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """What a piece of work asked of the lake. `names` are those in the folders that a local lake looks through;
+    `requests` are those that S3 would get. `checkpoints`: how often one was read."""
+
+    cpu: float
+    names: int
+    requests: dict[str, int]
+    checkpoints: int
+
+
+@dataclass(frozen=True, slots=True)
+class Aged:
+    """A feed of that age. `asked` is by what was done."""
+
+    months: int
+    merged: bool
+    entries: int
+    checkpoint_bytes: int
+    asked: dict[str, Asked]
+
+    def __str__(self) -> str:
+        return many(self.months, "month") + (", merged" if self.merged else "")
+
+
+@dataclass(frozen=True, slots=True)
+class AgeReport:
+    aged: tuple[Aged, ...]
+
+    def document(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+def run(folder: Path, note: Note, months: Sequence[int] = MONTHS) -> AgeReport:
+    """Each age in `folder`, plain and merged."""
+    return AgeReport(tuple(_measure(folder, m, merged, note) for m in months for merged in (False, True)))
+
+
+def _measure(folder: Path, months: int, merged: bool, note: Note) -> Aged:
+    place = folder / f"age-{secrets.token_hex(4)}"
+    try:
+        world = _World(place, merged)
+        note(f"{many(months, 'month')} of hours{', each merged' if merged else ''}")
+        world.grow(months * MONTH)
+        found = {what: world.costing(work) for what, work in world.work().items()}
+        newest = max((place / "lake" / paths.checkpoint_folder(world.feed.name)).iterdir())
+        number = world.ledger().read().number
+        return Aged(months, merged, number, newest.stat().st_size, found)
+    finally:
+        shutil.rmtree(place, ignore_errors=True)
+
+
+# -- for people
+
+
+def age_view(report: AgeReport) -> Iterator[RenderableType]:
+    """A column for each age, for the terminal."""
+    columns = [str(a) for a in report.aged]
+    yield heading("age", f"{PARTITIONS} partitions, a window an hour; a lake in a folder, Kafka made up in memory")
+    rows = [["entries", *(count(a.entries) for a in report.aged)]]
+    rows.append(["a checkpoint", *(size(a.checkpoint_bytes) for a in report.aged)])
+    for what in report.aged[0].asked:
+        of = [a.asked[what] for a in report.aged]
+        rows.append([f"{what}: CPU seconds", *(f"{a.cpu:,.2f}" for a in of)])
+        rows.append(["  names looked at", *(count(a.names) for a in of)])
+        rows.append(["  LIST, GET", *(f"{a.requests.get('LIST', 0)}, {a.requests.get('GET', 0)}" for a in of)])
+        rows.append(["  checkpoints read", *(count(a.checkpoints) for a in of)])
+    yield table(["", *columns], rows, right=" ".join(columns))
+
+
+# -- one feed
+
+
+class UnevenCluster(EvenCluster):
+    """As `EvenCluster`, but no hour holds as much as the next, so that offsets are as hard to pack as real ones."""
+
+    def first_offset(self, tp: TopicPartition, at: int) -> int:
+        """Records stamped before the time."""
+        hours, rest = divmod(max(at - BEGINS, 0), HOUR)
+        mean = self._per_day[tp] * HOUR / DAY
+        wobble = random.Random(f"{tp}{hours}").random()
+        return int(mean * (hours + 0.5 * wobble + (rest / HOUR) * 0.4))
+
+    def epoch_end(self, tp: TopicPartition) -> int:
+        return self.first_offset(tp, self.now)
+
+    def first(self, tp: TopicPartition, time: int) -> OffsetAtTime | None:
+        at = self.first_offset(tp, time)
+        return OffsetAtTime(at, max(time, BEGINS)) if at < self.epoch_end(tp) else None
+
+
+class _Counted:
+    """A lake that counts what it is asked. Everything else is the lake's own."""
+
+    def __init__(self, lake: LocalLake, counts: Counter[str]) -> None:
+        self._lake, self._counts = lake, counts
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._lake, name)
+
+    def get(self, path: str) -> bytes | None:
+        self._counts["GET"] += 1
+        self._counts["checkpoints"] += "/checkpoints/" in path
+        return self._lake.get(path)
+
+    def size(self, path: str) -> int | None:
+        self._counts["HEAD"] += 1
+        self._counts["names"] += 1
+        return self._lake.size(path)
+
+    def put(self, path: str, data: bytes) -> None:
+        self._counts["PUT"] += 1
+        self._lake.put(path, data)
+
+    def put_if_absent(self, path: str, data: bytes) -> bool:
+        self._counts["PUT"] += 1
+        return self._lake.put_if_absent(path, data)
+
+    def list(self, prefix: str, after: str = "") -> Iterator[str]:
+        began = time.process_time_ns()
+        self._counts["names"] += sum(len(f) + len(n) for _, f, n in os.walk(self._lake.root / prefix))
+        self._counts["counting"] += time.process_time_ns() - began
+        given = 0
+        try:
+            for path in self._lake.list(prefix, after):
+                given += 1
+                yield path
+        finally:
+            self._counts["LIST"] += given // PAGE + 1
+
+
+class _World:
+    """One feed, its lake in a folder, and a cluster that is as old."""
+
+    def __init__(self, place: Path, merged: bool) -> None:
+        self.merged = merged
+        self.lake = LocalLake(place / "lake")
+        self.counts: Counter[str] = Counter()
+        self.cluster = UnevenCluster(PARTITIONS, BROKERS, 1, BEGINS, DAY_BYTES)
+        self.cluster.now += FIRST_HOURS * HOUR + HOUR // 2
+        self.group = MemoryGroup()
+        said = {
+            "feed": "age",
+            "kafka": {"bootstrap": "127.0.0.1:9"},
+            "topics": {"include": [r"topic-.*"]},
+            "start": "earliest",
+            "lake": str(place / "lake"),
+            "commit": "transactional",
+        }
+        self.feed = Feed.model_validate(said, context={"root": place})
+        self.run_hour()
+        self.cluster.now += HOUR
+        self.run_hour()
+
+    def edges(self) -> Edges:
+        lake: Any = _Counted(self.lake, self.counts)
+        clock = lambda: self.cluster.now  # noqa: E731
+        return Edges(self.cluster, self.group, lake, UnreadEngine(), MemoryLiveness(), clock, None, 2)
+
+    def ledger(self) -> Ledger:
+        return Ledger(self.edges().lake, self.feed.name, lambda: self.cluster.now)
+
+    def run_hour(self) -> None:
+        """What a run does but Dagster and Spark: land, then commit with a ledger of its own, as the steps do."""
+        edges, token = self.edges(), secrets.token_hex(8)
+        asked = Request(RequestKind.WINDOW, window=self.feed.window.last_boundary(self.cluster.now) - HOUR)
+        land(self.feed, edges, asked, Owner(token, token, "here", 1, 0), _quiet).check()
+        settings = CommitSettings(self.feed.commit, self.feed.transactional_id, self.feed.policies.on_group_moved)
+        commit(open_ledger(self.feed, edges, token), edges.group, settings, None, edges.cluster)
+
+    def work(self) -> dict[str, Callable[[], object]]:
+        """What is measured, in this order: each as a new process would begin it."""
+
+        def next_hour() -> None:
+            self.cluster.now += HOUR
+            self.run_hour()
+
+        @contextmanager
+        def open_edges(feed: Feed) -> Iterator[Edges]:
+            yield self.edges()
+
+        def status() -> object:
+            return look(open_edges, self.feed, 24)
+
+        compaction.compact(self.feed, self.edges(), None, Owner("merging", "", "here", 1, 0), _quiet)
+        next_hour()  # a look at everything, and what the first run after it leaves behind
+        return {
+            "next hour": next_hour,
+            "status": status,
+            "plan": lambda: preview(self.feed, self.edges(), _CATCH_UP),
+            "compact --dry-run": lambda: compaction.foresee_compaction(self.feed, self.edges()),
+            "audit": lambda: audit(self.ledger(), self.edges().lake, self.feed.name),
+        }
+
+    def costing(self, work: Callable[[], object]) -> Asked:
+        self.counts.clear()
+        began = time.process_time()
+        work()
+        took = time.process_time() - began - self.counts["counting"] / 1e9
+        requests = {k: n for k, n in self.counts.items() if k.isupper()}
+        return Asked(round(took, 3), self.counts["names"], requests, self.counts["checkpoints"])
+
+    # -- hours that are copied
+
+    def grow(self, hours: int) -> None:
+        """Copies of the newest hour, until so many are there; their manifests, the committed offsets, a checkpoint."""
+        ledger = self.ledger()
+        state = ledger.read()
+        copies = _Copies(self, ledger, state)
+        while (copies.window - BEGINS) // HOUR < hours:
+            copies.hour()
+        copies.end()
+        write_manifests(self.ledger(), self.lake, self.feed.name, self.feed.window)
+        self.ledger().read()
+
+
+class _Copies:
+    """Writes entries as the product does, without its looks at the lake between them."""
+
+    def __init__(self, world: _World, ledger: Ledger, state: State) -> None:
+        self.world, self.state, self.lake = world, state, world.lake.root
+        newest = max(b.id for b in state.batches.values() if b.published is not None)
+        self.plan = ledger.plan(newest)
+        of = ledger.publication(state.batches[newest])
+        self.receipts = {r.slice.key: r for r in of.receipts}
+        self.owner = Owner(secrets.token_hex(8), secrets.token_hex(16), "here", 1, 0)
+        self.keys = state.known()
+        self.window = state.boundary_times[-1]
+        self.at = {k: state.frontier(k) for k in self.keys}
+        (self.lake / paths.log_folder(world.feed.name)).mkdir(parents=True, exist_ok=True)
+
+    def _write(self, entry: Entry) -> int:
+        number = self.state.number
+        at = self.window + HOUR + 600_000 + random.randrange(60_000)
+        said = {"write": secrets.token_hex(8), "run": self.owner.run, "at": at, "cluster": "memory"}
+        entry = entry.model_copy(update=said)
+        (self.lake / paths.log_path(self.world.feed.name, number)).write_bytes(dump(entry))
+        self.state = self.state.extended([entry])
+        return number
+
+    def hour(self) -> None:
+        """The hour that begins at the newest boundary: pin its end, land up to it, commit."""
+        start, end = self.window, self.window + HOUR
+        ends = {k: max(self.world.cluster.first_offset(k.tp, end), self.at[k]) for k in self.keys}
+        items = tuple(Boundaries(key=k, times=(end,), offsets=(ends[k],)) for k in self.keys)
+        self._write(BoundaryEntry(items=items))
+        folder = paths.window_folder(start, HOUR)
+        slices = {k: self._slice(k, ends[k], start, folder) for k in self.keys}
+        asked = Request(RequestKind.WINDOW, window=start)
+        batch = self._batch(asked, [s for s in slices.values() if s.span], ())
+        if self.world.merged:
+            replaces = [self._part(s, batch, i).path for s in slices.values() if s.span for i in (0, 1)]
+            self._batch(Request(RequestKind.COMPACT), [s for s in slices.values() if s.span], tuple(replaces))
+        offsets = tuple(KeyOffset(key=k, offset=o) for k, o in ends.items())
+        mark = self._write(IntentEntry(offsets=offsets))
+        self._write(CommitEntry(offsets=offsets, mark=mark, mode=CommitMode.TRANSACTIONAL))
+        self.window, self.at, self.mark = end, ends, mark
+
+    def _slice(self, key: Key, end: int, window: int, folder: str) -> Slice:
+        like = self.receipts.get(key) or next(iter(self.receipts.values()))
+        return replace(
+            like.slice, partition=key.partition, start=self.at[key], end=end, window=window, folder=folder,
+            estimated_bytes=200 * (end - self.at[key]),
+        )  # fmt: skip
+
+    def _batch(self, request: Request, slices: Sequence[Slice], replaces: tuple[str, ...]) -> int:
+        tasks = tuple(Task(t.index, t.leader, tuple(slices[t.index :: len(self.plan.tasks)])) for t in self.plan.tasks)
+        plan = replace(self.plan, request=request, tasks=tasks, replaces=replaces)
+        batch = self._write(PlanEntry(plan=plan, hash=plan.hash, owner=self.owner))
+        receipts = tuple(self._receipt(s) for s in plan.slices)
+        self._write(PublishEntry(batch=batch, token=self.owner.token, receipts=receipts))
+        return batch
+
+    def _receipt(self, s: Slice) -> Receipt:
+        like = next(iter(self.receipts.values()))
+        return replace(like, slice=s, position=s.end, counts=Counts(landed=s.span))
+
+    def _part(self, s: Slice, batch: int, sequence: int) -> Part:
+        name = paths.part_name(s, batch, sequence)
+        path = paths.part_path(self.world.feed.name, PartKind.LANDED, s.folder, name)
+        return Part(name, PartKind.LANDED, f"{paths.staging_folder(self.world.feed.name, batch)}/x", path, 0, 0, "")
+
+    def end(self) -> None:
+        """Bring the clock, the group and the note beside the log to where the copies end."""
+        world, feed = self.world, self.world.feed.name
+        world.cluster.now = self.window + HOUR // 2
+        for key, offset in self.at.items():
+            mark = Mark(self.state.ledger_id, self.mark, key.incarnation).dump()
+            world.group.offsets[key.tp] = CommittedOffset(offset, -1, mark)
+        world.lake.put(paths.tip_path(feed), Tip(self.state.ledger_id, self.state.number - 1).dump())
+
+
+def _quiet(progress: Progress) -> None: ...

@@ -1,0 +1,30 @@
+"""What an hour of an old feed costs: the measured feed is a whole one, and the past is not looked through."""
+
+from __future__ import annotations
+
+import io
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from sluice.bench import age
+
+
+def test_a_young_feed_is_measured_and_the_next_hour_looks_at_few_names(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(age, "MONTH", 60)
+    report = age.run(tmp_path, lambda text: None, [1])
+    plain, merged = report.aged
+    assert plain.entries >= 60 * 5
+    assert merged.entries > plain.entries
+    for aged in report.aged:
+        hour = aged.asked["next hour"]
+        assert hour.requests["LIST"] <= 5, "two of them to open the ledger, to land and to commit"
+        assert hour.names < 100
+        assert aged.asked["compact --dry-run"].requests["GET"] < 40
+    assert not list(tmp_path.iterdir()), "nothing stays"
+    out = io.StringIO()
+    Console(file=out, width=120).print(*age.age_view(report))
+    assert "1 month, merged" in out.getvalue()
