@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from threading import Event, Thread
 from time import monotonic
 
 from sluice.pipelines.lake import paths
 from sluice.pipelines.ports import Lake
+from sluice.pipelines.vocabulary.errors import SluiceError
 from sluice.pipelines.vocabulary.plans import Plan
 from sluice.pipelines.vocabulary.progress import Progress, Reporter
 
@@ -16,25 +17,37 @@ from sluice.pipelines.vocabulary.progress import Progress, Reporter
 @contextmanager
 def report_progress(lake: Lake, feed: str, batch: int, plan: Plan, report: Reporter) -> Iterator[None]:
     """Report progress, from the receipts in staging, until the block ends: about once a second, and less often when
-    listing them takes long."""
+    listing them takes long. A lake that does not answer is asked again later. What `report` raises ends the looking,
+    and is raised when the block has ended without an error of its own."""
     spans = {paths.slice_name(s): s.span for s in plan.slices}
-    total, stop = sum(spans.values()), Event()
+    total, stop, raised = sum(spans.values()), Event(), list[BaseException]()
 
     def look() -> None:
         report(Progress("land", 0, total))
         pause = 1.0
         while not stop.wait(pause):
-            began = monotonic()
-            report(Progress("land", _finished_offsets(lake, feed, batch, spans), total))
+            began, done = monotonic(), None
+            with suppress(SluiceError):
+                done = _finished_offsets(lake, feed, batch, spans)
+            if done is not None:
+                report(Progress("land", done, total))
             pause = max(1.0, 10 * (monotonic() - began))
 
-    thread = Thread(target=look, name="sluice-progress", daemon=True)
+    def keep_looking() -> None:
+        try:
+            look()
+        except BaseException as error:  # noqa: BLE001 - reporters end a run by an interrupt, too
+            raised.append(error)
+
+    thread = Thread(target=keep_looking, name="sluice-progress", daemon=True)
     thread.start()
     try:
         yield
     finally:
         stop.set()
         thread.join()
+    if raised:
+        raise raised[0]
 
 
 def _finished_offsets(lake: Lake, feed: str, batch: int, spans: Mapping[str, int]) -> int:

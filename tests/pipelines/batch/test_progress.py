@@ -1,0 +1,45 @@
+"""How far a batch is, told from beside it: what goes wrong there is the batch's matter, or nobody's."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from unittest.mock import Mock
+
+import pytest
+
+from sluice.pipelines.batch.progress import report_progress
+from sluice.pipelines.vocabulary.errors import LakeUnavailable
+from sluice.pipelines.vocabulary.progress import Progress
+from sluice.testing.lake import MemoryLake
+
+PLAN = Mock(slices=())
+
+
+class Ended(BaseException):
+    """As an interrupt is: no Exception."""
+
+
+def test_what_a_reporter_raises_is_raised_where_the_batch_is_carried_out() -> None:
+    def report(progress: Progress) -> None:
+        raise Ended
+
+    with pytest.raises(Ended), report_progress(MemoryLake(), "orders", 1, PLAN, report):
+        pass
+    with pytest.raises(ZeroDivisionError), report_progress(MemoryLake(), "orders", 1, PLAN, report):
+        raise ZeroDivisionError
+
+
+def test_a_lake_that_does_not_answer_is_asked_again() -> None:
+    looks: list[Callable[[], Iterator[str]]] = [Mock(side_effect=LakeUnavailable("later")), lambda: iter(())]
+    lake = Mock(list=lambda folder: looks.pop(0)())
+    told, twice = list[Progress](), threading.Event()
+
+    def report(progress: Progress) -> None:
+        told.append(progress)
+        if len(told) == 2:
+            twice.set()
+
+    with report_progress(lake, "orders", 1, PLAN, report):
+        assert twice.wait(20)
+    assert not looks
