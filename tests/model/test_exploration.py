@@ -16,7 +16,7 @@ from tests.model.scenarios import SCENARIOS, random_scenario
 
 @pytest.mark.parametrize("scenario", SCENARIOS, ids=lambda s: s.name)
 def test_schedules_with_few_deviations(scenario: Scenario) -> None:
-    explored(scenario, most=60)
+    explored(scenario, most=40)
 
 
 @pytest.mark.soak

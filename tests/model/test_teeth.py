@@ -253,7 +253,15 @@ TEETH: tuple[tuple[Callable[[Patch], None], str, str], ...] = (
 )
 
 
-@pytest.mark.parametrize(("rule", "scenario", "finds"), TEETH, ids=lambda x: getattr(x, "__name__", None))
+LONG = (forgotten, lossfirst)
+"""Found after thousands of schedules: these run with the soak tests."""
+
+
+@pytest.mark.parametrize(
+    ("rule", "scenario", "finds"),
+    [pytest.param(*tooth, marks=pytest.mark.soak if tooth[0] in LONG else ()) for tooth in TEETH],
+    ids=lambda x: getattr(x, "__name__", None),
+)
 def test_without_the_rule_something_breaks(
     rule: Callable[[Patch], None], scenario: str, finds: str, monkeypatch: Patch
 ) -> None:

@@ -20,7 +20,7 @@ def again(schema: Schema, landed: pa.Table) -> tuple[list[bytes | None], pa.Tabl
     return values, made
 
 
-@settings(max_examples=200, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(cases())
 def test_what_landed_lands_the_same_again(case: tuple[Schema, list[bytes | None]]) -> None:
     schema, values = case
