@@ -18,7 +18,8 @@ from sluice.pipelines.watching.standing import Standing
 if TYPE_CHECKING:
     from sluice.cli.session import OpenEdges, Session
     from sluice.pipelines.feed.feed import Feed
-    from sluice.pipelines.ledger import Ledger, State
+    from sluice.pipelines.ledger import Ledger
+    from sluice.pipelines.ledger.entries import PublishEntry
     from sluice.pipelines.ports import Lake
     from sluice.pipelines.watching.outlook import Outlook
 
@@ -93,26 +94,28 @@ def _of_outlook(feed: str, outlook: Outlook) -> Iterator[Figure]:
 
 
 def _of_ledger(ledger: Ledger, lake: Lake) -> Iterator[Figure]:
-    from sluice.pipelines.watching.figures import of_ledger
+    """Totals, and the newest batch that landed something. Raises LakeUnavailable."""
+    from sluice.pipelines.watching.figures import newest_landed, of_batch, of_batches
 
-    state = ledger.read()
-    yield from of_ledger(ledger, state)
-    with suppress(LakeUnavailable, PartUnreadable):
-        yield from _refused_records(ledger, state, lake)
+    batches = [b for b in ledger.read().batches.values() if not b.rewrites]
+    yield from of_batches(ledger.feed, batches)
+    if newest := newest_landed(batches):
+        entry = ledger.publication(newest)
+        yield from of_batch(ledger.feed, ledger.recall(newest), entry)
+        with suppress(LakeUnavailable, PartUnreadable):
+            yield from _refused_records(ledger.feed, entry, lake)
 
 
-def _refused_records(ledger: Ledger, state: State, lake: Lake) -> Iterator[Figure]:
-    """Of the newest batch, by reason, counted in its files."""
+def _refused_records(feed: str, entry: PublishEntry, lake: Lake) -> Iterator[Figure]:
+    """Of a batch, by reason, counted in its files."""
     from sluice.pipelines.quarantine.limit import faults_of
-    from sluice.pipelines.watching.figures import newest_landed
 
-    newest = newest_landed(state.batches.values())
-    parts = [p for r in ledger.publication(newest).receipts for p in r.of(PartKind.QUARANTINED)] if newest else []
+    parts = [p for r in entry.receipts for p in r.of(PartKind.QUARANTINED)]
     reasons: Counter[str] = Counter()
     for fault in faults_of([p.path for p in parts], lake):
         reasons[fault.kind.expectation or fault.kind.reason] += fault.records
     for reason, records in sorted(reasons.items()):
-        yield figure("last_batch_quarantined_records", records, ledger.feed, reason)
+        yield figure("last_batch_quarantined_records", records, feed, reason)
 
 
 # -- runs

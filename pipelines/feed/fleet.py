@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import Path
 
-from sluice.pipelines.feed.problems import problems_of, raise_problems
+from sluice.pipelines.feed.optional import load_optional
 from sluice.pipelines.feed.settings import Count, Duration, Settings
-from sluice.pipelines.feed.yaml_file import YamlError, read_yaml
 from sluice.pipelines.vocabulary.units import HOUR, MINUTE
 
 FLEET = "fleet.yaml"
@@ -33,12 +32,4 @@ class FleetSettings(Settings):
 
 def load_fleet(folder: Path, environ: Mapping[str, str]) -> FleetSettings:
     """The settings in the folder's file, or those without one. Raises FeedError."""
-    path = folder / FLEET
-    if not path.exists():
-        return FleetSettings()
-    try:
-        return FleetSettings.model_validate(read_yaml(path, environ, folder).data)
-    except YamlError as error:
-        raise_problems([(str(path), p) for p in error.problems])
-    except ValueError as error:
-        raise_problems([(str(path), p) for p in problems_of(error, FleetSettings)])
+    return load_optional(folder, FLEET, FleetSettings, environ)

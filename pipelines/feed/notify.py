@@ -8,9 +8,8 @@ from typing import Annotated
 
 from pydantic import AfterValidator, Field, SecretStr
 
-from sluice.pipelines.feed.problems import problems_of, raise_problems
+from sluice.pipelines.feed.optional import load_optional
 from sluice.pipelines.feed.settings import Settings, Text
-from sluice.pipelines.feed.yaml_file import YamlError, read_yaml
 
 NOTIFY = "notify.yaml"
 """The name of the file, in the project's folder."""
@@ -32,12 +31,4 @@ class NotifySettings(Settings):
 
 def load_notify(folder: Path, environ: Mapping[str, str]) -> NotifySettings:
     """The settings in the folder's file, or those without one. Raises FeedError."""
-    path = folder / NOTIFY
-    if not path.exists():
-        return NotifySettings()
-    try:
-        return NotifySettings.model_validate(read_yaml(path, environ, folder).data)
-    except YamlError as error:
-        raise_problems([(str(path), p) for p in error.problems])
-    except ValueError as error:
-        raise_problems([(str(path), p) for p in problems_of(error, NotifySettings)])
+    return load_optional(folder, NOTIFY, NotifySettings, environ)

@@ -24,6 +24,9 @@ _OFFSETS = Range(0, (1 << 63) - 1)
 
 HEADERS = pa.list_(pa.struct([pa.field("key", pa.string()), pa.field("value", pa.binary())]))
 
+TO_SEND = pa.schema([("key", pa.binary()), ("value", pa.binary()), ("timestamp", pa.int64()), ("headers", HEADERS)])
+"""Records to send. Times are in ms and never null (−1: none); null headers are none."""
+
 
 @dataclass(frozen=True, slots=True)
 class Formatted:

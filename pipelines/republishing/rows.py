@@ -17,7 +17,7 @@ from sluice.pipelines.lake import parquet
 from sluice.pipelines.landing.rows import Rows, check_source, in_order, offsets_of, rows_in
 from sluice.pipelines.ledger import Ledger, State
 from sluice.pipelines.ports import Lake
-from sluice.pipelines.records.format import HEADERS
+from sluice.pipelines.records.format import HEADERS, TO_SEND
 from sluice.pipelines.republishing.plan import Republish, Source
 from sluice.pipelines.republishing.values import json_values
 from sluice.pipelines.schema.arrays import fixed_width, text_array
@@ -27,7 +27,6 @@ from sluice.pipelines.vocabulary.receipts import Part, Receipt
 
 CHUNK_ROWS = 8192
 """The most rows that become records at once."""
-_TO_SEND = pa.schema([("key", pa.binary()), ("value", pa.binary()), ("timestamp", pa.int64()), ("headers", HEADERS)])
 _ENTRY = HEADERS.value_type
 
 
@@ -96,7 +95,7 @@ class Cursor:
 def records_of(
     rows: pa.RecordBatch, source: Source, plan: Republish, schema: Schema | None, now: int
 ) -> pa.RecordBatch:
-    """The rows as records to send (`records.encode.SCHEMA`). `schema`: the feed's; `now` (ms): the time of records
+    """The rows as records to send (`records.format.TO_SEND`). `schema`: the feed's; `now` (ms): the time of records
     whose own is not kept."""
     wishes, typed = plan.wishes, KAFKA + "offset" in rows.schema.names
     prefix = KAFKA if typed else ""
@@ -109,7 +108,7 @@ def records_of(
     if wishes.headers:
         headers = with_coordinates(headers, source, offsets_of(rows))
     return pa.RecordBatch.from_arrays(
-        [rows.column(f"{prefix}key").cast(pa.binary()), value.cast(pa.binary()), stamps, headers], schema=_TO_SEND
+        [rows.column(f"{prefix}key").cast(pa.binary()), value.cast(pa.binary()), stamps, headers], schema=TO_SEND
     )
 
 

@@ -2,32 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 
-from sluice.pipelines.ledger import Batch, BatchStatus, Ledger, State
+from sluice.pipelines.ledger import Batch, BatchStatus
+from sluice.pipelines.ledger.entries import PublishEntry
 from sluice.pipelines.vocabulary.figures import Figure, figure
 from sluice.pipelines.vocabulary.receipts import Counts, count_files
 from sluice.pipelines.watching import timings
 
 
-def of_ledger(ledger: Ledger, state: State) -> Iterator[Figure]:
-    """What the ledger says: totals, and the newest batch that landed something. Raises LakeUnavailable."""
-    feed, batches = ledger.feed, [b for b in state.batches.values() if not b.rewrites]
+def of_batches(feed: str, batches: Sequence[Batch]) -> Iterator[Figure]:
+    """Totals of these batches."""
     for outcome in (BatchStatus.PUBLISHED, BatchStatus.ABANDONED):
         yield figure("batches_total", sum(b.status is outcome for b in batches), feed, str(outcome))
     yield figure("landed_rows_total", sum(b.rows for b in batches if b.published is not None), feed)
-    if newest := newest_landed(batches):
-        yield from _of_batch(ledger, newest)
 
 
 def newest_landed(batches: Iterable[Batch]) -> Batch | None:
-    """The batch that was published last, of those that land something new."""
-    published = ((b.published, b) for b in batches if b.published is not None and not b.rewrites)
+    """The batch that was published last, of these."""
+    published = ((b.published, b) for b in batches if b.published is not None)
     return max(published, key=lambda p: p[0], default=(0, None))[1]
 
 
-def _of_batch(ledger: Ledger, batch: Batch) -> Iterator[Figure]:
-    feed, batch, entry = ledger.feed, ledger.recall(batch), ledger.publication(batch)
+def of_batch(feed: str, batch: Batch, entry: PublishEntry) -> Iterator[Figure]:
+    """What a batch did, all of which is known, by its publish entry."""
     receipts = entry.receipts
     counts = sum((r.counts for r in receipts), Counts())
     yield figure("last_batch_published_timestamp_seconds", entry.at / 1000, feed)

@@ -9,7 +9,7 @@ from numba's cache, as `records.decode` does.
 from sluice.pipelines.records.encode.accumulator import Accumulator
 from sluice.pipelines.records.encode.batches import SealedBatch, split
 from sluice.pipelines.records.encode.codecs import CODECS
-from sluice.pipelines.records.encode.columns import SCHEMA
 from sluice.pipelines.records.encode.partitions import by_key, spread
+from sluice.pipelines.records.format import TO_SEND
 
-__all__ = ["CODECS", "SCHEMA", "Accumulator", "SealedBatch", "by_key", "split", "spread"]
+__all__ = ["CODECS", "TO_SEND", "Accumulator", "SealedBatch", "by_key", "split", "spread"]

@@ -67,7 +67,7 @@ class Accumulator:
         self._open: dict[int, _Open] = {}
 
     def add(self, batch: pa.RecordBatch, partitions: Array, numbers: Array) -> Iterator[SealedBatch]:
-        """Take rows of `columns.SCHEMA` with the partition and the number of each; yield the batches that are full.
+        """Take rows of `format.TO_SEND` with the partition and the number of each; yield the batches that are full.
 
         Exhaust it before the next call.
         """

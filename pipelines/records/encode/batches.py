@@ -78,14 +78,14 @@ def split(batch: SealedBatch) -> tuple[SealedBatch, SealedBatch]:
     """The same records in two batches of half as many each. The batch must have two or more."""
     from sluice.pipelines.records.decode import BatchDecoder
     from sluice.pipelines.records.encode.accumulator import Accumulator
-    from sluice.pipelines.records.encode.columns import SCHEMA
+    from sluice.pipelines.records.format import TO_SEND
 
     decoder = BatchDecoder("", batch.partition, 0, batch.count)
     chunks = [*decoder.feed(batch.to_bytes()), *decoder.finish()]
     rows = pa.concat_batches(chunks)
     stamps = rows.column("timestamp").cast(pa.int64())
     rows = pa.RecordBatch.from_arrays(
-        [rows.column("key"), rows.column("value"), stamps, rows.column("headers")], schema=SCHEMA
+        [rows.column("key"), rows.column("value"), stamps, rows.column("headers")], schema=TO_SEND
     )
     half = batch.count // 2
     made = []

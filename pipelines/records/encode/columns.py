@@ -7,18 +7,13 @@ import pyarrow as pa
 
 from sluice.pipelines.records.compiled import Array
 from sluice.pipelines.records.encode.loops import Rows
-from sluice.pipelines.records.format import HEADERS
+from sluice.pipelines.records.format import TO_SEND
 from sluice.pipelines.schema.arrays import int64s
-
-SCHEMA = pa.schema(
-    [("key", pa.binary()), ("value", pa.binary()), ("timestamp", pa.int64()), ("headers", HEADERS)],
-)
-"""A record to send. Times are in ms and never null (−1: none); null headers are none."""
 
 
 def rows_of(batch: pa.RecordBatch) -> Rows:
-    """The buffers of rows of SCHEMA, possibly a slice. Copies nothing but bitmaps. Raises ValueError for others."""
-    if batch.schema.remove_metadata() != SCHEMA:
+    """The buffers of rows of TO_SEND, possibly a slice. Copies nothing but bitmaps. Raises ValueError for others."""
+    if batch.schema.remove_metadata() != TO_SEND:
         raise ValueError(f"not rows to send: {batch.schema}")
     key, value, timestamp, headers = batch.columns
     if timestamp.null_count:

@@ -11,7 +11,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from sluice.pipelines.records.encode import CODECS, SCHEMA, Accumulator, SealedBatch
+from sluice.pipelines.records.encode import CODECS, TO_SEND, Accumulator, SealedBatch
 from sluice.pipelines.vocabulary.errors import CommitFenced, UnknownTopic, UsageError
 from sluice.pipelines.vocabulary.kafka import CommittedOffset
 from sluice.resources.kafka.sending import KafkaTarget
@@ -36,7 +36,7 @@ def row(n: int) -> dict[str, Any]:
 def batches(
     count: int, codec: int = 3, partition: Callable[[int], int] = lambda n: 0, most: int = 900_000, first: int = 0
 ) -> Iterator[SealedBatch]:
-    rows = pa.RecordBatch.from_pylist([row(n) for n in range(first, first + count)], schema=SCHEMA)
+    rows = pa.RecordBatch.from_pylist([row(n) for n in range(first, first + count)], schema=TO_SEND)
     accumulator = Accumulator(codec, most)
     numbers = np.arange(first, first + count)
     yield from accumulator.add(rows, np.array([partition(int(n)) for n in numbers]), numbers)
@@ -48,7 +48,7 @@ def target(kafka: LocalKafka, topic: str, **options: Any) -> Any:
 
 
 def content(found: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    return [{k: r[k] for k in SCHEMA.names} for r in found]
+    return [{k: r[k] for k in TO_SEND.names} for r in found]
 
 
 def test_kafkas_own_tools_read_every_codec(kafka: LocalKafka, fresh_topic: Callable[..., str], tmp_path: Path) -> None:
@@ -109,7 +109,7 @@ def test_large_batches_are_split_and_a_record_that_is_too_large_is_named(
         assert len(sent) > 4
         assert [n for d in sorted(sent, key=lambda d: d.first) for n in d.numbers] == list(range(200))
         huge = pa.RecordBatch.from_pylist(
-            [row(0), {"key": None, "value": bytes(4000), "timestamp": 1, "headers": None}], schema=SCHEMA
+            [row(0), {"key": None, "value": bytes(4000), "timestamp": 1, "headers": None}], schema=TO_SEND
         )
         accumulator = Accumulator()
         made = [*accumulator.add(huge, np.zeros(2, np.int64), np.arange(2)), *accumulator.flush()]

@@ -14,7 +14,7 @@ from kafka.record import MemoryRecords
 from kafka.record.default_records import DefaultRecordBatchBuilder
 
 from sluice.pipelines.records.decode import BatchDecoder
-from sluice.pipelines.records.encode import CODECS, SCHEMA, Accumulator, SealedBatch, by_key, split, spread
+from sluice.pipelines.records.encode import CODECS, TO_SEND, Accumulator, SealedBatch, by_key, split, spread
 from sluice.pipelines.records.encode.batches import Numbering
 
 Row = dict[str, Any]
@@ -51,7 +51,7 @@ JAVA = {
 
 
 def arrow(rows: list[Row]) -> pa.RecordBatch:
-    return pa.RecordBatch.from_pylist([{k: r[k] for k in SCHEMA.names} for r in rows], schema=SCHEMA)
+    return pa.RecordBatch.from_pylist([{k: r[k] for k in TO_SEND.names} for r in rows], schema=TO_SEND)
 
 
 def sealed(rows: list[Row], **options: Any) -> list[SealedBatch]:
@@ -72,12 +72,12 @@ def decoded(batch: SealedBatch, by: Numbering | None = None) -> list[Row]:
         r for chunk in chunks for r in chunk.set_column(3, "timestamp", chunk.column(3).cast(pa.int64())).to_pylist()
     ]
     assert [r["offset"] for r in rows] == list(range(batch.count))
-    return [{k: r[k] for k in SCHEMA.names} for r in rows]
+    return [{k: r[k] for k in TO_SEND.names} for r in rows]
 
 
 def sent(row: Row) -> Row:
     """A log has no empty list of headers that is not null."""
-    return {k: row[k] for k in SCHEMA.names} | {"headers": row["headers"] or None}
+    return {k: row[k] for k in TO_SEND.names} | {"headers": row["headers"] or None}
 
 
 @settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.too_slow])
