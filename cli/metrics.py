@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -19,6 +20,7 @@ from sluice.pipelines.vocabulary.units import many, show_duration
 
 if TYPE_CHECKING:
     from sluice.pipelines.feed.feed import Feed
+    from sluice.resources.prometheus import Gateway
 
 HOST, PORT = "127.0.0.1", 9477
 EVERY = "1m"
@@ -64,8 +66,9 @@ def metrics(
     """How the feeds stand, for Prometheus.
 
     Prints them, writes them into a file (the node exporter's textfile collector reads it), sends them to a push
-    gateway, or serves them on loopback. It reads ledgers and asks Kafka, as status does, and changes nothing. A feed
-    that cannot be looked at has sluice_up 0, and the exit code is still 0. sluice docs metrics says what each means.
+    gateway (SLUICE_PUSH_USER and SLUICE_PUSH_PASSWORD log in there), or serves them on loopback. It reads ledgers and
+    asks Kafka, as status does, and changes nothing. A feed that cannot be looked at has sluice_up 0, and the exit code
+    is still 0. sluice docs metrics says what each means.
 
     $ sluice metrics
     $ sluice metrics --serve --every 30s
@@ -75,6 +78,9 @@ def metrics(
     if serve and (output or push):
         raise UsageError("--serve beside --output or --push", remedy="run two of them")
     extras.need("prometheus_client")
+    from sluice.resources import prometheus
+
+    gateway = prometheus.Gateway.at(push, job, os.environ) if push else None
     pause = parse.duration(every or EVERY) / 1000 if every or serve else None
 
     def take() -> list[Figure]:
@@ -84,7 +90,7 @@ def metrics(
     if serve:
         return _serve(session, take, host, port, pause or 0)
     while True:
-        _tell(session, take(), output, push, job, quiet=pause is not None)
+        _tell(session, take(), output, gateway, quiet=pause is not None)
         if pause is None:
             return 0
         time.sleep(pause)
@@ -99,7 +105,7 @@ def _chosen(session: Session, names: Sequence[str]) -> tuple[list[Feed], int]:
 
 
 def _tell(
-    session: Session, found: Sequence[Figure], output: Path | None, gateway: str | None, job: str, *, quiet: bool
+    session: Session, found: Sequence[Figure], output: Path | None, gateway: Gateway | None, *, quiet: bool
 ) -> None:
     from sluice.resources import prometheus
 
@@ -107,7 +113,7 @@ def _tell(
         prometheus.write(found, output)
     if gateway:
         try:
-            prometheus.push(found, gateway, job)
+            prometheus.push(found, gateway)
         except SluiceError as error:
             if not quiet:
                 raise
@@ -115,7 +121,7 @@ def _tell(
     if not output and not gateway:
         session.terminal.lines(prometheus.text(found).splitlines())
     elif not quiet:
-        where = " and ".join([*([str(output)] if output else []), *([gateway] if gateway else [])])
+        where = " and ".join([*([str(output)] if output else []), *([gateway.address] if gateway else [])])
         session.terminal.show(good(f"{many(len(found), 'figure')}: {where}"))
     session.terminal.document({"figures": [_document(f) for f in found]})
 

@@ -6,8 +6,11 @@ The library is prometheus_client (the extra `metrics`). Names and help come from
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass, field
+from functools import partial
+from http.client import HTTPException
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +19,7 @@ from sluice.pipelines.vocabulary.errors import Failed, UsageError
 from sluice.pipelines.vocabulary.figures import FAMILIES, Figure, Kind
 
 PUSH_SECONDS = 30.0
+USER, PASSWORD = "SLUICE_PUSH_USER", "SLUICE_PUSH_PASSWORD"
 
 
 class Kept:
@@ -51,16 +55,43 @@ def write(figures: Sequence[Figure], path: Path) -> None:
         ) from None
 
 
-def push(figures: Sequence[Figure], gateway: str, job: str) -> None:
-    """Replace the job's figures at the push gateway, `http://host:9091`. Raises SetupError, Failed."""
+@dataclass(frozen=True, slots=True)
+class Gateway:
+    """A push gateway, the job whose figures it keeps, and who logs in there, where it wants that."""
+
+    address: str
+    job: str
+    user: str = ""
+    password: str = field(default="", repr=False)
+
+    @classmethod
+    def at(cls, address: str, job: str, environ: Mapping[str, str]) -> Gateway:
+        """The gateway at `http://host:9091`. Who logs in is in the environment: an address is in the list of processes
+        and in the shell's history. Raises UsageError where it could hold a secret, and does not show it then."""
+        if any(mark in address for mark in "@?#"):
+            raise UsageError(
+                "the push gateway's address may hold no user, no password and no ?query",
+                remedy=f"write http://HOST:PORT, and set {USER} and {PASSWORD}",
+            )
+        return cls(address, job, environ.get(USER, ""), environ.get(PASSWORD, ""))
+
+
+def push(figures: Sequence[Figure], gateway: Gateway) -> None:
+    """Replace the job's figures at the push gateway. Raises SetupError, Failed."""
     with extras.named():
         from prometheus_client import push_to_gateway
+        from prometheus_client.exposition import basic_auth_handler, default_handler
+    handler = default_handler
+    if gateway.user:
+        handler = partial(basic_auth_handler, username=gateway.user, password=gateway.password)
+    registry = _registry(Kept(figures))
     try:
-        push_to_gateway(gateway, job, _registry(Kept(figures)), timeout=PUSH_SECONDS)
-    except (OSError, ValueError) as error:
+        push_to_gateway(gateway.address, gateway.job, registry, timeout=PUSH_SECONDS, handler=handler)
+    except (OSError, ValueError, HTTPException) as error:
         raise Failed(
-            f"the push gateway {gateway} did not take the figures: {error}",
-            remedy="its address is http://HOST:PORT, without a path; push again: nothing else depends on it",
+            f"the push gateway {gateway.address} did not take the figures: {error}",
+            remedy=f"its address is http://HOST:PORT, and {USER} with {PASSWORD} log in; push again: nothing else "
+            "depends on it",
         ) from None
 
 

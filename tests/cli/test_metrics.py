@@ -8,6 +8,7 @@ import re
 import signal
 import subprocess
 import sys
+from base64 import b64encode
 from collections.abc import Iterator
 from dataclasses import replace
 from http.server import BaseHTTPRequestHandler, HTTPServer
@@ -118,7 +119,13 @@ def test_a_file_is_replaced_at_once(project: Path, sluice: Sluice) -> None:
 
 
 @pytest.fixture
-def gateway() -> Iterator[tuple[str, list[tuple[str, str, str]]]]:
+def logins() -> list[str | None]:
+    """What clients of the gateway said who they are."""
+    return []
+
+
+@pytest.fixture
+def gateway(logins: list[str | None]) -> Iterator[tuple[str, list[tuple[str, str, str]]]]:
     """What stands where a push gateway would, and what it was sent: method, path, body."""
     heard: list[tuple[str, str, str]] = []
 
@@ -126,6 +133,7 @@ def gateway() -> Iterator[tuple[str, list[tuple[str, str, str]]]]:
         def do_PUT(self) -> None:
             body = self.rfile.read(int(self.headers["Content-Length"])).decode()
             heard.append((self.command, self.path, body))
+            logins.append(self.headers["Authorization"])
             self.send_response(200)
             self.end_headers()
 
@@ -154,6 +162,43 @@ def test_a_gateway_that_is_away_is_an_error(project: Path, sluice: Sluice) -> No
     assert said.code == 1
     assert "the push gateway http://127.0.0.1:9 did not take the figures" in said.err
     assert "Traceback" not in said.err
+
+
+def test_who_logs_in_at_the_gateway_is_in_the_environment(
+    project: Path,
+    sluice: Sluice,
+    gateway: tuple[str, list[tuple[str, str, str]]],
+    logins: list[str | None],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    assert sluice("metrics", "--push", gateway[0]).code == 0
+    monkeypatch.setenv("SLUICE_PUSH_USER", "shop")
+    monkeypatch.setenv("SLUICE_PUSH_PASSWORD", SECRET)
+    said = sluice("metrics", "--push", gateway[0])
+    assert said.code == 0
+    assert SECRET not in said.out + said.err
+    assert logins == [None, "Basic " + b64encode(f"shop:{SECRET}".encode()).decode()]
+    said = sluice("metrics", "--push", "http://127.0.0.1:9")
+    assert said.code == 1
+    assert SECRET not in said.out + said.err
+
+
+@pytest.mark.parametrize("address", ["http://shop:{}@127.0.0.1:9", "shop:{}@gateway", "http://127.0.0.1:9?token={}"])
+@pytest.mark.parametrize("more", [[], ["--every", "1h"], ["--json"]])
+def test_a_secret_in_the_gateways_address_is_refused_and_not_shown(
+    project: Path, sluice: Sluice, address: str, more: list[str]
+) -> None:
+    said = sluice("metrics", "--push", address.format(SECRET), *more)
+    assert said.code == 2
+    assert "SLUICE_PUSH_PASSWORD" in said.out + said.err
+    assert SECRET not in said.out + said.err
+
+
+@pytest.mark.parametrize("address", ["http://127.0.0.1:shop", "http://127.0.0.1/a b", "http://[::1"])
+def test_an_address_that_is_none_is_an_error(project: Path, sluice: Sluice, address: str) -> None:
+    said = sluice("metrics", "--push", address)
+    assert said.code == 1
+    assert "did not take the figures" in " ".join(said.err.split())
 
 
 def test_a_server_beside_a_file_is_a_wrong_use(project: Path, sluice: Sluice) -> None:
