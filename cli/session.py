@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from sluice.cli import completing
+from sluice.cli.loading import loading
 from sluice.cli.terminal import Terminal, safe
 from sluice.pipelines.vocabulary import logs
 from sluice.pipelines.vocabulary.errors import UsageError
@@ -94,7 +95,8 @@ class Session:
     @functools.cached_property
     def files(self) -> FeedFiles:
         """The project's feed files, each by itself: a broken one does not stop a command for another."""
-        from sluice.assets.feeds import read_feeds
+        with loading():
+            from sluice.assets.feeds import read_feeds
 
         return read_feeds(self.project, self.project.environ())
 
@@ -157,7 +159,8 @@ class Session:
     @contextmanager
     def shared_edges(self, feeds: Iterable[Feed]) -> Iterator[OpenEdges]:
         """`open_edges` for many feeds at once: what reaches one Kafka shares connections and answers meanwhile."""
-        from sluice.resources.edges import shared_edges
+        with loading():
+            from sluice.resources.edges import shared_edges
 
         with shared_edges(feeds) as open_one:
 

@@ -6,7 +6,7 @@ import os
 import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, ExitStack, closing, contextmanager
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from sluice.pipelines.feed.feed import Feed
 from sluice.pipelines.feed.kafka import KafkaSettings
@@ -18,7 +18,6 @@ from sluice.resources.both_stores import BothGroup, BothGroups
 from sluice.resources.kafka.cluster import KafkaCluster
 from sluice.resources.kafka.group import KafkaGroup
 from sluice.resources.kafka.groups import KafkaGroups
-from sluice.resources.kafka.sending import KafkaTarget
 from sluice.resources.kafka.shared import SharedKafka
 from sluice.resources.lakes import open_lake
 from sluice.resources.liveness import LakeLiveness
@@ -27,6 +26,9 @@ from sluice.resources.spark.executor import Wiring
 from sluice.resources.spark.preflight import Ports
 from sluice.resources.zookeeper.group import ZooKeeperGroup
 from sluice.resources.zookeeper.groups import ZooKeeperGroups
+
+if TYPE_CHECKING:
+    from sluice.resources.kafka.sending import KafkaTarget
 
 
 def now() -> int:
@@ -91,6 +93,8 @@ def open_stores(feed: Feed) -> Iterator[Stores]:
 
 def open_target(feed: Feed, topic: str, name: str) -> AbstractContextManager[KafkaTarget]:
     """A topic of the feed's Kafka to send to, under that name; no connection is opened before the first question."""
+    from sluice.resources.kafka.sending import KafkaTarget  # late: what encodes records takes numba, and a second
+
     seconds = (feed.kafka.transaction_timeout_ms or 60_000) / 1000
     return closing(KafkaTarget(feed.kafka, topic, name, seconds=seconds))
 

@@ -203,6 +203,7 @@ def test_a_feed_that_hangs_is_ended_and_the_others_are_done(fleet: Fleet, instan
     assert "refunds was ended after 10s" in str(outcomes["refunds"].error)
     assert only_run(instance).tags[FAILED_TAG] == "refunds"
     fleet.hung = ""
+    fleet.limits("feed_time: 1h\n")
     fleet.bury_all()
     assert fleet.land("refunds")["refunds"].error is None
 

@@ -173,11 +173,19 @@ def test_a_refusal_exits_with_3_and_a_surprise_with_1(
 
 
 def test_light_commands_load_no_heavy_library() -> None:
-    code = "import sys, sluice.cli.main; print(*sys.modules)"
-    loaded = set(
-        subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split()
-    )
+    loaded = _loaded_by("sluice.cli.main")
     assert not loaded & {"dagster", "pyspark", "numba", "pyarrow", "kafka", "duckdb", "pandas", "boto3", "pydantic"}
+
+
+def test_who_only_looks_at_feeds_does_not_load_what_reads_and_writes_records() -> None:
+    loaded = _loaded_by("sluice.resources.edges, sluice.assets.feeds, sluice.cli.status, sluice.pipelines.batch.survey")
+    assert not loaded & {"dagster", "pyspark", "numba", "scipy", "duckdb", "pandas", "boto3"}
+
+
+def _loaded_by(modules: str) -> set[str]:
+    code = f"import sys, {modules}; print(*sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    return set(done.stdout.split())
 
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
