@@ -30,7 +30,7 @@ from tests.checker.lake import Folder, fetch_s3
 from tests.faults.account import SEED, Account
 from tests.faults.arena import Arena, words
 from tests.faults.producers import transactions, verifiable
-from tests.faults.runner import Forked
+from tests.faults.runner import SIGNAL, Forked
 from tests.resources.kafka.tools import until
 
 REPOSITORY = Path(__file__).parents[2]
@@ -112,6 +112,15 @@ class Running:
     def said(self, what: str) -> dict[str, Any] | None:
         """The first line of this kind that it has said by now."""
         return next((line for line in words(self._out) if line.get("what") == what), None)
+
+    @property
+    def asleep(self) -> bool:
+        """Whether it stands still, stopped by SIGSTOP."""
+        try:
+            stat = Path(f"/proc/{self.process.pid}/stat").read_text()
+        except OSError:
+            return False
+        return stat.rpartition(")")[2].split()[0] == "T"
 
     def wait(self, seconds: float = 300) -> Run:
         """Its end. One that does not come to it in time is killed: AssertionError with what it said."""
@@ -207,6 +216,14 @@ class Field:
         out = self.root / f"run-{self.runs}.out"
         environment = {**self.environment, **(environment or {})}
         return Running(Forked([str(path), *([point] if point else [])], out, environment), out)
+
+    def paused(self, point: str, environment: dict[str, str] | None = None) -> Running:
+        """A run that was stopped (SIGSTOP) at the point: wait for its end, once it was sent SIGCONT."""
+        running = self.start(point, {**(environment or {}), SIGNAL: "SIGSTOP"})
+        until(lambda: running.process.poll() is not None or running.asleep, 300)
+        assert running.process.poll() is None, f"it never came to the point {point}: {running.wait()}"
+        self.account.did(f"a run stands {point}")
+        return running
 
     def start_cli(self, *arguments: str, environment: dict[str, str] | None = None) -> Running:
         """`sluice run` on the feed, as its users start it: with Dagster and Spark."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import itertools
 import random
+import signal
 
 import pytest
 
@@ -94,10 +95,11 @@ def test_two_runs_with_clocks_two_hours_apart(minutes: Field) -> None:
     minutes.environment[BOUND_MS] = str(WATCHED_MS)
     with minutes.producing():
         minutes.normal(1)
+        stamped(minutes, 0)
+        at_work = minutes.paused("after plan", {CLOCK: str(-HOUR), MACHINE: "another"})  # a look for boundaries fetches
         for proxy in minutes.arena.proxies.values():
             proxy.hold(FETCH)
-        stamped(minutes, 0)
-        at_work = minutes.start(environment={CLOCK: str(-HOUR), MACHINE: "another"})
+        at_work.process.send_signal(signal.SIGCONT)
         until(lambda: any(FETCH in proxy.held for proxy in minutes.arena.proxies.values()), 300)
         minutes.account.did("a run with a clock an hour behind lands, and its records are held")
         by_clock(minutes, str(HOUR))

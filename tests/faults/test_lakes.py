@@ -24,7 +24,6 @@ from tests.faults.nemeses.lakes import (
     mounted,
     no_inodes,
     on_s3,
-    paused,
     read_all_the_time,
     read_only,
     rights_taken,
@@ -67,7 +66,7 @@ Wrong = Callable[[Field], AbstractContextManager[None]]
 
 def wrong_at(field: Field, point: str, wrong: Wrong) -> Run:
     """A run during which it goes wrong at the point; it is put right when the run has ended. "": before the run."""
-    running = paused(field, point) if point else None
+    running = field.paused(point) if point else None
     with wrong(field):
         if running is None:
             return field.run()

@@ -6,7 +6,6 @@ import random
 import signal
 from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
 
 import pytest
 
@@ -156,7 +155,7 @@ def stopped(field: Field, point: str) -> Iterator[Running]:
     """A run that gets there, and stops. It does not outlive the block."""
     for _ in range(TRIES):
         running = field.start(point, {SIGNAL: "SIGSTOP"})
-        until(lambda running=running: running.process.poll() is not None or _state(running.process.pid) == "T", 120)
+        until(lambda running=running: running.process.poll() is not None or running.asleep, 120)
         if running.process.poll() is None:
             break
         harmless(field.ended(running, about=f"a run ({point})"))
@@ -200,11 +199,3 @@ def proven(field: Field, kind: Kind) -> None:
     field.proven()
     if kind.letters:
         each_letter_once(field)
-
-
-def _state(pid: int) -> str:
-    """Of a process, as Linux has it: T for one that is stopped."""
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
-    except OSError:
-        return ""

@@ -23,8 +23,6 @@ from sluice.resources.local.s3 import REGION
 from tests.checker.facts import EvidenceError
 from tests.faults.account import SEED
 from tests.faults.field import Field, Running
-from tests.faults.runner import SIGNAL
-from tests.resources.kafka.tools import until
 from tests.resources.s3.s3_faults import Proxy, Rule
 
 # -- a folder
@@ -148,19 +146,6 @@ def without_privileges(field: Field) -> Running:
     path, out = field.root / "feeds" / f"{field.name}.yaml", field.root / f"run-{field.runs}.out"
     dropped = ["setpriv", "--bounding-set=-dac_override,-dac_read_search"] if os.geteuid() == 0 else []
     return Running.alone([*dropped, sys.executable, "-m", "tests.faults.runner", str(path)], out, field.environment)
-
-
-def paused(field: Field, point: str) -> Running:
-    """A run that was stopped (SIGSTOP) at the point: wait for its end, once it was sent SIGCONT."""
-    running = field.start(point, {SIGNAL: "SIGSTOP"})
-    until(lambda: running.process.poll() is not None or _state(running.process.pid) == "T", 300)
-    assert running.process.poll() is None, f"it never came to the point {point}: {running.wait()}"
-    field.account.did(f"a run stands {point}")
-    return running
-
-
-def _state(pid: int) -> str:
-    return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
 
 
 def ledger_loses(field: Field, count: int, *, note: bool) -> None:
