@@ -23,7 +23,7 @@ from sluice.assets.checks import ACCOUNT, FRONTIER, OF_WINDOW
 from sluice.assets.compaction import compact_job
 from sluice.assets.requests import request_config
 from sluice.assets.rows import LandedRows
-from sluice.assets.schedule import schedule_of
+from sluice.assets.schedule import WINDOWS, schedule_of
 from sluice.assets.session import FEED_TAG, RunSession, pool
 from sluice.assets.shown import Shown, attributes
 from sluice.pipelines.batch.result import Skip
@@ -81,6 +81,9 @@ class LandConfig(dg.Config):
         """What to skip first. Raises UsageError."""
         return skip_of(self.skip_to, self.reason)
 
+
+_BACKFILL = dg.BackfillPolicy.multi_run(WINDOWS)
+"""A backfill is one run for windows in a row, as many as a tick of the schedule asks for."""
 
 _LAND_CONFIG = LandConfig.to_config_schema().as_field()
 """Made once: otherwise Dagster would infer it anew for each op that is annotated with it."""
@@ -174,10 +177,14 @@ def _landed_asset(
             config_schema={"until": dg.Field(str, default_value="", description=_UNTIL)},
             pool=pool(feed.name),
             partitions_def=windows,
+            backfill_policy=_BACKFILL,
             io_manager_def=LandedRows(session, feed.name),
         )
 
     def landed(context: dg.AssetExecutionContext) -> Iterator[Any]:
+        if context.has_partition_key_range:
+            yield from steps.land_range(context, session, feed.name)
+            return
         until = context.op_execution_context.op_config["until"]
         yield from steps.land_window(context, session, feed.name, _window(until) if until else None)
 
@@ -191,17 +198,22 @@ def _quarantined_spec(shown: Shown, topics: Sequence[str], windows: Windows) -> 
 
 
 def _committed_asset(feed: Feed, shown: Shown, windows: Windows, session: RunSession) -> dg.AssetsDefinition:
-    @dg.asset(
-        **attributes(shown.committed),
-        deps=[shown.landed.key],
-        check_specs=[_check(FRONTIER, shown.committed.key, _FRONTIER, windows)],
-        pool=pool(feed.name),
-        partitions_def=windows,
-    )
-    def committed(context: dg.AssetExecutionContext) -> Iterator[Any]:
-        yield from steps.commit_window(context, session, feed.name)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", dg.BetaWarning)
+        decorate = dg.asset(
+            **attributes(shown.committed),
+            deps=[shown.landed.key],
+            check_specs=[_check(FRONTIER, shown.committed.key, _FRONTIER, windows)],
+            pool=pool(feed.name),
+            partitions_def=windows,
+            backfill_policy=_BACKFILL,
+        )
 
-    made: dg.AssetsDefinition = committed
+    def committed(context: dg.AssetExecutionContext) -> Iterator[Any]:
+        whole = context.has_partition_key_range
+        yield from (steps.commit_range if whole else steps.commit_window)(context, session, feed.name)
+
+    made: dg.AssetsDefinition = decorate(committed)
     return made
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import functools
 import json
 import sys
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -17,6 +17,7 @@ import dagster as dg
 from dagster._core.definitions.asset_checks.asset_check_evaluation import AssetCheckEvaluationTargetMaterializationData
 from dagster._core.definitions.assets.graph.asset_graph import AssetGraph
 from dagster._core.definitions.repository_definition import SINGLETON_REPOSITORY_NAME
+from dagster._core.definitions.source_asset import SYSTEM_METADATA_KEY_SOURCE_ASSET_OBSERVATION
 from dagster._core.events import AssetMaterializationPlannedData
 from dagster._core.remote_origin import ManagedGrpcPythonEnvCodeLocationOrigin, RemoteJobOrigin, RemoteRepositoryOrigin
 from dagster._core.scheduler.instigation import InstigatorStatus, InstigatorType
@@ -45,6 +46,9 @@ ENDED = (dg.DagsterRunStatus.SUCCESS, dg.DagsterRunStatus.FAILURE, dg.DagsterRun
 
 PARTITION_TAG = "dagster/partition"
 """The tag with a run's partition."""
+
+RANGE_TAGS = "dagster/asset_partition_range_start", "dagster/asset_partition_range_end"
+"""The tags with the first and the last partition of a run over a range, as a backfill makes it."""
 
 SCHEDULE_TAG = "dagster/schedule_name"
 """The tag with the schedule that asked for a run."""
@@ -98,6 +102,15 @@ def executes(context: dg.OpExecutionContext | dg.AssetExecutionContext, key: dg.
     """Whether this run makes the asset in a step of its own."""
     steps, step = context.run.step_keys_to_execute, key.to_python_identifier()
     return key in context.job_def.asset_layer.executable_asset_keys and (steps is None or step in steps)
+
+
+def told_already(context: dg.AssetExecutionContext, key: dg.AssetKey) -> Iterator[object]:
+    """The results of a step over a range of partitions that reports each of them and its checks itself. Dagster would
+    otherwise materialize all of them, with one metadata and one data version, those that are not complete as well."""
+    yield dg.MaterializeResult(asset_key=key, metadata={SYSTEM_METADATA_KEY_SOURCE_ASSET_OBSERVATION: True})
+    for check in context.selected_asset_check_keys:
+        if check.asset_key == key and (name := context.job_def.asset_layer.get_op_output_name(check)):
+            yield dg.Output(None, output_name=name)
 
 
 def resolve_among(job: dg.UnresolvedAssetJobDefinition, assets: Sequence[dg.AssetsDefinition]) -> dg.JobDefinition:

@@ -15,7 +15,7 @@ import dagster as dg
 
 from sluice.assets.books import Books
 from sluice.assets.fleet_runs import asked_of
-from sluice.assets.internals import ENDED, PARTITION_TAG
+from sluice.assets.internals import ENDED, PARTITION_TAG, RANGE_TAGS
 from sluice.assets.looks import MORE_TAG, UNTIL_TAG, Looks
 from sluice.assets.session import AGAIN_TAG, FEED_TAG, RunSession
 from sluice.assets.settling import settle
@@ -59,7 +59,7 @@ def schedule_of(
             return looks.quiet
         owed = look_at_windows(context.instance, session, session.feed(feed.name))
         keys = [key for w in owed if windows.has_partition_key(key := show_window(w))]
-        if at_work := _catching_up(context.instance, feed.name):
+        if at_work := _catching_up(context.instance, feed.name, shown):
             return dg.SkipReason(f"a run is at work on the windows of {feed.name} from {at_work} on")
         rows = _rows(context.instance, feed.name, shown, job, keys[:WINDOWS])
         now = context.scheduled_execution_time.isoformat()  # a repeated tick requests nothing twice
@@ -93,10 +93,15 @@ def look_at_windows(instance: dg.DagsterInstance, session: RunSession, feed: Fee
         return session.owed.of(feed, edges)
 
 
-def _catching_up(instance: dg.DagsterInstance, feed: str) -> str:
+def _catching_up(instance: dg.DagsterInstance, feed: str, shown: Keys) -> str:
     """The first window of a run over several windows of the feed that is queued or at work; empty if there is none."""
-    runs = instance.get_runs(dg.RunsFilter(statuses=UNDER_WAY, tags={FEED_TAG: feed}))
-    return next((r.tags[PARTITION_TAG] for r in runs if UNTIL_TAG in r.tags and PARTITION_TAG in r.tags), "")
+    runs = instance.get_runs(dg.RunsFilter(statuses=UNDER_WAY))
+    return next((first for r in runs if is_of(r, feed, shown) and (first := _first_of_several(r))), "")
+
+
+def _first_of_several(run: dg.DagsterRun) -> str:
+    """The first window of a run over several, the schedule's or a backfill's; empty for another run."""
+    return run.tags.get(PARTITION_TAG if UNTIL_TAG in run.tags else RANGE_TAGS[0], "")
 
 
 def _rows(instance: dg.DagsterInstance, feed: str, shown: Keys, job: str, keys: Sequence[str]) -> list[Sequence[str]]:

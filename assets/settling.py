@@ -8,7 +8,7 @@ does it (`settle`), or a tick of the schedule or the sensor, or `sluice repair`.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Sequence
 from typing import Any
 
 import dagster as dg
@@ -24,28 +24,31 @@ from sluice.pipelines.vocabulary.units import parse_window, show_window
 WHY = "reported again: a run over this window ended without reporting it, and by the ledger it is complete"
 
 
-Again = Callable[[dg.DagsterInstance, Books, int], Iterator[Any]]
-"""The events with which a failing run over a window, its partition, ends."""
+Again = Callable[[dg.DagsterInstance, Books, Sequence[int]], Iterator[Any]]
+"""The events with which a failing run over windows, its partitions, ends."""
 
 
-def landed_again(instance: dg.DagsterInstance, books: Books, window: int) -> Iterator[Any]:
-    """The window's rows, if it is complete, and the feed's checks by the ledger."""
-    key = books.keys.landed
-    if books.is_complete(window):
-        yield evidence.window_event(books, key, window, WHY)
-        yield from checks.window_evaluations(instance, books, key, [window])
+def landed_again(instance: dg.DagsterInstance, books: Books, windows: Sequence[int]) -> Iterator[Any]:
+    """The rows of those that are complete, and the feed's checks by the ledger."""
+    key, whole = books.keys.landed, [w for w in windows if books.is_complete(w)]
+    yield from (evidence.window_event(books, key, window, WHY) for window in whole)
+    yield from checks.window_evaluations(instance, books, key, whole)
     yield checks.feed_evaluation(instance, key, ACCOUNT, checks.account(books))
     if (seen := _watch_again(instance, key)) is not None:
         yield seen
 
 
-def committed_again(instance: dg.DagsterInstance, books: Books, window: int) -> Iterator[Any]:
-    """The window's commit, if it was reported before."""
-    key, partition = books.keys.committed, show_window(window)
-    if books.is_complete(window) and (stood := _stood(instance, books.keys, window)) is not None:
-        yield stood
-        target = internals.targets(instance, key, [partition]).get(partition)
-        yield checks.evaluation(key, FRONTIER, window, checks.frontier_check(books, window), target)
+def committed_again(instance: dg.DagsterInstance, books: Books, windows: Sequence[int]) -> Iterator[Any]:
+    """The commits of those that are complete and were reported before."""
+    key, told = books.keys.committed, list[int]()
+    for window in windows:
+        if books.is_complete(window) and (stood := _stood(instance, books.keys, window)) is not None:
+            yield stood
+            told.append(window)
+    targets = internals.targets(instance, key, map(show_window, told))
+    for window in told:
+        said = checks.frontier_check(books, window)
+        yield checks.evaluation(key, FRONTIER, window, said, targets.get(show_window(window)))
 
 
 def settle(instance: dg.DagsterInstance, feed: Feed, keys: Keys, open_books: Callable[[], Books]) -> set[int]:

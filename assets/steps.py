@@ -78,10 +78,58 @@ def land_window(context: dg.AssetExecutionContext, session: RunSession, name: st
                 own = _land_own(context, session, feed, edges, asked, window)
                 yield from _else_commit(context, session, feed, edges, own)
             except Exception:
-                yield from _told_again(context, session, feed, edges, window, settling.committed_again)
+                yield from _told_again(context, session, feed, edges, [window], settling.committed_again)
                 raise
     if not executes(context, session.keys(name).committed):
         yield from _commit_after(context, session, name, window)
+
+
+def land_range(context: dg.AssetExecutionContext, session: RunSession, name: str) -> Events:
+    """Land the windows that are the run's range of partitions, the oldest first, in batches of bounded size. Each is
+    materialized when it is complete, and only then. If the run has no step that commits, this step commits.
+
+    Raises dagster.Failure, or an interrupt.
+    """
+    with session.step(context, name):
+        feed = session.feed(name)
+        asked = _range_of(context, feed)
+        with session.open_edges(feed) as edges:
+            try:
+                own = _land_range(context, session, feed, edges, asked)
+                yield from _else_commit(context, session, feed, edges, own)
+            except Exception:
+                windows = _windows(feed, asked)
+                yield from _told_again(context, session, feed, edges, windows, settling.committed_again)
+                raise
+    yield from internals.told_already(context, session.keys(name).landed)
+    if not executes(context, session.keys(name).committed):
+        books, result = _commit(context, session, name)
+        yield from _range_committed(context, session, books, result)
+
+
+def _range_of(context: dg.AssetExecutionContext, feed: Feed) -> Request:
+    """The request for the run's range of partitions."""
+    first, last = context.partition_key_range
+    return Request(RequestKind.WINDOW, window=parse_window(first), until=parse_window(last) + feed.window.length)
+
+
+def _land_range(
+    context: dg.AssetExecutionContext, session: RunSession, feed: Feed, edges: Edges, asked: Request
+) -> Events:
+    key, windows = session.keys(feed.name).landed, _windows(feed, asked)
+    try:
+        books, landed = yield from _land(context, session, feed, edges, asked)
+    except Exception:
+        yield from _told_again(context, session, feed, edges, windows, settling.landed_again)
+        raise
+    said = checks.account(books, landed, context.run.run_id)
+    yield checks.feed_evaluation(context.instance, key, ACCOUNT, said)
+    left = [w for w in windows if not books.is_complete(w)]
+    for window in left:
+        yield evaluation(key, COMPLETE, window, _window_said(False, landed))
+    landed.check()
+    if left:
+        raise _in_part(feed.name, left[0])
 
 
 def _land_own(
@@ -92,7 +140,7 @@ def _land_own(
     except Exception as error:
         if isinstance(error, BatchRefused):
             yield from _refusal_events(context, session, feed, edges, error, window)
-        yield from _told_again(context, session, feed, edges, window, settling.landed_again)
+        yield from _told_again(context, session, feed, edges, [window], settling.landed_again)
         raise
     yield from _own_window(context, books, landed, window)
 
@@ -126,14 +174,14 @@ def _known_checks(context: Context, key: dg.AssetKey, found: Iterable[tuple[str,
 
 
 def _told_again(
-    context: Context, session: RunSession, feed: Feed, edges: Edges, window: int, again: settling.Again
+    context: Context, session: RunSession, feed: Feed, edges: Edges, windows: Sequence[int], again: settling.Again
 ) -> Events:
-    """What stays true of the run's window whatever failed. If the lake is unreachable, the next run reports it."""
+    """What stays true of the run's windows whatever failed. If the lake is unreachable, the next run reports it."""
     try:
         ledger = Ledger(edges.lake, feed.name, edges.clock)  # needs the lake only: Kafka may be unreachable
-        yield from again(context.instance, _books(session, feed, ledger, edges), window)
+        yield from again(context.instance, _books(session, feed, ledger, edges), windows)
     except SluiceError as error:
-        context.log.warning("the window's checks could not be reported again: %s", error.message)
+        context.log.warning("the windows' checks could not be reported again: %s", error.message)
 
 
 def _own_window(context: dg.AssetExecutionContext, books: Books, landed: Landed, window: int) -> Events:
@@ -234,7 +282,9 @@ def _land(
     if watched and watched.outlook:
         remember(session.project, feed.name, kept=watched.outlook.kept)
     batch_pages.keep_all(context, ledger, edges, landed.batches, watched.outlook if watched else None)
-    yield from _publish_events(context, books, landed, request.window if context.has_partition_key else None, rolled)
+    own = request.window if context.has_partition_key else None
+    asked = _windows(feed, request) if context.has_partition_key_range else ()
+    yield from _publish_events(context, books, landed, own, rolled, asked)
     if watched:
         yield checks.feed_evaluation(context.instance, books.keys.landed, WATCH, checks.watch_check(watched))
     return books, landed
@@ -270,11 +320,19 @@ def _remember(session: RunSession, feed: Feed, books: Books, landed: Landed) -> 
     remember(session.project, feed.name, first_window=earliest(books.state))
 
 
-def _publish_events(context: Context, books: Books, landed: Landed, own: int | None, rolled: Portion) -> Events:
+def _publish_events(
+    context: Context,
+    books: Books,
+    landed: Landed,
+    own: int | None,
+    rolled: Portion,
+    asked: Collection[int] = (),
+) -> Events:
     """The events of what was published and completed, whatever else failed: it is true, and stays so. `rolled`: the
-    windows that were reported just before, without their checks, and those that are left to later runs."""
+    windows that were reported just before, without their checks, and those that are left to later runs. `asked`: the
+    windows of a run over a range, which are reported whoever landed them."""
     batches = [books.state.batches[b.batch] for b in landed.batches if b.number is not None]
-    key, mine = books.keys.landed, set() if own is None else {own} & books.complete
+    key, mine = books.keys.landed, {*asked, *(() if own is None else (own,))} & books.complete
     tell = ({*landed.windows} & books.complete) | books.complete_of(batches) | mine
     tell |= evidence.untold_windows(context.instance, books, key) - rolled.left
     for event in evidence.landing_events(books, batches, tell):
@@ -347,7 +405,7 @@ def commit_window(context: dg.AssetExecutionContext, session: RunSession, name: 
     try:
         books, result = _commit(context, session, name)
     except Exception:
-        yield from _stood(context, session, name, window)
+        yield from _stood(context, session, name, [window])
         raise
     said = commit_metadata(books.feed.group, result)
     yield dg.MaterializeResult(metadata=said, data_version=dg.DataVersion(books.version))
@@ -355,14 +413,38 @@ def commit_window(context: dg.AssetExecutionContext, session: RunSession, name: 
     yield from _also_committed(context, session, books, result, window)
 
 
-def _stood(context: Context, session: RunSession, name: str, window: int) -> Events:
+def commit_range(context: dg.AssetExecutionContext, session: RunSession, name: str) -> Events:
+    """Commit the frontier after the windows have landed that are the run's range of partitions.
+
+    Raises dagster.Failure, or an interrupt.
+    """
+    try:
+        books, result = _commit(context, session, name)
+    except Exception:
+        feed = session.feed(name)
+        yield from _stood(context, session, name, _windows(feed, _range_of(context, feed)))
+        raise
+    yield from internals.told_already(context, books.keys.committed)
+    yield from _range_committed(context, session, books, result)
+
+
+def _range_committed(
+    context: dg.AssetExecutionContext, session: RunSession, books: Books, result: CommitResult
+) -> Events:
+    told = [w for w in _windows(books.feed, _range_of(context, books.feed)) if books.is_complete(w)]
+    for window in told:
+        yield _committed_event(books, result, window)
+    yield from _also_committed(context, session, books, result, None, told=told)
+
+
+def _stood(context: Context, session: RunSession, name: str, windows: Sequence[int]) -> Events:
     """If a window's commit was reported before, report it again, whatever the outcome of this commit."""
     try:
         feed = session.feed(name)
         with session.open_edges(feed) as edges:
-            yield from _told_again(context, session, feed, edges, window, settling.committed_again)
+            yield from _told_again(context, session, feed, edges, windows, settling.committed_again)
     except SluiceError as error:
-        context.log.warning("the window's commit could not be reported again: %s", error.message)
+        context.log.warning("the windows' commits could not be reported again: %s", error.message)
 
 
 def _commit_after(context: Context, session: RunSession, name: str, window: int) -> Events:

@@ -15,7 +15,7 @@ from time import time as clock
 import dagster as dg
 
 from sluice.assets.instance import end_run, is_held, let_go
-from sluice.assets.internals import PARTITION_TAG, keeps_runs_here
+from sluice.assets.internals import PARTITION_TAG, RANGE_TAGS, keeps_runs_here
 from sluice.assets.schedule import is_of
 from sluice.assets.session import OpenEdges
 from sluice.assets.shown import Keys
@@ -48,7 +48,7 @@ class UnderWay:
 
     @property
     def window(self) -> str | None:
-        return self.run.tags.get(PARTITION_TAG)
+        return self.run.tags.get(PARTITION_TAG) or self.run.tags.get(RANGE_TAGS[0])
 
     @property
     def is_dead(self) -> bool:

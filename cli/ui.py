@@ -29,7 +29,7 @@ from sluice.cli import reloading
 from sluice.cli.session import Session, command
 from sluice.cli.terminal import Terminal, good, warn
 from sluice.pipelines.vocabulary import extras, scratch
-from sluice.pipelines.vocabulary.errors import Failed, UsageError
+from sluice.pipelines.vocabulary.errors import Failed, FeedError, UsageError
 from sluice.pipelines.vocabulary.units import many
 
 if TYPE_CHECKING:
@@ -57,13 +57,13 @@ def ui(
     """Open Dagster's UI on this project, until Ctrl-C.
 
     It starts Dagster's web server and daemon on loopback: lineage, runs, checks, schedules. A new feed, contract or
-    report shows there within seconds.
+    report shows there within seconds. A feed whose file is wrong is named, and left out until it is mended.
 
     $ sluice ui
     $ sluice ui --project .sluice/demo --port 3100
     """
     project = session.project
-    project.feeds()  # report a wrong feed file here, not in the logs of a server
+    broken = _broken(session)
     address = f"http://{HOST}:{_free_port(port)}"
     with _ending_servers() as servers:
         changes = reloading.Changes(project, reloading.stamps(project))
@@ -71,9 +71,22 @@ def ui(
             _start(project, address, servers)
         with session.terminal.working("waiting for Dagster's web server"):
             _await(lambda: _answers(address), "webserver", servers)
-        session.terminal.show(good(f"Dagster is at {address}"), "  Ctrl-C ends it, and runs that were started from it")
-        session.terminal.document({"address": address, "pids": {n: s.process.pid for n, s in servers.items()}})
+        session.terminal.show(
+            good(f"Dagster is at {address}"),
+            "  Ctrl-C ends it, and runs that were started from it",
+            *(warn(f"not shown: {e.message}\n  → {e.remedy}") for e in broken),
+        )
+        pids = {n: s.process.pid for n, s in servers.items()}
+        session.terminal.document({"address": address, "pids": pids, "broken": [e.fields() for e in broken]})
         _watch(servers, changes, address, session.terminal)
+
+
+def _broken(session: Session) -> Sequence[FeedError]:
+    """What is wrong with feed files: told here, not only in the logs of a server. Raises FeedError if none is right."""
+    broken = list(session.files.broken.values())
+    if broken and not session.files.feeds:
+        raise broken[0]
+    return broken
 
 
 class _Server:

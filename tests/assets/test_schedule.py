@@ -11,6 +11,7 @@ import dagster as dg
 import pytest
 
 from sluice.assets import schedule
+from sluice.assets.internals import RANGE_TAGS
 from sluice.assets.location import build
 from sluice.assets.looks import MORE_TAG, UNTIL_TAG, Looks
 from sluice.assets.session import AGAIN_TAG, RunSession
@@ -103,6 +104,15 @@ def test_while_a_run_over_several_windows_is_at_work_it_asks_for_nothing(
     assert "at work on the windows of orders from 2024-05-01T00:00 on" in tick(world, instance)
 
 
+def test_while_a_backfill_of_windows_in_a_row_is_at_work_it_asks_for_nothing(
+    world: World, instance: dg.DagsterInstance
+) -> None:
+    world.land_unrecorded(in_hour(3))
+    row = dict(zip(RANGE_TAGS, (f"{DAY}00:00", f"{DAY}01:00"), strict=True))
+    left_behind(world, instance, dg.DagsterRunStatus.STARTED, None, backfill=True, tags=row)
+    assert "at work on the windows of orders from 2024-05-01T00:00 on" in tick(world, instance)
+
+
 def test_a_window_that_failed_is_asked_for_by_itself_and_thrice_waits_for_somebody(
     world: World, instance: dg.DagsterInstance
 ) -> None:
@@ -141,18 +151,18 @@ def left_behind(
     world: World,
     instance: dg.DagsterInstance,
     status: dg.DagsterRunStatus,
-    window: str,
+    window: str | None,
     *,
     backfill: bool = False,
     tags: dict[str, str] | None = None,
 ) -> None:
-    """A run of a window, of the feed's job or of a backfill, that has come so far."""
+    """A run of a window (None: of what `tags` say), of the feed's job or of a backfill, that has come so far."""
     defs, key = build(world.project), landed_key("orders")
     job = defs.resolve_implicit_job_def_def_for_assets([key]) if backfill else defs.resolve_job_def("land_orders")
     assert job is not None
     instance.create_run_for_job(
         job,
         status=status,
-        tags={"dagster/partition": DAY + window} | job.tags | (tags or {}),
+        tags=({"dagster/partition": DAY + window} if window else {}) | job.tags | (tags or {}),
         asset_selection=frozenset({key}) if backfill else None,
     )

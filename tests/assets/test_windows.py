@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import dagster as dg
@@ -10,13 +11,20 @@ import pytest
 from sluice.assets import evidence
 from sluice.assets.checks import BOUNDARY
 from sluice.assets.instance import open_instance
+from sluice.assets.internals import RANGE_TAGS, planned_evaluations, unmaterialized_partitions
 from sluice.assets.location import build
 from sluice.assets.repair import reconcile
 from sluice.assets.session import AGAIN_TAG
 from sluice.assets.shown import committed_key, landed_key, quarantined_key
 from sluice.assets.steps import ACCOUNT, COMPLETE, FRONTIER
 from sluice.pipelines.planning.windows import LISTED
-from sluice.pipelines.vocabulary.errors import BatchIncomplete, UsageError, WindowHeld, WindowIncomplete
+from sluice.pipelines.vocabulary.errors import (
+    BatchIncomplete,
+    KafkaUnavailable,
+    UsageError,
+    WindowHeld,
+    WindowIncomplete,
+)
 from sluice.pipelines.vocabulary.plans import Request, RequestKind
 from tests.assets.world import (
     CATCH_UP,
@@ -252,6 +260,67 @@ def test_landing_by_itself_commits(world: World, instance: dg.DagsterInstance) -
         assert {tp: o.offset for tp, o in world.group.offsets.items()} == {P0: 25, P1: 25}
         assert f"{DAY}00:00" in windows(instance, COMMITTED)
         assert checks(instance, run.run_id, FRONTIER)[f"{DAY}00:00"].passed
+
+
+def backfill(world: World, instance: dg.DagsterInstance, keys: Sequence[dg.AssetKey], last: str) -> dg.DagsterRun:
+    """A run of these assets over the windows from the day's first to that one, as a backfill makes it."""
+    made = build(world.project, world.session()).resolve_implicit_job_def_def_for_assets([*keys])
+    assert made is not None
+    ended = made.execute_in_process(
+        instance=instance,
+        asset_selection=[*keys],
+        tags=dict(zip(RANGE_TAGS, (f"{DAY}00:00", DAY + last), strict=True)),
+        raise_on_error=False,
+    )
+    run = instance.get_run_by_id(ended.run_id)
+    assert run is not None
+    return run
+
+
+@pytest.mark.parametrize("keys", [(LANDED, COMMITTED), (LANDED,)])
+def test_a_backfill_of_windows_in_a_row_is_one_run(
+    world: World, instance: dg.DagsterInstance, keys: Sequence[dg.AssetKey]
+) -> None:
+    world.run(in_hour(1))
+    before = versions(instance, LANDED, f"{DAY}01:00")
+    run = backfill(world, instance, keys, "03:00")
+    assert run.is_success
+    of_day = [f"{DAY}0{h}:00" for h in range(4)]
+    landed = windows(instance, LANDED)
+    assert [landed[w]["rows"] for w in of_day] == [50] * 4
+    assert [landed[w]["dagster/uri"][-2:] for w in of_day] == ["00", "01", "02", "03"], "each says what is its own"
+    assert versions(instance, LANDED, of_day[1]) == before * 2, "that one had landed: nothing runs again because of it"
+    assert set(of_day) <= set(windows(instance, COMMITTED))
+    assert {tp: o.offset for tp, o in world.group.offsets.items()} == {P0: 100, P1: 100}
+    for name in (COMPLETE, BOUNDARY, FRONTIER):
+        said = checks(instance, run.run_id, name)
+        assert set(of_day) <= set(said), name
+        assert None not in said
+        assert all(s.passed and s.target_materialization_data for s in said.values())
+    asked = [dg.AssetCheckKey(LANDED, COMPLETE), dg.AssetCheckKey(COMMITTED, FRONTIER)]
+    assert planned_evaluations(instance, asked, of_day) == []
+    assert stored(instance, COMMITTED) == []
+    evidence.demand(instance, world.books())
+
+
+def test_of_a_backfill_that_fails_the_windows_that_are_complete_are_green(
+    world: World, instance: dg.DagsterInstance, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    world.cluster.hold(P1, 60)
+    assert backfill(world, instance, (LANDED, COMMITTED), "03:00").status is dg.DagsterRunStatus.FAILURE
+    assert sorted(set(windows(instance, LANDED)) - {f"{DAY}04:00"}) == [f"{DAY}00:00", f"{DAY}01:00"]
+    assert unmaterialized_partitions(instance, LANDED) == {f"{DAY}02:00", f"{DAY}03:00"}
+    assert world.group.offsets[P1].offset >= 50, "what landed is committed"
+    world.cluster.hold(P1, 100)
+    assert backfill(world, instance, (LANDED, COMMITTED), "03:00").is_success
+    assert unmaterialized_partitions(instance, LANDED) == unmaterialized_partitions(instance, COMMITTED) == set()
+
+    def gone() -> Mapping[str, str]:
+        raise KafkaUnavailable("no broker answers")
+
+    monkeypatch.setattr(world.cluster, "topics", gone)
+    assert backfill(world, instance, (LANDED, COMMITTED), "03:00").status is dg.DagsterRunStatus.FAILURE
+    assert unmaterialized_partitions(instance, LANDED) == unmaterialized_partitions(instance, COMMITTED) == set()
 
 
 def test_with_the_commit_in_the_run_it_is_done_once(world: World, instance: dg.DagsterInstance) -> None:

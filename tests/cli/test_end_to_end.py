@@ -146,10 +146,12 @@ def test_ui_answers_on_loopback_shows_new_feeds_and_ends_with_all_that_it_starte
     project: Path, unused_port: Callable[[], int]
 ) -> None:
     port = unused_port()
+    (project / "feeds" / "broken.yaml").write_text("topics: [\n")  # the other feeds' pages come up all the same
     with subprocess.Popen([*MAIN, "ui", "--port", str(port), "--json"], stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
         told = json.loads(process.stdout.readline())
         assert told["address"] == f"http://127.0.0.1:{port}"
+        assert [e["error"] for e in told["broken"]] == ["FeedError"]
         query = json.dumps({"query": "{ assetNodes { assetKey { path } } }"}).encode()
 
         def shown() -> list[str]:
