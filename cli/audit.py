@@ -6,7 +6,7 @@ It compares ledger and files; with `--rescan` also Kafka itself; with `--strict`
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import typer
 from rich.console import RenderableType
@@ -17,7 +17,7 @@ from sluice.cli.partitions import lives, ranges
 from sluice.cli.session import FeedName, Session, command
 from sluice.cli.terminal import bad, good, heading, shorten, table, warn
 from sluice.pipelines.vocabulary.progress import Progress
-from sluice.pipelines.vocabulary.units import many
+from sluice.pipelines.vocabulary.units import many, show_instant
 
 if TYPE_CHECKING:
     from sluice.pipelines.account.audit import AuditProblem, AuditReport, PartitionAccount
@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from sluice.pipelines.feed.feed import Feed
     from sluice.pipelines.ledger import Ledger
     from sluice.pipelines.ports import Edges
+    from sluice.pipelines.vocabulary.errors import SluiceError
 
 
 def register(app: typer.Typer) -> None:
@@ -39,38 +40,48 @@ def audit(
     strict: Annotated[
         bool, typer.Option("--strict", help="All of these, and check committed offsets, topic ids and manifests.")
     ] = False,
+    everything: Annotated[
+        bool, typer.Option("--all", help="Look at everything, also what earlier audits looked at.")
+    ] = False,
 ) -> int:
     """Prove that every offset is accounted for.
 
     Each offset must be accounted for exactly once, and each file must be what the ledger says. Exit 1 when the account
-    does not close. Without --rescan, Kafka is not asked. With --strict, committed offsets must agree with the ledger,
-    topics with their ids, and manifests with the windows; what Kafka no longer holds is listed.
+    does not close. What an earlier audit of the same kind looked at, and whose files a listing shows as they were, is
+    not opened again, unless --all asks for it. Without --rescan, Kafka is not asked. With --strict, committed offsets
+    must agree with the ledger, topics with their ids, and manifests with the windows; what Kafka no longer holds is
+    listed.
 
     $ sluice audit orders
+    $ sluice audit orders --all
     $ sluice audit orders --rescan --json
     $ sluice audit orders --rescan --strict
     """
     found = session.feed(feed)
-    report = prove(session, found, rescan=rescan or strict, hashes=hashes or strict)
-    more = _strict(session, found) if strict else None
-    report = replace(report, problems=report.problems + more.problems) if more else report
-    session.terminal.show(*view(report, rescanned=rescan or strict, more=more))
+    asked = Asked(rescan or strict, hashes or strict, strict, everything)
+    report, more, unkept = _proved(session, found, asked)
+    session.terminal.show(*view(report, rescanned=asked.rescan, more=more, unkept=unkept))
     session.terminal.document(document(report) | ({"strict": _more(more)} if more else {}))
     return 0 if report.closes else 1
 
 
-def _strict(session: Session, feed: Feed) -> Strict:
-    from sluice.pipelines.account.strict import strict
-    from sluice.pipelines.batch.survey import survey
-    from sluice.pipelines.ledger import Ledger
+class Asked(NamedTuple):
+    """Which kinds of audit."""
 
-    with session.open_edges(feed) as edges:
-        ledger = Ledger(edges.lake, feed.name, edges.clock)
-        return strict(ledger, edges.lake, feed, survey(feed, edges, ledger))
+    rescan: bool = False
+    hashes: bool = False
+    strict: bool = False
+    everything: bool = False
 
 
-def prove(session: Session, feed: Feed, *, rescan: bool, hashes: bool = False) -> AuditReport:
+def prove(session: Session, feed: Feed, *, rescan: bool) -> AuditReport:
     """The audit of the feed, with the rescan if it was requested."""
+    return _proved(session, feed, Asked(rescan))[0]
+
+
+def _proved(session: Session, feed: Feed, asked: Asked) -> tuple[AuditReport, Strict | None, SluiceError | None]:
+    """The report, what the strict audit found, and why the proof could not be kept."""
+    from sluice.pipelines.account import audited
     from sluice.pipelines.account.audit import audit as of_ledger
     from sluice.pipelines.ledger import Ledger
     from sluice.pipelines.publishing import lost
@@ -79,8 +90,22 @@ def prove(session: Session, feed: Feed, *, rescan: bool, hashes: bool = False) -
         ledger = Ledger(edges.lake, feed.name, edges.clock)
         with session.terminal.working("checking files"):
             lost.check_all(ledger, edges.lake)
-            report = of_ledger(ledger, edges.lake, feed.name, hashes=hashes)
-        return _rescan(session, feed, edges, ledger, report) if rescan else report
+            before = audited.kept(edges.lake, feed.name)
+            known = None if asked.everything else before
+            report = of_ledger(ledger, edges.lake, feed.name, hashes=asked.hashes, known=known, at=edges.clock())
+        report = _rescan(session, feed, edges, ledger, report) if asked.rescan else report
+        more = _strict(feed, edges, ledger, report) if asked.strict else None
+        if more:
+            found = replace(report.audited, strictly=more.strictly)
+            report = replace(report, problems=report.problems + more.problems, audited=found)
+        return report, more, audited.keep(edges.lake, feed.name, report.audited, before, report.at)
+
+
+def _strict(feed: Feed, edges: Edges, ledger: Ledger, report: AuditReport) -> Strict:
+    from sluice.pipelines.account.strict import strict
+    from sluice.pipelines.batch.survey import survey
+
+    return strict(ledger, edges.lake, feed, survey(feed, edges, ledger), report)
 
 
 def _rescan(session: Session, feed: Feed, edges: Edges, ledger: Ledger, report: AuditReport) -> AuditReport:
@@ -101,7 +126,9 @@ def _rescan(session: Session, feed: Feed, edges: Edges, ledger: Ledger, report: 
 # -- for people
 
 
-def view(report: AuditReport, *, rescanned: bool, more: Strict | None = None) -> list[RenderableType]:
+def view(
+    report: AuditReport, *, rescanned: bool, more: Strict | None = None, unkept: SluiceError | None = None
+) -> list[RenderableType]:
     known = lives(a.key for a in report.accounts)
     rows = [_row(known[a.key], a) for a in report.accounts]
     names = (
@@ -128,8 +155,21 @@ def view(report: AuditReport, *, rescanned: bool, more: Strict | None = None) ->
         mended = sum(a.mended for a in report.accounts)
         out.append(Text(f"  Of what landed, {count(again)} had been in quarantine, {count(mended)} of them mended."))
     out += _beyond(more) if more else []
+    out += _before(report)
+    if unkept:
+        out.append(warn(f"the next audit looks at everything again: {unkept.message}"))
     out.append(_verdict(report, rescanned))
     return out
+
+
+def _before(report: AuditReport) -> list[RenderableType]:
+    """What was left to earlier audits."""
+    if report.proven is None:
+        return []
+    first, last = (show_instant(at)[:10] for at in report.proven)
+    when = f"on {first}" if first == last else f"from {first} to {last}"
+    looked = f"{count(report.looked)} of {many(report.batches, 'batch', 'batches')}"
+    return [Text(f"  Looked at {looked}; the others were proven {when}, `--all` looks at everything.")]
 
 
 def _problem(p: AuditProblem) -> list[RenderableType]:
@@ -165,7 +205,8 @@ def _row(name: str, a: PartitionAccount) -> list[str]:
 def _verdict(report: AuditReport, rescanned: bool) -> RenderableType:
     if not report.closes:
         return bad(f"the account does not close: {many(len(report.problems), 'problem')}")
-    compared = f"; {count(report.compared)} records compared with Kafka, value by value" if rescanned else ""
+    before = f", {count(report.compared_before)} by earlier audits" if report.compared_before else ""
+    compared = f"; {count(report.compared)} records compared with Kafka, value by value{before}" if rescanned else ""
     gone = f", {count(report.not_comparable)} no longer there to compare" if report.not_comparable else ""
     return good(f"the account closes: every offset from origin to frontier in exactly one class{compared}{gone}")
 
@@ -180,7 +221,11 @@ def document(report: AuditReport) -> dict[str, Any]:
         "files": report.parts,
         "rows": report.rows,
         "compared": report.compared,
+        "compared_before": report.compared_before,
         "not_comparable": report.not_comparable,
+        "batches": report.batches,
+        "looked_at": report.looked,
+        "proven": report.proven and dict(zip(("first", "last"), map(show_instant, report.proven), strict=True)),
         "partitions": [_account(a) for a in report.accounts],
         "problems": [_problem_document(p) for p in report.problems],
     }

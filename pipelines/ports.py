@@ -27,6 +27,7 @@ from sluice.pipelines.vocabulary.kafka import (
 )
 from sluice.pipelines.vocabulary.plans import Plan, Slice
 from sluice.pipelines.vocabulary.receipts import Outcome, Owner, Verdict
+from sluice.pipelines.vocabulary.stat import Stat
 from sluice.pipelines.vocabulary.traffic import TaskTraffic
 
 if TYPE_CHECKING:  # it loads compiled loops
@@ -308,6 +309,11 @@ class Lake(Protocol):
 
     def list(self, prefix: str, after: str = "") -> Iterator[str]:
         """The paths below the folder `prefix`, sorted by name; only those greater than `after`."""
+        ...
+
+    def stats(self, prefix: str, after: str = "") -> Iterator[Stat]:
+        """What `list` names, each as it is now: no file is opened. On S3 the tag is the ETag; in a folder it is the
+        file's number and the time of its last change of any kind, which cannot be set back."""
         ...
 
     def size(self, path: str) -> int | None:

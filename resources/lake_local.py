@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from sluice.pipelines.vocabulary.errors import LakeFull, LakeUnavailable, ProofFailed, SluiceError, Terminal, Unknown
+from sluice.pipelines.vocabulary.stat import Stat
 
 TEMPORARY = ".tmp-"
 _HANDED_BYTES = 4 << 20
@@ -87,6 +88,14 @@ class LocalLake:
         above = prefix.strip("/")
         folder = self._place(above) if above else self.root
         return _walk(folder, f"{above}/" if above else "", after)
+
+    def stats(self, prefix: str, after: str = "") -> Iterator[Stat]:
+        for path in self.list(prefix, after):
+            found = None
+            with _translating_errors(path), suppress(FileNotFoundError, NotADirectoryError):
+                found = os.lstat(f"{self.root}/{path}")
+            if found:
+                yield Stat(path, found.st_size, f"{found.st_ino:x}-{found.st_ctime_ns:x}")
 
     def size(self, path: str) -> int | None:
         place = self._place(path)

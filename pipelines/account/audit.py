@@ -9,14 +9,18 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from sluice.pipelines.lake import parquet, paths
+from sluice.pipelines.account.audited import Audited, Log, shown, still_counts, still_there, tag
+from sluice.pipelines.account.rows import COUNTS, NEVER, PROOFS, Row, Rows
+from sluice.pipelines.lake import parquet
 from sluice.pipelines.landing.proof import sha256
 from sluice.pipelines.ledger import Ledger, State
-from sluice.pipelines.ledger.entries import PublishEntry
+from sluice.pipelines.ledger.entries import Entry, PublishEntry, parse
 from sluice.pipelines.ports import Lake
 from sluice.pipelines.records import landed_columns
 from sluice.pipelines.records.format import inside
@@ -24,8 +28,9 @@ from sluice.pipelines.schema.arrays import int64s
 from sluice.pipelines.vocabulary.errors import Terminal
 from sluice.pipelines.vocabulary.kafka import Key
 from sluice.pipelines.vocabulary.ranges import Range, union
-from sluice.pipelines.vocabulary.receipts import Counts, Part, PartKind, Receipt, count_files
+from sluice.pipelines.vocabulary.receipts import Counts, Part, PartKind, Receipt
 from sluice.pipelines.vocabulary.side_by_side import each
+from sluice.pipelines.vocabulary.stat import Stat
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,20 +73,41 @@ class PartitionAccount:
 
 @dataclass(frozen=True, slots=True)
 class AuditReport:
-    """`closes` when there is no problem. `compared` counts records compared with Kafka by a rescan."""
+    """`closes` when there is no problem. `compared` counts records compared with Kafka by a rescan.
+
+    Of `batches` publish entries that count, `looked` were looked at, and all their files; the others were proven by
+    earlier audits, the first and the last of them at the times `proven` (ms). `audited` is what the next audit may rely
+    on; `rest` are receipts that count and have something wrong about them, with the numbers of their entries.
+    """
 
     feed: str
     accounts: tuple[PartitionAccount, ...]
     problems: tuple[AuditProblem, ...]
     parts: int
     rows: int
+    audited: Audited
+    rest: tuple[tuple[int, Receipt], ...] = ()
+    looked: int = 0
+    batches: int = 0
+    proven: tuple[int, int] | None = None
+    at: int = 0
+    """When it was (ms)."""
     compared: int = 0
     not_comparable: int = 0
     """Landed records that Kafka no longer holds, so that a rescan cannot compare them."""
+    compared_before: int = 0
+    """Landed records that earlier rescans compared."""
 
     @property
     def closes(self) -> bool:
         return not self.problems
+
+    def uncompared(self) -> list[Row]:
+        """The receipts that were never compared with Kafka, as far as is known."""
+        rows = self.audited.rows
+        return rows.where(rows.column("compared") == NEVER).named() + [
+            Row(n, r.slice.key, r.slice.range, r.counts.landed) for n, r in self.rest
+        ]
 
 
 def live_receipts(ledger: Ledger, state: State) -> list[Receipt]:
@@ -90,46 +116,145 @@ def live_receipts(ledger: Ledger, state: State) -> list[Receipt]:
     return [r for n, e in published for r in state.receipts(n, e)]
 
 
-def audit(ledger: Ledger, lake: Lake, feed: str, *, hashes: bool = False) -> AuditReport:
+def audit(
+    ledger: Ledger, lake: Lake, feed: str, *, hashes: bool = False, known: Audited | None = None, at: int = 0
+) -> AuditReport:
     """Prove the account from the ledger and the files. `hashes` reads every byte; otherwise only sizes and footers.
 
-    A file that cannot be read is a problem like any other. Raises LedgerCorrupt, LedgerTooNew, LakeUnavailable.
+    Without `known` everything is looked at. With it, only what changed since, as listings of log and files show, and
+    batches that had something wrong about them; `at` is the time now (ms), which is noted. A file that cannot be read
+    is a problem like any other. Raises LedgerCorrupt, LedgerTooNew, LakeUnavailable.
     """
     state = ledger.read()
-    receipts = live_receipts(ledger, state)
-    accounts = tuple(_account(state, key, receipts) for key in sorted(state.origins))
-    parts = [(r, p) for r in receipts for p in r.parts]
-    problems = [
-        *_sums(receipts),
-        *_overlaps(state, receipts),
-        *_commits(state),
-        *_strangers(ledger, state, lake, {p.path for _, p in parts}),
-    ]
-    files: dict[str, list[tuple[Receipt, Part]]] = {}
-    for r, p in parts:
-        files.setdefault(p.path, []).append((r, p))
+    log, listed = Log(ledger, state), shown(lake, feed)
+    if known is not None and not log.begin(known):
+        known, log = None, Log(ledger, state)
+    proof = "hashed" if hashes else "looked"
+    found = _Found(ledger, state, listed, known, log, proof)
+    files = found.files()
     checked = each(lambda held: _file(lake, feed, held, hashes=hashes), list(files.values()))
-    problems += [x for found in checked for x in found]
-    return AuditReport(feed, accounts, tuple(problems), len(files), sum(p.rows for _, p in parts))
+    wrong = {path for path, problems in zip(files, checked, strict=True) if problems}
+    wrong_sums = [list(_sums([r])) for _, r in found.receipts]
+    sound = [not s and not wrong.intersection(p.path for p in r.parts)
+             for s, (_, r) in zip(wrong_sums, found.receipts, strict=True)]  # fmt: skip
+    proofs = {"looked": at // 1000, "hashed": at // 1000 if hashes else NEVER}
+    looked = Rows.of(found.receipts, found.tag, [proofs.get(p, NEVER) for p in PROOFS])
+    everything = found.rows.plus(looked)
+    problems = [
+        *itertools.chain.from_iterable(wrong_sums),
+        *_overlaps(state, everything),
+        *_commits(state),
+        *_strangers(ledger, state, found.strangers()),
+        *_copies(log),
+        *itertools.chain.from_iterable(checked),
+    ]
+    rest = tuple(held for held, right in zip(found.receipts, sound, strict=True) if not right)
+    when = found.rows.column(proof)
+    return AuditReport(
+        feed,
+        _accounts(state, everything),
+        tuple(problems),
+        len(np.unique(everything.tags)),
+        int(everything.column("rows").sum()),
+        Audited(
+            state.ledger_id,
+            state.number,
+            found.rows.plus(looked.where(np.array(sound, bool))),
+            tuple(sorted({n for n, _ in rest})),
+            log.blocks(),
+            known.strictly if known else None,
+        ),
+        rest,
+        len({n for n, _ in found.receipts}),
+        len(np.unique(everything.column("number"))),
+        (int(when.min()) * 1000, int(when.max()) * 1000) if len(when) else None,
+        at,
+    )
 
 
-def _account(state: State, key: Key, receipts: Sequence[Receipt]) -> PartitionAccount:
-    mine = [r for r in receipts if r.slice.key == key]
+class _Found:
+    """What there is to look at. `rows` are those of `known` that still hold, all files and entries as they were;
+    `receipts` count, with the numbers of their entries, and are to be looked at.
+
+    An entry is looked at as a whole: where anything of it changed, none of its rows holds.
+    """
+
+    def __init__(
+        self, ledger: Ledger, state: State, listed: dict[str, int], known: Audited | None, log: Log, proof: str
+    ) -> None:
+        self._ledger, self._state, self._listed = ledger, state, listed
+        since = known.number if known else 0
+        self.receipts: list[tuple[int, Receipt]] = []
+        for number, path, data in log.entries(since):
+            self._take(number, parse(data, path))
+        rows = known.rows if known else Rows.of((), self.tag, ())
+        counts = still_counts(rows, state, since)
+        holds = counts & still_there(rows, listed) & (rows.column(proof) != NEVER)
+        again = {*(known.again if known else ()), *rows.column("number")[counts & ~holds].tolist()}
+        self.rows, left = rows.where(holds), rows.where(~holds).tags
+        while len(again := again | self._sharing(left)):
+            left = self._read_again(again)
+            again = set()
+
+    def _take(self, number: int, entry: Entry) -> None:
+        if isinstance(entry, PublishEntry):
+            self.receipts += [(number, r) for r in self._state.receipts(number, entry)]
+
+    def _sharing(self, left: Any) -> set[int]:
+        """The entries of rows that have a file in common with a receipt whose rows do not hold, or is looked at."""
+        paths_ = [p.path for _, r in self.receipts for p in r.parts]
+        tags = np.array([self._listed[p] for p in paths_ if p in self._listed], np.uint64)
+        shared = np.isin(self.rows.tags, np.concatenate([tags, left]))
+        return {*self.rows.column("number")[np.unique(self.rows.owners[shared])].tolist()}
+
+    def _read_again(self, numbers: set[int]) -> Any:
+        """Read the entries; returns the tags of their rows, which hold no longer."""
+        gone = np.isin(self.rows.column("number"), sorted(numbers))
+        left, self.rows = self.rows.where(gone).tags, self.rows.where(~gone)
+        for number in sorted(numbers):
+            self._take(number, self._ledger.entry(number))
+        return left
+
+    def tag(self, path: str) -> int:
+        """The file's, as it is listed; of one that is not there, something that no other has."""
+        return self._listed[path] if path in self._listed else tag(Stat(path, -1, ""))
+
+    def files(self) -> dict[str, list[tuple[Receipt, Part]]]:
+        """The files to be looked at, each with all of its slices."""
+        out: dict[str, list[tuple[Receipt, Part]]] = {}
+        for _, r in self.receipts:
+            for p in r.parts:
+                out.setdefault(p.path, []).append((r, p))
+        return out
+
+    def strangers(self) -> list[str]:
+        """What is visible, and in no receipt that counts."""
+        live, held = {p.path for _, r in self.receipts for p in r.parts}, set(self.rows.tags.tolist())
+        return [path for path, tag in self._listed.items() if path not in live and tag not in held]
+
+
+def _accounts(state: State, rows: Rows) -> tuple[PartitionAccount, ...]:
+    totals = rows.totals(*COUNTS, "relanded", "mended", "bytes")
+    none = dict.fromkeys((*COUNTS, "relanded", "mended", "bytes", "files"), 0)
+    return tuple(_account(state, key, totals.get(key, none)) for key in sorted(state.origins))
+
+
+def _account(state: State, key: Key, of: dict[str, int]) -> PartitionAccount:
     return PartitionAccount(
         key=key,
         origin=state.origins[key].offset,
         frontier=state.frontier(key),
-        counts=sum((r.counts for r in mine), Counts()),
+        counts=Counts(**{name: of[name] for name in COUNTS}),
         lost=sum(r.span for r in state.lost.get(key, ())),
         skipped=sum(r.span for r in state.skipped.get(key, ())),
         retired=sum(r.span for r in state.retired.get(key, ())),
         committed=state.commits.get(key),
         holes=state.holes(key),
         reserved=state.reserved(key),
-        files=count_files(mine),
-        bytes=sum(p.bytes for r in mine for p in r.parts),
-        relanded=sum(x.span for r in mine for x in r.relanded),
-        mended=sum(x.span for r in mine for x in r.mended),
+        files=of["files"],
+        bytes=of["bytes"],
+        relanded=of["relanded"],
+        mended=of["mended"],
     )
 
 
@@ -154,18 +279,22 @@ def _again(r: Receipt) -> Iterator[AuditProblem]:
         yield AuditProblem(5, f"{r.slice}: records are mended that were never re-landed")
 
 
-def _overlaps(state: State, receipts: Iterable[Receipt]) -> Iterator[AuditProblem]:
-    by_key: dict[Key, list[tuple[Range, str]]] = {}
-    for r in receipts:
-        by_key.setdefault(r.slice.key, []).append((r.slice.range, "landed"))
-    for name, ranges in (("lost", state.lost), ("skipped", state.skipped), ("retired", state.retired)):
-        for key, of_key in ranges.items():
-            by_key.setdefault(key, []).extend((r, name) for r in of_key)
-    for key, held in sorted(by_key.items()):
-        held.sort()
-        for (a, what), (b, other) in itertools.pairwise(held):
-            if a.meets(b):
-                yield AuditProblem(2, f"{key}: {what} {a} and {other} {b} overlap")
+def _overlaps(state: State, rows: Rows) -> Iterator[AuditProblem]:
+    names = ("landed", "lost", "retired", "skipped")
+    others = [(key, r, n) for n, by in enumerate((state.lost, state.retired, state.skipped), 1)
+              for key, ranges in by.items() for r in ranges]  # fmt: skip
+    keys = sorted({*rows.keys, *(key for key, _, _ in others)})
+    place = {key: i for i, key in enumerate(keys)}
+    at = np.array([place[k] for k in rows.keys] or [0], np.int64)
+    mine = np.stack([at[rows.column("key")], rows.column("start"), rows.column("end"), np.zeros(len(rows), np.int64)])
+    theirs = np.array([(place[k], *r, n) for k, r, n in others], np.int64).reshape(-1, 4).T
+    held = np.concatenate([mine, theirs], axis=1)
+    key, start, end, name = held = held[:, np.lexsort(held[::-1])]
+    meets = (key[1:] == key[:-1]) & (start[:-1] < end[1:]) & (start[1:] < end[:-1])
+    for i in np.flatnonzero(meets).tolist():
+        a, b = (Range(int(start[j]), int(end[j])) for j in (i, i + 1))
+        what, other = names[int(name[i])], names[int(name[i + 1])]
+        yield AuditProblem(2, f"{keys[int(key[i])]}: {what} {a} and {other} {b} overlap")
 
 
 def _commits(state: State) -> Iterator[AuditProblem]:
@@ -175,9 +304,8 @@ def _commits(state: State) -> Iterator[AuditProblem]:
             yield AuditProblem(7, f"{key}: committed {offset} is above the frontier {frontier}")
 
 
-def _strangers(ledger: Ledger, state: State, lake: Lake, live: set[str]) -> Iterator[AuditProblem]:
+def _strangers(ledger: Ledger, state: State, others: Sequence[str]) -> Iterator[AuditProblem]:
     feed = ledger.feed
-    others = [p for root in paths.visible_roots(feed) for p in lake.list(root) if p not in live]
     replaced = ledger.replaced(others, state)
     for path in others:
         if path in replaced:
@@ -186,6 +314,12 @@ def _strangers(ledger: Ledger, state: State, lake: Lake, live: set[str]) -> Iter
             )
         else:
             yield AuditProblem(10, f"{path} is in no publish entry of the ledger")
+
+
+def _copies(log: Log) -> Iterator[AuditProblem]:
+    for number, path in log.copied_wrongly:
+        text = f"{path} does not say what entry {number} says"
+        yield AuditProblem(11, text, path, "remove that file; the next `sluice compact` writes it anew")
 
 
 def _file(lake: Lake, feed: str, held: Sequence[tuple[Receipt, Part]], *, hashes: bool) -> list[AuditProblem]:

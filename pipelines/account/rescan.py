@@ -9,14 +9,15 @@ compared.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from sluice.pipelines.account.audit import AuditProblem, AuditReport, live_receipts
+from sluice.pipelines.account.audit import AuditProblem, AuditReport
+from sluice.pipelines.account.rows import NEVER, Row
 from sluice.pipelines.lake import parquet
 from sluice.pipelines.ledger import Ledger
 from sluice.pipelines.ledger.entries import PublishEntry
@@ -31,6 +32,7 @@ from sluice.pipelines.schema.arrays import fixed_width, int64s
 from sluice.pipelines.vocabulary.errors import PartUnreadable, Terminal
 from sluice.pipelines.vocabulary.kafka import FetchLimits, Isolation, Key, PartitionState
 from sluice.pipelines.vocabulary.plans import Slice
+from sluice.pipelines.vocabulary.ranges import Range
 from sluice.pipelines.vocabulary.receipts import PartKind, Receipt
 
 
@@ -52,31 +54,53 @@ def rescan(
     partitions: Mapping[Key, PartitionState],
     progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> AuditReport:
-    """The report, after reading again and comparing every landed slice that Kafka still holds.
+    """The report, after reading again and comparing every landed slice that Kafka still holds, but for those that an
+    earlier rescan compared, as far as the report relies on it.
 
     `shape` is the feed's, for slices whose shape the ledger does not have; `partitions` is today's log by key. Slices
     of other incarnations, or below the log start, are counted as not comparable. Anything unreadable, in the lake or in
     the log, is a problem and ends the comparison of its slice only. `progress` is called with (offsets done, all).
     """
-    receipts = live_receipts(ledger, ledger.read())
-    held = [r for r in receipts if _log_holds(r, partitions)]
+    unproven = report.uncompared()
+    there = [row for row in unproven if _log_holds(row, partitions)]
     makers = _Makers(ledger, shape)
-    total, done, compared = sum(r.slice.span for r in held), 0, 0
+    total, done, compared = sum(row.range.span for row in there), 0, 0
     told = {p.file for p in report.problems if p.file}
     problems: list[AuditProblem] = []
-    for r in held:
+    right: list[Row] = []
+    for row, r in _receipts(ledger, there):
         result = _compare_slice(ledger.feed, r, makers.of(r), lake, _from_kafka(r.slice, fetcher, isolation))
         compared += result.records
         problems += [p for p in [result.problem] if p and p.file not in told]
+        right += [] if result.problem else [row]
         done += r.slice.span
         progress(done, total)
-    rest = sum(r.counts.landed for r in receipts) - sum(r.counts.landed for r in held)
-    return replace(report, problems=report.problems + tuple(problems), compared=compared, not_comparable=max(rest, 0))
+    rows = report.audited.rows
+    return replace(
+        report,
+        problems=report.problems + tuple(problems),
+        compared=compared,
+        not_comparable=max(sum(r.landed for r in unproven) - sum(r.landed for r in there), 0),
+        compared_before=int(rows.column("landed")[rows.column("compared") != NEVER].sum()),
+        audited=replace(report.audited, rows=rows.marked("compared", right, report.at // 1000)),
+    )
 
 
-def _log_holds(r: Receipt, partitions: Mapping[Key, PartitionState]) -> bool:
-    today = partitions.get(r.slice.key)
-    return today is not None and today.log_start <= r.slice.start and r.slice.end <= today.high_watermark
+def _receipts(ledger: Ledger, rows: Iterable[Row]) -> Iterator[tuple[Row, Receipt]]:
+    """The receipts, entry by entry."""
+    by_entry: dict[int, dict[tuple[Key, Range], Row]] = {}
+    for row in rows:
+        by_entry.setdefault(row.number, {})[row.key, row.range] = row
+    for number, asked in sorted(by_entry.items()):
+        entry = ledger.entry(number)
+        for r in entry.receipts if isinstance(entry, PublishEntry) else ():
+            if (found := asked.pop((r.slice.key, r.slice.range), None)) is not None:
+                yield found, r
+
+
+def _log_holds(row: Row, partitions: Mapping[Key, PartitionState]) -> bool:
+    today = partitions.get(row.key)
+    return today is not None and today.log_start <= row.range.start and row.range.end <= today.high_watermark
 
 
 @dataclass(frozen=True, slots=True)

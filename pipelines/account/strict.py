@@ -11,13 +11,15 @@ import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
-from sluice.pipelines.account.audit import AuditProblem, live_receipts
+from sluice.pipelines.account.audit import AuditProblem, AuditReport
+from sluice.pipelines.account.audited import Strictly, tag
+from sluice.pipelines.account.rows import Row
 from sluice.pipelines.batch.survey import Survey
 from sluice.pipelines.committing.commit import CommitVerdict, verdict
 from sluice.pipelines.feed.feed import Feed
 from sluice.pipelines.feed.sections import CommitMode
 from sluice.pipelines.lake import paths
-from sluice.pipelines.ledger import Ledger, State
+from sluice.pipelines.ledger import Ledger, State, checkpoint
 from sluice.pipelines.ledger.entries import CommitEntry, Entry, IntentEntry
 from sluice.pipelines.ledger.marks import Mark
 from sluice.pipelines.planning import windows
@@ -26,7 +28,6 @@ from sluice.pipelines.publishing import manifest
 from sluice.pipelines.vocabulary.errors import LogTruncated
 from sluice.pipelines.vocabulary.kafka import CommittedOffset, Key, PartitionState
 from sluice.pipelines.vocabulary.ranges import Range, union
-from sluice.pipelines.vocabulary.receipts import Receipt
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,28 +51,40 @@ class Strict:
     recorded: int = 0
     """Commit entries of the ledger."""
     windows: int = 0
+    strictly: Strictly | None = None
+    """What the next strict audit may rely on."""
     expired: tuple[Key, ...] = ()
     """Partitions whose committed offset the ledger knows and Kafka does not any more: nobody moved it."""
 
 
-def strict(ledger: Ledger, lake: Lake, feed: Feed, found: Survey) -> Strict:
-    """Check ledger, committed offsets and manifests against one another. `found` is Kafka as it is now.
+def strict(ledger: Ledger, lake: Lake, feed: Feed, found: Survey, report: AuditReport) -> Strict:
+    """Check ledger, committed offsets and manifests against one another. `found` is Kafka as it is now; `report` is the
+    account, with what earlier audits knew.
 
     The survey has already refused a ledger that lost entries, so no mark is above the fold.
     """
-    state = found.state
-    by_ledger, recorded = _in_the_ledger(ledger)
+    state, before = found.state, _believed(report.audited.strictly, found.state)
+    by_ledger, recorded, below = _in_the_ledger(ledger, before, state)
     by_kafka = list(_in_kafka(ledger, state, found)) if feed.commit is not CommitMode.NONE else []
     shown = windows.manifest_windows(state, feed.window)
+    by_manifest, read = _manifests(lake, feed, state, before)
     expired = tuple(k for k in state.known() if k in state.commits and found.committed.get(k.tp, _OTHER) is None)
     return Strict(
-        problems=(*_ids(state, found), *by_ledger, *by_kafka, *_manifests(lake, feed, state)),
-        unseen=tuple(_unseen_receipts(live_receipts(ledger, state), found.partitions)),
+        problems=(*_ids(state, found), *by_ledger, *by_kafka, *by_manifest),
+        unseen=tuple(_unseen(report.uncompared(), found.partitions)),
         commits=sum(found.committed.get(k.tp) is not None for k in state.known() if k in found.partitions),
         recorded=recorded,
         windows=len(shown),
+        strictly=None if by_ledger else Strictly(below.number, recorded, checkpoint.dump(below), read),
         expired=expired if feed.commit is not CommitMode.NONE else (),
     )
+
+
+def _believed(before: Strictly | None, state: State) -> Strictly | None:
+    """What is known, unless entries were lost since: what had been accounted for need not be any more."""
+    if before is None or any(number >= before.number for number, _ in state.gaps):
+        return None
+    return before
 
 
 _OTHER = CommittedOffset(0)
@@ -94,16 +107,22 @@ def _ids(state: State, found: Survey) -> Iterator[AuditProblem]:
 # -- committed offsets
 
 
-def _in_the_ledger(ledger: Ledger) -> tuple[list[AuditProblem], int]:
-    """Check every commit entry against the fold below it; also how many there are."""
-    problems, looked, state, waiting = list[AuditProblem](), 0, State(), list[Entry]()
-    for number, entry in ledger.entries():
+def _in_the_ledger(ledger: Ledger, before: Strictly | None, now: State) -> tuple[list[AuditProblem], int, State]:
+    """Check every commit entry against the fold below it, those that were not checked before; also how many there are,
+    and the fold up to the newest entry."""
+    begun = checkpoint.load(before.state) if before else None
+    sound = before is not None and begun is not None and begun.number == before.number <= now.number
+    state, looked = (begun, before.recorded) if sound and begun and before else (State(), 0)
+    problems, waiting = list[AuditProblem](), list[Entry]()
+    for number, entry in ledger.entries(state.number) if state.number < now.number else ():
+        if number >= now.number:
+            break
         if isinstance(entry, CommitEntry):
             state, waiting = state.extended(waiting), []
             looked += 1
             problems += _ahead(state, number, entry)
         waiting.append(entry)
-    return problems, looked
+    return problems, looked, state.extended(waiting)
 
 
 def _ahead(state: State, number: int, entry: CommitEntry) -> Iterator[AuditProblem]:
@@ -156,18 +175,28 @@ def _check_mark(ledger: Ledger, state: State, key: Key, held: CommittedOffset) -
 # -- windows
 
 
-def _manifests(lake: Lake, feed: Feed, state: State) -> Iterator[AuditProblem]:
-    """A window must have a manifest exactly when it is complete, with the pinned boundaries."""
-    standing = set(lake.list(paths.manifest_folder(feed.name)))
-    length = feed.window.length
+def _manifests(
+    lake: Lake, feed: Feed, state: State, before: Strictly | None
+) -> tuple[list[AuditProblem], tuple[int, ...]]:
+    """A window must have a manifest exactly when it is complete, with the pinned boundaries. Also the tags of those
+    that stand right; such that were read before are not read again."""
+    standing = {s.path: tag(s) for s in lake.stats(paths.manifest_folder(feed.name))}
+    problems, right, length = list[AuditProblem](), list[int](), feed.window.length
     for window in windows.manifest_windows(state, feed.window):
         path = paths.window_path(feed.name, window, length)
-        complete = windows.complete(state, window, feed.window)
-        kept = complete and not manifest.is_retired(state, window, length)
-        if kept and path not in standing:
-            yield AuditProblem(4, f"{path} is missing, and its window is complete; the next run writes it")
-    for path in sorted(standing):
-        yield from _stands_right(lake, path, state)
+        if path in standing or not windows.complete(state, window, feed.window):
+            continue
+        if not manifest.is_retired(state, window, length):
+            problems.append(AuditProblem(4, f"{path} is missing, and its window is complete; the next run writes it"))
+    known = set(before.manifests) if before else set()
+    for path, now in sorted(standing.items()):
+        lasts = paths.manifest_window(path)
+        wrong = list(_stands_right(lake, path, state)) if now not in known or lasts is None else []
+        if now in known and lasts and manifest.is_retired(state, *lasts):
+            wrong = [AuditProblem(4, f"{path} stands, and rows of its window were retired")]
+        problems += wrong
+        right += [] if wrong else [now]
+    return problems, tuple(right)
 
 
 def _stands_right(lake: Lake, path: str, state: State) -> Iterator[AuditProblem]:
@@ -196,19 +225,19 @@ def _stands_right(lake: Lake, path: str, state: State) -> Iterator[AuditProblem]
 # -- what cannot be compared
 
 
-def _unseen_receipts(receipts: list[Receipt], partitions: Mapping[Key, PartitionState]) -> Iterator[Unseen]:
-    found: dict[tuple[Key, str], list[Receipt]] = {}
-    for r in receipts:
-        if r.counts.landed and (why := _why_not(r, partitions)):
-            found.setdefault((r.slice.key, why), []).append(r)
+def _unseen(rows: list[Row], partitions: Mapping[Key, PartitionState]) -> Iterator[Unseen]:
+    found: dict[tuple[Key, str], list[Row]] = {}
+    for r in rows:
+        if r.landed and (why := _why_not(r, partitions)):
+            found.setdefault((r.key, why), []).append(r)
     for (key, why), mine in sorted(found.items()):
-        yield Unseen(key, union(r.slice.range for r in mine), sum(r.counts.landed for r in mine), why)
+        yield Unseen(key, union(r.range for r in mine), sum(r.landed for r in mine), why)
 
 
-def _why_not(r: Receipt, partitions: Mapping[Key, PartitionState]) -> str:
-    today = partitions.get(r.slice.key)
+def _why_not(r: Row, partitions: Mapping[Key, PartitionState]) -> str:
+    today = partitions.get(r.key)
     if today is None:
         return "of an earlier life of the topic, or of a partition that changed"
-    if r.slice.start < today.log_start:
+    if r.range.start < today.log_start:
         return f"below the log start {today.log_start}"
-    return f"beyond the log's end {today.high_watermark}" if r.slice.end > today.high_watermark else ""
+    return f"beyond the log's end {today.high_watermark}" if r.range.end > today.high_watermark else ""

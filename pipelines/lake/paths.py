@@ -5,6 +5,7 @@
     reports/<report>/<folder>/<report>.parquet          a report's result for a window
     _sluice/<feed>/log/<20 digits>.json                 the ledger, an entry a file
                    checkpoints/<20 digits>.json         a fold of the ledger up to that number
+                   segments/<first>-<end>.json          copies of the entries from `first` up to, not including, `end`
                    tip.json                             the newest ledger number known to be used
                    staging/<batch>/<attempt>/data|quarantine/[<folder>/]<part>
                    staging/<batch>/<attempt>/<slice>.receipt.json
@@ -12,6 +13,7 @@
                    windows/<window>.json                "this window is complete"
                    declared.json                        up to where complete windows were declared
                    compacted.json                       up to where small files were merged
+                   audited.json                         what an audit looked at, and found right
                    reports/<batch>[-<attempt>].html     a batch's report for people; an attempt's if it was refused
                    relanded/<batch>/<slice>.parquet     why a replay's records had been in quarantine
                    aside/<number>/<path>                files of lost entries, moved here from <path>
@@ -45,6 +47,8 @@ _WINDOW_FOLDER = {
 }
 
 _NUMBERED = re.compile(r"(?:^|/)([0-9]{20})\.json$")
+
+_SEGMENT = re.compile(r"_sluice/[^/]+/segments/([0-9]{20})-([0-9]{20})\.json")
 
 _STAGED = re.compile(r"_sluice/[^/]+/staging/([0-9]+)/")
 
@@ -102,6 +106,21 @@ def checkpoint_number(path: str) -> int | None:
     return _number(path)
 
 
+def segment_folder(feed: str) -> str:
+    return f"_sluice/{feed}/segments"
+
+
+def segment_path(feed: str, first: int, end: int) -> str:
+    """The path of the copies of the entries from `first` up to, not including, `end`."""
+    return f"{segment_folder(feed)}/{first:020d}-{end:020d}.json"
+
+
+def segment_numbers(path: str) -> tuple[int, int] | None:
+    """`first` and `end` of the segment at `path`; None if no segment belongs there."""
+    found = _SEGMENT.fullmatch(path)
+    return (int(found[1]), int(found[2])) if found else None
+
+
 def tip_path(feed: str) -> str:
     """The path of the file with the newest ledger number known to be used."""
     return f"_sluice/{feed}/tip.json"
@@ -138,6 +157,11 @@ def declared_path(feed: str) -> str:
 def compacted_path(feed: str) -> str:
     """The path of the note that tells which windows a compaction has looked at."""
     return f"_sluice/{feed}/compacted.json"
+
+
+def audited_path(feed: str) -> str:
+    """The path of the note that tells what audits have looked at."""
+    return f"_sluice/{feed}/audited.json"
 
 
 def window_path(feed: str, window: int, length: int) -> str:

@@ -13,14 +13,15 @@ import json
 import operator
 import zlib
 from array import array
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from itertools import accumulate, chain
+from collections.abc import Callable, Mapping, Sequence
+from itertools import chain
 from typing import Any
 
 import numpy as np
 from pydantic import TypeAdapter
 
 from sluice.pipelines.ledger.batches import COLUMNS, NONE, Batch, Batches, Past
+from sluice.pipelines.ledger.columns import MOST, cut, inflate, packed, unpack, unpacked
 from sluice.pipelines.ledger.entries import OriginItem
 from sluice.pipelines.ledger.fold import State
 from sluice.pipelines.ledger.pins import Pins
@@ -78,8 +79,8 @@ def document(state: State) -> bytes:
             "floors": _by_index(state.floors, index),
             "published_in": _published_in(state),
             "boundaries": _pins(state, index),
-            "boundary_times": _packed([state.boundary_times]),
-            "by_marker": _packed([state.by_marker.keys(), state.by_marker.values()]),
+            "boundary_times": packed([state.boundary_times]),
+            "by_marker": packed([state.by_marker.keys(), state.by_marker.values()]),
         },
         separators=(",", ":"),
     ).encode()
@@ -88,7 +89,7 @@ def document(state: State) -> bytes:
 def load(data: bytes) -> State | None:
     """The state in a checkpoint; None for anything that is not one of this format."""
     try:
-        raw = json.loads(data if data[:1] == b"{" else _inflate(data, MOST))
+        raw = json.loads(data if data[:1] == b"{" else inflate(data, MOST))
         if raw["format"] in _FORMER:
             raw = _of_today(raw)
         return _state(raw) if raw["format"] == FORMAT else None
@@ -99,7 +100,7 @@ def load(data: bytes) -> State | None:
 def _state(raw: dict[str, Any]) -> State:
     keys = [_key(*k) for k in raw["keys"]]
     origins = {k: OriginItem(key=k, **item) for k, item in zip(keys, raw["origins"], strict=True)}
-    (times,), by_marker = _unpacked(raw["boundary_times"], 1), _unpacked(raw["by_marker"], 2)
+    (times,), by_marker = unpacked(raw["boundary_times"], 1), unpacked(raw["by_marker"], 2)
     boundaries = _boundaries(raw["boundaries"], times, keys)
     return State(
         number=raw["number"],
@@ -145,9 +146,9 @@ def _of_today(raw: dict[str, Any]) -> dict[str, Any]:
         "past": _past(Past()),
         "superseded": _columns_of(superseded, {}),
         "published_in": _published_in(State(published_in=by_window)),
-        "boundaries": {"keys": pins["keys"], "counts": pins["counts"], "columns": _packed(columns)},
-        "boundary_times": _packed([times]),
-        "by_marker": _packed([*zip(*raw.get("by_marker", ()), strict=True)] or [(), ()]),
+        "boundaries": {"keys": pins["keys"], "counts": pins["counts"], "columns": packed(columns)},
+        "boundary_times": packed([times]),
+        "by_marker": packed([*zip(*raw.get("by_marker", ()), strict=True)] or [(), ()]),
     }
 
 
@@ -160,57 +161,12 @@ def _text(value: Any) -> str:
 # -- columns
 
 
-def _packed(columns: Iterable[Iterable[int]]) -> list[str]:
-    """Each column of 64-bit numbers as differences, in planes of bytes of one weight, which zlib packs well."""
-    return [_pack(np.array(c if isinstance(c, array | np.ndarray) else [*c], np.int64)) for c in columns]
-
-
-def _pack(column: Any) -> str:
-    steps = np.diff(column.astype("<i8"), prepend=np.int64(0)).view(np.uint8).reshape(-1, 8)
-    return base64.b64encode(zlib.compress(steps.T.tobytes(), 6)).decode()
-
-
-MOST = 1 << 28
-"""The most bytes that a column has, unless a number of values was announced: more is no checkpoint."""
-
-
-def _unpacked(texts: Sequence[str], count: int) -> list[list[int]]:
-    if len(texts) != count:
-        raise ValueError("not as many columns as there are")
-    return [_unpack(text).tolist() for text in texts]
-
-
-def _unpack(text: str, most: int = MOST) -> Any:
-    planes = _inflate(base64.b64decode(text), most)
-    if len(planes) % 8:
-        raise ValueError("not a column")
-    steps = np.ascontiguousarray(np.frombuffer(planes, np.uint8).reshape(8, -1).T).view("<i8").reshape(-1)
-    return np.cumsum(steps.astype(np.int64))
-
-
-def _cut(column: Sequence[int], counts: Sequence[int]) -> Iterator[Sequence[int]]:
-    """The column, cut into pieces of these lengths. Raises ValueError where they do not make the whole."""
-    ends = list(accumulate(map(operator.index, counts)))
-    if (ends[-1] if ends else 0) != len(column) or any(n < 0 for n in counts):
-        raise ValueError("not as many as announced")
-    return (column[end - n : end] for end, n in zip(ends, counts, strict=True))
-
-
-def _inflate(data: bytes, most: int) -> bytes:
-    """What is packed in the data. Raises ValueError where that is not all, or more than `most` bytes."""
-    unpacking = zlib.decompressobj()
-    found = unpacking.decompress(data, most + 1)
-    if len(found) > most or not unpacking.eof:
-        raise ValueError("cut off, or larger than announced")
-    return found
-
-
 def _past(past: Past) -> dict[str, Any]:
-    return {"requests": _REQUESTS.dump_python(past.requests, mode="json"), "columns": _packed(past.columns)}
+    return {"requests": _REQUESTS.dump_python(past.requests, mode="json"), "columns": packed(past.columns)}
 
 
 def _past_of(raw: dict[str, Any]) -> Past:
-    columns = [array("q", c) for c in _unpacked(raw["columns"], len(COLUMNS))]
+    columns = [array("q", c) for c in unpacked(raw["columns"], len(COLUMNS))]
     requests = _REQUESTS.validate_python(raw["requests"])
     if len({len(c) for c in columns}) != 1 or any(not 0 <= i < len(requests) for i in columns[4]):
         raise ValueError("not one value for each batch")
@@ -234,14 +190,14 @@ def _columns_of(held: Mapping[int, Superseded], pins: Mapping[int, Pins]) -> dic
     return {
         "keys": list(held),
         "counts": [len(s) for s in held.values()],
-        "columns": _packed([numbers, starts, ends]),
+        "columns": packed([numbers, starts, ends]),
     }
 
 
 def _superseded_of(raw: dict[str, Any], keys: Sequence[Key], pins: Mapping[Key, Pins]) -> dict[Key, Superseded]:
-    cut = [_cut(c, raw["counts"]) for c in _unpacked(raw["columns"], 3)]
+    pieces = [cut(c, raw["counts"]) for c in unpacked(raw["columns"], 3)]
     out = {}
-    for i, numbers, *bounds in zip(raw["keys"], *cut, strict=True):
+    for i, numbers, *bounds in zip(raw["keys"], *pieces, strict=True):
         known = pins[keys[i]].offsets if keys[i] in pins else ()
         starts, ends = ([known[x] if x >= 0 else -1 - x for x in column] for column in bounds)
         out[keys[i]] = Superseded(numbers, starts, ends)
@@ -251,12 +207,12 @@ def _superseded_of(raw: dict[str, Any], keys: Sequence[Key], pins: Mapping[Key, 
 def _published_in(state: State) -> dict[str, Any]:
     held = state.published_in
     columns = [(NONE if w is None else w for w in held), map(len, held.values()), chain.from_iterable(held.values())]
-    return {"columns": _packed(columns)}
+    return {"columns": packed(columns)}
 
 
 def _published_in_of(raw: dict[str, Any]) -> dict[int | None, tuple[int, ...]]:
-    windows, counts, numbers = _unpacked(raw["columns"], 3)
-    there = zip(windows, _cut(numbers, counts), strict=True)
+    windows, counts, numbers = unpacked(raw["columns"], 3)
+    there = zip(windows, cut(numbers, counts), strict=True)
     return {None if w == NONE else w: tuple(n) for w, n in there}
 
 
@@ -300,14 +256,14 @@ def _pins(state: State, index: Mapping[Key, int]) -> dict[str, Any]:
     places = [np.searchsorted(times, pins.times) for pins in held.values()]
     offsets = [np.array(pins.offsets, np.int64) for pins in held.values()]
     columns = [np.concatenate(c) if c else np.empty(0, np.int64) for c in (places, offsets)]
-    return {"keys": list(held), "counts": [len(p) for p in places], "columns": _packed(columns)}
+    return {"keys": list(held), "counts": [len(p) for p in places], "columns": packed(columns)}
 
 
 def _boundaries(raw: dict[str, Any], times: Sequence[int], keys: Sequence[Key]) -> dict[Key, Pins]:
     if len(raw["columns"]) != 2:
         raise ValueError("not as many columns as there are")
     known = np.array(times, np.int64)
-    places, offsets = (_cut(_unpack(text, 8 * sum(raw["counts"])), raw["counts"]) for text in raw["columns"])
+    places, offsets = (cut(unpack(text, 8 * sum(raw["counts"])), raw["counts"]) for text in raw["columns"])
     there = zip(raw["keys"], places, offsets, strict=True)
     return {keys[i]: Pins(_array(known[np.asarray(at)]), _array(of)) for i, at, of in there}
 

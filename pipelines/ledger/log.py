@@ -14,26 +14,31 @@ import secrets
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from dataclasses import replace
-from itertools import islice
+from functools import lru_cache
+from itertools import chain, islice
 from typing import NamedTuple
 
 from sluice.pipelines.lake import paths
-from sluice.pipelines.ledger import checkpoint
+from sluice.pipelines.ledger import checkpoint, segments
 from sluice.pipelines.ledger.batches import FORGOTTEN, Batch
 from sluice.pipelines.ledger.entries import Entry, OwnEntry, PlanEntry, PublishEntry, dump, parse
 from sluice.pipelines.ledger.fold import State, number_after
+from sluice.pipelines.ledger.segments import Segment
 from sluice.pipelines.ledger.tip import Tip, Trace, beyond, entries_lost
 from sluice.pipelines.ports import Clock, Lake
 from sluice.pipelines.vocabulary.errors import LedgerCorrupt, SluiceError, Unknown
 from sluice.pipelines.vocabulary.plans import Plan
 from sluice.pipelines.vocabulary.ranges import Range
 from sluice.pipelines.vocabulary.side_by_side import AT_ONCE, each
+from sluice.pipelines.vocabulary.stat import Stat
 from sluice.pipelines.vocabulary.topic_names import encode_topic
 
 CHECKPOINT_EVERY = 200
 CHECKPOINT_BYTES = 2 << 20
 """Entries, or bytes of them, that a reader folds before it leaves a checkpoint behind for the next one."""
 CHECKPOINTS_KEPT = 3
+SEGMENTS_AT_ONCE = 8
+"""The most segments that are written in one go: so many requests for each thousand entries of theirs."""
 READ_AHEAD = 64
 """Entries read before they are folded."""
 BEYOND_THE_END = tuple(1 << i for i in range(7))
@@ -86,7 +91,7 @@ class Ledger:
         begun = (self._checkpoint() if self._whole else None) or State()
         data = self._by_number(begun, tip) if tip and begun.number and tip.ledger == begun.ledger_id else None
         if data is None:
-            data = [(path, content) for _, path, content in self._listed(begun.number, begun.newest)]
+            data = [(path, content) for _, path, content in self._standing(begun.number, begun.newest)]
         state = _fold(begun, data)
         if trace := beyond(self.feed, state, tip):
             raise entries_lost(self.feed, state.newest, [trace])
@@ -131,20 +136,47 @@ class Ledger:
     def _checkpoint(self) -> State | None:
         """The state of the newest checkpoint that can be read."""
         for path in reversed(list(self._lake.list(paths.checkpoint_folder(self.feed)))):
-            state = checkpoint.load(self._lake.get(path) or b"")
+            state = loaded(self._lake.get(path) or b"")
             if state is not None and state.number == paths.checkpoint_number(path):
                 return state
         return None
 
     def entries(self, first: int = 0) -> Iterator[tuple[int, Entry]]:
         """(number, entry) from `first` on. A missing number is LedgerCorrupt: entries are never removed."""
-        for number, path, data in self._listed(first):
+        for number, path, data in self._standing(first):
             yield number, parse(data, path)
 
-    def _listed(self, first: int, before: int = -1) -> Iterator[tuple[int, str, bytes]]:
+    def _standing(self, first: int, before: int = -1) -> Iterator[tuple[int, str, bytes]]:
+        """As `raw`, but where there are many, old entries are read from segments."""
+        numbered = self._numbered(first, before)
+        some = list(islice(numbered, segments.ENTRIES)) if self._whole and before < 0 else []
+        for segment in segments.read(self._lake, self.feed, first) if len(some) == segments.ENTRIES else ():
+            yield from ((n, paths.log_path(self.feed, n), data) for n, data in segment.entries if n >= first)
+            first = segment.end
+        yield from self._read(((n, path) for n, path in chain(some, numbered) if n >= first), first)
+
+    def segments(self) -> Iterator[Segment]:
+        """The copies of old entries, from entry 0 on."""
+        return segments.read(self._lake, self.feed)
+
+    def pack(self, most: int = SEGMENTS_AT_ONCE) -> int:
+        """Copy entries that are older than every checkpoint into segments, at most so many; returns how many. Raises
+        LakeUnavailable; what was copied stays."""
+        self.read()
+        numbers = (paths.checkpoint_number(p) for p in self._lake.list(paths.checkpoint_folder(self.feed)))
+        below, first = min((n for n in numbers if n is not None), default=0), 0
+        for segment in self.segments() if below > segments.ENTRIES else ():
+            first = segment.end
+        if first + segments.ENTRIES >= below:
+            return 0
+        return segments.write(self._lake, self.feed, ((n, data) for n, _, data in self.raw(first)), below, most)
+
+    def raw(self, first: int, before: int = -1) -> Iterator[tuple[int, str, bytes]]:
         """(number, path, content) of the entries from `first` on, without a hole. Checks first that entry `before`
-        stands. After a gap entry, the numbers below the one it names are passed over."""
-        numbered, expected = self._numbered(first, before), first
+        stands. After a gap entry, the numbers below the one it names are passed over. Raises LedgerCorrupt."""
+        return self._read(self._numbered(first, before), first)
+
+    def _read(self, numbered: Iterator[tuple[int, str]], expected: int) -> Iterator[tuple[int, str, bytes]]:
         while some := list(islice(numbered, READ_AHEAD)):
             for (number, path), data in zip(some, self._contents([path for _, path in some]), strict=True):
                 if number > expected:
@@ -152,6 +184,12 @@ class Ledger:
                 if number == expected:
                     yield number, path, data
                     expected = _after(number, path, data)
+
+    def stats(self) -> Iterator[tuple[int, Stat]]:
+        """The number and the file of each entry, as a listing shows them."""
+        for found in self._lake.stats(paths.log_folder(self.feed)):
+            if (number := paths.log_number(found.path)) is not None:
+                yield number, found
 
     def _numbered(self, first: int, before: int) -> Iterator[tuple[int, str]]:
         """The numbers and paths of the entries from `first` on. Raises EntriesLost where entry `before` is gone."""
@@ -274,6 +312,10 @@ class Ledger:
             f"ledger of feed {self.feed}: entry {expected} is missing ({path} stands)",
             remedy="restore the missing file from a backup of the lake; Sluice changes nothing until then",
         )
+
+
+loaded = lru_cache(2)(checkpoint.load)
+"""A process that opens a ledger again soon, as the steps of a run do, gets the same state: nobody changes one."""
 
 
 def _may_be_replaced(state: State, path: str) -> Batch | None:

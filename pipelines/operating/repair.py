@@ -26,6 +26,7 @@ from sluice.pipelines.rewriting.expiry import remove_retired
 from sluice.pipelines.vocabulary.errors import PlanBusy, UsageError
 from sluice.pipelines.vocabulary.plans import AskedRange, Request, RequestKind
 from sluice.pipelines.vocabulary.receipts import Met, Owner, Part, Receipt, Verdict
+from sluice.pipelines.vocabulary.stat import Stat
 from sluice.pipelines.vocabulary.units import many, show_window
 
 STALE_MS = 3_600_000
@@ -312,6 +313,9 @@ class Pretended:
     def list(self, prefix: str, after: str = "") -> Iterator[str]:
         shown = (p for p in self._shown if p.startswith(f"{prefix.rstrip('/')}/") and p > after)
         return iter(sorted({*self._real.list(prefix, after), *shown} - self._gone))
+
+    def stats(self, prefix: str, after: str = "") -> Iterator[Stat]:
+        return (Stat(path, self.size(path) or 0, "") for path in self.list(prefix, after))
 
     def size(self, path: str) -> int | None:
         return None if path in self._gone else self._real.size(self._shown.get(path, path))

@@ -195,8 +195,9 @@ def compact(feed: Feed, edges: Edges, asked: Sequence[int] | None, owner: Owner,
         if asked is None:
             left = {*found.incomplete, *(b if b is None else feed.window.start_of(b) for b in run.busy)}
             of = (ledger.read().ledger_id, found.number, feed.compaction.target_file_bytes, feed.window.length)
-            with suppress(SluiceError):  # the next one looks at more
+            with suppress(SluiceError):  # the next one looks at more, and packs what this one did not
                 edges.lake.put(paths.compacted_path(feed.name), _Seen(*of, tuple(left)).dump())
+                ledger.pack()
         met = company(feed.name, ledger, edges.liveness, run.busy.values())
     return Compacted(tuple(run.done), tuple(run.batches), run.busy, found.incomplete, met)
 

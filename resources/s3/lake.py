@@ -17,6 +17,7 @@ from typing import Any, BinaryIO, cast
 
 from sluice.pipelines.feed.s3 import S3Settings, bucket_and_prefix
 from sluice.pipelines.vocabulary.errors import LakeUnavailable, ProofFailed, SluiceError, Terminal, Unknown
+from sluice.pipelines.vocabulary.stat import Stat
 from sluice.resources.s3 import probe
 from sluice.resources.s3.client import Bucket, NotThere, Taken, date
 from sluice.resources.s3.streams import UPLOADS, WRITE_ID, ObjectReader, Upload, new_write, written_by
@@ -65,13 +66,16 @@ class S3Lake:
     def list(self, prefix: str, after: str = "") -> Iterator[str]:
         """Objects below `prefix`, in the order of their keys, without other tools' folder objects and keys that are not
         paths."""
+        return (found.path for found in self.stats(prefix, after))
+
+    def stats(self, prefix: str, after: str = "") -> Iterator[Stat]:
         above = prefix.strip("/")
         folder = f"{self._key(above)}/" if above else self._prefix
         given = {"StartAfter": self._prefix + after} if after else {}
         for page in self.bucket.pages("list_objects_v2", Prefix=folder, **given):
             for one in page.get("Contents", ()):
                 if _is_path(path := one["Key"].removeprefix(self._prefix)):
-                    yield path
+                    yield Stat(path, int(one.get("Size", 0)), one.get("ETag", ""))
 
     def size(self, path: str) -> int | None:
         return self._size(self._key(path))

@@ -57,7 +57,7 @@ def proven(place: Place, feed: Feed) -> None:
         args = (tools.fetcher, feed.shape, feed.isolation, found.partitions, lambda done, total: None)
         report = rescan(report, book, opened.lake, *args)
         assert report.closes, report.problems
-        assert strict(book, opened.lake, feed, found).problems == ()
+        assert strict(book, opened.lake, feed, found, report).problems == ()
     assert rows(feed) == consumed(place.kafka, place.topic)
 
 

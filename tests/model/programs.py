@@ -10,12 +10,14 @@ from types import SimpleNamespace
 from typing import Any
 from unittest.mock import patch
 
+from sluice.pipelines.account import audited
+from sluice.pipelines.account.audit import audit
 from sluice.pipelines.batch import progress
 from sluice.pipelines.batch.land import land
 from sluice.pipelines.batch.result import Skip
 from sluice.pipelines.committing.commit import CommitSettings, commit
 from sluice.pipelines.landing import task, writer
-from sluice.pipelines.ledger import batches
+from sluice.pipelines.ledger import Ledger, batches, segments
 from sluice.pipelines.ledger import log as ledger_log
 from sluice.pipelines.operating.accept import AcceptEvent, accept_ledger, accept_log, accept_lost, accept_moved
 from sluice.pipelines.planning import windows
@@ -32,6 +34,7 @@ from sluice.pipelines.vocabulary import side_by_side
 from sluice.pipelines.vocabulary.errors import BatchIncomplete, NothingToAccept, OffsetsLost, SluiceError
 from sluice.pipelines.vocabulary.plans import AskedRange, Request, RequestKind
 from sluice.pipelines.vocabulary.receipts import Owner
+from sluice.testing.lake import MemoryLake
 from sluice.testing.logs import ABORT
 from tests.model.scheduler import current_actor
 from tests.model.world import FEED, HOUR, START, TOPIC, World
@@ -149,6 +152,19 @@ def _outsider(world: World, name: str) -> str:
     return f"committed: {took}"
 
 
+def _audit(world: World, name: str) -> str:
+    """What changed since the last audit, beside whatever else goes on."""
+    lake, ledger = world.edges(name).lake, world.ledger(name)
+    before = audited.kept(lake, FEED)
+    report = audit(ledger, lake, FEED, known=before, at=world.now)
+    audited.keep(lake, FEED, report.audited, before, report.at)
+    return f"looked at {report.looked}"
+
+
+def _pack(world: World, name: str) -> str:
+    return f"packed {world.ledger(name).pack(most=2)}"
+
+
 _PROGRAMS: dict[str, Callable[..., object]] = {
     "catch": _catch_up,
     "land": _no_commit,
@@ -165,6 +181,8 @@ _PROGRAMS: dict[str, Callable[..., object]] = {
     "ledger": _accept_ledger,
     "ext": _outsider,
     "commit": _commit,
+    "audit": _audit,
+    "pack": _pack,
 }
 
 
@@ -187,11 +205,32 @@ def heal(
         _settle(world, by_windows, moved)
         if retired:
             remove_retired(world.ledger("operator"), world.edges("operator").lake)
+        if wrong := _looked_at(world) or _packed(world):
+            return wrong
         if late := write_manifests(world.ledger("n"), world.edges("n").lake, FEED, world.feed.window, everywhere=True):
             return f"W: the runs did not declare {len(late)} complete windows"
     except SluiceError as error:
         return world.broken or f"I14: a clean run is refused: {type(error).__name__}: {error.message}"
     return world.broken
+
+
+def _looked_at(world: World) -> str:
+    """An audit of what changed finds what one of everything finds."""
+    lake, ledger = world.edges("auditor").lake, world.ledger("auditor")
+    if (before := audited.kept(lake, FEED)) is None:
+        return ""
+    quick, whole = (audit(ledger, lake, FEED, known=known) for known in (before, None))
+    said = [(sorted(map(str, r.problems)), r.accounts, r.batches) for r in (quick, whole)]
+    return "" if said[0] == said[1] else f"AU: the quick audit says {said[0]}, one of everything {said[1]}"
+
+
+def _packed(world: World) -> str:
+    """A fold from the log's start, by segments, is the fold."""
+    files = {p: data for p, data in world.files.items() if "/checkpoints/" not in p}
+    if not any("/segments/" in p for p in files):
+        return ""
+    cold = Ledger(MemoryLake(files), FEED, lambda: world.now).read()
+    return "" if cold == world.ledger("reader").read() else "SE: a fold by segments is another than the ledger's"
 
 
 def _calm(world: World) -> None:
@@ -291,8 +330,9 @@ def _write_id(size: int) -> str:
 
 @contextmanager
 def forgetful() -> Iterator[None]:
-    """What the state forgets is forgotten at once, and folds begin at checkpoints."""
-    with patch.object(batches, "KEPT", 1), patch.object(ledger_log, "CHECKPOINT_EVERY", 4):
+    """What the state forgets is forgotten at once, folds begin at checkpoints, and segments hold few entries."""
+    small = patch.object(segments, "ENTRIES", 3)
+    with patch.object(batches, "KEPT", 1), patch.object(ledger_log, "CHECKPOINT_EVERY", 4), small:
         yield
 
 

@@ -133,6 +133,12 @@ SCENARIOS = (
         letters=True,
         prelude=(("land",),),
     ),
+    # -- what is audited, and old entries that are packed
+    _s("audited and merged", (("audit",), ("compact",)), {"crash": 1}, hours=2, prelude=(*PIECES, ("audit",))),
+    _s("audited and expired", (("expire", 1), ("audit",)), hours=2, prelude=(*LANDED, ("audit",))),
+    _s("audited, and entries are lost", (("audit",), ("ledger",)), prelude=(*MORE, ("catch",), ("audit",), *LOST[-1:])),
+    _s("packed twice", (("pack",), ("pack",)), hours=4, prelude=(*PIECES, A_RECORD, ("catch",))),
+    _s("packed while it lands", (("pack",), ("catch",)), {"append": 1, "lost": 1}, hours=4, prelude=(*PIECES, *MORE)),
     # -- slices that share a file
     _s("side by side", TWICE, {"append": 1, "crash": 1}, logs=SIDE, shared=True),
     _s("side by side, lost answers", TWICE, {"lost": 1, "crash": 1}, logs=SIDE, shared=True),

@@ -8,9 +8,11 @@ from bisect import bisect_left, insort
 from collections import Counter, UserDict
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from hashlib import blake2b
 from typing import Any, BinaryIO, Self
 
 from sluice.pipelines.vocabulary.errors import Unknown
+from sluice.pipelines.vocabulary.stat import Stat
 
 PAGE = 1000
 """Names that a store gives in one answer."""
@@ -113,6 +115,10 @@ class MemoryLake:
         found = self._files.below(prefix, after)
         self.requests["list"] += 1 + len(found) // PAGE
         return iter(found)
+
+    def stats(self, prefix: str, after: str = "") -> Iterator[Stat]:
+        held = [(path, self._files.get(path, b"")) for path in self.list(prefix, after)]
+        return (Stat(path, len(data), blake2b(data, digest_size=8).hexdigest()) for path, data in held)
 
     def size(self, path: str) -> int | None:
         self._before("size", path)

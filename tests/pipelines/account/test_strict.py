@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from sluice.pipelines.account.audit import AuditReport, audit
 from sluice.pipelines.account.strict import Strict, strict
 from sluice.pipelines.batch.survey import survey
 from sluice.pipelines.committing.commit import CommitSettings, commit
@@ -30,7 +31,8 @@ COMMITS = CommitSettings(CommitMode.TRANSACTIONAL, "tid", OnGroupMoved.REFUSE)
 
 def audited(world: World) -> Strict:
     found = survey(world.feed, world.edges(), world.ledger)
-    return strict(world.ledger, world.lake, world.feed, found)  # type: ignore[arg-type]
+    report = audit(world.ledger, world.lake, "orders")  # type: ignore[arg-type]
+    return strict(world.ledger, world.lake, world.feed, found, report)  # type: ignore[arg-type]
 
 
 @pytest.fixture
@@ -154,6 +156,30 @@ def test_what_does_not_agree_is_named(world: World, plant: Callable[[World], Non
     found = audited(world)
     assert {p.invariant for p in found.problems} == {invariant}
     assert says in found.problems[0].text
+
+
+def again(world: World, before: AuditReport, found: Strict) -> tuple[AuditReport, Strict]:
+    """The audit that comes after one."""
+    known = replace(before.audited, strictly=found.strictly)
+    report = audit(world.ledger, world.lake, "orders", known=known)  # type: ignore[arg-type]
+    look = survey(world.feed, world.edges(), world.ledger)
+    return report, strict(world.ledger, world.lake, world.feed, look, report)  # type: ignore[arg-type]
+
+
+def test_what_was_looked_at_strictly_is_not_read_again(world: World) -> None:
+    report = audit(world.ledger, world.lake, "orders")  # type: ignore[arg-type]
+    first = strict(world.ledger, world.lake, world.feed, survey(world.feed, world.edges(), world.ledger), report)  # type: ignore[arg-type]
+    read: list[str] = []
+    world.lake.before["get"] = read.append
+    report, second = again(world, report, first)
+    assert (second.problems, second.recorded, second.windows) == ((), first.recorded, first.windows)
+    assert not [p for p in read if p.startswith(paths.manifest_folder("orders"))]
+    a_manifest_too_early(world)
+    recorded_ahead(world)
+    for _ in range(2):
+        report, found = again(world, report, second)
+        assert sorted({p.invariant for p in found.problems}) == [4, 7], "each time, until it is mended"
+        second = found
 
 
 def test_a_ledger_that_lost_entries_is_not_audited(world: World) -> None:

@@ -110,7 +110,8 @@ def rows(world: World) -> dict[str, bytes]:
 def problems(world: World) -> list[str]:
     edges = world.edges("auditor")
     ledger = world.ledger("auditor")
-    found = strict(ledger, edges.lake, world.feed, survey(world.feed, edges, ledger))
+    report = audit(ledger, edges.lake, world.feed.name)
+    found = strict(ledger, edges.lake, world.feed, survey(world.feed, edges, ledger), report)
     return [str(p) for p in (*audit(ledger, edges.lake, FEED, hashes=True).problems, *found.problems)]
 
 

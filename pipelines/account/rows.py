@@ -1,0 +1,141 @@
+"""Receipts as rows of numbers: what an audit adds up, and what it remembers of a receipt that it has looked at."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from sluice.pipelines.vocabulary.kafka import Key
+from sluice.pipelines.vocabulary.ranges import Range
+from sluice.pipelines.vocabulary.receipts import Counts, Receipt
+
+COUNTS = tuple(Counts.__dataclass_fields__)
+PROOFS = ("looked", "hashed", "compared")
+"""When (seconds since the epoch; NEVER) the receipt and its files were looked at, their bytes hashed, and their records
+compared with Kafka."""
+COLUMNS = ("number", "key", "start", "end", *COUNTS, "relanded", "mended", "rows", "bytes", "parts", *PROOFS)
+NEVER = -1
+_AT = {name: i for i, name in enumerate(COLUMNS)}
+
+
+class Row(NamedTuple):
+    """A receipt of the publish entry `number`, by its slice, and how many records of it landed."""
+
+    number: int
+    key: Key
+    range: Range
+    landed: int
+
+
+class Rows:
+    """A value. `keys` are in order; the column `key` holds places there. `tags` stand for the receipts' parts, one
+    after the other."""
+
+    __slots__ = ("keys", "table", "tags")
+
+    def __init__(self, keys: Sequence[Key], table: Any, tags: Any) -> None:
+        self.keys, self.table, self.tags = tuple(keys), table, tags
+
+    @classmethod
+    def of(cls, receipts: Sequence[tuple[int, Receipt]], tag: Callable[[str], int], proofs: Sequence[int]) -> Rows:
+        """Of receipts, each with the number of its entry. `tag` is asked for each part's path."""
+        keys = sorted({r.slice.key for _, r in receipts})
+        place = {key: i for i, key in enumerate(keys)}
+        table = np.array([_row(n, place[r.slice.key], r, proofs) for n, r in receipts], np.int64)
+        tags = np.array([tag(p.path) for _, r in receipts for p in r.parts], np.uint64)
+        return cls(keys, table.reshape(-1, len(COLUMNS)), tags)
+
+    def __len__(self) -> int:
+        return len(self.table)
+
+    def column(self, name: str) -> Any:
+        return self.table[:, _AT[name]]
+
+    @property
+    def owners(self) -> Any:
+        """Of each tag, the row."""
+        return np.repeat(np.arange(len(self)), self.column("parts"))
+
+    def where(self, mask: Any) -> Rows:
+        """Those that the mask marks."""
+        return Rows(self.keys, self.table[mask], self.tags[mask[self.owners]])
+
+    def plus(self, other: Rows) -> Rows:
+        keys = sorted({*self.keys, *other.keys})
+        tables = [r._with_keys(keys) for r in (self, other)]
+        return Rows(keys, np.concatenate(tables), np.concatenate([self.tags, other.tags]))
+
+    def _with_keys(self, keys: Sequence[Key]) -> Any:
+        place = {key: i for i, key in enumerate(keys)}
+        table, at = self.table.copy(), np.array([place[k] for k in self.keys] or [0], np.int64)
+        table[:, _AT["key"]] = at[table[:, _AT["key"]]]
+        return table
+
+    def in_order(self) -> Rows:
+        """By partition and offset: so they pack best."""
+        order = np.lexsort((self.column("number"), self.column("start"), self.column("key")))
+        begins = np.cumsum(self.column("parts")) - self.column("parts")
+        parts = self.column("parts")[order]
+        places = np.repeat(begins[order] - (np.cumsum(parts) - parts), parts) + np.arange(len(self.tags))
+        return Rows(self.keys, self.table[order], self.tags[places])
+
+    def named(self) -> list[Row]:
+        columns = (self.column(n).tolist() for n in ("number", "key", "start", "end", "landed"))
+        return [Row(n, self.keys[k], Range(a, b), landed) for n, k, a, b, landed in zip(*columns, strict=True)]
+
+    def marked(self, proof: str, rows: Iterable[Row], at: int) -> Rows:
+        """With the proof of those rows."""
+        told = set(rows)
+        near = self._of({r.number for r in told})
+        mine = [r in told for r in self.where(near).named()]
+        table = self.table.copy()
+        table[np.flatnonzero(near)[np.array(mine, bool)], _AT[proof]] = at
+        return Rows(self.keys, table, self.tags)
+
+    def _of(self, numbers: set[int]) -> Any:
+        """A mask: the rows of these entries."""
+        return np.isin(self.column("number"), np.array(sorted(numbers), np.int64))
+
+    def also(self, before: Rows, at: int) -> Rows:
+        """With what was proven before of rows that were looked at anew, at that time, and are the same, files and
+        all."""
+        anew = self.column("looked") == at
+        old = before.where(before._of(set(self.column("number")[anew].tolist())))
+        known = dict(zip(old._whole(), old._proofs(), strict=True))
+        table, places = self.table.copy(), [_AT[p] for p in PROOFS]
+        for i, what in zip(np.flatnonzero(anew).tolist(), self.where(anew)._whole(), strict=True):
+            if (proofs := known.get(what)) is not None:
+                table[i, places] = np.maximum(table[i, places], proofs)
+        return Rows(self.keys, table, self.tags)
+
+    def _whole(self) -> list[tuple[Row, bytes]]:
+        ends = np.cumsum(self.column("parts")).tolist()
+        tags = (self.tags[a:b].tobytes() for a, b in zip([0, *ends], ends, strict=False))
+        return list(zip(self.named(), tags, strict=True))
+
+    def _proofs(self) -> Any:
+        return self.table[:, [_AT[p] for p in PROOFS]]
+
+    # -- added up
+
+    def totals(self, *names: str) -> dict[Key, dict[str, int]]:
+        """By partition, the sums of the columns; `files` counts files."""
+        sums = {n: np.zeros(len(self.keys), np.int64) for n in (*names, "files")}
+        for n in names:
+            np.add.at(sums[n], self.column("key"), self.column(n))
+        of = self.column("key")[self.owners]
+        order = np.lexsort((self.tags, of))
+        first = np.ones(len(order), bool)
+        of, tags = of[order], self.tags[order]
+        first[1:] = (of[1:] != of[:-1]) | (tags[1:] != tags[:-1])
+        np.add.at(sums["files"], of[first], 1)
+        return {k: {n: int(column[i]) for n, column in sums.items()} for i, k in enumerate(self.keys)}
+
+
+def _row(number: int, key: int, r: Receipt, proofs: Sequence[int]) -> tuple[int, ...]:
+    counts = (getattr(r.counts, name) for name in COUNTS)
+    again = sum(x.span for x in r.relanded), sum(x.span for x in r.mended)
+    sizes = sum(p.rows for p in r.parts), sum(p.bytes for p in r.parts), len(r.parts)
+    return number, key, r.slice.start, r.slice.end, *counts, *again, *sizes, *proofs

@@ -1,0 +1,91 @@
+"""Old entries of the log, copied into few objects: who folds the log from its start reads some dozens of them.
+
+A segment holds the very bytes of entries that follow one another. It is a copy: the entries stay in the log. A number
+must stay taken, since a writer that slept meanwhile creates the number that it believes to be the next one; if the file
+were gone, it would get it a second time (invariant 11). So a crash, or two processes that write segments, do no harm,
+and Sluice that knows of no segments reads on. A segment counts as long as its last entry is the one that stands in the
+log: one of another log, or of entries that are lost, is passed over.
+"""
+
+from __future__ import annotations
+
+import json
+import zlib
+from collections.abc import Iterator
+from hashlib import sha256
+from itertools import pairwise
+from typing import NamedTuple
+
+from sluice.pipelines.lake import paths
+from sluice.pipelines.ledger.columns import MOST, inflate
+from sluice.pipelines.ports import Lake
+
+FORMAT = 1
+ENTRIES = 1000
+BYTES = 16 << 20
+"""A segment holds so many entries, or so many bytes of them."""
+
+
+class Segment(NamedTuple):
+    """Entries by number and content, in order. `end` is the number that follows the last one."""
+
+    end: int
+    entries: tuple[tuple[int, bytes], ...]
+
+    def dump(self) -> bytes:
+        said = b"".join(data for _, data in self.entries)
+        sizes = [(number, len(data)) for number, data in self.entries]
+        head = {"format": FORMAT, "end": self.end, "entries": sizes, "sha256": sha256(said).hexdigest()}
+        return zlib.compress(json.dumps(head, separators=(",", ":")).encode() + b"\n" + said, 6)
+
+    @classmethod
+    def load(cls, data: bytes) -> Segment | None:
+        """None for anything that is not such an object."""
+        try:
+            head, _, said = inflate(data, MOST).partition(b"\n")
+            raw = json.loads(head)
+            if raw["format"] != FORMAT or sha256(said).hexdigest() != raw["sha256"]:
+                return None
+            entries, at = list[tuple[int, bytes]](), 0
+            for number, size in raw["entries"]:
+                entries.append((int(number), said[at : at + size]))
+                at += size
+            numbers = [n for n, _ in entries] + [int(raw["end"])]
+            sound = len(numbers) > 1 and at == len(said) and all(a < b for a, b in pairwise(numbers))
+            return cls(numbers[-1], tuple(entries)) if sound else None
+        except (ValueError, LookupError, TypeError, AttributeError, RecursionError, zlib.error):
+            return None
+
+
+def read(lake: Lake, feed: str, first: int = 0) -> Iterator[Segment]:
+    """The segments from the one that holds entry `first` on, each beginning where the one before ends, as far as they
+    are of this log."""
+    for path in lake.list(paths.segment_folder(feed)):
+        named = paths.segment_numbers(path)
+        if named is None or not named[0] <= first < named[1]:
+            continue
+        found = Segment.load(lake.get(path) or b"")
+        if found is None or (found.entries[0][0], found.end) != named:
+            continue
+        number, data = found.entries[-1]
+        if lake.get(paths.log_path(feed, number)) == data:
+            yield found
+            first = found.end
+
+
+def write(lake: Lake, feed: str, entries: Iterator[tuple[int, bytes]], below: int, most: int) -> int:
+    """Copy entries into full segments, those below a number, at most so many segments; returns how many. Idempotent."""
+    held, size, done = list[tuple[int, bytes]](), 0, 0
+    for number, data in entries:
+        if held and (len(held) == ENTRIES or size >= BYTES):
+            _put(lake, feed, Segment(number, tuple(held)))
+            held, size, done = [], 0, done + 1
+        if number >= below or done == most:
+            break
+        held.append((number, data))
+        size += len(data)
+    return done
+
+
+def _put(lake: Lake, feed: str, segment: Segment) -> None:
+    lake.put(paths.segment_path(feed, segment.entries[0][0], segment.end), segment.dump())
