@@ -56,7 +56,7 @@ def expire(
 
     Without --apply it is a dry run. It retires whole windows of all partitions together, and none that still owes
     anything. The account still closes: the ledger says what was retired, by whom and why. Retired rows cannot be read
-    again unless Kafka still has them. Results of reports stay.
+    again unless Kafka still has them. The reports of batches of which nothing is left go, too; results of reports stay.
 
     $ sluice expire orders --before 2026-08-01
     $ sluice expire orders --before 90d --reason "kept for 90 days" --apply
@@ -101,7 +101,7 @@ def _apply(session: Session, feed: Feed, ledger: Ledger, edges: Edges, before: i
     heard = met.MetRecorder(lambda progress: None)
     done = expire(ledger, edges.lake, before, feed.window, reason, edges.liveness, heard)
     session.terminal.show(*view(feed, done.expiry), *_done(done), *met.view(heard.met))
-    removed = {"entry": done.number, "removed_files": len(done.removed.parts)}
+    removed = {"entry": done.number, "removed_files": len(done.removed.parts), "removed_pages": len(done.removed.pages)}
     others = {"other_batches": met.document(heard.met)}
     session.terminal.document({"applied": True, **document(feed, done.expiry), **removed, **others})
 

@@ -177,6 +177,9 @@ def _replaced_files(place: RepairTarget) -> Iterator[RepairFinding]:
     if gone.manifests:
         text = f"the manifest of {many(len(gone.manifests), 'window')} whose rows were retired"
         yield RepairFinding(RepairKind.MANIFEST, text, "removed", items=gone.manifests)
+    if gone.pages:
+        text = f"{many(len(gone.pages), 'report or note', 'reports and notes')} of batches of which nothing is left"
+        yield RepairFinding(RepairKind.HIDDEN, text, "removed", items=gone.pages)
 
 
 def _manifests(place: RepairTarget) -> Iterator[RepairFinding]:

@@ -7,6 +7,7 @@ that do not count; `remove_retired` removes them; anybody may call it, any numbe
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
@@ -65,10 +66,12 @@ class Retired:
 
 @dataclass(frozen=True, slots=True)
 class Removed:
-    """Lake paths of removed parts, and of the manifests of windows that are no longer whole."""
+    """Lake paths of removed parts, of the manifests of windows that are no longer whole, and of pages: the reports of
+    batches, and notes of replays, of which nothing is left."""
 
     parts: tuple[str, ...] = ()
     manifests: tuple[str, ...] = ()
+    pages: tuple[str, ...] = ()
 
 
 def look(ledger: Ledger, before: int, settings: WindowSettings, liveness: Liveness) -> Retirement:
@@ -118,7 +121,40 @@ def remove_retired(ledger: Ledger, lake: Lake) -> Removed:
     parts = sorted(ledger.replaced(visible, state))
     for path in parts:
         lake.remove(path)
-    return Removed(tuple(parts), manifest.withdraw(state, lake, feed))
+    manifests, pages = manifest.withdraw(state, lake, feed), tuple(_pages(state, lake, feed))
+    for path in pages:
+        lake.remove(path)
+    return Removed(tuple(parts), manifests, pages)
+
+
+def _pages(state: State, lake: Lake, feed: str) -> Iterator[str]:
+    """The reports and notes of batches that published in retired windows only."""
+    if not any(state.retired.values()):
+        return
+    left = {n for w, numbers in state.published_in.items() for n in numbers if not _gone(state, w, n)}
+    reports, notes = paths.batch_page_folder(feed), paths.relanded_folder(feed)
+    for folder, batch_of in ((reports, paths.page_batch), (notes, paths.relanded_batch)):
+        for path in lake.list(folder):
+            number = batch_of(path)
+            batch = None if number is None else state.batches.get(number)
+            if batch is not None and batch.published is not None and batch.published not in left:
+                yield path
+
+
+def _gone(state: State, window: int | None, number: int) -> bool:
+    """Whether everything that entry `number` published in the window was retired since."""
+    after = bisect_right(state.boundary_times, window) if window is not None else len(state.boundary_times)
+    if window is None or after == len(state.boundary_times):
+        return False
+    for key, pins in state.boundaries.items():
+        first, end = pins.position(window), pins.position(state.boundary_times[after])
+        if first == len(pins) or end == len(pins):
+            continue
+        r = Range(pins.offsets[first], pins.offsets[end])
+        retired = any(x.start <= r.start and r.end <= x.end for x in state.retired.get(key, ()))
+        if r.span and not (retired and state.superseded[key].after(number, r)):
+            return False
+    return True
 
 
 # -- decided

@@ -106,6 +106,26 @@ def test_the_window_stays_complete_and_its_manifest_goes_for_good(world: World) 
     assert windows.owed_windows(world.state(), world.feed.window, world.now)[:1] != [START]
 
 
+def test_reports_of_batches_of_which_nothing_is_left_go(tmp_path: Path) -> None:
+    """A batch that landed in both hours keeps its own."""
+    world = World(tmp_path)
+    world.land((A, 0, 50), (B, 0, 50))
+    world.land((A, 50, 100))
+    world.land((B, 50, 100), (B, 100, 150))
+    world.land((A, 100, 200), (B, 150, 200))
+    published = {b.id: world.ledger.publication(b) for b in world.state().batches.values() if b.published is not None}
+    for id in published:
+        world.lake.put(paths.batch_page_path("orders", id), b"<html>")
+    world.lake.put(paths.batch_page_path("orders", 99), b"<html>")
+    old = [i for i, e in published.items() if all(r.slice.window == START for r in e.receipts)]
+    done = by_hand(world)
+    assert done.removed.pages == tuple(paths.batch_page_path("orders", i) for i in sorted(old, key=str))
+    assert len(old) == 2
+    left = set(world.lake.list(paths.batch_page_folder("orders")))
+    assert left == {paths.batch_page_path("orders", i) for i in (*set(published).difference(old), 99)}
+    assert by_hand(world).removed.pages == ()
+
+
 def test_landed_anew_a_retired_window_can_be_read_again(world: World) -> None:
     before = world.rows(windows=[START])
     by_hand(world)
