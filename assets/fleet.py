@@ -186,7 +186,10 @@ class Fleet:
         told = {FAILED_TAG: failed, PASSES_TAG: passes, LEFT_TAG: self._left}
         done = len(self._sessions.keys() - self._failed - {*self._left})
         more = {MORE_TAG: "1"} if any(s.witness.stopped for s in self._sessions.values()) else {}
-        instance.add_run_tags(run, {DONE_TAG: str(done)} | {tag: ",".join(f) for tag, f in told.items() if f} | more)
+        standing = instance.get_run_by_id(run)
+        inherited = standing.tags if standing else {}  # of the run that this one executes again
+        said = {tag: ",".join(names) for tag, names in told.items() if names or inherited.get(tag)}
+        instance.add_run_tags(run, {DONE_TAG: str(done)} | said | more)
         parts = [f"{many(done, 'feed')} done"]
         if failed:
             parts.append(f"{len(failed)} failed: {', '.join(failed)}")

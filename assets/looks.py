@@ -52,5 +52,5 @@ class Looks:
 def _goes_on(instance: dg.DagsterInstance, job: str) -> bool:
     for run in instance.get_runs(dg.RunsFilter(job_name=job), limit=1):
         well = run.status is dg.DagsterRunStatus.SUCCESS or run.tags.get(DONE_TAG, "0") != "0"
-        return run.is_finished and well and (MORE_TAG in run.tags or LEFT_TAG in run.tags)
+        return run.is_finished and well and bool(run.tags.get(MORE_TAG) or run.tags.get(LEFT_TAG))
     return False

@@ -17,6 +17,8 @@ from sluice.assets import internals
 from sluice.assets.execution import RunOutcome, run_feeds
 from sluice.assets.factory import land_job
 from sluice.assets.feeds import read_feeds
+from sluice.assets.fleet import Fleet as Feeds
+from sluice.assets.fleet import many_job
 from sluice.assets.fleet_runs import DONE_TAG, FAILED_TAG, FLEET_TAG, LAND, LEFT_TAG, fleet_config, fleet_job
 from sluice.assets.fleet_schedule import Tick
 from sluice.assets.instance import open_instance
@@ -280,6 +282,17 @@ def test_a_failed_feed_s_windows_alone_are_red_and_it_is_executed_again_by_itsel
         again = pages.ask(AGAIN, run=only_run(instance).run_id)["launchRunReexecution"]
         assert again["__typename"] == "LaunchRunSuccess", again
         assert set(again["run"]["stepKeysToExecute"]) == {step_of("refunds"), "commit_owed[refunds]"}
+
+
+def test_a_run_that_is_executed_again_does_not_keep_what_its_parent_said(
+    fleet: Fleet, instance: dg.DagsterInstance
+) -> None:
+    """Dagster copies the tags."""
+    feeds = Feeds(RunSession(fleet.project, fleet.open_edges))
+    run = instance.create_run_for_job(many_job(feeds), tags={FAILED_TAG: "refunds", LEFT_TAG: "returns"})
+    feeds.summary(instance, run.run_id)
+    tags = instance.get_run_by_id(run.run_id).tags
+    assert (tags[FAILED_TAG], tags[LEFT_TAG]) == ("", "")
 
 
 # -- the schedule

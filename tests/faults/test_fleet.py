@@ -1,4 +1,4 @@
-"""One run over many feeds: killed at random times, two at once, with feeds among them that cannot land.
+"""One run over many feeds: killed at random times, canceled, two at once, with feeds among them that cannot land.
 
 Each feed has its own topic, producers and verdict: what happens to one, or to the run, loses or doubles nothing.
 """
@@ -13,16 +13,24 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
+import dagster as dg
 import pytest
 
+from sluice.assets.fleet_runs import fleet_job
+from sluice.pipelines.feed.feed import SHARED
 from sluice.pipelines.vocabulary.units import HOUR
 from tests.checker.gather import seen
 from tests.checker.producers import Noting
 from tests.faults.account import SEED, Account
 from tests.faults.arena import Arena
 from tests.faults.field import SLUICE, Field, Run, Running
+from tests.faults.nemeses import desk as dagster_ui
+from tests.faults.nemeses.engines import healed, held, waiting
 from tests.faults.nemeses.lakes import disk_full, mounted
+from tests.resources.kafka.proxy import FETCH
+from tests.resources.kafka.tools import until
 
 pytestmark = [pytest.mark.faults, pytest.mark.spark]
 BROKERS = 1
@@ -170,3 +178,40 @@ def test_a_feed_whose_plan_is_huge_beside_small_ones(fleet: list[Field], arena: 
 def first(field: Field, kind: str) -> int:
     """When (ms) the first entry of that kind was written."""
     return next(int(e["at"]) for e in field.folder.entries().values() if e["kind"] == kind)
+
+
+def test_a_run_over_many_feeds_is_canceled_in_dagster(fleet: list[Field]) -> None:
+    """What has landed stays; what was not reached stays owed."""
+    (fleet[0].root / "fleet.yaml").write_text("feeds_at_once: 1\n")
+    with producing(fleet):
+        time.sleep(2)
+        with dagster_ui.opened(fleet[0].root) as desk:
+            run = desk.launch(fleet_job(SHARED))
+            worker = desk.worker(run)
+            until(lambda: committed(fleet) or desk.status(run).value in ENDED, 120)
+            held(fleet[-1], 2, FETCH)
+            until(lambda: waiting(fleet[-1], FETCH) or desk.status(run).value in ENDED, 120)
+            done = committed(fleet)
+            assert 0 < len(done) < len(fleet), desk.log(run)
+            desk.terminate(run)
+            assert desk.ended(run) is dg.DagsterRunStatus.CANCELED, desk.log(run)
+            until(lambda: not desk.left_by(worker), 60)
+            fleet[0].account.did(f"a run was canceled when {', '.join(done)} had landed; none of its processes is left")
+            healed(fleet[-1])
+            assert committed(fleet)[: len(done)] == done
+        assert failed(ended(fleet, started(fleet), "the run after it")) == []
+    assert committed(fleet) == list(NAMES)
+    for field in fleet:
+        field.proven()
+
+
+ENDED = ("SUCCESS", "FAILURE", "CANCELED")
+
+
+def committed(fleet: list[Field]) -> list[str]:
+    """The feeds whose offsets some run has committed."""
+    return [f.name for f in fleet if any(e["kind"] == "commit" for e in _entries(f))]
+
+
+def _entries(field: Field) -> list[dict[str, Any]]:
+    return list(field.folder.entries().values())
