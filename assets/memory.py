@@ -18,12 +18,13 @@ from sluice.resources.project import Project
 
 @dataclass(frozen=True, slots=True)
 class Remembered:
-    """The topics that the feed's patterns matched, the start (ms) of its first window, and how long (ms) Kafka keeps
-    records of its topics."""
+    """The topics that the feed's patterns matched, the start (ms) of its first window, how long (ms) Kafka keeps
+    records of its topics, and the topics that its rows were republished to."""
 
     topics: tuple[str, ...] = ()
     first_window: int | None = None
     kept: int | None = None
+    targets: tuple[str, ...] = ()
 
 
 def recall(project: Project, feed: str) -> Remembered:
@@ -33,7 +34,12 @@ def recall(project: Project, feed: str) -> Remembered:
     except (OSError, ValueError, RecursionError):
         return Remembered()
     return (
-        Remembered(_topics(said.get("topics")), _window(said.get("first_window")), _kept(said.get("kept_ms")))
+        Remembered(
+            _topics(said.get("topics")),
+            _window(said.get("first_window")),
+            _kept(said.get("kept_ms")),
+            _topics(said.get("targets")),
+        )
         if isinstance(said, dict)
         else Remembered()
     )
@@ -49,8 +55,14 @@ def remember(project: Project, feed: str, **news: Any) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     fresh = path.with_suffix(f".{os.getpid()}.tmp")
     first = None if after.first_window is None else show_window(after.first_window)
-    fresh.write_text(json.dumps({"topics": after.topics, "first_window": first, "kept_ms": after.kept}))
+    said = {"topics": after.topics, "first_window": first, "kept_ms": after.kept, "targets": after.targets}
+    fresh.write_text(json.dumps(said))
     fresh.replace(path)
+
+
+def remember_target(project: Project, feed: str, topic: str) -> None:
+    """Keep that rows of the feed were republished to the topic."""
+    remember(project, feed, targets=tuple(sorted({*recall(project, feed).targets, topic})))
 
 
 def _path(project: Project, feed: str) -> Path:

@@ -16,16 +16,15 @@ from sluice.cli.session import FeedName, Session, command
 from sluice.cli.terminal import copyable, facts, good, heading, shorten, table
 from sluice.cli.windows import From, Window
 from sluice.pipelines.vocabulary.errors import Failed, Unknown, UsageError
-from sluice.pipelines.vocabulary.units import many, parse_size
+from sluice.pipelines.vocabulary.units import many
 
 if TYPE_CHECKING:
     from sluice.pipelines.feed.feed import Feed
     from sluice.pipelines.ledger import Ledger, State
     from sluice.pipelines.ports import Edges, Target
     from sluice.pipelines.republishing.carry_out import Pace, Sent
-    from sluice.pipelines.republishing.plan import PartitionBy, Republish, Wishes
+    from sluice.pipelines.republishing.plan import Republish, Wishes
 
-_BY = ("key", "round-robin")
 _CODECS = ("none", "gzip", "snappy", "lz4", "zstd")
 
 
@@ -56,6 +55,15 @@ def republish(
     quarantined: Annotated[
         bool, typer.Option("--quarantined", help="Send the records that are in quarantine, not those that landed.")
     ] = False,
+    where: Annotated[
+        str | None,
+        typer.Option(
+            "--where",
+            metavar="SQL",
+            help="Only rows that meet this condition, in DuckDB's SQL over their columns.",
+            show_default=False,
+        ),
+    ] = None,
     keep_partitions: Annotated[
         bool, typer.Option("--keep-partitions", help="Each record to the partition of its old number.")
     ] = False,
@@ -63,8 +71,8 @@ def republish(
         str | None,
         typer.Option(
             "--partition-by",
-            metavar="key|round-robin",
-            help="By key, as Kafka's Java producer does, or to one after the other.",
+            metavar="key|round-robin|MODULE:FUNCTION",
+            help="By key, as Kafka's Java producer does; to one after the other; or by a function of yours.",
             show_default="key",
         ),
     ] = None,
@@ -111,35 +119,44 @@ def republish(
     $ sluice republish orders --to orders-again --window 2026-11-20T14 --keep-partitions --keep-timestamps --apply
     $ sluice republish orders --to orders-again --from 2026-11-20 --until 2026-11-21 --headers --rate 5000 --apply
     $ sluice republish orders --to orders-mended --offsets orders:0:100-200 --quarantined --apply
+    $ sluice republish orders --to orders-de --window 2026-11-20T14 --where "country = 'DE'" --apply
+    $ sluice republish orders --to orders-again --window 2026-11-20T14 --partition-by places.py:by_country --apply
     $ sluice republish orders --resume 1f0c2a9b77de --apply
     """
-    found, pace = session.feed(feed), _pace(per_second)
+    from sluice.pipelines.republishing.wording import name_of, pace_of, way_of
+
+    found, pace = session.feed(feed), pace_of(per_second or "")
     if compression not in _CODECS:
         raise UsageError(f"{compression!r} is no codec", remedy=f"one of {', '.join(_CODECS)}")
     if (to is None) is (resume is None):
         raise UsageError("--to or --resume, and not both", remedy="see sluice republish --help")
-    by = _by(keep_partitions, partition_by)
+    by, function = way_of(keep_partitions, partition_by or "")
     with session.open_edges(found) as edges:
+        from sluice.assets.memory import remember_target
         from sluice.pipelines.ledger import Ledger
         from sluice.pipelines.republishing import plan as plans
+        from sluice.pipelines.republishing import where as conditions
         from sluice.pipelines.vocabulary.receipts import PartKind
 
         ledger = Ledger(edges.lake, feed, edges.clock)
         if resume is not None:
-            plan = plans.load(edges.lake, feed, _checked(resume))
+            plan = plans.load(edges.lake, feed, name_of(resume))
         else:
             state = ledger.read()
             asked = _asked(found, state, edges.clock(), window, start, end, offsets)
             with session.open_target(found, to or "", "") as target:
                 kind = PartKind.QUARANTINED if quarantined else PartKind.LANDED
-                wishes = plans.Wishes(to or "", target.partitions(), kind, by, keep_timestamps, headers)
+                said = (keep_timestamps, headers, where or "", function)
+                wishes = plans.Wishes(to or "", target.partitions(), kind, by, *said)
             plan = plans.plan_republish(
-                found, state, wishes, asked, edges.clock(), name=_checked(name), into_source=into_source
+                found, state, wishes, asked, edges.clock(), name=name_of(name or ""), into_source=into_source
             )
+        conditions.check(plan.wishes, found.columns)
         if not apply:
             _show_plan(session, plan, ledger, edges)
             return
         plan = plans.keep(edges.lake, plan)
+        remember_target(session.project, feed, plan.wishes.to)
         session.compile()
         with session.open_target(found, plan.wishes.to, plan.name) as target:
             _send(session, found, plan, ledger, edges, target, _CODECS.index(compression), pace)
@@ -149,9 +166,12 @@ def _send(
     session: Session, feed: Feed, plan: Republish, ledger: Ledger, edges: Edges, target: Target, codec: int, pace: Pace
 ) -> None:
     from sluice.pipelines.republishing.carry_out import Run
+    from sluice.pipelines.republishing.partitioner import load
 
+    function = plan.wishes.function
+    partitioner = load(function, session.project.root) if function else None
     with session.terminal.progress() as meter:
-        run = Run(plan, ledger, edges.lake, target, feed.columns, edges.clock, codec, pace, meter)
+        run = Run(plan, ledger, edges.lake, target, feed.columns, edges.clock, codec, pace, meter, partitioner)
         try:
             sent = run.carry_out()
         except (Failed, Unknown):
@@ -163,36 +183,6 @@ def _send(
 
 
 # -- as typed
-
-
-def _by(keep: bool, by: str | None) -> PartitionBy:
-    from sluice.pipelines.republishing.plan import PartitionBy
-
-    if keep and by is not None:
-        raise UsageError("--keep-partitions together with --partition-by", remedy="give one of them")
-    if by is not None and by not in _BY:
-        raise UsageError(f"{by!r} is no way to choose a partition", remedy=f"one of {', '.join(_BY)}")
-    return PartitionBy.SAME if keep else PartitionBy(by or "key")
-
-
-def _pace(text: str | None) -> Pace:
-    from sluice.pipelines.republishing.carry_out import Pace
-
-    if text is None:
-        return Pace()
-    try:
-        found = Pace(float(text)) if text.replace(".", "", 1).isdigit() else Pace(bytes=parse_size(text))
-    except ValueError as error:
-        raise UsageError(f"--rate {text!r} {error}", remedy="such as 5000 (records) or 5MB (bytes)") from None
-    if not (found.records or found.bytes):
-        raise UsageError("--rate 0 sends nothing", remedy="such as 5000 (records) or 5MB (bytes)")
-    return found
-
-
-def _checked(name: str | None) -> str:
-    if name is not None and not (name and name.isascii() and name.replace("-", "").replace("_", "").isalnum()):
-        raise UsageError(f"{name!r} is no name", remedy="letters, digits, - and _")
-    return name or ""
 
 
 def _asked(
@@ -265,7 +255,8 @@ def _plan_view(plan: Republish, amounts: Sequence[tuple[int, int]], done: bool) 
     ]
     total = ["in all", "", count(sum(n for n, _ in amounts)), size(sum(b for _, b in amounts))]
     yield table(["from", "offsets", "rows", "files"], [*shorten(rows), total], right="rows files", least="files")
-    yield Text("  Rows and files are of whole slices: where only some offsets of one are asked for, fewer are sent.")
+    fewer = "only some rows" if plan.wishes.where else "only some offsets of one"
+    yield Text(f"  Rows and files are of whole slices: where {fewer} are asked for, fewer are sent.")
     if done:
         yield good("it was sent already: --apply would send nothing; choose another name with --id to send it again")
     else:
@@ -277,10 +268,11 @@ def _facts(wishes: Wishes) -> list[tuple[str, str]]:
         "partition": "the one of its old number",
         "key": "by key, as Kafka's Java producer does; without a key, one after the other",
         "round-robin": "one after the other",
+        "function": f"as {wishes.function} says",
     }
     return [
         ("to", f"{wishes.to}, {many(wishes.partitions, 'partition')}"),
-        ("rows", str(wishes.kind)),
+        ("rows", str(wishes.kind) + (f", where {wishes.where}" if wishes.where else "")),
         ("partition", how[wishes.by]),
         ("times", "the records' own" if wishes.keep_timestamps else "the time of sending"),
         ("headers", "the records' own" + (", and their old coordinates" if wishes.headers else "")),
@@ -322,6 +314,8 @@ def _plan_document(plan: Republish) -> dict[str, Any]:
         "partition_by": str(w.by),
         "keep_timestamps": w.keep_timestamps,
         "headers": w.headers,
+        "where": w.where or None,
+        "function": w.function or None,
         "offsets": plan.span,
     }
 

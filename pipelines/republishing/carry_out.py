@@ -27,10 +27,12 @@ from sluice.pipelines.landing.rows import offsets_of
 from sluice.pipelines.ledger import Ledger
 from sluice.pipelines.ports import Clock, Delivered, Lake, Target
 from sluice.pipelines.republishing import coordinates
+from sluice.pipelines.republishing.partitioner import Partitioner
 from sluice.pipelines.republishing.plan import PartitionBy, Piece, Republish, check_still_there, pieces
 from sluice.pipelines.republishing.rows import CHUNK_ROWS, Cursor, Shelf, records_of
+from sluice.pipelines.republishing.where import opened
 from sluice.pipelines.schema.schema import Schema
-from sluice.pipelines.vocabulary.errors import Refused
+from sluice.pipelines.vocabulary.errors import Refused, UsageError
 from sluice.pipelines.vocabulary.kafka import CommittedOffset
 from sluice.pipelines.vocabulary.progress import Progress, Reporter
 from sluice.pipelines.vocabulary.units import DAY
@@ -101,7 +103,8 @@ class _Mark:
 
 @dataclass
 class Run:
-    """One run over a plan. `pace` bounds how fast it sends; `codec` is a number of Kafka's CompressionType."""
+    """One run over a plan. `pace` bounds how fast it sends; `codec` is a number of Kafka's CompressionType;
+    `partitioner` is the function that the plan names."""
 
     plan: Republish
     ledger: Ledger
@@ -112,6 +115,7 @@ class Run:
     codec: int = 3
     pace: Pace = Pace()
     report: Reporter = lambda progress: None
+    partitioner: Partitioner | None = None
     cursors: dict[int, Cursor] = field(default_factory=dict, init=False)
 
     @cached_property
@@ -128,10 +132,13 @@ class Run:
         self._check_partitions()
         state = self.ledger.read()
         mark = self._begun()
-        todo = self.todo
-        if mark.done < len(todo):
+        if mark.done < len(self.todo):
             check_still_there(state, plan)
-        shelf = Shelf(self.lake, self.ledger, state, plan)
+        with opened(plan.wishes) as condition:
+            return self._send(Shelf(self.lake, self.ledger, state, plan, condition), mark, began)
+
+    def _send(self, shelf: Shelf, mark: _Mark, began: float) -> Sent:
+        plan, todo = self.plan, self.todo
         records = size = transactions = 0
         by_partition: dict[int, int] = {}
         while mark.done < len(todo):
@@ -256,6 +263,10 @@ class _Transaction:
         wishes = self._run.plan.wishes
         if wishes.by is PartitionBy.SAME:
             return np.full(records.num_rows, self._run.plan.sources[source].partition, np.int64)
+        if wishes.by is PartitionBy.FUNCTION:
+            if self._run.partitioner is None:
+                raise UsageError(f"the function {wishes.function} was not loaded")
+            return self._run.partitioner(records, wishes.partitions)
         spreading = spread(self._offsets[-1] + source, wishes.partitions)
         if wishes.by is PartitionBy.ROUND_ROBIN:
             return spreading

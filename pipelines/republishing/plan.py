@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import itertools
+import json
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
@@ -37,6 +38,7 @@ class PartitionBy(StrEnum):
     SAME = "partition"
     KEY = "key"
     ROUND_ROBIN = "round-robin"
+    FUNCTION = "function"
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +60,7 @@ class Wishes:
     """What somebody asked for, besides the rows: the topic, its partitions now, and what records become there.
 
     `kind`: rows that landed, or those in quarantine. `headers`: records carry their old coordinates in headers.
+    `where`: a condition in SQL that rows must meet; `function`: what chooses partitions, by name. Empty: none.
     """
 
     to: str
@@ -66,6 +69,8 @@ class Wishes:
     by: PartitionBy = PartitionBy.KEY
     keep_timestamps: bool = False
     headers: bool = False
+    where: str = ""
+    function: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,7 +92,10 @@ class Republish:
     @property
     def digest(self) -> str:
         """SHA-256 (hex), shortened, of what it sends and where; its own name and time left out."""
-        return hashlib.sha256(to_json(replace(self, id="", created=0)).encode()).hexdigest()[:12]
+        said = json.loads(to_json(replace(self, id="", created=0)))
+        for name in ("where", "function"):  # came later: what does not use them keeps its name
+            said["wishes"] = {k: v for k, v in said["wishes"].items() if v or k != name}
+        return hashlib.sha256(to_json(said).encode()).hexdigest()[:12]
 
     @property
     def span(self) -> int:

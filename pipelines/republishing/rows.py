@@ -20,9 +20,11 @@ from sluice.pipelines.ports import Lake
 from sluice.pipelines.records.format import HEADERS, TO_SEND
 from sluice.pipelines.republishing.plan import Republish, Source
 from sluice.pipelines.republishing.values import json_values
+from sluice.pipelines.republishing.where import Condition
 from sluice.pipelines.schema.arrays import fixed_width, text_array
 from sluice.pipelines.schema.schema import KAFKA, Schema
 from sluice.pipelines.vocabulary.errors import UsageError
+from sluice.pipelines.vocabulary.ranges import Range, union
 from sluice.pipelines.vocabulary.receipts import Part, Receipt
 
 CHUNK_ROWS = 8192
@@ -31,10 +33,12 @@ _ENTRY = HEADERS.value_type
 
 
 class Shelf:
-    """Where the rows of a plan lie: the receipts that count, by source."""
+    """Where the rows of a plan lie: the receipts that count, by source. Of rows, those that meet the condition."""
 
-    def __init__(self, lake: Lake, ledger: Ledger, state: State, plan: Republish) -> None:
-        self._lake, self._feed, self._kind = lake, plan.feed, plan.wishes.kind
+    def __init__(
+        self, lake: Lake, ledger: Ledger, state: State, plan: Republish, condition: Condition | None = None
+    ) -> None:
+        self._lake, self._feed, self._kind, self._condition = lake, plan.feed, plan.wishes.kind, condition
         self._checked: set[str] = set()
         self._receipts: list[list[Receipt]] = [[] for _ in plan.sources]
         at = {s.key: n for n, s in enumerate(plan.sources)}
@@ -50,9 +54,14 @@ class Shelf:
         parts = [p for r in self._receipts[source] for p in r.of(self._kind)]
         return sum(p.rows for p in parts), sum(p.bytes for p in parts)
 
+    def replayed(self, source: int) -> Sequence[Range]:
+        """Offsets of a source that a replay took out of quarantine and landed."""
+        return union(x for r in self._receipts[source] for x in r.relanded)
+
     def cursor(self, source: int, first: int) -> Cursor:
         """A cursor over the rows of a source, from offset `first` on."""
-        return Cursor(self._rows(r for r in self._receipts[source] if r.slice.end > first))
+        rows = self._rows(r for r in self._receipts[source] if r.slice.end > first)
+        return Cursor(self._condition.filter(rows) if self._condition else rows)
 
     def _rows(self, receipts: Iterator[Receipt]) -> Rows:
         for receipt in receipts:

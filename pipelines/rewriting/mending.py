@@ -89,6 +89,12 @@ def load(text: str, root: Path) -> Mender:
 
     Raises UsageError with the file and the line that is wrong.
     """
+    module, name = module_of(text, root)
+    return Mender(_function(module, name), str(module.__file__ or ""))
+
+
+def module_of(text: str, root: Path) -> tuple[ModuleType, str]:
+    """The module that `FILE.py:FUNCTION` or `MODULE:FUNCTION` names, and the function's name. Raises UsageError."""
     place, _, name = text.rpartition(":")
     if not place or not name.isidentifier():
         raise UsageError(f"{text!r} names no function", remedy="write FILE.py:FUNCTION or MODULE:FUNCTION")
@@ -98,7 +104,7 @@ def load(text: str, root: Path) -> Mender:
             module = _of_file(file) if file else importlib.import_module(place)
     except (Exception, SystemExit) as error:  # noqa: BLE001 - theirs, whatever it is
         raise _unloadable(place, file, error) from None
-    return Mender(_function(module, name), str(module.__file__ or ""))
+    return module, name
 
 
 def _file(place: str, root: Path) -> Path:

@@ -1,0 +1,43 @@
+"""What somebody wrote about a republish, as values: for the command line and for Dagster's configuration."""
+
+from __future__ import annotations
+
+from sluice.pipelines.republishing.carry_out import Pace
+from sluice.pipelines.republishing.plan import PartitionBy
+from sluice.pipelines.vocabulary.errors import UsageError
+from sluice.pipelines.vocabulary.units import parse_size
+
+_BY = (PartitionBy.KEY, PartitionBy.ROUND_ROBIN)
+
+
+def way_of(keep: bool, by: str) -> tuple[PartitionBy, str]:
+    """How partitions are chosen, and the function that does, if one does. `by` empty: nothing was said."""
+    if keep and by:
+        raise UsageError(f"partitions are kept, and chosen by {by}", remedy="say one of them")
+    if ":" in by:
+        return PartitionBy.FUNCTION, by
+    if by and by not in _BY:
+        raise UsageError(
+            f"{by!r} is no way to choose a partition", remedy=f"one of {', '.join(_BY)}, or MODULE:FUNCTION"
+        )
+    return (PartitionBy.SAME if keep else PartitionBy(by or "key")), ""
+
+
+def pace_of(text: str) -> Pace:
+    """`5000` (records a second) or `5MB` (bytes); empty: as fast as it goes."""
+    if not text:
+        return Pace()
+    try:
+        found = Pace(float(text)) if text.replace(".", "", 1).isdigit() else Pace(bytes=parse_size(text))
+    except ValueError as error:
+        raise UsageError(f"rate {text!r} {error}", remedy="such as 5000 (records) or 5MB (bytes)") from None
+    if not (found.records or found.bytes):
+        raise UsageError("a rate of 0 sends nothing", remedy="such as 5000 (records) or 5MB (bytes)")
+    return found
+
+
+def name_of(text: str) -> str:
+    """A name for a republish; empty: none was given."""
+    if text and not (text.isascii() and text.replace("-", "").replace("_", "").isalnum()):
+        raise UsageError(f"{text!r} is no name", remedy="letters, digits, - and _")
+    return text

@@ -1,0 +1,97 @@
+"""Conditions in SQL: which rows pass, and what is no condition."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+
+from sluice.pipelines.republishing import where
+from sluice.pipelines.republishing.where import Condition
+from sluice.pipelines.vocabulary.errors import UsageError
+
+SCHEMA = pa.schema(
+    [
+        ("id", pa.int64()),
+        ("country", pa.dictionary(pa.int8(), pa.string())),
+        ("value", pa.binary()),
+        ("stamp", pa.timestamp("ms", "UTC")),
+    ]
+)
+ROWS = pa.RecordBatch.from_pylist(
+    [
+        {"id": n, "country": ("DE", None, "FR")[n % 3], "value": b'{"n": %d}' % n, "stamp": 1_700_000_000_000 + n}
+        for n in range(100)
+    ],
+    schema=SCHEMA,
+)
+
+
+def passed(sql: str) -> list[int]:
+    with Condition(sql) as condition:
+        condition.check(SCHEMA)
+        return [n for rows in condition.filter(iter([ROWS, ROWS.slice(90)])) for n in rows.column("id").to_pylist()]
+
+
+def test_rows_that_meet_it_pass_in_their_order() -> None:
+    assert passed("id >= 95") == [*range(95, 100), *range(95, 100)]
+    assert passed("country = 'DE' and id < 10") == [0, 3, 6, 9]
+    assert passed("country is null and id < 5") == [1, 4]
+    assert passed("stamp >= '2023-11-14T22:13:20.098Z'") == [98, 99, 98, 99]
+    assert passed("(decode(value)->>'$.n')::int in (7, 8)") == [7, 8]
+    assert passed("false") == []
+
+
+@pytest.mark.parametrize(
+    "sql",
+    [
+        "id",
+        "nope > 1",
+        "true, false",
+        "",
+        "id > 1; drop table x",
+        "true) union select 1 --",
+        "true order by id",
+        "count(*) > 1",
+        "row_number() over () < 3",
+        "unnest([true, false])",
+        "id > (select max(id) from rows)",
+        "exists (from secret)",
+        "?",
+    ],
+)
+def test_what_is_no_condition_of_a_row_is_refused(sql: str) -> None:
+    secret = ROWS  # noqa: F841 - a variable is no table
+    with pytest.raises(UsageError, match="--where"):
+        passed(sql)
+
+
+def test_no_condition_reaches_a_file_the_network_or_a_setting(tmp_path: Path) -> None:
+    file = tmp_path / "secret.csv"
+    file.write_text("a\n1\n")
+    for sql in (
+        f"exists (from read_csv('{file}'))",
+        f"exists (from '{file}')",
+        f"(select count(*) from read_text('{file}')) > 0",
+        f"(select count(*) from glob('{tmp_path}/*')) > 0",
+        "exists (from read_parquet('http://127.0.0.1:1/x.parquet'))",
+        "exists (from read_csv('s3://bucket/x.csv'))",
+        "getenv('HOME') is not null",
+        "exists (select * from sniff_csv('/etc/passwd'))",
+    ):
+        with pytest.raises(UsageError, match="--where"):
+            passed(sql)
+
+
+def test_a_value_that_does_not_fit_is_not_shown() -> None:
+    assert passed("try_cast(country as int) = 1") == []
+    with pytest.raises(UsageError, match="ConversionException for some row") as refused:
+        passed("country::int = 1")
+    assert "DE" not in str(refused.value)
+
+
+def test_one_that_takes_too_long_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(where, "SECONDS", 0.2)
+    with pytest.raises(UsageError, match="takes more than"):
+        passed("(select count(*) from range(100000000000)) > 0")
