@@ -1,6 +1,7 @@
 """`sluice audit`: does the account close?
 
-It compares ledger and files; with `--rescan` also Kafka itself; with `--strict` everything that Sluice can check.
+It compares ledger and files; with `--rescan` also Kafka itself; with `--strict` everything that Sluice can check. With
+`--republished`, what a republish sent is compared instead.
 """
 
 from __future__ import annotations
@@ -12,10 +13,12 @@ import typer
 from rich.console import RenderableType
 from rich.text import Text
 
+from sluice.cli import republished
 from sluice.cli.numbers import count
 from sluice.cli.partitions import lives, ranges
 from sluice.cli.session import FeedName, Session, command
 from sluice.cli.terminal import bad, good, heading, shorten, table, warn
+from sluice.pipelines.vocabulary.errors import UsageError
 from sluice.pipelines.vocabulary.progress import Progress
 from sluice.pipelines.vocabulary.units import many, show_instant
 
@@ -43,6 +46,15 @@ def audit(
     everything: Annotated[
         bool, typer.Option("--all", help="Look at everything, also what earlier audits looked at.")
     ] = False,
+    republished_as: Annotated[
+        str | None,
+        typer.Option(
+            "--republished",
+            metavar="NAME",
+            help="Compare what this republish sent with the lake, value by value, instead.",
+            show_default=False,
+        ),
+    ] = None,
 ) -> int:
     """Prove that every offset is accounted for.
 
@@ -52,12 +64,20 @@ def audit(
     must agree with the ledger, topics with their ids, and manifests with the windows; what Kafka no longer holds is
     listed.
 
+    With --republished, the target of a republish is held against the lake instead: every row must be there once, in
+    order, for readers of committed records.
+
     $ sluice audit orders
     $ sluice audit orders --all
     $ sluice audit orders --rescan --json
     $ sluice audit orders --rescan --strict
+    $ sluice audit orders --republished 1f0c2a9b77de
     """
     found = session.feed(feed)
+    if republished_as is not None:
+        if rescan or hashes or strict or everything:
+            raise UsageError("--republished together with another option", remedy="run them one after the other")
+        return republished.audit(session, found, republished_as)
     asked = Asked(rescan or strict, hashes or strict, strict, everything)
     report, more, unkept = _proved(session, found, asked)
     session.terminal.show(*view(report, rescanned=asked.rescan, more=more, unkept=unkept))

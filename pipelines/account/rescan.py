@@ -226,7 +226,9 @@ class _SliceComparison:
             return None
         records = chunk.take(fixed_width(pa.int32(), np.searchsorted(there, bad).astype(np.int32)))
         (raw,) = self._raw.convert(self._receipt.slice, records)
-        differ = np.flatnonzero(~_equal(refused.select(raw.landed.schema.names), pa.Table.from_batches([raw.landed])))
+        differ = np.flatnonzero(
+            ~equal_rows(refused.select(raw.landed.schema.names), pa.Table.from_batches([raw.landed]))
+        )
         return self._problem(bad[differ[0]], "in quarantine is not the log's") if len(differ) else None
 
     def _same_rows(
@@ -244,7 +246,7 @@ class _SliceComparison:
                 continue
             both = np.flatnonzero(left & np.isin(mine, offsets))
             places = np.searchsorted(offsets, mine[both])
-            left[both[_equal(_rows_at(landed, both), _rows_at(made, places))]] = False
+            left[both[equal_rows(_rows_at(landed, both), _rows_at(made, places))]] = False
         wrong = np.flatnonzero(left)
         self._compared -= len(wrong)
         return self._problem(mine[wrong[0]], "is not what landed") if len(wrong) else None
@@ -272,7 +274,7 @@ def _rows_at(rows: pa.Table, places: Array) -> pa.Table:
     return rows if whole else rows.take(fixed_width(pa.int64(), places.astype(np.int64)))
 
 
-def _equal(mine: pa.Table, made: pa.Table) -> Array:
+def equal_rows(mine: pa.Table, made: pa.Table) -> Array:
     """Which rows are equal in all columns of `mine`. Columns that are not made are null."""
     same = np.ones(mine.num_rows, np.bool_)
     for field, column in zip(mine.schema, mine.columns, strict=True):

@@ -79,6 +79,13 @@ def chain(lake: Lake, plan: Republish, newest: str) -> list[str]:
     return found[::-1]
 
 
+def read(lake: Lake, plan: Republish, name: str) -> pa.Table:
+    """One file of the map, with the columns of `MAP`. Raises PartUnreadable."""
+    path = _path(plan, name)
+    with parquet.readable(path), lake.open(path) as opened:
+        return pq.read_table(opened, use_threads=False)
+
+
 def files(lake: Lake, plan: Republish) -> list[str]:
     """All files of the map, also those of transactions that never took effect."""
     folder = paths.republish_map_folder(plan.feed, plan.id)
@@ -128,7 +135,7 @@ def _found(lake: Lake, plan: Republish, name: str, prefix: str, tp: TopicPartiti
         (f"{prefix}partition", "=", tp.partition),
         (f"{prefix}offset", "=", offset),
     )
-    with parquet.readable(name), lake.open(_path(plan, name)) as opened:
+    with parquet.readable(_path(plan, name)), lake.open(_path(plan, name)) as opened:
         rows = pq.read_table(opened, filters=list(wanted), use_threads=False).to_pylist()
     for r in rows:
         old, new = TopicPartition(r["topic"], r["partition"]), TopicPartition(r["to_topic"], r["to_partition"])
