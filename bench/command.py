@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 
-from sluice.bench import age, cluster, fleet, lake, machine, peers, race, scale, start, suite
+from sluice.bench import age, cluster, fleet, lake, machine, peers, race, scale, send, start, suite
 from sluice.bench.results import BenchReport, Provenance, RaceResult
 from sluice.pipelines.vocabulary.errors import UsageError
 
@@ -93,6 +93,12 @@ def run_age(asked: BenchRequest, note: Note) -> age.AgeReport:
     """What an hour costs a feed that is old. Raises UsageError for another benchmark under way."""
     with _alone(asked.folder or default_folder()) as folder:
         return age.run(folder, note, asked.months or age.MONTHS)
+
+
+def run_send(asked: BenchRequest, note: Note) -> send.SendReport:
+    """Our producer beside others. Raises as `run`."""
+    with _alone(asked.folder or default_folder()) as folder:
+        return send.run(asked.records or send.RECORDS, asked.repeat, folder, note)
 
 
 def default_folder() -> Path:

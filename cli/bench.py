@@ -84,6 +84,7 @@ def bench(
     process waits for, a small catch-up on a warm session, and a plan over 1,000 partitions. `fleet` lands one window of
     many small feeds, each by itself and all in one run, and counts the requests to Kafka. `scale` runs the planner over
     up to 100,000 partitions on 1,000 brokers, in memory. `age` tells what an hour costs a feed that has run for months.
+    `republish` sends records into Kafka, beside Kafka's own producer, confluent-kafka's and kafka-python's.
 
     $ sluice bench
     $ sluice bench gzip nested --repeat 3
@@ -97,21 +98,22 @@ def bench(
             "the benchmarks are not part of an installed Sluice",
             remedy="clone the repository, and run `make bench` there",
         )
-    from sluice.bench import age, cluster, fleet, scale, start
-    from sluice.bench.command import BenchRequest, run, run_age, run_cluster, run_fleet, run_lake, run_scale, run_start
+    from sluice.bench import age, cluster, fleet, scale, send, start
+    from sluice.bench import command as calls
     from sluice.bench.render import PAGE, lake_view, race_view
     from sluice.bench.render import write as written
     from sluice.bench.results import BenchReport
 
     chosen, ages = tuple(peer or ()), tuple(months or ())
-    asked = BenchRequest(tuple(names or ()), records, repeat, warm_ups, cores, chosen, data, feeds, ages)
+    asked = calls.BenchRequest(tuple(names or ()), records, repeat, warm_ups, cores, chosen, data, feeds, ages)
     alone: dict[tuple[str, ...], tuple[Callable[..., Any], Callable[..., Any]]] = {
-        ("lake",): (run_lake, lake_view),
-        ("cluster",): (run_cluster, cluster.cluster_view),
-        ("start",): (run_start, start.start_view),
-        ("fleet",): (run_fleet, fleet.fleet_view),
-        ("scale",): (run_scale, scale.scale_view),
-        ("age",): (run_age, age.age_view),
+        ("lake",): (calls.run_lake, lake_view),
+        ("cluster",): (calls.run_cluster, cluster.cluster_view),
+        ("start",): (calls.run_start, start.start_view),
+        ("fleet",): (calls.run_fleet, fleet.fleet_view),
+        ("scale",): (calls.run_scale, scale.scale_view),
+        ("age",): (calls.run_age, age.age_view),
+        ("republish",): (calls.run_send, send.send_view),
     }
     if asked.names in alone:
         if write:
@@ -129,7 +131,7 @@ def bench(
         if write:
             written(done, docs)
 
-    report = run(asked, sys.argv[1:], session.terminal.note, keep)
+    report = calls.run(asked, sys.argv[1:], session.terminal.note, keep)
     session.terminal.show(*race_view(report))
     if write:
         session.terminal.show(good(f"written to {docs / PAGE}, its plot and its .json"))

@@ -68,7 +68,10 @@ def produce(
     headers: Annotated[float, _share_option("Records with headers.")] = 0.0,
     transactional: Annotated[bool, typer.Option("--transactional", help="Send in transactions.")] = False,
     aborted: Annotated[float, _share_option("Transactions to abort.")] = 0.0,
-    compression: Annotated[str | None, typer.Option(metavar="gzip", help="Codec.", show_default=False)] = None,
+    compression: Annotated[
+        str | None,
+        typer.Option(metavar="CODEC", help="none, gzip, snappy, lz4, zstd.", show_default="none"),
+    ] = None,
     seed: Annotated[
         int | None,
         typer.Option(

@@ -55,7 +55,7 @@ class Seat:
 
 @dataclass(frozen=True, slots=True)
 class ProducerId:
-    """A transactional producer as its coordinator numbered it."""
+    """A producer as Kafka numbered it; the transactional id is empty if it sends without transactions."""
 
     transactional_id: str
     id: int
@@ -259,8 +259,9 @@ def ask_commit(seat: Seat, offsets: Mapping[TopicPartition, CommittedOffset]) ->
 
 
 def ask_producer(transactional_id: str, timeout_ms: int) -> Any:
+    """A producer id; that of this transactional id, unless it is empty."""
     return InitProducerIdRequest(
-        transactional_id=transactional_id,
+        transactional_id=transactional_id or None,
         transaction_timeout_ms=timeout_ms,
         producer_id=-1,
         producer_epoch=-1,
@@ -319,7 +320,7 @@ def ask_produce(producer: ProducerId, topic: str, records: Mapping[int, bytes]) 
     data = ProduceRequest.TopicProduceData
     partitions = [data.PartitionProduceData(index=p, records=batch) for p, batch in sorted(records.items())]
     return ProduceRequest(
-        transactional_id=producer.transactional_id,
+        transactional_id=producer.transactional_id or None,
         acks=-1,
         timeout_ms=_PRODUCE_MS,
         topic_data=[data(name=topic, partition_data=partitions)],

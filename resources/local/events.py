@@ -14,27 +14,30 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from itertools import islice
 from random import Random
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
-from kafka import KafkaAdminClient, KafkaProducer
-from kafka.errors import (
-    KafkaError,
-    TopicAlreadyExistsError,
-)
-from kafka.partitioner.default import murmur2
+import numpy as np
+import pyarrow as pa
+from kafka import KafkaAdminClient
+from kafka.errors import KafkaError, TopicAlreadyExistsError
 
 from sluice.pipelines.feed.kafka import KafkaSettings
 from sluice.pipelines.feed.rights import Right, rights_to_create, rights_to_produce
+from sluice.pipelines.records.format import HEADERS, TO_SEND
+from sluice.pipelines.vocabulary.errors import UsageError
 from sluice.resources.kafka.failures import explain
 from sluice.resources.kafka.receiving import client_of
-from sluice.resources.kafka.settings import grantee
+from sluice.resources.kafka.settings import KafkaAddress, grantee
+
+if TYPE_CHECKING:  # it loads compiled loops
+    from sluice.resources.kafka.sending import KafkaSender
 
 CUSTOMERS = 5_000
 CURRENCIES = ("EUR", "EUR", "EUR", "USD", "USD", "GBP", "CHF", "SEK")
 COUNTRIES = ("DE", "FR", "US", "GB", "CH", "SE", "NL", "IT")
 CHANNELS = ("web", "app", "store", "phone")
 STATUSES = ("placed", "paid", "shipped", "returned")
-_PROGRESS_EVERY = 2_000
+_CHUNK = 2_000
 _PATIENCE = {"bootstrap_timeout_ms": 10_000}
 
 
@@ -190,62 +193,42 @@ def send(
     """Send all events, round-robin over the topics, each to the partition of its key; waits for acknowledgement.
 
     Of the transactions, about the share `mix.aborted` is aborted. `progress` hears records sent so far. Raises
-    KafkaUnavailable, NotAuthorized.
+    UsageError for an unknown codec, KafkaUnavailable, NotAuthorized.
     """
-    with _translating_errors(
-        kafka, f"producing to {', '.join(how.topics)}", rights_to_produce(how.topics, how.transactional_id)
-    ):
-        settings = _PATIENCE | kafka.producer_settings()
-        producer = client_of(KafkaProducer, **settings, **_producer_settings(kafka, how))
-        sender = None
-        try:
-            sender = _Sender(producer, mix, how, progress)
-            return sender.run(events)
-        except KafkaError as error:
-            raise _first(error, sender.failure if sender else None) from error
-        finally:
-            producer.close()
+    from sluice.pipelines.records.encode import CODECS
+    from sluice.resources.kafka.sending import KafkaSender
+
+    if (codec := CODECS.get(how.compression or "none")) is None:
+        raise UsageError(f"{how.compression!r} is no codec", remedy=f"one of {', '.join(CODECS)}")
+    settings = {"transaction_timeout_ms": 60_000} | _PATIENCE | kafka.producer_settings()
+    seconds = settings.pop("transaction_timeout_ms") / 1000
+    access = KafkaAddress(kafka.bootstrap, settings)
+    rights = rights_to_produce(how.topics, how.transactional_id)
+    with closing(KafkaSender(access, how.transactional_id or "", rights=rights, seconds=seconds)) as sender:
+        return _Sending(sender, codec.number, mix, how, progress).run(events)
 
 
-def _first(error: KafkaError, before: BaseException | None) -> BaseException:
-    """What went wrong first: a producer that failed says afterwards only that it did, with the reason beside it."""
-    found: BaseException = error
-    if type(error) is KafkaError:
-        found = next((e for e in (*error.args, before) if isinstance(e, KafkaError)), error)
-    return found
+class _Sending:
+    """One call of `send`: what waits to be sent, and what was counted."""
 
+    def __init__(
+        self, sender: KafkaSender, codec: int, mix: Mix, how: Sending, progress: Callable[[int], None]
+    ) -> None:
+        from sluice.pipelines.records.encode import Accumulator
 
-def _producer_settings(kafka: KafkaSettings, how: Sending) -> dict[str, Any]:
-    settings: dict[str, Any] = {
-        "bootstrap_servers": kafka.bootstrap,
-        "acks": "all",
-        "batch_size": 256 << 10,
-        "linger_ms": 20,
-        "compression_type": how.compression,
-        "metrics_enabled": False,
-        "allow_auto_create_topics": False,
-    }
-    return settings | ({"transactional_id": how.transactional_id} if how.transactional_id else {})
-
-
-class _Sender:
-    """One call of `send`: the producer, what was counted, and the first failure that the producer told of."""
-
-    def __init__(self, producer: KafkaProducer, mix: Mix, how: Sending, progress: Callable[[int], None]) -> None:
-        self._producer, self._how, self._progress = producer, how, progress
+        self._sender, self._how, self._progress = sender, how, progress
         self._dice, self._aborted_share = Random(mix.seed + 2), mix.aborted
-        self._partitions = {t: len(producer.partitions_for(t)) for t in how.topics}
-        self._placed: dict[bytes, int] = {}
+        self._partitions = {t: sender.partitions(t) for t in how.topics}
+        self._accumulators = {t: Accumulator(codec) for t in how.topics}
         self._counts = dict.fromkeys(("records", "aborted", "tombstones", "malformed", "with_headers", "bytes"), 0)
-        self.failure: BaseException | None = None
         self._began = time.monotonic()
 
     def run(self, events: Iterator[SampleEvent]) -> Sent:
-        if self._how.transactional_id:
-            self._producer.init_transactions()
-        size = self._how.transaction_records if self._how.transactional_id else _PROGRESS_EVERY
+        self._sender.begin()
+        size = self._how.transaction_records if self._how.transactional_id else _CHUNK
         while chunk := list(islice(events, size)):
-            self._transaction(chunk) if self._how.transactional_id else self._plain(chunk)
+            self._send(chunk)
+            self._end_transaction(chunk) if self._how.transactional_id else self._count(chunk)
             self._progress(self._counts["records"])
             self._pace()
         self._flush()
@@ -253,44 +236,31 @@ class _Sender:
         seconds = time.monotonic() - self._began
         return Sent(**counts, committed=counts["records"] - counts["aborted"], seconds=seconds)
 
-    def _plain(self, chunk: Sequence[SampleEvent]) -> None:
-        self._send(chunk)
-        self._count(chunk)
-        if self.failure:
-            raise self.failure
-
-    def _transaction(self, chunk: Sequence[SampleEvent]) -> None:
-        self._producer.begin_transaction()
-        self._send(chunk)
+    def _end_transaction(self, chunk: Sequence[SampleEvent]) -> None:
         self._flush()
-        if self._dice.random() < self._aborted_share:
-            self._producer.abort_transaction()
+        aborted = self._dice.random() < self._aborted_share
+        self._sender.end(commit=not aborted, doing="ending a transaction of sample events")
+        if aborted:
             self._counts["records"] += len(chunk)
             self._counts["aborted"] += len(chunk)
         else:
-            self._producer.commit_transaction()
             self._count(chunk)
 
     def _send(self, chunk: Sequence[SampleEvent]) -> None:
-        topics, send = self._how.topics, self._producer.send
-        for i, event in enumerate(chunk):
-            topic = topics[i % len(topics)]
-            sent = send(topic, event.value, event.key, event.headers, self._place(topic, event.key), event.timestamp)
-            sent.add_errback(self._failed)
+        from sluice.pipelines.records.encode import by_key
 
-    def _place(self, topic: str, key: bytes) -> int:
-        """The partition that every Kafka client chooses for the key."""
-        if (hashed := self._placed.get(key)) is None:
-            hashed = self._placed[key] = murmur2(key) & 0x7FFFFFFF
-        return hashed % self._partitions[topic]
-
-    def _failed(self, error: BaseException) -> None:
-        self.failure = self.failure or error
+        for number, topic in enumerate(self._how.topics):
+            some = chunk[number :: len(self._how.topics)]
+            rows, numbers = _to_send(some), np.arange(len(some))
+            where = by_key(rows.column("key"), self._partitions[topic], numbers)
+            self._sender.send(topic, self._accumulators[topic].add(rows, where, numbers))
+            self._sender.taken(topic)
 
     def _flush(self) -> None:
-        self._producer.flush()
-        if self.failure:
-            raise self.failure
+        for topic, accumulator in self._accumulators.items():
+            self._sender.send(topic, accumulator.flush())
+        for topic in self._how.topics:
+            self._sender.flush(topic)
 
     def _count(self, chunk: Sequence[SampleEvent]) -> None:
         counts = self._counts
@@ -304,5 +274,17 @@ class _Sender:
         if self._how.rate:
             ahead = self._counts["records"] / self._how.rate - (time.monotonic() - self._began)
             if ahead > 0:
-                self._producer.flush()
+                self._flush()
                 time.sleep(ahead)
+
+
+def _to_send(events: Sequence[SampleEvent]) -> pa.RecordBatch:
+    """As rows of `records.format.TO_SEND`."""
+    headers = [[{"key": k, "value": v} for k, v in e.headers] for e in events] if any(e.headers for e in events) else ()
+    columns = [
+        pa.array([e.key for e in events], TO_SEND.field("key").type),
+        pa.array([e.value for e in events], TO_SEND.field("value").type),
+        pa.array([e.timestamp for e in events], pa.int64()),
+        pa.array(headers, HEADERS) if headers else pa.nulls(len(events), HEADERS),
+    ]
+    return pa.RecordBatch.from_arrays(columns, schema=TO_SEND)

@@ -7,17 +7,21 @@ import signal
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, contextmanager, nullcontext
 
+import numpy as np
+import pyarrow as pa
 import pytest
 from kafka.admin import ACL, ACLOperation, ACLPermissionType, ResourcePattern, ResourceType
 
 from sluice.pipelines.feed.kafka import KafkaSettings
 from sluice.pipelines.ports import FetchFailed, Letter
+from sluice.pipelines.records.encode import TO_SEND, Accumulator
 from sluice.pipelines.vocabulary.errors import FeedError, KafkaUnavailable, NotAuthorized, Unknown
 from sluice.pipelines.vocabulary.kafka import CommittedOffset, FetchLimits, Isolation, TopicPartition
 from sluice.resources.kafka.cluster import KafkaCluster
 from sluice.resources.kafka.fetch import KafkaFetcher
 from sluice.resources.kafka.group import KafkaGroup
 from sluice.resources.kafka.groups import KafkaGroups
+from sluice.resources.kafka.sending import KafkaTarget
 from sluice.resources.kafka.settings import KafkaAddress
 from sluice.resources.local import events
 from tests.resources.kafka.proxy import (
@@ -278,6 +282,34 @@ def test_a_producer_that_lacks_rights_is_told_which(behind, fresh_topic):
     ):
         events.create(kafka, [spare], 1)
     assert "CREATE on topic" in caught.value.remedy
+
+
+def test_a_republish_that_lacks_rights_is_told_which(behind, fresh_topic):
+    topic, name = fresh_topic(cluster=behind.cluster), "sluice-republish-orders-x"
+    lacking = {
+        (ResourceType.TOPIC, topic, ACLOperation.WRITE): "WRITE on topic",
+        (ResourceType.TOPIC, topic, ACLOperation.READ): "READ on topic",
+        (ResourceType.GROUP, name, ACLOperation.ALL): "READ on group",
+        (ResourceType.TRANSACTIONAL_ID, name, ACLOperation.ALL): "WRITE on transactional id",
+    }
+    rows = pa.RecordBatch.from_pylist([{"key": None, "value": b"x", "timestamp": 1, "headers": None}], schema=TO_SEND)
+
+    def republish(target):
+        accumulator = Accumulator()
+        batches = [*accumulator.add(rows, np.zeros(1, np.int64), np.arange(1)), *accumulator.flush()]
+        target.begin()
+        target.send(iter(batches), str)
+        target.commit(CommittedOffset(1))
+
+    for right, told in lacking.items():
+        with (
+            closing(KafkaTarget(address(behind.cluster), topic, name)) as target,
+            _forbidden(behind, *right),
+            pytest.raises(NotAuthorized) as caught,
+        ):
+            republish(target)
+        assert told in caught.value.remedy
+        assert "kafka-acls" in caught.value.remedy
 
 
 def test_a_group_that_may_not_be_seen_is_no_group_that_is_not_there(behind):

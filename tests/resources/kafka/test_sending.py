@@ -14,7 +14,7 @@ import pytest
 from sluice.pipelines.records.encode import CODECS, TO_SEND, Accumulator, SealedBatch
 from sluice.pipelines.vocabulary.errors import CommitFenced, UnknownTopic, UsageError
 from sluice.pipelines.vocabulary.kafka import CommittedOffset
-from sluice.resources.kafka.sending import KafkaTarget
+from sluice.resources.kafka.sending import KafkaSender, KafkaTarget
 from sluice.resources.local.kafka import LocalKafka
 from tests.integration.support import consumed
 from tests.resources.kafka.tools import address, until
@@ -119,6 +119,24 @@ def test_large_batches_are_split_and_a_record_that_is_too_large_is_named(
     assert consumed(kafka, topic) == []
 
 
+def test_without_transactions_a_producer_that_is_forgotten_goes_on_as_another(
+    kafka: LocalKafka, fresh_topic: Callable[..., str]
+) -> None:
+    topic = fresh_topic(partitions=2)
+    with closing(KafkaSender(address(kafka))) as sender:
+        sender.begin()
+        sender.send(topic, batches(200, partition=lambda n: n % 2, most=1000))
+        sent = sender.flush(topic)
+        sender._drains[topic]._sequences[1] += 7  # as if the leader had lost some of it
+        sender.send(topic, batches(100, partition=lambda n: n % 2, most=1000, first=200))
+        sent += sender.flush(topic)
+    found = until(lambda: len(r := consumed(kafka, topic)) == 300 and r)
+    by_place = {(d.partition, d.first + i): int(n) for d in sent for i, n in enumerate(d.numbers)}
+    assert {(r["partition"], r["offset"]): r["timestamp"] - STAMP for r in found} == by_place
+    for p in range(2):
+        assert [r["timestamp"] - STAMP for r in found if r["partition"] == p] == list(range(p, 300, 2))
+
+
 def test_a_topic_that_is_not_there_is_not_created(kafka: LocalKafka) -> None:
     with target(kafka, "nowhere-to-send") as to, pytest.raises(UnknownTopic, match="create the topic"):
         to.partitions()
@@ -134,6 +152,20 @@ def test_lost_answers_double_nothing(behind: Any, fresh_topic: Callable[..., str
         sent = to.send(batches(300, partition=lambda n: n % 2, most=1000), str)
         to.commit(CommittedOffset(300))
     assert behind.proxy.lose == {key: 0}
+    found = until(lambda: len(r := consumed(behind.cluster, topic)) == 300 and r)
+    by_place = {(d.partition, d.first + i): int(n) for d in sent for i, n in enumerate(d.numbers)}
+    assert {(r["partition"], r["offset"]): r["timestamp"] - STAMP for r in found} == by_place
+
+
+@pytest.mark.faults
+def test_without_transactions_lost_answers_double_nothing(behind: Any, fresh_topic: Callable[..., str]) -> None:
+    topic = fresh_topic(partitions=2, cluster=behind.cluster)
+    with closing(KafkaSender(address(behind.cluster))) as sender:
+        sender.begin()
+        behind.proxy.lose = {PRODUCE: 3}
+        sender.send(topic, batches(300, partition=lambda n: n % 2, most=1000))
+        sent = sender.flush(topic)
+    assert behind.proxy.lose == {PRODUCE: 0}
     found = until(lambda: len(r := consumed(behind.cluster, topic)) == 300 and r)
     by_place = {(d.partition, d.first + i): int(n) for d in sent for i, n in enumerate(d.numbers)}
     assert {(r["partition"], r["offset"]): r["timestamp"] - STAMP for r in found} == by_place

@@ -1,0 +1,262 @@
+"""How fast records go into Kafka: our producer beside Kafka's own, confluent-kafka's in Python and kafka-python's.
+
+All send the same payloads of about 190 bytes in one run, in turn: idempotent, acks=all, lz4, to a new topic of four
+partitions each time. A peer is a process of its own, from its start to its last acknowledgement. What starting costs
+is taken off by a second run with few records: figures are those of a record more. Every run's topic is counted.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import secrets
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass
+from functools import cached_property
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from kafka import KafkaAdminClient, KafkaConsumer, TopicPartition
+from rich.console import RenderableType
+
+from sluice.bench import machine
+from sluice.bench.packages import packages
+from sluice.bench.peers import CONFLUENT_KAFKA, KAFKA_PYTHON
+from sluice.cli.numbers import count, size
+from sluice.cli.terminal import facts, heading, table
+from sluice.pipelines.vocabulary.errors import Failed, ProofFailed
+from sluice.resources.local import events, java
+from sluice.resources.local.kafka import ARTIFACTS, VERSION, LocalKafka
+
+Note = Callable[[str], None]
+
+RECORDS = 3_000_000
+FEW = 100_000
+PARTITIONS = 4
+PAYLOADS = 10_000
+BATCH_BYTES, LINGER_MS = 128 << 10, 5
+"""Of the peers."""
+
+
+@dataclass(frozen=True, slots=True)
+class SendingPeer:
+    """Who sends. `share`: of the records, for one that is slow."""
+
+    name: str
+    title: str
+    command: Callable[[_Stand, str, int], list[str]]
+    share: float = 1.0
+    needs: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Sends:
+    """One process: seconds, CPU seconds, and the most memory that it had (bytes)."""
+
+    records: int
+    seconds: float
+    cpu: float
+    peak: int
+
+
+@dataclass(frozen=True, slots=True)
+class PeerSends:
+    """What one peer took, with many records and with few."""
+
+    name: str
+    title: str
+    many: tuple[Sends, ...]
+    few: tuple[Sends, ...]
+
+    @property
+    def cpu(self) -> float:
+        """Microseconds of CPU for a record more."""
+        return 1e6 * self._more(lambda s: s.cpu)
+
+    @property
+    def rate(self) -> float:
+        """Records a second."""
+        return 1 / max(self._more(lambda s: s.seconds), 1e-9)
+
+    @property
+    def peak(self) -> int:
+        return max(s.peak for s in self.many)
+
+    def _more(self, of: Callable[[Sends], float]) -> float:
+        more = self.many[0].records - self.few[0].records
+        return (median(map(of, self.many)) - median(map(of, self.few))) / more
+
+
+@dataclass(frozen=True, slots=True)
+class SendReport:
+    """`machine` says on what."""
+
+    peers: tuple[PeerSends, ...]
+    machine: dict[str, Any]
+
+    def document(self) -> dict[str, Any]:
+        peers = [
+            asdict(p) | {"cpu_us_per_record": round(p.cpu, 3), "records_per_second": round(p.rate), "peak": p.peak}
+            for p in self.peers
+        ]
+        return {"peers": peers, "machine": self.machine}
+
+
+def _ours(mode: str) -> Callable[[_Stand, str, int], list[str]]:
+    def command(stand: _Stand, topic: str, records: int) -> list[str]:
+        return [*_python("sender_sluice"), stand.bootstrap, topic, str(stand.payloads), str(records), mode]
+
+    return command
+
+
+def _java(stand: _Stand, topic: str, records: int) -> list[str]:
+    settings = _settings() | {"bootstrap.servers": stand.bootstrap}
+    return [
+        *(str(java.find_java()), "-Xmx512m", "-cp", f"{java.jars(f'kafka-{VERSION}', ARTIFACTS)}/*"),
+        *("org.apache.kafka.tools.ProducerPerformance", "--topic", topic, "--num-records", str(records)),
+        *("--throughput", "-1", "--payload-file", str(stand.payloads)),
+        *("--producer-props", *(f"{name}={value}" for name, value in settings.items())),
+    ]
+
+
+def _confluent(stand: _Stand, topic: str, records: int) -> list[str]:
+    settings = [f"{name}={value}" for name, value in _settings().items()]
+    return [*_python("sender_confluent_kafka"), stand.bootstrap, topic, str(stand.payloads), str(records), *settings]
+
+
+def _kafka_python(stand: _Stand, topic: str, records: int) -> list[str]:
+    words = [stand.bootstrap, topic, str(stand.payloads), str(records), str(BATCH_BYTES), str(LINGER_MS)]
+    return [*_python("sender_kafka_python"), *words]
+
+
+def _python(module: str) -> list[str]:
+    return [sys.executable, "-m", f"sluice.bench.{module}"]
+
+
+def _settings() -> dict[str, Any]:
+    return {
+        "acks": "all",
+        "enable.idempotence": "true",
+        "compression.type": "lz4",
+        "batch.size": BATCH_BYTES,
+        "linger.ms": LINGER_MS,
+    }
+
+
+PEERS = (
+    SendingPeer("sluice", "Sluice, idempotent", _ours("idempotent")),
+    SendingPeer("transactional", "Sluice, in transactions", _ours("transactional")),
+    SendingPeer("java", "ProducerPerformance (Java)", _java),
+    SendingPeer("confluent-kafka", "confluent-kafka", _confluent, 0.5, CONFLUENT_KAFKA.packages),
+    SendingPeer("kafka-python", "kafka-python", _kafka_python, 0.1, KAFKA_PYTHON.packages),
+)
+
+
+def run(records: int, repeat: int, folder: Path, note: Note) -> SendReport:
+    """Every peer so many times, in turn. Raises SetupError, Failed (a peer ended), ProofFailed."""
+    with LocalKafka(folder / "kafka-1") as kafka:
+        stand = _Stand(kafka.bootstrap, folder, note)
+        took: dict[str, tuple[list[Sends], list[Sends]]] = {p.name: ([], []) for p in PEERS}
+        for turn in range(repeat + 1):  # the first warms up
+            for peer in PEERS[turn % len(PEERS) :] + PEERS[: turn % len(PEERS)]:
+                sent = max(int(records * peer.share), 2)
+                some = stand.measure(peer, sent), stand.measure(peer, max(min(FEW, sent // 10), 1))
+                for kept, one in zip(took[peer.name], some, strict=True):
+                    kept += [one] if turn else []
+    peers = tuple(PeerSends(p.name, p.title, *map(tuple, took[p.name])) for p in PEERS)
+    return SendReport(peers, machine.machine())
+
+
+class _Stand:
+    """What the peers of one run share."""
+
+    def __init__(self, bootstrap: str, folder: Path, note: Note) -> None:
+        self.bootstrap, self._folder, self._note = bootstrap, folder, note
+
+    @cached_property
+    def payloads(self) -> Path:
+        """A file of payloads, one a line, which each peer picks from."""
+        path = self._folder / f"payloads-{PAYLOADS}.txt"
+        made = (e.value or b"" for e in events.orders(events.Mix(1), PAYLOADS, 0, 3_600_000))
+        path.write_bytes(b"\n".join(made) + b"\n")
+        return path
+
+    def measure(self, peer: SendingPeer, records: int) -> Sends:
+        topic = f"bench-send-{secrets.token_hex(4)}"
+        command = peer.command(self, topic, records)
+        environment = dict(os.environ)
+        if peer.needs:
+            environment["PYTHONPATH"] = str(packages(peer.needs, self._folder))
+        with KafkaAdminClient(bootstrap_servers=self.bootstrap) as admin:
+            admin.create_topics({topic: {"num_partitions": PARTITIONS}}, wait_for_metadata=True)
+            try:
+                sent, said = _measured(peer, command, environment, records)
+                self._check(peer, topic, records, said)
+            finally:
+                admin.delete_topics([topic])
+        rate = f"{records / sent.seconds:,.0f} records/s"
+        self._note(f"{peer.title}: {records:,} records in {sent.seconds:.2f} s with its start, {rate}")
+        return sent
+
+    def _check(self, peer: SendingPeer, topic: str, records: int, said: str) -> None:
+        """The topic holds so many records, and the markers of its transactions."""
+        transactions = json.loads(said)["transactions"] if said.startswith("{") else 0
+        with KafkaConsumer(bootstrap_servers=self.bootstrap, allow_auto_create_topics=False) as consumer:
+            ends = consumer.end_offsets([TopicPartition(topic, p) for p in range(PARTITIONS)])
+        markers, found = transactions * PARTITIONS, sum(ends.values())
+        if not records <= found <= records + markers:
+            raise ProofFailed(f"{peer.title} sent {records:,} records, and {found:,} offsets are in its topic")
+
+
+def _measured(
+    peer: SendingPeer, command: Sequence[str], environment: dict[str, str], records: int
+) -> tuple[Sends, str]:
+    began = time.perf_counter()
+    process = subprocess.Popen(
+        command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, start_new_session=True
+    )
+    said = process.stdout.read() if process.stdout else ""
+    _, status, usage = os.wait4(process.pid, 0)
+    seconds = time.perf_counter() - began
+    process.returncode = os.waitstatus_to_exitcode(status)
+    if process.returncode:
+        raise Failed(f"{peer.title} ended with {process.returncode}; it said:\n{said[-2000:]}")
+    unit = 1 if sys.platform == "darwin" else 1024
+    cpu = usage.ru_utime + usage.ru_stime
+    return Sends(records, seconds, cpu, usage.ru_maxrss * unit), said
+
+
+# -- for people
+
+
+def send_view(report: SendReport) -> Iterator[RenderableType]:
+    """Medians, for the terminal."""
+    about = f"records of about 190 B, lz4, {PARTITIONS} partitions, acks=all, idempotent"
+    yield heading("republish", about)
+    ours = report.peers[0]
+    rows = [
+        (
+            p.title,
+            f"{p.cpu:.2f}",
+            f"{p.rate:,.0f}",
+            f"{p.cpu / ours.cpu:.1f}",
+            f"{ours.rate / p.rate:.1f}",
+            size(p.peak),
+        )
+        for p in report.peers
+    ]
+    yield table(
+        ("", "CPU µs a record", "records/s", "CPU, times ours", "ours, times its rate", "memory"),
+        rows,
+        right="CPU records ours memory",
+        least="memory",
+    )
+    runs = ours.many
+    yield facts(
+        ("records", f"{count(runs[0].records)}, {len(runs)} times; confluent-kafka half, kafka-python a tenth of them"),
+        ("on", f"{report.machine['cpu']}, {report.machine['cores']} cores"),
+    )

@@ -1,0 +1,279 @@
+"""Batches of one topic on their way to its leaders: what a producer drains by leader.
+
+    batches ─► waiting, by partition ─► rounds: each partition's first batch, one request a leader ─► offsets
+
+Promises: a partition has one batch under way, which keeps the order; a batch is asked for again with its own sequence
+numbers, so that a lost answer doubles nothing (KIP-98). What waits is bounded, and whoever brings more waits, too. A
+batch that is too large for the topic is split; a record that it does not take is an error that names the record.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import deque
+from collections.abc import Awaitable, Callable, Iterable, Mapping
+from functools import partial
+
+from kafka import errors as kafka_errors
+from kafka.errors import KafkaError, LeaderNotAvailableError, UnknownTopicOrPartitionError
+
+from sluice.pipelines.ports import Delivered
+from sluice.pipelines.records.encode.batches import Numbering, SealedBatch, split
+from sluice.pipelines.vocabulary.errors import Unknown
+from sluice.resources.kafka import group_messages
+from sluice.resources.kafka.coordinators import Coordinators
+from sluice.resources.kafka.failures import AnswerLost, error_text
+from sluice.resources.kafka.group_messages import TRANSACTION, Produced, ProducerId
+from sluice.resources.kafka.producing import NOT_TAKEN, TOO_LARGE
+from sluice.resources.kafka.wire import Patience
+
+WAITING_BYTES = 32 << 20
+"""Of batches that wait to be sent, or for their answer."""
+REQUEST_BYTES = 8 << 20
+"""Of one round's batches, unless one is larger."""
+ROUNDS = 2
+"""Under way at once, each with partitions of its own."""
+_LAYOUT_SECONDS = 300.0  # how old what is known of leaders may be
+_MOST_SEQUENCE = 0x7FFFFFFF
+_STRANGE = (  # what a leader says that does not know, or no longer, what the producer sent before
+    kafka_errors.OutOfOrderSequenceNumberError,
+    kafka_errors.UnknownProducerIdError,
+    kafka_errors.InvalidProducerEpochError,
+)
+_MAYBE_THERE = (
+    AnswerLost,
+    kafka_errors.RequestTimedOutError,
+    kafka_errors.NotEnoughReplicasAfterAppendError,
+    kafka_errors.UnknownError,
+)
+
+
+class NotTaken(Exception):
+    """The topic refuses the row with this number."""
+
+    def __init__(self, error: type[KafkaError], number: int, size: int) -> None:
+        super().__init__(error_text(error()))
+        self.error, self.number, self.size = error, number, size
+
+
+class Drain:
+    """Brought by one thread, sent by the background thread. With a transactional producer, inside of its transaction;
+    any other gets another id from `renew` for a partition whose leader has forgotten what it sent."""
+
+    def __init__(
+        self,
+        coordinators: Coordinators,
+        producer: ProducerId,
+        topic: str,
+        seconds: float,
+        renew: Callable[[], Awaitable[ProducerId]],
+    ) -> None:
+        """`seconds`: how long leaders may be away, and a transaction may take."""
+        self._coordinators, self._producer, self._topic = coordinators, producer, topic
+        self._wire, self._seconds, self._renew = coordinators.wire, seconds, renew
+        self._sequences: dict[int, int] = {}
+        self._renewed: dict[int, ProducerId] = {}
+        self._maybe_there: set[int] = set()
+        self._added: set[int] = set()
+        self._leaders: dict[int, int] = {}
+        self._looked = 0.0
+        self._changed = threading.Condition()
+        # shared by both threads, under `_changed`
+        self._waiting: dict[int, deque[SealedBatch]] = {}
+        self._busy: set[int] = set()
+        self._held = self._rounds = 0
+        self._stopped = False
+        self._error: BaseException | None = None
+        self._delivered: list[Delivered] = []
+
+    def put(self, batch: SealedBatch) -> None:
+        """Bring a batch; waits while there is no room. Raises the error that ended the sending."""
+        with self._changed:
+            while self._held and self._held + batch.size > WAITING_BYTES and self._error is None:
+                self._changed.wait()
+            self._raise()
+            self._waiting.setdefault(batch.partition, deque()).append(batch)
+            self._held += batch.size
+            if begin := self._rounds < ROUNDS and batch.partition not in self._busy:
+                self._rounds += 1
+        if begin:
+            self._wire.spawn(self._send)
+
+    def taken(self) -> list[Delivered]:
+        """What was delivered since the last call."""
+        with self._changed:
+            delivered, self._delivered = self._delivered, []
+            return delivered
+
+    def finish(self) -> list[Delivered]:
+        """Wait until all is delivered; what was since the last call."""
+        with self._changed:
+            while self._rounds and self._error is None:
+                self._changed.wait()
+            self._raise()
+        return self.taken()
+
+    def begin_another(self) -> None:
+        """The transaction ended; what comes belongs to the next one."""
+        self._added.clear()
+
+    def stop(self) -> None:
+        """Send nothing more; waits for the rounds under way, so that nothing of them comes after an abort."""
+        with self._changed:
+            self._stopped = True
+            self._changed.wait_for(lambda: not self._rounds, self._seconds)
+
+    def _raise(self) -> None:
+        if self._error is not None:
+            raise self._error
+
+    # -- on the background thread
+
+    async def _send(self) -> None:
+        """Rounds, until nothing waits that is not under way."""
+        try:
+            while heads := self._heads():
+                taken = set(heads)
+                await self._round(heads)
+                with self._changed:
+                    self._busy -= taken
+        except BaseException as error:
+            with self._changed:
+                self._error = self._error or error
+                self._rounds -= 1
+                self._changed.notify_all()
+            if not isinstance(error, Exception):
+                raise
+
+    def _heads(self) -> dict[int, SealedBatch]:
+        """The first batch of each partition of which none is under way, as many as one round takes; none: all are."""
+        heads, size = dict[int, SealedBatch](), 0
+        with self._changed:
+            idle = [p for p in self._waiting if p not in self._busy]
+            for partition in idle if not self._halted else ():
+                batch = self._waiting[partition][0]
+                if heads and size + batch.size > REQUEST_BYTES:
+                    break
+                heads[partition] = batch
+                size += batch.size
+            self._busy |= heads.keys()
+            if not heads:
+                self._rounds -= 1
+                self._changed.notify_all()
+        return heads
+
+    @property
+    def _halted(self) -> bool:
+        return self._stopped or self._error is not None
+
+    async def _round(self, heads: dict[int, SealedBatch]) -> None:
+        """Until each of these batches is delivered, or split for a later round."""
+        await self._add(heads.keys() - self._added)
+        patience = Patience(self._wire, self._seconds)
+        while heads and not self._halted:
+            trouble: KafkaError | None = None
+            try:
+                by_leader = await self._by_leader(heads)
+            except KafkaError as error:
+                by_leader, trouble = {}, error
+            for answers in await self._wire.gather(self._ask(n, some) for n, some in by_leader.items()):
+                for partition, said in answers.items():
+                    if isinstance(said, Produced) and self._settled(heads[partition], said):
+                        del heads[partition]
+                    elif failed := said if isinstance(said, KafkaError) else said.error and said.error():
+                        trouble = await self._troubled(partition, failed) or trouble
+            if trouble is not None:
+                self._looked = 0.0
+                await patience.trouble(trouble)
+
+    async def _troubled(self, partition: int, error: KafkaError) -> KafkaError | None:
+        """What to wait for; None: ask again at once, as another producer. Raises Unknown if the batch may be there
+        already, and its leader can no longer tell."""
+        if isinstance(error, _MAYBE_THERE):
+            self._maybe_there.add(partition)
+        if self._producer.transactional_id or not isinstance(error, _STRANGE):
+            return error
+        if partition in self._renewed and not self._sequences[partition]:
+            return error  # another producer is not known there, either
+        if partition in self._maybe_there:
+            raise Unknown(
+                f"the answer to a batch was lost, and {self._topic}:{partition} no longer knows its producer:"
+                f" {error_text(error)}",
+                remedy="look at what the partition holds before sending again",
+            )
+        self._renewed[partition] = await self._renew()
+        self._sequences[partition] = 0
+        return None
+
+    async def _add(self, partitions: set[int]) -> None:
+        if partitions and self._producer.transactional_id:
+            asking = partial(group_messages.ask_add_partitions, self._producer, self._topic, sorted(partitions))
+            await self._coordinators.ask(
+                TRANSACTION, self._producer.transactional_id, asking, group_messages.added_errors
+            )
+            self._added |= partitions
+
+    async def _by_leader(self, heads: Mapping[int, SealedBatch]) -> dict[int, list[SealedBatch]]:
+        if time.monotonic() - self._looked > _LAYOUT_SECONDS:
+            layout = await self._wire.layout([self._topic])
+            if error := layout.errors.get(self._topic):
+                raise error()
+            self._leaders = {tp.partition: place.leader for tp, place in layout.places.items()}
+            self._looked = time.monotonic()
+        found: dict[int, list[SealedBatch]] = {}
+        for partition, batch in heads.items():
+            if (leader := self._leaders.get(partition, -1)) >= 0:
+                found.setdefault(leader, []).append(batch)
+        if sum(map(len, found.values())) < len(heads):
+            self._looked = 0.0
+        if not found:
+            raise LeaderNotAvailableError() if self._leaders else UnknownTopicOrPartitionError()
+        return found
+
+    async def _ask(self, leader: int, batches: Iterable[SealedBatch]) -> dict[int, Produced | KafkaError]:
+        records = {b.partition: b.to_bytes(self._numbering(b.partition)) for b in batches}
+        request = group_messages.ask_produce(self._producer, self._topic, records)
+        try:
+            return dict(group_messages.read_produced(await self._wire.send(leader, request)))
+        except KafkaError as error:
+            return dict.fromkeys(records, error)
+
+    def _numbering(self, partition: int) -> Numbering:
+        producer = self._renewed.get(partition, self._producer)
+        sequence, transactional = self._sequences.get(partition, 0), bool(producer.transactional_id)
+        return Numbering(producer.id, producer.epoch, sequence, transactional)
+
+    def _settled(self, batch: SealedBatch, said: Produced) -> bool:
+        """Whether the batch is done with in this round. Raises what no waiting mends."""
+        if said.error is None:
+            self._deliver(batch, said)
+            return True
+        if issubclass(said.error, TOO_LARGE) and batch.count > 1:
+            self._replace(batch, *split(batch))
+            return True
+        if said.error in NOT_TAKEN:
+            blamed = said.blamed if said.blamed < batch.count else 0
+            raise NotTaken(said.error, int(batch.numbers[blamed]), batch.plain_bytes // batch.count)
+        return False
+
+    def _deliver(self, batch: SealedBatch, said: Produced) -> None:
+        self._maybe_there.discard(batch.partition)
+        before = self._sequences.get(batch.partition, 0)
+        self._sequences[batch.partition] = (before + batch.count) & _MOST_SEQUENCE
+        with self._changed:
+            self._delivered.append(Delivered(batch.partition, said.first, batch.numbers))
+        self._replace(batch)
+
+    def _replace(self, batch: SealedBatch, *others: SealedBatch) -> None:
+        """Put these in the place of the batch, which is the first of its partition."""
+        with self._changed:
+            queue = self._waiting[batch.partition]
+            queue.popleft()
+            queue.extendleft(reversed(others))
+            self._held += sum(o.size for o in others) - batch.size
+            # What was served goes to the end, so that no partition waits for others for ever.
+            del self._waiting[batch.partition]
+            if queue:
+                self._waiting[batch.partition] = queue
+            self._changed.notify_all()
