@@ -213,7 +213,7 @@ def _job(
     windows = partitions_of(feed, recall(project, feed.name), now())
     own = dg.Definitions(executor=dg.in_process_executor)
     made = dg.Definitions.merge(
-        feed_definitions(feed, Shown.of(feed), topics_of(project, feed), {}, windows, session), own
+        feed_definitions(feed, Shown.of(feed), topics_of(project, feed), {}, windows, session, {}), own
     )
     window = None if request.window is None else show_window(request.window)
     if request == Request(RequestKind.WINDOW, window=request.window) and windows.has_partition_key(window or ""):

@@ -21,6 +21,7 @@ from sluice.assets import contracts, internals, steps
 from sluice.assets.books import quarantines
 from sluice.assets.checks import ACCOUNT, FRONTIER, OF_WINDOW
 from sluice.assets.compaction import compact_job
+from sluice.assets.republished import republish_job
 from sluice.assets.requests import request_config
 from sluice.assets.rows import LandedRows
 from sluice.assets.schedule import WINDOWS, schedule_of
@@ -135,16 +136,22 @@ def feed_definitions(
     readers: Mapping[str, Sequence[str]],
     windows: Windows,
     session: RunSession,
+    sources: Mapping[str, Sequence[dg.AssetKey]],
 ) -> dg.Definitions:
     """All definitions of one feed, run in that session, which knows the keys. `readers`: all feeds of each topic that
-    it reads first."""
+    it reads first. `sources`: what was republished to each topic."""
     landed = _landed_asset(feed, shown, topics, windows, session)
     committed = _committed_asset(feed, shown, windows, session)
-    observed = [_observed_topics(feed.name, shown, readers, session)] if readers else []
+    observed = [_observed_topics(feed.name, shown, readers, session, sources)] if readers else []
     beside = [_quarantined_spec(shown, topics, windows)] if quarantines(feed) else []
     return dg.Definitions(
         assets=[*observed, landed, *beside, committed],
-        jobs=[_land(feed, [landed, committed]), _catch_up(feed, session), compact_job(feed.name, session)],
+        jobs=[
+            _land(feed, [landed, committed]),
+            _catch_up(feed, session),
+            compact_job(feed.name, session),
+            republish_job(feed.name, session),
+        ],
         schedules=[schedule_of(feed, land_job(feed.name), windows, session)] if feed.schedule in (SHARED, OWN) else [],
     )
 
@@ -250,7 +257,11 @@ def _catch_up_ops(feed: Feed, session: RunSession) -> tuple[dg.OpDefinition, dg.
 
 
 def _observed_topics(
-    feed: str, shown: Shown, readers: Mapping[str, Sequence[str]], session: RunSession
+    feed: str,
+    shown: Shown,
+    readers: Mapping[str, Sequence[str]],
+    session: RunSession,
+    sources: Mapping[str, Sequence[dg.AssetKey]],
 ) -> dg.AssetsDefinition:
     def observe(context: dg.AssetExecutionContext) -> Iterator[Any]:
         yield from steps.observe_step(context, session, feed, readers)
@@ -258,10 +269,23 @@ def _observed_topics(
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", dg.BetaWarning)
         decorate = dg.multi_observable_source_asset(
-            name=f"observe_{feed}", specs=[shown.topic(t) for t in readers], can_subset=True
+            name=f"observe_{feed}", specs=[_topic(shown, t, sources.get(t, ())) for t in readers], can_subset=True
         )
     made: dg.AssetsDefinition = decorate(observe)
     return made
+
+
+def _topic(shown: Shown, topic: str, sources: Sequence[dg.AssetKey]) -> dg.AssetSpec:
+    spec = shown.topic(topic)
+    return spec.replace_attributes(deps=list(sources)) if sources else spec
+
+
+def republished(
+    shown: Shown, topics: Sequence[str], sources: Mapping[str, Sequence[dg.AssetKey]]
+) -> list[dg.AssetSpec]:
+    """What went back into Kafka, and those of the topics that it went to which no feed reads (`topics`)."""
+    beside = [_topic(shown, t, sources[t]) for t in topics]
+    return [shown.republished.replace_attributes(deps=[shown.landed.key]), *beside]
 
 
 def _check(name: str, key: dg.AssetKey, description: str, windows: Windows) -> dg.AssetCheckSpec:

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import dagster as dg
 
-from sluice.assets.factory import feed_definitions
+from sluice.assets.factory import feed_definitions, republished
 from sluice.assets.feeds import FeedFiles, read_shapes, topics_of
 from sluice.assets.fleet import Fleet, many_job
 from sluice.assets.fleet_schedule import fleet_schedule
@@ -88,13 +88,22 @@ def feeds_of(
         for topic in topics[name]:
             readers.setdefault(topic, []).append(name)
     owned = {name: {t: readers[t] for t in mine if readers[t][0] == name} for name, mine in topics.items()}
+    targets = {name: t for name in files.feeds if (t := recall(project, name).targets)}
+    sources: dict[str, list[dg.AssetKey]] = {}
+    for name, sent_to in targets.items():
+        for topic in sent_to:
+            sources.setdefault(topic, []).append(shown[name].republished.key)
+    unread: dict[str, list[str]] = {name: [] for name in targets}
+    for topic in sorted(sources.keys() - readers.keys()):
+        unread[next(name for name, sent_to in targets.items() if topic in sent_to)].append(topic)
+    back = [spec for name in targets for spec in republished(shown[name], unread[name], sources)]
     return dg.Definitions.merge(
         *(
-            feed_definitions(feed, shown[name], topics[name], owned[name], windows[name], session.apart())
+            feed_definitions(feed, shown[name], topics[name], owned[name], windows[name], session.apart(), sources)
             for name, feed in files.feeds.items()
         ),
         dg.Definitions(
-            assets=[broken_asset("feed", key, error) for key, error in wrong],
+            assets=[*back, *(broken_asset("feed", key, error) for key, error in wrong)],
             asset_checks=[watch_check(feed, session) for feed in files.feeds.values()],
         ),
     )

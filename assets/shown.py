@@ -30,6 +30,10 @@ def committed_key(feed: str) -> dg.AssetKey:
     return dg.AssetKey([feed, "committed"])
 
 
+def republished_key(feed: str) -> dg.AssetKey:
+    return dg.AssetKey([feed, "republished"])
+
+
 def topic_key(topic: str) -> dg.AssetKey:
     return dg.AssetKey(["kafka", topic])
 
@@ -41,12 +45,13 @@ class Keys:
     landed: dg.AssetKey
     quarantined: dg.AssetKey
     committed: dg.AssetKey
+    republished: dg.AssetKey
     topic: Callable[[str], dg.AssetKey] = topic_key
 
     @classmethod
     def of(cls, feed: str) -> Keys:
         """The keys that nobody has translated."""
-        return cls(landed_key(feed), quarantined_key(feed), committed_key(feed))
+        return cls(landed_key(feed), quarantined_key(feed), committed_key(feed), republished_key(feed))
 
 
 class AssetOf(StrEnum):
@@ -56,6 +61,7 @@ class AssetOf(StrEnum):
     LANDED = "landed"
     QUARANTINED = "quarantined"
     COMMITTED = "committed"
+    REPUBLISHED = "republished"
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,6 +93,7 @@ class Shown:
     landed: dg.AssetSpec
     quarantined: dg.AssetSpec
     committed: dg.AssetSpec
+    republished: dg.AssetSpec
     topic: Callable[[str], dg.AssetSpec]
 
     @classmethod
@@ -96,12 +103,14 @@ class Shown:
             made[AssetOf.LANDED],
             made[AssetOf.QUARANTINED],
             made[AssetOf.COMMITTED],
+            made[AssetOf.REPUBLISHED],
             lambda topic: translate(FeedAsset(AssetOf.TOPIC, topic, None, _topic_spec(topic))),
         )
 
     @property
     def keys(self) -> Keys:
-        return Keys(self.landed.key, self.quarantined.key, self.committed.key, lambda topic: self.topic(topic).key)
+        feed = self.landed.key, self.quarantined.key, self.committed.key, self.republished.key
+        return Keys(*feed, lambda topic: self.topic(topic).key)
 
 
 def attributes(spec: dg.AssetSpec) -> dict[str, Any]:
@@ -156,6 +165,15 @@ def _committed_spec(feed: Feed) -> dg.AssetSpec:
     )
 
 
+def _republished_spec(feed: Feed) -> dg.AssetSpec:
+    return dg.AssetSpec(
+        republished_key(feed.name),
+        group_name=feed.name,
+        description=f"Rows of {feed.name} that went back into Kafka. The job `republish_{feed.name}` sends them.",
+        kinds={"kafka"},
+    )
+
+
 def _topic_spec(topic: str) -> dg.AssetSpec:
     said = "A topic in Kafka. Observe it to see its partitions, ends and lag."
     return dg.AssetSpec(topic_key(topic), group_name="kafka", kinds={"kafka"}, description=said)
@@ -165,4 +183,5 @@ _SPECS: dict[AssetOf, Callable[[Feed], dg.AssetSpec]] = {
     AssetOf.LANDED: _landed_spec,
     AssetOf.QUARANTINED: _quarantined_spec,
     AssetOf.COMMITTED: _committed_spec,
+    AssetOf.REPUBLISHED: _republished_spec,
 }

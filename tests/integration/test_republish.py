@@ -10,12 +10,21 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+import dagster as dg
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
-from kafka import KafkaProducer
+from kafka import KafkaAdminClient, KafkaProducer, TopicPartition
 from kafka.partitioner.default import murmur2
 
+from sluice.assets.location import build
 from sluice.cli.main import main
+from sluice.pipelines.republishing import carry_out
+from sluice.pipelines.republishing import plan as plans
+from sluice.pipelines.vocabulary.errors import LakeUnavailable
+from sluice.resources.lake_local import LocalLake
 from sluice.resources.local.kafka import LocalKafka
+from sluice.resources.project import Project
 from tests.checker import tools
 from tests.integration.support import Place, consumed, run
 from tests.resources.kafka.tools import until
@@ -101,6 +110,8 @@ def test_raw_rows_go_back_byte_by_byte_through_kills(
     assert said(capfd, *asked, "--apply")["done_before"]
     assert len(consumed(kafka, again)) == 1200
 
+    audited = said(capfd, "audit", "orders", "--republished", done["id"], "--project", str(tmp_path))
+    assert (audited["holds"], audited["rows"], audited["compared"], audited["findings"]) == (True, 1200, 1200, [])
     told = said(capfd, "explain", "orders", f"{place.topic}:1:123", "--project", str(tmp_path))["republished"]
     (new,) = [r for r in found if r["partition"] == 1 and r["timestamp"] == STAMP + 3 * 123 + 1]
     assert told == [{"republish": done["id"], "from": f"{place.topic}:1:123", "to": f"{again}:1:{new['offset']}"}]
@@ -141,6 +152,63 @@ def test_by_key_with_coordinates_and_what_is_refused(
             assert r["partition"] == (murmur2(r["key"]) & 0x7FFFFFFF) % 2
     assert len(old) == 20
 
+    (tmp_path / "places.py").write_text("def last(rows, partitions):\n    return [partitions - 1] * len(rows)\n")
+    some = [*asked, "--to", again, "--where", 'partition = 1 and "offset" % 8 = 0 and key is not null', "--apply"]
+    chosen = said(capfd, *some, "--partition-by", "places.py:last")
+    assert chosen["records"] == chosen["partitions"]["1"] == len([n for n in range(16, 90, 8) if (3 * n + 1) % 11])
+    audited = said(capfd, "audit", "orders", "--republished", chosen["id"], *project)
+    assert (audited["holds"], audited["rows"]) == (True, chosen["records"])
+    assert main([*asked, "--to", again, "--where", "exists (from read_text('/etc/passwd'))"]) == 2
+    assert "disabled" in capfd.readouterr().err
+    audited = said(capfd, "audit", "orders", "--republished", done["id"], *project)
+    assert (audited["holds"], audited["rows"], audited["compared"]) == (True, 80, 80)
+
+
+def test_an_audit_names_what_the_target_holds_otherwise(
+    tmp_path: Path, kafka: LocalKafka, fresh_topic: Callable[..., str], capfd: pytest.CaptureFixture[str]
+) -> None:
+    place, again = Place(tmp_path, kafka, fresh_topic(partitions=3)), fresh_topic(partitions=3)
+    produce(place, 300)
+    run(place.feed())
+    ranges = [word for p in range(3) for word in ("--offsets", f"{place.topic}:{p}:0-100")]
+    project = ["--project", str(tmp_path)]
+    asked = ["republish", "orders", "--to", again, *ranges, "--keep-partitions", "--keep-timestamps", "--id", "once"]
+    audit = ["audit", "orders", "--republished", "once", *project]
+    said(capfd, *asked, *project)
+    assert main(audit) == 2
+    assert "no republish once" in capfd.readouterr().err
+    said(capfd, *asked, *project, "--apply")
+
+    folder = tmp_path / ".sluice/lake/_sluice/orders/republished/once"
+    (path,) = (folder / "map").iterdir()
+    whole = pq.read_table(path)
+    rows = whole.to_pylist()
+    by_old = {(r["partition"], r["offset"]): r for r in rows}
+    one, two = by_old[0, 10], by_old[0, 12]
+    one["to_offset"], two["to_offset"] = two["to_offset"], one["to_offset"]
+    by_old[1, 20]["to_offset"] = 100  # the transaction's marker
+    by_old[1, 30]["to_offset"] = 900
+    rows = [r for r in rows if (r["partition"], r["offset"]) != (2, 40)]
+    pq.write_table(pa.Table.from_pylist(rows, schema=whole.schema), path)
+
+    told = said(capfd, *audit, code=1)
+    assert (told["holds"], told["rows"], told["compared"]) == (False, 300, 297)
+    topic = place.topic
+    assert {(f["old"].removeprefix(topic), f["text"].split(":")[0]) for f in told["findings"]} >= {
+        (":0:10", "has another value than the row in the lake"),
+        (":0:12", "has another value than the row in the lake"),
+        (":0:12", "stands before an older record of its old partition"),
+        (":1:20", "is not there for readers of committed records"),
+        (":1:30", "lies beyond the end of the log"),
+        (":2:40", "is in the lake, and was not sent"),
+    }
+    assert main(audit) == 1
+    assert f"{topic}:0:10" in capfd.readouterr().out
+
+    with KafkaAdminClient(bootstrap_servers=kafka.bootstrap) as admin:
+        admin.delete_records({TopicPartition(again, 2): 50})
+    assert said(capfd, *audit, code=1)["gone"] == 49  # and one that is not in the map
+
 
 def test_typed_rows_land_the_same_again_and_quarantined_ones_keep_their_bytes(
     tmp_path: Path, kafka: LocalKafka, fresh_topic: Callable[..., str], capfd: pytest.CaptureFixture[str]
@@ -176,11 +244,83 @@ def test_typed_rows_land_the_same_again_and_quarantined_ones_keep_their_bytes(
     asked = ["republish", "orders", *ranges, "--keep-timestamps", "--project", str(tmp_path), "--apply"]
     assert said(capfd, *asked, "--to", again, "--keep-partitions")["records"] == 285
     assert said(capfd, *asked, "--to", bad, "--quarantined")["records"] == 15
+    for name in plans.names(LocalLake(tmp_path / ".sluice/lake"), "orders"):
+        assert said(capfd, "audit", "orders", "--republished", name, "--project", str(tmp_path))["holds"]
     assert sorted(r["value"] for r in seen(kafka, bad, 15)) == sorted(b"no json %d" % n for n in range(10, 300, 20))
 
     other = Place(tmp_path, kafka, again)
     run(other.feed("others", **typed))
     assert landed(other, "others") == landed(place, "orders")
+
+
+def test_times_that_the_target_does_not_take_and_a_mark_that_was_forgotten(
+    tmp_path: Path,
+    kafka: LocalKafka,
+    fresh_topic: Callable[..., str],
+    capfd: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    place = Place(tmp_path, kafka, fresh_topic(partitions=3))
+    recent, again = fresh_topic(config={"message.timestamp.before.max.ms": "3600000"}), fresh_topic()
+    produce(place, 300)
+    run(place.feed())
+    asked = ["republish", "orders", "--offsets", f"{place.topic}:0:0-100", "--project", str(tmp_path), "--apply"]
+    assert main([*asked, "--to", recent, "--keep-timestamps"]) == 2
+    told = capfd.readouterr().err
+    assert f"does not take the record of {place.topic}:0:0" in told
+    assert "message.timestamp" in told
+    assert consumed(kafka, recent) == []
+    assert said(capfd, *asked, "--to", recent)["records"] == 100
+
+    def end(*_: object) -> None:
+        raise LakeUnavailable("the lake is away")
+
+    monkeypatch.setattr(carry_out, "TRANSACTION_BYTES", 1)
+    monkeypatch.setattr(carry_out.Run, "_finish", end)
+    assert main([*asked, "--to", again, "--id", "cut"]) == 1
+    monkeypatch.undo()
+    assert "--resume cut" in capfd.readouterr().err
+    with KafkaAdminClient(bootstrap_servers=kafka.bootstrap) as admin:
+        admin.delete_groups(["sluice-republish-orders-cut"])
+    assert main([*asked, "--to", again, "--id", "cut"]) == 3
+    assert "Kafka has forgotten" in capfd.readouterr().err
+
+
+def test_in_dagster_with_lineage_to_the_target(
+    tmp_path: Path, kafka: LocalKafka, fresh_topic: Callable[..., str], capfd: pytest.CaptureFixture[str]
+) -> None:
+    place, again = Place(tmp_path, kafka, fresh_topic(partitions=3)), fresh_topic(partitions=3)
+    produce(place, 300)
+    run(place.feed())
+    project, sent = Project(tmp_path), dg.AssetKey(["orders", "republished"])
+    assert sent not in build(project).resolve_asset_graph().get_all_asset_keys()
+    ranges = [{"topic": place.topic, "partition": p, "start": 0, "end": 100} for p in range(3)]
+    config = {"to": again, "offsets": ranges, "where": "partition < 2", "keep_partitions": True}
+
+    with dg.DagsterInstance.ephemeral() as instance:
+
+        def carried_out(**changes: Any) -> dg.ExecuteInProcessResult:
+            run_config = {"ops": {"orders__republish": {"config": config | changes}}}
+            job = build(project).resolve_job_def("republish_orders")
+            return job.execute_in_process(instance=instance, run_config=run_config, raise_on_error=False)
+
+        assert not carried_out(keep_partitions=False, partition_by="nowhere.py:f", name="bad").success
+        made = carried_out()
+        assert made.success
+        (event,) = made.get_asset_materialization_events()
+        metadata = {k: v.value for k, v in event.materialization.metadata.items()}
+        assert (event.asset_key, metadata["to"], metadata["records"]) == (sent, again, 200)
+        assert carried_out(resume=metadata["republish"], to="").success
+        assert not carried_out(to="").success
+    graph = build(project).resolve_asset_graph()
+    assert graph.get(sent).parent_keys == {dg.AssetKey(["orders", "landed"])}
+    assert graph.get(dg.AssetKey(["kafka", again])).parent_keys == {sent}
+    audited = said(capfd, "audit", "orders", "--republished", metadata["republish"], "--project", str(tmp_path))
+    assert (audited["holds"], audited["compared"]) == (True, 200)
+    Place(tmp_path, kafka, again).feed("others")
+    graph = build(project).resolve_asset_graph()
+    assert graph.get(dg.AssetKey(["kafka", again])).is_observable
+    assert graph.get(dg.AssetKey(["kafka", again])).parent_keys == {sent}
 
 
 @pytest.mark.faults
