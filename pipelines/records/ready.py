@@ -31,6 +31,7 @@ from sluice.pipelines.vocabulary.progress import Progress, Reporter
 SHARES = {
     "typed.scan": 23,
     "typed.fill": 15,
+    "avro.loops": 12,
     "decode.loops": 11,
     "encode.loops": 4,
     "typed.names": 4,

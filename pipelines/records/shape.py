@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from sluice.pipelines.contract.expectation import Contract
+from sluice.pipelines.records.avro.reader import AvroReader, WriterSchemas
 from sluice.pipelines.schema.schema import Schema
 
 if TYPE_CHECKING:
@@ -23,19 +24,22 @@ if TYPE_CHECKING:
 class Shape:
     """What records become.
 
-    `columns` is the schema of typed rows, None for raw rows. With `dropping`, records that do not fit are counted and
-    kept nowhere. With `closed`, a record with a field that the schema does not name does not fit.
+    `columns` is the schema of typed rows, None for raw rows. `avro` is how Avro records are read as these; None for
+    JSON. With `dropping`, records that do not fit are counted and kept nowhere. With `closed`, a record with a field
+    that the schema does not name does not fit.
     """
 
     columns: Schema | None = None
     contract: Contract | None = None
     dropping: bool = False
     closed: bool = False
+    avro: AvroReader | None = None
 
     @property
     def name(self) -> str:
         """A few words. They differ where the same records would become other rows."""
         words = ["raw" if self.columns is None else f"json {self.columns.fingerprint}"]
+        words = [f"avro {self.avro.fingerprint}"] if self.avro else words
         words += ["closed"] if self.closed else []
         words += [f"contract {self.contract.hash}"] if self.contract else []
         words += ["dropping"] if self.dropping else []
@@ -48,12 +52,16 @@ class Shape:
 
         return landed_schema(self.columns)
 
-    def format(self) -> Format:
-        """A new format that makes such rows."""
+    def format(self, writers: WriterSchemas | None = None) -> Format:
+        """A new format that makes such rows. `writers` tells Avro records' schemas; without it, none is known."""
         from sluice.pipelines.records.format import RawFormat
 
         form: Format = RawFormat()
-        if self.columns is not None:
+        if self.avro is not None:
+            from sluice.pipelines.records.avro.format import AvroFormat
+
+            form = AvroFormat(self.avro, writers, dropping=self.dropping, closed=self.closed)
+        elif self.columns is not None:
             from sluice.pipelines.records.typed.format import JsonFormat
 
             form = JsonFormat(self.columns, dropping=self.dropping, closed=self.closed)

@@ -34,6 +34,8 @@ PLACES = {
     "bombs": "codec.BOMBS",
     "typed": "typed.TYPED",
     "typed-values": "typed.TYPED_VALUES",
+    "avro": "avro.AVRO",
+    "avro-schemas": "avro_schemas.AVRO_SCHEMAS",
     "ledger": "lake.LEDGER",
     "checkpoints": "lake.CHECKPOINTS",
     "documents": "lake.DOCUMENTS",

@@ -6,8 +6,9 @@ columns of raw feeds and the reason. docs/formats.md says what happens to every 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from functools import partial
+from typing import Protocol
 
 import numpy as np
 import pyarrow as pa
@@ -15,7 +16,7 @@ import pyarrow as pa
 from sluice.pipelines.records.compiled import Array
 from sluice.pipelines.records.format import Formatted, RawFormat
 from sluice.pipelines.records.landed_columns import COORDINATES, KAFKA_FIELDS, REFUSED, landed_schema
-from sluice.pipelines.records.typed.reasons import UNKNOWN, detail_of, reason_of, stage_of
+from sluice.pipelines.records.typed.reasons import UNKNOWN, Reason, detail_of, reason_of, stage_of
 from sluice.pipelines.records.typed.typer import RefusedRecords, TypedPiece, Typer, indices
 from sluice.pipelines.records.typed.unfit import NewFields, UnknownFields, misfits, missing
 from sluice.pipelines.schema.arrays import int64s, take_rows, text_array
@@ -24,20 +25,25 @@ from sluice.pipelines.vocabulary.plans import Slice
 from sluice.pipelines.vocabulary.receipts import Drift
 
 
-class JsonFormat:
-    """Types JSON objects by a schema.
+class Pieces(Protocol):
+    """Makes typed rows of values, in pieces."""
 
-    With `dropping`, records are counted and left out instead of quarantined. With `closed`, records with fields that
-    the schema does not name are quarantined.
+    def pieces(self, values: pa.Array) -> Iterator[TypedPiece]:
+        """The typed rows of a binary array without an Arrow offset. A null becomes a row of nulls."""
+        ...
+
+
+class TypedFormat:
+    """The base of formats that type values: coordinates beside the columns, refused records beside the rows.
+
+    With `dropping`, records that do not fit are counted and left out instead of quarantined.
     """
 
-    def __init__(self, schema: Schema, *, dropping: bool = False, closed: bool = False) -> None:
+    def __init__(self, schema: Schema, typer: Pieces, *, dropping: bool = False) -> None:
         self.schema = landed_schema(schema)
         self.contract = ""
         self._names = [f.name for f in schema.fields]
-        self._typer = Typer(schema)
-        self._raw, self._unknown = RawFormat(), UnknownFields()
-        self._dropping, self._closed = dropping, closed
+        self._pieces, self._raw, self._dropping = typer, RawFormat(), dropping
 
     def convert(self, s: Slice, chunk: pa.RecordBatch) -> Iterator[Formatted]:
         """Typed and quarantined rows, both in offset order.
@@ -50,7 +56,29 @@ class JsonFormat:
         columns = [raw.landed.column(raw.landed.schema.get_field_index(f.name)) for f in COORDINATES]
         kafka = pa.RecordBatch.from_arrays([*columns, _nulls(values)], schema=pa.schema(KAFKA_FIELDS))
         # Nothing here holds a piece while its rows are written: a contract makes a copy of them, without some.
-        yield from map(partial(self._formatted, raw.landed, kafka, offsets), self._typer.pieces(values))
+        yield from map(partial(self._formatted, raw.landed, kafka, offsets), self._pieces.pieces(values))
+
+    def _formatted(self, raw: pa.RecordBatch, kafka: pa.RecordBatch, offsets: Array, piece: TypedPiece) -> Formatted:
+        """One piece of a chunk, formatted. `raw`, `kafka` and `offsets` cover all rows of the chunk."""
+        raise NotImplementedError
+
+    def _landed(self, kafka: pa.RecordBatch, piece: TypedPiece) -> tuple[pa.RecordBatch, int]:
+        """The rows that land, and how many of them have a value."""
+        rows = _coordinates_of(kafka, piece)
+        landed = pa.RecordBatch.from_arrays([*piece.arrays, *rows.columns], schema=self.schema)
+        return landed, landed.num_rows - rows.columns[-1].true_count
+
+
+class JsonFormat(TypedFormat):
+    """Types JSON objects by a schema.
+
+    With `closed`, records with fields that the schema does not name are quarantined.
+    """
+
+    def __init__(self, schema: Schema, *, dropping: bool = False, closed: bool = False) -> None:
+        self._typer = Typer(schema)
+        super().__init__(schema, self._typer, dropping=dropping)
+        self._unknown, self._closed = UnknownFields(), closed
 
     def _formatted(self, raw: pa.RecordBatch, kafka: pa.RecordBatch, offsets: Array, piece: TypedPiece) -> Formatted:
         """One piece of a chunk, formatted. `raw`, `kafka` and `offsets` cover all rows of the chunk."""
@@ -59,9 +87,7 @@ class JsonFormat:
         faults = misfits(self._typer.nodes, piece.refused, values, offsets) if len(piece.refused.rows) else ()
         if self._closed and unknown:
             piece = _without_unknown(piece, unknown, len(self._typer.nodes))
-        rows = _coordinates_of(kafka, piece)
-        landed = pa.RecordBatch.from_arrays([*piece.arrays, *rows.columns], schema=self.schema)
-        typed = landed.num_rows - rows.columns[-1].true_count
+        landed, typed = self._landed(kafka, piece)
         first = int(offsets[piece.rows[0]]) if typed else -1
         drift = (*(unknown.drift if unknown else ()), *missing(self._names, piece.arrays, typed, first), *faults)
         return self._sorted_out(landed, raw, piece.refused, unknown, typed, drift)
@@ -89,17 +115,27 @@ class JsonFormat:
         kinds, places = np.unique(refused.codes.astype(np.int64) * many + refused.nodes + 1, return_inverse=True)
         codes, nodes = (kinds // many).tolist(), (kinds % many - 1).tolist()
         fields = [known[n] if 0 <= n < len(known) else None for n in nodes]
-        details = [detail_of(code, node) for code, node in zip(codes, fields, strict=True)]
-        at = places.reshape(-1).astype(np.int16)
-        stages = _few([str(stage_of(code)) for code in codes], at)
-        reasons = _few([str(reason_of(code)) for code in codes], at)
-        expectations = _few([""], np.zeros(len(at), np.int16), np.zeros(len(at), np.bool_))
-        paths = _few([called[n] if n >= 0 else "" for n in nodes], at, refused.nodes >= 0)
-        where = pa.Array.from_buffers(
-            pa.int32(), len(at), [_bits(refused.places >= 0), pa.py_buffer(refused.places.astype(np.int32))]
-        )
-        said = [stages, reasons, expectations, paths, _few(details, at), where]
-        return pa.RecordBatch.from_arrays([*raw.columns, *said], schema=REFUSED)
+        paths = [called[n] if n >= 0 else "" for n in nodes]
+        said = [(reason_of(code), f, detail_of(code, node)) for code, f, node in zip(codes, paths, fields, strict=True)]
+        return refused_rows(raw, refused, said, places)
+
+
+def refused_rows(
+    raw: pa.RecordBatch, refused: RefusedRecords, said: Sequence[tuple[Reason, str, str]], places: Array
+) -> pa.RecordBatch:
+    """Records as they came, each with its reason: `said` has reasons, paths and details, `places` which is whose."""
+    at = places.reshape(-1).astype(np.int16)
+    stages = _few([str(stage_of(reason)) for reason, _, _ in said], at)
+    reasons = _few([str(reason) for reason, _, _ in said], at)
+    expectations = _few([""], np.zeros(len(at), np.int16), np.zeros(len(at), np.bool_))
+    fields = _few([path for _, path, _ in said], at, refused.nodes >= 0)
+    where = pa.Array.from_buffers(
+        pa.int32(), len(at), [_bits(refused.places >= 0), pa.py_buffer(refused.places.astype(np.int32))]
+    )
+    details = _few([detail for _, _, detail in said], at)
+    return pa.RecordBatch.from_arrays(
+        [*raw.columns, stages, reasons, expectations, fields, details, where], schema=REFUSED
+    )
 
 
 def _without_unknown(piece: TypedPiece, unknown: NewFields, nodes: int) -> TypedPiece:

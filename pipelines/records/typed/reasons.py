@@ -23,6 +23,9 @@ class Reason(StrEnum):
     INEXACT = "inexact"
     MALFORMED = "malformed"
     UNKNOWN_FIELD = "unknown_field"
+    NOT_AVRO = "not_avro"
+    UNKNOWN_SCHEMA = "unknown_schema"
+    INCOMPATIBLE = "incompatible"
 
 
 UNKNOWN = 60
@@ -72,12 +75,13 @@ _OF_SCHEMA = {
     Reason.INEXACT,
     Reason.MALFORMED,
     Reason.UNKNOWN_FIELD,
+    Reason.INCOMPATIBLE,
 }
 
 
-def stage_of(code: int) -> Stage:
-    """The stage that refuses a record with this code of the loops."""
-    return Stage.SCHEMA if reason_of(code) in _OF_SCHEMA else Stage.DECODE
+def stage_of(reason: Reason) -> Stage:
+    """The stage that refuses a record for this reason."""
+    return Stage.SCHEMA if reason in _OF_SCHEMA else Stage.DECODE
 
 
 def reason_of(code: int) -> Reason:

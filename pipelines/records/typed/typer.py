@@ -8,7 +8,7 @@ alone.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -16,7 +16,7 @@ import pyarrow as pa
 
 from sluice.pipelines.records.compiled import Array
 from sluice.pipelines.records.typed import scan
-from sluice.pipelines.records.typed.columns import Faults, Lists, Texts, buffer, column_of, grow
+from sluice.pipelines.records.typed.columns import ColumnBuilder, Faults, Lists, Texts, buffer, column_of, grow
 from sluice.pipelines.records.typed.scan import Found
 from sluice.pipelines.records.typed.tables import SchemaNode, most_elements, nodes_of, tables_of, with_room
 from sluice.pipelines.schema.arrays import fixed_width, take_rows
@@ -70,7 +70,7 @@ class Typer:
         """The typed rows of a binary array without an Arrow offset. A null becomes a row of nulls."""
         if not len(values):
             return
-        data, ends, valid = _buffers(values)
+        data, ends, valid = buffers_of(values)
         state = self._tables.state
         state[scan.ROW], state[scan.LAST], state[scan.BITMAP_AT] = 0, len(values), 0
         while state[scan.ROW] < len(values):
@@ -83,7 +83,8 @@ class Typer:
     def _piece(self, data: Array, ends: Array, valid: Array) -> TypedPiece:
         state = self._tables.state
         start, last = int(state[scan.ROW]), int(state[scan.LAST])
-        out = _PieceBuilder(self.nodes, last - start)
+        columns = [column_of(n, last - start if n.level == 0 else 0) for n in self.nodes]
+        out = PieceBuilder(self.nodes, columns)
         most = PIECE_BYTES + 2 * int(ends[last] - ends[0])
         state[scan.EXTRA] = 0
         while state[scan.ROW] < last and out.nbytes < most:
@@ -95,7 +96,7 @@ class Typer:
             self._found = self._found._replace(extra=buffer(1 << 16, np.uint8))
         return piece
 
-    def _make_room(self, code: int, out: _PieceBuilder) -> None:
+    def _make_room(self, code: int, out: PieceBuilder) -> None:
         """Make the room that the loop asked for, or refuse a record that asks for too much."""
         t, state = self._tables, self._tables.state
         if code == scan.GROW_EXTRA:
@@ -120,7 +121,7 @@ def _empty_found(rows: int, extra: int) -> Found:
     return Found(np.empty(rows, np.int32), buffer(extra, np.uint8), *(np.empty(rows, np.int32) for _ in range(5)))
 
 
-def _buffers(values: pa.Array) -> tuple[Array, Array, Array]:
+def buffers_of(values: pa.Array) -> tuple[Array, Array, Array]:
     """An array's data, ends and validity bitmap; the bitmap is empty if all values are valid."""
     if values.offset:
         raise ValueError("an array that begins within its buffers")
@@ -130,12 +131,12 @@ def _buffers(values: pa.Array) -> tuple[Array, Array, Array]:
     return bytes_, np.frombuffer(ends, np.int32)[: len(values) + 1], valid
 
 
-class _PieceBuilder:
+class PieceBuilder:
     """Builds one piece, block by block."""
 
-    def __init__(self, nodes: tuple[SchemaNode, ...], items: int) -> None:
+    def __init__(self, nodes: tuple[SchemaNode, ...], columns: Sequence[ColumnBuilder]) -> None:
         self._nodes = nodes
-        self._columns = [column_of(n, items if n.level == 0 else 0) for n in nodes]
+        self._columns = columns
         self._source: list[Array] = []
         self._extra_ends: list[Array] = []
         self._refused: list[tuple[Array, ...]] = []
@@ -160,6 +161,10 @@ class _PieceBuilder:
             base = int(t.nodes[node.index, scan.BASE])
             n = int(t.counts[node.level]) if node.level else out
             self._note(node, column.append(data, t.spans[base : base + n]))
+        self.check_maps(before)
+
+    def check_maps(self, before: Sequence[int]) -> None:
+        """Note the maps, from these items of each column on, that have a key twice."""
         for node in self._nodes:
             if node.type.kind is Kind.MAP:
                 self._note(node, self._repeated(node, before[node.index]))

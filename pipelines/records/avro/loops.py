@@ -1,0 +1,571 @@
+"""The compiled loops of Avro: record bytes → slots by programs of operations, and decimals.
+
+A *program* (`programs.py`) is what one writer's schema and the feed's own come to: rows of `ops`, read one after
+another. One compile serves all schemas. For each node of the feed's schema a *slot* holds what an item is: the number
+itself, or the span of a text as `typed.scan` packs it; `there` says which slots hold something. Levels, spans and
+blocks are as in `typed.scan`. A record that is refused leaves no slot, only its place and a code. Promise: whatever the
+bytes, nothing is read or written outside of the arrays, nothing recurses, the work for a record is bounded by its bytes
+and by the room of its lists, and no Python object is made for a record.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+
+from sluice.pipelines.records.compiled import (
+    BYTES,
+    CELLS,
+    I8,
+    I32,
+    I64,
+    TABLE,
+    U8,
+    Array,
+    bit_of,
+    byte,
+    cell,
+    compiled,
+    inlined,
+    inner,
+    int64,
+    item,
+    put,
+    types,
+    uint64,
+    word,
+)
+from sluice.pipelines.records.typed.scan import NULL, PLAIN, SIZE_BITS, START_MASK, pack
+
+# --- operations: a row of `ops` is one, its node and level where it writes (node −1: nowhere), and up to four numbers
+
+OP, NODE, LEVEL, A, B, C = 0, 1, 2, 3, 4, 5
+OP_FIELDS = CELLS
+
+END = 0
+LONG = 1  # A: what it becomes (AS_IS, AS_FLOAT, AS_DOUBLE); B: whether 32 bits must hold it
+FLOAT = 2  # A: AS_IS or AS_DOUBLE
+DOUBLE = 3
+TRUTH = 4
+TEXT = 5  # A: whether it must be UTF-8
+FIXED = 6  # A: its bytes
+ENUM = 7  # A: where its numbers are translated, in `lists`; B: how many there are
+SKIP = 8  # A: bytes
+SKIP_LONG = 9
+SKIP_TEXT = 10
+BRANCH = 11  # A: where the operations of its branches begin, in `lists`; B: how many there are
+JUMP = 12  # A: the next operation
+PRESENT = 13  # a struct, or an element of a constant list, is there
+NUMBER = 14  # A: a constant
+CONSTANT = 15  # A, B: a text, in the pool
+LIST = (
+    16  # A: the level of its elements, −1 when they are skipped; B: what comes after; C: bytes of an element at least
+)
+NEXT = 17  # A: the list's operation
+LIST_OF = 18  # A: the level of its elements; B: how many elements a constant list has
+ELEMENT = 19  # A: the level: the next element of a constant list begins
+WORD = 20  # four bytes, unsigned
+FAIL = 21  # A: why a record with such a value is refused
+
+AS_IS, AS_FLOAT, AS_DOUBLE = 0, 1, 2
+
+# --- what the loop remembers ---------------------------------------------------------------------------------
+
+ROW = 0  # next record of the chunk
+LAST = 1
+OUT = 2  # rows of this block
+MOST_OUT = 3
+BAD = 4
+NEED = 5  # the level that wants room, or the id of the schema that is wanted
+POOL = 6  # where constants begin, behind the chunk's bytes
+HEADER = 7  # whether a schema's id is before each record (Confluent's wire format)
+KNOWN = 8  # the slot of the schema of the record before, in `ids`
+AT_NODE = 9  # where a record was found wrong
+AT_BYTE = 10
+SLOTS = 11
+
+# --- how a call ended, and why a record is refused ---------------------------------------------------------------
+
+DONE, FULL, GROW_LEVEL, WANT = 0, 1, 2, 3
+OK = 0
+NO_HEADER, NO_SCHEMA, INCOMPATIBLE = 70, 71, 72
+CUT, LONG_VARINT, WIDE_INT, NO_TRUTH, NO_BRANCH, NO_SYMBOL, BAD_SIZE, MORE = 73, 74, 75, 76, 77, 78, 79, 80
+BAD_TEXT, OTHER_BRANCH, OTHER_SYMBOL, MANY, WIDE_DECIMAL, NEW_FIELDS = 81, 82, 83, 84, 85, 86
+_CROWDED = 99  # a level is full: no fault of the record
+
+SPREAD = 40503
+"""What a schema's number is multiplied by to find its place in `ids`."""
+HEADER_BYTES = 5
+"""A zero byte and a schema's number, before a record."""
+MOST_EMPTY = 4096
+"""Elements without bytes (nulls, records without fields) that one block of a list may have."""
+
+
+class Tables(NamedTuple):
+    """Programs, and the room that scanning needs. `ids`, `starts`: a hash table from schema ids to programs; a start
+    below 0 is the code that refuses all records of that schema. `told`: for each program, how many records it read in
+    this piece and the first of their rows."""
+
+    ops: Array
+    lists: Array
+    ids: Array
+    starts: Array
+    told: Array
+    nodes: Array
+    bases: Array
+    spans: Array
+    there: Array
+    counts: Array
+    room: Array
+    kept: Array
+    at: Array
+    stack: Array
+    state: Array
+
+
+class Found(NamedTuple):
+    """What a block gives besides slots: the record of each row, and refused records."""
+
+    source: Array
+    bad_row: Array
+    bad_code: Array
+    bad_node: Array
+    bad_at: Array
+
+
+_TABLES = types.NamedTuple([TABLE, I64, I64, I64, TABLE, TABLE, I64, I64, U8, I64, I64, I64, I64, I64, I64], Tables)
+_FOUND = types.NamedUniTuple(I32, 5, Found)
+_TOPS = 0x8080808080808080
+FRAME = 4  # numbers of a frame: the list's operation, elements left in this block, elements so far, unused
+
+
+@inner
+def _long(data: Array, at: int, end: int) -> tuple[int, int]:
+    """A zigzag varint of 64 bits at most: (the number, the next byte), or (a code, −1)."""
+    found = uint64(0)
+    shift = uint64(0)
+    while at < end:
+        b = uint64(byte(data, at))
+        at += 1
+        if shift == uint64(63) and b > uint64(1):
+            return int64(LONG_VARINT), int64(-1)
+        found |= (b & uint64(0x7F)) << shift
+        if b < uint64(0x80):
+            return int64(found >> uint64(1)) ^ -int64(found & uint64(1)), at
+        shift += uint64(7)
+        if shift > uint64(63):
+            return int64(LONG_VARINT), int64(-1)
+    return int64(CUT), int64(-1)
+
+
+@inner
+def _sequence(data: Array, at: int, end: int) -> int:
+    """The byte after the UTF-8 sequence at `at`; −1 when it is none (RFC 3629)."""
+    a = byte(data, at)
+    if a < 0xE0:
+        if a < 0xC2 or at + 2 > end or byte(data, at + 1) >> 6 != 2:
+            return int64(-1)
+        return at + 2
+    if a < 0xF0:
+        if at + 3 > end:
+            return int64(-1)
+        b = byte(data, at + 1)
+        if b >> 6 != 2 or byte(data, at + 2) >> 6 != 2 or (a == 0xE0 and b < 0xA0) or (a == 0xED and b > 0x9F):
+            return int64(-1)
+        return at + 3
+    if a > 0xF4 or at + 4 > end:
+        return int64(-1)
+    b = byte(data, at + 1)
+    if b >> 6 != 2 or byte(data, at + 2) >> 6 != 2 or byte(data, at + 3) >> 6 != 2:
+        return int64(-1)
+    if (a == 0xF0 and b < 0x90) or (a == 0xF4 and b > 0x8F):
+        return int64(-1)
+    return at + 4
+
+
+@inner
+def _not_utf8(data: Array, at: int, end: int) -> int:
+    """The first byte that is not UTF-8; −1 when all are."""
+    while at < end:
+        while at + 8 <= end and word(data, at) & uint64(_TOPS) == uint64(0):
+            at += 8
+        while at < end and byte(data, at) < 0x80:
+            at += 1
+        while at < end and byte(data, at) > 0x7F:
+            after = _sequence(data, at, end)
+            if after < 0:
+                return at
+            at = after
+    return int64(-1)
+
+
+@inner
+def _number(found: int, how: int) -> int:
+    """A number as its slot holds it: floats by their bits."""
+    if how == AS_IS:
+        return found
+    if how == AS_FLOAT:
+        return int64(np.float32(found).view(np.uint32))
+    return int64(np.float64(found).view(np.int64))
+
+
+@inner
+def _bits(data: Array, at: int, size: int) -> int:
+    """Four or eight bytes, little-endian; the caller has checked that they are there."""
+    if size == 8:
+        return int64(word(data, at))
+    found: int = byte(data, at) | byte(data, at + 1) << 8 | byte(data, at + 2) << 16 | byte(data, at + 3) << 24
+    return found
+
+
+@inlined
+def _record(data: Array, p: int, end: int, pc: int, t: Tables) -> int:
+    """One record from byte `p` on by the program at `pc`: OK or a code."""
+    ops, lists, bases, spans, there, at, state = t.ops, t.lists, t.bases, t.spans, t.there, t.at, t.state
+    depth = int64(0)
+    begun = p
+    while True:
+        op = cell(ops, pc, OP)
+        node = cell(ops, pc, NODE)
+        found = int64(0)
+        code = int64(OK)
+        begun = p
+        pc += 1
+        if op == LONG:
+            found, p = _long(data, p, end)
+            if p < 0:
+                code = found
+            elif cell(ops, pc - 1, B) != 0 and (found > 2147483647 or found < -2147483648):
+                code = int64(WIDE_INT)
+            else:
+                found = _number(found, cell(ops, pc - 1, A))
+        elif op == TEXT:
+            size, p = _long(data, p, end)
+            if p < 0:
+                code = size
+            elif size < 0:
+                code = int64(BAD_SIZE)
+            elif size > end - p:
+                code = int64(CUT)
+            else:
+                if cell(ops, pc - 1, A) != 0:
+                    wrong = _not_utf8(data, p, p + size)
+                    if wrong >= 0:
+                        code = int64(BAD_TEXT)
+                        begun = wrong
+                found = pack(p, p + size, PLAIN)
+                p += size
+        elif op == BRANCH:
+            which, p = _long(data, p, end)
+            if p < 0:
+                code = which
+            elif which < 0 or which >= cell(ops, pc - 1, B):
+                code = int64(NO_BRANCH)
+            else:
+                pc = item(lists, cell(ops, pc - 1, A) + which)
+                continue
+        elif op == JUMP:
+            pc = cell(ops, pc - 1, A)
+            continue
+        elif op == DOUBLE:
+            if end - p < 8:
+                code = int64(CUT)
+            else:
+                found = _bits(data, p, 8)
+                p += 8
+        elif op == FLOAT:
+            if end - p < 4:
+                code = int64(CUT)
+            else:
+                found = _bits(data, p, 4)
+                p += 4
+                if cell(ops, pc - 1, A) == AS_DOUBLE:
+                    found = int64(np.float64(np.uint32(found).view(np.float32)).view(np.int64))
+        elif op == WORD:
+            if end - p < 4:
+                code = int64(CUT)
+            else:
+                found = _bits(data, p, 4)
+                p += 4
+        elif op == TRUTH:
+            if p >= end:
+                code = int64(CUT)
+            else:
+                found = byte(data, p)
+                p += 1
+                if found > 1:
+                    code = int64(NO_TRUTH)
+        elif op == FIXED:
+            size = cell(ops, pc - 1, A)
+            if size > end - p:
+                code = int64(CUT)
+            else:
+                found = pack(p, p + size, PLAIN)
+                p += size
+        elif op == ENUM:
+            found, p = _long(data, p, end)
+            if p < 0:
+                code = found
+            elif found < 0 or found >= cell(ops, pc - 1, B):
+                code = int64(NO_SYMBOL)
+            else:
+                found = item(lists, cell(ops, pc - 1, A) + found)
+                if found < 0:
+                    code = int64(OTHER_SYMBOL)
+        elif op == SKIP:
+            if cell(ops, pc - 1, A) > end - p:
+                code = int64(CUT)
+            else:
+                p += cell(ops, pc - 1, A)
+        elif op == SKIP_LONG:
+            found, p = _long(data, p, end)
+            if p < 0:
+                code = found
+        elif op == SKIP_TEXT:
+            size, p = _long(data, p, end)
+            if p < 0:
+                code = size
+            elif size < 0:
+                code = int64(BAD_SIZE)
+            elif size > end - p:
+                code = int64(CUT)
+            else:
+                p += size
+        elif op == PRESENT:
+            found = pack(0, 0, PLAIN)
+        elif op == NUMBER:
+            found = cell(ops, pc - 1, A)
+        elif op == CONSTANT:
+            found = pack(state[POOL] + cell(ops, pc - 1, A), state[POOL] + cell(ops, pc - 1, B), PLAIN)
+        elif op == LIST or op == NEXT:  # noqa: SIM109 - compiled
+            # A frame for each list that is open: its operation, what is left of its block, its elements so far.
+            if op == LIST:
+                if (depth + 1) * FRAME > t.stack.size:
+                    code = int64(MANY)
+                else:
+                    put(t.stack, depth * FRAME, pc - 1)
+                    put(t.stack, depth * FRAME + 1, 0)
+                    put(t.stack, depth * FRAME + 2, 0)
+                    depth += 1
+            if code == OK:
+                frame = (depth - 1) * FRAME
+                own = item(t.stack, frame)
+                left = item(t.stack, frame + 1) - (1 if op == NEXT else 0)
+                level = cell(ops, own, A)
+                closed = False
+                while left <= 0 and code == OK and not closed:
+                    begun = p
+                    left, p = _long(data, p, end)
+                    if p < 0:
+                        code = left
+                    elif left == 0:
+                        closed = True
+                    else:
+                        if left < 0:
+                            left = -left
+                            size, p = _long(data, p, end)
+                            if p < 0:
+                                code = size
+                            elif size < 0 or left < 0:
+                                code = int64(BAD_SIZE)
+                        least = cell(ops, own, C)
+                        if code == OK and least > 0 and left > (end - p) // least:
+                            code = int64(CUT)
+                        elif code == OK and least == 0:
+                            if left > MOST_EMPTY:
+                                code = int64(MANY)
+                            elif level < 0:
+                                left = int64(0)
+                if code == OK and closed:
+                    depth -= 1
+                    pc = cell(ops, own, B)
+                    node = cell(ops, own, NODE)
+                    found = pack(0, item(t.stack, frame + 2), PLAIN)
+                    if node >= 0:
+                        slot = item(bases, node) + item(at, cell(ops, own, LEVEL))
+                        put(spans, slot, found)
+                        there[uint64(slot)] = 1
+                    continue
+                if code == OK:
+                    put(t.stack, frame + 1, left)
+                    pc = own + 1
+                    if level >= 0:
+                        n = item(t.counts, level)
+                        if n >= item(t.room, level):
+                            state[NEED] = level
+                            return int64(_CROWDED)
+                        put(t.counts, level, n + 1)
+                        put(at, level, n)
+                        put(t.stack, frame + 2, item(t.stack, frame + 2) + 1)
+                    continue
+        elif op == LIST_OF:
+            found = pack(0, cell(ops, pc - 1, B), PLAIN)
+        elif op == ELEMENT:
+            level = cell(ops, pc - 1, A)
+            n = item(t.counts, level)
+            if n >= item(t.room, level):
+                state[NEED] = level
+                return int64(_CROWDED)
+            put(t.counts, level, n + 1)
+            put(at, level, n)
+            continue
+        elif op == FAIL:
+            code = cell(ops, pc - 1, A)
+        else:  # END
+            if p == end:
+                return int64(OK)
+            code = int64(MORE)
+        if code != OK:
+            state[AT_NODE] = node
+            state[AT_BYTE] = begun
+            return code
+        if node >= 0:
+            slot = item(bases, node) + item(at, cell(ops, pc - 1, LEVEL))
+            put(spans, slot, found)
+            there[uint64(slot)] = 1
+
+
+@inner
+def _undo(t: Tables, row: int) -> None:
+    """Take back what a record left before it was refused."""
+    for n in range(t.bases.size):
+        level = cell(t.nodes, n, LEVEL)
+        first = row if level == 0 else t.kept[level]
+        stop = row + 1 if level == 0 else t.counts[level]
+        for i in range(first, stop):
+            t.spans[t.bases[n] + i] = 0
+            t.there[t.bases[n] + i] = 0
+    for level in range(1, t.counts.size):
+        t.counts[level] = t.kept[level]
+
+
+@inner
+def _refuse(t: Tables, found: Found, code: int, node: int, at: int) -> None:
+    n = t.state[BAD]
+    found.bad_row[n] = t.state[ROW]
+    found.bad_code[n] = code
+    found.bad_node[n] = node
+    found.bad_at[n] = at
+    t.state[BAD] = n + 1
+    t.state[ROW] += 1
+
+
+@inner
+def _program(t: Tables, schema: int) -> int:
+    """The place of a schema in `ids`; −1 when nobody has asked for it yet."""
+    mask = t.ids.size - 1
+    place = schema * SPREAD & mask
+    while t.ids[place] >= 0:
+        if t.ids[place] == schema:
+            return place
+        place = (place + 1) & mask
+    return int64(-1)
+
+
+@compiled(types.int64(BYTES, I32, U8, _TABLES, _FOUND))
+def scan(data: Array, ends: Array, valid: Array, t: Tables, found: Found) -> int:
+    """Read records from state[ROW] on, up to a block: DONE, FULL, GROW_LEVEL (state[NEED]: which), or WANT
+    (state[NEED]: the id of a schema without a program).
+
+    `data` has the chunk's values and then the constants; `ends` where each value ends. `valid`: the bitmap of values
+    that are not null, or empty.
+    """
+    state = t.state
+    state[OUT] = 0
+    state[BAD] = 0
+    for level in range(t.counts.size):
+        t.counts[level] = 0
+    while state[ROW] < state[LAST]:
+        row = state[ROW]
+        out = state[OUT]
+        if out >= state[MOST_OUT] or state[BAD] >= found.bad_row.size:
+            return int64(FULL)
+        if valid.size > 0 and not bit_of(valid, row):
+            found.source[out] = row
+            state[OUT] = out + 1
+            state[ROW] = row + 1
+            continue
+        begin, end = int64(ends[row]), int64(ends[row + 1])
+        p = begin
+        schema = int64(-1)
+        place = int64(0)
+        if state[HEADER] != 0:
+            if end - p < HEADER_BYTES or byte(data, p) != 0:
+                _refuse(t, found, NO_HEADER, -1, 0)
+                continue
+            schema = byte(data, p + 1) << 24 | byte(data, p + 2) << 16 | byte(data, p + 3) << 8 | byte(data, p + 4)
+            p += HEADER_BYTES
+            place = state[KNOWN]
+            if t.ids[place] != schema:
+                place = _program(t, schema)
+                if place < 0:
+                    state[NEED] = schema
+                    return int64(WANT)
+                state[KNOWN] = place
+        pc = t.starts[place]
+        if pc < 0:
+            _refuse(t, found, -pc, -1, 1)
+            continue
+        for level in range(t.counts.size):
+            t.kept[level] = t.counts[level]
+        t.at[0] = out
+        code = _record(data, p, end, pc, t)
+        if code == OK:
+            found.source[out] = row
+            if t.told[place, 0] == 0:
+                t.told[place, 1] = row
+            t.told[place, 0] += 1
+            state[OUT] = out + 1
+            state[ROW] = row + 1
+            continue
+        _undo(t, out)
+        if code == _CROWDED:
+            return int64(GROW_LEVEL)
+        _refuse(t, found, code, state[AT_NODE], state[AT_BYTE] - begin)
+    return int64(DONE)
+
+
+@inner
+def _too_wide(high: int, low: int, most_high: int, most_low: int) -> bool:
+    """Whether the amount of high:low is larger than most_high:most_low."""
+    if high < 0:
+        low = ~low + 1
+        high = ~high + (1 if low == 0 else 0)
+    a, b = uint64(high), uint64(most_high)
+    return a > b or (a == b and uint64(low) > uint64(most_low))
+
+
+@compiled(types.int64(BYTES, I64, types.int64, I64, types.int64, types.int64, I32, I8))
+def decimals(
+    data: Array, spans: Array, at: int, out: Array, most_high: int, most_low: int, bad_item: Array, bad_code: Array
+) -> int:
+    """Two's complement, big-endian, into `out` from item `at` on, two numbers each, the low one first.
+
+    Returns how many are wider than their precision; `bad_item` and `bad_code` name them.
+    """
+    bad = int64(0)
+    for i in range(spans.size):
+        span = spans[i]
+        low = high = int64(0)
+        if (span >> (2 * SIZE_BITS)) & 3 > NULL:
+            p = span & START_MASK
+            stop = p + ((span >> SIZE_BITS) & START_MASK)
+            if p < stop and byte(data, p) > 0x7F:
+                low = high = int64(-1)
+            wide = False
+            while stop - p > 16 and not wide:  # bytes that only repeat the sign
+                wide = byte(data, p) != low & 0xFF or byte(data, p + 1) >> 7 != low & 1
+                p += 1
+            while p < stop and not wide:
+                high = high << 8 | (low >> 56 & 0xFF)
+                low = low << 8 | byte(data, p)
+                p += 1
+            if wide or _too_wide(high, low, most_high, most_low):
+                bad_item[bad] = at + i
+                bad_code[bad] = WIDE_DECIMAL
+                bad += 1
+                low = high = int64(0)
+        out[2 * (at + i)] = low
+        out[2 * (at + i) + 1] = high
+    return bad

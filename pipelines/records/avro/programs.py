@@ -1,0 +1,412 @@
+"""A writer's and the feed's schema → the operations that the compiled loop carries out (Avro's schema resolution).
+
+A program reads what the writer wrote, in its order, and puts what the feed's schema names into the slots of its nodes.
+Fields that only the writer has are skipped and told; fields that only the feed has get their default. Two schemas that
+do not match are an `Incompatible`; a branch of a union, or a symbol, that does not match is only refused when a record
+has it.
+"""
+
+from __future__ import annotations
+
+import math
+import struct
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from sluice.pipelines.records.avro import loops
+from sluice.pipelines.records.avro.reader import DURATION, as_record, branches, column_type, nullable
+from sluice.pipelines.records.avro.schema import AvroField, AvroKind, AvroType
+from sluice.pipelines.records.typed.tables import SchemaNode
+from sluice.pipelines.schema.schema import Kind as ColumnKind
+from sluice.pipelines.schema.schema import path_below
+
+MOST_OPS = 200_000
+
+
+class Incompatible(ValueError):
+    """Records of the writer's schema cannot be read as the feed's: the place, and why."""
+
+
+_PROMOTED = {
+    AvroKind.INT: (AvroKind.INT, AvroKind.LONG, AvroKind.FLOAT, AvroKind.DOUBLE),
+    AvroKind.LONG: (AvroKind.LONG, AvroKind.FLOAT, AvroKind.DOUBLE),
+    AvroKind.FLOAT: (AvroKind.FLOAT, AvroKind.DOUBLE),
+    AvroKind.DOUBLE: (AvroKind.DOUBLE,),
+    AvroKind.STRING: (AvroKind.STRING, AvroKind.BYTES),
+    AvroKind.BYTES: (AvroKind.BYTES, AvroKind.STRING),
+    AvroKind.BOOLEAN: (AvroKind.BOOLEAN,),
+    AvroKind.NULL: (AvroKind.NULL,),
+}
+_INTEGERS = (AvroKind.INT, AvroKind.LONG)
+
+
+class Pool:
+    """What all programs of a feed share: translations and jumps (`lists`), the bytes of constant texts (`texts`)."""
+
+    def __init__(self) -> None:
+        self.lists: list[int] = []
+        self.texts = bytearray()
+
+    def keep(self, numbers: Sequence[int]) -> int:
+        """Numbers, at the returned place of `lists`."""
+        self.lists += numbers
+        return len(self.lists) - len(numbers)
+
+    def text(self, data: bytes) -> tuple[int, int]:
+        """A text, from and up to these places of `texts`."""
+        self.texts += data
+        return len(self.texts) - len(data), len(self.texts)
+
+
+def program(
+    writer: AvroType, reader: AvroType, nodes: tuple[SchemaNode, ...], begin: int, pool: Pool
+) -> tuple[list[list[int]], dict[str, str]]:
+    """The operations, from number `begin` on, and the fields that only the writer has (path → type).
+
+    Raises Incompatible. `reader` is a record, whose columns the nodes are.
+    """
+    made = _Program(nodes, begin, pool)
+    made.record(as_record(writer), reader, nodes[0], "")
+    made.emit(loops.END)
+    return made.ops, made.unknown
+
+
+class _Program:
+    def __init__(self, nodes: tuple[SchemaNode, ...], begin: int, pool: Pool) -> None:
+        self._nodes, self._begin, self._pool = nodes, begin, pool
+        self.ops: list[list[int]] = []
+        self.unknown: dict[str, str] = {}
+
+    @property
+    def here(self) -> int:
+        """The number of the next operation."""
+        return self._begin + len(self.ops)
+
+    def emit(self, op: int, node: SchemaNode | None = None, a: int = 0, b: int = 0, c: int = 0) -> list[int]:
+        if len(self.ops) >= MOST_OPS:
+            raise Incompatible("its schema takes too many operations")
+        row = [op, node.index if node else -1, node.level if node else 0, a, b, c]
+        self.ops.append(row)
+        return row
+
+    # -- what both have
+
+    def record(self, w: AvroType, r: AvroType, node: SchemaNode, place: str) -> None:
+        """All fields of a record; the caller says that the struct is there."""
+        if w.kind is not AvroKind.RECORD or not _same_name(w, r):
+            raise Incompatible(f"{place or 'the record'}: {_said(w)} was written, and {_said(r)} is read")
+        children = {self._nodes[c].name: self._nodes[c] for c in node.children}
+        wanted = {f.name: f for f in r.fields}
+        for f in r.fields:
+            for alias in f.aliases:
+                wanted.setdefault(alias, f)
+        seen: set[str] = set()
+        written = {f.name for f in w.fields}
+        for f in w.fields:
+            target = wanted.get(f.name)
+            # A field of its own name goes before an alias.
+            if target is None or target.name in seen or (target.name != f.name and target.name in written):
+                self.skip(f.type)
+                self.unknown[f"{place}.{f.name}" if place else f.name] = _spelled(f.type)
+                continue
+            seen.add(target.name)
+            self.value(f.type, target.type, children[target.name], f"{place}.{f.name}" if place else f.name)
+        for f in r.fields:
+            if f.name not in seen:
+                self._default(f, children[f.name], f"{place}.{f.name}" if place else f.name)
+
+    def value(self, w: AvroType, r: AvroType, node: SchemaNode, place: str) -> None:
+        """One value, read from the writer's type into the node of the reader's."""
+        if w.kind is AvroKind.UNION:
+            self._written_union(w, r, node, place)
+        elif r.kind is AvroKind.UNION:
+            self._read_union(w, r, node, place)
+        else:
+            self._plain(w, r, node, place)
+
+    def _written_union(self, w: AvroType, r: AvroType, node: SchemaNode, place: str) -> None:
+        jump = self.emit(loops.BRANCH, node, b=len(w.inner))
+        at: list[int] = []
+        ends: list[list[int]] = []
+        fits = 0
+        for branch in w.inner:
+            at.append(self.here)
+            length, unknown = len(self.ops), dict(self.unknown)
+            try:
+                self.value(branch, r, node, place)
+                fits += 1
+            except Incompatible:
+                del self.ops[length:]
+                self.unknown = unknown
+                self.emit(loops.FAIL, node, loops.OTHER_BRANCH)
+            ends.append(self.emit(loops.JUMP))
+        if not fits:
+            raise Incompatible(f"{place}: no branch of the union that was written is {_said(r)}")
+        for row in ends:
+            row[loops.A] = self.here
+        jump[loops.A] = self._pool.keep(at)
+
+    def _read_union(self, w: AvroType, r: AvroType, node: SchemaNode, place: str) -> None:
+        """The first branch that matches best: of the same type, else one that the writer's can become."""
+        if w.kind is AvroKind.NULL and any(b.kind is AvroKind.NULL for b in r.inner):
+            return  # a slot that nobody writes is null
+        found = next((b for b in r.inner if _alike(w, b)), None) or next((b for b in r.inner if _fits(w, b)), None)
+        if found is None:
+            raise Incompatible(f"{place}: {_said(w)} was written, and no branch of the union is that")
+        if nullable(r) or len(branches(r)) < 2:
+            self.value(w, found, node, place)
+            return
+        self.emit(loops.PRESENT, node)
+        self.value(w, found, self._member(r, found, node), place)
+
+    def _member(self, r: AvroType, branch: AvroType, node: SchemaNode) -> SchemaNode:
+        place = next(i for i, b in enumerate(branches(r)) if b is branch)
+        return self._nodes[node.children[place]]
+
+    def _plain(self, w: AvroType, r: AvroType, node: SchemaNode, place: str) -> None:
+        """A value of a writer's and a reader's type that are no unions."""
+        if not _fits(w, r):
+            raise Incompatible(f"{place}: {_said(w)} was written, and {_said(r)} is read")
+        emit = self.emit
+        match r.kind:
+            case AvroKind.NULL:
+                return
+            case AvroKind.RECORD:
+                emit(loops.PRESENT, node)
+                self.record(w, r, node, place)
+            case AvroKind.ARRAY | AvroKind.MAP:
+                self._list(w, r, node, place)
+            case AvroKind.BOOLEAN:
+                emit(loops.TRUTH, node)
+            case AvroKind.INT | AvroKind.LONG:
+                emit(loops.LONG, node, b=int(w.kind is AvroKind.INT))
+            case AvroKind.FLOAT:
+                if w.kind in _INTEGERS:
+                    emit(loops.LONG, node, loops.AS_FLOAT, int(w.kind is AvroKind.INT))
+                else:
+                    emit(loops.FLOAT, node)
+            case AvroKind.DOUBLE:
+                if w.kind in _INTEGERS:
+                    emit(loops.LONG, node, loops.AS_DOUBLE, int(w.kind is AvroKind.INT))
+                elif w.kind is AvroKind.FLOAT:
+                    emit(loops.FLOAT, node, loops.AS_DOUBLE)
+                else:
+                    emit(loops.DOUBLE, node)
+            case AvroKind.STRING:
+                emit(loops.TEXT, node, 1)
+            case AvroKind.BYTES:
+                emit(loops.TEXT, node)
+            case AvroKind.FIXED if r.logical == "duration":
+                emit(loops.PRESENT, node)
+                for child in node.children:
+                    emit(loops.WORD, self._nodes[child])
+            case AvroKind.FIXED:
+                emit(loops.FIXED, node, r.size)
+            case AvroKind.ENUM:
+                known = {s: i for i, s in enumerate(r.symbols)}
+                other = known.get(r.default or "", -1)
+                emit(loops.ENUM, node, self._pool.keep([known.get(s, other) for s in w.symbols]), len(w.symbols))
+
+    def _list(self, w: AvroType, r: AvroType, node: SchemaNode, place: str) -> None:
+        least = least_bytes(w.inner[0]) + (r.kind is AvroKind.MAP)
+        begun = self.here
+        row = self.emit(loops.LIST, node, node.inner, c=least)
+        children = [self._nodes[c] for c in node.children]
+        if r.kind is AvroKind.MAP:
+            self.emit(loops.TEXT, children[0], 1)
+        kind = ColumnKind.MAP if r.kind is AvroKind.MAP else ColumnKind.LIST
+        self.value(w.inner[0], r.inner[0], children[-1], path_below(place, kind, ""))
+        self.emit(loops.NEXT, node, begun)
+        row[loops.B] = self.here
+
+    # -- what only the writer has
+
+    def skip(self, w: AvroType) -> None:
+        """Pass over a value, checked as far as its bounds go."""
+        emit = self.emit
+        match w.kind:
+            case AvroKind.NULL:
+                return
+            case AvroKind.BOOLEAN:
+                emit(loops.SKIP, a=1)
+            case AvroKind.INT | AvroKind.LONG | AvroKind.ENUM:
+                emit(loops.SKIP_LONG)
+            case AvroKind.FLOAT:
+                emit(loops.SKIP, a=4)
+            case AvroKind.DOUBLE:
+                emit(loops.SKIP, a=8)
+            case AvroKind.BYTES | AvroKind.STRING:
+                emit(loops.SKIP_TEXT)
+            case AvroKind.FIXED:
+                emit(loops.SKIP, a=w.size)
+            case AvroKind.RECORD:
+                for f in w.fields:
+                    self.skip(f.type)
+            case AvroKind.ARRAY | AvroKind.MAP:
+                begun = self.here
+                row = emit(loops.LIST, a=-1, c=least_bytes(w.inner[0]) + (w.kind is AvroKind.MAP))
+                if w.kind is AvroKind.MAP:
+                    emit(loops.SKIP_TEXT)
+                self.skip(w.inner[0])
+                emit(loops.NEXT, a=begun)
+                row[loops.B] = self.here
+            case AvroKind.UNION:
+                jump, at, ends = emit(loops.BRANCH, b=len(w.inner)), list[int](), list[list[int]]()
+                for branch in w.inner:
+                    at.append(self.here)
+                    self.skip(branch)
+                    ends.append(emit(loops.JUMP))
+                for end in ends:
+                    end[loops.A] = self.here
+                jump[loops.A] = self._pool.keep(at)
+
+    # -- what only the reader has
+
+    def _default(self, f: AvroField, node: SchemaNode, place: str) -> None:
+        if not f.has_default:
+            raise Incompatible(f"{place}: was not written, and has no default")
+        try:
+            self._constant(f.type, f.default, node)
+        except (TypeError, ValueError, AttributeError, struct.error, OverflowError) as error:
+            raise Incompatible(f"{place}: its default is not {_said(f.type)}") from error
+
+    def _constant(self, r: AvroType, value: Any, node: SchemaNode) -> None:
+        """A default as JSON has it. Raises TypeError or ValueError for one that is not of its type."""
+        emit = self.emit
+        match r.kind:
+            case AvroKind.NULL:
+                _check(value is None)
+            case AvroKind.UNION:
+                self._constant_union(r, value, node)
+            case AvroKind.RECORD:
+                emit(loops.PRESENT, node)
+                children = {self._nodes[c].name: self._nodes[c] for c in node.children}
+                for f in r.fields:
+                    given = f.name in value
+                    _check(given or f.has_default)
+                    self._constant(f.type, value[f.name] if given else f.default, children[f.name])
+            case AvroKind.ARRAY:
+                _check(isinstance(value, list))
+                emit(loops.LIST_OF, node, node.inner, len(value))
+                for v in value:
+                    emit(loops.ELEMENT, a=node.inner)
+                    self._constant(r.inner[0], v, self._nodes[node.children[0]])
+            case AvroKind.MAP:
+                _check(isinstance(value, Mapping))
+                emit(loops.LIST_OF, node, node.inner, len(value))
+                for k, v in value.items():
+                    emit(loops.ELEMENT, a=node.inner)
+                    emit(loops.CONSTANT, self._nodes[node.children[0]], *self._pool.text(k.encode()))
+                    self._constant(r.inner[0], v, self._nodes[node.children[1]])
+            case AvroKind.STRING:
+                emit(loops.CONSTANT, node, *self._pool.text(value.encode()))
+            case AvroKind.BYTES | AvroKind.FIXED:
+                self._constant_bytes(r, value.encode("latin-1"), node)
+            case AvroKind.ENUM:
+                emit(loops.NUMBER, node, r.symbols.index(value))
+            case _:
+                emit(loops.NUMBER, node, _bits(r.kind, value))
+
+    def _constant_bytes(self, r: AvroType, data: bytes, node: SchemaNode) -> None:
+        _check(r.kind is AvroKind.BYTES or len(data) == r.size)
+        if r.logical != "duration":
+            self.emit(loops.CONSTANT, node, *self._pool.text(data))
+            return
+        self.emit(loops.PRESENT, node)
+        for child, number in zip(node.children, struct.unpack(f"<{len(DURATION)}I", data), strict=True):
+            self.emit(loops.NUMBER, self._nodes[child], number)
+
+    def _constant_union(self, r: AvroType, value: Any, node: SchemaNode) -> None:
+        """Newer Avro lets a default be of any branch: the first that takes it."""
+        for branch in r.inner:
+            length = len(self.ops)
+            try:
+                if branch.kind is not AvroKind.NULL and len(branches(r)) > 1:
+                    self.emit(loops.PRESENT, node)
+                    self._constant(branch, value, self._member(r, branch, node))
+                else:
+                    self._constant(branch, value, node)
+                return
+            except (TypeError, ValueError, AttributeError, struct.error, OverflowError):
+                del self.ops[length:]
+        raise ValueError("no branch takes the default")
+
+
+def _check(right: bool) -> None:
+    if not right:
+        raise ValueError("not of this type")
+
+
+def _bits(kind: AvroKind, value: Any) -> int:
+    """A number as its slot holds it."""
+    if kind is AvroKind.BOOLEAN:
+        _check(isinstance(value, bool))
+        return int(value)
+    if kind in _INTEGERS:
+        bound = 1 << (31 if kind is AvroKind.INT else 63)
+        _check(isinstance(value, int) and not isinstance(value, bool) and -bound <= value < bound)
+        return int(value)
+    if isinstance(value, str):
+        _check(value in ("NaN", "Infinity", "-Infinity", "INF", "-INF"))
+        value = float(value.lower())
+    _check(isinstance(value, int | float) and not isinstance(value, bool))
+    code = "<f" if kind is AvroKind.FLOAT else "<d"
+    found = float(value)
+    packed = struct.pack(code, found if not math.isnan(found) else math.nan)
+    return int.from_bytes(packed, "little", signed=kind is AvroKind.DOUBLE)
+
+
+def _same_name(w: AvroType, r: AvroType) -> bool:
+    """Named types match by their names without namespaces, or by an alias of the reader's."""
+    if not w.name or not r.name:
+        return w.name == r.name
+    return w.short == r.short or w.name in r.aliases or w.short in {a.rpartition(".")[2] for a in r.aliases}
+
+
+def _alike(w: AvroType, r: AvroType) -> bool:
+    return w.kind is r.kind and _fits(w, r)
+
+
+def _fits(w: AvroType, r: AvroType) -> bool:
+    """Whether the reader's type may take what the writer's wrote, as far as the two alone tell."""
+    if w.logical and r.logical and (w.logical, w.scale) != (r.logical, r.scale):
+        return False  # a time in another unit, or other digits: nothing is converted
+    if w.kind in _PROMOTED:
+        return r.kind in _PROMOTED[w.kind]
+    if w.kind is not r.kind:
+        return False
+    if w.kind is AvroKind.FIXED:
+        return w.size == r.size and _same_name(w, r)
+    return w.kind in (AvroKind.ARRAY, AvroKind.MAP) or _same_name(w, r)
+
+
+def least_bytes(w: AvroType) -> int:
+    """The fewest bytes that a value takes; 0 only for one that never takes any."""
+    match w.kind:
+        case AvroKind.NULL:
+            return 0
+        case AvroKind.FLOAT:
+            return 4
+        case AvroKind.DOUBLE:
+            return 8
+        case AvroKind.FIXED:
+            return w.size
+        case AvroKind.RECORD:
+            return min(sum(least_bytes(f.type) for f in w.fields), 1 << 30)
+        case AvroKind.UNION:
+            return 1 + min(map(least_bytes, w.inner))
+    return 1
+
+
+def _spelled(w: AvroType) -> str:
+    """The type of a column for it, as a feed spells it; `json` for what can be none."""
+    try:
+        return str(column_type(w))
+    except ValueError:
+        return "json"
+
+
+def _said(t: AvroType) -> str:
+    """A type for people, with its name."""
+    kind = f"{t.kind} {t.short}" if t.name else str(t.kind)
+    return f"{kind} ({t.logical})" if t.logical else kind

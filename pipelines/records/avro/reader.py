@@ -1,0 +1,167 @@
+"""The feed's own Avro schema, by which it reads records of every writer, and the columns that follow from it. Light.
+
+docs/formats.md has the table of types. A field that may be null is a union with null; any other is `not null`. A union
+of several types lands as a struct with a member for each, of which one is not null.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from functools import cached_property
+from typing import Protocol
+
+from sluice.pipelines.records.avro.schema import (
+    AvroField,
+    AvroKind,
+    AvroSchemaError,
+    AvroType,
+    canonical,
+    parse,
+)
+from sluice.pipelines.schema.schema import Field, Kind, Schema, Type, parse_schema, path_below
+from sluice.pipelines.schema.wider import MOST_DIGITS
+
+VALUE = "value"
+"""The column of a schema that is no record."""
+DURATION = ("months", "days", "millis")
+
+
+class WireFormat(StrEnum):
+    """What is before a record's Avro bytes."""
+
+    CONFLUENT = "confluent"
+    """A zero byte, and the number of the writer's schema in the registry, in four bytes, the highest first."""
+    BARE = "bare"
+    """Nothing: all records are written by the feed's own schema."""
+
+
+class WriterSchemas(Protocol):
+    """Schemas that records were written by."""
+
+    def texts(self, id: int) -> tuple[str, ...] | None:
+        """The schema of that number, the last, after all that it refers to; None where it is known that there is none.
+
+        Raises a SluiceError when nobody can tell now.
+        """
+        ...
+
+
+@dataclass(frozen=True)
+class AvroReader:
+    """How records are read: the texts of the feed's schema (the last, after what it refers to), and the wire format.
+
+    Raises AvroSchemaError, when it is made, for a schema that does not parse, and SchemaError for one that makes no
+    columns.
+    """
+
+    texts: tuple[str, ...]
+    wire: WireFormat
+
+    def __post_init__(self) -> None:
+        _ = self.columns
+
+    @cached_property
+    def type(self) -> AvroType:
+        """The feed's schema, as a record."""
+        return as_record(parse(self.texts))
+
+    @cached_property
+    def columns(self) -> Schema:
+        """The columns of rows."""
+        return parse_schema({f.name: _field(f, f.name).text for f in self.type.fields})
+
+    @cached_property
+    def fingerprint(self) -> str:
+        """16 hex digits. Readers that make the same rows of the same records have the same ones."""
+        said = "\n".join((*map(canonical, self.texts), *map(str, self.columns.texts().items()), self.wire))
+        return hashlib.sha256(said.encode()).hexdigest()[:16]
+
+
+def as_record(t: AvroType) -> AvroType:
+    """The type, as a record of one field if it is none."""
+    if t.kind is AvroKind.RECORD:
+        return t
+    return AvroType(AvroKind.RECORD, fields=(AvroField(VALUE, t),), weight=t.weight + 1, depth=t.depth + 1)
+
+
+def nullable(t: AvroType) -> AvroType | None:
+    """What the type is besides null, if it is a union of null and one other; else None."""
+    others = [b for b in t.inner if b.kind is not AvroKind.NULL]
+    return others[0] if t.kind is AvroKind.UNION and len(others) == 1 else None
+
+
+def branches(t: AvroType) -> Sequence[AvroType]:
+    """The branches of a union that are not null: the members of its struct, in order."""
+    return [b for b in t.inner if b.kind is not AvroKind.NULL]
+
+
+def column_type(t: AvroType) -> Type:
+    """The type of a column for it. Raises AvroSchemaError where no column can hold it."""
+    return _type(t, "")[0]
+
+
+def _field(f: AvroField, place: str) -> Field:
+    kind, required = _type(f.type, place)
+    return Field(f.name, kind, required)
+
+
+def _type(t: AvroType, place: str) -> tuple[Type, bool]:
+    """The type of a column, and whether it is always there."""
+    match t.kind:
+        case AvroKind.UNION:
+            return _union(t, place)
+        case AvroKind.NULL:
+            return Type(Kind.STRING), False
+        case AvroKind.RECORD:
+            if not t.fields:
+                raise AvroSchemaError(place, "is a record without fields, which no column can be")
+            return Type(Kind.STRUCT, fields=tuple(_field(f, f"{place}.{f.name}") for f in t.fields)), True
+        case AvroKind.ARRAY | AvroKind.MAP:
+            kind = Kind.LIST if t.kind is AvroKind.ARRAY else Kind.MAP
+            inside, required = _type(t.inner[0], path_below(place, kind, ""))
+            return Type(kind, fields=(Field("", inside, required),)), True
+    return _scalar(t, place), True
+
+
+def _union(t: AvroType, place: str) -> tuple[Type, bool]:
+    others = branches(t)
+    required = len(others) == len(t.inner)
+    if not others:
+        return Type(Kind.STRING), False
+    if len(others) == 1:
+        return _type(others[0], place)[0], required
+    members = tuple(Field(b.short, _type(b, f"{place}.{b.short}")[0]) for b in others)
+    if len({m.name.casefold() for m in members}) < len(members):
+        raise AvroSchemaError(place, "is a union of types whose names differ by their namespace or case only")
+    return Type(Kind.STRUCT, fields=members), required
+
+
+_KINDS = {
+    AvroKind.BOOLEAN: Kind.BOOL,
+    AvroKind.INT: Kind.INT32,
+    AvroKind.LONG: Kind.INT64,
+    AvroKind.FLOAT: Kind.FLOAT32,
+    AvroKind.DOUBLE: Kind.FLOAT64,
+    AvroKind.BYTES: Kind.BINARY,
+    AvroKind.STRING: Kind.STRING,
+    AvroKind.FIXED: Kind.BINARY,
+    AvroKind.ENUM: Kind.STRING,
+}
+_UNITS = {"millis": "ms", "micros": "us", "nanos": "ns"}
+
+
+def _scalar(t: AvroType, place: str) -> Type:
+    if t.logical == "decimal":
+        if t.precision > MOST_DIGITS:
+            raise AvroSchemaError(place, f"is a decimal of {t.precision} digits; a column has at most {MOST_DIGITS}")
+        return Type(Kind.DECIMAL, t.precision, t.scale)
+    if t.logical == "date":
+        return Type(Kind.DATE)
+    if t.logical == "duration":
+        return Type(Kind.STRUCT, fields=tuple(Field(name, Type(Kind.UINT32), True) for name in DURATION))
+    if "timestamp" in t.logical:
+        return Type(Kind.TIMESTAMP, unit=_UNITS[t.logical.rpartition("-")[2]])
+    return Type(_KINDS[t.kind])

@@ -1,0 +1,303 @@
+"""Avro schemas (specification 1.12), parsed from their JSON into frozen types. Light: no Arrow, no compiled loops.
+
+`parse` takes the texts of a schema and of those that it refers to. What does not parse raises AvroSchemaError, which
+says where. A schema is input from outside: its text, depth, names and nodes are bounded, and a recursive one is refused
+by name, since no table has room for it. Logical types that their type cannot have are passed over, as the specification
+asks.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from enum import StrEnum
+from typing import Any
+
+MOST_TEXT = 1 << 20
+"""Bytes of a schema's text."""
+MOST_DEPTH = 64
+"""Records, arrays, maps and unions inside one another."""
+MOST_TYPES = 16_384
+"""Types of a schema, each counted as often as it is used."""
+MOST_FIXED = 1 << 20
+_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,199}")
+
+
+class AvroKind(StrEnum):
+    """The types of the specification."""
+
+    NULL = "null"
+    BOOLEAN = "boolean"
+    INT = "int"
+    LONG = "long"
+    FLOAT = "float"
+    DOUBLE = "double"
+    BYTES = "bytes"
+    STRING = "string"
+    FIXED = "fixed"
+    ENUM = "enum"
+    RECORD = "record"
+    ARRAY = "array"
+    MAP = "map"
+    UNION = "union"
+
+
+NAMED = (AvroKind.RECORD, AvroKind.ENUM, AvroKind.FIXED)
+_PRIMITIVES = {k.value: k for k in AvroKind if k not in (*NAMED, AvroKind.ARRAY, AvroKind.MAP, AvroKind.UNION)}
+_LOGICAL = {
+    "date": AvroKind.INT,
+    "time-millis": AvroKind.INT,
+    "time-micros": AvroKind.LONG,
+    "timestamp-millis": AvroKind.LONG,
+    "timestamp-micros": AvroKind.LONG,
+    "timestamp-nanos": AvroKind.LONG,
+    "local-timestamp-millis": AvroKind.LONG,
+    "local-timestamp-micros": AvroKind.LONG,
+    "local-timestamp-nanos": AvroKind.LONG,
+}
+
+
+class AvroSchemaError(ValueError):
+    """A schema that does not parse, or that no table has room for. `place` is the path in it."""
+
+    def __init__(self, place: str, what: str) -> None:
+        super().__init__(f"{place}: {what}" if place else what)
+        self.place, self.what = place, what
+
+
+@dataclass(frozen=True, slots=True)
+class AvroField:
+    """A field of a record. `default` is as JSON has it, and means something only if `has_default`."""
+
+    name: str
+    type: AvroType
+    aliases: tuple[str, ...] = ()
+    has_default: bool = False
+    default: Any = None
+
+
+@dataclass(frozen=True, slots=True)
+class AvroType:
+    """One type.
+
+    `name` and `aliases` of a named type are full names. `inner` is an array's element, a map's value or a union's
+    branches. `size` is a fixed one's bytes. `logical` is empty unless the type can have it; `precision` and `scale` are
+    a decimal's. `weight` counts the types in it, itself included.
+    """
+
+    kind: AvroKind
+    name: str = ""
+    aliases: tuple[str, ...] = ()
+    logical: str = ""
+    precision: int = 0
+    scale: int = 0
+    size: int = 0
+    symbols: tuple[str, ...] = ()
+    default: str | None = None
+    fields: tuple[AvroField, ...] = ()
+    inner: tuple[AvroType, ...] = ()
+    weight: int = field(default=1, compare=False)
+    depth: int = field(default=1, compare=False)
+
+    @property
+    def short(self) -> str:
+        """The name without its namespace; of a type without a name, its kind."""
+        return self.name.rpartition(".")[2] or str(self.kind)
+
+
+def parse(texts: Sequence[str]) -> AvroType:
+    """The type of the last of these texts; the others are what it refers to, each after what it refers to itself.
+
+    Raises AvroSchemaError.
+    """
+    parser = _Parser()
+    found = None
+    for text in texts:
+        found = parser.schema(_loaded(text), "", "", 0)
+    if found is None:
+        raise AvroSchemaError("", "there is no schema")
+    return found
+
+
+def canonical(text: str) -> str:
+    """The schema without what changes nothing (documentation, white space, the order of attributes), as text."""
+    return json.dumps(_without_docs(_loaded(text)), sort_keys=True, separators=(",", ":"))
+
+
+def _without_docs(node: Any) -> Any:
+    if isinstance(node, Mapping):
+        return {k: v if k == "default" else _without_docs(v) for k, v in node.items() if k != "doc"}
+    return [_without_docs(n) for n in node] if isinstance(node, list) else node
+
+
+def _loaded(text: str) -> Any:
+    if len(text) > MOST_TEXT:
+        raise AvroSchemaError("", f"is longer than {MOST_TEXT} characters")
+    try:
+        return json.loads(text)
+    except RecursionError:
+        raise AvroSchemaError("", "is nested too deeply") from None
+    except ValueError:
+        if text.strip() in _PRIMITIVES:
+            return text.strip()
+        raise AvroSchemaError("", "is not JSON") from None
+
+
+class _Parser:
+    """Knows the named types that were parsed so far."""
+
+    def __init__(self) -> None:
+        self._named: dict[str, AvroType] = {}
+        self._open: list[str] = []
+
+    def schema(self, node: Any, space: str, place: str, depth: int) -> AvroType:
+        if depth > MOST_DEPTH:
+            raise AvroSchemaError(place, f"is nested deeper than {MOST_DEPTH} types")
+        if isinstance(node, str):
+            return self._called(node, space, place)
+        if isinstance(node, list):
+            return self._union(node, space, place, depth)
+        if not isinstance(node, Mapping):
+            raise AvroSchemaError(place, "is no type")
+        said = node.get("type")
+        if isinstance(said, Mapping | list):
+            return self.schema(said, space, place, depth + 1)
+        match said:
+            case "record" | "error":
+                return self._record(node, space, place, depth)
+            case "enum":
+                return self._enum(node, space, place)
+            case "fixed":
+                return self._fixed(node, space, place)
+            case "array" | "map":
+                inside = self.schema(node.get("items" if said == "array" else "values"), space, place, depth + 1)
+                return _holder(AvroKind(said), (inside,), place)
+            case str():
+                return _logical(self._called(said, space, place), node)
+        raise AvroSchemaError(place, "has no type")
+
+    def _called(self, name: str, space: str, place: str) -> AvroType:
+        if name in _PRIMITIVES:
+            return AvroType(_PRIMITIVES[name])
+        full = name if "." in name or not space else f"{space}.{name}"
+        for known in (full, name):
+            if known in self._open:
+                raise AvroSchemaError(place, f"holds itself: {_shown(known)} is recursive, and a table is not")
+            if known in self._named:
+                return self._named[known]
+        raise AvroSchemaError(place, f"is a type that nothing defines: {_shown(name)}")
+
+    def _union(self, node: list[Any], space: str, place: str, depth: int) -> AvroType:
+        if not node:
+            raise AvroSchemaError(place, "is a union of nothing")
+        branches = tuple(self.schema(n, space, place, depth + 1) for n in node)
+        names = [b.name or str(b.kind) for b in branches]
+        if AvroKind.UNION in (b.kind for b in branches) or len(set(names)) < len(names):
+            raise AvroSchemaError(place, "is a union of unions, or has a type twice")
+        return _holder(AvroKind.UNION, branches, place)
+
+    def _record(self, node: Mapping[str, Any], space: str, place: str, depth: int) -> AvroType:
+        name, space, aliases = self._name(node, space, place)
+        fields = node.get("fields")
+        if not isinstance(fields, list):
+            raise AvroSchemaError(place, "is a record without fields")
+        self._open.append(name)
+        found = tuple(self._field(f, space, place, depth) for f in fields)
+        self._open.pop()
+        names = [f.name for f in found]
+        if len(set(names)) < len(names):
+            raise AvroSchemaError(place, "has a field twice")
+        weight, depth = _size([f.type for f in found], place)
+        return self._keep(AvroType(AvroKind.RECORD, name, aliases, fields=found, weight=weight, depth=depth), place)
+
+    def _field(self, node: Any, space: str, place: str, depth: int) -> AvroField:
+        name = node.get("name") if isinstance(node, Mapping) else None
+        if not isinstance(name, str) or not _NAME.fullmatch(name):
+            raise AvroSchemaError(place, "has a field without a name that Avro allows")
+        where = f"{place}.{name}" if place else name
+        kind = self.schema(node.get("type"), space, where, depth + 1)
+        return AvroField(name, kind, _strings(node, "aliases", where), "default" in node, node.get("default"))
+
+    def _enum(self, node: Mapping[str, Any], space: str, place: str) -> AvroType:
+        name, _, aliases = self._name(node, space, place)
+        symbols, default = _strings(node, "symbols", place), node.get("default")
+        if not symbols or len(set(symbols)) < len(symbols) or not all(map(_NAME.fullmatch, symbols)):
+            raise AvroSchemaError(place, "is an enum without symbols that Avro allows")
+        if default is not None and default not in symbols:
+            raise AvroSchemaError(place, "has a default that is none of its symbols")
+        return self._keep(AvroType(AvroKind.ENUM, name, aliases, symbols=symbols, default=default), place)
+
+    def _fixed(self, node: Mapping[str, Any], space: str, place: str) -> AvroType:
+        name, _, aliases = self._name(node, space, place)
+        size = node.get("size")
+        if not isinstance(size, int) or isinstance(size, bool) or not 0 <= size <= MOST_FIXED:
+            raise AvroSchemaError(place, "is fixed, without a size that can be")
+        return self._keep(_logical(AvroType(AvroKind.FIXED, name, aliases, size=size), node), place)
+
+    def _name(self, node: Mapping[str, Any], space: str, place: str) -> tuple[str, str, tuple[str, ...]]:
+        """The full name of a type, the namespace inside of it, and its aliases as full names."""
+        said, given = node.get("name"), node.get("namespace")
+        if not isinstance(said, str) or not all(map(_NAME.fullmatch, said.split("."))):
+            raise AvroSchemaError(place, "is a type without a name that Avro allows")
+        own, _, name = said.rpartition(".")
+        space = own or (given if isinstance(given, str) else space)
+        aliases = _strings(node, "aliases", place)
+        full = tuple(a if "." in a or not space else f"{space}.{a}" for a in aliases)
+        return (f"{space}.{name}" if space else name), space, full
+
+    def _keep(self, made: AvroType, place: str) -> AvroType:
+        if made.name in self._named and self._named[made.name] != made:
+            raise AvroSchemaError(place, f"defines {_shown(made.name)} a second time, in another way")
+        self._named[made.name] = made
+        return made
+
+
+def _holder(kind: AvroKind, inside: tuple[AvroType, ...], place: str) -> AvroType:
+    weight, depth = _size(inside, place)
+    return AvroType(kind, inner=inside, weight=weight, depth=depth)
+
+
+def _size(inside: Sequence[AvroType], place: str) -> tuple[int, int]:
+    """Weight and depth of what holds these types, checked."""
+    weight, depth = 1 + sum(t.weight for t in inside), 1 + max((t.depth for t in inside), default=0)
+    if weight > MOST_TYPES:
+        raise AvroSchemaError(place, f"has more than {MOST_TYPES} types, each counted as often as it is used")
+    if depth > MOST_DEPTH:
+        raise AvroSchemaError(place, f"is nested deeper than {MOST_DEPTH} types")
+    return weight, depth
+
+
+def _strings(node: Mapping[str, Any], name: str, place: str) -> tuple[str, ...]:
+    found = node.get(name, [])
+    if not isinstance(found, list) or not all(isinstance(s, str) for s in found):
+        raise AvroSchemaError(place, f"has {name} that are no list of names")
+    return tuple(found)
+
+
+def _logical(t: AvroType, node: Mapping[str, Any]) -> AvroType:
+    """The type with its logical type, where it can have it; else the type alone."""
+    said = node.get("logicalType")
+    if not isinstance(said, str):
+        return t
+    if _LOGICAL.get(said) is t.kind:
+        return replace(t, logical=said)
+    if said == "uuid" and (t.kind is AvroKind.STRING or (t.kind is AvroKind.FIXED and t.size == 16)):
+        return replace(t, logical=said)
+    if said == "duration" and t.kind is AvroKind.FIXED and t.size == 12:
+        return replace(t, logical=said)
+    if said == "decimal" and t.kind in (AvroKind.BYTES, AvroKind.FIXED):
+        precision, scale = _whole(node.get("precision")), _whole(node.get("scale", 0))
+        if precision >= 1 and 0 <= scale <= precision:
+            return replace(t, logical=said, precision=precision, scale=scale)
+    return t
+
+
+def _whole(number: Any) -> int:
+    """The number, −1 if it is no whole one or absurd."""
+    return number if isinstance(number, int) and not isinstance(number, bool) and number < 1 << 31 else -1
+
+
+def _shown(name: str) -> str:
+    return name if name.isprintable() and len(name) <= 200 else "a name that cannot be shown"

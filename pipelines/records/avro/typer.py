@@ -1,0 +1,238 @@
+"""Turns the Avro values of a chunk into columns of the feed's schema, block by block.
+
+Records of several writers' schemas may follow one another: the loop asks for a schema when it meets one for the first
+time. Promise: each record of a chunk is either typed or refused; a chunk comes in several pieces when its columns would
+take much more memory than its values; the result depends on the values and the writers' schemas alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from sluice.pipelines.records.avro import loops
+from sluice.pipelines.records.avro.columns import columns_of
+from sluice.pipelines.records.avro.loops import Found, Tables
+from sluice.pipelines.records.avro.programs import Incompatible, Pool, program
+from sluice.pipelines.records.avro.reader import AvroReader, WireFormat, WriterSchemas
+from sluice.pipelines.records.avro.schema import MOST_DEPTH, AvroSchemaError, AvroType, parse
+from sluice.pipelines.records.compiled import Array
+from sluice.pipelines.records.typed.columns import buffer
+from sluice.pipelines.records.typed.tables import BLOCK_ROWS, BLOCK_SLOTS, SchemaNode, most_elements, nodes_of
+from sluice.pipelines.records.typed.typer import KEPT_SLOTS, PIECE_BYTES, PieceBuilder, TypedPiece, buffers_of
+
+_BARE = 0
+"""The number under which a feed without a registry has its one schema."""
+MOST_SCHEMAS = 10_000
+"""How many writers' schemas are kept ready. Beyond that all are forgotten and made again when they are met."""
+
+
+class AvroTyper:
+    """Types chunk after chunk by one schema. Not safe for two threads at once.
+
+    `told` has, for the piece that came last, each writer's schema with the number of its records and the row of the
+    first. `unknown` are, by schema, the fields that only the writer has, with their types.
+    """
+
+    def __init__(self, reader: AvroReader, writers: WriterSchemas | None, *, closed: bool = False) -> None:
+        self.nodes = nodes_of(reader.columns)
+        self._reader, self._writers, self._closed = reader, writers, closed
+        self._begin()
+
+    def _begin(self) -> None:
+        """Know no schema yet."""
+        self._pool, self._ops, self._places = Pool(), list[list[int]](), dict[int, int]()
+        self.unknown: dict[int, Mapping[str, str]] = {}
+        self.told: dict[int, tuple[int, int]] = {}
+        self._tables = _tables(self.nodes)
+        self._block = int(self._tables.room[0])
+        self._found = Found(*(np.empty(self._block, np.int32) for _ in range(5)))
+        self._tables.state[loops.HEADER] = self._reader.wire is WireFormat.CONFLUENT
+        if self._reader.wire is WireFormat.BARE:
+            self._learn(_BARE, self._reader.type)
+
+    def pieces(self, values: pa.Array) -> Iterator[TypedPiece]:
+        """The typed rows of a binary array without an Arrow offset. A null becomes a row of nulls."""
+        if not len(values):
+            return
+        data, ends, valid = buffers_of(values)
+        state = self._tables.state
+        state[loops.ROW], state[loops.LAST] = 0, len(values)
+        while state[loops.ROW] < len(values):
+            yield self._piece(data, ends, valid)
+        if len(self._tables.spans) > KEPT_SLOTS:
+            self._tables = _with_room(self._tables, _first_room(self.nodes, self._block))
+        if len(self._places) > MOST_SCHEMAS:
+            self._begin()
+
+    def _piece(self, data: Array, ends: Array, valid: Array) -> TypedPiece:
+        state = self._tables.state
+        start, last = int(state[loops.ROW]), int(state[loops.LAST])
+        out = AvroPiece(self.nodes, self._reader.type, last - start)
+        most = PIECE_BYTES + 2 * int(ends[last] - ends[0])
+        self._tables.told[:] = 0
+        read, known = self._with_constants(data), len(self._pool.texts)
+        while state[loops.ROW] < last and out.nbytes < most:
+            if len(self._pool.texts) != known:
+                read, known = self._with_constants(data), len(self._pool.texts)
+            code = loops.scan(read, ends, valid, self._tables, self._found)
+            out.take(read, self._tables, self._found)
+            self._answer(code, out)
+        told = self._tables.told
+        self.told = {
+            schema: (int(told[place, 0]), int(told[place, 1]))
+            for schema, place in self._places.items()
+            if told[place, 0]
+        }
+        return out.finished(start, int(state[loops.ROW]), ends)
+
+    def _with_constants(self, data: Array) -> Array:
+        """The chunk's bytes, with the constants of the programs behind them."""
+        self._tables.state[loops.POOL] = len(data)
+        if not self._pool.texts:
+            return data
+        return np.concatenate([data, np.frombuffer(bytes(self._pool.texts), np.uint8)])
+
+    def _answer(self, code: int, out: AvroPiece) -> None:
+        """Give the loop what it asked for: room, a schema; or refuse a record that asks for too much."""
+        t, state = self._tables, self._tables.state
+        if code == loops.WANT:
+            self._ask(int(state[loops.NEED]))
+        elif code == loops.GROW_LEVEL:
+            level, room = int(state[loops.NEED]), t.room.copy()
+            most = max(most_elements(self.nodes, level), int(room[level]))
+            if room[level] < most:
+                room[level] = min(2 * room[level], most)
+                self._tables = _with_room(t, room)
+            else:
+                holder = next(n.index for n in self.nodes if n.inner == level and n.inner != n.level)
+                out.refuse(int(state[loops.ROW]), loops.MANY, holder)
+                state[loops.ROW] += 1
+
+    def _ask(self, schema: int) -> None:
+        """Learn the schema of that number. Raises a SluiceError when nobody can tell it now."""
+        texts = self._writers.texts(schema) if self._writers else None
+        if texts is None:
+            self._know(schema, -loops.NO_SCHEMA)
+            return
+        try:
+            self._learn(schema, parse(texts))
+        except AvroSchemaError:
+            self._know(schema, -loops.INCOMPATIBLE)
+
+    def _learn(self, schema: int, writer: AvroType) -> None:
+        begin = len(self._ops)
+        try:
+            ops, self.unknown[schema] = program(writer, self._reader.type, self.nodes, begin, self._pool)
+        except Incompatible:
+            self._know(schema, -loops.INCOMPATIBLE)
+            return
+        if self._closed and self.unknown[schema]:
+            self._know(schema, -loops.NEW_FIELDS)
+            return
+        self._ops += ops
+        table = np.zeros((len(self._ops), loops.OP_FIELDS), np.int64)
+        table[:, : len(self._ops[0])] = self._ops
+        self._tables = self._tables._replace(ops=table, lists=np.array([*self._pool.lists, 0], np.int64))
+        self._know(schema, begin)
+
+    def _know(self, schema: int, start: int) -> None:
+        """Enter a program, or why there is none, into the hash table."""
+        known = {s: int(self._tables.starts[p]) for s, p in self._places.items()} | {schema: start}
+        counted = {s: self._tables.told[p].copy() for s, p in self._places.items()}
+        size = 1 << (2 * len(known)).bit_length()
+        ids, starts = np.full(size, -1, np.int64), np.zeros(size, np.int64)
+        told = np.zeros((size, loops.OP_FIELDS), np.int64)
+        self._places = {}
+        for number, begin in known.items():
+            place = number * loops.SPREAD & (size - 1)
+            while ids[place] >= 0:
+                place = (place + 1) & (size - 1)
+            ids[place], starts[place], self._places[number] = number, begin, place
+            if number in counted:
+                told[place] = counted[number]
+        self._tables = self._tables._replace(ids=ids, starts=starts, told=told)
+        # Without a header, the loop looks where it looked last.
+        self._tables.state[loops.KNOWN] = self._places[schema]
+
+
+class AvroPiece(PieceBuilder):
+    """Builds one piece of Avro records, block by block."""
+
+    def __init__(self, nodes: tuple[SchemaNode, ...], reader: AvroType, items: int) -> None:
+        super().__init__(nodes, columns_of(nodes, reader, items))
+        self._rows = 0
+
+    def take(self, data: Array, t: Tables, found: Found) -> None:
+        """Append the block that the tables hold, and empty them."""
+        out, bad = int(t.state[loops.OUT]), int(t.state[loops.BAD])
+        if bad:
+            lists = (found.bad_row, found.bad_code, found.bad_node, found.bad_at)
+            self._refused.append(tuple(a[:bad].copy() for a in lists))
+        if not out:
+            return
+        self._source.append(found.source[:out].copy())
+        self._extra_ends.append(np.zeros(out, np.int32))
+        before = [c.items for c in self._columns]
+        for node, column in zip(self._nodes, self._columns, strict=True):
+            base, n = int(t.bases[node.index]), int(t.counts[node.level]) if node.level else out
+            slots, there = t.spans[base : base + n], t.there[base : base + n]
+            append: Any = getattr(column, "append_slots", None)
+            self._note(node, append(data, slots, there) if append else column.append(data, slots))
+            slots[:] = 0
+            there[:] = 0
+        self.check_maps(before)
+
+    def finished(self, start: int, stop: int, ends: Array) -> TypedPiece:
+        """The finished piece, of rows [start, stop) of the chunk."""
+        return self.finish(start, stop, ends, np.empty(0, np.uint8))
+
+
+def _tables(nodes: tuple[SchemaNode, ...]) -> Tables:
+    table = np.zeros((len(nodes), loops.OP_FIELDS), np.int64)
+    table[:, loops.LEVEL] = [n.level for n in nodes]
+    levels = 1 + max(n.inner for n in nodes)
+    rows = min(max(BLOCK_SLOTS // len(nodes), BLOCK_ROWS[0]), BLOCK_ROWS[1])
+    room = _first_room(nodes, rows)
+    state = np.zeros(loops.SLOTS, np.int64)
+    state[loops.MOST_OUT] = rows
+    numbers = np.zeros(levels, np.int64)
+    found = Tables(
+        ops=np.zeros((1, loops.OP_FIELDS), np.int64),
+        lists=np.zeros(1, np.int64),
+        ids=np.full(2, -1, np.int64),
+        starts=np.zeros(2, np.int64),
+        told=np.zeros((2, loops.OP_FIELDS), np.int64),
+        nodes=table,
+        bases=np.zeros(len(nodes), np.int64),
+        spans=np.empty(0, np.int64),
+        there=np.empty(0, np.uint8),
+        counts=numbers.copy(),
+        room=room,
+        kept=numbers.copy(),
+        at=numbers.copy(),
+        stack=np.zeros(loops.FRAME * (MOST_DEPTH + 2), np.int64),
+        state=state,
+    )
+    return _with_room(found, room)
+
+
+def _first_room(nodes: tuple[SchemaNode, ...], rows: int) -> Array:
+    room = np.full(1 + max(n.inner for n in nodes), 2 * rows, np.int64)
+    room[0] = rows
+    return room
+
+
+def _with_room(t: Tables, room: Array) -> Tables:
+    """The same tables with empty slots: `room` gives the number of elements of each level."""
+    sizes = room[t.nodes[:, loops.LEVEL]]
+    t.bases[:] = np.cumsum(sizes) - sizes
+    t.counts[:] = 0
+    t.state[loops.OUT] = 0
+    total = int(sizes.sum())
+    spans, there = buffer(total, np.int64), buffer(total, np.uint8)
+    spans[:], there[:] = 0, 0
+    return t._replace(spans=spans, there=there, room=room)

@@ -1,0 +1,27 @@
+"""Avro schemas as registries and files hold them: parsed, made into columns and into a program, or refused in words."""
+
+from __future__ import annotations
+
+import json
+
+from sluice.pipelines.records.avro.programs import Incompatible, Pool, program
+from sluice.pipelines.records.avro.reader import AvroReader, WireFormat, as_record
+from sluice.pipelines.records.avro.schema import AvroSchemaError, canonical, parse
+from sluice.pipelines.records.typed.tables import nodes_of
+from sluice.pipelines.schema.schema import SchemaError
+from tests.fuzz.target import Target
+from tests.fuzz.targets.avro import NEWER, SCHEMAS
+
+
+def _schema(data: bytes) -> str:
+    try:
+        text = data.decode()
+        reader = AvroReader((text,), WireFormat.BARE)
+        program(as_record(parse((text,))), reader.type, nodes_of(reader.columns), 0, Pool())
+        assert parse((canonical(text),)) is not None
+    except (UnicodeDecodeError, AvroSchemaError, SchemaError, Incompatible) as error:
+        return type(error).__name__
+    return "read"
+
+
+AVRO_SCHEMAS = Target("avro-schemas", lambda: [json.dumps(s).encode() for s in (*SCHEMAS, NEWER)], _schema)

@@ -1,0 +1,163 @@
+"""Records of several writers, and those that are refused: the reason, the field, the byte, the schema's number."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from sluice.pipelines.records.avro.reader import AvroReader, WireFormat
+from sluice.pipelines.records.avro.schema import AvroSchemaError
+from sluice.pipelines.schema.schema import SchemaError
+from sluice.pipelines.vocabulary.receipts import DriftKind
+from tests.pipelines.records.avro.rows import Schemas, convert, encoded, reader_of
+
+ORDER: dict[str, Any] = {
+    "type": "record",
+    "name": "Order",
+    "fields": [{"name": "id", "type": "string"}, {"name": "items", "type": ["null", "int"], "default": None}],
+}
+NEWER = ORDER | {"fields": [*ORDER["fields"], {"name": "country", "type": "string", "default": "DE"}]}
+OTHER = {"type": "record", "name": "Customer", "fields": [{"name": "id", "type": "string"}]}
+
+
+def of(kind: Any) -> dict[str, Any]:
+    return {"type": "record", "name": "R", "fields": [{"name": "x", "type": kind}]}
+
+
+def test_records_of_several_writers_are_one_table() -> None:
+    records = [
+        encoded(ORDER, {"id": "a", "items": 1}, 1),
+        encoded(NEWER, {"id": "b", "items": None, "country": "FR"}, 2),
+        None,
+        encoded(ORDER, {"id": "c", "items": 3}, 1),
+    ]
+    schemas = Schemas({1: ORDER, 2: NEWER})
+    landed, held, drift = convert(reader_of(NEWER), records, schemas)
+    assert held is None
+    assert landed.select(["id", "items", "country"]).to_pylist() == [
+        {"id": "a", "items": 1, "country": "DE"},
+        {"id": "b", "items": None, "country": "FR"},
+        {"id": None, "items": None, "country": None},
+        {"id": "c", "items": 3, "country": "DE"},
+    ]
+    assert landed["kafka_tombstone"].to_pylist() == [False, False, True, False]
+    assert schemas.asked == [1, 2]
+    assert drift == []
+
+
+def test_fields_that_only_the_writer_has_are_counted_as_drift() -> None:
+    records = [encoded(ORDER, {"id": "a", "items": 1}, 1), encoded(NEWER, {"id": "b", "items": 2, "country": "FR"}, 2)]
+    schemas = Schemas({1: ORDER, 2: NEWER})
+    landed, held, drift = convert(reader_of(ORDER), records, schemas)
+    assert (held, landed.num_rows) == (None, 2)
+    assert [(d.kind, d.field, d.records, d.first, d.type) for d in drift] == [
+        (DriftKind.NEW, "country", 1, 1001, "string")
+    ]
+    _, held, _ = convert(reader_of(ORDER), records, schemas, closed=True)
+    assert held is not None
+    assert held.select(["offset", "reason"]).to_pylist() == [{"offset": 1001, "reason": "unknown_field"}]
+
+
+def _record(kind: Any, data: bytes) -> tuple[dict[str, Any], bytes]:
+    return of(kind), b"\0\0\0\0\x01" + data
+
+
+REFUSED = [
+    (*_record("int", b""), "not_avro", "x", 5),
+    (*_record("int", b"\x02\x00"), "not_avro", None, 6),
+    (*_record("int", b"\xff\xff\xff\xff\x1f"), "not_avro", "x", 5),
+    (*_record("long", b"\xff" * 9 + b"\x02"), "not_avro", "x", 5),
+    (*_record("long", b"\xff" * 12), "not_avro", "x", 5),
+    (*_record("boolean", b"\x02"), "not_avro", "x", 5),
+    (*_record("string", b"\x04a"), "not_avro", "x", 5),
+    (*_record("string", b"\x01"), "not_avro", "x", 5),
+    (*_record("string", b"\x06a\xffb"), "invalid_utf8", "x", 7),
+    (*_record("bytes", b"\xfe\xff\xff\xff\xff\xff\xff\xff\xff\x01"), "not_avro", "x", 5),
+    (*_record("double", b"1234567"), "not_avro", "x", 5),
+    (*_record(["null", "int"], b"\x04"), "not_avro", "x", 5),
+    (*_record({"type": "enum", "name": "E", "symbols": ["A"]}, b"\x02"), "not_avro", "x", 5),
+    (*_record({"type": "array", "items": "int"}, b"\x80\x80\x80\x80\x10"), "not_avro", "x", 5),
+    (*_record({"type": "array", "items": "int"}, b"\x01\x02\x02"), "not_avro", "x", 8),
+    (*_record({"type": "array", "items": "null"}, b"\x80\x80\x80\x80\x10"), "too_large", "x", 5),
+    (*_record({"type": "map", "values": "int"}, b"\x04\x02a\x02\x02a\x04\x00"), "duplicate", "x", None),
+    (*_record({"type": "bytes", "logicalType": "decimal", "precision": 2}, b"\x02\x64"), "out_of_range", "x", None),
+    (*_record({"type": "int", "logicalType": "date"}, b"\xfe\xff\xff\xff\x0f"), "out_of_range", "x", None),
+]
+
+
+@pytest.mark.parametrize(("schema", "record", "reason", "field", "place"), REFUSED)
+def test_bytes_that_are_refused(schema: Any, record: bytes, reason: str, field: str | None, place: int | None) -> None:
+    _, held, _ = convert(reader_of(schema), [record], Schemas({1: schema}))
+    assert held is not None
+    (row,) = held.to_pylist()
+    found = row["field"].rstrip("[]{}") if row["field"] else None
+    assert (row["reason"], found, row["byte"], row["value"]) == (reason, field, place, record)
+    assert "schema 1" in row["detail"]
+
+
+def test_headers_and_schemas_that_are_refused() -> None:
+    good = encoded(ORDER, {"id": "a", "items": 1}, 1)
+    records = [b"", b"\0\0\0", b"\x01" + good[1:], encoded(ORDER, {"id": "a", "items": 1}, 9), good]
+    records += [encoded(OTHER, {"id": "x"}, 3), encoded("string", "x", 4)]
+    _, held, _ = convert(reader_of(ORDER), records, Schemas({1: ORDER, 3: OTHER, 4: "string", 5: {"type": "bad"}}))
+    assert held is not None
+    found = [(r["offset"] - 1000, r["reason"], r["byte"]) for r in held.to_pylist()]
+    assert found == [
+        (0, "not_avro", 0),
+        (1, "not_avro", 0),
+        (2, "not_avro", 0),
+        (3, "unknown_schema", 1),
+        (5, "incompatible", 1),
+        (6, "incompatible", 1),
+    ]
+    assert held["detail"].to_pylist()[3].endswith("(schema 9)")
+
+
+def test_without_a_registry_all_is_of_the_schema_file() -> None:
+    reader = reader_of(ORDER, WireFormat.BARE)
+    landed, held, _ = convert(reader, [encoded(ORDER, {"id": "a", "items": 1}, None), b"\x02"])
+    assert landed["id"].to_pylist() == ["a"]
+    assert held is not None
+    assert held["reason"].to_pylist() == ["not_avro"]
+
+
+def test_a_value_of_another_branch_is_refused_alone() -> None:
+    writer = of(["int", "string"])
+    records = [encoded(writer, {"x": 1}), encoded(writer, {"x": "a"})]
+    landed, held, drift = convert(reader_of(of("int")), records, Schemas({1: writer}))
+    assert landed["x"].to_pylist() == [1]
+    assert held is not None
+    assert held.select(["reason", "field"]).to_pylist() == [{"reason": "wrong_type", "field": "x"}]
+    assert [(d.kind, d.field) for d in drift] == [(DriftKind.WRONG, "x")]
+
+
+TREE = {"type": "record", "name": "Tree", "fields": [{"name": "left", "type": ["null", "Tree"]}]}
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("{", "not JSON"),
+        ("[" * 100_000, "nested too deeply"),
+        ('{"type": "record", "name": "R", "fields": [{"name": "x", "type": "Y"}]}', "nothing defines: Y"),
+        ('{"type": "record", "name": "R", "fields": [{"name": "x", "type": ["null", "R"]}]}', "R is recursive"),
+        ('{"type": "record", "name": "R", "fields": []}', ""),
+        ('{"type": "enum", "name": "E", "symbols": ["a b"]}', "symbols"),
+        ('{"type": "record", "name": "1", "fields": []}', "name"),
+    ],
+)
+def test_schemas_that_are_refused(text: str, said: str) -> None:
+    with pytest.raises((AvroSchemaError, SchemaError)) as error:
+        AvroReader((text,), WireFormat.BARE)
+    assert said in str(error.value)
+
+
+def test_a_schema_bomb_is_refused() -> None:
+    """Forty types, each of which holds the one before twice: 2^40 columns."""
+    texts = ['{"type": "record", "name": "A0", "fields": [{"name": "x", "type": "int"}]}']
+    for i in range(1, 40):
+        fields = f'[{{"name": "a", "type": "A{i - 1}"}}, {{"name": "b", "type": "A{i - 1}"}}]'
+        texts.append(f'{{"type": "record", "name": "A{i}", "fields": {fields}}}')
+    with pytest.raises(AvroSchemaError, match="more than"):
+        AvroReader(tuple(texts), WireFormat.BARE)
