@@ -39,6 +39,7 @@ if TYPE_CHECKING:
     from sluice.pipelines.feed.feed import Feed
     from sluice.pipelines.ports import Lake
     from sluice.pipelines.quarantine.limit import Fault
+    from sluice.pipelines.records.avro.reader import WriterSchemas
     from sluice.pipelines.records.shape import Shape
     from sluice.pipelines.vocabulary.kafka import TopicPartition
     from sluice.pipelines.vocabulary.plans import Slice
@@ -112,6 +113,7 @@ class _SampleRead:
     lake: Lake
     whole: bool
     earlier: Sequence[int]
+    writers: WriterSchemas | None = None
 
     @property
     def counts(self) -> Counts:
@@ -134,14 +136,17 @@ def _looking(session: Session, feed: Feed, shape: Shape, asked: _SampleRequest) 
     session.compile()
     from sluice.pipelines.landing.sample import look
     from sluice.resources.lake_local import LocalLake
+    from sluice.resources.lakes import open_lake
+    from sluice.resources.registry import writers_of
     from sluice.resources.spark.executor import Wiring
 
     slices, whole, earlier = _slices(session, feed, asked)
     with TemporaryDirectory(dir=scratch.root()) as folder, session.terminal.progress() as meter:
         lake = LocalLake(Path(folder))
-        with Wiring.of(feed).open(feed.isolation, shape) as tools:
-            receipts = look(feed, shape, slices, tools.fetcher, lake, meter)
-        seen = _SampleRead(receipts, lake, whole, earlier)
+        writers = writers_of(feed, open_lake(feed), keep=False)
+        with replace(Wiring.of(feed), writers=writers).open(feed.isolation, shape) as tools:
+            receipts = look(feed, shape, slices, tools.fetcher, lake, meter, writers)
+        seen = _SampleRead(receipts, lake, whole, earlier, writers)
         if not seen.records:
             raise _nothing(feed, "no record in what was looked at: offsets of transactions, or compacted away")
         yield seen
@@ -461,7 +466,7 @@ def _try_contract(
     left_out = [] if asked.windowed and seen.whole else [o for o in all_ if o.expectation.type in _VOLUME]
     outcomes = [o for o in all_ if o not in left_out]
     places = {place for o in outcomes for place in o.first}
-    rows = rows_at(places, shape, seen.receipts, seen.lake)
+    rows = rows_at(places, shape, seen.receipts, seen.lake, seen.writers)
     examples = {o.expectation.place: [*_examples(o, rows)] for o in outcomes if o.first}
     refused = [_sentence(o) for o in outcomes if o.refuses]
     try:

@@ -42,8 +42,16 @@ Secure = Annotated[
 ]
 
 
+Registry = Annotated[
+    bool,
+    typer.Option(
+        "--registry", metavar=" ", help="A schema registry beside it (Apicurio; needs Java 21).", show_default=False
+    ),
+]
+
+
 @command(group)
-def start(session: Session, brokers: Brokers = None, secure: Secure = False) -> None:
+def start(session: Session, brokers: Brokers = None, secure: Secure = False, registry: Registry = False) -> None:
     """Start the local Kafka and wait until it answers.
 
     Its data stays in .sluice/kafka. The first start fetches Kafka's jars (about 45 MB), once for this user. Feeds that
@@ -53,8 +61,12 @@ def start(session: Session, brokers: Brokers = None, secure: Secure = False) -> 
     `admin` may do everything, `sluice` only what it is granted (sluice kafka grant FEED). Feeds that say nothing of
     security log in as `sluice`.
 
+    --registry starts a real Apicurio Registry too, which speaks Confluent's API (160 MB, fetched once). A feed whose
+    section `registry` names no url asks that one.
+
     $ sluice kafka start --brokers 3
     $ sluice kafka start --secure
+    $ sluice kafka start --registry
     """
     from sluice.resources.local.kafka import LocalKafka
 
@@ -64,6 +76,10 @@ def start(session: Session, brokers: Brokers = None, secure: Secure = False) -> 
         brokers, secure = brokers or len(standing.broker_ids), secure or standing.secured is not None
     with session.terminal.working("starting Kafka"):
         kafka = LocalKafka(folder, brokers or 1, secure=secure).start()
+    beside = session.project.local_registry
+    if registry or beside.there:
+        with session.terminal.working("starting the schema registry"):
+            beside.start()
     _show(session, kafka)
 
 
@@ -115,6 +131,7 @@ def stop(session: Session) -> None:
     cluster = LocalKafka.attach(session.project.kafka_folder)
     with session.terminal.working("stopping Kafka"):
         cluster.stop()
+        session.project.local_registry.stop()
     status = cluster.status()
     session.terminal.show(good(f"stopped; its data stays in {status.root}"))
     session.terminal.document(_document(status))
@@ -140,7 +157,7 @@ def status(session: Session) -> int:
 
 def _show(session: Session, kafka: LocalKafka) -> bool:
     """Tell how the cluster stands; whether it answers."""
-    status = kafka.status()
+    status, beside = kafka.status(), session.project.local_registry
     brokers = "\n".join(
         f"{b.id} at {b.address}" + (f", pid {b.pid}" if b.running else ", not running") for b in status.brokers
     )
@@ -151,10 +168,11 @@ def _show(session: Session, kafka: LocalKafka) -> bool:
             ("cluster", status.cluster_id),
             ("brokers", brokers),
             ("data", str(status.root)),
+            *([("registry", beside.url)] if beside.running else []),
         ),
         *_section(session, kafka),
     )
-    session.terminal.document(_document(status))
+    session.terminal.document(_document(status) | ({"registry": beside.url} if beside.running else {}))
     return status.answering
 
 

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+import json
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -13,7 +14,7 @@ from rich.console import RenderableType
 from sluice.cli import completing, parse
 from sluice.cli.numbers import count
 from sluice.cli.records import document as record_document
-from sluice.cli.records import rows
+from sluice.cli.records import rows, typed_fields
 from sluice.cli.records import view as record_view
 from sluice.cli.session import Session, command
 from sluice.cli.terminal import heading
@@ -67,7 +68,7 @@ def peek(
         ),
     ] = None,
 ) -> None:
-    """Show records as they are in Kafka.
+    """Show records as they are in Kafka; those of an Avro feed as their schemas read them.
 
     Records of aborted transactions and above the stable end are shown, too, and marked. Values are shortened, and
     control characters escaped; --json has whole values, in base64. No group is involved.
@@ -96,7 +97,7 @@ def peek(
             "log_start": partition.log_start,
             "stable_end": partition.stable_end,
             "high_watermark": partition.high_watermark,
-            "records": [record_document(r.row) | {"state": r.state or "stable"} for r in found],
+            "records": [_document(r) for r in found],
         }
     )
 
@@ -129,6 +130,13 @@ class PeekedRecord:
 
     row: dict[str, Any]
     state: str
+    fields: dict[str, Any] | None = None
+    """What the record's schema makes of it, where the feed has one."""
+
+
+def _document(record: PeekedRecord) -> dict[str, Any]:
+    fields = {"fields": record.fields} if record.fields is not None else {}
+    return record_document(record.row) | fields | {"state": record.state or "stable"}
 
 
 def _reader_of(session: Session, topic: str) -> Feed:
@@ -203,8 +211,30 @@ def _peek(feed: Feed, piece: Slice, isolation: Isolation, number: int) -> Iterat
     chunks += every.finish()
     visible.update(_offsets(shown.finish()))
     hidden = ABORTED if committed else OPEN
+    read = _read_by_schema(feed, chunks, piece) if feed.avro else {}
     for row in _rows(chunks, piece, number):
-        yield PeekedRecord(row, STABLE if row["offset"] in visible else hidden)
+        yield PeekedRecord(row, STABLE if row["offset"] in visible else hidden, read.get(row["offset"]))
+
+
+def _read_by_schema(feed: Feed, chunks: Sequence[pa.RecordBatch], piece: Slice) -> dict[int, dict[str, Any]]:
+    """What the feed's reader makes of the records, by their offsets; of those that do not fit, why."""
+    import pyarrow as pa
+
+    from sluice.resources.lakes import open_lake
+    from sluice.resources.registry import writers_of
+
+    form = replace(feed.shape, contract=None).format(writers_of(feed, open_lake(feed), keep=False))
+    found: dict[int, dict[str, Any]] = {}
+    for made in (m for chunk in chunks for m in form.convert(piece, chunk)):
+        for row in (made.landed.slice(i, 1) for i in range(made.landed.num_rows)):
+            fields = typed_fields(pa.Table.from_batches([row])) or {}
+            own = {name: value for name, value in fields.items() if not name.startswith(("kafka_", "_extra"))}
+            if not fields["kafka_tombstone"]:
+                found[fields["kafka_offset"]] = own
+        if made.quarantined is not None:
+            for refused in made.quarantined.select(["offset", "reason", "field", "detail"]).to_pylist():
+                found[refused.pop("offset")] = {"refused": refused}
+    return found
 
 
 def _answers(feed: Feed, piece: Slice, isolation: Isolation) -> Iterator[Fetched]:
@@ -240,8 +270,13 @@ def _rows(chunks: Sequence[pa.RecordBatch], piece: Slice, number: int) -> list[d
     return [{**row, "topic": piece.topic, "partition": piece.partition} for row in found]
 
 
+def _as_json(fields: Mapping[str, Any]) -> bytes:
+    return json.dumps(fields, ensure_ascii=False).encode()
+
+
 def _view(tp: TopicPartition, p: PartitionState, found: Sequence[PeekedRecord]) -> list[RenderableType]:
     note = f"log [{count(p.log_start)}, {count(p.high_watermark)}), stable end {count(p.stable_end)}"
     states = [r.state for r in found]
-    shown = record_view([r.row for r in found], states if any(states) else None)
+    read = [r.row if r.fields is None else r.row | {"value": _as_json(r.fields)} for r in found]
+    shown = record_view(read, states if any(states) else None)
     return [heading(str(tp), note), shown if found else "  no record from there on"]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import secrets
 import time
+from collections.abc import Iterator
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -18,7 +19,7 @@ from sluice.pipelines.vocabulary.units import many, parse_duration
 
 if TYPE_CHECKING:
     from sluice.pipelines.feed.feed import Feed
-    from sluice.resources.local.events import Sent
+    from sluice.resources.local.events import SampleEvent, Sent
 
 
 def register(app: typer.Typer) -> None:
@@ -99,7 +100,8 @@ def produce(
 ) -> None:
     """Send sample order events into a feed's topics.
 
-    Each is JSON of about 180 bytes, keyed by customer. By default it writes only to the project's local Kafka, the one
+    Each is JSON of about 180 bytes, keyed by customer; for an Avro feed it is Avro, whose schema is registered first
+    (`sluice schema pull FEED` writes it for the feed). By default it writes only to the project's local Kafka, the one
     of `sluice kafka start`, and creates topics there. For another Kafka, repeat the feed's address with --to; there it
     creates topics only with --create. Exit 3 when the feed reads from another Kafka and --to is missing.
 
@@ -119,6 +121,8 @@ def produce(
     topics = _topics(session, found, partitions, create)
     now = time.time_ns() // 1_000_000
     stream = events.orders(mix, records, now - spread, now)
+    if found.avro is not None:
+        stream = _as_avro(session, found, stream)
     how = events.Sending(
         topics,
         transactional_id=f"sluice-produce-{feed}" if transactional else None,
@@ -131,6 +135,22 @@ def produce(
         )
     session.terminal.show(*view(sent, topics), f"  seed {mix.seed}")
     session.terminal.document({"feed": feed, "topics": topics, "seed": mix.seed, **asdict(sent)})
+
+
+def _as_avro(session: Session, feed: Feed, stream: Iterator[SampleEvent]) -> Iterator[SampleEvent]:
+    """The events as Avro; their schema is registered for each topic, under the subject that the feed names."""
+    import json
+
+    from sluice.pipelines.feed.load import avro_asked
+    from sluice.resources.local import avro_events
+    from sluice.resources.registry import RegistryClient
+
+    header = b""
+    if feed.registry is not None:
+        asked = avro_asked(session.project.feeds_folder / f"{feed.name}.yaml", session.project.environ())
+        number = RegistryClient(feed.registry).register(asked.subject, json.dumps(avro_events.SCHEMA))
+        header = b"\0" + number.to_bytes(4, "big")
+    return avro_events.as_avro(stream, header)
 
 
 def _check_meant(session: Session, feed: Feed, records: int, to: str | None) -> None:

@@ -12,6 +12,7 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, BinaryIO, Protocol
 
+from sluice.pipelines.records.avro.reader import WriterSchemas
 from sluice.pipelines.records.shape import RAW, Shape
 from sluice.pipelines.vocabulary.errors import SluiceError
 from sluice.pipelines.vocabulary.groups import GroupView, ListedGroup
@@ -27,6 +28,7 @@ from sluice.pipelines.vocabulary.kafka import (
 )
 from sluice.pipelines.vocabulary.plans import Plan, Slice
 from sluice.pipelines.vocabulary.receipts import Outcome, Owner, Verdict
+from sluice.pipelines.vocabulary.registered import RegisteredSchema
 from sluice.pipelines.vocabulary.stat import Stat
 from sluice.pipelines.vocabulary.traffic import TaskTraffic
 
@@ -356,6 +358,19 @@ class Lake(Protocol):
         ...
 
 
+class Registry(Protocol):
+    """A schema registry. Each method may raise RegistryUnavailable, NotAuthorized, or Failed for an answer that makes
+    no sense: references in a circle, more than there may be, no JSON."""
+
+    def schema(self, id: int) -> RegisteredSchema | None:
+        """The schema of that number, with all that it refers to; None when there is none."""
+        ...
+
+    def version(self, subject: str, version: int | None = None) -> RegisteredSchema | None:
+        """A version of a subject, or its newest one; None when there is none."""
+        ...
+
+
 @dataclass(frozen=True, slots=True)
 class Job:
     """Everything that a task needs. Picklable.
@@ -433,5 +448,7 @@ class Edges:
     clock: Clock
     wiring: object
     """What executors build their own ports from."""
+    writers: WriterSchemas | None = None
+    """Schemas of Avro records: kept ones, and those that the feed's registry knows."""
     parallelism: int = 2
     """How many tasks the engine runs at once."""

@@ -21,6 +21,7 @@ from sluice.resources.kafka.groups import KafkaGroups
 from sluice.resources.kafka.shared import SharedKafka
 from sluice.resources.lakes import open_lake
 from sluice.resources.liveness import LakeLiveness
+from sluice.resources.registry import writers_of
 from sluice.resources.spark.engine import SparkEngine
 from sluice.resources.spark.executor import Wiring
 from sluice.resources.spark.preflight import Ports
@@ -75,6 +76,7 @@ def _opened(feed: Feed, shared: SharedKafka | None = None) -> Iterator[Edges]:
             liveness=LakeLiveness(lake, feed.name, now),
             clock=now,
             wiring=Wiring.of(feed),
+            writers=writers_of(feed, lake),
             parallelism=os.cpu_count() or 1,
         )
 

@@ -15,9 +15,10 @@ from sluice.pipelines.feed.fleet import FleetSettings, load_fleet
 from sluice.pipelines.feed.kafka import KafkaSettings
 from sluice.pipelines.feed.load import load_feed, load_feeds
 from sluice.pipelines.feed.notify import NotifySettings, load_notify
-from sluice.pipelines.feed.sections import BOOTSTRAP, LOCAL_KAFKA, LOCAL_LOGIN
+from sluice.pipelines.feed.sections import BOOTSTRAP, LOCAL_KAFKA, LOCAL_LOGIN, LOCAL_REGISTRY
 from sluice.pipelines.vocabulary.errors import FeedError, UsageError
 from sluice.resources.local.kafka import LocalKafka
+from sluice.resources.local.registry import LocalRegistry
 
 NOWHERE = "127.0.0.1:9"
 """Used for an unset address if Kafka is not asked."""
@@ -63,6 +64,11 @@ class Project:
         return self.state / "kafka"
 
     @property
+    def local_registry(self) -> LocalRegistry:
+        """The project's local schema registry, there or not."""
+        return LocalRegistry(self.state / "registry")
+
+    @property
     def dagster_home(self) -> Path:
         return Path(os.environ.get("DAGSTER_HOME") or self.state / "dagster")
 
@@ -76,6 +82,8 @@ class Project:
                 env[LOCAL_LOGIN] = str(local.secured.login)
             if local.running:
                 env.setdefault(BOOTSTRAP, local.bootstrap)
+        if (registry := self.local_registry).there:
+            env[LOCAL_REGISTRY] = registry.url
         return env
 
     def local_bootstrap(self) -> str | None:

@@ -33,7 +33,9 @@ from sluice.pipelines.vocabulary.kafka import FetchLimits, Isolation, PartitionS
 from sluice.pipelines.vocabulary.plans import Assignor, Slice
 from sluice.resources.kafka.cluster import KafkaCluster
 from sluice.resources.kafka.fetch import KafkaFetcher
+from sluice.resources.lakes import open_lake
 from sluice.resources.reading import When, instant
+from sluice.resources.registry import writers_of
 
 Place = When | Mapping[str, int]
 """`earliest`, `latest`, a time (as windows are written, ms, or a datetime), or offsets by partition (`orders:0`)."""
@@ -94,7 +96,9 @@ class Stream:
 
     def __init__(self, feed: Feed, pieces: Sequence[Slice], follow: bool, typed: bool, timeout: float | None) -> None:
         self._feed, self._pieces, self._follow, self._timeout = feed, list(pieces), follow, timeout
-        self._format = (feed.shape if typed else RAW).format()
+        self._format = (feed.shape if typed else RAW).format(
+            writers_of(feed, open_lake(feed), keep=False) if typed else None
+        )
         self._fetcher = KafkaFetcher(feed.kafka, feed.isolation, rack=feed.fetch.rack or "")
         self._stopped = threading.Event()
         self._fetched = {s.tp: s.start for s in pieces}

@@ -63,6 +63,9 @@ def test_a_feed_is_read(text: str, tmp_path: Path) -> None:
     path = tmp_path / "feeds" / f"{whole.get('feed', 'orders')}.yaml"
     path.parent.mkdir()
     path.write_text(yaml.safe_dump(whole))
+    if keys.get("schema_file"):
+        (tmp_path / keys["schema_file"]).parent.mkdir()
+        (tmp_path / keys["schema_file"]).write_text('{"type": "array", "items": "int"}')
     load_feed(path, {})
 
 

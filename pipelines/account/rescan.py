@@ -19,6 +19,7 @@ import pyarrow.compute as pc
 from sluice.pipelines.account.audit import AuditProblem, AuditReport
 from sluice.pipelines.account.rows import NEVER, Row
 from sluice.pipelines.lake import parquet
+from sluice.pipelines.lake.schemas import KeptSchemas
 from sluice.pipelines.ledger import Ledger
 from sluice.pipelines.ledger.entries import PublishEntry
 from sluice.pipelines.planning.shapes import shape_named
@@ -63,7 +64,7 @@ def rescan(
     """
     unproven = report.uncompared()
     there = [row for row in unproven if _log_holds(row, partitions)]
-    makers = _Makers(ledger, shape)
+    makers = _Makers(ledger, shape, lake)
     total, done, compared = sum(row.range.span for row in there), 0, 0
     told = {p.file for p in report.problems if p.file}
     problems: list[AuditProblem] = []
@@ -114,8 +115,9 @@ class _Maker:
 class _Makers:
     """Finds what made the rows of a receipt."""
 
-    def __init__(self, ledger: Ledger, shape: Shape) -> None:
+    def __init__(self, ledger: Ledger, shape: Shape, lake: Lake) -> None:
         self._ledger, self._state, self._own = ledger, ledger.read(), shape
+        self._writers = KeptSchemas(lake, ledger.feed)
         self._made: dict[str, _Maker] = {}
 
     def of(self, r: Receipt) -> list[_Maker]:
@@ -134,7 +136,8 @@ class _Makers:
     def _named(self, name: str) -> _Maker:
         if name not in self._made:
             shape = shape_named(self._ledger, self._state, name) or self._own
-            self._made[name] = _Maker(shape, replace(shape, contract=None, dropping=False).format())
+            bare = replace(shape, contract=None, dropping=False)
+            self._made[name] = _Maker(shape, bare.format(self._writers))
         return self._made[name]
 
 

@@ -19,6 +19,7 @@ from pydantic import (
 
 from sluice.pipelines.contract.expectation import Contract
 from sluice.pipelines.feed.kafka import KafkaSettings
+from sluice.pipelines.feed.registry import RegistrySettings
 from sluice.pipelines.feed.s3 import S3Settings, s3_address
 from sluice.pipelines.feed.sections import (
     Alerts,
@@ -40,8 +41,9 @@ from sluice.pipelines.feed.sections import (
     WindowSettings,
     parse_start,
 )
-from sluice.pipelines.feed.settings import Description, GroupName, Name, Settings, Text, below_root
+from sluice.pipelines.feed.settings import Description, GroupName, LocalFile, Name, Settings, Text, below_root
 from sluice.pipelines.feed.topics import TopicFilter
+from sluice.pipelines.records.avro.reader import AvroReader, WireFormat
 from sluice.pipelines.records.shape import Shape
 from sluice.pipelines.schema.schema import EXTRA, KAFKA, Schema, parse_schema
 from sluice.pipelines.vocabulary.kafka import Isolation
@@ -103,6 +105,11 @@ class Feed(Settings):
     start: Annotated[Start, BeforeValidator(parse_start)]
     isolation: Isolation = Isolation.READ_COMMITTED
     format: RecordFormat = RecordFormat.RAW
+    schema_file: LocalFile | None = None
+    """Avro: the feed's own schema, whose fields are the columns."""
+    wire_format: WireFormat | None = None
+    registry: RegistrySettings | None = None
+    avro: InstanceOf[AvroReader] | None = Field(default=None, exclude=True)
     columns: Annotated[InstanceOf[Schema], BeforeValidator(parse_schema)] | None = Field(default=None, alias="schema")
     description: Description | None = None
     descriptions: Annotated[dict[str, Description], AfterValidator(_check_described)] = Field(default_factory=dict)
@@ -135,11 +142,26 @@ class Feed(Settings):
         """What the feed's files ask records to become: schema, contract and policies."""
         dropping = self.policies.on_undecodable is OnUndecodable.DROP
         closed = self.columns is not None and self.policies.on_drift is OnDrift.QUARANTINE
-        return Shape(self.columns, self.contract, dropping, closed)
+        return Shape(self.columns, self.contract, dropping, closed, self.avro)
+
+    @model_validator(mode="after")
+    def _avro_has_a_schema(self) -> Self:
+        given = [n for n in ("schema_file", "wire_format", "registry") if getattr(self, n) is not None]
+        if self.format is not RecordFormat.AVRO:
+            if given:
+                raise ValueError(f"has {' and '.join(given)} without `format: avro`")
+            return self
+        if self.avro is None:
+            raise ValueError("has `format: avro` without `schema_file`, the file of the schema to read by")
+        if (self.registry is None) is (self.avro.wire is WireFormat.CONFLUENT):
+            raise ValueError("needs `registry` for `wire_format: confluent`, and only for that")
+        if self.policies.on_drift is OnDrift.EVOLVE:
+            raise ValueError("has `on_drift: evolve`; columns of an Avro feed come from its schema_file alone")
+        return self
 
     @model_validator(mode="after")
     def _typed_has_columns(self) -> Self:
-        if (self.columns is None) is (self.format is RecordFormat.JSON):
+        if self.format is not RecordFormat.AVRO and (self.columns is None) is (self.format is RecordFormat.JSON):
             raise ValueError("has a schema without `format: json`, or `format: json` without a schema")
         if self.columns is None and self.policies.on_drift is not OnDrift.EXTRA:
             raise ValueError("has policies.on_drift without a schema that records could drift from")

@@ -4,16 +4,22 @@ from __future__ import annotations
 
 import json
 from collections.abc import Container, Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from sluice.pipelines.contract.suite import CONTRACT, ContractError, read_contract
 from sluice.pipelines.feed.feed import Feed
 from sluice.pipelines.feed.problems import problems_of, raise_problems
-from sluice.pipelines.feed.sections import BOOTSTRAP, LOCAL_KAFKA, LOCAL_LOGIN
+from sluice.pipelines.feed.registry import RegistrySettings
+from sluice.pipelines.feed.sections import BOOTSTRAP, LOCAL_KAFKA, LOCAL_LOGIN, LOCAL_REGISTRY, REGISTRY, RecordFormat
 from sluice.pipelines.feed.yaml_file import FileProblem, YamlError, read_yaml
+from sluice.pipelines.records.avro.reader import AvroReader, WireFormat
+from sluice.pipelines.records.avro.schema import AvroSchemaError
+from sluice.pipelines.schema.schema import SchemaError
 from sluice.pipelines.vocabulary.errors import FeedError
 from sluice.pipelines.vocabulary.pages import page
+from sluice.pipelines.vocabulary.units import safe_text
 
 UNKNOWN = "unknown.invalid:9"
 """Kafka's address in a feed that was loaded without the section `kafka`."""
@@ -94,7 +100,78 @@ def _read(path: Path, environ: Mapping[str, str], optional: Container[str]) -> F
     if "contract" in data:
         return (FileProblem("contract", "is unknown", f"a contract is a file of its own, {path.stem}{CONTRACT}"),)
     context = {"root": root, "filled_from_files": read.filled_from_files}
+    if isinstance(data.get("registry", 0), dict | None) and (known := _known_registry(environ)):
+        data["registry"] = {"url": known} | (data["registry"] or {})
+    if data.get("format") == RecordFormat.AVRO:
+        found = _with_avro(data, root)
+        if isinstance(found, FileProblem):
+            return (found,)
+        data = found
     return _validate(reaching_kafka(data, environ), context)
+
+
+@dataclass(frozen=True, slots=True)
+class AvroAsked:
+    """What an Avro feed's file says of its registry, and where its schema belongs. `subject` is never empty."""
+
+    registry: RegistrySettings
+    schema_file: Path
+    subject: str
+
+
+def avro_asked(path: Path, environ: Mapping[str, str]) -> AvroAsked:
+    """The same for a feed whose schema_file need not be there yet. Raises FeedError."""
+    root = path.resolve().parent.parent
+    if not path.exists():
+        raise FeedError(f"{path} does not exist", remedy="name a feed of this project")
+    try:
+        data = read_yaml(path, environ, root).data
+    except YamlError as error:
+        raise_problems([(str(path), p) for p in error.problems])
+    said, name, topics = data.get("registry") or {}, data.get("schema_file"), data.get("topics")
+    if data.get("format") != RecordFormat.AVRO or not isinstance(said, dict) or not isinstance(name, str):
+        raise FeedError(f"{path.name} has no `format: avro` with `registry` and `schema_file`", remedy=page("formats"))
+    known = _known_registry(environ)
+    try:
+        settings = RegistrySettings.model_validate(({"url": known} if known else {}) | said, context={"root": root})
+    except ValueError as error:
+        found = problems_of(error, RegistrySettings)
+        raise_problems([(str(path), replace(p, key=f"registry.{p.key}".rstrip("."))) for p in found])
+    named = topics[0] if isinstance(topics, list) and len(topics) == 1 else topics
+    subject = settings.subject or (f"{named}-value" if isinstance(named, str) else None)
+    if subject is None:
+        raise FeedError(f"{path.name} reads several topics", remedy="name the subject: registry: {subject: …}")
+    return AvroAsked(settings, root / Path(name), subject)
+
+
+def _known_registry(environ: Mapping[str, str]) -> str | None:
+    return environ.get(REGISTRY) or environ.get(LOCAL_REGISTRY)
+
+
+def _with_avro(data: dict[str, Any], root: Path) -> dict[str, Any] | FileProblem:
+    """The data of an Avro feed with its reader and columns, or what is wrong with its schema's file."""
+    name, wire = data.get("schema_file"), data.get("wire_format", "confluent" if "registry" in data else "bare")
+    if "schema" in data:
+        return FileProblem("schema", "is for JSON", "the columns of an Avro feed are its schema's: name a schema_file")
+    if not isinstance(name, str) or wire not in [*WireFormat]:
+        return data  # validation says what is wrong
+    path = root / Path(name)
+    try:
+        reader = AvroReader((path.read_text("utf-8"),), WireFormat(wire))
+    except FileNotFoundError:
+        return FileProblem(
+            "schema_file",
+            f"names {path}, which does not exist",
+            f"write it, or: sluice schema pull {safe_text(str(data['feed']))}",
+        )
+    except (OSError, UnicodeDecodeError):
+        return FileProblem("schema_file", f"names {path}, which cannot be read", "check its rights and its encoding")
+    except SchemaError as error:
+        first = error.problems[0]
+        return FileProblem("schema_file", f"{safe_text(str(first))}", first.remedy)
+    except AvroSchemaError as error:
+        return FileProblem("schema_file", safe_text(str(error)), page("formats"))
+    return data | {"avro": reader, "schema": reader.columns.texts()}
 
 
 def reaching_kafka(data: dict[str, Any], environ: Mapping[str, str]) -> dict[str, Any]:

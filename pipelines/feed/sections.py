@@ -120,10 +120,11 @@ class OnDrift(StrEnum):
 
 
 class RecordFormat(StrEnum):
-    """What records hold: raw bytes, or JSON that a schema types."""
+    """What records hold: raw bytes, JSON that a schema types, or Avro, whose schema gives the columns."""
 
     RAW = "raw"
     JSON = "json"
+    AVRO = "avro"
 
 
 class CommitMode(StrEnum):
@@ -418,6 +419,9 @@ class WindowSettings(Settings):
 
 BOOTSTRAP, LOCAL_KAFKA = "KAFKA_BOOTSTRAP", "SLUICE_LOCAL_KAFKA"
 """Environment variables with Kafka's address, for feeds that name none. The second serves if the first is not set."""
+
+REGISTRY, LOCAL_REGISTRY = "SCHEMA_REGISTRY_URL", "SLUICE_LOCAL_REGISTRY"
+"""Environment variables with a schema registry's address, for sections `registry` that name none."""
 
 LOCAL_LOGIN = "SLUICE_LOCAL_KAFKA_LOGIN"
 """A file of settings, as JSON, by which feeds log in to the local Kafka that say nothing of it."""

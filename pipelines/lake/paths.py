@@ -12,6 +12,7 @@
                    owners/<token>.json                  a run's sign of life
                    windows/<window>.json                "this window is complete"
                    declared.json                        up to where complete windows were declared
+                   schemas/<id>.json                    a writer's schema, as its registry told it
                    compacted.json                       up to where small files were merged
                    audited.json                         what an audit looked at, and found right
                    reports/<batch>[-<attempt>].html     a batch's report for people; an attempt's if it was refused
@@ -162,6 +163,11 @@ def compacted_path(feed: str) -> str:
 def audited_path(feed: str) -> str:
     """The path of the note that tells what audits have looked at."""
     return f"_sluice/{feed}/audited.json"
+
+
+def schema_path(feed: str, id: int) -> str:
+    """Where a writer's schema is kept, by its number in the registry."""
+    return _join(feed_root(feed), "schemas", f"{id}.json")
 
 
 def window_path(feed: str, window: int, length: int) -> str:

@@ -21,6 +21,7 @@ from sluice.pipelines.landing.task import Assignment, Tools, run_task
 from sluice.pipelines.ledger import State
 from sluice.pipelines.planning.windows import range_between
 from sluice.pipelines.ports import Cluster, Fetched, Fetcher, FetchFailed, Lake
+from sluice.pipelines.records.avro.reader import WriterSchemas
 from sluice.pipelines.records.landed_columns import offset_column
 from sluice.pipelines.records.shape import Shape
 from sluice.pipelines.schema.schema import KAFKA
@@ -90,7 +91,13 @@ def newest(slices: Sequence[Slice], records: int, size: int) -> tuple[Slice, ...
 
 
 def look(
-    feed: Feed, shape: Shape, slices: Sequence[Slice], fetcher: Fetcher, lake: Lake, report: Reporter
+    feed: Feed,
+    shape: Shape,
+    slices: Sequence[Slice],
+    fetcher: Fetcher,
+    lake: Lake,
+    report: Reporter,
+    writers: WriterSchemas | None = None,
 ) -> tuple[Receipt, ...]:
     """Turn the slices into rows of the shape, in the scratch lake. Returns a receipt for each slice.
 
@@ -98,7 +105,7 @@ def look(
     """
     limits, memory = feed.fetch.limits(), feed.limits.task_memory
     work = Assignment(NAME, 0, "", feed.isolation, NAME, feed.landing, limits, memory, shape.name)
-    tools = Tools(_ReportingFetcher(fetcher, report), lake, shape.format())
+    tools = Tools(_ReportingFetcher(fetcher, report), lake, shape.format(writers))
     outcomes = run_task(Task(0, -1, tuple(slices)), work, tools)
     for failed in (o for o in outcomes if isinstance(o, SliceFailure)):
         raise Failed(failed.message, remedy=failed.remedy, topic=failed.slice.topic, partition=failed.slice.partition)
@@ -119,7 +126,11 @@ def read_landed(receipts: Iterable[Receipt], lake: Lake, names: Sequence[str]) -
 
 
 def rows_at(
-    places: Iterable[str], shape: Shape, receipts: Iterable[Receipt], lake: Lake
+    places: Iterable[str],
+    shape: Shape,
+    receipts: Iterable[Receipt],
+    lake: Lake,
+    writers: WriterSchemas | None = None,
 ) -> dict[str, dict[str, pa.Scalar]]:
     """The typed rows of some records, by place (`topic:partition:offset`), each a mapping of column to value.
 
@@ -129,7 +140,7 @@ def rows_at(
     for place in places:
         tp, _, offset = place.rpartition(":")
         wanted.setdefault(tp, set()).add(int(offset))
-    bare, found = replace(shape, contract=None).format(), {}
+    bare, found = replace(shape, contract=None).format(writers), {}
     for r in receipts:
         for part in r.parts if str(r.slice.tp) in wanted else ():
             rows = _read_rows_at(part, lake, wanted[str(r.slice.tp)])

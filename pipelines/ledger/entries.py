@@ -16,13 +16,16 @@ from pydantic import (
     ConfigDict,
     Field,
     PlainSerializer,
+    SerializerFunctionWrapHandler,
     TypeAdapter,
     ValidationError,
+    model_serializer,
     model_validator,
 )
 
 from sluice.pipelines.contract.results import Result
 from sluice.pipelines.contract.suite import recall
+from sluice.pipelines.records.avro.reader import AvroReader, WireFormat
 from sluice.pipelines.schema.schema import parse_schema
 from sluice.pipelines.vocabulary.errors import LedgerCorrupt, LedgerTooNew
 from sluice.pipelines.vocabulary.kafka import Key
@@ -34,6 +37,9 @@ from sluice.pipelines.vocabulary.traffic import Traffic
 FORMAT: Literal[1] = 1
 SHARED_FORMAT: Literal[2] = 2
 """Of a publish entry in which slices share files: who knows only format 1 would count the rows of a file for each."""
+
+AVRO_FORMAT: Literal[2] = 2
+"""Of a schema entry of an Avro feed: who knows only format 1 would take its records for JSON."""
 
 
 class _Model(BaseModel):
@@ -175,13 +181,31 @@ def _of_a_contract(text: str) -> str:
     return text
 
 
+class AvroSource(_Model):
+    """How Avro records are read: the texts of the feed's own schema, the last, and the wire format."""
+
+    texts: tuple[str, ...]
+    wire: WireFormat
+
+    @model_validator(mode="after")
+    def _of_a_schema(self) -> Self:
+        self.reader()
+        return self
+
+    def reader(self) -> AvroReader:
+        """The same as a value of the stages."""
+        return AvroReader(self.texts, self.wire)
+
+
 class SchemaEntry(_Entry):
     """The shape of rows from here on. `shape` is its name, `columns` the schema (names and types; None: raw) and
     `contract` the contract's text (empty: none). `evolved` are the columns that Sluice added to the feed's own schema,
-    or widened in it, because of what it saw in records.
+    or widened in it, because of what it saw in records. `avro` is how records are read that are not JSON; an entry that
+    has it is of format 2, and whoever knows only format 1 stops.
     """
 
     kind: Literal["schema"] = "schema"
+    newest_format: ClassVar[int] = AVRO_FORMAT
     shape: str
     columns: Annotated[Columns, AfterValidator(_of_a_schema)] | None
     contract: Annotated[str, AfterValidator(_of_a_contract)] = ""
@@ -189,6 +213,12 @@ class SchemaEntry(_Entry):
     closed: bool = False
     evolved: Columns = {}
     reason: str = ""
+    avro: AvroSource | None = None
+
+    @model_serializer(mode="wrap")
+    def _without_avro(self, serialize: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        found: dict[str, Any] = serialize(self)
+        return found if self.avro else {k: v for k, v in found.items() if k != "avro"}
 
 
 class IntentEntry(_Entry):
@@ -340,7 +370,7 @@ def _unreadable(data: bytes, path: str, error: ValidationError) -> LedgerTooNew 
 
 def _newer(raw: dict[str, object], path: str) -> LedgerTooNew | None:
     version, kind = raw.get("format"), raw.get("kind")
-    known = PublishEntry.newest_format if kind == "publish" else FORMAT
+    known = {"publish": PublishEntry.newest_format, "schema": SchemaEntry.newest_format}.get(str(kind), FORMAT)
     if (isinstance(version, int) and version > known) or (isinstance(kind, str) and kind not in KINDS):
         return LedgerTooNew(
             f"ledger entry {path} was written by a newer Sluice (format {version!r}, kind {kind!r}; "

@@ -14,7 +14,7 @@ from sluice.pipelines.contract.suite import recall
 from sluice.pipelines.feed.feed import Feed
 from sluice.pipelines.feed.sections import OnDrift
 from sluice.pipelines.ledger import Ledger, State
-from sluice.pipelines.ledger.entries import SchemaEntry
+from sluice.pipelines.ledger.entries import AVRO_FORMAT, FORMAT, AvroSource, SchemaEntry
 from sluice.pipelines.records.shape import Shape
 from sluice.pipelines.schema.schema import Field, Kind, Schema, SchemaError, Type, parse_schema, path_below
 from sluice.pipelines.schema.wider import RAW_TYPES, holds, one_table, parse_type
@@ -73,7 +73,8 @@ def shape_named(ledger: Ledger, state: State, name: str) -> Shape | None:
     if not isinstance(entry, SchemaEntry):
         return None
     columns = parse_schema(entry.columns) if entry.columns is not None else None
-    return Shape(columns, recall(entry.contract) if entry.contract else None, entry.dropping, entry.closed)
+    contract, avro = recall(entry.contract) if entry.contract else None, entry.avro.reader() if entry.avro else None
+    return Shape(columns, contract, entry.dropping, entry.closed, avro)
 
 
 def declare(feed: Feed, ledger: Ledger) -> Shape:
@@ -128,7 +129,9 @@ def _problems(columns: Mapping[str, str], table: Mapping[str, str]) -> Iterator[
 def _entry(feed: Feed, shape: Shape, reason: str) -> SchemaEntry:
     own = feed.columns.texts() if feed.columns else {}
     columns = shape.columns.texts() if shape.columns else None
+    avro = AvroSource(texts=shape.avro.texts, wire=shape.avro.wire) if shape.avro else None
     return SchemaEntry(
+        format=AVRO_FORMAT if avro else FORMAT,
         shape=shape.name,
         columns=columns,
         contract=shape.contract.text if shape.contract else "",
@@ -136,6 +139,7 @@ def _entry(feed: Feed, shape: Shape, reason: str) -> SchemaEntry:
         closed=shape.closed,
         evolved={name: text for name, text in (columns or {}).items() if own.get(name) != text},
         reason=reason,
+        avro=avro,
     )
 
 
@@ -150,6 +154,7 @@ def _describe_change(ledger: Ledger, state: State, shape: Shape) -> str:
     said += ["contract changed"] if contracts[0] != contracts[1] else []
     policies = [(s.dropping, s.closed) for s in (before, shape)]
     said += ["policies changed"] if policies[0] != policies[1] else []
+    said += ["Avro schema changed"] if before.avro != shape.avro else []
     return "; ".join(said) or "the order of its columns"
 
 

@@ -13,7 +13,7 @@ from sluice.pipelines.lake import parquet
 from sluice.pipelines.landing.rows import check_source, rows_of
 from sluice.pipelines.ledger import Ledger
 from sluice.pipelines.planning.shapes import effective_shape
-from sluice.pipelines.ports import Lake
+from sluice.pipelines.ports import Edges, Lake
 from sluice.pipelines.publishing import manifest
 from sluice.pipelines.quarantine.held import Filter
 from sluice.pipelines.records.shape import Shape
@@ -73,11 +73,11 @@ class ReplayCandidates:
 
 
 def find(
-    feed: Feed, lake: Lake, ledger: Ledger, asked: Filter, mender: Mender | None, report: Reporter = lambda p: None
+    feed: Feed, edges: Edges, ledger: Ledger, asked: Filter, mender: Mender | None, report: Reporter = lambda p: None
 ) -> ReplayCandidates:
     """Try the quarantined records that were asked for. Writes nothing. Raises ProofFailed for a part that is not what
     the ledger says, LakeUnavailable for one that was replaced meanwhile."""
-    state = ledger.read()
+    state, lake = ledger.read(), edges.lake
     shape = effective_shape(feed, state)
     receipts = [r for r in asked.receipts(ledger, state, feed.window) if r.counts.quarantined]
     whole, done = sum(r.counts.quarantined for r in receipts), 0
@@ -86,7 +86,7 @@ def find(
         with _still_there(ledger, r):
             for part in r.of(PartKind.QUARANTINED):
                 check_source(lake, feed.name, part)
-            trial = _try_records(lake, r, asked, shape, mender)
+            trial = _try_records(edges, r, asked, shape, mender)
         done += r.counts.quarantined
         report(Progress("try", done, whole))
         if trial.tried:
@@ -120,10 +120,10 @@ def _replaced_meanwhile(r: Receipt) -> LakeUnavailable:
     )
 
 
-def _try_records(lake: Lake, r: Receipt, asked: Filter, shape: Shape, mender: Mender | None) -> Trial:
-    sorter = Sorter(r.slice, shape, mender)
+def _try_records(edges: Edges, r: Receipt, asked: Filter, shape: Shape, mender: Mender | None) -> Trial:
+    sorter = Sorter(r.slice, shape, mender, edges.writers)
     for part in r.of(PartKind.QUARANTINED):
-        for rows in rows_of(lake, part, part.path):
+        for rows in rows_of(edges.lake, part, part.path):
             chosen, _ = asked.split(rows, r.slice.tp)
             if chosen.num_rows:
                 sorter.sort_out(chosen)

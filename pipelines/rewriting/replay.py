@@ -32,6 +32,7 @@ from sluice.pipelines.publishing import owners
 from sluice.pipelines.publishing.publish import roll_forward
 from sluice.pipelines.quarantine.held import Filter, flags, without
 from sluice.pipelines.quarantine.limit import QuarantineKind
+from sluice.pipelines.records.avro.reader import WriterSchemas
 from sluice.pipelines.records.checked.rows import RowChecks
 from sluice.pipelines.records.format import Formatted, RawFormat
 from sluice.pipelines.records.landed_columns import QUARANTINED
@@ -91,7 +92,7 @@ def foresee_replay(feed: Feed, edges: Edges, asked: Filter, mender: Mender | Non
     """What `replay` would do now. Writes nothing. Raises SchemaChanged."""
     ledger = Ledger.offline(edges.lake, feed.name, edges.clock)
     check_one_table(feed, effective_shape(feed, ledger.read()), ledger.read())
-    found, busy = find(feed, edges.lake, ledger, asked, mender, report), dict[int | None, int]()
+    found, busy = find(feed, edges, ledger, asked, mender, report), dict[int | None, int]()
     state = ledger.read()
     dead = {i for i, said in owners.judge_batches(edges.liveness, rewriting(state)).items() if said.dead}
     groups = sharing(found.fitting)
@@ -115,11 +116,11 @@ def replay(feed: Feed, edges: Edges, asked: Filter, mender: Mender | None, owner
         _tidy(ledger, edges.lake)
         if ledger.read().origins:  # else nothing is in quarantine, and only a landing may begin a ledger
             declare(feed, ledger)
-        found = find(feed, edges.lake, ledger, asked, mender, report)
+        found = find(feed, edges, ledger, asked, mender, report)
         # One thread calls a mending function: nobody promised that it is thread-safe.
         at_once = 1 if mender else threads(feed.compaction, os.cpu_count() or 1)
         how: RewriteMethod[Candidate] = RewriteMethod(
-            REQUEST, "replay", lambda desk: Replayer(desk, asked, found.shape, mender).replay, at_once
+            REQUEST, "replay", lambda desk: Replayer(desk, asked, found.shape, mender, edges.writers).replay, at_once
         )
         run = Rewriting(feed, edges, ledger, owner, report, how, found.number)
         run.all(found.fitting)
@@ -144,6 +145,7 @@ class Replayer:
     asked: Filter
     shape: Shape
     mender: Mender | None
+    writers: WriterSchemas | None
 
     def replay(self, c: Candidate) -> Receipt:
         """Stage the parts of one slice and return its receipt. A failure leaves none behind.
@@ -171,7 +173,7 @@ class _SliceReplay:
     def __init__(self, by: Replayer, receipt: Receipt) -> None:
         self._by, self._old, self._desk = by, receipt, by.desk
         self._schema = by.shape.landed
-        self._sorter = Sorter(receipt.slice, by.shape, by.mender)
+        self._sorter = Sorter(receipt.slice, by.shape, by.mender, by.writers)
         self._checks = RowChecks(by.shape.contract) if by.shape.contract else None
         s = receipt.slice
         self._landed = self._desk.writer(s, PartKind.LANDED, self._schema)

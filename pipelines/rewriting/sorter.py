@@ -13,6 +13,7 @@ from sluice.pipelines.landing.rows import offsets_of
 from sluice.pipelines.landing.task import RowFindings
 from sluice.pipelines.quarantine.held import without
 from sluice.pipelines.quarantine.limit import QuarantineKind, kinds_of
+from sluice.pipelines.records.avro.reader import WriterSchemas
 from sluice.pipelines.records.format import Formatted, RawFormat
 from sluice.pipelines.records.landed_columns import QUARANTINED, quarantine_rows
 from sluice.pipelines.records.shape import Shape
@@ -53,14 +54,14 @@ class Sorter:
     `trial`, `seen` and `missing` grow with it.
     """
 
-    def __init__(self, s: Slice, shape: Shape, mender: Mender | None) -> None:
+    def __init__(self, s: Slice, shape: Shape, mender: Mender | None, writers: WriterSchemas | None = None) -> None:
         self.trial, self.seen = Trial(), RowFindings()
         self.missing: dict[str, Drift] = {}
         """By the field, what no re-landed record has so far."""
         self._slice, self._mender = s, mender
         self._alone: list[int] = []
         """The rows at hand that the mending function gave no value for."""
-        self._format = replace(shape, dropping=False).format()
+        self._format = replace(shape, dropping=False).format(writers)
 
     def sort_out(self, rows: pa.RecordBatch) -> Sorted:
         """Try quarantined rows. Those that do not fit are returned with today's reason."""

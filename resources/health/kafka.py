@@ -20,6 +20,7 @@ from sluice.pipelines.vocabulary.health import Diagnosis, Health, failed, of_err
 from sluice.pipelines.vocabulary.side_by_side import each
 from sluice.pipelines.vocabulary.units import many, show_about, show_duration
 from sluice.resources.health.examine import Check, examine
+from sluice.resources.health.registry import examine_registry
 from sluice.resources.health.zookeeper import examine_offsets
 from sluice.resources.kafka.failures import explain
 from sluice.resources.kafka.group import SESSION_SECONDS, TRANSACTION_SECONDS
@@ -209,6 +210,11 @@ def offsets(of: OneFeed) -> Iterator[Diagnosis]:
     return examine_offsets(of.feed)
 
 
+def registry(of: OneFeed) -> Iterator[Diagnosis]:
+    """Whether the schema registry answers, for a feed that has one."""
+    return examine_registry(of.feed)
+
+
 def group(of: OneFeed) -> Iterator[Diagnosis]:
     """Whether the group answers, and whether somebody else holds it."""
     if of.feed.offsets.store is not OffsetStore.KAFKA:
@@ -339,6 +345,7 @@ OF_FEED: tuple[Check[OneFeed], ...] = (
     Check("group", group),
     Check("group session", session),
     Check("offsets", offsets),
+    Check("registry", registry),
     Check("transactions", transactions),
     Check("dead letters", dead_letters),
 )

@@ -68,6 +68,12 @@ def find_java() -> Path:
     raise SetupError(f"no Java {MINIMUM} or newer on this machine", remedy=INSTALL_HINT)
 
 
+@functools.cache
+def find_newer(minimum: int) -> Path | None:
+    """The first `java` of at least this major version, where `find_java` looks; None when there is none."""
+    return next((c for c in _candidates() if c.is_file() and major(c) >= minimum), None)
+
+
 def java_home() -> Path:
     """The home folder of `find_java()`, as Spark wants it in JAVA_HOME."""
     return find_java().resolve().parent.parent

@@ -340,7 +340,7 @@ class LocalKafka:
             version=VERSION,
             cluster_id=found.cluster_id if found else _new_cluster_id(),
             keep=self._keep,
-            ports=found.ports if found else _free_ports(self._brokers, 3 if self._secure else 2),
+            ports=found.ports if found else free_ports(self._brokers, 3 if self._secure else 2),
             settings=(found.settings if found else {}) | self._settings,
             secure=self._secure,
         )
@@ -566,7 +566,8 @@ def _jars() -> Path:
     return java.jars(f"kafka-{VERSION}", ARTIFACTS)
 
 
-def _free_ports(brokers: int, of_each: int) -> tuple[tuple[int, ...], ...]:
+def free_ports(brokers: int, of_each: int) -> tuple[tuple[int, ...], ...]:
+    """So many ports for each, below those that outgoing connections take."""
     candidates = iter(random.sample(_PORTS, len(_PORTS)))
     free = (port for port in candidates if _is_free(port))
     return tuple(tuple(islice(free, of_each)) for _ in range(brokers))

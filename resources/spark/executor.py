@@ -23,6 +23,7 @@ from sluice.pipelines.feed.kafka import KafkaSettings
 from sluice.pipelines.feed.sections import LandingSettings
 from sluice.pipelines.ports import Job, Lake
 from sluice.pipelines.records import ready
+from sluice.pipelines.records.avro.reader import WriterSchemas
 from sluice.pipelines.records.shape import Shape
 from sluice.pipelines.schema.arrays import text_array
 from sluice.pipelines.vocabulary.kafka import FetchLimits, Isolation
@@ -30,6 +31,7 @@ from sluice.pipelines.vocabulary.plans import Task, to_json
 from sluice.pipelines.vocabulary.receipts import Outcome, Receipt, SliceFailure
 from sluice.pipelines.vocabulary.traffic import TaskTraffic
 from sluice.resources.lakes import memory_of, open_lake
+from sluice.resources.registry import writers_of
 from sluice.resources.spark.queues import Queue, queues
 
 if TYPE_CHECKING:
@@ -73,12 +75,14 @@ class Wiring:
     limits: FetchLimits
     rack: str
     memory: int
+    writers: WriterSchemas | None = None
 
     @classmethod
     def of(cls, feed: Feed) -> Wiring:
         limits, rack = feed.fetch.limits(), feed.fetch.rack or ""
         memory = feed.limits.task_memory - memory_of(feed)
-        return cls(feed.kafka, open_lake(feed), feed.landing, limits, rack, memory)
+        lake = open_lake(feed)
+        return cls(feed.kafka, lake, feed.landing, limits, rack, memory, writers_of(feed, lake))
 
     @contextmanager
     def open(self, isolation: Isolation, shape: Shape) -> Iterator[Tools]:
@@ -87,7 +91,7 @@ class Wiring:
         from sluice.resources.kafka.fetch import KafkaFetcher
 
         with closing(KafkaFetcher(self.kafka, isolation, rack=os.environ.get(RACK) or self.rack)) as fetcher:
-            yield Tools(fetcher, self.lake, shape.format())
+            yield Tools(fetcher, self.lake, shape.format(self.writers))
 
 
 @dataclass(frozen=True, slots=True)

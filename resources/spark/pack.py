@@ -56,6 +56,7 @@ _IMPORTED = (
     "sluice.pipelines.landing.task",
     "sluice.pipelines.records.typed.format",
     "sluice.pipelines.records.checked.format",
+    "sluice.pipelines.records.avro.format",
     "sluice.resources.kafka.fetch",
     *(("sluice.resources.s3.lake", "boto3") if _S3 else ()),
 )

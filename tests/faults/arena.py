@@ -129,7 +129,7 @@ def opened(root: Path, brokers: int = 3) -> Iterator[Arena]:
 
     usual = properties.plain_listeners
     with ExitStack() as stack:
-        taken += [port for (port,) in local_kafka._free_ports(brokers, of_each=1)]
+        taken += [port for (port,) in local_kafka.free_ports(brokers, of_each=1)]
         proxies = {
             n: stack.enter_context(closing(Proxy(root.parent, lambda port=port: ("127.0.0.1", port))))
             for n, port in enumerate(taken, start=1)

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from sluice.pipelines.feed.sections import LandingSettings
+from sluice.pipelines.lake.schemas import KeptSchemas
 from sluice.pipelines.ports import Fetcher, Job, Lake
 from sluice.pipelines.vocabulary.kafka import FetchLimits
 from sluice.pipelines.vocabulary.plans import Task
@@ -64,4 +65,4 @@ class MemoryEngine:
 
     def format(self, job: Job) -> Format:
         """What makes rows of records."""
-        return job.shape.format()
+        return job.shape.format(KeptSchemas(self.lake, job.plan.feed))

@@ -218,7 +218,7 @@ def test_start_has_no_default(write: Write, text: str) -> None:
         ({"topics": {"includes": ["a"]}}, "topics.includes: is unknown\n  → did you mean `include`?"),
         ({"topics": []}, "topics: needs a topic name"),
         ({"isolation": "serializable"}, "isolation: "),
-        ({"format": "avro"}, "format: should be 'raw' or 'json'"),
+        ({"format": "xml"}, "format: should be 'raw', 'json' or 'avro'"),
         ({"format": "json"}, "`format: json` without a schema"),
         ({"schema": {"a": "string"}}, "a schema without `format: json`"),
         ({"format": "json", "schema": {}}, "schema: is not a mapping of names to types"),

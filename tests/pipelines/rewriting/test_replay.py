@@ -604,7 +604,7 @@ def test_a_crash_at_any_write_leaves_every_record_exactly_once(tmp_path: Path) -
 def test_a_part_that_is_not_the_ledgers_is_never_used(damage: str, kind: str, world: Typed) -> None:
     world.land(*pieces(A, 100), *pieces(B, 100))
     world.says(WIDER)
-    found = find(world.feed, world.lake, world.fresh_ledger(), Filter(), None)  # type: ignore[arg-type]
+    found = find(world.feed, world.edges, world.fresh_ledger(), Filter(), None)  # type: ignore[arg-type]
     path = world.path_of(kind, 0)
     data = world.lake.files.pop(path)
     if damage == "flip":

@@ -1,0 +1,53 @@
+"""How a feed reaches its schema registry: one that speaks Confluent's REST API."""
+
+from __future__ import annotations
+
+import re
+from typing import Annotated, Any, Self
+
+from pydantic import AfterValidator, Field, SecretStr, model_validator
+
+from sluice.pipelines.feed.settings import Count, Duration, LocalFile, Settings, Text
+
+_URL = re.compile(r"https?://(?:[A-Za-z0-9._-]+|\[[0-9A-Fa-f:.]+\])(?::[0-9]{1,5})?(?:/[A-Za-z0-9._~/-]*)?")
+Secret = Annotated[SecretStr, Field(min_length=1)]
+
+
+def _url(text: str) -> str:
+    if not _URL.fullmatch(text):
+        raise ValueError("is not an address such as https://registry.example:8081")
+    return text.rstrip("/")
+
+
+class RegistrySettings(Settings):
+    """The registry's address, and how to log in: `username` and `password`, or a `token`; certificates for TLS.
+
+    `subject` and `version` name the schema that `sluice schema pull` takes: the newest of the subject, unless a version
+    is given. A request may take `timeout` (ms).
+    """
+
+    url: Annotated[Text, AfterValidator(_url)]
+    username: Text | None = None
+    password: Secret | None = None
+    token: Secret | None = None
+    ssl_cafile: LocalFile | None = None
+    ssl_certfile: LocalFile | None = None
+    ssl_keyfile: LocalFile | None = None
+    subject: Text | None = None
+    version: Count | None = None
+    timeout: Duration = 10_000
+
+    @model_validator(mode="after")
+    def _one_login(self) -> Self:
+        if (self.username is None) is not (self.password is None):
+            raise ValueError("needs username and password together")
+        if self.token and self.username:
+            raise ValueError("has a token, and username and password: leave one out")
+        if self.url.startswith("http:") and (self.ssl_cafile or self.ssl_certfile):
+            raise ValueError("has ssl_… settings, which nothing reads unless url begins with https:")
+        if self.ssl_keyfile and not self.ssl_certfile:
+            raise ValueError("needs ssl_certfile beside ssl_keyfile")
+        return self
+
+    def __repr_args__(self) -> Any:
+        return [(k, v) for k, v in super().__repr_args__() if v is not None]

@@ -1,0 +1,78 @@
+"""Writers' schemas, kept in the lake beside the ledger, so that records decode long after their registry is gone.
+
+Guarantee: a schema is kept before a record that it wrote lands. A number means the same schema for ever; registries
+promise that, and what is kept is never written again.
+"""
+
+from __future__ import annotations
+
+import json
+
+from sluice.pipelines.lake.paths import schema_path
+from sluice.pipelines.ports import Lake, Registry
+from sluice.pipelines.vocabulary.errors import Failed, LedgerCorrupt
+from sluice.pipelines.vocabulary.registered import AVRO, RegisteredSchema
+
+MOST_UNKNOWN = 1000
+"""Numbers that the registry may not know, until a task asks for no more."""
+
+
+class KeptSchemas:
+    """`WriterSchemas` of one feed: from the lake, else from the registry, whose answer is kept first.
+
+    Without a registry, what is not kept is not known.
+    """
+
+    def __init__(self, lake: Lake, feed: str, registry: Registry | None = None, *, keep: bool = True) -> None:
+        self._lake, self._feed, self._registry, self._keep = lake, feed, registry, keep
+        self._known: dict[int, RegisteredSchema | None] = {}
+
+    def texts(self, id: int) -> tuple[str, ...] | None:
+        """The texts of a schema, the last, after all that it refers to; None where there is none of that number.
+
+        Raises RegistryUnavailable, NotAuthorized, and Failed after too many numbers that nobody knows.
+        """
+        if id not in self._known:
+            self._known[id] = self.find(id)
+        found = self._known[id]
+        if found is None:
+            return None
+        return found.texts if found.type == AVRO else (f"a schema of type {found.type}",)
+
+    def find(self, id: int) -> RegisteredSchema | None:
+        """The schema of that number, kept from here on."""
+        path = schema_path(self._feed, id)
+        kept = self._lake.get(path)
+        if kept is not None:
+            return _parsed(kept, path)
+        if self._registry is None:
+            return None
+        unknown = sum(k is None for k in self._known.values())
+        if unknown >= MOST_UNKNOWN:
+            raise Failed(
+                f"feed {self._feed}: records name more than {unknown} schemas that the registry does not know",
+                remedy="look at some: sluice peek; they may have another wire format, or come from another registry",
+            )
+        found = self._registry.schema(id)
+        if found is not None and self._keep:
+            self.keep(found)
+        return found
+
+    def keep(self, schema: RegisteredSchema) -> None:
+        """Keep a schema that the registry told."""
+        said = {"id": schema.id, "type": schema.type, "texts": schema.texts}
+        self._lake.put_if_absent(schema_path(self._feed, schema.id), json.dumps(said).encode() + b"\n")
+
+
+def _parsed(data: bytes, path: str) -> RegisteredSchema:
+    try:
+        said = json.loads(data)
+        id, kind, texts = said["id"], said["type"], said["texts"]
+        if isinstance(id, int) and isinstance(kind, str) and texts and all(isinstance(t, str) for t in texts):
+            return RegisteredSchema(id, kind, tuple(texts))
+    except (ValueError, KeyError, TypeError, RecursionError):
+        pass
+    raise LedgerCorrupt(
+        f"{path} is not a schema as Sluice keeps it",
+        remedy="restore this file from a backup of the lake, or remove it while the registry has the schema",
+    )

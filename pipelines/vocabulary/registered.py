@@ -1,0 +1,21 @@
+"""A schema as a registry has it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+AVRO = "AVRO"
+
+
+@dataclass(frozen=True, slots=True)
+class RegisteredSchema:
+    """`id` is its number in the registry, `type` AVRO, PROTOBUF or JSON. The last of `texts` is the schema; before it
+    is all that it refers to, each after what it refers to itself. `subject` and `version` are empty and 0 where the
+    registry was asked by number.
+    """
+
+    id: int
+    type: str
+    texts: tuple[str, ...]
+    subject: str = ""
+    version: int = 0

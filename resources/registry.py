@@ -1,0 +1,227 @@
+"""A schema registry over Confluent's REST API (Confluent's own, Apicurio's ccompat, Karapace, Redpanda).
+
+Promises: nothing is sent to another address than the feed's (no redirects), so neither is a password; each request has
+a time-out; an answer's size, and the number and depth of references, are bounded. What failed is tried three times
+where that may help. No error holds a secret, or the text of a schema.
+"""
+
+from __future__ import annotations
+
+import base64
+import http.client
+import json
+import ssl
+import time
+from dataclasses import dataclass
+from typing import Any
+from urllib.parse import quote, urlsplit
+
+from sluice.pipelines.feed.feed import Feed
+from sluice.pipelines.feed.registry import RegistrySettings
+from sluice.pipelines.lake.schemas import KeptSchemas
+from sluice.pipelines.ports import Lake
+from sluice.pipelines.vocabulary.errors import Failed, NotAuthorized, RegistryUnavailable, SetupError
+from sluice.pipelines.vocabulary.registered import AVRO, RegisteredSchema
+
+MOST_ANSWER = 4 << 20
+"""Bytes of an answer."""
+MOST_REFERENCES = 256
+MOST_DEPTH = 16
+"""Of references behind references."""
+TRIES = 3
+_PAUSE = 0.3
+_SENT = "application/vnd.schemaregistry.v1+json"
+_ACCEPT = "application/vnd.schemaregistry.v1+json, application/json"
+
+
+def writers_of(feed: Feed, lake: Lake, *, keep: bool = True) -> KeptSchemas | None:
+    """The writers' schemas of an Avro feed; None for any other. Whoever only looks keeps none of them in the lake."""
+    if feed.avro is None:
+        return None
+    return KeptSchemas(lake, feed.name, RegistryClient(feed.registry) if feed.registry else None, keep=keep)
+
+
+@dataclass(frozen=True)
+class RegistryClient:
+    """`ports.Registry`. Opens a connection for each request: a registry is asked seldom. Picklable."""
+
+    settings: RegistrySettings
+
+    def schema(self, id: int) -> RegisteredSchema | None:
+        found = self._get(f"/schemas/ids/{id}")
+        return None if found is None else self._registered(found, id)
+
+    def version(self, subject: str, version: int | None = None) -> RegisteredSchema | None:
+        found = self._get(_version_path(subject, version or "latest"))
+        return None if found is None else self._registered(found, _number(found, "id"), subject)
+
+    def register(self, subject: str, schema: str) -> int:
+        """Register an Avro schema as the subject's newest version, unless it has it. Returns the schema's number."""
+        path = f"/subjects/{quote(subject, safe='')}/versions"
+        found = self._get(path, json.dumps({"schema": schema}).encode())
+        if found is None:
+            raise self._nonsense("HTTP 404")
+        return _number(found, "id")
+
+    def subjects(self) -> tuple[str, ...]:
+        """The subjects that the registry shows us, sorted."""
+        found = self._get("/subjects")
+        if not isinstance(found, list):
+            raise self._nonsense("no list of subjects")
+        return tuple(sorted(str(s) for s in found))
+
+    def _registered(self, found: Any, id: int, subject: str = "") -> RegisteredSchema:
+        texts: dict[tuple[str, str], str] = {}
+        self._collect(found, texts, ())
+        version = _number(found, "version") if subject else 0
+        return RegisteredSchema(id, _type(found), (*texts.values(), self._text(found)), subject, version)
+
+    def _collect(self, found: Any, texts: dict[tuple[str, str], str], above: tuple[tuple[str, str], ...]) -> None:
+        """The texts of all that a schema refers to, each after what it refers to itself."""
+        references = found.get("references") or []
+        if not isinstance(references, list):
+            raise self._nonsense("references that are no list")
+        for r in references:
+            if not isinstance(r, dict):
+                raise self._nonsense("a reference that is none")
+            key = str(r.get("subject")), str(r.get("version"))
+            if key in above:
+                raise self._refused(f"subject {key[0]!r}, version {key[1]}, refers to itself in a circle")
+            if key in texts:
+                continue
+            if len(texts) >= MOST_REFERENCES or len(above) >= MOST_DEPTH:
+                raise self._refused(
+                    f"a schema has more than {MOST_REFERENCES} references, or they are deeper than {MOST_DEPTH}"
+                )
+            behind = self._get(_version_path(*key))
+            if behind is None:
+                raise self._refused(f"a schema refers to subject {key[0]!r}, version {key[1]}, which does not exist")
+            self._collect(behind, texts, (*above, key))
+            texts[key] = self._text(behind)
+
+    def _text(self, found: Any) -> str:
+        text = found.get("schema")
+        if not isinstance(text, str):
+            raise self._nonsense("an answer without a schema")
+        return text
+
+    # -- requests
+
+    def _get(self, path: str, body: bytes | None = None) -> Any:
+        """The JSON at the path, to which a body is posted; None for 404."""
+        for left in reversed(range(TRIES)):
+            try:
+                status, answer = self._ask(path, body)
+            except (OSError, http.client.HTTPException) as error:
+                if isinstance(error, ssl.SSLCertVerificationError):
+                    raise self._away(f"its certificate is not trusted ({error.verify_message})") from None
+                if left:
+                    time.sleep(_PAUSE)
+                    continue
+                raise self._away(_why(error)) from None
+            if status in (429, 500, 502, 503, 504) and left:
+                time.sleep(_PAUSE)
+                continue
+            return self._answer(status, answer)
+        raise self._away("it does not answer")
+
+    def _answer(self, status: int, body: bytes) -> Any:
+        if status == 404:
+            return None
+        if status in (401, 403):
+            said = "refused the login" if status == 401 else "gives no right to read schemas"
+            raise NotAuthorized(
+                f"the schema registry {self.settings.url} {said} (HTTP {status})",
+                remedy="check registry.username and password, or registry.token",
+            )
+        if status == 429 or status >= 500:
+            raise self._away(f"HTTP {status}")
+        if status != 200:
+            raise self._nonsense(f"HTTP {status}")
+        if len(body) > MOST_ANSWER:
+            raise self._refused(f"an answer is larger than {MOST_ANSWER:,} bytes")
+        try:
+            found = json.loads(body)
+        except (ValueError, RecursionError):
+            raise self._nonsense("an answer that is not JSON") from None
+        if not isinstance(found, dict | list):
+            raise self._nonsense("an answer that is no JSON object")
+        return found
+
+    def _ask(self, path: str, body: bytes | None) -> tuple[int, bytes]:
+        url = urlsplit(self.settings.url)
+        seconds = self.settings.timeout / 1000
+        connection: http.client.HTTPConnection
+        if url.scheme == "https":
+            context = self._context()
+            connection = http.client.HTTPSConnection(url.hostname or "", url.port, timeout=seconds, context=context)
+        else:
+            connection = http.client.HTTPConnection(url.hostname or "", url.port, timeout=seconds)
+        try:
+            headers = {"Accept": _ACCEPT, **({"Content-Type": _SENT} if body else {}), **self._login()}
+            connection.request("POST" if body else "GET", url.path + path, body, headers)
+            answer = connection.getresponse()
+            return answer.status, answer.read(MOST_ANSWER + 1)
+        finally:
+            connection.close()
+
+    def _login(self) -> dict[str, str]:
+        s = self.settings
+        if s.token:
+            return {"Authorization": f"Bearer {s.token.get_secret_value()}"}
+        if s.username and s.password:
+            pair = f"{s.username}:{s.password.get_secret_value()}".encode()
+            return {"Authorization": f"Basic {base64.b64encode(pair).decode()}"}
+        return {}
+
+    def _context(self) -> ssl.SSLContext:
+        s = self.settings
+        try:
+            context = ssl.create_default_context(cafile=s.ssl_cafile)
+            if s.ssl_certfile:
+                context.load_cert_chain(s.ssl_certfile, s.ssl_keyfile)
+        except (OSError, ssl.SSLError) as error:
+            raise SetupError(
+                f"registry.ssl_… : a certificate cannot be loaded ({_why(error)})",
+                remedy="check the files that it names",
+            ) from None
+        return context
+
+    # -- errors
+
+    def _away(self, why: str) -> RegistryUnavailable:
+        return RegistryUnavailable(
+            f"the schema registry {self.settings.url} cannot be asked: {why}",
+            remedy="nothing was landed by guess; run again when it answers",
+        )
+
+    def _nonsense(self, what: str) -> Failed:
+        return Failed(
+            f"the schema registry {self.settings.url} gave {what}",
+            remedy="check registry.url: the address of Confluent's API, such as http://host:8080/apis/ccompat/v7",
+        )
+
+    def _refused(self, what: str) -> Failed:
+        return Failed(f"the schema registry {self.settings.url}: {what}", remedy="mend the schema in the registry")
+
+
+def _version_path(subject: str, version: int | str) -> str:
+    return f"/subjects/{quote(subject, safe='')}/versions/{quote(str(version), safe='')}"
+
+
+def _type(found: Any) -> str:
+    """Registries leave out the type of Avro schemas."""
+    said = found.get("schemaType")
+    return said if isinstance(said, str) and said.isalpha() and len(said) < 20 else AVRO
+
+
+def _number(found: Any, name: str) -> int:
+    value = found.get(name)
+    return value if isinstance(value, int) else 0
+
+
+def _why(error: Exception) -> str:
+    """What went wrong, without an address or a header in it."""
+    if isinstance(error, TimeoutError):
+        return "no answer in time"
+    return getattr(error, "strerror", None) or type(error).__name__

@@ -1,0 +1,156 @@
+"""The client of schema registries against a server that answers what we like: every failure is one clear error."""
+
+from __future__ import annotations
+
+import json
+import pickle
+from collections.abc import Callable, Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from threading import Thread
+from typing import Any
+
+import pytest
+
+from sluice.pipelines.feed.registry import RegistrySettings
+from sluice.pipelines.lake.schemas import MOST_UNKNOWN, KeptSchemas
+from sluice.pipelines.vocabulary.errors import Failed, NotAuthorized, RegistryUnavailable, SluiceError
+from sluice.resources import registry
+from sluice.resources.registry import RegistryClient
+from sluice.testing.lake import MemoryLake
+
+SECRET = "s3cr3t-word"
+Answers = dict[str, Any]
+Serve = Callable[[Answers], RegistryClient]
+
+
+@pytest.fixture
+def serve(monkeypatch: pytest.MonkeyPatch) -> Iterator[Serve]:
+    """A registry that answers paths as it is told: JSON, a status, or bytes. It knows one user."""
+    monkeypatch.setattr(registry, "_PAUSE", 0.0)
+    answers: Answers = {}
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            answers.setdefault("asked", []).append(self.path)
+            answers["login"] = self.headers.get("Authorization")
+            found = answers.get(self.path, 404)
+            status = found if isinstance(found, int) else 200
+            body = found if isinstance(found, bytes) else json.dumps(found).encode()
+            self.send_response(status)
+            if status == 302:
+                self.send_header("Location", "http://127.0.0.1:9/elsewhere")
+            self.send_header("Content-Length", str(len(body)))
+            self.end_headers()
+            self.wfile.write(body)
+
+        def log_message(self, *_: Any) -> None: ...
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    Thread(target=server.serve_forever, daemon=True).start()
+
+    def start(given: Answers) -> RegistryClient:
+        given.setdefault("asked", [])
+        answers.clear()
+        answers.update(given)
+        given["now"] = answers
+        url = f"http://127.0.0.1:{server.server_port}/api"
+        return RegistryClient(RegistrySettings(url=url, username="me", password=SECRET, timeout="2s"))
+
+    yield start
+    server.shutdown()
+    server.server_close()
+
+
+def refers(*subjects: str, schema: str = '"int"') -> Answers:
+    return {"schema": schema, "references": [{"name": s, "subject": s, "version": 1} for s in subjects]}
+
+
+def test_a_schema_with_what_it_refers_to(serve: Serve) -> None:
+    client = serve(
+        {
+            "/api/schemas/ids/7": refers("a", "b", schema="top"),
+            "/api/subjects/a/versions/1": refers("b", schema="a"),
+            "/api/subjects/b/versions/1": {"schema": "b"},
+        }
+    )
+    found = client.schema(7)
+    assert found is not None
+    assert (found.id, found.type, found.texts) == (7, "AVRO", ("b", "a", "top"))
+    assert client.schema(8) is None
+
+
+def test_the_login_goes_with_each_request_and_shows_nowhere(serve: Serve) -> None:
+    given: Answers = {"/api/schemas/ids/1": {"schema": '"int"'}}
+    client = serve(given)
+    client.schema(1)
+    assert given["now"]["login"].startswith("Basic ")
+    assert SECRET not in repr(client) + str(client.settings.model_dump_json())
+    assert pickle.loads(pickle.dumps(client)) == client
+
+
+REFUSED: list[tuple[Answers, type[SluiceError], str]] = [
+    ({"/api/schemas/ids/1": 401}, NotAuthorized, "refused the login"),
+    ({"/api/schemas/ids/1": 403}, NotAuthorized, "no right"),
+    ({"/api/schemas/ids/1": 500}, RegistryUnavailable, "HTTP 500"),
+    ({"/api/schemas/ids/1": 302}, Failed, "HTTP 302"),
+    ({"/api/schemas/ids/1": b"<html>"}, Failed, "not JSON"),
+    ({"/api/schemas/ids/1": b"[" * 100_000}, Failed, "not JSON"),
+    ({"/api/schemas/ids/1": b'"' + b"x" * (5 << 20)}, Failed, "larger than"),
+    ({"/api/schemas/ids/1": {"id": 3}}, Failed, "without a schema"),
+    ({"/api/schemas/ids/1": {"schema": "x", "references": 3}}, Failed, "no list"),
+    ({"/api/schemas/ids/1": refers("a")}, Failed, "does not exist"),
+    ({"/api/schemas/ids/1": refers("a"), "/api/subjects/a/versions/1": refers("a")}, Failed, "circle"),
+    (
+        {"/api/schemas/ids/1": refers("s0")}
+        | {f"/api/subjects/s{i}/versions/1": refers(f"s{i + 1}") for i in range(40)},
+        Failed,
+        "deeper than",
+    ),
+    (
+        {"/api/schemas/ids/1": refers(*(f"s{i}" for i in range(300)))}
+        | {f"/api/subjects/s{i}/versions/1": {"schema": '"int"'} for i in range(300)},
+        Failed,
+        "more than 256",
+    ),
+]
+
+
+@pytest.mark.parametrize(("answers", "kind", "said"), REFUSED)
+def test_what_fails_is_one_clear_error(serve: Serve, answers: Answers, kind: type[SluiceError], said: str) -> None:
+    client = serve(dict(answers))
+    with pytest.raises(kind, match=said) as error:
+        client.schema(1)
+    assert error.value.remedy
+    assert SECRET not in str(error.value)
+
+
+def test_a_registry_that_nobody_reaches() -> None:
+    with pytest.raises(RegistryUnavailable, match="cannot be asked"):
+        RegistryClient(RegistrySettings(url="http://127.0.0.1:9", timeout="1s")).schema(1)
+
+
+def test_schemas_are_asked_for_once_and_kept(serve: Serve) -> None:
+    given: Answers = {"/api/schemas/ids/1": {"schema": '"int"'}}
+    client, lake = serve(given), MemoryLake()
+    schemas = KeptSchemas(lake, "orders", client)
+    assert schemas.texts(1) == schemas.texts(1) == ('"int"',)
+    assert KeptSchemas(lake, "orders").texts(1) == ('"int"',)
+    assert KeptSchemas(lake, "orders").texts(2) is None
+    assert given["now"]["asked"] == ["/api/schemas/ids/1"]
+    looking = KeptSchemas(other := MemoryLake(), "orders", client, keep=False)
+    assert looking.texts(1) == ('"int"',)
+    assert list(other.list("_sluice")) == []
+
+
+def test_numbers_that_nobody_knows_are_asked_for_within_bounds() -> None:
+    class Empty:
+        def schema(self, id: int) -> None:
+            return None
+
+        def version(self, subject: str, version: int | None = None) -> None:
+            return None
+
+    schemas = KeptSchemas(MemoryLake(), "orders", Empty())
+    assert {schemas.texts(i) for i in range(MOST_UNKNOWN)} == {None}
+    with pytest.raises(Failed, match="does not know"):
+        schemas.texts(MOST_UNKNOWN)

@@ -1,0 +1,115 @@
+"""Avro messages through a feed in memory: schemas kept in the lake, one table over versions, replay by a newer file."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from sluice.pipelines.lake.schemas import KeptSchemas
+from sluice.pipelines.ledger import Ledger
+from sluice.pipelines.ledger.entries import SchemaEntry
+from sluice.pipelines.planning.shapes import shape_named
+from sluice.pipelines.ports import Edges
+from sluice.pipelines.quarantine.held import Filter
+from sluice.pipelines.rewriting.replay import replay
+from sluice.pipelines.vocabulary.errors import SchemaChanged
+from sluice.pipelines.vocabulary.registered import AVRO, RegisteredSchema
+from sluice.resources.liveness import new_owner
+from sluice.testing import LandedMessages, Message, land
+from sluice.testing.clock import MemoryClock
+from sluice.testing.engine import MemoryEngine
+from sluice.testing.lake import MemoryLake
+from sluice.testing.liveness import MemoryLiveness
+from tests.pipelines.records.avro.rows import encoded
+
+FEED = "topics: orders\nstart: latest\nformat: avro\nschema_file: order.avsc\n"
+REGISTRY = "registry: {url: 'http://127.0.0.1:9'}\n"
+
+
+def of(*fields: Any) -> dict[str, Any]:
+    return {"type": "record", "name": "Order", "fields": list(fields)}
+
+
+def state(*symbols: str) -> dict[str, Any]:
+    return {"name": "state", "type": {"type": "enum", "name": "State", "symbols": symbols}}
+
+
+ID = {"name": "id", "type": "int"}
+COUNTRY = {"name": "country", "type": "string", "default": "DE"}
+
+
+class Project:
+    """A feed's file with its schema, and a lake that keeps schemas as a registry told them."""
+
+    def __init__(self, root: Path) -> None:
+        self.root, self.lake = root, MemoryLake()
+        (root / "feeds").mkdir()
+        self.feed = root / "feeds" / "orders.yaml"
+        self.feed.write_text(FEED + REGISTRY)
+
+    def reads(self, schema: Any) -> None:
+        (self.root / "order.avsc").write_text(json.dumps(schema))
+
+    def knows(self, number: int, schema: Any) -> None:
+        KeptSchemas(self.lake, "orders").keep(RegisteredSchema(number, AVRO, (json.dumps(schema),)))
+
+    def land(self, values: Iterable[bytes | None]) -> LandedMessages:
+        return land(self.feed, map(Message, values), lake=self.lake, environ={})
+
+
+@pytest.fixture
+def project(tmp_path: Path) -> Project:
+    return Project(tmp_path)
+
+
+def test_versions_are_one_table_and_the_ledger_says_how_they_were_read(project: Project) -> None:
+    project.reads(of(ID))
+    project.knows(1, of(ID))
+    project.knows(2, of(ID, COUNTRY))
+    first = project.land([encoded(of(ID), {"id": 1}, 1), None, b"x", encoded(of(ID), {"id": 9}, 77)])
+    assert first.rows["id"].to_pylist() == [1, None]
+    assert first.quarantined["reason"].to_pylist() == ["not_avro", "unknown_schema"]
+    project.reads(of(ID, COUNTRY))
+    both = [encoded(of(ID), {"id": 2}, 1), encoded(of(ID, COUNTRY), {"id": 3, "country": "FR"}, 2)]
+    second = project.land(both)
+    assert second.rows.select(["id", "country"]).to_pylist() == [{"id": 2, "country": "DE"}, {"id": 3, "country": "FR"}]
+    ledger = Ledger(project.lake, "orders", lambda: 0)
+    entries = [e for _, e in ledger.entries() if isinstance(e, SchemaEntry)]
+    assert [e.reason for e in entries] == ["the first", "added country (string not null); Avro schema changed"]
+    assert shape_named(ledger, ledger.read(), entries[0].shape) != second.feed.shape
+    assert shape_named(ledger, ledger.read(), entries[1].shape) == second.feed.shape
+    project.reads(of({"name": "id", "type": "string"}))
+    with pytest.raises(SchemaChanged, match="id is string"):
+        project.land([])
+
+
+def test_records_that_a_schema_refused_are_landed_by_a_newer_one(project: Project) -> None:
+    project.reads(of(state("open")))
+    project.knows(1, of(state("open", "paid")))
+    found = project.land(encoded(of(state("open", "paid")), {"state": s}, 1) for s in ("open", "paid", "open"))
+    assert found.rows["state"].to_pylist() == ["open", "open"]
+    assert found.quarantined.select(["reason", "field", "detail"]).to_pylist() == [
+        {
+            "reason": "wrong_type",
+            "field": "state",
+            "detail": "a symbol that the feed's schema does not have (schema 1)",
+        }
+    ]
+    project.reads(of(state("open", "paid")))
+    again = project.land([])
+    writers = KeptSchemas(project.lake, "orders")
+    edges = Edges(None, None, project.lake, MemoryEngine(), MemoryLiveness(), MemoryClock(0), None, writers)  # type: ignore[arg-type]
+    done = replay(again.feed, edges, Filter(), None, new_owner("test"), lambda progress: None)
+    assert done.landed.fit.total() == 1
+
+
+def test_without_a_registry_all_records_are_of_the_file(project: Project) -> None:
+    project.feed.write_text(FEED)
+    project.reads(of(ID))
+    found = project.land([encoded(of(ID), {"id": 1}, None), encoded(of(ID), {"id": 2}, 1)])
+    assert found.rows["id"].to_pylist() == [1]
+    assert found.quarantined["reason"].to_pylist() == ["not_avro"]
