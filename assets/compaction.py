@@ -14,6 +14,7 @@ from pydantic import Field
 
 from sluice.assets.instance import with_dagster_liveness
 from sluice.assets.session import FEED_TAG, RunSession
+from sluice.assets.table import bring_up_table
 from sluice.pipelines.feed.sections import WindowSettings
 from sluice.pipelines.planning.windows import check_aligned
 from sluice.pipelines.rewriting.compaction import Compacted, compact
@@ -84,6 +85,7 @@ def compact_step(context: dg.OpExecutionContext, session: RunSession, name: str)
         with session.open_edges(feed) as opened:
             edges, report = with_dagster_liveness(opened, context.instance), session.reporter(context.log)
             done = compact(feed, edges, asked, new_owner(context.run.run_id), report)
+    yield from bring_up_table(context, session, name)
     yield dg.Output(None, metadata=_compaction_metadata(done))
 
 

@@ -2,6 +2,7 @@
 
     kafka/<topic>  →  <feed>/landed  →  <feed>/committed
                       <feed>/quarantined      of feeds with a schema or a contract
+                      <feed>/landed  →  <feed>/table      of feeds with a table
 
 A topic that several feeds read is one asset. `land_<feed>` lands one window. `catch_up_<feed>` lands whatever is asked
 for and reports the windows that it completes. The bodies are in `steps`. They take the feed from its file when they
@@ -144,6 +145,8 @@ def feed_definitions(
     committed = _committed_asset(feed, shown, windows, session)
     observed = [_observed_topics(feed.name, shown, readers, session, sources)] if readers else []
     beside = [_quarantined_spec(shown, topics, windows)] if quarantines(feed) else []
+    if feed.table:
+        beside.append(shown.table.replace_attributes(deps=[shown.landed.key]))
     return dg.Definitions(
         assets=[*observed, landed, *beside, committed],
         jobs=[

@@ -20,6 +20,7 @@ from sluice.assets.reports import read_reports, report_definitions, report_key
 from sluice.assets.sensors import watch_check, watch_sensor
 from sluice.assets.session import RunSession
 from sluice.assets.shown import AssetOf, FeedAsset, Keys, Shown, Translate, landed_key, untranslated
+from sluice.assets.table import table_check
 from sluice.assets.windows import now, partitions_of
 from sluice.pipelines.feed.feed import OWN, SHARED, Feed
 from sluice.pipelines.vocabulary.errors import FeedError
@@ -104,7 +105,10 @@ def feeds_of(
         ),
         dg.Definitions(
             assets=[*back, *(broken_asset("feed", key, error) for key, error in wrong)],
-            asset_checks=[watch_check(feed, session) for feed in files.feeds.values()],
+            asset_checks=[
+                *(watch_check(feed, session) for feed in files.feeds.values()),
+                *(table_check(feed, session) for feed in files.feeds.values() if feed.table),
+            ],
         ),
     )
 

@@ -34,6 +34,10 @@ def republished_key(feed: str) -> dg.AssetKey:
     return dg.AssetKey([feed, "republished"])
 
 
+def table_key(feed: str) -> dg.AssetKey:
+    return dg.AssetKey([feed, "table"])
+
+
 def topic_key(topic: str) -> dg.AssetKey:
     return dg.AssetKey(["kafka", topic])
 
@@ -46,12 +50,14 @@ class Keys:
     quarantined: dg.AssetKey
     committed: dg.AssetKey
     republished: dg.AssetKey
+    table: dg.AssetKey
     topic: Callable[[str], dg.AssetKey] = topic_key
 
     @classmethod
     def of(cls, feed: str) -> Keys:
         """The keys that nobody has translated."""
-        return cls(landed_key(feed), quarantined_key(feed), committed_key(feed), republished_key(feed))
+        own = (landed_key(feed), quarantined_key(feed), committed_key(feed))
+        return cls(*own, republished_key(feed), table_key(feed))
 
 
 class AssetOf(StrEnum):
@@ -62,6 +68,7 @@ class AssetOf(StrEnum):
     QUARANTINED = "quarantined"
     COMMITTED = "committed"
     REPUBLISHED = "republished"
+    TABLE = "table"
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,6 +101,7 @@ class Shown:
     quarantined: dg.AssetSpec
     committed: dg.AssetSpec
     republished: dg.AssetSpec
+    table: dg.AssetSpec
     topic: Callable[[str], dg.AssetSpec]
 
     @classmethod
@@ -104,12 +112,13 @@ class Shown:
             made[AssetOf.QUARANTINED],
             made[AssetOf.COMMITTED],
             made[AssetOf.REPUBLISHED],
+            made[AssetOf.TABLE],
             lambda topic: translate(FeedAsset(AssetOf.TOPIC, topic, None, _topic_spec(topic))),
         )
 
     @property
     def keys(self) -> Keys:
-        feed = self.landed.key, self.quarantined.key, self.committed.key, self.republished.key
+        feed = self.landed.key, self.quarantined.key, self.committed.key, self.republished.key, self.table.key
         return Keys(*feed, lambda topic: self.topic(topic).key)
 
 
@@ -174,6 +183,15 @@ def _republished_spec(feed: Feed) -> dg.AssetSpec:
     )
 
 
+def _table_spec(feed: Feed) -> dg.AssetSpec:
+    return dg.AssetSpec(
+        table_key(feed.name),
+        group_name=feed.name,
+        description="What has landed, as a table with snapshots: the same files, by name and by SQL.",
+        kinds={"iceberg"},
+    )
+
+
 def _topic_spec(topic: str) -> dg.AssetSpec:
     said = "A topic in Kafka. Observe it to see its partitions, ends and lag."
     return dg.AssetSpec(topic_key(topic), group_name="kafka", kinds={"kafka"}, description=said)
@@ -184,4 +202,5 @@ _SPECS: dict[AssetOf, Callable[[Feed], dg.AssetSpec]] = {
     AssetOf.QUARANTINED: _quarantined_spec,
     AssetOf.COMMITTED: _committed_spec,
     AssetOf.REPUBLISHED: _republished_spec,
+    AssetOf.TABLE: _table_spec,
 }

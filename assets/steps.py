@@ -28,6 +28,7 @@ from sluice.assets.metadata.committed import commit_metadata
 from sluice.assets.metadata.topics import TopicReader, topic_metadata
 from sluice.assets.session import RunSession
 from sluice.assets.stopping import Stop
+from sluice.assets.table import bring_up_table
 from sluice.pipelines.batch.land import land
 from sluice.pipelines.batch.result import Landed, Skip
 from sluice.pipelines.batch.survey import changed_partitions, open_ledger
@@ -411,6 +412,7 @@ def commit_window(context: dg.AssetExecutionContext, session: RunSession, name: 
     yield dg.MaterializeResult(metadata=said, data_version=dg.DataVersion(books.version))
     yield dg.AssetCheckResult(check_name=FRONTIER, **checks.frontier_check(books, window))
     yield from _also_committed(context, session, books, result, window)
+    yield from bring_up_table(context, session, name)
 
 
 def commit_range(context: dg.AssetExecutionContext, session: RunSession, name: str) -> Events:
@@ -452,6 +454,7 @@ def _commit_after(context: Context, session: RunSession, name: str, window: int)
     books, result = _commit(context, session, name)
     yield _committed_event(books, result, window)
     yield from _also_committed(context, session, books, result, None, told=(window,))
+    yield from bring_up_table(context, session, name)
 
 
 def commit_frontier(context: dg.OpExecutionContext, session: RunSession, name: str) -> Events:
@@ -459,6 +462,7 @@ def commit_frontier(context: dg.OpExecutionContext, session: RunSession, name: s
     books, result = _commit(context, session, name)
     yield _committed_event(books, result, None)
     yield from _also_committed(context, session, books, result, None)
+    yield from bring_up_table(context, session, name)
     yield dg.Output(None)
 
 

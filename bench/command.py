@@ -15,8 +15,9 @@ from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 
-from sluice.bench import age, cluster, fleet, lake, machine, peers, race, scale, send, start, suite
+from sluice.bench import age, cluster, fleet, lake, machine, peers, race, scale, send, start, suite, table
 from sluice.bench.results import BenchReport, Provenance, RaceResult
+from sluice.pipelines.vocabulary import extras
 from sluice.pipelines.vocabulary.errors import UsageError
 
 Note = Callable[[str], None]
@@ -99,6 +100,13 @@ def run_send(asked: BenchRequest, note: Note) -> send.SendReport:
     """Our producer beside others. Raises as `run`."""
     with _alone(asked.folder or default_folder()) as folder:
         return send.run(asked.records or send.RECORDS, asked.repeat, folder, note)
+
+
+def run_table(asked: BenchRequest, note: Note) -> table.TableReport:
+    """What a batch costs a table that is old. Raises UsageError for another benchmark under way, and SetupError."""
+    extras.need("pyiceberg")
+    with _alone(asked.folder or default_folder()) as folder:
+        return table.run(folder, note)
 
 
 def default_folder() -> Path:

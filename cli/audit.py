@@ -6,6 +6,7 @@ It compares ledger and files; with `--rescan` also Kafka itself; with `--strict`
 
 from __future__ import annotations
 
+from contextlib import closing
 from dataclasses import replace
 from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
@@ -55,6 +56,7 @@ def audit(
             show_default=False,
         ),
     ] = None,
+    of_table: Annotated[bool, typer.Option("--table", help="Compare the feed's table with the ledger, too.")] = False,
 ) -> int:
     """Prove that every offset is accounted for.
 
@@ -72,6 +74,7 @@ def audit(
     $ sluice audit orders --rescan --json
     $ sluice audit orders --rescan --strict
     $ sluice audit orders --republished 1f0c2a9b77de
+    $ sluice audit orders --table
     """
     found = session.feed(feed)
     if republished_as is not None:
@@ -80,6 +83,8 @@ def audit(
         return republished.audit(session, found, republished_as)
     asked = Asked(rescan or strict, hashes or strict, strict, everything)
     report, more, unkept = _proved(session, found, asked)
+    if of_table:
+        report = replace(report, problems=report.problems + _of_table(session, found))
     session.terminal.show(*view(report, rescanned=asked.rescan, more=more, unkept=unkept))
     session.terminal.document(document(report) | ({"strict": _more(more)} if more else {}))
     return 0 if report.closes else 1
@@ -92,6 +97,15 @@ class Asked(NamedTuple):
     hashes: bool = False
     strict: bool = False
     everything: bool = False
+
+
+def _of_table(session: Session, feed: Feed) -> tuple[AuditProblem, ...]:
+    from sluice.pipelines.account.table import table_problems
+    from sluice.pipelines.ledger import Ledger
+    from sluice.resources.edges import open_table
+
+    with session.open_edges(feed) as edges, closing(open_table(feed, edges.lake)) as of_feed:
+        return tuple(table_problems(Ledger(edges.lake, feed.name, edges.clock), edges.lake, of_feed))
 
 
 def prove(session: Session, feed: Feed, *, rescan: bool) -> AuditReport:

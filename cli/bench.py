@@ -84,7 +84,8 @@ def bench(
     process waits for, a small catch-up on a warm session, and a plan over 1,000 partitions. `fleet` lands one window of
     many small feeds, each by itself and all in one run, and counts the requests to Kafka. `scale` runs the planner over
     up to 100,000 partitions on 1,000 brokers, in memory. `age` tells what an hour costs a feed that has run for months.
-    `republish` sends records into Kafka, beside Kafka's own producer, confluent-kafka's and kafka-python's.
+    `table` tells what a batch costs a table that is old. `republish` sends records into Kafka, beside Kafka's own
+    producer, confluent-kafka's and kafka-python's.
 
     $ sluice bench
     $ sluice bench gzip nested --repeat 3
@@ -100,6 +101,7 @@ def bench(
         )
     from sluice.bench import age, cluster, fleet, scale, send, start
     from sluice.bench import command as calls
+    from sluice.bench import table as old_table
     from sluice.bench.render import PAGE, lake_view, race_view
     from sluice.bench.render import write as written
     from sluice.bench.results import BenchReport
@@ -114,6 +116,7 @@ def bench(
         ("scale",): (calls.run_scale, scale.scale_view),
         ("age",): (calls.run_age, age.age_view),
         ("republish",): (calls.run_send, send.send_view),
+        ("table",): (calls.run_table, old_table.table_view),
     }
     if asked.names in alone:
         if write:

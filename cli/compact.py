@@ -13,7 +13,7 @@ from rich.text import Text
 
 from sluice.cli import met, windows
 from sluice.cli.numbers import count, rate, seconds, size
-from sluice.cli.rewritten import FileSums, by_window, name
+from sluice.cli.rewritten import FileSums, by_window, name, table_after
 from sluice.cli.session import FeedName, Session, command
 from sluice.cli.terminal import good, heading, shorten, table, warn
 from sluice.cli.windows import From, To, Window
@@ -53,7 +53,7 @@ def compact(
     done, given_up = (_foresee if dry_run else _merge)(session, found, asked)
     spent = 0.0 if dry_run else time.monotonic() - began
     ran = CompactionRun(feed, found.compaction.target_file_bytes, done, spent, dry_run, given_up)
-    session.terminal.show(*view(ran))
+    session.terminal.show(*view(ran), *(() if dry_run else table_after(session, found)))
     session.terminal.document(document(ran))
 
 

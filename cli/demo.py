@@ -13,7 +13,7 @@ import shutil
 import sys
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import closing, contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from dataclasses import asdict, dataclass, replace
 from decimal import Decimal
 from enum import StrEnum
@@ -29,6 +29,7 @@ from sluice.cli.numbers import count, seconds
 from sluice.cli.session import Session, command
 from sluice.cli.terminal import facts, good, table
 from sluice.pipelines.contract.suite import CONTRACT
+from sluice.pipelines.vocabulary import extras
 from sluice.pipelines.vocabulary.errors import ProofFailed, UsageError
 from sluice.pipelines.vocabulary.plans import Request, RequestKind
 from sluice.pipelines.vocabulary.progress import Progress
@@ -95,9 +96,16 @@ ORDER BY hour, revenue DESC
 """
 
 
+_TABLE_LINE = "table: {iceberg: {name: demo.orders}}\n"
+
+
 class LakeKind(StrEnum):
     LOCAL = "local"
     S3 = "s3"
+
+
+class TableKind(StrEnum):
+    ICEBERG = "iceberg"
 
 
 def register(app: typer.Typer) -> None:
@@ -117,6 +125,12 @@ def demo(
     secure: Annotated[
         bool, typer.Option("--secure", help="On a Kafka with TLS, users and ACLs, with no right too many.")
     ] = False,
+    as_table: Annotated[
+        TableKind | None,
+        typer.Option(
+            "--table", help="What lands is a table, too; the demo ends with a query of it.", show_default=False
+        ),
+    ] = None,
 ) -> int:
     """Land an hour of a real local Kafka, then all the rest, and prove it.
 
@@ -127,13 +141,18 @@ def demo(
     $ sluice demo
     $ sluice demo --lake s3
     $ sluice demo --secure
+    $ sluice demo --table iceberg
     $ sluice demo --keep && sluice ui --project .sluice/demo
     """
     if keep and lake is LakeKind.S3:
         raise UsageError("the S3 server of the demo ends with it", remedy="leave out --keep, or --lake s3")
+    if as_table:
+        extras.need("pyiceberg")
     began = time.monotonic()
     folder = (session.folder or Path.cwd()).resolve() / ".sluice" / "demo"
-    with _own_environment(), _store(session, lake) as lines, _kafka(session, folder, keep, secure, lines):
+    with _own_environment(), _store(session, lake) as lines, ExitStack() as stack:
+        lines += _TABLE_LINE if as_table else ""
+        stack.enter_context(_kafka(session, folder, keep, secure, lines))
         own = Session(session.terminal, folder, session.debug)
         report = _Show(own, own.feed(FEED)).all(records)
     took = time.monotonic() - began
@@ -248,6 +267,7 @@ class _Show:
         rest = self.run(9, "All the rest: what is landed is not read again", CATCH_UP)
         committed = self.committed(10)
         proven = self.audit(11)
+        asked = {"table": self.by_name(12)} if self.feed.table else {}
         return {
             "produced": [produced, more],
             "plan": planned,
@@ -257,6 +277,7 @@ class _Show:
             "report": report,
             "committed": committed,
             "audit": proven,
+            **asked,
         }
 
     @property
@@ -388,6 +409,26 @@ class _Show:
         if not report.closes:
             raise ProofFailed("the account of the demo does not close", remedy="this is a bug: please report it")
         return audit.document(report)
+
+    def by_name(self, number: int) -> list[dict[str, Any]]:
+        """The table that the runs have filled, read by PyIceberg under its name and asked by DuckDB."""
+        import duckdb
+
+        from sluice.resources.lakes import open_lake
+        from sluice.resources.tables.iceberg import IcebergTable
+
+        found = IcebergTable.of(self.feed, open_lake(self.feed))
+        opened = found.opened()
+        with duckdb.connect() as db:
+            db.register("landed", opened.scan(selected_fields=("currency", "amount")).to_arrow())
+            sums = db.sql(_SUMS).fetchall()
+        until = opened.properties.get("sluice.complete-until", "")
+        self._say(
+            _step(number, f"The {found.name}, read by PyIceberg and asked by DuckDB"),
+            f"  {len(opened.metadata.snapshots)} snapshots; every hour up to {until} is complete in it",
+            table(("currency", "orders", "revenue"), _texts(sums), "orders revenue"),
+        )
+        return [{"currency": c, "orders": n, "revenue": str(r or 0)} for c, n, r in sums]
 
     def _say(self, *what: RenderableType) -> None:
         self.session.terminal.show(*what)

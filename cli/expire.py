@@ -13,7 +13,7 @@ from rich.text import Text
 
 from sluice.cli import met, parse
 from sluice.cli.numbers import count, size
-from sluice.cli.rewritten import name
+from sluice.cli.rewritten import name, table_after
 from sluice.cli.session import FeedName, Session, command
 from sluice.cli.terminal import good, heading, shorten, table, warn
 from sluice.pipelines.vocabulary.errors import UsageError
@@ -100,8 +100,10 @@ def _apply(session: Session, feed: Feed, ledger: Ledger, edges: Edges, before: i
 
     heard = met.MetRecorder(lambda progress: None)
     done = expire(ledger, edges.lake, before, feed.window, reason, edges.liveness, heard)
-    session.terminal.show(*view(feed, done.expiry), *_done(done), *met.view(heard.met))
+    told = (*_done(feed.name, done), *met.view(heard.met), *table_after(session, feed))
+    session.terminal.show(*view(feed, done.expiry), *told)
     removed = {"entry": done.number, "removed_files": len(done.removed.parts), "removed_pages": len(done.removed.pages)}
+    removed |= {"kept_files": len(done.removed.kept)}
     others = {"other_batches": met.document(heard.met)}
     session.terminal.document({"applied": True, **document(feed, done.expiry), **removed, **others})
 
@@ -137,11 +139,17 @@ def _windows(feed: Feed, found: Retirement) -> Iterator[tuple[int | None, list[R
     return windows_of(found, feed.window)
 
 
-def _done(done: Retired) -> Iterator[Text]:
+def _done(feed: str, done: Retired) -> Iterator[Text]:
     if done.number is not None:
-        yield good(f"retired, by ledger entry {done.number}: {many(len(done.removed.parts), 'file')} removed")
+        removed = f": {many(len(done.removed.parts), 'file')} removed" if not done.removed.kept else ""
+        yield good(f"retired, by ledger entry {done.number}{removed}")
     elif done.removed.parts:
         yield good(f"{many(len(done.removed.parts), 'file')} removed that were retired before")
+    if done.removed.kept:
+        yield warn(
+            f"{many(len(done.removed.kept), 'file')} that no longer count stay while snapshots of the table name them:"
+            f" sluice table sync {feed} removes them once those have expired"
+        )
 
 
 # -- for programs

@@ -16,7 +16,7 @@ from sluice.cli.numbers import count, seconds
 from sluice.cli.records import document as record_document
 from sluice.cli.records import rows as record_rows
 from sluice.cli.records import view as record_view
-from sluice.cli.rewritten import name
+from sluice.cli.rewritten import name, table_after
 from sluice.cli.session import FeedName, Session, command
 from sluice.cli.terminal import bad, good, heading, safe, shorten, table, warn
 from sluice.cli.windows import From, To, Window
@@ -316,7 +316,7 @@ def replay(
     began = time.monotonic()
     done, given_up = (_foresee if dry_run else _replay)(session, found, asked, mender)
     ran = ReplayRun(feed, done, time.monotonic() - began, dry_run, given_up)
-    session.terminal.show(*replay_view(ran))
+    session.terminal.show(*replay_view(ran), *(() if dry_run else table_after(session, found)))
     session.terminal.document(replay_document(ran))
     return REFUSED if done.busy or done.found.unfit else 0
 

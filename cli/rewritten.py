@@ -1,14 +1,21 @@
-"""What commands that rewrite windows share: their sums by window, and how a window is called."""
+"""What commands that rewrite windows share: their sums by window, how a window is called, the table after them."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import closing
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from sluice.pipelines.vocabulary.units import show_window
+from rich.text import Text
+
+from sluice.cli.session import Session
+from sluice.cli.terminal import good, warn
+from sluice.pipelines.vocabulary.errors import SluiceError
+from sluice.pipelines.vocabulary.units import many, show_window
 
 if TYPE_CHECKING:
+    from sluice.pipelines.feed.feed import Feed
     from sluice.pipelines.rewriting.compaction import Compacted
     from sluice.pipelines.rewriting.merging import Merge
     from sluice.pipelines.vocabulary.receipts import Receipt
@@ -45,3 +52,21 @@ def by_window(done: Compacted) -> dict[int | None, FileSums]:
 
 def name(window: int | None) -> str:
     return "outside windows" if window is None else show_window(window)
+
+
+def table_after(session: Session, feed: Feed) -> Iterator[Text]:
+    """Bring the feed's table up to what was just written anew, if it has one. If that cannot be done, it says so."""
+    if feed.table is None:
+        return
+    from sluice.pipelines.ledger import Ledger
+    from sluice.pipelines.tables.sync import sync
+    from sluice.resources.edges import open_table
+
+    try:
+        with session.open_edges(feed) as edges, closing(open_table(feed, edges.lake)) as table:
+            done = sync(Ledger(edges.lake, feed.name, edges.clock), edges.lake, table)
+    except SluiceError as error:
+        yield warn(f"the table is not up to date: {error.message}; sluice table sync {feed.name}")
+        return
+    if done.commits:
+        yield good(f"{table.name}: {many(done.added, 'file')} added, {many(done.removed, 'file')} taken out")

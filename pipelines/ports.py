@@ -30,6 +30,7 @@ from sluice.pipelines.vocabulary.plans import Plan, Slice
 from sluice.pipelines.vocabulary.receipts import Outcome, Owner, Verdict
 from sluice.pipelines.vocabulary.registered import RegisteredSchema
 from sluice.pipelines.vocabulary.stat import Stat
+from sluice.pipelines.vocabulary.tables import TableChange, TableFile, TableHead
 from sluice.pipelines.vocabulary.traffic import TaskTraffic
 
 if TYPE_CHECKING:  # it loads compiled loops
@@ -368,6 +369,60 @@ class Registry(Protocol):
 
     def version(self, subject: str, version: int | None = None) -> RegisteredSchema | None:
         """A version of a subject, or its newest one; None when there is none."""
+        ...
+
+
+class Table(Protocol):
+    """A table in a catalog that names files of the lake. Each method may raise CatalogUnavailable and NotAuthorized.
+
+    What the table holds is asked of the table: nothing is remembered but what `look` found last.
+    """
+
+    @property
+    def name(self) -> str:
+        """The table as people call it: format and name."""
+        ...
+
+    def close(self) -> None:
+        """Let go of the catalog's connections."""
+        ...
+
+    def look(self) -> TableHead | None:
+        """The table as it is now; None where there is none. What follows refers to this."""
+        ...
+
+    def files(self) -> Mapping[str, TableFile]:
+        """The data files that the newest snapshot names, by address."""
+        ...
+
+    def create(self, columns: Mapping[str, str], about: Mapping[str, str]) -> None:
+        """Make the table, empty, with these columns and properties. If somebody was faster, nothing is changed."""
+        ...
+
+    def commit(self, change: TableChange) -> int:
+        """Change the table in one step, and return the id of its new snapshot.
+
+        Guarantee: it takes effect on the snapshot that `look` found, or not at all. Raises TableMoved when that is no
+        longer the newest one, TableRefused when the table cannot hold what is to be added, PartUnreadable when a file
+        is not there, and Unknown when no answer came: look again.
+        """
+        ...
+
+    def tell(self, complete: str) -> None:
+        """Say up to when windows are complete, without a new snapshot. Raises as `commit` does."""
+        ...
+
+    def expiring(self, before: int) -> tuple[str, ...]:
+        """The addresses of files that the newest snapshot does not name, and one from before that time (ms) may."""
+        ...
+
+    def named(self, addresses: Iterable[str]) -> frozenset[str]:
+        """Those of the addresses that any snapshot names."""
+        ...
+
+    def expire(self, before: int) -> int:
+        """Let the snapshots from before that time (ms) expire, never the newest or one that a branch or a tag names.
+        Removes no data file. Returns how many expired. Raises as `commit` does."""
         ...
 
 

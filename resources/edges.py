@@ -12,8 +12,9 @@ from sluice.pipelines.feed.feed import Feed
 from sluice.pipelines.feed.kafka import KafkaSettings
 from sluice.pipelines.feed.rights import rights_of
 from sluice.pipelines.operating.migrate_offsets import Stores
-from sluice.pipelines.ports import Edges, Groups
+from sluice.pipelines.ports import Edges, Groups, Lake, Table
 from sluice.pipelines.vocabulary.errors import UsageError
+from sluice.pipelines.vocabulary.pages import page
 from sluice.resources.both_stores import BothGroup, BothGroups
 from sluice.resources.kafka.cluster import KafkaCluster
 from sluice.resources.kafka.group import KafkaGroup
@@ -99,6 +100,19 @@ def open_target(feed: Feed, topic: str, name: str) -> AbstractContextManager[Kaf
 
     seconds = (feed.kafka.transaction_timeout_ms or 60_000) / 1000
     return closing(KafkaTarget(feed.kafka, topic, name, seconds=seconds))
+
+
+def open_table(feed: Feed, lake: Lake) -> Table:
+    """The table that the feed names, over the files of its lake. Nothing is opened before the first question. Raises
+    UsageError for a feed that names none, and SetupError."""
+    if feed.table is None:
+        raise UsageError(
+            f"feed {feed.name} has no table",
+            remedy=f"write it in the feed: table: {{iceberg: {{name: db.{feed.name}}}}}; {page('tables')} says more",
+        )
+    from sluice.resources.tables.iceberg import IcebergTable
+
+    return IcebergTable.of(feed, lake)
 
 
 # -- where offsets are kept: each store is chosen here, and nowhere else

@@ -42,6 +42,7 @@ from sluice.pipelines.feed.sections import (
     parse_start,
 )
 from sluice.pipelines.feed.settings import Description, GroupName, LocalFile, Name, Settings, Text, below_root
+from sluice.pipelines.feed.table import TableSettings, check_holds
 from sluice.pipelines.feed.topics import TopicFilter
 from sluice.pipelines.records.avro.reader import AvroReader, WireFormat
 from sluice.pipelines.records.shape import Shape
@@ -95,6 +96,12 @@ def _check_commit(commit: CommitMode, info: ValidationInfo) -> CommitMode:
     return commit
 
 
+def _check_table(table: TableSettings | None, info: ValidationInfo) -> TableSettings | None:
+    if table:
+        check_holds(table, info.data.get("columns"))
+    return table
+
+
 class Feed(Settings):
     """One dataset: its topics, its consumer group, and how its records are landed and committed."""
 
@@ -126,6 +133,7 @@ class Feed(Settings):
     dead_letters: Annotated[DeadLetters | None, AfterValidator(_check_letters)] = None
     landing: LandingSettings = LandingSettings()
     compaction: CompactionSettings = CompactionSettings()
+    table: Annotated[TableSettings | None, AfterValidator(_check_table)] = None
     limits: Limits = Limits()
     policies: Policies = Policies()
     alerts: Alerts = Alerts()

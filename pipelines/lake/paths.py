@@ -15,6 +15,7 @@
                    schemas/<id>.json                    a writer's schema, as its registry told it
                    compacted.json                       up to where small files were merged
                    audited.json                         what an audit looked at, and found right
+                   table.json                           that a table names files of the feed
                    reports/<batch>[-<attempt>].html     a batch's report for people; an attempt's if it was refused
                    relanded/<batch>/<slice>.parquet     why a replay's records had been in quarantine
                    aside/<number>/<path>                files of lost entries, moved here from <path>
@@ -184,6 +185,10 @@ def manifest_window(path: str) -> tuple[int, int] | None:
         return parse_window(found[1]), parse_duration(found[2])
     except ValueError:
         return None
+
+
+def table_note_path(feed: str) -> str:
+    return f"_sluice/{feed}/table.json"
 
 
 def relanded_folder(feed: str) -> str:

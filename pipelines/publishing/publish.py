@@ -15,7 +15,7 @@ from sluice.pipelines.lake import paths
 from sluice.pipelines.ledger import Appended, Batch, BatchStatus, Ledger, State
 from sluice.pipelines.ledger.entries import FORMAT, SHARED_FORMAT, AbandonEntry, PublishEntry
 from sluice.pipelines.ports import Lake
-from sluice.pipelines.publishing import lost
+from sluice.pipelines.publishing import kept, lost
 from sluice.pipelines.vocabulary.errors import LedgerCorrupt, OwnershipLost
 from sluice.pipelines.vocabulary.receipts import Owner, Part, Receipt, SliceFailure
 from sluice.pipelines.vocabulary.side_by_side import each
@@ -102,7 +102,8 @@ def roll_forward(ledger: Ledger, lake: Lake, feed: str) -> RolledForward:
 
     Order matters. Staged files of replaced parts go first, so that nobody can bring one back. Then replaced parts are
     hidden and live ones shown. A part that was replaced while it was being shown is hidden again. Names that the fold
-    does not know are newer than it and are left alone. Raises EntriesLost, with nothing touched, if staging proves it.
+    does not know are newer than it and are left alone. Where a table may name replaced parts, they stay (`kept`).
+    Raises EntriesLost, with nothing touched, if staging proves it.
     """
     state = ledger.read()
     staged = _staged_files(lake, feed)
@@ -114,12 +115,11 @@ def roll_forward(ledger: Ledger, lake: Lake, feed: str) -> RolledForward:
     each(lake.remove, [p.staged for p in parts if p.path in gone])
     replaced = [path for b in published for path in _replaced_paths(ledger, b)]
     hidden = [path for path, size in zip(replaced, each(lake.size, replaced), strict=True) if size is not None]
-    each(lake.remove, hidden)
+    hidden = kept.remove(lake, feed, hidden)
     live = [p for p in parts if p.path not in gone]
     shown = [p.path for p, ours in zip(live, each(lambda p: _show(lake, p), live), strict=True) if ours]
     late = ledger.replaced(shown) if shown else frozenset()
-    for path in late:  # copying takes time: a run that hid it meanwhile could not see it yet
-        lake.remove(path)
+    kept.remove(lake, feed, sorted(late))  # copying takes time: a run that hid it meanwhile could not see it yet
     shown = [p for p in shown if p not in late]
     done = [b for b in sorted(staged) if _status(state, b) in (BatchStatus.PUBLISHED, BatchStatus.ABANDONED)]
     each(lake.remove, [path for b in done for path in staged[b]])

@@ -19,7 +19,7 @@ from sluice.pipelines.ledger.entries import KeyRange, RetireEntry
 from sluice.pipelines.ledger.fold import NO_PINS
 from sluice.pipelines.planning import windows
 from sluice.pipelines.ports import Lake, Liveness
-from sluice.pipelines.publishing import manifest, owners
+from sluice.pipelines.publishing import kept, manifest, owners
 from sluice.pipelines.publishing.publish import roll_forward
 from sluice.pipelines.rewriting.rewriting import give_up_dead
 from sluice.pipelines.vocabulary.errors import UsageError, WindowIncomplete
@@ -67,11 +67,12 @@ class Retired:
 @dataclass(frozen=True, slots=True)
 class Removed:
     """Lake paths of removed parts, of the manifests of windows that are no longer whole, and of pages: the reports of
-    batches, and notes of replays, of which nothing is left."""
+    batches, and notes of replays, of which nothing is left. Parts in `kept` stay for a table's older snapshots."""
 
     parts: tuple[str, ...] = ()
     manifests: tuple[str, ...] = ()
     pages: tuple[str, ...] = ()
+    kept: tuple[str, ...] = ()
 
 
 def look(ledger: Ledger, before: int, settings: WindowSettings, liveness: Liveness) -> Retirement:
@@ -119,12 +120,12 @@ def remove_retired(ledger: Ledger, lake: Lake) -> Removed:
     state = ledger.read()
     visible = (p for root in paths.visible_roots(feed) for p in lake.list(root))
     parts = sorted(ledger.replaced(visible, state))
-    for path in parts:
-        lake.remove(path)
+    removed = kept.remove(lake, feed, parts)
+    stay = () if removed else tuple(parts)
     manifests, pages = manifest.withdraw(state, lake, feed), tuple(_pages(state, lake, feed))
     for path in pages:
         lake.remove(path)
-    return Removed(tuple(parts), manifests, pages)
+    return Removed(tuple(removed), manifests, pages, stay)
 
 
 def _pages(state: State, lake: Lake, feed: str) -> Iterator[str]:

@@ -25,6 +25,7 @@
     │   ├── SchemaChanged          new rows would not form one table with the landed ones
     │   ├── NotLocal               sample events go only to the project's own Kafka
     │   ├── EntriesLost            the ledger lost its newest entries
+    │   ├── TableDiffers           somebody else changed the feed's table, or it is not the feed's
     │   └── LedgerTooNew           written by a newer Sluice
     ├── Failed                     exit 1: it did not work this time
     │   ├── Retryable              the same call may succeed later
@@ -32,6 +33,8 @@
     │   │   │   └── ZooKeeperUnavailable  no answer from where old consumers keep their offsets
     │   │   ├── CommitFenced       a newer committer, or a new generation, took our place
     │   │   ├── LakeUnavailable    the store said "later" or did not answer
+    │   │   ├── CatalogUnavailable the catalog of tables does not answer
+    │   │   ├── TableMoved         somebody else committed to the table first
     │   │   └── DagsterUnavailable the database of Dagster's instance does not answer
     │   └── Terminal               it will fail again until somebody changes something
     │       ├── BrokerTooOld       no topic ids (< 2.8)
@@ -41,6 +44,7 @@
     │       ├── UnsupportedBatch   a record format or codec that Sluice does not know
     │       ├── LedgerCorrupt      an entry that cannot be read
     │       ├── PartUnreadable     a Parquet file of the lake is missing, cut short or damaged
+    │       ├── TableRefused       the table cannot hold these columns or files
     │       ├── LakeFull           the disk or quota is exhausted
     │       ├── ProofFailed        receipts, footers and ranges do not add up
     │       └── BatchIncomplete    some partitions failed; the rest is published
@@ -207,6 +211,9 @@ class SchemaChanged(Refused): ...
 class EntriesLost(Refused): ...
 
 
+class TableDiffers(Refused): ...
+
+
 class LedgerTooNew(Refused): ...
 
 
@@ -226,6 +233,12 @@ class CommitFenced(Retryable): ...
 
 
 class LakeUnavailable(Retryable): ...
+
+
+class CatalogUnavailable(Retryable): ...
+
+
+class TableMoved(Retryable): ...
 
 
 class DagsterUnavailable(Retryable): ...
@@ -264,6 +277,9 @@ class PartUnreadable(Terminal):
 
     def fields(self) -> dict[str, Any]:
         return super().fields() | {"file": self.path}
+
+
+class TableRefused(Terminal): ...
 
 
 class LakeFull(Terminal): ...

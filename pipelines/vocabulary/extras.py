@@ -25,6 +25,8 @@ BRINGS = {
     "kazoo": "zookeeper",
     "dagster_postgres": "postgres",
     "prometheus_client": "metrics",
+    "pyiceberg": "iceberg",
+    "sqlalchemy": "iceberg",
 }
 """Packages, as they are imported, and the extra that brings each."""
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import cast
 
 import numpy as np
 import pyarrow as pa
@@ -16,7 +17,7 @@ from sluice.pipelines.lake import paths
 from sluice.pipelines.landing.writer import PartTarget, PartWriter
 from sluice.pipelines.ledger import Ledger, State
 from sluice.pipelines.ledger.entries import Boundaries, BoundaryEntry, OriginEntry, OriginItem, PlanEntry
-from sluice.pipelines.ports import Edges
+from sluice.pipelines.ports import Edges, Lake
 from sluice.pipelines.publishing import files
 from sluice.pipelines.publishing.manifest import write_manifests
 from sluice.pipelines.publishing.publish import publish, roll_forward
@@ -40,11 +41,12 @@ A, B = Key("orders", 0, "id-1"), Key("orders", 1, "id-1")
 class World:
     """Two partitions, two closed hours of 100 offsets each, landed by hand in whatever pieces."""
 
-    def __init__(self, root: Path, more: str = "", by_time: bool = False) -> None:
+    def __init__(self, root: Path, more: str = "", by_time: bool = False, lake: Lake | None = None) -> None:
         (root / "feeds").mkdir(parents=True, exist_ok=True)
         (root / "feeds" / "orders.yaml").write_text(FEED + more)
         self.feed = load_feed(root / "feeds" / "orders.yaml", {})
-        self.lake, self.liveness, self.now = MemoryLake(), MemoryLiveness(), START + 9 * HOUR
+        self.lake = cast(MemoryLake, lake or MemoryLake())
+        self.liveness, self.now = MemoryLiveness(), START + 9 * HOUR
         self.by_time = HOUR if by_time else 0
         self.ledger = self.fresh_ledger()
         items = tuple(OriginItem(key=k, offset=0, committed=None, why="test", opens=START) for k in (A, B))

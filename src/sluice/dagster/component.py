@@ -28,9 +28,9 @@ class FeedsComponent(dg.Component, dg.Resolvable):
 
     `feeds` is the folder `feeds/`, or the one that holds it; a relative path counts from the folder of defs.yaml. By
     default it is the one in the project's folder.
-    `translation` says how the assets are shown; in it, `kind` is topic, landed, quarantined or committed, and `name` is
-    the feed's or the topic's. `schedules` land each window as it closes; `sensor` is the name of the one that looks at
-    every feed, or null for none. Both are off until somebody switches them on.
+    `translation` says how the assets are shown; in it, `kind` is topic, landed, quarantined, committed or table, and
+    `name` is the feed's or the topic's. `schedules` land each window as it closes; `sensor` is the name of the one
+    that looks at every feed, or null for none. Both are off until somebody switches them on.
     """
 
     feeds: str | None = None

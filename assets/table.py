@@ -1,0 +1,125 @@
+"""A feed's table in Dagster: a run brings it up to what landed, after it has committed; a check compares all files.
+
+It never stops a run. If the catalog is away, or somebody else changed the table, the run logs it, the check `table`
+warns, and the next run adds what is owed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import closing
+from typing import Any
+
+import dagster as dg
+
+from sluice.assets import internals
+from sluice.assets.checks import feed_evaluation
+from sluice.assets.contracts import Said
+from sluice.assets.metadata.tables import Metadata
+from sluice.assets.session import RunSession
+from sluice.pipelines.feed.feed import Feed
+from sluice.pipelines.ledger import Ledger
+from sluice.pipelines.tables.check import Compared, check_owner, compare
+from sluice.pipelines.tables.sync import Synced, sync
+from sluice.pipelines.vocabulary.errors import SluiceError
+from sluice.pipelines.vocabulary.progress import Progress
+from sluice.pipelines.vocabulary.tables import TableHead
+from sluice.pipelines.vocabulary.units import many, show_instant
+
+TABLE = "table"
+"""Is the table what the ledger says?"""
+
+
+def bring_up_table(
+    context: dg.AssetExecutionContext | dg.OpExecutionContext, session: RunSession, name: str
+) -> Iterator[Any]:
+    """Bring the feed's table up to the ledger, if it has one, and report it as `<feed>/table`. Raises nothing of ours.
+
+    What it found goes into the check `table`: whether anybody else changed the table is told by the table's mark, not
+    by comparing all files.
+    """
+    feed = session.feed(name)
+    if feed.table is None:
+        return
+    from sluice.resources.edges import open_table
+
+    key, report = session.keys(name).table, session.reporter(context.log)
+    try:
+        report(Progress("table"))
+        with session.open_edges(feed) as edges, closing(open_table(feed, edges.lake)) as table:
+            ledger = Ledger(edges.lake, name, edges.clock)
+            before = edges.clock() - feed.table.keep_snapshots
+            done = sync(ledger, edges.lake, table, report, expire_before=before)
+    except SluiceError as error:
+        context.log.warning("the table is not up to date: %s → %s", error.message, error.remedy)
+        yield feed_evaluation(context.instance, key, TABLE, _failed(error))
+        return
+    if done.head is None:
+        return
+    if done.commits or internals.newest(context.instance, key) is None:
+        yield dg.AssetMaterialization(key, metadata=_metadata(done.head, done))
+    said = f"everything that had landed is in snapshot {done.head.snapshot}"
+    yield feed_evaluation(context.instance, key, TABLE, {"passed": True, "description": said})
+
+
+def table_check(feed: Feed, session: RunSession) -> dg.AssetChecksDefinition:
+    """The check that compares the table with the ledger, file by file, whenever somebody runs it."""
+
+    @dg.asset_check(
+        asset=session.keys(feed.name).table,
+        name=TABLE,
+        description="The table has exactly the files and rows that the ledger says.",
+    )
+    def table() -> dg.AssetCheckResult:
+        return dg.AssetCheckResult(**_compared(session, feed.name))
+
+    made: dg.AssetChecksDefinition = table
+    return made
+
+
+def _compared(session: RunSession, name: str) -> Said:
+    from sluice.resources.edges import open_table
+
+    feed = session.feed(name)
+    try:
+        lake = session.open_lake(feed)
+        with session.open_edges(feed) as edges, closing(open_table(feed, lake)) as table:
+            ledger = Ledger(lake, name, edges.clock)
+            state, head = ledger.read(), table.look()
+            if head:
+                check_owner(table, head, state, name)
+            return _verdict(compare(ledger, lake, table, head, state))
+    except SluiceError as error:
+        return _failed(error)
+
+
+def _verdict(found: Compared) -> Said:
+    lacking = f"; {many(len(found.owed), 'file')} not in it yet" if found.owed else ""
+    same = f"the same {many(len(found.live) - len(found.owed), 'file')} and rows as in the ledger{lacking}"
+    return {
+        "passed": found.sound,
+        "severity": dg.AssetCheckSeverity.ERROR,
+        "description": same if found.sound else found.describe(),
+        "metadata": _metadata(found.head) if found.head else {},
+    }
+
+
+def _failed(error: SluiceError) -> Said:
+    return {
+        "passed": False,
+        "severity": dg.AssetCheckSeverity.WARN,
+        "description": f"{error.message} → {error.remedy}",
+        "metadata": {},
+    }
+
+
+def _metadata(head: TableHead, done: Synced | None = None) -> Metadata:
+    out: Metadata = {
+        "snapshot": str(head.snapshot),
+        "committed_at": show_instant(head.at or 0),
+        "dagster/row_count": head.rows,
+        "files": head.files,
+        "snapshots": head.snapshots,
+        "ledger_entries": head.mark,
+    }
+    return out | ({"added_files": done.added, "removed_files": done.removed} if done else {})

@@ -1,0 +1,226 @@
+"""`sluice table`: a feed's table by name: bring it up to the ledger, see where it stands, compare it file by file."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich.console import RenderableType
+from rich.text import Text
+
+from sluice.cli.numbers import count
+from sluice.cli.session import FeedName, Session, command
+from sluice.cli.terminal import bad, facts, good, heading, indent, warn
+from sluice.pipelines.vocabulary.units import many, show_instant
+
+if TYPE_CHECKING:
+    from sluice.pipelines.feed.feed import Feed
+    from sluice.pipelines.ledger import Ledger
+    from sluice.pipelines.ports import Lake, Table
+    from sluice.pipelines.tables.check import Compared
+    from sluice.pipelines.tables.sync import Synced
+    from sluice.pipelines.vocabulary.tables import TableHead
+
+group = typer.Typer(help="A feed's table: what landed, by name and by SQL.", no_args_is_help=True)
+
+SHOWN = 5
+"""How many files of each kind people see; `--json` has all."""
+
+
+def register(app: typer.Typer) -> None:
+    app.add_typer(group, name="table")
+
+
+@command(group)
+def sync(
+    session: Session,
+    feed: FeedName,
+    repair: Annotated[
+        bool,
+        typer.Option(
+            "--repair",
+            help="Make a table that somebody else changed what the ledger says: files of the feed in, others out.",
+        ),
+    ] = False,
+) -> None:
+    """Bring the table up to what has landed.
+
+    Each batch is one commit, and so is each change of files: merged, landed anew, replayed, retired. A table that is
+    new gets everything that has landed so far, many batches at once; stopped anywhere, the next sync goes on. Each file
+    is added once, however many do this at once. Runs do it by themselves after they have committed.
+
+    Snapshots older than the feed's table.keep_snapshots expire, and the files that only they named are removed. Exit 3
+    when somebody else changed the table.
+
+    $ sluice table sync orders
+    $ sluice table sync orders --repair
+    """
+    from sluice.pipelines.tables.sync import sync as bring_up
+
+    found = session.feed(feed)
+    with _opened(session, found) as (ledger, lake, table, now), session.terminal.progress() as meter:
+        keep = found.table.keep_snapshots if found.table else 0
+        done = bring_up(ledger, lake, table, meter, expire_before=now - keep, repair=repair)
+        name = table.name
+    session.terminal.show(*_synced(name, done))
+    session.terminal.document(_document(feed, name, done.head) | _changes(done))
+
+
+@command(group)
+def status(session: Session, feed: FeedName) -> None:
+    """Show the table's newest snapshot, and what is not in it yet. Reads the entries since then.
+
+    $ sluice table status orders
+    """
+    from sluice.pipelines.tables.check import check_owner, trusted_mark
+    from sluice.pipelines.tables.owed import since
+
+    found = session.feed(feed)
+    with _opened(session, found) as (ledger, _, table, _), session.terminal.working("asking the catalog"):
+        state, head = ledger.read(), table.look()
+        if head:
+            check_owner(table, head, state, feed)
+        owed, trusted = (
+            since(ledger, state, head.mark if head else 0),
+            head is None or trusted_mark(ledger, state, head),
+        )
+        name = table.name
+    files = sum(len(b.parts) for b in owed.batches)
+    session.terminal.show(*_standing(feed, name, head), _owing(feed, len(owed.batches), files, len(owed.gone)))
+    if not trusted:
+        session.terminal.show(warn(f"its newest snapshot is not ours: sluice table check {feed} compares all files"))
+    session.terminal.document(
+        _document(feed, name, head)
+        | {"owed": {"batches": len(owed.batches), "files": files, "gone": len(owed.gone)}, "trusted": trusted}
+    )
+
+
+@command(group)
+def check(session: Session, feed: FeedName) -> int:
+    """Compare the table with the ledger: the same files, the same rows. Exit 1 when they differ.
+
+    What the next sync will add or take out is not an error. It reads the whole ledger, and all of the table's
+    manifests.
+
+    $ sluice table check orders
+    """
+    found = session.feed(feed)
+    compared, name = comparison(session, found)
+    session.terminal.show(*_standing(feed, name, compared.head), *verdict(feed, compared))
+    session.terminal.document(_document(feed, name, compared.head) | difference(compared))
+    return 0 if compared.sound else 1
+
+
+def comparison(session: Session, feed: Feed) -> tuple[Compared, str]:
+    """The feed's table beside its ledger, and the table's name."""
+    from sluice.pipelines.tables.check import check_owner, compare
+
+    with _opened(session, feed) as (ledger, lake, table, _), session.terminal.working("comparing table and ledger"):
+        state, head = ledger.read(), table.look()
+        if head:
+            check_owner(table, head, state, feed.name)
+        return compare(ledger, lake, table, head, state), table.name
+
+
+@contextmanager
+def _opened(session: Session, feed: Feed) -> Iterator[tuple[Ledger, Lake, Table, int]]:
+    """The feed's ledger, lake and table, and the time (ms)."""
+    from sluice.pipelines.ledger import Ledger
+    from sluice.resources.edges import open_table
+
+    with session.open_edges(feed) as edges, closing(open_table(feed, edges.lake)) as table:
+        yield Ledger(edges.lake, feed.name, edges.clock), edges.lake, table, edges.clock()
+
+
+# -- shown
+
+
+def _standing(feed: str, name: str, head: TableHead | None) -> Iterator[RenderableType]:
+    yield heading(f"{name[0].upper()}{name[1:]}", f"of feed {feed}")
+    if head is None or head.snapshot is None:
+        yield Text("  it is not there yet" if head is None else "  it is empty")
+        return
+    yield facts(
+        ("snapshot", f"{head.snapshot}, {show_instant(head.at or 0)}"),
+        ("rows", count(head.rows)),
+        ("files", count(head.files)),
+        ("snapshots", count(head.snapshots)),
+        ("up to", f"entry {head.mark - 1} of the ledger" if head.mark else "nothing yet"),
+    )
+
+
+def _owing(feed: str, batches: int, files: int, gone: int) -> Text:
+    if not files and not gone:
+        return good("everything that has landed is in it")
+    said = f"{many(files, 'file')} of {many(batches, 'batch', 'batches')} not in it yet" if files else ""
+    out = f"{many(gone, 'file')} that no longer {'counts' if gone == 1 else 'count'}" if gone else ""
+    return warn(f"{' and '.join(s for s in (said, out) if s)}: sluice table sync {feed}")
+
+
+def _synced(name: str, done: Synced) -> Iterator[RenderableType]:
+    if done.head is None:
+        yield Text("  nothing has landed yet: there is no table to make")
+        return
+    if done.created:
+        yield good(f"{name} is new")
+    said = [f"{many(done.added, 'file')} added"] if done.added else []
+    said += [f"{many(done.removed, 'file')} taken out"] if done.removed else []
+    if said:
+        yield good(f"{', '.join(said)} in {many(done.commits, 'commit')}")
+    else:
+        yield good("everything that has landed was in it already")
+    if done.expired or done.cleaned:
+        files = f", and {many(len(done.cleaned), 'file')} that only they named removed" if done.cleaned else ""
+        yield good(f"{many(done.expired, 'old snapshot')} expired{files}")
+    yield facts(
+        ("snapshot", str(done.head.snapshot)), ("rows", count(done.head.rows)), ("files", count(done.head.files))
+    )
+
+
+def verdict(feed: str, found: Compared) -> Iterator[RenderableType]:
+    """What people read of a comparison."""
+    if found.same:
+        yield good(f"the same {many(len(found.live), 'file')}, and the same rows, as in the ledger")
+    elif found.sound:
+        yield _owing(feed, len(found.batches), len(found.owed), len(found.stale))
+    else:
+        yield bad(f"{found.describe()}: sluice table sync {feed} --repair")
+    for what, some in (("missing", found.missing), ("not of the feed", found.foreign)):
+        more = [f"… {len(some) - SHOWN} more"] if len(some) > SHOWN else []
+        if some:
+            yield indent(f"{what}:", *some[:SHOWN], *more)
+
+
+def _document(feed: str, name: str, head: TableHead | None) -> dict[str, Any]:
+    told = {"feed": feed, "table": name.removeprefix("table "), "exists": head is not None}
+    if head is None:
+        return told
+    numbers = {"rows": head.rows, "files": head.files, "snapshots": head.snapshots, "mark": head.mark}
+    return told | {"snapshot": head.snapshot, "at": None if head.at is None else show_instant(head.at)} | numbers
+
+
+def _changes(done: Synced) -> dict[str, Any]:
+    return {
+        "created": done.created,
+        "commits": done.commits,
+        "added": done.added,
+        "removed": done.removed,
+        "expired": done.expired,
+        "cleaned": list(done.cleaned),
+    }
+
+
+def difference(found: Compared) -> dict[str, Any]:
+    """A comparison for programs."""
+    return {
+        "same": found.same,
+        "sound": found.sound,
+        "owed": list(found.owed),
+        "stale": list(found.stale),
+        "missing": list(found.missing),
+        "foreign": list(found.foreign),
+        "rows_differ": [{"file": a, "table": t, "ledger": n} for a, t, n in found.rows],
+        "deletes": found.deletes,
+    }

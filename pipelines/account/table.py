@@ -1,0 +1,31 @@
+"""The account of a feed's table: at its mark, exactly the files and rows that the ledger says (invariant 17)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from sluice.pipelines.account.audit import AuditProblem
+from sluice.pipelines.ledger import Ledger
+from sluice.pipelines.ports import Lake, Table
+from sluice.pipelines.tables.check import check_owner, compare
+
+
+def table_problems(ledger: Ledger, lake: Lake, table: Table) -> Iterator[AuditProblem]:
+    """What is wrong with the table; nothing where the next sync will add what is owed.
+
+    Raises TableDiffers for a table of somebody else's, EntriesLost, CatalogUnavailable, LedgerCorrupt.
+    """
+    state, head = ledger.read(), table.look()
+    mend = f"sluice table sync {ledger.feed} --repair"
+    if head is None:
+        return
+    check_owner(table, head, state, ledger.feed)
+    found = compare(ledger, lake, table, head, state)
+    for address in found.missing:
+        yield AuditProblem(17, f"{address} is missing in {table.name}", address, mend)
+    for address in found.foreign:
+        yield AuditProblem(17, f"{address} is in {table.name}, and is no file of the feed", address, mend)
+    for address, told, counted in found.rows:
+        yield AuditProblem(17, f"{address} has {told} rows in {table.name}, the ledger says {counted}", address, mend)
+    if found.deletes:
+        yield AuditProblem(17, f"{table.name} deletes rows, by {found.deletes} of its files")

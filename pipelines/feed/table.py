@@ -1,0 +1,97 @@
+"""A feed's section `table`: in which table what landed is to be found by name, and what such a table cannot hold."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from typing import Annotated, Any
+
+from pydantic import AfterValidator, BeforeValidator, Field, SecretStr, ValidationInfo
+
+from sluice.pipelines.feed.settings import Duration, Settings, Text
+from sluice.pipelines.schema.schema import Kind, Schema, Type, path_below
+from sluice.pipelines.vocabulary.units import DAY
+
+_NAME = re.compile(r"[A-Za-z0-9_]+(\.[A-Za-z0-9_]+)+")
+_SQLITE = "sqlite:///"
+
+
+def _table_name(text: str) -> str:
+    if not _NAME.fullmatch(text):
+        raise ValueError("is not namespace.table")
+    return text
+
+
+def _catalog(value: object) -> object:
+    """A name alone is a catalog that PyIceberg's own configuration describes."""
+    named = {"name": value} if isinstance(value, str) else value
+    return {k: str(v) for k, v in named.items()} if isinstance(named, dict) else named
+
+
+def _below_root(catalog: dict[str, SecretStr], info: ValidationInfo) -> dict[str, SecretStr]:
+    """A file of SQLite is named from the project's folder on."""
+    uri, root = catalog["uri"].get_secret_value() if "uri" in catalog else "", (info.context or {}).get("root")
+    path = uri.removeprefix(_SQLITE)
+    if root is None or not uri.startswith(_SQLITE) or path.startswith("/"):
+        return catalog
+    return catalog | {"uri": SecretStr(f"{_SQLITE}{root / path}")}
+
+
+def _project_catalog() -> Any:
+    return {"type": "sql", "uri": f"{_SQLITE}.sluice/catalog.db"}
+
+
+class IcebergSettings(Settings):
+    """An Iceberg table, `namespace.table`. `catalog` holds PyIceberg's properties of a catalog, or its name in
+    PyIceberg's own configuration; without it, it is a file of SQLite in the project. All values are secrets: an address
+    may hold a password."""
+
+    name: Annotated[Text, AfterValidator(_table_name)]
+    catalog: Annotated[
+        dict[str, SecretStr], BeforeValidator(_catalog), AfterValidator(_below_root), Field(min_length=1)
+    ] = Field(default_factory=_project_catalog, validate_default=True)
+
+    def properties(self) -> dict[str, str]:
+        """The catalog's properties, in the clear."""
+        return {k: v.get_secret_value() for k, v in self.catalog.items()}
+
+    def __repr_args__(self) -> Any:
+        return [("name", self.name)]
+
+
+class TableSettings(Settings):
+    """The table of a feed. Snapshots older than `keep_snapshots` (ms) expire, and then the files that they alone name
+    are removed."""
+
+    iceberg: IcebergSettings
+    keep_snapshots: Duration = 5 * DAY
+
+
+def unfit(columns: Mapping[str, Type]) -> Iterator[tuple[str, str, str]]:
+    """(path, type, what to write instead) of each value that Iceberg would change or does not have.
+
+    Readers take uint32 for int and uint64 for long, and so large values for negative ones. Times in nanoseconds are
+    of a version of the format that few read.
+    """
+    for name, t in columns.items():
+        yield from _unfit(name, t)
+
+
+def _unfit(path: str, t: Type) -> Iterator[tuple[str, str, str]]:
+    if t.kind in _INSTEAD:
+        yield path, str(t), _INSTEAD[t.kind]
+    if t.unit == "ns":
+        yield path, str(t), f"{t.kind}(us)"
+    for f in t.fields:
+        yield from _unfit(path_below(path, t.kind, f.name), f.type)
+
+
+_INSTEAD = {Kind.UINT32: "int64", Kind.UINT64: "decimal(20,0)"}
+
+
+def check_holds(table: TableSettings, columns: Schema | None) -> None:
+    """Raises ValueError if the table cannot hold a column of the schema."""
+    wrong = next(unfit({f.name: f.type for f in columns.fields}), None) if columns else None
+    if wrong:
+        path, said, instead = wrong
+        raise ValueError(f"cannot hold {path}, which is {said}: Iceberg has no such type; write {instead}")

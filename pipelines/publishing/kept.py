@@ -1,0 +1,44 @@
+"""Files that no longer count, and that a table's snapshots may still name: they stay until those have expired.
+
+A note beside the ledger says that a feed has a table. It is written before the table names the first file, and as long
+as it is there, only the table's publisher removes published files. So a reader of an older snapshot never meets a file
+that Sluice took away; who reads the folder, and not the table or `sluice files`, meets rows twice meanwhile.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Sequence
+
+from sluice.pipelines.lake import paths
+from sluice.pipelines.ports import Lake
+from sluice.pipelines.vocabulary.side_by_side import each
+
+
+def remove(lake: Lake, feed: str, some: Sequence[str]) -> list[str]:
+    """Remove visible parts that do not count, unless a table may name them. Returns those that were removed."""
+    if not some or has_table(lake, feed):
+        return []
+    each(lake.remove, some)
+    return list(some)
+
+
+def has_table(lake: Lake, feed: str) -> bool:
+    """Whether a table names files of the feed, or did once."""
+    return lake.size(paths.table_note_path(feed)) is not None
+
+
+def note(lake: Lake, feed: str, table: str, removing: Iterable[str] = ()) -> None:
+    """Say that the table names files of the feed, and which of them its publisher is about to remove."""
+    said = {"table": table, "removing": sorted(removing)}
+    lake.put(paths.table_note_path(feed), json.dumps(said).encode())
+
+
+def removing(lake: Lake, feed: str) -> tuple[str, ...]:
+    """The lake paths that a publisher was about to remove, and perhaps did not."""
+    try:
+        said = json.loads(lake.get(paths.table_note_path(feed)) or b"{}")
+    except ValueError:
+        return ()
+    found = said.get("removing", ()) if isinstance(said, dict) else ()
+    return tuple(path for path in found if isinstance(path, str) and path.startswith(paths.visible_roots(feed)))

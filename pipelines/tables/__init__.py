@@ -1,0 +1,5 @@
+"""A feed's table: what has landed, to be found by name and by SQL. The files are the lake's own: no row is copied.
+
+Open `sync` first: it makes the table what the ledger says. `owed` reads from the ledger what the table lacks, `check`
+compares the two file by file. The table itself is behind the port `Table`.
+"""

@@ -1,0 +1,128 @@
+"""A table and its ledger, compared file by file: what is missing in the table, what somebody else put there."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from sluice.pipelines.lake import paths
+from sluice.pipelines.ledger import Ledger, State
+from sluice.pipelines.ledger.tip import Trace, entries_lost
+from sluice.pipelines.ports import Lake, Table
+from sluice.pipelines.tables.owed import OwedBatch, addresses, rows_of, since, witness
+from sluice.pipelines.vocabulary.errors import TableDiffers
+from sluice.pipelines.vocabulary.receipts import Part, PartKind
+from sluice.pipelines.vocabulary.tables import TableHead
+from sluice.pipelines.vocabulary.units import many
+
+
+@dataclass(frozen=True, slots=True)
+class Compared:
+    """A table beside its ledger. `head` is None where there is no table yet.
+
+    `owed` files were published after the table's mark, and `stale` ones stopped counting: the next sync sees to both.
+    `missing` ones were published before, and the table had them. `foreign` ones are no files of this feed that the
+    ledger knows. `rows` are (address, rows in the table, rows by the ledger) where these differ. `deletes` counts files
+    that delete single rows.
+    """
+
+    head: TableHead | None
+    live: Mapping[str, Part]
+    batches: tuple[OwedBatch, ...]
+    owed: tuple[str, ...] = ()
+    stale: tuple[str, ...] = ()
+    missing: tuple[str, ...] = ()
+    foreign: tuple[str, ...] = ()
+    rows: tuple[tuple[str, int, int], ...] = ()
+    deletes: int = 0
+
+    @property
+    def same(self) -> bool:
+        """Whether the table is exactly what the ledger says now."""
+        return self.sound and self.head is not None and not (self.owed or self.stale)
+
+    @property
+    def sound(self) -> bool:
+        """Whether nobody else changed the table."""
+        return not (self.missing or self.foreign or self.rows or self.deletes)
+
+    def describe(self) -> str:
+        """What is wrong, in words."""
+        said = [
+            (self.missing, f"{many(len(self.missing), 'file')} of the feed {_are(self.missing)} missing in it"),
+            (self.foreign, f"{many(len(self.foreign), 'file')} in it {_are(self.foreign)} not of the feed"),
+            (self.rows, f"{many(len(self.rows), 'file')} {_are(self.rows)} said to have other numbers of rows"),
+            (self.deletes, f"{many(self.deletes, 'file')} in it {'deletes' if self.deletes == 1 else 'delete'} rows"),
+        ]
+        return ", ".join(text for found, text in said if found)
+
+
+def _are(found: tuple[object, ...]) -> str:
+    return "is" if len(found) == 1 else "are"
+
+
+def compare(ledger: Ledger, lake: Lake, table: Table, head: TableHead | None, state: State) -> Compared:
+    """The table that `look` found, beside everything that the ledger says. Reads the whole log."""
+    batches = since(ledger, state, 0).batches
+    live = addresses(lake, batches)
+    if head is None:
+        return Compared(None, live, batches, owed=tuple(sorted(live)))
+    found = table.files() if head.snapshot is not None else {}
+    mark = head.mark if trusted_mark(ledger, state, head) else state.number
+    later = addresses(lake, (b for b in batches if b.number >= mark))
+    lacking, others = live.keys() - found.keys(), found.keys() - live.keys()
+    stale = _stale(ledger, lake, state, others)
+    both = ((a, found[a], live[a]) for a in sorted(live.keys() & found.keys()))
+    return Compared(
+        head,
+        live,
+        batches,
+        owed=tuple(sorted(lacking & later.keys())),
+        stale=tuple(sorted(stale)),
+        missing=tuple(sorted(lacking - later.keys())),
+        foreign=tuple(sorted(others - stale)),
+        rows=tuple((a, f.rows, rows_of(p)) for a, f, p in both if f.rows != rows_of(p)),
+        deletes=head.deletes,
+    )
+
+
+def _stale(ledger: Ledger, lake: Lake, state: State, others: set[str]) -> set[str]:
+    """Those of the addresses that are parts of this feed which no longer count."""
+    root = paths.part_path(ledger.feed, PartKind.LANDED, "", "")
+    base = lake.locate(f"{root}/x").removesuffix("x")
+    names = {a: f"{root}/{a.removeprefix(base)}" for a in others if a.startswith(base)}
+    replaced = ledger.replaced(names.values(), state)
+    return {a for a, path in names.items() if path in replaced}
+
+
+def trusted_mark(ledger: Ledger, state: State, head: TableHead) -> bool:
+    """Whether the table's mark means what it says: the newest snapshot is ours and the one that set it, and knows the
+    same batches as this ledger. Otherwise somebody wrote to the table, rolled it back, or the ledger lost entries."""
+    if head.mark == 0 and head.snapshot is None:
+        return True
+    if head.own_mark != head.mark or any(first < head.mark < after for first, after in state.gaps):
+        return False
+    id, _, _ = head.batch.partition("/")
+    batch = state.batches.get(int(id)) if id.isdecimal() else None
+    return not head.batch or (batch is not None and witness(ledger, batch) == head.batch)
+
+
+def check_owner(table: Table, head: TableHead, state: State, feed: str) -> None:
+    """Raises TableDiffers for a table that is not of this ledger, and EntriesLost when it knows newer entries."""
+    if head.ledger != state.ledger_id:
+        whose = "another ledger" if head.ledger else "nobody that Sluice knows"
+        raise TableDiffers(
+            f"{table.name} is there and belongs to {whose}, not to feed {feed}",
+            remedy="give the feed's table another name, or drop that one if nobody needs it",
+        )
+    if head.mark > state.number:
+        raise entries_lost(feed, state.newest, [Trace(head.mark - 1, f"{table.name} tells of entry {head.mark - 1}")])
+
+
+def differs(table: Table, found: Compared, feed: str) -> TableDiffers:
+    """The error for a table that somebody else changed."""
+    mend = f"sluice table sync {feed} --repair"
+    remedy = f"to see the files: sluice table check {feed}; to make the table what the ledger says: {mend}"
+    if found.deletes:
+        remedy = f"roll the table back to a snapshot before that, then {mend}; or drop it"
+    return TableDiffers(f"{table.name} was changed, and not by feed {feed}: {found.describe()}", remedy=remedy)

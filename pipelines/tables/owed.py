@@ -1,0 +1,166 @@
+"""What a table lacks, by the ledger: the batches published since its mark, and the files that no longer count."""
+
+from __future__ import annotations
+
+import json
+from bisect import bisect_right
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+
+from sluice.pipelines.ledger import Batch, Ledger, State
+from sluice.pipelines.ledger.entries import PublishEntry, RetireEntry
+from sluice.pipelines.ledger.fold import NO_PINS
+from sluice.pipelines.ports import Lake
+from sluice.pipelines.schema.schema import EXTRA, KAFKA, Type
+from sluice.pipelines.schema.wider import RAW_TYPES, parse_type
+from sluice.pipelines.vocabulary.ranges import Range, union
+from sluice.pipelines.vocabulary.receipts import Part, PartKind, Receipt
+from sluice.pipelines.vocabulary.units import show_instant, show_window
+
+GROUP_FILES, GROUP_BATCHES = 2000, 100
+"""A commit of a backfill ends after so many files, or so many batches."""
+SINGLE = 24
+"""Up to so many batches each have a commit of their own."""
+
+
+@dataclass(frozen=True, slots=True)
+class OwedBatch:
+    """What a published batch has in files that still count: its landed `parts`, one for each file, by lake path, and
+    the offsets and windows behind them. `number` is the publish entry's."""
+
+    number: int
+    batch: Batch
+    parts: dict[str, Part]
+    ranges: tuple[tuple[str, int, Range], ...]
+    windows: frozenset[int]
+
+    @property
+    def rewrites(self) -> bool:
+        """Whether it takes the place of what had landed before."""
+        return _rewrites(self.batch)
+
+    @classmethod
+    def of(cls, number: int, batch: Batch, receipts: Iterable[Receipt]) -> OwedBatch:
+        some = [r for r in receipts if r.of(PartKind.LANDED)]
+        return cls(
+            number,
+            batch,
+            {p.path: p for r in some for p in r.of(PartKind.LANDED)},
+            tuple((r.slice.topic, r.slice.partition, r.slice.range) for r in some),
+            frozenset(r.slice.window for r in some if r.slice.window is not None),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Owed:
+    """What entries from a mark on say: `batches` with files, oldest first, and `gone`, lake paths that no longer count.
+
+    `end` is the mark once all of this is in the table. With `merged`, files are gone only because others have their
+    rows.
+    """
+
+    end: int
+    batches: tuple[OwedBatch, ...]
+    gone: frozenset[str]
+    merged: bool = True
+
+    @property
+    def rewrites(self) -> bool:
+        """Whether any of it is about what had landed before."""
+        return bool(self.gone) or any(b.rewrites for b in self.batches)
+
+
+def _rewrites(batch: Batch) -> bool:
+    return batch.request.replace or batch.rewrites
+
+
+def since(ledger: Ledger, state: State, mark: int, most: int | None = None) -> Owed:
+    """What the entries from number `mark` on, up to the state, ask of a table; or those up to the `most`th batch."""
+    batches: list[OwedBatch] = []
+    gone: set[str] = set()
+    merged = True
+    for number, entry in ledger.entries(mark) if mark < state.number else ():
+        if number >= state.number:
+            break
+        if isinstance(entry, RetireEntry):
+            gone |= set(entry.parts)
+            merged = False
+        elif isinstance(entry, PublishEntry) and number not in state.void:
+            batch = state.batches[entry.batch]
+            if _rewrites(batch):
+                gone |= set(ledger.plan(batch.id).replaces)
+                merged = merged and batch.merges
+            found = OwedBatch.of(number, batch, state.receipts(number, entry))
+            batches += [found] if found.parts else []
+            if len(batches) == most:
+                return Owed(number + 1, tuple(batches), frozenset(gone), merged)
+    return Owed(state.number, tuple(batches), frozenset(gone), merged)
+
+
+def groups(batches: Sequence[OwedBatch]) -> Iterator[list[OwedBatch]]:
+    """The batches of each commit: one by one, or for a backfill many at once."""
+    one_each, group, files = len(batches) <= SINGLE, list[OwedBatch](), 0
+    for b in batches:
+        group.append(b)
+        files += len(b.parts)
+        if one_each or files >= GROUP_FILES or len(group) >= GROUP_BATCHES:
+            yield group
+            group, files = [], 0
+    if group:
+        yield group
+
+
+def about(ledger: Ledger, state: State, batches: Iterable[OwedBatch]) -> dict[str, str]:
+    """What a snapshot's summary says of the batches in it: ids and plan hashes, offsets by partition, windows."""
+    ranges: dict[str, dict[str, list[Range]]] = {}
+    windows: set[int] = set()
+    named: list[str] = []
+    for b in batches:
+        named.append(witness(ledger, b.batch))
+        windows |= b.windows
+        for topic, partition, r in b.ranges:
+            ranges.setdefault(topic, {}).setdefault(str(partition), []).append(r)
+    offsets = {t: {p: [f"{r.start}-{r.end}" for r in union(rs)] for p, rs in ps.items()} for t, ps in ranges.items()}
+    out = {"sluice.feed": ledger.feed, "sluice.ledger": state.ledger_id, "sluice.batches": " ".join(named)}
+    if windows:
+        out |= {"sluice.windows": " ".join(map(show_window, sorted(windows)))}
+    return out | {"sluice.offsets": json.dumps(offsets, separators=(",", ":"))}
+
+
+def witness(ledger: Ledger, batch: Batch) -> str:
+    """A batch by its id and the hash of its plan: who meets it elsewhere knows that it is of this very log."""
+    return f"{batch.id}/{ledger.recall(batch).hash}"
+
+
+def complete_until(state: State) -> str:
+    """The time up to which windows are complete in all partitions, as ISO text; empty where none is."""
+    ends = []
+    for key in state.known():
+        pinned = state.boundaries.get(key, NO_PINS)
+        passed = bisect_right(pinned.offsets, state.frontier(key))
+        if not passed:
+            return ""
+        ends.append(pinned.times[passed - 1])
+    return show_instant(min(ends)) if ends else ""
+
+
+def columns(state: State) -> dict[str, str]:
+    """Every column that has landed in any file, by name, with the type that reads all of them."""
+    if all(name.startswith("raw") for name in state.schemas):
+        return dict(RAW_TYPES)
+    kafka = {f"{KAFKA}{name}": text for name, text in RAW_TYPES.items() if name != "value"}
+    return state.table | {EXTRA: "string"} | kafka | {f"{KAFKA}tombstone": "bool"}
+
+
+def column_types(state: State) -> dict[str, Type]:
+    return {name: parse_type(text.removesuffix(" not null")) for name, text in columns(state).items()}
+
+
+def rows_of(part: Part) -> int:
+    """The rows of the part's whole file."""
+    return part.shared.rows if part.shared else part.rows
+
+
+def addresses(lake: Lake, batches: Iterable[OwedBatch]) -> dict[str, Part]:
+    """The landed files of the batches, by address."""
+    return {lake.locate(path): part for b in batches for path, part in b.parts.items()}

@@ -1,0 +1,74 @@
+"""What a table publisher is told and tells: the head of a table, a file in it, one change of it.
+
+A table lists files of the lake, so that its readers find rows by SQL. A *mark* is a ledger number: every entry below it
+is in the table.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+
+class TableOperation(StrEnum):
+    """What a change does to rows, as readers of snapshots understand it.
+
+    REPLACE: the same rows in other files. OVERWRITE: rows out and other rows in.
+    """
+
+    APPEND = "append"
+    REPLACE = "replace"
+    OVERWRITE = "overwrite"
+    DELETE = "delete"
+
+
+@dataclass(frozen=True, slots=True)
+class TableHead:
+    """A table at the moment at which its catalog was asked.
+
+    `ledger` and `mark` are its properties; `ledger` is empty if no Sluice made the table. `own_mark` and `batch` are
+    what the newest snapshot says itself: its mark and the newest batch that it added, as `<id>/<plan hash>`. They are
+    None and empty if something else made that snapshot. `at` is its time (ms). A table without a snapshot has none
+    of these, and no rows.
+    """
+
+    ledger: str
+    mark: int
+    snapshot: int | None = None
+    own_mark: int | None = None
+    batch: str = ""
+    at: int | None = None
+    rows: int = 0
+    files: int = 0
+    snapshots: int = 0
+    deletes: int = 0
+    """Files that delete single rows. Sluice writes none."""
+    complete: str = ""
+    """Every window that ends at this time or before is complete and in the table; empty: none is known to be."""
+
+
+@dataclass(frozen=True, slots=True)
+class TableChange:
+    """One atomic change: files in and files out, by address, and the mark afterwards.
+
+    `columns` are those that the table must have, by name, with types as a schema spells them. `about` goes into the
+    snapshot's summary. `complete` is as in the head; where it is empty, it stays as it is.
+    """
+
+    operation: TableOperation
+    mark: int
+    add: tuple[str, ...] = ()
+    remove: tuple[str, ...] = ()
+    columns: Mapping[str, str] = field(default_factory=dict)
+    about: Mapping[str, str] = field(default_factory=dict)
+    complete: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class TableFile:
+    """A data file that a snapshot names."""
+
+    address: str
+    rows: int
+    bytes: int

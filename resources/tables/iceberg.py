@@ -1,0 +1,395 @@
+"""A feed's table in Iceberg, by PyIceberg: any of its catalogs, over files that are in the lake already.
+
+PyIceberg tries a commit again by itself, on whatever has come since, and so may add a file twice. Here it never does:
+its own tries are switched off on each handle. A commit stands on the snapshot that was looked at (the requirement
+`assert-ref-snapshot-id`), and whoever meets a newer one decides anew. Columns are found by name (the table's name
+mapping), since the files carry no field ids.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from datetime import UTC, datetime, timedelta
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+
+from sluice.pipelines.feed.feed import Feed
+from sluice.pipelines.feed.s3 import bucket_and_prefix
+from sluice.pipelines.ports import Lake
+from sluice.pipelines.schema.schema import arrow_type
+from sluice.pipelines.schema.wider import parse_type
+from sluice.pipelines.vocabulary import extras
+from sluice.pipelines.vocabulary.errors import (
+    CatalogUnavailable,
+    NotAuthorized,
+    PartUnreadable,
+    SetupError,
+    SluiceError,
+    TableMoved,
+    TableRefused,
+    Unknown,
+)
+from sluice.pipelines.vocabulary.tables import TableChange, TableFile, TableHead, TableOperation
+
+if TYPE_CHECKING:
+    from pyiceberg.catalog import Catalog
+    from pyiceberg.manifest import DataFile, ManifestEntry, ManifestFile
+    from pyiceberg.table import Table, Transaction
+    from pyiceberg.table.snapshots import Snapshot
+
+MARK, LEDGER, BATCHES = "sluice.mark", "sluice.ledger", "sluice.batches"
+COMPLETE = "sluice.complete-until"
+_RETRIES = "commit.retry.num-retries"
+_PROPERTIES = {
+    "format-version": "2",
+    _RETRIES: "0",
+    # readers open a bounded number of manifests, however many commits there were
+    "commit.manifest-merge.enabled": "true",
+    "write.metadata.delete-after-commit.enabled": "true",
+    "write.metadata.previous-versions-max": "100",
+}
+_MOST = 300
+"""How many characters of another's message are kept."""
+
+
+class IcebergTable:
+    """`ports.Table` in a catalog of Iceberg. Nothing is opened before the first question."""
+
+    def __init__(self, name: str, properties: Mapping[str, str], defaults: Mapping[str, str]) -> None:
+        self._identifier = name
+        self._properties, self._defaults = dict(properties), dict(defaults)
+        self._table: Table | None = None
+
+    @classmethod
+    def of(cls, feed: Feed, lake: Lake) -> IcebergTable:
+        """The table that the feed names. Its metadata lies in the lake, below `tables`, unless the catalog says where.
+        Raises SetupError."""
+        if feed.table is None:
+            raise ValueError("the feed names no table")
+        extras.need("pyiceberg")
+        settings = feed.table.iceberg
+        return cls(settings.name, settings.properties(), {"warehouse": lake.locate("tables"), **_s3(feed)})
+
+    @property
+    def name(self) -> str:
+        return f"table {self._identifier}"
+
+    def __repr__(self) -> str:
+        return f"IcebergTable({self._identifier!r})"
+
+    def close(self) -> None:
+        if "_catalog" in self.__dict__:
+            self._catalog.close()
+
+    def opened(self) -> Table:
+        """The table as PyIceberg opens it, for whoever reads it. Raises as `look` does, and if there is none."""
+        if self.look() is None:
+            raise SetupError(f"there is no {self.name} yet", remedy="sluice table sync FEED makes it, once rows landed")
+        return self._known
+
+    # -- asked
+
+    def look(self) -> TableHead | None:
+        from pyiceberg.exceptions import NoSuchNamespaceError, NoSuchTableError
+
+        with self._asking():
+            try:
+                self._table = self._catalog.load_table(self._identifier)
+            except (NoSuchTableError, NoSuchNamespaceError):
+                self._table = None
+                return None
+        return _head(self._table)
+
+    def files(self) -> Mapping[str, TableFile]:
+        with self._asking():
+            entries = _entries(self._known, self._known.current_snapshot())
+            found = (e.data_file for e in entries if _is_live(e))
+            return {f.file_path: TableFile(f.file_path, f.record_count, f.file_size_in_bytes) for f in found}
+
+    def expiring(self, before: int) -> tuple[str, ...]:
+        table = self._known
+        if not any(s.timestamp_ms < before for s in table.metadata.snapshots):
+            return ()
+        with self._asking():
+            ours = (s for s in table.metadata.snapshots if s.summary and s.summary.get("deleted-data-files"))
+            found = {e.data_file.file_path for s in ours for e in _entries(table, s) if not _is_live(e)}
+        return tuple(sorted(found - self.files().keys())) if found else ()
+
+    def named(self, addresses: Iterable[str]) -> frozenset[str]:
+        table, asked = self._known, frozenset(addresses)
+        with self._asking():
+            manifests = {m.manifest_path: m for s in table.metadata.snapshots for m in s.manifests(table.io)}
+            live = (e for m in manifests.values() for e in m.fetch_manifest_entry(table.io, discard_deleted=True))
+            return asked & {e.data_file.file_path for e in live}
+
+    # -- changed
+
+    def create(self, columns: Mapping[str, str], about: Mapping[str, str]) -> None:
+        namespace, properties = self._identifier.rpartition(".")[0], {**_PROPERTIES, **about, MARK: "0"}
+        with self._asking():
+            catalog, schema = self._catalog, _arrow(columns)
+            _make(
+                lambda: catalog.create_namespace_if_not_exists(namespace), lambda: catalog.namespace_exists(namespace)
+            )
+            _make(
+                lambda: catalog.create_table(self._identifier, schema, properties=properties),
+                lambda: catalog.table_exists(self._identifier),
+            )
+
+    def commit(self, change: TableChange) -> int:
+        table = self._known
+        with self._changing(), table.transaction() as transaction:
+            _evolve(transaction, change.columns)
+            self._stage_files(transaction, change)
+            told = {COMPLETE: change.complete} if change.complete else {}
+            transaction.set_properties({MARK: str(change.mark), **told})
+        return int(table.metadata.current_snapshot_id or 0)
+
+    def tell(self, complete: str) -> None:
+        with self._changing(), self._known.transaction() as transaction:
+            transaction.set_properties({COMPLETE: complete})
+
+    def _stage_files(self, transaction: Transaction, change: TableChange) -> None:
+        from pyiceberg.io.pyarrow import parquet_file_to_data_file
+
+        table, about = self._known, {**change.about, MARK: str(change.mark)}
+        adding = []
+        for address in change.add:
+            try:
+                adding.append(parquet_file_to_data_file(table.io, transaction.table_metadata, address))
+            except FileNotFoundError:
+                raise PartUnreadable(
+                    f"{address} is missing", remedy="see sluice audit FEED", path=address, gone=True
+                ) from None
+        with _producer(transaction, table, change.operation, about) as staged:
+            for file in self._data_files(change.remove):
+                staged.delete_data_file(file)
+            for file in adding:
+                staged.append_data_file(file)
+
+    def _data_files(self, addresses: Iterable[str]) -> Iterator[DataFile]:
+        table, asked = self._known, frozenset(addresses)
+        if asked:
+            live = (e.data_file for e in _entries(table, table.current_snapshot()) if _is_live(e))
+            yield from (f for f in live if f.file_path in asked)
+
+    def expire(self, before: int) -> int:
+        table = self._known
+        had = len(table.metadata.snapshots)
+        if not any(s.timestamp_ms < before and s.snapshot_id not in _refs(table) for s in table.metadata.snapshots):
+            return 0
+        with self._changing():
+            moment = datetime(1970, 1, 1, tzinfo=UTC) + timedelta(milliseconds=before)
+            table.maintenance.expire_snapshots().older_than(moment).commit()
+        return had - len(table.metadata.snapshots)
+
+    # -- the catalog
+
+    @property
+    def _known(self) -> Table:
+        if self._table is None:
+            raise ValueError("look first")
+        # PyIceberg's own tries forget to look whether a file has been added meanwhile, whatever the table says of them.
+        self._table.metadata.properties[_RETRIES] = "0"
+        return self._table
+
+    @cached_property
+    def _catalog(self) -> Catalog:
+        with extras.named():
+            from pyiceberg.catalog import load_catalog
+        logging.getLogger("pyiceberg").setLevel(logging.ERROR)
+        given = {k: v for k, v in self._properties.items() if k != "name"}
+        name = self._properties.get("name", "sluice")
+        if (path := given.get("uri", "").removeprefix("sqlite:///")) and path != given.get("uri", ""):
+            Path(path).parent.mkdir(parents=True, exist_ok=True)
+        try:
+            return load_catalog(name, **{**self._defaults, **given})
+        except ModuleNotFoundError as error:
+            raise extras.told(error) or SetupError(
+                f"the catalog of {self.name} needs {error.name}", remedy=f"pip install {error.name}"
+            ) from None
+        except ValueError:
+            raise SetupError(
+                f"the feed does not say enough about the catalog of {self.name}",
+                remedy="PyIceberg's documentation lists the properties of each type of catalog",
+            ) from None
+
+    @contextmanager
+    def _asking(self) -> Iterator[None]:
+        """Errors of a catalog that was only asked, by our names. Their texts may hold an address with a password."""
+        try:
+            yield
+        except SluiceError:
+            raise
+        except Exception as error:  # noqa: BLE001 - each catalog and store raises its own
+            raise self._told(error) from None
+
+    @contextmanager
+    def _changing(self) -> Iterator[None]:
+        """The same for a commit: where the catalog did not answer, nobody knows what became of it."""
+        from pyiceberg.exceptions import CommitFailedException, ValidationException
+
+        try:
+            yield
+        except SluiceError:
+            raise
+        except (CommitFailedException, ValidationException):
+            raise TableMoved(
+                f"somebody else committed to {self.name} first", remedy="the next try decides anew"
+            ) from None
+        except (ValueError, TypeError, pa.ArrowException) as error:
+            raise TableRefused(
+                f"{self.name} does not take what is to be added: {_line(error)}",
+                remedy="see which columns the table has; the feed's schema says what lands",
+            ) from None
+        except Exception as error:  # noqa: BLE001 - as above
+            told = self._told(error)
+            if not isinstance(told, CatalogUnavailable):
+                raise told from None
+            raise Unknown(f"nobody saw what became of a commit to {self.name}", remedy="look again") from None
+
+    def _told(self, error: Exception) -> SluiceError:
+        kinds = {k.__name__ for k in type(error).__mro__}
+        if kinds & {
+            "UnauthorizedError",
+            "ForbiddenError",
+            "OAuthError",
+            "AuthorizationExpiredError",
+            "PermissionError",
+        }:
+            return NotAuthorized(
+                f"the catalog or the store of {self.name} refuses us: {type(error).__name__}",
+                remedy="see the rights of this user, and the catalog's settings in the feed",
+            )
+        if kinds & _AWAY:
+            return CatalogUnavailable(
+                f"the catalog of {self.name} does not answer: {type(error).__name__}",
+                remedy="landing and committing go on without it; the next run adds what is owed",
+            )
+        return SetupError(
+            f"{self.name} cannot be used: {type(error).__name__}",
+            remedy="see the catalog's settings in the feed",
+        )
+
+
+_AWAY = {"SQLAlchemyError", "OSError", "RESTError", "RequestException", "BotoCoreError", "ClientError", "TException"}
+"""Kinds of errors, by name, of a catalog or store that does not answer now."""
+
+
+def _make(make: Callable[[], object], there: Callable[[], bool]) -> None:
+    """Make something, unless somebody was faster: each catalog has its own way to say so, and what is there tells."""
+    try:
+        make()
+    except Exception:
+        if not there():
+            raise
+
+
+def _line(error: Exception) -> str:
+    return " ".join(str(error).split())[:_MOST]
+
+
+def _refs(table: Table) -> set[int]:
+    return {ref.snapshot_id for ref in table.metadata.refs.values()}
+
+
+def _head(table: Table) -> TableHead:
+    properties, snapshot = table.metadata.properties, table.current_snapshot()
+    mark = properties.get(MARK, "")
+    head = TableHead(
+        properties.get(LEDGER, ""), int(mark) if mark.isdecimal() else 0, complete=properties.get(COMPLETE, "")
+    )
+    if snapshot is None:
+        return head
+    said = {} if snapshot.summary is None else snapshot.summary.additional_properties
+    own = said.get(MARK, "")
+    return TableHead(
+        head.ledger,
+        head.mark,
+        snapshot.snapshot_id,
+        int(own) if own.isdecimal() else None,
+        said.get(BATCHES, "").rpartition(" ")[2],
+        snapshot.timestamp_ms,
+        int(said.get("total-records", 0)),
+        int(said.get("total-data-files", 0)),
+        len(table.metadata.snapshots),
+        int(said.get("total-delete-files", 0)),
+        head.complete,
+    )
+
+
+def _entries(table: Table, snapshot: Snapshot | None) -> Iterator[ManifestEntry]:
+    """The entries of a snapshot's manifests of data files; those of files that it took out, too."""
+    from pyiceberg.manifest import ManifestContent
+
+    manifests: list[ManifestFile] = snapshot.manifests(table.io) if snapshot else []
+    for manifest in manifests:
+        if manifest.content == ManifestContent.DATA:
+            yield from manifest.fetch_manifest_entry(table.io, discard_deleted=False)
+
+
+def _is_live(entry: ManifestEntry) -> bool:
+    from pyiceberg.manifest import ManifestEntryStatus
+
+    return bool(entry.status != ManifestEntryStatus.DELETED)
+
+
+def _arrow(columns: Mapping[str, str]) -> pa.Schema:
+    return pa.schema(
+        [pa.field(name, arrow_type(parse_type(text.removesuffix(" not null")))) for name, text in columns.items()]
+    )
+
+
+def _evolve(transaction: Transaction, columns: Mapping[str, str]) -> None:
+    """Add the columns that the table lacks, and widen those that have become wider. Readers find them by name."""
+    from pyiceberg.table import TableProperties
+
+    if transaction.table_metadata.name_mapping() is None:
+        mapping = transaction.table_metadata.schema().name_mapping.model_dump_json()
+        transaction.set_properties({TableProperties.DEFAULT_NAME_MAPPING: mapping})
+    with transaction.update_schema() as update:
+        update.union_by_name(_arrow(columns))
+
+
+def _producer(transaction: Transaction, table: Table, operation: TableOperation, about: dict[str, str]) -> Any:
+    from pyiceberg.table.snapshots import Operation, Summary
+    from pyiceberg.table.update.snapshot import _OverwriteFiles
+
+    if operation is TableOperation.APPEND:
+        update = transaction.update_snapshot(snapshot_properties=about)
+        return update.merge_append()
+
+    class Replacing(_OverwriteFiles):  # type: ignore[misc, unused-ignore]
+        """PyIceberg sums up appends, overwrites and deletes, and no replacements."""
+
+        def _summary(self, snapshot_properties: dict[str, str] = about) -> Summary:
+            found = super()._summary(snapshot_properties)
+            return Summary(Operation(str(operation)), **found.additional_properties)
+
+    return Replacing(operation=Operation.OVERWRITE, transaction=transaction, io=table.io, snapshot_properties=about)
+
+
+def _s3(feed: Feed) -> dict[str, str]:
+    """How PyIceberg reaches the feed's lake on S3: as the feed itself does."""
+    if not feed.lake.startswith("s3://"):
+        return {}
+    with extras.named():
+        from sluice.resources.s3.client import Bucket
+    bucket = Bucket(bucket_and_prefix(feed.lake)[0], feed.s3)
+    found, meta = bucket.credentials, bucket.client.meta
+    said = {
+        "s3.endpoint": meta.endpoint_url,
+        "s3.region": meta.region_name,
+        "s3.access-key-id": found.access_key,
+        "s3.secret-access-key": found.secret_key,
+        "s3.session-token": found.token,
+        "s3.connect-timeout": str(feed.s3.connect_timeout_ms / 1000),
+        "s3.request-timeout": str(feed.s3.read_timeout_ms / 1000),
+        "s3.force-virtual-addressing": "true" if feed.s3.path_style is False else None,
+    }
+    return {k: v for k, v in said.items() if v}

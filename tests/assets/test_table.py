@@ -1,0 +1,53 @@
+"""`<feed>/table`: a run brings the table up to what landed, after it has committed, and never waits for a catalog."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import dagster as dg
+import pytest
+
+pytest.importorskip("pyiceberg")
+
+from pyiceberg.catalog import load_catalog
+
+from sluice.assets.location import build
+from sluice.assets.shown import landed_key
+from sluice.resources.lake_local import LocalLake
+from tests.assets.world import FEED, MadeUpEngine, World, checks, in_hour, stored
+
+TABLE = dg.AssetKey(["orders", "table"])
+TEXT = FEED + "table: {iceberg: {name: db.orders}}\n"
+
+
+@pytest.fixture
+def world(root: Path) -> World:
+    """Its lake is a real folder: PyIceberg reads the files."""
+    made = World(root, {"orders": TEXT})
+    made.lake = LocalLake(root / "lake")  # type: ignore[assignment]
+    made.engine = MadeUpEngine(made.lake)
+    return made
+
+
+def test_a_run_brings_the_table_up_and_a_catalog_that_is_away_stops_nothing(
+    world: World, instance: dg.DagsterInstance
+) -> None:
+    catalog = world.project.root / ".sluice" / "catalog.db"
+    catalog.mkdir()
+    away = world.run(in_hour(0))
+    assert (away.error, away.landed is not None) == (None, True)
+    assert stored(instance, TABLE) == []
+    (said,) = checks(instance, away.run_id, "table").values()
+    assert (said.passed, said.severity) == (False, dg.AssetCheckSeverity.WARN)
+    assert "does not answer" in str(said.description)
+    catalog.rmdir()
+    done = world.run(in_hour(1))
+    (told,) = stored(instance, TABLE)
+    assert (told["dagster/row_count"], told["files"], told["snapshots"], told["added_files"]) == (100, 4, 2, 4)
+    (said,) = checks(instance, done.run_id, "table").values()
+    assert said.passed
+    assert told["snapshot"] in str(said.description)
+    read = load_catalog("sluice", type="sql", uri=f"sqlite:///{catalog}").load_table("db.orders")
+    assert read.scan().to_arrow().num_rows == 100
+    specs = {s.key: s for s in build(world.project, world.session()).resolve_all_asset_specs()}
+    assert [d.asset_key for d in specs[TABLE].deps] == [landed_key("orders")]

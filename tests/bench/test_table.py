@@ -1,0 +1,19 @@
+"""What a batch costs an old table: the figures are of a real table, which grows as it says."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("pyiceberg")
+
+from sluice.bench import table
+
+
+def test_a_table_grows_and_is_measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(table, "BATCH", 4)
+    report = table.run(tmp_path, lambda text: None, [1, 3])
+    assert [(t.snapshots, t.files) for t in report.grown] == [(2, 14), (4, 28)]
+    assert {*report.document()["grown"][0]["seconds"]} == {"look", "add 4 files", "list all files"}
+    assert not [*tmp_path.iterdir()]

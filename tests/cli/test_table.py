@@ -1,0 +1,65 @@
+"""`sluice table`: what it prints, its documents and exit codes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("pyiceberg")
+
+from pyiceberg.catalog import load_catalog
+
+from sluice.cli import audit, compact, table
+from sluice.pipelines.vocabulary.errors import TableDiffers, UsageError
+from sluice.resources.lake_local import LocalLake
+from tests.assets.world import FEED, MadeUpEngine, World
+from tests.cli.conftest import Tell
+
+
+@pytest.fixture
+def world(tmp_path: Path) -> World:
+    made = World(tmp_path, {"orders": FEED + "table: {iceberg: {name: db.orders}}\n", "other": FEED})
+    made.lake = LocalLake(tmp_path / "lake")  # type: ignore[assignment]
+    made.engine = MadeUpEngine(made.lake)
+    return made
+
+
+def test_a_table_is_brought_up_looked_at_and_compared(world: World, tell: Tell) -> None:
+    told = tell(table.status, "orders")
+    assert (told.document["exists"], told.code) == (False, 0)
+    world.land_unrecorded()
+    told = tell(table.status, "orders")
+    assert told.document["owed"] == {"batches": 1, "files": 8, "gone": 0}
+    assert "8 files of 1 batch not in it yet: sluice table sync orders" in told.text
+    told = tell(table.sync, "orders")
+    assert {k: told.document[k] for k in ("created", "commits", "added", "rows")} == {
+        "created": True,
+        "commits": 1,
+        "added": 8,
+        "rows": 200,
+    }
+    assert "everything that has landed was in it already" in told.text, "the second time"
+    assert "everything that has landed is in it" in tell(table.status, "orders").text
+    tell(compact.compact, "orders", text=False)
+    told = tell(table.check, "orders")
+    assert (told.code, told.document["same"]) == (0, True)
+    assert tell(audit.audit, "orders", of_table=True, text=False).code == 0
+    assert tell(audit.audit, "orders", text=False).code == 0, "what the table's snapshots name may stay"
+    with pytest.raises(UsageError, match="has no table"):
+        tell(table.sync, "other")
+
+
+def test_a_table_that_others_wrote_to(world: World, tell: Tell) -> None:
+    world.land_unrecorded()
+    tell(table.sync, "orders", text=False)
+    uri = f"sqlite:///{world.project.root}/.sluice/catalog.db"
+    theirs = load_catalog("sluice", type="sql", uri=uri).load_table("db.orders")
+    theirs.append(theirs.scan().to_arrow().slice(0, 3))
+    told = tell(table.check, "orders")
+    assert (told.code, len(told.document["foreign"])) == (1, 1)
+    assert "1 file in it is not of the feed: sluice table sync orders --repair" in told.text
+    with pytest.raises(TableDiffers):
+        tell(table.sync, "orders")
+    assert tell(table.sync, "orders", repair=True, text=False).document["removed"] == 1
+    assert tell(table.check, "orders", text=False).document["same"] is True

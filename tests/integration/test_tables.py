@@ -1,0 +1,61 @@
+"""A table on a lake in S3 with its catalog in PostgreSQL: what landed, merged and retired is in it once."""
+
+from __future__ import annotations
+
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("pyiceberg")
+
+from pyiceberg.catalog import load_catalog
+
+from sluice.pipelines.rewriting.expiry import expire
+from sluice.pipelines.tables.sync import sync
+from sluice.resources.edges import open_table
+from sluice.resources.s3.lake import S3Lake
+from tests import postgres
+from tests.pipelines.landed_world import HOUR, START, A, B, World, pieces
+from tests.stores import Store
+
+
+def test_a_table_over_s3_with_its_catalog_in_postgresql(s3_store: Store, tmp_path: Path) -> None:
+    found = postgres.programs()
+    if found is None:
+        pytest.skip("no PostgreSQL here: infra/postgres.sh installs one")
+    with postgres.started(found) as server:
+        uri = f"postgresql+psycopg2://{server.user}@/{server.database()}?host={server.folder}"
+        lines = s3_store.lines()
+        table = f"table: {{iceberg: {{name: db.orders, catalog: {{type: sql, uri: '{uri}'}}}}}}\n"
+        more = "".join(f"{k}: {v}\n" for k, v in lines.items()) + table
+        world = World(tmp_path, more, lake=S3Lake(lines["lake"], s3_store.settings))
+        lake = world.lake
+
+        def bring_up() -> tuple[int, int]:
+            with closing(open_table(world.feed, lake)) as table:
+                done = sync(world.fresh_ledger(), lake, table)
+            return done.added, done.removed
+
+        world.land(*pieces(A, 20), *pieces(B, 50))
+        assert bring_up() == (14, 0)
+        world.compact()
+        assert bring_up() == (4, 14)
+        expire(world.ledger, lake, START + HOUR, world.feed.window, "old", world.liveness)
+        assert bring_up() == (0, 2)
+        s = s3_store.settings
+        access = {"s3.endpoint": s.endpoint, "s3.region": s.region}
+        if s.access_key_id and s.secret_access_key:
+            access |= {
+                "s3.access-key-id": s.access_key_id.get_secret_value(),
+                "s3.secret-access-key": s.secret_access_key.get_secret_value(),
+            }
+        properties = {"type": "sql", "uri": uri, "warehouse": f"{lines['lake']}/tables"}
+        access = {k: v for k, v in access.items() if v}
+        with closing(load_catalog("sluice", **properties, **access)) as catalog:
+            read = catalog.load_table("db.orders")
+            rows = read.scan(selected_fields=("partition", "offset")).to_arrow()
+            assert sorted(rows.column("offset").to_pylist()) == sorted([*range(100, 200)] * 2)
+            first = read.metadata.snapshots[0].snapshot_id
+            assert read.scan(snapshot_id=first).to_arrow().num_rows == 400, "time travel finds every file"
+            assert "secret" not in str(read.metadata.properties).lower()
