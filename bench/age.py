@@ -235,7 +235,7 @@ class _World:
     def edges(self) -> Edges:
         lake: Any = _Counted(self.lake, self.counts)
         clock = lambda: self.cluster.now  # noqa: E731
-        return Edges(self.cluster, self.group, lake, UnreadEngine(), MemoryLiveness(), clock, None, 2)
+        return Edges(self.cluster, self.group, lake, UnreadEngine(), MemoryLiveness(), clock, None, parallelism=2)
 
     def ledger(self) -> Ledger:
         return Ledger(self.edges().lake, self.feed.name, lambda: self.cluster.now)

@@ -207,7 +207,7 @@ class _World:
             lambda: self.cluster.now,
             None,
         )
-        return Edges(*outside, CORES)
+        return Edges(*outside, parallelism=CORES)
 
     def ledger(self) -> Ledger:
         return Ledger(self.lake, self.feed.name, lambda: self.cluster.now)
