@@ -10,12 +10,21 @@ from sluice.resources.local.spark_cluster import LocalSpark
 
 def executors(cluster: LocalSpark) -> list[int]:
     """The executors' processes, by their working folders."""
+    return _of(cluster, b"CoarseGrainedExecutorBackend")
+
+
+def daemons(cluster: LocalSpark) -> list[int]:
+    """The Python processes that executors start with their first task."""
+    return _of(cluster, b"daemon")
+
+
+def _of(cluster: LocalSpark, word: bytes) -> list[int]:
     found = []
     for place in Path("/proc").glob("[0-9]*"):
         try:
             line, folder = (place / "cmdline").read_bytes(), os.readlink(place / "cwd")
         except OSError:
             continue
-        if b"CoarseGrainedExecutorBackend" in line and folder.startswith(str(cluster.folder)):
+        if word in line and folder.startswith(str(cluster.folder)):
             found.append(int(place.name))
     return found

@@ -19,7 +19,7 @@ from sluice.pipelines.feed.feed import Feed
 from sluice.resources.local.spark_cluster import LocalSpark
 from sluice.resources.spark import pack
 from tests.cluster.conftest import AGAIN, MANY_TASKS, begun, on
-from tests.cluster.executors import executors
+from tests.cluster.executors import daemons, executors
 from tests.integration.support import Place, consumed, rows
 from tests.resources.kafka.tools import until
 
@@ -101,7 +101,7 @@ def test_all_workers_are_lost_and_none_comes_back(busy: Place, mortal: LocalSpar
 def test_all_workers_are_lost_while_executors_are_asked(busy: Place, mortal: LocalSpark) -> None:
     busy.feed(**on(mortal, conf=AGAIN, start_timeout="60s"))
     run = Run(busy.root)
-    until(lambda: [*mortal.folder.glob("worker-*/app-*/*/sluice-env*")] or run.process.poll() is not None, 300)
+    until(lambda: daemons(mortal) or run.process.poll() is not None, 300)  # a task runs, so an executor was there
     for worker in mortal.running:
         worker.kill()
     run.ended(1, f"every executor of {mortal.master} was lost, and no other came within 1m")
