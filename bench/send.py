@@ -24,6 +24,7 @@ from kafka import KafkaAdminClient, KafkaConsumer, TopicPartition
 from rich.console import RenderableType
 
 from sluice.bench import machine
+from sluice.bench.measure import metering
 from sluice.bench.packages import packages
 from sluice.bench.peers import CONFLUENT_KAFKA, KAFKA_PYTHON
 from sluice.cli.numbers import count, size
@@ -219,15 +220,15 @@ def _measured(
     process = subprocess.Popen(
         command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, start_new_session=True
     )
-    said = process.stdout.read() if process.stdout else ""
-    _, status, usage = os.wait4(process.pid, 0)
+    with metering(process.pid) as meter:  # its own peak: that of its usage is ours, from before it was another program
+        said = process.stdout.read() if process.stdout else ""
+        _, status, usage = os.wait4(process.pid, 0)
     seconds = time.perf_counter() - began
     process.returncode = os.waitstatus_to_exitcode(status)
     if process.returncode:
         raise Failed(f"{peer.title} ended with {process.returncode}; it said:\n{said[-2000:]}")
-    unit = 1 if sys.platform == "darwin" else 1024
     cpu = usage.ru_utime + usage.ru_stime
-    return Sends(records, seconds, cpu, usage.ru_maxrss * unit), said
+    return Sends(records, seconds, cpu, max(meter.cost.peaks.values(), default=0)), said
 
 
 # -- for people

@@ -200,13 +200,13 @@ class _Comparison:
         """Compare records with those at their new coordinates, all in one partition."""
         there = self._reachable(sent)
         sent, records = sent.at(there), take_rows(records, there)
-        held = int64s(log.column("offset").combine_chunks()) if log is not None else np.empty(0, np.int64)
+        held = int64s(log.column("offset").combine_chunks()) if log else np.empty(0, np.int64)
         places = np.searchsorted(held, sent.new)
         found = np.isin(sent.new, held)
         for n in np.flatnonzero(~found).tolist():
             self._find("is not there for readers of committed records", sent, n)
         self.report.compared += int(found.sum())
-        if log is None or not found.any():
+        if not (log and found.any()):
             return
         mine = take_rows(records, np.flatnonzero(found))
         (theirs,) = log.take(fixed_width(pa.int64(), places[found].astype(np.int64))).combine_chunks().to_batches()

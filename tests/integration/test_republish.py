@@ -205,6 +205,14 @@ def test_an_audit_names_what_the_target_holds_otherwise(
     assert main(audit) == 1
     assert f"{topic}:0:10" in capfd.readouterr().out
 
+    one = ["--to", again, "--offsets", f"{topic}:0:0-1", "--keep-partitions", "--id", "one", *project]
+    said(capfd, "republish", "orders", *one, "--apply")
+    (alone,) = (folder.parent / "one/map").iterdir()
+    whole = pq.read_table(alone)
+    pq.write_table(pa.Table.from_pylist([whole.to_pylist()[0] | {"to_offset": 102}], schema=whole.schema), alone)
+    (finding,) = said(capfd, "audit", "orders", "--republished", "one", *project, code=1)["findings"]
+    assert (finding["new"], "not there" in finding["text"]) == (f"{again}:0:102", True)
+
     with KafkaAdminClient(bootstrap_servers=kafka.bootstrap) as admin:
         admin.delete_records({TopicPartition(again, 2): 50})
     assert said(capfd, *audit, code=1)["gone"] == 49  # and one that is not in the map
