@@ -232,7 +232,7 @@ class IcebergTable:
     @contextmanager
     def _changing(self) -> Iterator[None]:
         """The same for a commit: where the catalog did not answer, nobody knows what became of it."""
-        from pyiceberg.exceptions import CommitFailedException, ValidationException
+        from pyiceberg.exceptions import CommitFailedException, ValidationError, ValidationException
 
         try:
             yield
@@ -242,7 +242,7 @@ class IcebergTable:
             raise TableMoved(
                 f"somebody else committed to {self.name} first", remedy="the next try decides anew"
             ) from None
-        except (ValueError, TypeError, pa.ArrowException) as error:
+        except (ValidationError, ValueError, TypeError, pa.ArrowException) as error:
             raise TableRefused(
                 f"{self.name} does not take what is to be added: {_line(error)}",
                 remedy="see which columns the table has; the feed's schema says what lands",
