@@ -144,12 +144,13 @@ def test_a_run_is_queued_killed_tried_again_and_the_account_closes(
             last = service.launch("catch_up_orders")
             assert ended(instance, last) is dg.DagsterRunStatus.SUCCESS, service.logs()
         account = subprocess.run(
-            [sys.executable, "-m", "sluice.cli.entry", "audit", "orders", "--strict", "--json"],
+            [Path(sys.executable).with_name("sluice"), "audit", "orders", "--strict", "--json"],
             capture_output=True,
             text=True,
             check=False,
         )
         assert account.returncode == 0, account.stdout + account.stderr
+        assert json.loads(account.stdout), "it said something"
 
 
 def worker(instance: dg.DagsterInstance, run: str) -> int:
