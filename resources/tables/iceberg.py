@@ -8,6 +8,8 @@ mapping), since the files carry no field ids.
 
 from __future__ import annotations
 
+import hashlib
+import json
 import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
@@ -43,7 +45,7 @@ if TYPE_CHECKING:
     from pyiceberg.table.snapshots import Snapshot
 
 MARK, LEDGER, BATCHES = "sluice.mark", "sluice.ledger", "sluice.batches"
-COMPLETE = "sluice.complete-until"
+COMPLETE, COLUMNS = "sluice.complete-until", "sluice.columns"
 _RETRIES = "commit.retry.num-retries"
 _PROPERTIES = {
     "format-version": "2",
@@ -158,10 +160,10 @@ class IcebergTable:
         from pyiceberg.io.pyarrow import parquet_file_to_data_file
 
         table, about = self._known, {**change.about, MARK: str(change.mark)}
-        adding = []
+        adding, metadata = [], transaction.table_metadata  # which PyIceberg copies whole whenever it is asked for
         for address in change.add:
             try:
-                adding.append(parquet_file_to_data_file(table.io, transaction.table_metadata, address))
+                adding.append(parquet_file_to_data_file(table.io, metadata, address))
             except FileNotFoundError:
                 raise PartUnreadable(
                     f"{address} is missing", remedy="see sluice audit FEED", path=address, gone=True
@@ -349,11 +351,15 @@ def _evolve(transaction: Transaction, columns: Mapping[str, str]) -> None:
     """Add the columns that the table lacks, and widen those that have become wider. Readers find them by name."""
     from pyiceberg.table import TableProperties
 
-    if transaction.table_metadata.name_mapping() is None:
-        mapping = transaction.table_metadata.schema().name_mapping.model_dump_json()
+    metadata, said = transaction.table_metadata, hashlib.sha256(json.dumps(dict(columns)).encode()).hexdigest()[:16]
+    if metadata.properties.get(COLUMNS) == f"{said}/{metadata.current_schema_id}":
+        return  # looking takes PyIceberg longer than adding files
+    if metadata.name_mapping() is None:
+        mapping = metadata.schema().name_mapping.model_dump_json()
         transaction.set_properties({TableProperties.DEFAULT_NAME_MAPPING: mapping})
     with transaction.update_schema() as update:
         update.union_by_name(_arrow(columns))
+    transaction.set_properties({COLUMNS: f"{said}/{transaction.table_metadata.current_schema_id}"})
 
 
 def _producer(transaction: Transaction, table: Table, operation: TableOperation, about: dict[str, str]) -> Any:
