@@ -28,7 +28,9 @@ from sluice.bench.made_up import EvenCluster, UnreadEngine
 from sluice.cli.looking import look
 from sluice.cli.numbers import count, size
 from sluice.cli.terminal import heading, table
+from sluice.pipelines.account import audited
 from sluice.pipelines.account.audit import audit
+from sluice.pipelines.account.audited import Audited
 from sluice.pipelines.batch.land import land
 from sluice.pipelines.batch.preview import preview
 from sluice.pipelines.batch.survey import open_ledger
@@ -36,7 +38,7 @@ from sluice.pipelines.committing.commit import CommitSettings, commit
 from sluice.pipelines.feed.feed import Feed
 from sluice.pipelines.feed.sections import CommitMode
 from sluice.pipelines.lake import paths
-from sluice.pipelines.ledger import Ledger, State
+from sluice.pipelines.ledger import Ledger, State, log
 from sluice.pipelines.ledger.entries import (
     Boundaries,
     BoundaryEntry,
@@ -263,16 +265,33 @@ class _World:
             return look(open_edges, self.feed, 24)
 
         compaction.compact(self.feed, self.edges(), None, Owner("merging", "", "here", 1, 0), _quiet)
+        while self.ledger().pack():  # as a compaction a day would have done by now
+            pass
         next_hour()  # a look at everything, and what the first run after it leaves behind
         return {
             "next hour": next_hour,
             "status": status,
             "plan": lambda: preview(self.feed, self.edges(), _CATCH_UP),
             "compact --dry-run": lambda: compaction.foresee_compaction(self.feed, self.edges()),
-            "audit": lambda: audit(self.ledger(), self.edges().lake, self.feed.name),
+            "fold without a checkpoint": self.fold_anew,
+            "audit --all": lambda: self.look(None),
+            "an hour later": next_hour,
+            "audit": lambda: self.look(audited.kept(self.edges().lake, self.feed.name)),
         }
 
+    def fold_anew(self) -> None:
+        """Read the ledger from its start, as by a Sluice that knows no checkpoint of this format."""
+        shutil.rmtree(self.lake.root / paths.checkpoint_folder(self.feed.name))
+        self.ledger().read()
+
+    def look(self, known: Audited | None) -> None:
+        """An audit that keeps its proof."""
+        edges = self.edges()
+        report = audit(self.ledger(), edges.lake, self.feed.name, known=known, at=self.cluster.now)
+        audited.keep(edges.lake, self.feed.name, report.audited, known, report.at)
+
     def costing(self, work: Callable[[], object]) -> Asked:
+        log.loaded.cache_clear()
         self.counts.clear()
         began = time.process_time()
         work()
@@ -298,7 +317,8 @@ class _Copies:
     """Writes entries as the product does, without its looks at the lake between them."""
 
     def __init__(self, world: _World, ledger: Ledger, state: State) -> None:
-        self.world, self.state, self.lake = world, state, world.lake.root
+        self.world, self.lake = world, world.lake.root
+        self.ledger_id, self.number = state.ledger_id, state.number
         newest = max(b.id for b in state.batches.values() if b.published is not None)
         self.plan = ledger.plan(newest)
         of = ledger.publication(state.batches[newest])
@@ -310,12 +330,12 @@ class _Copies:
         (self.lake / paths.log_folder(world.feed.name)).mkdir(parents=True, exist_ok=True)
 
     def _write(self, entry: Entry) -> int:
-        number = self.state.number
+        number = self.number
         at = self.window + HOUR + 600_000 + random.randrange(60_000)
         said = {"write": secrets.token_hex(8), "run": self.owner.run, "at": at, "cluster": "memory"}
         entry = entry.model_copy(update=said)
         (self.lake / paths.log_path(self.world.feed.name, number)).write_bytes(dump(entry))
-        self.state = self.state.extended([entry])
+        self.number += 1
         return number
 
     def hour(self) -> None:
@@ -353,7 +373,7 @@ class _Copies:
 
     def _receipt(self, s: Slice) -> Receipt:
         like = next(iter(self.receipts.values()))
-        return replace(like, slice=s, position=s.end, counts=Counts(landed=s.span))
+        return replace(like, slice=s, position=s.end, counts=Counts(compacted=s.span))
 
     def _part(self, s: Slice, batch: int, sequence: int) -> Part:
         name = paths.part_name(s, batch, sequence)
@@ -365,9 +385,9 @@ class _Copies:
         world, feed = self.world, self.world.feed.name
         world.cluster.now = self.window + HOUR // 2
         for key, offset in self.at.items():
-            mark = Mark(self.state.ledger_id, self.mark, key.incarnation).dump()
+            mark = Mark(self.ledger_id, self.mark, key.incarnation).dump()
             world.group.offsets[key.tp] = CommittedOffset(offset, -1, mark)
-        world.lake.put(paths.tip_path(feed), Tip(self.state.ledger_id, self.state.number - 1).dump())
+        world.lake.put(paths.tip_path(feed), Tip(self.ledger_id, self.number - 1).dump())
 
 
 def _quiet(progress: Progress) -> None: ...

@@ -48,6 +48,8 @@ LANDING = (
     "checkpoint",
     "farewell",  # the run's beat goes
 )
+PACKING = ("pack",)
+"""A segment of old entries appears. A run of the runner packs only when it is to be killed there."""
 COMMITTING = ("join", "intent", "record", "leave")
 TRANSACTIONAL = ("init", "begin", "offsets", "end")
 LETTERS = ("post", "letters")
@@ -62,7 +64,7 @@ def both(*effects: str) -> tuple[str, ...]:
     return tuple(f"{when} {effect}" for effect in effects for when in ("before", "after"))
 
 
-NAMES = both(*LANDING, *COMMITTING, *TRANSACTIONAL, *LETTERS, *PLAIN)
+NAMES = both(*LANDING, *PACKING, *COMMITTING, *TRANSACTIONAL, *LETTERS, *PLAIN)
 """Those of any feed; a feed with offsets in ZooKeeper has its own besides."""
 
 
@@ -141,6 +143,8 @@ def _effect(method: str, path: str, *args: Any) -> str | None:
     if method == "put":
         if path.endswith("/declared.json"):
             return "declare"
+        if paths.segment_numbers(path):
+            return "pack"
         return "receipt" if paths.receipt_slice(path) else "checkpoint" if paths.checkpoint_number(path) else None
     if method == "remove":
         return "clean" if paths.staged_batch(path) is not None else "farewell" if paths.owner_token(path) else None

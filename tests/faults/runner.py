@@ -25,7 +25,7 @@ from typing import Any
 from unittest.mock import patch
 
 from sluice.pipelines.feed.load import load_feed
-from sluice.pipelines.ledger import log
+from sluice.pipelines.ledger import Ledger, log, segments
 from sluice.pipelines.vocabulary.errors import SluiceError
 from sluice.resources import edges, liveness
 from sluice.resources.lakes import open_lake
@@ -119,6 +119,9 @@ def main(path: str, point: str = "") -> int:
             stack.enter_context(planted(point, sign, type(open_lake(feed))))
         say("begun")
         try:
+            if "pack" in point:
+                with patch.object(segments, "ENTRIES", CHECKPOINT_EVERY // 4):
+                    say("packed", segments=Ledger(open_lake(feed), feed.name, edges.now).pack())
             landed = run(feed)
             say("landed", batches=[b.number for b in landed.batches], records=landed_records(landed))
             say("committed", status=str(commit_feed(feed).status))

@@ -8,6 +8,8 @@ from collections.abc import Sequence
 
 import pytest
 
+from sluice.pipelines.ledger import Ledger
+from sluice.resources.lakes import open_lake
 from tests.checker.facts import Evidence
 from tests.checker.invariants import check
 from tests.faults import points
@@ -21,6 +23,9 @@ BROKERS = 1
 TRIES = 4
 """Runs that may miss a point: nothing was owed, or the group was held for a while."""
 MORE = 8
+PACKED_FROM = 4
+"""Checkpoints after which old entries are packed: below the oldest of three."""
+RUNS_PER_CHECKPOINT = 12
 RATE = 40
 KINDS = kinds()
 
@@ -57,6 +62,25 @@ def test_killed_at_every_point_side_by_side(crowd: Field) -> None:
     assert shared
 
 
+def test_killed_while_old_entries_are_packed(field: Field) -> None:
+    """And while folds leave checkpoints behind and forget: the log is whole, and what lies packed is what it says."""
+    become(field, KINDS[0])
+    history(field)
+    with field.producing(RATE):
+        for _ in range(PACKED_FROM):
+            killed(field, "after checkpoint", tries=RUNS_PER_CHECKPOINT)
+        for point in [*points.both(*points.PACKING), "before pack 2", "after pack 2", "before declare"]:
+            killed(field, point)
+        field.recovered()
+        field.normal(1)
+    whole = Ledger(open_lake(field.feed()), field.name, lambda: 0)
+    packed = {n: data for segment in whole.segments() for n, data in segment.entries}
+    field.account.did(f"{len(packed)} entries are packed")
+    assert packed
+    assert packed == {n: data for n, _, data in whole.raw(0) if n in packed}
+    field.proven()
+
+
 def killed_everywhere(field: Field, kind: Kind, way: Sequence[str]) -> None:
     """At each point of the way, then at some that chance picks among all."""
     become(field, kind)
@@ -74,9 +98,9 @@ def killed_everywhere(field: Field, kind: Kind, way: Sequence[str]) -> None:
         each_letter_once(field)
 
 
-def killed(field: Field, point: str) -> None:
+def killed(field: Field, point: str, tries: int = TRIES) -> None:
     """One run is killed there; others may pass it by. What it leaves is sound."""
-    for _ in range(TRIES):
+    for _ in range(tries):
         if field.run(point).code == -signal.SIGKILL:
             return sound(field, point)
     raise AssertionError(f"no run got to the point `{point}`")
