@@ -160,7 +160,8 @@ class World:
     def edges(self, drops: frozenset[int] = frozenset()) -> Edges:
         engine = Dropping(self.lake, self.topic.fetcher, self.feed.landing, drops=drops)
         tasks = 1 if self.feed.landing.shared_files else 2  # slices of one task share files
-        return Edges(self.topic, self.group, self.lake, engine, self.liveness, lambda: self.now, None, tasks)  # type: ignore[arg-type]
+        outside = self.topic, self.group, self.lake, engine, self.liveness, lambda: self.now, None
+        return Edges(*outside, parallelism=tasks)  # type: ignore[arg-type]
 
     @property
     def ledger(self) -> Ledger:
