@@ -26,6 +26,7 @@ from sluice.assets.feeds import FeedFiles, read_feeds
 from sluice.assets.fleet_runs import (
     COMMIT,
     DONE_TAG,
+    ERRORS_TAG,
     FAILED_TAG,
     FLEET_TAG,
     LAND,
@@ -183,7 +184,8 @@ class Fleet:
         failed = sorted(self._failed)
         errors = {n: self.error(n) for n in failed}
         passes = [n for n, error in errors.items() if isinstance(error, PASSES)]
-        told = {FAILED_TAG: failed, PASSES_TAG: passes, LEFT_TAG: self._left}
+        classes = [f"{n}={type(error).__name__}" for n, error in errors.items() if error]
+        told = {FAILED_TAG: failed, ERRORS_TAG: classes, PASSES_TAG: passes, LEFT_TAG: self._left}
         done = len(self._sessions.keys() - self._failed - {*self._left})
         more = {MORE_TAG: "1"} if any(s.witness.stopped for s in self._sessions.values()) else {}
         standing = instance.get_run_by_id(run)

@@ -14,8 +14,9 @@ from sluice.pipelines.vocabulary.plans import Request
 FLEET_TAG = "sluice/fleet"
 """Tag of a run over many feeds: the schedule whose feeds they are."""
 DONE_TAG, FAILED_TAG, PASSES_TAG, LEFT_TAG = "sluice/done", "sluice/failed", "sluice/passes", "sluice/left"
+ERRORS_TAG = "sluice/errors"
 """Tags of such a run that has ended: how many feeds are done, which failed, those of them whose failure passes by
-itself, and the feeds that were left to the next run."""
+itself, the feeds that were left to the next run, and by which errors the failed ones ended (`orders=GroupMoved`)."""
 
 OWED, LAND, COMMIT = "owed_feeds", "land_owed", "commit_owed"
 """The ops of such a run: what finds the feeds, and the two of each feed."""
@@ -50,6 +51,18 @@ def asked_of(run: dg.DagsterRun) -> Mapping[str, Mapping[str, Any]] | None:
 def named_in(run: dg.DagsterRun, tag: str) -> set[str]:
     """The feeds that a tag of the run names."""
     return {name for name in run.tags.get(tag, "").split(",") if name}
+
+
+def errors_in(run: dg.DagsterRun) -> Mapping[str, str]:
+    """By feed, the class of the error that ended it in a run that has ended."""
+    pairs = (pair.partition("=") for pair in run.tags.get(ERRORS_TAG, "").split(","))
+    return {name: error for name, _, error in pairs if name}
+
+
+def at_work_at_the_end(instance: dg.DagsterInstance, run: dg.DagsterRun) -> set[str]:
+    """The feeds whose steps had begun and not ended when the run did, as in one whose process died."""
+    steps = instance.get_run_step_stats(run.run_id)
+    return {feed for s in steps if s.start_time and not s.end_time and (feed := feed_at_work(s.step_key))}
 
 
 def feed_at_work(step: str) -> str:

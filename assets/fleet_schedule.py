@@ -28,7 +28,7 @@ from sluice.assets.fleet_runs import (
     LEFT_TAG,
     PASSES_TAG,
     asked_of,
-    feed_at_work,
+    at_work_at_the_end,
     fleet_config,
     fleet_job,
     named_in,
@@ -255,6 +255,5 @@ def _failed_in(instance: dg.DagsterInstance, run: dg.DagsterRun) -> _FailedIn:
     everyone = set(asked_of(run) or ())
     if run.status is not dg.DagsterRunStatus.FAILURE:
         return _FailedIn(set(), everyone)
-    steps = instance.get_run_step_stats(run.run_id)
-    at_work = {feed for s in steps if s.start_time and not s.end_time and (feed := feed_at_work(s.step_key))}
+    at_work = at_work_at_the_end(instance, run)
     return _FailedIn(at_work, everyone - at_work, killed=True)

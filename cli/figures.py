@@ -31,7 +31,7 @@ def take(session: Session, feeds: Sequence[Feed], broken: int, last: int) -> lis
     began = time.time()
     with session.shared_edges(feeds) as open_edges:
         found = [f for of in each(lambda feed: of_feed(open_edges, feed, last), list(feeds)) for f in of]
-    found += _of_runs(session, [f.name for f in feeds])
+    found += _of_runs(session, feeds)
     found.append(figure("broken_feed_files", broken))
     found += [figure("look_timestamp_seconds", began), figure("look_duration_seconds", time.time() - began)]
     return found
@@ -121,7 +121,7 @@ def _refused_records(feed: str, entry: PublishEntry, lake: Lake) -> Iterator[Fig
 # -- runs
 
 
-def _of_runs(session: Session, feeds: Sequence[str]) -> list[Figure]:
+def _of_runs(session: Session, feeds: Sequence[Feed]) -> list[Figure]:
     """What Dagster knows; nothing where it is not installed, not in use, or does not answer."""
     from sluice.pipelines.vocabulary.extras import need
 

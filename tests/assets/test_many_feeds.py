@@ -25,6 +25,7 @@ from sluice.assets.instance import open_instance
 from sluice.assets.location import build, windows_of
 from sluice.assets.looks import MORE_TAG
 from sluice.assets.memory import remember
+from sluice.assets.recent_runs import recent_runs
 from sluice.assets.session import FEED_TAG, RunSession
 from sluice.pipelines.batch import rounds
 from sluice.pipelines.feed.feed import SHARED, Feed
@@ -146,6 +147,11 @@ def steps(instance: dg.DagsterInstance, run: str) -> dict[str, str]:
     return {s.step_key: s.status.value if s.status else "" for s in instance.get_run_step_stats(run)}
 
 
+def counted(fleet: Fleet) -> dict[tuple[str, str, str], int]:
+    """What `sluice metrics` counts: by feed, status and error."""
+    return dict(recent_runs(fleet.project, [*read_feeds(fleet.project, {}).feeds.values()]))
+
+
 # -- one run
 
 
@@ -186,9 +192,12 @@ def test_a_feed_that_fails_stops_no_other_and_lands_with_the_next_run(
     assert came["commit_owed[returns]"] == "SUCCESS"
     assert not instance.get_materialized_partitions(dg.AssetKey(["orders", "landed"]))
     fleet.away, fleet.bug = frozenset(), ""
+    first = {("orders", "failure", "KafkaUnavailable"): 1, ("refunds", "failure", "ZeroDivisionError"): 1}
+    assert counted(fleet) == first | {("returns", "success", ""): 1}
     again = fleet.land("orders", "refunds")
     assert [o.error for o in again.values()] == [None, None]
     assert set(again) == {"orders", "refunds"}
+    assert counted(fleet) == first | {(name, "success", ""): 1 for name in NAMES}
 
 
 def test_no_more_feeds_than_the_file_allows_read_from_one_kafka(fleet: Fleet) -> None:
@@ -219,6 +228,7 @@ def test_what_a_run_does_not_reach_stays_owed_and_is_not_red(fleet: Fleet, insta
     run = only_run(instance)
     assert (run.tags[FAILED_TAG], run.tags[LEFT_TAG], run.tags[DONE_TAG]) == ("orders", "refunds,returns", "0")
     assert steps(instance, run.run_id)[step_of("refunds")] == "SKIPPED"
+    assert {(name, status) for name, status, _ in counted(fleet)} == {("orders", "failure")}
 
 
 def test_an_interrupt_reaches_every_feed(fleet: Fleet, instance: dg.DagsterInstance) -> None:

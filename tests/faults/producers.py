@@ -18,17 +18,22 @@ from tests.checker.facts import write_lines
 from tests.checker.producers import Noting
 from tests.checker.tools import Java
 from tests.faults.arena import Arena, words
+from tests.resources.kafka.tools import until
 
 _numbers = itertools.count(1)
 _LINGER_MS = 250
 """A request for each record costs three brokers more CPU than all runs together."""
+_START_SECONDS = 60
 _END_SECONDS = 150
 """VerifiableProducer gives up a record after two minutes; what it never sent it says within them."""
 
 
 @contextmanager
 def verifiable(arena: Arena, topic: str, notes: Path, rate: int = 200) -> Iterator[None]:
-    """Kafka's producer (idempotent, acks=all), so many records a second; what became of each goes to `notes`."""
+    """Kafka's producer (idempotent, acks=all), so many records a second; what became of each goes to `notes`.
+
+    The block begins once a record was acknowledged: a JVM on a busy machine takes longer to start than a run to end.
+    """
     java, number, said = Java.of_local_kafka(), next(_numbers), notes.with_suffix(".said")
     config = notes.with_suffix(".properties")
     config.write_text(f"linger.ms={_LINGER_MS}\n")
@@ -39,6 +44,7 @@ def verifiable(arena: Arena, topic: str, notes: Path, rate: int = 200) -> Iterat
     with said.open("wb") as sink:
         process = subprocess.Popen(command, stdout=sink, stderr=subprocess.DEVNULL)
     try:
+        until(lambda: b"producer_send_success" in said.read_bytes(), _START_SECONDS)
         yield
     finally:
         process.send_signal(signal.SIGTERM)

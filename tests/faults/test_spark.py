@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import random
 import signal
+import time
 from collections.abc import Iterator
 
 import dagster as dg
@@ -76,6 +77,7 @@ def test_python_worker_killed_at_every_try(field: Field, processes: Processes) -
             for victim in processes.workers(field.arena):
                 victim.send(signal.SIGKILL)
                 killed.add(victim.pid)
+            time.sleep(0.2)
         field.account.did(f"every Python worker that read was killed (SIGKILL): {len(killed)}")
         ran = field.ended(running)
         assert (ran.code, ran.error) == (1, "BatchIncomplete"), ran

@@ -26,7 +26,7 @@ def test_packages_that_differ_are_named(monkeypatch: pytest.MonkeyPatch) -> None
     said = metadata.version
 
     def version(name: str) -> str:
-        if name == "duckdb":
+        if name == "pyarrow":
             raise metadata.PackageNotFoundError(name)
         return "1.0.0" if name == "dagster" else said(name)
 
@@ -34,7 +34,7 @@ def test_packages_that_differ_are_named(monkeypatch: pytest.MonkeyPatch) -> None
     (found,) = machine.packages(None)
     assert (found.health, found.found) == (
         Health.FAILED,
-        f"duckdb is missing; dagster is 1.0.0, not dagster=={said('dagster')}",
+        f"pyarrow is missing; dagster is 1.0.0, not dagster=={said('dagster')}",
     )
 
 

@@ -33,7 +33,7 @@ def test_a_pack_serves_a_python_that_has_nothing(tmp_path: Path) -> None:
     assert said.stdout == "True\n", "what was compiled here is not compiled there"
 
 
-@pytest.mark.slow
+@pytest.mark.cluster
 def test_a_pack_is_made_once(capfd: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     pack.pack()
     assert main(["pack", "--json", "--output", str(tmp_path / "p.tar.gz")]) == 0
