@@ -194,7 +194,8 @@ class Books:
 
     def _publishing(self, window: int) -> list[Batch]:
         """The batches that published something in a window, in order."""
-        numbers = {n for w, ns in self.state.published_in.items() if self._holds(window, w) for n in ns}
+        within = windows.begun_within(self.state, window, self.feed.window)
+        numbers = {n for w in within for n in self.state.published_in.get(w, ())}
         return [self.state.batches[self._published[n]] for n in sorted(numbers)]
 
     @cached_property

@@ -10,6 +10,7 @@ CPU is that of this process. Names, requests and bytes are counted at the lake's
 
 from __future__ import annotations
 
+import json
 import os
 import random
 import secrets
@@ -18,9 +19,11 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
+from hashlib import sha256
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 from rich.console import RenderableType
 
@@ -36,29 +39,18 @@ from sluice.pipelines.batch.preview import preview
 from sluice.pipelines.batch.survey import open_ledger
 from sluice.pipelines.committing.commit import CommitSettings, commit
 from sluice.pipelines.feed.feed import Feed
-from sluice.pipelines.feed.sections import CommitMode
 from sluice.pipelines.lake import paths
 from sluice.pipelines.ledger import Ledger, State, log
-from sluice.pipelines.ledger.entries import (
-    Boundaries,
-    BoundaryEntry,
-    CommitEntry,
-    Entry,
-    IntentEntry,
-    KeyOffset,
-    PlanEntry,
-    PublishEntry,
-    dump,
-)
 from sluice.pipelines.ledger.marks import Mark
 from sluice.pipelines.ledger.tip import Tip
 from sluice.pipelines.ports import Edges
 from sluice.pipelines.publishing.manifest import write_manifests
 from sluice.pipelines.rewriting import compaction
+from sluice.pipelines.vocabulary.errors import ProofFailed
 from sluice.pipelines.vocabulary.kafka import CommittedOffset, Key, OffsetAtTime, TopicPartition
-from sluice.pipelines.vocabulary.plans import Request, RequestKind, Slice, Task
+from sluice.pipelines.vocabulary.plans import Request, RequestKind, Slice
 from sluice.pipelines.vocabulary.progress import Progress
-from sluice.pipelines.vocabulary.receipts import Counts, Owner, Part, PartKind, Receipt
+from sluice.pipelines.vocabulary.receipts import Owner, PartKind
 from sluice.pipelines.vocabulary.units import DAY, HOUR, many
 from sluice.resources.lake_local import LocalLake
 from sluice.testing.group import MemoryGroup
@@ -219,7 +211,6 @@ class _World:
         self.lake = LocalLake(place / "lake")
         self.counts: Counter[str] = Counter()
         self.cluster = UnevenCluster(PARTITIONS, BROKERS, 1, BEGINS, DAY_BYTES)
-        self.cluster.now += FIRST_HOURS * HOUR + HOUR // 2
         self.group = MemoryGroup()
         said = {
             "feed": "age",
@@ -230,9 +221,10 @@ class _World:
             "commit": "transactional",
         }
         self.feed = Feed.model_validate(said, context={"root": place})
-        self.run_hour()
-        self.cluster.now += HOUR
-        self.run_hour()
+        self.cluster.now += HOUR // 2
+        for _ in range(FIRST_HOURS):
+            self.cluster.now += HOUR
+            self.run_hour()
 
     def edges(self) -> Edges:
         lake: Any = _Counted(self.lake, self.counts)
@@ -243,12 +235,15 @@ class _World:
         return Ledger(self.edges().lake, self.feed.name, lambda: self.cluster.now)
 
     def run_hour(self) -> None:
-        """What a run does but Dagster and Spark: land, then commit with a ledger of its own, as the steps do."""
+        """What a run does but Dagster and Spark: land, then commit, with one ledger, which a run's steps share. The
+        first run lands all that there is, as nothing before a window may stay owed."""
         edges, token = self.edges(), secrets.token_hex(8)
-        asked = Request(RequestKind.WINDOW, window=self.feed.window.last_boundary(self.cluster.now) - HOUR)
-        land(self.feed, edges, asked, Owner(token, token, "here", 1, 0), _quiet).check()
+        ledger = open_ledger(self.feed, edges, token)
+        window = self.feed.window.last_boundary(self.cluster.now) - HOUR
+        asked = Request(RequestKind.WINDOW, window=window) if self.group.offsets else _CATCH_UP
+        land(self.feed, edges, asked, Owner(token, token, "here", 1, 0), _quiet, ledger=ledger).check()
         settings = CommitSettings(self.feed.commit, self.feed.transactional_id, self.feed.policies.on_group_moved)
-        commit(open_ledger(self.feed, edges, token), edges.group, settings, None, edges.cluster)
+        commit(ledger, edges.group, settings, None, edges.cluster)
 
     def work(self) -> dict[str, Callable[[], object]]:
         """What is measured, in this order: each as a new process would begin it."""
@@ -285,9 +280,11 @@ class _World:
         self.ledger().read()
 
     def look(self, known: Audited | None) -> None:
-        """An audit that keeps its proof."""
+        """An audit that keeps its proof. Raises ProofFailed."""
         edges = self.edges()
         report = audit(self.ledger(), edges.lake, self.feed.name, known=known, at=self.cluster.now)
+        if report.problems:
+            raise ProofFailed(f"the benchmark's own ledger does not close: {report.problems[0]}")
         audited.keep(edges.lake, self.feed.name, report.audited, known, report.at)
 
     def costing(self, work: Callable[[], object]) -> Asked:
@@ -302,39 +299,39 @@ class _World:
     # -- hours that are copied
 
     def grow(self, hours: int) -> None:
-        """Copies of the newest hour, until so many are there; their manifests, the committed offsets, a checkpoint."""
+        """Copies of the newest hour, until so many are there; their manifests, the committed offsets, a checkpoint.
+        Nobody waits for the disk: none of it has to outlive a crash."""
         ledger = self.ledger()
-        state = ledger.read()
-        copies = _Copies(self, ledger, state)
-        while (copies.window - BEGINS) // HOUR < hours:
-            copies.hour()
-        copies.end()
-        write_manifests(self.ledger(), self.lake, self.feed.name, self.feed.window)
+        copies = _Copies(self, ledger, ledger.read())
+        with patch.object(os, "fsync", lambda handle: None):
+            while (copies.window - BEGINS) // HOUR < hours:
+                copies.hour()
+            copies.end()
+            write_manifests(self.ledger(), self.lake, self.feed.name, self.feed.window)
         self.ledger().read()
 
 
 class _Copies:
-    """Writes entries as the product does, without its looks at the lake between them."""
+    """Writes entries as the product does, without its looks at the lake between them: the newest of each kind, in which
+    times, offsets and names are others."""
 
     def __init__(self, world: _World, ledger: Ledger, state: State) -> None:
-        self.world, self.lake = world, world.lake.root
+        self.world, self.feed = world, world.feed.name
+        self.folder = world.lake.root / paths.log_folder(self.feed)
         self.ledger_id, self.number = state.ledger_id, state.number
-        newest = max(b.id for b in state.batches.values() if b.published is not None)
-        self.plan = ledger.plan(newest)
-        of = ledger.publication(state.batches[newest])
-        self.receipts = {r.slice.key: r for r in of.receipts}
-        self.owner = Owner(secrets.token_hex(8), secrets.token_hex(16), "here", 1, 0)
+        self.like = {(raw := json.loads(data))["kind"]: raw for _, _, data in ledger.raw(0)}
+        self.plan = self.like["plan"]["plan"]
+        self.slices = {_key(s): s for task in self.plan["tasks"] for s in task["slices"]}
+        self.token = self.like["plan"]["owner"]["token"]
         self.keys = state.known()
         self.window = state.boundary_times[-1]
         self.at = {k: state.frontier(k) for k in self.keys}
-        (self.lake / paths.log_folder(world.feed.name)).mkdir(parents=True, exist_ok=True)
 
-    def _write(self, entry: Entry) -> int:
+    def _write(self, kind: str, **said: Any) -> int:
         number = self.number
         at = self.window + HOUR + 600_000 + random.randrange(60_000)
-        said = {"write": secrets.token_hex(8), "run": self.owner.run, "at": at, "cluster": "memory"}
-        entry = entry.model_copy(update=said)
-        (self.lake / paths.log_path(self.world.feed.name, number)).write_bytes(dump(entry))
+        raw = self.like[kind] | {"write": secrets.token_hex(8), "at": at} | said
+        (self.folder / f"{number:020d}.json").write_bytes(_canonical(raw) + b"\n")
         self.number += 1
         return number
 
@@ -342,52 +339,58 @@ class _Copies:
         """The hour that begins at the newest boundary: pin its end, land up to it, commit."""
         start, end = self.window, self.window + HOUR
         ends = {k: max(self.world.cluster.first_offset(k.tp, end), self.at[k]) for k in self.keys}
-        items = tuple(Boundaries(key=k, times=(end,), offsets=(ends[k],)) for k in self.keys)
-        self._write(BoundaryEntry(items=items))
-        folder = paths.window_folder(start, HOUR)
-        slices = {k: self._slice(k, ends[k], start, folder) for k in self.keys}
-        asked = Request(RequestKind.WINDOW, window=start)
-        batch = self._batch(asked, [s for s in slices.values() if s.span], ())
+        like = self.like["boundary"]["items"][0] | {"by_clock": [], "by_marker": []}
+        self._write("boundary", items=[like | {"key": k, "times": [end], "offsets": [ends[k]]} for k in self.keys])
+        slices = [s for k in self.keys if ends[k] > self.at[k] for s in [self._slice(k, ends[k], start)]]
+        batch = self._batch({"kind": RequestKind.WINDOW, "window": start}, slices, [])
         if self.world.merged:
-            replaces = [self._part(s, batch, i).path for s in slices.values() if s.span for i in (0, 1)]
-            self._batch(Request(RequestKind.COMPACT), [s for s in slices.values() if s.span], tuple(replaces))
-        offsets = tuple(KeyOffset(key=k, offset=o) for k, o in ends.items())
-        mark = self._write(IntentEntry(offsets=offsets))
-        self._write(CommitEntry(offsets=offsets, mark=mark, mode=CommitMode.TRANSACTIONAL))
-        self.window, self.at, self.mark = end, ends, mark
+            replaces = [self._part(s, batch, i) for s in slices for i in (0, 1)]
+            self._batch({"kind": RequestKind.COMPACT, "window": None}, slices, replaces)
+        offsets = [{"key": k, "offset": o} for k, o in ends.items()]
+        self.mark = self._write("intent", offsets=offsets)
+        self._write("commit", offsets=offsets, mark=self.mark)
+        self.window, self.at = end, ends
 
-    def _slice(self, key: Key, end: int, window: int, folder: str) -> Slice:
-        like = self.receipts.get(key) or next(iter(self.receipts.values()))
-        return replace(
-            like.slice, partition=key.partition, start=self.at[key], end=end, window=window, folder=folder,
-            estimated_bytes=200 * (end - self.at[key]),
-        )  # fmt: skip
+    def _slice(self, key: Key, end: int, window: int) -> dict[str, Any]:
+        like: dict[str, Any] = self.slices.get(key) or next(iter(self.slices.values())) | key._asdict()
+        start, folder = self.at[key], paths.window_folder(window, HOUR)
+        size = {"estimated_bytes": 200 * (end - start)}
+        return like | {"start": start, "end": end, "window": window, "folder": folder} | size
 
-    def _batch(self, request: Request, slices: Sequence[Slice], replaces: tuple[str, ...]) -> int:
-        tasks = tuple(Task(t.index, t.leader, tuple(slices[t.index :: len(self.plan.tasks)])) for t in self.plan.tasks)
-        plan = replace(self.plan, request=request, tasks=tasks, replaces=replaces)
-        batch = self._write(PlanEntry(plan=plan, hash=plan.hash, owner=self.owner))
-        receipts = tuple(self._receipt(s) for s in plan.slices)
-        self._write(PublishEntry(batch=batch, token=self.owner.token, receipts=receipts))
+    def _batch(self, request: dict[str, Any], slices: Sequence[dict[str, Any]], replaces: Sequence[str]) -> int:
+        tasks = [t | {"slices": slices[i :: len(self.plan["tasks"])]} for i, t in enumerate(self.plan["tasks"])]
+        plan = self.plan | {"request": self.plan["request"] | request, "tasks": tasks, "replaces": replaces}
+        batch = self._write("plan", plan=plan, hash=sha256(_canonical(plan)).hexdigest())
+        receipts = [self._receipt(s) for t in tasks for s in t["slices"]]
+        self._write("publish", batch=batch, token=self.token, receipts=receipts)
         return batch
 
-    def _receipt(self, s: Slice) -> Receipt:
-        like = next(iter(self.receipts.values()))
-        return replace(like, slice=s, position=s.end, counts=Counts(compacted=s.span))
+    def _receipt(self, s: dict[str, Any]) -> dict[str, Any]:
+        like: dict[str, Any] = self.like["publish"]["receipts"][0]
+        counts = dict.fromkeys(like["counts"], 0) | {"compacted": s["end"] - s["start"]}
+        return like | {"slice": s, "position": s["end"], "counts": counts}
 
-    def _part(self, s: Slice, batch: int, sequence: int) -> Part:
-        name = paths.part_name(s, batch, sequence)
-        path = paths.part_path(self.world.feed.name, PartKind.LANDED, s.folder, name)
-        return Part(name, PartKind.LANDED, f"{paths.staging_folder(self.world.feed.name, batch)}/x", path, 0, 0, "")
+    def _part(self, s: dict[str, Any], batch: int, sequence: int) -> str:
+        name = paths.part_name(Slice(*_key(s), s["start"], s["end"]), batch, sequence)
+        return paths.part_path(self.feed, PartKind.LANDED, s["folder"], name)
 
     def end(self) -> None:
         """Bring the clock, the group and the note beside the log to where the copies end."""
-        world, feed = self.world, self.world.feed.name
+        world = self.world
         world.cluster.now = self.window + HOUR // 2
         for key, offset in self.at.items():
             mark = Mark(self.ledger_id, self.mark, key.incarnation).dump()
             world.group.offsets[key.tp] = CommittedOffset(offset, -1, mark)
-        world.lake.put(paths.tip_path(feed), Tip(self.ledger_id, self.number - 1).dump())
+        world.lake.put(paths.tip_path(self.feed), Tip(self.ledger_id, self.number - 1).dump())
+
+
+def _key(s: dict[str, Any]) -> Key:
+    return Key(s["topic"], s["partition"], s["incarnation"])
+
+
+def _canonical(raw: Any) -> bytes:
+    """As plans are hashed and entries are written."""
+    return json.dumps(raw, sort_keys=True, separators=(",", ":")).encode()
 
 
 def _quiet(progress: Progress) -> None: ...

@@ -91,11 +91,13 @@ class LocalLake:
 
     def stats(self, prefix: str, after: str = "") -> Iterator[Stat]:
         for path in self.list(prefix, after):
-            found = None
-            with _translating_errors(path), suppress(FileNotFoundError, NotADirectoryError):
+            try:  # no block of its own: an audit asks this of every file that there is
                 found = os.lstat(f"{self.root}/{path}")
-            if found:
-                yield Stat(path, found.st_size, f"{found.st_ino:x}-{found.st_ctime_ns:x}")
+            except (FileNotFoundError, NotADirectoryError):
+                continue
+            except OSError as error:
+                raise _meaning(error, path) from error
+            yield Stat(path, found.st_size, f"{found.st_ino:x}-{found.st_ctime_ns:x}")
 
     def size(self, path: str) -> int | None:
         place = self._place(path)

@@ -131,7 +131,8 @@ def tag(found: Stat) -> int:
 
 def shown(lake: Lake, feed: str) -> dict[str, int]:
     """Every visible file of the feed by its path, with its tag."""
-    return {s.path: tag(s) for root in paths.visible_roots(feed) for s in lake.stats(root)}
+    found = (s for root in paths.visible_roots(feed) for s in lake.stats(root))
+    return {s.path: tag(s) for s in found if not paths.is_table_log(s.path)}
 
 
 def still_there(rows: Rows, listed: Mapping[str, int]) -> Any:
@@ -167,6 +168,7 @@ class Log:
     def __init__(self, ledger: Ledger, state: State) -> None:
         self._ledger, self._state = ledger, state
         self._files = [(n, f"{n}:{s.size}:{s.tag};".encode()) for n, s in ledger.stats() if not state.lost_entry(n)]
+        ledger.check_end(n for n, _ in self._files)
         self._said: dict[int, bytes] = {}
         self.copied_wrongly: list[tuple[int, str]] = []
         """Entries, with the segment that says anything else than the log does."""

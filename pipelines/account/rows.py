@@ -31,12 +31,12 @@ class Row(NamedTuple):
 
 class Rows:
     """A value. `keys` are in order; the column `key` holds places there. `tags` stand for the receipts' parts, one
-    after the other."""
+    after the other. In memory `table` lies column by column: of half a million rows a few columns are asked for."""
 
     __slots__ = ("keys", "table", "tags")
 
     def __init__(self, keys: Sequence[Key], table: Any, tags: Any) -> None:
-        self.keys, self.table, self.tags = tuple(keys), table, tags
+        self.keys, self.table, self.tags = tuple(keys), np.asfortranarray(table), tags
 
     @classmethod
     def of(cls, receipts: Sequence[tuple[int, Receipt]], tag: Callable[[str], int], proofs: Sequence[int]) -> Rows:
@@ -60,16 +60,16 @@ class Rows:
 
     def where(self, mask: Any) -> Rows:
         """Those that the mask marks."""
-        return Rows(self.keys, self.table[mask], self.tags[mask[self.owners]])
+        return Rows(self.keys, self.table.T[:, mask].T, self.tags[mask[self.owners]])
 
     def plus(self, other: Rows) -> Rows:
         keys = sorted({*self.keys, *other.keys})
         tables = [r._with_keys(keys) for r in (self, other)]
-        return Rows(keys, np.concatenate(tables), np.concatenate([self.tags, other.tags]))
+        return Rows(keys, np.concatenate([t.T for t in tables], axis=1).T, np.concatenate([self.tags, other.tags]))
 
     def _with_keys(self, keys: Sequence[Key]) -> Any:
         place = {key: i for i, key in enumerate(keys)}
-        table, at = self.table.copy(), np.array([place[k] for k in self.keys] or [0], np.int64)
+        table, at = self.table.copy("K"), np.array([place[k] for k in self.keys] or [0], np.int64)
         table[:, _AT["key"]] = at[table[:, _AT["key"]]]
         return table
 
@@ -79,7 +79,7 @@ class Rows:
         begins = np.cumsum(self.column("parts")) - self.column("parts")
         parts = self.column("parts")[order]
         places = np.repeat(begins[order] - (np.cumsum(parts) - parts), parts) + np.arange(len(self.tags))
-        return Rows(self.keys, self.table[order], self.tags[places])
+        return Rows(self.keys, self.table.T[:, order].T, self.tags[places])
 
     def named(self) -> list[Row]:
         columns = (self.column(n).tolist() for n in ("number", "key", "start", "end", "landed"))
@@ -90,7 +90,7 @@ class Rows:
         told = set(rows)
         near = self._of({r.number for r in told})
         mine = [r in told for r in self.where(near).named()]
-        table = self.table.copy()
+        table = self.table.copy("K")
         table[np.flatnonzero(near)[np.array(mine, bool)], _AT[proof]] = at
         return Rows(self.keys, table, self.tags)
 
@@ -104,7 +104,7 @@ class Rows:
         anew = self.column("looked") == at
         old = before.where(before._of(set(self.column("number")[anew].tolist())))
         known = dict(zip(old._whole(), old._proofs(), strict=True))
-        table, places = self.table.copy(), [_AT[p] for p in PROOFS]
+        table, places = self.table.copy("K"), [_AT[p] for p in PROOFS]
         for i, what in zip(np.flatnonzero(anew).tolist(), self.where(anew)._whole(), strict=True):
             if (proofs := known.get(what)) is not None:
                 table[i, places] = np.maximum(table[i, places], proofs)

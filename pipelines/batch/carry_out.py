@@ -16,7 +16,7 @@ from sluice.pipelines.ledger.entries import (
 )
 from sluice.pipelines.planning import shapes
 from sluice.pipelines.ports import Job
-from sluice.pipelines.publishing.publish import abandon, check_owner, publish, roll_forward
+from sluice.pipelines.publishing.publish import abandon, check_owner, publish, roll_forward, roll_forward_own
 from sluice.pipelines.quarantine.limit import check_quarantine
 from sluice.pipelines.records.shape import Shape
 from sluice.pipelines.validation.decision import check_contract
@@ -43,11 +43,11 @@ def take_over(run: LandingRun, batch: Batch) -> bool:
 def carry_out(run: LandingRun, shape: Shape, batch: Batch) -> BatchResult:
     """Run the batch's tasks, prove what they say, and publish it if limits and contract allow."""
     feed, edges, ledger, owner, report = run.feed, run.edges, run.ledger, run.owner, run.report
-    plan = batch.plan or ledger.plan(batch.id)
+    plan, fresh = batch.plan or ledger.plan(batch.id), batch.owner.token == owner.token
     report(Progress("start Spark"))
     edges.engine.start()
     with report_progress(edges.lake, feed.name, batch.id, plan, report):
-        job = Job(plan, batch.id, owner.token, edges.wiring, shape)
+        job = Job(plan, batch.id, owner.token, edges.wiring, shape, fresh=fresh)
         sent = edges.engine.run(job, [t.index for t in plan.tasks])
     check_owner(ledger, batch.id, owner)
     report(Progress("prove", plan.span, plan.span))
@@ -66,7 +66,10 @@ def carry_out(run: LandingRun, shape: Shape, batch: Batch) -> BatchResult:
     publish(ledger, batch.id, owner, receipts, failures, results, traffic)
     shapes.evolve(feed, ledger, receipts)
     number = ledger.read().batches[batch.id].published
-    roll_forward(ledger, edges.lake, feed.name)
+    if fresh and not (plan.replaces or failures or any(r.adopted for r in receipts)):
+        roll_forward_own(ledger, edges.lake, feed.name, batch.id, receipts)
+    else:
+        roll_forward(ledger, edges.lake, feed.name)
     return BatchResult(batch.id, plan, tuple(receipts), tuple(failures), number, results, traffic=traffic)
 
 

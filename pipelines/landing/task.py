@@ -59,7 +59,8 @@ SCRATCH_BYTES = 4 << 20
 class Assignment:
     """What all tasks of a batch have in common.
 
-    `attempt` names this one execution. `memory` is in bytes. `shape` is the name of the shape that rows get.
+    `attempt` names this one execution. `memory` is in bytes. `shape` is the name of the shape that rows get. `fresh`:
+    no earlier attempt can have finished a slice, so none is looked for.
     """
 
     feed: str
@@ -71,6 +72,7 @@ class Assignment:
     limits: FetchLimits
     memory: int
     shape: str = "raw"
+    fresh: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,7 +90,7 @@ def run_task(task: Task, work: Assignment, tools: Tools, *, last_try: bool = Tru
     Raises the first error that may pass (KafkaUnavailable, LakeUnavailable, Unknown, anything unforeseen), unless this
     is the `last_try`. Record bytes that do not match their CRC are fetched once more before the slice fails.
     """
-    landed = adopt(task.slices, work, tools)
+    landed = {} if work.fresh else adopt(task.slices, work, tools)
     fresh, failed = _Reading([s for s in task.slices if s not in landed], work, tools).run()
     landed |= fresh
     if damaged := [s for s, e in failed.items() if isinstance(e, CorruptBatch)]:

@@ -13,6 +13,8 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 from heapq import merge
 
+import numpy as np
+
 from sluice.pipelines.vocabulary.plans import Plan, Request, RequestKind
 from sluice.pipelines.vocabulary.receipts import Owner
 
@@ -123,8 +125,8 @@ class Past:
 
     def where(self, name: str, above: int) -> Iterator[Batch]:
         """The batches whose column is above a number, in order."""
-        column = self.columns[COLUMNS.index(name)]
-        return (self.at(i) for i, v in enumerate(column) if v > above)
+        column = np.array(self.columns[COLUMNS.index(name)], np.int64)
+        return (self.at(i) for i in np.flatnonzero(column > above).tolist())
 
 
 class Batches(Mapping[int, Batch]):

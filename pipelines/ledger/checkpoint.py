@@ -100,7 +100,8 @@ def load(data: bytes) -> State | None:
 def _state(raw: dict[str, Any]) -> State:
     keys = [_key(*k) for k in raw["keys"]]
     origins = {k: OriginItem(key=k, **item) for k, item in zip(keys, raw["origins"], strict=True)}
-    (times,), by_marker = unpacked(raw["boundary_times"], 1), unpacked(raw["by_marker"], 2)
+    times = unpacked(raw["boundary_times"], 1)[0].tolist()
+    by_marker = [column.tolist() for column in unpacked(raw["by_marker"], 2)]
     boundaries = _boundaries(raw["boundaries"], times, keys)
     return State(
         number=raw["number"],
@@ -166,11 +167,12 @@ def _past(past: Past) -> dict[str, Any]:
 
 
 def _past_of(raw: dict[str, Any]) -> Past:
-    columns = [array("q", c) for c in unpacked(raw["columns"], len(COLUMNS))]
+    columns = unpacked(raw["columns"], len(COLUMNS))
     requests = _REQUESTS.validate_python(raw["requests"])
-    if len({len(c) for c in columns}) != 1 or any(not 0 <= i < len(requests) for i in columns[4]):
+    asked = columns[COLUMNS.index("request")]
+    if len({len(c) for c in columns}) != 1 or len(asked[(asked < 0) | (asked >= len(requests))]):
         raise ValueError("not one value for each batch")
-    return Past(columns, requests)
+    return Past(map(_array, columns), requests)
 
 
 def _superseded(state: State, index: Mapping[Key, int]) -> dict[str, Any]:
@@ -181,26 +183,46 @@ def _superseded(state: State, index: Mapping[Key, int]) -> dict[str, Any]:
 def _columns_of(held: Mapping[int, Superseded], pins: Mapping[int, Pins]) -> dict[str, Any]:
     """Ranges begin and end at boundaries as a rule: `starts` and `ends` then are the boundary's place in its partition;
     anything else is an offset below zero, less one."""
-    numbers, starts, ends = [], [], []
-    for i, s in held.items():
-        places = {offset: at for at, offset in enumerate(pins[i].offsets)} if i in pins else {}
-        numbers += list(s.numbers)
-        starts += [places.get(x, -1 - x) for x in s.starts]
-        ends += [places.get(x, -1 - x) for x in s.ends]
+    known = {i: np.array(pins[i].offsets if i in pins else (), np.int64) for i in held}
+    columns = [
+        [np.array(s.numbers, np.int64) for s in held.values()],
+        [_places(known[i], s.starts) for i, s in held.items()],
+        [_places(known[i], s.ends) for i, s in held.items()],
+    ]
     return {
         "keys": list(held),
         "counts": [len(s) for s in held.values()],
-        "columns": packed([numbers, starts, ends]),
+        "columns": packed(_joined(c) for c in columns),
     }
+
+
+def _places(known: Any, offsets: array[int]) -> Any:
+    """Of each offset its place among the known ones, which never decrease; of one that is not there, −1 − offset."""
+    asked = np.array(offsets, np.int64)
+    if not len(known):
+        return -1 - asked
+    at = np.minimum(np.searchsorted(known, asked), len(known) - 1)
+    return np.where(known[at] == asked, at, -1 - asked)
+
+
+def _offsets(known: Any, places: Any) -> array[int]:
+    """What `_places` was given. Raises IndexError for a place that there is not."""
+    out, there = -1 - places, places >= 0
+    out[there] = known[places[there]]
+    return _array(out)
+
+
+def _joined(columns: Sequence[Any]) -> Any:
+    return np.concatenate(columns) if columns else np.empty(0, np.int64)
 
 
 def _superseded_of(raw: dict[str, Any], keys: Sequence[Key], pins: Mapping[Key, Pins]) -> dict[Key, Superseded]:
     pieces = [cut(c, raw["counts"]) for c in unpacked(raw["columns"], 3)]
     out = {}
     for i, numbers, *bounds in zip(raw["keys"], *pieces, strict=True):
-        known = pins[keys[i]].offsets if keys[i] in pins else ()
-        starts, ends = ([known[x] if x >= 0 else -1 - x for x in column] for column in bounds)
-        out[keys[i]] = Superseded(numbers, starts, ends)
+        known = np.array(pins[keys[i]].offsets if keys[i] in pins else (), np.int64)
+        starts, ends = (_offsets(known, np.asarray(column)) for column in bounds)
+        out[keys[i]] = Superseded(_array(np.asarray(numbers)), starts, ends)
     return out
 
 
@@ -212,8 +234,10 @@ def _published_in(state: State) -> dict[str, Any]:
 
 def _published_in_of(raw: dict[str, Any]) -> dict[int | None, tuple[int, ...]]:
     windows, counts, numbers = unpacked(raw["columns"], 3)
-    there = zip(windows, cut(numbers, counts), strict=True)
-    return {None if w == NONE else w: tuple(n) for w, n in there}
+    once = len(counts) == len(windows) and bool((counts == 1).all())  # as a rule, and by far the quickest
+    each = zip(numbers.tolist(), strict=True) if once else map(tuple, cut(numbers.tolist(), counts.tolist()))
+    held = dict(zip(windows.tolist(), each, strict=True))
+    return {None if w == NONE else w: n for w, n in held.items()} if NONE in held else held
 
 
 def _origin(item: OriginItem) -> dict[str, Any]:
@@ -255,8 +279,8 @@ def _pins(state: State, index: Mapping[Key, int]) -> dict[str, Any]:
     times = np.array(state.boundary_times, np.int64)
     places = [np.searchsorted(times, pins.times) for pins in held.values()]
     offsets = [np.array(pins.offsets, np.int64) for pins in held.values()]
-    columns = [np.concatenate(c) if c else np.empty(0, np.int64) for c in (places, offsets)]
-    return {"keys": list(held), "counts": [len(p) for p in places], "columns": packed(columns)}
+    columns = packed([_joined(places), _joined(offsets)])
+    return {"keys": list(held), "counts": [len(p) for p in places], "columns": columns}
 
 
 def _boundaries(raw: dict[str, Any], times: Sequence[int], keys: Sequence[Key]) -> dict[Key, Pins]:

@@ -26,18 +26,22 @@ def _pack(column: Any) -> str:
     return base64.b64encode(zlib.compress(steps.T.tobytes(), 6)).decode()
 
 
-def unpacked(texts: Sequence[str], count: int) -> list[list[int]]:
+def unpacked(texts: Sequence[str], count: int) -> list[Any]:
+    """So many columns, as arrays of numpy."""
     if len(texts) != count:
         raise ValueError("not as many columns as there are")
-    return [unpack(text).tolist() for text in texts]
+    return [unpack(text) for text in texts]
 
 
 def unpack(text: str, most: int = MOST) -> Any:
     planes = inflate(base64.b64decode(text), most)
     if len(planes) % 8:
         raise ValueError("not a column")
-    steps = np.ascontiguousarray(np.frombuffer(planes, np.uint8).reshape(8, -1).T).view("<i8").reshape(-1)
-    return np.cumsum(steps.astype(np.int64))
+    steps = np.zeros(len(planes) // 8, np.uint64)
+    for i, plane in enumerate(np.frombuffer(planes, np.uint8).reshape(8, -1)):
+        if plane.any():  # most steps are small: what stands in the upper planes is zero
+            steps |= plane.astype(np.uint64) << np.uint64(8 * i)
+    return np.cumsum(steps.view(np.int64))
 
 
 def cut(column: Sequence[int], counts: Sequence[int]) -> Iterator[Sequence[int]]:

@@ -104,6 +104,8 @@ class State:
     """Numbers of publish entries that do not count."""
     _reserved: Accounted | None = field(default=None, init=False, repr=False, compare=False)
     """What live plans hold; computed when first asked for."""
+    _copied: set[tuple[str, Key]] = field(default_factory=set, init=False, repr=False, compare=False)
+    """While it folds: the columns that it has copied, and so may add to."""
 
     # -- questions
 
@@ -189,13 +191,28 @@ class State:
             value = getattr(self, f.name)
             if isinstance(value, dict | Batches):
                 setattr(out, f.name, value.copy())
-        out._reserved = None
+        out._reserved, out._copied = None, set()
         for entry in entries:
             if out.number == 0:
                 out.ledger_id, out.cluster = entry.write, entry.cluster
             _APPLY[type(entry)](out, entry)
             out.number = number_after(out.number, entry)
+        out._copied = set()
         return out
+
+    def _growing_pins(self, key: Key) -> Pins:
+        """The partition's boundaries, to be added to: each column is copied once in a fold, not once an entry."""
+        if ("boundaries", key) not in self._copied:
+            self._copied.add(("boundaries", key))
+            self.boundaries[key] = self.boundaries.get(key, NO_PINS).copy()
+        return self.boundaries[key]
+
+    def _growing_superseded(self, key: Key) -> Superseded:
+        """What no longer counts in the partition, to be added to."""
+        if ("superseded", key) not in self._copied:
+            self._copied.add(("superseded", key))
+            self.superseded[key] = self.superseded.get(key, NOTHING_SUPERSEDED).copy()
+        return self.superseded[key]
 
     def _origin(self, entry: OriginEntry) -> None:
         for item in entry.items:
@@ -219,7 +236,7 @@ class State:
         return [t for t in times if (at := pinned.position(t)) == len(pinned) or pinned.times[at] != t]
 
     def _pin(self, key: Key, times: tuple[int, ...], offsets: tuple[int, ...]) -> None:
-        self.boundaries[key] = self.boundaries.get(key, NO_PINS).with_pins(times, offsets)
+        self._growing_pins(key).add(times, offsets)
         have = self.boundary_times
         if times and (not have or times[0] > have[-1]):
             self.boundary_times = (*have, *times)
@@ -327,7 +344,7 @@ class State:
         ranges = [(item.key, item.range) for item in entry.ranges]
         self._class(self.retired, ranges)
         for key, over in by_key(ranges).items():
-            self.superseded[key] = self.superseded.get(key, NOTHING_SUPERSEDED).covered(self.number, union(over))
+            self.superseded[key] = self._growing_superseded(key).covered(self.number, union(over))
         self._replace(entry.parts)
 
     def _schema(self, entry: SchemaEntry) -> None:
@@ -353,7 +370,7 @@ class State:
 
     def _supersede(self, items: Iterable[tuple[Key, Range]]) -> None:
         for key, ranges in by_key(items).items():
-            self.superseded[key] = self.superseded.get(key, NOTHING_SUPERSEDED).also(self.number, union(ranges))
+            self._growing_superseded(key).add(self.number, union(ranges))
 
 
 def number_after(number: int, entry: Entry) -> int:

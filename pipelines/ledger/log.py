@@ -41,7 +41,7 @@ SEGMENTS_AT_ONCE = 8
 """The most segments that are written in one go: so many requests for each thousand entries of theirs."""
 READ_AHEAD = 64
 """Entries read before they are folded."""
-BEYOND_THE_END = tuple(1 << i for i in range(7))
+BEYOND_THE_END = tuple(1 << i for i in range(17))
 """How far behind the end of the log a reader looks for entries that a hole would hide."""
 
 
@@ -184,6 +184,14 @@ class Ledger:
                 if number == expected:
                     yield number, path, data
                     expected = _after(number, path, data)
+
+    def check_end(self, standing: Iterable[int]) -> None:
+        """Raises LedgerCorrupt where one of these numbers stands behind the end of the log: a hole hides it, however
+        wide. Numbers are listed before, since entries come meanwhile."""
+        if (behind := min((n for n in standing if n >= self._state.number), default=None)) is not None:
+            end = self.read().number
+            if behind >= end:
+                raise self._hole(end, paths.log_path(self.feed, behind))
 
     def stats(self) -> Iterator[tuple[int, Stat]]:
         """The number and the file of each entry, as a listing shows them."""

@@ -5,14 +5,15 @@ from __future__ import annotations
 from array import array
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Iterator
-from itertools import accumulate
+
+import numpy as np
 
 from sluice.pipelines.vocabulary.ranges import Range
 
 
 class Superseded:
     """(number, range) in order of numbers: what entries below that number published in the range no longer counts. A
-    value, never changed."""
+    value: only a fold adds to a copy that it has just made."""
 
     __slots__ = ("_index", "ends", "numbers", "starts")
 
@@ -54,25 +55,31 @@ class Superseded:
     def _indexed(self) -> tuple[list[int], list[int], list[int]]:
         """Starts in order; how far the ranges up to each reach; and which they are."""
         if self._index is None:
-            places = sorted(range(len(self)), key=self.starts.__getitem__)
-            reach = list(accumulate((self.ends[i] for i in places), max))
-            self._index = [self.starts[i] for i in places], reach, places
+            starts, ends = np.array(self.starts, np.int64), np.array(self.ends, np.int64)
+            places = np.argsort(starts, kind="stable")
+            reach = np.maximum.accumulate(ends[places])
+            self._index = starts[places].tolist(), reach.tolist(), places.tolist()
         return self._index
 
-    def also(self, number: int, ranges: Iterable[Range]) -> Superseded:
-        """These, and the ranges that the newest entry superseded."""
-        out = Superseded(self.numbers[:], self.starts[:], self.ends[:])
+    def copy(self) -> Superseded:
+        return Superseded(self.numbers[:], self.starts[:], self.ends[:])
+
+    def add(self, number: int, ranges: Iterable[Range]) -> None:
+        """Take in the ranges that the newest entry superseded."""
         for r in ranges:
-            out.numbers.append(number)
-            out.starts.append(r.start)
-            out.ends.append(r.end)
-        return out
+            self.numbers.append(number)
+            self.starts.append(r.start)
+            self.ends.append(r.end)
+        self._index = None
 
     def covered(self, number: int, ranges: Iterable[Range]) -> Superseded:
-        """As `also`, without what lies wholly within one of the ranges: the newest entry alone answers for it."""
+        """A copy with the ranges that the newest entry superseded, without what lies wholly within one of them: that
+        entry alone answers for it."""
         over = list(ranges)
         rest = ((n, r) for n, r in self if not any(o.start <= r.start and r.end <= o.end for o in over))
-        return Superseded.of(rest).also(number, over)
+        out = Superseded.of(rest)
+        out.add(number, over)
+        return out
 
 
 NOTHING_SUPERSEDED = Superseded()

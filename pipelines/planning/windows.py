@@ -10,7 +10,7 @@ between its neighbours on the state that it is appended to. A late record belong
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -164,8 +164,9 @@ def _newest(state: State, key: Key, otherwise: int) -> int:
 
 def _times(state: State, settings: WindowSettings, since: int, last: int) -> Sequence[int]:
     """The times after `since` up to `last`: those that other partitions have, then every window's end."""
-    have = [t for t in state.boundary_times if since < t <= last]
-    newest = max(state.boundary_times[-1], since)
+    known = state.boundary_times
+    have = known[bisect_right(known, since) : bisect_right(known, last)]
+    newest = max(known[-1], since)
     return [*have, *range(settings.start_of(newest) + settings.length, last + 1, settings.length)]
 
 
@@ -347,13 +348,24 @@ def range_between(state: State, key: Key, start: int, end: int) -> Range | None:
     return None if first is None or last is None else Range(first, last)
 
 
-def manifest_windows(state: State, settings: WindowSettings, among: Iterable[int] | None = None) -> tuple[int, ...]:
+def manifest_windows(state: State, settings: WindowSettings, among: Collection[int] | None = None) -> tuple[int, ...]:
     """The starts (ms) of the windows that get a manifest, oldest first: both their boundaries are pinned one by one.
 
     All, or those `among` some times."""
-    times = set(state.boundary_times)
-    asked = state.boundary_times if among is None else sorted(times.intersection(among))
-    return tuple(t for t in asked if t + settings.length in times and t % settings.length == 0)
+    known, length = state.boundary_times, settings.length
+    if among is None:
+        times, asked = set(known), known
+    else:
+        near = {t for w in among for t in (w, w + length)}
+        times = {t for t in near if (at := bisect_left(known, t)) < len(known) and known[at] == t}
+        asked = tuple(sorted(times.intersection(among)))
+    return tuple(t for t in asked if t + length in times and t % length == 0)
+
+
+def begun_within(state: State, window: int, settings: WindowSettings) -> tuple[int, ...]:
+    """Where windows begin (ms) that lie in this one: itself, and those of when windows were shorter."""
+    known = state.boundary_times
+    return known[bisect_left(known, window) : bisect_left(known, window + settings.length)]
 
 
 def pinned_to(state: State) -> int | None:

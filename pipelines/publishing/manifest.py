@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 import json
 from bisect import bisect_left
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -236,17 +236,23 @@ def receipts_by_window(
     A feed's windows may have been shorter once. What lay in a shorter window lies in the one that holds it now.
     """
     out: dict[int, list[Receipt]] = {window: [] for window in asked}
-    for r in receipts_lying(ledger, state, lambda w: w is not None and settings.start_of(w) in out):
+    for r in receipts_in(ledger, state, {t for window in out for t in windows.begun_within(state, window, settings)}):
         out[settings.start_of(r.slice.window or 0)].append(r)
     return out
 
 
 def receipts_lying(ledger: Ledger, state: State, wanted: Callable[[int | None], bool]) -> Iterator[Receipt]:
-    """The receipts that count, in publishing order, of slices in `wanted` windows (None: outside windows)."""
-    for number in sorted({n for w, numbers in state.published_in.items() if wanted(w) for n in numbers}):
+    """The receipts that count, in publishing order, of slices in `wanted` windows (None: outside windows). Asks of each
+    window that there is: who knows which they are asks `receipts_in`."""
+    return receipts_in(ledger, state, {w for w in state.published_in if wanted(w)})
+
+
+def receipts_in(ledger: Ledger, state: State, lie_in: Collection[int | None]) -> Iterator[Receipt]:
+    """The receipts that count, in publishing order, of slices in these windows (None: outside windows)."""
+    for number in sorted({n for w in lie_in for n in state.published_in.get(w, ())}):
         entry = ledger.entry(number)
         for r in state.receipts(number, entry) if isinstance(entry, PublishEntry) else ():
-            if wanted(r.slice.window):
+            if r.slice.window in lie_in:
                 yield r
 
 
@@ -269,7 +275,7 @@ def with_sharers(ledger: Ledger, state: State, receipts: Sequence[Receipt]) -> l
         return list(receipts)
     asked = {(r.slice, r.attempt) for r in receipts}
     lie_in = {r.slice.window for r in receipts if any(p.shared for p in r.parts)}
-    beside = receipts_lying(ledger, state, lambda w: w in lie_in)
+    beside = receipts_in(ledger, state, lie_in)
     others = [r for r in beside if (r.slice, r.attempt) not in asked]
     groups = sharing([*receipts, *others])
     return [r for g in groups if any((r.slice, r.attempt) in asked for r in g) for r in g]

@@ -106,7 +106,21 @@ def roll_forward(ledger: Ledger, lake: Lake, feed: str) -> RolledForward:
     Raises EntriesLost, with nothing touched, if staging proves it.
     """
     state = ledger.read()
-    staged = _staged_files(lake, feed)
+    return _agree(ledger, lake, feed, state, _staged_files(lake, feed))
+
+
+def roll_forward_own(ledger: Ledger, lake: Lake, feed: str, batch: int, receipts: Sequence[Receipt]) -> RolledForward:
+    """As `roll_forward`, of a batch that was just published, by the names in its receipts: staging is not listed.
+
+    For a batch that replaces nothing, in a run that began with a roll-forward: no staged file has to go first, and what
+    attempts left there that do not count goes with the next roll-forward.
+    """
+    own = {p.staged for r in receipts for p in r.parts}
+    own |= {paths.receipt_path(feed, batch, r.attempt, r.slice) for r in receipts}
+    return _agree(ledger, lake, feed, ledger.read(), {batch: sorted(own)})
+
+
+def _agree(ledger: Ledger, lake: Lake, feed: str, state: State, staged: dict[int, list[str]]) -> RolledForward:
     state = lost.check_names(ledger, state, (path for some in staged.values() for path in some))
     published = [state.batches[b] for b in sorted(staged) if _status(state, b) is BatchStatus.PUBLISHED]
     receipts = [r for b in published for r in _receipts(ledger, b)]

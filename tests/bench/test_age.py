@@ -21,7 +21,7 @@ def test_a_young_feed_is_measured_and_the_next_hour_looks_at_few_names(
     assert merged.entries > plain.entries
     for aged in report.aged:
         hour = aged.asked["next hour"]
-        assert hour.requests["LIST"] <= 5, "two of them to open the ledger, to land and to commit"
+        assert hour.requests["LIST"] == 3, "checkpoints, staging, and data from the oldest frontier on"
         assert hour.names < 100
         assert aged.asked["compact --dry-run"].requests["GET"] < 40
     assert not list(tmp_path.iterdir()), "nothing stays"

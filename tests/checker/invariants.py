@@ -13,7 +13,8 @@
  8 back        committed offsets of one incarnation never decrease, but by hand
  9 same        a plan's hash is that of its content, parts are named by slice and number, two attempts of a slice agree
 10 files       below data/ and quarantine/ is what counts, and nothing else
-11 numbers     no number is missing or written twice: writes, marks, files and other readers' notes agree on it
+11 numbers     no number is missing or written twice: writes, marks, files and other readers' notes agree on it; what
+               segments hold of old entries is what these say
 12 ids         entries, plans, files and marks name the cluster and the topic ids that Kafka has
 13 stable      no slice reaches beyond the log, or past a transaction that was open when it was planned
 14 healed      with `healed`: the frontier is the stable end, and the committed offset is there, too
@@ -163,6 +164,7 @@ class _Check:
             self._same,
             self._visible,
             self._numbers,
+            self._copies,
             self._ids,
             self._stable,
             self._healed,
@@ -562,6 +564,25 @@ class _Check:
             elif stands != write:
                 text = f"entry {number} was seen with write {write}, and {stands or 'nothing'} stands there"
                 yield Broken(11, text, {"number": number})
+
+    def _copies(self) -> Iterator[Broken]:
+        """A segment whose last entry is the log's says what the log says, entry by entry; any other is of another log,
+        and nobody reads it."""
+        for s in self.folder.segments():
+            numbers = list(s.entries)
+            whole = numbers == sorted(numbers) and s.named == (min(numbers, default=-1), s.end)
+            if not whole:
+                yield Broken(11, f"{s.path} does not hold the entries that it is named for", {"path": s.path})
+                continue
+            if self.folder.said(numbers[-1]) != s.entries[numbers[-1]]:
+                self.verdict.counts["segments of another log"] += 1
+                continue
+            self.verdict.counts["entries in segments"] += len(numbers)
+            missing = (n for n in range(*s.named) if n not in s.entries and not self.book.lost(n))
+            wrong = (n for n in numbers if self.folder.said(n) != s.entries[n])
+            for number in sorted({*missing, *wrong}):
+                where = {"number": number, "path": s.path}
+                yield Broken(11, f"{s.path} does not say what entry {number} says", where)
 
     def _ids(self) -> Iterator[Broken]:
         for tp, log in sorted(self.evidence.logs.items()):

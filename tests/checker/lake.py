@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import re
+import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,6 +18,7 @@ import pyarrow.parquet as pq
 from tests.checker.facts import EvidenceError, Seen
 
 _NUMBER = re.compile(r"([0-9]{20})\.json")
+_SEGMENT = re.compile(r"([0-9]{20})-([0-9]{20})\.json")
 
 
 @dataclass(frozen=True)
@@ -40,6 +42,16 @@ class Rows:
 
 
 @dataclass(frozen=True)
+class Segment:
+    """An object with copies of old entries, by number: what it is named, and what it holds."""
+
+    path: str
+    named: tuple[int, int]
+    end: int
+    entries: dict[int, bytes]
+
+
+@dataclass(frozen=True)
 class Folder:
     """A feed's files in a lake's folder."""
 
@@ -57,6 +69,30 @@ class Folder:
             except ValueError as e:
                 raise EvidenceError(f"{path} is not JSON: {e}") from None
         return found
+
+    def said(self, number: int) -> bytes | None:
+        """The bytes of the entry of that number; None if it does not stand."""
+        path = self.root / "_sluice" / self.feed / "log" / f"{number:020d}.json"
+        return path.read_bytes() if path.is_file() else None
+
+    def segments(self) -> Iterator[Segment]:
+        """The copies of old entries: one line of JSON, then the bytes of entry after entry, all of it by zlib. Raises
+        EvidenceError for what is no segment."""
+        for path in sorted((self.root / "_sluice" / self.feed / "segments").glob("*.json")):
+            try:
+                first, end = map(int, _SEGMENT.fullmatch(path.name).groups())  # type: ignore[union-attr]
+                head, _, rest = zlib.decompress(path.read_bytes()).partition(b"\n")
+                told, entries, at = json.loads(head), dict[int, bytes](), 0
+                if told["format"] != 1 or hashlib.sha256(rest).hexdigest() != told["sha256"]:
+                    raise ValueError("its bytes are not those that it announces")
+                for number, size in told["entries"]:
+                    entries[number] = rest[at : at + size]
+                    at += size
+                if at != len(rest):
+                    raise ValueError("there is more in it than it announces")
+            except (ValueError, LookupError, TypeError, AttributeError, zlib.error) as e:
+                raise EvidenceError(f"{path} is no segment of a ledger: {e}") from None
+            yield Segment(str(path.relative_to(self.root)), (first, end), told["end"], entries)
 
     def manifests(self) -> dict[str, dict[str, Any]]:
         place = self.root / "_sluice" / self.feed / "windows"

@@ -14,9 +14,10 @@ import pyarrow.parquet as pq
 import pytest
 
 from sluice.pipelines.batch.result import Skip
+from sluice.pipelines.ledger import Ledger, log, segments
 from sluice.testing.logs import ABORT
 from tests.checker.facts import EvidenceError
-from tests.checker.planted import ONE, ZERO, Sound, asked, hash_of, land_again, sized
+from tests.checker.planted import ONE, ZERO, Sound, asked, hash_of, land_again, pack, sized
 
 Where = dict[str, Any]
 Plant = Callable[[Sound], None]
@@ -347,6 +348,16 @@ def markers_taken_for_records(s: Sound) -> None:
     s.land()
 
 
+def forged_copy(s: Sound) -> None:
+    """A segment says of an entry what the log does not say."""
+    pack(s.place(), 0, 8, {3: (s.place().said(3) or b"").replace(b'"run":', b'"nur":')})
+
+
+def copy_left_out(s: Sound) -> None:
+    pack(s.place(), 0, 4)
+    pack(s.place(), 4, 8).rename(s.place().root / "_sluice/orders/segments" / f"{4:020d}-{9:020d}.json")
+
+
 BROKEN: list[tuple[int, Plant, Where]] = [
     (1, loss, {"offset": 10, "number": 3}),
     (1, loss_below_the_log, {"offset": 10, "producer": "p0", "sequence": 8}),
@@ -386,6 +397,8 @@ BROKEN: list[tuple[int, Plant, Where]] = [
     (11, entry_removed, {"number": 15}),
     (11, mark_of_nothing, {"number": 99}),
     (11, number_used_again, {"number": 17}),
+    (11, forged_copy, {"number": 3}),
+    (11, copy_left_out, {}),
     (12, another_cluster, {"number": 13}),
     (13, beyond_the_log, {"offset": 20}),
     (13, open_when_planned, {"offset": 20}),
@@ -450,6 +463,22 @@ def test_a_sound_feed_passes_and_everything_is_decided(sound: Sound) -> None:
     assert set(found.decided) == {*range(1, 15), 16}
     assert found.undecided == {}
     assert found.counts["records compared with the log"] == 19
+
+
+def test_copies_of_old_entries_that_sluice_made(sound: Sound, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The product's segments are read by the checker's own reader; one of another log counts for nothing."""
+    monkeypatch.setattr(segments, "ENTRIES", 4)
+    monkeypatch.setattr(log, "CHECKPOINT_EVERY", 1)
+    fresh = Ledger(sound.world.lake, "orders", lambda: 0)  # type: ignore[arg-type]
+    made = fresh.pack()
+    assert made == 3
+    found = sound.check()
+    assert found.holds, str(found)
+    assert found.counts["entries in segments"] == 4 * made
+    pack(sound.place(), 0, 4, {3: b"{}"})
+    found = sound.check()
+    assert found.holds, str(found)
+    assert found.counts["segments of another log"] == 1
 
 
 def test_what_was_not_given_is_not_decided(sound: Sound) -> None:

@@ -34,6 +34,7 @@ from sluice.pipelines.vocabulary.receipts import Counts, Outcome, PartKind, Rece
 from sluice.pipelines.watching.timings import ACTIVITIES
 from sluice.resources.lake_local import LocalLake
 from sluice.testing.fetcher import MemoryFetcher
+from sluice.testing.lake import MemoryLake
 from sluice.testing.logs import ABORT, COMMIT, LZ4, ZSTD, Log, LogBatch, LogRecord, log
 
 ZERO, ONE = TopicPartition("orders", 0), TopicPartition("orders", 1)
@@ -237,6 +238,13 @@ def test_a_refusal_fails_its_slice_at_once(lake: LocalLake, error: SluiceError) 
     )  # fmt: skip
     assert isinstance(landed, Receipt)
     assert not any(paths.slice_name(failed.slice) in path for path in staged(lake))
+
+
+def test_nobody_looks_through_the_staging_of_a_fresh_batch() -> None:
+    lake = MemoryLake()
+    assert [r.adopted for r in receipts(run(lake, {ZERO: PLAIN}, replace(WORK, fresh=True))[0])] == [False]
+    assert lake.requests["list"] == 0
+    assert [r.adopted for r in receipts(run(lake, {ZERO: PLAIN}, replace(WORK, attempt="a-2"))[0])] == [True]
 
 
 def test_what_may_pass_is_raised_until_the_last_try(lake: LocalLake) -> None:

@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from sluice.pipelines.account.audit import audit
 from sluice.pipelines.lake import paths
 from sluice.pipelines.ledger import BatchStatus, Ledger, checkpoint
 from sluice.pipelines.ledger.entries import (
@@ -367,6 +368,29 @@ def test_a_missing_entry_is_not_passed_over() -> None:
     del lake.files[paths.log_path("orders", 1)]
     with pytest.raises(LedgerCorrupt, match="entry 1 is missing"):
         Ledger(lake, "orders", lambda: 0).read()
+
+
+@pytest.mark.parametrize(("behind", "seen"), [(70, True), (5, False)])
+def test_a_hole_of_a_hundred_entries(behind: int, seen: bool) -> None:
+    """A first read from a checkpoint looks behind the end of the log; an audit sees every number that stands."""
+    lake = MemoryLake()
+    ledger = begun(lake)
+    for i in range(309 + 100 + behind):
+        if i == 309:
+            Ledger(lake, "orders", lambda: 0).read()
+            tip = lake.files[paths.tip_path("orders")]
+        planned(ledger, a_plan(i * 10, i * 10 + 10))
+    lake.files[paths.tip_path("orders")] = tip
+    for number in range(310, 410):
+        del lake.files[paths.log_path("orders", number)]
+    fresh = Ledger(lake, "orders", lambda: 0)
+    if seen:
+        with pytest.raises(LedgerCorrupt, match="entry 310 is missing"):
+            fresh.read()
+    else:
+        assert fresh.read().number == 310
+        with pytest.raises(LedgerCorrupt, match=r"entry 310 is missing \(.*410.json stands\)"):
+            audit(fresh, lake, "orders")  # type: ignore[arg-type]
 
 
 def test_reading_goes_on_where_it_stopped() -> None:

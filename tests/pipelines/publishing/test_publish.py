@@ -7,7 +7,7 @@ import contextlib
 from sluice.pipelines.lake import paths
 from sluice.pipelines.ledger import Ledger
 from sluice.pipelines.ledger.entries import AbandonEntry, OriginEntry, OriginItem, PlanEntry
-from sluice.pipelines.publishing.publish import abandon, publish, roll_forward
+from sluice.pipelines.publishing.publish import abandon, publish, roll_forward, roll_forward_own
 from sluice.pipelines.vocabulary.kafka import Isolation, Key
 from sluice.pipelines.vocabulary.plans import Plan, Request, RequestKind, Slice, Task
 from sluice.pipelines.vocabulary.receipts import Counts, Part, PartKind, Receipt
@@ -78,6 +78,22 @@ def test_published_parts_become_visible_and_staging_goes() -> None:
     world.roll()
     world.roll()
     assert world.visible == {receipt.parts[0].path}
+    assert world.staged == set()
+
+
+def test_a_batch_just_published_is_shown_by_its_names() -> None:
+    """What another attempt left in staging goes with the next roll-forward."""
+    world = World()
+    batch = world.plan(0, 10)
+    chosen, _ = world.stage(batch, "a"), world.stage(batch, "b")
+    publish(world.ledger, batch, owner(), [chosen], [])
+    left = {p for p in world.staged if "/b/" in p}
+    world.lake.requests.clear()
+    roll_forward_own(world.fresh_ledger(), world.lake, "orders", batch, [chosen])
+    assert world.lake.requests["list"] <= 2, "to open the ledger"
+    assert world.visible == {chosen.parts[0].path}
+    assert world.staged == left != set()
+    world.roll()
     assert world.staged == set()
 
 
