@@ -28,6 +28,7 @@ from sluice.pipelines.vocabulary import logs
 from sluice.pipelines.vocabulary.errors import Retryable, SluiceError, WindowHeld, WindowIncomplete
 from sluice.pipelines.vocabulary.progress import Progress, Reporter
 from sluice.pipelines.vocabulary.units import MINUTE
+from sluice.resources import tracing
 from sluice.resources.project import Project
 
 if TYPE_CHECKING:
@@ -146,7 +147,10 @@ class RunSession:
         """Where progress goes: to the caller that started the run, otherwise a line in its log for each stage. A step
         that is asked to stop ends there."""
         reports = [self.report] if self.report else []
-        if not reports or logs.as_json():
+        step = tracing.current()
+        if step:
+            reports.append(step.progress)
+        if self.report is None or logs.as_json():
             reports.append(_stages(log))
 
         here = logs.here()
@@ -171,6 +175,7 @@ class RunSession:
             with (
                 logs.about(run=context.run.run_id, feed=feed or None, window=_window_of(context)),
                 logs.kept(context.log),
+                tracing.step(context.op_def.name, context.run.run_id, feed=feed or None, window=_window_of(context)),
                 self._stopped(),
                 holding(home_of(self.project, context.instance), context.run.run_id),
             ):

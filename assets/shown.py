@@ -188,7 +188,7 @@ def _table_spec(feed: Feed) -> dg.AssetSpec:
         table_key(feed.name),
         group_name=feed.name,
         description="What has landed, as a table with snapshots: the same files, by name and by SQL.",
-        kinds={"iceberg"},
+        kinds={feed.table.format.lower()} if feed.table else None,
     )
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Collection, Generator, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any, Protocol
 
 import dagster as dg
@@ -47,6 +47,7 @@ from sluice.pipelines.vocabulary.progress import Progress
 from sluice.pipelines.vocabulary.units import many, parse_window, show_duration, show_window
 from sluice.pipelines.watching.outlook import Outlook, look_ahead
 from sluice.pipelines.watching.watch import WatchResult, view, watch
+from sluice.resources import lineage
 from sluice.resources.liveness import new_owner
 from sluice.resources.spark import shipping
 
@@ -74,7 +75,7 @@ def land_window(context: dg.AssetExecutionContext, session: RunSession, name: st
         feed = session.feed(name)
         asked = Request(RequestKind.WINDOW, window=window, until=until)
         _plan_windows(context, session, feed, _windows(feed, asked)[1:])
-        with session.open_edges(feed) as edges:
+        with _in_lineage(context, session, feed, asked), session.open_edges(feed) as edges:
             try:
                 own = _land_own(context, session, feed, edges, asked, window)
                 yield from _else_commit(context, session, feed, edges, own)
@@ -219,7 +220,7 @@ def land_request(context: dg.OpExecutionContext, session: RunSession, name: str,
         feed = session.feed(name)
         if not session.alone:
             _plan_windows(context, session, feed, _windows(feed, asked.request()))
-        with session.open_edges(feed) as edges:
+        with _in_lineage(context, session, feed, asked.request()), session.open_edges(feed) as edges:
             landing = _land_asked(context, session, feed, edges, asked)
             yield from _else_commit(context, session, feed, edges, landing)
     yield dg.Output(None)
@@ -236,6 +237,14 @@ def _land_asked(
         return
     if left := [w for w in _windows(feed, asked.request()) if not books.is_complete(w)]:
         raise _in_part(feed.name, left[0])
+
+
+def _in_lineage(context: Context, session: RunSession, feed: Feed, asked: Request) -> AbstractContextManager[None]:
+    """OpenLineage is told of what the block lands, where somebody listens."""
+    windows = _windows(feed, asked)
+    window = (windows[0], windows[-1] + feed.window.length) if windows else None
+    landing = lineage.Landing(feed, context.run.run_id, window, session.alone)
+    return lineage.told(landing, lambda: session.witness.landed)
 
 
 _PLANNED = 24
@@ -278,8 +287,10 @@ def _land(
     report(Progress("tell"))
     books = _books(session, feed, ledger, edges)
     _remember(session, feed, books, landed)
-    yield from _read_topics(context, edges, landed, books)
-    watched = _watch_after_landing(context, feed, edges, ledger)
+    watched = None
+    if not landed.failures:  # else Kafka may not answer this either, and who asks it waits for minutes
+        yield from _read_topics(context, edges, landed, books)
+        watched = _watch_after_landing(context, feed, edges, ledger)
     if watched and watched.outlook:
         remember(session.project, feed.name, kept=watched.outlook.kept)
     batch_pages.keep_all(context, ledger, edges, landed.batches, watched.outlook if watched else None)

@@ -41,15 +41,15 @@ def bring_up_table(
     feed = session.feed(name)
     if feed.table is None:
         return
-    from sluice.resources.edges import open_table
+    from sluice.resources.edges import open_tables
 
     key, report = session.keys(name).table, session.reporter(context.log)
     try:
         report(Progress("table"))
-        with session.open_edges(feed) as edges, closing(open_table(feed, edges.lake)) as table:
+        with session.open_edges(feed) as edges, open_tables(feed, edges.lake) as (table, windows):
             ledger = Ledger(edges.lake, name, edges.clock)
             before = edges.clock() - feed.table.keep_snapshots
-            done = sync(ledger, edges.lake, table, report, expire_before=before)
+            done = sync(ledger, edges.lake, table, report, windows=windows, expire_before=before)
     except SluiceError as error:
         context.log.warning("the table is not up to date: %s → %s", error.message, error.remedy)
         yield feed_evaluation(context.instance, key, TABLE, _failed(error))
@@ -85,7 +85,8 @@ def _compared(session: RunSession, name: str) -> Said:
         lake = session.open_lake(feed)
         with session.open_edges(feed) as edges, closing(open_table(feed, lake)) as table:
             ledger = Ledger(lake, name, edges.clock)
-            state, head = ledger.read(), table.look()
+            head = table.look()
+            state = ledger.read()  # afterwards: a publisher may be at work
             if head:
                 check_owner(table, head, state, name)
             return _verdict(compare(ledger, lake, table, head, state))

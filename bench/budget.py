@@ -36,6 +36,8 @@ from sluice.pipelines.vocabulary.plans import Request, RequestKind, Slice
 from sluice.pipelines.vocabulary.receipts import PartKind
 from sluice.resources.edges import open_edges
 from sluice.resources.kafka.fetch import KafkaFetcher
+from sluice.resources.lakes import open_lake
+from sluice.resources.registry import writers_of
 from sluice.resources.spark.executor import Wiring
 
 MOST_RECORDS, MOST_BYTES = 600_000, 48 << 20
@@ -123,7 +125,8 @@ def _decode(feed: Feed, held: Sequence[HeldSlice]) -> tuple[list[tuple[HeldSlice
 def _type_rows(
     feed: Feed, chunks: Sequence[tuple[HeldSlice, pa.RecordBatch]]
 ) -> tuple[list[tuple[HeldSlice, Formatted]], Spent]:
-    form, begun, started = feed.shape.format(), time.process_time_ns(), time.perf_counter_ns()
+    writers = writers_of(feed, open_lake(feed), keep=False)
+    form, begun, started = feed.shape.format(writers), time.process_time_ns(), time.perf_counter_ns()
     rows = [(h, piece) for h, chunk in chunks for piece in form.convert(h.slice, chunk)]
     took, cpu = time.perf_counter_ns() - started, time.process_time_ns() - begun
     validated = sum(piece.validate_ns for _, piece in rows)

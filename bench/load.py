@@ -18,6 +18,7 @@ from kafka import KafkaAdminClient, KafkaConsumer, TopicPartition
 
 from sluice.bench.batches import EncodedBatch, batches
 from sluice.bench.check import VERSION, Digest, digest_of_sent
+from sluice.bench.formats import as_sent
 from sluice.bench.produce import TopicProducer
 from sluice.bench.workloads import Workload
 
@@ -76,7 +77,7 @@ def _encode_partition(workload: Workload, p: int, loaded: Loaded) -> Iterator[En
         if workload.contract:
             loaded.sound[p] += digest_of_sent(p, chunk.filter(pc.invert(chunk["bad"])), workload.schema)
             loaded.bad[p] += digest_of_sent(p, chunk.filter(chunk["bad"]))
-        yield from batches(chunk, workload.codec, workload.batch_bytes)
+        yield from batches(as_sent(chunk, workload.format), workload.codec, workload.batch_bytes)
 
 
 def _ends(bootstrap: str, topic: str) -> dict[int, int]:

@@ -1,7 +1,7 @@
 """What plain Python loops have in common: lots of consumed records, as lists by column, into one Parquet file.
 
-With a schema, values are read by orjson and typed by Arrow: texts to timestamps, numbers to exact decimals, objects and
-arrays as what they are. What does not fit ends the loop.
+With a schema, values are read by orjson (Avro by fastavro) and typed by Arrow: texts to timestamps, numbers to exact
+decimals, objects and arrays as what they are. What does not fit ends the loop.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from sluice.bench.formats import FORMATS
 from sluice.bench.stand import PeerTask
 from sluice.bench.types import fields
 from sluice.pipelines.records.format import HEADERS
@@ -38,21 +39,21 @@ Lot = Mapping[str, list[Any]]
 def write(lots: Iterable[Lot], given: PeerTask, out: Path) -> None:
     """Write the lots, a row group each, below the new folder `out`."""
     out.mkdir(parents=True)
-    table, schema = _maker(given.schema)
+    table, schema = _maker(given.schema, given.format)
     with pq.ParquetWriter(out / "all.parquet", schema, compression="zstd", compression_level=1) as writer:
         for lot in lots:
             writer.write_table(table(lot))
 
 
-def _maker(schema: Mapping[str, str]) -> tuple[Callable[[Lot], pa.Table], pa.Schema]:
+def _maker(schema: Mapping[str, str], format_: str = "") -> tuple[Callable[[Lot], pa.Table], pa.Schema]:
     """What makes a table of a lot, and the table's schema."""
     if not schema:
         raw = pa.schema([*_KEY_AND_VALUE, *_COORDINATES])
         return lambda lot: pa.table(dict(lot), schema=raw), raw
-    from orjson import loads
-
     row = pa.struct([(f.name, arrow_type(f.type)) for f in fields(schema)])
-    read = _as_read(row)
+    read, loads = _as_read(row), _loads(format_)
+    if format_ and FORMATS[format_].typed:
+        read = row
     kafka = [_KEY_AND_VALUE.field("key"), *_COORDINATES]
     typed = pa.schema([*row, *(f.with_name(f"kafka_{f.name}") for f in kafka)])
 
@@ -61,6 +62,16 @@ def _maker(schema: Mapping[str, str]) -> tuple[Callable[[Lot], pa.Table], pa.Sch
         return pa.table([*rows.flatten(), *(pa.array(lot[f.name], f.type) for f in kafka)], schema=typed)
 
     return table, typed
+
+
+def _loads(format_: str) -> Callable[[bytes], Any]:
+    """What reads a value."""
+    if format_:
+        return FORMATS[format_].reading()
+    from orjson import loads
+
+    read: Callable[[bytes], Any] = loads
+    return read
 
 
 def _as_read(kind: pa.DataType) -> pa.DataType:

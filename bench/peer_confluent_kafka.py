@@ -18,7 +18,11 @@ from sluice.bench.stand import PeerTask, Ready, serve
 
 @contextmanager
 def stand(given: PeerTask) -> Iterator[Ready]:
-    yield Ready(partial(_land, given), {name: version(name) for name in ("confluent-kafka", "orjson", "pyarrow")})
+    yield Ready(partial(_land, given), {name: version(name) for name in ("confluent-kafka", _reader(given), "pyarrow")})
+
+
+def _reader(given: PeerTask) -> str:
+    return "fastavro" if given.format == "avro" else "orjson"
 
 
 def _land(given: PeerTask, out: Path) -> dict[str, Any]:

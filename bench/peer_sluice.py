@@ -17,16 +17,22 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+from sluice.bench.formats import FORMATS, SCHEMA_ID
 from sluice.bench.stand import PeerTask, Ready, serve
 from sluice.pipelines.batch.land import land
 from sluice.pipelines.batch.result import BatchResult
 from sluice.pipelines.contract.suite import parse_contract
 from sluice.pipelines.feed.feed import Feed
+from sluice.pipelines.lake.schemas import KeptSchemas
+from sluice.pipelines.records.readers import READERS
+from sluice.pipelines.records.wire import WireFormat
 from sluice.pipelines.vocabulary.plans import Request, RequestKind
 from sluice.pipelines.vocabulary.progress import Progress
 from sluice.pipelines.vocabulary.receipts import Owner
+from sluice.pipelines.vocabulary.registered import RegisteredSchema
 from sluice.pipelines.watching.timings import spent
 from sluice.resources.edges import now, open_edges
+from sluice.resources.lakes import open_lake
 
 
 @contextmanager
@@ -55,11 +61,23 @@ def feed_of(given: PeerTask, out: Path) -> Feed:
         "spark": {"master": f"local[{given.cores},3]"},
         "landing": {"shared_files": bool(os.environ.get("SLUICE_BENCH_SHARED_FILES"))},
     }
+    if given.format:
+        return _with_schema(given, settings, out)
     if given.schema:
         settings |= {"format": "json", "schema": given.schema}
     feed = Feed.model_validate(settings, context={"root": out.parent})
     contract = parse_contract(given.contract.encode(), feed.columns) if given.contract else None
     return feed.model_copy(update={"contract": contract})
+
+
+def _with_schema(given: PeerTask, settings: dict[str, Any], out: Path) -> Feed:
+    """A feed of a format with schemas of its own, whose lake has the records' schema since an earlier batch."""
+    made, text = READERS[given.format], FORMATS[given.format].schema
+    reader = made.make((text,), WireFormat.CONFLUENT)
+    settings |= {"format": given.format, "schema": reader.columns.texts(), "registry": {"url": "http://127.0.0.1:9"}}
+    feed = Feed.model_validate(settings | {"reader": reader}, context={"root": out.parent})
+    KeptSchemas(open_lake(feed), feed.name).keep(RegisteredSchema(SCHEMA_ID, made.registered, (text,)))
+    return feed
 
 
 def _owner() -> Owner:

@@ -10,8 +10,10 @@ from pathlib import Path
 from typing import Any
 
 from pyspark.sql import DataFrame, SparkSession
-from pyspark.sql.functions import col, from_json
+from pyspark.sql.avro.functions import from_avro
+from pyspark.sql.functions import col, expr, from_json
 
+from sluice.bench.formats import BEGIN, FORMATS
 from sluice.bench.stand import PeerTask, Ready, serve
 from sluice.bench.types import fields, spark_type
 
@@ -50,15 +52,19 @@ def _land(spark: SparkSession, given: PeerTask, out: Path) -> dict[str, Any]:
     }
     read = spark.read.format("kafka").options(**options).load()
     if given.schema:
-        read = _typed_columns(read, given.schema)
+        read = _typed_columns(read, given.schema, given.format)
     read.write.parquet(str(out), compression="zstd")
     return {}
 
 
-def _typed_columns(read: DataFrame, schema: dict[str, str]) -> DataFrame:
+def _typed_columns(read: DataFrame, schema: dict[str, str], format_: str) -> DataFrame:
     """The fields of the value, and all other columns under `kafka_`."""
+    own = expr(f"substring(value, {BEGIN + 1}, length(value) - {BEGIN})") if format_ else col("value")
     said = ", ".join(f"`{f.name}` {spark_type(f.type)}" for f in fields(schema))
-    value = from_json(col("value").cast("string"), said).alias("value")
+    if format_ == "avro":
+        value = from_avro(own, FORMATS[format_].schema, {"mode": "FAILFAST"}).alias("value")
+    else:
+        value = from_json(own.cast("string"), said).alias("value")
     others = [c for c in read.columns if c != "value"]
     return read.select(value, *others).select("value.*", *(col(c).alias(f"kafka_{c}") for c in others))
 

@@ -13,7 +13,7 @@ import subprocess
 import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import IO, Any
 
@@ -78,6 +78,12 @@ SPARK = Peer(
         java.Artifact(_SPARK, _TOKENS, "4.0.0", (*_IN_SPARK, "org.apache.kafka:kafka-clients")),
     ),
 )
+SPARK_AVRO = replace(
+    SPARK,
+    name="spark-avro",
+    title="Spark's Kafka connector and from_avro",
+    artifacts=(*SPARK.artifacts, java.Artifact(_SPARK, "spark-avro_2.13", "4.1.1", (*_IN_SPARK, "org.tukaani:xz"))),
+)
 _CONFLUENT, _ORJSON = "confluent-kafka==2.16.1", "orjson==3.13.0"
 CONFLUENT_KAFKA = Peer(
     "confluent-kafka",
@@ -85,6 +91,12 @@ CONFLUENT_KAFKA = Peer(
     "sluice.bench.peer_confluent_kafka",
     warms_up=False,
     packages=(_CONFLUENT, _ORJSON),
+)
+CONFLUENT_AVRO = replace(
+    CONFLUENT_KAFKA,
+    name="confluent-avro",
+    title="confluent-kafka loop and fastavro",
+    packages=(_CONFLUENT, "fastavro==1.13.1"),
 )
 KAFKA_PYTHON = Peer(
     "kafka-python",
@@ -145,7 +157,8 @@ DAFT = Peer(
 BUDGET = Peer("budget", "Sluice's parts by themselves", "sluice.bench.budget", environment=WORKERS_ENVIRONMENT)
 """No way to land a topic: it says what the parts of Sluice's way take."""
 PEERS: Mapping[str, Peer] = {
-    peer.name: peer for peer in (SLUICE, SLUICE_SHARED, SPARK, CONFLUENT_KAFKA, KAFKA_PYTHON, DAFT, DLT)
+    peer.name: peer
+    for peer in (*(SLUICE, SLUICE_SHARED, SPARK, SPARK_AVRO, CONFLUENT_KAFKA, CONFLUENT_AVRO, KAFKA_PYTHON, DAFT, DLT),)
 }
 
 

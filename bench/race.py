@@ -118,7 +118,7 @@ class _Track:
         jars = connector_jars(peer)
         loaded, schema = self.loaded, dict(self.workload.schema)
         where = (self.kafka.bootstrap, loaded.topic, loaded.ends, self.terms.cores)
-        assignment = PeerTask(*where, jars, schema, self.workload.contract)
+        assignment = PeerTask(*where, jars, schema, self.workload.contract, self.workload.format)
         with running(peer, assignment, self.folder) as ready:
             yield ready
 

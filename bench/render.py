@@ -12,6 +12,7 @@ from pathlib import Path
 from rich.console import RenderableType
 
 from sluice.bench import lake
+from sluice.bench.formats import FORMATS
 from sluice.bench.peers import SPARK
 from sluice.bench.plot import plot
 from sluice.bench.results import BenchReport, PeerResult, Provenance, RaceResult
@@ -92,7 +93,8 @@ def _parts(race: RaceResult) -> list[tuple[str, str]]:
     """What the parts of Sluice's work take by themselves, and what it took in all; nothing where that is unknown."""
     if not race.budget or not (over := race.over_budget):
         return []
-    parts = " + ".join(f"{_PARTS[name]} {ns:,.0f}" for name, ns in race.budget.parts.items())
+    called = _PARTS | ({"type": race.name} if race.name in FORMATS else {})
+    parts = " + ".join(f"{called[name]} {ns:,.0f}" for name, ns in race.budget.parts.items())
     took = f"{_number(race.results[0].cpu_ns)} ns of CPU ({_times(over[0])} the sum)"
     cores = f"{race.cores * 1e9 / race.results[0].rate:,.0f} ns of {race.cores} cores' time ({_times(over[1])})"
     return [("parts alone", f"{parts} = {race.budget.sum:,.0f} ns a record"), ("took in all", f"{took}, {cores}")]

@@ -21,7 +21,8 @@ from sluice.cli.terminal import claimed_stdout
 class PeerTask:
     """What to land: a whole topic, to the end of each partition, on so many cores, typed by `schema` if there is one.
 
-    `jars` is a folder, or empty; `contract` the text of a contract for peers that hold rows against one, or empty.
+    `jars` is a folder, or empty; `contract` the text of a contract for peers that hold rows against one, or empty;
+    `format` what values are sent as, if not as JSON.
     """
 
     bootstrap: str
@@ -31,6 +32,7 @@ class PeerTask:
     jars: str = ""
     schema: dict[str, str] = field(default_factory=dict)
     contract: str = ""
+    format: str = ""
 
     @property
     def records(self) -> int:

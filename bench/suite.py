@@ -7,7 +7,18 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from sluice.bench import workloads
-from sluice.bench.peers import CONFLUENT_KAFKA, DAFT, DLT, KAFKA_PYTHON, SLUICE, SLUICE_SHARED, SPARK, Peer
+from sluice.bench.peers import (
+    CONFLUENT_AVRO,
+    CONFLUENT_KAFKA,
+    DAFT,
+    DLT,
+    KAFKA_PYTHON,
+    SLUICE,
+    SLUICE_SHARED,
+    SPARK,
+    SPARK_AVRO,
+    Peer,
+)
 from sluice.bench.race import Race
 from sluice.bench.workloads import Workload
 from sluice.pipelines.vocabulary.errors import UsageError
@@ -35,6 +46,12 @@ def _typed_race(name: str, workload: Workload, *more: Peer) -> Race:
     return Race(name, f"{len(workload.schema)} fields of JSON typed", workload, (SLUICE, SPARK, *more))
 
 
+def _race_of(name: str, said: str, workload: Workload, *others: Peer) -> Race:
+    """The nine fields of `typed` in a format with schemas of its own."""
+    about = f"9 fields of {said} typed, and Kafka's other columns, into Parquet (zstd 1)"
+    return Race(name, about, workload, (SLUICE, *others))
+
+
 _OTHERS = (
     _typed_race("uncompressed", workloads.UNCOMPRESSED),
     _typed_race("gzip", workloads.GZIP),
@@ -47,6 +64,8 @@ _OTHERS = (
     _typed_race("partitions", workloads.PARTITIONS, SLUICE_SHARED),
     _typed_race("skewed", workloads.SKEWED),
     _typed_race("brokers", workloads.BROKERS),
+    _race_of("avro", "Avro", workloads.AVRO_ORDERS, SPARK_AVRO, CONFLUENT_AVRO),
+    _race_of("json_schema", "JSON Schema", workloads.JSON_SCHEMA_ORDERS, SPARK, CONFLUENT_KAFKA),
     Race("dlt", "Kafka's columns into Parquet; dlt's are without headers", workloads.FEW_ORDERS, (SLUICE, SPARK, DLT)),
 )
 SUITE: Mapping[str, Race] = {race.name: race for race in (*_MAIN, *_OTHERS)}

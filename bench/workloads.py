@@ -17,6 +17,7 @@ from itertools import pairwise
 import duckdb
 import pyarrow as pa
 
+from sluice.bench.formats import FORMATS
 from sluice.pipelines.vocabulary.errors import UsageError
 
 EPOCH_MS = 1_735_689_600_000
@@ -53,7 +54,8 @@ class Workload:
     """A topic to measure over. `weights` are the partitions' shares; `batch_bytes` what a producer packs together.
 
     `schema`: names and types, as a feed says them, by which the values are to be typed; none: they land as they are.
-    `contract`: the text of a contract that rows are held against, by those peers that do so.
+    `contract`: the text of a contract that rows are held against, by those peers that do so. `format`: what values are
+    sent as (`formats.FORMATS`), though the shape makes them as JSON; empty: as they are.
     """
 
     name: str
@@ -66,6 +68,7 @@ class Workload:
     brokers: int = 1
     schema: tuple[tuple[str, str], ...] = ()
     contract: str = ""
+    format: str = ""
 
     @property
     def counts(self) -> tuple[int, ...]:
@@ -78,7 +81,9 @@ class Workload:
     @property
     def fingerprint(self) -> str:
         """Ten hex digits that change with anything that changes a record or its packing."""
-        return hashlib.sha256(repr((asdict(self), _ROLLED, EPOCH_MS)).encode()).hexdigest()[:10]
+        said = asdict(self)
+        said |= {"format": FORMATS[self.format].schema} if said.pop("format") else {}
+        return hashlib.sha256(repr((said, _ROLLED, EPOCH_MS)).encode()).hexdigest()[:10]
 
     def of(self, records: int | None) -> Workload:
         """The same with another number of records; None: as it is. Raises UsageError below one a partition."""
@@ -159,6 +164,10 @@ TYPED_ORDERS = replace(
         ("channel", "string"),
         ("status", "string"),
     ),
+)
+AVRO_ORDERS, JSON_SCHEMA_ORDERS = (
+    replace(TYPED_ORDERS, name=f"{name}-orders", format=name, about=f"{said} behind the number of their schema")
+    for name, said in (("avro", "orders of about 75 bytes of Avro"), ("json_schema", ORDERS.about))
 )
 
 

@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from sluice.pipelines.feed.feed import Feed
     from sluice.pipelines.ports import Lake
     from sluice.pipelines.quarantine.limit import Fault
-    from sluice.pipelines.records.avro.reader import WriterSchemas
+    from sluice.pipelines.records.reader import WriterSchemas
     from sluice.pipelines.records.shape import Shape
     from sluice.pipelines.vocabulary.kafka import TopicPartition
     from sluice.pipelines.vocabulary.plans import Slice

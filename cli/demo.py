@@ -55,6 +55,8 @@ feed: {feed}
 topics: {feed}
 group: sluice-demo
 start: earliest
+{columns}"""
+_COLUMNS = """\
 format: json
 schema:
   order_id: string not null
@@ -66,6 +68,11 @@ schema:
   country: string
   channel: string
   status: string
+"""
+_BY_SCHEMA = """\
+format: {format}
+schema_file: {file}
+registry:                             # the project's own
 """
 _CONTRACT_FILE = """\
 {
@@ -96,9 +103,6 @@ ORDER BY hour, revenue DESC
 """
 
 
-_TABLE_LINE = "table: {iceberg: {name: demo.orders}}\n"
-
-
 class LakeKind(StrEnum):
     LOCAL = "local"
     S3 = "s3"
@@ -106,6 +110,19 @@ class LakeKind(StrEnum):
 
 class TableKind(StrEnum):
     ICEBERG = "iceberg"
+    DELTA = "delta"
+
+
+_TABLE_LINES = {
+    TableKind.ICEBERG: "table: {iceberg: {name: demo.orders}}\n",
+    TableKind.DELTA: "table: {delta: {}}\n",
+}
+
+
+class EventFormat(StrEnum):
+    JSON = "json"
+    AVRO = "avro"
+    JSON_SCHEMA = "json_schema"
 
 
 def register(app: typer.Typer) -> None:
@@ -131,6 +148,10 @@ def demo(
             "--table", help="What lands is a table, too; the demo ends with a query of it.", show_default=False
         ),
     ] = None,
+    events: Annotated[
+        EventFormat,
+        typer.Option("--format", help="What the events are; all but json with a real schema registry beside Kafka."),
+    ] = EventFormat.JSON,
 ) -> int:
     """Land an hour of a real local Kafka, then all the rest, and prove it.
 
@@ -142,17 +163,19 @@ def demo(
     $ sluice demo --lake s3
     $ sluice demo --secure
     $ sluice demo --table iceberg
+    $ sluice demo --table delta
+    $ sluice demo --format avro
     $ sluice demo --keep && sluice ui --project .sluice/demo
     """
     if keep and lake is LakeKind.S3:
         raise UsageError("the S3 server of the demo ends with it", remedy="leave out --keep, or --lake s3")
     if as_table:
-        extras.need("pyiceberg")
+        extras.need("pyiceberg" if as_table is TableKind.ICEBERG else "deltalake")
     began = time.monotonic()
     folder = (session.folder or Path.cwd()).resolve() / ".sluice" / "demo"
     with _own_environment(), _store(session, lake) as lines, ExitStack() as stack:
-        lines += _TABLE_LINE if as_table else ""
-        stack.enter_context(_kafka(session, folder, keep, secure, lines))
+        lines += _TABLE_LINES[as_table] if as_table else ""
+        stack.enter_context(_kafka(session, folder, keep, secure, lines, events))
         own = Session(session.terminal, folder, session.debug)
         report = _Show(own, own.feed(FEED)).all(records)
     took = time.monotonic() - began
@@ -164,7 +187,8 @@ def demo(
 @contextmanager
 def _own_environment() -> Iterator[None]:
     """Without the variables that would lead a feed or Dagster elsewhere."""
-    names = ("DAGSTER_HOME", "KAFKA_BOOTSTRAP", "SLUICE_PROJECT", *(n for n in os.environ if n.startswith("AWS_")))
+    aws = (name for name in os.environ if name.startswith("AWS_"))
+    names = ("DAGSTER_HOME", "KAFKA_BOOTSTRAP", "SCHEMA_REGISTRY_URL", "SLUICE_PROJECT", *aws)
     kept = {name: os.environ.pop(name) for name in names if name in os.environ}
     try:
         yield
@@ -185,9 +209,10 @@ def _store(session: Session, kind: LakeKind) -> Iterator[str]:
 
 
 @contextmanager
-def _kafka(session: Session, folder: Path, keep: bool, secure: bool, lake: str) -> Iterator[None]:
+def _kafka(session: Session, folder: Path, keep: bool, secure: bool, lake: str, events: EventFormat) -> Iterator[None]:
     """A fresh cluster in a fresh project. It is stopped however the block ends, unless it is kept and all went well."""
     from sluice.resources.local.kafka import VERSION, LocalKafka
+    from sluice.resources.local.registry import LocalRegistry
 
     _clear(folder)
     for name in ("feeds", "reports"):
@@ -199,15 +224,22 @@ def _kafka(session: Session, folder: Path, keep: bool, secure: bool, lake: str) 
     lines = [f"kafka: {{bootstrap: '{kafka.bootstrap}'}}"]
     if kafka.secured:
         lines = kafka.secured.section(kafka.bootstrap, folder)
-    (folder / "feeds" / f"{FEED}.yaml").write_text(_FEED_FILE.format(feed=FEED, kafka="\n".join(lines)) + lake)
+    columns = _COLUMNS if events is EventFormat.JSON else _registered(folder, events)
+    feed_file = _FEED_FILE.format(feed=FEED, kafka="\n".join(lines), columns=columns)
+    (folder / "feeds" / f"{FEED}.yaml").write_text(feed_file + lake)
     (folder / "feeds" / f"{FEED}{CONTRACT}").write_text(_CONTRACT_FILE)
     (folder / "reports" / f"{REPORT}.sql").write_text(_REPORT_FILE.format(feed=FEED))
     session.terminal.show(
         _step(1, "A real Kafka"),
         good(f"Apache Kafka {VERSION} answers at {kafka.bootstrap} ({seconds(time.monotonic() - began)})"),
     )
+    beside = LocalRegistry(folder / ".sluice" / "registry")
     stop = True
     try:
+        if events is not EventFormat.JSON:
+            with session.terminal.working("starting a schema registry (the first time it is fetched, 160 MB)"):
+                beside.start()
+            session.terminal.show(good(f"a schema registry (Apicurio) answers at {beside.url}"))
         if secure:
             _grant(session, folder, kafka)
         yield
@@ -215,7 +247,18 @@ def _kafka(session: Session, folder: Path, keep: bool, secure: bool, lake: str) 
     finally:
         if stop:
             with session.terminal.working("stopping Kafka"):
+                beside.stop()
                 kafka.stop()
+
+
+def _registered(folder: Path, events: EventFormat) -> str:
+    """The feed's lines on its columns, for events with a schema, and the schema's file."""
+    from sluice.resources.local.registered_events import SAMPLES
+
+    file = folder / "schemas" / f"{FEED}.{SAMPLES[events].suffix}"
+    file.parent.mkdir()
+    file.write_text(SAMPLES[events].schema)
+    return _BY_SCHEMA.format(format=events, file=file.relative_to(folder))
 
 
 def _grant(session: Session, folder: Path, kafka: LocalKafka) -> None:
@@ -232,9 +275,11 @@ def _grant(session: Session, folder: Path, kafka: LocalKafka) -> None:
 def _clear(folder: Path) -> None:
     """Stop the cluster of an earlier demo, and remove what it left."""
     from sluice.resources.local.kafka import LocalKafka
+    from sluice.resources.local.registry import LocalRegistry
 
     if not folder.exists():
         return
+    LocalRegistry(folder / ".sluice" / "registry").stop()
     cluster = folder / ".sluice" / "kafka"
     if (cluster / "cluster.json").exists():
         LocalKafka.attach(cluster).stop()
@@ -304,6 +349,7 @@ class _Show:
         from sluice.resources.local import events
 
         stream, how = events.orders(mix, records, *span), events.Sending((FEED,), transactional_id)
+        stream = produce.in_format(self.session, self.feed, stream)
         with self.session.terminal.progress() as meter:
             return events.send(self.writer, stream, mix, how, lambda done: meter(Progress("send", done, records)))
 
@@ -411,21 +457,22 @@ class _Show:
         return audit.document(report)
 
     def by_name(self, number: int) -> list[dict[str, Any]]:
-        """The table that the runs have filled, read by PyIceberg under its name and asked by DuckDB."""
+        """The table that the runs have filled, read by its format's own library and asked by DuckDB."""
         import duckdb
 
+        from sluice.resources.edges import open_table
         from sluice.resources.lakes import open_lake
-        from sluice.resources.tables.iceberg import IcebergTable
 
-        found = IcebergTable.of(self.feed, open_lake(self.feed))
-        opened = found.opened()
+        with closing(open_table(self.feed, open_lake(self.feed))) as found:
+            head, rows = found.look(), found.rows(("currency", "amount"))
         with duckdb.connect() as db:
-            db.register("landed", opened.scan(selected_fields=("currency", "amount")).to_arrow())
+            db.register("landed", rows)
             sums = db.sql(_SUMS).fetchall()
-        until = opened.properties.get("sluice.complete-until", "")
+        reader = "deltalake" if self.feed.table and self.feed.table.delta else "PyIceberg"
+        until, snapshots = (head.complete, head.snapshots) if head else ("", 0)
         self._say(
-            _step(number, f"The {found.name}, read by PyIceberg and asked by DuckDB"),
-            f"  {len(opened.metadata.snapshots)} snapshots; every hour up to {until} is complete in it",
+            _step(number, f"The {found.name}, read by {reader} and asked by DuckDB"),
+            f"  {snapshots} snapshots; every hour up to {until} is complete in it",
             table(("currency", "orders", "revenue"), _texts(sums), "orders revenue"),
         )
         return [{"currency": c, "orders": n, "revenue": str(r or 0)} for c, n, r in sums]
@@ -439,7 +486,7 @@ from landed where not kafka_tombstone
 qualify row_number() over (partition by kafka_partition order by kafka_offset) = 100 order by 1 limit 5"""
 _SUMS = """select currency, count(*), sum(amount) from landed group by 1 order by 2 desc"""
 _WRONG = """select reason, count(*), any_value('orders:' || partition || ':' || "offset"), any_value(substr(
-case reason when 'invalid_utf8' then replace(cast(value as varchar), '\\x22', '"') else decode(value) end, 1, 56))
+replace(cast(value as varchar), '\\x22', '"'), 1, 56))
 from quarantined group by 1 order by 2 desc, 1"""
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -48,17 +48,50 @@ def list_(session: Session) -> int:
 
 
 @command(group)
-def check(session: Session) -> None:
+def check(
+    session: Session,
+    offline: Annotated[bool, typer.Option("--offline", help="Do not ask schema registries.")] = False,
+) -> int:
     """Read every feed file and list all problems. Exit 2 when there are any.
 
+    Of a feed with a registry, it also says whether the schema there makes the columns that the schema_file makes. Exit
+    as the error says when a registry does not answer, or has no such schema; with --offline none is asked.
+
     $ sluice feeds check
+    $ sluice feeds check --offline
     """
     feeds = session.project.feeds()
     folder = session.project.feeds_folder
     lines = [f"{many(len(feeds), 'feed')} in {folder}: {', '.join(feeds) or 'none'}"]
     lines += [f"{name}: a contract of {_contract(feed)}" for name, feed in feeds.items() if feed.contract]
     session.terminal.show(*map(good, lines))
-    session.terminal.document({"feeds": list(feeds)})
+    asked = [f for f in feeds.values() if f.reader and f.registry and not offline]
+    with session.terminal.working("asking schema registries"):
+        found = {feed.name: _schema(session, feed) for feed in asked}
+    errors = [said for said in found.values() if isinstance(said, SluiceError)]
+    session.terminal.show(
+        *(bad(f"{n}: {s.message}") if isinstance(s, SluiceError) else good(f"{n}: {s}") for n, s in found.items())
+    )
+    schemas = {n: s.fields() if isinstance(s, SluiceError) else {"said": s} for n, s in found.items()}
+    session.terminal.document({"feeds": list(feeds), "schemas": schemas})
+    return _exit_code(errors)
+
+
+def _schema(session: Session, feed: Feed) -> str | SluiceError:
+    """What the registry has for the feed, beside its schema_file."""
+    from sluice.pipelines.feed.load import schema_asked
+    from sluice.resources.registry import reader_of, registered
+
+    try:
+        asked = schema_asked(session.project.feeds_folder / f"{feed.name}.yaml", session.project.environ())
+        there = registered(asked)
+        columns = reader_of(there, asked).columns
+    except SluiceError as error:
+        return error
+    known = f"{there.subject}, version {there.version}"
+    if feed.reader and columns == feed.reader.columns:
+        return f"{known}, makes the columns of its schema_file"
+    return f"{known}, makes other columns than its schema_file: sluice schema diff {feed.name}"
 
 
 @command(group)

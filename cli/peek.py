@@ -68,7 +68,7 @@ def peek(
         ),
     ] = None,
 ) -> None:
-    """Show records as they are in Kafka; those of an Avro feed as their schemas read them.
+    """Show records as they are in Kafka; those of a feed with a schema_file as it reads them.
 
     Records of aborted transactions and above the stable end are shown, too, and marked. Values are shortened, and
     control characters escaped; --json has whole values, in base64. No group is involved.
@@ -211,7 +211,7 @@ def _peek(feed: Feed, piece: Slice, isolation: Isolation, number: int) -> Iterat
     chunks += every.finish()
     visible.update(_offsets(shown.finish()))
     hidden = ABORTED if committed else OPEN
-    read = _read_by_schema(feed, chunks, piece) if feed.avro else {}
+    read = _read_by_schema(feed, chunks, piece) if feed.readers else {}
     for row in _rows(chunks, piece, number):
         yield PeekedRecord(row, STABLE if row["offset"] in visible else hidden, read.get(row["offset"]))
 

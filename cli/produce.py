@@ -100,10 +100,11 @@ def produce(
 ) -> None:
     """Send sample order events into a feed's topics.
 
-    Each is JSON of about 180 bytes, keyed by customer; for an Avro feed it is Avro, whose schema is registered first
-    (`sluice schema pull FEED` writes it for the feed). By default it writes only to the project's local Kafka, the one
-    of `sluice kafka start`, and creates topics there. For another Kafka, repeat the feed's address with --to; there it
-    creates topics only with --create. Exit 3 when the feed reads from another Kafka and --to is missing.
+    Each is JSON of about 180 bytes, keyed by customer; for a feed with a schema_file it is in the feed's format, and
+    its schema is registered first (`sluice schema pull FEED` writes it for the feed). By default it writes only to the
+    project's local Kafka, the one of `sluice kafka start`, and creates topics there. For another Kafka, repeat the
+    feed's address with --to; there it creates topics only with --create. Exit 3 when the feed reads from another Kafka
+    and --to is missing.
 
     $ sluice produce orders --records 200000
     $ sluice produce orders --rate 500 --tombstones 1% --headers 5%
@@ -121,8 +122,7 @@ def produce(
     topics = _topics(session, found, partitions, create)
     now = time.time_ns() // 1_000_000
     stream = events.orders(mix, records, now - spread, now)
-    if found.avro is not None:
-        stream = _as_avro(session, found, stream)
+    stream = in_format(session, found, stream)
     how = events.Sending(
         topics,
         transactional_id=f"sluice-produce-{feed}" if transactional else None,
@@ -137,20 +137,28 @@ def produce(
     session.terminal.document({"feed": feed, "topics": topics, "seed": mix.seed, **asdict(sent)})
 
 
-def _as_avro(session: Session, feed: Feed, stream: Iterator[SampleEvent]) -> Iterator[SampleEvent]:
-    """The events as Avro; their schema is registered for each topic, under the subject that the feed names."""
-    import json
-
-    from sluice.pipelines.feed.load import avro_asked
-    from sluice.resources.local import avro_events
+def in_format(session: Session, feed: Feed, stream: Iterator[SampleEvent]) -> Iterator[SampleEvent]:
+    """The events in the feed's format. Where that has schemas of its own, theirs is registered under the subject that
+    the feed names. Raises UsageError for a wire format that they cannot have."""
+    reader = feed.reader
+    if reader is None:
+        return stream
+    from sluice.pipelines.feed.load import schema_asked
+    from sluice.pipelines.records.readers import READERS
+    from sluice.resources.local.registered_events import SAMPLES, WIRES, as_registered
     from sluice.resources.registry import RegistryClient
 
-    header = b""
+    sample, number = SAMPLES[reader.format], 0
+    if reader.wire not in WIRES:
+        raise UsageError(
+            f"feed {feed.name} has `wire_format: {reader.wire}`, which sample events cannot have",
+            remedy=f"they can have {', '.join(sorted(WIRES))}",
+        )
     if feed.registry is not None:
-        asked = avro_asked(session.project.feeds_folder / f"{feed.name}.yaml", session.project.environ())
-        number = RegistryClient(feed.registry).register(asked.subject, json.dumps(avro_events.SCHEMA))
-        header = b"\0" + number.to_bytes(4, "big")
-    return avro_events.as_avro(stream, header)
+        asked = schema_asked(session.project.feeds_folder / f"{feed.name}.yaml", session.project.environ())
+        type_ = READERS[reader.format].registered
+        number = RegistryClient(feed.registry).register(asked.subject, sample.schema, type_)
+    return as_registered(stream, sample, reader.wire, number)
 
 
 def _check_meant(session: Session, feed: Feed, records: int, to: str | None) -> None:

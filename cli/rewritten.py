@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from contextlib import closing
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -60,11 +59,11 @@ def table_after(session: Session, feed: Feed) -> Iterator[Text]:
         return
     from sluice.pipelines.ledger import Ledger
     from sluice.pipelines.tables.sync import sync
-    from sluice.resources.edges import open_table
+    from sluice.resources.edges import open_tables
 
     try:
-        with session.open_edges(feed) as edges, closing(open_table(feed, edges.lake)) as table:
-            done = sync(Ledger(edges.lake, feed.name, edges.clock), edges.lake, table)
+        with session.open_edges(feed) as edges, open_tables(feed, edges.lake) as (table, windows):
+            done = sync(Ledger(edges.lake, feed.name, edges.clock), edges.lake, table, windows=windows)
     except SluiceError as error:
         yield warn(f"the table is not up to date: {error.message}; sluice table sync {feed.name}")
         return

@@ -1,4 +1,4 @@
-"""`sluice schema`: the Avro schema that a feed reads by, beside what its registry has."""
+"""`sluice schema`: the schema that a feed reads by, beside what its registry has."""
 
 from __future__ import annotations
 
@@ -11,15 +11,16 @@ from rich.console import RenderableType
 
 from sluice.cli.session import FeedName, Session, command
 from sluice.cli.terminal import bad, facts, good, heading, table
-from sluice.pipelines.vocabulary.errors import Failed, SchemaChanged, UsageError
+from sluice.pipelines.vocabulary.errors import SchemaChanged, UsageError
 
 if TYPE_CHECKING:
     from sluice.pipelines.feed.feed import Feed
-    from sluice.pipelines.feed.load import AvroAsked
+    from sluice.pipelines.feed.load import SchemaAsked
+    from sluice.pipelines.records.reader import Reader
     from sluice.pipelines.schema.schema import Schema
     from sluice.pipelines.vocabulary.registered import RegisteredSchema
 
-group = typer.Typer(help="The Avro schemas of feeds, and those of their registries.", no_args_is_help=True)
+group = typer.Typer(help="The schemas that feeds read by, and those of their registries.", no_args_is_help=True)
 
 
 def register(app: typer.Typer) -> None:
@@ -28,18 +29,24 @@ def register(app: typer.Typer) -> None:
 
 @command(group)
 def show(session: Session, feed: FeedName) -> None:
-    """Show the columns that a feed's Avro schema makes. Opens no connection.
+    """Show the columns that a feed's schema_file makes. Opens no connection.
 
     $ sluice schema show orders
     """
-    found = _avro(session.feed(feed))
+    found = _read(session.feed(feed))
     rows = list((found.columns.texts() if found.columns else {}).items())
+    expected = _expected(found.reader)
     session.terminal.show(
         heading(feed, "the columns of its schema_file"),
         facts(*_source(found)),
         table(("column", "type"), rows),
+        *(
+            ["", "  what it expects of rows, as part of the contract", *(f"    {e}" for e in expected)]
+            if expected
+            else []
+        ),
     )
-    document = {"feed": feed, "schema_file": found.schema_file, "columns": dict(rows)}
+    document = {"feed": feed, "schema_file": found.schema_file, "columns": dict(rows), "expects": expected}
     session.terminal.document(document | {"registry": found.registry.url if found.registry else None})
 
 
@@ -52,17 +59,17 @@ def pull(session: Session, feed: FeedName) -> None:
 
     $ sluice schema pull orders
     """
-    from sluice.pipelines.records.avro.merged import merged
+    from sluice.resources.registry import reader_of, registered
 
     asked = _asked(session, feed)
     with session.terminal.working("asking the registry"):
-        found = _registered(asked)
-    reader = _reader(found)
+        found = registered(asked)
+    reader = reader_of(found, asked)
     asked.schema_file.parent.mkdir(parents=True, exist_ok=True)
-    asked.schema_file.write_text(merged(found.texts) + "\n")
+    asked.schema_file.write_text(reader.texts[-1] + "\n")
     said = f"{asked.schema_file}: {found.subject}, version {found.version}, schema {found.id}"
     session.terminal.show(good(said))
-    document = {"feed": feed, "schema_file": str(asked.schema_file), "columns": reader.texts()}
+    document = {"feed": feed, "schema_file": str(asked.schema_file), "columns": reader.columns.texts()}
     session.terminal.document(document | _version(found))
 
 
@@ -74,22 +81,35 @@ def diff(session: Session, feed: FeedName) -> int:
 
     $ sluice schema diff orders
     """
-    found, asked = _avro(session.feed(feed)), _asked(session, feed)
+    from sluice.resources.registry import reader_of, registered
+
+    found, asked = _read(session.feed(feed)), _asked(session, feed)
     with session.terminal.working("asking the registry"):
-        there = _registered(asked)
-    before, after = found.columns, _reader(there)
-    old = before.texts() if before else {}
-    changes = _changes(old, after.texts())
-    refused = _refusal(found, after)
+        there = registered(asked)
+    after = reader_of(there, asked)
+    old = found.reader.columns.texts() if found.reader else {}
+    changes = _changes(old, after.columns.texts())
+    refused = _refusal(found, after.columns)
+    now, then = _expected(found.reader), _expected(after)
+    dropped, added = [e for e in now if e not in then], [e for e in then if e not in now]
     note = f"{there.subject}, version {there.version}, schema {there.id}, beside {found.schema_file}"
     shown: RenderableType = table(("column", "now", "then"), [(n, a, b) for n, a, b in changes])
     session.terminal.show(heading(feed, note), shown if changes else good("the columns are the same"))
+    session.terminal.show(*(f"  expects no more: {e}" for e in dropped), *(f"  expects then: {e}" for e in added))
     if refused:
         session.terminal.show(bad(refused.message))
     columns = [{"column": n, "now": a or None, "then": b or None} for n, a, b in changes]
     refusal = {"refused": refused.message if refused else None}
-    session.terminal.document({"feed": feed, "changes": columns} | refusal | _version(there))
-    return refused.exit_code if refused else int(bool(changes))
+    expects = {"expects": {"added": added, "dropped": dropped}}
+    session.terminal.document({"feed": feed, "changes": columns} | expects | refusal | _version(there))
+    return refused.exit_code if refused else int(bool(changes or added or dropped))
+
+
+def _expected(reader: Reader | None) -> list[str]:
+    """What a schema expects of rows beyond types, in sentences."""
+    from sluice.pipelines.contract.catalogue import text
+
+    return [text(e) for e in reader.expectations] if reader else []
 
 
 def _changes(before: Mapping[str, str], after: Mapping[str, str]) -> list[tuple[str, str, str]]:
@@ -113,56 +133,23 @@ def _refusal(feed: Feed, columns: Schema) -> SchemaChanged | None:
     return None
 
 
-def _avro(feed: Feed) -> Feed:
-    if feed.avro is None:
-        raise UsageError(f"feed {feed.name} is not `format: avro`", remedy="its columns are in the feed's file")
+def _read(feed: Feed) -> Feed:
+    if feed.reader is None:
+        raise UsageError(f"feed {feed.name} has no schema_file", remedy="its columns are in the feed's file")
     return feed
 
 
 def _source(feed: Feed) -> list[tuple[str, str]]:
-    wire = str(feed.avro.wire) if feed.avro else ""
+    wire = str(feed.reader.wire) if feed.reader else ""
     found = [("schema_file", feed.schema_file or ""), ("wire format", wire)]
     return [*found, *([("registry", feed.registry.url)] if feed.registry else [])]
 
 
-def _asked(session: Session, feed: str) -> AvroAsked:
+def _asked(session: Session, feed: str) -> SchemaAsked:
     """What the feed's file says of its registry, though its schema_file may not be there yet."""
-    from sluice.pipelines.feed.load import avro_asked
+    from sluice.pipelines.feed.load import schema_asked
 
-    return avro_asked(session.project.feeds_folder / f"{feed}.yaml", session.project.environ())
-
-
-def _registered(asked: AvroAsked) -> RegisteredSchema:
-    from sluice.pipelines.vocabulary.registered import AVRO
-    from sluice.resources.registry import RegistryClient
-
-    found = RegistryClient(asked.registry).version(asked.subject, asked.registry.version)
-    if found is None:
-        version = f"version {asked.registry.version} of " if asked.registry.version else ""
-        raise Failed(
-            f"the schema registry {asked.registry.url} has no {version}subject {asked.subject}",
-            remedy="name another: registry: {subject: …}",
-        )
-    if found.type != AVRO:
-        raise Failed(
-            f"subject {asked.subject}, version {found.version}, is {found.type}, and not Avro",
-            remedy="name another subject, or version",
-        )
-    return found
-
-
-def _reader(found: RegisteredSchema) -> Schema:
-    """The columns of a registered schema. Raises Failed where it makes none."""
-    from sluice.pipelines.records.avro.reader import AvroReader, WireFormat
-    from sluice.pipelines.vocabulary.units import safe_text
-
-    try:
-        return AvroReader(found.texts, WireFormat.CONFLUENT).columns
-    except ValueError as error:
-        raise Failed(
-            f"subject {found.subject}, version {found.version}, makes no columns: {safe_text(str(error))}",
-            remedy="write a schema_file of your own, with the fields that can be columns",
-        ) from None
+    return schema_asked(session.project.feeds_folder / f"{feed}.yaml", session.project.environ())
 
 
 def _version(found: RegisteredSchema) -> dict[str, Any]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import closing, contextmanager
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from sluice.pipelines.ports import Lake, Table
     from sluice.pipelines.tables.check import Compared
     from sluice.pipelines.tables.sync import Synced
+    from sluice.pipelines.tables.windows import CompleteWindows
     from sluice.pipelines.vocabulary.tables import TableHead
 
 group = typer.Typer(help="A feed's table: what landed, by name and by SQL.", no_args_is_help=True)
@@ -51,6 +52,8 @@ def sync(
     new gets everything that has landed so far, many batches at once; stopped anywhere, the next sync goes on. Each file
     is added once, however many do this at once. Runs do it by themselves after they have committed.
 
+    Which windows are complete goes into a small table beside it: db.orders_windows, or tables/orders_windows.
+
     Snapshots older than the feed's table.keep_snapshots expire, and the files that only they named are removed. Exit 3
     when somebody else changed the table.
 
@@ -60,9 +63,9 @@ def sync(
     from sluice.pipelines.tables.sync import sync as bring_up
 
     found = session.feed(feed)
-    with _opened(session, found) as (ledger, lake, table, now), session.terminal.progress() as meter:
-        keep = found.table.keep_snapshots if found.table else 0
-        done = bring_up(ledger, lake, table, meter, expire_before=now - keep, repair=repair)
+    with _opened(session, found) as (ledger, lake, table, windows, now), session.terminal.progress() as meter:
+        before = now - (found.table.keep_snapshots if found.table else 0)
+        done = bring_up(ledger, lake, table, meter, windows=windows, expire_before=before, repair=repair)
         name = table.name
     session.terminal.show(*_synced(name, done))
     session.terminal.document(_document(feed, name, done.head) | _changes(done))
@@ -78,8 +81,9 @@ def status(session: Session, feed: FeedName) -> None:
     from sluice.pipelines.tables.owed import since
 
     found = session.feed(feed)
-    with _opened(session, found) as (ledger, _, table, _), session.terminal.working("asking the catalog"):
-        state, head = ledger.read(), table.look()
+    with _opened(session, found) as (ledger, _, table, _, _), session.terminal.working("asking the catalog"):
+        head = table.look()
+        state = ledger.read()  # afterwards: a publisher may be at work
         if head:
             check_owner(table, head, state, feed)
         owed, trusted = (
@@ -117,21 +121,22 @@ def comparison(session: Session, feed: Feed) -> tuple[Compared, str]:
     """The feed's table beside its ledger, and the table's name."""
     from sluice.pipelines.tables.check import check_owner, compare
 
-    with _opened(session, feed) as (ledger, lake, table, _), session.terminal.working("comparing table and ledger"):
-        state, head = ledger.read(), table.look()
+    with _opened(session, feed) as (ledger, lake, table, _, _), session.terminal.working("comparing table and ledger"):
+        head = table.look()
+        state = ledger.read()  # afterwards: a publisher may be at work
         if head:
             check_owner(table, head, state, feed.name)
         return compare(ledger, lake, table, head, state), table.name
 
 
 @contextmanager
-def _opened(session: Session, feed: Feed) -> Iterator[tuple[Ledger, Lake, Table, int]]:
-    """The feed's ledger, lake and table, and the time (ms)."""
+def _opened(session: Session, feed: Feed) -> Iterator[tuple[Ledger, Lake, Table, CompleteWindows, int]]:
+    """The feed's ledger, lake and table, the table of its complete windows, and the time (ms)."""
     from sluice.pipelines.ledger import Ledger
-    from sluice.resources.edges import open_table
+    from sluice.resources.edges import open_tables
 
-    with session.open_edges(feed) as edges, closing(open_table(feed, edges.lake)) as table:
-        yield Ledger(edges.lake, feed.name, edges.clock), edges.lake, table, edges.clock()
+    with session.open_edges(feed) as edges, open_tables(feed, edges.lake) as (table, windows):
+        yield Ledger(edges.lake, feed.name, edges.clock), edges.lake, table, windows, edges.clock()
 
 
 # -- shown

@@ -12,7 +12,7 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, BinaryIO, Protocol
 
-from sluice.pipelines.records.avro.reader import WriterSchemas
+from sluice.pipelines.records.reader import WriterSchemas
 from sluice.pipelines.records.shape import RAW, Shape
 from sluice.pipelines.vocabulary.errors import SluiceError
 from sluice.pipelines.vocabulary.groups import GroupView, ListedGroup
@@ -363,8 +363,8 @@ class Registry(Protocol):
     """A schema registry. Each method may raise RegistryUnavailable, NotAuthorized, or Failed for an answer that makes
     no sense: references in a circle, more than there may be, no JSON."""
 
-    def schema(self, id: int) -> RegisteredSchema | None:
-        """The schema of that number, with all that it refers to; None when there is none."""
+    def schema(self, id: int | str) -> RegisteredSchema | None:
+        """The schema of that number or GUID, with all that it refers to; None when there is none."""
         ...
 
     def version(self, subject: str, version: int | None = None) -> RegisteredSchema | None:
@@ -373,7 +373,7 @@ class Registry(Protocol):
 
 
 class Table(Protocol):
-    """A table in a catalog that names files of the lake. Each method may raise CatalogUnavailable and NotAuthorized.
+    """A table that names files of the lake. Each method may raise CatalogUnavailable and NotAuthorized.
 
     What the table holds is asked of the table: nothing is remembered but what `look` found last.
     """
@@ -393,6 +393,10 @@ class Table(Protocol):
 
     def files(self) -> Mapping[str, TableFile]:
         """The data files that the newest snapshot names, by address."""
+        ...
+
+    def rows(self, columns: Sequence[str]) -> Any:
+        """These columns of all rows, a `pyarrow.Table`: what the format's own library reads."""
         ...
 
     def create(self, columns: Mapping[str, str], about: Mapping[str, str]) -> None:
@@ -430,7 +434,8 @@ class Table(Protocol):
 class Job:
     """Everything that a task needs. Picklable.
 
-    Executors build their own ports from `wiring`. Records become rows of `shape`.
+    Executors build their own ports from `wiring`. Records become rows of `shape`. `fresh`: nobody has worked on the
+    batch before, so the first try of a task finds nothing of it in staging.
     """
 
     plan: Plan
@@ -438,6 +443,7 @@ class Job:
     attempt: str
     wiring: Any
     shape: Shape = RAW
+    fresh: bool = False
 
 
 class Engine(Protocol):

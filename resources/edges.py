@@ -30,6 +30,7 @@ from sluice.resources.zookeeper.group import ZooKeeperGroup
 from sluice.resources.zookeeper.groups import ZooKeeperGroups
 
 if TYPE_CHECKING:
+    from sluice.pipelines.tables.windows import CompleteWindows
     from sluice.resources.kafka.sending import KafkaTarget
 
 
@@ -110,9 +111,32 @@ def open_table(feed: Feed, lake: Lake) -> Table:
             f"feed {feed.name} has no table",
             remedy=f"write it in the feed: table: {{iceberg: {{name: db.{feed.name}}}}}; {page('tables')} says more",
         )
+    if feed.table.delta:
+        from sluice.resources.tables.delta import DeltaLakeTable
+
+        return DeltaLakeTable.of(feed, lake)
     from sluice.resources.tables.iceberg import IcebergTable
 
     return IcebergTable.of(feed, lake)
+
+
+@contextmanager
+def open_tables(feed: Feed, lake: Lake) -> Iterator[tuple[Table, CompleteWindows]]:
+    """The table that the feed names, and that of its complete windows. Raises as `open_table`."""
+    from sluice.pipelines.tables.windows import CompleteWindows  # late: it takes pyarrow
+
+    with closing(open_table(feed, lake)) as rows, closing(_open_windows_table(feed, lake)) as told:
+        yield rows, CompleteWindows(told, feed.window)
+
+
+def _open_windows_table(feed: Feed, lake: Lake) -> Table:
+    if feed.table and feed.table.delta:
+        from sluice.resources.tables.delta import DeltaLakeTable
+
+        return DeltaLakeTable.of_windows(feed, lake)
+    from sluice.resources.tables.iceberg import IcebergTable
+
+    return IcebergTable.of(feed, lake, suffix="_windows")
 
 
 # -- where offsets are kept: each store is chosen here, and nowhere else

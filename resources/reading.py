@@ -217,7 +217,8 @@ class Windows:
 
     def duckdb(self, connection: duckdb.DuckDBPyConnection | None = None) -> duckdb.DuckDBPyRelation:
         """A lazily read relation, on DuckDB's default connection, so that `duckdb.sql` finds it."""
-        import duckdb
+        with extras.named():
+            import duckdb
 
         where: Any = connection or duckdb
         found: duckdb.DuckDBPyRelation

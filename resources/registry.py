@@ -17,11 +17,16 @@ from typing import Any
 from urllib.parse import quote, urlsplit
 
 from sluice.pipelines.feed.feed import Feed
+from sluice.pipelines.feed.load import SchemaAsked
 from sluice.pipelines.feed.registry import RegistrySettings
 from sluice.pipelines.lake.schemas import KeptSchemas
 from sluice.pipelines.ports import Lake
+from sluice.pipelines.records.reader import Reader
+from sluice.pipelines.records.readers import READERS
+from sluice.pipelines.records.wire import WireFormat
 from sluice.pipelines.vocabulary.errors import Failed, NotAuthorized, RegistryUnavailable, SetupError
 from sluice.pipelines.vocabulary.registered import AVRO, RegisteredSchema
+from sluice.pipelines.vocabulary.units import safe_text
 
 MOST_ANSWER = 4 << 20
 """Bytes of an answer."""
@@ -34,11 +39,50 @@ _SENT = "application/vnd.schemaregistry.v1+json"
 _ACCEPT = "application/vnd.schemaregistry.v1+json, application/json"
 
 
+_Version = tuple[str, str]
+"""A subject and its version."""
+
+
 def writers_of(feed: Feed, lake: Lake, *, keep: bool = True) -> KeptSchemas | None:
-    """The writers' schemas of an Avro feed; None for any other. Whoever only looks keeps none of them in the lake."""
-    if feed.avro is None:
+    """The writers' schemas of a feed whose readers ask for them; None for any other. Whoever only looks keeps none of
+    them in the lake."""
+    types = tuple(READERS[reader.format].registered for reader in feed.readers if reader.asks)
+    if not types:
         return None
-    return KeptSchemas(lake, feed.name, RegistryClient(feed.registry) if feed.registry else None, keep=keep)
+    client = RegistryClient(feed.registry) if feed.registry else None
+    return KeptSchemas(lake, feed.name, client, keep=keep, types=types)
+
+
+def registered(asked: SchemaAsked) -> RegisteredSchema:
+    """The schema that the registry has for a feed: the newest version of the subject, or the one that the feed pins.
+
+    Raises Failed where there is none, or it is of another format; RegistryUnavailable, NotAuthorized.
+    """
+    found = RegistryClient(asked.registry).version(asked.subject, asked.registry.version)
+    if found is None:
+        version = f"version {asked.registry.version} of " if asked.registry.version else ""
+        raise Failed(
+            f"the schema registry {asked.registry.url} has no {version}subject {asked.subject}",
+            remedy="name another: registry: {subject: …}",
+        )
+    if found.type != READERS[asked.format].registered:
+        raise Failed(
+            f"subject {asked.subject}, version {found.version}, is {found.type}, and not {asked.format}",
+            remedy="name another subject, or version",
+        )
+    return found
+
+
+def reader_of(found: RegisteredSchema, asked: SchemaAsked) -> Reader:
+    """What reads by a registered schema, as one file. Raises Failed where it makes no columns."""
+    made = READERS[asked.format]
+    try:
+        return made.make((made.whole(found),), WireFormat.CONFLUENT)
+    except ValueError as error:
+        raise Failed(
+            f"subject {found.subject}, version {found.version}, makes no columns: {safe_text(str(error))}",
+            remedy="write a schema_file of your own, with the fields that can be columns",
+        ) from None
 
 
 @dataclass(frozen=True)
@@ -47,18 +91,18 @@ class RegistryClient:
 
     settings: RegistrySettings
 
-    def schema(self, id: int) -> RegisteredSchema | None:
-        found = self._get(f"/schemas/ids/{id}")
+    def schema(self, id: int | str) -> RegisteredSchema | None:
+        found = self._get(f"/schemas/ids/{id}" if isinstance(id, int) else f"/schemas/guids/{id}")
         return None if found is None else self._registered(found, id)
 
     def version(self, subject: str, version: int | None = None) -> RegisteredSchema | None:
         found = self._get(_version_path(subject, version or "latest"))
         return None if found is None else self._registered(found, _number(found, "id"), subject)
 
-    def register(self, subject: str, schema: str) -> int:
-        """Register an Avro schema as the subject's newest version, unless it has it. Returns the schema's number."""
+    def register(self, subject: str, schema: str, type: str = AVRO) -> int:
+        """Register a schema as the subject's newest version, unless it has it. Returns the schema's number."""
         path = f"/subjects/{quote(subject, safe='')}/versions"
-        found = self._get(path, json.dumps({"schema": schema}).encode())
+        found = self._get(path, json.dumps({"schema": schema, "schemaType": type}).encode())
         if found is None:
             raise self._nonsense("HTTP 404")
         return _number(found, "id")
@@ -70,13 +114,14 @@ class RegistryClient:
             raise self._nonsense("no list of subjects")
         return tuple(sorted(str(s) for s in found))
 
-    def _registered(self, found: Any, id: int, subject: str = "") -> RegisteredSchema:
-        texts: dict[tuple[str, str], str] = {}
+    def _registered(self, found: Any, id: int | str, subject: str = "") -> RegisteredSchema:
+        texts: dict[_Version, tuple[str, str]] = {}
         self._collect(found, texts, ())
-        version = _number(found, "version") if subject else 0
-        return RegisteredSchema(id, _type(found), (*texts.values(), self._text(found)), subject, version)
+        version, names = _number(found, "version") if subject else 0, tuple(name for name, _ in texts.values())
+        held = (*(text for _, text in texts.values()), self._text(found))
+        return RegisteredSchema(id, _type(found), held, subject, version, names)
 
-    def _collect(self, found: Any, texts: dict[tuple[str, str], str], above: tuple[tuple[str, str], ...]) -> None:
+    def _collect(self, found: Any, texts: dict[_Version, tuple[str, str]], above: tuple[_Version, ...]) -> None:
         """The texts of all that a schema refers to, each after what it refers to itself."""
         references = found.get("references") or []
         if not isinstance(references, list):
@@ -97,7 +142,7 @@ class RegistryClient:
             if behind is None:
                 raise self._refused(f"a schema refers to subject {key[0]!r}, version {key[1]}, which does not exist")
             self._collect(behind, texts, (*above, key))
-            texts[key] = self._text(behind)
+            texts[key] = str(r.get("name")), self._text(behind)
 
     def _text(self, found: Any) -> str:
         text = found.get("schema")

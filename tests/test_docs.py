@@ -50,6 +50,12 @@ def shell_lines() -> Iterator[Any]:
                     yield pytest.param(words[1:], id=f"{block.id} {' '.join(words[1:4])}")
 
 
+SCHEMAS = {
+    "avro": '{"type": "array", "items": "int"}',
+    "json_schema": '{"type": "object", "properties": {"a": {"type": "string"}}}',
+}
+
+
 @pytest.mark.parametrize("text", list(blocks("yaml")))
 def test_a_feed_is_read(text: str, tmp_path: Path) -> None:
     """A part of a feed file is read beside the keys that a feed cannot be without."""
@@ -63,9 +69,10 @@ def test_a_feed_is_read(text: str, tmp_path: Path) -> None:
     path = tmp_path / "feeds" / f"{whole.get('feed', 'orders')}.yaml"
     path.parent.mkdir()
     path.write_text(yaml.safe_dump(whole))
-    if keys.get("schema_file"):
-        (tmp_path / keys["schema_file"]).parent.mkdir()
-        (tmp_path / keys["schema_file"]).write_text('{"type": "array", "items": "int"}')
+    for said in (keys, keys.get("key") or {}):
+        if said.get("schema_file"):
+            (tmp_path / said["schema_file"]).parent.mkdir()
+            (tmp_path / said["schema_file"]).write_text(SCHEMAS[said["format"]])
     load_feed(path, {})
 
 

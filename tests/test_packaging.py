@@ -116,11 +116,25 @@ for asked in sys.argv[1:]:
     assert "Traceback" not in done.stderr
 
 
+def test_everything_that_looks_is_imported_without_any_extra() -> None:
+    script = f"""import importlib, pkgutil, sys
+sys.modules |= dict.fromkeys({sorted(extras.BRINGS)!r})
+import sluice.cli, sluice.pipelines
+for package in (sluice.cli, sluice.pipelines):
+    for found in pkgutil.walk_packages(package.__path__, package.__name__ + "."):
+        importlib.import_module(found.name)
+for name in ("reading", "stream", "edges", "lakes"):
+    importlib.import_module("sluice.resources." + name)"""
+    done = subprocess.run([sys.executable, "-c", script], check=False, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+
+
 def test_every_extra_brings_what_errors_say() -> None:
     wishes = PROJECT["project"]["optional-dependencies"]
     brought = {_plain(Requirement(w).name): extra for extra in wishes if extra != "dev" for w in wishes[extra]}
     for package, extra in extras.BRINGS.items():
-        if package not in ("py4j", "botocore"):  # they come with pyspark and boto3
+        # They come with pyspark and boto3; or are the top of what several packages share.
+        if package not in ("py4j", "botocore", "opentelemetry", "openlineage"):
             assert brought[_plain(package)] == extra
     assert set(extras.BRINGS.values()) == set(Requirement(wishes["all"][0]).extras)
 

@@ -15,7 +15,8 @@ def table_problems(ledger: Ledger, lake: Lake, table: Table) -> Iterator[AuditPr
 
     Raises TableDiffers for a table of somebody else's, EntriesLost, CatalogUnavailable, LedgerCorrupt.
     """
-    state, head = ledger.read(), table.look()
+    head = table.look()
+    state = ledger.read()  # afterwards: a publisher may be at work
     mend = f"sluice table sync {ledger.feed} --repair"
     if head is None:
         return

@@ -44,8 +44,11 @@ from sluice.pipelines.feed.sections import (
 from sluice.pipelines.feed.settings import Description, GroupName, LocalFile, Name, Settings, Text, below_root
 from sluice.pipelines.feed.table import TableSettings, check_holds
 from sluice.pipelines.feed.topics import TopicFilter
-from sluice.pipelines.records.avro.reader import AvroReader, WireFormat
+from sluice.pipelines.records.keys import KeyReader
+from sluice.pipelines.records.reader import Reader
+from sluice.pipelines.records.readers import READERS
 from sluice.pipelines.records.shape import Shape
+from sluice.pipelines.records.wire import WireFormat
 from sluice.pipelines.schema.schema import EXTRA, KAFKA, Schema, parse_schema
 from sluice.pipelines.vocabulary.kafka import Isolation
 
@@ -102,6 +105,21 @@ def _check_table(table: TableSettings | None, info: ValidationInfo) -> TableSett
     return table
 
 
+def _check_wire(reader: Reader, registry: RegistrySettings | None) -> None:
+    if registry is None and reader.asks:
+        raise ValueError("needs `registry`, unless it has `wire_format: bare`")
+    if reader.wire is WireFormat.GLUE and reader.asks:
+        raise ValueError(f"has `wire_format: glue`, whose registry cannot be asked for {reader.format} schemas")
+
+
+class KeySettings(Settings):
+    """How keys are read: a format with schemas of its own, and the schema to read by."""
+
+    format: Text
+    schema_file: LocalFile
+    wire_format: WireFormat | None = None
+
+
 class Feed(Settings):
     """One dataset: its topics, its consumer group, and how its records are landed and committed."""
 
@@ -113,10 +131,12 @@ class Feed(Settings):
     isolation: Isolation = Isolation.READ_COMMITTED
     format: RecordFormat = RecordFormat.RAW
     schema_file: LocalFile | None = None
-    """Avro: the feed's own schema, whose fields are the columns."""
+    """Of a format with schemas of its own: the feed's, whose fields are the columns."""
     wire_format: WireFormat | None = None
     registry: RegistrySettings | None = None
-    avro: InstanceOf[AvroReader] | None = Field(default=None, exclude=True)
+    reader: InstanceOf[Reader] | None = Field(default=None, exclude=True)
+    key: KeySettings | None = None
+    key_reader: InstanceOf[KeyReader] | None = Field(default=None, exclude=True)
     columns: Annotated[InstanceOf[Schema], BeforeValidator(parse_schema)] | None = Field(default=None, alias="schema")
     description: Description | None = None
     descriptions: Annotated[dict[str, Description], AfterValidator(_check_described)] = Field(default_factory=dict)
@@ -150,26 +170,42 @@ class Feed(Settings):
         """What the feed's files ask records to become: schema, contract and policies."""
         dropping = self.policies.on_undecodable is OnUndecodable.DROP
         closed = self.columns is not None and self.policies.on_drift is OnDrift.QUARANTINE
-        return Shape(self.columns, self.contract, dropping, closed, self.avro)
+        closed |= self.reader is not None and self.reader.closed
+        return Shape(self.columns, self.contract, dropping, closed, self.reader, self.key_reader)
+
+    @property
+    def readers(self) -> tuple[Reader, ...]:
+        """How values and keys are read, where they have schemas of their own."""
+        return (*([self.reader] if self.reader else []), *([self.key_reader.reader] if self.key_reader else []))
 
     @model_validator(mode="after")
-    def _avro_has_a_schema(self) -> Self:
-        given = [n for n in ("schema_file", "wire_format", "registry") if getattr(self, n) is not None]
-        if self.format is not RecordFormat.AVRO:
-            if given:
-                raise ValueError(f"has {' and '.join(given)} without `format: avro`")
+    def _key_beside_columns(self) -> Self:
+        if self.key is None:
             return self
-        if self.avro is None:
-            raise ValueError("has `format: avro` without `schema_file`, the file of the schema to read by")
-        if (self.registry is None) is (self.avro.wire is WireFormat.CONFLUENT):
-            raise ValueError("needs `registry` for `wire_format: confluent`, and only for that")
-        if self.policies.on_drift is OnDrift.EVOLVE:
-            raise ValueError("has `on_drift: evolve`; columns of an Avro feed come from its schema_file alone")
+        if self.columns is None:
+            raise ValueError("has `key` under `format: raw`, which has no columns but Kafka's")
+        if self.key_reader is None:
+            raise ValueError("has `key` with another format than those that have a schema_file")
+        _check_wire(self.key_reader.reader, self.registry)
+        return self
+
+    @model_validator(mode="after")
+    def _reader_has_a_schema(self) -> Self:
+        given = [n for n in ("schema_file", "wire_format", "registry") if getattr(self, n) is not None]
+        if self.format not in READERS:
+            if given and not (given == ["registry"] and self.key):
+                raise ValueError(f"has {' and '.join(given)} without `format: {'` or `'.join(READERS)}`")
+            return self
+        if self.reader is None:
+            raise ValueError(f"has `format: {self.format}` without `schema_file`, the file of the schema to read by")
+        _check_wire(self.reader, self.registry)
+        if self.policies.on_drift is OnDrift.EVOLVE and not self.reader.evolves:
+            raise ValueError("has `on_drift: evolve`; columns of such a feed come from its schema_file alone")
         return self
 
     @model_validator(mode="after")
     def _typed_has_columns(self) -> Self:
-        if self.format is not RecordFormat.AVRO and (self.columns is None) is (self.format is RecordFormat.JSON):
+        if self.format not in READERS and (self.columns is None) is (self.format is RecordFormat.JSON):
             raise ValueError("has a schema without `format: json`, or `format: json` without a schema")
         if self.columns is None and self.policies.on_drift is not OnDrift.EXTRA:
             raise ValueError("has policies.on_drift without a schema that records could drift from")

@@ -8,14 +8,17 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from sluice.pipelines.contract.expectation import Contract
 from sluice.pipelines.contract.suite import CONTRACT, ContractError, read_contract
 from sluice.pipelines.feed.feed import Feed
 from sluice.pipelines.feed.problems import problems_of, raise_problems
 from sluice.pipelines.feed.registry import RegistrySettings
-from sluice.pipelines.feed.sections import BOOTSTRAP, LOCAL_KAFKA, LOCAL_LOGIN, LOCAL_REGISTRY, REGISTRY, RecordFormat
+from sluice.pipelines.feed.sections import BOOTSTRAP, LOCAL_KAFKA, LOCAL_LOGIN, LOCAL_REGISTRY, REGISTRY
 from sluice.pipelines.feed.yaml_file import FileProblem, YamlError, read_yaml
-from sluice.pipelines.records.avro.reader import AvroReader, WireFormat
-from sluice.pipelines.records.avro.schema import AvroSchemaError
+from sluice.pipelines.records.keys import KEY_PREFIX, KeyReader
+from sluice.pipelines.records.reader import Reader, UnusableSchema
+from sluice.pipelines.records.readers import READERS
+from sluice.pipelines.records.wire import WireFormat
 from sluice.pipelines.schema.schema import SchemaError
 from sluice.pipelines.vocabulary.errors import FeedError
 from sluice.pipelines.vocabulary.pages import page
@@ -70,7 +73,11 @@ def _under_contract(feed: Feed, path: Path) -> Feed | tuple[tuple[str, FileProbl
         contract = read_contract(path, feed.columns)
     except ContractError as error:
         return tuple((str(path), FileProblem(p.place, p.what, p.remedy)) for p in error.problems)
-    return feed.model_copy(update={"contract": contract}) if contract else feed
+    own = feed.reader.expectations if feed.reader else ()
+    keys = feed.key_reader.expectations if feed.key_reader else ()
+    said = (*own, *keys, *(contract.expectations if contract else ()))
+    both = Contract(tuple(replace(e, place=place) for place, e in enumerate(said)))
+    return feed.model_copy(update={"contract": both}) if said else feed
 
 
 def _orphans(folder: Path) -> list[tuple[str, FileProblem]]:
@@ -102,8 +109,13 @@ def _read(path: Path, environ: Mapping[str, str], optional: Container[str]) -> F
     context = {"root": root, "filled_from_files": read.filled_from_files}
     if isinstance(data.get("registry", 0), dict | None) and (known := _known_registry(environ)):
         data["registry"] = {"url": known} | (data["registry"] or {})
-    if data.get("format") == RecordFormat.AVRO:
-        found = _with_avro(data, root)
+    if data.get("format") in READERS:
+        found = _with_reader(data, root)
+        if isinstance(found, FileProblem):
+            return (found,)
+        data = found
+    if "key" in data:
+        found = _with_key(data, root)
         if isinstance(found, FileProblem):
             return (found,)
         data = found
@@ -111,15 +123,16 @@ def _read(path: Path, environ: Mapping[str, str], optional: Container[str]) -> F
 
 
 @dataclass(frozen=True, slots=True)
-class AvroAsked:
-    """What an Avro feed's file says of its registry, and where its schema belongs. `subject` is never empty."""
+class SchemaAsked:
+    """What a feed's file says of its format and registry, and where its schema belongs. `subject` is never empty."""
 
+    format: str
     registry: RegistrySettings
     schema_file: Path
     subject: str
 
 
-def avro_asked(path: Path, environ: Mapping[str, str]) -> AvroAsked:
+def schema_asked(path: Path, environ: Mapping[str, str]) -> SchemaAsked:
     """The same for a feed whose schema_file need not be there yet. Raises FeedError."""
     root = path.resolve().parent.parent
     if not path.exists():
@@ -129,8 +142,10 @@ def avro_asked(path: Path, environ: Mapping[str, str]) -> AvroAsked:
     except YamlError as error:
         raise_problems([(str(path), p) for p in error.problems])
     said, name, topics = data.get("registry") or {}, data.get("schema_file"), data.get("topics")
-    if data.get("format") != RecordFormat.AVRO or not isinstance(said, dict) or not isinstance(name, str):
-        raise FeedError(f"{path.name} has no `format: avro` with `registry` and `schema_file`", remedy=page("formats"))
+    format_ = str(data.get("format"))
+    if format_ not in READERS or not isinstance(said, dict) or not isinstance(name, str):
+        formats = f"`format: {'` or `'.join(READERS)}`"
+        raise FeedError(f"{path.name} has no {formats} with `registry` and `schema_file`", remedy=page("formats"))
     known = _known_registry(environ)
     try:
         settings = RegistrySettings.model_validate(({"url": known} if known else {}) | said, context={"root": root})
@@ -141,37 +156,57 @@ def avro_asked(path: Path, environ: Mapping[str, str]) -> AvroAsked:
     subject = settings.subject or (f"{named}-value" if isinstance(named, str) else None)
     if subject is None:
         raise FeedError(f"{path.name} reads several topics", remedy="name the subject: registry: {subject: …}")
-    return AvroAsked(settings, root / Path(name), subject)
+    return SchemaAsked(format_, settings, root / Path(name), subject)
 
 
 def _known_registry(environ: Mapping[str, str]) -> str | None:
     return environ.get(REGISTRY) or environ.get(LOCAL_REGISTRY)
 
 
-def _with_avro(data: dict[str, Any], root: Path) -> dict[str, Any] | FileProblem:
-    """The data of an Avro feed with its reader and columns, or what is wrong with its schema's file."""
-    name, wire = data.get("schema_file"), data.get("wire_format", "confluent" if "registry" in data else "bare")
+def _with_reader(data: dict[str, Any], root: Path) -> dict[str, Any] | FileProblem:
+    """The data of a feed with its reader and columns, or what is wrong with its schema's file."""
     if "schema" in data:
-        return FileProblem("schema", "is for JSON", "the columns of an Avro feed are its schema's: name a schema_file")
+        return FileProblem("schema", "is for `format: json`", "the columns are those of a file: name a schema_file")
+    pull = f"sluice schema pull {safe_text(str(data['feed']))}"
+    reader = _reader(data, root, "registry" in data, "", pull)
+    if not isinstance(reader, Reader):
+        return reader or data  # validation says what is wrong
+    return data | {"reader": reader, "schema": reader.columns.texts()}
+
+
+def _with_key(data: dict[str, Any], root: Path) -> dict[str, Any] | FileProblem:
+    """The data of a feed with what reads its keys, and their columns."""
+    key, columns = data["key"], data.get("schema")
+    if not isinstance(key, dict) or key.get("format") not in READERS or not isinstance(columns, dict):
+        return data
+    reader = _reader(key, root, "registry" in data, "key.", "")
+    if not isinstance(reader, Reader):
+        return reader or data
+    made = KeyReader(reader)
+    own = {f.name: f.text for f in made.columns}
+    if clash := {n.casefold() for n in own} & {str(n).casefold() for n in columns}:
+        said = f"has a field whose column, {safe_text(min(clash))}, the value has too"
+        return FileProblem("key", said, f"keys' columns begin with {KEY_PREFIX}: rename the value's")
+    return data | {"key_reader": made, "schema": columns | own}
+
+
+def _reader(said: dict[str, Any], root: Path, registry: bool, place: str, pull: str) -> Reader | FileProblem | None:
+    """What reads by the schema_file that is named; what is wrong with that; None where more is wrong than that."""
+    name, wire = said.get("schema_file"), said.get("wire_format") or ("confluent" if registry else "bare")
     if not isinstance(name, str) or wire not in [*WireFormat]:
-        return data  # validation says what is wrong
+        return None
     path = root / Path(name)
     try:
-        reader = AvroReader((path.read_text("utf-8"),), WireFormat(wire))
+        return READERS[said["format"]].make((path.read_text("utf-8"),), WireFormat(wire))
     except FileNotFoundError:
-        return FileProblem(
-            "schema_file",
-            f"names {path}, which does not exist",
-            f"write it, or: sluice schema pull {safe_text(str(data['feed']))}",
-        )
+        what, remedy = f"names {path}, which does not exist", f"write it{f', or: {pull}' if pull else ''}"
     except (OSError, UnicodeDecodeError):
-        return FileProblem("schema_file", f"names {path}, which cannot be read", "check its rights and its encoding")
+        what, remedy = f"names {path}, which cannot be read", "check its rights and its encoding"
     except SchemaError as error:
-        first = error.problems[0]
-        return FileProblem("schema_file", f"{safe_text(str(first))}", first.remedy)
-    except AvroSchemaError as error:
-        return FileProblem("schema_file", safe_text(str(error)), page("formats"))
-    return data | {"avro": reader, "schema": reader.columns.texts()}
+        what, remedy = safe_text(str(error.problems[0])), error.problems[0].remedy
+    except UnusableSchema as error:
+        what, remedy = safe_text(str(error)), page("formats")
+    return FileProblem(f"{place}schema_file", what, remedy)
 
 
 def reaching_kafka(data: dict[str, Any], environ: Mapping[str, str]) -> dict[str, Any]:

@@ -33,7 +33,7 @@ _REMEDIES = {
     "spark.conf": "write it as it is; Spark hides only values of keys like …password, …secret, …token",
     "s3": f'{page("feeds")}, "A lake on S3"',
     "dead_letters": "name a topic for them alone, and leave `commit` at transactional",
-    "table": page("tables"),
+    "table": f"write {{iceberg: {{name: db.orders}}}} or {{delta: {{}}}}; {page('tables')} says more",
     "table.iceberg.name": "write namespace.table, such as db.orders: letters, digits and _",
     "table.iceberg.catalog": "write PyIceberg's properties of it, such as {type: rest, uri: …}, or its name there",
     "topics": "write a topic, a list of topics, or {include: [patterns], exclude: [patterns]}",

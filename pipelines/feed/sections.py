@@ -120,11 +120,12 @@ class OnDrift(StrEnum):
 
 
 class RecordFormat(StrEnum):
-    """What records hold: raw bytes, JSON that a schema types, or Avro, whose schema gives the columns."""
+    """What records hold: raw bytes, JSON that a schema types, or a format whose own schema gives the columns."""
 
     RAW = "raw"
     JSON = "json"
     AVRO = "avro"
+    JSON_SCHEMA = "json_schema"
 
 
 class CommitMode(StrEnum):

@@ -1,4 +1,4 @@
-"""A feed's section `table`: in which table what landed is to be found by name, and what such a table cannot hold."""
+"""A feed's section `table`: which table what landed is in, too, and what such a table cannot hold."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import Annotated, Any
 
-from pydantic import AfterValidator, BeforeValidator, Field, SecretStr, ValidationInfo
+from pydantic import AfterValidator, BeforeValidator, Field, SecretStr, ValidationInfo, model_validator
 
 from sluice.pipelines.feed.settings import Duration, Settings, Text
 from sluice.pipelines.schema.schema import Kind, Schema, Type, path_below
@@ -59,19 +59,35 @@ class IcebergSettings(Settings):
         return [("name", self.name)]
 
 
-class TableSettings(Settings):
-    """The table of a feed. Snapshots older than `keep_snapshots` (ms) expire, and then the files that they alone name
-    are removed."""
+class DeltaSettings(Settings):
+    """A Delta table. Its log lies in the folder of the feed's parts, since it names files relative to itself."""
 
-    iceberg: IcebergSettings
+
+class TableSettings(Settings):
+    """The table of a feed, in one format. Snapshots older than `keep_snapshots` (ms) expire, and then the files that
+    they alone name are removed."""
+
+    iceberg: IcebergSettings | None = None
+    delta: DeltaSettings | None = None
     keep_snapshots: Duration = 5 * DAY
+
+    @model_validator(mode="after")
+    def _check_one_format(self) -> TableSettings:
+        if (self.iceberg is None) is (self.delta is None):
+            raise ValueError(f"names {'no format' if self.iceberg is None else 'two formats'}")
+        return self
+
+    @property
+    def format(self) -> str:
+        """The format's name, as people write it."""
+        return "Iceberg" if self.iceberg else "Delta"
 
 
 def unfit(columns: Mapping[str, Type]) -> Iterator[tuple[str, str, str]]:
-    """(path, type, what to write instead) of each value that Iceberg would change or does not have.
+    """(path, type, what to write instead) of each value that Iceberg and Delta would change or do not have.
 
-    Readers take uint32 for int and uint64 for long, and so large values for negative ones. Times in nanoseconds are
-    of a version of the format that few read.
+    Readers take uint32 for int and uint64 for long, and so large values for negative ones. Delta has no times in
+    nanoseconds; Iceberg's are of a version of the format that few read.
     """
     for name, t in columns.items():
         yield from _unfit(name, t)
@@ -94,4 +110,4 @@ def check_holds(table: TableSettings, columns: Schema | None) -> None:
     wrong = next(unfit({f.name: f.type for f in columns.fields}), None) if columns else None
     if wrong:
         path, said, instead = wrong
-        raise ValueError(f"cannot hold {path}, which is {said}: Iceberg has no such type; write {instead}")
+        raise ValueError(f"cannot hold {path}, which is {said}: {table.format} has no such type; write {instead}")

@@ -1,8 +1,10 @@
 """Every path in the lake, in one place. All are relative, with `/`. None depends on the wall clock.
 
     data/<feed>/[<folder>/]<part>                       what readers read
+                _delta_log/…                            the log of the feed's Delta table, which deltalake writes
     quarantine/<feed>/[<folder>/]<part>                 what broke the contract, with its raw bytes
     reports/<report>/<folder>/<report>.parquet          a report's result for a window
+    tables/<feed>_windows/<name>.parquet                which windows are complete, for a table that says so
     _sluice/<feed>/log/<20 digits>.json                 the ledger, an entry a file
                    checkpoints/<20 digits>.json         a fold of the ledger up to that number
                    segments/<first>-<end>.json          copies of the entries from `first` up to, not including, `end`
@@ -72,6 +74,8 @@ SLUICE = "_sluice"
 """The folder of everything that readers do not see."""
 
 _ROOTS = {PartKind.LANDED: "data", PartKind.QUARANTINED: "quarantine"}
+
+_DELTA_LOG = "_delta_log"
 
 VISIBLE = frozenset(_ROOTS.values())
 """The names of the folders with published parts."""
@@ -166,8 +170,8 @@ def audited_path(feed: str) -> str:
     return f"_sluice/{feed}/audited.json"
 
 
-def schema_path(feed: str, id: int) -> str:
-    """Where a writer's schema is kept, by its number in the registry."""
+def schema_path(feed: str, id: int | str) -> str:
+    """Where a writer's schema is kept, by its number in the registry, or its GUID."""
     return _join(feed_root(feed), "schemas", f"{id}.json")
 
 
@@ -185,6 +189,21 @@ def manifest_window(path: str) -> tuple[int, int] | None:
         return parse_window(found[1]), parse_duration(found[2])
     except ValueError:
         return None
+
+
+def delta_root(feed: str) -> str:
+    """The folder of the feed's Delta table, which names files relative to itself: that of the landed parts."""
+    return f"{_ROOTS[PartKind.LANDED]}/{feed}"
+
+
+def delta_log(feed: str) -> str:
+    """The folder of the log of the feed's Delta table."""
+    return f"{delta_root(feed)}/{_DELTA_LOG}"
+
+
+def windows_table_root(feed: str) -> str:
+    """The folder of the files of the table that tells which windows of the feed are complete."""
+    return f"tables/{feed}_windows"
 
 
 def table_note_path(feed: str) -> str:
@@ -287,8 +306,13 @@ def receipt_slice(path: str) -> str | None:
 
 
 def visible_roots(feed: str) -> tuple[str, ...]:
-    """The folders that hold the feed's published parts, and nothing else."""
+    """The folders that hold the feed's published parts, and nothing else but a table's log (`is_table_log`)."""
     return tuple(f"{root}/{feed}" for root in _ROOTS.values())
+
+
+def is_table_log(path: str) -> bool:
+    """Whether the path, below a visible root, is of the log of a Delta table."""
+    return path.split("/", 3)[2:3] == [_DELTA_LOG]
 
 
 def part_path(feed: str, kind: PartKind, folder: str, part: str) -> str:

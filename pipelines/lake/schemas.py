@@ -10,8 +10,9 @@ import json
 
 from sluice.pipelines.lake.paths import schema_path
 from sluice.pipelines.ports import Lake, Registry
+from sluice.pipelines.records.wire import Named
 from sluice.pipelines.vocabulary.errors import Failed, LedgerCorrupt
-from sluice.pipelines.vocabulary.registered import AVRO, RegisteredSchema
+from sluice.pipelines.vocabulary.registered import RegisteredSchema
 
 MOST_UNKNOWN = 1000
 """Numbers that the registry may not know, until a task asks for no more."""
@@ -20,14 +21,22 @@ MOST_UNKNOWN = 1000
 class KeptSchemas:
     """`WriterSchemas` of one feed: from the lake, else from the registry, whose answer is kept first.
 
-    Without a registry, what is not kept is not known.
+    Without a registry, what is not kept is not known. `types` are those of its schemas that count (none: all).
     """
 
-    def __init__(self, lake: Lake, feed: str, registry: Registry | None = None, *, keep: bool = True) -> None:
-        self._lake, self._feed, self._registry, self._keep = lake, feed, registry, keep
-        self._known: dict[int, RegisteredSchema | None] = {}
+    def __init__(
+        self,
+        lake: Lake,
+        feed: str,
+        registry: Registry | None = None,
+        *,
+        keep: bool = True,
+        types: tuple[str, ...] = (),
+    ) -> None:
+        self._lake, self._feed, self._registry, self._keep, self._types = lake, feed, registry, keep, types
+        self._known: dict[Named, RegisteredSchema | None] = {}
 
-    def texts(self, id: int) -> tuple[str, ...] | None:
+    def texts(self, id: Named) -> tuple[str, ...] | None:
         """The texts of a schema, the last, after all that it refers to; None where there is none of that number.
 
         Raises RegistryUnavailable, NotAuthorized, and Failed after too many numbers that nobody knows.
@@ -37,9 +46,9 @@ class KeptSchemas:
         found = self._known[id]
         if found is None:
             return None
-        return found.texts if found.type == AVRO else (f"a schema of type {found.type}",)
+        return found.texts if found.type in (self._types or (found.type,)) else (f"a schema of type {found.type}",)
 
-    def find(self, id: int) -> RegisteredSchema | None:
+    def find(self, id: Named) -> RegisteredSchema | None:
         """The schema of that number, kept from here on."""
         path = schema_path(self._feed, id)
         kept = self._lake.get(path)
@@ -60,16 +69,17 @@ class KeptSchemas:
 
     def keep(self, schema: RegisteredSchema) -> None:
         """Keep a schema that the registry told."""
-        said = {"id": schema.id, "type": schema.type, "texts": schema.texts}
+        said = {"id": schema.id, "type": schema.type, "texts": schema.texts, "names": schema.names}
         self._lake.put_if_absent(schema_path(self._feed, schema.id), json.dumps(said).encode() + b"\n")
 
 
 def _parsed(data: bytes, path: str) -> RegisteredSchema:
     try:
         said = json.loads(data)
-        id, kind, texts = said["id"], said["type"], said["texts"]
-        if isinstance(id, int) and isinstance(kind, str) and texts and all(isinstance(t, str) for t in texts):
-            return RegisteredSchema(id, kind, tuple(texts))
+        id, kind, texts, names = said["id"], said["type"], said["texts"], said.get("names", [])
+        sound = isinstance(id, int | str) and isinstance(kind, str)
+        if sound and texts and all(isinstance(t, str) for t in (*texts, *names)):
+            return RegisteredSchema(id, kind, tuple(texts), names=tuple(names))
     except (ValueError, KeyError, TypeError, RecursionError):
         pass
     raise LedgerCorrupt(

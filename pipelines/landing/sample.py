@@ -21,8 +21,8 @@ from sluice.pipelines.landing.task import Assignment, Tools, run_task
 from sluice.pipelines.ledger import State
 from sluice.pipelines.planning.windows import range_between
 from sluice.pipelines.ports import Cluster, Fetched, Fetcher, FetchFailed, Lake
-from sluice.pipelines.records.avro.reader import WriterSchemas
 from sluice.pipelines.records.landed_columns import offset_column
+from sluice.pipelines.records.reader import WriterSchemas
 from sluice.pipelines.records.shape import Shape
 from sluice.pipelines.schema.schema import KAFKA
 from sluice.pipelines.vocabulary.errors import Failed

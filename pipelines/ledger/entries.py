@@ -25,7 +25,9 @@ from pydantic import (
 
 from sluice.pipelines.contract.results import Result
 from sluice.pipelines.contract.suite import recall
-from sluice.pipelines.records.avro.reader import AvroReader, WireFormat
+from sluice.pipelines.records.reader import Reader
+from sluice.pipelines.records.readers import READERS
+from sluice.pipelines.records.wire import WireFormat
 from sluice.pipelines.schema.schema import parse_schema
 from sluice.pipelines.vocabulary.errors import LedgerCorrupt, LedgerTooNew
 from sluice.pipelines.vocabulary.kafka import Key
@@ -38,8 +40,9 @@ FORMAT: Literal[1] = 1
 SHARED_FORMAT: Literal[2] = 2
 """Of a publish entry in which slices share files: who knows only format 1 would count the rows of a file for each."""
 
-AVRO_FORMAT: Literal[2] = 2
-"""Of a schema entry of an Avro feed: who knows only format 1 would take its records for JSON."""
+READER_FORMAT: Literal[3] = 3
+"""Of a schema entry with a `source` or a `key`: who knows only format 1 would take it for JSON alone. In format
+2 the source is `avro`, and its records are Avro."""
 
 
 class _Model(BaseModel):
@@ -76,7 +79,7 @@ class KeyRange(_Model):
 class _Entry(_Model):
     """What all entries have: `write` is unique to this attempt to write, `at` is in ms, `run` is the Dagster run id."""
 
-    format: Literal[1, 2] = 1
+    format: Literal[1, 2, 3] = 1
     write: str = ""
     run: str = ""
     at: int = 0
@@ -181,9 +184,17 @@ def _of_a_contract(text: str) -> str:
     return text
 
 
-class AvroSource(_Model):
-    """How Avro records are read: the texts of the feed's own schema, the last, and the wire format."""
+def _known_format(name: str) -> str:
+    if name not in READERS:
+        raise ValueError("is no format of records that we know")
+    return name
 
+
+class SchemaSource(_Model):
+    """How records with schemas of their own are read: their format, the texts of the feed's own schema, the last, and
+    the wire format."""
+
+    format: Annotated[str, AfterValidator(_known_format)]
     texts: tuple[str, ...]
     wire: WireFormat
 
@@ -192,20 +203,20 @@ class AvroSource(_Model):
         self.reader()
         return self
 
-    def reader(self) -> AvroReader:
+    def reader(self) -> Reader:
         """The same as a value of the stages."""
-        return AvroReader(self.texts, self.wire)
+        return READERS[self.format].make(self.texts, self.wire)
 
 
 class SchemaEntry(_Entry):
     """The shape of rows from here on. `shape` is its name, `columns` the schema (names and types; None: raw) and
     `contract` the contract's text (empty: none). `evolved` are the columns that Sluice added to the feed's own schema,
-    or widened in it, because of what it saw in records. `avro` is how records are read that are not JSON; an entry that
-    has it is of format 2, and whoever knows only format 1 stops.
+    or widened in it, because of what it saw in records. `source` is how values with schemas of their own are read, and
+    `key` how keys are.
     """
 
     kind: Literal["schema"] = "schema"
-    newest_format: ClassVar[int] = AVRO_FORMAT
+    newest_format: ClassVar[int] = READER_FORMAT
     shape: str
     columns: Annotated[Columns, AfterValidator(_of_a_schema)] | None
     contract: Annotated[str, AfterValidator(_of_a_contract)] = ""
@@ -213,12 +224,20 @@ class SchemaEntry(_Entry):
     closed: bool = False
     evolved: Columns = {}
     reason: str = ""
-    avro: AvroSource | None = None
+    source: SchemaSource | None = None
+    key: SchemaSource | None = None
+
+    @model_validator(mode="before")
+    @classmethod
+    def _of_format_2(cls, data: Any) -> Any:
+        if isinstance(data, dict) and isinstance(avro := data.get("avro"), dict):
+            return {k: v for k, v in data.items() if k != "avro"} | {"source": {"format": "avro"} | avro}
+        return data
 
     @model_serializer(mode="wrap")
-    def _without_avro(self, serialize: SerializerFunctionWrapHandler) -> dict[str, Any]:
+    def _without_source(self, serialize: SerializerFunctionWrapHandler) -> dict[str, Any]:
         found: dict[str, Any] = serialize(self)
-        return found if self.avro else {k: v for k, v in found.items() if k != "avro"}
+        return {k: v for k, v in found.items() if k not in ("source", "key") or v}
 
 
 class IntentEntry(_Entry):

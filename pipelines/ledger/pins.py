@@ -9,7 +9,7 @@ from typing import overload
 
 
 class Pins(Sequence[tuple[int, int]]):
-    """(time in ms, offset) pairs in order of time; a value, never changed.
+    """(time in ms, offset) pairs in order of time; a value: only a fold adds to a copy that it has just made.
 
     `times` and `offsets` are its columns (64-bit integers), for many look-ups at once; do not write to them.
     """
@@ -48,12 +48,13 @@ class Pins(Sequence[tuple[int, int]]):
         """How many are pinned before `time`."""
         return bisect_left(self.times, time)
 
-    def with_pins(self, times: Sequence[int], offsets: Sequence[int]) -> Pins:
-        """These pins and more, in order of time. A time that is pinned already keeps its offset."""
-        out = Pins(self.times[:], self.offsets[:])
+    def copy(self) -> Pins:
+        return Pins(self.times[:], self.offsets[:])
+
+    def add(self, times: Iterable[int], offsets: Iterable[int]) -> None:
+        """Take in more, in order of time. A time that is pinned already keeps its offset."""
         for time, offset in zip(times, offsets, strict=True):
-            at = out.position(time)
-            if at == len(out) or out.times[at] != time:
-                out.times.insert(at, time)
-                out.offsets.insert(at, offset)
-        return out
+            at = self.position(time)
+            if at == len(self) or self.times[at] != time:
+                self.times.insert(at, time)
+                self.offsets.insert(at, offset)

@@ -221,7 +221,8 @@ def _anew(place: RepairTarget, r: Receipt) -> str:
 
 
 def _visible(place: RepairTarget) -> set[str]:
-    return {p for root in paths.visible_roots(place.feed) for p in place.lake.list(root)}
+    found = (p for root in paths.visible_roots(place.feed) for p in place.lake.list(root))
+    return {p for p in found if not paths.is_table_log(p)}
 
 
 def _is_nowhere(lake: Lake, part: Part) -> bool:

@@ -14,7 +14,9 @@ from sluice.pipelines.contract.suite import recall
 from sluice.pipelines.feed.feed import Feed
 from sluice.pipelines.feed.sections import OnDrift
 from sluice.pipelines.ledger import Ledger, State
-from sluice.pipelines.ledger.entries import AVRO_FORMAT, FORMAT, AvroSource, SchemaEntry
+from sluice.pipelines.ledger.entries import FORMAT, READER_FORMAT, SchemaEntry, SchemaSource
+from sluice.pipelines.records.keys import KeyReader
+from sluice.pipelines.records.reader import Reader
 from sluice.pipelines.records.shape import Shape
 from sluice.pipelines.schema.schema import Field, Kind, Schema, SchemaError, Type, parse_schema, path_below
 from sluice.pipelines.schema.wider import RAW_TYPES, holds, one_table, parse_type
@@ -73,8 +75,10 @@ def shape_named(ledger: Ledger, state: State, name: str) -> Shape | None:
     if not isinstance(entry, SchemaEntry):
         return None
     columns = parse_schema(entry.columns) if entry.columns is not None else None
-    contract, avro = recall(entry.contract) if entry.contract else None, entry.avro.reader() if entry.avro else None
-    return Shape(columns, contract, entry.dropping, entry.closed, avro)
+    contract = recall(entry.contract) if entry.contract else None
+    reader = entry.source.reader() if entry.source else None
+    key = KeyReader(entry.key.reader()) if entry.key else None
+    return Shape(columns, contract, entry.dropping, entry.closed, reader, key)
 
 
 def declare(feed: Feed, ledger: Ledger) -> Shape:
@@ -129,9 +133,9 @@ def _problems(columns: Mapping[str, str], table: Mapping[str, str]) -> Iterator[
 def _entry(feed: Feed, shape: Shape, reason: str) -> SchemaEntry:
     own = feed.columns.texts() if feed.columns else {}
     columns = shape.columns.texts() if shape.columns else None
-    avro = AvroSource(texts=shape.avro.texts, wire=shape.avro.wire) if shape.avro else None
+    source, key = _source(shape.reader), _source(shape.key.reader if shape.key else None)
     return SchemaEntry(
-        format=AVRO_FORMAT if avro else FORMAT,
+        format=READER_FORMAT if source or key else FORMAT,
         shape=shape.name,
         columns=columns,
         contract=shape.contract.text if shape.contract else "",
@@ -139,8 +143,13 @@ def _entry(feed: Feed, shape: Shape, reason: str) -> SchemaEntry:
         closed=shape.closed,
         evolved={name: text for name, text in (columns or {}).items() if own.get(name) != text},
         reason=reason,
-        avro=avro,
+        source=source,
+        key=key,
     )
+
+
+def _source(reader: Reader | None) -> SchemaSource | None:
+    return SchemaSource(format=reader.format, texts=reader.texts, wire=reader.wire) if reader else None
 
 
 def _describe_change(ledger: Ledger, state: State, shape: Shape) -> str:
@@ -154,7 +163,8 @@ def _describe_change(ledger: Ledger, state: State, shape: Shape) -> str:
     said += ["contract changed"] if contracts[0] != contracts[1] else []
     policies = [(s.dropping, s.closed) for s in (before, shape)]
     said += ["policies changed"] if policies[0] != policies[1] else []
-    said += ["Avro schema changed"] if before.avro != shape.avro else []
+    said += ["schema_file changed"] if before.reader != shape.reader else []
+    said += ["key changed"] if before.key != shape.key else []
     return "; ".join(said) or "the order of its columns"
 
 

@@ -11,7 +11,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from sluice.pipelines.contract.expectation import Contract
-from sluice.pipelines.records.avro.reader import AvroReader, WriterSchemas
+from sluice.pipelines.records.keys import KeyReader
+from sluice.pipelines.records.reader import Reader, WriterSchemas
 from sluice.pipelines.schema.schema import Schema
 
 if TYPE_CHECKING:
@@ -24,26 +25,37 @@ if TYPE_CHECKING:
 class Shape:
     """What records become.
 
-    `columns` is the schema of typed rows, None for raw rows. `avro` is how Avro records are read as these; None for
-    JSON. With `dropping`, records that do not fit are counted and kept nowhere. With `closed`, a record with a field
-    that the schema does not name does not fit.
+    `columns` is the schema of typed rows, None for raw rows. `reader` is how records of a format with schemas of its
+    own are read as these; None for JSON. `key` is how keys are read, whose columns are among `columns`. With
+    `dropping`, records that do not fit are counted and kept nowhere. With `closed`, a record with a field that the
+    schema does not name does not fit.
     """
 
     columns: Schema | None = None
     contract: Contract | None = None
     dropping: bool = False
     closed: bool = False
-    avro: AvroReader | None = None
+    reader: Reader | None = None
+    key: KeyReader | None = None
 
     @property
     def name(self) -> str:
         """A few words. They differ where the same records would become other rows."""
         words = ["raw" if self.columns is None else f"json {self.columns.fingerprint}"]
-        words = [f"avro {self.avro.fingerprint}"] if self.avro else words
+        if self.reader is not None:
+            words = [f"{self.reader.format} {self.reader.fingerprint}"]
+            columns = self._of_values
+            words += [f"columns {columns.fingerprint}"] if columns and columns != self.reader.columns else []
+        words += [f"key {self.key.reader.format} {self.key.reader.fingerprint}"] if self.key else []
         words += ["closed"] if self.closed else []
         words += [f"contract {self.contract.hash}"] if self.contract else []
         words += ["dropping"] if self.dropping else []
         return " ".join(words)
+
+    @property
+    def _of_values(self) -> Schema | None:
+        """The columns that values make."""
+        return self.key.without(self.columns) if self.key and self.columns else self.columns
 
     @property
     def landed(self) -> pa.Schema:
@@ -53,18 +65,23 @@ class Shape:
         return landed_schema(self.columns)
 
     def format(self, writers: WriterSchemas | None = None) -> Format:
-        """A new format that makes such rows. `writers` tells Avro records' schemas; without it, none is known."""
+        """A new format that makes such rows. `writers` tells records' schemas; without it, none is known."""
         from sluice.pipelines.records.format import RawFormat
 
         form: Format = RawFormat()
-        if self.avro is not None:
-            from sluice.pipelines.records.avro.format import AvroFormat
-
-            form = AvroFormat(self.avro, writers, dropping=self.dropping, closed=self.closed)
-        elif self.columns is not None:
+        columns = self._of_values
+        if self.reader is not None and columns is not None:
+            form = self.reader.rows(columns, writers, dropping=self.dropping, closed=self.closed)
+        elif columns is not None:
             from sluice.pipelines.records.typed.format import JsonFormat
 
-            form = JsonFormat(self.columns, dropping=self.dropping, closed=self.closed)
+            form = JsonFormat(columns, dropping=self.dropping, closed=self.closed)
+        if self.key is not None and self.columns is not None:
+            from sluice.pipelines.records.keyed import KeyedFormat
+
+            read = self.key.reader
+            keys = read.rows(read.columns, writers, dropping=False, closed=read.closed)
+            form = KeyedFormat(form, keys, self.columns, read.wire, dropping=self.dropping)
         if self.contract is not None:
             from sluice.pipelines.records.checked.format import ContractFormat
 

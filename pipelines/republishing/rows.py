@@ -21,7 +21,7 @@ from sluice.pipelines.records.format import HEADERS, TO_SEND
 from sluice.pipelines.republishing.plan import Republish, Source
 from sluice.pipelines.republishing.values import json_values
 from sluice.pipelines.republishing.where import Condition
-from sluice.pipelines.schema.arrays import fixed_width, text_array
+from sluice.pipelines.schema.arrays import fixed_width, int64s, text_array
 from sluice.pipelines.schema.schema import KAFKA, Schema
 from sluice.pipelines.vocabulary.errors import UsageError
 from sluice.pipelines.vocabulary.ranges import Range, union
@@ -137,9 +137,7 @@ def with_coordinates(headers: pa.Array, source: Source, offsets: np.ndarray) -> 
     """Headers with those of the record's old coordinates after them, as in dead letters."""
     rows, each = len(offsets), len(_COORDINATES)
     lists = np.asarray(headers.offsets, np.int64) if rows else np.zeros(1, np.int64)
-    counts = np.diff(lists)
-    if headers.null_count:
-        counts = np.where(np.asarray(headers.is_valid().to_pylist()), counts, 0)
+    counts = int64s(pc.fill_null(pc.list_value_length(headers), 0).cast(pa.int64()))
     ends = np.concatenate([[0], np.cumsum(counts + each)])
     ours = _coordinate_entries(source, offsets)
     base = len(headers.values)
@@ -155,8 +153,14 @@ def with_coordinates(headers: pa.Array, source: Source, offsets: np.ndarray) -> 
 
 
 def _coordinate_entries(source: Source, offsets: np.ndarray) -> pa.StructArray:
-    rows = len(offsets)
-    names: Sequence[str] = _COORDINATES * rows
-    fixed = source.topic.encode(), str(source.partition).encode()
-    texts = [text for offset in offsets.tolist() for text in (*fixed, b"%d" % offset)]
-    return pa.StructArray.from_arrays([text_array(names), pa.array(texts, pa.binary())], fields=list(_ENTRY))
+    """Three for each row. Topic and partition are the same for all."""
+    rows, each = len(offsets), len(_COORDINATES)
+    texts = pa.concat_arrays(
+        [text_array([source.topic, str(source.partition)]), fixed_width(pa.int64(), offsets).cast(pa.string())]
+    )
+    places = np.tile(np.arange(each), rows)
+    chosen = places.copy()
+    chosen[each - 1 :: each] += np.arange(rows)
+    columns = [text_array(_COORDINATES).take(fixed_width(pa.int64(), places))]
+    columns.append(texts.take(fixed_width(pa.int64(), chosen)).cast(pa.binary()))
+    return pa.StructArray.from_arrays(columns, fields=list(_ENTRY))

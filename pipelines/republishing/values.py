@@ -3,6 +3,9 @@
 What comes out lands as the same row. It is not the value that came in: the order of fields is the schema's, blanks are
 gone, numbers and times are spelled in one way, a field that was null is left out, unknown fields inside structs are
 lost, and `_extra` comes last.
+
+Arrow makes texts of whole columns, and a compiled loop weaves these into objects. What is nested, binary, or rare is
+spelled in Python.
 """
 
 from __future__ import annotations
@@ -12,43 +15,139 @@ import json
 from collections.abc import Callable, Sequence
 from datetime import UTC, date, datetime, timedelta
 from decimal import Decimal
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
+import pyarrow.compute as pc
 
+from sluice.pipelines.schema.arrays import int64s
 from sluice.pipelines.schema.schema import EXTRA, Kind, Schema, Type
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _PER_SECOND = {"s": 1, "ms": 1_000, "us": 1_000_000, "ns": 1_000_000_000}
+_NO_BYTES = np.empty(0, np.uint8)
+_SPARE = 64 << 10  # bytes of room for texts that are longer with their escapes
+Array = npt.NDArray[Any]
 Texts = list[str | None]
 """The JSON text of each row; None where it is null."""
 
 
+class _Member(NamedTuple):
+    """A column as text: what stands before a value, how the loop writes it (a mode of `encode.loops`), the values."""
+
+    before: bytes
+    mode: int
+    texts: pa.Array
+
+
 def json_values(rows: pa.RecordBatch, schema: Schema) -> pa.Array:
     """The values of typed rows as JSON objects in UTF-8; null for tombstones."""
-    named = [(json.dumps(f.name, ensure_ascii=False), _column(rows, f.name, f.type)) for f in schema.fields]
-    extra = _extra(rows)
-    values: list[bytes | None] = []
-    for n, tombstone in enumerate(rows.column("kafka_tombstone").to_pylist()):
-        members = [f"{name}:{text}" for name, texts in named if texts is not None and (text := texts[n]) is not None]
-        if extra and (inside := extra[n]):
-            members.append(inside)
-        values.append(None if tombstone else f"{{{','.join(members)}}}".encode())
-    return pa.array(values, pa.binary())
+    from sluice.pipelines.records.encode import loops  # late: it takes numba, and a second
+
+    members = [
+        _Member(f"{json.dumps(f.name, ensure_ascii=False)}:".encode(), *_spelled(rows.column(at), f.type))
+        for f in schema.fields
+        if (at := rows.schema.get_field_index(f.name)) >= 0
+    ]
+    if (at := rows.schema.get_field_index(EXTRA)) >= 0:
+        members.append(_Member(b"", loops.MEMBERS, rows.column(at)))
+    ends, data = _woven(members, rows.num_rows)
+    there = ~_truths(rows.column("kafka_tombstone"))
+    valid = None if there.all() else pa.py_buffer(np.packbits(there, bitorder="little"))
+    return pa.Array.from_buffers(pa.binary(), rows.num_rows, [valid, pa.py_buffer(ends), pa.py_buffer(data)])
 
 
-def _column(rows: pa.RecordBatch, name: str, kind: Type) -> Texts | None:
-    """None for a column that these rows do not have."""
-    at = rows.schema.get_field_index(name)
-    return None if at < 0 else _texts(rows.column(at), kind)
+def _woven(members: Sequence[_Member], rows: int) -> tuple[Array, Array]:
+    """Objects of these members: where each begins and the last one ends, and their bytes."""
+    from sluice.pipelines.records.encode import loops
+    from sluice.pipelines.records.encode.columns import binary
+
+    offsets = np.zeros((len(members), rows + 1), np.int64)
+    valid = np.ones((len(members), rows), np.uint8)
+    data, held = list[Array](), 0
+    for c, member in enumerate(members):
+        mine, places, there = binary(member.texts)
+        first, stop = int(places[0]), int(places[-1])
+        data.append(mine[first:stop])
+        offsets[c] = places
+        offsets[c] += held - first
+        held += stop - first
+        if len(there):
+            valid[c] = there
+    before = [np.frombuffer(m.before, np.uint8) for m in members]
+    texts = loops.Texts(
+        np.concatenate([*before, _NO_BYTES]),
+        np.cumsum([0, *map(len, before)]),
+        np.array([m.mode for m in members], np.int64),
+        np.concatenate([*data, _NO_BYTES]),
+        offsets,
+        valid,
+    )
+    for array in texts:
+        array.flags.writeable = False
+    ends = np.zeros(rows + 1, np.int32)
+    out = np.empty(held + rows * (3 + len(texts.members) + 3 * len(members)) + _SPARE, np.uint8)
+    at = 0
+    while (at := int(loops.weave(texts, at, out, ends))) < rows:
+        grown = np.empty(2 * len(out), np.uint8)
+        grown[: ends[at]] = out[: ends[at]]
+        out = grown
+    return ends, out[: ends[rows]]
 
 
-def _extra(rows: pa.RecordBatch) -> Texts | None:
-    """The members of the objects in `_extra`, without braces."""
-    at = rows.schema.get_field_index(EXTRA)
-    found = None if at < 0 else rows.column(at).to_pylist()
-    return found and [None if text is None else text.strip()[1:-1].strip() for text in found]
+def _spelled(column: pa.Array, kind: Type) -> tuple[int, pa.Array]:
+    """A column as text, and how it is to be written."""
+    from sluice.pipelines.records.encode import loops
+
+    if isinstance(column, pa.DictionaryArray):
+        column = column.dictionary_decode()
+    match kind.kind:
+        case Kind.STRING:
+            return loops.TEXT, column
+        case Kind.DATE:
+            return loops.QUOTED, column.cast(pa.string())
+        case Kind.TIMESTAMP:
+            return loops.QUOTED, _instants(column)
+        case Kind.EPOCH if (numbers := _whole(column, kind.unit)) is not None:
+            return loops.BARE, numbers.cast(pa.string())
+        case Kind.STRUCT | Kind.LIST | Kind.MAP | Kind.BINARY | Kind.EPOCH:
+            return loops.BARE, pa.array(_texts(column, kind), pa.string())
+    return loops.BARE, column.cast(pa.string())
+
+
+def _instants(column: pa.Array) -> pa.Array:
+    """Times as ISO 8601 has them. Arrow's texts are all of one length, and lack a T and a Z."""
+    rows = len(column)
+    if not rows:
+        return column.cast(pa.string())
+    naive = pc.fill_null(column.cast(pa.int64()), 0).cast(pa.timestamp(column.type.unit)).cast(pa.string())
+    ends = np.frombuffer(naive.buffers()[1], np.int32, rows + 1)
+    length = int(ends[1] - ends[0])
+    made = np.full((rows, length + 1), ord("Z"), np.uint8)
+    made[:, :-1] = np.frombuffer(naive.buffers()[2], np.uint8, rows * length).reshape(rows, length)
+    made[:, len("2024-02-29")] = ord("T")
+    places = np.arange(rows + 1, dtype=np.int32) * np.int32(length + 1)
+    valid = np.packbits(_truths(column.is_valid()), bitorder="little")
+    return pa.StringArray.from_buffers(rows, pa.py_buffer(places), pa.py_buffer(made), pa.py_buffer(valid))
+
+
+def _whole(column: pa.Array, unit: str) -> pa.Array | None:
+    """The ticks of a column of times in another unit; None where these are no whole numbers."""
+    ticks, finer = column.cast(pa.int64()), _PER_SECOND[column.type.unit] // _PER_SECOND[unit]
+    if finer == 1:
+        return ticks
+    if not finer:
+        return None
+    whole = pc.divide(pc.fill_null(ticks, 0), finer)
+    if not np.array_equal(int64s(whole) * finer, int64s(pc.fill_null(ticks, 0))):
+        return None
+    return pc.if_else(column.is_valid(), whole, None)
+
+
+def _truths(column: pa.Array) -> Array:
+    return int64s(column.cast(pa.int64())).astype(bool)
 
 
 def _texts(column: pa.Array, kind: Type) -> Texts:

@@ -15,6 +15,7 @@ from sluice.pipelines.schema.schema import EXTRA, KAFKA, Type
 from sluice.pipelines.schema.wider import RAW_TYPES, parse_type
 from sluice.pipelines.vocabulary.ranges import Range, union
 from sluice.pipelines.vocabulary.receipts import Part, PartKind, Receipt
+from sluice.pipelines.vocabulary.tables import BATCHES, FEED, LEDGER, OFFSETS, WINDOWS
 from sluice.pipelines.vocabulary.units import show_instant, show_window
 
 GROUP_FILES, GROUP_BATCHES = 2000, 100
@@ -121,10 +122,10 @@ def about(ledger: Ledger, state: State, batches: Iterable[OwedBatch]) -> dict[st
         for topic, partition, r in b.ranges:
             ranges.setdefault(topic, {}).setdefault(str(partition), []).append(r)
     offsets = {t: {p: [f"{r.start}-{r.end}" for r in union(rs)] for p, rs in ps.items()} for t, ps in ranges.items()}
-    out = {"sluice.feed": ledger.feed, "sluice.ledger": state.ledger_id, "sluice.batches": " ".join(named)}
+    out = {FEED: ledger.feed, LEDGER: state.ledger_id, BATCHES: " ".join(named)}
     if windows:
-        out |= {"sluice.windows": " ".join(map(show_window, sorted(windows)))}
-    return out | {"sluice.offsets": json.dumps(offsets, separators=(",", ":"))}
+        out |= {WINDOWS: " ".join(map(show_window, sorted(windows)))}
+    return out | {OFFSETS: json.dumps(offsets, separators=(",", ":"))}
 
 
 def witness(ledger: Ledger, batch: Batch) -> str:

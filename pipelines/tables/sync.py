@@ -32,9 +32,10 @@ from sluice.pipelines.tables.owed import (
     groups,
     since,
 )
+from sluice.pipelines.tables.windows import CompleteWindows
 from sluice.pipelines.vocabulary.errors import PartUnreadable, TableMoved, TableRefused, Unknown
 from sluice.pipelines.vocabulary.progress import Progress, Reporter
-from sluice.pipelines.vocabulary.tables import TableChange, TableHead, TableOperation
+from sluice.pipelines.vocabulary.tables import FEED, LEDGER, TableChange, TableHead, TableOperation
 from sluice.pipelines.vocabulary.units import many
 
 TRIES = 20
@@ -63,10 +64,12 @@ def sync(
     table: Table,
     report: Reporter = lambda progress: None,
     *,
+    windows: CompleteWindows | None = None,
     expire_before: int | None = None,
     repair: bool = False,
 ) -> Synced:
-    """Bring the table up to the ledger, and let its snapshots from before a time (ms) expire.
+    """Bring the table up to the ledger, and let its snapshots from before a time (ms) expire. Then do the same to the
+    table of complete windows, which names no window whose rows are not in it.
 
     With `repair`, a table that somebody else changed is made what the ledger says; without, it raises TableDiffers.
     Raises TableRefused, CatalogUnavailable, EntriesLost, PartUnreadable; TableMoved or Unknown after too many tries.
@@ -87,6 +90,8 @@ def sync(
                 raise
     if expire_before is not None and done.head is not None:
         done = _expire(ledger, lake, table, expire_before, done)
+    if windows is not None and done.head is not None:
+        windows.bring_up(ledger, lake, state, expire_before)
     return done
 
 
@@ -101,9 +106,11 @@ def _up_to(
             if not since(ledger, state, 0, most=1).batches:
                 return done
             _check_columns(state, table)
-            table.create(columns(state), {"sluice.feed": ledger.feed, "sluice.ledger": state.ledger_id})
+            table.create(columns(state), {FEED: ledger.feed, LEDGER: state.ledger_id})
             done = replace(done, created=True)
             continue
+        if head.mark > state.number and ledger.read().number >= head.mark:
+            raise TableMoved(f"{table.name} was brought up meanwhile", remedy="the next try decides anew")
         check_owner(table, head, state, ledger.feed)
         if not kept.has_table(lake, ledger.feed):
             kept.note(lake, ledger.feed, table.name)
@@ -116,7 +123,7 @@ def _up_to(
         elif end == state.number:
             if (complete := complete_until(state)) > head.complete:
                 table.tell(complete)
-                head = replace(head, complete=complete)
+                head = table.look()
             return replace(done, head=head)
         total = done.added + sum(len(c.add) for c in changes)
         for change in changes:

@@ -16,6 +16,7 @@ BRINGS = {
     "dagster": "land",
     "pyspark": "land",
     "py4j": "land",
+    "duckdb": "duckdb",
     "dagster_webserver": "ui",
     "boto3": "s3",
     "botocore": "s3",
@@ -27,6 +28,9 @@ BRINGS = {
     "prometheus_client": "metrics",
     "pyiceberg": "iceberg",
     "sqlalchemy": "iceberg",
+    "opentelemetry": "otel",
+    "openlineage": "openlineage",
+    "deltalake": "delta",
 }
 """Packages, as they are imported, and the extra that brings each."""
 

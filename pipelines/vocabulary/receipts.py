@@ -216,6 +216,19 @@ Outcome = Receipt | SliceFailure
 
 
 @dataclass(frozen=True, slots=True)
+class TaskTime:
+    """When a task (its place in the plan) began and ended, in nanoseconds since the epoch by the clock of the machine
+    that it ran on. `attempt` counts from 0."""
+
+    task: int
+    began: int
+    ended: int
+    attempt: int
+    host: str
+    pid: int
+
+
+@dataclass(frozen=True, slots=True)
 class Owner:
     """Who works on a batch. `token` is unique to a run's process, `run` is the Dagster run id, `started` is in ms."""
 

@@ -4,18 +4,19 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-AVRO = "AVRO"
+AVRO, JSON = "AVRO", "JSON"
 
 
 @dataclass(frozen=True, slots=True)
 class RegisteredSchema:
-    """`id` is its number in the registry, `type` AVRO, PROTOBUF or JSON. The last of `texts` is the schema; before it
-    is all that it refers to, each after what it refers to itself. `subject` and `version` are empty and 0 where the
-    registry was asked by number.
+    """`id` is its number in the registry or its GUID, `type` AVRO, PROTOBUF or JSON. The last of `texts` is the schema;
+    before it is all that it refers to, each after what it refers to itself, and `names` are what it calls these.
+    `subject` and `version` are empty and 0 where the registry was asked by number.
     """
 
-    id: int
+    id: int | str
     type: str
     texts: tuple[str, ...]
     subject: str = ""
     version: int = 0
+    names: tuple[str, ...] = ()

@@ -10,6 +10,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 
+FEED, LEDGER, MARK = "sluice.feed", "sluice.ledger", "sluice.mark"
+BATCHES, OFFSETS, WINDOWS = "sluice.batches", "sluice.offsets", "sluice.windows"
+COMPLETE = "sluice.complete-until"
+"""What tables and their snapshots say of themselves, in every format."""
+
 
 class TableOperation(StrEnum):
     """What a change does to rows, as readers of snapshots understand it.

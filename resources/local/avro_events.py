@@ -1,14 +1,10 @@
-"""The sample order events as Avro, in Confluent's wire format: for feeds of `format: avro`."""
+"""The sample order events as Avro: for feeds of `format: avro`."""
 
 from __future__ import annotations
 
-import json
-from collections.abc import Iterable, Iterator
 from datetime import datetime
 from decimal import Decimal
 from typing import Any
-
-from sluice.resources.local.events import SampleEvent
 
 SCHEMA: dict[str, Any] = {
     "type": "record",
@@ -26,16 +22,7 @@ SCHEMA: dict[str, Any] = {
         {"name": "status", "type": "string"},
     ],
 }
-"""What the events are as records. `sluice produce` registers it."""
-
-
-def as_avro(events: Iterable[SampleEvent], header: bytes) -> Iterator[SampleEvent]:
-    """The same events with Avro values behind the header. Those that are malformed stay so."""
-    for event in events:
-        if event.value is None or event.malformed:
-            yield event
-        else:
-            yield event._replace(value=header + encoded(json.loads(event.value)))
+"""What the events are as records."""
 
 
 def encoded(order: dict[str, Any]) -> bytes:

@@ -32,8 +32,9 @@ from sluice.pipelines.feed.sections import SparkSettings
 from sluice.pipelines.ports import Job
 from sluice.pipelines.vocabulary import scratch, units
 from sluice.pipelines.vocabulary.errors import Failed, SetupError
-from sluice.pipelines.vocabulary.receipts import Outcome
+from sluice.pipelines.vocabulary.receipts import Outcome, TaskTime
 from sluice.pipelines.vocabulary.traffic import TaskTraffic
+from sluice.resources import tracing
 from sluice.resources.local import java
 from sluice.resources.spark import executor, executors, failures, jvm, shipping
 from sluice.resources.spark.masters import is_connect, is_local, master, tries
@@ -115,8 +116,12 @@ class SparkEngine:
         """
         if not tasks:
             return []
-        work = executor.TaskWork.of(job, tasks, tries(self._settings), self._per_broker)
-        return self._waited(lambda: self._landed(work))
+        step = tracing.current()
+        work = executor.TaskWork.of(job, tasks, tries(self._settings), self._per_broker, timed=step is not None)
+        sent = self._waited(lambda: self._landed(work))
+        if step:
+            step.tasks(job.plan, job.batch, [s for s in sent if isinstance(s, TaskTime)])
+        return [s for s in sent if not isinstance(s, TaskTime)]
 
     def _waited(self, call: Callable[[], T]) -> T:
         done = _elsewhere(call)
@@ -191,7 +196,7 @@ class SparkEngine:
     def _spark(self) -> Any:
         return session(self._settings) if is_connect(self._settings) else context(self._settings)
 
-    def _landed(self, work: executor.TaskWork) -> list[Outcome | TaskTraffic]:
+    def _landed(self, work: executor.TaskWork) -> list[executor.Sent]:
         spark = self._spark()
         jobs = self._jobs(spark)
         done = threading.Event()
@@ -229,7 +234,7 @@ class SparkEngine:
                 with suppress(Exception):  # the job may have ended meanwhile
                     jobs.cancel()  # again and again: it may not have been submitted yet
 
-    def _carried_out(self, jobs: _Jobs, work: executor.TaskWork) -> list[Outcome | TaskTraffic]:
+    def _carried_out(self, jobs: _Jobs, work: executor.TaskWork) -> list[executor.Sent]:
         try:
             return jobs.outcomes(work)
         except Exception as error:  # noqa: BLE001 - Spark has no common error over classic, Py4J and Connect
@@ -246,7 +251,7 @@ class SparkEngine:
                 raise _no_server(self._settings, gone) from None
             return self._salvaged(jobs, work, error)
 
-    def _salvaged(self, jobs: _Jobs, work: executor.TaskWork, error: Exception) -> list[Outcome | TaskTraffic]:
+    def _salvaged(self, jobs: _Jobs, work: executor.TaskWork, error: Exception) -> list[executor.Sent]:
         try:
             return jobs.outcomes(replace(work, salvage=failures.cause(error)))
         except Exception:  # noqa: BLE001 - the first error is the one that tells
@@ -310,7 +315,7 @@ def _elsewhere(call: Callable[[], T]) -> Future[T]:
 class _Jobs(Protocol):
     """The jobs of one batch, and nobody else's: what is cancelled is these."""
 
-    def outcomes(self, work: executor.TaskWork) -> list[Outcome | TaskTraffic]: ...
+    def outcomes(self, work: executor.TaskWork) -> list[executor.Sent]: ...
 
     def cancel(self) -> None: ...
 
@@ -332,7 +337,7 @@ class _ContextJobs:
         """From now on this thread's jobs are of this group."""
         self._spark.setJobGroup(self._group, what)
 
-    def outcomes(self, work: executor.TaskWork) -> list[Outcome | TaskTraffic]:
+    def outcomes(self, work: executor.TaskWork) -> list[executor.Sent]:
         self.begin(f"sluice: feed {work.feed}, batch {work.batch}")
         self._spark.setLocalProperty("spark.scheduler.pool", work.feed)  # within a pool, jobs wait for each other
         count = len(work.queues)
@@ -361,7 +366,7 @@ class _ConnectJobs:
         _impatient(self._spark)
         shipping.add_to(self._spark, settings)
 
-    def outcomes(self, work: executor.TaskWork) -> list[Outcome | TaskTraffic]:
+    def outcomes(self, work: executor.TaskWork) -> list[executor.Sent]:
         count = len(work.queues)
         numbers = self._spark.range(0, count, 1, count)
         rows = numbers.mapInArrow(shipping.Carried(partial(executor.run_in_arrow, work)), executor.SCHEMA).collect()

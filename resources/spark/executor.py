@@ -10,6 +10,8 @@ from __future__ import annotations
 
 import os
 import secrets
+import socket
+import time
 from collections.abc import Iterable, Iterator
 from contextlib import AbstractContextManager, closing, contextmanager
 from dataclasses import dataclass
@@ -23,12 +25,12 @@ from sluice.pipelines.feed.kafka import KafkaSettings
 from sluice.pipelines.feed.sections import LandingSettings
 from sluice.pipelines.ports import Job, Lake
 from sluice.pipelines.records import ready
-from sluice.pipelines.records.avro.reader import WriterSchemas
+from sluice.pipelines.records.reader import WriterSchemas
 from sluice.pipelines.records.shape import Shape
 from sluice.pipelines.schema.arrays import text_array
 from sluice.pipelines.vocabulary.kafka import FetchLimits, Isolation
 from sluice.pipelines.vocabulary.plans import Task, to_json
-from sluice.pipelines.vocabulary.receipts import Outcome, Receipt, SliceFailure
+from sluice.pipelines.vocabulary.receipts import Outcome, Receipt, SliceFailure, TaskTime
 from sluice.pipelines.vocabulary.traffic import TaskTraffic
 from sluice.resources.lakes import memory_of, open_lake
 from sluice.resources.registry import writers_of
@@ -40,11 +42,12 @@ if TYPE_CHECKING:
 RACK = "SLUICE_RACK"
 """The environment variable by which a machine says in which rack it is (`client.rack`, KIP-392)."""
 Row = tuple[str, str]
-"""An outcome or a traffic on its way to the driver: its kind and its JSON."""
+"""An outcome, a traffic or a time on its way to the driver: its kind and its JSON."""
 SCHEMA = "kind string, body string"
 _ARROW = pa.schema([("kind", pa.string()), ("body", pa.string())])
-_KINDS: dict[str, TypeAdapter[Outcome | TaskTraffic]] = {
-    c.__name__: TypeAdapter(c) for c in (Receipt, SliceFailure, TaskTraffic)
+Sent = Outcome | TaskTraffic | TaskTime
+_KINDS: dict[str, TypeAdapter[Sent]] = {
+    c.__name__: TypeAdapter(c) for c in (Receipt, SliceFailure, TaskTraffic, TaskTime)
 }
 
 
@@ -109,11 +112,17 @@ class TaskWork:
     queues: tuple[Queue, ...]
     """The tasks' places, as Spark's tasks carry them out."""
     tries: int
+    timed: bool = False
+    """Whether tasks say when they began and ended."""
+    fresh: bool = False
+    """Whether nobody has worked on the batch before."""
     salvage: str = ""
     """Why the tasks failed: read nothing, only say which slices were finished before that."""
 
     @classmethod
-    def of(cls, job: Job, tasks: Iterable[int], tries: int, per_broker: int | None = None) -> TaskWork:
+    def of(
+        cls, job: Job, tasks: Iterable[int], tries: int, per_broker: int | None = None, *, timed: bool = False
+    ) -> TaskWork:
         """`per_broker`: how many tasks may read from one broker at once."""
         plan = job.plan
         chosen = tuple(plan.tasks[i] for i in tasks)
@@ -128,6 +137,8 @@ class TaskWork:
             chosen,
             queues([task.leader for task in chosen], per_broker),
             tries,
+            timed,
+            job.fresh,
         )
 
 
@@ -135,8 +146,11 @@ def run(work: TaskWork, numbers: Iterable[int]) -> Iterator[Row]:
     """What Spark calls in a Python worker: places in `work.queues` in, a row for each outcome and each traffic out."""
     for number in numbers:
         for place in work.queues[number]:
-            for sent in _carried_out(work, work.tasks[place]):
+            task, began = work.tasks[place], time.time_ns()
+            for sent in _carried_out(work, task):
                 yield type(sent).__name__, to_json(sent)
+            if work.timed:
+                yield TaskTime.__name__, to_json(_time(task, began))
 
 
 def run_in_arrow(work: TaskWork, numbers: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
@@ -169,6 +183,7 @@ def _carried_out(work: TaskWork, task: Task) -> list[Outcome | TaskTraffic]:
         wiring.limits,
         wiring.memory,
         work.shape.name,
+        fresh=work.fresh and not _tried_before(),
     )
     with wiring.open(work.isolation, work.shape) as tools:
         if work.salvage:
@@ -178,6 +193,10 @@ def _carried_out(work: TaskWork, task: Task) -> list[Outcome | TaskTraffic]:
         return [*outcomes, traffic] if traffic.brokers else [*outcomes]
 
 
+def _time(task: Task, began: int) -> TaskTime:
+    return TaskTime(task.index, began, time.time_ns(), _tried_before(), socket.gethostname(), os.getpid())
+
+
 def _tried_before() -> int:
     from pyspark import TaskContext
 
@@ -185,7 +204,7 @@ def _tried_before() -> int:
     return int(context.attemptNumber()) if context else 0
 
 
-def sent_in(kind: str, body: str) -> Outcome | TaskTraffic:
+def sent_in(kind: str, body: str) -> Sent:
     """What a row holds. Raises ValueError for a row that `run` did not write."""
     if kind not in _KINDS:
         raise ValueError(f"nothing that a task sends: {kind}")

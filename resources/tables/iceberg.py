@@ -11,8 +11,8 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from datetime import UTC, datetime, timedelta
 from functools import cached_property
 from pathlib import Path
@@ -21,22 +21,23 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 
 from sluice.pipelines.feed.feed import Feed
-from sluice.pipelines.feed.s3 import bucket_and_prefix
 from sluice.pipelines.ports import Lake
 from sluice.pipelines.schema.schema import arrow_type
 from sluice.pipelines.schema.wider import parse_type
 from sluice.pipelines.vocabulary import extras
-from sluice.pipelines.vocabulary.errors import (
-    CatalogUnavailable,
-    NotAuthorized,
-    PartUnreadable,
-    SetupError,
-    SluiceError,
-    TableMoved,
-    TableRefused,
-    Unknown,
+from sluice.pipelines.vocabulary.errors import CatalogUnavailable, PartUnreadable, SetupError, SluiceError
+from sluice.pipelines.vocabulary.tables import (
+    BATCHES,
+    COMPLETE,
+    LEDGER,
+    MARK,
+    TableChange,
+    TableFile,
+    TableHead,
+    TableOperation,
 )
-from sluice.pipelines.vocabulary.tables import TableChange, TableFile, TableHead, TableOperation
+from sluice.resources.tables.access import access_of
+from sluice.resources.tables.outcomes import Outcomes
 
 if TYPE_CHECKING:
     from pyiceberg.catalog import Catalog
@@ -44,19 +45,18 @@ if TYPE_CHECKING:
     from pyiceberg.table import Table, Transaction
     from pyiceberg.table.snapshots import Snapshot
 
-MARK, LEDGER, BATCHES = "sluice.mark", "sluice.ledger", "sluice.batches"
-COMPLETE, COLUMNS = "sluice.complete-until", "sluice.columns"
+_COLUMNS = "sluice.columns"
 _RETRIES = "commit.retry.num-retries"
 _PROPERTIES = {
     "format-version": "2",
     _RETRIES: "0",
     # readers open a bounded number of manifests, however many commits there were
     "commit.manifest-merge.enabled": "true",
+    # and whoever merges manifests, each hundredth commit, writes few thousand entries anew
+    "commit.manifest.target-size-bytes": str(1 << 20),
     "write.metadata.delete-after-commit.enabled": "true",
     "write.metadata.previous-versions-max": "100",
 }
-_MOST = 300
-"""How many characters of another's message are kept."""
 
 
 class IcebergTable:
@@ -66,16 +66,17 @@ class IcebergTable:
         self._identifier = name
         self._properties, self._defaults = dict(properties), dict(defaults)
         self._table: Table | None = None
+        self._outcomes = Outcomes(self.name, "catalog")
 
     @classmethod
-    def of(cls, feed: Feed, lake: Lake) -> IcebergTable:
-        """The table that the feed names. Its metadata lies in the lake, below `tables`, unless the catalog says where.
-        Raises SetupError."""
-        if feed.table is None:
-            raise ValueError("the feed names no table")
+    def of(cls, feed: Feed, lake: Lake, suffix: str = "") -> IcebergTable:
+        """The table that the feed names, or the one that is called like it with a suffix. Its metadata lies in the
+        lake, below `tables`, unless the catalog says where. Raises SetupError."""
+        if feed.table is None or feed.table.iceberg is None:
+            raise ValueError("the feed names no Iceberg table")
         extras.need("pyiceberg")
         settings = feed.table.iceberg
-        return cls(settings.name, settings.properties(), {"warehouse": lake.locate("tables"), **_s3(feed)})
+        return cls(settings.name + suffix, settings.properties(), {"warehouse": lake.locate("tables"), **_s3(feed)})
 
     @property
     def name(self) -> str:
@@ -88,11 +89,9 @@ class IcebergTable:
         if "_catalog" in self.__dict__:
             self._catalog.close()
 
-    def opened(self) -> Table:
-        """The table as PyIceberg opens it, for whoever reads it. Raises as `look` does, and if there is none."""
-        if self.look() is None:
-            raise SetupError(f"there is no {self.name} yet", remedy="sluice table sync FEED makes it, once rows landed")
-        return self._known
+    def rows(self, columns: Sequence[str]) -> pa.Table:
+        with self._asking():
+            return self._known.scan(selected_fields=tuple(columns)).to_arrow()
 
     # -- asked
 
@@ -145,7 +144,7 @@ class IcebergTable:
 
     def commit(self, change: TableChange) -> int:
         table = self._known
-        with self._changing(), table.transaction() as transaction:
+        with self._changing(), _transaction(table) as transaction:
             _evolve(transaction, change.columns)
             self._stage_files(transaction, change)
             told = {COMPLETE: change.complete} if change.complete else {}
@@ -160,7 +159,7 @@ class IcebergTable:
         from pyiceberg.io.pyarrow import parquet_file_to_data_file
 
         table, about = self._known, {**change.about, MARK: str(change.mark)}
-        adding, metadata = [], transaction.table_metadata  # which PyIceberg copies whole whenever it is asked for
+        adding, metadata = [], transaction.table_metadata
         for address in change.add:
             try:
                 adding.append(parquet_file_to_data_file(table.io, metadata, address))
@@ -221,15 +220,8 @@ class IcebergTable:
                 remedy="PyIceberg's documentation lists the properties of each type of catalog",
             ) from None
 
-    @contextmanager
-    def _asking(self) -> Iterator[None]:
-        """Errors of a catalog that was only asked, by our names. Their texts may hold an address with a password."""
-        try:
-            yield
-        except SluiceError:
-            raise
-        except Exception as error:  # noqa: BLE001 - each catalog and store raises its own
-            raise self._told(error) from None
+    def _asking(self) -> AbstractContextManager[None]:
+        return self._outcomes.asking()
 
     @contextmanager
     def _changing(self) -> Iterator[None]:
@@ -241,46 +233,12 @@ class IcebergTable:
         except SluiceError:
             raise
         except (CommitFailedException, ValidationException):
-            raise TableMoved(
-                f"somebody else committed to {self.name} first", remedy="the next try decides anew"
-            ) from None
+            raise self._outcomes.moved() from None
         except (ValidationError, ValueError, TypeError, pa.ArrowException) as error:
-            raise TableRefused(
-                f"{self.name} does not take what is to be added: {_line(error)}",
-                remedy="see which columns the table has; the feed's schema says what lands",
-            ) from None
-        except Exception as error:  # noqa: BLE001 - as above
-            told = self._told(error)
-            if not isinstance(told, CatalogUnavailable):
-                raise told from None
-            raise Unknown(f"nobody saw what became of a commit to {self.name}", remedy="look again") from None
-
-    def _told(self, error: Exception) -> SluiceError:
-        kinds = {k.__name__ for k in type(error).__mro__}
-        if kinds & {
-            "UnauthorizedError",
-            "ForbiddenError",
-            "OAuthError",
-            "AuthorizationExpiredError",
-            "PermissionError",
-        }:
-            return NotAuthorized(
-                f"the catalog or the store of {self.name} refuses us: {type(error).__name__}",
-                remedy="see the rights of this user, and the catalog's settings in the feed",
-            )
-        if kinds & _AWAY:
-            return CatalogUnavailable(
-                f"the catalog of {self.name} does not answer: {type(error).__name__}",
-                remedy="landing and committing go on without it; the next run adds what is owed",
-            )
-        return SetupError(
-            f"{self.name} cannot be used: {type(error).__name__}",
-            remedy="see the catalog's settings in the feed",
-        )
-
-
-_AWAY = {"SQLAlchemyError", "OSError", "RESTError", "RequestException", "BotoCoreError", "ClientError", "TException"}
-"""Kinds of errors, by name, of a catalog or store that does not answer now."""
+            raise self._outcomes.refused(error) from None
+        except Exception as error:  # noqa: BLE001 - each catalog and store raises its own
+            told = self._outcomes.told(error)
+            raise (self._outcomes.unknown() if isinstance(told, CatalogUnavailable) else told) from None
 
 
 def _make(make: Callable[[], object], there: Callable[[], bool]) -> None:
@@ -290,10 +248,6 @@ def _make(make: Callable[[], object], there: Callable[[], bool]) -> None:
     except Exception:
         if not there():
             raise
-
-
-def _line(error: Exception) -> str:
-    return " ".join(str(error).split())[:_MOST]
 
 
 def _refs(table: Table) -> set[int]:
@@ -352,14 +306,32 @@ def _evolve(transaction: Transaction, columns: Mapping[str, str]) -> None:
     from pyiceberg.table import TableProperties
 
     metadata, said = transaction.table_metadata, hashlib.sha256(json.dumps(dict(columns)).encode()).hexdigest()[:16]
-    if metadata.properties.get(COLUMNS) == f"{said}/{metadata.current_schema_id}":
+    if metadata.properties.get(_COLUMNS) == f"{said}/{metadata.current_schema_id}":
         return  # looking takes PyIceberg longer than adding files
     if metadata.name_mapping() is None:
         mapping = metadata.schema().name_mapping.model_dump_json()
         transaction.set_properties({TableProperties.DEFAULT_NAME_MAPPING: mapping})
     with transaction.update_schema() as update:
         update.union_by_name(_arrow(columns))
-    transaction.set_properties({COLUMNS: f"{said}/{transaction.table_metadata.current_schema_id}"})
+    transaction.set_properties({_COLUMNS: f"{said}/{transaction.table_metadata.current_schema_id}"})
+
+
+def _transaction(table: Table) -> Transaction:
+    """A transaction that copies the table's metadata once after each step, and not whenever it is asked for it. A
+    commit asks dozens of times, and the metadata has every snapshot in it."""
+    from pyiceberg.table import Transaction
+
+    class Sparing(Transaction):  # type: ignore[misc, unused-ignore]
+        _copied: tuple[Any, Any] = (None, None)
+
+        @property
+        def table_metadata(self) -> Any:
+            step = len(self._updates), id(self._table.metadata)
+            if self._copied[0] != step:
+                self._copied = step, super().table_metadata
+            return self._copied[1]
+
+    return Sparing(table)
 
 
 def _producer(transaction: Transaction, table: Table, operation: TableOperation, about: dict[str, str]) -> Any:
@@ -382,15 +354,11 @@ def _producer(transaction: Transaction, table: Table, operation: TableOperation,
 
 def _s3(feed: Feed) -> dict[str, str]:
     """How PyIceberg reaches the feed's lake on S3: as the feed itself does."""
-    if not feed.lake.startswith("s3://"):
+    if (found := access_of(feed)) is None:
         return {}
-    with extras.named():
-        from sluice.resources.s3.client import Bucket
-    bucket = Bucket(bucket_and_prefix(feed.lake)[0], feed.s3)
-    found, meta = bucket.credentials, bucket.client.meta
     said = {
-        "s3.endpoint": meta.endpoint_url,
-        "s3.region": meta.region_name,
+        "s3.endpoint": found.endpoint,
+        "s3.region": found.region,
         "s3.access-key-id": found.access_key,
         "s3.secret-access-key": found.secret_key,
         "s3.session-token": found.token,

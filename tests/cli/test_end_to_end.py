@@ -11,7 +11,7 @@ import subprocess
 import sys
 import time
 import urllib.request
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import closing
 from datetime import UTC, datetime
 from pathlib import Path
@@ -28,18 +28,22 @@ from sluice.assets.location import build
 from sluice.pipelines.feed.feed import SHARED
 from sluice.pipelines.feed.sections import WindowSettings
 from sluice.pipelines.vocabulary.units import HOUR, show_window
+from sluice.resources import tracing
 from sluice.resources.local.kafka import LocalKafka
 from sluice.resources.project import Project
+from tests import telling
 from tests.checker.producers import Noting
 from tests.cli.conftest import Sluice
 from tests.resources.kafka.tools import until
+from tests.telling import Listener, listening
 
 MAIN = [sys.executable, "-c", "import sys; from sluice.cli.entry import main; sys.exit(main())"]
 
 
-def run_apart(*arguments: str) -> dict[str, Any]:
+def run_apart(*arguments: str, environment: Mapping[str, str] | None = None) -> dict[str, Any]:
     """A command in a process of its own, which must succeed; its stdout must be one JSON document."""
-    said = subprocess.run([*MAIN, *arguments, "--json"], capture_output=True, text=True, check=False)
+    env = {**os.environ, **(environment or {})}
+    said = subprocess.run([*MAIN, *arguments, "--json"], capture_output=True, env=env, text=True, check=False)
     assert said.returncode == 0, said.stderr
     document = json.loads(said.stdout)
     assert isinstance(document, dict)
@@ -80,7 +84,14 @@ def test_the_first_day(topic: str, project: Path, kafka: LocalKafka, sluice: Slu
 
     planned = sluice("plan", "orders", "--json").document
     assert planned["offsets"] == sum(p["stable_end"] for p in planned["partitions"]) > 20_000
-    ran = run_apart("run", "orders")
+    with listening() as listener:
+        ran = run_apart("run", "orders", environment=telling.environment(listener.address))
+    _is_one_trace(listener, ran["run"], planned["offsets"])
+    _is_one_run_of_lineage(listener, ran["run"], planned, sent["committed"])
+    (completed,) = (e for e in listener.events() if e["eventType"] == "COMPLETE")
+    assert _dataset(completed["inputs"]) == (f"kafka://{kafka.bootstrap}", topic)
+    assert _dataset(completed["outputs"]) == ("file", f"{project}/.sluice/lake/data/orders")
+    assert not listener.hold(telling.SECRET.encode())
     (batch,) = ran["batches"]
     assert (batch["plan"], batch["landed"]) == (planned["hash"], sent["committed"])
     assert batch["aborted"] == sent["aborted"]
@@ -88,6 +99,9 @@ def test_the_first_day(topic: str, project: Path, kafka: LocalKafka, sluice: Slu
 
     files = duckdb.read_parquet(f"{project}/.sluice/lake/data/orders/**/*.parquet")
     assert len(files.filter("value is null")) == sent["tombstones"]
+    values = files.filter("octet_length(value) > 20").project("value").limit(100).fetchall()
+    assert values
+    assert not any(listener.hold(value) for (value,) in values)
     assert len(files.filter("headers is not null and len(headers) > 0")) == sent["with_headers"]
     _peek_and_explain_agree_with_the_files(topic, files, sluice)
     audit = sluice("audit", "orders", "--rescan", "--hashes", "--json").document
@@ -107,6 +121,48 @@ def test_the_first_day(topic: str, project: Path, kafka: LocalKafka, sluice: Slu
     (status,) = sluice("status", "orders", "--json").document["feeds"]
     assert (status["lag"], status["uncommitted"]) == (0, 0)
     assert sluice("feeds", "refresh", "--json").document["feeds"] == [{"feed": "orders", "topics": [topic]}]
+
+
+def _is_one_trace(listener: Listener, run: str, offsets: int) -> None:
+    """Spans of both steps, of their stages, and of the tasks, which worked elsewhere and within `land`."""
+    spans = listener.spans()
+    assert {int.from_bytes(s.trace_id, "big") for s in spans} == {tracing.trace_of(run)}
+    by_id = {s.span_id: s for s in spans}
+    steps = [s for s in spans if not s.parent_span_id]
+    assert len(steps) == 2, "what lands, and what commits"
+    stages = {s.name for s in spans if s.parent_span_id in {x.span_id for x in steps}}
+    assert {"plan", "start Spark", "land", "prove", "publish", "commit"} <= stages
+    told = 0
+    for task in (s for s in spans if s.name == "task"):
+        above, about = by_id[task.parent_span_id], {a.key: a.value for a in task.attributes}
+        assert above.name == "land"
+        assert above.start_time_unix_nano <= task.start_time_unix_nano <= task.end_time_unix_nano
+        assert task.end_time_unix_nano <= above.end_time_unix_nano
+        assert about["sluice.feed"].string_value == "orders"
+        assert about["process.pid"].int_value != os.getpid()
+        told += about["sluice.offsets"].int_value
+    assert told == offsets
+
+
+def _dataset(named: list[dict[str, Any]]) -> tuple[str, str]:
+    (one,) = named
+    return one["namespace"], one["name"]
+
+
+def _is_one_run_of_lineage(listener: Listener, run: str, planned: Mapping[str, Any], rows: int) -> None:
+    """From its start to its end, with what was read and what landed."""
+    started, completed = listener.events()
+    assert [e["eventType"] for e in (started, completed)] == ["START", "COMPLETE"]
+    assert {e["run"]["runId"] for e in (started, completed)} == {run}
+    assert {(e["job"]["namespace"], e["job"]["name"]) for e in (started, completed)} == {("shop", "orders")}
+    ((topic,), (landed,)) = completed["inputs"], completed["outputs"]
+    assert topic["inputFacets"]["inputStatistics"]["rowCount"] == rows
+    offsets = topic["inputFacets"]["sluice_offsets"]
+    assert (offsets["offsets"], offsets["left_out"]) == (planned["offsets"], 0)
+    ends = {(p["partition"], 0, p["stable_end"]) for p in planned["partitions"]}
+    assert {(r["partition"], r["start"], r["end"]) for r in offsets["ranges"]} == ends
+    assert landed["outputFacets"]["outputStatistics"]["rowCount"] == rows
+    assert "value" in {f["name"] for f in landed["facets"]["schema"]["fields"]}
 
 
 @pytest.mark.kafka

@@ -1,6 +1,6 @@
 """Publishers of a table are killed at any moment, two at a time, while batches land and files are merged under them.
 
-The table is read by PyIceberg and by DuckDB, and held against what landed; nothing of ours judges it.
+The table is read by PyIceberg or deltalake, and by DuckDB, and held against what landed; nothing of ours judges it.
 """
 
 from __future__ import annotations
@@ -14,18 +14,18 @@ import time
 from pathlib import Path
 
 import duckdb
+import pyarrow as pa
 import pytest
-
-pytest.importorskip("pyiceberg")
-
-from pyiceberg.catalog import load_catalog
 
 from sluice.resources.lake_local import LocalLake
 from tests.pipelines.landed_world import A, B, World, pieces
 
 pytestmark = pytest.mark.faults
 
-TABLE = "table: {iceberg: {name: db.orders, catalog: {type: sql, uri: 'sqlite:///catalog.db'}}}\n"
+TABLES = {
+    "iceberg": "table: {iceberg: {name: db.orders, catalog: {type: sql, uri: 'sqlite:///catalog.db'}}}\n",
+    "delta": "table: {delta: {}}\n",
+}
 SYNC = """
 import sys
 from pathlib import Path
@@ -54,9 +54,11 @@ def begin(root: Path) -> subprocess.Popen[str]:
     return made  # type: ignore[no-any-return]
 
 
-def test_publishers_killed_at_any_moment_leave_each_row_once(tmp_path: Path) -> None:
+@pytest.mark.parametrize("kind", TABLES)
+def test_publishers_killed_at_any_moment_leave_each_row_once(kind: str, tmp_path: Path) -> None:
+    pytest.importorskip({"iceberg": "pyiceberg", "delta": "deltalake"}[kind])
     chance = random.Random(int(os.environ.get("SLUICE_FAULTS_SEED", "1")))
-    world = World(tmp_path, TABLE, lake=LocalLake(tmp_path / "lake"))
+    world = World(tmp_path, TABLES[kind], lake=LocalLake(tmp_path / "lake"))
     wanted: set[tuple[int, int]] = set()
     for number in range(12):
         for key in (A, B):
@@ -73,27 +75,47 @@ def test_publishers_killed_at_any_moment_leave_each_row_once(tmp_path: Path) -> 
         for rival in rivals:
             rival.send_signal(signal.SIGKILL)
             rival.communicate()
-        check(tmp_path, wanted, whole=False)
+        check(kind, tmp_path, wanted, whole=False)
     last = begin(tmp_path)
     out, error = last.communicate("go\n")
     assert out.strip() == "done", error
-    check(tmp_path, wanted, whole=True)
+    check(kind, tmp_path, wanted, whole=True)
 
 
-def check(root: Path, wanted: set[tuple[int, int]], *, whole: bool) -> None:
+def check(kind: str, root: Path, wanted: set[tuple[int, int]], *, whole: bool) -> None:
     """Every snapshot has each row once, and none that did not land; with `whole`, the newest has all."""
-    catalog = load_catalog("sluice", type="sql", uri=f"sqlite:///{root}/catalog.db")
-    if not catalog.namespace_exists("db") or not catalog.table_exists("db.orders"):
+    snapshots, files = (of_iceberg if kind == "iceberg" else of_delta)(root)
+    if not snapshots:
         assert not whole
         return
-    table = catalog.load_table("db.orders")
-    for snapshot in table.metadata.snapshots:
-        found = table.scan(snapshot_id=snapshot.snapshot_id, selected_fields=("partition", "offset")).to_arrow()
-        rows = [*zip(*found.to_pydict().values(), strict=True)]
+    for found in snapshots:
+        rows = [*zip(*found.select(["partition", "offset"]).to_pydict().values(), strict=True)]
         assert len(rows) == len({*rows}), "a row is there twice"
         assert wanted.issuperset(rows)
     if whole:
-        files = [t.file.file_path for t in table.scan().plan_files()]
         query = f'select partition, "offset" from read_parquet({files})'
         read = duckdb.connect().execute(query).fetchall()
         assert sorted(read) == sorted(wanted)
+
+
+def of_iceberg(root: Path) -> tuple[list[pa.Table], list[str]]:
+    """The rows of every snapshot, and the files of the newest."""
+    from pyiceberg.catalog import load_catalog
+
+    catalog = load_catalog("sluice", type="sql", uri=f"sqlite:///{root}/catalog.db")
+    if not catalog.namespace_exists("db") or not catalog.table_exists("db.orders"):
+        return [], []
+    table = catalog.load_table("db.orders")
+    found = [table.scan(snapshot_id=s.snapshot_id).to_arrow() for s in table.metadata.snapshots]
+    return found, [t.file.file_path for t in table.scan().plan_files()]
+
+
+def of_delta(root: Path) -> tuple[list[pa.Table], list[str]]:
+    from deltalake import DeltaTable
+
+    address = str(root / "lake" / "data" / "orders")
+    if not DeltaTable.is_deltatable(address):
+        return [], []
+    table = DeltaTable(address)
+    found = [DeltaTable(address, version).to_pyarrow_table() for version in range(table.version() + 1)]
+    return found, table.file_uris()

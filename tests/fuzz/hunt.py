@@ -36,6 +36,7 @@ PLACES = {
     "typed-values": "typed.TYPED_VALUES",
     "avro": "avro.AVRO",
     "avro-schemas": "avro_schemas.AVRO_SCHEMAS",
+    "json-schemas": "json_schemas.JSON_SCHEMAS",
     "ledger": "lake.LEDGER",
     "checkpoints": "lake.CHECKPOINTS",
     "documents": "lake.DOCUMENTS",

@@ -7,9 +7,11 @@ Those that are marked `each_lake`, where the store has a say, run on both, the o
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import pytest
+
+from sluice.resources.local.registry import LocalRegistry
 
 LAKES = {"local": ["local"], "s3": ["s3"], "both": ["local", "s3"]}
 
@@ -31,3 +33,10 @@ def lake(request: pytest.FixtureRequest) -> Lines:
         return dict
     lines: Lines = request.getfixturevalue("s3_store").lines
     return lines
+
+
+@pytest.fixture(scope="session")
+def registry(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalRegistry]:
+    """A real one for all tests of a process: each has subjects of its own."""
+    with LocalRegistry(tmp_path_factory.mktemp("registry"), keep=False) as found:
+        yield found

@@ -5,10 +5,13 @@ from __future__ import annotations
 import io
 import json
 import struct
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from functools import cache
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from threading import Thread
 from typing import Any
+from urllib.request import urlopen
 
 import fastavro
 import pyarrow.parquet as pq
@@ -49,13 +52,6 @@ ORDER: dict[str, Any] = {
 LINE = {"type": "record", "name": "Line", "namespace": "shop", "fields": [{"name": "sku", "type": "string"}]}
 FIRST = ORDER | {"fields": [*ORDER["fields"][:2], {"name": "lines", "type": {"type": "array", "items": LINE}}]}
 SECOND = FIRST | {"fields": [*FIRST["fields"], {"name": "country", "type": "string", "default": "DE"}]}
-
-
-@pytest.fixture(scope="module")
-def registry(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalRegistry]:
-    """One for all tests here: each has subjects of its own."""
-    with LocalRegistry(tmp_path_factory.mktemp("registry"), keep=False) as found:
-        yield found
 
 
 @pytest.fixture
@@ -157,6 +153,58 @@ def test_a_registry_that_is_away_holds_up_the_batch_and_guesses_nothing(place: P
     feed = avro_feed(place, registry.url)
     run(feed)
     assert [r["id"] for r in landed(feed)] == [f"o{i}" for i in range(50)]
+
+
+class Gate:
+    """In front of a registry: lets through so many questions for schemas, and then answers nothing more."""
+
+    def __init__(self, registry: LocalRegistry, most: int) -> None:
+        gate, self.left, self.asked = self, most, list[str]()
+
+        class Handler(BaseHTTPRequestHandler):
+            def do_GET(self) -> None:
+                gate.asked.append(self.path)
+                gate.left -= 1
+                if gate.left < 0:
+                    self.close_connection = True
+                    return
+                with urlopen(f"{registry.url}{self.path}", timeout=20) as found:
+                    body = found.read()
+                self.send_response(200)
+                self.send_header("Content-Length", str(len(body)))
+                self.end_headers()
+                self.wfile.write(body)
+
+            def log_message(self, *_: Any) -> None: ...
+
+        self._server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        Thread(target=self._server.serve_forever, daemon=True).start()
+        self.url = f"http://127.0.0.1:{self._server.server_port}"
+
+    def close(self) -> None:
+        self._server.shutdown()
+        self._server.server_close()
+
+
+def test_a_registry_that_is_lost_in_mid_run(place: Place, registry: LocalRegistry) -> None:
+    """Of two schemas it tells one, and is gone: nothing lands half; the next run lands all, and asks for the other."""
+    first = serialized(registry, place.topic, FIRST, (order(i) for i in range(50)))
+    second = serialized(registry, place.topic, SECOND, (order(i, country="FR") for i in range(50, 100)))
+    send(place, [*first, *second])
+    gate = Gate(registry, most=1)
+    try:
+        feed = avro_feed(place, gate.url, SECOND)
+        with pytest.raises(SluiceError, match="cannot be asked"):
+            run(feed)
+        assert visible(feed) == []
+        gate.left, told = 1, set(gate.asked[:1])
+        gate.asked.clear()
+        run(feed)
+        assert len(gate.asked) == 1
+        assert not told & {*gate.asked}
+    finally:
+        gate.close()
+    assert [r["id"] for r in landed(feed)] == [f"o{i}" for i in range(100)]
 
 
 def test_what_an_older_schema_refused_is_replayed_by_a_newer_one(place: Place, registry: LocalRegistry) -> None:

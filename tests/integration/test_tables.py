@@ -1,4 +1,4 @@
-"""A table on a lake in S3 with its catalog in PostgreSQL: what landed, merged and retired is in it once."""
+"""Tables on S3, an Iceberg one with its catalog in PostgreSQL: what landed, merged and retired is in each once."""
 
 from __future__ import annotations
 
@@ -7,13 +7,10 @@ from pathlib import Path
 
 import pytest
 
-pytest.importorskip("pyiceberg")
-
-from pyiceberg.catalog import load_catalog
-
+from sluice.pipelines.lake.paths import is_table_log
 from sluice.pipelines.rewriting.expiry import expire
 from sluice.pipelines.tables.sync import sync
-from sluice.resources.edges import open_table
+from sluice.resources.edges import open_table, open_tables
 from sluice.resources.s3.lake import S3Lake
 from tests import postgres
 from tests.pipelines.landed_world import HOUR, START, A, B, World, pieces
@@ -21,6 +18,9 @@ from tests.stores import Store
 
 
 def test_a_table_over_s3_with_its_catalog_in_postgresql(s3_store: Store, tmp_path: Path) -> None:
+    pytest.importorskip("pyiceberg")
+    from pyiceberg.catalog import load_catalog
+
     found = postgres.programs()
     if found is None:
         pytest.skip("no PostgreSQL here: infra/postgres.sh installs one")
@@ -59,3 +59,46 @@ def test_a_table_over_s3_with_its_catalog_in_postgresql(s3_store: Store, tmp_pat
             first = read.metadata.snapshots[0].snapshot_id
             assert read.scan(snapshot_id=first).to_arrow().num_rows == 400, "time travel finds every file"
             assert "secret" not in str(read.metadata.properties).lower()
+
+
+def test_a_delta_table_over_s3(s3_store: Store, tmp_path: Path) -> None:
+    deltalake = pytest.importorskip("deltalake")
+    lines = s3_store.lines()
+    world = World(
+        tmp_path,
+        "".join(f"{k}: {v}\n" for k, v in lines.items()) + "table: {delta: {}}\n",
+        lake=S3Lake(lines["lake"], s3_store.settings),
+    )
+
+    def bring_up(expire_before: int | None = None) -> tuple[int, int]:
+        with open_tables(world.feed, world.lake) as (table, windows):
+            done = sync(world.fresh_ledger(), world.lake, table, windows=windows, expire_before=expire_before)
+        return done.added, done.removed
+
+    world.land(*pieces(A, 20), *pieces(B, 50))
+    assert bring_up() == (14, 0)
+    world.compact()
+    assert bring_up() == (4, 14)
+    expire(world.ledger, world.lake, START + HOUR, world.feed.window, "old", world.liveness)
+    assert bring_up() == (0, 2)
+    world.check()
+    s = s3_store.settings
+    access = {"aws_endpoint_url": s.endpoint, "aws_region": s.region, "allow_http": "true"}
+    if s.access_key_id and s.secret_access_key:
+        access |= {
+            "aws_access_key_id": s.access_key_id.get_secret_value(),
+            "aws_secret_access_key": s.secret_access_key.get_secret_value(),
+        }
+    access = {k: v for k, v in access.items() if v}
+
+    def offsets(version: int | None = None) -> list[int]:
+        read = deltalake.DeltaTable(f"{lines['lake']}/data/orders", version, storage_options=access)
+        return sorted(read.to_pyarrow_table(columns=["offset"]).column("offset").to_pylist())
+
+    assert offsets() == sorted([*range(100, 200)] * 2)
+    assert len(offsets(1)) == 400, "time travel finds every file"
+    told = deltalake.DeltaTable(f"{lines['lake']}/tables/orders_windows", storage_options=access)
+    assert told.to_pyarrow_table().num_rows == 1
+    bring_up(expire_before=world.now + (1 << 40))
+    assert offsets() == sorted([*range(100, 200)] * 2)
+    assert len([p for p in world.visible() if not is_table_log(p)]) == 2

@@ -11,10 +11,12 @@ import pytest
 
 from sluice.pipelines.lake.schemas import KeptSchemas
 from sluice.pipelines.ledger import Ledger
-from sluice.pipelines.ledger.entries import SchemaEntry
+from sluice.pipelines.ledger.entries import SchemaEntry, dump, parse
 from sluice.pipelines.planning.shapes import shape_named
 from sluice.pipelines.ports import Edges
 from sluice.pipelines.quarantine.held import Filter
+from sluice.pipelines.records.avro.reader import AvroReader
+from sluice.pipelines.records.wire import WireFormat
 from sluice.pipelines.rewriting.replay import replay
 from sluice.pipelines.vocabulary.errors import SchemaChanged
 from sluice.pipelines.vocabulary.registered import AVRO, RegisteredSchema
@@ -79,7 +81,7 @@ def test_versions_are_one_table_and_the_ledger_says_how_they_were_read(project: 
     assert second.rows.select(["id", "country"]).to_pylist() == [{"id": 2, "country": "DE"}, {"id": 3, "country": "FR"}]
     ledger = Ledger(project.lake, "orders", lambda: 0)
     entries = [e for _, e in ledger.entries() if isinstance(e, SchemaEntry)]
-    assert [e.reason for e in entries] == ["the first", "added country (string not null); Avro schema changed"]
+    assert [e.reason for e in entries] == ["the first", "added country (string not null); schema_file changed"]
     assert shape_named(ledger, ledger.read(), entries[0].shape) != second.feed.shape
     assert shape_named(ledger, ledger.read(), entries[1].shape) == second.feed.shape
     project.reads(of({"name": "id", "type": "string"}))
@@ -113,3 +115,35 @@ def test_without_a_registry_all_records_are_of_the_file(project: Project) -> Non
     found = project.land([encoded(of(ID), {"id": 1}, None), encoded(of(ID), {"id": 2}, 1)])
     assert found.rows["id"].to_pylist() == [1]
     assert found.quarantined["reason"].to_pylist() == ["not_avro"]
+
+
+def test_fields_that_only_writers_have_become_columns_where_the_feed_says_so(project: Project) -> None:
+    project.feed.write_text(FEED + REGISTRY + "policies: {on_drift: evolve}\n")
+    project.reads(of(ID))
+    tags = {"name": "tags", "type": {"type": "array", "items": ["null", "string"]}}
+    at = {"name": "at", "type": {"type": "long", "logicalType": "timestamp-millis"}}
+    newer = of(ID, COUNTRY, tags, at, state("open"))
+    project.knows(1, of(ID))
+    project.knows(2, newer)
+    row = {"id": 1, "country": "FR", "tags": ["a", None], "at": 7, "state": "open"}
+    plain = of(ID, COUNTRY, tags, {"name": "at", "type": "long"}, state("open"))
+    first = project.land([encoded(plain, row, 2)])
+    assert first.rows.column_names[:2] == ["id", "_extra"]
+    second = project.land([encoded(plain, row, 2), encoded(of(ID), {"id": 2}, 1)])
+    assert second.rows.select(["id", "country", "tags"]).to_pylist() == [
+        {"id": 1, "country": "FR", "tags": ["a", None]},
+        {"id": 2, "country": None, "tags": None},
+    ]
+    assert str(second.rows.schema.field("at").type) == "timestamp[ms, tz=UTC]"
+    assert "state" not in second.rows.column_names
+
+
+def test_an_entry_of_format_2_is_read_as_before() -> None:
+    """As the first ledgers of Avro feeds have it: the source is `avro`, and its records are Avro."""
+    texts = [json.dumps(of(ID))]
+    said = {"kind": "schema", "format": 2, "shape": "avro x", "columns": [["id", "int32 not null"]]}
+    entry = parse(json.dumps(said | {"avro": {"texts": texts, "wire": "confluent"}}).encode(), "log/1.json")
+    assert isinstance(entry, SchemaEntry)
+    assert entry.source is not None
+    assert entry.source.reader() == AvroReader(tuple(texts), WireFormat.CONFLUENT)
+    assert parse(dump(entry), "log/1.json") == entry

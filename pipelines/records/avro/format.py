@@ -12,14 +12,18 @@ import numpy as np
 import pyarrow as pa
 
 from sluice.pipelines.records.avro import loops
-from sluice.pipelines.records.avro.reader import AvroReader, WireFormat, WriterSchemas
+from sluice.pipelines.records.avro.reader import AvroReader
 from sluice.pipelines.records.avro.reasons import detail_of, reason_of
 from sluice.pipelines.records.avro.typer import AvroTyper
 from sluice.pipelines.records.compiled import Array
 from sluice.pipelines.records.format import Formatted
-from sluice.pipelines.records.typed.format import TypedFormat, refused_rows
-from sluice.pipelines.records.typed.typer import RefusedRecords, TypedPiece, buffers_of, indices
+from sluice.pipelines.records.opening import Opened, Opener
+from sluice.pipelines.records.reader import WriterSchemas
+from sluice.pipelines.records.typed.format import Records, TypedFormat, refused_by_schema
+from sluice.pipelines.records.typed.reasons import Reason
+from sluice.pipelines.records.typed.typer import RefusedRecords, TypedPiece, indices
 from sluice.pipelines.records.typed.unfit import missing
+from sluice.pipelines.records.wire import WireFormat
 from sluice.pipelines.vocabulary.receipts import Drift, DriftKind
 
 _WRONG = (loops.OTHER_BRANCH, loops.OTHER_SYMBOL, loops.WIDE_DECIMAL)
@@ -34,11 +38,19 @@ class AvroFormat(TypedFormat):
     def __init__(
         self, reader: AvroReader, writers: WriterSchemas | None, *, dropping: bool = False, closed: bool = False
     ) -> None:
-        self._typer = AvroTyper(reader, writers, closed=closed)
-        self._numbered = reader.wire is WireFormat.CONFLUENT
-        super().__init__(reader.columns, self._typer, dropping=dropping)
+        super().__init__(reader.columns, dropping=dropping)
+        self._opener = Opener(reader.wire)
+        self._typer = AvroTyper(reader, writers, self._opener.name, closed=closed)
+        self._looks_itself = reader.wire in (WireFormat.BARE, WireFormat.CONFLUENT)
 
-    def _formatted(self, raw: pa.RecordBatch, kafka: pa.RecordBatch, offsets: Array, piece: TypedPiece) -> Formatted:
+    def _opened(self, chunk: pa.RecordBatch) -> Iterator[tuple[pa.RecordBatch, Opened]]:
+        return super()._opened(chunk) if self._looks_itself else self._opener.open(chunk)
+
+    def _pieces(self, opened: Opened) -> Iterator[TypedPiece]:
+        return self._typer.pieces(opened.values, opened.schemas, opened.skip)
+
+    def _formatted(self, records: Records, piece: TypedPiece) -> Formatted:
+        raw, kafka, offsets, _ = records
         landed, typed = self._landed(kafka, piece)
         first = int(offsets[piece.rows[0]]) if typed else -1
         refused = piece.refused
@@ -70,25 +82,10 @@ class AvroFormat(TypedFormat):
 
     def _refused(self, raw: pa.RecordBatch, refused: RefusedRecords) -> pa.RecordBatch:
         """The refused records as they came, with reasons. Makes Python objects per kind of reason, never per record."""
-        nodes = self._typer.nodes
-        many = len(nodes) + 1
-        schemas = self._schemas(raw)
-        kinds = np.stack([refused.codes.astype(np.int64) * many + refused.nodes + 1, schemas], 1)
-        found, places = np.unique(kinds, axis=0, return_inverse=True)
-        said = []
-        for kind, schema in found.tolist():
-            code, node = kind // many, nodes[kind % many - 1] if kind % many else None
-            said.append((reason_of(code), node.path if node else "", detail_of(code, node, schema)))
-        return refused_rows(raw, refused, said, places)
 
-    def _schemas(self, raw: pa.RecordBatch) -> Array:
-        """The number of each record's schema, −1 where it has none."""
-        data, ends, _ = buffers_of(raw.column(raw.schema.get_field_index("value")))
-        found = np.full(raw.num_rows, -1, np.int64)
-        begins = ends[:-1].astype(np.int64)
-        if self._numbered:
-            whole = np.flatnonzero(np.diff(ends) >= loops.HEADER_BYTES)
-            whole = whole[data[begins[whole]] == 0]
-            numbers = data[begins[whole][:, None] + np.arange(1, loops.HEADER_BYTES)]
-            found[whole] = np.ascontiguousarray(numbers).view(">u4")[:, 0]
-        return found
+        def said(code: int, place: int, schema: int) -> tuple[Reason, str, str]:
+            node = self._typer.nodes[place] if place >= 0 else None
+            named = self._opener.name(schema) if schema >= 0 else None
+            return reason_of(code), node.path if node else "", detail_of(code, node, named)
+
+        return refused_by_schema(raw, refused, np.maximum(self._opener.schemas(raw), -1), said)

@@ -37,6 +37,7 @@ from sluice.pipelines.records.compiled import (
     word,
 )
 from sluice.pipelines.records.typed.scan import NULL, PLAIN, SIZE_BITS, START_MASK, pack
+from sluice.pipelines.records.wire import NO_HEADER
 
 # --- operations: a row of `ops` is one, its node and level where it writes (node −1: nowhere), and up to four numbers
 
@@ -79,17 +80,20 @@ MOST_OUT = 3
 BAD = 4
 NEED = 5  # the level that wants room, or the id of the schema that is wanted
 POOL = 6  # where constants begin, behind the chunk's bytes
-HEADER = 7  # whether a schema's id is before each record (Confluent's wire format)
+HEADER = 7  # where the number of a record's schema is: NOWHERE, BEFORE or GIVEN
 KNOWN = 8  # the slot of the schema of the record before, in `ids`
 AT_NODE = 9  # where a record was found wrong
 AT_BYTE = 10
-SLOTS = 11
+SKIPPED = 11  # bytes before a record, when its schema is GIVEN
+SLOTS = 12
+
+NOWHERE, BEFORE, GIVEN = 0, 1, 2  # one schema for all; before each record, as Confluent writes it; in a list
 
 # --- how a call ended, and why a record is refused ---------------------------------------------------------------
 
 DONE, FULL, GROW_LEVEL, WANT = 0, 1, 2, 3
 OK = 0
-NO_HEADER, NO_SCHEMA, INCOMPATIBLE = 70, 71, 72
+NO_SCHEMA, INCOMPATIBLE = 71, 72
 CUT, LONG_VARINT, WIDE_INT, NO_TRUTH, NO_BRANCH, NO_SYMBOL, BAD_SIZE, MORE = 73, 74, 75, 76, 77, 78, 79, 80
 BAD_TEXT, OTHER_BRANCH, OTHER_SYMBOL, MANY, WIDE_DECIMAL, NEW_FIELDS = 81, 82, 83, 84, 85, 86
 _CROWDED = 99  # a level is full: no fault of the record
@@ -463,13 +467,14 @@ def _program(t: Tables, schema: int) -> int:
     return int64(-1)
 
 
-@compiled(types.int64(BYTES, I32, U8, _TABLES, _FOUND))
-def scan(data: Array, ends: Array, valid: Array, t: Tables, found: Found) -> int:
+@compiled(types.int64(BYTES, I32, U8, I64, _TABLES, _FOUND))
+def scan(data: Array, ends: Array, valid: Array, schemas: Array, t: Tables, found: Found) -> int:
     """Read records from state[ROW] on, up to a block: DONE, FULL, GROW_LEVEL (state[NEED]: which), or WANT
     (state[NEED]: the id of a schema without a program).
 
     `data` has the chunk's values and then the constants; `ends` where each value ends. `valid`: the bitmap of values
-    that are not null, or empty.
+    that are not null, or empty. `schemas`: the number of each record's schema, or below 0 a code, if state[HEADER] is
+    GIVEN.
     """
     state = t.state
     state[OUT] = 0
@@ -490,12 +495,19 @@ def scan(data: Array, ends: Array, valid: Array, t: Tables, found: Found) -> int
         p = begin
         schema = int64(-1)
         place = int64(0)
-        if state[HEADER] != 0:
-            if end - p < HEADER_BYTES or byte(data, p) != 0:
+        if state[HEADER] != NOWHERE:
+            if state[HEADER] == GIVEN:
+                schema = schemas[row]
+                if schema < 0:
+                    _refuse(t, found, -schema, -1, 0)
+                    continue
+                p += state[SKIPPED]
+            elif end - p < HEADER_BYTES or byte(data, p) != 0:
                 _refuse(t, found, NO_HEADER, -1, 0)
                 continue
-            schema = byte(data, p + 1) << 24 | byte(data, p + 2) << 16 | byte(data, p + 3) << 8 | byte(data, p + 4)
-            p += HEADER_BYTES
+            else:
+                schema = byte(data, p + 1) << 24 | byte(data, p + 2) << 16 | byte(data, p + 3) << 8 | byte(data, p + 4)
+                p += HEADER_BYTES
             place = state[KNOWN]
             if t.ids[place] != schema:
                 place = _program(t, schema)

@@ -14,7 +14,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from sluice.pipelines.records.avro import loops
-from sluice.pipelines.records.avro.reader import DURATION, as_record, branches, column_type, nullable
+from sluice.pipelines.records.avro.reader import DURATION, addable, as_record, branches, column_type, nullable
 from sluice.pipelines.records.avro.schema import AvroField, AvroKind, AvroType
 from sluice.pipelines.records.typed.tables import SchemaNode
 from sluice.pipelines.schema.schema import Kind as ColumnKind
@@ -107,7 +107,7 @@ class _Program:
             # A field of its own name goes before an alias.
             if target is None or target.name in seen or (target.name != f.name and target.name in written):
                 self.skip(f.type)
-                self.unknown[f"{place}.{f.name}" if place else f.name] = _spelled(f.type)
+                self.unknown[f"{place}.{f.name}" if place else f.name] = _spelled(f.type) if addable(f.type) else ""
                 continue
             seen.add(target.name)
             self.value(f.type, target.type, children[target.name], f"{place}.{f.name}" if place else f.name)
@@ -399,11 +399,8 @@ def least_bytes(w: AvroType) -> int:
 
 
 def _spelled(w: AvroType) -> str:
-    """The type of a column for it, as a feed spells it; `json` for what can be none."""
-    try:
-        return str(column_type(w))
-    except ValueError:
-        return "json"
+    """The type of a column for it, as a feed spells it."""
+    return str(column_type(w))
 
 
 def _said(t: AvroType) -> str:

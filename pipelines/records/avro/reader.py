@@ -7,12 +7,13 @@ of several types lands as a struct with a member for each, of which one is not n
 from __future__ import annotations
 
 import hashlib
+import json
 from collections.abc import Sequence
 from dataclasses import dataclass
-from enum import StrEnum
 from functools import cached_property
-from typing import Protocol
+from typing import TYPE_CHECKING, Any, ClassVar
 
+from sluice.pipelines.contract.expectation import Expectation
 from sluice.pipelines.records.avro.schema import (
     AvroField,
     AvroKind,
@@ -21,32 +22,17 @@ from sluice.pipelines.records.avro.schema import (
     canonical,
     parse,
 )
+from sluice.pipelines.records.reader import WriterSchemas
+from sluice.pipelines.records.wire import WireFormat
 from sluice.pipelines.schema.schema import Field, Kind, Schema, Type, parse_schema, path_below
 from sluice.pipelines.schema.wider import MOST_DIGITS
+
+if TYPE_CHECKING:
+    from sluice.pipelines.records.format import Format
 
 VALUE = "value"
 """The column of a schema that is no record."""
 DURATION = ("months", "days", "millis")
-
-
-class WireFormat(StrEnum):
-    """What is before a record's Avro bytes."""
-
-    CONFLUENT = "confluent"
-    """A zero byte, and the number of the writer's schema in the registry, in four bytes, the highest first."""
-    BARE = "bare"
-    """Nothing: all records are written by the feed's own schema."""
-
-
-class WriterSchemas(Protocol):
-    """Schemas that records were written by."""
-
-    def texts(self, id: int) -> tuple[str, ...] | None:
-        """The schema of that number, the last, after all that it refers to; None where it is known that there is none.
-
-        Raises a SluiceError when nobody can tell now.
-        """
-        ...
 
 
 @dataclass(frozen=True)
@@ -59,6 +45,9 @@ class AvroReader:
 
     texts: tuple[str, ...]
     wire: WireFormat
+    format = "avro"
+    expectations: ClassVar[tuple[Expectation, ...]] = ()
+    closed = False
 
     def __post_init__(self) -> None:
         _ = self.columns
@@ -79,6 +68,31 @@ class AvroReader:
         said = "\n".join((*map(canonical, self.texts), *map(str, self.columns.texts().items()), self.wire))
         return hashlib.sha256(said.encode()).hexdigest()[:16]
 
+    @property
+    def evolves(self) -> bool:
+        """Whether columns may come from records, too: fields that only their writers have."""
+        return self.asks and isinstance(json.loads(self.texts[-1]), dict)
+
+    def grown(self, columns: Schema) -> AvroReader:
+        """The reader with the columns that it lacks, each with null as its default."""
+        own = {f.name for f in self.columns.fields}
+        more = [{"name": f.name, "type": _or_null(f), "default": None} for f in columns.fields if f.name not in own]
+        if not more:
+            return self
+        said = json.loads(self.texts[-1])
+        return AvroReader((*self.texts[:-1], json.dumps(said | {"fields": [*said["fields"], *more]})), self.wire)
+
+    @property
+    def asks(self) -> bool:
+        """Whether records name the schemas that they were written by."""
+        return self.wire is not WireFormat.BARE
+
+    def rows(self, columns: Schema, writers: WriterSchemas | None, *, dropping: bool, closed: bool) -> Format:
+        """The format that makes rows of these columns."""
+        from sluice.pipelines.records.avro.format import AvroFormat
+
+        return AvroFormat(self.grown(columns), writers, dropping=dropping, closed=closed)
+
 
 def as_record(t: AvroType) -> AvroType:
     """The type, as a record of one field if it is none."""
@@ -96,6 +110,37 @@ def nullable(t: AvroType) -> AvroType | None:
 def branches(t: AvroType) -> Sequence[AvroType]:
     """The branches of a union that are not null: the members of its struct, in order."""
     return [b for b in t.inner if b.kind is not AvroKind.NULL]
+
+
+def addable(t: AvroType) -> bool:
+    """Whether a field of this type may become a column that no schema of the feed names (`AvroReader.grown`)."""
+    match t.kind:
+        case AvroKind.UNION:
+            inside = nullable(t)
+            return inside is not None and addable(inside)
+        case AvroKind.ARRAY | AvroKind.MAP:
+            return addable(t.inner[0])
+        case AvroKind.NULL | AvroKind.RECORD | AvroKind.ENUM | AvroKind.FIXED:
+            return False
+    return t.logical != "decimal"
+
+
+def _or_null(f: Field) -> list[Any]:
+    return ["null", _spelled(f.type)]
+
+
+def _spelled(t: Type) -> Any:
+    """The Avro type that makes such a column, of those that are `addable`."""
+    match t.kind:
+        case Kind.DATE:
+            return {"type": "int", "logicalType": "date"}
+        case Kind.TIMESTAMP:
+            return {"type": "long", "logicalType": f"timestamp-{_NAMES[t.unit]}"}
+        case Kind.LIST | Kind.MAP:
+            (inside,) = t.fields
+            type_, items = ("array", "items") if t.kind is Kind.LIST else ("map", "values")
+            return {"type": type_, items: _spelled(inside.type) if inside.required else _or_null(inside)}
+    return next(str(kind) for kind, made in _KINDS.items() if made is t.kind and kind is not AvroKind.FIXED)
 
 
 def column_type(t: AvroType) -> Type:
@@ -151,6 +196,7 @@ _KINDS = {
     AvroKind.ENUM: Kind.STRING,
 }
 _UNITS = {"millis": "ms", "micros": "us", "nanos": "ns"}
+_NAMES = {unit: name for name, unit in _UNITS.items()}
 
 
 def _scalar(t: AvroType, place: str) -> Type:

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from sluice.pipelines.records import wire
 from sluice.pipelines.records.avro import loops
 from sluice.pipelines.records.typed import reasons
 from sluice.pipelines.records.typed.reasons import Reason
 from sluice.pipelines.records.typed.tables import SchemaNode
+from sluice.pipelines.records.wire import Named
 
 _SAID = {
-    loops.NO_HEADER: (Reason.NOT_AVRO, "no zero byte and number of a schema before it"),
+    wire.NO_HEADER: (Reason.NOT_AVRO, wire.UNNAMED),
+    wire.NOT_INFLATED: (Reason.NOT_AVRO, wire.UNZIPPED),
     loops.NO_SCHEMA: (Reason.UNKNOWN_SCHEMA, "the registry has no schema of this number"),
     loops.INCOMPATIBLE: (Reason.INCOMPATIBLE, "what its schema writes cannot be read as the feed's"),
     loops.CUT: (Reason.NOT_AVRO, "it ends too early"),
@@ -33,8 +36,8 @@ def reason_of(code: int) -> Reason:
     return _SAID[code][0] if code in _SAID else reasons.reason_of(code)
 
 
-def detail_of(code: int, node: SchemaNode | None, schema: int) -> str:
-    """A sentence about the field, with the writer's schema (−1: not known). It never holds the field's value."""
+def detail_of(code: int, node: SchemaNode | None, schema: Named | None) -> str:
+    """A sentence about the field, with the writer's schema (None: not known). It never holds the field's value."""
     known = _SAID.get(code)
     said = known[1].format(type=node.type if node else "null") if known else reasons.detail_of(code, node)
-    return f"{said} (schema {schema})" if schema >= 0 else said
+    return said if schema is None else f"{said} (schema {schema})"

@@ -15,6 +15,8 @@ from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import Any
 
+from sluice.pipelines.records.reader import UnusableSchema
+
 MOST_TEXT = 1 << 20
 """Bytes of a schema's text."""
 MOST_DEPTH = 64
@@ -59,12 +61,8 @@ _LOGICAL = {
 }
 
 
-class AvroSchemaError(ValueError):
-    """A schema that does not parse, or that no table has room for. `place` is the path in it."""
-
-    def __init__(self, place: str, what: str) -> None:
-        super().__init__(f"{place}: {what}" if place else what)
-        self.place, self.what = place, what
+class AvroSchemaError(UnusableSchema):
+    """An Avro schema that does not parse, or that no table has room for."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,7 +7,7 @@ take much more memory than its values; the result depends on the values and the 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -17,12 +17,14 @@ from sluice.pipelines.records.avro import loops
 from sluice.pipelines.records.avro.columns import columns_of
 from sluice.pipelines.records.avro.loops import Found, Tables
 from sluice.pipelines.records.avro.programs import Incompatible, Pool, program
-from sluice.pipelines.records.avro.reader import AvroReader, WireFormat, WriterSchemas
+from sluice.pipelines.records.avro.reader import AvroReader
 from sluice.pipelines.records.avro.schema import MOST_DEPTH, AvroSchemaError, AvroType, parse
 from sluice.pipelines.records.compiled import Array
+from sluice.pipelines.records.reader import WriterSchemas
 from sluice.pipelines.records.typed.columns import buffer
 from sluice.pipelines.records.typed.tables import BLOCK_ROWS, BLOCK_SLOTS, SchemaNode, most_elements, nodes_of
 from sluice.pipelines.records.typed.typer import KEPT_SLOTS, PIECE_BYTES, PieceBuilder, TypedPiece, buffers_of
+from sluice.pipelines.records.wire import Named, WireFormat
 
 _BARE = 0
 """The number under which a feed without a registry has its one schema."""
@@ -34,12 +36,20 @@ class AvroTyper:
     """Types chunk after chunk by one schema. Not safe for two threads at once.
 
     `told` has, for the piece that came last, each writer's schema with the number of its records and the row of the
-    first. `unknown` are, by schema, the fields that only the writer has, with their types.
+    first. `unknown` are, by schema, the fields that only the writer has, with their types. `named` tells what a schema
+    of a number is called by its registry.
     """
 
-    def __init__(self, reader: AvroReader, writers: WriterSchemas | None, *, closed: bool = False) -> None:
+    def __init__(
+        self,
+        reader: AvroReader,
+        writers: WriterSchemas | None,
+        named: Callable[[int], Named] = int,
+        *,
+        closed: bool = False,
+    ) -> None:
         self.nodes = nodes_of(reader.columns)
-        self._reader, self._writers, self._closed = reader, writers, closed
+        self._reader, self._writers, self._named, self._closed = reader, writers, named, closed
         self._begin()
 
     def _begin(self) -> None:
@@ -50,16 +60,21 @@ class AvroTyper:
         self._tables = _tables(self.nodes)
         self._block = int(self._tables.room[0])
         self._found = Found(*(np.empty(self._block, np.int32) for _ in range(5)))
-        self._tables.state[loops.HEADER] = self._reader.wire is WireFormat.CONFLUENT
         if self._reader.wire is WireFormat.BARE:
             self._learn(_BARE, self._reader.type)
 
-    def pieces(self, values: pa.Array) -> Iterator[TypedPiece]:
-        """The typed rows of a binary array without an Arrow offset. A null becomes a row of nulls."""
+    def pieces(self, values: pa.Array, schemas: Array | None = None, skip: int = 0) -> Iterator[TypedPiece]:
+        """The typed rows of a binary array without an Arrow offset. A null becomes a row of nulls.
+
+        `schemas` are the numbers of the records' schemas, below 0 a code for which one is refused, and `skip` bytes are
+        before each record. Without these the records begin as the wire format has it.
+        """
         if not len(values):
             return
         data, ends, valid = buffers_of(values)
         state = self._tables.state
+        state[loops.HEADER], state[loops.SKIPPED] = self._header(schemas), skip
+        self._schemas = np.zeros(1, np.int64) if schemas is None else schemas
         state[loops.ROW], state[loops.LAST] = 0, len(values)
         while state[loops.ROW] < len(values):
             yield self._piece(data, ends, valid)
@@ -67,6 +82,12 @@ class AvroTyper:
             self._tables = _with_room(self._tables, _first_room(self.nodes, self._block))
         if len(self._places) > MOST_SCHEMAS:
             self._begin()
+
+    def _header(self, schemas: Array | None) -> int:
+        """Where the loop finds the number of a record's schema."""
+        if schemas is not None:
+            return loops.GIVEN
+        return loops.BEFORE if self._reader.wire is WireFormat.CONFLUENT else loops.NOWHERE
 
     def _piece(self, data: Array, ends: Array, valid: Array) -> TypedPiece:
         state = self._tables.state
@@ -78,7 +99,7 @@ class AvroTyper:
         while state[loops.ROW] < last and out.nbytes < most:
             if len(self._pool.texts) != known:
                 read, known = self._with_constants(data), len(self._pool.texts)
-            code = loops.scan(read, ends, valid, self._tables, self._found)
+            code = loops.scan(read, ends, valid, self._schemas, self._tables, self._found)
             out.take(read, self._tables, self._found)
             self._answer(code, out)
         told = self._tables.told
@@ -114,7 +135,7 @@ class AvroTyper:
 
     def _ask(self, schema: int) -> None:
         """Learn the schema of that number. Raises a SluiceError when nobody can tell it now."""
-        texts = self._writers.texts(schema) if self._writers else None
+        texts = self._writers.texts(self._named(schema)) if self._writers else None
         if texts is None:
             self._know(schema, -loops.NO_SCHEMA)
             return

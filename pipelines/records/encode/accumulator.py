@@ -72,7 +72,7 @@ class Accumulator:
         Exhaust it before the next call.
         """
         rows = rows_of(batch)
-        order = np.argsort(partitions, kind="stable")
+        order = np.argsort(_narrow(partitions), kind="stable")
         ordered = partitions[order]
         edges = [0, *(np.flatnonzero(np.diff(ordered)) + 1).tolist(), len(order)]
         for first, stop in pairwise(edges):
@@ -109,3 +109,9 @@ class Accumulator:
             used,
             np.concatenate(done.numbers),
         )
+
+
+def _narrow(partitions: Array) -> Array:
+    """The same numbers, in few bytes where they fit: numpy sorts these by radix."""
+    few = len(partitions) and partitions.min() >= 0 and partitions.max() <= np.iinfo(np.int16).max
+    return partitions.astype(np.int16) if few else partitions

@@ -1,7 +1,8 @@
-"""The compiled loops: Arrow buffers → records of a batch of format v2, and keys → Java's murmur2.
+"""The compiled loops: Arrow buffers → records of a batch of format v2, keys → Java's murmur2, columns → JSON objects.
 
-Two entry points, compiled ahead and cached on disk, which release the GIL: `append` writes the records of some rows
-behind those of an open batch, `hash_keys` hashes keys as Kafka's default partitioner does. Promise: nothing is written
+Entry points, compiled ahead and cached on disk, which release the GIL: `append` writes the records of some rows behind
+those of an open batch, `hash_keys` hashes keys as Kafka's default partitioner does, `weave` writes a JSON object for
+each row from columns that are text already. Promise: nothing is written
 past the end of `out`, and Arrow's own offsets are what bounds the reading, checked by `copy`. No Python object is made
 for a record. What is compiled stands in this one file, as in `records.decode.loops`.
 """
@@ -19,6 +20,7 @@ from sluice.pipelines.records.compiled import (
     Array,
     compiled,
     copy,
+    inlined,
     inner,
     int64,
     types,
@@ -70,7 +72,7 @@ def _zigzag(value: int) -> int:
     return uint64((uint64(value) << uint64(1)) ^ uint64(value >> 63))
 
 
-@inner
+@inlined
 def _size(value: int) -> int:
     """Bytes of a number as a zigzag varint."""
     rest = _zigzag(value)
@@ -81,7 +83,7 @@ def _size(value: int) -> int:
     return size
 
 
-@inner
+@inlined
 def _put(out: Array, at: int, value: int) -> int:
     """Write a zigzag varint; the next byte."""
     rest = _zigzag(value)
@@ -93,7 +95,7 @@ def _put(out: Array, at: int, value: int) -> int:
     return at + 1
 
 
-@inner
+@inlined
 def _length(offsets: Array, valid: Array, row: int) -> int:
     """Bytes of a row's value; −1: null."""
     if valid.size > 0 and valid[row] == 0:
@@ -101,7 +103,7 @@ def _length(offsets: Array, valid: Array, row: int) -> int:
     return int64(offsets[row + 1]) - int64(offsets[row])
 
 
-@inner
+@inlined
 def _put_bytes(out: Array, at: int, length: int, data: Array, start: int) -> int:
     """Write a length and so many bytes; the next byte."""
     at = _put(out, at, length)
@@ -111,7 +113,7 @@ def _put_bytes(out: Array, at: int, length: int, data: Array, start: int) -> int
     return at
 
 
-@inner
+@inlined
 def _record_size(rows: Rows, row: int, time_delta: int, offset_delta: int) -> int:
     """Bytes of a record after its length."""
     key = _length(rows.key_offsets, rows.key_valid, row)
@@ -126,7 +128,7 @@ def _record_size(rows: Rows, row: int, time_delta: int, offset_delta: int) -> in
     return size
 
 
-@inner
+@inlined
 def _put_record(rows: Rows, row: int, time_delta: int, offset_delta: int, size: int, out: Array, at: int) -> int:
     """Write a record of that size; the next byte. The caller knows that there is room."""
     at = _put(out, at, size)
@@ -213,3 +215,141 @@ def hash_keys(keys: Array, offsets: Array, valid: Array, out: Array) -> None:
             if int64(offsets[row]) < 0 or int64(offsets[row]) + length > keys.size:
                 raise IndexError("a key outside of its buffer")
             out[row] = _murmur2(keys, int64(offsets[row]), length) & 0x7FFFFFFF
+
+
+# --- JSON objects from columns of text ------------------------------------------------------------------------
+
+BARE = 0  # as it is: numbers, truths, what is JSON already
+QUOTED = 1  # in quotes: nothing in it needs an escape
+TEXT = 2  # in quotes, with escapes
+MEMBERS = 3  # a JSON object, of which the members are taken
+_QUOTE, _SLASH, _COMMA = 0x22, 0x5C, 0x2C
+_ESCAPED = 6  # bytes that one byte becomes, at most
+
+
+class Texts(NamedTuple):
+    """Columns of text, one behind the other in `data`. `offsets` has a row for each column, `valid` too, with a byte
+    for each row; `members` holds what stands before a value (`"name":`), one behind the other."""
+
+    members: Array
+    member_ends: Array
+    modes: Array
+    data: Array
+    offsets: Array
+    valid: Array
+
+
+_TEXTS = types.NamedTuple(
+    [
+        BYTES,
+        _I64R,
+        _I64R,
+        BYTES,
+        types.Array(types.int64, 2, "C", readonly=True),
+        types.Array(types.uint8, 2, "C", readonly=True),
+    ],
+    Texts,
+)
+
+
+@inner
+def _blank(b: int) -> bool:
+    return b == 0x20 or b == 0x0A or b == 0x0D or b == 0x09
+
+
+@inner
+def _put_escaped(out: Array, at: int, data: Array, start: int, stop: int) -> int:
+    """Write text as inside of a JSON string; the next byte."""
+    for i in range(start, stop):
+        b = int64(data[i])
+        if b >= 0x20 and b != _QUOTE and b != _SLASH:
+            out[at] = np.uint8(b)
+            at += 1
+            continue
+        out[at] = np.uint8(_SLASH)
+        short = int64(0)
+        if b in (_QUOTE, _SLASH):
+            short = b
+        elif b == 0x0A:
+            short = int64(0x6E)
+        elif b == 0x0D:
+            short = int64(0x72)
+        elif b == 0x09:
+            short = int64(0x74)
+        if short:
+            out[at + 1] = np.uint8(short)
+            at += 2
+            continue
+        low = b & 15
+        out[at + 1] = np.uint8(0x75)
+        out[at + 2] = np.uint8(0x30)
+        out[at + 3] = np.uint8(0x30)
+        out[at + 4] = np.uint8(0x30 + (b >> 4))
+        out[at + 5] = np.uint8(0x30 + low if low < 10 else 0x57 + low)
+        at += 6
+    return at
+
+
+@compiled(types.int64(_TEXTS, types.int64, U8, types.Array(types.int32, 1, "C")))
+def weave(t: Texts, first: int, out: Array, ends: Array) -> int:
+    """Write a JSON object for each row from `first` on, `ends[row]` being where it begins; the row where it stopped.
+
+    A row's members are the columns' values, without those that are null. It stops before a row that `out` may have no
+    room for.
+    """
+    columns = t.modes.size
+    at = int64(ends[first])
+    for row in range(first, ends.size - 1):
+        most = int64(2)
+        for c in range(columns):
+            length = t.offsets[c, row + 1] - t.offsets[c, row]
+            if t.offsets[c, row] < 0 or length < 0 or t.offsets[c, row + 1] > t.data.size:
+                raise IndexError("a text outside of its buffer")
+            most += t.member_ends[c + 1] - t.member_ends[c] + _ESCAPED * length + 3
+        if at + most > out.size:
+            return row
+        out[at] = np.uint8(0x7B)
+        at += 1
+        begin = at
+        for c in range(columns):
+            if t.valid[c, row] == 0:
+                continue
+            start, stop, mode = t.offsets[c, row], t.offsets[c, row + 1], t.modes[c]
+            if mode == MEMBERS:
+                while start < stop and _blank(int64(t.data[start])):
+                    start += 1
+                while stop > start and _blank(int64(t.data[stop - 1])):
+                    stop -= 1
+                start += 1
+                stop -= 1
+                while start < stop and _blank(int64(t.data[start])):
+                    start += 1
+                while stop > start and _blank(int64(t.data[stop - 1])):
+                    stop -= 1
+                if start >= stop:
+                    continue
+            if at > begin:
+                out[at] = np.uint8(_COMMA)
+                at += 1
+            name = t.member_ends[c]
+            size = t.member_ends[c + 1] - name
+            copy(out, at, t.members, name, size)
+            at += size
+            if mode == TEXT:
+                out[at] = np.uint8(_QUOTE)
+                at = _put_escaped(out, at + 1, t.data, start, stop)
+                out[at] = np.uint8(_QUOTE)
+                at += 1
+            else:
+                if mode == QUOTED:
+                    out[at] = np.uint8(_QUOTE)
+                    at += 1
+                copy(out, at, t.data, start, stop - start)
+                at += stop - start
+                if mode == QUOTED:
+                    out[at] = np.uint8(_QUOTE)
+                    at += 1
+        out[at] = np.uint8(0x7D)
+        at += 1
+        ends[row + 1] = at
+    return int64(ends.size - 1)

@@ -6,9 +6,9 @@ columns of raw feeds and the reason. docs/formats.md says what happens to every 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
-from typing import Protocol
+from typing import NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -16,6 +16,7 @@ import pyarrow as pa
 from sluice.pipelines.records.compiled import Array
 from sluice.pipelines.records.format import Formatted, RawFormat
 from sluice.pipelines.records.landed_columns import COORDINATES, KAFKA_FIELDS, REFUSED, landed_schema
+from sluice.pipelines.records.opening import Opened
 from sluice.pipelines.records.typed.reasons import UNKNOWN, Reason, detail_of, reason_of, stage_of
 from sluice.pipelines.records.typed.typer import RefusedRecords, TypedPiece, Typer, indices
 from sluice.pipelines.records.typed.unfit import NewFields, UnknownFields, misfits, missing
@@ -25,12 +26,13 @@ from sluice.pipelines.vocabulary.plans import Slice
 from sluice.pipelines.vocabulary.receipts import Drift
 
 
-class Pieces(Protocol):
-    """Makes typed rows of values, in pieces."""
+class Records(NamedTuple):
+    """Records of a slice: as they came, their coordinates, their offsets, and what of them is typed."""
 
-    def pieces(self, values: pa.Array) -> Iterator[TypedPiece]:
-        """The typed rows of a binary array without an Arrow offset. A null becomes a row of nulls."""
-        ...
+    raw: pa.RecordBatch
+    kafka: pa.RecordBatch
+    offsets: Array
+    opened: Opened
 
 
 class TypedFormat:
@@ -39,27 +41,35 @@ class TypedFormat:
     With `dropping`, records that do not fit are counted and left out instead of quarantined.
     """
 
-    def __init__(self, schema: Schema, typer: Pieces, *, dropping: bool = False) -> None:
+    def __init__(self, schema: Schema, *, dropping: bool = False) -> None:
         self.schema = landed_schema(schema)
         self.contract = ""
         self._names = [f.name for f in schema.fields]
-        self._pieces, self._raw, self._dropping = typer, RawFormat(), dropping
+        self._raw, self._dropping = RawFormat(), dropping
 
     def convert(self, s: Slice, chunk: pa.RecordBatch) -> Iterator[Formatted]:
         """Typed and quarantined rows, both in offset order.
 
         Yields several pieces when the typed columns take much more memory than the values.
         """
-        values = chunk.column(chunk.schema.get_field_index("value"))
-        offsets = int64s(chunk.column(chunk.schema.get_field_index("offset")))
-        (raw,) = self._raw.convert(s, chunk)
-        columns = [raw.landed.column(raw.landed.schema.get_field_index(f.name)) for f in COORDINATES]
-        kafka = pa.RecordBatch.from_arrays([*columns, _nulls(values)], schema=pa.schema(KAFKA_FIELDS))
-        # Nothing here holds a piece while its rows are written: a contract makes a copy of them, without some.
-        yield from map(partial(self._formatted, raw.landed, kafka, offsets), self._pieces.pieces(values))
+        for records, opened in self._opened(chunk):
+            offsets = int64s(records.column(records.schema.get_field_index("offset")))
+            (raw,) = self._raw.convert(s, records)
+            columns = [raw.landed.column(raw.landed.schema.get_field_index(f.name)) for f in COORDINATES]
+            kafka = pa.RecordBatch.from_arrays([*columns, _nulls(opened.values)], schema=pa.schema(KAFKA_FIELDS))
+            # Nothing here holds a piece while its rows are written: a contract makes a copy of them, without some.
+            yield from map(partial(self._formatted, Records(raw.landed, kafka, offsets, opened)), self._pieces(opened))
 
-    def _formatted(self, raw: pa.RecordBatch, kafka: pa.RecordBatch, offsets: Array, piece: TypedPiece) -> Formatted:
-        """One piece of a chunk, formatted. `raw`, `kafka` and `offsets` cover all rows of the chunk."""
+    def _opened(self, chunk: pa.RecordBatch) -> Iterator[tuple[pa.RecordBatch, Opened]]:
+        """The records, in one part or several, and of each what is typed."""
+        yield chunk, Opened(chunk.column(chunk.schema.get_field_index("value")))
+
+    def _pieces(self, opened: Opened) -> Iterator[TypedPiece]:
+        """The typed rows of values. A null becomes a row of nulls."""
+        raise NotImplementedError
+
+    def _formatted(self, records: Records, piece: TypedPiece) -> Formatted:
+        """One piece of the records, formatted."""
         raise NotImplementedError
 
     def _landed(self, kafka: pa.RecordBatch, piece: TypedPiece) -> tuple[pa.RecordBatch, int]:
@@ -76,15 +86,17 @@ class JsonFormat(TypedFormat):
     """
 
     def __init__(self, schema: Schema, *, dropping: bool = False, closed: bool = False) -> None:
+        super().__init__(schema, dropping=dropping)
         self._typer = Typer(schema)
-        super().__init__(schema, self._typer, dropping=dropping)
         self._unknown, self._closed = UnknownFields(), closed
 
-    def _formatted(self, raw: pa.RecordBatch, kafka: pa.RecordBatch, offsets: Array, piece: TypedPiece) -> Formatted:
-        """One piece of a chunk, formatted. `raw`, `kafka` and `offsets` cover all rows of the chunk."""
-        values = raw.column(raw.schema.get_field_index("value"))
+    def _pieces(self, opened: Opened) -> Iterator[TypedPiece]:
+        return self._typer.pieces(opened.values)
+
+    def _formatted(self, records: Records, piece: TypedPiece) -> Formatted:
+        raw, kafka, offsets, opened = records
         unknown = self._unknown.of(piece.arrays[-1], offsets[piece.rows])
-        faults = misfits(self._typer.nodes, piece.refused, values, offsets) if len(piece.refused.rows) else ()
+        faults = misfits(self._typer.nodes, piece.refused, opened.values, offsets) if len(piece.refused.rows) else ()
         if self._closed and unknown:
             piece = _without_unknown(piece, unknown, len(self._typer.nodes))
         landed, typed = self._landed(kafka, piece)
@@ -118,6 +130,18 @@ class JsonFormat(TypedFormat):
         paths = [called[n] if n >= 0 else "" for n in nodes]
         said = [(reason_of(code), f, detail_of(code, node)) for code, f, node in zip(codes, paths, fields, strict=True)]
         return refused_rows(raw, refused, said, places)
+
+
+Said = Callable[[int, int, int], tuple[Reason, str, str]]
+
+
+def refused_by_schema(raw: pa.RecordBatch, refused: RefusedRecords, schemas: Array, said: Said) -> pa.RecordBatch:
+    """Refused records, each with its reason: what `said` says of a code, a node (−1: none) and a schema's number."""
+    many = int(refused.nodes.max()) + 2
+    kinds = np.stack([refused.codes.astype(np.int64) * many + refused.nodes + 1, schemas], 1)
+    found, places = np.unique(kinds, axis=0, return_inverse=True)
+    texts = [said(kind // many, kind % many - 1, schema) for kind, schema in found.tolist()]
+    return refused_rows(raw, refused, texts, places)
 
 
 def refused_rows(

@@ -17,10 +17,11 @@ import numpy as np
 import pyarrow as pa
 
 from sluice.pipelines.records.avro import columns, typer
-from sluice.pipelines.records.avro.reader import AvroReader, WireFormat
+from sluice.pipelines.records.avro.reader import AvroReader
 from sluice.pipelines.records.avro.reasons import detail_of, reason_of
 from sluice.pipelines.records.avro.typer import AvroTyper
 from sluice.pipelines.records.typed import columns as typed_columns
+from sluice.pipelines.records.wire import WireFormat
 from tests.fuzz.mutation import mutated
 from tests.fuzz.target import Target
 from tests.guarded import Guarded

@@ -5,9 +5,10 @@ from __future__ import annotations
 import json
 
 from sluice.pipelines.records.avro.programs import Incompatible, Pool, program
-from sluice.pipelines.records.avro.reader import AvroReader, WireFormat, as_record
+from sluice.pipelines.records.avro.reader import AvroReader, as_record
 from sluice.pipelines.records.avro.schema import AvroSchemaError, canonical, parse
 from sluice.pipelines.records.typed.tables import nodes_of
+from sluice.pipelines.records.wire import WireFormat
 from sluice.pipelines.schema.schema import SchemaError
 from tests.fuzz.target import Target
 from tests.fuzz.targets.avro import NEWER, SCHEMAS

@@ -218,7 +218,7 @@ def test_start_has_no_default(write: Write, text: str) -> None:
         ({"topics": {"includes": ["a"]}}, "topics.includes: is unknown\n  → did you mean `include`?"),
         ({"topics": []}, "topics: needs a topic name"),
         ({"isolation": "serializable"}, "isolation: "),
-        ({"format": "xml"}, "format: should be 'raw', 'json' or 'avro'"),
+        ({"format": "xml"}, "format: should be 'raw', 'json', 'avro' or 'json_schema'"),
         ({"format": "json"}, "`format: json` without a schema"),
         ({"schema": {"a": "string"}}, "a schema without `format: json`"),
         ({"format": "json", "schema": {}}, "schema: is not a mapping of names to types"),
@@ -605,7 +605,7 @@ DOCS = (Path(__file__).parents[3] / "docs" / "feeds.md").read_text()
 
 
 def keys_of(model: type[BaseModel]) -> set[str]:
-    found = {f.alias or n for n, f in model.model_fields.items()}
+    found = {f.alias or n for n, f in model.model_fields.items() if not f.exclude}
     for field in model.model_fields.values():
         kind = field.annotation
         if isinstance(kind, type) and issubclass(kind, BaseModel) and kind is not TopicFilter:

@@ -7,21 +7,23 @@ import json
 
 import fastavro
 
-from sluice.resources.local.avro_events import SCHEMA, as_avro
+from sluice.pipelines.records.wire import WireFormat
 from sluice.resources.local.events import Mix, orders
+from sluice.resources.local.registered_events import SAMPLES, as_registered
 
 
 def test_fastavro_reads_the_orders() -> None:
     mix = Mix(seed=1, bad=0.1, tombstones=0.1)
-    plain, made = ([*stream] for stream in (orders(mix, 300, 0, 10**9), as_avro(orders(mix, 300, 0, 10**9), b"head")))
-    parsed = fastavro.parse_schema(json.loads(json.dumps(SCHEMA)))
+    plain = [*orders(mix, 300, 0, 10**9)]
+    made = [*as_registered(plain, SAMPLES["avro"], WireFormat.CONFLUENT, 7)]
+    parsed = fastavro.parse_schema(json.loads(SAMPLES["avro"].schema))
     for before, after in zip(plain, made, strict=True):
         assert before._replace(value=None) == after._replace(value=None)
         if before.value is None or before.malformed:
             assert after.value == before.value
             continue
         assert after.value is not None
-        stream = io.BytesIO(after.value.removeprefix(b"head"))
+        stream = io.BytesIO(after.value.removeprefix(b"\0\0\0\0\7"))
         read = fastavro.schemaless_reader(stream, parsed)
         said = json.loads(before.value)
         assert stream.read() == b""

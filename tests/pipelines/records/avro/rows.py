@@ -12,7 +12,8 @@ import fastavro
 import pyarrow as pa
 
 from sluice.pipelines.records.avro.format import AvroFormat
-from sluice.pipelines.records.avro.reader import AvroReader, WireFormat
+from sluice.pipelines.records.avro.reader import AvroReader
+from sluice.pipelines.records.wire import Named, WireFormat
 from sluice.pipelines.vocabulary.plans import Slice
 from tests.pipelines.records.typed.rows import FIRST, chunk
 
@@ -20,10 +21,10 @@ from tests.pipelines.records.typed.rows import FIRST, chunk
 class Schemas:
     """`WriterSchemas` from a mapping; `asked` are the numbers that were asked for."""
 
-    def __init__(self, known: Mapping[int, Any]) -> None:
-        self._known, self.asked = known, list[int]()
+    def __init__(self, known: Mapping[Any, Any]) -> None:
+        self._known, self.asked = known, list[Named]()
 
-    def texts(self, id: int) -> tuple[str, ...] | None:
+    def texts(self, id: Named) -> tuple[str, ...] | None:
         self.asked.append(id)
         return (json.dumps(self._known[id]),) if id in self._known else None
 

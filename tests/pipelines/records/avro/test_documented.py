@@ -16,7 +16,7 @@ from sluice.pipelines.records.typed.tables import nodes_of
 from tests.pipelines.records.avro.rows import Schemas, convert, encoded, reader_of
 from tests.pipelines.records.typed.rows import FIRST, by_offset
 
-DOCS = (Path(__file__).parents[4] / "docs" / "formats.md").read_text().split("## Avro")[1]
+DOCS = (Path(__file__).parents[4] / "docs" / "formats.md").read_text().split("## Avro")[1].split("\n## ")[0]
 CASES = re.findall(r"^\| `(.+?)` \| `(.+)` \| `(.+)` \|$", DOCS, re.MULTILINE)
 
 

@@ -1,0 +1,79 @@
+"""Formats with schemas of their own, as benchmarks send and read them: a line for each in `FORMATS`.
+
+Values begin as a registry's serializers write them: a zero byte and the number of the one schema.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import pyarrow as pa
+
+from sluice.pipelines.records.wire import PREFIX, WireFormat
+from sluice.resources.local import avro_events
+
+SCHEMA_ID = 1
+HEADER = b"\0" + SCHEMA_ID.to_bytes(4, "big")
+BEGIN = PREFIX[WireFormat.CONFLUENT]
+_TEXT: dict[str, Any] = {"type": "string"}
+_JSON_SCHEMA: dict[str, Any] = {
+    "type": "object",
+    "properties": {
+        "order_id": _TEXT,
+        "customer": _TEXT,
+        "ts": {"type": "string", "format": "date-time"},
+        "amount": {"type": "number", "multipleOf": 0.01},
+        "currency": _TEXT,
+        "items": {"type": "integer"},
+        "country": _TEXT,
+        "channel": _TEXT,
+        "status": _TEXT,
+    },
+}
+
+
+@dataclass(frozen=True, slots=True)
+class SentFormat:
+    """`schema` is the text of the orders' schema, `encoded` makes a value of an order's JSON, and `reading` gives what
+    reads a value as a plain loop does; `typed` says whether that makes times and decimals, and not texts and floats.
+    """
+
+    schema: str
+    encoded: Callable[[bytes], bytes]
+    reading: Callable[[], Callable[[bytes], Any]]
+    typed: bool
+
+
+def _avro_reading() -> Callable[[bytes], Any]:
+    import fastavro
+
+    parsed = fastavro.parse_schema(json.loads(json.dumps(avro_events.SCHEMA)))
+    return lambda value: fastavro.schemaless_reader(io.BytesIO(value[BEGIN:]), parsed)
+
+
+def _json_reading() -> Callable[[bytes], Any]:
+    from orjson import loads
+
+    return lambda value: loads(memoryview(value)[BEGIN:])
+
+
+FORMATS: Mapping[str, SentFormat] = {
+    "avro": SentFormat(
+        json.dumps(avro_events.SCHEMA), lambda value: avro_events.encoded(json.loads(value)), _avro_reading, typed=True
+    ),
+    "json_schema": SentFormat(json.dumps(_JSON_SCHEMA), bytes, _json_reading, typed=False),
+}
+"""By the feed's word for the format."""
+
+
+def as_sent(rows: pa.Table, format_: str) -> pa.Table:
+    """A workload's rows with their values in the format; an empty one is JSON as it is."""
+    if not format_:
+        return rows
+    encoded = FORMATS[format_].encoded
+    values = [HEADER + encoded(value) for value in rows.column("value").cast(pa.binary()).to_pylist()]
+    return rows.set_column(rows.schema.get_field_index("value"), "value", pa.array(values, pa.binary()))

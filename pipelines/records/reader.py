@@ -1,0 +1,85 @@
+"""How records of a format with schemas of its own are read: the protocol `Reader`, and what a reader asks. Light."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Protocol, runtime_checkable
+
+from sluice.pipelines.contract.expectation import Expectation
+from sluice.pipelines.records.wire import Named, WireFormat
+from sluice.pipelines.schema.schema import Schema
+
+if TYPE_CHECKING:
+    from sluice.pipelines.records.format import Format
+
+
+class UnusableSchema(ValueError):
+    """A schema that does not parse, or that no table has room for. `place` is the path in it."""
+
+    def __init__(self, place: str, what: str) -> None:
+        super().__init__(f"{place}: {what}" if place else what)
+        self.place, self.what = place, what
+
+
+class WriterSchemas(Protocol):
+    """Schemas that records were written by."""
+
+    def texts(self, id: Named) -> tuple[str, ...] | None:
+        """The schema of that number or GUID, the last, after all that it refers to; None where there is certainly none.
+
+        Raises a SluiceError when nobody can tell now.
+        """
+        ...
+
+
+@runtime_checkable
+class Reader(Protocol):
+    """How records are read: by the feed's own schema, `texts` (the last, after what it refers to), and the wire format.
+
+    Readers are frozen, and compare by what they read. Making one raises UnusableSchema, or SchemaError for a schema
+    that makes no columns.
+    """
+
+    @property
+    def format(self) -> str:
+        """The feed's word for it, such as `avro`."""
+        ...
+
+    @property
+    def texts(self) -> tuple[str, ...]: ...
+
+    @property
+    def wire(self) -> WireFormat: ...
+
+    @property
+    def columns(self) -> Schema:
+        """The columns of rows."""
+        ...
+
+    @property
+    def expectations(self) -> tuple[Expectation, ...]:
+        """What rows must be beyond their types. It becomes part of the feed's contract."""
+        ...
+
+    @property
+    def closed(self) -> bool:
+        """Whether a record with other fields does not fit, whatever the feed's policy."""
+        ...
+
+    @property
+    def evolves(self) -> bool:
+        """Whether columns may come from records, too."""
+        ...
+
+    @property
+    def fingerprint(self) -> str:
+        """16 hex digits. Readers that make the same rows of the same records have the same ones."""
+        ...
+
+    @property
+    def asks(self) -> bool:
+        """Whether it asks for the schemas that records were written by."""
+        ...
+
+    def rows(self, columns: Schema, writers: WriterSchemas | None, *, dropping: bool, closed: bool) -> Format:
+        """A new format that makes rows of these columns. `writers` tells the schemas that the reader asks for."""
+        ...

@@ -1,0 +1,40 @@
+"""What is before a record's own bytes, by which its schema is found. Light: no Arrow.
+
+A feed says which wire format its records have; nothing is ever guessed from bytes. docs/formats.md has the table.
+"""
+
+from __future__ import annotations
+
+from enum import StrEnum
+
+
+class WireFormat(StrEnum):
+    """Where a record names the schema that it was written by."""
+
+    CONFLUENT = "confluent"
+    """A zero byte, and the schema's number in the registry, in four bytes, the highest first."""
+    CONFLUENT_HEADERS = "confluent_headers"
+    """Nothing before it. The record's header `__value_schema_id` has a zero byte and the number, or a byte 1 and the
+    schema's GUID."""
+    APICURIO = "apicurio"
+    """A zero byte, and the schema's number in the registry, in eight bytes."""
+    GLUE = "glue"
+    """AWS Glue's: a byte 3, a byte 0 (5: what follows is compressed by zlib), and the UUID of the schema's version."""
+    BARE = "bare"
+    """Nothing: all records are written by the feed's own schema."""
+
+
+PREFIX = {WireFormat.CONFLUENT: 5, WireFormat.APICURIO: 9, WireFormat.GLUE: 18}
+"""The bytes before a record's own."""
+ID_HEADER, KEY_ID_HEADER = "__value_schema_id", "__key_schema_id"
+"""The headers that name the schemas of a value and of a key."""
+
+NO_HEADER = 70
+"""The code of a record that does not name its schema as the wire format does."""
+NOT_INFLATED = 87
+"""The code of a record that zlib does not inflate, or only to more than it may have."""
+UNNAMED = "it does not name its schema as the feed's wire_format has it"
+UNZIPPED = "zlib does not inflate it, or to more than it may have"
+
+Named = int | str
+"""A schema's number in its registry, or its GUID."""

@@ -1,0 +1,114 @@
+"""A small table of a feed's complete windows, beside that of its rows: SQL alone then answers "is hour 14 complete?".
+
+It has a row for each window that is complete in all partitions, and whose rows can be read. It is brought up after the
+table of the rows, from the same state of the ledger: what it names is there. Its rows are one Parquet file, written
+anew when they change, and called by what is in it. So two publishers write the same, and nothing is remembered.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from sluice.pipelines.feed.sections import WindowSettings
+from sluice.pipelines.lake import paths
+from sluice.pipelines.ledger import Ledger, State
+from sluice.pipelines.planning import windows
+from sluice.pipelines.ports import Lake, Table
+from sluice.pipelines.publishing.manifest import is_retired
+from sluice.pipelines.tables.check import check_owner
+from sluice.pipelines.vocabulary.errors import PartUnreadable, TableMoved, Unknown
+from sluice.pipelines.vocabulary.tables import FEED, LEDGER, TableChange, TableHead, TableOperation
+
+TRIES = 20
+"""How often a commit is decided anew because somebody else was faster, or no answer came."""
+COLUMNS = {"window_start": "timestamp(ms)", "window_end": "timestamp(ms)"}
+_FILE = re.compile(r"/([0-9a-f]{32})-([0-9]{20})\.parquet$")
+
+
+@dataclass(frozen=True, slots=True)
+class CompleteWindows:
+    """The table of a feed's complete windows, and how long its windows are."""
+
+    table: Table
+    settings: WindowSettings
+
+    def bring_up(self, ledger: Ledger, lake: Lake, state: State, expire_before: int | None = None) -> None:
+        """Make the table what this state of the ledger says, and let its snapshots from before a time (ms) expire.
+
+        Raises as `sync`. Guarantee: stopped anywhere, it is what some state said, and the next call goes on.
+        """
+        for _ in range(TRIES):
+            try:
+                head = self._up_to(ledger, lake, state)
+                break
+            except (TableMoved, Unknown) as error:
+                last: Exception = error
+            except PartUnreadable as lost:
+                if not lost.gone:
+                    raise
+                last = lost  # whoever knows more took our file away
+        else:
+            raise last
+        if head is not None and expire_before is not None and self.table.expire(expire_before):
+            self._clean(lake, ledger.feed, head)
+
+    def _up_to(self, ledger: Ledger, lake: Lake, state: State) -> TableHead | None:
+        starts = complete_windows(state, self.settings)
+        head = self.table.look()
+        if head is None:
+            if not starts:
+                return None
+            self.table.create(COLUMNS, {FEED: ledger.feed, LEDGER: state.ledger_id})
+            head = self.table.look()
+            if head is None:
+                raise TableMoved(f"{self.table.name} was there, and is no more", remedy="the next try decides anew")
+        if head.ledger == state.ledger_id and head.mark > state.number:
+            return None  # a publisher that knows more was here
+        check_owner(self.table, head, state, ledger.feed)
+        have, digest = tuple(self.table.files()), _digest(starts, self.settings)
+        if [_digest_of(a) for a in have] == ([digest] if starts else []) and not head.deletes:
+            return head
+        add = (self._write(lake, ledger.feed, starts, f"{digest}-{state.number:020d}"),) if starts else ()
+        operation = TableOperation.OVERWRITE if have else TableOperation.APPEND
+        self.table.commit(TableChange(operation, state.number, add, have, COLUMNS, {FEED: ledger.feed}))
+        return self.table.look()
+
+    def _write(self, lake: Lake, feed: str, starts: tuple[int, ...], name: str) -> str:
+        kind, path = pa.timestamp("ms", "UTC"), f"{paths.windows_table_root(feed)}/{name}.parquet"
+        ends = [t + self.settings.length for t in starts]
+        rows = pa.table([pa.array(starts, kind), pa.array(ends, kind)], names=list(COLUMNS))
+        with lake.create(path) as file:
+            pq.write_table(rows, file)
+        return lake.locate(path)
+
+    def _clean(self, lake: Lake, feed: str, head: TableHead) -> None:
+        """Remove files that no snapshot names, and that no publisher is about to add: those are of newer states."""
+        files = {lake.locate(p): p for p in lake.list(paths.windows_table_root(feed))}
+        old = [a for a in files if (found := _FILE.search(a)) and int(found[2]) < head.mark]
+        if not old:
+            return
+        self.table.look()
+        for address in {*old} - self.table.named(old):
+            lake.remove(files[address])
+
+
+def complete_windows(state: State, settings: WindowSettings) -> tuple[int, ...]:
+    """The starts (ms) of the complete windows whose rows can be read, oldest first. Of a long silence, only the newest
+    windows are among them."""
+    done = windows.complete_of(state, windows.manifest_windows(state, settings), settings)
+    return tuple(t for t in done if not is_retired(state, t, settings.length))
+
+
+def _digest(starts: Iterable[int], settings: WindowSettings) -> str:
+    return hashlib.sha256(repr((settings.length, *starts)).encode()).hexdigest()[:32]
+
+
+def _digest_of(address: str) -> str:
+    found = _FILE.search(address)
+    return found[1] if found else ""

@@ -1,0 +1,250 @@
+"""Lineage of runs by OpenLineage (the extra `openlineage`), configured by its own environment variables and files.
+
+A feed is a job, and what a run lands of it is a run of that job: START, and then COMPLETE, FAIL or ABORT with the
+topics that were read (`kafka://host:9092`, the topic), their offsets, and the feed's folder in the lake (`s3://bucket`
+and the prefix; `file` and the path). Names are those of OpenLineage's naming spec, so lineage of other tools joins.
+
+Promises: without the library, or where the environment names nobody to tell, nothing happens. Events hold names,
+numbers, columns' types and our own errors' words, never a record or a setting. Who does not listen costs a run some
+seconds and one warning.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import uuid
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from functools import cache
+from importlib.util import find_spec
+from typing import Any
+
+import sluice
+from sluice.pipelines.batch.result import BatchResult, Landed
+from sluice.pipelines.feed.feed import Feed
+from sluice.pipelines.lake import paths
+from sluice.pipelines.records.landed_columns import landed_schema
+from sluice.pipelines.vocabulary import logs
+from sluice.pipelines.vocabulary.errors import SluiceError
+from sluice.pipelines.vocabulary.receipts import count_files
+from sluice.resources.lakes import open_lake
+
+log = logging.getLogger(f"{logs.OURS}.lineage")
+NAMED_BY = ("OPENLINEAGE_URL", "OPENLINEAGE_CONFIG")
+TRANSPORT = "OPENLINEAGE__TRANSPORT"
+NAMESPACE = "OPENLINEAGE_NAMESPACE"
+MOST_RANGES = 1000
+"""So many ranges of offsets an event names at most; the sums are of all."""
+PRODUCER = f"urn:sluice:{sluice.__version__}"
+
+
+@dataclass(frozen=True, slots=True)
+class Landing:
+    """What of a feed a run of Dagster lands: `window` (start and end, ms) where one is asked for, `alone` where the run
+    is for this feed only."""
+
+    feed: Feed
+    run: str
+    window: tuple[int, int] | None = None
+    alone: bool = True
+
+
+def wanted(environ: Mapping[str, str]) -> bool:
+    """Whether the environment names somebody who is told of lineage."""
+    if environ.get("OPENLINEAGE_DISABLED", "").strip().lower() == "true":
+        return False
+    return any(environ.get(n) for n in NAMED_BY) or any(n.startswith(TRANSPORT) for n in environ)
+
+
+@contextmanager
+def told(landing: Landing, landed: Callable[[], Landed | None]) -> Iterator[None]:
+    """Tell of what the block lands; `landed` says at its end what that is, also where it ended by an error."""
+    client = _client() if wanted(os.environ) else None
+    if client is None:
+        yield
+        return
+    events = _Events(landing)
+    _emit(client, lambda: events.make("START"))
+    try:
+        yield
+    except BaseException as error:
+        kind, why = "FAIL" if isinstance(error, Exception) else "ABORT", error
+        _emit(client, lambda: events.make(kind, landed(), why))
+        raise
+    _emit(client, lambda: events.make("COMPLETE", landed()))
+
+
+def _emit(client: Any, event: Callable[[], Any]) -> None:
+    try:
+        client.emit(event())
+    except Exception as error:  # noqa: BLE001 - transports have no common error, and a run does not end for lineage
+        # Its words could hold an address with a key in it.
+        log.warning("lineage was not told (%s): nothing else depends on it", type(error).__name__)
+
+
+@cache
+def _client() -> Any:
+    try:
+        if find_spec("openlineage.client") is None:
+            return None
+        from openlineage.client import OpenLineageClient
+
+        logging.getLogger("openlineage").setLevel(logging.CRITICAL)  # what goes wrong, we say
+        return OpenLineageClient()
+    except ModuleNotFoundError:
+        return None
+    except Exception as error:  # noqa: BLE001 - whatever the library finds wrong with its settings, the run goes on
+        log.warning("no lineage: OpenLineage's settings are wrong (%s)", type(error).__name__)
+        return None
+
+
+class _Events:
+    """The events of one landing."""
+
+    def __init__(self, landing: Landing) -> None:
+        self._landing, self._namespace = landing, os.environ.get(NAMESPACE) or "sluice"
+
+    def make(self, kind: str, landed: Landed | None = None, error: BaseException | None = None) -> Any:
+        from openlineage.client.event_v2 import Job, Run, RunEvent, RunState
+
+        inputs, outputs = _datasets(self._landing.feed, landed) if landed else ([], [])
+        return RunEvent(
+            eventType=RunState[kind],
+            eventTime=_time(datetime.now(UTC)),
+            run=Run(runId=self._run_id(), facets=self._run_facets(error)),
+            job=Job(namespace=self._namespace, name=self._landing.feed.name, facets=self._job_facets()),
+            producer=PRODUCER,
+            inputs=inputs,
+            outputs=outputs,
+        )
+
+    def _run_id(self) -> str:
+        """The id of Dagster's run, which is a UUID; of a run over many feeds, one of each feed."""
+        if self._landing.alone:
+            return self._landing.run
+        return str(uuid.uuid5(uuid.UUID(self._landing.run), self._landing.feed.name))
+
+    def _run_facets(self, error: BaseException | None) -> dict[str, Any]:
+        from openlineage.client.facet_v2 import error_message_run, nominal_time_run, parent_run, processing_engine_run
+
+        facets: dict[str, Any] = {
+            "processing_engine": processing_engine_run.ProcessingEngineRunFacet(sluice.__version__, "Sluice")
+        }
+        if window := self._landing.window:
+            start, end = (_time(datetime.fromtimestamp(ms / 1000, UTC)) for ms in window)
+            facets["nominalTime"] = nominal_time_run.NominalTimeRunFacet(start, end)
+        if not self._landing.alone:
+            job = parent_run.Job(namespace=self._namespace, name="many feeds")
+            facets["parent"] = parent_run.ParentRunFacet(run=parent_run.Run(self._landing.run), job=job)
+        if error is not None:
+            said = (
+                f"{type(error).__name__}: {error.message}" if isinstance(error, SluiceError) else type(error).__name__
+            )
+            facets["errorMessage"] = error_message_run.ErrorMessageRunFacet(said, "PYTHON")
+        return facets
+
+    def _job_facets(self) -> dict[str, Any]:
+        from openlineage.client.facet_v2 import documentation_job, job_type_job
+
+        facets: dict[str, Any] = {"jobType": job_type_job.JobTypeJobFacet("BATCH", "SLUICE", "FEED")}
+        if said := self._landing.feed.description:
+            facets["documentation"] = documentation_job.DocumentationJobFacet(said)
+        return facets
+
+
+def _time(at: datetime) -> str:
+    return at.isoformat(timespec="milliseconds").replace("+00:00", "Z")
+
+
+# -- datasets
+
+
+def kafka_namespace(feed: Feed) -> str:
+    """`kafka://host:port` of the first broker that the feed names."""
+    return f"kafka://{feed.kafka.bootstrap.split(',')[0].strip()}"
+
+
+def lake_name(feed: Feed) -> tuple[str, str]:
+    """Namespace and name of the folder with the feed's rows."""
+    place = open_lake(feed).locate(paths.visible_roots(feed.name)[0])
+    if not place.startswith("s3://"):
+        return "file", place
+    bucket, _, key = place.removeprefix("s3://").partition("/")
+    return f"s3://{bucket}", key
+
+
+def _datasets(feed: Feed, landed: Landed) -> tuple[list[Any], list[Any]]:
+    batches = [b for b in landed.batches if b.number is not None]
+    topics = sorted({s.topic for b in batches for s in b.plan.slices})
+    return [_topic(feed, topic, batches) for topic in topics], [_rows(feed, batches)] if batches else []
+
+
+def _topic(feed: Feed, topic: str, batches: Sequence[BatchResult]) -> Any:
+    from openlineage.client.event_v2 import InputDataset
+    from openlineage.client.facet_v2 import input_statistics_input_dataset as statistics
+
+    receipts = [r for b in batches for r in b.receipts if r.slice.topic == topic]
+    rows = sum(r.counts.landed + r.counts.quarantined + r.counts.dropped for r in receipts)
+    ranges = sorted((r.slice.partition, r.slice.start, r.slice.end, r.slice.incarnation) for r in receipts)
+    return InputDataset(
+        namespace=kafka_namespace(feed),
+        name=topic,
+        inputFacets={
+            "inputStatistics": statistics.InputStatisticsInputDatasetFacet(
+                rowCount=rows, size=sum(r.input_bytes for r in receipts)
+            ),
+            "sluice_offsets": _offsets(ranges),
+        },
+    )
+
+
+def _offsets(ranges: Sequence[tuple[int, int, int, str]]) -> Any:
+    """Which offsets were read, `end` excluded: a facet of our own."""
+    import attr
+    from openlineage.client.facet_v2 import InputDatasetFacet
+
+    @attr.define
+    class SluiceOffsetsInputDatasetFacet(InputDatasetFacet):
+        offsets: int
+        ranges: list[dict[str, Any]]
+        left_out: int
+
+    shown = [
+        {"partition": partition, "topicId": life, "start": start, "end": end}
+        for partition, start, end, life in ranges[:MOST_RANGES]
+    ]
+    total = sum(end - start for _, start, end, _ in ranges)
+    return SluiceOffsetsInputDatasetFacet(total, shown, len(ranges) - len(shown))
+
+
+def _rows(feed: Feed, batches: Sequence[BatchResult]) -> Any:
+    from openlineage.client.event_v2 import OutputDataset
+    from openlineage.client.facet_v2 import dataset_version_dataset, schema_dataset
+    from openlineage.client.facet_v2 import output_statistics_output_dataset as statistics
+
+    namespace, name = lake_name(feed)
+    receipts = [r for b in batches for r in b.receipts]
+    fields = [
+        schema_dataset.SchemaDatasetFacetFields(
+            name=f.name, type=str(f.type), description=feed.descriptions.get(f.name)
+        )
+        for f in landed_schema(feed.columns)
+    ]
+    return OutputDataset(
+        namespace=namespace,
+        name=name,
+        facets={
+            "schema": schema_dataset.SchemaDatasetFacet(fields),
+            "version": dataset_version_dataset.DatasetVersionDatasetFacet(str(max(b.number or 0 for b in batches))),
+        },
+        outputFacets={
+            "outputStatistics": statistics.OutputStatisticsOutputDatasetFacet(
+                rowCount=sum(r.counts.landed for r in receipts),
+                size=sum(b.bytes for b in batches),
+                fileCount=count_files(receipts),
+            )
+        },
+    )

@@ -1,0 +1,71 @@
+"""The sample order events in formats that have schemas of their own: a line for each in `SAMPLES`."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any, NamedTuple
+
+from sluice.pipelines.records.wire import ID_HEADER, WireFormat
+from sluice.resources.local import avro_events
+from sluice.resources.local.events import CHANNELS, COUNTRIES, CURRENCIES, STATUSES, SampleEvent
+
+JSON_SCHEMA: dict[str, Any] = {
+    "$schema": "http://json-schema.org/draft-07/schema#",
+    "title": "Order",
+    "type": "object",
+    "properties": {
+        "order_id": {"type": "string", "pattern": "^o-[0-9]{10}-[0-9a-f]{6}$"},
+        "customer": {"type": "string", "maxLength": 20},
+        "ts": {"type": "string", "format": "date-time"},
+        "amount": {"type": "number", "multipleOf": 0.01, "minimum": 0},
+        "currency": {"type": "string", "enum": sorted(set(CURRENCIES))},
+        "items": {"type": "integer", "minimum": 1},
+        "country": {"type": "string", "enum": sorted(COUNTRIES)},
+        "channel": {"oneOf": [{"type": "null"}, {"type": "string", "enum": sorted(CHANNELS)}]},
+        "status": {"type": "string", "enum": sorted(STATUSES)},
+    },
+    "required": ["order_id", "customer", "ts", "amount", "currency", "items", "country", "status"],
+}
+
+
+class Sample(NamedTuple):
+    """What the events are in a format: the schema, the usual ending of such files, and how an order's JSON becomes a
+    record's bytes; also one that is malformed, if `spoiled`."""
+
+    schema: str
+    suffix: str
+    encoded: Callable[[bytes], bytes]
+    spoiled: bool
+
+
+SAMPLES: Mapping[str, Sample] = {
+    "avro": Sample(
+        json.dumps(avro_events.SCHEMA), "avsc", lambda value: avro_events.encoded(json.loads(value)), spoiled=False
+    ),
+    "json_schema": Sample(json.dumps(JSON_SCHEMA), "json", bytes, spoiled=True),
+}
+"""By the feed's word for the format. `sluice produce` registers the schema."""
+
+
+def as_registered(
+    events: Iterable[SampleEvent], sample: Sample, wire: WireFormat, number: int
+) -> Iterator[SampleEvent]:
+    """The same events in another format; each names the schema of that number. Those that are malformed stay so."""
+    prefix, header = _PREFIXES[wire](number), (ID_HEADER, _PREFIXES[WireFormat.CONFLUENT](number))
+    for event in events:
+        if event.value is None or (event.malformed and not sample.spoiled):
+            yield event
+            continue
+        more = [header] if wire is WireFormat.CONFLUENT_HEADERS else []
+        yield event._replace(value=prefix + sample.encoded(event.value), headers=[*event.headers, *more])
+
+
+_PREFIXES: Mapping[WireFormat, Callable[[int], bytes]] = {
+    WireFormat.CONFLUENT: lambda number: b"\0" + number.to_bytes(4, "big"),
+    WireFormat.CONFLUENT_HEADERS: lambda number: b"",
+    WireFormat.APICURIO: lambda number: b"\0" + number.to_bytes(8, "big"),
+    WireFormat.BARE: lambda number: b"",
+}
+WIRES = frozenset(_PREFIXES)
+"""The wire formats that sample events can have."""

@@ -1,0 +1,31 @@
+"""How a library of tables reaches a feed's lake on S3: as the feed itself does."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from sluice.pipelines.feed.feed import Feed
+from sluice.pipelines.feed.s3 import bucket_and_prefix
+from sluice.pipelines.vocabulary import extras
+
+
+@dataclass(frozen=True, slots=True)
+class StoreAccess:
+    """An address and credentials, as boto3 found them at this moment."""
+
+    endpoint: str
+    region: str
+    access_key: str = field(repr=False)
+    secret_key: str = field(repr=False)
+    token: str | None = field(repr=False)
+
+
+def access_of(feed: Feed) -> StoreAccess | None:
+    """How to reach the feed's lake on S3; None for a lake in a folder. Raises NotAuthorized, SetupError."""
+    if not feed.lake.startswith("s3://"):
+        return None
+    with extras.named():
+        from sluice.resources.s3.client import Bucket
+    bucket = Bucket(bucket_and_prefix(feed.lake)[0], feed.s3)
+    found, meta = bucket.credentials, bucket.client.meta
+    return StoreAccess(meta.endpoint_url, meta.region_name, found.access_key, found.secret_key, found.token)

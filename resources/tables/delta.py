@@ -1,0 +1,413 @@
+"""A feed's table in Delta, by deltalake: its log lies beside the parts, and names them relative to itself.
+
+deltalake tries a commit again by itself, on whatever has come since, unless something conflicts; and to it, adding the
+same file twice is no conflict. Here it never tries again: a commit is the version after the one that was looked at, or
+fails. The mark is an application's transaction in the same commit as the files. deltalake takes such a transaction also
+where its number is not the next one, so the number is never relied on to refuse anything.
+
+A new column, and the property that says up to when windows are complete, are commits of their own: they change no row.
+Each of our commits says the mark, so that one of somebody else's is told from ours.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import time
+from bisect import bisect_left
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+from urllib.parse import unquote
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from sluice.pipelines.feed.feed import Feed
+from sluice.pipelines.lake import paths
+from sluice.pipelines.ports import Lake
+from sluice.pipelines.vocabulary import extras
+from sluice.pipelines.vocabulary.errors import PartUnreadable, SluiceError
+from sluice.pipelines.vocabulary.side_by_side import each
+from sluice.pipelines.vocabulary.tables import (
+    BATCHES,
+    COMPLETE,
+    LEDGER,
+    MARK,
+    TableChange,
+    TableFile,
+    TableHead,
+    TableOperation,
+)
+from sluice.resources.tables.access import access_of
+from sluice.resources.tables.delta_types import delta_field, grown, stats_of
+from sluice.resources.tables.outcomes import Outcomes
+
+if TYPE_CHECKING:
+    from deltalake import CommitProperties, DeltaTable, PostCommitHookProperties
+    from deltalake.transaction import AddAction, RemoveAction
+
+_PROPERTIES = {
+    # versions expire when the feed says so, not when some writer makes a checkpoint
+    "delta.enableExpiredLogCleanup": "false",
+    "delta.checkpointInterval": "50",
+}
+_OPERATION = "sluice.operation"
+_COMMIT = re.compile(r"([0-9]{20})\.json")
+_CHECKPOINT = re.compile(r"([0-9]{20})\.checkpoint\.(?:.*\.)?(?:parquet|json)")
+_NUMBERED = re.compile(r"([0-9]{20})\.")
+MANY_VERSIONS = 50
+"""So many versions expire together, or fewer if that frees files: each time costs a checkpoint of the whole table."""
+
+
+class DeltaLakeTable:
+    """`ports.Table` in the Delta table of a folder of the lake. Nothing is opened before the first question."""
+
+    def __init__(self, lake: Lake, root: str, options: Mapping[str, str]) -> None:
+        self._lake, self._root, self._options = lake, root, dict(options)
+        self._table: DeltaTable | None = None
+        self._version = -1
+        self._outcomes = Outcomes(self.name, "log")
+
+    @classmethod
+    def of(cls, feed: Feed, lake: Lake) -> DeltaLakeTable:
+        """The table over the feed's parts. Raises SetupError."""
+        extras.need("deltalake")
+        return cls(lake, paths.delta_root(feed.name), _storage(feed))
+
+    @classmethod
+    def of_windows(cls, feed: Feed, lake: Lake) -> DeltaLakeTable:
+        """The table of the feed's complete windows."""
+        extras.need("deltalake")
+        return cls(lake, paths.windows_table_root(feed.name), _storage(feed))
+
+    @property
+    def name(self) -> str:
+        return f"table {self._root}"
+
+    @cached_property
+    def address(self) -> str:
+        """Where readers find it."""
+        return self._lake.locate(self._root)
+
+    def __repr__(self) -> str:
+        return f"DeltaLakeTable({self._root!r})"
+
+    def close(self) -> None:
+        """There is nothing to let go of."""
+
+    def rows(self, columns: Sequence[str]) -> pa.Table:
+        with self._outcomes.asking():
+            return self._known.to_pyarrow_table(columns=list(columns))
+
+    # -- asked
+
+    def look(self) -> TableHead | None:
+        with self._outcomes.asking():
+            self._table = self._open()
+            self._version = -1 if self._table is None else self._table.version()
+            return None if self._table is None else self._head(self._table)
+
+    def files(self) -> Mapping[str, TableFile]:
+        with self._outcomes.asking():
+            live = _live(self._known)
+            columns = (live.column(name).to_pylist() for name in ("path", "num_records", "size_bytes"))
+            named = ((self._address(path), rows or 0, size) for path, rows, size in zip(*columns, strict=True))
+            return {address: TableFile(address, rows, size) for address, rows, size in named}
+
+    def expiring(self, before: int) -> tuple[str, ...]:
+        with self._outcomes.asking():
+            log = self._log()
+            end = log.first_kept(before)
+            gone = {path for v in range(log.oldest + 1, end + 1) for path in log.removed(v)}
+            return tuple(sorted({self._address(path) for path in gone} - self.files().keys())) if gone else ()
+
+    def named(self, addresses: Iterable[str]) -> frozenset[str]:
+        asked = frozenset(addresses)
+        with self._outcomes.asking():
+            log = self._log()
+            oldest = self._open(log.oldest)
+            before = set() if oldest is None else set(_live(oldest).column("path").to_pylist())
+            later = {path for v in range(log.oldest + 1, self._version + 1) for path in log.added(v)}
+            return asked & {self._address(path) for path in before | later}
+
+    # -- changed
+
+    def create(self, columns: Mapping[str, str], about: Mapping[str, str]) -> None:
+        from deltalake import DeltaTable, Schema
+
+        schema = Schema.from_json(json.dumps({"type": "struct", "fields": [delta_field(*c) for c in columns.items()]}))
+        with self._outcomes.asking():
+            if not self._options:
+                Path(self.address).mkdir(parents=True, exist_ok=True)
+            try:
+                DeltaTable.create(
+                    self.address,
+                    schema,
+                    configuration={**_PROPERTIES, **about},
+                    storage_options=self._options or None,
+                    commit_properties=_commit({MARK: "0"}),
+                    raise_if_key_not_exists=False,
+                )
+            except Exception:
+                if self._open() is None:
+                    raise
+
+    def commit(self, change: TableChange) -> int:
+        about = {**change.about, MARK: str(change.mark), _OPERATION: str(change.operation)}
+        table, adding = self._known, self._adding(change)
+        with self._changing():
+            self._evolve(table, change)
+            made = int(table.version()) + 1
+            table.create_write_transaction(
+                [*adding, *self._removing(change)],
+                mode="append",
+                schema=table.schema(),
+                partition_by=[],
+                commit_properties=_commit(about, (_application(table), change.mark)),
+                post_commithook_properties=_hooks(),
+            )
+        with self._outcomes.asking():
+            table.load_as_version(made)  # the next change stands on this one, whoever comes after it
+        self._version = made
+        return made
+
+    def tell(self, complete: str) -> None:
+        table = self._known
+        with self._changing():
+            said = {MARK: str(_mark(table))}
+            table.alter.set_table_properties(
+                {COMPLETE: complete}, raise_if_not_exists=False, commit_properties=_commit(said)
+            )
+
+    def expire(self, before: int) -> int:
+        table = self._known
+        with self._outcomes.asking():
+            log = self._log()
+            end = log.first_kept(before)
+        if end == log.oldest or not (end - log.oldest >= MANY_VERSIONS or self.expiring(before)):
+            return 0
+        with self._outcomes.asking():
+            if end not in log.checkpoints:
+                (self._open(end) or table).create_checkpoint()
+        each(self._lake.remove, log.below(end))
+        return end - log.oldest
+
+    def _adding(self, change: TableChange) -> list[AddAction]:
+        from deltalake.transaction import AddAction
+
+        now = time.time_ns() // 1_000_000
+
+        def action(address: str) -> AddAction:
+            path = self._path(address)
+            try:
+                with self._lake.open(f"{self._root}/{path}") as file:
+                    size, stats = stats_of(file)
+            except FileNotFoundError:
+                raise PartUnreadable(
+                    f"{address} is missing", remedy="see sluice audit FEED", path=address, gone=True
+                ) from None
+            except pa.ArrowException as error:
+                raise PartUnreadable(
+                    f"{address} cannot be read: {type(error).__name__}", remedy="see sluice audit FEED", path=address
+                ) from None
+            return AddAction(path, size, {}, now, _changes_rows(change), stats)
+
+        return each(action, change.add)
+
+    def _removing(self, change: TableChange) -> list[RemoveAction]:
+        from deltalake.transaction import RemoveAction
+
+        if not change.remove:
+            return []
+        now, live = time.time_ns() // 1_000_000, self.files()
+        gone = (live[address] for address in change.remove if address in live)
+        changes = _changes_rows(change)
+        return [RemoveAction(self._path(f.address), changes, now, f.bytes, {}) for f in gone]
+
+    def _evolve(self, table: DeltaTable, change: TableChange) -> None:
+        """Add the columns, and the members of structs, that the table lacks."""
+        from deltalake import Field
+
+        have = {f["name"]: f for f in json.loads(table.schema().to_json())["fields"]}
+        wanted = {name: delta_field(name, text) for name, text in change.columns.items()}
+        try:
+            lacking = [f for name, f in wanted.items() if name not in have or grown(have[name], f)]
+        except ValueError as error:
+            raise self._outcomes.refused(str(error)) from None
+        if lacking:
+            said = {MARK: str(_mark(table))}
+            fields = [Field.from_json(json.dumps(f)) for f in lacking]
+            table.alter.add_columns(fields, commit_properties=_commit(said), post_commithook_properties=_hooks())
+
+    # -- the log
+
+    @property
+    def _known(self) -> DeltaTable:
+        if self._table is None:
+            raise ValueError("look first")
+        return self._table
+
+    def _open(self, version: int | None = None) -> DeltaTable | None:
+        with extras.named():
+            from deltalake import DeltaTable
+        from deltalake.exceptions import TableNotFoundError
+
+        try:
+            return DeltaTable(self.address, version, storage_options=self._options or None)
+        except TableNotFoundError:
+            return None
+
+    def _head(self, table: DeltaTable) -> TableHead:
+        said, log, live = table.metadata().configuration, self._log(), _live(table)
+        newest = log.said(self._version)
+        own = str(newest.get(MARK, ""))
+        return TableHead(
+            said.get(LEDGER, ""),
+            _mark(table),
+            self._version,
+            int(own) if own.isdecimal() else None,
+            str(newest.get(BATCHES, "")).rpartition(" ")[2],
+            newest.get("timestamp"),
+            pc.sum(live.column("num_records")).as_py() or 0,
+            live.num_rows,
+            self._version - log.oldest + 1,
+            _deletes(table),
+            said.get(COMPLETE, ""),
+        )
+
+    def _log(self) -> _Log:
+        return _Log(self._lake, f"{self._root}/_delta_log", self._version)
+
+    def _address(self, path: str) -> str:
+        return path if "://" in path or path.startswith("/") else f"{self.address}/{path}"
+
+    def _path(self, address: str) -> str:
+        return address.removeprefix(f"{self.address}/")
+
+    @contextmanager
+    def _changing(self) -> Iterator[None]:
+        """Errors of a commit, by our names. deltalake says in words only whether somebody was faster, and a commit may
+        have taken effect before what follows it failed: so the log is asked for its newest version."""
+        try:
+            yield
+        except SluiceError:
+            raise
+        except Exception as error:  # noqa: BLE001 - whatever it was, the log knows what became of it
+            try:
+                now = self._open()
+            except Exception:  # noqa: BLE001 - it does not answer
+                raise self._outcomes.unknown() from None
+            if now is None or now.version() != self._version:
+                raise self._outcomes.moved() from None
+            if isinstance(error, OSError) and not isinstance(error, PermissionError):
+                raise self._outcomes.unknown() from None
+            denied = isinstance(error, PermissionError)
+            raise (self._outcomes.told(error) if denied else self._outcomes.refused(error)) from None
+
+
+class _Log:
+    """What lies in the folder of a table's log: commits and checkpoints, by version."""
+
+    def __init__(self, lake: Lake, folder: str, newest: int) -> None:
+        self._lake, self._folder, self._newest = lake, folder, newest
+        self._names = [path.rpartition("/")[2] for path in lake.list(folder)]
+        self.checkpoints = {int(found[1]) for n in self._names if (found := _CHECKPOINT.fullmatch(n))}
+        self._commits = {int(found[1]) for n in self._names if (found := _COMMIT.fullmatch(n))}
+        self._read: dict[int, list[dict[str, Any]]] = {}
+
+    @property
+    def oldest(self) -> int:
+        """The oldest version that can still be read."""
+        return 0 if 0 in self._commits else min(self.checkpoints, default=self._newest)
+
+    def first_kept(self, before: int) -> int:
+        """The oldest version from that time (ms) or after it; the newest one where none is."""
+        versions = range(self.oldest, self._newest)
+        return self.oldest + bisect_left(versions, before, key=self._at)
+
+    def said(self, version: int) -> dict[str, Any]:
+        """What the version's commit says of itself; nothing where it says nothing, or lies here no more."""
+        return next((a["commitInfo"] for a in self._actions(version) if "commitInfo" in a), {})
+
+    def _at(self, version: int) -> int:
+        return int(self.said(version).get("timestamp", 0))
+
+    def removed(self, version: int) -> list[str]:
+        """The files that the version took out, relative to the table."""
+        return [unquote(a["remove"]["path"]) for a in self._actions(version) if "remove" in a]
+
+    def added(self, version: int) -> list[str]:
+        return [unquote(a["add"]["path"]) for a in self._actions(version) if "add" in a]
+
+    def below(self, version: int) -> list[str]:
+        """The lake paths of everything about versions before that one."""
+        numbered = ((n, _NUMBERED.match(n)) for n in self._names)
+        return [f"{self._folder}/{n}" for n, found in numbered if found and int(found[1]) < version]
+
+    def _actions(self, version: int) -> list[dict[str, Any]]:
+        if version not in self._read:
+            data = self._lake.get(f"{self._folder}/{version:020d}.json") or b""
+            self._read[version] = [json.loads(line) for line in data.splitlines() if line.strip()]
+        return self._read[version]
+
+
+def _changes_rows(change: TableChange) -> bool:
+    """Whether readers that follow the table must look at what the change adds and takes out."""
+    return change.operation is not TableOperation.REPLACE
+
+
+def _live(table: DeltaTable) -> pa.Table:
+    """The files of a version: `path`, `num_records`, `size_bytes`, and more."""
+    return pa.table(table.get_add_actions(flatten=True))
+
+
+def _deletes(table: DeltaTable) -> int:
+    """How many files have rows of theirs deleted beside them."""
+    if "deletionVectors" not in (table.protocol().reader_features or ()):
+        return 0
+    return int(pa.table(table.deletion_vectors()).num_rows)
+
+
+def _application(table: DeltaTable) -> str:
+    """The application whose transactions tell the mark: this ledger's."""
+    return f"sluice/{table.metadata().configuration.get(LEDGER, '')}"
+
+
+def _mark(table: DeltaTable) -> int:
+    return int(table.transaction_version(_application(table)) or 0)
+
+
+def _commit(about: Mapping[str, str], mark: tuple[str, int] | None = None) -> CommitProperties:
+    from deltalake import CommitProperties, Transaction
+
+    marks = [Transaction(*mark)] if mark else None
+    return CommitProperties(custom_metadata=dict(about), max_commit_retries=0, app_transactions=marks)
+
+
+def _hooks() -> PostCommitHookProperties:
+    from deltalake import PostCommitHookProperties
+
+    return PostCommitHookProperties(create_checkpoint=True, cleanup_expired_logs=False)
+
+
+def _storage(feed: Feed) -> dict[str, str]:
+    """How deltalake reaches the feed's lake on S3: as the feed itself does."""
+    if (found := access_of(feed)) is None:
+        return {}
+    said = {
+        "aws_endpoint_url": found.endpoint,
+        "aws_region": found.region,
+        "aws_access_key_id": found.access_key,
+        "aws_secret_access_key": found.secret_key,
+        "aws_session_token": found.token,
+        "aws_conditional_put": "etag",
+        "aws_virtual_hosted_style_request": "true" if feed.s3.path_style is False else "false",
+        "allow_http": "true" if found.endpoint.startswith("http://") else "false",
+        "connect_timeout": f"{feed.s3.connect_timeout_ms}ms",
+        "timeout": f"{feed.s3.read_timeout_ms}ms",
+        "max_retries": str(feed.s3.retries),
+    }
+    return {k: v for k, v in said.items() if v}

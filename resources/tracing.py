@@ -1,0 +1,211 @@
+"""Traces of runs by OpenTelemetry (the extra `otel`), configured by its own environment variables (OTEL_…).
+
+A trace has a span for each step of a run (`land orders`), in it one for each stage, and in `land` one for each task.
+Every process that works for a run finds the run's trace by the run's id. Tasks send home when they began and ended, and
+the driver tells it: workers need neither the library nor the collector's address and key.
+
+Promises: without the library, or where the environment names nobody to send to, nothing happens. Spans hold names,
+numbers and the class of an error, never a record, a setting or a secret. A collector that is away costs a run a few
+seconds at its end and one line on stderr.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import os
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
+from functools import cache
+from importlib.metadata import entry_points
+from importlib.util import find_spec
+from typing import Any
+
+from sluice.pipelines.vocabulary import logs
+from sluice.pipelines.vocabulary.errors import SluiceError
+from sluice.pipelines.vocabulary.plans import Plan
+from sluice.pipelines.vocabulary.progress import Progress
+from sluice.pipelines.vocabulary.receipts import TaskTime
+
+log = logging.getLogger(f"{logs.OURS}.tracing")
+ENDPOINTS = ("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "OTEL_EXPORTER_OTLP_ENDPOINT")
+EXPORTER = "OTEL_TRACES_EXPORTER"
+PROTOCOLS = ("OTEL_EXPORTER_OTLP_TRACES_PROTOCOL", "OTEL_EXPORTER_OTLP_PROTOCOL")
+SERVICE = "sluice"
+FLUSH_SECONDS = 3.0
+Attributes = Mapping[str, str | int | None]
+
+_current: ContextVar[Step | None] = ContextVar("step", default=None)
+_run: ContextVar[str] = ContextVar("run", default="")
+
+
+class Step:
+    """The span of a step, and of the stage that it is in. Any thread of the step's run may tell it of progress."""
+
+    def __init__(self, tracer: Any, span: Any) -> None:
+        self._tracer, self._span, self._name = tracer, span, ""
+        self._stage: Any = None
+        self._lock = threading.Lock()
+
+    def progress(self, progress: Progress) -> None:
+        """A stage begins where another one is told, and ends with the next one, or with the step."""
+        with self._lock:
+            if progress.met or progress.stage == self._name:
+                return
+            self._end_stage()
+            self._name = progress.stage
+            self._stage = self._tracer.start_span(progress.stage, context=_under(self._span))
+
+    def tasks(self, plan: Plan, batch: int, times: Sequence[TaskTime]) -> None:
+        """A span for each task that came to its end, in the stage that the step is in."""
+        with self._lock:
+            above = _under(self._stage or self._span)
+        for time in times:
+            task = plan.tasks[time.task]
+            about: Attributes = {
+                "sluice.feed": plan.feed,
+                "sluice.batch": batch,
+                "sluice.task": time.task,
+                "sluice.slices": len(task.slices),
+                "sluice.offsets": sum(s.span for s in task.slices),
+                "sluice.broker": task.leader,
+                "sluice.attempt": time.attempt,
+                "host.name": time.host,
+                "process.pid": time.pid,
+            }
+            span = self._tracer.start_span("task", context=above, attributes=_known(about), start_time=time.began)
+            span.end(time.ended)
+
+    def close(self) -> None:
+        with self._lock:
+            self._end_stage()
+
+    def _end_stage(self) -> None:
+        if self._stage is not None:
+            self._stage.end()
+        self._stage, self._name = None, ""
+
+
+@contextmanager
+def step(name: str, run: str, **about: str | int | None) -> Iterator[None]:
+    """Until the block ends, this thread works on a step of the run: a span, in the run's trace. What ends it by an
+    error says which. Where nothing is traced, nothing happens."""
+    provider = _provider() if wanted(os.environ) else None
+    if provider is None:
+        yield
+        return
+    before, tracer = _run.set(run), provider.get_tracer("sluice")
+    known = _known({"sluice.run": run, **{f"sluice.{key}": value for key, value in about.items()}})
+    span = tracer.start_span(name, context=_nothing(), attributes=known)
+    made = Step(tracer, span)
+    inside = _current.set(made)
+    try:
+        with logs.about(trace=format(span.get_span_context().trace_id, "032x")):
+            yield
+    except BaseException as error:
+        _failed(span, error)
+        raise
+    finally:
+        made.close()
+        span.end()
+        _current.reset(inside)
+        _run.reset(before)
+        _send(provider)
+
+
+def current() -> Step | None:
+    """The step that this thread works on; None where nothing is traced."""
+    return _current.get()
+
+
+def wanted(environ: Mapping[str, str]) -> bool:
+    """Whether the environment names somebody who gets traces."""
+    if environ.get("OTEL_SDK_DISABLED", "").strip().lower() == "true":
+        return False
+    named = environ.get(EXPORTER, "").strip()
+    return named != "none" and bool(named or any(environ.get(name) for name in ENDPOINTS))
+
+
+def trace_of(run: str) -> int:
+    """The id of the run's trace: 128 bits that are evenly spread, so that samplers by ratio take their share."""
+    return int.from_bytes(hashlib.sha256(run.encode()).digest()[:16], "big")
+
+
+def _failed(span: Any, error: BaseException) -> None:
+    """Which error it was; only our own say what is known to hold no secret."""
+    from opentelemetry.trace import Status, StatusCode
+
+    cause = error.__cause__ if isinstance(error.__cause__, SluiceError) else error
+    span.set_attribute("error.type", type(cause).__name__)
+    span.set_status(Status(StatusCode.ERROR, cause.message if isinstance(cause, SluiceError) else None))
+
+
+def _known(about: Attributes) -> dict[str, str | int]:
+    return {k: v for k, v in about.items() if v is not None}
+
+
+def _under(span: Any) -> Any:
+    from opentelemetry.trace import set_span_in_context
+
+    return set_span_in_context(span)
+
+
+def _nothing() -> Any:
+    from opentelemetry.context import Context
+
+    return Context()
+
+
+def _send(provider: Any) -> None:
+    """What is told goes out, as far as that is quick: the process may leave at once. (`force_flush` heeds no time.)"""
+    thread = threading.Thread(target=provider.force_flush, name="sluice-traces", daemon=True)
+    thread.start()
+    thread.join(FLUSH_SECONDS)
+
+
+@cache
+def _provider() -> Any:
+    """This process's own provider: one that the host's application has is left alone. None where packages are missing
+    or the environment asks for what they cannot."""
+    try:
+        if find_spec("opentelemetry.sdk") is None:
+            return None
+        return _made()
+    except ModuleNotFoundError:
+        return None  # not even the API is there
+    except Exception as error:  # noqa: BLE001 - whatever the library finds wrong with its settings, the run goes on
+        log.warning("no traces: OpenTelemetry's settings are wrong (%s)", type(error).__name__)
+        return None
+
+
+def _made() -> Any:
+    from opentelemetry.sdk.resources import Resource
+    from opentelemetry.sdk.trace import TracerProvider
+    from opentelemetry.sdk.trace.export import BatchSpanProcessor
+    from opentelemetry.sdk.trace.id_generator import RandomIdGenerator
+
+    class ByRun(RandomIdGenerator):
+        def generate_trace_id(self) -> int:
+            return trace_of(_run.get())
+
+    logging.getLogger("opentelemetry").setLevel(logging.ERROR)  # that it gave up; not each try
+    resource = Resource.create()
+    if str(resource.attributes.get("service.name", "")).startswith("unknown_service"):
+        resource = resource.merge(Resource({"service.name": SERVICE}))
+    provider = TracerProvider(resource=resource, id_generator=ByRun())
+    provider.add_span_processor(BatchSpanProcessor(_exporter(os.environ)()))
+    return provider
+
+
+def _exporter(environ: Mapping[str, str]) -> Any:
+    """The class of the exporter that the environment names, by OpenTelemetry's names. Raises LookupError."""
+    name = environ.get(EXPORTER, "").strip() or "otlp"
+    if name == "otlp":
+        protocol = next((environ[p] for p in PROTOCOLS if environ.get(p)), "http/protobuf")
+        name = "otlp_proto_grpc" if protocol == "grpc" else "otlp_proto_http"
+    found = [*entry_points(group="opentelemetry_traces_exporter", name=name)]
+    if not found:
+        raise LookupError(name)
+    return found[0].load()

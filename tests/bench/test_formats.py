@@ -1,0 +1,42 @@
+"""Workloads in formats with schemas of their own hold the orders that the shape makes."""
+
+from __future__ import annotations
+
+import json
+from decimal import Decimal
+
+import pytest
+
+from sluice.bench.formats import BEGIN, FORMATS, HEADER, as_sent
+from sluice.bench.workloads import AVRO_ORDERS, JSON_SCHEMA_ORDERS, TYPED_ORDERS
+from sluice.pipelines.records.readers import READERS
+from sluice.pipelines.records.wire import WireFormat
+
+ROWS = next(TYPED_ORDERS.of(40).chunks(0))
+
+
+def test_avro_orders_are_what_fastavro_reads_of_them() -> None:
+    read = FORMATS["avro"].reading()
+    sent = as_sent(ROWS, "avro").column("value").to_pylist()
+    for value, text in zip(sent, ROWS.column("value").to_pylist(), strict=True):
+        order, said = read(value), json.loads(text, parse_float=Decimal)
+        assert order | {"ts": None} == said | {"ts": None}
+        assert order["ts"].isoformat(timespec="milliseconds").replace("+00:00", "Z") == said["ts"]
+
+
+def test_json_schema_orders_are_the_same_behind_a_header() -> None:
+    sent = as_sent(ROWS, "json_schema").column("value").to_pylist()
+    assert {v[:BEGIN] for v in sent} == {HEADER}
+    assert [v[BEGIN:].decode() for v in sent] == ROWS.column("value").to_pylist()
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_the_columns_are_the_fields_of_typed(name: str) -> None:
+    reader = READERS[name].make((FORMATS[name].schema,), WireFormat.CONFLUENT)
+    assert [f.name for f in reader.columns.fields] == [n for n, _ in TYPED_ORDERS.schema]
+
+
+def test_other_workloads_keep_their_topics() -> None:
+    assert as_sent(ROWS, "") is ROWS
+    prints = {w.fingerprint for w in (TYPED_ORDERS, AVRO_ORDERS, JSON_SCHEMA_ORDERS)}
+    assert len(prints) == 3

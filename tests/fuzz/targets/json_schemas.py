@@ -1,0 +1,40 @@
+"""JSON Schemas as registries and files hold them: made into columns and expectations, or refused by a place."""
+
+from __future__ import annotations
+
+import json
+
+from sluice.pipelines.contract.catalogue import text
+from sluice.pipelines.records.json_schema.bundle import bundled
+from sluice.pipelines.records.json_schema.reader import JsonSchemaReader
+from sluice.pipelines.records.reader import UnusableSchema
+from sluice.pipelines.records.wire import WireFormat
+from sluice.pipelines.schema.schema import SchemaError
+from sluice.resources.local.registered_events import JSON_SCHEMA
+from tests.fuzz.target import Target
+
+_NESTED = {
+    "$defs": {"line": {"type": "object", "properties": {"sku": {"type": "string"}}, "required": ["sku"]}},
+    "allOf": [{"properties": {"a": {"anyOf": [{"type": "null"}, {"$ref": "#/$defs/line"}]}}}],
+    "properties": {
+        "b": {"type": "array", "items": {"$ref": "#/$defs/line"}},
+        "c": {"type": "object", "additionalProperties": {"type": ["integer", "null"]}},
+        "d": {"oneOf": [{"const": 1}, {"const": 2.5}], "multipleOf": 0.5},
+        "e": {"type": "number", "multipleOf": 0.01, "minimum": 0, "exclusiveMaximum": True, "maximum": 9},
+    },
+    "required": ["b"],
+}
+
+
+def _schema(data: bytes) -> str:
+    try:
+        said = data.decode()
+        reader = JsonSchemaReader((bundled([said], ()),), WireFormat.BARE)
+        assert all(text(e) for e in reader.expectations)
+        assert reader.fingerprint
+    except (UnicodeDecodeError, UnusableSchema, SchemaError) as error:
+        return type(error).__name__
+    return "read"
+
+
+JSON_SCHEMAS = Target("json-schemas", lambda: [json.dumps(s).encode() for s in (JSON_SCHEMA, _NESTED)], _schema)

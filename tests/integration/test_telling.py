@@ -1,0 +1,110 @@
+"""A real run tells OpenTelemetry's collector and OpenLineage's server of itself: what they are sent, over HTTP.
+
+What a run that lands tells of itself is looked at where the first day is (`tests/cli/test_end_to_end.py`).
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from kafka import KafkaProducer
+
+from sluice.cli.main import main
+from sluice.resources import lineage, tracing
+from sluice.resources.local.kafka import LocalKafka
+from tests.integration.support import Place
+from tests.resources.kafka.tools import free_port
+from tests.telling import SECRET, environment, listening
+
+
+@pytest.fixture
+def place(tmp_path: Path, kafka: LocalKafka, fresh_topic: Callable[..., str]) -> Place:
+    place = Place(tmp_path, kafka, fresh_topic(partitions=2, name="told"))
+    place.feed(description="Orders of the shop")
+    return place
+
+
+def sluice(place: Place, address: str, *arguments: str) -> subprocess.CompletedProcess[str]:
+    command = [str(Path(sys.executable).with_name("sluice")), *arguments, "--json"]
+    told = os.environ | environment(address)
+    return subprocess.run(command, cwd=place.root, env=told, capture_output=True, text=True, check=False)
+
+
+@pytest.mark.spark
+@pytest.mark.soak
+def test_nobody_listens_and_the_run_goes_on(place: Place) -> None:
+    producer = KafkaProducer(bootstrap_servers=place.kafka.bootstrap)
+    for number in range(200):
+        producer.send(place.topic, b"an order", partition=number % 2)
+    producer.close()
+    done = sluice(place, f"http://127.0.0.1:{free_port()}", "run", "orders")
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout)["batches"][0]["landed"] == 200
+    assert "Traceback" not in done.stderr
+    assert SECRET not in done.stdout + done.stderr
+
+
+def test_a_run_that_fails_says_by_what(
+    place: Place, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    place.feed(topics="none-such", description="Orders of the shop")
+    monkeypatch.chdir(place.root)
+    with listening() as listener:
+        for name, value in environment(listener.address).items():
+            monkeypatch.setenv(name, value)
+        assert main(["run", "orders", "--json"]) == 1
+    error = json.loads(capfd.readouterr().out)["error"]
+    started, failed = listener.events()
+    assert (started["eventType"], failed["eventType"]) == ("START", "FAIL")
+    assert failed["job"]["facets"]["documentation"]["description"] == "Orders of the shop"
+    assert failed["run"]["facets"]["errorMessage"]["message"].startswith(f"{error}: ")
+    (step,) = (s for s in listener.spans() if not s.parent_span_id)
+    assert step.status.code == 2
+    assert {a.key: a.value.string_value for a in step.attributes}["error.type"] == error
+    assert not listener.hold(SECRET.encode())
+
+
+@pytest.mark.parametrize(
+    ("environ", "traced"),
+    [
+        ({}, False),
+        ({"OTEL_EXPORTER_OTLP_ENDPOINT": "http://x"}, True),
+        ({"OTEL_EXPORTER_OTLP_TRACES_ENDPOINT": "http://x"}, True),
+        ({"OTEL_TRACES_EXPORTER": "console"}, True),
+        ({"OTEL_TRACES_EXPORTER": "none", "OTEL_EXPORTER_OTLP_ENDPOINT": "http://x"}, False),
+        ({"OTEL_SDK_DISABLED": "true", "OTEL_EXPORTER_OTLP_ENDPOINT": "http://x"}, False),
+    ],
+)
+def test_traces_go_where_the_environment_says(environ: dict[str, str], traced: bool) -> None:
+    assert tracing.wanted(environ) is traced
+
+
+@pytest.mark.parametrize(
+    ("environ", "told"),
+    [
+        ({}, False),
+        ({"OPENLINEAGE_URL": "http://x"}, True),
+        ({"OPENLINEAGE_CONFIG": "lineage.yml"}, True),
+        ({"OPENLINEAGE__TRANSPORT__TYPE": "console"}, True),
+        ({"OPENLINEAGE_DISABLED": "true", "OPENLINEAGE_URL": "http://x"}, False),
+    ],
+)
+def test_lineage_goes_where_the_environment_says(environ: dict[str, str], told: bool) -> None:
+    assert lineage.wanted(environ) is told
+
+
+def test_traces_are_shared_out_evenly() -> None:
+    """Samplers by ratio look at the lower half of the id."""
+    low = [tracing.trace_of(str(n)) % 2**64 / 2**64 for n in range(1000)]
+    assert 0.4 < sum(x < 0.5 for x in low) / len(low) < 0.6
+
+
+def test_a_lake_on_s3_has_its_names(place: Place) -> None:
+    feed = place.feed(lake="s3://bucket/some/where", s3="{access_key_id: a, secret_access_key: b}")
+    assert lineage.lake_name(feed) == ("s3://bucket", "some/where/data/orders")

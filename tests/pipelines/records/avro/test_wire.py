@@ -1,0 +1,69 @@
+"""Avro records that name their schema otherwise than before the value, as Confluent does."""
+
+from __future__ import annotations
+
+import struct
+import zlib
+from typing import Any
+from uuid import UUID
+
+import pyarrow as pa
+
+from sluice.pipelines.records.avro.format import AvroFormat
+from sluice.pipelines.records.wire import ID_HEADER, Named, WireFormat
+from sluice.pipelines.vocabulary.plans import Slice
+from tests.pipelines.records.avro.rows import Schemas, encoded, reader_of
+from tests.pipelines.records.json_schema.rows import with_headers
+from tests.pipelines.records.typed.rows import FIRST, chunk
+
+OLD: dict[str, Any] = {"type": "record", "name": "R", "fields": [{"name": "id", "type": "int"}]}
+NEW = OLD | {"fields": [*OLD["fields"], {"name": "note", "type": "string", "default": "-"}]}
+FIRST_GUID, SECOND_GUID = (UUID(int=i) for i in (7, 8))
+
+
+def bare(i: int, *, new: bool) -> bytes:
+    return encoded(NEW, {"id": i, "note": f"n{i}"}, None) if new else encoded(OLD, {"id": i}, None)
+
+
+def converted(wire: WireFormat, records: pa.RecordBatch, known: dict[Named, Any]) -> tuple[list[Any], list[Any]]:
+    """Landed rows, and the offset, reason and detail of those in quarantine."""
+    form = AvroFormat(reader_of(NEW, wire), Schemas(known))
+    pieces = list(form.convert(Slice("orders", 3, "id", FIRST, FIRST + len(records)), records))
+    landed = [r for p in pieces for r in p.landed.select(["id", "note"]).to_pylist()]
+    held = [r for p in pieces if p.quarantined for r in p.quarantined.to_pylist()]
+    return landed, [(r["offset"] - FIRST, r["reason"], r["detail"].rpartition("(")[2].strip(")")) for r in held]
+
+
+def test_apicurios_numbers_of_eight_bytes() -> None:
+    numbers = (1 << 41, 3, 1 << 41, 3)
+    values = [b"\0" + struct.pack(">q", n) + bare(i, new=n == 3) for i, n in enumerate(numbers)]
+    values += [b"\0\0\0\0\3\x12", b"\0" + struct.pack(">q", 5) + bare(9, new=True)]
+    rows, held = converted(WireFormat.APICURIO, chunk(values), {1 << 41: OLD, 3: NEW})
+    assert rows == [{"id": i, "note": f"n{i}" if n == 3 else "-"} for i, n in enumerate(numbers)]
+    assert [h[:2] for h in held] == [(4, "not_avro"), (5, "unknown_schema")]
+    assert held[1][2] == "schema 5"
+
+
+def test_numbers_and_guids_in_headers() -> None:
+    number, guid = (ID_HEADER, b"\0" + struct.pack(">I", 3)), (ID_HEADER, b"\1" + FIRST_GUID.bytes)
+    values: list[bytes | None] = [bare(0, new=True), bare(1, new=False), None, bare(3, new=True), b"\2x"]
+    records = with_headers(chunk(values), [[("a", b"1"), number], [guid, number], [], [], [guid]])
+    rows, held = converted(WireFormat.CONFLUENT_HEADERS, records, {3: NEW, str(FIRST_GUID): OLD})
+    assert rows == [{"id": 0, "note": "n0"}, {"id": 1, "note": "-"}, {"id": None, "note": None}]
+    assert [h[:2] for h in held] == [(3, "not_avro"), (4, "not_avro")]
+    assert held[1][2] == f"schema {FIRST_GUID}"
+
+
+def test_glues_guids_compressed_or_not() -> None:
+    def of(i: int, guid: UUID, *, packed: bool) -> bytes:
+        own = bare(i, new=guid == SECOND_GUID)
+        return b"\3" + (b"\5" + guid.bytes + zlib.compress(own) if packed else b"\0" + guid.bytes + own)
+
+    guids = [FIRST_GUID, SECOND_GUID, FIRST_GUID, SECOND_GUID, SECOND_GUID]
+    values: list[bytes | None] = [of(i, g, packed=bool(i % 2)) for i, g in enumerate(guids)]
+    values += [b"\3\5" + FIRST_GUID.bytes + b"no zlib", b"\3\0" + UUID(int=9).bytes + b"x", b"\3", None]
+    rows, held = converted(WireFormat.GLUE, chunk(values), {str(FIRST_GUID): OLD, str(SECOND_GUID): NEW})
+    expected = [{"id": i, "note": f"n{i}" if g == SECOND_GUID else "-"} for i, g in enumerate(guids)]
+    assert rows == [*expected, {"id": None, "note": None}]
+    assert [h[:2] for h in held] == [(5, "not_avro"), (6, "unknown_schema"), (7, "not_avro")]
+    assert held[1][2] == f"schema {UUID(int=9)}"

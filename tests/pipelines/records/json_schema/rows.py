@@ -1,0 +1,49 @@
+"""JSON records through the format of a JSON Schema and its contract."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from typing import Any
+
+import pyarrow as pa
+
+from sluice.pipelines.contract.expectation import Contract
+from sluice.pipelines.records.decode import SCHEMA
+from sluice.pipelines.records.json_schema.reader import JsonSchemaReader
+from sluice.pipelines.records.shape import Shape
+from sluice.pipelines.records.wire import WireFormat
+from sluice.pipelines.vocabulary.plans import Slice
+from tests.pipelines.records.typed.rows import FIRST, chunk
+
+Headers = Sequence[list[tuple[str, bytes]]]
+
+
+def reader_of(schema: Any, wire: WireFormat = WireFormat.BARE) -> JsonSchemaReader:
+    return JsonSchemaReader((json.dumps(schema),), wire)
+
+
+def with_headers(records: pa.RecordBatch, headers: Headers) -> pa.RecordBatch:
+    """The records with these headers."""
+    place = records.schema.get_field_index("headers")
+    said = [[{"key": k, "value": v} for k, v in h] for h in headers]
+    return records.set_column(place, SCHEMA.field("headers"), pa.array(said, SCHEMA.field("headers").type))
+
+
+def convert(
+    reader: JsonSchemaReader, values: Sequence[bytes | None], headers: Headers | None = None
+) -> tuple[pa.Table, pa.Table | None]:
+    """Landed and quarantined rows of one chunk, under the contract that the schema makes; all of its records, each
+    once."""
+    contract = Contract(reader.expectations) if reader.expectations else None
+    form = Shape(reader.columns, contract, closed=reader.closed, reader=reader).format()
+    records = chunk(values)
+    if headers is not None:
+        records = with_headers(records, headers)
+    pieces = list(form.convert(Slice("orders", 3, "id", FIRST, FIRST + len(values)), records))
+    for piece in pieces:
+        piece.landed.validate(full=True)
+    assert sum(p.total for p in pieces) == len(values)
+    held = [p.quarantined for p in pieces if p.quarantined is not None]
+    landed = pa.Table.from_batches([p.landed for p in pieces], form.schema)
+    return landed, pa.Table.from_batches(held) if held else None

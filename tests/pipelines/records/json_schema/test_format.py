@@ -1,0 +1,119 @@
+"""Records behind the number of a schema, in every wire format, and those that name none."""
+
+from __future__ import annotations
+
+import struct
+import zlib
+from typing import Any
+from uuid import UUID
+
+import pytest
+
+from sluice.pipelines.records import opening
+from sluice.pipelines.records.wire import ID_HEADER, WireFormat
+from tests.pipelines.records.json_schema.rows import convert, reader_of
+from tests.pipelines.records.typed.rows import FIRST
+
+SCHEMA: dict[str, Any] = {"type": "object", "properties": {"id": {"type": "integer"}}, "required": ["id"]}
+GUID = UUID("c0ffee00-0000-4000-8000-000000000001")
+OTHER = UUID("c0ffee00-0000-4000-8000-000000000002")
+
+
+def glue(value: bytes, guid: UUID = GUID, *, packed: bool = False) -> bytes:
+    return b"\x03" + (b"\x05" if packed else b"\0") + guid.bytes + (zlib.compress(value) if packed else value)
+
+
+def ids(reader_wire: WireFormat, values: list[bytes | None], headers: Any = None) -> tuple[list[Any], list[Any]]:
+    landed, held = convert(reader_of(SCHEMA, reader_wire), values, headers)
+    refused = held.select(["offset", "reason", "detail", "byte", "value"]).to_pylist() if held else []
+    said = [(r["offset"] - FIRST, r["reason"], r["detail"].partition(" (schema ")[2].strip(")"), r["byte"])
+            for r in refused]  # fmt: skip
+    assert [r["value"] for r in refused] == [values[r["offset"] - FIRST] for r in refused]
+    return landed["id"].to_pylist(), said
+
+
+def test_confluents_numbers() -> None:
+    head = b"\0" + struct.pack(">I", 7)
+    values = [head + b'{"id":1}', None, b'{"id":2}', head + b'{"id":"x"}', b"\0\0", b"", b"\1" + head[1:] + b'{"id":3}']
+    rows, refused = ids(WireFormat.CONFLUENT, [*values, head + b' {"id":4} '])
+    assert rows == [1, None, 4]
+    assert refused == [
+        (2, "not_json", "", 0),
+        (3, "wrong_type", "7", 11),
+        (4, "not_json", "", 0),
+        (5, "not_json", "", 0),
+        (6, "not_json", "", 0),
+    ]
+
+
+def test_apicurios_numbers() -> None:
+    head = b"\0" + struct.pack(">q", 1 << 40)
+    values = [head + b'{"id":1}', b"\1" + head[1:] + b'{"id":2}', head + b"{}", b"\0" + b"\xff" * 8 + b'{"id":2}']
+    rows, refused = ids(WireFormat.APICURIO, values)
+    assert rows == [1]
+    assert refused == [(1, "not_json", "", 0), (2, "missing", str(1 << 40), 10), (3, "not_json", "", 0)]
+
+
+def test_numbers_in_headers() -> None:
+    number, guid = (ID_HEADER, b"\0" + struct.pack(">I", 7)), (ID_HEADER, b"\1" + GUID.bytes)
+    headers = [
+        [number],
+        [("trace", b"x"), guid, number],
+        [],
+        [number],
+        [guid],
+        [(ID_HEADER, b"\0\0")],
+        [("__key_schema_id", b"\0\0\0\0\1")],
+    ]
+    bad = [b"{}", b"{}", b'{"id":3}', b'{"id":4}']
+    rows, refused = ids(WireFormat.CONFLUENT_HEADERS, [b'{"id":1}', b'{"id":2}', bad[2], *bad[:2], *bad[2:]], headers)
+    assert rows == [1, 2]
+    assert refused == [
+        (2, "not_json", "", 0),
+        (3, "missing", "7", 1),
+        (4, "missing", str(GUID), 1),
+        (5, "not_json", "", 0),
+        (6, "not_json", "", 0),
+    ]
+
+
+def test_glues_guids_compressed_or_not() -> None:
+    cut = glue(b'{"id":9}', packed=True)[:-3]
+    values = [
+        *(glue(b'{"id":1}'), glue(b'{"id":2}', packed=True), glue(b'{"id":3}', OTHER), None),
+        *(cut, glue(b"{}", OTHER, packed=True), b"\3\1" + GUID.bytes + b'{"id":4}', b'{"id":5}'),
+        *(glue(b'{"id":6}', packed=True) + b"more", glue(b'{"id":7}')),
+    ]
+    rows, refused = ids(WireFormat.GLUE, values)
+    assert rows == [1, 2, 3, None, 7]
+    assert refused == [
+        (4, "not_json", str(GUID), 0),
+        (5, "missing", str(OTHER), 19),
+        (6, "not_json", "", 0),
+        (7, "not_json", "", 0),
+        (8, "not_json", str(GUID), 0),
+    ]
+
+
+def test_what_inflates_to_much_is_opened_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(opening, "MOST_INFLATED", 1000)
+    large = [b'{"id":%d,"note":"%s"}' % (i, b"a" * 600) for i in range(5)]
+    bomb = glue(b'{"id":9,"note":"%s"}' % (b"a" * 2000), packed=True)
+    values = [*(glue(v, packed=True) for v in large), bomb, glue(b'{"id":10}')]
+    rows, refused = ids(WireFormat.GLUE, [*values])
+    assert rows == [0, 1, 2, 3, 4, 10]
+    assert refused == [(5, "not_json", str(GUID), 0)]
+
+
+def test_without_a_number() -> None:
+    rows, refused = ids(WireFormat.BARE, [b'{"id":1}', b'\0\0\0\0\7{"id":2}'])
+    assert (rows, refused) == ([1], [(1, "not_json", "", 0)])
+
+
+def test_fields_that_the_schema_does_not_name() -> None:
+    values = [b'{"id":1,"b":2}']
+    landed, held = convert(reader_of(SCHEMA), values)
+    assert (landed["_extra"].to_pylist(), held) == (['{"b":2}'], None)
+    _, held = convert(reader_of(SCHEMA | {"additionalProperties": False}), values)
+    assert held is not None
+    assert held.select(["reason", "field"]).to_pylist() == [{"reason": "unknown_field", "field": "b"}]

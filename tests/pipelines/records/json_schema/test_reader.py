@@ -1,0 +1,148 @@
+"""Schemas that make columns and expectations, and those that are refused, each by the place of the keyword."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from sluice.pipelines.contract.catalogue import text
+from sluice.pipelines.records.json_schema.bundle import bundled
+from sluice.pipelines.records.json_schema.reader import JsonSchemaReader
+from sluice.pipelines.records.reader import UnusableSchema
+from sluice.pipelines.records.wire import WireFormat
+from sluice.pipelines.schema.schema import SchemaError
+from sluice.resources.local.registered_events import SAMPLES
+from tests.pipelines.records.json_schema.rows import reader_of
+
+TREE = {"type": "object", "properties": {"left": {"$ref": "#/$defs/tree"}}}
+
+
+def of(**fields: Any) -> dict[str, Any]:
+    return {"type": "object", "properties": fields}
+
+
+def test_the_sample_makes_columns_and_expectations() -> None:
+    reader = JsonSchemaReader((SAMPLES["json_schema"].schema,), WireFormat.CONFLUENT)
+    assert reader.columns.texts() == {
+        "order_id": "string not null",
+        "customer": "string not null",
+        "ts": "timestamp(us) not null",
+        "amount": "decimal(38,2) not null",
+        "currency": "string not null",
+        "items": "int64 not null",
+        "country": "string not null",
+        "channel": "string",
+        "status": "string not null",
+    }
+    assert [text(e) for e in reader.expectations][:4] == [
+        "order_id matches ^o-[0-9]{10}-[0-9a-f]{6}$",
+        "the length of customer is at most 20",
+        "amount is at least 0",
+        'currency is one of "CHF", "EUR", "GBP", "SEK", "USD"',
+    ]
+
+
+def test_what_changes_no_row_changes_no_fingerprint() -> None:
+    plain = of(a={"type": "string"})
+    noted = of(a={"type": "string", "title": "A", "default": "x", "maxLength": 9}) | {"$id": "https://example.com/a"}
+    assert reader_of(plain).fingerprint == reader_of(noted).fingerprint
+    assert reader_of(plain).fingerprint != reader_of(plain, WireFormat.CONFLUENT).fingerprint
+
+
+def test_what_others_write_is_read() -> None:
+    """As pydantic and Java's generators write schemas: references, unions with null, compositions."""
+    line = {"title": "Line", "type": "object", "properties": {"sku": {"type": "string"}}, "required": ["sku"]}
+    schema = {
+        "$defs": {"Line": line, "Base": of(id={"type": "string"}) | {"required": ["id"]}},
+        "allOf": [{"$ref": "#/$defs/Base"}],
+        "type": "object",
+        "properties": {
+            "note": {"anyOf": [{"type": "string"}, {"type": "null"}], "default": None, "title": "Note"},
+            "lines": {"type": "array", "items": {"$ref": "#/$defs/Line"}},
+            "first": {"oneOf": [{"type": "null", "title": "Not included"}, {"$ref": "#/$defs/Line"}]},
+            "state": {"oneOf": [{"const": "open", "title": "Open"}, {"const": "paid"}]},
+        },
+        "required": ["note", "lines"],
+    }
+    reader = reader_of(schema)
+    assert reader.columns.texts() == {
+        "note": "string",
+        "lines": "list<struct<sku:string not null> not null> not null",
+        "first": "struct<sku:string not null>",
+        "state": "string",
+        "id": "string not null",
+    }
+    assert [(e.type, e.kwargs["value_set"]) for e in reader.expectations] == [
+        ("expect_column_values_to_be_in_set", ["open", "paid"])
+    ]
+
+
+def test_what_is_composed_with_a_definition_may_hold_it_too() -> None:
+    schema = {"$defs": {"person": of(name={"type": "string"})}, "allOf": [{"$ref": "#/$defs/person"}]}
+    reader = reader_of(schema | of(boss={"$ref": "#/$defs/person"}))
+    assert reader.columns.texts() == {"boss": "struct<name:string>", "name": "string"}
+
+
+def test_a_schema_and_what_it_refers_to_are_one_file() -> None:
+    line = {"$id": "https://example.com/line.json", "definitions": {"sku": {"type": "string"}}} | of(
+        sku={"$ref": "#/definitions/sku"}
+    )
+    order = of(line={"$ref": "https://example.com/line.json"}, other={"$ref": "line.json"})
+    found = bundled([json.dumps(line), json.dumps(order)], ["https://example.com/line.json"])
+    reader = JsonSchemaReader((found,), WireFormat.CONFLUENT)
+    assert reader.columns.texts() == {"line": "struct<sku:string>", "other": "struct<sku:string>"}
+
+
+@pytest.mark.parametrize(
+    ("schema", "place", "said"),
+    [
+        (of(a={"type": ["string", "integer"]}), "#/properties/a/type", "several kinds"),
+        (of(a={"oneOf": [{"type": "string"}, {"type": "integer"}]}), "#/properties/a/oneOf", "several kinds"),
+        (of(a={"type": "array", "items": {"type": "integer", "minimum": 1}}), "#/properties/a/items/minimum", "inside"),
+        (of(a={"type": "array", "minItems": 1}), "#/properties/a/minItems", "no counterpart"),
+        (of(a={"type": "number", "multipleOf": 5}), "#/properties/a/multipleOf", "power of ten"),
+        (of(a={"minLength": 5}), "#/properties/a/minLength", "without a type"),
+        (of(a={"type": "string", "pattern": "(?=a)"}), "#/properties/a/pattern", "contract"),
+        (of(a={"type": "string", "enum": ["a", 1]}), "#/properties/a/enum", "contract"),
+        (of(a={"enum": [{"b": 1}]}), "#/properties/a/enum", "object or a list"),
+        (of(a={"type": "string", "format": "date", "minLength": 3}), "#/properties/a/minLength", "contract"),
+        (of(a={"$ref": "#/$defs/b"}), "#/properties/a/$ref", "not there"),
+        (of(a={"$ref": "https://example.com/other.json"}), "#/properties/a/$ref", "not in this file"),
+        (of(a=False), "#/properties/a", "allows no value"),
+        (of(a={"type": "strin"}), "#/properties/a/type", "no type"),
+        (TREE | {"$defs": {"tree": TREE}}, "#/$defs/tree/properties/left/$ref", "recursive"),
+        (of(a={"type": "object", "properties": {"b": {"type": "string", "maxLength": 2}}}),
+         "#/properties/a/properties/b/maxLength", "inside"),
+        (of(a={"type": "string"}) | {"required": ["b"]}, "#/required", "none of the properties"),
+        (of(a={"type": "string"}) | {"additionalProperties": {"type": "string"}}, "#/additionalProperties", "_extra"),
+        ({"type": "array"}, "#", "no object"),
+        (of(**{"a/b": {"not": {}}}), "#/properties/a~1b/not", "no counterpart"),
+    ],
+)  # fmt: skip
+def test_a_schema_that_is_refused(schema: Any, place: str, said: str) -> None:
+    with pytest.raises(UnusableSchema) as error:
+        reader_of(schema)
+    assert (error.value.place, said in error.value.what) == (place, True)
+
+
+@pytest.mark.parametrize("text_", ["{", "[" * 100_000, '{"a":' * 5000 + "1" + "}" * 5000, "7"])
+def test_what_is_no_schema(text_: str) -> None:
+    with pytest.raises(UnusableSchema):
+        JsonSchemaReader((text_,), WireFormat.BARE)
+
+
+def test_a_name_that_no_column_can_have() -> None:
+    with pytest.raises(SchemaError):
+        reader_of(of(**{"a.b": {"type": "string"}}))
+
+
+def test_a_schema_bomb_is_refused() -> None:
+    """Forty definitions, each of which holds the one before twice: 2^40 columns."""
+    defs: dict[str, Any] = {"a0": {"type": "string"}}
+    for i in range(1, 40):
+        below = {"$ref": f"#/$defs/a{i - 1}"}
+        defs[f"a{i}"] = {"type": "object", "properties": {"l": below, "r": below}}
+    with pytest.raises(UnusableSchema, match="holds too much"):
+        reader_of(of(a={"$ref": "#/$defs/a39"}) | {"$defs": defs})

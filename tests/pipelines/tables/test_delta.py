@@ -1,0 +1,184 @@
+"""What a Delta table says of its files and columns, and which of them it refuses; read by deltalake."""
+
+from __future__ import annotations
+
+import datetime as dt
+import json
+from collections.abc import Mapping
+from decimal import Decimal
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+pytest.importorskip("deltalake")
+
+from deltalake import DeltaTable
+
+from sluice.pipelines.schema.schema import arrow_type
+from sluice.pipelines.schema.wider import parse_type
+from sluice.pipelines.vocabulary.errors import CatalogUnavailable, PartUnreadable, TableMoved, TableRefused
+from sluice.pipelines.vocabulary.tables import TableChange, TableOperation
+from sluice.resources.lake_local import LocalLake
+from sluice.resources.tables.delta import DeltaLakeTable
+from tests.pipelines.landed_world import A, B, pieces
+from tests.pipelines.tables.worlds import DeltaWorld
+
+ROOT = "data/orders"
+NOON = dt.datetime(2026, 11, 20, 12, 0, 0, 123456, dt.UTC)
+VALUES: dict[str, list[Any]] = {
+    "int8": [-128, 127],
+    "int64": [-(2**63), 2**63 - 1],
+    "uint8": [0, 255],
+    "uint16": [0, 65535],
+    "float32": [1.5, float("nan")],
+    "float64": [1.5, None],
+    "bool": [True, False],
+    "string": ["a", "ü" * 50],
+    "binary": [b"\0", b"\xff"],
+    "date": [dt.date(1969, 1, 1), dt.date(9999, 12, 31)],
+    "json": ["{}", None],
+    "decimal(38,4)": [Decimal("-1.0001"), Decimal("9" * 34 + ".9999")],
+    "timestamp(ms)": [NOON.replace(microsecond=123000), None],
+    "timestamp(us)": [NOON, dt.datetime(9999, 12, 31, 23, 59, 59, 999999, dt.UTC)],
+    "epoch(s)": [NOON.replace(microsecond=0), NOON.replace(microsecond=0)],
+    "list<struct<a:int32, b:string>>": [[{"a": 1, "b": "x"}], []],
+    "map<string, int64>": [[("k", 1)], None],
+    "struct<a:struct<b:int8>>": [{"a": {"b": 1}}, None],
+}
+COLUMNS = {f"c{i}": text for i, text in enumerate(VALUES)}
+
+
+class Place:
+    """A Delta table over files that are written by hand."""
+
+    def __init__(self, root: Path) -> None:
+        self.lake, self.mark = LocalLake(root), 0
+        self.table = self.fresh()
+
+    def fresh(self) -> DeltaLakeTable:
+        return DeltaLakeTable(self.lake, ROOT, {})
+
+    def write(self, name: str, columns: Mapping[str, str], values: Mapping[str, list[Any]]) -> str:
+        arrays = {c: pa.array(values[c], arrow_type(parse_type(text))) for c, text in columns.items()}
+        with self.lake.create(f"{ROOT}/{name}") as file:
+            pq.write_table(pa.table(arrays), file)
+        return self.lake.locate(f"{ROOT}/{name}")
+
+    def add(self, columns: Mapping[str, str], *addresses: str) -> None:
+        if self.table.look() is None:
+            self.table.create(columns, {"sluice.ledger": "x"})
+            self.table.look()
+        self.mark += 1
+        self.table.commit(TableChange(TableOperation.APPEND, self.mark, addresses, (), columns, {}))
+
+    @property
+    def delta(self) -> DeltaTable:
+        return DeltaTable(self.lake.locate(ROOT))
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> Place:
+    return Place(tmp_path)
+
+
+def test_values_of_all_types_are_read_as_they_landed(place: Place) -> None:
+    values = dict(zip(COLUMNS, VALUES.values(), strict=True))
+    place.add(COLUMNS, place.write("one.parquet", COLUMNS, values))
+    read = place.delta.to_pyarrow_table().to_pydict()
+    for column, text in COLUMNS.items():
+        told = str(read[column]).replace("zoneinfo.ZoneInfo(key='UTC')", "datetime.timezone.utc")
+        assert told == str(values[column]), text
+    types = {f["name"]: f["type"] for f in json.loads(place.delta.schema().to_json())["fields"]}
+    assert [types[c] for c in ("c0", "c2", "c3", "c11", "c13")] == [
+        *("byte", "short", "integer", "decimal(38,4)", "timestamp"),
+    ]
+
+
+def test_readers_prune_by_what_the_log_says_of_each_file(place: Place) -> None:
+    columns = {"n": "int64", "at": "timestamp(us)", "s": "string", "long": "string", "none": "int32"}
+    row = {"n": [3, 1], "at": [NOON, NOON], "s": ["b", "a"], "long": ["x" * 33] * 2, "none": [None, None]}
+    place.add(columns, place.write("one.parquet", columns, row))
+    said = pa.table(place.delta.get_add_actions(flatten=True)).to_pylist()[0]
+    assert (said["num_records"], said["min.n"], said["max.n"], said["null_count.none"]) == (2, 1, 3, 2)
+    assert (said["min.s"], said["max.s"], said.get("min.long")) == ("a", "b", None)
+    assert said["min.at"] <= NOON <= said["max.at"]
+    assert place.delta.to_pyarrow_table(filters=[("n", ">", 3)]).num_rows == 0
+    assert place.delta.to_pyarrow_table(filters=[("at", "=", NOON)]).num_rows == 2
+
+
+def test_names_of_files_are_as_the_lake_has_them(place: Place) -> None:
+    """Topics are encoded with `~`, and folders of windows have a `=`."""
+    name = "date=2026-11-20/hour=14/~my~~orders-0-0-2-b1.parquet"
+    address = place.write(name, {"n": "int64"}, {"n": [1, 2]})
+    place.add({"n": "int64"}, address)
+    head = place.table.look()
+    assert head is not None
+    assert (head.rows, head.files, list(place.table.files())) == (2, 1, [address])
+    assert place.delta.to_pyarrow_table().num_rows == 2
+    place.table.commit(TableChange(TableOperation.DELETE, 2, (), (address,), {"n": "int64"}, {}))
+    assert place.delta.to_pyarrow_table().num_rows == 0
+    assert place.fresh().look() is not None
+
+
+def test_columns_and_members_are_added_before_the_first_file_that_has_them(place: Place) -> None:
+    first = {"n": "int64", "s": "struct<a:int64>"}
+    place.add(first, place.write("one.parquet", first, {"n": [1], "s": [{"a": 1}]}))
+    more = {"n": "int64", "s": "struct<a:int64, b:string>", "m": "string"}
+    place.add(more, place.write("two.parquet", more, {"n": [2], "s": [{"a": 2, "b": "x"}], "m": ["y"]}))
+    rows = sorted(place.delta.to_pyarrow_table().to_pylist(), key=lambda r: r["n"])
+    assert rows == [{"n": 1, "s": {"a": 1, "b": None}, "m": None}, {"n": 2, "s": {"a": 2, "b": "x"}, "m": "y"}]
+    head = place.table.look()
+    assert head is not None
+    assert (head.mark, head.own_mark) == (2, 2)
+
+
+def test_what_delta_would_not_widen_is_refused_by_name(place: Place) -> None:
+    place.add({"n": "int32"}, place.write("one.parquet", {"n": "int32"}, {"n": [1]}))
+    with pytest.raises(TableRefused, match="n is integer in it and would become long"):
+        place.add({"n": "int64"}, place.write("two.parquet", {"n": "int64"}, {"n": [2]}))
+    assert place.delta.to_pyarrow_table().num_rows == 1
+
+
+def test_a_commit_stands_on_the_version_that_was_looked_at(place: Place) -> None:
+    one, two = (place.write(f"{n}.parquet", {"n": "int64"}, {"n": [n]}) for n in (1, 2))
+    place.add({"n": "int64"}, one)
+    stale = place.fresh()
+    stale.look()
+    place.add({"n": "int64"}, two)
+    with pytest.raises(TableMoved):
+        stale.commit(TableChange(TableOperation.APPEND, 2, (two,), (), {"n": "int64"}, {}))
+    with pytest.raises(TableMoved):
+        stale.tell("2026-11-20T15:00:00Z")
+    assert sorted(place.delta.to_pyarrow_table()["n"].to_pylist()) == [1, 2]
+
+
+def test_a_file_that_is_not_there_is_not_added(place: Place) -> None:
+    with pytest.raises(PartUnreadable, match="is missing"):
+        place.add({"n": "int64"}, place.lake.locate(f"{ROOT}/gone.parquet"))
+
+
+def test_readers_that_follow_the_table_need_not_look_at_merged_files(tmp_path: Path) -> None:
+    world = DeltaWorld(tmp_path)
+    world.land(*pieces(A, 20), *pieces(B, 20))
+    world.sync()
+    world.compact()
+    world.sync()
+    log = sorted((tmp_path / "lake" / "data" / "orders" / "_delta_log").glob("*.json"))
+    actions = [json.loads(line) for line in log[-1].read_text().splitlines()]
+    changes = [a[kind]["dataChange"] for a in actions for kind in ("add", "remove") if kind in a]
+    assert changes == [False] * 24
+
+
+def test_a_store_that_is_away_is_named(tmp_path: Path) -> None:
+    options = {"aws_endpoint_url": "http://127.0.0.1:9", "allow_http": "true", "aws_region": "x", "max_retries": "0"}
+    keys = {"aws_access_key_id": "who", "aws_secret_access_key": "secret"}
+
+    class Away(LocalLake):
+        def locate(self, path: str) -> str:
+            return f"s3://bucket/{path}"
+
+    with pytest.raises(CatalogUnavailable, match="the log of table data/orders does not answer"):
+        DeltaLakeTable(Away(tmp_path), ROOT, options | keys).look()

@@ -1,0 +1,123 @@
+"""Which windows are complete, told by a small table beside that of the rows; read by the format's own library."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from sluice.pipelines.rewriting.expiry import expire
+from sluice.pipelines.tables.sync import sync
+from sluice.pipelines.tables.windows import CompleteWindows
+from sluice.pipelines.vocabulary.errors import TableDiffers
+from sluice.pipelines.vocabulary.tables import TableChange
+from sluice.resources.edges import open_tables
+from tests.pipelines.landed_world import HOUR, START, A, B, Died, pieces
+from tests.pipelines.tables.worlds import DeltaWorld, IcebergWorld, TableWorld
+
+
+class Windows:
+    """A feed's world, and what its table of windows says."""
+
+    def __init__(self, world: TableWorld) -> None:
+        self.world = world
+
+    def sync(self, expire_before: int | None = None) -> None:
+        with open_tables(self.world.feed, self.world.lake) as (rows, windows):
+            sync(self.world.fresh_ledger(), self.world.lake, rows, windows=windows, expire_before=expire_before)
+
+    def told(self) -> list[int]:
+        """The starts of the windows in it (ms)."""
+        with open_tables(self.world.feed, self.world.lake) as (_, windows):
+            if windows.table.look() is None:
+                return []
+            rows = windows.table.rows(("window_start", "window_end")).to_pylist()
+        assert all((r["window_end"] - r["window_start"]).total_seconds() == 3600 for r in rows)
+        return sorted(int(r["window_start"].astimezone(UTC).timestamp() * 1000) for r in rows)
+
+    def files(self) -> list[str]:
+        found = self.world.lake.list("tables/orders_windows")
+        return [p for p in found if p.endswith(".parquet") and "_delta_log" not in p]
+
+    def snapshots(self) -> int:
+        with open_tables(self.world.feed, self.world.lake) as (_, windows):
+            head = windows.table.look()
+        return head.snapshots if head else 0
+
+
+@pytest.fixture(params=["iceberg", "delta"])
+def windows(request: pytest.FixtureRequest, tmp_path: Path) -> Windows:
+    pytest.importorskip("pyiceberg" if request.param == "iceberg" else "deltalake")
+    return Windows((IcebergWorld if request.param == "iceberg" else DeltaWorld)(tmp_path))
+
+
+def test_a_window_is_told_once_it_is_complete_in_all_partitions(windows: Windows) -> None:
+    world = windows.world
+    world.land(*pieces(A, 100))
+    windows.sync()
+    assert windows.told() == []
+    world.land(*pieces(B, 50, 0, 100))
+    windows.sync()
+    assert windows.told() == [START]
+    world.land(*pieces(B, 50, 100, 200))
+    windows.sync()
+    assert windows.told() == [START, START + HOUR]
+    many = windows.snapshots()
+    windows.sync()
+    assert (windows.told(), windows.snapshots()) == ([START, START + HOUR], many)
+    world.check()
+    world.check_same()
+
+
+def test_a_window_that_was_retired_is_told_no_more_and_old_files_go(windows: Windows) -> None:
+    world = windows.world
+    world.land(*pieces(A, 100), *pieces(B, 100))
+    windows.sync()
+    expire(world.ledger, world.lake, START + HOUR, world.feed.window, "old", world.liveness)
+    windows.sync()
+    assert (windows.told(), len(windows.files())) == ([START + HOUR], 2)
+    later = int(datetime.now(UTC).timestamp() * 1000) + 60_000
+    windows.sync(expire_before=later)
+    assert windows.told() == [START + HOUR]
+    assert len(windows.files()) == 1
+
+
+def test_a_publisher_that_dies_or_is_overtaken_leaves_it_whole(windows: Windows, monkeypatch: Any) -> None:
+    world = windows.world
+    world.land(*pieces(A, 100), *pieces(B, 100, 0, 100))
+    windows.sync()
+    world.land(*pieces(B, 100, 100, 200))
+    with open_tables(world.feed, world.lake) as (rows, told):
+        commit, calls = told.table.commit, []
+
+        def overtaken(change: TableChange) -> int:
+            calls.append(change)
+            if len(calls) == 1:
+                windows.sync()
+            return commit(change)
+
+        monkeypatch.setattr(told.table, "commit", overtaken)
+        sync(world.fresh_ledger(), world.lake, rows, windows=told)
+    assert (len(calls), windows.told()) == (1, [START, START + HOUR])
+
+    def dying(self: CompleteWindows, *given: Any) -> None:
+        raise Died
+
+    expire(world.ledger, world.lake, START + HOUR, world.feed.window, "old", world.liveness)
+    with monkeypatch.context() as patched:
+        patched.setattr(CompleteWindows, "bring_up", dying)
+        with pytest.raises(Died):
+            windows.sync()
+    windows.sync()
+    assert windows.told() == [START + HOUR]
+
+
+def test_a_table_of_windows_of_somebody_else_is_left_alone(windows: Windows) -> None:
+    world = windows.world
+    world.land(*pieces(A, 100), *pieces(B, 100))
+    with open_tables(world.feed, world.lake) as (_, told):
+        told.table.create({"window_start": "timestamp(ms)", "window_end": "timestamp(ms)"}, {"sluice.ledger": "other"})
+    with pytest.raises(TableDiffers, match="orders_windows is there and belongs to another ledger"):
+        windows.sync()

@@ -1,0 +1,124 @@
+"""Keys with a schema of their own through a feed in memory: their columns, what does not fit, and the ledger."""
+
+from __future__ import annotations
+
+import json
+import struct
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from sluice.pipelines.lake.schemas import KeptSchemas
+from sluice.pipelines.ledger import Ledger
+from sluice.pipelines.planning.shapes import newest, shape_named
+from sluice.pipelines.records.wire import KEY_ID_HEADER
+from sluice.pipelines.vocabulary.errors import FeedError
+from sluice.pipelines.vocabulary.registered import AVRO, RegisteredSchema
+from sluice.testing import LandedMessages, Message, land
+from sluice.testing.lake import MemoryLake
+from tests.pipelines.records.avro.rows import encoded
+
+FEED = "topics: orders\nstart: latest\nformat: json\nschema: {id: int64}\n"
+AVRO_KEY = "registry: {url: 'http://127.0.0.1:9'}\nkey: {format: avro, schema_file: key.avsc}\n"
+KEY: dict[str, Any] = {
+    "type": "record",
+    "name": "Key",
+    "fields": [{"name": "customer", "type": "string"}, {"name": "shop", "type": ["null", "int"], "default": None}],
+}
+OLD_KEY = KEY | {"fields": KEY["fields"][:1]}
+
+
+class Project:
+    def __init__(self, root: Path) -> None:
+        self.root, self.lake = root, MemoryLake()
+        (root / "feeds").mkdir()
+        self.feed = root / "feeds" / "orders.yaml"
+
+    def land(self, feed: str, key: Any, *messages: Message) -> LandedMessages:
+        self.feed.write_text(feed)
+        (self.root / "key.avsc").write_text(json.dumps(key))
+        return land(self.feed, messages, lake=self.lake, environ={})
+
+
+@pytest.fixture
+def project(tmp_path: Path) -> Project:
+    return Project(tmp_path)
+
+
+def test_avro_keys_beside_json_values(project: Project) -> None:
+    kept = KeptSchemas(project.lake, "orders")
+    kept.keep(RegisteredSchema(1, AVRO, (json.dumps(KEY),)))
+    kept.keep(RegisteredSchema(2, AVRO, (json.dumps(OLD_KEY),)))
+    found = project.land(
+        FEED + AVRO_KEY,
+        KEY,
+        Message(b'{"id":1}', key=encoded(KEY, {"customer": "a", "shop": 7}, 1)),
+        Message(b'{"id":2}', key=encoded(OLD_KEY, {"customer": "b"}, 2)),
+        Message(b'{"id":3}', key=b"plain"),
+        Message(b'{"id":"x"}', key=b"plain"),
+        Message(b'{"id":4}'),
+        Message(None, key=encoded(KEY, {"customer": "c", "shop": None}, 1)),
+        Message(b'{"id":5}', key=b"\0" + struct.pack(">I", 1) + b"\x02d\x07"),
+    )
+    assert found.rows.select(["id", "key_customer", "key_shop", "kafka_tombstone"]).to_pylist() == [
+        {"id": 1, "key_customer": "a", "key_shop": 7, "kafka_tombstone": False},
+        {"id": 2, "key_customer": "b", "key_shop": None, "kafka_tombstone": False},
+        {"id": 4, "key_customer": None, "key_shop": None, "kafka_tombstone": False},
+        {"id": None, "key_customer": "c", "key_shop": None, "kafka_tombstone": True},
+    ]
+    held = found.quarantined.select(["key", "value", "reason", "field", "detail"]).to_pylist()
+    assert [(h["value"], h["reason"], h["field"]) for h in held] == [
+        (b'{"id":3}', "not_avro", None),
+        (b'{"id":"x"}', "wrong_type", "id"),
+        (b'{"id":5}', "not_avro", "key_shop"),
+    ]
+    assert held[0]["key"] == b"plain"
+    assert held[2]["detail"].endswith("(schema 1) (in the key)")
+    ledger = Ledger(project.lake, "orders", lambda: 0)
+    state = ledger.read()
+    assert shape_named(ledger, state, newest(state) or "") == found.feed.shape
+
+
+def test_json_schema_keys_join_the_contract(project: Project) -> None:
+    schema = {"type": "object", "properties": {"c": {"type": "string", "enum": ["a", "b"]}}, "required": ["c"]}
+    feed = FEED + "key: {format: json_schema, schema_file: key.avsc}\n"
+    found = project.land(
+        feed,
+        schema,
+        Message(b'{"id":1}', key=b'{"c":"a"}'),
+        Message(b'{"id":2}', key=b'{"c":"z"}'),
+        Message(b'{"id":3}', key=b"{}"),
+    )
+    assert found.rows.select(["id", "key_c"]).to_pylist() == [{"id": 1, "key_c": "a"}]
+    assert found.quarantined.select(["reason", "field"]).to_pylist() == [
+        {"reason": "not_in_set", "field": "key_c"},
+        {"reason": "missing", "field": "key_c"},
+    ]
+
+
+def test_keys_whose_schema_is_named_in_a_header(project: Project) -> None:
+    KeptSchemas(project.lake, "orders").keep(RegisteredSchema(1, AVRO, (json.dumps(KEY),)))
+    feed = FEED + AVRO_KEY.replace("key.avsc}", "key.avsc, wire_format: confluent_headers}")
+    bare = encoded(KEY, {"customer": "a", "shop": 7}, None)
+    header = (KEY_ID_HEADER, b"\0" + struct.pack(">I", 1))
+    found = project.land(
+        feed, KEY, Message(b'{"id":1}', key=bare, headers=[("x", b"y"), header]), Message(b'{"id":2}', key=bare)
+    )
+    assert found.rows["key_customer"].to_pylist() == ["a"]
+    assert found.quarantined["reason"].to_pylist() == ["not_avro"]
+
+
+@pytest.mark.parametrize(
+    ("feed", "said"),
+    [
+        ("topics: o\nstart: latest\n" + AVRO_KEY, "under `format: raw`"),
+        (FEED + "key: {format: avro, schema_file: key.avsc, wire_format: confluent}\n", "needs `registry`"),
+        (FEED + "key: {format: xml, schema_file: key.avsc}\n", "another format"),
+        (FEED.replace("id:", "KEY_customer:") + AVRO_KEY, "key_customer, the value has too"),
+        (FEED + AVRO_KEY.replace("key.avsc", "other.avsc"), "key.schema_file: names"),
+    ],
+)
+def test_keys_that_are_refused(project: Project, feed: str, said: str) -> None:
+    with pytest.raises(FeedError, match=said):
+        project.land(feed, KEY)
