@@ -199,12 +199,13 @@ def _fetch(scratch: Path) -> None:
         "</dependency></dependencies></ivy-module>"
     )
     said: subprocess.CompletedProcess[str] | None = None
-    packed = scratch / "registry.tar.gz"
+    # Ivy passes over, and calls it a success, what would not lie in the folder named by all before the first bracket.
+    packed = scratch / "fetched" / "apicurio-registry-app.tar.gz"
     for _ in range(2):  # a public server may fail one request in a hundred
         said = subprocess.run(
             [
                 *(str(java.find_java()), "-cp", f"{java.spark_jars()}/*", "org.apache.ivy.Main", "-ivy", "ivy.xml"),
-                *("-cache", "cache", "-retrieve", "registry.[ext]"),
+                *("-cache", "cache", "-retrieve", "fetched/[artifact].[ext]"),
             ],
             cwd=scratch,
             capture_output=True,
@@ -222,4 +223,4 @@ def _fetch(scratch: Path) -> None:
     with tarfile.open(packed) as archive:
         archive.extractall(scratch / "app", filter="data")
     shutil.rmtree(scratch / "cache")
-    packed.unlink()
+    shutil.rmtree(packed.parent)
