@@ -109,7 +109,7 @@ def _read(path: Path, environ: Mapping[str, str], optional: Container[str]) -> F
     context = {"root": root, "filled_from_files": read.filled_from_files}
     if isinstance(data.get("registry", 0), dict | None) and (known := _known_registry(environ)):
         data["registry"] = {"url": known} | (data["registry"] or {})
-    if data.get("format") in READERS:
+    if str(data.get("format")) in READERS:
         found = _with_reader(data, root)
         if isinstance(found, FileProblem):
             return (found,)
@@ -177,7 +177,7 @@ def _with_reader(data: dict[str, Any], root: Path) -> dict[str, Any] | FileProbl
 def _with_key(data: dict[str, Any], root: Path) -> dict[str, Any] | FileProblem:
     """The data of a feed with what reads its keys, and their columns."""
     key, columns = data["key"], data.get("schema")
-    if not isinstance(key, dict) or key.get("format") not in READERS or not isinstance(columns, dict):
+    if not isinstance(key, dict) or str(key.get("format")) not in READERS or not isinstance(columns, dict):
         return data
     reader = _reader(key, root, "registry" in data, "key.", "")
     if not isinstance(reader, Reader):
@@ -197,11 +197,15 @@ def _reader(said: dict[str, Any], root: Path, registry: bool, place: str, pull: 
         return None
     path = root / Path(name)
     try:
-        return READERS[said["format"]].make((path.read_text("utf-8"),), WireFormat(wire))
+        text = path.read_text("utf-8")
     except FileNotFoundError:
         what, remedy = f"names {path}, which does not exist", f"write it{f', or: {pull}' if pull else ''}"
-    except (OSError, UnicodeDecodeError):
-        what, remedy = f"names {path}, which cannot be read", "check its rights and its encoding"
+        return FileProblem(f"{place}schema_file", what, remedy)
+    except (OSError, ValueError):  # a name that no file can have, bytes that are not UTF-8
+        what, remedy = f"names {safe_text(str(path))}, which cannot be read", "check its rights and its encoding"
+        return FileProblem(f"{place}schema_file", what, remedy)
+    try:
+        return READERS[said["format"]].make((text,), WireFormat(wire))
     except SchemaError as error:
         what, remedy = safe_text(str(error.problems[0])), error.problems[0].remedy
     except UnusableSchema as error:

@@ -219,6 +219,9 @@ def test_start_has_no_default(write: Write, text: str) -> None:
         ({"topics": []}, "topics: needs a topic name"),
         ({"isolation": "serializable"}, "isolation: "),
         ({"format": "xml"}, "format: should be 'raw', 'json', 'avro' or 'json_schema'"),
+        ({"format": ["avro"]}, "format: should be "),
+        ({"format": "avro", "schema_file": "a\0.avsc"}, "which cannot be read"),
+        ({"format": "json", "schema": {"a": "string"}, "key": {"format": ["avro"]}}, "key.format: should be "),
         ({"format": "json"}, "`format: json` without a schema"),
         ({"schema": {"a": "string"}}, "a schema without `format: json`"),
         ({"format": "json", "schema": {}}, "schema: is not a mapping of names to types"),
@@ -459,6 +462,10 @@ FULL: dict[str, Any] = {
     "fetch": dict.fromkeys(["request_bytes", "rack"]),
     "s3": dict.fromkeys(["endpoint", "region", "profile", "access_key_id", "secret_access_key", "tags", "part_bytes"]),
     "spark": {"master": None, "conf": {"a": None}},
+    "registry": dict.fromkeys(["url", "username", "password", "token", "subject", "timeout", "ssl_cafile"]),
+    "key": dict.fromkeys(["format", "wire_format"]),
+    "table": {"iceberg": {"name": None, "catalog": {"uri": None}}, "keep_snapshots": None},
+    "wire_format": None,
 }
 
 
