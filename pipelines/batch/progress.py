@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from threading import Event, Thread
 from time import monotonic
 
-from sluice.pipelines.lake import paths
+from sluice.pipelines.lake import paths, receipt_files
 from sluice.pipelines.ports import Lake
 from sluice.pipelines.vocabulary.errors import SluiceError
 from sluice.pipelines.vocabulary.plans import Plan
@@ -20,6 +20,7 @@ def report_progress(lake: Lake, feed: str, batch: int, plan: Plan, report: Repor
     listing them takes long. A lake that does not answer is asked again later. What `report` raises ends the looking,
     and is raised when the block has ended without an error of its own."""
     spans = {paths.slice_name(s): s.span for s in plan.slices}
+    known: dict[str, frozenset[str]] = {}
     total, stop, raised = sum(spans.values()), Event(), list[BaseException]()
 
     def look() -> None:
@@ -28,7 +29,7 @@ def report_progress(lake: Lake, feed: str, batch: int, plan: Plan, report: Repor
         while not stop.wait(pause):
             began, done = monotonic(), None
             with suppress(SluiceError):
-                done = _finished_offsets(lake, feed, batch, spans)
+                done = sum(spans.get(name, 0) for name in receipt_files.finished(lake, feed, batch, known))
             if done is not None:
                 report(Progress("land", done, total))
             pause = max(1.0, 10 * (monotonic() - began))
@@ -48,8 +49,3 @@ def report_progress(lake: Lake, feed: str, batch: int, plan: Plan, report: Repor
         thread.join()
     if raised:
         raise raised[0]
-
-
-def _finished_offsets(lake: Lake, feed: str, batch: int, spans: Mapping[str, int]) -> int:
-    names = {paths.receipt_slice(p) for p in lake.list(paths.staging_folder(feed, batch))}
-    return sum(spans.get(n, 0) for n in names if n)

@@ -11,6 +11,7 @@
                    tip.json                             the newest ledger number known to be used
                    staging/<batch>/<attempt>/data|quarantine/[<folder>/]<part>
                    staging/<batch>/<attempt>/<slice>.receipt.json
+                   staging/<batch>/<attempt>/<slice>.receipts.json   those of slices that share files, by the first
                    owners/<token>.json                  a run's sign of life
                    windows/<window>.json                "this window is complete"
                    declared.json                        up to where complete windows were declared
@@ -56,7 +57,9 @@ _SEGMENT = re.compile(r"_sluice/[^/]+/segments/([0-9]{20})-([0-9]{20})\.json")
 
 _STAGED = re.compile(r"_sluice/[^/]+/staging/([0-9]+)/")
 
-_RECEIPT = re.compile(r"_sluice/[^/]+/staging/[0-9]+/[^/]+/([^/]+)\.receipt\.json")
+_RECEIPT = re.compile(r"_sluice/[^/]+/staging/[0-9]+/[^/]+/([^/]+)\.receipts?\.json")
+
+_SEVERAL = ".receipts.json"
 
 _RELANDED = re.compile(r"_sluice/[^/]+/relanded/([0-9]+)/[^-/]+-[0-9]+-[0-9]+-[0-9]+\.parquet")
 
@@ -299,8 +302,18 @@ def receipt_path(feed: str, batch: int, attempt: str, s: Slice) -> str:
     return f"{attempt_folder(feed, batch, attempt)}/{slice_name(s)}.receipt.json"
 
 
+def receipts_path(feed: str, batch: int, attempt: str, first: Slice) -> str:
+    """The path of the receipts of slices that share files, by the first of them."""
+    return f"{attempt_folder(feed, batch, attempt)}/{slice_name(first)}{_SEVERAL}"
+
+
+def holds_several(path: str) -> bool:
+    """Whether a path of receipts is that of slices that share files."""
+    return path.endswith(_SEVERAL)
+
+
 def receipt_slice(path: str) -> str | None:
-    """The `slice_name` of the receipt at `path`; None if it is no receipt's path."""
+    """The `slice_name` of the receipt at `path`, or of the first one there; None if it is no receipts' path."""
     found = _RECEIPT.fullmatch(path)
     return found[1] if found else None
 

@@ -18,9 +18,8 @@ from typing import BinaryIO
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
-from pydantic import TypeAdapter, ValidationError
 
-from sluice.pipelines.lake import parquet, paths
+from sluice.pipelines.lake import parquet, paths, receipt_files
 from sluice.pipelines.landing.writer import file_metadata, shared_metadata, shares_of
 from sluice.pipelines.ports import Lake
 from sluice.pipelines.schema.arrays import int64s
@@ -29,8 +28,6 @@ from sluice.pipelines.vocabulary.plans import Plan, Slice
 from sluice.pipelines.vocabulary.ranges import Range
 from sluice.pipelines.vocabulary.receipts import Counts, Outcome, Part, PartKind, Receipt, SliceFailure, sharing
 from sluice.pipelines.vocabulary.side_by_side import each
-
-_RECEIPT: TypeAdapter[Receipt] = TypeAdapter(Receipt)
 
 
 def prove(plan: Plan, batch: int, outcomes: Iterable[Outcome], lake: Lake) -> tuple[list[Receipt], list[SliceFailure]]:
@@ -246,14 +243,15 @@ def _check_offsets(s: Slice, groups: Sequence[Range]) -> None:
         at = group.end
 
 
-def receipt_at(path: str, lake: Lake) -> Receipt | None:
-    """The receipt at `path`; None if it is unsound, and its slice must be read again."""
+def receipts_at(path: str, lake: Lake) -> tuple[Receipt, ...]:
+    """The receipts at `path`; none if one is unsound, and their slices must be read again."""
+    found = receipt_files.read(path, lake)
     try:
-        receipt = _RECEIPT.validate_json(lake.get(path) or b"")
-        check_account(receipt)
-    except (ValidationError, ProofFailed):
-        return None
-    return receipt
+        for receipt in found:
+            check_account(receipt)
+    except ProofFailed:
+        return ()
+    return found
 
 
 def files_stand(receipts: Sequence[Receipt], lake: Lake) -> bool:

@@ -15,16 +15,17 @@ from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import BinaryIO, cast
 
 import pyarrow as pa
 
 from sluice.pipelines.feed.sections import LandingSettings
-from sluice.pipelines.lake import paths
+from sluice.pipelines.lake import receipt_files
 from sluice.pipelines.landing.proof import check_account
 from sluice.pipelines.landing.writer import PartTarget, SharedWriter
 from sluice.pipelines.ports import Lake
-from sluice.pipelines.vocabulary.plans import Slice, to_json
+from sluice.pipelines.vocabulary.plans import Slice
 from sluice.pipelines.vocabulary.receipts import Part, PartKind, Receipt
 
 SMALL_BYTES = 4 << 20
@@ -56,14 +57,14 @@ def _lot(s: Slice) -> tuple[int, str, str, str]:
     return (s.window or 0, s.folder, s.topic, s.incarnation)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Held:
     """A slice that was read to its end and is in no file yet: its receipt without parts, and its rows by kind."""
 
     receipt: Receipt
     rows: Mapping[PartKind, pa.RecordBatch]
 
-    @property
+    @cached_property
     def bytes(self) -> int:
         return sum(rows.nbytes for rows in self.rows.values())
 
@@ -204,9 +205,7 @@ class _File:
         target = self._target
         for r in made:
             check_account(r)
-        for r in made:
-            path = paths.receipt_path(target.feed, target.batch, target.attempt, r.slice)
-            self._lake.put(path, to_json(r).encode())
+        receipt_files.put(target.feed, target.batch, made, self._lake)
         return {r.slice: r for r in made}
 
     def abandon(self) -> None:

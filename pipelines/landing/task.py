@@ -24,7 +24,7 @@ from typing import Any, cast
 import pyarrow as pa
 
 from sluice.pipelines.feed.sections import LandingSettings
-from sluice.pipelines.lake import paths
+from sluice.pipelines.lake import paths, receipt_files
 from sluice.pipelines.landing.proof import (
     Claim,
     check_account,
@@ -33,7 +33,7 @@ from sluice.pipelines.landing.proof import (
     failure,
     files_stand,
     is_final,
-    receipt_at,
+    receipts_at,
 )
 from sluice.pipelines.landing.sharing import SMALL_BYTES, WAITING_BYTES, Held, Sharing, may_share
 from sluice.pipelines.landing.writer import ROW_GROUP_BYTES, PartTarget, PartWriter
@@ -44,7 +44,7 @@ from sluice.pipelines.records.landed_columns import quarantine_rows
 from sluice.pipelines.validation.drift import Drifts
 from sluice.pipelines.vocabulary.errors import CorruptBatch, Failed, KafkaUnavailable, ProofFailed
 from sluice.pipelines.vocabulary.kafka import FetchLimits, Isolation
-from sluice.pipelines.vocabulary.plans import Slice, Task, to_json
+from sluice.pipelines.vocabulary.plans import Slice, Task
 from sluice.pipelines.vocabulary.receipts import Counts, Drift, Outcome, PartKind, Receipt, Tally, sharing
 
 RESERVED_BYTES = 256 << 20
@@ -125,10 +125,9 @@ def adopt(slices: Sequence[Slice], work: Assignment, tools: Tools) -> dict[Slice
     wanted = {paths.slice_name(s): s for s in slices}
     known: list[Receipt] = []
     for path in tools.lake.list(paths.staging_folder(work.feed, work.batch)):
-        s = wanted.get(paths.receipt_slice(path) or "")
-        receipt = receipt_at(path, tools.lake) if s is not None else None
-        if receipt is not None and receipt.slice == s and _is_ours(receipt, path, work):
-            known.append(receipt)
+        there = receipts_at(path, tools.lake) if paths.receipt_slice(path) in wanted else ()
+        if all(wanted.get(paths.slice_name(r.slice)) == r.slice for r in there) and _are_ours(there, path, work):
+            known += there
     found: dict[Slice, Receipt] = {}
     for together in sharing(known):
         if not any(r.slice in found for r in together) and _hold(together, work, tools.lake):
@@ -136,9 +135,8 @@ def adopt(slices: Sequence[Slice], work: Assignment, tools: Tools) -> dict[Slice
     return found
 
 
-def _is_ours(receipt: Receipt, path: str, work: Assignment) -> bool:
-    own = paths.receipt_path(work.feed, work.batch, receipt.attempt, receipt.slice)
-    return receipt.format == work.shape and path == own
+def _are_ours(there: Sequence[Receipt], path: str, work: Assignment) -> bool:
+    return all(r.format == work.shape for r in there) and receipt_files.lie_at(path, work.feed, work.batch, there)
 
 
 def _hold(together: Sequence[Receipt], work: Assignment, lake: Lake) -> bool:
@@ -375,8 +373,7 @@ class _Landing:
             check_classes(receipt)
             return Held(receipt, {kind: _own(rows) for kind, rows in self._held.items()})
         check_account(receipt)
-        path = paths.receipt_path(work.feed, work.batch, work.attempt, s)
-        self._tools.lake.put(path, to_json(receipt).encode())
+        receipt_files.put(work.feed, work.batch, (receipt,), self._tools.lake)
         return receipt
 
     def _account(self) -> Counts:

@@ -240,6 +240,8 @@ class State:
         have = self.boundary_times
         if times and (not have or times[0] > have[-1]):
             self.boundary_times = (*have, *times)
+        elif have[-len(times) :] == times:
+            return  # another partition pinned the same ones
         elif new := [t for t in times if (at := bisect_left(have, t)) == len(have) or have[at] != t]:
             self.boundary_times = tuple(sorted((*have, *new)))
 

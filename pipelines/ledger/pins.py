@@ -52,7 +52,12 @@ class Pins(Sequence[tuple[int, int]]):
         return Pins(self.times[:], self.offsets[:])
 
     def add(self, times: Iterable[int], offsets: Iterable[int]) -> None:
-        """Take in more, in order of time. A time that is pinned already keeps its offset."""
+        """Take in more, in strict order of time. A time that is pinned already keeps its offset."""
+        times, offsets = array("q", times), array("q", offsets)
+        if times and (not self.times or times[0] > self.times[-1]):
+            self.times += times
+            self.offsets += offsets
+            return
         for time, offset in zip(times, offsets, strict=True):
             at = self.position(time)
             if at == len(self) or self.times[at] != time:

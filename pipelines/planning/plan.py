@@ -10,6 +10,7 @@ import math
 from bisect import bisect_left
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import accumulate
 
 from sluice.pipelines.feed.sections import WindowSettings
 from sluice.pipelines.lake import paths
@@ -345,8 +346,11 @@ def _oldest_windows(found: Sequence[Owed], sizing: Sizing, slices: int, state: S
         return list(found) if at == len(times) else _before(found, state, times[at])
 
     def too_much(at: int) -> bool:
-        return sum(_cuts(o, p, size) for o in upto(at) for p in _pieces(o, state)) > slices
+        counts = accumulate(_cuts(o, p, size) for o in upto(at) for p in _pieces(o, state))
+        return any(count > slices for count in counts)
 
+    if not too_much(len(times)):
+        return list(found)
     span = 1  # only as many windows are looked at as a batch may have, however many are owed
     while first + span <= len(times) and not too_much(first + span):
         span *= 2

@@ -12,6 +12,7 @@ from __future__ import annotations
 from bisect import bisect_left, bisect_right
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import compress
 from typing import NamedTuple
 
 from sluice.pipelines.feed.sections import WindowSettings
@@ -214,14 +215,14 @@ class _Lookup:
         items = []
         for key in self._partitions:
             there = [self._found[time][key] for time in times]
-            found = [*zip(times, there, strict=True)]
+            offsets, by_clock, by_marker = zip(*there, strict=True)
             items.append(
                 Boundaries(
                     key=key,
                     times=tuple(times),
-                    offsets=tuple(b.offset for b in there),
-                    by_clock=tuple(time for time, b in found if b.by_clock),
-                    by_marker=tuple(time for time, b in found if b.by_marker),
+                    offsets=offsets,
+                    by_clock=tuple(compress(times, by_clock)),
+                    by_marker=tuple(compress(times, by_marker)),
                 )
             )
         return BoundaryEntry(items=tuple(items))
@@ -265,12 +266,12 @@ def _unpinned_boundaries(state: State, found: Boundaries) -> Boundaries:
     A partition that came later gets none before the one that it opened with; the others may get earlier ones.
     """
     key, least = found.key, 0
-    pinned, began = state.boundaries.get(key, NO_PINS), _from_the_first(state, key)
-    fresh: dict[int, int] = {}
+    pinned, began, near = state.boundaries.get(key, NO_PINS), _from_the_first(state, key), _Neighbours.of(state, key)
+    have, fresh = pinned.times, dict[int, int]()
     for time, offset in zip(found.times, found.offsets, strict=True):
-        at = pinned.position(time)
-        if (at or began) and (at == len(pinned) or pinned.times[at] != time):
-            fresh[time] = least = clamp(state, key, time, max(offset, least))
+        at = bisect_left(have, time)
+        if (at or began) and (at == len(have) or have[at] != time):
+            fresh[time] = least = near.clamp(at, time, max(offset, least))
     by_clock, by_marker = (tuple(t for t in by if t in fresh) for by in (found.by_clock, found.by_marker))
     times, offsets = tuple(fresh), tuple(fresh.values())
     return Boundaries(key=key, times=times, offsets=offsets, by_clock=by_clock, by_marker=by_marker)
@@ -281,14 +282,33 @@ def clamp(state: State, key: Key, time: int, offset: int) -> int:
 
     It also stays above the origin, except for windows before the first one.
     """
-    pinned = state.boundaries.get(key, NO_PINS)
-    at = pinned.position(time)
-    window, end = state.floors.get(key, (time, 0))
-    landed = end if window < time else 0
-    origin = state.origins[key]
-    begins = origin.offset if time > (origin.opens or 0) else 0
-    offset = max(offset, begins, pinned.offsets[at - 1] if at else 0, landed)
-    return offset if at == len(pinned) else min(offset, pinned.offsets[at])
+    near = _Neighbours.of(state, key)
+    return near.clamp(near.pinned.position(time), time, offset)
+
+
+class _Neighbours(NamedTuple):
+    """What a boundary of one partition must not cross: those pinned, where it begins (after a time), and what a
+    catch-up landed up to a window."""
+
+    pinned: Pins
+    opens: int
+    origin: int
+    landed_window: int | None
+    landed_end: int
+
+    @classmethod
+    def of(cls, state: State, key: Key) -> _Neighbours:
+        window, end = state.floors.get(key, (None, 0))
+        origin = state.origins[key]
+        return cls(state.boundaries.get(key, NO_PINS), origin.opens or 0, origin.offset, window, end)
+
+    def clamp(self, at: int, time: int, offset: int) -> int:
+        """The offset of a boundary at `time`, which is to stand in place `at`."""
+        pinned, opens, origin, window, end = self
+        offsets = pinned.offsets
+        landed = end if window is not None and window < time else 0
+        offset = max(offset, origin if time > opens else 0, offsets[at - 1] if at else 0, landed)
+        return offset if at == len(offsets) else min(offset, offsets[at])
 
 
 def boundary_of(state: State, key: Key, time: int) -> int | None:
@@ -404,13 +424,13 @@ def complete_of(state: State, asked: Iterable[int], settings: WindowSettings) ->
     keys = state.known()
     found: dict[int, dict[Key, Range]] = {window: {} for window in (asked if keys else ())}
     for key in keys:
-        accounted = state.accounted(key)
+        accounted, pinned = state.accounted(key), state.boundaries.get(key, NO_PINS)
         for window, ranges in [*found.items()]:
-            r = range_of(state, key, window, settings)
-            if r is not None and covers(accounted, r):
-                ranges[key] = r
-            else:
+            first, last = _boundary_in(pinned, window), _boundary_in(pinned, window + settings.length)
+            if first is None or last is None or not covers(accounted, r := Range(first, last)):
                 del found[window]
+            else:
+                ranges[key] = r
     return found
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
-from sluice.pipelines.lake import paths
+from sluice.pipelines.lake import paths, receipt_files
 from sluice.pipelines.ledger import Batch, Ledger
 from sluice.pipelines.ports import Lake, Liveness
 from sluice.pipelines.publishing.publish import abandon
@@ -101,8 +101,7 @@ def outlook(lake: Lake, feed: str, batch: Batch) -> tuple[str, tuple[str, ...]]:
 def finished_slices(lake: Lake, feed: str, batch: Batch) -> tuple[int, int]:
     """How many slices of a live batch have a receipt in staging, and how many it has."""
     names = {paths.slice_name(s) for s in batch.plan.slices} if batch.plan else set()
-    receipts = (paths.receipt_slice(p) for p in lake.list(paths.staging_folder(feed, batch.id)))
-    return len(names.intersection(r for r in receipts if r)), len(names)
+    return len(names & receipt_files.finished(lake, feed, batch.id, {})), len(names)
 
 
 def give_up(

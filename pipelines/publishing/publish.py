@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from sluice.pipelines.contract.results import Result
-from sluice.pipelines.lake import paths
+from sluice.pipelines.lake import paths, receipt_files
 from sluice.pipelines.ledger import Appended, Batch, BatchStatus, Ledger, State
 from sluice.pipelines.ledger.entries import FORMAT, SHARED_FORMAT, AbandonEntry, PublishEntry
 from sluice.pipelines.ports import Lake
@@ -116,7 +116,7 @@ def roll_forward_own(ledger: Ledger, lake: Lake, feed: str, batch: int, receipts
     attempts left there that do not count goes with the next roll-forward.
     """
     own = {p.staged for r in receipts for p in r.parts}
-    own |= {paths.receipt_path(feed, batch, r.attempt, r.slice) for r in receipts}
+    own |= receipt_files.files_of(feed, batch, receipts).keys()
     return _agree(ledger, lake, feed, ledger.read(), {batch: sorted(own)})
 
 

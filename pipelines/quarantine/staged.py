@@ -10,7 +10,7 @@ from collections.abc import Collection, Iterator, Sequence
 
 from sluice.pipelines.feed.feed import Feed
 from sluice.pipelines.lake import paths
-from sluice.pipelines.landing.proof import receipt_at
+from sluice.pipelines.landing.proof import receipts_at
 from sluice.pipelines.ledger import Batch, Ledger, State
 from sluice.pipelines.planning.shapes import effective_shape
 from sluice.pipelines.ports import Lake
@@ -27,7 +27,7 @@ def receipts_in_staging(lake: Lake, plan: Plan, batch: int) -> tuple[Receipt, ..
     """One receipt for each slice that has any: the first by attempt, those of a shared file together, as the proof
     chooses."""
     staged = [p for p in lake.list(paths.staging_folder(plan.feed, batch)) if paths.receipt_slice(p)]
-    found = [r for r in each(lambda p: receipt_at(p, lake), staged) if r]
+    found = [r for there in each(lambda p: receipts_at(p, lake), staged) for r in there]
     first: dict[str, Receipt] = {}
     for together in sharing(sorted(found, key=lambda r: r.attempt)):
         names = {paths.slice_name(r.slice): r for r in together}

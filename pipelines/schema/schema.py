@@ -13,6 +13,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
+from functools import lru_cache
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -369,6 +370,7 @@ def _quote_name(name: str) -> str:
     return name if re.fullmatch(r"[A-Za-z_]\w*", name) else f"`{name}`"
 
 
+@lru_cache(maxsize=1024)
 def arrow_type(t: Type) -> pa.DataType:
     """The Arrow type that a type lands as. All parts are nullable, because tombstones and missing structs are empty."""
     import pyarrow as pa

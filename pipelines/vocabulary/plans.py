@@ -6,6 +6,7 @@ import hashlib
 import json
 from dataclasses import dataclass, fields
 from enum import StrEnum
+from functools import cache
 from typing import Any
 
 from sluice.pipelines.vocabulary.kafka import Isolation, Key, TopicPartition
@@ -173,4 +174,10 @@ def to_json(value: Any) -> str:
 
 
 def _fields(value: Any) -> dict[str, Any]:
-    return {f.name: getattr(value, f.name) for f in fields(value)}
+    of: Any = type(value)
+    return {name: getattr(value, name) for name in _names(of)}
+
+
+@cache
+def _names(of: Any) -> tuple[str, ...]:
+    return tuple(f.name for f in fields(of))

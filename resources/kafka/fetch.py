@@ -30,6 +30,7 @@ from sluice.resources.kafka.wire import Wire
 _ANSWER_BYTES = 1 << 30
 """The largest answer that is believed: a fetch of the request's size, or one record batch of any size in use."""
 _LIVELY = 5.0  # seconds between two looks at whether the background thread still lives
+_SHARE_TOLD = 8  # the thread that fetches hears of what was taken by this share of `ahead_bytes`, or when we wait
 
 
 class KafkaFetcher:
@@ -87,6 +88,7 @@ class _Stream:
         self._active: set[TopicPartition] = set()
         self._given_up: set[TopicPartition] = set()
         self._answers_then = -1
+        self._taken = 0
         self._queue: queue.SimpleQueue[Fetched | FetchFailed | BaseException | _End] = queue.SimpleQueue()
 
     def items(self) -> Iterator[Fetched | FetchFailed]:
@@ -97,7 +99,7 @@ class _Stream:
             item = self._next()
             match item:
                 case Fetched():
-                    self._sources.budget.release(len(item.records))
+                    self._take(len(item.records))
                     yield replace(item, waited_ns=time.perf_counter_ns() - asked)
                 case FetchFailed():
                     yield item
@@ -113,11 +115,25 @@ class _Stream:
         self._sources.wire.close()
 
     def _next(self) -> Fetched | FetchFailed | BaseException | _End:
+        with contextlib.suppress(queue.Empty):
+            return self._queue.get_nowait()
+        self._give_back()
         while True:
             with contextlib.suppress(queue.Empty):
                 return self._queue.get(timeout=_LIVELY)
             if not self._sources.wire.alive:
                 raise KafkaUnavailable("the thread that fetches has died", remedy="read the slices again")
+
+    def _take(self, size: int) -> None:
+        """Each word to the other thread costs more than taking a small slice's bytes: several are told of at once."""
+        self._taken += size
+        if self._taken * _SHARE_TOLD >= self._sources.limits.ahead_bytes:
+            self._give_back()
+
+    def _give_back(self) -> None:
+        if self._taken:
+            self._sources.budget.release(self._taken)
+            self._taken = 0
 
     # -- on the background thread
 

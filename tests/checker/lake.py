@@ -100,8 +100,10 @@ class Folder:
 
     def staged(self) -> Iterator[dict[str, Any]]:
         """The receipts that stand in staging."""
-        for path in sorted((self.root / "_sluice" / self.feed / "staging").glob("*/*/*.receipt.json")):
-            yield json.loads(path.read_bytes()) | {"from": str(path.relative_to(self.root))}
+        for path in sorted((self.root / "_sluice" / self.feed / "staging").glob("*/*/*.receipt*.json")):
+            told = json.loads(path.read_bytes())
+            for receipt in told if isinstance(told, list) else [told]:
+                yield receipt | {"from": str(path.relative_to(self.root))}
 
     def visible(self) -> set[str]:
         """The paths of all files that readers may find; what a killed write left under a temporary name is none."""

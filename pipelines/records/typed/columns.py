@@ -60,10 +60,14 @@ class ColumnBuilder:
     """The base of all columns: a number of items, and a bitmap of those that are not null."""
 
     def __init__(self, node: SchemaNode, items: int) -> None:
-        self.node, self.type = node, arrow_type(node.type)
+        self.node = node
         self.items, self._nulls = 0, 0
         self._valid = np.full((items + 7) // 8, 0xFF, np.uint8)
         self._state = np.zeros(fill.SLOTS, np.int64)
+
+    @property
+    def type(self) -> pa.DataType:
+        return arrow_type(self.node.type)
 
     def append(self, values: Array, spans: Array) -> Faults:
         """Append the items of a block's spans. Returns those that the type cannot hold."""

@@ -13,14 +13,14 @@ import pyarrow.parquet as pq
 import pytest
 
 from sluice.pipelines.feed.sections import LandingSettings
-from sluice.pipelines.lake import parquet, paths
+from sluice.pipelines.lake import parquet, paths, receipt_files
 from sluice.pipelines.landing import sharing, task
-from sluice.pipelines.landing.proof import prove
+from sluice.pipelines.landing.proof import prove, receipts_at
 from sluice.pipelines.landing.task import Assignment, Tools, run_task
 from sluice.pipelines.records.format import RawFormat
 from sluice.pipelines.vocabulary.errors import KafkaUnavailable, OffsetsLost
 from sluice.pipelines.vocabulary.kafka import FetchLimits, Isolation, TopicPartition
-from sluice.pipelines.vocabulary.plans import Plan, Request, RequestKind, Slice, Task
+from sluice.pipelines.vocabulary.plans import Plan, Request, RequestKind, Slice, Task, to_json
 from sluice.pipelines.vocabulary.receipts import Outcome, Part, PartKind, Receipt, SliceFailure
 from sluice.resources.lake_local import LocalLake
 from sluice.testing.fetcher import MemoryFetcher
@@ -116,8 +116,9 @@ def test_each_has_its_own_receipt_and_its_share_of_the_file(lake: LocalLake) -> 
     assert len({r.slice for r in receipts(outcomes)}) == 5
     size = lake.size(parts(outcomes)[0].staged)
     assert sum(p.bytes for p in parts(outcomes)) == size == parts(outcomes)[0].file_bytes
-    staged = [paths.receipt_slice(p) for p in lake.list("_sluice/sales/staging")]
-    assert sorted(filter(None, staged)) == sorted(paths.slice_name(s) for s in SLICES)
+    (together,) = (p for p in lake.list("_sluice/sales/staging") if paths.receipt_slice(p))
+    assert [r.slice for r in receipts_at(together, lake)] == SLICES
+    assert receipt_files.finished(lake, "sales", 12, {}) == {paths.slice_name(s) for s in SLICES}
 
 
 def test_the_footer_names_them(lake: LocalLake) -> None:
@@ -256,12 +257,28 @@ def test_a_full_disk_fails_all_and_leaves_nothing(lake: LocalLake, monkeypatch: 
 # -- a file counts whole, or not at all
 
 
+TOGETHER = paths.receipts_path("sales", 12, "a-1", SLICES[0])
+
+
 def test_without_one_of_its_receipts_none_is_adopted(lake: LocalLake) -> None:
-    run(lake)
-    lake.remove(paths.receipt_path("sales", 12, "a-1", SLICES[2]))
+    found = receipts(run(lake)[0])
+    lake.put(TOGETHER, to_json([r for r in found if r.slice != SLICES[2]]).encode())
     outcomes, source = run(lake, attempt="a-2")
     assert set(source.read[0]) == set(SLICES)
     assert {r.attempt for r in receipts(outcomes)} == {"a-2"}
+
+
+@pytest.mark.parametrize(
+    "said",
+    [b"", b"[]", b"[1]", b"[" * 100_000, b'{"slice":'],
+    ids=["nothing", "none", "a number", "deep", "cut short"],
+)
+def test_what_is_no_list_of_receipts_is_read_again(lake: LocalLake, said: bytes) -> None:
+    run(lake)
+    lake.put(TOGETHER, said)
+    outcomes, source = run(lake, attempt="a-2")
+    assert set(source.read[0]) == set(SLICES)
+    assert proven(lake, outcomes) == SLICES
 
 
 def test_attempts_are_not_mixed(lake: LocalLake) -> None:

@@ -1,0 +1,68 @@
+"""Receipts in staging: in which file each lies, and what lies there.
+
+A receipt has a file of its own. Those of slices that share files lie together in one, since they count together or not
+at all: who reads them finds all of them or none, and two hundred small slices leave one file instead of two hundred.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from pydantic import TypeAdapter, ValidationError
+
+from sluice.pipelines.lake import paths
+from sluice.pipelines.ports import Lake
+from sluice.pipelines.vocabulary.plans import Slice, to_json
+from sluice.pipelines.vocabulary.receipts import Receipt, sharing
+
+_ONE_OR_MANY: TypeAdapter[Receipt | tuple[Receipt, ...]] = TypeAdapter(Receipt | tuple[Receipt, ...])
+
+
+def files_of(feed: str, batch: int, receipts: Sequence[Receipt]) -> dict[str, list[Receipt]]:
+    """The paths of the receipts' files, each with those that lie there. Of slices that share files, all are given."""
+    out = {}
+    for group in sharing(receipts):
+        first = min(group, key=lambda r: _place(r.slice))
+        shared = any(p.shared for r in group for p in r.parts)
+        path = paths.receipts_path if shared else paths.receipt_path
+        out[path(feed, batch, first.attempt, first.slice)] = group
+    return out
+
+
+def _place(s: Slice) -> tuple[int, int]:
+    return s.partition, s.start
+
+
+def put(feed: str, batch: int, receipts: Sequence[Receipt], lake: Lake) -> None:
+    """Write receipts of one attempt into staging. Raises LakeUnavailable, LakeFull."""
+    for path, group in files_of(feed, batch, receipts).items():
+        lake.put(path, to_json(group if paths.holds_several(path) else group[0]).encode())
+
+
+def lie_at(path: str, feed: str, batch: int, receipts: Sequence[Receipt]) -> bool:
+    """Whether the path is that of these receipts' file."""
+    return [*files_of(feed, batch, receipts)] == [path]
+
+
+def read(path: str, lake: Lake) -> tuple[Receipt, ...]:
+    """The receipts in the file at `path`, as they stand there; none if it holds anything else."""
+    try:
+        found = _ONE_OR_MANY.validate_json(lake.get(path) or b"")
+    except ValidationError:
+        return ()
+    return (found,) if isinstance(found, Receipt) else found
+
+
+def finished(lake: Lake, feed: str, batch: int, known: dict[str, frozenset[str]]) -> frozenset[str]:
+    """The `slice_name`s that have a receipt in the batch's staging. `known`: what earlier calls read, by path."""
+    found = [path for path in lake.list(paths.staging_folder(feed, batch)) if paths.receipt_slice(path)]
+    for path in found:
+        if path not in known:
+            known[path] = frozenset(_names(path, lake))
+    return frozenset().union(*(known[path] for path in found))
+
+
+def _names(path: str, lake: Lake) -> Iterable[str]:
+    if paths.holds_several(path):
+        return (paths.slice_name(r.slice) for r in read(path, lake))
+    return filter(None, (paths.receipt_slice(path),))
