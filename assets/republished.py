@@ -7,6 +7,7 @@ It waits for no run of the feed and delays none: it reads what is published, and
 # No `from __future__ import annotations` here: Dagster reads the annotation of `config` itself, not as text.
 
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import dagster as dg
@@ -18,14 +19,14 @@ from sluice.pipelines.feed.feed import Feed
 from sluice.pipelines.lake import paths
 from sluice.pipelines.ledger import Ledger, State
 from sluice.pipelines.planning.windows import check_aligned
-from sluice.pipelines.ports import Edges
+from sluice.pipelines.ports import Edges, Engine
 from sluice.pipelines.vocabulary.errors import SluiceError, UsageError
 from sluice.pipelines.vocabulary.plans import AskedRange
 from sluice.pipelines.vocabulary.receipts import PartKind
 from sluice.pipelines.vocabulary.units import parse_window
 
 if TYPE_CHECKING:  # only who sends needs them, not who loads definitions
-    from sluice.pipelines.republishing.carry_out import Sent
+    from sluice.pipelines.republishing.lanes import Sent
     from sluice.pipelines.republishing.plan import Republish
 
 POOL = "sluice_republish"
@@ -58,12 +59,14 @@ class RepublishConfig(dg.Config):
     compression: str = Field(default="lz4", description=", ".join(_CODECS))
     name: str = Field(default="", description="A name; without it, equal wishes have one name.")
     resume: str = Field(default="", description="Go on with this republish, as planned.")
+    here: bool = Field(default=False, description="Send from this process alone, without Spark.")
     into_source: bool = Field(default=False, description="The feed may read from the topic: what is sent lands again.")
 
     def planned(self, feed: Feed, state: State, edges: Edges, partitions: int) -> "Republish":
         """The plan for this. `partitions`: of the target. Raises as `plan_republish`."""
         from sluice.pipelines.republishing import plan as plans
         from sluice.pipelines.republishing.wording import name_of, way_of
+        from sluice.resources.way_back import by_own_schema
 
         kind = PartKind.QUARANTINED if self.quarantined else PartKind.LANDED
         by, function = way_of(self.keep_partitions, self.partition_by)
@@ -72,7 +75,7 @@ class RepublishConfig(dg.Config):
             raise UsageError("`offsets` and windows together", remedy="`offsets` names exactly what to send")
         ranges = [AskedRange(o.topic, o.partition, o.start, o.end) for o in self.offsets]
         asked = plans.asked_offsets(state, ranges) if ranges else plans.asked_windows(feed, state, self._windows(feed))
-        name = name_of(self.name)
+        wishes, name = by_own_schema(wishes, feed, {key.topic for key, _ in asked}), name_of(self.name)
         return plans.plan_republish(feed, state, wishes, asked, edges.clock(), name=name, into_source=self.into_source)
 
     def _windows(self, feed: Feed) -> Sequence[int]:
@@ -126,10 +129,10 @@ def republish_job(feed: str, session: RunSession) -> dg.JobDefinition:
 
 def republish_step(context: dg.OpExecutionContext, session: RunSession, name: str) -> Iterator[Any]:
     """Send what the run's configuration says, and report it. Raises dagster.Failure, or an interrupt."""
-    from sluice.pipelines.records import ready
-    from sluice.pipelines.republishing.carry_out import Run
-    from sluice.pipelines.republishing.partitioner import load
+    from sluice.pipelines.republishing.lanes import carry_out
     from sluice.pipelines.republishing.wording import pace_of
+    from sluice.resources.spark import shipping
+    from sluice.resources.way_back import sending
 
     with session.step(context, name):
         feed, asked = session.feed(name), RepublishConfig(**context.op_config)
@@ -142,14 +145,11 @@ def republish_step(context: dg.OpExecutionContext, session: RunSession, name: st
             remember_target(session.project, name, plan.wishes.to)
             key = session.keys(name).republished
             report = session.reporter(context.log)
-            ready.ready(report)
-            partitioner = load(plan.wishes.function, session.project.root) if plan.wishes.function else None
+            shipping.prepare(feed.spark, report)
+            work = sending(feed, edges.lake, plan, codec, pace, session.project.root)
             try:
-                with _target(feed, plan.wishes.to, plan.name) as target:
-                    run = Run(
-                        plan, ledger, edges.lake, target, feed.columns, edges.clock, codec, pace, report, partitioner
-                    )
-                    sent = run.carry_out()
+                with _canceling(edges.engine):
+                    sent = carry_out(work, None if asked.here else edges.engine, report)
             except SluiceError as error:
                 again = f"run this again, or: sluice republish {name} --resume {plan.id} --apply"
                 said = _wishes_metadata(plan, edges) | {"failed": error.message, "go_on": again}
@@ -163,20 +163,25 @@ def _plan(feed: Feed, asked: RepublishConfig, ledger: Ledger, edges: Edges) -> "
     from sluice.pipelines.republishing import plan as plans
     from sluice.pipelines.republishing import where as conditions
     from sluice.pipelines.republishing.wording import name_of
+    from sluice.resources.edges import open_target
 
     if asked.resume:
         return plans.load(edges.lake, feed.name, name_of(asked.resume))
     state = ledger.read()
-    with _target(feed, asked.to, "") as target:
+    with open_target(feed, asked.to) as target:
         plan = asked.planned(feed, state, edges, target.partitions())
     conditions.check(plan.wishes, feed.columns)
     return plans.keep(edges.lake, plan)
 
 
-def _target(feed: Feed, topic: str, name: str) -> Any:
-    from sluice.resources.edges import open_target
-
-    return open_target(feed, topic, name)
+@contextmanager
+def _canceling(engine: Engine) -> Iterator[None]:
+    """An interrupt cancels what the engine is doing."""
+    try:
+        yield
+    except (KeyboardInterrupt, dg.DagsterExecutionInterruptedError):
+        engine.cancel()
+        raise
 
 
 def _wishes_metadata(plan: "Republish", edges: Edges) -> dict[str, Any]:

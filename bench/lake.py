@@ -26,7 +26,8 @@ from sluice.pipelines.lake import paths
 from sluice.pipelines.ledger import Ledger
 from sluice.pipelines.ledger.entries import SkipEntry, dump
 from sluice.pipelines.vocabulary.plans import AskedRange, Request, RequestKind
-from sluice.resources.edges import now, open_edges
+from sluice.resources.clock import now
+from sluice.resources.edges import open_edges
 from sluice.resources.lakes import open_lake
 from sluice.resources.liveness import new_owner
 from sluice.resources.local.kafka import LocalKafka

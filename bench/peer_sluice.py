@@ -31,7 +31,8 @@ from sluice.pipelines.vocabulary.progress import Progress
 from sluice.pipelines.vocabulary.receipts import Owner
 from sluice.pipelines.vocabulary.registered import RegisteredSchema
 from sluice.pipelines.watching.timings import spent
-from sluice.resources.edges import now, open_edges
+from sluice.resources.clock import now
+from sluice.resources.edges import open_edges
 from sluice.resources.lakes import open_lake
 
 

@@ -15,6 +15,7 @@ import pyarrow as pa
 from sluice.pipelines.records.encode import CODECS, TO_SEND, Accumulator, SealedBatch, spread
 from sluice.pipelines.republishing.carry_out import TRANSACTION_BYTES
 from sluice.pipelines.republishing.rows import CHUNK_ROWS
+from sluice.pipelines.schema.arrays import fixed_width
 from sluice.pipelines.vocabulary.kafka import CommittedOffset
 from sluice.resources.kafka.sending import KafkaSender, KafkaTarget
 from sluice.resources.kafka.settings import KafkaAddress
@@ -74,10 +75,12 @@ def _chunks(payloads: Path) -> list[pa.RecordBatch]:
 
 def _chunk(values: list[bytes]) -> pa.RecordBatch:
     rows = len(values)
+    ends = np.cumsum([0, *map(len, values)], dtype=np.int32)
     columns = [
         pa.nulls(rows, pa.binary()),
-        pa.array(values, pa.binary()),
-        pa.array(np.full(rows, 1_735_689_600_000)),
+        # as a task has them: pa.array() would import pandas, and 60 MB
+        pa.Array.from_buffers(pa.binary(), rows, [None, pa.py_buffer(ends), pa.py_buffer(b"".join(values))]),
+        fixed_width(pa.int64(), np.full(rows, 1_735_689_600_000)),
         pa.nulls(rows, TO_SEND.field("headers").type),
     ]
     return pa.RecordBatch.from_arrays(columns, schema=TO_SEND)

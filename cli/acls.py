@@ -25,6 +25,10 @@ def acls(
         str | None,
         typer.Option(metavar="User:NAME", help="Who reads, as the brokers call it.", show_default="the feed's login"),
     ] = None,
+    republish: Annotated[
+        str | None,
+        typer.Option(metavar="TOPIC", help="What sluice republish needs to send to this topic.", show_default=False),
+    ] = None,
 ) -> None:
     """Print the rights in Kafka (ACLs) that a feed needs, and the commands that grant exactly these.
 
@@ -33,12 +37,15 @@ def acls(
 
     $ sluice acls orders
     $ sluice acls orders --principal User:ingest --json
+    $ sluice acls orders --republish orders-again
     """
-    from sluice.pipelines.feed.rights import Grantee, rights_of
+    from sluice.pipelines.feed.rights import Grantee, rights_of, rights_to_republish
     from sluice.resources.kafka.settings import grantee
 
     found = session.feed(feed)
     rights = rights_of(found)
+    if republish:
+        rights = rights_to_republish(republish, f"sluice-republish-{feed}-", all_of=True)
     who = grantee(found.kafka)
     who = Grantee(principal or who.principal, who.bootstrap)
     rows = [(r.operation, r.kind.replace("-", " "), _shown(r), r.need) for r in rights]
@@ -48,7 +55,7 @@ def acls(
         table(("right", "on", "name", "what for"), rows),
         heading("What it cannot do without"),
         *map(copyable, who.commands(needed)),
-        heading("What lets it warn and explain"),
+        *([heading("What lets it warn and explain")] if helpful else []),
         *map(copyable, who.commands(helpful)),
     )
     session.terminal.document(

@@ -263,7 +263,7 @@ def _state_named(text: str) -> str:
 def _looks(groups: Groups, name: str) -> Iterator[tuple[GroupView, list[dict[str, Any]]]]:
     """The group at each look, and a line for each change since the one before; the first look is a line of its own."""
     from sluice.pipelines.watching.group_changes import changes
-    from sluice.resources.edges import now
+    from sluice.resources.clock import now
 
     seen, since = groups.view(name), time.monotonic()
     who = f", {many(len(seen.members), 'member')}" if seen.members else ""

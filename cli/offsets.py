@@ -185,7 +185,7 @@ class _Order:
 
 
 def _ago(text: str) -> int:
-    from sluice.resources.edges import now
+    from sluice.resources.clock import now
 
     return max(0, now() - parse.duration(text))
 

@@ -21,8 +21,9 @@ from sluice.pipelines.vocabulary.units import many
 if TYPE_CHECKING:
     from sluice.pipelines.feed.feed import Feed
     from sluice.pipelines.ledger import Ledger, State
-    from sluice.pipelines.ports import Edges, Target
-    from sluice.pipelines.republishing.carry_out import Pace, Sent
+    from sluice.pipelines.ports import Edges
+    from sluice.pipelines.republishing.carry_out import Pace
+    from sluice.pipelines.republishing.lanes import Sent
     from sluice.pipelines.republishing.plan import Republish, Wishes
 
 _CODECS = ("none", "gzip", "snappy", "lz4", "zstd")
@@ -103,6 +104,7 @@ def republish(
     into_source: Annotated[
         bool, typer.Option("--into-source", help="The feed may read from the topic: what is sent lands again.")
     ] = False,
+    here: Annotated[bool, typer.Option("--here", help="Send from this process alone, without Spark.")] = False,
     apply: Annotated[
         bool, typer.Option("--apply", help="Do it. Without this option it only shows what it would send.")
     ] = False,
@@ -113,7 +115,8 @@ def republish(
     from their columns (sluice docs republishing says what is lost). Records in quarantine have their own bytes.
 
     It sends in transactions, and each tells Kafka how far it is. After a crash, run the same again: readers of
-    committed records see each record once. A map from old offsets to new ones stays in the lake (sluice explain).
+    committed records see each record once. A map from old offsets to new ones stays in the lake (sluice explain). Many
+    records of several partitions are sent by tasks of the feed's Spark, side by side.
 
     $ sluice republish orders --to orders-again --window 2026-11-20T14
     $ sluice republish orders --to orders-again --window 2026-11-20T14 --keep-partitions --keep-timestamps --apply
@@ -137,6 +140,7 @@ def republish(
         from sluice.pipelines.republishing import plan as plans
         from sluice.pipelines.republishing import where as conditions
         from sluice.pipelines.vocabulary.receipts import PartKind
+        from sluice.resources.way_back import by_own_schema
 
         ledger = Ledger(edges.lake, feed, edges.clock)
         if resume is not None:
@@ -144,10 +148,11 @@ def republish(
         else:
             state = ledger.read()
             asked = _asked(found, state, edges.clock(), window, start, end, offsets)
-            with session.open_target(found, to or "", "") as target:
+            with session.open_target(found, to or "") as target:
                 kind = PartKind.QUARANTINED if quarantined else PartKind.LANDED
                 said = (keep_timestamps, headers, where or "", function)
                 wishes = plans.Wishes(to or "", target.partitions(), kind, by, *said)
+            wishes = by_own_schema(wishes, found, {key.topic for key, _ in asked})
             plan = plans.plan_republish(
                 found, state, wishes, asked, edges.clock(), name=name_of(name or ""), into_source=into_source
             )
@@ -158,22 +163,17 @@ def republish(
         plan = plans.keep(edges.lake, plan)
         remember_target(session.project, feed, plan.wishes.to)
         session.compile()
-        with session.open_target(found, plan.wishes.to, plan.name) as target:
-            _send(session, found, plan, ledger, edges, target, _CODECS.index(compression), pace)
+        _send(session, found, plan, edges, _CODECS.index(compression), pace, here)
 
 
-def _send(
-    session: Session, feed: Feed, plan: Republish, ledger: Ledger, edges: Edges, target: Target, codec: int, pace: Pace
-) -> None:
-    from sluice.pipelines.republishing.carry_out import Run
-    from sluice.pipelines.republishing.partitioner import load
+def _send(session: Session, feed: Feed, plan: Republish, edges: Edges, codec: int, pace: Pace, here: bool) -> None:
+    from sluice.pipelines.republishing.lanes import carry_out
+    from sluice.resources.way_back import sending
 
-    function = plan.wishes.function
-    partitioner = load(function, session.project.root) if function else None
+    work = sending(feed, edges.lake, plan, codec, pace, session.project.root)
     with session.terminal.progress() as meter:
-        run = Run(plan, ledger, edges.lake, target, feed.columns, edges.clock, codec, pace, meter, partitioner)
         try:
-            sent = run.carry_out()
+            sent = carry_out(work, None if here else edges.engine, meter)
         except (Failed, Unknown):
             again = f"sluice republish {plan.feed} --resume {plan.id} --apply"
             session.terminal.note(f"what was committed stays, and nothing is sent twice; go on with: {again}")
@@ -317,6 +317,8 @@ def _plan_document(plan: Republish) -> dict[str, Any]:
         "where": w.where or None,
         "function": w.function or None,
         "offsets": plan.span,
+        "lanes": plan.lanes,
+        "schema_id": w.schema_id or None,
     }
 
 

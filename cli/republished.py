@@ -44,7 +44,7 @@ def _compare(session: Session, feed: Feed, name: str) -> RepublishAudit:
             def compared(done: int, total: int) -> None:
                 meter(Progress("compare", done, total))
 
-            return audit.audit(found, ledger, edges.lake, feed.columns, target, tools.fetcher, compared)
+            return audit.audit(found, ledger, edges.lake, feed.shape, target, tools.fetcher, compared)
 
 
 def _view(report: RepublishAudit) -> Iterator[RenderableType]:

@@ -122,7 +122,7 @@ def _refusal(feed: Feed, columns: Schema) -> SchemaChanged | None:
     """Why rows of the registry's schema would not be one table with what has landed."""
     from sluice.pipelines.ledger import Ledger
     from sluice.pipelines.planning.shapes import check_one_table
-    from sluice.resources.edges import now
+    from sluice.resources.clock import now
     from sluice.resources.lakes import open_lake
 
     state = Ledger.offline(open_lake(feed), feed.name, now).read()

@@ -194,11 +194,11 @@ class Session:
 
         return open_stores(feed)
 
-    def open_target(self, feed: Feed, topic: str, name: str) -> AbstractContextManager[Target]:
-        """A topic of the feed's Kafka to send to, under that name."""
+    def open_target(self, feed: Feed, topic: str) -> AbstractContextManager[Target]:
+        """A topic of the feed's Kafka to ask about."""
         from sluice.resources.edges import open_target
 
-        return open_target(feed, topic, name)
+        return open_target(feed, topic)
 
 
 def command(app: typer.Typer, name: str | None = None) -> Callable[[Body], Body]:

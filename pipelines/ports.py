@@ -464,8 +464,16 @@ class Engine(Protocol):
         """
         ...
 
+    def map(self, feed: str, what: str, call: Callable[[int], str], count: int) -> Sequence[str]:
+        """Call it for each number below `count`, each in a task of its own and perhaps more than once, and return what
+        it said, in no particular order. The call must pickle. `what` names the work for people.
+
+        Raises SetupError when the engine does not start, and Failed when the job failed or was cancelled.
+        """
+        ...
+
     def cancel(self) -> None:
-        """End what `run` is doing: it raises Failed. Any thread may call this, at any time."""
+        """End what `run` or `map` is doing: it raises Failed. Any thread may call this, at any time."""
         ...
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, ExitStack, closing, contextmanager
 from typing import TYPE_CHECKING, Any
@@ -16,6 +15,7 @@ from sluice.pipelines.ports import Edges, Groups, Lake, Table
 from sluice.pipelines.vocabulary.errors import UsageError
 from sluice.pipelines.vocabulary.pages import page
 from sluice.resources.both_stores import BothGroup, BothGroups
+from sluice.resources.clock import now
 from sluice.resources.kafka.cluster import KafkaCluster
 from sluice.resources.kafka.group import KafkaGroup
 from sluice.resources.kafka.groups import KafkaGroups
@@ -32,11 +32,6 @@ from sluice.resources.zookeeper.groups import ZooKeeperGroups
 if TYPE_CHECKING:
     from sluice.pipelines.tables.windows import CompleteWindows
     from sluice.resources.kafka.sending import KafkaTarget
-
-
-def now() -> int:
-    """Milliseconds since the epoch."""
-    return time.time_ns() // 1_000_000
 
 
 @contextmanager
@@ -95,12 +90,11 @@ def open_stores(feed: Feed) -> Iterator[Stores]:
         yield Stores(feed.group, zookeeper, kafka)
 
 
-def open_target(feed: Feed, topic: str, name: str) -> AbstractContextManager[KafkaTarget]:
-    """A topic of the feed's Kafka to send to, under that name; no connection is opened before the first question."""
+def open_target(feed: Feed, topic: str) -> AbstractContextManager[KafkaTarget]:
+    """A topic of the feed's Kafka to ask about; no connection is opened before the first question."""
     from sluice.resources.kafka.sending import KafkaTarget  # late: what encodes records takes numba, and a second
 
-    seconds = (feed.kafka.transaction_timeout_ms or 60_000) / 1000
-    return closing(KafkaTarget(feed.kafka, topic, name, seconds=seconds))
+    return closing(KafkaTarget(feed.kafka, topic, ""))
 
 
 def open_table(feed: Feed, lake: Lake) -> Table:

@@ -12,6 +12,7 @@ import http.client
 import json
 import ssl
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 from urllib.parse import quote, urlsplit
@@ -24,7 +25,7 @@ from sluice.pipelines.ports import Lake
 from sluice.pipelines.records.reader import Reader
 from sluice.pipelines.records.readers import READERS
 from sluice.pipelines.records.wire import WireFormat
-from sluice.pipelines.vocabulary.errors import Failed, NotAuthorized, RegistryUnavailable, SetupError
+from sluice.pipelines.vocabulary.errors import Failed, NotAuthorized, Refused, RegistryUnavailable, SetupError
 from sluice.pipelines.vocabulary.registered import AVRO, RegisteredSchema
 from sluice.pipelines.vocabulary.units import safe_text
 
@@ -83,6 +84,40 @@ def reader_of(found: RegisteredSchema, asked: SchemaAsked) -> Reader:
             f"subject {found.subject}, version {found.version}, makes no columns: {safe_text(str(error))}",
             remedy="write a schema_file of your own, with the fields that can be columns",
         ) from None
+
+
+def number_of_own(feed: Feed, topics: Sequence[str]) -> int:
+    """The number of the feed's own schema in its registry; 0 where values do not name it. It must be the newest version
+    of a topic's subject, of these topics, or the version that the feed names. Nothing is registered.
+
+    Raises Refused where it is none of these, RegistryUnavailable, NotAuthorized.
+    """
+    reader, registry = feed.reader, feed.registry
+    if reader is None or registry is None or reader.wire is WireFormat.BARE:
+        return 0
+    looked: list[tuple[str, int | None]] = [(f"{topic}-value", None) for topic in dict.fromkeys(topics)]
+    looked += [(registry.subject, registry.version)] if registry.subject else []
+    client = RegistryClient(registry)
+    for subject, version in looked:
+        found = client.version(subject, version)
+        if found and isinstance(found.id, int) and _reads_alike(reader, found):
+            return found.id
+    named = ", ".join(subject for subject, _ in looked)
+    raise Refused(
+        f"the schema registry {registry.url} has the own schema of {feed.name} under none of the subjects {named}",
+        remedy=f"nobody could read what is sent; register its schema_file as the newest version of {looked[0][0]}",
+    )
+
+
+def _reads_alike(reader: Reader, found: RegisteredSchema) -> bool:
+    made = READERS[reader.format]
+    if found.type != made.registered:
+        return False
+    try:
+        alike = [made.make(texts, reader.wire).fingerprint for texts in (found.texts, (made.whole(found),))]
+    except ValueError:
+        return False
+    return reader.fingerprint in alike
 
 
 @dataclass(frozen=True)

@@ -1,9 +1,9 @@
-"""Progress of running tasks, read from the receipts that they leave in staging."""
+"""Progress of running tasks, read from what they leave in the lake: of a batch, receipts in staging."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, suppress
 from threading import Event, Thread
 from time import monotonic
 
@@ -14,24 +14,33 @@ from sluice.pipelines.vocabulary.plans import Plan
 from sluice.pipelines.vocabulary.progress import Progress, Reporter
 
 
-@contextmanager
-def report_progress(lake: Lake, feed: str, batch: int, plan: Plan, report: Reporter) -> Iterator[None]:
-    """Report progress, from the receipts in staging, until the block ends: about once a second, and less often when
-    listing them takes long. A lake that does not answer is asked again later. What `report` raises ends the looking,
-    and is raised when the block has ended without an error of its own."""
+def report_progress(lake: Lake, feed: str, batch: int, plan: Plan, report: Reporter) -> AbstractContextManager[None]:
+    """Report a batch's progress, from the receipts in staging, as `reporting` does."""
     spans = {paths.slice_name(s): s.span for s in plan.slices}
     known: dict[str, frozenset[str]] = {}
-    total, stop, raised = sum(spans.values()), Event(), list[BaseException]()
+
+    def done() -> int:
+        return sum(spans.get(name, 0) for name in receipt_files.finished(lake, feed, batch, known))
+
+    return reporting("land", sum(spans.values()), done, report)
+
+
+@contextmanager
+def reporting(stage: str, total: int, done: Callable[[], int], report: Reporter) -> Iterator[None]:
+    """Report what is `done` of the total until the block ends: about once a second, and less often when asking takes
+    long. A lake that does not answer is asked again later. What `report` raises ends the looking, and is raised when
+    the block has ended without an error of its own."""
+    stop, raised = Event(), list[BaseException]()
 
     def look() -> None:
-        report(Progress("land", 0, total))
+        report(Progress(stage, 0, total))
         pause = 1.0
         while not stop.wait(pause):
-            began, done = monotonic(), None
+            began, found = monotonic(), None
             with suppress(SluiceError):
-                done = sum(spans.get(name, 0) for name in receipt_files.finished(lake, feed, batch, known))
-            if done is not None:
-                report(Progress("land", done, total))
+                found = done()
+            if found is not None:
+                report(Progress(stage, found, total))
             pause = max(1.0, 10 * (monotonic() - began))
 
     def keep_looking() -> None:

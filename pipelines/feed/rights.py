@@ -130,14 +130,15 @@ def rights_to_produce(topics: Iterable[str], transactional_id: str | None = None
     return *sent, Right(Operation.WRITE, ResourceKind.TRANSACTIONAL_ID, transactional_id, need, instead=instead)
 
 
-def rights_to_republish(topic: str, name: str) -> tuple[Right, ...]:
-    """What it takes to send landed records to the topic, under the name of a republish."""
-    write = "to send records"
+def rights_to_republish(topic: str, name: str, *, all_of: bool = False) -> tuple[Right, ...]:
+    """What it takes to send landed records to the topic, under the name of a republish, or under all names that begin
+    so."""
+    write, names = "to send records", NamePattern.PREFIXED if all_of else NamePattern.LITERAL
     return (
         Right(Operation.WRITE, ResourceKind.TOPIC, topic, write),
         Right(Operation.READ, ResourceKind.TOPIC, topic, "to keep how far it is with the records"),
-        Right(Operation.READ, ResourceKind.GROUP, name, "to keep how far it is with the records"),
-        Right(Operation.WRITE, ResourceKind.TRANSACTIONAL_ID, name, "to send each record once"),
+        Right(Operation.READ, ResourceKind.GROUP, name, "to keep how far it is with the records", names),
+        Right(Operation.WRITE, ResourceKind.TRANSACTIONAL_ID, name, "to send each record once", names),
     )
 
 

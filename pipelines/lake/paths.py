@@ -23,8 +23,10 @@
                    relanded/<batch>/<slice>.parquet     why a replay's records had been in quarantine
                    aside/<number>/<path>                files of lost entries, moved here from <path>
                    republished/<name>/plan.json         what a republish sends, and where
-                   republished/<name>/progress.json     how far it was at least
-                   republished/<name>/done.json         that it is done, and its files of the map
+                   republished/<name>/run.json          which run carries it out
+                   republished/<name>/progress.json     how far it was at least (lane 1: progress-1.json, …)
+                   republished/<name>/lane-<n>.json     that a lane is done, and its files of the map
+                   republished/<name>/done.json         that all of it is done, and its files of the map
                    republished/<name>/map/<file>        old coordinates and new ones, a file for each transaction
 
 `<slice>` is `<topic>-<partition>-<start>-<end>` and `<part>` is `<slice>-b<batch>.parquet`. The topic is encoded by
@@ -236,8 +238,16 @@ def republish_plan_path(feed: str, name: str) -> str:
     return f"{republish_root(feed)}/{name}/plan.json"
 
 
-def republish_progress_path(feed: str, name: str) -> str:
-    return f"{republish_root(feed)}/{name}/progress.json"
+def republish_run_path(feed: str, name: str) -> str:
+    return f"{republish_root(feed)}/{name}/run.json"
+
+
+def republish_progress_path(feed: str, name: str, lane: int) -> str:
+    return f"{republish_root(feed)}/{name}/progress{f'-{lane}' if lane else ''}.json"
+
+
+def republish_lane_path(feed: str, name: str, lane: int) -> str:
+    return f"{republish_root(feed)}/{name}/lane-{lane}.json"
 
 
 def republish_done_path(feed: str, name: str) -> str:

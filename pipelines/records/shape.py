@@ -44,7 +44,7 @@ class Shape:
         words = ["raw" if self.columns is None else f"json {self.columns.fingerprint}"]
         if self.reader is not None:
             words = [f"{self.reader.format} {self.reader.fingerprint}"]
-            columns = self._of_values
+            columns = self.of_values
             words += [f"columns {columns.fingerprint}"] if columns and columns != self.reader.columns else []
         words += [f"key {self.key.reader.format} {self.key.reader.fingerprint}"] if self.key else []
         words += ["closed"] if self.closed else []
@@ -53,8 +53,8 @@ class Shape:
         return " ".join(words)
 
     @property
-    def _of_values(self) -> Schema | None:
-        """The columns that values make."""
+    def of_values(self) -> Schema | None:
+        """The columns that values make: keys may make others."""
         return self.key.without(self.columns) if self.key and self.columns else self.columns
 
     @property
@@ -69,7 +69,7 @@ class Shape:
         from sluice.pipelines.records.format import RawFormat
 
         form: Format = RawFormat()
-        columns = self._of_values
+        columns = self.of_values
         if self.reader is not None and columns is not None:
             form = self.reader.rows(columns, writers, dropping=self.dropping, closed=self.closed)
         elif columns is not None:

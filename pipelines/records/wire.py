@@ -26,6 +26,15 @@ class WireFormat(StrEnum):
 
 PREFIX = {WireFormat.CONFLUENT: 5, WireFormat.APICURIO: 9, WireFormat.GLUE: 18}
 """The bytes before a record's own."""
+
+
+def prefix(wire: WireFormat, id: int) -> bytes:
+    """What stands before a record by the schema of that number. For formats that have the number there, or nothing."""
+    if wire is WireFormat.BARE:
+        return b""
+    return b"\0" + id.to_bytes(PREFIX[wire] - 1, "big")
+
+
 ID_HEADER, KEY_ID_HEADER = "__value_schema_id", "__key_schema_id"
 """The headers that name the schemas of a value and of a key."""
 

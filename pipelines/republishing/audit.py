@@ -22,11 +22,12 @@ from sluice.pipelines.ports import Fetcher, FetchFailed, Lake
 from sluice.pipelines.records.compiled import Array
 from sluice.pipelines.records.decode import BatchDecoder
 from sluice.pipelines.records.format import HEADERS, TO_SEND, inside
+from sluice.pipelines.records.shape import Shape
 from sluice.pipelines.republishing import coordinates, where
 from sluice.pipelines.republishing.plan import Republish, check_still_there
 from sluice.pipelines.republishing.rows import CHUNK_ROWS, Cursor, Shelf, records_of
+from sluice.pipelines.republishing.values import check_schema
 from sluice.pipelines.schema.arrays import fixed_width, int64s, take_rows
-from sluice.pipelines.schema.schema import Schema
 from sluice.pipelines.vocabulary.errors import Refused
 from sluice.pipelines.vocabulary.kafka import FetchLimits, PartitionState
 from sluice.pipelines.vocabulary.plans import Slice
@@ -73,7 +74,7 @@ def audit(
     plan: Republish,
     ledger: Ledger,
     lake: Lake,
-    schema: Schema | None,
+    shape: Shape,
     target: Sequence[PartitionState],
     fetcher: Fetcher,
     progress: Callable[[int, int], None] = lambda done, total: None,
@@ -93,9 +94,10 @@ def audit(
     said = json.loads(done)
     state = ledger.read()
     check_still_there(state, plan)
+    check_schema(plan.wishes, shape, plan.feed)
     with where.opened(plan.wishes) as condition:
         shelf = Shelf(lake, ledger, state, plan, condition)
-        comparison = _Comparison(plan, shelf, schema, target, fetcher)
+        comparison = _Comparison(plan, shelf, shape, target, fetcher)
         for name in said["files"]:
             comparison.transaction(coordinates.read(lake, plan, name))
             progress(comparison.report.rows, said["records"])
@@ -140,17 +142,17 @@ class _Comparison:
         self,
         plan: Republish,
         shelf: Shelf,
-        schema: Schema | None,
+        shape: Shape,
         target: Sequence[PartitionState],
         fetcher: Fetcher,
     ) -> None:
         self.report = RepublishAudit(plan)
-        self._plan, self._schema, self._fetcher = plan, schema, fetcher
+        self._plan, self._shape, self._fetcher = plan, shape, fetcher
         self._target = {p.partition: p for p in target}
         self._cursors: list[Cursor] = [shelf.cursor(n, s.ranges[0].start) for n, s in enumerate(plan.sources)]
         self._at = [s.ranges[0].start for s in plan.sources]
         self._replayed = [shelf.replayed(n) for n in range(len(plan.sources))]
-        self._newest: dict[int, int] = {}  # by partition of the target: the last offset that the map named
+        self._named: dict[int, list[Array]] = {}  # by partition of the target: first and last of offsets in a row
 
     def transaction(self, found: pa.Table) -> None:
         sent = _Sent.of(self._plan, found)
@@ -164,10 +166,16 @@ class _Comparison:
             self._strange(source, mine.at(~seen))
 
     def rest(self) -> None:
-        """Rows that no transaction sent."""
+        """Rows that no transaction sent, and new coordinates that the map names twice. The latter show at the end:
+        transactions of one lane lie between those of others."""
         for n, source in enumerate(self._plan.sources):
             for rows in self._rows(n, source.ranges[-1].end):
                 self._not_sent(n, offsets_of(rows))
+        for partition, runs in sorted(self._named.items()):
+            first, last = np.concatenate(runs, axis=1)
+            order = np.argsort(first, kind="stable")
+            for offset in first[order][1:][first[order][1:] <= np.maximum.accumulate(last[order])[:-1]].tolist():
+                self._twice(partition, offset)
 
     def _rows(self, source: int, end: int) -> Iterator[pa.RecordBatch]:
         """The plan's rows of a source from where the last call ended."""
@@ -190,7 +198,7 @@ class _Comparison:
         if not matched.any():
             return
         kept = rows if matched.all() else take_rows(rows, np.flatnonzero(matched))
-        records = records_of(kept, self._plan.sources[source], self._plan, self._schema, -1)
+        records = records_of(kept, self._plan.sources[source], self._plan, self._shape, -1)
         chosen = sent.at(places[matched])
         for partition in np.unique(chosen.partition).tolist():
             here = np.flatnonzero(chosen.partition == partition)
@@ -265,10 +273,13 @@ class _Comparison:
             self._find("stands before an older record of its old partition", by, n)
         for partition in np.unique(sent.partition).tolist():
             new = np.sort(sent.new[sent.partition == partition])
-            if len(new) > len(np.unique(new)) or new[0] <= self._newest.get(partition, -1):
-                at = f"{self._plan.wishes.to}:{partition}"
-                self._add(Finding("the map names a new coordinate twice", "", at))
-            self._newest[partition] = int(new[-1])
+            begins = np.concatenate([[True], np.diff(new) != 1])
+            runs = np.stack([new[begins], new[np.concatenate([begins[1:], [True]])]])
+            self._named.setdefault(partition, []).append(runs)
+
+    def _twice(self, partition: int, offset: int) -> None:
+        at = f"{self._plan.wishes.to}:{partition}:{offset}"
+        self._add(Finding("the map names a new coordinate twice", "", at))
 
     def _not_sent(self, source: int, offsets: Array) -> None:
         since = inside(offsets, self._replayed[source])

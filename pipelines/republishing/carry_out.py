@@ -1,12 +1,14 @@
-"""Carries a republish out: transaction by transaction, each with its records, its part of the map, and its mark.
+"""Carries a lane of a republish out: transaction by transaction, each with its records, its part of the map, and its
+mark.
 
-1. `begin` fences whoever else carries it out, and tells the newest mark that took effect.
+1. `begin` fences whoever else carries the lane out, and tells the newest mark that took effect.
 2. Rows that follow the mark become records and are sent, until the transaction is large or old enough.
 3. The map of the transaction is written into the lake.
 4. The transaction ends with a new mark: records and mark are there for readers together, or not at all.
 
 Guarantee: whatever ends a run, and whenever, the next one goes on behind the newest mark. So a reader of committed
-records sees each record once, and those of one old partition in their old order.
+records sees each record once, and those of one old partition in their old order. This rests on transactions and marks
+alone. Which run goes on where two meet is settled by a token in the lake: the one that began last does.
 """
 
 from __future__ import annotations
@@ -14,7 +16,7 @@ from __future__ import annotations
 import json
 import secrets
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
@@ -26,27 +28,27 @@ from sluice.pipelines.lake import paths
 from sluice.pipelines.landing.rows import offsets_of
 from sluice.pipelines.ledger import Ledger
 from sluice.pipelines.ports import Clock, Delivered, Lake, Target
+from sluice.pipelines.records.shape import Shape
 from sluice.pipelines.republishing import coordinates
 from sluice.pipelines.republishing.partitioner import Partitioner
 from sluice.pipelines.republishing.plan import PartitionBy, Piece, Republish, check_still_there, pieces
 from sluice.pipelines.republishing.rows import CHUNK_ROWS, Cursor, Shelf, records_of
 from sluice.pipelines.republishing.where import opened
-from sluice.pipelines.schema.schema import Schema
-from sluice.pipelines.vocabulary.errors import Refused, UsageError
+from sluice.pipelines.vocabulary.errors import CommitFenced, Refused, UsageError
 from sluice.pipelines.vocabulary.kafka import CommittedOffset
-from sluice.pipelines.vocabulary.progress import Progress, Reporter
 from sluice.pipelines.vocabulary.units import DAY
 
 if TYPE_CHECKING:  # it loads compiled loops
     from sluice.pipelines.records.encode import SealedBatch
 
-STAGE = "send"
 TRANSACTION_BYTES = 64 << 20
 """Of rows in one transaction, or a little more."""
 TRANSACTION_SECONDS = 10.0
 """How long rows are sent in one transaction; it must end before the coordinator gives it up."""
 
 _USUAL_ROW_BYTES = 1000
+_TRIES = 3
+"""How often a lane goes on that was fenced by a run which is over by now, or by time."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,103 +59,143 @@ class Pace:
     bytes: float | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Sent:
-    """What a republish has sent: by this run, and by all together. `partitions` counts this run's records by partition
-    of the target; `bytes` are those of its records before they are compressed."""
+FREELY = Pace()
 
-    plan: Republish
+
+@dataclass(frozen=True, slots=True)
+class LaneSent:
+    """What a lane has sent: by this run, and `in_all`. `partitions` counts this run's records by partition of the
+    target; `bytes` are those of its records before they are compressed; `before`: it was done already."""
+
+    lane: int
     records: int
     bytes: int
     transactions: int
     in_all: int
-    seconds: float
     before: bool = False
-    """Whether it was done already."""
     partitions: dict[int, int] = field(default_factory=dict)
 
 
+def claim(lake: Lake, plan: Republish) -> str:
+    """From now on the run with the token that is returned carries the republish out, and no other one."""
+    token = secrets.token_hex(8)
+    lake.put(paths.republish_run_path(plan.feed, plan.id), json.dumps({"run": token}).encode())
+    return token
+
+
 @dataclass(frozen=True, slots=True)
-class _Mark:
-    """How far it is: the pieces that are done, the next offset of the one after them, the newest file of the map, and
-    the records that were sent."""
+class Mark:
+    """How far a lane is: the pieces that are done, the next offset of the one after them, the newest file of the map,
+    and the records that were sent."""
 
     done: int = 0
     at: int = -1
     file: str = ""
     records: int = 0
 
-    def committed(self, plan: Republish) -> CommittedOffset:
-        said = {"republish": plan.digest, "at": self.at, "file": self.file, "records": self.records}
+    def committed(self, plan: Republish, lane: int) -> CommittedOffset:
+        said = {**_said_of(plan, lane), "at": self.at, "file": self.file, "records": self.records}
         return CommittedOffset(self.done, metadata=json.dumps(said, separators=(",", ":")))
 
     @classmethod
-    def read(cls, found: CommittedOffset, plan: Republish) -> _Mark:
+    def read(cls, found: CommittedOffset, plan: Republish, lane: int) -> Mark:
         try:
             said: dict[str, Any] = json.loads(found.metadata)
-            if said["republish"] == plan.digest:
-                return cls(found.offset, int(said["at"]), str(said["file"]), int(said["records"]))
-        except (ValueError, KeyError, TypeError):
+            mark = cls(found.offset, int(said.pop("at")), str(said.pop("file")), int(said.pop("records")))
+            if said == _said_of(plan, lane):
+                return mark
+        except (ValueError, KeyError, TypeError, AttributeError):
             pass
+        name = plan.lane_name(lane)
         raise Refused(
-            f"the group {plan.name} has committed something that is no mark of this republish",
-            remedy=f"somebody else uses that group; choose another name with --id, or delete the group {plan.name}",
+            f"the group {name} has committed something that is no mark of this republish",
+            remedy=f"somebody else uses that group; choose another name with --id, or delete the group {name}",
         )
+
+    def offsets(self, todo: Sequence[Piece]) -> int:
+        """The offsets that are done, of these pieces."""
+        done = sum(p.end - p.start for p in todo[: self.done])
+        return done + (self.at - todo[self.done].start if self.at >= 0 else 0)
+
+
+def _said_of(plan: Republish, lane: int) -> dict[str, Any]:
+    """What a mark says of whose it is: the same lane of a plan in other lanes has other pieces."""
+    return {"republish": plan.digest} | ({"lane": lane, "lanes": plan.lanes} if plan.lanes > 1 else {})
+
+
+def offsets_done(lake: Lake, plan: Republish, lane: int) -> int:
+    """The offsets of a lane that are done at least, as the lake has it."""
+    done, at = _least(lake, plan, lane)
+    return Mark(done, at).offsets(pieces(plan, lane))
+
+
+def _least(lake: Lake, plan: Republish, lane: int) -> list[int]:
+    found: list[int] = json.loads(lake.get(paths.republish_progress_path(plan.feed, plan.id, lane)) or b"[0,-1]")
+    return found
 
 
 @dataclass
 class Run:
-    """One run over a plan. `pace` bounds how fast it sends; `codec` is a number of Kafka's CompressionType;
-    `partitioner` is the function that the plan names."""
+    """One run over a lane of a plan, which `token` says is ours. `pace` bounds how fast it sends; `codec` is a number
+    of Kafka's CompressionType, `shape` the feed's; `partitioner` is the function that the plan names."""
 
     plan: Republish
+    lane: int
+    token: str
     ledger: Ledger
     lake: Lake
     target: Target
-    schema: Schema | None
+    shape: Shape
     clock: Clock
     codec: int = 3
-    pace: Pace = Pace()
-    report: Reporter = lambda progress: None
+    pace: Pace = FREELY
     partitioner: Partitioner | None = None
+    report: Callable[[int], None] = lambda offsets: None
     cursors: dict[int, Cursor] = field(default_factory=dict, init=False)
+    _records: int = field(default=0, init=False)
+    _bytes: int = field(default=0, init=False)
+    _transactions: int = field(default=0, init=False)
+    _partitions: dict[int, int] = field(default_factory=dict, init=False)
 
     @cached_property
     def todo(self) -> list[Piece]:
-        """Everything that the plan sends, in order."""
-        return pieces(self.plan)
+        """Everything that the lane sends, in order."""
+        return pieces(self.plan, self.lane)
 
-    def carry_out(self) -> Sent:
+    def carry_out(self) -> LaneSent:
         """Send what is left. Raises Refused, UsageError, UnknownTopic, NotAuthorized, KafkaUnavailable, CommitFenced,
         Unknown, LakeUnavailable: then run it again."""
-        began, plan = time.monotonic(), self.plan
-        if (done := self.lake.get(paths.republish_done_path(plan.feed, plan.id))) is not None:
-            return Sent(plan, 0, 0, 0, json.loads(done)["records"], 0.0, before=True)
+        if (in_all := done_records(self.lake, self.plan, self.lane)) is not None:
+            return LaneSent(self.lane, 0, 0, 0, in_all, before=True)
         self._check_partitions()
-        state = self.ledger.read()
+        left = _TRIES
+        while True:
+            try:
+                mark = self._sent()
+            except CommitFenced:
+                self._check_ours()
+                left -= 1
+                if not left:
+                    raise
+            else:
+                counted = self._records, self._bytes, self._transactions
+                return LaneSent(self.lane, *counted, mark.records, partitions=self._partitions)
+
+    def _sent(self) -> Mark:
+        """Send what follows the newest mark, to the end."""
+        plan, state = self.plan, self.ledger.read()
         mark = self._begun()
         if mark.done < len(self.todo):
             check_still_there(state, plan)
+        self.cursors.clear()
         with opened(plan.wishes) as condition:
-            return self._send(Shelf(self.lake, self.ledger, state, plan, condition), mark, began)
-
-    def _send(self, shelf: Shelf, mark: _Mark, began: float) -> Sent:
-        plan, todo = self.plan, self.todo
-        records = size = transactions = 0
-        by_partition: dict[int, int] = {}
-        while mark.done < len(todo):
-            transaction = _Transaction(self, shelf, mark)
-            sent = self.target.send(transaction.batches(), transaction.describe)
-            mark = self._end(transaction, sent, mark)
-            records += transaction.rows
-            size += transaction.bytes
-            transactions += 1
-            for d in sent:
-                by_partition[d.partition] = by_partition.get(d.partition, 0) + len(d.numbers)
-            self.report(Progress(STAGE, self._offsets_done(mark), plan.span))
+            shelf = Shelf(self.lake, self.ledger, state, plan, condition)
+            while mark.done < len(self.todo):
+                transaction = _Transaction(self, shelf, mark)
+                sent = self.target.send(transaction.batches(), transaction.describe)
+                mark = self._end(transaction, sent, mark)
         self._finish(mark)
-        seconds = time.monotonic() - began
-        return Sent(plan, records, size, transactions, mark.records, seconds, partitions=by_partition)
+        return mark
 
     def _check_partitions(self) -> None:
         now = self.target.partitions()
@@ -164,45 +206,71 @@ class Run:
                 remedy="plan a new one with --id",
             )
 
-    def _begun(self) -> _Mark:
+    def _check_ours(self) -> None:
+        found = self.lake.get(paths.republish_run_path(self.plan.feed, self.plan.id))
+        if found is None or json.loads(found)["run"] != self.token:
+            raise CommitFenced(
+                f"another run carries republish {self.plan.id} of {self.plan.feed} out now",
+                remedy="nothing is sent twice; wait for its end",
+            )
+
+    def _begun(self) -> Mark:
+        self._check_ours()  # before others are fenced, and afterwards: whoever began last fences whom it met
         found = self.target.begin()
-        mark = _Mark() if found is None else _Mark.read(found, self.plan)
-        least = json.loads(self.lake.get(paths.republish_progress_path(self.plan.feed, self.plan.id)) or b"[0,-1]")
+        self._check_ours()
+        mark = Mark() if found is None else Mark.read(found, self.plan, self.lane)
         old = self.clock() - self.plan.created > DAY
-        forgotten = found is None and old and coordinates.files(self.lake, self.plan)
-        if [mark.done, mark.at] < least or forgotten:
+        forgotten = found is None and old and coordinates.files(self.lake, self.plan, self.lane)
+        if [mark.done, mark.at] < _least(self.lake, self.plan, self.lane) or forgotten:
             raise Refused(
-                f"how far republish {self.plan.id} is, Kafka has forgotten: its group {self.plan.name} was deleted, set"
-                " back, or left alone for longer than Kafka keeps offsets",
+                f"how far republish {self.plan.id} is, Kafka has forgotten: its group {self.plan.lane_name(self.lane)}"
+                " was deleted, set back, or left alone for longer than Kafka keeps offsets",
                 remedy="nothing was sent; look at what is in the target, and send the rest by a new one with --id",
             )
         return mark
 
-    def _end(self, transaction: _Transaction, sent: list[Delivered], before: _Mark) -> _Mark:
+    def _end(self, transaction: _Transaction, sent: list[Delivered], before: Mark) -> Mark:
         done, at = transaction.reached
-        name = f"{before.done:08d}-{before.at + 1:020d}-{secrets.token_hex(4)}.parquet"
+        name = coordinates.file_name(self.plan, self.lane, before.done, before.at + 1)
         coordinates.write(self.lake, self.plan, name, before.file, sent, *transaction.origins())
-        mark = _Mark(done, at, name, before.records + transaction.rows)
-        self.target.commit(mark.committed(self.plan))
-        path = paths.republish_progress_path(self.plan.feed, self.plan.id)
+        mark = Mark(done, at, name, before.records + transaction.rows)
+        self.target.commit(mark.committed(self.plan, self.lane))
+        path = paths.republish_progress_path(self.plan.feed, self.plan.id, self.lane)
         self.lake.put(path, json.dumps([mark.done, mark.at]).encode())
+        self._records += transaction.rows
+        self._bytes += transaction.bytes
+        self._transactions += 1
+        for d in sent:
+            self._partitions[d.partition] = self._partitions.get(d.partition, 0) + len(d.numbers)
+        self.report(mark.offsets(self.todo))
         return mark
 
-    def _offsets_done(self, mark: _Mark) -> int:
-        done = sum(p.end - p.start for p in self.todo[: mark.done])
-        return done + (mark.at - self.todo[mark.done].start if mark.at >= 0 else 0)
-
-    def _finish(self, mark: _Mark) -> None:
+    def _finish(self, mark: Mark) -> None:
         files = coordinates.chain(self.lake, self.plan, mark.file)
-        coordinates.remove_others(self.lake, self.plan, files)
-        said = {"records": mark.records, "files": files, "at": self.clock()}
-        self.lake.put(paths.republish_done_path(self.plan.feed, self.plan.id), json.dumps(said).encode())
+        coordinates.remove_others(self.lake, self.plan, self.lane, files)
+        said = {"records": mark.records, "files": files}
+        self.lake.put(paths.republish_lane_path(self.plan.feed, self.plan.id, self.lane), json.dumps(said).encode())
+
+
+def done_records(lake: Lake, plan: Republish, lane: int) -> int | None:
+    """The records of a lane that is done; None for one that is not."""
+    found = lake.get(paths.republish_lane_path(plan.feed, plan.id, lane))
+    return None if found is None else int(json.loads(found)["records"])
+
+
+def finish(lake: Lake, plan: Republish, now: int) -> int:
+    """Keep that every lane is done. Returns the records that all have sent."""
+    lanes = [json.loads(lake.get(paths.republish_lane_path(plan.feed, plan.id, n)) or b"") for n in range(plan.lanes)]
+    records = sum(lane["records"] for lane in lanes)
+    said = {"records": records, "files": [name for lane in lanes for name in lane["files"]], "at": now}
+    lake.put(paths.republish_done_path(plan.feed, plan.id), json.dumps(said).encode())
+    return int(records)
 
 
 class _Transaction:
     """The rows of one transaction: taken while they are sent, and remembered by their numbers."""
 
-    def __init__(self, run: Run, shelf: Shelf, mark: _Mark) -> None:
+    def __init__(self, run: Run, shelf: Shelf, mark: Mark) -> None:
         self._run, self._shelf = run, shelf
         self.reached = (mark.done, mark.at)
         self.rows = self.bytes = self.held = 0
@@ -217,7 +285,7 @@ class _Transaction:
         accumulator = Accumulator(self._run.codec)
         for source, rows in self._taken():
             plan = self._run.plan
-            records = records_of(rows, plan.sources[source], plan, self._run.schema, self._run.clock())
+            records = records_of(rows, plan.sources[source], plan, self._run.shape, self._run.clock())
             numbers = np.arange(self.rows, self.rows + rows.num_rows)
             self._sources.append(np.full(rows.num_rows, source, np.int32))
             self._offsets.append(offsets_of(rows).copy())

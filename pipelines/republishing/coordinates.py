@@ -1,12 +1,13 @@
 """The map of a republish: which old coordinates became which new ones, a Parquet file for each transaction.
 
-A file is written before its transaction ends, and names the file before it. The newest mark in Kafka names the newest
-file that counts; a file that no chain reaches belongs to a transaction that never took effect.
+A file is written before its transaction ends, and names the file before it of its lane. A lane's newest mark in Kafka
+names the newest file that counts; a file that no chain reaches belongs to a transaction that never took effect.
 """
 
 from __future__ import annotations
 
 import json
+import secrets
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
@@ -86,15 +87,25 @@ def read(lake: Lake, plan: Republish, name: str) -> pa.Table:
         return pq.read_table(opened, use_threads=False)
 
 
-def files(lake: Lake, plan: Republish) -> list[str]:
-    """All files of the map, also those of transactions that never took effect."""
+def file_name(plan: Republish, lane: int, done: int, at: int) -> str:
+    """A new name for the map of a transaction that begins at this place."""
+    return f"{_begins(plan, lane)}{done:08d}-{at:020d}-{secrets.token_hex(4)}.parquet"
+
+
+def _begins(plan: Republish, lane: int) -> str:
+    return f"{lane:04d}-" if plan.lanes > 1 else ""
+
+
+def files(lake: Lake, plan: Republish, lane: int) -> list[str]:
+    """All files of a lane's map, also those of transactions that never took effect."""
     folder = paths.republish_map_folder(plan.feed, plan.id)
-    return [path.rpartition("/")[2] for path in lake.list(folder)]
+    found = (path.rpartition("/")[2] for path in lake.list(folder))
+    return [name for name in found if name.startswith(_begins(plan, lane))]
 
 
-def remove_others(lake: Lake, plan: Republish, counting: Sequence[str]) -> None:
-    """Remove the files that do not count. Only whoever holds the republish's transactional id may."""
-    for name in set(files(lake, plan)) - set(counting):
+def remove_others(lake: Lake, plan: Republish, lane: int, counting: Sequence[str]) -> None:
+    """Remove a lane's files that do not count. Only whoever holds the lane's transactional id may."""
+    for name in set(files(lake, plan, lane)) - set(counting):
         lake.remove(_path(plan, name))
 
 

@@ -30,6 +30,9 @@ from sluice.pipelines.vocabulary.units import many, show_window
 
 PIECE = 20_000
 """Offsets of one partition that are sent before the next one's turn."""
+LANE_OFFSETS = 250_000
+"""Offsets that make a lane worth its while: it costs a transactional id, a group, and a task."""
+MOST_LANES = 64
 
 
 class PartitionBy(StrEnum):
@@ -43,16 +46,21 @@ class PartitionBy(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """Offsets of one partition whose rows are sent."""
+    """Offsets of one partition whose rows are sent, in a lane of the plan."""
 
     topic: str
     partition: int
     incarnation: str
     ranges: tuple[Range, ...]
+    lane: int = 0
 
     @property
     def key(self) -> Key:
         return Key(self.topic, self.partition, self.incarnation)
+
+    @property
+    def span(self) -> int:
+        return sum(r.span for r in self.ranges)
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,6 +69,8 @@ class Wishes:
 
     `kind`: rows that landed, or those in quarantine. `headers`: records carry their old coordinates in headers.
     `where`: a condition in SQL that rows must meet; `function`: what chooses partitions, by name. Empty: none.
+    `schema` is the fingerprint of the schema of their own by which typed values are written, and `schema_id` its number
+    in the registry; empty and 0 where there is none.
     """
 
     to: str
@@ -71,11 +81,16 @@ class Wishes:
     headers: bool = False
     where: str = ""
     function: str = ""
+    schema: str = ""
+    schema_id: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class Republish:
-    """One republish. `id` names it; it follows from the rest but `created` (ms), unless somebody chose it."""
+    """One republish. `id` names it; it follows from the rest but `created` (ms), unless somebody chose it.
+
+    Its sources are in one or more lanes. A lane is sent by itself, in transactions of its own, with a mark of its own.
+    """
 
     id: str
     feed: str
@@ -86,21 +101,31 @@ class Republish:
 
     @property
     def name(self) -> str:
-        """Its transactional id, and the group of its marks."""
+        """What the names of its lanes begin with."""
         return f"sluice-republish-{self.feed}-{self.id}"
+
+    def lane_name(self, lane: int) -> str:
+        """The transactional id of a lane, and the group of its marks. No `id` has a dot, so no two have one name."""
+        return self.name if self.lanes == 1 else f"{self.name}.{lane}"
+
+    @property
+    def lanes(self) -> int:
+        return 1 + max((s.lane for s in self.sources), default=0)
 
     @property
     def digest(self) -> str:
-        """SHA-256 (hex), shortened, of what it sends and where; its own name and time left out."""
+        """SHA-256 (hex), shortened, of what it sends and where; its own name and time, and its lanes, left out."""
         said = json.loads(to_json(replace(self, id="", created=0)))
-        for name in ("where", "function"):  # came later: what does not use them keeps its name
+        for source in said["sources"]:
+            del source["lane"]
+        for name in ("where", "function", "schema", "schema_id"):  # came later: what does not use them keeps its name
             said["wishes"] = {k: v for k, v in said["wishes"].items() if v or k != name}
         return hashlib.sha256(to_json(said).encode()).hexdigest()[:12]
 
     @property
     def span(self) -> int:
         """How many offsets it covers: it sends no more records than that."""
-        return sum(r.span for s in self.sources for r in s.ranges)
+        return sum(s.span for s in self.sources)
 
 
 class Piece(NamedTuple):
@@ -111,11 +136,12 @@ class Piece(NamedTuple):
     end: int
 
 
-def pieces(plan: Republish) -> list[Piece]:
-    """Everything that the plan sends, in order: sources take turns."""
+def pieces(plan: Republish, lane: int = 0) -> list[Piece]:
+    """Everything that a lane of the plan sends, in order: its sources take turns."""
     of_each = [
         [Piece(n, at, min(at + PIECE, r.end)) for r in s.ranges for at in range(r.start, r.end, PIECE)]
         for n, s in enumerate(plan.sources)
+        if s.lane == lane
     ]
     return [piece for turn in itertools.zip_longest(*of_each) for piece in turn if piece is not None]
 
@@ -154,8 +180,19 @@ def plan_republish(
             remedy=f"give it {most + 1} partitions, or choose another way: --partition-by key",
             topic=wishes.to,
         )
-    plan = Republish("", feed.name, state.ledger_id, wishes, sources)
+    plan = Republish("", feed.name, state.ledger_id, wishes, _in_lanes(sources))
     return replace(plan, id=name or plan.digest, created=created)
+
+
+def _in_lanes(sources: Sequence[Source]) -> tuple[Source, ...]:
+    """The same sources in lanes of about one length, as many as are worth their while. A source is in one lane: so its
+    records keep their order."""
+    many = max(1, min(len(sources), MOST_LANES, sum(s.span for s in sources) // LANE_OFFSETS))
+    spans, lane_of = [0] * many, dict[Key, int]()
+    for source in sorted(sources, key=lambda s: -s.span):
+        lane_of[source.key] = lane = spans.index(min(spans))
+        spans[lane] += source.span
+    return tuple(replace(s, lane=lane_of[s.key]) for s in sources)
 
 
 def asked_windows(feed: Feed, state: State, asked: Sequence[int]) -> list[tuple[Key, Range]]:
@@ -228,12 +265,12 @@ _PLAN = TypeAdapter(Republish)
 
 
 def keep(lake: Lake, plan: Republish) -> Republish:
-    """Put the plan into the lake; the one that is there already holds."""
+    """Put the plan into the lake; the one that is there already holds, with its lanes: marks are theirs."""
     path = paths.republish_plan_path(plan.feed, plan.id)
     if lake.put_if_absent(path, to_json(plan).encode()):
         return plan
     held = load(lake, plan.feed, plan.id)
-    if replace(held, created=0) != replace(plan, created=0):
+    if (held.digest, held.feed) != (plan.digest, plan.feed):
         raise Refused(
             f"republish {plan.id} of {plan.feed} is another one: to {held.wishes.to}, {many(held.span, 'offset')}",
             remedy="choose another name with --id, or go on with that one: --resume " + plan.id,

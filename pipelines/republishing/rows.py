@@ -17,13 +17,15 @@ from sluice.pipelines.lake import parquet
 from sluice.pipelines.landing.rows import Rows, check_source, in_order, offsets_of, rows_in
 from sluice.pipelines.ledger import Ledger, State
 from sluice.pipelines.ports import Lake
+from sluice.pipelines.records.avro.writing import NotWritable
 from sluice.pipelines.records.format import HEADERS, TO_SEND
+from sluice.pipelines.records.shape import Shape
 from sluice.pipelines.republishing.plan import Republish, Source
-from sluice.pipelines.republishing.values import json_values
+from sluice.pipelines.republishing.values import typed_values
 from sluice.pipelines.republishing.where import Condition
 from sluice.pipelines.schema.arrays import fixed_width, int64s, text_array
-from sluice.pipelines.schema.schema import KAFKA, Schema
-from sluice.pipelines.vocabulary.errors import UsageError
+from sluice.pipelines.schema.schema import KAFKA
+from sluice.pipelines.vocabulary.errors import Refused, UsageError
 from sluice.pipelines.vocabulary.ranges import Range, union
 from sluice.pipelines.vocabulary.receipts import Part, Receipt
 
@@ -101,14 +103,12 @@ class Cursor:
         return batch if batch is not None else next(self._rows, None)
 
 
-def records_of(
-    rows: pa.RecordBatch, source: Source, plan: Republish, schema: Schema | None, now: int
-) -> pa.RecordBatch:
-    """The rows as records to send (`records.format.TO_SEND`). `schema`: the feed's; `now` (ms): the time of records
-    whose own is not kept."""
+def records_of(rows: pa.RecordBatch, source: Source, plan: Republish, shape: Shape, now: int) -> pa.RecordBatch:
+    """The rows as records to send (`records.format.TO_SEND`). `shape`: the feed's; `now` (ms): the time of records
+    whose own is not kept. Raises UsageError, and Refused for a row that its schema has no room for."""
     wishes, typed = plan.wishes, KAFKA + "offset" in rows.schema.names
     prefix = KAFKA if typed else ""
-    value = _typed_values(rows, schema, plan.feed) if typed else rows.column("value")
+    value = _typed_values(rows, source, plan, shape) if typed else rows.column("value")
     if wishes.keep_timestamps:
         stamps = pc.fill_null(rows.column(f"{prefix}timestamp").cast(pa.timestamp("ms", "UTC")).cast(pa.int64()), -1)
     else:
@@ -121,13 +121,19 @@ def records_of(
     )
 
 
-def _typed_values(rows: pa.RecordBatch, schema: Schema | None, feed: str) -> pa.Array:
-    if schema is None:
+def _typed_values(rows: pa.RecordBatch, source: Source, plan: Republish, shape: Shape) -> pa.Array:
+    if shape.columns is None:
         raise UsageError(
-            f"rows of {feed} are typed, and its feed file has no schema any more",
+            f"rows of {plan.feed} are typed, and its feed file has no schema any more",
             remedy="put the schema back to send them",
         )
-    return json_values(rows, schema)
+    try:
+        return typed_values(rows, shape, plan.wishes.schema_id)
+    except NotWritable as error:
+        raise Refused(
+            f"the row of {source.key}:{int(offsets_of(rows)[error.item])} does not fit the feed's own schema: {error}",
+            remedy="nothing of this transaction was sent; leave such rows out with --where, under a new --id",
+        ) from None
 
 
 _COORDINATES = ("sluice.topic", "sluice.partition", "sluice.offset")
@@ -136,7 +142,7 @@ _COORDINATES = ("sluice.topic", "sluice.partition", "sluice.offset")
 def with_coordinates(headers: pa.Array, source: Source, offsets: np.ndarray) -> pa.Array:
     """Headers with those of the record's old coordinates after them, as in dead letters."""
     rows, each = len(offsets), len(_COORDINATES)
-    lists = np.asarray(headers.offsets, np.int64) if rows else np.zeros(1, np.int64)
+    lists = int64s(headers.offsets.cast(pa.int64())) if rows else np.zeros(1, np.int64)
     counts = int64s(pc.fill_null(pc.list_value_length(headers), 0).cast(pa.int64()))
     ends = np.concatenate([[0], np.cumsum(counts + each)])
     ours = _coordinate_entries(source, offsets)

@@ -1,11 +1,11 @@
-"""Typed rows as JSON again: the value of a record from its columns.
+"""Typed rows as values again: JSON, or Avro by the feed's own schema, from their columns.
 
-What comes out lands as the same row. It is not the value that came in: the order of fields is the schema's, blanks are
-gone, numbers and times are spelled in one way, a field that was null is left out, unknown fields inside structs are
-lost, and `_extra` comes last.
+What comes out lands as the same row. It is not the value that came in. Of JSON, the order of fields is the schema's,
+blanks are gone, numbers and times are spelled in one way, a field that was null is left out, unknown fields inside
+structs are lost, and `_extra` comes last. Of Avro, fields that only the writer's schema had are lost.
 
-Arrow makes texts of whole columns, and a compiled loop weaves these into objects. What is nested, binary, or rare is
-spelled in Python.
+For JSON, Arrow makes texts of whole columns, and a compiled loop weaves these into objects. What is nested, binary, or
+rare is spelled in Python.
 """
 
 from __future__ import annotations
@@ -22,11 +22,19 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from sluice.pipelines.schema.arrays import int64s
+from sluice.pipelines.records.avro.reader import AvroReader
+from sluice.pipelines.records.shape import Shape
+from sluice.pipelines.records.wire import WireFormat, prefix
+from sluice.pipelines.republishing.plan import Wishes
+from sluice.pipelines.schema.arrays import int64s, take_rows
 from sluice.pipelines.schema.schema import EXTRA, Kind, Schema, Type
+from sluice.pipelines.vocabulary.errors import Refused, UsageError
+from sluice.pipelines.vocabulary.receipts import PartKind
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _PER_SECOND = {"s": 1, "ms": 1_000, "us": 1_000_000, "ns": 1_000_000_000}
+_FORMATS = ("avro", "json_schema")
+_WIRES = (WireFormat.CONFLUENT, WireFormat.APICURIO, WireFormat.BARE)
 _NO_BYTES = np.empty(0, np.uint8)
 _SPARE = 64 << 10  # bytes of room for texts that are longer with their escapes
 Array = npt.NDArray[Any]
@@ -42,6 +50,78 @@ class _Member(NamedTuple):
     texts: pa.Array
 
 
+def check_sendable(shape: Shape, feed: str) -> None:
+    """Raises UsageError where typed values cannot be made again from their columns."""
+    reader = shape.reader
+    if reader is None:
+        return
+    if reader.format not in _FORMATS:
+        raise UsageError(
+            f"rows of {feed} are {reader.format}, which is not made again from columns",
+            remedy="what kept its bytes can be sent: --quarantined, or a raw feed of the same topic",
+        )
+    if reader.wire not in _WIRES:
+        raise UsageError(
+            f"values of wire_format {reader.wire} are not made again from columns",
+            remedy=f"those of {', '.join(_WIRES)} are; or send from a raw feed of the same topic",
+        )
+
+
+def check_schema(wishes: Wishes, shape: Shape, feed: str) -> None:
+    """Raises Refused if values would be written by another schema than the plan's."""
+    now = shape.reader.fingerprint if shape.reader else ""
+    if wishes.kind is PartKind.LANDED and wishes.schema != now:
+        raise Refused(
+            f"{feed} has another schema than when this republish was planned",
+            remedy="put its schema_file back as it was, or plan a new one with --id",
+        )
+
+
+def typed_values(rows: pa.RecordBatch, shape: Shape, schema_id: int) -> pa.Array:
+    """The values of typed rows, as the feed's format and wire format have them; null for tombstones. `schema_id`: the
+    number of the feed's own schema in its registry. Raises NotWritable for a row that its schema has no room for."""
+    columns, reader = shape.of_values, shape.reader
+    if columns is None:
+        raise ValueError("a raw feed has no typed rows")
+    if reader is None:
+        return json_values(rows, columns)
+    before = prefix(reader.wire, schema_id)
+    if isinstance(reader, AvroReader):
+        return _avro_values(rows, reader, before)
+    return _behind(before, json_values(rows, columns))
+
+
+def _avro_values(rows: pa.RecordBatch, reader: AvroReader, before: bytes) -> pa.Array:
+    from sluice.pipelines.records.avro.writing import NotWritable, written
+
+    there = ~_truths(rows.column("kafka_tombstone"))
+    places = np.flatnonzero(there)
+    try:
+        made = written(rows if there.all() else take_rows(rows, places), reader.type)
+    except NotWritable as error:
+        raise NotWritable(int(places[error.item]), error.place, error.what) from None
+    lengths = np.zeros(rows.num_rows, np.int64)
+    lengths[places] = np.fromiter(map(len, made), np.int64, len(made)) + len(before)
+    ends = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int32)
+    data = before + before.join(made) if made else b""
+    return _binary(there, ends, pa.py_buffer(data))
+
+
+def _behind(before: bytes, values: pa.Array) -> pa.Array:
+    """The same values, those that are there with these bytes before them."""
+    if not before or not len(values):
+        return values
+    texts = [None if v is None else before + v for v in values.to_pylist()]
+    there = _truths(values.is_valid())
+    ends = np.cumsum([0, *(len(t or b"") for t in texts)]).astype(np.int32)
+    return _binary(there, ends, pa.py_buffer(b"".join(filter(None, texts))))
+
+
+def _binary(there: Array, ends: Array, data: pa.Buffer) -> pa.Array:
+    valid = None if there.all() else pa.py_buffer(np.packbits(there, bitorder="little"))
+    return pa.Array.from_buffers(pa.binary(), len(there), [valid, pa.py_buffer(ends), data])
+
+
 def json_values(rows: pa.RecordBatch, schema: Schema) -> pa.Array:
     """The values of typed rows as JSON objects in UTF-8; null for tombstones."""
     from sluice.pipelines.records.encode import loops  # late: it takes numba, and a second
@@ -55,8 +135,7 @@ def json_values(rows: pa.RecordBatch, schema: Schema) -> pa.Array:
         members.append(_Member(b"", loops.MEMBERS, rows.column(at)))
     ends, data = _woven(members, rows.num_rows)
     there = ~_truths(rows.column("kafka_tombstone"))
-    valid = None if there.all() else pa.py_buffer(np.packbits(there, bitorder="little"))
-    return pa.Array.from_buffers(pa.binary(), rows.num_rows, [valid, pa.py_buffer(ends), pa.py_buffer(data)])
+    return _binary(there, ends, pa.py_buffer(data))
 
 
 def _woven(members: Sequence[_Member], rows: int) -> tuple[Array, Array]:
@@ -113,8 +192,15 @@ def _spelled(column: pa.Array, kind: Type) -> tuple[int, pa.Array]:
         case Kind.EPOCH if (numbers := _whole(column, kind.unit)) is not None:
             return loops.BARE, numbers.cast(pa.string())
         case Kind.STRUCT | Kind.LIST | Kind.MAP | Kind.BINARY | Kind.EPOCH:
-            return loops.BARE, pa.array(_texts(column, kind), pa.string())
+            return loops.BARE, _text_column(_texts(column, kind))
     return loops.BARE, column.cast(pa.string())
+
+
+def _text_column(texts: Texts) -> pa.Array:
+    data = [(text or "").encode() for text in texts]
+    ends = np.cumsum([0, *map(len, data)]).astype(np.int32)
+    there = np.array([text is not None for text in texts], bool)
+    return _binary(there, ends, pa.py_buffer(b"".join(data))).cast(pa.string())
 
 
 def _instants(column: pa.Array) -> pa.Array:

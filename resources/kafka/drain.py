@@ -28,7 +28,7 @@ from sluice.resources.kafka.group_messages import TRANSACTION, Produced, Produce
 from sluice.resources.kafka.producing import NOT_TAKEN, TOO_LARGE
 from sluice.resources.kafka.wire import Patience
 
-WAITING_BYTES = 32 << 20
+WAITING_BYTES = 16 << 20
 """Of batches that wait to be sent, or for their answer."""
 REQUEST_BYTES = 8 << 20
 """Of one round's batches, unless one is larger."""

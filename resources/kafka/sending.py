@@ -168,12 +168,20 @@ class KafkaTarget:
     """One topic, written to in transactions under `name`, which is the transactional id and the group of the marks.
 
     A mark is what the group has committed for partition 0 of the topic. `seconds`: how long a transaction may be open.
+    `family`: what the names begin with that do its work beside it; empty: it does it alone.
     """
 
     def __init__(
-        self, access: KafkaAccess, topic: str, name: str, *, seconds: float = 60.0, patience: float = 60.0
+        self,
+        access: KafkaAccess,
+        topic: str,
+        name: str,
+        *,
+        family: str = "",
+        seconds: float = 60.0,
+        patience: float = 60.0,
     ) -> None:
-        rights = rights_to_republish(topic, name)
+        rights = rights_to_republish(topic, family or name, all_of=bool(family))
         self._sender = KafkaSender(access, name, rights=rights, seconds=seconds, patience=patience)
         self._topic, self._name = topic, name
         self._group = KafkaGroup(access, name, wire=self._sender.wire, rights=rights)

@@ -1,7 +1,7 @@
 """The Spark engine: one Spark a process, a queue of tasks for each number of a range, receipts back.
 
     context.parallelize(range(n), n).mapPartitions(executor.run, …)
-    session.range(0, n, 1, n).mapInArrow(executor.run_in_arrow, …)          on Spark Connect, which has no context
+    session.range(0, n, 1, n).mapInArrow(executor.in_arrow, …)              on Spark Connect, which has no context
 
 Works on a local master (the default: all cores, each task tried three times), on any other, and on Spark Connect
 (`sc://…`). Spark's SQL, which takes longer to start than all else of it, starts only for who reads by it. Promises: a
@@ -24,7 +24,7 @@ import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, wait
 from contextlib import contextmanager, suppress
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import cache, partial
 from typing import TYPE_CHECKING, Any, BinaryIO, Protocol, TypeVar
 
@@ -78,6 +78,8 @@ _HERE = {
 _SOCKET = 100
 """Bytes of a longest path of a socket, and what PySpark names one in its folder."""
 _SOCKET_NAME = "/.00000000-0000-0000-0000-000000000000.sock"
+_ADOPTED = "run again: finished slices are adopted"
+_GOES_ON = "run again: it goes on where it ended"
 _lock = threading.Lock()
 _looked: set[str] = set()
 """Applications whose executors were asked already."""
@@ -118,10 +120,15 @@ class SparkEngine:
             return []
         step = tracing.current()
         work = executor.TaskWork.of(job, tasks, tries(self._settings), self._per_broker, timed=step is not None)
-        sent = self._waited(lambda: self._landed(work))
+        sent = self._waited(lambda: self._with_jobs(lambda jobs: self._landed(jobs, work)))
         if step:
             step.tasks(job.plan, job.batch, [s for s in sent if isinstance(s, TaskTime)])
         return [s for s in sent if not isinstance(s, TaskTime)]
+
+    def map(self, feed: str, what: str, call: Callable[[int], str], count: int) -> list[str]:
+        """What the call says of each number, in no particular order. Raises as `run`; nothing is salvaged."""
+        work = _Work(feed, what, partial(executor.call, call), count)
+        return self._waited(lambda: self._with_jobs(lambda jobs: self._mapped(jobs, work))) if count else []
 
     def _waited(self, call: Callable[[], T]) -> T:
         done = _elsewhere(call)
@@ -196,13 +203,13 @@ class SparkEngine:
     def _spark(self) -> Any:
         return session(self._settings) if is_connect(self._settings) else context(self._settings)
 
-    def _landed(self, work: executor.TaskWork) -> list[executor.Sent]:
-        spark = self._spark()
-        jobs = self._jobs(spark)
+    def _with_jobs(self, call: Callable[[_Jobs], T]) -> T:
+        """Call it with jobs that end when this engine is cancelled, and when there are no executors for too long."""
+        jobs = self._jobs(self._spark())
         done = threading.Event()
         threading.Thread(target=self._watch, args=(jobs, done), name="sluice-cancel", daemon=True).start()
         try:
-            return self._carried_out(jobs, work)
+            return call(jobs)
         finally:
             done.set()
             jobs.close()
@@ -234,32 +241,47 @@ class SparkEngine:
                 with suppress(Exception):  # the job may have ended meanwhile
                     jobs.cancel()  # again and again: it may not have been submitted yet
 
-    def _carried_out(self, jobs: _Jobs, work: executor.TaskWork) -> list[executor.Sent]:
+    def _landed(self, jobs: _Jobs, work: executor.TaskWork) -> list[executor.Sent]:
         try:
-            return jobs.outcomes(work)
+            return _outcomes(jobs, work)
         except Exception as error:  # noqa: BLE001 - Spark has no common error over classic, Py4J and Connect
-            if self._cancelled.is_set():
-                raise Failed("the Spark job was cancelled", remedy="run again: finished slices are adopted") from None
-            if (code := _jvm_ended(_ENDING_SECONDS)) is not None:
-                raise _jvm_death(code) from None
-            if self._starved.is_set():
-                raise _no_executors(self._settings, self._ended) from None
-            if failures.ended(str(error)) and not is_local(self._settings):
-                said, remedy = executors.given_up(self._settings, self._ended)
-                raise Failed(said, remedy=f"{remedy}; run again: finished slices are adopted") from None
-            if is_connect(self._settings) and (gone := executors.unreachable(self._settings)):
-                raise _no_server(self._settings, gone) from None
+            if ended := self._ended_by(error, _ADOPTED):
+                raise ended from None
             return self._salvaged(jobs, work, error)
+
+    def _mapped(self, jobs: _Jobs, work: _Work) -> list[str]:
+        try:
+            return [said for _, said in jobs.rows(work)]
+        except Exception as error:  # noqa: BLE001 - as above
+            raise self._ended_by(error, _GOES_ON) or self._failed(error) from None
+
+    def _ended_by(self, error: Exception, again: str) -> Failed | None:
+        """Who or what ended a job; None for one that failed by itself. `again`: what comes of running it again."""
+        if self._cancelled.is_set():
+            return Failed("the Spark job was cancelled", remedy=again)
+        if (code := _jvm_ended(_ENDING_SECONDS)) is not None:
+            return _jvm_death(code, again)
+        if self._starved.is_set():
+            return _no_executors(self._settings, self._ended, again)
+        if failures.ended(str(error)) and not is_local(self._settings):
+            said, remedy = executors.given_up(self._settings, self._ended)
+            return Failed(said, remedy=f"{remedy}; {again}")
+        if is_connect(self._settings) and (gone := executors.unreachable(self._settings)):
+            return _no_server(self._settings, gone, again)
+        return None
 
     def _salvaged(self, jobs: _Jobs, work: executor.TaskWork, error: Exception) -> list[executor.Sent]:
         try:
-            return jobs.outcomes(replace(work, salvage=failures.cause(error)))
+            return _outcomes(jobs, replace(work, salvage=failures.cause(error)))
         except Exception:  # noqa: BLE001 - the first error is the one that tells
-            raise Failed(
-                f"the Spark job failed: {failures.cause(error)}",
-                remedy=self._way_out(str(error))
-                or "the same Python environment must be on driver and executors; run again when it is mended",
-            ) from None
+            raise self._failed(error) from None
+
+    def _failed(self, error: Exception) -> Failed:
+        return Failed(
+            f"the Spark job failed: {failures.cause(error)}",
+            remedy=self._way_out(str(error))
+            or "the same Python environment must be on driver and executors; run again when it is mended",
+        )
 
 
 def begin(settings: SparkSettings, needed: Callable[[], bool] = lambda: True) -> None:
@@ -312,10 +334,25 @@ def _elsewhere(call: Callable[[], T]) -> Future[T]:
     return future
 
 
-class _Jobs(Protocol):
-    """The jobs of one batch, and nobody else's: what is cancelled is these."""
+@dataclass(frozen=True, slots=True)
+class _Work:
+    """A job: what workers call, in each task with a number below `count`. `what` says so to people."""
 
-    def outcomes(self, work: executor.TaskWork) -> list[executor.Sent]: ...
+    feed: str
+    what: str
+    call: executor.Runs
+    count: int
+
+
+def _outcomes(jobs: _Jobs, work: executor.TaskWork) -> list[executor.Sent]:
+    job = _Work(work.feed, f"batch {work.batch}", partial(executor.run, work), len(work.queues))
+    return [executor.sent_in(*row) for row in jobs.rows(job)]
+
+
+class _Jobs(Protocol):
+    """The jobs of one call, and nobody else's: what is cancelled is these."""
+
+    def rows(self, work: _Work) -> list[executor.Row]: ...
 
     def cancel(self) -> None: ...
 
@@ -337,12 +374,11 @@ class _ContextJobs:
         """From now on this thread's jobs are of this group."""
         self._spark.setJobGroup(self._group, what)
 
-    def outcomes(self, work: executor.TaskWork) -> list[executor.Sent]:
-        self.begin(f"sluice: feed {work.feed}, batch {work.batch}")
+    def rows(self, work: _Work) -> list[executor.Row]:
+        self.begin(f"sluice: feed {work.feed}, {work.what}")
         self._spark.setLocalProperty("spark.scheduler.pool", work.feed)  # within a pool, jobs wait for each other
-        count = len(work.queues)
-        numbers = self._spark.parallelize(range(count), count)
-        return [executor.sent_in(*row) for row in numbers.mapPartitions(partial(executor.run, work)).collect()]
+        numbers = self._spark.parallelize(range(work.count), work.count)
+        return list(numbers.mapPartitions(work.call).collect())
 
     def cancel(self) -> None:
         self._spark.cancelJobGroup(self._group)
@@ -366,11 +402,10 @@ class _ConnectJobs:
         _impatient(self._spark)
         shipping.add_to(self._spark, settings)
 
-    def outcomes(self, work: executor.TaskWork) -> list[executor.Sent]:
-        count = len(work.queues)
-        numbers = self._spark.range(0, count, 1, count)
-        rows = numbers.mapInArrow(shipping.Carried(partial(executor.run_in_arrow, work)), executor.SCHEMA).collect()
-        return [executor.sent_in(row["kind"], row["body"]) for row in rows]
+    def rows(self, work: _Work) -> list[executor.Row]:
+        numbers = self._spark.range(0, work.count, 1, work.count)
+        rows = numbers.mapInArrow(shipping.Carried(partial(executor.in_arrow, work.call)), executor.SCHEMA).collect()
+        return [(row["kind"], row["body"]) for row in rows]
 
     def cancel(self) -> None:
         self._spark.interruptAll()
@@ -474,28 +509,28 @@ def _forget_jvm() -> None:
     SparkSession._instantiatedSession = SparkSession._activeSession = None
 
 
-def _no_executors(settings: SparkSettings, ended: failures.Ended) -> Failed:
+def _no_executors(settings: SparkSettings, ended: failures.Ended, again: str = _ADOPTED) -> Failed:
     said, remedy = ended.told()
     return Failed(
         f"every executor of {settings.master} was lost, and no other came"
         f" within {units.show_duration(settings.start_timeout)}" + (f"; {said}" if said else ""),
-        remedy=f"{remedy or 'see whether master and workers run'}; then run again: finished slices are adopted",
+        remedy=f"{remedy or 'see whether master and workers run'}; then {again}",
     )
 
 
-def _no_server(settings: SparkSettings, why: str) -> Failed:
+def _no_server(settings: SparkSettings, why: str, again: str) -> Failed:
     return Failed(
         f"Spark Connect's server at {settings.master} was lost under the job: {why}",
-        remedy="start it, then run again: finished slices are adopted",
+        remedy=f"start it, then {again}",
     )
 
 
-def _jvm_death(code: int) -> Failed:
+def _jvm_death(code: int, again: str) -> Failed:
     how = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with {code}"
     return Failed(
         f"Spark's JVM {how} under the job",
-        remedy="run again: finished slices are adopted. If the system's log says that memory ran out, give the machine "
-        "more or the feed a `spark.master` with fewer cores",
+        remedy=f"{again}. If the system's log says that memory ran out, give the machine more or the feed a"
+        " `spark.master` with fewer cores",
     )
 
 

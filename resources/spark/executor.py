@@ -12,7 +12,7 @@ import os
 import secrets
 import socket
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, closing, contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
@@ -43,7 +43,10 @@ RACK = "SLUICE_RACK"
 """The environment variable by which a machine says in which rack it is (`client.rack`, KIP-392)."""
 Row = tuple[str, str]
 """An outcome, a traffic or a time on its way to the driver: its kind and its JSON."""
+Runs = Callable[[Iterable[int]], Iterator[Row]]
+"""What Spark calls in a Python worker."""
 SCHEMA = "kind string, body string"
+_SAID = "said"
 _ARROW = pa.schema([("kind", pa.string()), ("body", pa.string())])
 Sent = Outcome | TaskTraffic | TaskTime
 _KINDS: dict[str, TypeAdapter[Sent]] = {
@@ -153,10 +156,17 @@ def run(work: TaskWork, numbers: Iterable[int]) -> Iterator[Row]:
                 yield TaskTime.__name__, to_json(_time(task, began))
 
 
-def run_in_arrow(work: TaskWork, numbers: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+def call(called: Callable[[int], str], numbers: Iterable[int]) -> Iterator[Row]:
+    """What Spark calls in a Python worker for other work: a row for each number, with what was said of it."""
+    ready.ready()
+    for number in numbers:
+        yield _SAID, called(number)
+
+
+def in_arrow(run: Runs, numbers: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
     """The same where Spark hands over and takes Arrow's batches (`mapInArrow`)."""
     for batch in numbers:
-        rows = list(run(work, batch.column(0).to_pylist()))
+        rows = list(run(batch.column(0).to_pylist()))
         columns = [text_array([row[i] for row in rows]) for i in range(len(_ARROW))]
         yield pa.RecordBatch.from_arrays(columns, schema=_ARROW)
 

@@ -28,6 +28,7 @@ from sluice.pipelines.feed.load import load_feed
 from sluice.pipelines.ledger import Ledger, log, segments
 from sluice.pipelines.vocabulary.errors import SluiceError
 from sluice.resources import edges, liveness
+from sluice.resources.clock import now
 from sluice.resources.lakes import open_lake
 from sluice.resources.zookeeper.group import ZooKeeperGroup
 from tests.faults.clock import CLOCK, moved
@@ -121,7 +122,7 @@ def main(path: str, point: str = "") -> int:
         try:
             if "pack" in point:
                 with patch.object(segments, "ENTRIES", CHECKPOINT_EVERY // 4):
-                    say("packed", segments=Ledger(open_lake(feed), feed.name, edges.now).pack())
+                    say("packed", segments=Ledger(open_lake(feed), feed.name, now).pack())
             landed = run(feed)
             say("landed", batches=[b.number for b in landed.batches], records=landed_records(landed))
             say("committed", status=str(commit_feed(feed).status))

@@ -32,7 +32,8 @@ from pathlib import Path
 from sluice.pipelines.feed.load import load_feed
 from sluice.pipelines.ledger import Ledger
 from sluice.pipelines.tables.sync import sync
-from sluice.resources.edges import now, open_table
+from sluice.resources.clock import now
+from sluice.resources.edges import open_table
 from sluice.resources.lake_local import LocalLake
 
 root = Path(sys.argv[1])

@@ -6,7 +6,7 @@ use the real engine.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -46,6 +46,9 @@ class Inline:
     def run(self, job: Job, tasks: Sequence[int]) -> list[Outcome | TaskTraffic]:
         work = executor.TaskWork.of(job, tasks, tries=1)
         return [executor.sent_in(*row) for row in executor.run(work, range(len(work.queues)))]
+
+    def map(self, feed: str, what: str, call: Callable[[int], str], count: int) -> list[str]:
+        return [said for _, said in executor.call(call, range(count))]
 
     def cancel(self) -> None: ...
 

@@ -7,6 +7,9 @@ import subprocess
 import sys
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -21,38 +24,22 @@ from sluice.assets.location import build
 from sluice.cli.main import main
 from sluice.pipelines.republishing import carry_out
 from sluice.pipelines.republishing import plan as plans
+from sluice.pipelines.republishing.lanes import Sending
 from sluice.pipelines.vocabulary.errors import LakeUnavailable
+from sluice.resources import way_back
+from sluice.resources.kafka.sending import KafkaTarget
+from sluice.resources.kafka.settings import KafkaAddress
 from sluice.resources.lake_local import LocalLake
 from sluice.resources.local.kafka import LocalKafka
 from sluice.resources.project import Project
 from tests.checker import tools
+from tests.integration import dying
 from tests.integration.support import Place, consumed, run
 from tests.resources.kafka.tools import until
 
 ROOT = Path(__file__).parents[2]
 STAMP = 1_700_000_000_000
-KILLED = """
-import os, sys
-from sluice.pipelines.republishing import carry_out, coordinates
-from sluice.resources.kafka.sending import KafkaTarget
-carry_out.TRANSACTION_BYTES = 3000
-carry_out.CHUNK_ROWS = 100
-step, times = sys.argv[1], int(sys.argv[2])
-def after(owner, name):
-    does = getattr(owner, name)
-    def doing(*args, **options):
-        global times
-        done = does(*args, **options)
-        times -= 1
-        if times == 0:
-            os._exit(9)
-        return done
-    setattr(owner, name, doing)
-after(*{"sent": (KafkaTarget, "send"), "mapped": (coordinates, "write"), "committed": (KafkaTarget, "commit")}[step])
-from sluice.cli.main import main
-from sluice.pipelines.republishing import carry_out
-sys.exit(main(sys.argv[3:]))
-"""
+CUT = (sys.executable, "-m", "tests.integration.republish_cut")
 
 
 def produce(place: Place, count: int, **changes: Any) -> None:
@@ -72,6 +59,13 @@ def said(capfd: pytest.CaptureFixture[str], *words: str, code: int = 0) -> dict[
     """The document of a command."""
     assert main([*words, "--json"]) == code
     return dict(json.loads(capfd.readouterr().out))
+
+
+def killed(step: str, times: int, *words: str, lane_offsets: int = 250_000) -> None:
+    """A command in a process that dies after it did a step so many times."""
+    command = [*CUT, step, str(times), str(lane_offsets), *words]
+    ended = subprocess.run(command, cwd=ROOT, check=False, capture_output=True, text=True)
+    assert ended.returncode == 9, ended.stdout + ended.stderr
 
 
 def contents(found: list[dict[str, Any]]) -> dict[int, list[Any]]:
@@ -101,8 +95,7 @@ def test_raw_rows_go_back_byte_by_byte_through_kills(
     assert consumed(kafka, again) == []
 
     for step, times in (("sent", 1), ("mapped", 2), ("committed", 2)):
-        words = [sys.executable, "-c", KILLED, step, str(times), *asked, "--apply"]
-        assert subprocess.run(words, cwd=ROOT, check=False, capture_output=True).returncode == 9
+        killed(step, times, *asked, "--apply")
     done = said(capfd, *asked, "--apply")
     assert done["records_in_all"] == 1200 > done["records"] > 0
     found = seen(kafka, again, 1200)
@@ -118,6 +111,109 @@ def test_raw_rows_go_back_byte_by_byte_through_kills(
     back = said(capfd, "explain", "orders", told[0]["to"], "--project", str(tmp_path))["republished"]
     assert back == told
     assert len(list((tmp_path / ".sluice/lake/_sluice/orders/republished").rglob("map/*.parquet"))) > 3
+
+
+def test_lanes_in_tasks_of_spark_through_kills(
+    tmp_path: Path,
+    kafka: LocalKafka,
+    fresh_topic: Callable[..., str],
+    capfd: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    place, again = Place(tmp_path, kafka, fresh_topic(partitions=3)), fresh_topic(partitions=2)
+    produce(place, 1200)
+    run(place.feed())
+    project, words = ["--project", str(tmp_path)], list[str]()
+    for p in range(3):
+        words += ["--offsets", f"{place.topic}:{p}:0-{400 - p}"]
+    asked = ["republish", "orders", "--to", again, *words, "--keep-timestamps", *project]
+    monkeypatch.setattr(plans, "LANE_OFFSETS", 300)
+    assert said(capfd, *asked)["lanes"] == 3
+    for step, times in (("begun", 2), ("sent", 1), ("mapped", 1), ("committed", 2)):
+        killed(step, times, *asked, "--apply", "--here", lane_offsets=300)
+
+    honest = way_back.sending
+
+    def mortal(*given: Any) -> Sending:
+        made = honest(*given)
+        return replace(made, open_target=partial(dying.opened, made.open_target, tmp_path))
+
+    monkeypatch.setattr(way_back, "sending", mortal)
+    done = said(capfd, *asked, "--apply")
+    assert done["records_in_all"] == 1197
+    name = f"sluice-republish-orders-{done['id']}"
+    died = {f"died-{when}-{name}.{lane}" for when in ("after", "before") for lane in (1, 2)}
+    assert {path.name for path in tmp_path.glob("died-*")} == died
+    found = seen(kafka, again, 1197)
+    for r in found:
+        if r["key"] is not None:
+            assert r["partition"] == (murmur2(r["key"]) & 0x7FFFFFFF) % 2
+    for p in range(3):
+        old = [r for r in consumed(kafka, place.topic) if r["partition"] == p][: 400 - p]
+        by_stamp = {r["timestamp"]: r["value"] for r in found if (r["timestamp"] - STAMP) % 3 == p}
+        assert by_stamp == {r["timestamp"]: r["value"] for r in old}
+        for new in range(2):
+            stamps = [r["timestamp"] for r in found if r["partition"] == new and (r["timestamp"] - STAMP) % 3 == p]
+            assert stamps == sorted(stamps)
+    audited = said(capfd, "audit", "orders", "--republished", done["id"], *project)
+    assert (audited["holds"], audited["compared"], audited["findings"]) == (True, 1197, [])
+    assert said(capfd, *asked, "--apply")["done_before"]
+    killed("lane", 3, *asked, "--apply", "--here", "--id", "other", lane_offsets=300)
+    done_all = said(capfd, *asked, "--apply", "--id", "other")
+    assert (done_all["records"], done_all["records_in_all"]) == (0, 1197)
+    assert len(seen(kafka, again, 2 * 1197)) == 2 * 1197
+
+    folder = tmp_path / f".sluice/lake/_sluice/orders/republished/{done['id']}/map"
+    one, two = (next(folder.glob(f"{lane:04d}-*.parquet")) for lane in (1, 2))
+    whole, theirs = pq.read_table(one), pq.read_table(two).to_pylist()
+    taken = [
+        r | {n: t[n] for n in ("to_partition", "to_offset")} for r, t in zip(whole.to_pylist(), theirs, strict=False)
+    ]
+    pq.write_table(pa.Table.from_pylist(taken, schema=whole.schema), one)
+    told = said(capfd, "audit", "orders", "--republished", done["id"], *project, code=1)
+    assert "the map names a new coordinate twice" in {f["text"] for f in told["findings"]}
+
+
+def test_of_two_runs_the_one_that_began_last_goes_on(
+    tmp_path: Path,
+    kafka: LocalKafka,
+    fresh_topic: Callable[..., str],
+    capfd: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    place, again = Place(tmp_path, kafka, fresh_topic(partitions=3)), fresh_topic()
+    produce(place, 300)
+    run(place.feed())
+    asked = ["republish", "orders", "--offsets", f"{place.topic}:0:0-100", "--to", again, "--id", "twice", "--apply"]
+    asked += ["--project", str(tmp_path)]
+    lake = LocalLake(tmp_path / ".sluice/lake")
+    begin, begun = KafkaTarget.begin, list[str]()
+
+    def overtaken(self: KafkaTarget) -> Any:
+        if not begun:
+            carry_out.claim(lake, plans.load(lake, "orders", "twice"))
+        begun.append("later")
+        return begin(self)
+
+    monkeypatch.setattr(KafkaTarget, "begin", overtaken)
+    assert main(asked) == 1
+    assert "another run carries republish twice of orders out now" in capfd.readouterr().err
+    assert consumed(kafka, again) == []
+    begun.clear()
+
+    def fenced(self: KafkaTarget) -> Any:
+        """One that was begun before, and comes late."""
+        found = begin(self)
+        if not begun:
+            begun.append("late")
+            with closing(KafkaTarget(address, again, "sluice-republish-orders-twice")) as late:
+                begin(late)
+        return found
+
+    address = KafkaAddress(kafka.bootstrap)
+    monkeypatch.setattr(KafkaTarget, "begin", fenced)
+    assert said(capfd, *asked)["records_in_all"] == 100
+    assert len(seen(kafka, again, 100)) == 100
 
 
 def test_by_key_with_coordinates_and_what_is_refused(
@@ -344,7 +440,7 @@ def test_brokers_that_die_on_the_way_and_a_second_one_that_fences(
     ranges = [word for p in range(3) for word in ("--offsets", f"{place.topic}:{p}:0-2000")]
     asked = ["republish", "orders", "--to", again, *ranges, "--keep-partitions", "--keep-timestamps"]
     asked += ["--project", str(tmp_path), "--apply"]
-    slowly = [sys.executable, "-c", KILLED, "sent", "-1", *asked, "--rate", "200"]
+    slowly = [*CUT, "sent", "0", "250000", *asked, "--rate", "200"]
     codes: list[int] = []
 
     def send() -> None:

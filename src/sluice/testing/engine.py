@@ -41,6 +41,9 @@ class MemoryEngine:
         self.ran.append(job)
         return [outcome for index in tasks for outcome in self.carry_out(job, job.plan.tasks[index])]
 
+    def map(self, feed: str, what: str, call: Callable[[int], str], count: int) -> list[str]:
+        return [call(number) for number in range(count)]
+
     def cancel(self) -> None:
         self.canceled += 1
 

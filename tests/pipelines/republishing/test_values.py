@@ -2,11 +2,29 @@
 
 from __future__ import annotations
 
-import pyarrow as pa
-from hypothesis import HealthCheck, given, settings
+import datetime as dt
+import json
+from dataclasses import replace
+from decimal import Decimal
+from typing import Any
 
-from sluice.pipelines.republishing.values import json_values
+import pyarrow as pa
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from sluice.pipelines.records.avro.writing import NotWritable
+from sluice.pipelines.records.json_schema.reader import JsonSchemaReader
+from sluice.pipelines.records.shape import Shape
+from sluice.pipelines.records.wire import WireFormat
+from sluice.pipelines.republishing.plan import Wishes
+from sluice.pipelines.republishing.values import check_schema, check_sendable, json_values, typed_values
 from sluice.pipelines.schema.schema import EXTRA, Schema, parse_schema
+from sluice.pipelines.vocabulary.errors import Refused, UsageError
+from sluice.pipelines.vocabulary.receipts import PartKind
+from tests.pipelines.records.avro import rows as avro
+from tests.pipelines.records.avro.test_properties import RECORDS, values
+from tests.pipelines.records.avro.test_properties import _empty as no_columns
 from tests.pipelines.records.typed.rows import by_offset, convert, parsed
 from tests.pipelines.records.typed.test_properties import cases
 
@@ -56,3 +74,98 @@ def test_how_values_are_spelled() -> None:
         None,
         b"{}",
     ]
+
+
+def avro_again(schema: Any, given_: list[bytes | None], id: int = 1, wire: WireFormat = WireFormat.CONFLUENT) -> Any:
+    """What becomes of Avro values that landed, by the same schema."""
+    reader = avro.reader_of(schema, wire)
+    landed, held, _ = avro.convert(reader, given_, avro.Schemas({id: schema}))
+    assert held is None
+    (rows,) = landed.combine_chunks().to_batches()
+    return typed_values(rows, Shape(reader.columns, reader=reader), id).to_pylist()
+
+
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(st.data())
+def test_avro_that_landed_is_written_as_fastavro_does(data: st.DataObject) -> None:
+    schema = data.draw(RECORDS.filter(lambda s: not no_columns(s)))
+    given_: list[bytes | None] = [
+        avro.encoded(schema, v) for v in data.draw(st.lists(values(schema), min_size=1, max_size=6))
+    ]
+    given_.insert(data.draw(st.integers(0, len(given_))), None)
+    assert avro_again(schema, given_) == given_
+
+
+def test_avro_of_logical_types_and_other_wire_formats() -> None:
+    decimal = {"logicalType": "decimal", "precision": 12, "scale": 2}
+    types: dict[str, Any] = {
+        "day": {"type": "int", "logicalType": "date"},
+        "at": {"type": "long", "logicalType": "timestamp-millis"},
+        "fine": ["null", {"type": "long", "logicalType": "timestamp-micros"}],
+        "local": {"type": "long", "logicalType": "local-timestamp-micros"},
+        "amount": {"type": "bytes", **decimal},
+        "fixed": {"type": "fixed", "name": "F", "size": 6, **decimal},
+        "choice": ["string", {"type": "array", "items": ["null", "long"]}, "null"],
+    }
+    schema = {"type": "record", "name": "R", "fields": [{"name": n, "type": t} for n, t in types.items()]}
+    moment = dt.datetime(2024, 2, 29, 12, 0, 0, 250_000, dt.UTC)
+    one = {
+        "day": dt.date(2024, 2, 29),
+        "at": moment,
+        "fine": None,
+        "local": moment.replace(tzinfo=None),
+        "amount": Decimal("-1234567.25"),
+        "fixed": Decimal("1.28"),
+        "choice": [1, None, -(1 << 62)],
+    }
+    rows = [one, one | {"fine": moment, "choice": None, "amount": Decimal("1.28")}, one | {"choice": "x"}]
+    given_ = [avro.encoded(schema, r) for r in rows]
+    assert avro_again(schema, [*given_, None]) == [*given_, None]
+    bare = [avro.encoded(schema, r, id=None) for r in rows]
+    assert avro_again(schema, [*bare], wire=WireFormat.BARE) == bare
+    eight = [b"\0" + (7).to_bytes(8, "big") + r for r in bare]
+    assert avro_again(schema, [*eight], id=7, wire=WireFormat.APICURIO) == eight
+
+
+def test_what_the_schema_has_no_room_for_is_named() -> None:
+    old = {"type": "record", "name": "R", "fields": [{"name": "a", "type": ["null", "string"]}]}
+    new = {
+        "type": "record",
+        "name": "R",
+        "fields": [
+            {"name": "b", "aliases": ["a"], "type": "string", "default": ""},
+            {"name": "c", "type": ["null", "long"], "default": None},
+        ],
+    }
+    landed, _, _ = avro.convert(
+        avro.reader_of(old), [avro.encoded(old, {"a": v}) for v in ("x", None)], avro.Schemas({1: old})
+    )
+    (rows,) = landed.combine_chunks().to_batches()
+    reader = avro.reader_of(new)
+    shape = Shape(reader.columns, reader=reader)
+    assert typed_values(rows.slice(0, 1), shape, 3).to_pylist() == [avro.encoded(new, {"b": "x", "c": None}, 3)]
+    with pytest.raises(NotWritable, match="b: it is null, and the schema has no null there") as raised:
+        typed_values(rows, shape, 3)
+    assert raised.value.item == 1
+
+
+def test_json_of_a_registry_names_its_schema() -> None:
+    schema = {"type": "object", "properties": {"id": {"type": "integer"}}}
+    reader = JsonSchemaReader((json.dumps(schema),), WireFormat.CONFLUENT)
+    landed, _ = convert(reader.columns, [b'{"id":1}', None, b'{"id":2, "new":true}'])
+    (rows,) = landed.combine_chunks().to_batches()
+    made = typed_values(rows, Shape(reader.columns, reader=reader), 258).to_pylist()
+    assert made == [b'\0\0\0\1\2{"id":1}', None, b'\0\0\0\1\2{"id":2,"new":true}']
+
+
+def test_values_are_not_made_by_another_schema_nor_where_nobody_could_read_them() -> None:
+    schema = {"type": "record", "name": "R", "fields": [{"name": "a", "type": "string"}]}
+    reader = avro.reader_of(schema)
+    shape = Shape(reader.columns, reader=reader)
+    wishes = Wishes("again", 1, schema=reader.fingerprint, schema_id=1)
+    check_schema(wishes, shape, "orders")
+    check_schema(replace(wishes, schema="", kind=PartKind.QUARANTINED), shape, "orders")
+    with pytest.raises(Refused, match="another schema"):
+        check_schema(replace(wishes, schema=""), shape, "orders")
+    with pytest.raises(UsageError, match="glue"):
+        check_sendable(replace(shape, reader=avro.reader_of(schema, WireFormat.GLUE)), "orders")

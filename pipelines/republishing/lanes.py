@@ -1,0 +1,158 @@
+"""A whole republish: its lanes, each in a task of the engine's or one after the other here, and what came of them.
+
+Guarantee: `done.json` is written after every lane is done, so what it names is all of the map. Whatever ends a run
+before that, the next one carries out the lanes that are left, each behind its mark.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import pickle
+import time
+from collections.abc import Callable, Iterable
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+from pydantic import TypeAdapter
+
+from sluice.pipelines.batch.progress import reporting
+from sluice.pipelines.lake import paths
+from sluice.pipelines.ledger import Ledger
+from sluice.pipelines.ports import Clock, Engine, Lake, Target
+from sluice.pipelines.records.shape import Shape
+from sluice.pipelines.republishing.carry_out import FREELY, LaneSent, Pace, Run, claim, finish, offsets_done
+from sluice.pipelines.republishing.partitioner import load
+from sluice.pipelines.republishing.plan import Republish, pieces
+from sluice.pipelines.republishing.values import check_schema
+from sluice.pipelines.vocabulary.errors import SluiceError
+from sluice.pipelines.vocabulary.plans import to_json
+from sluice.pipelines.vocabulary.progress import Progress, Reporter
+
+STAGE = "send"
+_SENT = TypeAdapter(LaneSent)
+
+
+@dataclass(frozen=True, slots=True)
+class Sent:
+    """What a republish has sent: by this run, and `in_all`. `partitions` counts this run's records by partition of the
+    target; `bytes` are those of its records before they are compressed; `before`: it was done already."""
+
+    plan: Republish
+    records: int
+    bytes: int
+    transactions: int
+    in_all: int
+    seconds: float
+    before: bool = False
+    partitions: dict[int, int] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Sending:
+    """What carries a lane out, wherever it is called. Picklable.
+
+    `open_target` opens the target under the name of a lane. `root` is the project's folder, in which the plan's
+    function is looked for; `token` that of the run.
+    """
+
+    plan: Republish
+    lake: Lake
+    open_target: Callable[[str], AbstractContextManager[Target]]
+    shape: Shape
+    clock: Clock
+    codec: int = 3
+    pace: Pace = FREELY
+    root: Path | None = None
+    token: str = ""
+
+    def __call__(self, lane: int) -> str:
+        """Carry the lane out; what came of it, or the error, as JSON. An error is no exception: an engine would try a
+        lane again that another run has taken over."""
+        try:
+            return to_json(self.carry_out(lane))
+        except SluiceError as error:
+            return json.dumps({"error": base64.b64encode(pickle.dumps(error)).decode()})
+
+    def carry_out(self, lane: int, report: Callable[[int], None] = lambda offsets: None) -> LaneSent:
+        """Raises as `Run.carry_out`."""
+        plan, function = self.plan, self.plan.wishes.function
+        partitioner = load(function, self.root) if function and self.root else None
+        with self.open_target(plan.lane_name(lane)) as target:
+            ledger = Ledger(self.lake, plan.feed, self.clock)
+            run = Run(
+                plan,
+                lane,
+                self.token,
+                ledger,
+                self.lake,
+                target,
+                self.shape,
+                self.clock,
+                self.codec,
+                self.pace,
+                partitioner,
+                report,
+            )
+            return run.carry_out()
+
+    @property
+    def alone(self) -> bool:
+        """Whether one process must carry all lanes out: a bound on the speed holds for all together, and a function
+        may be on this machine alone."""
+        return self.plan.lanes == 1 or self.pace != FREELY or bool(self.plan.wishes.function)
+
+
+def carry_out(sending: Sending, engine: Engine | None, report: Reporter) -> Sent:
+    """Send what is left of the plan, lanes side by side in the engine's tasks, or here where there is no engine.
+
+    Raises Refused, UsageError, UnknownTopic, NotAuthorized, KafkaUnavailable, CommitFenced, Unknown, LakeUnavailable,
+    SetupError and Failed (the engine): then run it again.
+    """
+    began, plan, lake = time.monotonic(), sending.plan, sending.lake
+    if (done := lake.get(paths.republish_done_path(plan.feed, plan.id))) is not None:
+        return Sent(plan, 0, 0, 0, json.loads(done)["records"], 0.0, before=True)
+    check_schema(plan.wishes, sending.shape, plan.feed)
+    sending = replace(sending, token=claim(lake, plan))
+    lanes = _here(sending, report) if engine is None or sending.alone else _by_tasks(sending, engine, report)
+    in_all = finish(lake, plan, sending.clock())
+    partitions: dict[int, int] = {}
+    for lane in lanes:
+        for partition, records in lane.partitions.items():
+            partitions[partition] = partitions.get(partition, 0) + records
+    sums = (sum(lane.records for lane in lanes), sum(n.bytes for n in lanes), sum(n.transactions for n in lanes))
+    return Sent(plan, *sums, in_all, time.monotonic() - began, partitions=partitions)
+
+
+def _here(sending: Sending, report: Reporter) -> list[LaneSent]:
+    plan, sent, behind = sending.plan, list[LaneSent](), 0
+    for lane in range(plan.lanes):
+
+        def tell(offsets: int, behind: int = behind) -> None:
+            report(Progress(STAGE, behind + offsets, plan.span))
+
+        sent.append(sending.carry_out(lane, tell))
+        behind += sum(p.end - p.start for p in pieces(plan, lane))
+    return sent
+
+
+def _by_tasks(sending: Sending, engine: Engine, report: Reporter) -> list[LaneSent]:
+    plan, lake = sending.plan, sending.lake
+
+    def done() -> int:
+        return sum(offsets_done(lake, plan, lane) for lane in range(plan.lanes))
+
+    engine.start()
+    with reporting(STAGE, plan.span, done, report):
+        said = engine.map(plan.feed, f"republish {plan.id}", sending, plan.lanes)
+    return _checked(said)
+
+
+def _checked(said: Iterable[str]) -> list[LaneSent]:
+    """What lanes have sent. Raises the gravest of their errors."""
+    found = [json.loads(text) for text in said]
+    failed: list[SluiceError] = [pickle.loads(base64.b64decode(lane["error"])) for lane in found if "error" in lane]
+    if failed:
+        raise max(failed, key=lambda error: error.exit_code)
+    return [_SENT.validate_python(lane) for lane in found]

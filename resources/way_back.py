@@ -1,0 +1,45 @@
+"""What carries lanes of a republish out, here or on an executor: the feed's Kafka and lake, opened where it runs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from contextlib import closing
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+
+from sluice.pipelines.feed.feed import Feed
+from sluice.pipelines.ports import Lake
+from sluice.pipelines.republishing.carry_out import Pace
+from sluice.pipelines.republishing.lanes import Sending
+from sluice.pipelines.republishing.plan import Republish, Wishes
+from sluice.pipelines.republishing.values import check_sendable
+from sluice.pipelines.vocabulary.receipts import PartKind
+from sluice.resources.clock import now
+from sluice.resources.kafka.sending import KafkaTarget
+from sluice.resources.kafka.settings import KafkaAccess
+from sluice.resources.registry import number_of_own
+
+
+def sending(feed: Feed, lake: Lake, plan: Republish, codec: int, pace: Pace, root: Path) -> Sending:
+    """The work on a plan, as the feed reaches Kafka and the lake. `root` is the project's folder."""
+    family = plan.name if plan.lanes > 1 else ""
+    seconds = (feed.kafka.transaction_timeout_ms or 60_000) / 1000
+    opening = partial(_open, feed.kafka, plan.wishes.to, family, seconds)
+    return Sending(plan, lake, opening, feed.shape, now, codec, pace, root)
+
+
+def by_own_schema(wishes: Wishes, feed: Feed, topics: Iterable[str]) -> Wishes:
+    """The wishes, with the schema by which values of the feed's typed rows are written. `topics`: where rows came from.
+
+    Raises UsageError and Refused where they cannot be written again, RegistryUnavailable, NotAuthorized.
+    """
+    if wishes.kind is not PartKind.LANDED or feed.reader is None:
+        return wishes
+    check_sendable(feed.shape, feed.name)
+    number = number_of_own(feed, [wishes.to, *sorted(topics)])
+    return replace(wishes, schema=feed.reader.fingerprint, schema_id=number)
+
+
+def _open(access: KafkaAccess, topic: str, family: str, seconds: float, name: str) -> closing[KafkaTarget]:
+    return closing(KafkaTarget(access, topic, name, family=family, seconds=seconds))

@@ -1,0 +1,47 @@
+"""`sluice …` with small transactions of a republish, in a process that may die after a step of it:
+
+    python -m tests.integration.republish_cut STEP TIMES LANE_OFFSETS sluice's words …
+
+It dies when it has done the step so many times; 0: never.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from typing import Any
+
+from sluice.cli.main import main
+from sluice.pipelines.republishing import carry_out, coordinates, lanes, plan
+from sluice.resources.kafka.sending import KafkaTarget
+
+STEPS: dict[str, tuple[Any, str]] = {
+    "begun": (KafkaTarget, "begin"),
+    "sent": (KafkaTarget, "send"),
+    "mapped": (coordinates, "write"),
+    "committed": (KafkaTarget, "commit"),
+    "lane": (carry_out.Run, "_finish"),
+    "all": (lanes, "finish"),
+}
+
+
+def cut(step: str, times: int) -> None:
+    """From now on this process dies after it did the step so many times."""
+    owner, name = STEPS[step]
+    does, left = getattr(owner, name), [times]
+
+    def doing(*args: Any, **options: Any) -> Any:
+        done = does(*args, **options)
+        left[0] -= 1
+        if left[0] == 0:
+            os._exit(9)
+        return done
+
+    setattr(owner, name, doing)
+
+
+if __name__ == "__main__":
+    carry_out.TRANSACTION_BYTES, carry_out.CHUNK_ROWS = 3000, 100
+    plan.LANE_OFFSETS = int(sys.argv[3])
+    cut(sys.argv[1], int(sys.argv[2]))
+    sys.exit(main(sys.argv[4:]))
