@@ -22,6 +22,7 @@ from sluice.pipelines.feed.load import SchemaAsked
 from sluice.pipelines.feed.registry import RegistrySettings
 from sluice.pipelines.lake.schemas import KeptSchemas
 from sluice.pipelines.ports import Lake
+from sluice.pipelines.records.avro.reader import AvroReader
 from sluice.pipelines.records.reader import Reader
 from sluice.pipelines.records.readers import READERS
 from sluice.pipelines.records.wire import WireFormat
@@ -114,10 +115,12 @@ def _reads_alike(reader: Reader, found: RegisteredSchema) -> bool:
     if found.type != made.registered:
         return False
     try:
-        alike = [made.make(texts, reader.wire).fingerprint for texts in (found.texts, (made.whole(found),))]
+        other = made.make((made.whole(found),), reader.wire)
     except ValueError:
         return False
-    return reader.fingerprint in alike
+    if isinstance(reader, AvroReader) and isinstance(other, AvroReader):
+        return reader.type == other.type  # however its texts name what they refer to
+    return reader.fingerprint == other.fingerprint
 
 
 @dataclass(frozen=True)

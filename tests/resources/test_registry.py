@@ -6,16 +6,18 @@ import json
 import pickle
 from collections.abc import Callable, Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
 from threading import Thread
 from typing import Any
 
 import pytest
 
+from sluice.pipelines.feed.load import load_feed
 from sluice.pipelines.feed.registry import RegistrySettings
 from sluice.pipelines.lake.schemas import MOST_UNKNOWN, KeptSchemas
-from sluice.pipelines.vocabulary.errors import Failed, NotAuthorized, RegistryUnavailable, SluiceError
+from sluice.pipelines.vocabulary.errors import Failed, NotAuthorized, Refused, RegistryUnavailable, SluiceError
 from sluice.resources import registry
-from sluice.resources.registry import RegistryClient
+from sluice.resources.registry import RegistryClient, number_of_own
 from sluice.testing.lake import MemoryLake
 
 SECRET = "s3cr3t-word"
@@ -154,3 +156,38 @@ def test_numbers_that_nobody_knows_are_asked_for_within_bounds() -> None:
     assert {schemas.texts(i) for i in range(MOST_UNKNOWN)} == {None}
     with pytest.raises(Failed, match="does not know"):
         schemas.texts(MOST_UNKNOWN)
+
+
+def test_the_number_of_the_feed_s_own_schema(serve: Serve, tmp_path: Path) -> None:
+    line = {"type": "record", "name": "Line", "fields": [{"name": "sku", "type": "string"}]}
+    order = {"type": "record", "name": "Order", "fields": [{"name": "lines", "type": {"type": "array", "items": line}}]}
+    parted = {
+        "type": "record",
+        "name": "Order",
+        "fields": [{"name": "lines", "type": {"type": "array", "items": "Line"}}],
+    }
+    older = {"type": "record", "name": "Order", "fields": [{"name": "id", "type": "string"}]}
+    for folder in ("feeds", "schemas"):
+        (tmp_path / folder).mkdir()
+    (tmp_path / "schemas/order.avsc").write_text(json.dumps(order))
+
+    def number(answers: Answers, lines: str = "") -> int:
+        url = serve(answers).settings.url
+        (tmp_path / "feeds/orders.yaml").write_text(
+            "kafka: {bootstrap: 'localhost:9'}\ntopics: orders\nstart: earliest\ngroup: g\nformat: avro\n"
+            f"schema_file: schemas/order.avsc\nregistry: {{url: '{url}', subject: mine, version: 2}}\n{lines}"
+        )
+        return number_of_own(load_feed(tmp_path / "feeds/orders.yaml", {}), ["again", "orders"])
+
+    behind = {"/api/subjects/Line/versions/1": {"schema": json.dumps(line)}}
+    latest, there = "/api/subjects/{}-value/versions/latest", {"id": 7, "version": 1, "schema": json.dumps(order)}
+    other = {"id": 8, "version": 3, "schema": json.dumps(older)}
+    assert number({latest.format("again"): there}) == 7
+    assert number({latest.format("again"): other, latest.format("orders"): there}) == 7
+    referring = refers("Line", schema=json.dumps(parted)) | {"id": 9, "version": 1}
+    assert number({latest.format("orders"): referring, **behind}) == 9
+    assert number({"/api/subjects/mine/versions/2": there}) == 7
+    assert number({}, lines="wire_format: bare\n") == 0
+    json_schema = there | {"schemaType": "JSON"}
+    with pytest.raises(Refused, match="subjects again-value, orders-value, mine"):
+        number({latest.format("again"): json_schema, latest.format("orders"): other})
