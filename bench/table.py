@@ -1,9 +1,12 @@
 """What a batch costs a feed's table that is old: many files and snapshots stand in it.
 
-An Iceberg table in a folder on this disk, its catalog in SQLite. Each commit adds ten files, as an hour of ten
-partitions does. After so many commits, a batch of 200 files is added, as a run adds it: the table is looked at, each
-footer is read, one commit is made. The files are links to one small file of a raw feed. Seconds are this process's CPU
-and what a clock on the wall says.
+Tables in folders on this disk: an Iceberg one with its catalog in SQLite, and a Delta one. Each snapshot added ten
+files, as an hour of ten partitions does. After so many snapshots, a batch of 200 files is added, as a run adds it: the
+table is looked at, each footer is read, one commit is made. The files are links to one small file of a raw feed.
+Seconds are this process's CPU and what a clock on the wall says.
+
+Iceberg's snapshots are staged many to a commit, since PyIceberg's catalog writes all snapshots anew at each commit:
+what is measured afterwards is the same table.
 """
 
 from __future__ import annotations
@@ -12,10 +15,10 @@ import os
 import secrets
 import shutil
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -23,19 +26,26 @@ from rich.console import RenderableType
 
 from sluice.cli.numbers import count, size
 from sluice.cli.terminal import heading, table
+from sluice.pipelines.ports import Table
 from sluice.pipelines.records.format import RawFormat
 from sluice.pipelines.schema.wider import RAW_TYPES
-from sluice.pipelines.vocabulary.tables import TableChange, TableOperation
-from sluice.resources.tables.iceberg import IcebergTable
+from sluice.pipelines.vocabulary.tables import DELTA, ICEBERG, LEDGER, TableChange, TableOperation
+from sluice.resources.lake_local import LocalLake
+from sluice.resources.tables.delta import DeltaLakeTable
+from sluice.resources.tables.iceberg import IcebergTable, described, without_history
 
-COMMITS = (10, 100, 1000)
+SNAPSHOTS = (10, 100, 1000)
 FILES, BATCH = 10, 200
-"""Files of a commit, and of the batch that is measured."""
+"""Files of a snapshot, and of the batch that is measured."""
+STAGED = 25
+"""Snapshots of Iceberg in a commit while the table grows."""
+ORDERS = "data/orders"
 
 
 @dataclass(frozen=True)
 class OldTable:
-    """A table after so many commits. By what was asked: CPU seconds, and seconds by the clock."""
+    """A table after so many snapshots. By what was asked: CPU seconds, and seconds by the clock. `metadata_bytes` is
+    the size of Iceberg's newest metadata file, and of Delta's log."""
 
     snapshots: int
     files: int
@@ -45,56 +55,47 @@ class OldTable:
 
 @dataclass(frozen=True)
 class TableReport:
-    grown: tuple[OldTable, ...]
+    """By format."""
+
+    grown: Mapping[str, tuple[OldTable, ...]]
 
     def document(self) -> dict[str, Any]:
         return asdict(self)
 
 
-def run(folder: Path, note: Callable[[str], None], commits: Sequence[int] = COMMITS) -> TableReport:
-    """One table in `folder`, measured while it grows."""
+def run(folder: Path, note: Callable[[str], None], snapshots: Sequence[int] = SNAPSHOTS) -> TableReport:
+    """A table of each format in `folder`, measured while it grows."""
     place = folder / f"table-{secrets.token_hex(4)}"
     try:
-        world = _World(place)
-        return TableReport(tuple(world.measure(n, note) for n in commits))
+        worlds: dict[str, _World] = {ICEBERG: _IcebergWorld(place / "iceberg"), DELTA: _DeltaWorld(place / "delta")}
+        return TableReport({f: tuple(_measured(f, w, n, note) for n in snapshots) for f, w in worlds.items()})
     finally:
         shutil.rmtree(place, ignore_errors=True)
 
 
-class _World:
-    def __init__(self, place: Path) -> None:
-        (place / "data").mkdir(parents=True)
-        self._place, self._made, self._commits = place, 0, 0
-        rows = [{"topic": "orders", "partition": 0, "offset": o, "timestampType": 0} for o in range(100)]
-        plain = [f.with_type(pa.string()) if pa.types.is_dictionary(f.type) else f for f in RawFormat.schema]
-        pq.write_table(pa.Table.from_pylist(rows, schema=pa.schema(plain)), place / "one.parquet")
-        catalog = {"type": "sql", "uri": f"sqlite:///{place}/catalog.db"}
-        self._table = IcebergTable("db.orders", catalog, {"warehouse": str(place / "tables")})
-        self._table.look()
-        self._table.create(RAW_TYPES, {})
-        self._table.look()
+class _World(Protocol):
+    table: Table
+    made: _Made
 
-    def measure(self, commits: int, note: Callable[[str], None]) -> OldTable:
-        note(f"table: {commits:,} commits of {FILES} files")
-        while self._commits < commits:
-            self._add(FILES)
-        seconds = {"look": _timed(self._table.look)}
-        seconds[f"add {BATCH} files"] = _timed(lambda: self._add(BATCH))
-        seconds["list all files"] = _timed(self._table.files)
-        head = self._table.look()
-        newest = max((self._place / "tables").rglob("*.metadata.json"), key=lambda p: p.stat().st_mtime)
-        return OldTable(head.snapshots if head else 0, head.files if head else 0, newest.stat().st_size, seconds)
+    def grow(self, snapshots: int) -> None:
+        """Add so many snapshots."""
 
-    def _add(self, files: int) -> None:
-        made = [self._place / "data" / f"{self._made + i}.parquet" for i in range(files)]
-        for path in made:
-            os.link(self._place / "one.parquet", path)
-        self._made, self._commits = self._made + files, self._commits + 1
-        offsets = '{"orders":{"0":["0-100"]}}'
-        about = {"sluice.batches": f"{self._commits}/{secrets.token_hex(16)}", "sluice.offsets": offsets}
-        self._table.look()
-        added = tuple(map(str, made))
-        self._table.commit(TableChange(TableOperation.APPEND, self._commits, added, (), RAW_TYPES, about))
+    def metadata_bytes(self) -> int: ...
+
+
+def _measured(format: str, world: _World, snapshots: int, note: Callable[[str], None]) -> OldTable:
+    note(f"table: {format}, {snapshots:,} snapshots of {FILES} files")
+    world.grow(snapshots - world.made.commits)
+    at = (snapshots, world.made.files, world.metadata_bytes())
+    seconds = {"look": _timed(world.table.look)}
+    seconds[f"add {BATCH} files"] = _timed(lambda: _add(world, BATCH))
+    seconds["list all files"] = _timed(world.table.files)
+    return OldTable(*at, seconds)
+
+
+def _add(world: _World, files: int) -> None:
+    world.table.look()
+    world.table.commit(world.made.change(files))
 
 
 def _timed(work: Callable[[], object]) -> tuple[float, float]:
@@ -103,14 +104,82 @@ def _timed(work: Callable[[], object]) -> tuple[float, float]:
     return time.process_time() - cpu, time.monotonic() - began
 
 
+class _Made:
+    """The files of a table: links to one, in a folder of their own."""
+
+    def __init__(self, place: Path) -> None:
+        self._folder, self._one = place / ORDERS, place / "one.parquet"
+        self._folder.mkdir(parents=True)
+        self.files = self.commits = 0
+        rows = [{"topic": "orders", "partition": 0, "offset": o, "timestampType": 0} for o in range(100)]
+        plain = [f.with_type(pa.string()) if pa.types.is_dictionary(f.type) else f for f in RawFormat.schema]
+        pq.write_table(pa.Table.from_pylist(rows, schema=pa.schema(plain)), self._one)
+
+    def change(self, files: int) -> TableChange:
+        """A batch of so many new files, and what a snapshot says of it."""
+        paths = [self._folder / f"{self.files + i}.parquet" for i in range(files)]
+        for path in paths:
+            os.link(self._one, path)
+        self.files, self.commits = self.files + files, self.commits + 1
+        offsets = '{"orders":{"0":["0-100"]}}'
+        about = {"sluice.batches": f"{self.commits}/{secrets.token_hex(16)}", "sluice.offsets": offsets}
+        return TableChange(TableOperation.APPEND, self.commits, tuple(map(str, paths)), (), RAW_TYPES, about)
+
+
+class _IcebergWorld:
+    def __init__(self, place: Path) -> None:
+        self.made, self._place = _Made(place), place
+        self._catalog = {"type": "sql", "uri": f"sqlite:///{place}/catalog.db"}
+        self._warehouse = {"warehouse": str(place / "tables")}
+        self.table: Table = IcebergTable("db.orders", self._catalog, self._warehouse)
+        self.table.look()
+        self.table.create(RAW_TYPES, {})
+        _add(self, FILES)
+
+    def grow(self, snapshots: int) -> None:
+        from pyiceberg.catalog import load_catalog
+
+        read = load_catalog("sluice", **self._catalog, **self._warehouse).load_table("db.orders")
+        while snapshots > 0:
+            with without_history(read) as transaction:
+                for _ in range(min(snapshots, STAGED)):
+                    change = self.made.change(FILES)
+                    with transaction.update_snapshot(snapshot_properties=dict(change.about)).merge_append() as staged:
+                        for file in described(read.io, transaction.table_metadata, change.add):
+                            staged.append_data_file(file)
+            snapshots -= STAGED
+
+    def metadata_bytes(self) -> int:
+        found = (self._place / "tables").rglob("*.metadata.json")
+        return max(found, key=lambda p: p.stat().st_mtime).stat().st_size
+
+
+class _DeltaWorld:
+    def __init__(self, place: Path) -> None:
+        self.made, self._place = _Made(place), place
+        self.table: Table = DeltaLakeTable(LocalLake(place), ORDERS, {})
+        self.table.look()
+        self.table.create(RAW_TYPES, {LEDGER: "bench"})
+        _add(self, FILES)
+
+    def grow(self, snapshots: int) -> None:
+        self.table.look()
+        for _ in range(snapshots):
+            self.table.commit(self.made.change(FILES))
+
+    def metadata_bytes(self) -> int:
+        return sum(p.stat().st_size for p in (self._place / ORDERS / "_delta_log").iterdir())
+
+
 def table_view(report: TableReport) -> Iterator[RenderableType]:
-    """A column for each age, for the terminal."""
-    columns = [f"{count(t.snapshots)} snapshots" for t in report.grown]
-    yield heading("table", "an Iceberg table in a folder, its catalog in SQLite")
-    rows = [["files", *(count(t.files) for t in report.grown)]]
-    rows.append(["metadata", *(size(t.metadata_bytes) for t in report.grown)])
-    for what in report.grown[0].seconds:
-        of = [t.seconds[what] for t in report.grown]
-        rows.append([f"{what}: seconds", *(f"{wall:,.2f}" for _, wall in of)])
-        rows.append(["  CPU seconds", *(f"{cpu:,.2f}" for cpu, _ in of)])
-    yield table(["", *columns], rows)
+    """A table for each format, with a column for each age, for the terminal."""
+    said = {ICEBERG: "in a folder, its catalog in SQLite", DELTA: "in a folder"}
+    for format, grown in report.grown.items():
+        yield heading(format, said[format])
+        rows = [["files", *(count(t.files) for t in grown)]]
+        rows.append(["metadata", *(size(t.metadata_bytes) for t in grown)])
+        for what in grown[0].seconds:
+            of = [t.seconds[what] for t in grown]
+            rows.append([f"{what}: seconds", *(f"{wall:,.2f}" for _, wall in of)])
+            rows.append(["  CPU seconds", *(f"{cpu:,.2f}" for cpu, _ in of)])
+        yield table(["", *(f"{count(t.snapshots)} snapshots" for t in grown)], rows)

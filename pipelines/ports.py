@@ -383,6 +383,11 @@ class Table(Protocol):
         """The table as people call it: format and name."""
         ...
 
+    @property
+    def format(self) -> str:
+        """Iceberg or Delta."""
+        ...
+
     def close(self) -> None:
         """Let go of the catalog's connections."""
         ...

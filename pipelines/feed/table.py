@@ -10,6 +10,7 @@ from pydantic import AfterValidator, BeforeValidator, Field, SecretStr, Validati
 
 from sluice.pipelines.feed.settings import Duration, Settings, Text
 from sluice.pipelines.schema.schema import Kind, Schema, Type, path_below
+from sluice.pipelines.vocabulary.tables import DELTA, ICEBERG
 from sluice.pipelines.vocabulary.units import DAY
 
 _NAME = re.compile(r"[A-Za-z0-9_]+(\.[A-Za-z0-9_]+)+")
@@ -80,34 +81,37 @@ class TableSettings(Settings):
     @property
     def format(self) -> str:
         """The format's name, as people write it."""
-        return "Iceberg" if self.iceberg else "Delta"
+        return ICEBERG if self.iceberg else DELTA
 
 
-def unfit(columns: Mapping[str, Type]) -> Iterator[tuple[str, str, str]]:
-    """(path, type, what to write instead) of each value that Iceberg and Delta would change or do not have.
+def unfit(columns: Mapping[str, Type], format: str) -> Iterator[tuple[str, str, str]]:
+    """(path, type, what to write instead) of each value that a table of this format would change or does not have.
 
-    Readers take uint32 for int and uint64 for long, and so large values for negative ones. Delta has no times in
-    nanoseconds; Iceberg's are of a version of the format that few read.
+    Readers take uint32 for int and uint64 for long, and so large values for negative ones. Spark's reader of Iceberg
+    knows no unsigned type in a file. Delta has no times in nanoseconds; Iceberg's are of a version of the format that
+    few read.
     """
+    instead = _INSTEAD | (_IN_ICEBERG if format == ICEBERG else {})
     for name, t in columns.items():
-        yield from _unfit(name, t)
+        yield from _unfit(name, t, instead)
 
 
-def _unfit(path: str, t: Type) -> Iterator[tuple[str, str, str]]:
-    if t.kind in _INSTEAD:
-        yield path, str(t), _INSTEAD[t.kind]
+def _unfit(path: str, t: Type, instead: Mapping[Kind, str]) -> Iterator[tuple[str, str, str]]:
+    if t.kind in instead:
+        yield path, str(t), instead[t.kind]
     if t.unit == "ns":
         yield path, str(t), f"{t.kind}(us)"
     for f in t.fields:
-        yield from _unfit(path_below(path, t.kind, f.name), f.type)
+        yield from _unfit(path_below(path, t.kind, f.name), f.type, instead)
 
 
 _INSTEAD = {Kind.UINT32: "int64", Kind.UINT64: "decimal(20,0)"}
+_IN_ICEBERG = {Kind.UINT8: "int16", Kind.UINT16: "int32"}
 
 
 def check_holds(table: TableSettings, columns: Schema | None) -> None:
     """Raises ValueError if the table cannot hold a column of the schema."""
-    wrong = next(unfit({f.name: f.type for f in columns.fields}), None) if columns else None
+    wrong = next(unfit({f.name: f.type for f in columns.fields}, table.format), None) if columns else None
     if wrong:
         path, said, instead = wrong
         raise ValueError(f"cannot hold {path}, which is {said}: {table.format} has no such type; write {instead}")

@@ -193,7 +193,7 @@ def _difference(
 
 def _check_columns(state: State, table: Table) -> None:
     """Raises TableRefused for columns that the table would hold as something else."""
-    if wrong := list(unfit(column_types(state))):
+    if wrong := list(unfit(column_types(state), table.format)):
         path, said, instead = wrong[0]
         more = f", and {many(len(wrong) - 1, 'more column')}" if len(wrong) > 1 else ""
         raise TableRefused(

@@ -14,6 +14,8 @@ FEED, LEDGER, MARK = "sluice.feed", "sluice.ledger", "sluice.mark"
 BATCHES, OFFSETS, WINDOWS = "sluice.batches", "sluice.offsets", "sluice.windows"
 COMPLETE = "sluice.complete-until"
 """What tables and their snapshots say of themselves, in every format."""
+ICEBERG, DELTA = "Iceberg", "Delta"
+"""The formats, as people write them."""
 
 
 class TableOperation(StrEnum):

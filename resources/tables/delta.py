@@ -29,11 +29,12 @@ from sluice.pipelines.feed.feed import Feed
 from sluice.pipelines.lake import paths
 from sluice.pipelines.ports import Lake
 from sluice.pipelines.vocabulary import extras
-from sluice.pipelines.vocabulary.errors import PartUnreadable, SluiceError
+from sluice.pipelines.vocabulary.errors import SluiceError
 from sluice.pipelines.vocabulary.side_by_side import each
 from sluice.pipelines.vocabulary.tables import (
     BATCHES,
     COMPLETE,
+    DELTA,
     LEDGER,
     MARK,
     TableChange,
@@ -43,7 +44,7 @@ from sluice.pipelines.vocabulary.tables import (
 )
 from sluice.resources.tables.access import access_of
 from sluice.resources.tables.delta_types import delta_field, grown, stats_of
-from sluice.resources.tables.outcomes import Outcomes
+from sluice.resources.tables.outcomes import Outcomes, readable
 
 if TYPE_CHECKING:
     from deltalake import CommitProperties, DeltaTable, PostCommitHookProperties
@@ -86,6 +87,10 @@ class DeltaLakeTable:
     @property
     def name(self) -> str:
         return f"table {self._root}"
+
+    @property
+    def format(self) -> str:
+        return DELTA
 
     @cached_property
     def address(self) -> str:
@@ -202,17 +207,8 @@ class DeltaLakeTable:
 
         def action(address: str) -> AddAction:
             path = self._path(address)
-            try:
-                with self._lake.open(f"{self._root}/{path}") as file:
-                    size, stats = stats_of(file)
-            except FileNotFoundError:
-                raise PartUnreadable(
-                    f"{address} is missing", remedy="see sluice audit FEED", path=address, gone=True
-                ) from None
-            except pa.ArrowException as error:
-                raise PartUnreadable(
-                    f"{address} cannot be read: {type(error).__name__}", remedy="see sluice audit FEED", path=address
-                ) from None
+            with readable(address), self._lake.open(f"{self._root}/{path}") as file:
+                size, stats = stats_of(file)
             return AddAction(path, size, {}, now, _changes_rows(change), stats)
 
         return each(action, change.add)

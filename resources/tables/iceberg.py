@@ -19,16 +19,19 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
+import pyarrow.parquet as pq
 
 from sluice.pipelines.feed.feed import Feed
 from sluice.pipelines.ports import Lake
 from sluice.pipelines.schema.schema import arrow_type
 from sluice.pipelines.schema.wider import parse_type
 from sluice.pipelines.vocabulary import extras
-from sluice.pipelines.vocabulary.errors import CatalogUnavailable, PartUnreadable, SetupError, SluiceError
+from sluice.pipelines.vocabulary.errors import CatalogUnavailable, SetupError, SluiceError
+from sluice.pipelines.vocabulary.side_by_side import each
 from sluice.pipelines.vocabulary.tables import (
     BATCHES,
     COMPLETE,
+    ICEBERG,
     LEDGER,
     MARK,
     TableChange,
@@ -37,12 +40,14 @@ from sluice.pipelines.vocabulary.tables import (
     TableOperation,
 )
 from sluice.resources.tables.access import access_of
-from sluice.resources.tables.outcomes import Outcomes
+from sluice.resources.tables.outcomes import Outcomes, readable
 
 if TYPE_CHECKING:
     from pyiceberg.catalog import Catalog
+    from pyiceberg.io import FileIO
     from pyiceberg.manifest import DataFile, ManifestEntry, ManifestFile
     from pyiceberg.table import Table, Transaction
+    from pyiceberg.table.metadata import TableMetadata
     from pyiceberg.table.snapshots import Snapshot
 
 _COLUMNS = "sluice.columns"
@@ -81,6 +86,10 @@ class IcebergTable:
     @property
     def name(self) -> str:
         return f"table {self._identifier}"
+
+    @property
+    def format(self) -> str:
+        return ICEBERG
 
     def __repr__(self) -> str:
         return f"IcebergTable({self._identifier!r})"
@@ -144,7 +153,7 @@ class IcebergTable:
 
     def commit(self, change: TableChange) -> int:
         table = self._known
-        with self._changing(), _transaction(table) as transaction:
+        with self._changing(), without_history(table) as transaction:
             _evolve(transaction, change.columns)
             self._stage_files(transaction, change)
             told = {COMPLETE: change.complete} if change.complete else {}
@@ -156,17 +165,8 @@ class IcebergTable:
             transaction.set_properties({COMPLETE: complete})
 
     def _stage_files(self, transaction: Transaction, change: TableChange) -> None:
-        from pyiceberg.io.pyarrow import parquet_file_to_data_file
-
         table, about = self._known, {**change.about, MARK: str(change.mark)}
-        adding, metadata = [], transaction.table_metadata
-        for address in change.add:
-            try:
-                adding.append(parquet_file_to_data_file(table.io, metadata, address))
-            except FileNotFoundError:
-                raise PartUnreadable(
-                    f"{address} is missing", remedy="see sluice audit FEED", path=address, gone=True
-                ) from None
+        adding = described(table.io, transaction.table_metadata, change.add)
         with _producer(transaction, table, change.operation, about) as staged:
             for file in self._data_files(change.remove):
                 staged.delete_data_file(file)
@@ -316,19 +316,62 @@ def _evolve(transaction: Transaction, columns: Mapping[str, str]) -> None:
     transaction.set_properties({_COLUMNS: f"{said}/{transaction.table_metadata.current_schema_id}"})
 
 
-def _transaction(table: Table) -> Transaction:
-    """A transaction that copies the table's metadata once after each step, and not whenever it is asked for it. A
-    commit asks dozens of times, and the metadata has every snapshot in it."""
+def described(io: FileIO, metadata: TableMetadata, addresses: Sequence[str]) -> list[DataFile]:
+    """The files, as a manifest names them, from their footers. PyIceberg looks at the first file of each shape, and
+    whether the table can hold it; looking takes it longer than all the rest."""
+    from pyiceberg.io.pyarrow import (
+        compute_statistics_plan,
+        data_file_statistics_from_parquet_metadata,
+        parquet_file_to_data_file,
+        parquet_path_to_id_mapping,
+    )
+    from pyiceberg.manifest import DataFile, DataFileContent, FileFormat
+
+    schema, known = metadata.schema(), set[pa.Schema]()
+    columns = parquet_path_to_id_mapping(schema)
+    wanted = compute_statistics_plan(schema, metadata.properties)
+
+    def of(address: str) -> DataFile:
+        with readable(address), io.new_input(address).open() as stream:
+            footer, size = pq.read_metadata(stream), stream.seek(0, 2)
+        if (shape := footer.schema.to_arrow_schema().remove_metadata()) not in known:
+            found = parquet_file_to_data_file(io, metadata, address)
+            known.add(shape)
+            return found
+        said = data_file_statistics_from_parquet_metadata(footer, wanted, columns)
+        return DataFile.from_args(
+            content=DataFileContent.DATA,
+            file_path=address,
+            file_format=FileFormat.PARQUET,
+            partition=said.partition(metadata.spec(), schema),
+            file_size_in_bytes=size,
+            sort_order_id=None,
+            spec_id=metadata.default_spec_id,
+            equality_ids=None,
+            key_metadata=None,
+            **said.to_serialized_dict(),
+        )
+
+    return each(of, addresses)
+
+
+def without_history(table: Table) -> Transaction:
+    """A transaction that looks at the table without its history. PyIceberg copies the metadata, with all snapshots,
+    whenever a step asks for it, and no step asks for a snapshot that no branch or tag names."""
     from pyiceberg.table import Transaction
+    from pyiceberg.table.update import update_table_metadata
+
+    named = _refs(table)
+    snapshots = [s for s in table.metadata.snapshots if s.snapshot_id in named]
+    known = table.metadata.model_copy(update={"snapshots": snapshots, "snapshot_log": [], "metadata_log": []})
 
     class Sparing(Transaction):  # type: ignore[misc, unused-ignore]
-        _copied: tuple[Any, Any] = (None, None)
+        _copied: tuple[int, Any] = (-1, None)
 
         @property
         def table_metadata(self) -> Any:
-            step = len(self._updates), id(self._table.metadata)
-            if self._copied[0] != step:
-                self._copied = step, super().table_metadata
+            if self._copied[0] != len(self._updates):
+                self._copied = len(self._updates), update_table_metadata(known, self._updates)
             return self._copied[1]
 
     return Sparing(table)

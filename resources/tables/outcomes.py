@@ -8,9 +8,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+import pyarrow as pa
+
 from sluice.pipelines.vocabulary.errors import (
     CatalogUnavailable,
     NotAuthorized,
+    PartUnreadable,
     SetupError,
     SluiceError,
     TableMoved,
@@ -23,6 +26,19 @@ _AWAY = {"SQLAlchemyError", "OSError", "RESTError", "RequestException", "BotoCor
 _DENIED = {"UnauthorizedError", "ForbiddenError", "OAuthError", "AuthorizationExpiredError", "PermissionError"}
 _MOST = 300
 """How many characters of another's message are kept."""
+
+
+@contextmanager
+def readable(address: str) -> Iterator[None]:
+    """Raise PartUnreadable where a file that is to be added is not there, or is no Parquet."""
+    try:
+        yield
+    except FileNotFoundError:
+        raise PartUnreadable(f"{address} is missing", remedy="see sluice audit FEED", path=address, gone=True) from None
+    except pa.ArrowException as error:
+        raise PartUnreadable(
+            f"{address} cannot be read: {type(error).__name__}", remedy="see sluice audit FEED", path=address
+        ) from None
 
 
 class Outcomes:

@@ -7,13 +7,16 @@ from pathlib import Path
 import pytest
 
 pytest.importorskip("pyiceberg")
+pytest.importorskip("deltalake")
 
 from sluice.bench import table
 
 
 def test_a_table_grows_and_is_measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(table, "BATCH", 4)
-    report = table.run(tmp_path, lambda text: None, [1, 3])
-    assert [(t.snapshots, t.files) for t in report.grown] == [(2, 14), (4, 28)]
-    assert {*report.document()["grown"][0]["seconds"]} == {"look", "add 4 files", "list all files"}
+    monkeypatch.setattr(table, "STAGED", 2)
+    report = table.run(tmp_path, lambda text: None, [1, 5])
+    for grown in (report.grown["Iceberg"], report.grown["Delta"]):
+        assert [(t.snapshots, t.files) for t in grown] == [(1, 10), (5, 44)]
+        assert {*grown[0].seconds} == {"look", "add 4 files", "list all files"}
     assert not [*tmp_path.iterdir()]

@@ -46,3 +46,10 @@ def test_types_that_readers_would_change_are_refused(table: str, kind: str, tmp_
     said = load(tmp_path, f"format: json\nschema: {{n: '{kind}'}}\ntable: {table}\n")
     assert "cannot hold n" in said
     assert "write" in said
+
+
+@pytest.mark.parametrize("kind", ["uint8", "uint16", "map<string, uint8>"])
+def test_small_unsigned_types_are_refused_where_spark_does_not_read_them(kind: str, tmp_path: Path) -> None:
+    feed = f"format: json\nschema: {{n: '{kind}'}}\n"
+    assert "cannot hold n" in load(tmp_path, f"{feed}table: {{iceberg: {{name: db.orders}}}}\n")
+    assert load(tmp_path, f"{feed}table: {{delta: {{}}}}\n") == ""

@@ -2,53 +2,27 @@
 
 from __future__ import annotations
 
-import datetime as dt
 import json
 from collections.abc import Mapping
-from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
 
 pytest.importorskip("deltalake")
 
 from deltalake import DeltaTable
 
-from sluice.pipelines.schema.schema import arrow_type
-from sluice.pipelines.schema.wider import parse_type
 from sluice.pipelines.vocabulary.errors import CatalogUnavailable, PartUnreadable, TableMoved, TableRefused
 from sluice.pipelines.vocabulary.tables import TableChange, TableOperation
 from sluice.resources.lake_local import LocalLake
 from sluice.resources.tables.delta import DeltaLakeTable
 from tests.pipelines.landed_world import A, B, pieces
+from tests.pipelines.tables.values import COLUMNS, NOON, ROWS, told, write
 from tests.pipelines.tables.worlds import DeltaWorld
 
 ROOT = "data/orders"
-NOON = dt.datetime(2026, 11, 20, 12, 0, 0, 123456, dt.UTC)
-VALUES: dict[str, list[Any]] = {
-    "int8": [-128, 127],
-    "int64": [-(2**63), 2**63 - 1],
-    "uint8": [0, 255],
-    "uint16": [0, 65535],
-    "float32": [1.5, float("nan")],
-    "float64": [1.5, None],
-    "bool": [True, False],
-    "string": ["a", "ü" * 50],
-    "binary": [b"\0", b"\xff"],
-    "date": [dt.date(1969, 1, 1), dt.date(9999, 12, 31)],
-    "json": ["{}", None],
-    "decimal(38,4)": [Decimal("-1.0001"), Decimal("9" * 34 + ".9999")],
-    "timestamp(ms)": [NOON.replace(microsecond=123000), None],
-    "timestamp(us)": [NOON, dt.datetime(9999, 12, 31, 23, 59, 59, 999999, dt.UTC)],
-    "epoch(s)": [NOON.replace(microsecond=0), NOON.replace(microsecond=0)],
-    "list<struct<a:int32, b:string>>": [[{"a": 1, "b": "x"}], []],
-    "map<string, int64>": [[("k", 1)], None],
-    "struct<a:struct<b:int8>>": [{"a": {"b": 1}}, None],
-}
-COLUMNS = {f"c{i}": text for i, text in enumerate(VALUES)}
 
 
 class Place:
@@ -62,10 +36,7 @@ class Place:
         return DeltaLakeTable(self.lake, ROOT, {})
 
     def write(self, name: str, columns: Mapping[str, str], values: Mapping[str, list[Any]]) -> str:
-        arrays = {c: pa.array(values[c], arrow_type(parse_type(text))) for c, text in columns.items()}
-        with self.lake.create(f"{ROOT}/{name}") as file:
-            pq.write_table(pa.table(arrays), file)
-        return self.lake.locate(f"{ROOT}/{name}")
+        return write(self.lake, f"{ROOT}/{name}", columns, values)
 
     def add(self, columns: Mapping[str, str], *addresses: str) -> None:
         if self.table.look() is None:
@@ -85,12 +56,10 @@ def place(tmp_path: Path) -> Place:
 
 
 def test_values_of_all_types_are_read_as_they_landed(place: Place) -> None:
-    values = dict(zip(COLUMNS, VALUES.values(), strict=True))
-    place.add(COLUMNS, place.write("one.parquet", COLUMNS, values))
+    place.add(COLUMNS, place.write("one.parquet", COLUMNS, ROWS))
     read = place.delta.to_pyarrow_table().to_pydict()
     for column, text in COLUMNS.items():
-        told = str(read[column]).replace("zoneinfo.ZoneInfo(key='UTC')", "datetime.timezone.utc")
-        assert told == str(values[column]), text
+        assert told(read[column]) == str(ROWS[column]), text
     types = {f["name"]: f["type"] for f in json.loads(place.delta.schema().to_json())["fields"]}
     assert [types[c] for c in ("c0", "c2", "c3", "c11", "c13")] == [
         *("byte", "short", "integer", "decimal(38,4)", "timestamp"),

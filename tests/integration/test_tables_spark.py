@@ -1,0 +1,100 @@
+"""Spark reads tables of both formats: what landed, merged and retired, by time too, and values of all types."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from sluice.pipelines.rewriting.expiry import expire
+from sluice.pipelines.tables.sync import sync
+from sluice.pipelines.vocabulary.tables import LEDGER, TableChange, TableOperation
+from sluice.resources.edges import open_tables
+from tests import spark_reader
+from tests.pipelines.landed_world import HOUR, START, A, B, pieces
+from tests.pipelines.tables.values import COLUMNS, ROWS, SIGNED, told, write
+from tests.pipelines.tables.worlds import DeltaWorld, IcebergWorld, TableWorld
+
+pytestmark = [
+    pytest.mark.soak,
+    pytest.mark.skipif(spark_reader.PYTHON not in os.environ, reason=f"{spark_reader.PYTHON} names no Python"),
+]
+
+
+@pytest.fixture(params=["iceberg", "delta"])
+def world(request: pytest.FixtureRequest, tmp_path: Path) -> TableWorld:
+    pytest.importorskip("pyiceberg" if request.param == "iceberg" else "deltalake")
+    return IcebergWorld(tmp_path) if request.param == "iceberg" else DeltaWorld(tmp_path)
+
+
+def test_spark_reads_what_landed(world: TableWorld) -> None:
+    def bring_up() -> None:
+        with open_tables(world.feed, world.lake) as (table, windows):
+            sync(world.fresh_ledger(), world.lake, table, windows=windows)
+
+    world.land(*pieces(A, 20), *pieces(B, 50), bad=3)
+    bring_up()
+    world.compact()
+    bring_up()
+    expire(world.ledger, world.lake, START + HOUR, world.feed.window, "old", world.liveness)
+    bring_up()
+    world.check_same()
+    columns = SIGNED if isinstance(world, IcebergWorld) else COLUMNS
+    values = _of_all_types(world, columns)
+    snapshots = [found[0] for found in world.said()]
+    asked = {f"at-{n}": f"SELECT * FROM {_name(world)} VERSION AS OF {s}" for n, s in enumerate(snapshots)}
+    asked |= {
+        "now": f"SELECT * FROM {_name(world)}",
+        "late": f"SELECT count(*) AS n FROM {_name(world)} WHERE timestamp >= TIMESTAMP '2015-08-19 17:00:00'",
+        "windows": f"SELECT * FROM {_name(world, 'windows')}",
+        "values": f"SELECT * FROM {values}",
+    }
+    kind = "iceberg" if isinstance(world, IcebergWorld) else "delta"
+    found = {name: pq.read_table(path) for name, path in spark_reader.read(kind, world.root, asked).items()}
+
+    assert _offsets(found["now"]) == world.landed_rows()
+    ours = world.read().select(found["now"].column_names).sort_by(_ORDER).to_pylist()
+    assert found["now"].sort_by(_ORDER).to_pylist() == ours
+    for n, snapshot in enumerate(snapshots):
+        assert _offsets(found[f"at-{n}"]) == world.offsets(snapshot)
+    assert len(found["at-0"]) == 397
+    assert [r["window_start"].timestamp() * 1000 for r in found["windows"].to_pylist()] == [START + HOUR]
+    for column, text in columns.items():
+        assert told(found["values"].column(column).to_pylist()) == str(ROWS[column]), text
+
+
+_ORDER = [("partition", "ascending"), ("offset", "ascending")]
+
+
+def _offsets(rows: pa.Table) -> list[tuple[int, int]]:
+    return sorted(zip(*rows.select(["partition", "offset"]).to_pydict().values(), strict=True))
+
+
+def _name(world: TableWorld, suffix: str = "") -> str:
+    if isinstance(world, IcebergWorld):
+        return f"sluice.db.orders{'_' if suffix else ''}{suffix}"
+    return f"delta.`{world.root}/lake/{f'tables/orders_{suffix}' if suffix else 'data/orders'}`"
+
+
+def _of_all_types(world: TableWorld, columns: Mapping[str, str]) -> str:
+    """A table beside the feed's, with a column of each type; its name in Spark."""
+    from sluice.resources.tables.delta import DeltaLakeTable
+    from sluice.resources.tables.iceberg import IcebergTable
+
+    settings = world.feed.table
+    assert settings is not None
+    if settings.iceberg:
+        made = IcebergTable("db.types", settings.iceberg.properties(), {"warehouse": str(world.root / "tables")})
+        name = "sluice.db.types"
+    else:
+        made, name = DeltaLakeTable(world.lake, "types", {}), f"delta.`{world.root}/lake/types`"
+    made.look()
+    made.create(columns, {LEDGER: "x"})
+    made.look()
+    file = write(world.lake, "types/one.parquet", columns, ROWS)
+    made.commit(TableChange(TableOperation.APPEND, 1, (file,), (), columns, {}))
+    return name

@@ -1,0 +1,54 @@
+"""A column of each type that a table holds, with two values, and a file with them."""
+
+from __future__ import annotations
+
+import datetime as dt
+from collections.abc import Mapping
+from decimal import Decimal
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from sluice.pipelines.ports import Lake
+from sluice.pipelines.schema.schema import arrow_type
+from sluice.pipelines.schema.wider import parse_type
+
+NOON = dt.datetime(2026, 11, 20, 12, 0, 0, 123456, dt.UTC)
+VALUES: dict[str, list[Any]] = {
+    "int8": [-128, 127],
+    "int64": [-(2**63), 2**63 - 1],
+    "uint8": [0, 255],
+    "uint16": [0, 65535],
+    "float32": [1.5, float("nan")],
+    "float64": [1.5, None],
+    "bool": [True, False],
+    "string": ["a", "ü" * 50],
+    "binary": [b"\0", b"\xff"],
+    "date": [dt.date(1969, 1, 1), dt.date(9999, 12, 31)],
+    "json": ["{}", None],
+    "decimal(38,4)": [Decimal("-1.0001"), Decimal("9" * 34 + ".9999")],
+    "timestamp(ms)": [NOON.replace(microsecond=123000), None],
+    "timestamp(us)": [NOON, dt.datetime(9999, 12, 31, 23, 59, 59, 999999, dt.UTC)],
+    "epoch(s)": [NOON.replace(microsecond=0), NOON.replace(microsecond=0)],
+    "list<struct<a:int32, b:string>>": [[{"a": 1, "b": "x"}], []],
+    "map<string, int64>": [[("k", 1)], None],
+    "struct<a:struct<b:int8>>": [{"a": {"b": 1}}, None],
+}
+COLUMNS = {f"c{i}": text for i, text in enumerate(VALUES)}
+ROWS = dict(zip(COLUMNS, VALUES.values(), strict=True))
+SIGNED = {c: text for c, text in COLUMNS.items() if not text.startswith("uint")}
+"""The columns that an Iceberg table may have."""
+
+
+def write(lake: Lake, path: str, columns: Mapping[str, str], values: Mapping[str, list[Any]]) -> str:
+    """The address of a new file of the lake that has these values."""
+    arrays = {c: pa.array(values[c], arrow_type(parse_type(text))) for c, text in columns.items()}
+    with lake.create(path) as file:
+        pq.write_table(pa.table(arrays), file)
+    return lake.locate(path)
+
+
+def told(values: list[Any]) -> str:
+    """Values as text, however a reader spells UTC."""
+    return str(values).replace("zoneinfo.ZoneInfo(key='UTC')", "datetime.timezone.utc")

@@ -1,0 +1,76 @@
+"""Spark as a reader of tables, in an environment of its own: its release may be another than ours.
+
+    python -m venv …; …/bin/pip install pyspark==4.1.1
+    SLUICE_TEST_SPARK_TABLES=…/bin/python .venv/bin/python -m pytest -m soak tests/integration/test_tables_spark.py
+
+`read` writes what Spark read as Parquet. This file is also what runs in that environment, and imports nothing of ours.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+
+PACKAGES = {
+    "iceberg": "org.apache.iceberg:iceberg-spark-runtime-4.1_2.13:1.12.0,org.xerial:sqlite-jdbc:3.49.1.0",
+    "delta": "io.delta:delta-spark_4.1_2.13:4.1.0",
+}
+PYTHON = "SLUICE_TEST_SPARK_TABLES"
+
+
+def read(kind: str, place: Path, queries: Mapping[str, str]) -> dict[str, Path]:
+    """The folder with the rows of each query, by its name. `place` has `catalog.db` in Iceberg."""
+    asked = place / "spark.json"
+    found = {name: place / "spark" / name for name in queries}
+    said = {"kind": kind, "place": str(place), "queries": dict(queries), "out": {n: str(p) for n, p in found.items()}}
+    asked.write_text(json.dumps(said))
+    environment = {k: v for k, v in os.environ.items() if not k.startswith(("PYTHON", "SPARK_"))}
+    run = subprocess.run(
+        [os.environ[PYTHON], __file__, str(asked)], env=environment, text=True, capture_output=True, check=False
+    )
+    assert run.returncode == 0, "\n".join(line for line in run.stderr.splitlines() if "\tat " not in line)
+    return found
+
+
+def main(asked: Path) -> None:
+    from pyspark.sql import SparkSession
+
+    said = json.loads(asked.read_text())
+    catalog = {
+        "iceberg": {
+            "spark.sql.extensions": "org.apache.iceberg.spark.extensions.IcebergSparkSessionExtensions",
+            "spark.sql.catalog.sluice": "org.apache.iceberg.spark.SparkCatalog",
+            "spark.sql.catalog.sluice.catalog-impl": "org.apache.iceberg.jdbc.JdbcCatalog",
+            "spark.sql.catalog.sluice.uri": f"jdbc:sqlite:{said['place']}/catalog.db",
+            "spark.sql.catalog.sluice.warehouse": said["place"],
+        },
+        "delta": {
+            "spark.sql.extensions": "io.delta.sql.DeltaSparkSessionExtension",
+            "spark.sql.catalog.spark_catalog": "org.apache.spark.sql.delta.catalog.DeltaCatalog",
+        },
+    }[said["kind"]]
+    settings = catalog | {
+        "spark.jars.packages": PACKAGES[said["kind"]],
+        "spark.sql.session.timeZone": "UTC",
+        "spark.sql.parquet.outputTimestampType": "TIMESTAMP_MICROS",
+        "spark.sql.shuffle.partitions": "1",
+        "spark.ui.enabled": "false",
+        "spark.driver.host": "127.0.0.1",
+        "spark.driver.bindAddress": "127.0.0.1",
+        "spark.sql.warehouse.dir": f"{said['place']}/warehouse",
+    }
+    builder = SparkSession.builder.master("local[1]")
+    for name, value in settings.items():
+        builder = builder.config(name, value)
+    spark = builder.getOrCreate()
+    for name, query in said["queries"].items():
+        spark.sql(query).coalesce(1).write.parquet(said["out"][name])
+    spark.stop()
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))
