@@ -21,6 +21,7 @@ from confluent_kafka.schema_registry import SchemaRegistryClient
 from confluent_kafka.schema_registry.avro import AvroSerializer
 from confluent_kafka.serialization import MessageField, SerializationContext
 
+from sluice.cli.main import main
 from sluice.pipelines.account.audit import audit
 from sluice.pipelines.account.rescan import rescan
 from sluice.pipelines.feed.feed import Feed
@@ -244,3 +245,25 @@ def test_references_are_resolved_and_kept(place: Place, registry: LocalRegistry)
     run(feed)
     assert [r["lines"] for r in landed(feed)] == [[{"sku": "s0"}, {"sku": "s1"}, {"sku": "s2"}]]
     assert open_lake(feed).get(f"_sluice/orders/schemas/{number}.json")
+
+
+def test_what_landed_goes_back_as_avro_by_the_feed_s_own_schema(
+    place: Place, registry: LocalRegistry, fresh_topic: Callable[..., str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    again = fresh_topic()
+    orders = [order(i) for i in range(20)]
+    values = serialized(registry, place.topic, FIRST, orders)
+    send(place, [*values, None])
+    run(avro_feed(place, registry.url))
+    asked_ = ["republish", "orders", "--to", again, "--offsets", f"{place.topic}:0:0-21", "--project", str(place.root)]
+    assert main([*asked_, "--apply", "--id", "back"]) == 0
+    sent = [r["value"] for r in consumed(place.kafka, again)]
+    assert sent == [*values, None]
+    assert [told_by(registry.url, v) for v in sent[:-1]] == orders
+    assert main(["audit", "orders", "--republished", "back", "--project", str(place.root)]) == 0
+
+    avro_feed(place, registry.url, SECOND)
+    assert main([*asked_, "--apply"]) == 3
+    assert "register its schema_file as the newest version" in capsys.readouterr().err
+    assert main(["audit", "orders", "--republished", "back", "--project", str(place.root)]) == 3
+    assert "has another schema than when this republish was planned" in capsys.readouterr().err
