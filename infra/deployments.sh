@@ -7,7 +7,9 @@ status=0
 
 .venv/bin/hadolint infra/image/Containerfile || status=1
 .venv/bin/check-jsonschema --quiet --builtin-schema vendor.compose-spec infra/compose/compose.yaml || status=1
-.venv/bin/kubernetes-validate --strict --quiet infra/kubernetes/*.yaml || status=1
+runs=infra/kubernetes/pod-per-run
+.venv/bin/kubernetes-validate --strict --quiet infra/kubernetes/*.yaml infra/kubernetes/spark/*.yaml \
+    "$runs/account.yaml" "$runs/network.yaml" || status=1
 if command -v promtool >/dev/null; then
     promtool check rules infra/prometheus/alerts.yaml >/dev/null || status=1
 else
@@ -15,6 +17,16 @@ else
 fi
 if command -v kubectl >/dev/null; then
     kubectl kustomize infra >/dev/null || status=1
+    # As infra/kubernetes/README.md has an overlay with a pod for each run.
+    overlay="$(mktemp -d)"
+    cp -r infra "$overlay/infra"
+    mkdir "$overlay/own"
+    echo "topics: orders" >"$overlay/own/orders.yaml"
+    sed -n '/^```yaml$/,/^```$/{/^```/d;p}' infra/kubernetes/README.md |
+        sed 's#\.\./sluice/infra#../infra#; s#files: \[.*\]#files: [orders.yaml]#' >"$overlay/own/kustomization.yaml"
+    kubectl kustomize "$overlay/own" >"$overlay/made.yaml" &&
+        .venv/bin/kubernetes-validate --strict --quiet "$overlay/made.yaml" || status=1
+    rm -r "$overlay"
 else
     echo "no kubectl: what Kustomize makes of infra/ is not looked at" >&2
 fi

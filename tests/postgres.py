@@ -49,6 +49,10 @@ class Postgres:
             with connection.cursor() as cursor:
                 cursor.execute(statement)
 
+    def address(self, database: str) -> str:
+        """What infra/dagster.yaml takes from the environment."""
+        return f"postgresql:///{database}?host={self.folder}&user={self.user}"
+
     def storage(self, database: str) -> str:
         """Lines of a `dagster.yaml`, as Dagster's documentation has them."""
         lines = ("storage:", "  postgres:", "    postgres_db:", f"      username: {self.user}", "      hostname: ''")
@@ -64,16 +68,7 @@ def started(found: Path) -> Iterator[Postgres]:
         os.chown(folder, user.pw_uid, user.pw_gid)
     who = {"user": user.pw_uid, "group": user.pw_gid, "extra_groups": ()} if user else {}
     made = Postgres(folder)
-    quick = (
-        "-c",
-        "fsync=off",
-        "-c",
-        "synchronous_commit=off",
-        "-c",
-        "full_page_writes=off",
-        "-c",
-        "max_connections=300",
-    )
+    quick = [word for setting in _QUICK for word in ("-c", setting)]
     try:
         initdb = [found / "initdb", "-D", folder / "data", "-U", made.user, "-A", "trust", "-E", "UTF8", "--no-sync"]
         subprocess.run([*initdb, "--locale=C"], cwd=folder, check=True, capture_output=True, **who)  # type: ignore[call-overload]

@@ -10,20 +10,21 @@ import tomllib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 import yaml
 
 from sluice.assets.internals import LOCATION, MODULE
 from sluice.cli import metrics
+from tests import deployment
+from tests.deployment import INFRA, UNITS
 
-ROOT = Path(__file__).parents[1]
-INFRA = ROOT / "infra"
+ROOT = INFRA.parent
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 IMAGE = (INFRA / "image/Containerfile").read_text()
 COMPOSE = yaml.safe_load((INFRA / "compose/compose.yaml").read_text())
 MANIFESTS = [m for p in sorted((INFRA / "kubernetes").glob("*.yaml")) for m in yaml.safe_load_all(p.read_text())]
-UNITS = {p.stem.removeprefix("sluice-"): p.read_text() for p in (INFRA / "systemd").glob("*.service")}
 DEPLOYED = [p for p in INFRA.rglob("*") if p.is_file() and p.parent != INFRA and "__pycache__" not in p.parts]
 LOOPBACK, EVERYWHERE = "127.0.0.1", "0.0.0.0"
 
@@ -36,8 +37,7 @@ def pods() -> dict[str, dict[str, Any]]:
 def commands(where: str) -> dict[str, str]:
     """The command line of each process: code, web, daemon, metrics."""
     if where == "systemd":
-        lines = {name: re.search(r"^ExecStart=/opt/sluice/bin/(.*)$", unit, re.M) for name, unit in UNITS.items()}
-        return {name: line[1] for name, line in lines.items() if line}
+        return {name: deployment.command(name) for name in UNITS}
     if where == "kubernetes":
         found = {name: " ".join(pod["containers"][0]["command"]) for name, pod in pods().items()}
         return {name: line.removeprefix("tini -- ") for name, line in found.items()}
@@ -123,7 +123,9 @@ def test_nobody_is_root_and_nothing_more_is_allowed_than_needed() -> None:
             assert container["resources"]["limits"]["memory"]
     for name, service in COMPOSE["services"].items():
         if name != "postgres":
-            assert (service["read_only"], service["cap_drop"]) == (True, ["ALL"])
+            assert (service["cap_drop"], service["security_opt"]) == (["ALL"], ["no-new-privileges:true"])
+        if "SLUICE_IMAGE" in service["image"]:
+            assert service["read_only"]
     assert all("User=sluice\n" in unit and "NoNewPrivileges=yes\n" in unit for unit in UNITS.values())
 
 
@@ -172,6 +174,23 @@ def test_dagster_takes_the_database_from_the_secrets() -> None:
     assert said["storage"]["postgres"]["postgres_url"]["env"] in set(values_of_secrets())
 
 
+def test_brokers_on_this_host_know_each_other_and_are_where_the_secrets_say() -> None:
+    brokers = {name: s for name, s in COMPOSE["services"].items() if name.startswith("kafka-")}
+    said = {name: s["environment"] for name, s in brokers.items()}
+    assert {f"User:CN={name}" for name in said} < {*said["kafka-1"]["KAFKA_SUPER_USERS"].split(";")}
+    for name, own in said.items():
+        number = name.removeprefix("kafka-")
+        assert (str(own["KAFKA_NODE_ID"]), own["KAFKA_ADVERTISED_LISTENERS"]) == (number, f"CLIENTS://{name}:9093")
+        assert own["KAFKA_SSL_KEYSTORE_LOCATION"] == f"/etc/kafka/secrets/{name}.pem"
+        assert f"{number}@{name}:9094" in own["KAFKA_CONTROLLER_QUORUM_VOTERS"].split(",")
+        assert f"{name}:/var/lib/kafka/data" in brokers[name]["volumes"]
+    example = (INFRA / "compose/secrets.env.example").read_text()
+    assert f"KAFKA_BOOTSTRAP={','.join(f'{name}:9093' for name in brokers)}\n" in example
+    from sluice.resources.local.kafka import VERSION
+
+    assert {s["image"] for s in brokers.values()} == {f"apache/kafka:{VERSION}"}
+
+
 def test_spark_on_this_host_is_where_the_page_says() -> None:
     master = COMPOSE["services"]["spark-master"]["command"]
     address = f"spark://spark-master:{master[master.index('--port') + 1]}"
@@ -187,3 +206,66 @@ def test_a_readme_is_one_screen(readme: Path) -> None:
         assert (readme.parent / path).exists(), path
     for path in re.findall(r"\b(infra/[\w./-]+\.\w+)", "\n".join(lines)):
         assert (ROOT / path).exists(), path
+
+
+# -- a pod for each run
+
+POD_PER_RUN = INFRA / "kubernetes/pod-per-run"
+RUNS = yaml.safe_load((POD_PER_RUN / "dagster.yaml").read_text())
+
+
+def test_a_pod_for_each_run_changes_the_launcher_alone() -> None:
+    assert (POD_PER_RUN / "dagster.yaml").read_text().startswith((INFRA / "dagster.yaml").read_text())
+    assert {*RUNS} - {*yaml.safe_load((INFRA / "dagster.yaml").read_text())} == {"run_launcher"}
+    component = yaml.safe_load((POD_PER_RUN / "kustomization.yaml").read_text())
+    made = {g["name"]: g.get("options", {}) for g in component["configMapGenerator"]}
+    assert made[RUNS["run_launcher"]["config"]["instance_config_map"]] == {"disableNameSuffixHash": True}
+    others = {"kustomization.yaml", "dagster.yaml"}
+    assert {*component["resources"]} == {p.name for p in POD_PER_RUN.glob("*.yaml")} - others
+
+
+def job_of_a_run() -> dict[str, Any]:
+    """What Dagster's launcher asks Kubernetes for, by that configuration."""
+    from dagster import DagsterRun
+    from dagster._config import process_config
+    from dagster_k8s import K8sRunLauncher
+    from dagster_k8s.container_context import K8sContainerContext
+    from dagster_k8s.job import construct_dagster_k8s_job
+    from kubernetes.client import ApiClient
+
+    said = process_config(K8sRunLauncher.config_type(), RUNS["run_launcher"]["config"])
+    assert said.success, said.errors
+    assert said.value
+    with patch("dagster_k8s.launcher.load_kubernetes_config"):  # there is no cluster
+        launcher = K8sRunLauncher(**said.value)
+    context = K8sContainerContext.create_for_run(DagsterRun("land_orders"), launcher, include_run_tags=False)
+    config = context.get_k8s_job_config(job_image="registry.example/sluice:1", run_launcher=launcher)
+    job = construct_dagster_k8s_job(config, ["dagster"], "run-1", context.run_k8s_config, component="run_worker")
+    return dict(ApiClient().sanitize_for_serialization(job))
+
+
+def test_the_pod_of_a_run_is_as_the_code_servers() -> None:
+    import kubernetes_validate
+
+    job = job_of_a_run()
+    kubernetes_validate.validate(job, kubernetes_validate.latest_version(), strict=True)
+    run, code = job["spec"]["template"]["spec"], pods()["code"]
+    assert run["securityContext"] == code["securityContext"]
+    assert run["serviceAccountName"] == code["serviceAccountName"]
+    assert run["terminationGracePeriodSeconds"] == code["terminationGracePeriodSeconds"]
+    (worker,), (server,) = run["containers"], code["containers"]
+    assert worker["securityContext"] == server["securityContext"] | {"readOnlyRootFilesystem": False}
+    places = {m["mountPath"] for m in worker["volumeMounts"]}
+    assert places == {m["mountPath"] for m in server["volumeMounts"]} - {
+        "/srv/dagster/workspace.yaml",
+        "/var/cache/sluice",
+    }
+    assert worker["envFrom"][-1] == server["envFrom"][0]
+    names = {e["name"] for e in worker["env"]}
+    assert {e["name"] for e in server["env"]} - names == {"SLUICE_CODE_HOST"}
+
+
+def test_the_policies_of_the_base_reach_runs() -> None:
+    (policy,) = yaml.safe_load_all((POD_PER_RUN / "network.yaml").read_text())
+    labels = job_of_a_run()["spec"]["template"]["metadata"]["labels"]
+    assert policy["spec"]["podSelector"]["matchLabels"].items() <= labels.items()

@@ -25,6 +25,7 @@ BRINGS = {
     "polars": "polars",
     "kazoo": "zookeeper",
     "dagster_postgres": "postgres",
+    "dagster_k8s": "k8s",
     "prometheus_client": "metrics",
     "pyiceberg": "iceberg",
     "sqlalchemy": "iceberg",

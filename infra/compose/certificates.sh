@@ -1,0 +1,57 @@
+#!/bin/sh
+# A CA of your own, and what it signs for the three brokers of compose.yaml and their two users: `admin`, who may do
+# everything, and `sluice`, who may do what it is granted. What is there already stays.
+#
+#   private/          mode 700: nobody else on this host gets below it; containers see only the folder that they mount
+#   private/ca.key    for this script alone
+#   private/brokers/  the brokers' and the administrator's
+#   private/sluice/   Sluice's
+set -eu
+umask 022
+cd "$(dirname "$0")"
+mkdir -p private && chmod 700 private
+cd private
+mkdir -p brokers sluice
+days=825
+kind="ec -pkeyopt ec_paramgen_curve:prime256v1"
+
+if ! [ -e ca.key ]; then
+    # shellcheck disable=SC2086
+    openssl req -x509 -newkey $kind -nodes -days "$days" -subj "/CN=sluice-ca" -keyout ca.key -out ca.pem 2>/dev/null
+fi
+cp ca.pem brokers/ca.pem
+cp ca.pem sluice/ca.pem
+
+# signed NAME: NAME.key and NAME.crt
+signed() {
+    # A broker by the name that others call it, and as its own container calls it.
+    printf 'subjectAltName=DNS:%s,DNS:localhost,IP:127.0.0.1\n' "$1" >extensions
+    # shellcheck disable=SC2086
+    openssl req -newkey $kind -nodes -subj "/CN=$1" -keyout "$1.key" -out request 2>/dev/null
+    openssl x509 -req -in request -days "$days" -CA ca.pem -CAkey ca.key -CAcreateserial -extfile extensions \
+        -out "$1.crt" 2>/dev/null
+    rm request extensions
+}
+
+for name in kafka-1 kafka-2 kafka-3 admin; do
+    [ -e "brokers/$name.pem" ] && continue
+    signed "$name"
+    cat "$name.key" "$name.crt" >"brokers/$name.pem"
+    rm "$name.key" "$name.crt"
+done
+if ! [ -e sluice/sluice.key ]; then
+    signed sluice
+    mv sluice.crt sluice/sluice.pem
+    mv sluice.key sluice/sluice.key
+fi
+# For Kafka's own tools, inside a broker's container.
+cat >brokers/admin.properties <<END
+security.protocol=SSL
+ssl.truststore.type=PEM
+ssl.truststore.location=/etc/kafka/secrets/ca.pem
+ssl.keystore.type=PEM
+ssl.keystore.location=/etc/kafka/secrets/admin.pem
+END
+# Containers are not root, and each has a user of its own.
+chmod 644 brokers/* sluice/*
+chmod 600 ca.key

@@ -1,0 +1,112 @@
+"""Prometheus itself, by infra/'s own configuration: it scrapes what `sluice metrics` says, loads the alert rules, and
+answers each panel of the dashboard. Skipped where neither PATH nor SLUICE_TEST_PROMETHEUS has its program."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import partial
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from threading import Thread
+from typing import Any
+from urllib.parse import urlencode
+from urllib.request import urlopen
+
+import pytest
+import yaml
+
+from sluice.cli import metrics
+from sluice.pipelines.vocabulary.kafka import Configs, TopicConfig
+from tests.assets.world import HOUR, World, in_hour
+from tests.cli.conftest import Tell
+from tests.cli.test_metrics import ROOT
+from tests.resources.kafka.tools import free_port, until
+
+INFRA = ROOT / "infra/prometheus"
+BOARD = json.loads((INFRA / "dashboard.json").read_text())
+NOTHING_YET = {"Quarantine by reason"}
+"""Panels of what this world has none of."""
+
+
+def test_prometheus_answers_every_panel_and_loads_every_rule(world: World, tell: Tell, tmp_path: Path) -> None:
+    program = shutil.which(os.environ.get("SLUICE_TEST_PROMETHEUS") or "prometheus")
+    if program is None:
+        pytest.skip("no Prometheus here: Debian's package is called prometheus")
+    world.cluster.settings = Configs({"orders": TopicConfig(retention_ms=9 * HOUR)})
+    world.run(in_hour(0))
+    (tmp_path / "metrics").write_text(tell(metrics.metrics).text)
+    with told(tmp_path) as target, started(program, tmp_path, target) as server:
+        until(lambda: asked(server, "query", query="sluice_up")["result"], 60)
+        answers = {panel: asked(server, "query", query=query) for panel, query in panels()}
+        until(lambda: asked(server, "query", query="rate(sluice_landed_rows_total[1h])")["result"], 60)
+        silent = {panel for panel, query in panels() if not asked(server, "query", query=query)["result"]}
+        rules = [r for g in asked(server, "rules")["groups"] for r in g["rules"]]
+    assert answers.keys() >= {panel["title"] for panel in BOARD["panels"] if panel["type"] != "row"}
+    assert silent == NOTHING_YET
+    alerts = yaml.safe_load((INFRA / "alerts.yaml").read_text())
+    assert {r["name"] for r in rules} == {r["alert"] for g in alerts["groups"] for r in g["rules"]}
+    assert {r["health"] for r in rules} <= {"ok", "unknown"}, rules
+
+
+def panels() -> Iterator[tuple[str, str]]:
+    """Each panel's title and query, with what Grafana puts in for all feeds."""
+    for panel in BOARD["panels"]:
+        for target in panel.get("targets", []):
+            yield panel["title"], target["expr"].replace("$feed", ".*")
+
+
+@contextmanager
+def told(folder: Path) -> Iterator[str]:
+    """The file `metrics` in the folder, where a scrape finds it."""
+
+    class Quiet(SimpleHTTPRequestHandler):
+        extensions_map = {"": "text/plain; version=0.0.4"}  # noqa: RUF012
+
+        def log_message(self, *_: object) -> None: ...
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), partial(Quiet, directory=str(folder))) as server:
+        thread = Thread(target=server.serve_forever, daemon=True)
+        thread.start()
+        yield f"127.0.0.1:{server.server_port}"
+        server.shutdown()
+        thread.join()
+
+
+@contextmanager
+def started(program: str, folder: Path, target: str) -> Iterator[str]:
+    """Prometheus by infra/'s scrape job, which looks at the target each second: its address."""
+    said = yaml.safe_load((INFRA / "scrape.yaml").read_text())
+    (job,) = said["scrape_configs"]
+    job |= {"scrape_interval": "1s", "static_configs": [{"targets": [target]}]}
+    (folder / "prometheus.yml").write_text(yaml.safe_dump(said))
+    shutil.copy(INFRA / "alerts.yaml", folder)
+    address = f"127.0.0.1:{free_port()}"
+    arguments = [f"--config.file={folder}/prometheus.yml", f"--storage.tsdb.path={folder}/tsdb"]
+    with (folder / "log").open("wb") as log:
+        server = subprocess.Popen([program, *arguments, f"--web.listen-address={address}"], stdout=log, stderr=log)
+    try:
+        until(lambda: _ready(address, server, folder / "log"), 60)
+        yield address
+    finally:
+        server.terminate()
+        server.wait(30)
+
+
+def _ready(address: str, server: subprocess.Popen[bytes], log: Path) -> bool:
+    assert server.poll() is None, log.read_text(errors="replace")
+    try:
+        with urlopen(f"http://{address}/-/ready", timeout=5) as answer:
+            return bool(answer.status == 200)
+    except OSError:
+        return False
+
+
+def asked(address: str, what: str, **said: str) -> Any:
+    """What Prometheus says. An error of its own is an HTTPError."""
+    with urlopen(f"http://{address}/api/v1/{what}?{urlencode(said)}", timeout=30) as answer:
+        return json.load(answer)["data"]
