@@ -42,7 +42,7 @@ bench: setup     ## how fast, side by side with the usual ways
 	.venv/bin/sluice bench $(ARGS)
 
 faults: setup    ## each fault on three real brokers, and the checker's verdict; SEED=2 for another course
-	SLUICE_FAULTS_SEED=$(SEED) .venv/bin/python -m pytest -m faults -v -n 3 --dist worksteal $(ARGS)
+	SLUICE_FAULTS_SEED=$(SEED) .venv/bin/python -m pytest -m faults -v -n 4 --dist worksteal $(ARGS)
 	SLUICE_FAULTS_SEED=$(SEED) .venv/bin/python -m pytest -m loss -v tests/cluster tests/faults/test_cluster.py
 
 cluster-test: setup  ## a standalone Spark with bare workers: landings, and everything on it killed
