@@ -231,6 +231,8 @@ def test_a_leader_that_dies_is_followed_and_one_that_stays_away_given_up(kafka3,
     with closing(KafkaFetcher(address(kafka3), Isolation.READ_COMMITTED)) as fetcher:
         stream = fetcher.stream(pieces, SMALL)
         items = [next(stream)]
+        while items[-1].index != 0:  # until the broker that is to die has answered once
+            items.append(next(stream))
         kafka3.kill_broker(3)
         items += stream
         told = {b.node: b for b in fetcher.traffic().brokers}
