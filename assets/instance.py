@@ -22,6 +22,7 @@ import dagster as dg
 from sqlalchemy.exc import OperationalError
 
 from sluice.assets.internals import shows_nothing
+from sluice.assets.kept_open import read_migrations_once
 from sluice.assets.quiet_logs import quiet_ref
 from sluice.pipelines.ports import Edges
 from sluice.pipelines.vocabulary import extras
@@ -85,6 +86,7 @@ def open_instance(project: Project) -> Iterator[dg.DagsterInstance]:
     Raises DagsterUnavailable if its storage does not answer, now or while the block runs; SetupError if the package for
     that storage is not installed.
     """
+    read_migrations_once()
     home = prepare_home(project)
     with _told_of_storage(home), dg.DagsterInstance.from_ref(quiet_ref(home)) as instance:
         yield instance

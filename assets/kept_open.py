@@ -1,7 +1,8 @@
 """Dagster's SQLite files, held open by a run.
 
 For each event that it stores, Dagster opens files, compiles statements anew, and has the disk tidy up behind it when it
-closes them. A run of one small feed stores some forty events: that was most of its CPU.
+closes them. A run of one small feed stores some forty events: that was most of its CPU. And to know whether a file's
+tables are its newest, it reads all of its migrations, some ninety files, for each file that it opens.
 
 This uses Dagster's internals, as `internals` does. Promises: what is stored is stored as before, each event by a
 transaction of its own, on disk when it is said to be. Other processes read and write the files as ever.
@@ -16,12 +17,33 @@ from functools import lru_cache
 from threading import Lock
 
 import dagster as dg
+from alembic.config import Config
+from alembic.script import ScriptDirectory
+from dagster._core.storage import sql
 from dagster._core.storage.event_log import SqliteEventLogStorage
 from dagster._core.storage.runs import SqliteRunStorage
 from sqlalchemy import Connection, Engine, create_engine
 
 _BUSY_SECONDS = 30
 """How long a statement waits for another process's, as in Dagster."""
+
+
+class _ReadOnce(ScriptDirectory):
+    """Migrations. Dagster's own are read once for a process, which never changes them."""
+
+    _dagsters: ScriptDirectory | None = None
+
+    @classmethod
+    def from_config(cls, config: Config) -> ScriptDirectory:
+        if config.get_main_option("script_location") != sql.ALEMBIC_SCRIPTS_LOCATION:
+            return ScriptDirectory.from_config(config)
+        cls._dagsters = cls._dagsters or ScriptDirectory.from_config(config)
+        return cls._dagsters
+
+
+def read_migrations_once() -> None:
+    """From now on, Dagster reads its migrations once in this process, where it holds a file against them."""
+    sql.ScriptDirectory = _ReadOnce  # type: ignore[attr-defined]
 
 
 @contextmanager

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sqlite3
 
+import alembic.util
 import dagster as dg
 import pytest
 
@@ -38,6 +39,21 @@ def test_each_feed_of_a_run_opens_no_more_files(
     one, opened.files = opened.files, 0
     assert [o.error for o in fleet.land(*NAMES).values()] == [None] * 3
     assert opened.files == one
+
+
+def test_migrations_are_read_for_a_new_file_alone(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    with open_instance(world.project) as ours, kept_open(ours, "a-run"):
+        pass
+    read, load = list[str](), alembic.util.load_python_file
+
+    def counted(folder: object, name: object) -> object:
+        read.append(str(name))
+        return load(folder, name)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(alembic.util, "load_python_file", counted)
+    with open_instance(world.project) as ours, kept_open(ours, "another-run"):
+        pass
+    assert len(read) == len({*read}), "each is read once, to say what the new run's file is"
 
 
 def test_others_see_what_is_stored_and_then_files_are_dagster_s_again(world: World) -> None:
