@@ -8,7 +8,7 @@ unexport PYTHONDONTWRITEBYTECODE
 SEED ?= 1
 MINUTES ?= 30
 # The extras of the image: infra/image.
-IMAGE := land ui s3 postgres k8s metrics otel openlineage
+IMAGE := land ui s3 postgres k8s metrics otel openlineage protobuf
 
 help:            ## this list
 	@grep -hE '^[a-z-]+:.*##' Makefile | sed -E 's/:[^#]*## */\t/' | expand -t 14

@@ -59,14 +59,14 @@ def pull(session: Session, feed: FeedName) -> None:
 
     $ sluice schema pull orders
     """
-    from sluice.resources.registry import reader_of, registered
+    from sluice.resources.registry import file_of, reader_of, registered
 
     asked = _asked(session, feed)
     with session.terminal.working("asking the registry"):
         found = registered(asked)
     reader = reader_of(found, asked)
     asked.schema_file.parent.mkdir(parents=True, exist_ok=True)
-    asked.schema_file.write_text(reader.texts[-1] + "\n")
+    asked.schema_file.write_text(file_of(found, asked) + "\n")
     said = f"{asked.schema_file}: {found.subject}, version {found.version}, schema {found.id}"
     session.terminal.show(good(said))
     document = {"feed": feed, "schema_file": str(asked.schema_file), "columns": reader.columns.texts()}

@@ -23,7 +23,7 @@ from sluice.pipelines.feed.registry import RegistrySettings
 from sluice.pipelines.lake.schemas import KeptSchemas
 from sluice.pipelines.ports import Lake
 from sluice.pipelines.records.avro.reader import AvroReader
-from sluice.pipelines.records.reader import Reader
+from sluice.pipelines.records.reader import Reader, UnusableSchema
 from sluice.pipelines.records.readers import READERS
 from sluice.pipelines.records.wire import WireFormat
 from sluice.pipelines.vocabulary.errors import Failed, NotAuthorized, Refused, RegistryUnavailable, SetupError
@@ -52,7 +52,18 @@ def writers_of(feed: Feed, lake: Lake, *, keep: bool = True) -> KeptSchemas | No
     if not types:
         return None
     client = RegistryClient(feed.registry) if feed.registry else None
-    return KeptSchemas(lake, feed.name, client, keep=keep, types=types)
+    return KeptSchemas(lake, feed.name, client, keep=keep, types=types, prepared=_prepared)
+
+
+def _prepared(found: RegisteredSchema) -> RegisteredSchema:
+    """A registry's schema as the lake keeps it; as it came where nobody can use it, which its records tell."""
+    for form in READERS.values():
+        if form.registered == found.type:
+            try:
+                return form.kept(found)
+            except UnusableSchema:
+                break
+    return found
 
 
 def registered(asked: SchemaAsked) -> RegisteredSchema:
@@ -75,11 +86,17 @@ def registered(asked: SchemaAsked) -> RegisteredSchema:
     return found
 
 
+def file_of(found: RegisteredSchema, asked: SchemaAsked) -> str:
+    """A registered schema as one file. Raises UnusableSchema."""
+    return READERS[asked.format].whole(found)
+
+
 def reader_of(found: RegisteredSchema, asked: SchemaAsked) -> Reader:
     """What reads by a registered schema, as one file. Raises Failed where it makes no columns."""
     made = READERS[asked.format]
     try:
-        return made.make((made.whole(found),), WireFormat.CONFLUENT)
+        texts = made.read(made.whole(found), asked.schema_file.parent, asked.message)
+        return made.make(texts, WireFormat.CONFLUENT)
     except ValueError as error:
         raise Failed(
             f"subject {found.subject}, version {found.version}, makes no columns: {safe_text(str(error))}",

@@ -52,6 +52,7 @@ def shell_lines() -> Iterator[Any]:
 
 SCHEMAS = {
     "avro": '{"type": "array", "items": "int"}',
+    "protobuf": 'syntax = "proto3"; package acme; message Order { int32 x = 1; }',
     "json_schema": '{"type": "object", "properties": {"a": {"type": "string"}}}',
 }
 

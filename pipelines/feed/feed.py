@@ -112,12 +112,23 @@ def _check_wire(reader: Reader, registry: RegistrySettings | None) -> None:
         raise ValueError(f"has `wire_format: glue`, whose registry cannot be asked for {reader.format} schemas")
 
 
+def _check_message(message: str | None, format_: str) -> None:
+    if message is not None and format_ != RecordFormat.PROTOBUF:
+        raise ValueError("has `message` without `format: protobuf`, whose files may have several")
+
+
 class KeySettings(Settings):
     """How keys are read: a format with schemas of its own, and the schema to read by."""
 
     format: Text
     schema_file: LocalFile
     wire_format: WireFormat | None = None
+    message: Text | None = None
+
+    @model_validator(mode="after")
+    def _message_of_protobuf(self) -> Self:
+        _check_message(self.message, self.format)
+        return self
 
 
 class Feed(Settings):
@@ -133,6 +144,8 @@ class Feed(Settings):
     schema_file: LocalFile | None = None
     """Of a format with schemas of its own: the feed's, whose fields are the columns."""
     wire_format: WireFormat | None = None
+    message: Text | None = None
+    """Of Protobuf: which of the messages in schema_file records are."""
     registry: RegistrySettings | None = None
     reader: InstanceOf[Reader] | None = Field(default=None, exclude=True)
     key: KeySettings | None = None
@@ -192,6 +205,7 @@ class Feed(Settings):
     @model_validator(mode="after")
     def _reader_has_a_schema(self) -> Self:
         given = [n for n in ("schema_file", "wire_format", "registry") if getattr(self, n) is not None]
+        _check_message(self.message, self.format)
         if self.format not in READERS:
             if given and not (given == ["registry"] and self.key):
                 raise ValueError(f"has {' and '.join(given)} without `format: {'` or `'.join(READERS)}`")

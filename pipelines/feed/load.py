@@ -130,6 +130,7 @@ class SchemaAsked:
     registry: RegistrySettings
     schema_file: Path
     subject: str
+    message: str = ""
 
 
 def schema_asked(path: Path, environ: Mapping[str, str]) -> SchemaAsked:
@@ -156,7 +157,8 @@ def schema_asked(path: Path, environ: Mapping[str, str]) -> SchemaAsked:
     subject = settings.subject or (f"{named}-value" if isinstance(named, str) else None)
     if subject is None:
         raise FeedError(f"{path.name} reads several topics", remedy="name the subject: registry: {subject: …}")
-    return SchemaAsked(format_, settings, root / Path(name), subject)
+    message = data.get("message")
+    return SchemaAsked(format_, settings, root / Path(name), subject, message if isinstance(message, str) else "")
 
 
 def _known_registry(environ: Mapping[str, str]) -> str | None:
@@ -193,7 +195,8 @@ def _with_key(data: dict[str, Any], root: Path) -> dict[str, Any] | FileProblem:
 def _reader(said: dict[str, Any], root: Path, registry: bool, place: str, pull: str) -> Reader | FileProblem | None:
     """What reads by the schema_file that is named; what is wrong with that; None where more is wrong than that."""
     name, wire = said.get("schema_file"), said.get("wire_format") or ("confluent" if registry else "bare")
-    if not isinstance(name, str) or wire not in [*WireFormat]:
+    message = said.get("message") or ""
+    if not isinstance(name, str) or wire not in [*WireFormat] or not isinstance(message, str):
         return None
     path = root / Path(name)
     try:
@@ -205,7 +208,8 @@ def _reader(said: dict[str, Any], root: Path, registry: bool, place: str, pull: 
         what, remedy = f"names {safe_text(str(path))}, which cannot be read", "check its rights and its encoding"
         return FileProblem(f"{place}schema_file", what, remedy)
     try:
-        return READERS[said["format"]].make((text,), WireFormat(wire))
+        form = READERS[said["format"]]
+        return form.make(form.read(text, path.parent, message), WireFormat(wire))
     except SchemaError as error:
         what, remedy = safe_text(str(error.problems[0])), error.problems[0].remedy
     except UnusableSchema as error:

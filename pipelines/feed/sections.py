@@ -126,6 +126,7 @@ class RecordFormat(StrEnum):
     JSON = "json"
     AVRO = "avro"
     JSON_SCHEMA = "json_schema"
+    PROTOBUF = "protobuf"
 
 
 class CommitMode(StrEnum):

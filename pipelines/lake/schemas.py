@@ -7,6 +7,7 @@ promise that, and what is kept is never written again.
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 
 from sluice.pipelines.lake.paths import schema_path
 from sluice.pipelines.ports import Lake, Registry
@@ -21,7 +22,8 @@ MOST_UNKNOWN = 1000
 class KeptSchemas:
     """`WriterSchemas` of one feed: from the lake, else from the registry, whose answer is kept first.
 
-    Without a registry, what is not kept is not known. `types` are those of its schemas that count (none: all).
+    Without a registry, what is not kept is not known. `types` are those of its schemas that count (none: all), and
+    `prepared` makes of one what is kept.
     """
 
     def __init__(
@@ -32,7 +34,9 @@ class KeptSchemas:
         *,
         keep: bool = True,
         types: tuple[str, ...] = (),
+        prepared: Callable[[RegisteredSchema], RegisteredSchema] = lambda found: found,
     ) -> None:
+        self._prepared = prepared
         self._lake, self._feed, self._registry, self._keep, self._types = lake, feed, registry, keep, types
         self._known: dict[Named, RegisteredSchema | None] = {}
 
@@ -62,7 +66,8 @@ class KeptSchemas:
                 f"feed {self._feed}: records name more than {unknown} schemas that the registry does not know",
                 remedy="look at some: sluice peek; they may have another wire format, or come from another registry",
             )
-        found = self._registry.schema(id)
+        told = self._registry.schema(id)
+        found = None if told is None else self._prepared(told)
         if found is not None and self._keep:
             self.keep(found)
         return found

@@ -28,6 +28,10 @@ MOST_GUIDS = 10_000
 _FIRST_GUID = 1 << 40
 _MAGIC = {WireFormat.CONFLUENT: 0, WireFormat.APICURIO: 0, WireFormat.GLUE: 3}
 _COMPRESSED = 5
+_LONG = 17
+"""The bytes of a header with a GUID."""
+_MOST_BEHIND = 64
+"""Bytes behind it that anybody looks at."""
 _SPACE = 0x20
 
 
@@ -36,12 +40,14 @@ class Opened:
     """Values to decode, as many as the records that they came from.
 
     `schemas` has for each the number of its schema, or below 0 the code for which it is refused; None where the decoder
-    looks itself, or where no record names any. `skip` bytes are before the record's own.
+    looks itself, or where no record names any. `skip` bytes are before the record's own. `paths` has for each which
+    message of its schema it is, where a format asks for that.
     """
 
     values: pa.Array
     schemas: Array | None = None
     skip: int = 0
+    paths: Array | None = None
 
 
 class Opener:
@@ -103,24 +109,31 @@ class Opener:
         """What the schema of that number is called by its registry."""
         return self._named.get(schema, schema) if schema >= _FIRST_GUID else schema
 
+    def behind(self, records: pa.RecordBatch) -> tuple[list[bytes], Array]:
+        """What records' headers have behind the number or GUID of the schema: each kind once, and which is whose."""
+        kinds, which = {b"": 0}, np.zeros(records.num_rows, np.int64)
+        rows, data, begins, sizes = _in_headers(records.column(records.schema.get_field_index("headers")))
+        marks = data[begins] if len(rows) else np.empty(0, np.uint8)
+        own = np.where(marks == 0, PREFIX[WireFormat.CONFLUENT], _LONG)
+        more = np.minimum(sizes - own, _MOST_BEHIND)
+        for size in np.unique(more[more > 0]).tolist():
+            chosen = np.flatnonzero(more == size)
+            found, places = np.unique(_bytes_at(data, begins[chosen] + own[chosen], size), axis=0, return_inverse=True)
+            numbers = np.array([kinds.setdefault(kind.tobytes(), len(kinds)) for kind in found], np.int64)
+            which[rows[chosen]] = numbers[places.reshape(-1)]
+        return list(kinds), which
+
     def _of_headers(self, headers: pa.Array) -> Array:
         found = np.full(len(headers), -NO_HEADER, np.int64)
-        if headers.values is None or not len(headers.values):
+        rows, data, begins, sizes = _in_headers(headers)
+        if not len(rows):
             return found
-        named = pc.indices_nonzero(pc.equal(headers.values.field(0), text_array([ID_HEADER])[0]))
-        at = np.frombuffer(named.buffers()[1], np.uint64, len(named), named.offset * 8).astype(np.int64)
-        ends = np.frombuffer(headers.buffers()[1], np.int32, len(headers) + 1, headers.offset * 4)
-        at = at[(at >= ends[0]) & (at < ends[-1])]
-        if not len(at):
-            return found
-        rows, firsts = np.unique(np.searchsorted(ends[1:], at, side="right"), return_index=True)
-        data, begins, sizes = _spans(headers.values.field(1), at[firsts])
         short = np.flatnonzero(sizes >= PREFIX[WireFormat.CONFLUENT])
         short = short[data[begins[short]] == 0]
         found[rows[short]] = _whole_numbers(_bytes_at(data, begins[short] + 1, 4))
-        long = np.flatnonzero(sizes >= 17)
+        long = np.flatnonzero(sizes >= _LONG)
         long = long[data[begins[long]] == 1]
-        found[rows[long]] = self._counted(_bytes_at(data, begins[long] + 1, 16))
+        found[rows[long]] = self._counted(_bytes_at(data, begins[long] + 1, _LONG - 1))
         return found
 
     def _counted(self, guids: Array) -> Array:
@@ -161,6 +174,23 @@ def without_prefix(opened: Opened) -> pa.Array:
     own[begins[refused & (sizes > 0)]] = 0
     buffers = opened.values.buffers()
     return pa.Array.from_buffers(opened.values.type, len(sizes), [buffers[0], buffers[1], pa.py_buffer(own)])
+
+
+def _in_headers(headers: pa.Array) -> tuple[Array, Array, Array, Array]:
+    """The rows that have the header which names a schema; the data of such headers, their places and sizes in it."""
+    none = (np.empty(0, np.int64), np.empty(0, np.uint8), np.empty(0, np.int64), np.empty(0, np.int64))
+    if headers.values is None or not len(headers.values):
+        return none
+    named = pc.indices_nonzero(pc.equal(headers.values.field(0), text_array([ID_HEADER])[0]))
+    at = np.frombuffer(named.buffers()[1], np.uint64, len(named), named.offset * 8).astype(np.int64)
+    ends = np.frombuffer(headers.buffers()[1], np.int32, len(headers) + 1, headers.offset * 4)
+    at = at[(at >= ends[0]) & (at < ends[-1])]
+    if not len(at):
+        return none
+    rows, firsts = np.unique(np.searchsorted(ends[1:], at, side="right"), return_index=True)
+    data, begins, sizes = _spans(headers.values.field(1), at[firsts])
+    held = np.flatnonzero(sizes > 0)
+    return rows[held], data, begins[held], sizes[held]
 
 
 def _bytes_at(data: Array, begins: Array, size: int) -> Array:

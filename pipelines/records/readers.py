@@ -4,25 +4,33 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 
 from sluice.pipelines.records.avro.merged import merged
 from sluice.pipelines.records.avro.reader import AvroReader
 from sluice.pipelines.records.avro.schema import parse
 from sluice.pipelines.records.json_schema.bundle import bundled
 from sluice.pipelines.records.json_schema.reader import JsonSchemaReader
+from sluice.pipelines.records.protobuf import reader as protobuf
 from sluice.pipelines.records.reader import Reader
 from sluice.pipelines.records.wire import WireFormat
-from sluice.pipelines.vocabulary.registered import AVRO, JSON, RegisteredSchema
+from sluice.pipelines.vocabulary.registered import AVRO, JSON, PROTOBUF, RegisteredSchema
 
 
 @dataclass(frozen=True, slots=True)
 class SchemaFormat:
     """A format: how a reader is made of its schema, what registries call such schemas, and one of theirs as a file,
-    with all that it refers to (which raises UnusableSchema)."""
+    with all that it refers to.
+
+    `read` makes a reader's texts of a file's, its folder and the name of the message in it; `kept` makes of a
+    registry's schema what the lake keeps. All raise UnusableSchema.
+    """
 
     make: Callable[[tuple[str, ...], WireFormat], Reader]
     registered: str
     whole: Callable[[RegisteredSchema], str]
+    read: Callable[[str, Path, str], tuple[str, ...]] = lambda text, folder, message: (text,)
+    kept: Callable[[RegisteredSchema], RegisteredSchema] = lambda found: found
 
 
 def _merged(found: RegisteredSchema) -> str:
@@ -33,5 +41,8 @@ def _merged(found: RegisteredSchema) -> str:
 READERS: Mapping[str, SchemaFormat] = {
     "avro": SchemaFormat(AvroReader, AVRO, _merged),
     "json_schema": SchemaFormat(JsonSchemaReader, JSON, lambda found: bundled(found.texts, found.names)),
+    "protobuf": SchemaFormat(
+        protobuf.ProtobufReader, PROTOBUF, protobuf.as_file, read=protobuf.from_file, kept=protobuf.kept
+    ),
 }
 """By the feed's word for the format."""

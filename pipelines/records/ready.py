@@ -32,6 +32,7 @@ SHARES = {
     "typed.scan": 23,
     "typed.fill": 15,
     "avro.loops": 12,
+    "protobuf.loops": 10,
     "decode.loops": 11,
     "encode.loops": 4,
     "typed.names": 4,
@@ -112,7 +113,7 @@ def _fingerprint(folder: Path) -> str:
 
     Beside the sources, compiled code goes with them wherever they are moved. Elsewhere it is numba's for their place.
     """
-    files = [_HERE / "compiled.py", *(_HERE / f"{share.replace('.', '/')}.py" for share in SHARES)]
+    files = [_HERE / "compiled.py", _HERE / "pieces.py", *(_HERE / f"{share.replace('.', '/')}.py" for share in SHARES)]
     sources = [hashlib.sha256(file.read_bytes()).hexdigest() for file in files]
     place = "" if folder.parent == _HERE else str(_HERE)
     versions = version("numba"), version("llvmlite"), platform.python_version()

@@ -32,6 +32,8 @@ BRINGS = {
     "opentelemetry": "otel",
     "openlineage": "openlineage",
     "deltalake": "delta",
+    "google": "protobuf",
+    "grpc_tools": "protobuf",
 }
 """Packages, as they are imported, and the extra that brings each."""
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-AVRO, JSON = "AVRO", "JSON"
+AVRO, JSON, PROTOBUF = "AVRO", "JSON", "PROTOBUF"
 
 
 @dataclass(frozen=True, slots=True)

@@ -58,6 +58,7 @@ _IMPORTED = (
     "sluice.pipelines.records.checked.format",
     "sluice.pipelines.records.avro.format",
     "sluice.pipelines.records.json_schema.format",
+    "sluice.pipelines.records.protobuf.format",
     "sluice.resources.kafka.fetch",
     *(("sluice.resources.s3.lake", "boto3") if _S3 else ()),
 )

@@ -34,8 +34,8 @@ from sluice.pipelines.records.compiled import (
     put,
     types,
     uint64,
-    word,
 )
+from sluice.pipelines.records.pieces import bits, not_utf8
 from sluice.pipelines.records.typed.scan import NULL, PLAIN, SIZE_BITS, START_MASK, pack
 from sluice.pipelines.records.wire import NO_HEADER
 
@@ -140,7 +140,6 @@ class Found(NamedTuple):
 
 _TABLES = types.NamedTuple([TABLE, I64, I64, I64, TABLE, TABLE, I64, I64, U8, I64, I64, I64, I64, I64, I64], Tables)
 _FOUND = types.NamedUniTuple(I32, 5, Found)
-_TOPS = 0x8080808080808080
 FRAME = 4  # numbers of a frame: the list's operation, elements left in this block, elements so far, unused
 
 
@@ -164,47 +163,6 @@ def _long(data: Array, at: int, end: int) -> tuple[int, int]:
 
 
 @inner
-def _sequence(data: Array, at: int, end: int) -> int:
-    """The byte after the UTF-8 sequence at `at`; −1 when it is none (RFC 3629)."""
-    a = byte(data, at)
-    if a < 0xE0:
-        if a < 0xC2 or at + 2 > end or byte(data, at + 1) >> 6 != 2:
-            return int64(-1)
-        return at + 2
-    if a < 0xF0:
-        if at + 3 > end:
-            return int64(-1)
-        b = byte(data, at + 1)
-        if b >> 6 != 2 or byte(data, at + 2) >> 6 != 2 or (a == 0xE0 and b < 0xA0) or (a == 0xED and b > 0x9F):
-            return int64(-1)
-        return at + 3
-    if a > 0xF4 or at + 4 > end:
-        return int64(-1)
-    b = byte(data, at + 1)
-    if b >> 6 != 2 or byte(data, at + 2) >> 6 != 2 or byte(data, at + 3) >> 6 != 2:
-        return int64(-1)
-    if (a == 0xF0 and b < 0x90) or (a == 0xF4 and b > 0x8F):
-        return int64(-1)
-    return at + 4
-
-
-@inner
-def _not_utf8(data: Array, at: int, end: int) -> int:
-    """The first byte that is not UTF-8; −1 when all are."""
-    while at < end:
-        while at + 8 <= end and word(data, at) & uint64(_TOPS) == uint64(0):
-            at += 8
-        while at < end and byte(data, at) < 0x80:
-            at += 1
-        while at < end and byte(data, at) > 0x7F:
-            after = _sequence(data, at, end)
-            if after < 0:
-                return at
-            at = after
-    return int64(-1)
-
-
-@inner
 def _number(found: int, how: int) -> int:
     """A number as its slot holds it: floats by their bits."""
     if how == AS_IS:
@@ -212,15 +170,6 @@ def _number(found: int, how: int) -> int:
     if how == AS_FLOAT:
         return int64(np.float32(found).view(np.uint32))
     return int64(np.float64(found).view(np.int64))
-
-
-@inner
-def _bits(data: Array, at: int, size: int) -> int:
-    """Four or eight bytes, little-endian; the caller has checked that they are there."""
-    if size == 8:
-        return int64(word(data, at))
-    found: int = byte(data, at) | byte(data, at + 1) << 8 | byte(data, at + 2) << 16 | byte(data, at + 3) << 24
-    return found
 
 
 @inlined
@@ -254,7 +203,7 @@ def _record(data: Array, p: int, end: int, pc: int, t: Tables) -> int:
                 code = int64(CUT)
             else:
                 if cell(ops, pc - 1, A) != 0:
-                    wrong = _not_utf8(data, p, p + size)
+                    wrong = not_utf8(data, p, p + size)
                     if wrong >= 0:
                         code = int64(BAD_TEXT)
                         begun = wrong
@@ -276,13 +225,13 @@ def _record(data: Array, p: int, end: int, pc: int, t: Tables) -> int:
             if end - p < 8:
                 code = int64(CUT)
             else:
-                found = _bits(data, p, 8)
+                found = bits(data, p, 8)
                 p += 8
         elif op == FLOAT:
             if end - p < 4:
                 code = int64(CUT)
             else:
-                found = _bits(data, p, 4)
+                found = bits(data, p, 4)
                 p += 4
                 if cell(ops, pc - 1, A) == AS_DOUBLE:
                     found = int64(np.float64(np.uint32(found).view(np.float32)).view(np.int64))
@@ -290,7 +239,7 @@ def _record(data: Array, p: int, end: int, pc: int, t: Tables) -> int:
             if end - p < 4:
                 code = int64(CUT)
             else:
-                found = _bits(data, p, 4)
+                found = bits(data, p, 4)
                 p += 4
         elif op == TRUTH:
             if p >= end:

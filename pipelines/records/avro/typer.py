@@ -8,7 +8,6 @@ take much more memory than its values; the result depends on the values and the 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -21,9 +20,9 @@ from sluice.pipelines.records.avro.reader import AvroReader
 from sluice.pipelines.records.avro.schema import MOST_DEPTH, AvroSchemaError, AvroType, parse
 from sluice.pipelines.records.compiled import Array
 from sluice.pipelines.records.reader import WriterSchemas
-from sluice.pipelines.records.typed.columns import buffer
-from sluice.pipelines.records.typed.tables import BLOCK_ROWS, BLOCK_SLOTS, SchemaNode, most_elements, nodes_of
-from sluice.pipelines.records.typed.typer import KEPT_SLOTS, PIECE_BYTES, PieceBuilder, TypedPiece, buffers_of
+from sluice.pipelines.records.typed.slots import SlotPiece, first_room, holder_of, more_room, with_room
+from sluice.pipelines.records.typed.tables import BLOCK_ROWS, BLOCK_SLOTS, SchemaNode, nodes_of
+from sluice.pipelines.records.typed.typer import KEPT_SLOTS, PIECE_BYTES, TypedPiece, buffers_of
 from sluice.pipelines.records.wire import Named, WireFormat
 
 _BARE = 0
@@ -79,7 +78,7 @@ class AvroTyper:
         while state[loops.ROW] < len(values):
             yield self._piece(data, ends, valid)
         if len(self._tables.spans) > KEPT_SLOTS:
-            self._tables = _with_room(self._tables, _first_room(self.nodes, self._block))
+            self._make_room(first_room(self.nodes, self._block))
         if len(self._places) > MOST_SCHEMAS:
             self._begin()
 
@@ -92,7 +91,7 @@ class AvroTyper:
     def _piece(self, data: Array, ends: Array, valid: Array) -> TypedPiece:
         state = self._tables.state
         start, last = int(state[loops.ROW]), int(state[loops.LAST])
-        out = AvroPiece(self.nodes, self._reader.type, last - start)
+        out = SlotPiece(self.nodes, columns_of(self.nodes, self._reader.type, last - start))
         most = PIECE_BYTES + 2 * int(ends[last] - ends[0])
         self._tables.told[:] = 0
         read, known = self._with_constants(data), len(self._pool.texts)
@@ -100,7 +99,7 @@ class AvroTyper:
             if len(self._pool.texts) != known:
                 read, known = self._with_constants(data), len(self._pool.texts)
             code = loops.scan(read, ends, valid, self._schemas, self._tables, self._found)
-            out.take(read, self._tables, self._found)
+            out.take(read, self._tables, self._found, int(state[loops.OUT]), int(state[loops.BAD]))
             self._answer(code, out)
         told = self._tables.told
         self.told = {
@@ -117,21 +116,23 @@ class AvroTyper:
             return data
         return np.concatenate([data, np.frombuffer(bytes(self._pool.texts), np.uint8)])
 
-    def _answer(self, code: int, out: AvroPiece) -> None:
+    def _answer(self, code: int, out: SlotPiece) -> None:
         """Give the loop what it asked for: room, a schema; or refuse a record that asks for too much."""
         t, state = self._tables, self._tables.state
         if code == loops.WANT:
             self._ask(int(state[loops.NEED]))
         elif code == loops.GROW_LEVEL:
-            level, room = int(state[loops.NEED]), t.room.copy()
-            most = max(most_elements(self.nodes, level), int(room[level]))
-            if room[level] < most:
-                room[level] = min(2 * room[level], most)
-                self._tables = _with_room(t, room)
+            level = int(state[loops.NEED])
+            room = more_room(self.nodes, t.room, level)
+            if room is not None:
+                self._make_room(room)
             else:
-                holder = next(n.index for n in self.nodes if n.inner == level and n.inner != n.level)
-                out.refuse(int(state[loops.ROW]), loops.MANY, holder)
+                out.refuse(int(state[loops.ROW]), loops.MANY, holder_of(self.nodes, level))
                 state[loops.ROW] += 1
+
+    def _make_room(self, room: Array) -> None:
+        self._tables = with_room(self._tables, self.nodes, room)
+        self._tables.state[loops.OUT] = 0
 
     def _ask(self, schema: int) -> None:
         """Learn the schema of that number. Raises a SluiceError when nobody can tell it now."""
@@ -180,44 +181,12 @@ class AvroTyper:
         self._tables.state[loops.KNOWN] = self._places[schema]
 
 
-class AvroPiece(PieceBuilder):
-    """Builds one piece of Avro records, block by block."""
-
-    def __init__(self, nodes: tuple[SchemaNode, ...], reader: AvroType, items: int) -> None:
-        super().__init__(nodes, columns_of(nodes, reader, items))
-        self._rows = 0
-
-    def take(self, data: Array, t: Tables, found: Found) -> None:
-        """Append the block that the tables hold, and empty them."""
-        out, bad = int(t.state[loops.OUT]), int(t.state[loops.BAD])
-        if bad:
-            lists = (found.bad_row, found.bad_code, found.bad_node, found.bad_at)
-            self._refused.append(tuple(a[:bad].copy() for a in lists))
-        if not out:
-            return
-        self._source.append(found.source[:out].copy())
-        self._extra_ends.append(np.zeros(out, np.int32))
-        before = [c.items for c in self._columns]
-        for node, column in zip(self._nodes, self._columns, strict=True):
-            base, n = int(t.bases[node.index]), int(t.counts[node.level]) if node.level else out
-            slots, there = t.spans[base : base + n], t.there[base : base + n]
-            append: Any = getattr(column, "append_slots", None)
-            self._note(node, append(data, slots, there) if append else column.append(data, slots))
-            slots[:] = 0
-            there[:] = 0
-        self.check_maps(before)
-
-    def finished(self, start: int, stop: int, ends: Array) -> TypedPiece:
-        """The finished piece, of rows [start, stop) of the chunk."""
-        return self.finish(start, stop, ends, np.empty(0, np.uint8))
-
-
 def _tables(nodes: tuple[SchemaNode, ...]) -> Tables:
     table = np.zeros((len(nodes), loops.OP_FIELDS), np.int64)
     table[:, loops.LEVEL] = [n.level for n in nodes]
     levels = 1 + max(n.inner for n in nodes)
     rows = min(max(BLOCK_SLOTS // len(nodes), BLOCK_ROWS[0]), BLOCK_ROWS[1])
-    room = _first_room(nodes, rows)
+    room = first_room(nodes, rows)
     state = np.zeros(loops.SLOTS, np.int64)
     state[loops.MOST_OUT] = rows
     numbers = np.zeros(levels, np.int64)
@@ -238,22 +207,4 @@ def _tables(nodes: tuple[SchemaNode, ...]) -> Tables:
         stack=np.zeros(loops.FRAME * (MOST_DEPTH + 2), np.int64),
         state=state,
     )
-    return _with_room(found, room)
-
-
-def _first_room(nodes: tuple[SchemaNode, ...], rows: int) -> Array:
-    room = np.full(1 + max(n.inner for n in nodes), 2 * rows, np.int64)
-    room[0] = rows
-    return room
-
-
-def _with_room(t: Tables, room: Array) -> Tables:
-    """The same tables with empty slots: `room` gives the number of elements of each level."""
-    sizes = room[t.nodes[:, loops.LEVEL]]
-    t.bases[:] = np.cumsum(sizes) - sizes
-    t.counts[:] = 0
-    t.state[loops.OUT] = 0
-    total = int(sizes.sum())
-    spans, there = buffer(total, np.int64), buffer(total, np.uint8)
-    spans[:], there[:] = 0, 0
-    return t._replace(spans=spans, there=there, room=room)
+    return with_room(found, nodes, room)

@@ -24,6 +24,7 @@ class Reason(StrEnum):
     MALFORMED = "malformed"
     UNKNOWN_FIELD = "unknown_field"
     NOT_AVRO = "not_avro"
+    NOT_PROTOBUF = "not_protobuf"
     UNKNOWN_SCHEMA = "unknown_schema"
     INCOMPATIBLE = "incompatible"
 

@@ -16,11 +16,11 @@ import fastavro
 import numpy as np
 import pyarrow as pa
 
-from sluice.pipelines.records.avro import columns, typer
 from sluice.pipelines.records.avro.reader import AvroReader
 from sluice.pipelines.records.avro.reasons import detail_of, reason_of
 from sluice.pipelines.records.avro.typer import AvroTyper
 from sluice.pipelines.records.typed import columns as typed_columns
+from sluice.pipelines.records.typed import slots
 from sluice.pipelines.records.wire import WireFormat
 from tests.fuzz.mutation import mutated
 from tests.fuzz.target import Target
@@ -62,8 +62,7 @@ _VALUES: tuple[list[dict[str, Any]], ...] = (
 def guard() -> None:
     """From here on columns and slots grow in memory that ends where nobody may write."""
     typed_columns.buffer = _GUARDED.buffer
-    vars(columns)["buffer"] = _GUARDED.buffer
-    vars(typer)["buffer"] = _GUARDED.buffer
+    vars(slots)["buffer"] = _GUARDED.buffer
 
 
 def _plain(node: Any) -> Any:

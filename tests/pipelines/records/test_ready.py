@@ -88,7 +88,7 @@ def test_another_version_is_compiled_again(
     ready._fingerprint.cache_clear()
     match what:
         case "sources":
-            for name in ("compiled.py", f"{QUICK.replace('.', '/')}.py"):
+            for name in ("compiled.py", "pieces.py", f"{QUICK.replace('.', '/')}.py"):
                 (tmp_path / name).parent.mkdir(exist_ok=True)
                 (tmp_path / name).write_text("changed")
             monkeypatch.setattr(ready, "_HERE", tmp_path)

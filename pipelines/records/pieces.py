@@ -1,0 +1,57 @@
+"""Pieces of compiled loops over binary formats: a check of UTF-8, and numbers of a fixed width."""
+
+from __future__ import annotations
+
+from sluice.pipelines.records.compiled import Array, byte, inner, int64, uint64, word
+
+_TOPS = 0x8080808080808080
+
+
+@inner
+def _sequence(data: Array, at: int, end: int) -> int:
+    """The byte after the UTF-8 sequence at `at`; −1 when it is none (RFC 3629)."""
+    a = byte(data, at)
+    if a < 0xE0:
+        if a < 0xC2 or at + 2 > end or byte(data, at + 1) >> 6 != 2:
+            return int64(-1)
+        return at + 2
+    if a < 0xF0:
+        if at + 3 > end:
+            return int64(-1)
+        b = byte(data, at + 1)
+        if b >> 6 != 2 or byte(data, at + 2) >> 6 != 2 or (a == 0xE0 and b < 0xA0) or (a == 0xED and b > 0x9F):
+            return int64(-1)
+        return at + 3
+    if a > 0xF4 or at + 4 > end:
+        return int64(-1)
+    b = byte(data, at + 1)
+    if b >> 6 != 2 or byte(data, at + 2) >> 6 != 2 or byte(data, at + 3) >> 6 != 2:
+        return int64(-1)
+    if (a == 0xF0 and b < 0x90) or (a == 0xF4 and b > 0x8F):
+        return int64(-1)
+    return at + 4
+
+
+@inner
+def not_utf8(data: Array, at: int, end: int) -> int:
+    """The first byte that is not UTF-8; −1 when all are."""
+    while at < end:
+        while at + 8 <= end and word(data, at) & uint64(_TOPS) == uint64(0):
+            at += 8
+        while at < end and byte(data, at) < 0x80:
+            at += 1
+        while at < end and byte(data, at) > 0x7F:
+            after = _sequence(data, at, end)
+            if after < 0:
+                return at
+            at = after
+    return int64(-1)
+
+
+@inner
+def bits(data: Array, at: int, size: int) -> int:
+    """Four or eight bytes, little-endian; the caller has checked that they are there."""
+    if size == 8:
+        return int64(word(data, at))
+    found: int = byte(data, at) | byte(data, at + 1) << 8 | byte(data, at + 2) << 16 | byte(data, at + 3) << 24
+    return found

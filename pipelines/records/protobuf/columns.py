@@ -1,0 +1,179 @@
+"""Slots into Arrow arrays: for each node of the feed's message a column that grows block by block.
+
+Most are those of `records.typed`; enums, JSON documents and maps have columns of their own. Promise: buffers hold what
+was appended and are not touched again once they are handed out.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from sluice.pipelines.records.compiled import Array
+from sluice.pipelines.records.protobuf import loops
+from sluice.pipelines.records.protobuf.programs import THERE
+from sluice.pipelines.records.protobuf.schema import Meaning, ProtoField, ProtoKind
+from sluice.pipelines.records.typed.columns import NO_FAULTS, ColumnBuilder, Faults, Lists, Structs
+from sluice.pipelines.records.typed.scan import SIZE_BITS, START_MASK
+from sluice.pipelines.records.typed.slots import Bytes, Numbers, Slots, Truths, slot_faults
+from sluice.pipelines.records.typed.tables import SchemaNode
+from sluice.pipelines.schema.schema import Kind
+from sluice.pipelines.vocabulary.extras import named
+
+_WIDE = {ProtoKind.UINT64: pa.uint64(), ProtoKind.FIXED64: pa.uint64(), ProtoKind.BOOL: pa.bool_()}
+
+
+class Symbols(Slots):
+    """Enums: numbers, which become their names. A number without a name is a fault."""
+
+    def __init__(self, node: SchemaNode, items: int, symbols: Sequence[tuple[int, str]]) -> None:
+        super().__init__(node, items, np.int32)
+        self._numbers = np.array([number for number, _ in symbols], np.int64)
+        self._names = pa.array([name for _, name in symbols], pa.string())
+
+    def append_slots(self, data: Array, slots: Array, there: Array) -> Faults:
+        places = np.minimum(np.searchsorted(self._numbers, slots), len(self._numbers) - 1)
+        bad = np.flatnonzero((self._numbers[places] != slots) & (there != 0))
+        first = self.items
+        super().append_slots(data, places, there)
+        return slot_faults(first + bad, np.full(len(bad), loops.OTHER_SYMBOL)) if len(bad) else NO_FAULTS
+
+    def _take(self, data: Array, slots: Array) -> Faults:
+        self._out[self.items : self.items + len(slots)] = slots
+        return NO_FAULTS
+
+    def array(self, columns: Sequence[ColumnBuilder]) -> pa.Array:
+        data = pa.py_buffer(self._out[: self.items])
+        return self._names.take(pa.Array.from_buffers(pa.int32(), self.items, [self.validity, data]))
+
+
+class Keys(Slots):
+    """A map's keys that are no texts: numbers and booleans, as texts."""
+
+    def __init__(self, node: SchemaNode, items: int, kind: ProtoKind) -> None:
+        super().__init__(node, items)
+        self._as = _WIDE.get(kind, pa.int64())
+
+    def _take(self, data: Array, slots: Array) -> Faults:
+        self._out[self.items : self.items + len(slots)] = slots
+        return NO_FAULTS
+
+    def array(self, columns: Sequence[ColumnBuilder]) -> pa.Array:
+        data = self._out[: self.items]
+        held = np.packbits(data != 0, bitorder="little") if self._as == pa.bool_() else data
+        return pa.Array.from_buffers(self._as, self.items, [None, pa.py_buffer(held)]).cast(pa.string())
+
+
+class Documents(Bytes):
+    """google.protobuf.Struct and its like, read by Google's library, as JSON texts
+    with their names sorted. What these cannot say is a fault.
+
+    `more` has, by the slots of the block that comes next, the spans of second and later parts.
+    """
+
+    def __init__(self, node: SchemaNode, items: int, message: str) -> None:
+        super().__init__(node, items)
+        self._text = _texts_of(message)
+        self.more: Mapping[int, Sequence[int]] = {}
+
+    def append(self, values: Array, spans: Array) -> Faults:
+        first, made, bad = self.items, bytearray(), list[int]()
+        found = np.zeros(len(spans), np.int64)
+        for at in np.flatnonzero(spans >> (2 * SIZE_BITS)).tolist():
+            parts = (int(spans[at]), *self.more.get(at, ()))
+            text = self._text(b"".join(values[_start(s) : _start(s) + _size(s)].tobytes() for s in parts))
+            if text is None:
+                bad.append(first + at)
+                text = b"null"
+            found[at] = THERE | len(text) << SIZE_BITS | len(made)
+            made += text
+        super().append(np.frombuffer(bytes(made) or b"\0", np.uint8), found)
+        codes = np.full(len(bad), loops.NO_DOCUMENT)
+        return slot_faults(np.array(bad, np.int64), codes) if bad else NO_FAULTS
+
+
+def _start(span: int) -> int:
+    return span & START_MASK
+
+
+def _size(span: int) -> int:
+    return span >> SIZE_BITS & START_MASK
+
+
+def _texts_of(message: str) -> Callable[[bytes], bytes | None]:
+    """What makes a JSON text of such a message's bytes; None where they are none, or say what JSON cannot."""
+    with named():
+        from google.protobuf import json_format, struct_pb2
+        from google.protobuf.message import DecodeError
+    kind: Any = getattr(struct_pb2, message.rpartition(".")[2])
+
+    def text(data: bytes) -> bytes | None:
+        try:
+            said = json_format.MessageToDict(kind.FromString(data))
+            return json.dumps(said, ensure_ascii=False, allow_nan=False, sort_keys=True, separators=(",", ":")).encode()
+        except (DecodeError, json_format.Error, ValueError, RecursionError):
+            return None
+
+    return text
+
+
+class Maps(Lists):
+    """Maps, as lists of key and value. Of a key that is there more than once, the last entry counts."""
+
+    def array(self, columns: Sequence[ColumnBuilder]) -> pa.Array:
+        key, value = (columns[c].array(columns) for c in self.node.children)
+        ends = self.ends[: self.items + 1]
+        kept = _last_of_each(ends, key)
+        if kept is not None:
+            key, value = (a.take(pa.array(kept)) for a in (key, value))
+            ends = np.searchsorted(kept, ends).astype(np.int32)
+        entries = pa.struct([self.type.key_field, self.type.item_field])
+        children = [pa.Array.from_buffers(entries, len(key), [None], children=[key, value])]
+        return pa.Array.from_buffers(self.type, self.items, [self.validity, pa.py_buffer(ends)], children=children)
+
+
+def _last_of_each(ends: Array, keys: pa.Array) -> Array | None:
+    """The last entry of each key of each map, ascending; None where that is every entry."""
+    if not len(keys) or int(np.diff(ends).max(initial=0)) < 2:
+        return None
+    numbers = pc.dictionary_encode(keys).indices.cast(pa.int64()).to_numpy(zero_copy_only=False)
+    maps = np.repeat(np.arange(len(ends) - 1), np.diff(ends))
+    pairs = maps * (int(numbers.max()) + 1) + numbers
+    _, firsts = np.unique(pairs[::-1], return_index=True)
+    if len(firsts) == len(pairs):
+        return None
+    kept: Array = np.sort(len(pairs) - 1 - firsts)
+    return kept
+
+
+def columns_of(nodes: tuple[SchemaNode, ...], of: Mapping[int, ProtoField], items: int) -> list[ColumnBuilder]:
+    """An empty column for each node, those of rows with room for `items`. `of`: the fields whose values nodes hold."""
+    return [_column(n, items if n.level == 0 else 0, of.get(n.index)) for n in nodes]
+
+
+def _column(node: SchemaNode, items: int, f: ProtoField | None) -> ColumnBuilder:
+    while f is not None and f.message is not None and f.message.meaning is Meaning.WRAPPER:
+        (f,) = f.message.fields
+    match node.type.kind:
+        case Kind.STRUCT:
+            return Structs(node, items)
+        case Kind.LIST:
+            return Lists(node, items)
+        case Kind.MAP:
+            return Maps(node, items)
+        case Kind.JSON if f is not None and f.message is not None:
+            return Documents(node, items, f.message.name)
+        case Kind.STRING if f is not None and f.kind is ProtoKind.ENUM:
+            return Symbols(node, items, f.symbols)
+        case Kind.STRING if f is not None and f.kind is not ProtoKind.STRING:
+            return Keys(node, items, f.kind)
+        case Kind.STRING | Kind.BINARY:
+            return Bytes(node, items)
+        case Kind.BOOL:
+            return Truths(node, items)
+    return Numbers(node, items)

@@ -1,0 +1,218 @@
+"""`.proto` texts → descriptors, by Google's protoc in a process of its own.
+
+Promises: protoc sees a folder with these texts and Google's well-known files, and nothing else; its time, memory and
+output are bounded. What does not compile raises UnusableSchema with protoc's first words, which name line and column.
+A schema may be what registries keep of one that was compiled elsewhere: a FileDescriptorProto in Base64.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import re
+import subprocess
+import sys
+import tempfile
+from collections.abc import Mapping, Sequence
+from functools import lru_cache
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from sluice.pipelines.records.reader import UnusableSchema
+from sluice.pipelines.vocabulary.extras import named, need
+from sluice.pipelines.vocabulary.units import safe_text
+
+if TYPE_CHECKING:
+    from google.protobuf.descriptor_pb2 import FileDescriptorSet
+
+MOST_TEXT = 1 << 20
+"""Bytes of all texts together."""
+MOST_FILES = 256
+MOST_COMPILED = 8 << 20
+"""Bytes of their descriptors."""
+SECONDS = 30
+"""Time that protoc may take."""
+MEMORY = 1 << 30
+"""Memory that it may take."""
+GOOGLE = "google/protobuf/"
+"""Where the well-known files are."""
+_NAME = re.compile(r"(?!/)(?!.*(?:^|/)\.{1,2}(?:/|$))[A-Za-z0-9_./+-]{1,200}")
+_IMPORT = re.compile(r'^\s*import\s+(?:public\s+|weak\s+|option\s+)?"([^"\n]{1,200})"\s*;', re.MULTILINE)
+_NOISE = re.compile(r"warning:|^WARNING|^[IWEF][0-9]{4} |libprotobuf", re.IGNORECASE)
+_PROTOC = f"""
+import resource, sys
+resource.setrlimit(resource.RLIMIT_CPU, ({SECONDS}, {SECONDS}))
+resource.setrlimit(resource.RLIMIT_AS, ({MEMORY}, {MEMORY}))
+resource.setrlimit(resource.RLIMIT_FSIZE, ({MOST_COMPILED}, {MOST_COMPILED}))
+from grpc_tools import protoc
+sys.exit(protoc.main(["protoc", *sys.argv[1:]]))
+"""
+
+
+def imports_of(text: str) -> tuple[str, ...]:
+    """The files that a `.proto` text imports, but for the well-known ones."""
+    return tuple(dict.fromkeys(n for n in _IMPORT.findall(text) if not n.startswith(GOOGLE)))
+
+
+def beside(text: str, folder: Path) -> dict[str, str]:
+    """The files that a text imports, and those that these import, from a folder: their names and texts.
+
+    One that is not there, or whose name leads out of the folder, is left out: protoc says then what it misses.
+    """
+    found: dict[str, str] = {}
+    queue = list(imports_of(text))
+    for name in queue:
+        path = folder / name
+        inside = _NAME.fullmatch(name) and path.is_file() and path.resolve().is_relative_to(folder.resolve())
+        if name in found or not inside:
+            continue
+        if len(found) >= MOST_FILES or path.stat().st_size > MOST_TEXT:
+            raise UnusableSchema(name, f"is too large, or one of more than {MOST_FILES} files")
+        try:
+            found[name] = path.read_text("utf-8")
+        except (OSError, UnicodeDecodeError):
+            raise UnusableSchema(name, "cannot be read as UTF-8") from None
+        queue += imports_of(found[name])
+    return found
+
+
+def compiled(texts: Sequence[str], names: Sequence[str]) -> FileDescriptorSet:
+    """The descriptors of a schema, the last of the texts, and before it of all that it refers to, by these names.
+
+    Raises UnusableSchema; SetupError where protoc is needed and not installed.
+    """
+    if len(texts) != len(names) + 1 or len(texts) > MOST_FILES:
+        raise UnusableSchema("", "refers to files whose names are not known, or to too many")
+    if sum(map(len, texts)) > MOST_TEXT:
+        raise UnusableSchema("", f"is larger than {MOST_TEXT:,} bytes with all that it refers to")
+    for name in names:
+        if not _NAME.fullmatch(name):
+            raise UnusableSchema(safe_text(name), "is no name of a file that a schema may import")
+    main = next(n for i in range(len(texts)) if (n := f"schema{i or ''}.proto") not in names)
+    return _compiled(tuple(zip((*names, main), texts, strict=True)))
+
+
+@lru_cache(64)
+def _compiled(files: tuple[tuple[str, str], ...]) -> FileDescriptorSet:
+    """The descriptors of files by their names and texts; where one is compiled already, each after its imports."""
+    found, last = descriptor_set(), files[-1][0]
+    own = {name: _from_base64(name, text) for name, text in files}
+    if not any(own.values()):
+        ready = {file.name: file for file in _by_protoc(dict(files), found, last).file}
+    else:
+        ready = {}
+        for name, text in files:
+            known = descriptor_set()
+            known.file.extend(_in_order(ready))
+            ready |= {file.name: file for file in _by_protoc({name: text}, known, name).file} if not own[name] else {}
+            ready[name] = own[name] or ready[name]
+    found.file.extend(_in_order(ready, last))
+    return found
+
+
+def descriptor_set(data: bytes = b"") -> FileDescriptorSet:
+    """Descriptors from their bytes. Raises ValueError."""
+    with named():
+        from google.protobuf.descriptor_pb2 import FileDescriptorSet
+        from google.protobuf.message import DecodeError
+    try:
+        return FileDescriptorSet.FromString(data)
+    except DecodeError:
+        raise ValueError("no descriptors") from None
+
+
+def _from_base64(name: str, text: str) -> Any:
+    """The descriptor of a file that was compiled elsewhere; None for a text."""
+    with named():
+        from google.protobuf.descriptor_pb2 import FileDescriptorProto
+        from google.protobuf.message import DecodeError
+    try:
+        data = base64.b64decode(text.strip(), validate=True)
+        found = FileDescriptorProto.FromString(data)
+        found.name = name
+        return found if data else None
+    except (binascii.Error, ValueError, DecodeError):
+        return None
+
+
+def _by_protoc(sources: Mapping[str, str], known: FileDescriptorSet, main: str) -> FileDescriptorSet:
+    """The descriptors of the file `main` of these, and of all that it imports."""
+    need("grpc_tools")
+    with tempfile.TemporaryDirectory(prefix="sluice-protoc-") as scratch:
+        root, out = Path(scratch, "files"), Path(scratch, "out.pb")
+        for name, text in sources.items():
+            path = root / name
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(text)
+        given = [f"-I{root}", f"-I{_well_known()}", "--include_imports", f"--descriptor_set_out={out}"]
+        if known.file:
+            Path(scratch, "known.pb").write_bytes(known.SerializeToString())
+            given.append(f"--descriptor_set_in={Path(scratch, 'known.pb')}")
+        _run([*given, main], scratch)
+        data = out.read_bytes()
+    if len(data) > MOST_COMPILED:
+        raise UnusableSchema("", f"has descriptors of more than {MOST_COMPILED:,} bytes")
+    return descriptor_set(data)
+
+
+def _run(given: Sequence[str], scratch: str) -> None:
+    try:
+        done = subprocess.run(
+            [sys.executable, "-I", "-c", _PROTOC, *given],
+            cwd=scratch,
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            timeout=4 * SECONDS,
+            check=False,
+        )
+    except subprocess.TimeoutExpired:
+        raise UnusableSchema("", "takes protoc too long") from None
+    if done.returncode:
+        said = done.stderr.decode("utf-8", "replace").replace(f"{scratch}/files/", "").splitlines()
+        errors = [line for line in said if ": " in line and not _NOISE.search(line)] or ["protoc ended without a word"]
+        raise UnusableSchema("", f"does not compile: {'; '.join(map(safe_text, errors[:2]))}")
+
+
+def _well_known() -> Path:
+    with named():
+        import grpc_tools
+    return Path(grpc_tools.__path__[0]) / "_proto"
+
+
+def _in_order(files: Mapping[str, Any], last: str = "") -> list[Any]:
+    """Files, each after what it imports; `last` is the last, and without it nothing that it does not need is there."""
+    done: dict[str, Any] = {}
+    roots = [last] if last else list(files)
+    stack = [(name, False) for name in reversed(roots)]
+    open_: set[str] = set()
+    while stack:
+        name, left = stack.pop()
+        if left:
+            open_.discard(name)
+            done[name] = files.get(name) or _google(name)
+        elif name in open_:
+            raise UnusableSchema(safe_text(name), "imports itself in a circle")
+        elif name not in done:
+            file = files.get(name) or _google(name)
+            open_.add(name)
+            stack.append((name, True))
+            stack += [(d, False) for d in file.dependency]
+    return list(done.values())
+
+
+_KNOWN = ("any", "api", "descriptor", "duration", "empty", "field_mask", "source_context", "struct", "timestamp")
+
+
+@lru_cache(32)
+def _google(name: str) -> Any:
+    """The descriptor of one of Google's well-known files."""
+    import importlib
+
+    with named():
+        from google.protobuf.descriptor_pb2 import FileDescriptorProto
+    short = name.removeprefix(GOOGLE).removesuffix(".proto")
+    if name != f"{GOOGLE}{short}.proto" or short not in (*_KNOWN, "type", "wrappers"):
+        raise UnusableSchema("", f"imports {safe_text(name)}, which is not there")
+    found = FileDescriptorProto()
+    importlib.import_module(f"google.protobuf.{short}_pb2").DESCRIPTOR.CopyToProto(found)
+    return found

@@ -1,0 +1,708 @@
+"""The compiled loops of Protobuf: record bytes → slots, by the tables of the feed's message (`programs.py`).
+
+One compile serves all messages. Fields come in any order and as often as they like: the last of a singular field
+counts, messages are merged, a member of a oneof takes the place of the others, lists are appended to, packed or not.
+Slots, levels and blocks are as in `typed.slots`. A record that is refused leaves no slot, only its place and a code.
+Promise: whatever the bytes, nothing is read or written outside of the arrays, nothing recurses, the work for a record
+is bounded by its bytes and by the room of its lists, and no Python object is made for a record.
+
+Source: Protobuf's encoding guide, and its conformance tests' rules for parsers.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from sluice.pipelines.records.compiled import (
+    BYTES,
+    I32,
+    I64,
+    TABLE,
+    U8,
+    Array,
+    bit_of,
+    byte,
+    cell,
+    compiled,
+    inlined,
+    inner,
+    int32,
+    int64,
+    item,
+    put,
+    types,
+    uint64,
+)
+from sluice.pipelines.records.pieces import bits, not_utf8
+from sluice.pipelines.records.typed.scan import PLAIN, SIZE_BITS, START_MASK, pack
+from sluice.pipelines.records.wire import NO_HEADER
+
+# --- a field: a row of `fields` ------------------------------------------------------------------------------
+
+OP, NODE, LEVEL = 0, 1, 2  # what is done; the node that it writes, and its level
+WIRE = 3  # the wire type that it has
+LIST, INNER, OUTER = 4, 5, 6  # a list's or map's node (−1: it is none), the level of its elements, the list's own level
+PACKED = 7  # whether several values may come as one
+OTHERS = 8  # the members of a oneof that it excludes, in `lists` (−1: none)
+MESSAGE = 9  # the message that begins
+VALUE = 10  # what its slot holds from then on, if nothing is there
+
+INT32, INT64, UINT32, SINT32, SINT64, TRUTH = 0, 1, 2, 3, 4, 5
+FIXED32, SFIXED32, FIXED64, TEXT, BYTES_, DOCUMENT, ENTER, SECONDS, NANOS = 6, 7, 8, 9, 10, 11, 12, 13, 14
+
+VARINT, EIGHT, SIZED, GROUP, END_GROUP, FOUR = 0, 1, 2, 3, 4, 5
+
+# --- a message: a row of `messages`, where its hash table of numbers and fields begins in `lookup`, and its node ------
+
+LOOKUP_AT, LOOKUP_MASK, OF_NODE = 0, 1, 2
+
+# --- a node: a row of `nodes`; what becomes of a slot that nothing was written to --------------------------------
+
+MODE, PARENT = 0, 1  # PARENT: the node that must be there, −1 when it always is
+MAY_MISS, DEFAULT, REQUIRED = 0, 1, 2
+
+# --- what the loop remembers ---------------------------------------------------------------------------------
+
+ROW = 0  # next record of the chunk
+LAST = 1
+OUT = 2  # rows of this block
+MOST_OUT = 3
+BAD = 4
+NEED = 5  # the level that wants room, or the id of the schema that is wanted
+PATH = 6  # the message of that schema
+HEADER = 7  # where the number of a record's schema is: NOWHERE, BEFORE or GIVEN
+NAMED = 8  # where a record says which message it is: UNNAMED, INDEXES, NAME or PATHS
+SKIPPED = 9  # bytes before a record, when its schema is GIVEN
+KNOWN = 10  # the slot of the schema of the record before, in `ids`
+AT_NODE = 11  # where a record was found wrong
+AT_BYTE = 12
+CLOSED = 13  # whether a field that the feed's message does not have is refused
+CHAINED = 14  # rows of `chain`
+SLOTS = 15
+
+NOWHERE, BEFORE, GIVEN = 0, 1, 2
+UNNAMED, INDEXES, NAME, PATHS = 0, 1, 2, 3
+
+# --- how a call ended, and why a record is refused ---------------------------------------------------------------
+
+DONE, FULL, GROW_LEVEL, WANT = 0, 1, 2, 3
+OK = 0
+NO_SCHEMA, INCOMPATIBLE, OTHER_MESSAGE, NO_MESSAGE = 100, 101, 102, 103
+CUT, LONG_VARINT, NO_FIELD, NO_WIRE, NO_GROUP, BAD_TEXT, DEEP, MANY = 104, 105, 106, 107, 108, 109, 110, 111
+NEW_FIELD, OTHER_SYMBOL, MISSING, NO_DOCUMENT = 112, 113, 114, 115
+_CROWDED = 120  # a level is full: no fault of the record
+
+SPREAD = 40503
+HEADER_BYTES = 5
+MOST_INDEXES, INDEX = 5, 4096
+"""How many indexes name a message, and below what each is: so a path of them is one number."""
+MOST_DEPTH = 100
+"""Messages and groups inside one another, as in Google's parsers."""
+MOST_CHAIN = 4096
+"""Second and later parts of JSON documents that a block may have."""
+FRAME = 3  # numbers of a frame: where the message ends, its number, and the group's (0: none)
+_WRONG = 1 << 60
+"""More than any time in microseconds."""
+_MICROS = 1_000_000
+_FIRST_SECOND, _LAST_SECOND = -62_135_596_800, 253_402_300_799
+
+
+class Tables(NamedTuple):
+    """A message's tables, and the room that scanning needs. `ids`, `paths`, `starts`: a hash table from schemas and
+    their messages to 0, or to the code below 0 that refuses all such records; `told`: how many records of each were
+    read in this piece, and the first of their rows. `name`: what is before a record of the feed's message under NAME.
+    `news`: fields that the message does not have, as message, number, records, first row, last row."""
+
+    fields: Array
+    messages: Array
+    lookup: Array
+    lists: Array
+    nodes: Array
+    ids: Array
+    paths: Array
+    starts: Array
+    told: Array
+    name: Array
+    news: Array
+    chain: Array
+    bases: Array
+    spans: Array
+    there: Array
+    counts: Array
+    room: Array
+    kept: Array
+    at: Array
+    begins: Array
+    stack: Array
+    state: Array
+
+
+class Found(NamedTuple):
+    """What a block gives besides slots: the record of each row, and refused records."""
+
+    source: Array
+    bad_row: Array
+    bad_code: Array
+    bad_node: Array
+    bad_at: Array
+
+
+_TABLES = types.NamedTuple(
+    [TABLE, TABLE, I64, I64, TABLE, I64, I64, I64, TABLE, BYTES, TABLE, TABLE, I64, I64, U8, *[I64] * 7], Tables
+)
+_FOUND = types.NamedUniTuple(I32, 5, Found)
+
+
+@inner
+def _varint(data: Array, at: int, end: int, most: int) -> tuple[int, int]:
+    """A varint of at most so many bytes: (the number, the next byte), or (a code, −1). Bits beyond 64 are dropped."""
+    found = uint64(0)
+    shift = uint64(0)
+    stop = at + most
+    while at < end:
+        if at >= stop:
+            return int64(LONG_VARINT), int64(-1)
+        b = uint64(byte(data, at))
+        at += 1
+        found |= (b & uint64(0x7F)) << shift
+        if b < uint64(0x80):
+            return int64(found), at
+        shift += uint64(7)
+    return int64(CUT), int64(-1)
+
+
+@inner
+def _field_of(t: Tables, message: int, number: int) -> int:
+    """The row of the field of that number; −1 where the message has none."""
+    at = cell(t.messages, message, LOOKUP_AT)
+    mask = cell(t.messages, message, LOOKUP_MASK)
+    place = number & mask
+    while True:
+        found = item(t.lookup, at + 2 * place)
+        if found == number:
+            row: int = item(t.lookup, at + 2 * place + 1)
+            return row
+        if found == 0:
+            return int64(-1)
+        place = (place + 1) & mask
+
+
+@inner
+def _skipped(data: Array, p: int, end: int, wire: int, number: int, depth: int, t: Tables) -> tuple[int, int]:
+    """Pass over the value of an unknown field: (OK, the next byte), or (a code, where it was found)."""
+    groups = int64(0)
+    while True:
+        if wire == VARINT:
+            begun = p
+            found, p = _varint(data, p, end, 10)
+            if p < 0:
+                return found, begun
+        elif wire == EIGHT:
+            if end - p < 8:
+                return int64(CUT), p
+            p += 8
+        elif wire == FOUR:
+            if end - p < 4:
+                return int64(CUT), p
+            p += 4
+        elif wire == SIZED:
+            begun = p
+            found, p = _varint(data, p, end, 5)
+            if p < 0:
+                return found, begun
+            if found > end - p:
+                return int64(CUT), begun
+            p += found
+        elif wire == GROUP:
+            if depth + groups >= MOST_DEPTH:
+                return int64(DEEP), p
+            put(t.stack, MOST_DEPTH * FRAME + FRAME + groups, number)
+            groups += 1
+        elif wire == END_GROUP:
+            if groups == 0 or item(t.stack, MOST_DEPTH * FRAME + FRAME + groups - 1) != number:
+                return int64(NO_GROUP), p
+            groups -= 1
+        else:
+            return int64(NO_WIRE), p
+        if groups == 0:
+            return int64(OK), p
+        begun = p
+        tag, p = _varint(data, p, end, 5)
+        if p < 0:
+            return tag, begun
+        number = tag >> 3
+        wire = tag & 7
+        if number == 0 or number > 536870911:
+            return int64(NO_FIELD), begun
+
+
+@inner
+def _note(t: Tables, message: int, number: int) -> None:
+    """Count a field that the message does not have, once a record. What there is no room for is not counted."""
+    mask = t.news.shape[0] - 1
+    place = (number * SPREAD + message) & mask
+    row = t.state[ROW]
+    for _ in range(8):
+        if t.news[place, 2] == 0:
+            t.news[place, 0] = message
+            t.news[place, 1] = number
+            t.news[place, 2] = 1
+            t.news[place, 3] = row
+            t.news[place, 4] = row
+            return
+        if t.news[place, 0] == message and t.news[place, 1] == number:
+            if t.news[place, 4] != row:
+                t.news[place, 2] += 1
+                t.news[place, 4] = row
+            return
+        place = (place + 1) & mask
+
+
+@inner
+def _emptied(t: Tables, first: int, n: int) -> None:
+    """Take back all that is in some nodes, from place `first` of `lists` on: a node and all below it, of the elements
+    at hand. Their lists' elements are the last of their levels."""
+    top = t.lists[first]
+    if t.there[t.bases[top] + t.at[t.nodes[top, LEVEL]]] == 0:
+        return
+    level = t.nodes[top, LEVEL]
+    for i in range(first, first + n):
+        node = t.lists[i]
+        own = t.nodes[node, LEVEL]
+        begin = t.at[own] if own == level else t.begins[own]
+        stop = begin + 1 if own == level else t.counts[own]
+        if t.nodes[node, INNER] != own:
+            total = int64(0)
+            for slot in range(t.bases[node] + begin, t.bases[node] + stop):
+                total += (t.spans[slot] >> SIZE_BITS) & START_MASK
+            deeper = t.nodes[node, INNER]
+            t.begins[deeper] = t.counts[deeper] - total
+        for slot in range(t.bases[node] + begin, t.bases[node] + stop):
+            t.spans[slot] = 0
+            t.there[slot] = 0
+            for c in range(t.state[CHAINED]):
+                if t.chain[c, 0] == slot:
+                    t.chain[c, 0] = -1
+    for i in range(first, first + n):
+        node = t.lists[i]
+        deeper = t.nodes[node, INNER]
+        if deeper != t.nodes[node, LEVEL]:
+            t.counts[deeper] = t.begins[deeper]
+
+
+@inner
+def _excluded(t: Tables, place: int) -> None:
+    """Take back the other members of a oneof."""
+    n = t.lists[place]
+    place += 1
+    for _ in range(n):
+        size = t.lists[place]
+        _emptied(t, place + 1, size)
+        place += 1 + size
+
+
+@inner
+def _time(op: int, found: int, before: int) -> int:
+    """A time in microseconds, with other seconds or another fraction, of which digits below a microsecond are cut off.
+
+    What is wrong with seconds or fraction is told by bits that no time has, until others come.
+    """
+    wrong = (before + _WRONG // 2) // _WRONG
+    before -= wrong * _WRONG
+    fraction = before % _MICROS
+    if op == SECONDS:
+        if found < _FIRST_SECOND or found > _LAST_SECOND:
+            return (wrong | 2) * _WRONG + fraction
+        return (wrong & 1) * _WRONG + found * _MICROS + fraction
+    found = int64(int32(found))
+    if found < 0 or found > 999_999_999:
+        return (wrong | 1) * _WRONG + before - fraction
+    return (wrong & 2) * _WRONG + before - fraction + found // 1000
+
+
+@inlined
+def _record(data: Array, p: int, end: int, t: Tables) -> int:
+    """One record from byte `p` on: OK or a code."""
+    fields, bases, spans, there, at, state, stack = t.fields, t.bases, t.spans, t.there, t.at, t.state, t.stack
+    depth = int64(0)
+    message = int64(0)
+    group = int64(0)
+    stop = end
+    packed = int64(-1)
+    row = int64(-1)
+    code = int64(OK)
+    begun = p
+    while True:
+        if packed >= 0 and p >= packed:
+            packed = int64(-1)
+        if packed < 0:
+            begun = p
+            row = int64(-1)
+            if p >= stop:
+                if group != 0:
+                    code = int64(CUT)
+                    break
+                if depth == 0:
+                    return int64(OK)
+                depth -= 1
+                stop = item(stack, depth * FRAME)
+                message = item(stack, depth * FRAME + 1)
+                group = item(stack, depth * FRAME + 2)
+                continue
+            tag = byte(data, p)
+            if tag < 0x80:
+                p += 1
+            else:
+                tag, p = _varint(data, p, stop, 5)
+                if p < 0:
+                    code = tag
+                    break
+            number = tag >> 3
+            wire = tag & 7
+            if number == 0 or number > 536870911:
+                code = int64(NO_FIELD)
+                break
+            if wire == END_GROUP:
+                if group != number:
+                    code = int64(NO_GROUP)
+                    break
+                depth -= 1
+                stop = item(stack, depth * FRAME)
+                message = item(stack, depth * FRAME + 1)
+                group = item(stack, depth * FRAME + 2)
+                continue
+            row = _field_of(t, message, number)
+            if row >= 0 and cell(fields, row, WIRE) != wire:
+                if wire == SIZED and cell(fields, row, PACKED) != 0:
+                    size, p = _varint(data, p, stop, 5)
+                    if p < 0:
+                        code = size
+                        break
+                    if size > stop - p:
+                        code = int64(CUT)
+                        break
+                    packed = p + size
+                    continue
+                row = int64(-1)
+            if row < 0:
+                code, p = _skipped(data, p, stop, wire, number, depth, t)
+                if code != OK:
+                    begun = p
+                    break
+                if state[CLOSED] != 0:
+                    code = int64(NEW_FIELD)
+                    state[AT_NODE] = cell(t.messages, message, OF_NODE)
+                    state[AT_BYTE] = begun
+                    return code
+                _note(t, message, number)
+                continue
+        limit = stop if packed < 0 else packed
+        op = cell(fields, row, OP)
+        node = cell(fields, row, NODE)
+        holder = cell(fields, row, LIST)
+        if holder >= 0:
+            level = cell(fields, row, INNER)
+            n = item(t.counts, level)
+            if n >= item(t.room, level):
+                state[NEED] = level
+                return int64(_CROWDED)
+            put(t.counts, level, n + 1)
+            put(at, level, n)
+            slot = item(bases, holder) + item(at, cell(fields, row, OUTER))
+            before = (item(spans, slot) >> SIZE_BITS) & START_MASK
+            put(spans, slot, pack(0, before + 1, PLAIN))
+            there[uint64(slot)] = 1
+        if cell(fields, row, OTHERS) >= 0:
+            _excluded(t, cell(fields, row, OTHERS))
+        found = int64(0)
+        if op <= TRUTH or op >= SECONDS:
+            found = byte(data, p) if p < limit else int64(0x80)
+            if found < 0x80:
+                p += 1
+            else:
+                found, p = _varint(data, p, limit, 10)
+                if p < 0:
+                    code = found
+                    break
+            if op == INT32:
+                found = int64(int32(found))
+            elif op == UINT32:
+                found &= 0xFFFFFFFF
+            elif op == SINT32:
+                found &= 0xFFFFFFFF
+                found = (found >> 1) ^ -(found & 1)
+            elif op == SINT64:
+                found = int64(uint64(found) >> uint64(1)) ^ -(found & 1)
+            elif op == TRUTH:
+                found = int64(found != 0)
+            elif op >= SECONDS:
+                before = item(spans, item(bases, node) + item(at, cell(fields, row, LEVEL)))
+                found = _time(op, found, before)
+        elif op <= SFIXED32:
+            if limit - p < 4:
+                code = int64(CUT)
+                break
+            found = bits(data, p, 4)
+            p += 4
+            if op == SFIXED32:
+                found = int64(int32(found))
+        elif op == FIXED64:
+            if limit - p < 8:
+                code = int64(CUT)
+                break
+            found = bits(data, p, 8)
+            p += 8
+        elif op == ENTER and cell(fields, row, WIRE) == GROUP:
+            if depth >= MOST_DEPTH:
+                code = int64(DEEP)
+                break
+            put(stack, depth * FRAME, stop)
+            put(stack, depth * FRAME + 1, message)
+            put(stack, depth * FRAME + 2, group)
+            depth += 1
+            group = number
+            message = cell(fields, row, MESSAGE)
+        else:
+            size, p = _varint(data, p, stop, 5)
+            if p < 0:
+                code = size
+                break
+            if size > stop - p:
+                code = int64(CUT)
+                break
+            if op == ENTER:
+                if depth >= MOST_DEPTH:
+                    code = int64(DEEP)
+                    break
+                put(stack, depth * FRAME, stop)
+                put(stack, depth * FRAME + 1, message)
+                put(stack, depth * FRAME + 2, group)
+                depth += 1
+                group = int64(0)
+                message = cell(fields, row, MESSAGE)
+                stop = p + size
+            else:
+                if op == TEXT:
+                    wrong = not_utf8(data, p, p + size)
+                    if wrong >= 0:
+                        code = int64(BAD_TEXT)
+                        begun = wrong
+                        break
+                found = pack(p, p + size, PLAIN)
+                p += size
+        if node >= 0:
+            slot = item(bases, node) + item(at, cell(fields, row, LEVEL))
+            if op == ENTER:
+                if there[uint64(slot)] == 0:
+                    put(spans, slot, cell(fields, row, VALUE))
+            elif op == DOCUMENT and there[uint64(slot)] != 0:
+                if state[CHAINED] >= t.chain.shape[0]:
+                    state[NEED] = -1
+                    return int64(_CROWDED)
+                t.chain[state[CHAINED], 0] = slot
+                t.chain[state[CHAINED], 1] = found
+                state[CHAINED] += 1
+            else:
+                put(spans, slot, found)
+            there[uint64(slot)] = 1
+    state[AT_NODE] = cell(fields, row, NODE) if row >= 0 else cell(t.messages, message, OF_NODE)
+    state[AT_BYTE] = begun
+    return code
+
+
+@inner
+def _undo(t: Tables, row: int, chained: int) -> None:
+    """Take back what a record left before it was refused."""
+    for n in range(t.bases.size):
+        level = cell(t.nodes, n, LEVEL)
+        first = row if level == 0 else t.kept[level]
+        stop = row + 1 if level == 0 else t.counts[level]
+        for i in range(first, stop):
+            t.spans[t.bases[n] + i] = 0
+            t.there[t.bases[n] + i] = 0
+    for level in range(1, t.counts.size):
+        t.counts[level] = t.kept[level]
+    t.state[CHAINED] = chained
+
+
+@inner
+def _refuse(t: Tables, found: Found, code: int, node: int, at: int) -> None:
+    n = t.state[BAD]
+    found.bad_row[n] = t.state[ROW]
+    found.bad_code[n] = code
+    found.bad_node[n] = node
+    found.bad_at[n] = at
+    t.state[BAD] = n + 1
+    t.state[ROW] += 1
+
+
+@inner
+def _known(t: Tables, schema: int, path: int) -> int:
+    """The place of a schema's message in `ids`; −1 when nobody has asked for it yet."""
+    mask = t.ids.size - 1
+    place = (schema + path) * SPREAD & mask
+    while t.ids[place] >= 0:
+        if t.ids[place] == schema and t.paths[place] == path:
+            return place
+        place = (place + 1) & mask
+    return int64(-1)
+
+
+@inner
+def _path(data: Array, p: int, end: int) -> tuple[int, int]:
+    """The message that indexes before a record name, as one number: (it, the next byte), or (a code, −1)."""
+    count, p = _varint(data, p, end, 10)
+    if p < 0:
+        return int64(NO_HEADER), int64(-1)
+    count = (count >> 1) ^ -(count & 1)
+    if count == 0:
+        return int64(1), p
+    if count < 0 or count > MOST_INDEXES:
+        return int64(NO_MESSAGE), int64(-1)
+    path = int64(0)
+    for _ in range(count):
+        index, p = _varint(data, p, end, 10)
+        if p < 0:
+            return int64(NO_HEADER), int64(-1)
+        index = (index >> 1) ^ -(index & 1)
+        if index < 0 or index >= INDEX - 1:
+            return int64(NO_MESSAGE), int64(-1)
+        path = path * INDEX + index + 1
+    return path, p
+
+
+@inner
+def _behind_name(data: Array, p: int, end: int, name: Array) -> int:
+    """The byte behind the name of the feed's message; −1 where another one is named."""
+    if end - p < name.size:
+        return int64(-1)
+    for i in range(name.size):
+        if byte(data, p + i) != byte(name, i):
+            return int64(-1)
+    return p + name.size
+
+
+@compiled(types.int64(BYTES, I32, U8, I64, I64, _TABLES, _FOUND))
+def scan(data: Array, ends: Array, valid: Array, schemas: Array, paths: Array, t: Tables, found: Found) -> int:
+    """Read records from state[ROW] on, up to a block: DONE, FULL, GROW_LEVEL (state[NEED]: which, −1: of `chain`), or
+    WANT (state[NEED], state[PATH]: the schema and its message that nobody has told).
+
+    `data` has the chunk's values, `ends` where each ends. `valid`: the bitmap of values that are not null, or empty.
+    `schemas`: the number of each record's schema, or below 0 a code, if state[HEADER] is GIVEN; `paths` its message, or
+    below 0 a code, if state[NAMED] is PATHS.
+    """
+    state = t.state
+    state[OUT] = 0
+    state[BAD] = 0
+    state[CHAINED] = 0
+    for level in range(t.counts.size):
+        t.counts[level] = 0
+    while state[ROW] < state[LAST]:
+        row = state[ROW]
+        out = state[OUT]
+        if out >= state[MOST_OUT] or state[BAD] >= found.bad_row.size:
+            return int64(FULL)
+        if valid.size > 0 and not bit_of(valid, row):
+            found.source[out] = row
+            state[OUT] = out + 1
+            state[ROW] = row + 1
+            continue
+        begin, end = int64(ends[row]), int64(ends[row + 1])
+        p = begin
+        schema = int64(-1)
+        path = int64(0)
+        place = int64(0)
+        if state[HEADER] != NOWHERE:
+            if state[HEADER] == GIVEN:
+                schema = schemas[row]
+                if schema < 0:
+                    _refuse(t, found, -schema, -1, 0)
+                    continue
+                p += state[SKIPPED]
+            elif end - p < HEADER_BYTES or byte(data, p) != 0:
+                _refuse(t, found, NO_HEADER, -1, 0)
+                continue
+            else:
+                schema = byte(data, p + 1) << 24 | byte(data, p + 2) << 16 | byte(data, p + 3) << 8 | byte(data, p + 4)
+                p += HEADER_BYTES
+            if state[NAMED] == INDEXES:
+                if p < end and byte(data, p) == 0:
+                    path = int64(1)
+                    p += 1
+                else:
+                    named_at = p - begin
+                    path, p = _path(data, p, end)
+                    if p < 0:
+                        _refuse(t, found, path, -1, named_at)
+                        continue
+            elif state[NAMED] == PATHS:
+                path = paths[row]
+                if path < 0:
+                    _refuse(t, found, -path, -1, 0)
+                    continue
+            elif state[NAMED] == NAME:
+                named_at = p - begin
+                p = _behind_name(data, p, end, t.name)
+                if p < 0:
+                    _refuse(t, found, OTHER_MESSAGE, -1, named_at)
+                    continue
+            place = state[KNOWN]
+            if t.ids[place] != schema or t.paths[place] != path:
+                place = _known(t, schema, path)
+                if place < 0:
+                    state[NEED] = schema
+                    state[PATH] = path
+                    return int64(WANT)
+                state[KNOWN] = place
+            if t.starts[place] < 0:
+                _refuse(t, found, -t.starts[place], -1, 1)
+                continue
+        for level in range(t.counts.size):
+            t.kept[level] = t.counts[level]
+        chained = state[CHAINED]
+        t.at[0] = out
+        t.spans[t.bases[0] + out] = pack(0, 0, PLAIN)
+        t.there[t.bases[0] + out] = 1
+        code = _record(data, p, end, t)
+        if code == OK:
+            found.source[out] = row
+            if t.told[place, 0] == 0:
+                t.told[place, 1] = row
+            t.told[place, 0] += 1
+            state[OUT] = out + 1
+            state[ROW] = row + 1
+            continue
+        _undo(t, out, chained)
+        if code == _CROWDED:
+            return int64(GROW_LEVEL)
+        _refuse(t, found, code, state[AT_NODE], state[AT_BYTE] - begin)
+    return int64(DONE)
+
+
+@compiled(types.int64(_TABLES, types.int64, I64, I32))
+def settle(t: Tables, rows: int, bad_item: Array, bad_node: Array) -> int:
+    """Write defaults into slots that nothing was written to, where what they belong to is there.
+
+    Returns how many slots of required fields are empty, up to the room of `bad_item` and `bad_node`, which name them.
+    """
+    bad = int64(0)
+    for node in range(t.bases.size):
+        mode = t.nodes[node, MODE]
+        if mode == MAY_MISS:
+            continue
+        level = t.nodes[node, LEVEL]
+        n = rows if level == 0 else t.counts[level]
+        base = t.bases[node]
+        parent = t.nodes[node, PARENT]
+        above = int64(0) if parent < 0 else t.bases[parent]
+        value = t.nodes[node, VALUE]
+        for i in range(n):
+            if t.there[base + i] == 0 and (parent < 0 or t.there[above + i] != 0):
+                if mode == DEFAULT:
+                    t.spans[base + i] = value
+                    t.there[base + i] = 1
+                elif bad < bad_item.size:
+                    bad_item[bad] = i
+                    bad_node[bad] = node
+                    bad += 1
+    return bad

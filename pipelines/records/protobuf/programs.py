@@ -1,0 +1,209 @@
+"""The feed's message → the tables that the compiled loop reads by: its fields by their numbers, its nodes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from sluice.pipelines.records.compiled import CELLS, Array
+from sluice.pipelines.records.protobuf import loops
+from sluice.pipelines.records.protobuf.schema import Meaning, ProtoField, ProtoKind, ProtoMessage
+from sluice.pipelines.records.typed.scan import PLAIN, SIZE_BITS
+from sluice.pipelines.records.typed.tables import SchemaNode
+
+THERE = (PLAIN << (2 * SIZE_BITS)) - (1 << 64)
+"""The slot of a struct, or of an empty text or list, as a number with a sign."""
+
+_OPS = {
+    **dict.fromkeys((ProtoKind.INT32, ProtoKind.ENUM), (loops.INT32, loops.VARINT)),
+    **dict.fromkeys((ProtoKind.INT64, ProtoKind.UINT64), (loops.INT64, loops.VARINT)),
+    ProtoKind.UINT32: (loops.UINT32, loops.VARINT),
+    ProtoKind.SINT32: (loops.SINT32, loops.VARINT),
+    ProtoKind.SINT64: (loops.SINT64, loops.VARINT),
+    ProtoKind.BOOL: (loops.TRUTH, loops.VARINT),
+    **dict.fromkeys((ProtoKind.DOUBLE, ProtoKind.FIXED64, ProtoKind.SFIXED64), (loops.FIXED64, loops.EIGHT)),
+    **dict.fromkeys((ProtoKind.FLOAT, ProtoKind.FIXED32), (loops.FIXED32, loops.FOUR)),
+    ProtoKind.SFIXED32: (loops.SFIXED32, loops.FOUR),
+    ProtoKind.STRING: (loops.TEXT, loops.SIZED),
+    ProtoKind.BYTES: (loops.BYTES_, loops.SIZED),
+}
+
+
+@dataclass(slots=True)
+class Program:
+    """The tables of one message (`loops.Tables`), what each node is of, and of each message its name and
+    place."""
+
+    fields: list[list[int]] = field(default_factory=list)
+    messages: list[list[int]] = field(default_factory=list)
+    lookup: list[int] = field(default_factory=list)
+    lists: list[int] = field(default_factory=lambda: [0])
+    modes: dict[int, tuple[int, int, int]] = field(default_factory=dict)
+    of: dict[int, ProtoField] = field(default_factory=dict)
+    named: list[tuple[str, str]] = field(default_factory=list)
+
+    def tables(self, nodes: Sequence[SchemaNode]) -> dict[str, Array]:
+        """The arrays of these names that `loops.Tables` has."""
+        rows = np.zeros((len(nodes), CELLS), np.int64)
+        for n in nodes:
+            rows[n.index, loops.LEVEL], rows[n.index, loops.INNER] = n.level, n.inner
+            mode, parent, value = self.modes.get(n.index, (loops.MAY_MISS, -1, 0))
+            rows[n.index, loops.MODE], rows[n.index, loops.PARENT], rows[n.index, loops.VALUE] = mode, parent, value
+        return {
+            "fields": _wide(self.fields),
+            "messages": _wide(self.messages),
+            "lookup": np.array(self.lookup, np.int64),
+            "lists": np.array(self.lists, np.int64),
+            "nodes": rows,
+        }
+
+
+def _wide(rows: list[list[int]]) -> Array:
+    table = np.zeros((max(len(rows), 1), CELLS), np.int64)
+    for at, row in enumerate(rows):
+        table[at, : len(row)] = row
+    return table
+
+
+def program(message: ProtoMessage, nodes: tuple[SchemaNode, ...]) -> Program:
+    """The tables of a feed's message, whose columns the nodes are."""
+    made = _Programmer(nodes)
+    made.struct(message, nodes[0])
+    return made.out
+
+
+class _Programmer:
+    def __init__(self, nodes: tuple[SchemaNode, ...]) -> None:
+        self._nodes = nodes
+        self.out = Program()
+
+    def _message(self, m: ProtoMessage, node: SchemaNode) -> int:
+        """The number of a new message, whose fields are told by `_fields`."""
+        self.out.messages.append([0, 0, node.index])
+        self.out.named.append((m.name, node.path))
+        return len(self.out.messages) - 1
+
+    def _fields(self, message: int, rows: list[tuple[int, list[int]]]) -> None:
+        """Enter the fields of a message, by their numbers."""
+        size = 1 << (2 * max(len(rows), 1)).bit_length()
+        table = [0] * (2 * size)
+        for number, row in rows:
+            self.out.fields.append(row)
+            place = number & (size - 1)
+            while table[2 * place]:
+                place = (place + 1) & (size - 1)
+            table[2 * place], table[2 * place + 1] = number, len(self.out.fields) - 1
+        self.out.messages[message][:2] = [len(self.out.lookup), size - 1]
+        self.out.lookup += table
+
+    def struct(self, m: ProtoMessage, node: SchemaNode) -> int:
+        """A message whose fields are the children of a node."""
+        number = self._message(m, node)
+        children = [self._nodes[c] for c in node.children]
+        rows = [(f.number, self._field(f, child, node)) for f, child in zip(m.fields, children, strict=True)]
+        for (_, row), f in zip(rows, m.fields, strict=True):
+            if f.oneof:
+                row[loops.OTHERS] = self._others(f, m.fields, children)
+        self._fields(number, rows)
+        return number
+
+    def _others(self, f: ProtoField, fields: Sequence[ProtoField], children: Sequence[SchemaNode]) -> int:
+        """The members that a oneof's member excludes, with all that is below them: a place in `lists`."""
+        below = [
+            [n.index for n in self._below(child)]
+            for other, child in zip(fields, children, strict=True)
+            if other.oneof == f.oneof and other is not f
+        ]
+        at = len(self.out.lists)
+        self.out.lists.append(len(below))
+        for indexes in below:
+            self.out.lists += [len(indexes), *indexes]
+        return at
+
+    def _below(self, node: SchemaNode) -> list[SchemaNode]:
+        queue = [node]
+        for n in queue:
+            queue += [self._nodes[c] for c in n.children]
+        return queue
+
+    def _field(self, f: ProtoField, node: SchemaNode, parent: SchemaNode) -> list[int]:
+        """The row of a field that is a child of a struct."""
+        if f.entry is not None:
+            self.out.modes[node.index] = (loops.DEFAULT, parent.index, THERE)
+            row = self._row(loops.ENTER, loops.SIZED, None)
+            row[loops.LIST], row[loops.INNER], row[loops.OUTER] = node.index, node.inner, node.level
+            row[loops.MESSAGE] = self._entry(f.entry, node)
+            return row
+        if f.repeated:
+            self.out.modes[node.index] = (loops.DEFAULT, parent.index, THERE)
+            row = self._value(f, self._nodes[node.children[0]])
+            row[loops.LIST], row[loops.INNER], row[loops.OUTER] = node.index, node.inner, node.level
+            row[loops.PACKED] = int(row[loops.WIRE] in (loops.VARINT, loops.FOUR, loops.EIGHT))
+            return row
+        row = self._value(f, node)
+        if f.required:
+            self.out.modes[node.index] = (loops.REQUIRED, parent.index, 0)
+        elif not f.presence:
+            self.out.modes[node.index] = (loops.DEFAULT, parent.index, _default(f))
+        return row
+
+    def _entry(self, m: ProtoMessage, node: SchemaNode) -> int:
+        """The entries of a map, of which both may be missing."""
+        number = self._message(m, node)
+        key, value = (self._nodes[c] for c in node.children)
+        rows = [(f.number, self._value(f, child)) for f, child in zip(m.fields, (key, value), strict=True)]
+        for f, child in zip(m.fields, (key, value), strict=True):
+            self.out.modes[child.index] = (loops.DEFAULT, -1, _default(f))
+        self._fields(number, rows)
+        return number
+
+    def _value(self, f: ProtoField, node: SchemaNode) -> list[int]:
+        """The row of a field whose value goes to a node."""
+        self.out.of[node.index] = f
+        if f.message is None:
+            return self._row(*_OPS[f.kind], node)
+        wire = loops.GROUP if f.group else loops.SIZED
+        match f.message.meaning:
+            case Meaning.JSON:
+                return self._row(loops.DOCUMENT, loops.SIZED, node)
+            case Meaning.EMPTY:
+                inside, value = self._message(f.message, node), 1
+                self._fields(inside, [])
+            case Meaning.TIME:
+                inside, value = self._message(f.message, node), 0
+                seconds, nanos = (
+                    self._row(op, loops.VARINT, node) for op in (loops.SECONDS, loops.NANOS)
+                )  # fmt: skip
+                self._fields(inside, [(1, seconds), (2, nanos)])
+            case Meaning.WRAPPER:
+                inside, value = self._message(f.message, node), _default(f)
+                (own,) = f.message.fields
+                self._fields(inside, [(own.number, self._row(*_OPS[own.kind], node))])
+            case _:
+                inside, value = self.struct(f.message, node), THERE
+        row = self._row(loops.ENTER, wire, node)
+        row[loops.MESSAGE], row[loops.VALUE] = inside, value
+        return row
+
+    def _row(self, op: int, wire: int, node: SchemaNode | None) -> list[int]:
+        row = [0] * CELLS
+        row[loops.OP], row[loops.WIRE] = op, wire
+        row[loops.NODE], row[loops.LEVEL] = (node.index, node.level) if node else (-1, 0)
+        row[loops.LIST], row[loops.OTHERS] = -1, -1
+        return row
+
+
+def _default(f: ProtoField) -> int:
+    """The slot of a value that was not written."""
+    if f.message is None:
+        return THERE if f.kind in (ProtoKind.STRING, ProtoKind.BYTES) else f.first
+    match f.message.meaning:
+        case Meaning.EMPTY:
+            return 1
+        case Meaning.TIME:
+            return 0
+        case Meaning.WRAPPER:
+            return _default(f.message.fields[0])
+    return THERE

@@ -1,0 +1,166 @@
+"""Protobuf records through the format, schemas in memory instead of a registry, and what Google's library reads."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+from google.protobuf import json_format, message_factory
+from google.protobuf.descriptor_pool import DescriptorPool
+from google.protobuf.message import DecodeError
+
+from sluice.pipelines.records.decode import SCHEMA
+from sluice.pipelines.records.protobuf.format import ProtobufFormat
+from sluice.pipelines.records.protobuf.reader import ProtobufReader, from_file
+from sluice.pipelines.records.protobuf.schema import files_of
+from sluice.pipelines.records.wire import Named, WireFormat
+from sluice.pipelines.vocabulary.plans import Slice
+from tests.pipelines.records.typed.rows import FIRST, by_offset, chunk
+
+NOWHERE = Path("/nowhere")
+
+
+class Schemas:
+    """`WriterSchemas` from a mapping of `.proto` texts; `asked` are the numbers that were asked for."""
+
+    def __init__(self, known: Mapping[Any, str]) -> None:
+        self._known, self.asked = known, list[Named]()
+
+    def texts(self, id: Named) -> tuple[str, ...] | None:
+        self.asked.append(id)
+        return from_file(self._known[id], NOWHERE, "") if id in self._known else None
+
+
+def reader_of(text: str, message: str = "", wire: WireFormat = WireFormat.BARE) -> ProtobufReader:
+    """A reader of a `.proto` text, in proto3 unless it says otherwise."""
+    return ProtobufReader(from_file(whole(text), NOWHERE, message), wire)
+
+
+def whole(text: str) -> str:
+    return text if text.lstrip().startswith(("syntax", "edition", "{")) else f'syntax = "proto3";\n{text}'
+
+
+@lru_cache(64)
+def message_class(text: str) -> Any:
+    """Google's class of the message that a compiled schema names."""
+    files, name = files_of(text)
+    pool = DescriptorPool()
+    for file in files.file:
+        pool.Add(file)
+    last = pool.FindFileByName(files.file[-1].name)
+    name = name or next(iter(last.message_types_by_name.values())).full_name
+    return message_factory.GetMessageClass(pool.FindMessageTypeByName(name))
+
+
+def convert(
+    reader: ProtobufReader,
+    values: Sequence[bytes | None],
+    schemas: Schemas | None = None,
+    headers: Sequence[Sequence[tuple[str, bytes]]] | None = None,
+    **how: bool,
+) -> tuple[pa.Table, pa.Table | None, list[Any]]:
+    """Landed and quarantined rows of one chunk, and its drift; all of its records, each once."""
+    form = ProtobufFormat(reader, schemas, **how)
+    records = chunk(values)
+    if headers is not None:
+        held = [[{"key": k, "value": v} for k, v in row] for row in headers]
+        at = records.schema.get_field_index("headers")
+        records = records.set_column(at, SCHEMA.field("headers"), pa.array(held, SCHEMA.field("headers").type))
+    pieces = list(form.convert(Slice("orders", 3, "id", FIRST, FIRST + len(values)), records))
+    for piece in pieces:
+        piece.landed.validate(full=True)
+    assert sum(p.total for p in pieces) == len(values)
+    landed = pa.Table.from_batches([p.landed for p in pieces], form.schema)
+    held_back = [p.quarantined for p in pieces if p.quarantined is not None]
+    for batch in held_back:
+        batch.validate(full=True)
+    quarantined = pa.Table.from_batches(held_back) if held_back else None
+    return landed, quarantined, [d for p in pieces for d in p.drift]
+
+
+def rows_of(reader: ProtobufReader, values: Sequence[bytes | None], **how: Any) -> list[dict[str, Any] | None]:
+    """The row of each value, with the columns of the message alone; None for one in quarantine."""
+    landed, _, _ = convert(reader, values, **how)
+    rows, names = by_offset(landed, "kafka_offset"), [f.name for f in reader.columns.fields]
+    return [{n: rows[FIRST + i][n] for n in names} if FIRST + i in rows else None for i in range(len(values))]
+
+
+class Refused(Exception):
+    """A record that may not land."""
+
+
+def read_by_google(kind: Any, data: bytes) -> dict[str, Any] | None:
+    """The row that Google's library makes of a record; None where it must be in quarantine."""
+    try:
+        message = kind.FromString(data)
+        if not message.IsInitialized():
+            return None
+        return _struct(message)
+    except (DecodeError, Refused, UnicodeDecodeError, json_format.SerializeToJsonError):
+        return None
+
+
+def _struct(message: Any) -> dict[str, Any]:
+    return {f.name: _field(message, f) for f in sorted(message.DESCRIPTOR.fields, key=lambda f: f.index)}
+
+
+def _field(message: Any, f: Any) -> Any:
+    value = getattr(message, f.name)
+    if f.message_type is not None and f.message_type.GetOptions().map_entry:
+        kind = f.message_type.fields_by_name["value"]
+        return sorted((_key(k), _value(value[k], kind)) for k in value)
+    if f.is_repeated:
+        return [_value(v, f) for v in value]
+    if f.has_presence and not message.HasField(f.name):
+        return None
+    return _value(value, f)
+
+
+def _key(key: Any) -> str:
+    return str(key).lower() if isinstance(key, bool) else str(key)
+
+
+def _value(value: Any, f: Any) -> Any:
+    if f.enum_type is not None:
+        if value not in f.enum_type.values_by_number:
+            raise Refused
+        return next(v.name for v in f.enum_type.values if v.number == value)
+    if f.type == f.TYPE_STRING and isinstance(value, bytes):
+        raise Refused  # proto2 lets texts be no UTF-8
+    if f.message_type is None:
+        return repr(value) if isinstance(value, float) else value
+    match f.message_type.full_name:
+        case "google.protobuf.Timestamp":
+            if not (-62135596800 <= value.seconds <= 253402300799 and 0 <= value.nanos <= 999_999_999):
+                raise Refused
+            return value.seconds * 1_000_000 + value.nanos // 1000
+        case "google.protobuf.Struct" | "google.protobuf.Value" | "google.protobuf.ListValue":
+            try:
+                return json.dumps(json_format.MessageToDict(value), sort_keys=True, allow_nan=False)
+            except ValueError:
+                raise Refused from None
+        case name if name.startswith("google.protobuf.") and name.endswith("Value"):
+            return _value(value.value, f.message_type.fields[0])
+    return _struct(value) if f.message_type.fields else True
+
+
+def comparable(value: Any, type_: Any) -> Any:
+    """A landed value, as `read_by_google` has it: floats by their words, maps sorted, documents as JSON sorts them."""
+    if value is None:
+        return None
+    match str(type_.kind):
+        case "struct":
+            return {f.name: comparable(value[f.name], f.type) for f in type_.fields}
+        case "list":
+            return [comparable(v, type_.fields[0].type) for v in value]
+        case "map":
+            return sorted((k, comparable(v, type_.fields[0].type)) for k, v in value)
+        case "json":
+            return json.dumps(json.loads(value), sort_keys=True)
+        case "float32" | "float64":
+            return repr(value)
+    return value

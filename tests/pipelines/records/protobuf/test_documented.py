@@ -1,0 +1,49 @@
+"""What docs/formats.md says of Protobuf's types is what happens, and what Google's library writes and reads."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+from google.protobuf import json_format
+
+from sluice.pipelines.records.protobuf.schema import ProtoKind, kind_of
+from tests.pipelines.records.protobuf.rows import comparable, convert, message_class, read_by_google, reader_of
+from tests.pipelines.records.typed.rows import FIRST, by_offset
+
+DOCS = (Path(__file__).parents[4] / "docs" / "formats.md").read_text().split("## Protobuf")[1].split("\n## ")[0]
+CASES = re.findall(r"^\| `(.+?)` \| `(.+)` \| `(.+)` \|$", DOCS, re.MULTILINE)
+HELPERS = "message Line { string sku = 1; }\nenum Status { NONE = 0; PAID = 1; }\n"
+IMPORTS = "".join(
+    f'import "google/protobuf/{name}.proto";\n'
+    for name in ("timestamp", "duration", "wrappers", "struct", "any", "empty")
+)
+
+
+def text_of(field: str) -> str:
+    end = "" if field.endswith("}") else ";"
+    return f'syntax = "proto3";\n{IMPORTS}{HELPERS}message R {{ {field}{end} }}'
+
+
+@pytest.mark.parametrize(("field", "value", "lands"), CASES)
+def test_a_type(field: str, value: str, lands: str) -> None:
+    reader = reader_of(text_of(field), "R")
+    column = reader.columns.fields[0]
+    assert (column.name, column.text) == ("x", lands)
+    kind = message_class(reader.texts[-1])
+    record = json_format.Parse(
+        f'{{"x": {value}}}', kind(), descriptor_pool=kind.DESCRIPTOR.file.pool
+    ).SerializeToString()
+    landed, held, drift = convert(reader, [record])
+    assert (held, [d for d in drift if d.field == "x"]) == (None, [])
+    row = comparable(by_offset(landed, "kafka_offset")[FIRST]["x"], column.type)
+    expected = read_by_google(kind, record)
+    assert row is not None
+    assert expected is not None
+    assert row == expected["x"]
+
+
+def test_the_table_has_every_type() -> None:
+    kinds = {kind_of(message_class(reader_of(text_of(f), "R").texts[-1]).DESCRIPTOR.fields[0])[0] for f, _, _ in CASES}
+    assert kinds == set(ProtoKind)

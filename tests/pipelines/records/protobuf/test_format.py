@@ -1,0 +1,229 @@
+"""Records of several writers, what merging, order and presence do, and what is refused: reason, field, byte, schema."""
+
+from __future__ import annotations
+
+import struct
+from typing import Any
+
+import pytest
+
+from sluice.pipelines.records.wire import ID_HEADER, WireFormat
+from sluice.pipelines.vocabulary.receipts import DriftKind
+from tests.pipelines.records.protobuf.rows import Schemas, convert, reader_of, rows_of, whole
+from tests.pipelines.records.protobuf.wild import sized, varint
+
+ORDER = "message Order { string id = 1; optional int32 items = 2; }"
+NEWER = "message Order { string id = 1; optional int32 items = 2; string country = 3; }"
+OTHERS = "message Customer { string id = 1; message Address { message Line { string a = 1; } } }\n" + ORDER
+
+
+def order(id: str, items: int = 1, country: str = "") -> bytes:
+    more = b"\x1a" + sized(country.encode()) if country else b""
+    return b"\x0a" + sized(id.encode()) + b"\x10" + varint(items) + more
+
+
+def named(schema: int, data: bytes, indexes: bytes = b"\0") -> bytes:
+    return b"\0" + struct.pack(">I", schema) + indexes + data
+
+
+def refused(held: Any) -> list[tuple[Any, ...]]:
+    return [tuple(r.values()) for r in held.select(["reason", "field", "byte"]).to_pylist()] if held else []
+
+
+def confluent(text: str, message: str = "") -> Any:
+    return reader_of(text, message, WireFormat.CONFLUENT)
+
+
+def test_records_of_several_writers_are_one_table() -> None:
+    schemas = Schemas({1: whole(ORDER), 2: whole(NEWER)})
+    values = [named(1, order("a")), named(2, order("b", 2, "FR")), None, named(1, order("c"))]
+    landed, held, drift = convert(confluent(NEWER), values, schemas)
+    assert (held, drift, schemas.asked) == (None, [], [1, 2])
+    assert landed.select(["id", "items", "country"]).to_pylist() == [
+        {"id": "a", "items": 1, "country": ""},
+        {"id": "b", "items": 2, "country": "FR"},
+        {"id": None, "items": None, "country": None},
+        {"id": "c", "items": 1, "country": ""},
+    ]
+
+
+def test_fields_that_the_message_does_not_have_are_drift_by_name_or_number() -> None:
+    schemas = Schemas({1: whole(ORDER), 2: whole(NEWER)})
+    values = [named(1, order("a")), named(2, order("b", 2, "FR") * 2), named(2, order("c", 2, "FR"))]
+    landed, held, drift = convert(confluent(ORDER), values, schemas)
+    assert (held, landed.num_rows) == (None, 3)
+    assert [(d.kind, d.field, d.records, d.first) for d in drift] == [(DriftKind.NEW, "country", 2, 1001)]
+    _, held, _ = convert(confluent(ORDER), values, schemas, closed=True)
+    assert refused(held) == [("unknown_field", "", 11), ("unknown_field", "", 11)]
+    _, _, drift = convert(reader_of(ORDER), [order("b", 2, "FR")])
+    assert [(d.field, d.records) for d in drift] == [("#3", 1)]
+
+
+def test_the_message_that_indexes_name() -> None:
+    schemas = Schemas({1: whole(OTHERS)})
+    nested = b"\x06\x00\x00\x00"
+    values = [
+        named(1, order("a"), b"\x02\x02"),
+        named(1, order("b")),
+        named(1, order("c"), nested),
+        named(1, order("d"), b"\x02\x04"),
+        named(1, order("e"), b"\x02\x01"),
+        named(1, order("f"), b"\x0e"),
+        named(1, b"", b"\x02"),
+        named(2, order("g")),
+    ]
+    landed, held, _ = convert(confluent(OTHERS, "Order"), values, schemas)
+    assert landed["id"].to_pylist() == ["a"]
+    assert [r["reason"] for r in held.to_pylist()] == [  # type: ignore[union-attr]
+        "incompatible", "incompatible", "not_protobuf", "not_protobuf", "not_protobuf", "not_protobuf", "unknown_schema"
+    ]  # fmt: skip
+    deep = reader_of(OTHERS, "Customer.Address.Line", WireFormat.CONFLUENT)
+    landed, held, _ = convert(deep, [named(1, b"\x0a\x01x", nested)], schemas)
+    assert (held, landed["a"].to_pylist()) == (None, ["x"])
+
+
+def test_the_schema_and_message_in_headers() -> None:
+    schemas = Schemas({1: whole(OTHERS), "00000000-0000-0000-0000-000000000007": whole(OTHERS)})
+    guid = b"\1" + bytes(15) + b"\7"
+    headers = [
+        [("x", b"y"), (ID_HEADER, b"\0\0\0\0\1\2\2")],
+        [(ID_HEADER, guid + b"\2\2")],
+        [(ID_HEADER, guid + b"\0")],
+        [(ID_HEADER, guid + b"\2")],
+        [],
+    ]
+    reader = reader_of(OTHERS, "Order", WireFormat.CONFLUENT_HEADERS)
+    landed, held, _ = convert(reader, [order(x) for x in "abcde"], schemas, headers)
+    assert landed["id"].to_pylist() == ["a", "b"]
+    assert [r[0] for r in refused(held)] == ["incompatible", "not_protobuf", "not_protobuf"]
+
+
+def test_apicurios_numbers_and_names() -> None:
+    reader = reader_of(OTHERS, "Order", WireFormat.APICURIO)
+    before = b"\0" + struct.pack(">q", 1 << 40)
+    values = [before + b"\x07\x0a\x05Order" + order("a"), before + b"\x07\x0a\x05Other" + order("b"), b"\0\0\0\0\1"]
+    landed, held, _ = convert(reader, values, Schemas({1 << 40: whole(OTHERS)}))
+    assert landed["id"].to_pylist() == ["a"]
+    assert [r[0] for r in refused(held)] == ["incompatible", "not_protobuf"]
+
+
+@pytest.mark.parametrize(
+    ("written", "read", "fits"),
+    [
+        ("int32 x = 1", "int64 x = 1", True),
+        ("bool x = 1", "uint32 x = 1", True),
+        ("sint32 x = 1", "int32 x = 1", False),
+        ("string x = 1", "bytes x = 1", True),
+        ("string x = 1", "int32 x = 1", False),
+        ("fixed64 x = 1", "double x = 1", False),
+        ("repeated int32 x = 1", "int32 x = 1", False),
+        ("int32 x = 1", "repeated int32 x = 1", True),
+        ("message M { sint32 y = 1; } M x = 1", "message M { int32 y = 1; } M x = 1", False),
+        ("message N { int32 y = 1; } N x = 1", "message M { int32 y = 1; } M x = 1", True),
+        ("message N { N y = 9; } N x = 1", "message M { int32 y = 1; } M x = 1", True),
+    ],
+)
+def test_writers_whose_types_read_the_bytes_otherwise_are_refused(written: str, read: str, fits: bool) -> None:
+    schemas = Schemas({1: whole(f"message R {{ {written}; }}")})
+    landed, held, _ = convert(confluent(f"message R {{ {read}; }}"), [named(1, b"")], schemas)
+    assert (landed.num_rows, refused(held)) == ((1, []) if fits else (0, [("incompatible", None, 1)]))
+
+
+def of(field: str, *values: bytes) -> list[Any]:
+    return [row and row["x"] for row in rows_of(reader_of(f"message R {{ {field} }}"), values)]
+
+
+def test_the_last_of_a_field_counts_and_messages_merge() -> None:
+    assert of("int32 x = 1;", b"\x08\x01\x08\x02") == [2]
+    inner = "message M { int32 a = 1; int32 b = 2; repeated int32 c = 3; } M x = 1;"
+    first, second = b"\x0a\x06\x08\x01\x10\x05\x18\x07", b"\x0a\x06\x08\x02\x1a\x02\x08\x09"
+    assert of(inner, first + second) == [{"a": 2, "b": 5, "c": [7, 8, 9]}]
+
+
+def test_a_member_of_a_oneof_takes_the_place_of_others_with_all_that_is_in_them() -> None:
+    field = "message M { repeated M2 c = 1; } message M2 { repeated int32 d = 1; } oneof o { M x = 1; int32 y = 2; }"
+    one = b"\x0a\x06\x0a\x04\x0a\x02\x01\x02"
+    rows = rows_of(reader_of(f"message R {{ {field} }}"), [one, one + b"\x10\x05", one + b"\x10\x05" + one, one + one])
+    m2 = {"d": [1, 2]}
+    assert rows == [
+        {"x": {"c": [m2]}, "y": None},
+        {"x": None, "y": 5},
+        {"x": {"c": [m2]}, "y": None},
+        {"x": {"c": [m2, m2]}, "y": None},
+    ]
+
+
+def test_groups_are_read_and_unknown_ones_passed_over() -> None:
+    text = 'syntax = "proto2"; message R { optional group G = 1 { optional int32 a = 1; } optional int32 b = 2; }'
+    reader = reader_of(text)
+    unknown = b"\x4b\x53\x08\x01\x54\x4c"
+    values = [b"\x0b\x08\x05\x0c\x10\x07", unknown + b"\x10\x07", b"\x0b\x08\x05", b"\x0c", b"\x4b\x53\x4c\x54"]
+    landed, held, _ = convert(reader, values)
+    assert landed.select(["g", "b"]).to_pylist() == [{"g": {"a": 5}, "b": 7}, {"g": None, "b": 7}]
+    assert [r[0] for r in refused(held)] == ["not_protobuf"] * 3
+
+
+def test_editions_say_presence_and_groups() -> None:
+    text = """edition = "2023";
+    message R {
+      int32 a = 1;
+      int32 b = 2 [features.field_presence = IMPLICIT];
+      int32 c = 3 [features.field_presence = LEGACY_REQUIRED];
+      R2 d = 4 [features.message_encoding = DELIMITED];
+    }
+    message R2 { int32 e = 1; }"""
+    reader = reader_of(text, "R")
+    assert reader.columns.texts() == {
+        "a": "int32", "b": "int32 not null", "c": "int32 not null", "d": "struct<e:int32>"
+    }  # fmt: skip
+    landed, held, _ = convert(reader, [b"\x18\x01\x23\x08\x09\x24", b"\x08\x01"])
+    assert landed.select(["a", "b", "c", "d"]).to_pylist() == [{"a": None, "b": 0, "c": 1, "d": {"e": 9}}]
+    assert refused(held) == [("missing", "c", None)]
+
+
+def test_enums_by_their_names() -> None:
+    text = "enum E { option allow_alias = true; A = 0; B = -5; C = -5; } message R { repeated E x = 1; }"
+    landed, held, drift = convert(reader_of(text), [b"\x0a\x0b\x00" + varint(-5), b"\x08\x07"])
+    assert landed["x"].to_pylist() == [["A", "B"]]
+    assert refused(held) == [("wrong_type", "x[]", None)]
+    assert [(d.kind, d.field) for d in drift if d.kind is DriftKind.WRONG] == [(DriftKind.WRONG, "x[]")]
+
+
+def test_documents_are_merged_and_what_json_cannot_say_is_refused() -> None:
+    text = 'import "google/protobuf/struct.proto"; message R { google.protobuf.Struct x = 1; }'
+    a, b = (b"\x0a" + sized(b"\x0a" + sized(b"\x0a\x01" + k + b"\x12\x02\x20\x01")) for k in (b"a", b"b"))
+    nan = b"\x0a" + sized(b"\x0a" + sized(b"\x0a\x01a\x12\x09\x11" + struct.pack("<d", float("nan"))))
+    landed, held, _ = convert(reader_of(text), [a + b, b"", b"\x0a\x00", nan, b"\x0a\x01\xff"])
+    assert landed["x"].to_pylist() == ['{"a":true,"b":true}', None, "{}"]
+    assert [r[0] for r in refused(held)] == ["malformed", "malformed"]
+
+
+REFUSED = [
+    ("int32 x = 1;", b"\x08", "not_protobuf", "x", 0),
+    ("int32 x = 1;", b"\x08" + b"\xff" * 10, "not_protobuf", "x", 0),
+    ("string x = 1;", b"\x0a\x02a", "not_protobuf", "x", 0),
+    ("string x = 1;", b"\x0a\x03a\xffb", "invalid_utf8", "x", 3),
+    ("double x = 1;", b"\x091234567", "not_protobuf", "x", 0),
+    ("repeated fixed32 x = 1;", b"\x0a\x05" + bytes(5), "not_protobuf", "x[]", 0),
+    ("int32 x = 1;", b"\x00\x01", "not_protobuf", "", 0),
+    ("int32 x = 1;", b"\x0e", "not_protobuf", "", 1),
+    ("int32 x = 1;", b"\x53" * 101 + b"\x54" * 101, "too_deep", "", None),
+    ("message M { int32 a = 1; } M x = 1;", b"\x0a\x02\x08\xff\x01", "not_protobuf", "x.a", 2),
+    ("int32 x = 1;", b"\xff\xff\xff\xff\xff\x01", "not_protobuf", "", 0),
+]
+
+
+@pytest.mark.parametrize(("field", "data", "reason", "path", "byte"), REFUSED)
+def test_bytes_that_are_refused(field: str, data: bytes, reason: str, path: str, byte: int | None) -> None:
+    landed, held, _ = convert(reader_of(f"message R {{ {field} }}"), [b"", data, b""])
+    assert landed.num_rows == 2
+    (found,) = refused(held)
+    assert found[:2] == (reason, path)
+    assert byte is None or found[2] == byte
+
+
+def test_a_list_of_more_elements_than_a_record_may_have_is_refused() -> None:
+    data = b"\x0a" + sized(bytes((1 << 22) + 1))
+    landed, held, _ = convert(reader_of("message R { repeated int32 x = 1; }"), [b"\x08\x01", data])
+    assert landed["x"].to_pylist() == [[1]]
+    assert [r[0] for r in refused(held)] == ["too_large"]

@@ -1,0 +1,116 @@
+"""`.proto` files: what they import, what is refused, and what a compiled one keeps."""
+
+from __future__ import annotations
+
+import base64
+import pickle
+from pathlib import Path
+
+import pytest
+
+from sluice.pipelines.records.protobuf.compiling import compiled
+from sluice.pipelines.records.protobuf.reader import ProtobufReader, as_file, from_file, kept
+from sluice.pipelines.records.protobuf.schema import files_of, message_of, text_of
+from sluice.pipelines.records.reader import UnusableSchema
+from sluice.pipelines.records.wire import WireFormat
+from sluice.pipelines.schema.schema import SchemaError
+from sluice.pipelines.vocabulary.registered import PROTOBUF, RegisteredSchema
+from tests.pipelines.records.protobuf.rows import NOWHERE, reader_of, whole
+
+MONEY = 'syntax = "proto3"; package acme.common; message Money { int64 units = 1; }'
+ORDER = """syntax = "proto3"; package acme;
+import "acme/common/money.proto";
+message Order { acme.common.Money total = 1; }"""
+COLUMNS = {"total": "struct<units:int64 not null>"}
+
+
+def test_a_file_with_what_it_imports_from_its_folder(tmp_path: Path) -> None:
+    (tmp_path / "acme/common").mkdir(parents=True)
+    (tmp_path / "acme/common/money.proto").write_text(MONEY)
+    reader = ProtobufReader(from_file(ORDER, tmp_path, ""), WireFormat.BARE)
+    assert reader.columns.texts() == COLUMNS
+    assert pickle.loads(pickle.dumps(reader)) == reader
+    assert ProtobufReader(from_file(reader.texts[-1], NOWHERE, ""), WireFormat.BARE).fingerprint == reader.fingerprint
+
+
+def test_comments_and_order_of_files_make_no_other_rows() -> None:
+    a, b = reader_of("message R { int32 x = 1; }"), reader_of("// more\nmessage R { int32 x = 1; }  // words")
+    assert a.fingerprint == b.fingerprint != reader_of("message R { int32 x = 2; }").fingerprint
+
+
+@pytest.mark.parametrize("packed", [(), (0,), (1,), (0, 1)])
+def test_a_registrys_schema_as_text_or_compiled_with_what_it_refers_to(packed: tuple[int, ...]) -> None:
+    files = compiled((MONEY, ORDER), ("acme/common/money.proto",)).file
+    texts = [MONEY, ORDER]
+    for i in packed:
+        texts[i] = base64.b64encode(files[i].SerializeToString()).decode()
+    found = RegisteredSchema(7, PROTOBUF, tuple(texts), "s", 1, ("acme/common/money.proto",))
+    assert [m.name for m in files_of(kept(found).texts[-1])[0].file[-1].message_type] == ["Order"]
+    reader = ProtobufReader(from_file(as_file(found), NOWHERE, "acme.Order"), WireFormat.BARE)
+    assert reader.columns.texts() == COLUMNS
+
+
+def test_a_plain_schema_of_a_registry_stays_a_text() -> None:
+    assert as_file(RegisteredSchema(7, PROTOBUF, (MONEY,))) == MONEY
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("message", "schema.proto:2:8: Expected message name"),
+        ('import "nope.proto"; message R { int32 x = 1; }', "nope.proto: File not found"),
+        ('import "/etc/passwd"; message R { int32 x = 1; }', "/etc/passwd: File not found"),
+        ('import "../../etc/passwd"; message R { int32 x = 1; }', "not allowed"),
+        ("message R { R x = 1; }", "R holds itself"),
+        ("message R { S x = 1; } message S { repeated R y = 1; }", "R holds itself"),
+        ("message R {}", "without fields"),
+        ("enum E { A = 0; }", "has no message"),
+        ("message R { int32 x = 1; } message S { int32 x = 1; }", "several messages: name one"),
+        ("message R { int32 x = 0; }", "does not compile"),
+    ],
+)
+def test_files_that_are_refused(text: str, said: str) -> None:
+    name = "R" if text.startswith("message R { S") else ""
+    with pytest.raises(UnusableSchema) as caught:
+        reader_of(text, name)
+    assert said in str(caught.value)
+
+
+def test_a_message_that_doubles_with_each_of_its_fields_is_refused() -> None:
+    levels = [f"message M{i} {{ M{i + 1} a = 1; M{i + 1} b = 2; }}" for i in range(30)]
+    with pytest.raises(UnusableSchema, match="more than"):
+        reader_of("\n".join([*levels, "message M30 { int32 x = 1; }"]), "M0")
+
+
+def test_columns_that_no_table_takes_are_refused() -> None:
+    with pytest.raises(SchemaError, match="case"):
+        reader_of("message R { int32 x = 1; int32 X = 2; }")
+    with pytest.raises(SchemaError, match="kafka_"):
+        reader_of("message R { int32 kafka_key = 1; }")
+
+
+@pytest.mark.parametrize("text", ["{", '{"files": 3}', '{"files": ""}', '{"files": "AAAA"}', '{"message": "R"}'])
+def test_compiled_texts_that_are_none(text: str) -> None:
+    with pytest.raises(UnusableSchema):
+        message_of(text)
+
+
+def test_a_nested_message_by_its_name_with_and_without_the_package() -> None:
+    text = 'syntax = "proto3"; package p.q; message A { message B { int32 x = 1; } }'
+    for name in ("p.q.A.B", "A.B"):
+        assert reader_of(text, name).message.name == "p.q.A.B"
+    with pytest.raises(UnusableSchema, match="no message of the name"):
+        reader_of(text, "B")
+
+
+def test_links_out_of_the_folder_are_not_followed(tmp_path: Path) -> None:
+    (tmp_path / "in").mkdir()
+    (tmp_path / "secret.proto").write_text(whole("message S { int32 x = 1; }"))
+    (tmp_path / "in/s.proto").symlink_to(tmp_path / "secret.proto")
+    with pytest.raises(UnusableSchema, match="File not found"):
+        from_file(whole('import "s.proto"; message R { S x = 1; }'), tmp_path / "in", "")
+
+
+def test_text_and_message_come_back() -> None:
+    files = compiled((MONEY,), ())
+    assert files_of(text_of(files, "M"))[1] == "M"
