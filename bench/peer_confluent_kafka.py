@@ -22,7 +22,7 @@ def stand(given: PeerTask) -> Iterator[Ready]:
 
 
 def _reader(given: PeerTask) -> str:
-    return "fastavro" if given.format == "avro" else "orjson"
+    return {"avro": "fastavro", "protobuf": "protobuf"}.get(given.format, "orjson")
 
 
 def _land(given: PeerTask, out: Path) -> dict[str, Any]:

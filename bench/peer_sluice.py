@@ -73,7 +73,8 @@ def feed_of(given: PeerTask, out: Path) -> Feed:
 
 def _with_schema(given: PeerTask, settings: dict[str, Any], out: Path) -> Feed:
     """A feed of a format with schemas of its own, whose lake has the records' schema since an earlier batch."""
-    made, text = READERS[given.format], FORMATS[given.format].schema
+    made = READERS[given.format]
+    (text,) = made.read(FORMATS[given.format].schema, out, "")
     reader = made.make((text,), WireFormat.CONFLUENT)
     settings |= {"format": given.format, "schema": reader.columns.texts(), "registry": {"url": "http://127.0.0.1:9"}}
     feed = Feed.model_validate(settings | {"reader": reader}, context={"root": out.parent})

@@ -98,6 +98,12 @@ CONFLUENT_AVRO = replace(
     title="confluent-kafka loop and fastavro",
     packages=(_CONFLUENT, "fastavro==1.13.1"),
 )
+CONFLUENT_PROTOBUF = replace(
+    CONFLUENT_KAFKA,
+    name="confluent-protobuf",
+    title="confluent-kafka loop and Google's protobuf",
+    packages=(_CONFLUENT,),
+)
 KAFKA_PYTHON = Peer(
     "kafka-python",
     "kafka-python loop",
@@ -158,7 +164,10 @@ BUDGET = Peer("budget", "Sluice's parts by themselves", "sluice.bench.budget", e
 """No way to land a topic: it says what the parts of Sluice's way take."""
 PEERS: Mapping[str, Peer] = {
     peer.name: peer
-    for peer in (*(SLUICE, SLUICE_SHARED, SPARK, SPARK_AVRO, CONFLUENT_KAFKA, CONFLUENT_AVRO, KAFKA_PYTHON, DAFT, DLT),)
+    for peer in (
+        *(SLUICE, SLUICE_SHARED, SPARK, SPARK_AVRO, CONFLUENT_KAFKA, CONFLUENT_AVRO, CONFLUENT_PROTOBUF),
+        *(KAFKA_PYTHON, DAFT, DLT),
+    )
 }
 
 

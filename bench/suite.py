@@ -10,6 +10,7 @@ from sluice.bench import workloads
 from sluice.bench.peers import (
     CONFLUENT_AVRO,
     CONFLUENT_KAFKA,
+    CONFLUENT_PROTOBUF,
     DAFT,
     DLT,
     KAFKA_PYTHON,
@@ -65,6 +66,7 @@ _OTHERS = (
     _typed_race("skewed", workloads.SKEWED),
     _typed_race("brokers", workloads.BROKERS),
     _race_of("avro", "Avro", workloads.AVRO_ORDERS, SPARK_AVRO, CONFLUENT_AVRO),
+    _race_of("protobuf", "Protobuf", workloads.PROTOBUF_ORDERS, CONFLUENT_PROTOBUF),
     _race_of("json_schema", "JSON Schema", workloads.JSON_SCHEMA_ORDERS, SPARK, CONFLUENT_KAFKA),
     Race("dlt", "Kafka's columns into Parquet; dlt's are without headers", workloads.FEW_ORDERS, (SLUICE, SPARK, DLT)),
 )

@@ -165,9 +165,13 @@ TYPED_ORDERS = replace(
         ("status", "string"),
     ),
 )
-AVRO_ORDERS, JSON_SCHEMA_ORDERS = (
+AVRO_ORDERS, PROTOBUF_ORDERS, JSON_SCHEMA_ORDERS = (
     replace(TYPED_ORDERS, name=f"{name}-orders", format=name, about=f"{said} behind the number of their schema")
-    for name, said in (("avro", "orders of about 75 bytes of Avro"), ("json_schema", ORDERS.about))
+    for name, said in (
+        ("avro", "orders of about 75 bytes of Avro"),
+        ("protobuf", "orders of about 95 bytes of Protobuf"),
+        ("json_schema", ORDERS.about),
+    )
 )
 
 

@@ -33,7 +33,7 @@ Peers = Annotated[
     typer.Option(
         "--peer",
         help="Only this peer (again for more): sluice, spark, dlt, daft, sluice-shared, spark-avro, confluent-kafka,"
-        " confluent-avro, kafka-python.",
+        " confluent-avro, confluent-protobuf, kafka-python.",
     ),
 ]
 Data = Annotated[
@@ -74,9 +74,9 @@ def bench(
     The main ones are raw, typed and contract. What differs from typed in one thing: the codec in uncompressed, gzip,
     snappy and zstd (else lz4); the records in small (50 B), large (10 KB), nested (structs and lists) and escapes
     (escapes in every record, keys in another order); how they lie in partitions (200), skewed (90 % in one of four)
-    and brokers (three). avro and json_schema have the same fields in these formats, behind the number of a schema. dlt
-    has its own, with fewer records. `flat` is Sluice alone, over topics that grow to 10,000,000 records (or as many as
-    --records says) and over 1 to 200 partitions. `all` is all of these.
+    and brokers (three). avro, protobuf and json_schema have the same fields in these formats, behind the number of a
+    schema. dlt has its own, with fewer records. `flat` is Sluice alone, over topics that grow to 10,000,000 records (or
+    as many as --records says) and over 1 to 200 partitions. `all` is all of these.
 
     With the peers' figures come Sluice's parts alone: the CPU time that checksums, codec, decoding, JSON, contract and
     Parquet take by themselves on the same bytes, so that whatever a landing took beyond their sum can be seen.

@@ -123,6 +123,7 @@ class EventFormat(StrEnum):
     JSON = "json"
     AVRO = "avro"
     JSON_SCHEMA = "json_schema"
+    PROTOBUF = "protobuf"
 
 
 def register(app: typer.Typer) -> None:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, NamedTuple
 
 from sluice.pipelines.records.wire import ID_HEADER, WireFormat
-from sluice.resources.local import avro_events
+from sluice.resources.local import avro_events, protobuf_events
 from sluice.resources.local.events import CHANNELS, COUNTRIES, CURRENCIES, STATUSES, SampleEvent
 
 JSON_SCHEMA: dict[str, Any] = {
@@ -31,12 +31,14 @@ JSON_SCHEMA: dict[str, Any] = {
 
 class Sample(NamedTuple):
     """What the events are in a format: the schema, the usual ending of such files, and how an order's JSON becomes a
-    record's bytes; also one that is malformed, if `spoiled`."""
+    record's bytes; also one that is malformed, if `spoiled`. `named` is what names its message behind the schema's
+    number, by wire formats."""
 
     schema: str
     suffix: str
     encoded: Callable[[bytes], bytes]
     spoiled: bool
+    named: Mapping[WireFormat, bytes] = {}
 
 
 SAMPLES: Mapping[str, Sample] = {
@@ -44,6 +46,17 @@ SAMPLES: Mapping[str, Sample] = {
         json.dumps(avro_events.SCHEMA), "avsc", lambda value: avro_events.encoded(json.loads(value)), spoiled=False
     ),
     "json_schema": Sample(json.dumps(JSON_SCHEMA), "json", bytes, spoiled=True),
+    "protobuf": Sample(
+        protobuf_events.SCHEMA,
+        "proto",
+        lambda value: protobuf_events.encoded(json.loads(value)),
+        spoiled=False,
+        named={
+            WireFormat.CONFLUENT: protobuf_events.INDEXES,
+            WireFormat.CONFLUENT_HEADERS: protobuf_events.INDEXES,
+            WireFormat.APICURIO: protobuf_events.NAME,
+        },
+    ),
 }
 """By the feed's word for the format. `sluice produce` registers the schema."""
 
@@ -52,12 +65,15 @@ def as_registered(
     events: Iterable[SampleEvent], sample: Sample, wire: WireFormat, number: int
 ) -> Iterator[SampleEvent]:
     """The same events in another format; each names the schema of that number. Those that are malformed stay so."""
-    prefix, header = _PREFIXES[wire](number), (ID_HEADER, _PREFIXES[WireFormat.CONFLUENT](number))
+    named = sample.named.get(wire, b"")
+    in_header = wire is WireFormat.CONFLUENT_HEADERS
+    prefix = _PREFIXES[wire](number) + (b"" if in_header else named)
+    header = (ID_HEADER, _PREFIXES[WireFormat.CONFLUENT](number) + named)
     for event in events:
         if event.value is None or (event.malformed and not sample.spoiled):
             yield event
             continue
-        more = [header] if wire is WireFormat.CONFLUENT_HEADERS else []
+        more = [header] if in_header else []
         yield event._replace(value=prefix + sample.encoded(event.value), headers=[*event.headers, *more])
 
 

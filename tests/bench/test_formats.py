@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+from datetime import UTC, datetime
 from decimal import Decimal
+from pathlib import Path
 
 import pytest
 
 from sluice.bench.formats import BEGIN, FORMATS, HEADER, as_sent
-from sluice.bench.workloads import AVRO_ORDERS, JSON_SCHEMA_ORDERS, TYPED_ORDERS
+from sluice.bench.workloads import AVRO_ORDERS, JSON_SCHEMA_ORDERS, PROTOBUF_ORDERS, TYPED_ORDERS
 from sluice.pipelines.records.readers import READERS
 from sluice.pipelines.records.wire import WireFormat
 
@@ -30,13 +32,23 @@ def test_json_schema_orders_are_the_same_behind_a_header() -> None:
     assert [v[BEGIN:].decode() for v in sent] == ROWS.column("value").to_pylist()
 
 
+def test_protobuf_orders_are_what_google_reads_of_them() -> None:
+    read = FORMATS["protobuf"].reading()
+    sent = as_sent(ROWS, "protobuf").column("value").to_pylist()
+    for value, text in zip(sent, ROWS.column("value").to_pylist(), strict=True):
+        order, said = read(value), json.loads(text, parse_float=Decimal)
+        assert order | {"ts": None} == said | {"ts": None}
+        assert datetime.fromisoformat(said["ts"]) == datetime.fromtimestamp(order["ts"] / 1_000_000, UTC)
+
+
 @pytest.mark.parametrize("name", FORMATS)
 def test_the_columns_are_the_fields_of_typed(name: str) -> None:
-    reader = READERS[name].make((FORMATS[name].schema,), WireFormat.CONFLUENT)
+    form = READERS[name]
+    reader = form.make(form.read(FORMATS[name].schema, Path(), ""), WireFormat.CONFLUENT)
     assert [f.name for f in reader.columns.fields] == [n for n, _ in TYPED_ORDERS.schema]
 
 
 def test_other_workloads_keep_their_topics() -> None:
     assert as_sent(ROWS, "") is ROWS
-    prints = {w.fingerprint for w in (TYPED_ORDERS, AVRO_ORDERS, JSON_SCHEMA_ORDERS)}
-    assert len(prints) == 3
+    prints = {w.fingerprint for w in (TYPED_ORDERS, AVRO_ORDERS, PROTOBUF_ORDERS, JSON_SCHEMA_ORDERS)}
+    assert len(prints) == 4

@@ -36,6 +36,8 @@ PLACES = {
     "typed-values": "typed.TYPED_VALUES",
     "avro": "avro.AVRO",
     "avro-schemas": "avro_schemas.AVRO_SCHEMAS",
+    "protobuf": "protobuf.PROTOBUF",
+    "protobuf-schemas": "protobuf_schemas.PROTOBUF_SCHEMAS",
     "json-schemas": "json_schemas.JSON_SCHEMAS",
     "ledger": "lake.LEDGER",
     "checkpoints": "lake.CHECKPOINTS",

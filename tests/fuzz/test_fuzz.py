@@ -11,7 +11,7 @@ from tests.fuzz.processes import hunt as in_a_process
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="pages and memory are bounded by Linux's own calls")
 
-COMPILED = ("records", "loops", "codecs", "typed", "typed-values", "avro")
+COMPILED = ("records", "loops", "codecs", "typed", "typed-values", "avro", "protobuf")
 """They run beside guarded pages: one byte too far ends the process, which is not to be pytest's."""
 
 

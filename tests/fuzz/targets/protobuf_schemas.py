@@ -1,0 +1,34 @@
+"""Compiled Protobuf schemas as lake and ledger hold them: read and made into columns, or refused in words."""
+
+from __future__ import annotations
+
+import base64
+import json
+from random import Random
+
+from sluice.pipelines.records.protobuf.programs import program
+from sluice.pipelines.records.protobuf.reader import ProtobufReader
+from sluice.pipelines.records.protobuf.schema import files_of
+from sluice.pipelines.records.reader import UnusableSchema
+from sluice.pipelines.records.typed.tables import nodes_of
+from sluice.pipelines.records.wire import WireFormat
+from sluice.pipelines.schema.schema import SchemaError
+from tests.fuzz.target import Target
+from tests.pipelines.records.protobuf import wild
+
+
+def _seeds() -> list[bytes]:
+    return [files_of(wild.schema(Random(i)))[0].SerializeToString() for i in range(12)]
+
+
+def _schema(data: bytes) -> str:
+    try:
+        text = json.dumps({"files": base64.b64encode(data).decode(), "message": "M0"})
+        reader = ProtobufReader((text,), WireFormat.BARE)
+        program(reader.message, nodes_of(reader.columns))
+    except (UnusableSchema, SchemaError) as error:
+        return type(error).__name__
+    return "read"
+
+
+PROTOBUF_SCHEMAS = Target("protobuf-schemas", _seeds, _schema)
