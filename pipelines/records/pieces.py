@@ -1,10 +1,28 @@
-"""Pieces of compiled loops over binary formats: a check of UTF-8, and numbers of a fixed width."""
+"""Pieces of compiled loops over binary formats: what a block gives, a check of UTF-8, numbers of a fixed width."""
 
 from __future__ import annotations
 
-from sluice.pipelines.records.compiled import Array, byte, inner, int64, uint64, word
+from typing import NamedTuple
+
+from sluice.pipelines.records.compiled import I32, Array, byte, inner, int64, types, uint64, word
 
 _TOPS = 0x8080808080808080
+
+
+class Found(NamedTuple):
+    """What a block gives besides slots: the record of each row, and refused records.
+
+    One class for all loops: numba takes two of the same name and fields for one another.
+    """
+
+    source: Array
+    bad_row: Array
+    bad_code: Array
+    bad_node: Array
+    bad_at: Array
+
+
+FOUND = types.NamedUniTuple(I32, 5, Found)
 
 
 @inner

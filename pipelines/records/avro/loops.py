@@ -35,7 +35,7 @@ from sluice.pipelines.records.compiled import (
     types,
     uint64,
 )
-from sluice.pipelines.records.pieces import bits, not_utf8
+from sluice.pipelines.records.pieces import FOUND, Found, bits, not_utf8
 from sluice.pipelines.records.typed.scan import NULL, PLAIN, SIZE_BITS, START_MASK, pack
 from sluice.pipelines.records.wire import NO_HEADER
 
@@ -128,18 +128,7 @@ class Tables(NamedTuple):
     state: Array
 
 
-class Found(NamedTuple):
-    """What a block gives besides slots: the record of each row, and refused records."""
-
-    source: Array
-    bad_row: Array
-    bad_code: Array
-    bad_node: Array
-    bad_at: Array
-
-
 _TABLES = types.NamedTuple([TABLE, I64, I64, I64, TABLE, TABLE, I64, I64, U8, I64, I64, I64, I64, I64, I64], Tables)
-_FOUND = types.NamedUniTuple(I32, 5, Found)
 FRAME = 4  # numbers of a frame: the list's operation, elements left in this block, elements so far, unused
 
 
@@ -416,7 +405,7 @@ def _program(t: Tables, schema: int) -> int:
     return int64(-1)
 
 
-@compiled(types.int64(BYTES, I32, U8, I64, _TABLES, _FOUND))
+@compiled(types.int64(BYTES, I32, U8, I64, _TABLES, FOUND))
 def scan(data: Array, ends: Array, valid: Array, schemas: Array, t: Tables, found: Found) -> int:
     """Read records from state[ROW] on, up to a block: DONE, FULL, GROW_LEVEL (state[NEED]: which), or WANT
     (state[NEED]: the id of a schema without a program).

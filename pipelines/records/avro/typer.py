@@ -14,11 +14,12 @@ import pyarrow as pa
 
 from sluice.pipelines.records.avro import loops
 from sluice.pipelines.records.avro.columns import columns_of
-from sluice.pipelines.records.avro.loops import Found, Tables
+from sluice.pipelines.records.avro.loops import Tables
 from sluice.pipelines.records.avro.programs import Incompatible, Pool, program
 from sluice.pipelines.records.avro.reader import AvroReader
 from sluice.pipelines.records.avro.schema import MOST_DEPTH, AvroSchemaError, AvroType, parse
 from sluice.pipelines.records.compiled import Array
+from sluice.pipelines.records.pieces import Found
 from sluice.pipelines.records.reader import WriterSchemas
 from sluice.pipelines.records.typed.slots import SlotPiece, first_room, holder_of, more_room, with_room
 from sluice.pipelines.records.typed.tables import BLOCK_ROWS, BLOCK_SLOTS, SchemaNode, nodes_of

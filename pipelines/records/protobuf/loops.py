@@ -33,7 +33,7 @@ from sluice.pipelines.records.compiled import (
     types,
     uint64,
 )
-from sluice.pipelines.records.pieces import bits, not_utf8
+from sluice.pipelines.records.pieces import FOUND, Found, bits, not_utf8
 from sluice.pipelines.records.typed.scan import PLAIN, SIZE_BITS, START_MASK, pack
 from sluice.pipelines.records.wire import NO_HEADER
 
@@ -137,20 +137,9 @@ class Tables(NamedTuple):
     state: Array
 
 
-class Found(NamedTuple):
-    """What a block gives besides slots: the record of each row, and refused records."""
-
-    source: Array
-    bad_row: Array
-    bad_code: Array
-    bad_node: Array
-    bad_at: Array
-
-
 _TABLES = types.NamedTuple(
     [TABLE, TABLE, I64, I64, TABLE, I64, I64, I64, TABLE, BYTES, TABLE, TABLE, I64, I64, U8, *[I64] * 7], Tables
 )
-_FOUND = types.NamedUniTuple(I32, 5, Found)
 
 
 @inner
@@ -582,7 +571,7 @@ def _behind_name(data: Array, p: int, end: int, name: Array) -> int:
     return p + name.size
 
 
-@compiled(types.int64(BYTES, I32, U8, I64, I64, _TABLES, _FOUND))
+@compiled(types.int64(BYTES, I32, U8, I64, I64, _TABLES, FOUND))
 def scan(data: Array, ends: Array, valid: Array, schemas: Array, paths: Array, t: Tables, found: Found) -> int:
     """Read records from state[ROW] on, up to a block: DONE, FULL, GROW_LEVEL (state[NEED]: which, −1: of `chain`), or
     WANT (state[NEED], state[PATH]: the schema and its message that nobody has told).

@@ -14,9 +14,10 @@ import numpy as np
 import pyarrow as pa
 
 from sluice.pipelines.records.compiled import Array
+from sluice.pipelines.records.pieces import Found
 from sluice.pipelines.records.protobuf import loops
 from sluice.pipelines.records.protobuf.columns import Documents, columns_of
-from sluice.pipelines.records.protobuf.loops import Found, Tables
+from sluice.pipelines.records.protobuf.loops import Tables
 from sluice.pipelines.records.protobuf.programs import Program, program
 from sluice.pipelines.records.protobuf.reader import ProtobufReader
 from sluice.pipelines.records.protobuf.schema import ProtoMessage, described, message_at
