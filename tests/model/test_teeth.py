@@ -77,7 +77,7 @@ def lossfirst(patch: Patch) -> None:
 
 
 def reclamp(patch: Patch) -> None:
-    patch.setattr(windows, "clamp", lambda state, key, time, offset: offset)
+    patch.setattr(windows._Neighbours, "clamp", lambda self, at, time, offset: offset)
 
 
 def current(patch: Patch) -> None:
