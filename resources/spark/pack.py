@@ -44,8 +44,15 @@ _LAYOUT = 1
 """Goes into the hash: another way to pack is another pack."""
 _S3 = importlib.util.find_spec("boto3") is not None
 """Whether the extra `s3` is installed here; without it, executors need it no more than we do."""
+_PROTOBUF = {
+    name: module
+    for name, module in (("protobuf", "google.protobuf.descriptor_pb2"), ("grpcio-tools", "grpc_tools.protoc"))
+    if any(metadata.distributions(name=name))
+}
+"""What is installed here of the extra `protobuf`, and its modules: tasks compile the schemas that they meet first."""
 _ROOTS = (
     *(("boto3",) if _S3 else ()),
+    *_PROTOBUF,
     *("cramjam", "crc32c", "kafka-python", "numba", "numpy", "pyarrow", "pydantic", "pyyaml"),
 )
 """What Sluice's tasks import. What these require is found."""
@@ -60,6 +67,7 @@ _IMPORTED = (
     "sluice.pipelines.records.json_schema.format",
     "sluice.pipelines.records.protobuf.format",
     "sluice.resources.kafka.fetch",
+    *_PROTOBUF.values(),
     *(("sluice.resources.s3.lake", "boto3") if _S3 else ()),
 )
 # Tests, headers, sources of compiled modules and stubs are for building and typing; the large libraries are of parts

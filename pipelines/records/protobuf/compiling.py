@@ -44,9 +44,11 @@ import resource, sys
 resource.setrlimit(resource.RLIMIT_CPU, ({SECONDS}, {SECONDS}))
 resource.setrlimit(resource.RLIMIT_AS, ({MEMORY}, {MEMORY}))
 resource.setrlimit(resource.RLIMIT_FSIZE, ({MOST_COMPILED}, {MOST_COMPILED}))
+sys.path.append(sys.argv[1])
 from grpc_tools import protoc
-sys.exit(protoc.main(["protoc", *sys.argv[1:]]))
+sys.exit(protoc.main(["protoc", *sys.argv[2:]]))
 """
+"""Its first argument is the folder of grpc_tools: on an executor that is a pack's, which `python -I` does not know."""
 
 
 def imports_of(text: str) -> tuple[str, ...]:
@@ -158,7 +160,7 @@ def _by_protoc(sources: Mapping[str, str], known: FileDescriptorSet, main: str) 
 def _run(given: Sequence[str], scratch: str) -> None:
     try:
         done = subprocess.run(
-            [sys.executable, "-I", "-c", _PROTOC, *given],
+            [sys.executable, "-I", "-c", _PROTOC, str(_well_known().parent.parent), *given],
             cwd=scratch,
             stdin=subprocess.DEVNULL,
             capture_output=True,

@@ -33,6 +33,24 @@ def test_a_pack_serves_a_python_that_has_nothing(tmp_path: Path) -> None:
     assert said.stdout == "True\n", "what was compiled here is not compiled there"
 
 
+def test_protoc_runs_where_only_pythonpath_leads_to_packages(tmp_path: Path) -> None:
+    """As on an executor, which has a pack and nothing else: of Protobuf, what a task needs for a new schema."""
+    assert {"protobuf", "grpcio-tools"} <= {*pack._distributions()}
+    theirs = (pack._theirs(d) for d in pack._distributions().values())
+    for file in (*pack._ours(), *(file for files in theirs for file in files)):
+        (tmp_path / file.place).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / file.place).symlink_to(file.source)
+    ask = (
+        "from sluice.pipelines.records.protobuf.compiling import compiled\n"
+        """text = 'syntax="proto3"; import "google/protobuf/timestamp.proto"; message A { string a = 1; }'\n"""
+        "print([f.name for f in compiled([text], []).file])"
+    )
+    bare = {"PYTHONPATH": str(tmp_path), "PYTHONDONTWRITEBYTECODE": "1", "HOME": str(tmp_path)}
+    outside = Path(sys.base_prefix, "bin", pack.python())  # not our environment's, which has the packages
+    said = subprocess.run([outside, "-S", "-c", ask], env=bare, capture_output=True, text=True, check=False)
+    assert "schema.proto" in said.stdout, said.stderr
+
+
 @pytest.mark.cluster
 def test_a_pack_is_made_once(capfd: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     pack.pack()
