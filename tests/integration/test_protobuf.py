@@ -1,0 +1,179 @@
+"""Protobuf feeds on a real Kafka with a real registry: Confluent's own serializer writes, Google's library judges."""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Callable, Iterable
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import pytest
+from confluent_kafka.schema_registry import SchemaRegistryClient
+from confluent_kafka.schema_registry.protobuf import ProtobufSerializer
+from confluent_kafka.serialization import MessageField, SerializationContext
+
+from sluice.cli.main import main
+from sluice.pipelines.account.audit import audit
+from sluice.pipelines.account.rescan import rescan
+from sluice.pipelines.feed.feed import Feed
+from sluice.pipelines.quarantine.held import Filter
+from sluice.pipelines.records.protobuf.reader import from_file
+from sluice.pipelines.rewriting.replay import replay
+from sluice.resources.kafka.fetch import KafkaFetcher
+from sluice.resources.liveness import new_owner
+from sluice.resources.local.kafka import LocalKafka
+from sluice.resources.local.registry import LocalRegistry
+from tests.integration.conftest import Lines
+from tests.integration.support import Place, edges, ledger, run, visible
+from tests.integration.test_avro import held, landed, send
+from tests.pipelines.records.protobuf.rows import NOWHERE, message_class, read_by_google
+
+pytestmark = pytest.mark.kafka
+
+FIRST = """\
+syntax = "proto3";
+package shop;
+import "google/protobuf/timestamp.proto";
+enum State { OPEN = 0; PAID = 1; }
+message Line { string sku = 1; }
+message Order {
+  string id = 1;
+  optional double amount = 2;
+  repeated Line lines = 3;
+  google.protobuf.Timestamp ts = 4;
+  State state = 5;
+  map<string, int32> counts = 6;
+}
+"""
+SECOND = FIRST.replace("counts = 6;", "counts = 6;\n  string country = 7;").replace("PAID = 1;", "PAID = 1; SENT = 2;")
+
+
+@pytest.fixture
+def place(tmp_path: Path, kafka: LocalKafka, fresh_topic: Callable[..., str], lake: Lines) -> Place:
+    return Place(tmp_path, kafka, fresh_topic(), lake())
+
+
+def protobuf_feed(place: Place, url: str, text: str = FIRST, **settings: Any) -> Feed:
+    _written(place, text)
+    return place.feed(**_given() | {"registry": f"{{url: '{url}', timeout: 5s}}"} | settings)
+
+
+def _written(place: Place, text: str) -> None:
+    path = place.root / "schemas" / "order.proto"
+    path.parent.mkdir(exist_ok=True)
+    path.write_text(text)
+
+
+def _given() -> dict[str, Any]:
+    return {"format": "protobuf", "schema_file": "schemas/order.proto", "message": "shop.Order"}
+
+
+def order_class(text: str) -> Any:
+    """Google's class of an order, by a `.proto` text."""
+    return message_class(from_file(text, NOWHERE, "shop.Order")[0])
+
+
+def order(text: str, i: int, **more: Any) -> Any:
+    made = order_class(text)(id=f"o{i}", state=i % 2, counts={"a": i, "b": -i}, **more)
+    made.ts.FromMicroseconds(1_700_000_000_000_000 + i)
+    for j in range(i % 4):
+        made.lines.add(sku=f"s{j}")
+    if not i % 3:
+        made.amount = i / 4
+    return made
+
+
+def serialized(registry: LocalRegistry, topic: str, orders: Iterable[Any]) -> list[bytes]:
+    """The orders as Confluent's serializer writes them; it registers their schema under `topic-value`."""
+    orders = list(orders)
+    with SchemaRegistryClient({"url": registry.url, "timeout": 20}) as client:
+        serialize = ProtobufSerializer(type(orders[0]), client, {"use.deprecated.format": False})
+        return [serialize(o, SerializationContext(topic, MessageField.VALUE)) for o in orders]
+
+
+def as_google(row: dict[str, Any]) -> dict[str, Any]:
+    """A landed row's columns as `read_by_google` has them."""
+    ts, amount = row["ts"].replace(tzinfo=row["ts"].tzinfo or UTC), row["amount"]
+    micros = (ts - datetime(1970, 1, 1, tzinfo=UTC)) // (datetime.resolution)
+    columns = {k: row[k] for k in ("id", "lines", "state", "country") if k in row}
+    return columns | {
+        "ts": micros,
+        "amount": None if amount is None else repr(amount),
+        "counts": sorted(row["counts"]),
+    }
+
+
+@pytest.mark.each_lake
+def test_records_of_two_versions_land_as_google_reads_them_and_need_no_registry_later(
+    place: Place, registry: LocalRegistry
+) -> None:
+    first = serialized(registry, place.topic, (order(FIRST, i) for i in range(100)))
+    second = serialized(registry, place.topic, (order(SECOND, i, country="FR") for i in range(100, 200)))
+    mixed = [v for pair in zip(first, second, strict=True) for v in pair]
+    header = first[0][:7]
+    assert header[5:] == b"\x02\x02", "the second message of its file"
+    bad = [
+        b"\0\0\0\xff\xff\0\x0a\0",
+        b"no Protobuf",
+        mixed[0][:-1],
+        header[:5] + b"\0\x0a\x02o1",
+        header + b"\x0a\x01\xff",
+    ]
+    send(place, [*mixed, *bad, None])
+    feed = protobuf_feed(place, registry.url, SECOND)
+    counts = run(feed).batches[0].counts
+    assert (counts.landed, counts.quarantined) == (201, 5)
+    refused = held(feed)
+    assert [(r["reason"], r["value"]) for r in refused] == list(
+        zip(("unknown_schema", "not_protobuf", "not_protobuf", "incompatible", "invalid_utf8"), bad, strict=True)
+    )
+    ids = [struct.unpack(">I", v[1:5])[0] for v in (first[0], second[0])]
+    assert ids[0] != ids[1]
+    assert f"(schema {ids[0]})" in refused[2]["detail"]
+    assert refused[4]["byte"] >= 7
+    rows = landed(feed)
+    kind = order_class(SECOND)
+    assert [as_google(r) for r in rows[:-1]] == [read_by_google(kind, v[7:]) for v in mixed]
+    assert rows[-1]["kafka_tombstone"] is True
+    hours = {path.rpartition("/")[0].rpartition("/")[2] for path in visible(feed)}
+    assert all(part.startswith("hour=") for part in hours)
+    # Years later: the account closes against Kafka, without a registry.
+    gone = protobuf_feed(place, "http://127.0.0.1:9", SECOND)
+    with edges(gone) as opened:
+        book = ledger(gone, opened)
+        found = {book.read().current[p.tp]: p for p in opened.cluster.partitions([place.topic], gone.isolation)}
+        fetcher = KafkaFetcher(gone.kafka, gone.isolation)
+        report = rescan(
+            audit(book, opened.lake, gone.name), book, opened.lake, fetcher, gone.shape, gone.isolation, found
+        )
+        fetcher.close()
+    assert (report.problems, report.compared) == ((), 201)
+
+
+def test_an_enum_s_new_name_is_replayed_by_a_newer_file(place: Place, registry: LocalRegistry) -> None:
+    orders = [order(SECOND, i) for i in range(3)]
+    orders[1].state = 2
+    send(place, serialized(registry, place.topic, orders))
+    feed = protobuf_feed(place, registry.url)
+    run(feed)
+    assert [r["state"] for r in landed(feed)] == ["OPEN", "OPEN"]
+    assert [(r["reason"], r["field"]) for r in held(feed)] == [("wrong_type", "state")]
+    feed = protobuf_feed(place, registry.url, SECOND)
+    with edges(feed) as opened:
+        done = replay(feed, opened, Filter(), None, new_owner("test"), lambda progress: None)
+    assert done.landed.fit.total() == 1
+    assert [r["state"] for r in landed(feed)] == ["OPEN", "SENT", "OPEN"]
+
+
+def test_bare_records_need_no_registry(place: Place, capsys: pytest.CaptureFixture[str]) -> None:
+    values = [order(FIRST, i).SerializeToString() for i in range(20)]
+    send(place, [*values, b"\x0a\x05o"])
+    _written(place, FIRST)
+    feed = place.feed(**_given(), wire_format="bare")
+    counts = run(feed).batches[0].counts
+    assert (counts.landed, counts.quarantined) == (20, 1)
+    kind = order_class(FIRST)
+    assert [as_google(r) for r in landed(feed)] == [read_by_google(kind, v) for v in values]
+    assert [(r["reason"], r["value"]) for r in held(feed)] == [("not_protobuf", b"\x0a\x05o")]
+    assert main(["audit", "orders", "--project", str(place.root)]) == 0
