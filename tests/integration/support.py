@@ -17,6 +17,8 @@ import duckdb
 import pyarrow as pa
 from kafka import KafkaConsumer, TopicPartition
 
+from sluice.pipelines.account.audit import AuditReport, audit
+from sluice.pipelines.account.rescan import rescan
 from sluice.pipelines.batch.land import land
 from sluice.pipelines.batch.result import Landed
 from sluice.pipelines.batch.survey import open_ledger
@@ -30,6 +32,7 @@ from sluice.pipelines.vocabulary.plans import AskedRange, Request, RequestKind
 from sluice.pipelines.vocabulary.receipts import Outcome, Owner
 from sluice.pipelines.vocabulary.traffic import TaskTraffic
 from sluice.resources.edges import open_edges
+from sluice.resources.kafka.fetch import KafkaFetcher
 from sluice.resources.lakes import open_lake
 from sluice.resources.liveness import new_owner
 from sluice.resources.local.kafka import LocalKafka
@@ -104,6 +107,21 @@ def settings(feed: Feed) -> CommitSettings:
 
 def ledger(feed: Feed, opened: Edges) -> Ledger:
     return open_ledger(feed, opened)
+
+
+def rescanned(feed: Feed) -> AuditReport:
+    """The feed's account, with what landed compared to what Kafka has today."""
+    with edges(feed) as opened:
+        book = ledger(feed, opened)
+        current = book.read().current
+        log = opened.cluster.partitions(sorted({key.topic for key in current}), feed.isolation)
+        today = {current[p.tp]: p for p in log}
+        fetcher = KafkaFetcher(feed.kafka, feed.isolation)
+        try:
+            report = audit(book, opened.lake, feed.name)
+            return rescan(report, book, opened.lake, fetcher, feed.shape, feed.isolation, today)
+        finally:
+            fetcher.close()
 
 
 def rows(feed: Feed) -> list[dict[str, Any]]:

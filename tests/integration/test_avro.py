@@ -22,21 +22,18 @@ from confluent_kafka.schema_registry.avro import AvroSerializer
 from confluent_kafka.serialization import MessageField, SerializationContext
 
 from sluice.cli.main import main
-from sluice.pipelines.account.audit import audit
-from sluice.pipelines.account.rescan import rescan
 from sluice.pipelines.feed.feed import Feed
 from sluice.pipelines.feed.registry import RegistrySettings
 from sluice.pipelines.quarantine.held import Filter
 from sluice.pipelines.rewriting.replay import replay
 from sluice.pipelines.vocabulary.errors import SluiceError
-from sluice.resources.kafka.fetch import KafkaFetcher
 from sluice.resources.lakes import open_lake
 from sluice.resources.liveness import new_owner
 from sluice.resources.local.kafka import LocalKafka
 from sluice.resources.local.registry import LocalRegistry
 from sluice.resources.registry import RegistryClient
 from tests.integration.conftest import Lines
-from tests.integration.support import Place, asked, consumed, edges, ledger, run, visible
+from tests.integration.support import Place, asked, consumed, edges, rescanned, run, visible
 
 pytestmark = pytest.mark.kafka
 
@@ -134,14 +131,7 @@ def test_records_of_two_versions_land_as_one_table_and_need_no_registry_later(
     assert rows[-1]["kafka_tombstone"] is True
     # Years later: the account closes against Kafka, without a registry.
     gone = avro_feed(place, "http://127.0.0.1:9", SECOND)
-    with edges(gone) as opened:
-        book = ledger(gone, opened)
-        found = {book.read().current[p.tp]: p for p in opened.cluster.partitions([place.topic], gone.isolation)}
-        fetcher = KafkaFetcher(gone.kafka, gone.isolation)
-        report = rescan(
-            audit(book, opened.lake, gone.name), book, opened.lake, fetcher, gone.shape, gone.isolation, found
-        )
-        fetcher.close()
+    report = rescanned(gone)
     assert (report.problems, report.compared) == ((), 401)
 
 

@@ -17,18 +17,15 @@ from confluent_kafka.schema_registry.serde import SchemaId
 from confluent_kafka.serialization import MessageField, SerializationContext
 
 from sluice.cli.main import main
-from sluice.pipelines.account.audit import audit
-from sluice.pipelines.account.rescan import rescan
 from sluice.pipelines.feed.feed import Feed
 from sluice.pipelines.quarantine.held import Filter
 from sluice.pipelines.rewriting.replay import replay
-from sluice.resources.kafka.fetch import KafkaFetcher
 from sluice.resources.liveness import new_owner
 from sluice.resources.local.kafka import LocalKafka
 from sluice.resources.local.registered_events import SAMPLES
 from sluice.resources.local.registry import LocalRegistry
 from tests.integration.conftest import Lines
-from tests.integration.support import Place, edges, ledger, run
+from tests.integration.support import Place, edges, rescanned, run
 from tests.integration.test_avro import held, landed, send
 
 pytestmark = pytest.mark.kafka
@@ -102,14 +99,7 @@ def test_what_jsonschema_allows_lands_and_the_account_closes_without_the_registr
     assert refused[3]["detail"].endswith(f"(schema {number})")
     # Years later: the account closes against Kafka, without a registry.
     gone = json_feed(place, "http://127.0.0.1:9")
-    with edges(gone) as opened:
-        book = ledger(gone, opened)
-        found = {book.read().current[p.tp]: p for p in opened.cluster.partitions([place.topic], gone.isolation)}
-        fetcher = KafkaFetcher(gone.kafka, gone.isolation)
-        report = rescan(
-            audit(book, opened.lake, gone.name), book, opened.lake, fetcher, gone.shape, gone.isolation, found
-        )
-        fetcher.close()
+    report = rescanned(gone)
     assert (report.problems, report.compared) == ((), 201)
 
 

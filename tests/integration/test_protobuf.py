@@ -14,18 +14,15 @@ from confluent_kafka.schema_registry.protobuf import ProtobufSerializer
 from confluent_kafka.serialization import MessageField, SerializationContext
 
 from sluice.cli.main import main
-from sluice.pipelines.account.audit import audit
-from sluice.pipelines.account.rescan import rescan
 from sluice.pipelines.feed.feed import Feed
 from sluice.pipelines.quarantine.held import Filter
 from sluice.pipelines.records.protobuf.reader import from_file
 from sluice.pipelines.rewriting.replay import replay
-from sluice.resources.kafka.fetch import KafkaFetcher
 from sluice.resources.liveness import new_owner
 from sluice.resources.local.kafka import LocalKafka
 from sluice.resources.local.registry import LocalRegistry
 from tests.integration.conftest import Lines
-from tests.integration.support import Place, edges, ledger, run, visible
+from tests.integration.support import Place, edges, rescanned, run, visible
 from tests.integration.test_avro import held, landed, send
 from tests.pipelines.records.protobuf.rows import NOWHERE, message_class, read_by_google
 
@@ -140,14 +137,7 @@ def test_records_of_two_versions_land_as_google_reads_them_and_need_no_registry_
     assert all(part.startswith("hour=") for part in hours)
     # Years later: the account closes against Kafka, without a registry.
     gone = protobuf_feed(place, "http://127.0.0.1:9", SECOND)
-    with edges(gone) as opened:
-        book = ledger(gone, opened)
-        found = {book.read().current[p.tp]: p for p in opened.cluster.partitions([place.topic], gone.isolation)}
-        fetcher = KafkaFetcher(gone.kafka, gone.isolation)
-        report = rescan(
-            audit(book, opened.lake, gone.name), book, opened.lake, fetcher, gone.shape, gone.isolation, found
-        )
-        fetcher.close()
+    report = rescanned(gone)
     assert (report.problems, report.compared) == ((), 201)
 
 

@@ -23,7 +23,6 @@ from sluice.pipelines.records.compiled import (
     TABLE,
     U8,
     Array,
-    bit_of,
     byte,
     cell,
     compiled,
@@ -35,9 +34,39 @@ from sluice.pipelines.records.compiled import (
     types,
     uint64,
 )
-from sluice.pipelines.records.pieces import FOUND, Found, bits, not_utf8
+from sluice.pipelines.records.pieces import (
+    AT_BYTE,
+    AT_NODE,
+    BAD_TEXT,
+    CUT,
+    DONE,
+    FOUND,
+    FULL,
+    GROW_LEVEL,
+    HEADER,
+    KNOWN,
+    LAST,
+    MANY,
+    NEED,
+    NOWHERE,
+    OK,
+    OUT,
+    OWN,
+    PASSED,
+    ROW,
+    SPREAD,
+    WANT,
+    Found,
+    begin,
+    bits,
+    landed,
+    not_utf8,
+    opened,
+    refuse,
+    step,
+    undo,
+)
 from sluice.pipelines.records.typed.scan import NULL, PLAIN, SIZE_BITS, START_MASK, pack
-from sluice.pipelines.records.wire import NO_HEADER
 
 # --- operations: a row of `ops` is one, its node and level where it writes (node −1: nowhere), and up to four numbers
 
@@ -71,37 +100,15 @@ FAIL = 21  # A: why a record with such a value is refused
 
 AS_IS, AS_FLOAT, AS_DOUBLE = 0, 1, 2
 
-# --- what the loop remembers ---------------------------------------------------------------------------------
+POOL = OWN  # in `state`: where constants begin, behind the chunk's bytes
+SLOTS = OWN + 1
 
-ROW = 0  # next record of the chunk
-LAST = 1
-OUT = 2  # rows of this block
-MOST_OUT = 3
-BAD = 4
-NEED = 5  # the level that wants room, or the id of the schema that is wanted
-POOL = 6  # where constants begin, behind the chunk's bytes
-HEADER = 7  # where the number of a record's schema is: NOWHERE, BEFORE or GIVEN
-KNOWN = 8  # the slot of the schema of the record before, in `ids`
-AT_NODE = 9  # where a record was found wrong
-AT_BYTE = 10
-SKIPPED = 11  # bytes before a record, when its schema is GIVEN
-SLOTS = 12
+# --- why a record is refused, besides what all formats have --------------------------------------------------------
 
-NOWHERE, BEFORE, GIVEN = 0, 1, 2  # one schema for all; before each record, as Confluent writes it; in a list
-
-# --- how a call ended, and why a record is refused ---------------------------------------------------------------
-
-DONE, FULL, GROW_LEVEL, WANT = 0, 1, 2, 3
-OK = 0
-NO_SCHEMA, INCOMPATIBLE = 71, 72
-CUT, LONG_VARINT, WIDE_INT, NO_TRUTH, NO_BRANCH, NO_SYMBOL, BAD_SIZE, MORE = 73, 74, 75, 76, 77, 78, 79, 80
-BAD_TEXT, OTHER_BRANCH, OTHER_SYMBOL, MANY, WIDE_DECIMAL, NEW_FIELDS = 81, 82, 83, 84, 85, 86
+LONG_VARINT, WIDE_INT, NO_TRUTH, NO_BRANCH, NO_SYMBOL, BAD_SIZE, MORE = 76, 77, 78, 79, 80, 81, 82
+OTHER_BRANCH, OTHER_SYMBOL, WIDE_DECIMAL, NEW_FIELDS = 83, 84, 85, 86
 _CROWDED = 99  # a level is full: no fault of the record
 
-SPREAD = 40503
-"""What a schema's number is multiplied by to find its place in `ids`."""
-HEADER_BYTES = 5
-"""A zero byte and a schema's number, before a record."""
 MOST_EMPTY = 4096
 """Elements without bytes (nulls, records without fields) that one block of a list may have."""
 
@@ -369,31 +376,6 @@ def _record(data: Array, p: int, end: int, pc: int, t: Tables) -> int:
 
 
 @inner
-def _undo(t: Tables, row: int) -> None:
-    """Take back what a record left before it was refused."""
-    for n in range(t.bases.size):
-        level = cell(t.nodes, n, LEVEL)
-        first = row if level == 0 else t.kept[level]
-        stop = row + 1 if level == 0 else t.counts[level]
-        for i in range(first, stop):
-            t.spans[t.bases[n] + i] = 0
-            t.there[t.bases[n] + i] = 0
-    for level in range(1, t.counts.size):
-        t.counts[level] = t.kept[level]
-
-
-@inner
-def _refuse(t: Tables, found: Found, code: int, node: int, at: int) -> None:
-    n = t.state[BAD]
-    found.bad_row[n] = t.state[ROW]
-    found.bad_code[n] = code
-    found.bad_node[n] = node
-    found.bad_at[n] = at
-    t.state[BAD] = n + 1
-    t.state[ROW] += 1
-
-
-@inner
 def _program(t: Tables, schema: int) -> int:
     """The place of a schema in `ids`; −1 when nobody has asked for it yet."""
     mask = t.ids.size - 1
@@ -415,37 +397,21 @@ def scan(data: Array, ends: Array, valid: Array, schemas: Array, t: Tables, foun
     GIVEN.
     """
     state = t.state
-    state[OUT] = 0
-    state[BAD] = 0
-    for level in range(t.counts.size):
-        t.counts[level] = 0
+    begin(t)
     while state[ROW] < state[LAST]:
-        row = state[ROW]
-        out = state[OUT]
-        if out >= state[MOST_OUT] or state[BAD] >= found.bad_row.size:
-            return int64(FULL)
-        if valid.size > 0 and not bit_of(valid, row):
-            found.source[out] = row
-            state[OUT] = out + 1
-            state[ROW] = row + 1
+        next_ = step(valid, t, found)
+        if next_ == PASSED:
             continue
-        begin, end = int64(ends[row]), int64(ends[row + 1])
-        p = begin
-        schema = int64(-1)
+        if next_ == FULL:
+            return int64(FULL)
+        row, out = state[ROW], state[OUT]
+        begun, end = int64(ends[row]), int64(ends[row + 1])
+        schema, p = opened(data, begun, end, schemas, row, state)
+        if schema < 0:
+            refuse(t, found, -schema, -1, 0)
+            continue
         place = int64(0)
         if state[HEADER] != NOWHERE:
-            if state[HEADER] == GIVEN:
-                schema = schemas[row]
-                if schema < 0:
-                    _refuse(t, found, -schema, -1, 0)
-                    continue
-                p += state[SKIPPED]
-            elif end - p < HEADER_BYTES or byte(data, p) != 0:
-                _refuse(t, found, NO_HEADER, -1, 0)
-                continue
-            else:
-                schema = byte(data, p + 1) << 24 | byte(data, p + 2) << 16 | byte(data, p + 3) << 8 | byte(data, p + 4)
-                p += HEADER_BYTES
             place = state[KNOWN]
             if t.ids[place] != schema:
                 place = _program(t, schema)
@@ -455,24 +421,19 @@ def scan(data: Array, ends: Array, valid: Array, schemas: Array, t: Tables, foun
                 state[KNOWN] = place
         pc = t.starts[place]
         if pc < 0:
-            _refuse(t, found, -pc, -1, 1)
+            refuse(t, found, -pc, -1, 1)
             continue
         for level in range(t.counts.size):
             t.kept[level] = t.counts[level]
         t.at[0] = out
         code = _record(data, p, end, pc, t)
         if code == OK:
-            found.source[out] = row
-            if t.told[place, 0] == 0:
-                t.told[place, 1] = row
-            t.told[place, 0] += 1
-            state[OUT] = out + 1
-            state[ROW] = row + 1
+            landed(t, found, row, out, place)
             continue
-        _undo(t, out)
+        undo(t)
         if code == _CROWDED:
             return int64(GROW_LEVEL)
-        _refuse(t, found, code, state[AT_NODE], state[AT_BYTE] - begin)
+        refuse(t, found, code, state[AT_NODE], state[AT_BYTE] - begun)
     return int64(DONE)
 
 

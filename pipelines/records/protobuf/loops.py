@@ -20,7 +20,6 @@ from sluice.pipelines.records.compiled import (
     TABLE,
     U8,
     Array,
-    bit_of,
     byte,
     cell,
     compiled,
@@ -33,7 +32,37 @@ from sluice.pipelines.records.compiled import (
     types,
     uint64,
 )
-from sluice.pipelines.records.pieces import FOUND, Found, bits, not_utf8
+from sluice.pipelines.records.pieces import (
+    AT_BYTE,
+    AT_NODE,
+    BAD_TEXT,
+    CUT,
+    DONE,
+    FOUND,
+    FULL,
+    GROW_LEVEL,
+    HEADER,
+    KNOWN,
+    LAST,
+    NEED,
+    NOWHERE,
+    OK,
+    OUT,
+    OWN,
+    PASSED,
+    ROW,
+    SPREAD,
+    WANT,
+    Found,
+    begin,
+    bits,
+    landed,
+    not_utf8,
+    opened,
+    refuse,
+    step,
+    undo,
+)
 from sluice.pipelines.records.typed.scan import PLAIN, SIZE_BITS, START_MASK, pack
 from sluice.pipelines.records.wire import NO_HEADER
 
@@ -61,39 +90,22 @@ LOOKUP_AT, LOOKUP_MASK, OF_NODE = 0, 1, 2
 MODE, PARENT = 0, 1  # PARENT: the node that must be there, −1 when it always is
 MAY_MISS, DEFAULT, REQUIRED = 0, 1, 2
 
-# --- what the loop remembers ---------------------------------------------------------------------------------
+# --- what the loop remembers, besides what all formats' do ----------------------------------------------------------
 
-ROW = 0  # next record of the chunk
-LAST = 1
-OUT = 2  # rows of this block
-MOST_OUT = 3
-BAD = 4
-NEED = 5  # the level that wants room, or the id of the schema that is wanted
-PATH = 6  # the message of that schema
-HEADER = 7  # where the number of a record's schema is: NOWHERE, BEFORE or GIVEN
-NAMED = 8  # where a record says which message it is: UNNAMED, INDEXES, NAME or PATHS
-SKIPPED = 9  # bytes before a record, when its schema is GIVEN
-KNOWN = 10  # the slot of the schema of the record before, in `ids`
-AT_NODE = 11  # where a record was found wrong
-AT_BYTE = 12
-CLOSED = 13  # whether a field that the feed's message does not have is refused
-CHAINED = 14  # rows of `chain`
-SLOTS = 15
+PATH = OWN  # the message of the schema that is wanted
+NAMED = OWN + 1  # where a record says which message it is: UNNAMED, INDEXES, NAME or PATHS
+CLOSED = OWN + 2  # whether a field that the feed's message does not have is refused
+CHAINED = OWN + 3  # rows of `chain`
+SLOTS = OWN + 4
 
-NOWHERE, BEFORE, GIVEN = 0, 1, 2
 UNNAMED, INDEXES, NAME, PATHS = 0, 1, 2, 3
 
-# --- how a call ended, and why a record is refused ---------------------------------------------------------------
+# --- why a record is refused, besides what all formats have ----------------------------------------------------------
 
-DONE, FULL, GROW_LEVEL, WANT = 0, 1, 2, 3
-OK = 0
-NO_SCHEMA, INCOMPATIBLE, OTHER_MESSAGE, NO_MESSAGE = 100, 101, 102, 103
-CUT, LONG_VARINT, NO_FIELD, NO_WIRE, NO_GROUP, BAD_TEXT, DEEP, MANY = 104, 105, 106, 107, 108, 109, 110, 111
-NEW_FIELD, OTHER_SYMBOL, MISSING, NO_DOCUMENT = 112, 113, 114, 115
+OTHER_MESSAGE, NO_MESSAGE, LONG_VARINT, NO_FIELD, NO_WIRE, NO_GROUP, DEEP = 100, 101, 102, 103, 104, 105, 106
+NEW_FIELD, OTHER_SYMBOL, MISSING, NO_DOCUMENT = 107, 108, 109, 110
 _CROWDED = 120  # a level is full: no fault of the record
 
-SPREAD = 40503
-HEADER_BYTES = 5
 MOST_INDEXES, INDEX = 5, 4096
 """How many indexes name a message, and below what each is: so a path of them is one number."""
 MOST_DEPTH = 100
@@ -309,6 +321,20 @@ def _time(op: int, found: int, before: int) -> int:
     return (wrong & 2) * _WRONG + before - fraction + found // 1000
 
 
+@inner
+def _enter(stack: Array, depth: int, stop: int, message: int, group: int) -> None:
+    """Keep where the message or group at hand ends, its number, and the group's, while another one in it is read."""
+    put(stack, depth * FRAME, stop)
+    put(stack, depth * FRAME + 1, message)
+    put(stack, depth * FRAME + 2, group)
+
+
+@inner
+def _left(stack: Array, depth: int) -> tuple[int, int, int]:
+    """What was kept when the one that ends now was entered."""
+    return item(stack, depth * FRAME), item(stack, depth * FRAME + 1), item(stack, depth * FRAME + 2)
+
+
 @inlined
 def _record(data: Array, p: int, end: int, t: Tables) -> int:
     """One record from byte `p` on: OK or a code."""
@@ -334,9 +360,7 @@ def _record(data: Array, p: int, end: int, t: Tables) -> int:
                 if depth == 0:
                     return int64(OK)
                 depth -= 1
-                stop = item(stack, depth * FRAME)
-                message = item(stack, depth * FRAME + 1)
-                group = item(stack, depth * FRAME + 2)
+                stop, message, group = _left(stack, depth)
                 continue
             tag = byte(data, p)
             if tag < 0x80:
@@ -356,9 +380,7 @@ def _record(data: Array, p: int, end: int, t: Tables) -> int:
                     code = int64(NO_GROUP)
                     break
                 depth -= 1
-                stop = item(stack, depth * FRAME)
-                message = item(stack, depth * FRAME + 1)
-                group = item(stack, depth * FRAME + 2)
+                stop, message, group = _left(stack, depth)
                 continue
             row = _field_of(t, message, number)
             if row >= 0 and cell(fields, row, WIRE) != wire:
@@ -445,9 +467,7 @@ def _record(data: Array, p: int, end: int, t: Tables) -> int:
             if depth >= MOST_DEPTH:
                 code = int64(DEEP)
                 break
-            put(stack, depth * FRAME, stop)
-            put(stack, depth * FRAME + 1, message)
-            put(stack, depth * FRAME + 2, group)
+            _enter(stack, depth, stop, message, group)
             depth += 1
             group = number
             message = cell(fields, row, MESSAGE)
@@ -463,9 +483,7 @@ def _record(data: Array, p: int, end: int, t: Tables) -> int:
                 if depth >= MOST_DEPTH:
                     code = int64(DEEP)
                     break
-                put(stack, depth * FRAME, stop)
-                put(stack, depth * FRAME + 1, message)
-                put(stack, depth * FRAME + 2, group)
+                _enter(stack, depth, stop, message, group)
                 depth += 1
                 group = int64(0)
                 message = cell(fields, row, MESSAGE)
@@ -497,32 +515,6 @@ def _record(data: Array, p: int, end: int, t: Tables) -> int:
     state[AT_NODE] = cell(fields, row, NODE) if row >= 0 else cell(t.messages, message, OF_NODE)
     state[AT_BYTE] = begun
     return code
-
-
-@inner
-def _undo(t: Tables, row: int, chained: int) -> None:
-    """Take back what a record left before it was refused."""
-    for n in range(t.bases.size):
-        level = cell(t.nodes, n, LEVEL)
-        first = row if level == 0 else t.kept[level]
-        stop = row + 1 if level == 0 else t.counts[level]
-        for i in range(first, stop):
-            t.spans[t.bases[n] + i] = 0
-            t.there[t.bases[n] + i] = 0
-    for level in range(1, t.counts.size):
-        t.counts[level] = t.kept[level]
-    t.state[CHAINED] = chained
-
-
-@inner
-def _refuse(t: Tables, found: Found, code: int, node: int, at: int) -> None:
-    n = t.state[BAD]
-    found.bad_row[n] = t.state[ROW]
-    found.bad_code[n] = code
-    found.bad_node[n] = node
-    found.bad_at[n] = at
-    t.state[BAD] = n + 1
-    t.state[ROW] += 1
 
 
 @inner
@@ -581,59 +573,43 @@ def scan(data: Array, ends: Array, valid: Array, schemas: Array, paths: Array, t
     below 0 a code, if state[NAMED] is PATHS.
     """
     state = t.state
-    state[OUT] = 0
-    state[BAD] = 0
+    begin(t)
     state[CHAINED] = 0
-    for level in range(t.counts.size):
-        t.counts[level] = 0
     while state[ROW] < state[LAST]:
-        row = state[ROW]
-        out = state[OUT]
-        if out >= state[MOST_OUT] or state[BAD] >= found.bad_row.size:
-            return int64(FULL)
-        if valid.size > 0 and not bit_of(valid, row):
-            found.source[out] = row
-            state[OUT] = out + 1
-            state[ROW] = row + 1
+        next_ = step(valid, t, found)
+        if next_ == PASSED:
             continue
-        begin, end = int64(ends[row]), int64(ends[row + 1])
-        p = begin
-        schema = int64(-1)
-        path = int64(0)
+        if next_ == FULL:
+            return int64(FULL)
+        row, out = state[ROW], state[OUT]
+        begun, end = int64(ends[row]), int64(ends[row + 1])
+        schema, p = opened(data, begun, end, schemas, row, state)
+        if schema < 0:
+            refuse(t, found, -schema, -1, 0)
+            continue
         place = int64(0)
         if state[HEADER] != NOWHERE:
-            if state[HEADER] == GIVEN:
-                schema = schemas[row]
-                if schema < 0:
-                    _refuse(t, found, -schema, -1, 0)
-                    continue
-                p += state[SKIPPED]
-            elif end - p < HEADER_BYTES or byte(data, p) != 0:
-                _refuse(t, found, NO_HEADER, -1, 0)
-                continue
-            else:
-                schema = byte(data, p + 1) << 24 | byte(data, p + 2) << 16 | byte(data, p + 3) << 8 | byte(data, p + 4)
-                p += HEADER_BYTES
+            path = int64(0)
             if state[NAMED] == INDEXES:
                 if p < end and byte(data, p) == 0:
                     path = int64(1)
                     p += 1
                 else:
-                    named_at = p - begin
+                    named_at = p - begun
                     path, p = _path(data, p, end)
                     if p < 0:
-                        _refuse(t, found, path, -1, named_at)
+                        refuse(t, found, path, -1, named_at)
                         continue
             elif state[NAMED] == PATHS:
                 path = paths[row]
                 if path < 0:
-                    _refuse(t, found, -path, -1, 0)
+                    refuse(t, found, -path, -1, 0)
                     continue
             elif state[NAMED] == NAME:
-                named_at = p - begin
+                named_at = p - begun
                 p = _behind_name(data, p, end, t.name)
                 if p < 0:
-                    _refuse(t, found, OTHER_MESSAGE, -1, named_at)
+                    refuse(t, found, OTHER_MESSAGE, -1, named_at)
                     continue
             place = state[KNOWN]
             if t.ids[place] != schema or t.paths[place] != path:
@@ -644,27 +620,24 @@ def scan(data: Array, ends: Array, valid: Array, schemas: Array, paths: Array, t
                     return int64(WANT)
                 state[KNOWN] = place
             if t.starts[place] < 0:
-                _refuse(t, found, -t.starts[place], -1, 1)
+                refuse(t, found, -t.starts[place], -1, 1)
                 continue
         for level in range(t.counts.size):
             t.kept[level] = t.counts[level]
         chained = state[CHAINED]
+        top = t.bases[0] + out
         t.at[0] = out
-        t.spans[t.bases[0] + out] = pack(0, 0, PLAIN)
-        t.there[t.bases[0] + out] = 1
+        t.spans[top] = pack(0, 0, PLAIN)
+        t.there[top] = 1
         code = _record(data, p, end, t)
         if code == OK:
-            found.source[out] = row
-            if t.told[place, 0] == 0:
-                t.told[place, 1] = row
-            t.told[place, 0] += 1
-            state[OUT] = out + 1
-            state[ROW] = row + 1
+            landed(t, found, row, out, place)
             continue
-        _undo(t, out, chained)
+        undo(t)
+        state[CHAINED] = chained
         if code == _CROWDED:
             return int64(GROW_LEVEL)
-        _refuse(t, found, code, state[AT_NODE], state[AT_BYTE] - begin)
+        refuse(t, found, code, state[AT_NODE], state[AT_BYTE] - begun)
     return int64(DONE)
 
 

@@ -1,54 +1,34 @@
-"""Turns the Protobuf values of a chunk into columns of the feed's message, block by block.
-
-Records of several writers' schemas may follow one another: the loop asks for a schema when it meets one for the first
-time. Promise: each record of a chunk is either typed or refused; a chunk comes in several pieces when its columns would
-take much more memory than its values; the result depends on the values and the writers' schemas alone.
-"""
+"""Turns the Protobuf values of a chunk into columns of the feed's message, block by block (`records.binary`)."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
-import pyarrow as pa
 
+from sluice.pipelines.records import pieces
+from sluice.pipelines.records.binary import MOST_SCHEMAS, BinaryTyper, NewField
 from sluice.pipelines.records.compiled import Array
-from sluice.pipelines.records.pieces import Found
 from sluice.pipelines.records.protobuf import loops
 from sluice.pipelines.records.protobuf.columns import Documents, columns_of
 from sluice.pipelines.records.protobuf.loops import Tables
-from sluice.pipelines.records.protobuf.programs import Program, program
+from sluice.pipelines.records.protobuf.programs import program
 from sluice.pipelines.records.protobuf.reader import ProtobufReader
 from sluice.pipelines.records.protobuf.schema import ProtoMessage, described, message_at
 from sluice.pipelines.records.protobuf.writers import Incompatible, compare
 from sluice.pipelines.records.reader import UnusableSchema, WriterSchemas
-from sluice.pipelines.records.typed.slots import SlotPiece, first_room, holder_of, more_room, slot_faults, with_room
-from sluice.pipelines.records.typed.tables import BLOCK_ROWS, BLOCK_SLOTS, SchemaNode, nodes_of
-from sluice.pipelines.records.typed.typer import KEPT_SLOTS, PIECE_BYTES, TypedPiece, buffers_of
+from sluice.pipelines.records.typed.slots import SlotPiece, slot_faults, with_room
 from sluice.pipelines.records.wire import Named, WireFormat
 
-MOST_SCHEMAS = 10_000
-"""How many writers' messages are kept known. Beyond that all are forgotten and asked for when they are met."""
 MOST_NEWS = 256
 """How many fields that the feed's message does not have are counted in a piece, about."""
-_NONE = np.zeros(1, np.int64)
 
 
-class NewField(NamedTuple):
-    """A field that the feed's message does not have: its place, how many records have it, the row of the first."""
+class ProtobufTyper(BinaryTyper):
+    """Types Protobuf records by one message. With `closed`, records with fields that it does not have are refused."""
 
-    path: str
-    records: int
-    row: int
-
-
-class ProtobufTyper:
-    """Types chunk after chunk by one message. Not safe for two threads at once.
-
-    `news` are, for the piece that came last, the fields that the feed's message does not have. `named` tells what a
-    schema of a number is called by its registry. With `closed`, records with such fields are refused.
-    """
+    _tables: Tables
 
     def __init__(
         self,
@@ -58,53 +38,19 @@ class ProtobufTyper:
         *,
         closed: bool = False,
     ) -> None:
-        self.nodes = nodes_of(reader.columns)
-        self._reader, self._writers, self._named = reader, writers, named
+        super().__init__(reader, writers, named)
+        self._reader = reader
         self._program = program(reader.message, self.nodes)
         self._names: dict[tuple[str, int], str] = {}
         self._places: dict[tuple[int, int], int] = {}
-        self.news: list[NewField] = []
-        self._tables = _tables(self.nodes, self._program, reader)
-        self._tables.state[loops.CLOSED] = closed
-        self._block = int(self._tables.room[0])
-        self._found = Found(*(np.empty(self._block, np.int32) for _ in range(5)))
+        self._tables = self._no_tables(closed)
 
-    def pieces(
-        self, values: pa.Array, schemas: Array | None = None, paths: Array | None = None, skip: int = 0
-    ) -> Iterator[TypedPiece]:
-        """The typed rows of a binary array without an Arrow offset. A null becomes a row of nulls.
-
-        `schemas` are the numbers of the records' schemas and `paths` their messages, below 0 a code for which one is
-        refused, and `skip` bytes are before each record. Without these the records begin as the wire format has it.
-        """
-        if not len(values):
-            return
-        data, ends, valid = buffers_of(values)
-        state = self._tables.state
-        given = loops.BEFORE if self._reader.wire is WireFormat.CONFLUENT else loops.NOWHERE
-        state[loops.HEADER], state[loops.SKIPPED] = given if schemas is None else loops.GIVEN, skip
-        self._given = (_NONE if schemas is None else schemas, _NONE if paths is None else paths)
-        state[loops.ROW], state[loops.LAST] = 0, len(values)
-        while state[loops.ROW] < len(values):
-            yield self._piece(data, ends, valid)
-        if len(self._tables.spans) > KEPT_SLOTS:
-            self._make_room(first_room(self.nodes, self._block))
-        if len(self._places) > MOST_SCHEMAS:
-            self._forget()
-
-    def _piece(self, data: Array, ends: Array, valid: Array) -> TypedPiece:
-        state = self._tables.state
-        start, last = int(state[loops.ROW]), int(state[loops.LAST])
-        out = _Piece(self.nodes, columns_of(self.nodes, self._program.of, last - start))
-        most = PIECE_BYTES + 2 * int(ends[last] - ends[0])
-        self._tables.told[:] = 0
+    def _begun(self, rows: int) -> SlotPiece:
         self._tables.news[:] = 0
-        while state[loops.ROW] < last and out.nbytes < most:
-            code = loops.scan(data, ends, valid, *self._given, self._tables, self._found)
-            out.add_block(data, self._tables, self._found)
-            self._answer(code, out)
-        self.news = list(self._new_fields())
-        return out.finished(start, int(state[loops.ROW]), ends)
+        return _Piece(self.nodes, columns_of(self.nodes, self._program.of, rows))
+
+    def _scan(self, data: Array, ends: Array, valid: Array) -> tuple[int, Array]:
+        return loops.scan(data, ends, valid, *self._given, self._tables, self._found), data
 
     def _new_fields(self) -> Iterator[NewField]:
         """The fields that the loop noted, by the names that writers give them, else by their numbers."""
@@ -113,33 +59,19 @@ class ProtobufTyper:
             name = self._names.get((of, number), f"#{number}")
             yield NewField(f"{place}.{name}" if place else name, records, row)
 
-    def _answer(self, code: int, out: _Piece) -> None:
-        """Give the loop what it asked for: room, a schema; or refuse a record that asks for too much."""
+    def _ask(self) -> None:
         state = self._tables.state
-        if code == loops.WANT:
-            schema, path = int(state[loops.NEED]), int(state[loops.PATH])
-            self._know(schema, path, self._asked(schema, path))
-        elif code == loops.GROW_LEVEL:
-            level = int(state[loops.NEED])
-            room = more_room(self.nodes, self._tables.room, level) if level >= 0 else None
-            if room is not None:
-                self._make_room(room)
-            elif level >= 0 or not state[loops.OUT]:
-                out.refuse(int(state[loops.ROW]), loops.MANY, holder_of(self.nodes, level) if level >= 0 else -1)
-                state[loops.ROW] += 1
-
-    def _make_room(self, room: Array) -> None:
-        self._tables = with_room(self._tables, self.nodes, room)
-        self._tables.state[loops.OUT] = 0
+        schema, path = int(state[pieces.NEED]), int(state[loops.PATH])
+        self._know(schema, path, self._asked(schema, path))
 
     def _asked(self, schema: int, path: int) -> int:
         """0 when records of this message of a schema can be read, else the code for which they are refused, below 0.
 
         Raises a SluiceError when nobody can tell now.
         """
-        texts = self._writers.texts(self._named(schema)) if self._writers else None
+        texts = self._texts(schema)
         if texts is None:
-            return -loops.NO_SCHEMA
+            return -pieces.NO_SCHEMA
         try:
             file, _ = described(texts[-1])
             own = self._reader.message
@@ -148,7 +80,7 @@ class ProtobufTyper:
                 return -(loops.NO_MESSAGE if found is None else loops.OTHER_MESSAGE)
             compare(found, own, self._learn)
         except (UnusableSchema, Incompatible):
-            return -loops.INCOMPATIBLE
+            return -pieces.INCOMPATIBLE
         return 0
 
     def _learn(self, message: ProtoMessage, number: int, name: str) -> None:
@@ -162,20 +94,36 @@ class ProtobufTyper:
         ids, paths, starts = np.full(size, -1, np.int64), np.zeros(size, np.int64), np.zeros(size, np.int64)
         self._places = {}
         for (number, of), begin in known.items():
-            place = (number + of) * loops.SPREAD & (size - 1)
+            place = (number + of) * pieces.SPREAD & (size - 1)
             while ids[place] >= 0:
                 place = (place + 1) & (size - 1)
             ids[place], paths[place], starts[place] = number, of, begin
             self._places[number, of] = place
         told = np.zeros((size, 2), np.int64)
         self._tables = t._replace(ids=ids, paths=paths, starts=starts, told=told)
-        self._tables.state[loops.KNOWN] = self._places[schema, path]
+        self._tables.state[pieces.KNOWN] = self._places[schema, path]
 
-    def _forget(self) -> None:
+    def _tidy(self) -> None:
+        if len(self._places) <= MOST_SCHEMAS:
+            return
         self._places = {}
         self._names = {}
         self._tables = self._tables._replace(**_nobody())
-        self._tables.state[loops.KNOWN] = 0
+        self._tables.state[pieces.KNOWN] = 0
+
+    def _no_tables(self, closed: bool) -> Tables:
+        made = Tables(
+            **self._program.tables(self.nodes),
+            **_nobody(),
+            name=np.frombuffer(_reference(self._reader.message.name), np.uint8),
+            news=np.zeros((MOST_NEWS, 5), np.int64),
+            chain=np.zeros((loops.MOST_CHAIN, 2), np.int64),
+            begins=np.zeros(1 + max(n.inner for n in self.nodes), np.int64),
+            stack=np.zeros((loops.FRAME + 1) * (loops.MOST_DEPTH + 2), np.int64),
+            **self._first_tables(loops.SLOTS),
+        )
+        made.state[loops.NAMED], made.state[loops.CLOSED] = _HOW[self._wire], closed
+        return with_room(made, self.nodes, made.room)
 
 
 def _indexes(path: int) -> tuple[int, ...]:
@@ -200,9 +148,8 @@ def _of_name(file: Any, name: str) -> Any:
 class _Piece(SlotPiece):
     """Builds one piece of Protobuf records, block by block."""
 
-    def add_block(self, data: Array, t: Tables, found: Found) -> None:
+    def take(self, data: Array, t: Any, found: Any, out: int, bad: int) -> None:
         """Append the block that the tables hold, with defaults for what was not written."""
-        out = int(t.state[loops.OUT])
         if out:
             bad_item, bad_node = np.empty(4 * len(found.source), np.int64), np.empty(4 * len(found.source), np.int32)
             n = loops.settle(t, out, bad_item, bad_node)
@@ -210,7 +157,7 @@ class _Piece(SlotPiece):
                 items = bad_item[:n][bad_node[:n] == node] + self._columns[node].items
                 self._note(self._nodes[node], slot_faults(items, np.full(len(items), loops.MISSING)))
             self._chain(t)
-        self.take(data, t, found, out, int(t.state[loops.BAD]))
+        super().take(data, t, found, out, bad)
 
     def _chain(self, t: Tables) -> None:
         """Tell columns of documents which of theirs have more parts."""
@@ -244,32 +191,6 @@ _HOW = {
     WireFormat.GLUE: loops.INDEXES,
     WireFormat.BARE: loops.UNNAMED,
 }
-
-
-def _tables(nodes: tuple[SchemaNode, ...], made: Program, reader: ProtobufReader) -> Tables:
-    rows = min(max(BLOCK_SLOTS // len(nodes), BLOCK_ROWS[0]), BLOCK_ROWS[1])
-    room = first_room(nodes, rows)
-    state = np.zeros(loops.SLOTS, np.int64)
-    state[loops.MOST_OUT], state[loops.NAMED] = rows, _HOW[reader.wire]
-    numbers = np.zeros(len(room), np.int64)
-    found = Tables(
-        **made.tables(nodes),
-        **_nobody(),
-        name=np.frombuffer(_reference(reader.message.name), np.uint8),
-        news=np.zeros((MOST_NEWS, 5), np.int64),
-        chain=np.zeros((loops.MOST_CHAIN, 2), np.int64),
-        bases=np.zeros(len(nodes), np.int64),
-        spans=np.empty(0, np.int64),
-        there=np.empty(0, np.uint8),
-        counts=numbers.copy(),
-        room=room,
-        kept=numbers.copy(),
-        at=numbers.copy(),
-        begins=numbers.copy(),
-        stack=np.zeros((loops.FRAME + 1) * (loops.MOST_DEPTH + 2), np.int64),
-        state=state,
-    )
-    return with_room(found, nodes, room)
 
 
 def _reference(name: str) -> bytes:
