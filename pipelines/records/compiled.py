@@ -1,13 +1,14 @@
 """What compiled loops share: how they are compiled and cached, and loads and copies of a few bytes at once.
 
 Entry points (`compiled`) get explicit types, are compiled when their module is imported or loaded from numba's cache
-on disk, and release the GIL; `inner` functions become part of them. numba's cache notices changes of the file that
-defines an entry point, not of this one: after a change here, touch those files.
+on disk, and release the GIL; `inner` functions become part of them. numba itself would only notice changes of the file
+that defines an entry point: what it keeps is stamped with all files that the entry point is made of.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any, TypeVar, cast
 
 import numba
@@ -15,6 +16,8 @@ import numpy as np
 import numpy.typing as npt
 from llvmlite import ir
 from numba.core import cgutils
+
+from sluice.pipelines.records.ready import source_stamp
 
 F = TypeVar("F", bound=Callable[..., Any])
 Array = npt.NDArray[Any]
@@ -39,6 +42,7 @@ F64 = types.Array(types.float64, 1, "C")
 TABLE = types.Array(types.int64, 2, "C")
 
 
+_ROOM = "sluice.pipelines.records."
 CELLS = 16
 """Columns of the tables that `cell` reads."""
 
@@ -47,10 +51,14 @@ def compiled(signature: Any) -> Callable[[F], F]:
     """Compiled when its module is imported, or loaded from numba's cache on disk."""
 
     def compile(f: F) -> F:
-        try:
-            return cast(F, _njit(signature, cache=True, **_OPTIONS)(f))
-        except RuntimeError:  # nowhere to write a cache: every process compiles for itself
-            return cast(F, _njit(signature, **_OPTIONS)(f))
+        made = _njit(**_OPTIONS)(f)
+        with suppress(RuntimeError):  # nowhere to write a cache: every process compiles for itself
+            made.enable_caching()
+            kept = made._cache._cache_file
+            kept._source_stamp = (kept._source_stamp, source_stamp(f.__module__.removeprefix(_ROOM)))
+        made.compile(signature)
+        made.disable_compile()
+        return cast(F, made)
 
     return compile
 

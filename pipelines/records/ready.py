@@ -16,6 +16,7 @@ import hashlib
 import importlib
 import os
 import platform
+import re
 import subprocess
 import sys
 import time
@@ -43,6 +44,7 @@ STAGE = "compile"
 _START = 2  # seconds that a share's process takes besides
 _LOOK = 0.05  # seconds between looks at the processes
 _HERE = Path(__file__).parent
+_IMPORTED = re.compile(r"^from sluice\.pipelines\.records\.([\w.]+) import", re.MULTILINE)
 
 
 def ready(report: Reporter = lambda progress: None) -> None:
@@ -113,11 +115,21 @@ def _fingerprint(folder: Path) -> str:
 
     Beside the sources, compiled code goes with them wherever they are moved. Elsewhere it is numba's for their place.
     """
-    files = [_HERE / "compiled.py", _HERE / "pieces.py", *(_HERE / f"{share.replace('.', '/')}.py" for share in SHARES)]
-    sources = [hashlib.sha256(file.read_bytes()).hexdigest() for file in files]
+    sources = [source_stamp(share) for share in SHARES]
     place = "" if folder.parent == _HERE else str(_HERE)
     versions = version("numba"), version("llvmlite"), platform.python_version()
     return hashlib.sha256(repr((sources, place, versions, _processor())).encode()).hexdigest()[:16]
+
+
+def source_stamp(module: str) -> str:
+    """A hash of what the loops of a module of this room are made of: its source, and the sources that it imports."""
+    found = [module]
+    hashed = hashlib.sha256()
+    for name in found:
+        text = (_HERE / f"{name.replace('.', '/')}.py").read_bytes()
+        hashed.update(hashlib.sha256(text).digest())
+        found += [n for n in dict.fromkeys(_IMPORTED.findall(text.decode())) if n not in found]
+    return hashed.hexdigest()
 
 
 def _processor() -> str:

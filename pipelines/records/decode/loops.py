@@ -6,8 +6,7 @@ control record. Promise: whatever the bytes, nothing is read or written outside 
 parse is named by a code and a byte. No Python object is made for a record.
 
 Formats: record batches v2 (KIP-98, headers of KIP-82, delete horizon of KIP-534) and message sets of magic 0 and 1
-(times of KIP-32, relative offsets of KIP-31). What is compiled stands in this one file, as numba's cache notices
-changes of the file that defines an entry point, not of what that calls; all but the few lines of `compiled`.
+(times of KIP-32, relative offsets of KIP-31).
 """
 
 from __future__ import annotations

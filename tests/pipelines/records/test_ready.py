@@ -68,6 +68,29 @@ def test_a_share_that_fails_leaves_it_to_whoever_needs_it(kept: Path, monkeypatc
     assert not ready.is_ready()
 
 
+def test_a_change_of_what_loops_share_is_compiled_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """numba looks at the file of an entry point alone."""
+    shutil.copytree(ready._HERE, tmp_path / "records")
+    monkeypatch.setattr(ready, "_HERE", tmp_path / "records")
+    before = {share: ready.source_stamp(share) for share in ready.SHARES}
+    (tmp_path / "records" / "pieces.py").write_text("changed")
+    changed = {share for share in ready.SHARES if ready.source_stamp(share) != before[share]}
+    assert changed == {"avro.loops", "protobuf.loops"}
+    (tmp_path / "records" / "compiled.py").write_text("changed")
+    assert all(ready.source_stamp(share) != before[share] for share in ready.SHARES)
+
+
+def test_numba_s_cache_is_stamped_with_all_that_loops_are_made_of(kept: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    command = [sys.executable, "-m", "sluice.pipelines.records.ready", QUICK]
+    subprocess.run(command, check=True)
+    (index,) = kept.rglob("forms._forms-*.nbi")
+    data = index.read_bytes()
+    assert ready.source_stamp(QUICK).encode() in data
+    index.write_bytes(data.replace(ready.source_stamp(QUICK).encode(), b"0" * 64))
+    subprocess.run(command, check=True)
+    assert ready.source_stamp(QUICK).encode() in index.read_bytes(), "compiled again"
+
+
 def test_two_processes_do_not_compile_the_same(kept: Path) -> None:
     kept.mkdir()
     told: list[Progress] = []
