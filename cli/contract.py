@@ -25,7 +25,7 @@ from sluice.cli.numbers import count, percent
 from sluice.cli.session import FeedName, Session, command
 from sluice.cli.terminal import bad, copyable, good, heading, safe, table, warn
 from sluice.cli.windows import From, To, Window
-from sluice.pipelines.vocabulary import scratch
+from sluice.pipelines.vocabulary import extras, scratch
 from sluice.pipelines.vocabulary.errors import Failed, FeedError, QuarantineExceeded, SchemaDrifted, UsageError
 from sluice.pipelines.vocabulary.ranges import Range, union
 from sluice.pipelines.vocabulary.units import many
@@ -230,6 +230,7 @@ def init(
     from sluice.pipelines.quarantine.limit import faults_of
 
     found = session.feed(feed)
+    extras.need("great_expectations")  # said before a minute of compiling, and before Kafka is asked
     path = _output(session, found, output, force)
     shape = replace(found.shape, contract=None, dropping=False)
     with _looking(session, found, shape, _SampleRequest(records, offsets, window, start, end)) as seen:

@@ -170,6 +170,7 @@ def demo(
     """
     if keep and lake is LakeKind.S3:
         raise UsageError("the S3 server of the demo ends with it", remedy="leave out --keep, or --lake s3")
+    extras.need("dagster", "pyspark")
     if as_table:
         extras.need("pyiceberg" if as_table is TableKind.ICEBERG else "deltalake")
     began = time.monotonic()

@@ -15,8 +15,9 @@ from rich.text import Text
 from sluice.cli import completing
 from sluice.cli.session import Session, command
 from sluice.cli.terminal import bad, good, heading, safe, warn
-from sluice.pipelines.vocabulary.errors import SluiceError, UsageError
-from sluice.pipelines.vocabulary.health import Diagnosis, Health, of_error
+from sluice.pipelines.vocabulary import extras
+from sluice.pipelines.vocabulary.errors import SetupError, SluiceError, UsageError
+from sluice.pipelines.vocabulary.health import Diagnosis, Health, of_error, skipped
 from sluice.pipelines.vocabulary.progress import Progress
 from sluice.pipelines.vocabulary.units import many
 
@@ -108,8 +109,11 @@ def _only(files: FeedFiles, names: Sequence[str]) -> FeedFiles:
 
 
 def _project(session: Session, files: FeedFiles) -> list[Diagnosis]:
-    from sluice.assets.health import examine_project  # late: it loads Dagster
-
+    try:
+        with extras.named():
+            from sluice.assets.health import examine_project  # late: it loads Dagster
+    except SetupError as error:  # who only reads needs none
+        return [*(of_error("feeds", e) for e in files.broken.values()), skipped("Dagster", error.message, error.remedy)]
     return examine_project(session.project, files)
 
 

@@ -8,7 +8,9 @@ import shutil
 import subprocess
 import sys
 import tomllib
+import venv
 import zipfile
+from importlib import metadata
 from pathlib import Path
 
 import pytest
@@ -23,6 +25,16 @@ LINKED = (*SHIPPED, "bench", "docs")
 OWN = ROOT / "src/sluice"
 CONTRACT = """{"name": "orders", "expectations": [
     {"type": "expect_table_row_count_to_be_between", "kwargs": {"min_value": 1}}]}"""
+
+ASKED = {
+    **dict.fromkeys(("--help", "init --help", "docs feeds", "feeds check", "audit orders"), 0),
+    **dict.fromkeys(("compact orders --dry-run", "quarantine list orders"), 0),
+    **dict.fromkeys(("status orders", "doctor orders"), 1),  # no Kafka answers
+    **dict.fromkeys(("run orders", "run --all", "ui", "demo", "repair", "prune", "metrics", "audit cloud"), 2),
+    **dict.fromkeys(("contract init orders", "contract check orders"), 2),
+    "files orders --window 2026-11-20T14": 3,
+}
+"""What is asked of a plain install, and how each ends: 2 where an extra is missing."""
 
 
 def modules_at_the_root() -> set[str]:
@@ -81,44 +93,86 @@ def test_a_wheel_holds_every_module_once_and_nothing_else(tmp_path: Path) -> Non
 
 
 def _works_without_extras(wheel: Path, place: Path) -> None:
-    """The wheel's own files, in a process in which nothing can be imported that an extra brings."""
+    """The wheel's own files, in a process in which nothing can be imported that a plain install lacks."""
     with zipfile.ZipFile(wheel) as archive:
         archive.extractall(place)
     script = f"""import sys
-sys.modules |= dict.fromkeys({sorted(extras.BRINGS)!r})
+sys.modules |= dict.fromkeys({not_brought()!r})
 from sluice.cli.main import main
 import sluice.cli.main
 assert sluice.cli.main.__file__.startswith({str(place)!r})
 for asked in sys.argv[1:]:
     print(asked, main(asked.split()))"""
-    asked = ["init --help", "docs feeds", "status orders", "run orders", "contract check orders", "audit cloud"]
-    project = place / "project"
-    (project / "feeds").mkdir(parents=True)
-    (project / "feeds" / "orders.yaml").write_text("topics: a\nstart: earliest\nkafka: {bootstrap: '127.0.0.1:9'}\n")
-    (project / "feeds" / "orders.contract.json").write_text(CONTRACT)
-    (project / "feeds" / "cloud.yaml").write_text(
-        "topics: a\nstart: earliest\nkafka: {bootstrap: '127.0.0.1:9'}\nlake: s3://bucket/prefix\n"
-    )
     done = subprocess.run(
-        [sys.executable, "-c", script, *asked],
-        cwd=project,
+        [sys.executable, "-c", script, *ASKED],
+        cwd=_plain_project(place),
         env=os.environ | {"PYTHONPATH": str(place)},
         check=True,
         capture_output=True,
         text=True,
     )
-    codes = dict(line.rpartition(" ")[::2] for line in done.stdout.splitlines() if line.rpartition(" ")[0] in asked)
-    assert codes == dict.fromkeys(asked, "2") | {"init --help": "0", "docs feeds": "0", "status orders": "1"}, (
-        done.stderr
-    )
-    for extra in ("land", "s3", "contracts"):
-        assert f"pip install 'sluice[{extra}]'" in done.stderr
-    assert "Traceback" not in done.stderr
+    codes = dict(line.rpartition(" ")[::2] for line in done.stdout.splitlines() if line.rpartition(" ")[0] in ASKED)
+    assert {asked: int(code) for asked, code in codes.items()} == ASKED, done.stderr
+    _names_what_is_missing(done.stderr)
+
+
+def _plain_project(place: Path) -> Path:
+    project = place / "project"
+    (project / "feeds").mkdir(parents=True)
+    feed = "topics: a\nstart: earliest\nkafka: {bootstrap: '127.0.0.1:9'}\n"
+    (project / "feeds" / "orders.yaml").write_text(feed)
+    (project / "feeds" / "orders.contract.json").write_text(CONTRACT)
+    (project / "feeds" / "cloud.yaml").write_text(f"{feed}lake: s3://bucket/prefix\n")
+    return project
+
+
+def _names_what_is_missing(said: str) -> None:
+    for extra in ("land", "s3", "contracts", "metrics"):
+        assert f"pip install 'sluice[{extra}]'" in said
+    assert "unforeseen" not in said, said
+    assert "Traceback" not in said, said
+
+
+@pytest.mark.soak
+def test_a_plain_install_into_a_fresh_environment(tmp_path: Path) -> None:
+    """The wheel with the locked versions of what it requires, and then an extra that an error named."""
+    wheel, fresh = built(tmp_path), tmp_path / "fresh"
+    locked = re.findall(r"^([\w.-]+)(?:\[[^\]]*\])?(==[^\\\n]+)", (ROOT / "requirements.lock").read_text(), re.M)
+    (tmp_path / "constraints.txt").write_text("".join(f"{name}{version}\n" for name, version in locked))
+    venv.create(fresh, with_pip=True)
+    pip = [fresh / "bin/pip", "install", "-q", "--no-compile", "-c", tmp_path / "constraints.txt"]
+    subprocess.run([*pip, wheel], check=True)
+    project = _plain_project(tmp_path)
+    own = {k: v for k, v in os.environ.items() if k != "PYTHONPATH"}
+
+    def ask(command: str) -> subprocess.CompletedProcess[str]:
+        given = [fresh / "bin/sluice", *command.split()]
+        return subprocess.run(given, cwd=project, env=own, check=False, capture_output=True, text=True)
+
+    done = {asked: ask(asked) for asked in ASKED}
+    said = "".join(d.stderr for d in done.values())
+    assert {asked: d.returncode for asked, d in done.items()} == ASKED, said
+    _names_what_is_missing(said)
+    subprocess.run([*pip, "sluice[metrics]"], check=True, cwd=project, env=own)
+    assert 'sluice_up{feed="orders"} 0' in ask("metrics").stdout
+
+
+def not_brought() -> list[str]:
+    """The modules of this environment that a plain install would not have."""
+    brought, left = {"sluice"}, [_plain(Requirement(w).name) for w in PROJECT["project"]["dependencies"]]
+    while left:
+        if (name := left.pop()) not in brought:
+            brought.add(name)
+            needed = (Requirement(r) for r in metadata.requires(name) or ())
+            left += [_plain(n.name) for n in needed if n.marker is None or n.marker.evaluate({"extra": ""})]
+    owners = metadata.packages_distributions()
+    foreign = {module for module, of in owners.items() if not brought & set(map(_plain, of))}
+    return sorted(foreign - {"setuptools", "pip", "_distutils_hack"} | set(extras.BRINGS))
 
 
 def test_everything_that_looks_is_imported_without_any_extra() -> None:
     script = f"""import importlib, pkgutil, sys
-sys.modules |= dict.fromkeys({sorted(extras.BRINGS)!r})
+sys.modules |= dict.fromkeys({not_brought()!r})
 import sluice.cli, sluice.pipelines
 for package in (sluice.cli, sluice.pipelines):
     for found in pkgutil.walk_packages(package.__path__, package.__name__ + "."):

@@ -12,6 +12,8 @@ from dataclasses import dataclass
 from functools import partial
 
 from sluice.pipelines.feed.feed import Feed
+from sluice.pipelines.vocabulary import extras
+from sluice.pipelines.vocabulary.errors import SetupError
 from sluice.pipelines.vocabulary.health import Diagnosis, failed, ok, skipped, warning
 from sluice.resources.health.examine import Check, examine
 from sluice.resources.lakes import open_lake
@@ -55,8 +57,14 @@ def master(asked: SparkAsked) -> Iterator[Diagnosis]:
 def session(asked: SparkAsked) -> Iterator[Diagnosis]:
     """Whether a session starts, and what its executors say: the same questions that a run asks before it reads."""
     if not asked.start:
-        yield skipped("session", "not started: that takes a while", "sluice doctor --spark")
+        try:
+            extras.need("pyspark")
+        except SetupError as error:  # who only reads needs none
+            yield skipped("session", error.message, error.remedy)
+        else:
+            yield skipped("session", "not started: that takes a while", "sluice doctor --spark")
         return
+    extras.need("pyspark")
     feed, began = asked.feed, time.monotonic()
     executors.check_answers(feed.spark)
     found = SparkEngine(feed.spark, partial(Ports.of, feed.kafka, open_lake(feed))).preflight()
