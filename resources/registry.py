@@ -1,8 +1,9 @@
-"""A schema registry over Confluent's REST API (Confluent's own, Apicurio's ccompat, Karapace, Redpanda).
+"""Schema registries: of Glue (`resources.glue`), and over Confluent's REST API (Confluent's own, Apicurio's ccompat,
+Karapace, Redpanda).
 
-Promises: nothing is sent to another address than the feed's (no redirects), so neither is a password; each request has
-a time-out; an answer's size, and the number and depth of references, are bounded. What failed is tried three times
-where that may help. No error holds a secret, or the text of a schema.
+Promises of the latter: nothing is sent to another address than the feed's (no redirects), so neither is a password;
+each request has a time-out; an answer's size, and the number and depth of references, are bounded. What failed is tried
+three times where that may help. No error holds a secret, or the text of a schema.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ import ssl
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from urllib.parse import quote, urlsplit
 
 from sluice.pipelines.feed.feed import Feed
@@ -26,9 +27,13 @@ from sluice.pipelines.records.avro.reader import AvroReader
 from sluice.pipelines.records.reader import Reader, UnusableSchema
 from sluice.pipelines.records.readers import READERS
 from sluice.pipelines.records.wire import WireFormat
+from sluice.pipelines.vocabulary import extras
 from sluice.pipelines.vocabulary.errors import Failed, NotAuthorized, Refused, RegistryUnavailable, SetupError
 from sluice.pipelines.vocabulary.registered import AVRO, RegisteredSchema
 from sluice.pipelines.vocabulary.units import safe_text
+
+if TYPE_CHECKING:
+    from sluice.resources.glue import GlueClient
 
 MOST_ANSWER = 4 << 20
 """Bytes of an answer."""
@@ -45,13 +50,23 @@ _Version = tuple[str, str]
 """A subject and its version."""
 
 
+def client_of(settings: RegistrySettings) -> RegistryClient | GlueClient:
+    """The client of a feed's registry. Picklable; it asks nothing yet."""
+    if settings.glue is None:
+        return RegistryClient(settings)
+    with extras.named():
+        from sluice.resources.glue import GlueClient  # late: only Glue's registry needs boto3
+
+    return GlueClient(settings)
+
+
 def writers_of(feed: Feed, lake: Lake, *, keep: bool = True) -> KeptSchemas | None:
     """The writers' schemas of a feed whose readers ask for them; None for any other. Whoever only looks keeps none of
     them in the lake."""
     types = tuple(READERS[reader.format].registered for reader in feed.readers if reader.asks)
     if not types:
         return None
-    client = RegistryClient(feed.registry) if feed.registry else None
+    client = client_of(feed.registry) if feed.registry else None
     return KeptSchemas(lake, feed.name, client, keep=keep, types=types, prepared=_prepared)
 
 
@@ -71,7 +86,7 @@ def registered(asked: SchemaAsked) -> RegisteredSchema:
 
     Raises Failed where there is none, or it is of another format; RegistryUnavailable, NotAuthorized.
     """
-    found = RegistryClient(asked.registry).version(asked.subject, asked.registry.version)
+    found = client_of(asked.registry).version(asked.subject, asked.registry.version)
     if found is None:
         version = f"version {asked.registry.version} of " if asked.registry.version else ""
         raise Failed(
@@ -115,7 +130,7 @@ def number_of_own(feed: Feed, topics: Sequence[str]) -> int:
         return 0
     looked: list[tuple[str, int | None]] = [(f"{topic}-value", None) for topic in dict.fromkeys(topics)]
     looked += [(registry.subject, registry.version)] if registry.subject else []
-    client = RegistryClient(registry)
+    client = client_of(registry)
     for subject, version in looked:
         found = client.version(subject, version)
         if found and isinstance(found.id, int) and _reads_alike(reader, found):

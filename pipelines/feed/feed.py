@@ -108,8 +108,11 @@ def _check_table(table: TableSettings | None, info: ValidationInfo) -> TableSett
 def _check_wire(reader: Reader, registry: RegistrySettings | None) -> None:
     if registry is None and reader.asks:
         raise ValueError("needs `registry`, unless it has `wire_format: bare`")
-    if reader.wire is WireFormat.GLUE and reader.asks:
-        raise ValueError(f"has `wire_format: glue`, whose registry cannot be asked for {reader.format} schemas")
+    glue = registry is not None and registry.glue is not None
+    if reader.asks and reader.wire is WireFormat.GLUE and not glue:
+        raise ValueError("has `wire_format: glue`, whose schemas are in `registry: {url: glue://REGION/REGISTRY}`")
+    if reader.asks and glue and reader.wire is not WireFormat.GLUE:
+        raise ValueError(f"has `wire_format: {reader.wire}`, whose numbers AWS Glue does not have: its own is `glue`")
 
 
 def _check_message(message: str | None, format_: str) -> None:

@@ -154,7 +154,8 @@ def schema_asked(path: Path, environ: Mapping[str, str]) -> SchemaAsked:
         found = problems_of(error, RegistrySettings)
         raise_problems([(str(path), replace(p, key=f"registry.{p.key}".rstrip("."))) for p in found])
     named = topics[0] if isinstance(topics, list) and len(topics) == 1 else topics
-    subject = settings.subject or (f"{named}-value" if isinstance(named, str) else None)
+    usual = named if settings.glue else f"{named}-value"
+    subject = settings.subject or (usual if isinstance(named, str) else None)
     if subject is None:
         raise FeedError(f"{path.name} reads several topics", remedy="name the subject: registry: {subject: …}")
     message = data.get("message")
@@ -170,7 +171,7 @@ def _with_reader(data: dict[str, Any], root: Path) -> dict[str, Any] | FileProbl
     if "schema" in data:
         return FileProblem("schema", "is for `format: json`", "the columns are those of a file: name a schema_file")
     pull = f"sluice schema pull {safe_text(str(data['feed']))}"
-    reader = _reader(data, root, "registry" in data, "", pull)
+    reader = _reader(data, root, _usual_wire(data), "", pull)
     if not isinstance(reader, Reader):
         return reader or data  # validation says what is wrong
     return data | {"reader": reader, "schema": reader.columns.texts()}
@@ -181,7 +182,7 @@ def _with_key(data: dict[str, Any], root: Path) -> dict[str, Any] | FileProblem:
     key, columns = data["key"], data.get("schema")
     if not isinstance(key, dict) or str(key.get("format")) not in READERS or not isinstance(columns, dict):
         return data
-    reader = _reader(key, root, "registry" in data, "key.", "")
+    reader = _reader(key, root, _usual_wire(data), "key.", "")
     if not isinstance(reader, Reader):
         return reader or data
     made = KeyReader(reader)
@@ -192,9 +193,18 @@ def _with_key(data: dict[str, Any], root: Path) -> dict[str, Any] | FileProblem:
     return data | {"key_reader": made, "schema": columns | own}
 
 
-def _reader(said: dict[str, Any], root: Path, registry: bool, place: str, pull: str) -> Reader | FileProblem | None:
+def _usual_wire(data: Mapping[str, Any]) -> str:
+    """The wire format of a feed whose file names none."""
+    if "registry" not in data:
+        return WireFormat.BARE
+    said = data["registry"]
+    glue = isinstance(said, dict) and str(said.get("url")).startswith("glue:")
+    return WireFormat.GLUE if glue else WireFormat.CONFLUENT
+
+
+def _reader(said: dict[str, Any], root: Path, usual: str, place: str, pull: str) -> Reader | FileProblem | None:
     """What reads by the schema_file that is named; what is wrong with that; None where more is wrong than that."""
-    name, wire = said.get("schema_file"), said.get("wire_format") or ("confluent" if registry else "bare")
+    name, wire = said.get("schema_file"), said.get("wire_format") or usual
     message = said.get("message") or ""
     if not isinstance(name, str) or wire not in [*WireFormat] or not isinstance(message, str):
         return None

@@ -1,4 +1,4 @@
-"""How a feed reaches its schema registry: one that speaks Confluent's REST API."""
+"""How a feed reaches its schema registry: one that speaks Confluent's REST API, or AWS Glue's."""
 
 from __future__ import annotations
 
@@ -10,17 +10,19 @@ from pydantic import AfterValidator, Field, SecretStr, model_validator
 from sluice.pipelines.feed.settings import Count, Duration, LocalFile, Settings, Text
 
 _URL = re.compile(r"https?://(?:[A-Za-z0-9._-]+|\[[0-9A-Fa-f:.]+\])(?::[0-9]{1,5})?(?:/[A-Za-z0-9._~/-]*)?")
+_GLUE = re.compile(r"glue://([a-z]{2}(?:-[a-z]+)+-[0-9]+)/([A-Za-z0-9_.$#-]{1,255})")
 Secret = Annotated[SecretStr, Field(min_length=1)]
 
 
 def _url(text: str) -> str:
-    if not _URL.fullmatch(text):
-        raise ValueError("is not an address such as https://registry.example:8081")
+    if not _URL.fullmatch(text) and not _GLUE.fullmatch(text):
+        raise ValueError("is neither an address such as https://registry.example:8081 nor glue://REGION/REGISTRY")
     return text.rstrip("/")
 
 
 class RegistrySettings(Settings):
-    """The registry's address, and how to log in: `username` and `password`, or a `token`; certificates for TLS.
+    """The registry's address, and how to log in: `username` and `password`, or a `token`; certificates for TLS. AWS
+    Glue's is glue://REGION/REGISTRY; who logs in there, AWS's own settings say.
 
     `subject` and `version` name the schema that `sluice schema pull` takes: the newest of the subject, unless a version
     is given. A request may take `timeout` (ms).
@@ -36,6 +38,19 @@ class RegistrySettings(Settings):
     subject: Text | None = None
     version: Count | None = None
     timeout: Duration = 10_000
+
+    @property
+    def glue(self) -> tuple[str, str] | None:
+        """The region and the registry's name, if it is AWS Glue's."""
+        found = _GLUE.fullmatch(self.url)
+        return (found[1], found[2]) if found else None
+
+    @model_validator(mode="after")
+    def _aws_logs_in(self) -> Self:
+        own = ("username", "password", "token", "ssl_cafile", "ssl_certfile", "ssl_keyfile")
+        if self.glue and any(getattr(self, name) is not None for name in own):
+            raise ValueError("has a login or certificates, and AWS Glue takes those of AWS's own settings")
+        return self
 
     @model_validator(mode="after")
     def _one_login(self) -> Self:

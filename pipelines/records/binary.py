@@ -33,7 +33,7 @@ from sluice.pipelines.records.typed.typer import (
     indices,
 )
 from sluice.pipelines.records.typed.unfit import missing
-from sluice.pipelines.records.wire import Named, WireFormat
+from sluice.pipelines.records.wire import NUMBERED, Named, WireFormat
 from sluice.pipelines.vocabulary.receipts import Drift, DriftKind
 
 MOST_SCHEMAS = 10_000
@@ -80,7 +80,7 @@ class BinaryTyper:
             return
         data, ends, valid = buffers_of(values)
         state = self._tables.state
-        given = pieces.BEFORE if self._wire is WireFormat.CONFLUENT else pieces.NOWHERE
+        given = pieces.BEFORE if self._wire in NUMBERED else pieces.NOWHERE
         state[pieces.HEADER], state[pieces.SKIPPED] = given if schemas is None else pieces.GIVEN, skip
         self._given = (_NONE if schemas is None else schemas, _NONE if paths is None else paths)
         state[pieces.ROW], state[pieces.LAST] = 0, len(values)
@@ -179,7 +179,7 @@ class BinaryFormat(TypedFormat):
         self._wire, self._opener = reader.wire, Opener(reader.wire)
 
     def _opened(self, chunk: pa.RecordBatch) -> Iterator[tuple[pa.RecordBatch, Opened]]:
-        if self._wire in (WireFormat.BARE, WireFormat.CONFLUENT):  # their loops look themselves
+        if self._wire in (WireFormat.BARE, *NUMBERED):  # their loops look themselves
             return super()._opened(chunk)
         return self._opener.open(chunk)
 

@@ -26,7 +26,7 @@ MOST_INFLATED = 64 << 20
 MOST_GUIDS = 10_000
 """How many GUIDs are kept. Beyond that all are forgotten, and counted on."""
 _FIRST_GUID = 1 << 40
-_MAGIC = {WireFormat.CONFLUENT: 0, WireFormat.APICURIO: 0, WireFormat.GLUE: 3}
+_MAGIC = {WireFormat.CONFLUENT: 0, WireFormat.APICURIO: 0, WireFormat.APICURIO3: 0, WireFormat.GLUE: 3}
 _COMPRESSED = 5
 _LONG = 17
 """The bytes of a header with a GUID."""

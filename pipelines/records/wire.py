@@ -18,13 +18,15 @@ class WireFormat(StrEnum):
     schema's GUID."""
     APICURIO = "apicurio"
     """A zero byte, and the schema's number in the registry, in eight bytes."""
+    APICURIO3 = "apicurio3"
+    """A zero byte, and the number in four bytes, as in CONFLUENT; but Protobuf's messages are named as in APICURIO."""
     GLUE = "glue"
     """AWS Glue's: a byte 3, a byte 0 (5: what follows is compressed by zlib), and the UUID of the schema's version."""
     BARE = "bare"
     """Nothing: all records are written by the feed's own schema."""
 
 
-PREFIX = {WireFormat.CONFLUENT: 5, WireFormat.APICURIO: 9, WireFormat.GLUE: 18}
+PREFIX = {WireFormat.CONFLUENT: 5, WireFormat.APICURIO: 9, WireFormat.APICURIO3: 5, WireFormat.GLUE: 18}
 """The bytes before a record's own."""
 
 
@@ -35,6 +37,8 @@ def prefix(wire: WireFormat, id: int) -> bytes:
     return b"\0" + id.to_bytes(PREFIX[wire] - 1, "big")
 
 
+NUMBERED = frozenset({WireFormat.CONFLUENT, WireFormat.APICURIO3})
+"""Those with the number in four bytes before a record."""
 ID_HEADER, KEY_ID_HEADER = "__value_schema_id", "__key_schema_id"
 """The headers that name the schemas of a value and of a key."""
 

@@ -34,7 +34,7 @@ from sluice.pipelines.vocabulary.receipts import PartKind
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _PER_SECOND = {"s": 1, "ms": 1_000, "us": 1_000_000, "ns": 1_000_000_000}
 _FORMATS = ("avro", "json_schema")
-_WIRES = (WireFormat.CONFLUENT, WireFormat.APICURIO, WireFormat.BARE)
+_WIRES = (WireFormat.CONFLUENT, WireFormat.APICURIO, WireFormat.APICURIO3, WireFormat.BARE)
 _NO_BYTES = np.empty(0, np.uint8)
 _SPARE = 64 << 10  # bytes of room for texts that are longer with their escapes
 Array = npt.NDArray[Any]

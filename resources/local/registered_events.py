@@ -55,6 +55,7 @@ SAMPLES: Mapping[str, Sample] = {
             WireFormat.CONFLUENT: protobuf_events.INDEXES,
             WireFormat.CONFLUENT_HEADERS: protobuf_events.INDEXES,
             WireFormat.APICURIO: protobuf_events.NAME,
+            WireFormat.APICURIO3: protobuf_events.NAME,
         },
     ),
 }
@@ -79,6 +80,7 @@ def as_registered(
 
 _PREFIXES: Mapping[WireFormat, Callable[[int], bytes]] = {
     WireFormat.CONFLUENT: lambda number: b"\0" + number.to_bytes(4, "big"),
+    WireFormat.APICURIO3: lambda number: b"\0" + number.to_bytes(4, "big"),
     WireFormat.CONFLUENT_HEADERS: lambda number: b"",
     WireFormat.APICURIO: lambda number: b"\0" + number.to_bytes(8, "big"),
     WireFormat.BARE: lambda number: b"",

@@ -68,17 +68,17 @@ _IMPORTED = (
     "sluice.pipelines.records.protobuf.format",
     "sluice.resources.kafka.fetch",
     *_PROTOBUF.values(),
-    *(("sluice.resources.s3.lake", "boto3") if _S3 else ()),
+    *(("sluice.resources.s3.lake", "sluice.resources.glue", "boto3") if _S3 else ()),
 )
 # Tests, headers, sources of compiled modules and stubs are for building and typing; the large libraries are of parts
-# of Arrow that no task imports. Of AWS, tasks speak to S3 and to what hands out credentials.
+# of Arrow that no task imports. Of AWS, tasks speak to S3, to Glue and to what hands out credentials.
 _LEFT_OUT = re.compile(
     r"""(^|/)(tests?|testing|include|__pycache__)/ | \.(pyc|pyi|pxd|pxi|pyx|h|hpp|c|cc|cpp|a|cmake|f2py_f2cmap)$
     | ^pyarrow/(src|vendored/tests)/
     | ^pyarrow/(lib)?_?(arrow_flight|gandiva|arrow_s3|flight|orc|s3fs|gcsfs|azurefs|hdfs|cuda)[._]
     | ^pyarrow/libarrow_python\.so(\.\d+\.\d+\.\d+)?$
     | ^numpy/(f2py|distutils|doc)/ | ^numba/(cuda|pycc)/ | ^boto3/(data|examples)/
-    | ^botocore/data/(?!s3/|sts/|sso/|sso-oidc/|signin/|[^/]+$)
+    | ^botocore/data/(?!s3/|glue/|sts/|sso/|sso-oidc/|signin/|[^/]+$)
     | \.dist-info/(?!METADATA$)""",
     re.VERBOSE,
 )

@@ -93,12 +93,12 @@ MAY_MISS, DEFAULT, REQUIRED = 0, 1, 2
 # --- what the loop remembers, besides what all formats' do ----------------------------------------------------------
 
 PATH = OWN  # the message of the schema that is wanted
-NAMED = OWN + 1  # where a record says which message it is: UNNAMED, INDEXES, NAME or PATHS
+NAMED = OWN + 1  # where a record says which message it is: UNNAMED, INDEXES, NAME, PATHS or NUMBER
 CLOSED = OWN + 2  # whether a field that the feed's message does not have is refused
 CHAINED = OWN + 3  # rows of `chain`
 SLOTS = OWN + 4
 
-UNNAMED, INDEXES, NAME, PATHS = 0, 1, 2, 3
+UNNAMED, INDEXES, NAME, PATHS, NUMBER = 0, 1, 2, 3, 4
 
 # --- why a record is refused, besides what all formats have ----------------------------------------------------------
 
@@ -611,6 +611,13 @@ def scan(data: Array, ends: Array, valid: Array, schemas: Array, paths: Array, t
                 if p < 0:
                     refuse(t, found, OTHER_MESSAGE, -1, named_at)
                     continue
+            elif state[NAMED] == NUMBER:
+                named_at = p - begun
+                path, p = _varint(data, p, end, 5)
+                if p < 0:
+                    refuse(t, found, NO_HEADER, -1, named_at)
+                    continue
+                path = (path & 0xFFFFFFFF) + 1
             place = state[KNOWN]
             if t.ids[place] != schema or t.paths[place] != path:
                 place = _known(t, schema, path)

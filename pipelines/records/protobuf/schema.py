@@ -204,6 +204,24 @@ def message_at(file: Any, path: tuple[int, ...]) -> Any:
     return found
 
 
+def messages_of(file: Any) -> list[Any]:
+    """The descriptors of all messages of a file, also of those inside others."""
+    found = list(file.message_types_by_name.values())
+    for d in found:
+        found += d.nested_types
+    return found
+
+
+def message_numbered(file: Any, number: int) -> Any:
+    """The descriptor of the message that AWS Glue gives this number, in the order of full names; None where there is
+    none.
+
+    Source: `MessageIndexFinder` of aws-glue-schema-registry.
+    """
+    found = sorted(messages_of(file), key=lambda d: str(d.full_name))
+    return found[number] if number < len(found) else None
+
+
 class _Builder:
     """Makes frozen types of descriptors."""
 

@@ -15,7 +15,7 @@ from sluice.pipelines.records.protobuf.columns import Documents, columns_of
 from sluice.pipelines.records.protobuf.loops import Tables
 from sluice.pipelines.records.protobuf.programs import program
 from sluice.pipelines.records.protobuf.reader import ProtobufReader
-from sluice.pipelines.records.protobuf.schema import ProtoMessage, described, message_at
+from sluice.pipelines.records.protobuf.schema import ProtoMessage, described, message_at, message_numbered, messages_of
 from sluice.pipelines.records.protobuf.writers import Incompatible, compare
 from sluice.pipelines.records.reader import UnusableSchema, WriterSchemas
 from sluice.pipelines.records.typed.slots import SlotPiece, slot_faults, with_room
@@ -75,7 +75,10 @@ class ProtobufTyper(BinaryTyper):
         try:
             file, _ = described(texts[-1])
             own = self._reader.message
-            found = message_at(file, _indexes(path)) if path else _of_name(file, own.name)
+            if self._wire is WireFormat.GLUE:
+                found = message_numbered(file, path - 1)
+            else:
+                found = message_at(file, _indexes(path)) if path else _of_name(file, own.name)
             if found is None or found.full_name != own.name:
                 return -(loops.NO_MESSAGE if found is None else loops.OTHER_MESSAGE)
             compare(found, own, self._learn)
@@ -137,12 +140,7 @@ def _indexes(path: int) -> tuple[int, ...]:
 
 def _of_name(file: Any, name: str) -> Any:
     """The descriptor of that full name in a file; None where there is none."""
-    queue = list(file.message_types_by_name.values())
-    for d in queue:
-        if d.full_name == name:
-            return d
-        queue += d.nested_types
-    return None
+    return next((d for d in messages_of(file) if d.full_name == name), None)
 
 
 class _Piece(SlotPiece):
@@ -188,7 +186,8 @@ _HOW = {
     WireFormat.CONFLUENT: loops.INDEXES,
     WireFormat.CONFLUENT_HEADERS: loops.PATHS,
     WireFormat.APICURIO: loops.NAME,
-    WireFormat.GLUE: loops.INDEXES,
+    WireFormat.APICURIO3: loops.NAME,
+    WireFormat.GLUE: loops.NUMBER,
     WireFormat.BARE: loops.UNNAMED,
 }
 

@@ -44,6 +44,15 @@ def test_apicurios_numbers_of_eight_bytes() -> None:
     assert held[1][2] == "schema 5"
 
 
+def test_what_apicurios_serializers_write() -> None:
+    """A record with one string, by AvroKafkaSerializer 2.6.5 for schema 7; and since 3, by their default."""
+    schema = {"type": "record", "name": "O", "fields": [{"name": "id", "type": "string"}]}
+    for wire, value in ((WireFormat.APICURIO, "000000000000000007046f31"), (WireFormat.APICURIO3, "0000000007046f31")):
+        form = AvroFormat(reader_of(schema, wire), Schemas({7: schema}))
+        (piece,) = form.convert(Slice("orders", 3, "id", FIRST, FIRST + 1), chunk([bytes.fromhex(value)]))
+        assert piece.landed["id"].to_pylist() == ["o1"]
+
+
 def test_numbers_and_guids_in_headers() -> None:
     number, guid = (ID_HEADER, b"\0" + struct.pack(">I", 3)), (ID_HEADER, b"\1" + FIRST_GUID.bytes)
     values: list[bytes | None] = [bare(0, new=True), bare(1, new=False), None, bare(3, new=True), b"\2x"]

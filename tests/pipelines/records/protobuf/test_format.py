@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import struct
+import zlib
 from typing import Any
+from uuid import UUID
 
 import pytest
 
@@ -105,6 +107,37 @@ def test_apicurios_numbers_and_names() -> None:
     landed, held, _ = convert(reader, values, Schemas({1 << 40: whole(OTHERS)}))
     assert landed["id"].to_pylist() == ["a"]
     assert [r[0] for r in refused(held)] == ["incompatible", "not_protobuf"]
+
+
+def test_what_apicurios_serializers_write() -> None:
+    """A Timestamp of five seconds, by ProtobufKafkaSerializer 2.6.5 for schema 7; and since 3, by their default."""
+    text = "syntax = 'proto3'; package google.protobuf; message Timestamp { int64 seconds = 1; int32 nanos = 2; }"
+    name = "0b0a0954696d657374616d70"
+    for wire, number in ((WireFormat.APICURIO, "000000000000000007"), (WireFormat.APICURIO3, "0000000007")):
+        value = bytes.fromhex(f"{number}{name}0805")
+        landed, held, _ = convert(
+            reader_of(text, "google.protobuf.Timestamp", wire), [value], Schemas({7: whole(text)})
+        )
+        assert (held, landed["seconds"].to_pylist()) == (None, [5])
+
+
+NESTED = """package shop;
+message Order { string id = 1; optional int32 items = 2; message Z { int32 a = 1; } map<string, int32> m = 4; }
+message B { message C { int32 x = 1; } message A { message D { int32 x = 1; } int32 x = 1; } int32 x = 1; }
+"""
+
+
+def test_glues_numbers_of_messages_in_the_order_of_their_names() -> None:
+    """B, B.A, B.A.D, B.C, Order, Order.MEntry, Order.Z: messages inside others count, and so do a map's entries."""
+    guid = UUID(int=7)
+    reader = reader_of(NESTED, "shop.Order", WireFormat.GLUE)
+    before = b"\3\0" + guid.bytes
+    values = [before + b"\4" + order("a"), before + b"\0" + b"\x08\1", before + b"\6", before + b"\7", before]
+    values += [b"\3\5" + guid.bytes + zlib.compress(b"\4" + order("b")), b"\3\0" + bytes(16) + b"\4"]
+    landed, held, _ = convert(reader, values, Schemas({str(guid): whole(NESTED)}))
+    assert landed["id"].to_pylist() == ["a", "b"]
+    expected = ["incompatible", "incompatible", "not_protobuf", "not_protobuf", "unknown_schema"]
+    assert [r[0] for r in refused(held)] == expected
 
 
 @pytest.mark.parametrize(

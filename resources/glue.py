@@ -1,0 +1,115 @@
+"""AWS Glue's schema registry, through boto3, which finds credentials and addresses as it does anywhere.
+
+A record names the version of a schema by its UUID. Promises: what may help is tried again, a request has a time-out,
+and no error holds a secret or the text of a schema. A schema of Glue refers to no other.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import boto3
+from botocore import exceptions as boto
+from botocore.config import Config
+
+from sluice.pipelines.feed.registry import RegistrySettings
+from sluice.pipelines.vocabulary.errors import Failed, NotAuthorized, RegistryUnavailable, SluiceError
+from sluice.pipelines.vocabulary.registered import AVRO, JSON, PROTOBUF, RegisteredSchema
+
+TRIES = 3
+_NOBODY = "EntityNotFoundException"
+_MOST_SUBJECTS = 10_000
+_REFUSED = frozenset(
+    {
+        *("AccessDeniedException", "AccessDenied", "UnrecognizedClientException", "InvalidSignatureException"),
+        *("InvalidClientTokenId", "MissingAuthenticationToken", "ExpiredToken", "ExpiredTokenException"),
+    }
+)
+
+
+@dataclass(frozen=True)
+class GlueClient:
+    """`ports.Registry`. Subjects are the names of schemas in the feed's registry. Picklable."""
+
+    settings: RegistrySettings
+
+    def schema(self, id: int | str) -> RegisteredSchema | None:
+        found = self._ask("get_schema_version", SchemaVersionId=str(id))
+        return None if found is None else self._registered(found, id)
+
+    def version(self, subject: str, version: int | None = None) -> RegisteredSchema | None:
+        which: dict[str, Any] = {"VersionNumber": version} if version else {"LatestVersion": True}
+        named = {"RegistryName": self._place[1], "SchemaName": subject}
+        found = self._ask("get_schema_version", SchemaId=named, SchemaVersionNumber=which)
+        return None if found is None else self._registered(found, str(found.get("SchemaVersionId")), subject)
+
+    def subjects(self) -> tuple[str, ...]:
+        """The schemas of the registry, sorted; of very many, some."""
+        names, token = list[str](), ""
+        while len(names) < _MOST_SUBJECTS:
+            more = {"NextToken": token} if token else {}
+            page = self._ask("list_schemas", RegistryId={"RegistryName": self._place[1]}, **more)
+            if page is None:
+                raise Failed(
+                    f"AWS Glue has no schema registry {self._place[1]} in {self._place[0]}",
+                    remedy="check registry.url: glue://REGION/REGISTRY",
+                )
+            names += [str(s.get("SchemaName")) for s in page.get("Schemas", [])]
+            token = page.get("NextToken") or ""
+            if not token:
+                break
+        return tuple(sorted(names))
+
+    @property
+    def _place(self) -> tuple[str, str]:
+        return self.settings.glue or ("", "")
+
+    def _registered(self, found: dict[str, Any], id: int | str, subject: str = "") -> RegisteredSchema:
+        text, type_ = found.get("SchemaDefinition"), found.get("DataFormat")
+        if not isinstance(text, str) or type_ not in (AVRO, JSON, PROTOBUF):
+            raise Failed(f"{self.settings.url} gave an answer without a schema", remedy="check registry.url")
+        return RegisteredSchema(id, type_, (text,), subject, int(found.get("VersionNumber") or 0) if subject else 0)
+
+    def _ask(self, operation: str, **given: Any) -> dict[str, Any] | None:
+        """What Glue answers; None where it has no such thing."""
+        try:
+            client = boto3.session.Session().client("glue", region_name=self._place[0], config=self._config)
+            try:
+                found: dict[str, Any] = getattr(client, operation)(**given)
+                return found
+            finally:
+                client.close()
+        except boto.ClientError as error:
+            code = str(error.response.get("Error", {}).get("Code", ""))
+            if code == _NOBODY:
+                return None
+            raise self._meaning(code) from None
+        except (boto.NoCredentialsError, boto.PartialCredentialsError, boto.CredentialRetrievalError):
+            raise self._not_authorized("no credentials were found") from None
+        except (boto.BotoCoreError, ValueError) as error:
+            raise self._away(type(error).__name__) from None
+
+    @property
+    def _config(self) -> Config:
+        seconds = self.settings.timeout / 1000
+        return Config(connect_timeout=seconds, read_timeout=seconds, retries={"total_max_attempts": TRIES})
+
+    def _meaning(self, code: str) -> SluiceError:
+        if code in _REFUSED:
+            return self._not_authorized(code)
+        if code == "InvalidInputException":
+            return Failed(f"{self.settings.url} gave {code}", remedy="check registry.subject and registry.version")
+        return self._away(code)
+
+    def _not_authorized(self, why: str) -> NotAuthorized:
+        return NotAuthorized(
+            f"the schema registry {self.settings.url} refused the login ({why})",
+            remedy="give AWS's settings (environment, profile, role) the right glue:GetSchemaVersion; docs/formats.md",
+        )
+
+    def _away(self, why: str) -> RegistryUnavailable:
+        return RegistryUnavailable(
+            f"the schema registry {self.settings.url} cannot be asked: {why}",
+            remedy="nothing was landed by guess; run again when it answers",
+        )

@@ -1,0 +1,163 @@
+"""The client of AWS Glue's registry against moto's, and feeds that name one."""
+
+from __future__ import annotations
+
+import json
+import pickle
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import boto3
+import pytest
+from botocore.exceptions import ClientError
+from moto import mock_aws
+
+from sluice.pipelines.feed.load import load_feed, schema_asked
+from sluice.pipelines.feed.registry import RegistrySettings
+from sluice.pipelines.vocabulary.errors import Failed, FeedError, NotAuthorized, RegistryUnavailable, SluiceError
+from sluice.resources.glue import GlueClient
+from sluice.resources.health.registry import examine_registry
+from sluice.resources.registry import client_of, file_of, reader_of, registered, writers_of
+from sluice.testing.lake import MemoryLake
+
+URL = "glue://eu-central-1/shop"
+FIRST = '{"type":"record","name":"Order","fields":[{"name":"id","type":"string"}]}'
+SECOND = FIRST.replace("]}", ',{"name":"country","type":"string","default":""}]}')
+FEED = """kafka: {{bootstrap: 'localhost:9092'}}
+topics: [orders]
+start: earliest
+format: avro
+schema_file: order.avsc
+registry: {{{registry}}}
+{more}"""
+
+
+@pytest.fixture
+def glue(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
+    """moto's Glue, with two versions of a schema in a registry."""
+    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
+        monkeypatch.setenv(name, "testing")
+    with mock_aws():
+        client = boto3.client("glue", "eu-central-1")
+        client.create_registry(RegistryName="shop")
+        given = {"RegistryId": {"RegistryName": "shop"}, "DataFormat": "AVRO", "Compatibility": "BACKWARD"}
+        client.create_schema(SchemaName="orders", SchemaDefinition=FIRST, **given)
+        named = {"RegistryName": "shop", "SchemaName": "orders"}
+        client.register_schema_version(SchemaId=named, SchemaDefinition=SECOND)
+        yield client
+
+
+def client(url: str = URL) -> GlueClient:
+    found = client_of(RegistrySettings(url=url, timeout="2s"))
+    assert isinstance(found, GlueClient)
+    return pickle.loads(pickle.dumps(found))
+
+
+def feed_file(root: Path, registry: str = f"url: '{URL}'", more: str = "") -> Path:
+    (root / "feeds").mkdir()
+    (root / "order.avsc").write_text(FIRST)
+    (root / "feeds" / "orders.yaml").write_text(FEED.format(registry=registry, more=more))
+    return root / "feeds" / "orders.yaml"
+
+
+def test_versions_by_uuid_and_by_name(glue: Any, tmp_path: Path) -> None:
+    newest, first = client().version("orders"), client().version("orders", 1)
+    assert newest is not None
+    assert first is not None
+    assert (newest.texts, newest.version, newest.type) == ((SECOND,), 2, "AVRO")
+    assert (first.texts, first.version) == ((FIRST,), 1)
+    found = client().schema(first.id)
+    assert found is not None
+    assert (found.id, found.texts) == (first.id, (FIRST,))
+    assert client().version("nothing") is None
+    assert client().schema("00000000-0000-4000-8000-000000000009") is None
+    # a feed: its schema, its writers' schemas, kept in the lake
+    path = feed_file(tmp_path)
+    asked = schema_asked(path, {})
+    assert asked.subject == "orders", "Glue's serializers name a schema as the topic"
+    there = registered(asked)
+    assert json.loads(file_of(there, asked)) == json.loads(SECOND)
+    assert list(reader_of(there, asked).columns.texts()) == ["id", "country"]
+    feed, lake = load_feed(path, {}), MemoryLake()
+    assert feed.reader is not None
+    assert feed.reader.wire == "glue"
+    kept = writers_of(feed, lake)
+    assert kept is not None
+    assert kept.texts(first.id) == (FIRST,)
+    glue.delete_schema(SchemaId={"RegistryName": "shop", "SchemaName": "orders"})
+    again = writers_of(feed, lake)
+    assert again is not None
+    assert again.texts(first.id) == (FIRST,)
+
+
+@pytest.mark.parametrize(
+    ("code", "error", "said"),
+    [
+        ("AccessDeniedException", NotAuthorized, "refused the login"),
+        ("ExpiredTokenException", NotAuthorized, "refused the login"),
+        ("ThrottlingException", RegistryUnavailable, "cannot be asked: ThrottlingException"),
+        ("InternalServiceException", RegistryUnavailable, "cannot be asked"),
+        ("InvalidInputException", Failed, "gave InvalidInputException"),
+    ],
+)
+def test_what_fails_is_one_clear_error(
+    code: str, error: type[SluiceError], said: str, glue: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: Any, **__: Any) -> Any:
+        raise ClientError({"Error": {"Code": code, "Message": "s3cr3t-word"}}, "GetSchemaVersion")
+
+    monkeypatch.setattr("botocore.client.BaseClient._make_api_call", refuse)
+    with pytest.raises(error, match=said) as raised:
+        client().schema("00000000-0000-4000-8000-000000000009")
+    assert "s3cr3t" not in f"{raised.value} {raised.value.remedy}"
+
+
+def test_no_credentials_and_no_address(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_PROFILE"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
+    monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", str(tmp_path / "none"))
+    monkeypatch.setenv("AWS_CONFIG_FILE", str(tmp_path / "none"))
+    monkeypatch.setenv("AWS_ENDPOINT_URL_GLUE", "http://127.0.0.1:9")
+    with pytest.raises(NotAuthorized, match="no credentials"):
+        client().subjects()
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "a")
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "b")
+    with pytest.raises(RegistryUnavailable, match="EndpointConnectionError"):
+        client().subjects()
+
+
+def test_a_registry_that_is_not_there(glue: Any) -> None:
+    assert client("glue://eu-central-1/none").version("orders") is None
+
+
+def test_doctor_counts_schemas(glue: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pages: dict[str, Any] = {
+        "": {"Schemas": [{"SchemaName": "orders"}], "NextToken": "more"},
+        "more": {"Schemas": [{"SchemaName": "customers"}]},
+    }
+
+    def listed(self: Any, operation: str, given: dict[str, Any]) -> Any:  # moto cannot list schemas
+        assert (operation, given["RegistryId"]) == ("ListSchemas", {"RegistryName": "shop"})
+        return pages[given.get("NextToken", "")]
+
+    monkeypatch.setattr("botocore.client.BaseClient._make_api_call", listed)
+    assert client().subjects() == ("customers", "orders")
+    feed = load_feed(feed_file(tmp_path), {})
+    assert [d.found for d in examine_registry(feed)] == [f"{URL} answers; 2 subjects"]
+
+
+@pytest.mark.parametrize(
+    ("registry", "more", "said"),
+    [
+        (f"url: '{URL}', username: a, password: b", "", "AWS's own settings"),
+        (f"url: '{URL}'", "wire_format: confluent", "its own is `glue`"),
+        ("url: 'http://x:8081'", "wire_format: glue", "glue://REGION/REGISTRY"),
+        ("url: 'glue://nowhere'", "", "glue://REGION/REGISTRY"),
+    ],
+)
+def test_what_does_not_go_together_is_refused(registry: str, more: str, said: str, tmp_path: Path) -> None:
+    with pytest.raises(FeedError) as raised:
+        load_feed(feed_file(tmp_path, registry, more), {})
+    assert said in str(raised.value)
