@@ -111,8 +111,9 @@ def republish(
 ) -> None:
     """Send landed rows back to Kafka, each once and in order.
 
-    Without --apply it is a dry run. Rows of raw feeds give their bytes back; those of typed feeds are JSON again, made
-    from their columns (sluice docs republishing says what is lost). Records in quarantine have their own bytes.
+    Without --apply it is a dry run. Rows of raw feeds give their bytes back; those of typed feeds are made again from
+    their columns, in the feed's format (sluice docs republishing says what is lost). Records in quarantine have their
+    own bytes.
 
     It sends in transactions, and each tells Kafka how far it is. After a crash, run the same again: readers of
     committed records see each record once. A map from old offsets to new ones stays in the lake (sluice explain). Many
@@ -126,13 +127,21 @@ def republish(
     $ sluice republish orders --to orders-again --window 2026-11-20T14 --partition-by places.py:by_country --apply
     $ sluice republish orders --resume 1f0c2a9b77de --apply
     """
-    from sluice.pipelines.republishing.wording import name_of, pace_of, way_of
+    from sluice.pipelines.republishing.wording import check_resumed, name_of, pace_of, way_of
 
     found, pace = session.feed(feed), pace_of(per_second or "")
     if compression not in _CODECS:
         raise UsageError(f"{compression!r} is no codec", remedy=f"one of {', '.join(_CODECS)}")
     if (to is None) is (resume is None):
         raise UsageError("--to or --resume, and not both", remedy="see sluice republish --help")
+    planned = {
+        "--window": window, "--from": start, "--until": end, "--offsets": offsets, "--quarantined": quarantined,
+        "--where": where, "--keep-partitions": keep_partitions, "--partition-by": partition_by,
+        "--keep-timestamps": keep_timestamps, "--headers": headers, "--id": name, "--into-source": into_source,
+    }  # fmt: skip
+    if resume is not None:
+        check_resumed(planned)
+    chosen = name_of(name or resume or "")
     by, function = way_of(keep_partitions, partition_by or "")
     with session.open_edges(found) as edges:
         from sluice.assets.memory import remember_target
@@ -144,7 +153,7 @@ def republish(
 
         ledger = Ledger(edges.lake, feed, edges.clock)
         if resume is not None:
-            plan = plans.load(edges.lake, feed, name_of(resume))
+            plan = plans.load(edges.lake, feed, chosen)
         else:
             state = ledger.read()
             asked = _asked(found, state, edges.clock(), window, start, end, offsets)
@@ -154,7 +163,7 @@ def republish(
                 wishes = plans.Wishes(to or "", target.partitions(), kind, by, *said)
             wishes = by_own_schema(wishes, found, {key.topic for key, _ in asked})
             plan = plans.plan_republish(
-                found, state, wishes, asked, edges.clock(), name=name_of(name or ""), into_source=into_source
+                found, state, wishes, asked, edges.clock(), name=chosen, into_source=into_source
             )
         conditions.check(plan.wishes, found.columns)
         if not apply:

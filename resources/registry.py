@@ -24,6 +24,7 @@ from sluice.pipelines.feed.registry import RegistrySettings
 from sluice.pipelines.lake.schemas import KeptSchemas
 from sluice.pipelines.ports import Lake
 from sluice.pipelines.records.avro.reader import AvroReader
+from sluice.pipelines.records.protobuf.reader import ProtobufReader
 from sluice.pipelines.records.reader import Reader, UnusableSchema
 from sluice.pipelines.records.readers import READERS
 from sluice.pipelines.records.wire import WireFormat
@@ -147,6 +148,8 @@ def _reads_alike(reader: Reader, found: RegisteredSchema) -> bool:
     if found.type != made.registered:
         return False
     try:
+        if isinstance(reader, ProtobufReader):
+            return reader.is_of(found)
         other = made.make((made.whole(found),), reader.wire)
     except ValueError:
         return False

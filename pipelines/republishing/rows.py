@@ -17,9 +17,9 @@ from sluice.pipelines.lake import parquet
 from sluice.pipelines.landing.rows import Rows, check_source, in_order, offsets_of, rows_in
 from sluice.pipelines.ledger import Ledger, State
 from sluice.pipelines.ports import Lake
-from sluice.pipelines.records.avro.writing import NotWritable
 from sluice.pipelines.records.format import HEADERS, TO_SEND
 from sluice.pipelines.records.shape import Shape
+from sluice.pipelines.records.writing import NotWritable
 from sluice.pipelines.republishing.plan import Republish, Source
 from sluice.pipelines.republishing.values import typed_values
 from sluice.pipelines.republishing.where import Condition

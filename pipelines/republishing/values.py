@@ -1,8 +1,9 @@
-"""Typed rows as values again: JSON, or Avro by the feed's own schema, from their columns.
+"""Typed rows as values again: JSON, or Avro or Protobuf by the feed's own schema, from their columns.
 
 What comes out lands as the same row. It is not the value that came in. Of JSON, the order of fields is the schema's,
 blanks are gone, numbers and times are spelled in one way, a field that was null is left out, unknown fields inside
-structs are lost, and `_extra` comes last. Of Avro, fields that only the writer's schema had are lost.
+structs are lost, and `_extra` comes last. Of Avro and Protobuf, fields that only the writer's
+schema had are lost.
 
 For JSON, Arrow makes texts of whole columns, and a compiled loop weaves these into objects. What is nested, binary, or
 rare is spelled in Python.
@@ -15,6 +16,7 @@ import json
 from collections.abc import Callable, Sequence
 from datetime import UTC, date, datetime, timedelta
 from decimal import Decimal
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -23,8 +25,10 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from sluice.pipelines.records.avro.reader import AvroReader
+from sluice.pipelines.records.protobuf.reader import ProtobufReader
 from sluice.pipelines.records.shape import Shape
 from sluice.pipelines.records.wire import WireFormat, prefix
+from sluice.pipelines.records.writing import Written, at
 from sluice.pipelines.republishing.plan import Wishes
 from sluice.pipelines.schema.arrays import int64s, take_rows
 from sluice.pipelines.schema.schema import EXTRA, Kind, Schema, Type
@@ -33,7 +37,6 @@ from sluice.pipelines.vocabulary.receipts import PartKind
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _PER_SECOND = {"s": 1, "ms": 1_000, "us": 1_000_000, "ns": 1_000_000_000}
-_FORMATS = ("avro", "json_schema")
 _WIRES = (WireFormat.CONFLUENT, WireFormat.APICURIO, WireFormat.APICURIO3, WireFormat.BARE)
 _NO_BYTES = np.empty(0, np.uint8)
 _SPARE = 64 << 10  # bytes of room for texts that are longer with their escapes
@@ -55,11 +58,6 @@ def check_sendable(shape: Shape, feed: str) -> None:
     reader = shape.reader
     if reader is None:
         return
-    if reader.format not in _FORMATS:
-        raise UsageError(
-            f"rows of {feed} are {reader.format}, which is not made again from columns",
-            remedy="what kept its bytes can be sent: --quarantined, or a raw feed of the same topic",
-        )
     if reader.wire not in _WIRES:
         raise UsageError(
             f"values of wire_format {reader.wire} are not made again from columns",
@@ -87,19 +85,21 @@ def typed_values(rows: pa.RecordBatch, shape: Shape, schema_id: int) -> pa.Array
         return json_values(rows, columns)
     before = prefix(reader.wire, schema_id)
     if isinstance(reader, AvroReader):
-        return _avro_values(rows, reader, before)
+        from sluice.pipelines.records.avro.writing import written
+
+        return _written(rows, partial(written, t=reader.type), before)
+    if isinstance(reader, ProtobufReader):
+        from sluice.pipelines.records.protobuf import writing
+
+        return _written(rows, partial(writing.written, message=reader.message), before + reader.naming)
     return _behind(before, json_values(rows, columns))
 
 
-def _avro_values(rows: pa.RecordBatch, reader: AvroReader, before: bytes) -> pa.Array:
-    from sluice.pipelines.records.avro.writing import NotWritable, written
-
+def _written(rows: pa.RecordBatch, write: Callable[[pa.RecordBatch], Written], before: bytes) -> pa.Array:
+    """What is written of the rows that are no tombstones, each with these bytes before it."""
     there = ~_truths(rows.column("kafka_tombstone"))
     places = np.flatnonzero(there)
-    try:
-        made = written(rows if there.all() else take_rows(rows, places), reader.type)
-    except NotWritable as error:
-        raise NotWritable(int(places[error.item]), error.place, error.what) from None
+    made = at(places, partial(write, rows if there.all() else take_rows(rows, places)))
     lengths = np.zeros(rows.num_rows, np.int64)
     lengths[places] = np.fromiter(map(len, made), np.int64, len(made)) + len(before)
     ends = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int32)

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
+
 from sluice.pipelines.republishing.carry_out import Pace
 from sluice.pipelines.republishing.plan import PartitionBy
 from sluice.pipelines.vocabulary.errors import UsageError
@@ -34,6 +37,15 @@ def pace_of(text: str) -> Pace:
     if not (found.records or found.bytes):
         raise UsageError("a rate of 0 sends nothing", remedy="such as 5000 (records) or 5MB (bytes)")
     return found
+
+
+def check_resumed(said: Mapping[str, Any]) -> None:
+    """Raises UsageError if something is said, by its name, that the plan of a republish which goes on says already."""
+    if given := [name for name, value in said.items() if value]:
+        raise UsageError(
+            f"a republish goes on as it was planned, and these are said anew: {', '.join(given)}",
+            remedy="leave them out, or plan another one, without resuming",
+        )
 
 
 def name_of(text: str) -> str:

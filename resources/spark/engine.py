@@ -126,9 +126,20 @@ class SparkEngine:
         return [s for s in sent if not isinstance(s, TaskTime)]
 
     def map(self, feed: str, what: str, call: Callable[[int], str], count: int) -> list[str]:
-        """What the call says of each number, in no particular order. Raises as `run`; nothing is salvaged."""
+        """What the call says of each number, in no particular order. Raises as `run`; nothing is salvaged. Raises
+        SetupError where Spark may carry one out twice at the same time."""
         work = _Work(feed, what, partial(executor.call, call), count)
-        return self._waited(lambda: self._with_jobs(lambda jobs: self._mapped(jobs, work))) if count else []
+
+        def mapped() -> list[str]:
+            if _speculates(self._spark()):
+                raise SetupError(
+                    f"with spark.speculation Spark carries tasks out twice at once, and {what} would be in its own way",
+                    remedy="leave spark.speculation out of the feed's spark and of the cluster's settings, or do it"
+                    " --here, without Spark",
+                )
+            return self._with_jobs(lambda jobs: self._mapped(jobs, work))
+
+        return self._waited(mapped) if count else []
 
     def _waited(self, call: Callable[[], T]) -> T:
         done = _elsewhere(call)
@@ -282,6 +293,13 @@ class SparkEngine:
             remedy=self._way_out(str(error))
             or "the same Python environment must be on driver and executors; run again when it is mended",
         )
+
+
+def _speculates(spark: Any) -> bool:
+    """Whether a context, or a session of Spark Connect, starts a slow task again beside the first."""
+    name, default = "spark.speculation", "false"
+    found = spark.conf.get(name, default) if hasattr(spark, "conf") else spark.getConf().get(name, default)
+    return str(found).lower() == "true"
 
 
 def begin(settings: SparkSettings, needed: Callable[[], bool] = lambda: True) -> None:

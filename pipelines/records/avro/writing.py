@@ -8,35 +8,26 @@ schema has no room for, such as a null where it has none.
 from __future__ import annotations
 
 import struct
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from decimal import Decimal
+from functools import partial
 from itertools import pairwise
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from sluice.pipelines.records.avro.reader import DURATION, branches
 from sluice.pipelines.records.avro.schema import AvroField, AvroKind, AvroType
-from sluice.pipelines.schema.arrays import fixed_width, int64s
+from sluice.pipelines.records.writing import NotWritable, Written, at, chosen, floats, joined, truths
+from sluice.pipelines.schema.arrays import int64s
 
-Written = list[bytes]
-"""The bytes of each item of a column."""
 _FEW = 128  # numbers whose bytes are made once
-
-
-class NotWritable(ValueError):
-    """The schema has no room for an item. `item` is its place in the column, `place` the path in the schema."""
-
-    def __init__(self, item: int, place: str, what: str) -> None:
-        super().__init__(f"{place}: {what}" if place else what)
-        self.item, self.place, self.what = item, place, what
 
 
 def written(rows: pa.RecordBatch, t: AvroType) -> Written:
     """The bytes of each row by the record type `t`. A field whose column is not there is null."""
     named = {name: rows.column(n) for n, name in enumerate(rows.schema.names)}
-    return _joined([_written(_column(named, f, rows.num_rows), f.type, f.name) for f in t.fields], rows.num_rows)
+    return joined([_written(_column(named, f, rows.num_rows), f.type, f.name) for f in t.fields], rows.num_rows)
 
 
 def _column(named: dict[str, pa.Array], f: AvroField, count: int) -> pa.Array:
@@ -51,7 +42,7 @@ def _written(column: pa.Array, t: AvroType, place: str) -> Written:
     if t.kind is AvroKind.UNION:
         return _union(column, t, place)
     if column.null_count:
-        first = int(np.flatnonzero(_truths(column.is_null()))[0])
+        first = int(np.flatnonzero(truths(column.is_null()))[0])
         raise NotWritable(first, place, "it is null, and the schema has no null there")
     return _there(column, t, place)
 
@@ -69,7 +60,7 @@ def _there(column: pa.Array, t: AvroType, place: str) -> Written:
         case AvroKind.RECORD:
             named = {f.name: column.field(f.name) for f in column.type}
             parts = [_written(_column(named, f, len(column)), f.type, f"{place}.{f.name}") for f in t.fields]
-            return _joined(parts, len(column))
+            return joined(parts, len(column))
         case AvroKind.ARRAY | AvroKind.MAP:
             return _blocks(column, t, place)
         case AvroKind.ENUM:
@@ -79,14 +70,10 @@ def _there(column: pa.Array, t: AvroType, place: str) -> Written:
     return _PLAIN[t.kind](column)
 
 
-def _joined(parts: Sequence[Written], count: int) -> Written:
-    return [b"".join(one) for one in zip(*parts, strict=True)] if parts else [b""] * count
-
-
 def _union(column: pa.Array, t: AvroType, place: str) -> Written:
     """Each item behind the number of its branch. Several branches are a struct's members, of which one is there."""
     others = branches(t)
-    there = _truths(column.is_valid())
+    there = truths(column.is_valid())
     out: list[bytes | None] = [None] * len(column)
     kinds = [b.kind for b in t.inner]
     if AvroKind.NULL in kinds:
@@ -94,30 +81,22 @@ def _union(column: pa.Array, t: AvroType, place: str) -> Written:
         for n in np.flatnonzero(~there).tolist():
             out[n] = null
     for branch in others:
-        member, chosen = column, there
+        member, theirs = column, there
         if len(others) > 1:
             if pa.types.is_null(column.type):
                 break
             member = column.field(branch.short)
-            chosen = there & _truths(member.is_valid())
-        places = np.flatnonzero(chosen)
+            theirs = there & truths(member.is_valid())
+        places = np.flatnonzero(theirs)
         if len(places):
             head = _long(t.inner.index(branch))
-            some = member.take(fixed_width(pa.int64(), places))
-            for n, data in zip(places.tolist(), _placed(some, branch, place, places), strict=True):
+            some = chosen(member, places)
+            for n, data in zip(places.tolist(), at(places, partial(_there, some, branch, place)), strict=True):
                 out[n] = head + data
     found = [data for data in out if data is not None]
     if len(found) < len(out):
         raise NotWritable(out.index(None), place, "it is null, and the schema has no null there")
     return found
-
-
-def _placed(some: pa.Array, t: AvroType, place: str, places: np.ndarray) -> Written:
-    """The bytes of items that are at these places of their column."""
-    try:
-        return _there(some, t, place)
-    except NotWritable as error:
-        raise NotWritable(int(places[error.item]), error.place, error.what) from None
 
 
 def _blocks(column: pa.Array, t: AvroType, place: str) -> Written:
@@ -126,23 +105,18 @@ def _blocks(column: pa.Array, t: AvroType, place: str) -> Written:
     first, stop = int(ends[0]), int(ends[-1])
     owner = np.repeat(np.arange(len(column)), np.diff(ends))
     if t.kind is AvroKind.ARRAY:
-        items = _inside(column.values.slice(first, stop - first), t.inner[0], f"{place}[]", owner)
+        inside = column.values.slice(first, stop - first)
+        items = at(owner, partial(_written, inside, t.inner[0], f"{place}[]"))
     else:
         keys = _PLAIN[AvroKind.STRING](column.keys.slice(first, stop - first))
-        values = _inside(column.items.slice(first, stop - first), t.inner[0], f"{place}{{}}", owner)
+        inside = column.items.slice(first, stop - first)
+        values = at(owner, partial(_written, inside, t.inner[0], f"{place}{{}}"))
         items = [key + value for key, value in zip(keys, values, strict=True)]
     bounds = (ends - first).tolist()
     return [
         _long(after - before) + b"".join(items[before:after]) + b"\0" if after > before else b"\0"
         for before, after in pairwise(bounds)
     ]
-
-
-def _inside(items: pa.Array, t: AvroType, place: str, owner: np.ndarray) -> Written:
-    try:
-        return _written(items, t, place)
-    except NotWritable as error:
-        raise NotWritable(int(owner[error.item]), error.place, error.what) from None
 
 
 def _symbols(column: pa.Array, t: AvroType, place: str) -> Written:
@@ -207,22 +181,12 @@ def _texts(column: pa.Array) -> Written:
     return [(_SMALL.get(len(data)) or _long(len(data))) + data for data in found]
 
 
-def _floats(column: pa.Array, kind: pa.DataType) -> Written:
-    made, size = column.cast(kind), kind.bit_width // 8
-    data = made.buffers()[1].to_pybytes()[made.offset * size :] if len(made) else b""
-    return [data[n : n + size] for n in range(0, len(made) * size, size)]
-
-
-def _truths(column: pa.Array) -> np.ndarray:
-    return int64s(pc.fill_null(column, False).cast(pa.int64())).astype(bool)
-
-
 _PLAIN: dict[AvroKind, Callable[[pa.Array], Written]] = {
     AvroKind.BOOLEAN: lambda column: [b"\1" if v else b"\0" for v in column.to_pylist()],
     AvroKind.INT: _longs,
     AvroKind.LONG: _longs,
-    AvroKind.FLOAT: lambda column: _floats(column, pa.float32()),
-    AvroKind.DOUBLE: lambda column: _floats(column, pa.float64()),
+    AvroKind.FLOAT: lambda column: floats(column, pa.float32()),
+    AvroKind.DOUBLE: lambda column: floats(column, pa.float64()),
     AvroKind.BYTES: _texts,
     AvroKind.STRING: _texts,
 }

@@ -19,9 +19,11 @@ from sluice.pipelines.records.protobuf.schema import (
     ProtoField,
     ProtoKind,
     ProtoMessage,
+    described,
     files_of,
     is_compiled,
     message_of,
+    path_to,
     text_of,
 )
 from sluice.pipelines.records.reader import UnusableSchema, WriterSchemas
@@ -73,6 +75,28 @@ class ProtobufReader:
     def asks(self) -> bool:
         """Whether records name the schemas that they were written by."""
         return self.wire is not WireFormat.BARE
+
+    @cached_property
+    def path(self) -> tuple[int, ...]:
+        """The message's indexes in its file and in messages of it."""
+        file, _ = described(self.texts[-1])
+        return path_to(file, self.message.name) or ()
+
+    @property
+    def naming(self) -> bytes:
+        """What stands behind a schema's number, and says which message of it a record is."""
+        if self.wire in (WireFormat.APICURIO, WireFormat.APICURIO3):
+            return reference(self.message.name)
+        if self.wire is not WireFormat.CONFLUENT:
+            return b""
+        return b"\0" if self.path == (0,) else b"".join(map(varint, (2 * len(self.path), *(2 * n for n in self.path))))
+
+    def is_of(self, found: RegisteredSchema) -> bool:
+        """Whether a record by the feed's message is one by this schema of a registry: rows of it are the same, and its
+        message is named alike. Raises UnusableSchema."""
+        files, _ = files_of(kept(found).texts[-1])
+        other = ProtobufReader((text_of(files, self.message.name),), self.wire)
+        return (self.fingerprint, self.path) == (other.fingerprint, other.path)
 
     def rows(self, columns: Schema, writers: WriterSchemas | None, *, dropping: bool, closed: bool) -> Format:
         """The format that makes rows. Columns are those of the message: nothing else can be known of other fields."""
@@ -146,3 +170,19 @@ def _type(f: ProtoField) -> Type:
         case Meaning.WRAPPER:
             return _type(f.message.fields[0])
     return Type(Kind.STRUCT, fields=tuple(map(column_of, f.message.fields)))
+
+
+def reference(name: str) -> bytes:
+    """What Apicurio's serializer writes before a record: a message whose first field is the message's own name."""
+    own = name.rpartition(".")[2].encode()
+    inside = b"\x0a" + varint(len(own)) + own
+    return varint(len(inside)) + inside
+
+
+def varint(number: int) -> bytes:
+    """A number that is not below 0, seven bits in each byte, the lowest first."""
+    out = bytearray()
+    while number > 0x7F:
+        out.append(number & 0x7F | 0x80)
+        number >>= 7
+    return bytes([*out, number])

@@ -11,7 +11,7 @@ import base64
 import binascii
 import json
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
@@ -87,7 +87,8 @@ class ProtoField:
 
     `presence` says whether a missing one is known from one with the default value. `group` is whether a message is
     between tags instead of behind its length. `oneof` is empty unless others exclude it. `symbols` are an enum's
-    numbers and names, ascending, and `first` is the number that it names first.
+    numbers and names, ascending, and `first` is the number that it names first. `packed`: a list's numbers are written
+    one after the other behind one tag.
     """
 
     name: str
@@ -101,6 +102,7 @@ class ProtoField:
     symbols: tuple[tuple[int, str], ...] = ()
     first: int = 0
     message: ProtoMessage | None = None
+    packed: bool = field(default=False, repr=False)  # readers read both, and their fingerprints are of this repr
 
     @property
     def entry(self) -> ProtoMessage | None:
@@ -222,6 +224,16 @@ def message_numbered(file: Any, number: int) -> Any:
     return found[number] if number < len(found) else None
 
 
+def path_to(file: Any, name: str) -> tuple[int, ...] | None:
+    """The indexes by which `message_at` finds the message of that full name in a file; None where it has none."""
+    queue: list[tuple[tuple[int, ...], Any]] = [((n,), d) for n, d in enumerate(file.message_types_by_name.values())]
+    for path, d in queue:
+        if d.full_name == name:
+            return path
+        queue += [((*path, n), inside) for n, inside in enumerate(d.nested_types)]
+    return None
+
+
 class _Builder:
     """Makes frozen types of descriptors."""
 
@@ -271,6 +283,7 @@ class _Builder:
             symbols=_symbols(f.enum_type) if kind is ProtoKind.ENUM else (),
             first=f.enum_type.values[0].number if kind is ProtoKind.ENUM else 0,
             message=self.message(f.message_type, place) if kind is ProtoKind.MESSAGE else None,
+            packed=repeated and bool(f.is_packed),
         )
 
 

@@ -14,7 +14,7 @@ from sluice.pipelines.records.protobuf import loops
 from sluice.pipelines.records.protobuf.columns import Documents, columns_of
 from sluice.pipelines.records.protobuf.loops import Tables
 from sluice.pipelines.records.protobuf.programs import program
-from sluice.pipelines.records.protobuf.reader import ProtobufReader
+from sluice.pipelines.records.protobuf.reader import ProtobufReader, reference
 from sluice.pipelines.records.protobuf.schema import ProtoMessage, described, message_at, message_numbered, messages_of
 from sluice.pipelines.records.protobuf.writers import Incompatible, compare
 from sluice.pipelines.records.reader import UnusableSchema, WriterSchemas
@@ -118,7 +118,7 @@ class ProtobufTyper(BinaryTyper):
         made = Tables(
             **self._program.tables(self.nodes),
             **_nobody(),
-            name=np.frombuffer(_reference(self._reader.message.name), np.uint8),
+            name=np.frombuffer(reference(self._reader.message.name), np.uint8),
             news=np.zeros((MOST_NEWS, 5), np.int64),
             chain=np.zeros((loops.MOST_CHAIN, 2), np.int64),
             begins=np.zeros(1 + max(n.inner for n in self.nodes), np.int64),
@@ -190,18 +190,3 @@ _HOW = {
     WireFormat.GLUE: loops.NUMBER,
     WireFormat.BARE: loops.UNNAMED,
 }
-
-
-def _reference(name: str) -> bytes:
-    """What Apicurio's serializer writes before a record: a message whose first field is the message's own name."""
-    own = name.rpartition(".")[2].encode()
-    inside = b"\x0a" + _varint(len(own)) + own
-    return _varint(len(inside)) + inside
-
-
-def _varint(number: int) -> bytes:
-    out = bytearray()
-    while number > 0x7F:
-        out.append(number & 0x7F | 0x80)
-        number >>= 7
-    return bytes([*out, number])

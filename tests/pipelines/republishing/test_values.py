@@ -13,10 +13,10 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from sluice.pipelines.records.avro.writing import NotWritable
 from sluice.pipelines.records.json_schema.reader import JsonSchemaReader
 from sluice.pipelines.records.shape import Shape
 from sluice.pipelines.records.wire import WireFormat
+from sluice.pipelines.records.writing import NotWritable
 from sluice.pipelines.republishing.plan import Wishes
 from sluice.pipelines.republishing.values import check_schema, check_sendable, json_values, typed_values
 from sluice.pipelines.schema.schema import EXTRA, Schema, parse_schema
@@ -25,6 +25,7 @@ from sluice.pipelines.vocabulary.receipts import PartKind
 from tests.pipelines.records.avro import rows as avro
 from tests.pipelines.records.avro.test_properties import RECORDS, values
 from tests.pipelines.records.avro.test_properties import _empty as no_columns
+from tests.pipelines.records.protobuf import rows as protobuf
 from tests.pipelines.records.typed.rows import by_offset, convert, parsed
 from tests.pipelines.records.typed.test_properties import cases
 
@@ -147,6 +148,21 @@ def test_what_the_schema_has_no_room_for_is_named() -> None:
     with pytest.raises(NotWritable, match="b: it is null, and the schema has no null there") as raised:
         typed_values(rows, shape, 3)
     assert raised.value.item == 1
+
+
+def test_protobuf_names_its_schema_and_its_message() -> None:
+    text = "package p; message A { int32 x = 1; } message B { int32 x = 1; string y = 2; }"
+    made = protobuf.message_class(protobuf.reader_of(text, "p.B").texts[0])
+    bare = [made(x=1, y="é").SerializeToString(), b"", made(x=-1).SerializeToString()]
+    for wire, head in ((WireFormat.CONFLUENT, b"\0\0\0\1\2\2\2"), (WireFormat.BARE, b"")):
+        reader = protobuf.reader_of(text, "p.B", wire)
+        given_ = [head + v for v in bare]
+        landed, held, _ = protobuf.convert(reader, [*given_, None], protobuf.Schemas({258: protobuf.whole(text)}))
+        assert held is None
+        (rows,) = landed.combine_chunks().to_batches()
+        shape = Shape(reader.columns, reader=reader)
+        check_sendable(shape, "orders")
+        assert typed_values(rows, shape, 258).to_pylist() == [*given_, None]
 
 
 def test_json_of_a_registry_names_its_schema() -> None:
