@@ -57,11 +57,10 @@ def test_spark_reads_what_landed(world: TableWorld) -> None:
     found = {name: pq.read_table(path) for name, path in spark_reader.read(kind, world.root, asked).items()}
 
     assert _offsets(found["now"]) == world.landed_rows()
-    ours = world.read().select(found["now"].column_names).sort_by(_ORDER).to_pylist()
-    assert found["now"].sort_by(_ORDER).to_pylist() == ours
+    assert found["now"].sort_by(_ORDER).to_pylist() == _in_files(world).select(found["now"].column_names).to_pylist()
     for n, snapshot in enumerate(snapshots):
         assert _offsets(found[f"at-{n}"]) == world.offsets(snapshot)
-    assert len(found["at-0"]) == 397
+    assert len(found["at-0"]) == 400 - 14 * 3
     assert [r["window_start"].timestamp() * 1000 for r in found["windows"].to_pylist()] == [START + HOUR]
     for column, text in columns.items():
         assert told(found["values"].column(column).to_pylist()) == str(ROWS[column]), text
@@ -72,6 +71,11 @@ _ORDER = [("partition", "ascending"), ("offset", "ascending")]
 
 def _offsets(rows: pa.Table) -> list[tuple[int, int]]:
     return sorted(zip(*rows.select(["partition", "offset"]).to_pydict().values(), strict=True))
+
+
+def _in_files(world: TableWorld) -> pa.Table:
+    """What the table's files hold, by pyarrow alone: PyIceberg gives an empty list for one that is null."""
+    return pa.concat_tables(pq.read_table(f, partitioning=None) for f in world.files()).sort_by(_ORDER)
 
 
 def _name(world: TableWorld, suffix: str = "") -> str:
