@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import RenderableType
@@ -12,6 +13,7 @@ from rich.console import RenderableType
 from sluice.cli.session import FeedName, Session, command
 from sluice.cli.terminal import bad, facts, good, heading, table
 from sluice.pipelines.vocabulary.errors import SchemaChanged, UsageError
+from sluice.pipelines.vocabulary.units import safe_text
 
 if TYPE_CHECKING:
     from sluice.pipelines.feed.feed import Feed
@@ -73,36 +75,70 @@ def pull(session: Session, feed: FeedName) -> None:
     session.terminal.document(document | _version(found))
 
 
+Candidate = Annotated[
+    Path | None,
+    typer.Option(
+        "--file",
+        metavar="FILE",
+        help="Instead of the registry's: a schema that nobody registered yet.",
+        show_default=False,
+    ),
+]
+
+
 @command(group)
-def diff(session: Session, feed: FeedName) -> int:
+def diff(session: Session, feed: FeedName, file: Candidate = None) -> int:
     """Show what the registry's schema would change about a feed's columns. Changes nothing.
 
     Exit 0 when nothing would change; 1 when columns would; 3 when rows would not be one table with what has landed.
 
     $ sluice schema diff orders
+    $ sluice schema diff orders --file next.avsc
     """
-    from sluice.resources.registry import reader_of, registered
-
-    found, asked = _read(session.feed(feed)), _asked(session, feed)
-    with session.terminal.working("asking the registry"):
-        there = registered(asked)
-    after = reader_of(there, asked)
+    found = _read(session.feed(feed))
+    after, note, about = _of_file(found, file) if file else _of_registry(session, feed)
     old = found.reader.columns.texts() if found.reader else {}
     changes = _changes(old, after.columns.texts())
     refused = _refusal(found, after.columns)
     now, then = _expected(found.reader), _expected(after)
     dropped, added = [e for e in now if e not in then], [e for e in then if e not in now]
-    note = f"{there.subject}, version {there.version}, schema {there.id}, beside {found.schema_file}"
     shown: RenderableType = table(("column", "now", "then"), [(n, a, b) for n, a, b in changes])
-    session.terminal.show(heading(feed, note), shown if changes else good("the columns are the same"))
+    session.terminal.show(
+        heading(feed, f"{note}, beside {found.schema_file}"), shown if changes else good("the columns are the same")
+    )
     session.terminal.show(*(f"  expects no more: {e}" for e in dropped), *(f"  expects then: {e}" for e in added))
     if refused:
         session.terminal.show(bad(refused.message))
     columns = [{"column": n, "now": a or None, "then": b or None} for n, a, b in changes]
     refusal = {"refused": refused.message if refused else None}
     expects = {"expects": {"added": added, "dropped": dropped}}
-    session.terminal.document({"feed": feed, "changes": columns} | expects | refusal | _version(there))
+    session.terminal.document({"feed": feed, "changes": columns} | expects | refusal | about)
     return refused.exit_code if refused else int(bool(changes or added or dropped))
+
+
+def _of_registry(session: Session, feed: str) -> tuple[Reader, str, dict[str, Any]]:
+    """What reads by the registry's schema, and which one that is, in words and as a document."""
+    from sluice.resources.registry import reader_of, registered
+
+    asked = _asked(session, feed)
+    with session.terminal.working("asking the registry"):
+        there = registered(asked)
+    return reader_of(there, asked), f"{there.subject}, version {there.version}, schema {there.id}", _version(there)
+
+
+def _of_file(feed: Feed, file: Path) -> tuple[Reader, str, dict[str, Any]]:
+    """The same for a schema in a file."""
+    from sluice.pipelines.records.readers import READERS
+    from sluice.pipelines.records.wire import WireFormat
+
+    made = READERS[feed.format]
+    try:
+        texts = made.read(file.read_text("utf-8"), file.parent, feed.message or "")
+        return made.make(texts, feed.reader.wire if feed.reader else WireFormat.BARE), str(file), {"file": str(file)}
+    except (OSError, UnicodeDecodeError) as error:
+        raise UsageError(f"{file} cannot be read ({type(error).__name__})", remedy="name a file in UTF-8") from None
+    except ValueError as error:
+        raise UsageError(f"{file} makes no columns: {safe_text(str(error))}", remedy="sluice docs formats") from None
 
 
 def _expected(reader: Reader | None) -> list[str]:

@@ -107,8 +107,10 @@ def _read(path: Path, environ: Mapping[str, str], optional: Container[str]) -> F
     if "contract" in data:
         return (FileProblem("contract", "is unknown", f"a contract is a file of its own, {path.stem}{CONTRACT}"),)
     context = {"root": root, "filled_from_files": read.filled_from_files}
-    if isinstance(data.get("registry", 0), dict | None) and (known := _known_registry(environ)):
-        data["registry"] = {"url": known} | (data["registry"] or {})
+    if "registry" in read.empty and (str(data.get("format")) in READERS or "key" in data):
+        data["registry"] = {}  # a section, though nothing is in it: the project's own
+    if isinstance(said := data.get("registry"), dict) and (known := _known_registry(environ)):
+        data["registry"] = {"url": known} | said
     if str(data.get("format")) in READERS:
         found = _with_reader(data, root)
         if isinstance(found, FileProblem):

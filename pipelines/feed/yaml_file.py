@@ -46,12 +46,13 @@ class YamlError(Exception):
 class YamlFile:
     """What a file says. `filled_from_files` are the keys, dotted, whose values hold the content of another file.
 
-    `left_out`: the optional sections that could not be filled in.
+    `left_out`: the optional sections that could not be filled in. `empty`: the keys without a value.
     """
 
     data: dict[str, Any]
     filled_from_files: frozenset[str]
     left_out: frozenset[str] = frozenset()
+    empty: frozenset[str] = frozenset()
 
 
 def read_yaml(path: Path, environ: Mapping[str, str], root: Path, optional: Container[str] = ()) -> YamlFile:
@@ -69,7 +70,8 @@ def read_yaml(path: Path, environ: Mapping[str, str], root: Path, optional: Cont
         raise YamlError(*problems)
     left_out = frozenset(map(_section, filling.missing))
     kept = {k: v for k, v in filled.items() if k not in left_out}
-    return YamlFile(kept, frozenset(filling.from_files), left_out)
+    empty = frozenset(str(k) for k, v in data.items() if v is None)
+    return YamlFile(kept, frozenset(filling.from_files), left_out, empty)
 
 
 def _section(problem: FileProblem) -> str:

@@ -262,6 +262,20 @@ def test_the_demo_proves_what_it_shows(project: Path, monkeypatch: pytest.Monkey
     assert sorted(p.name for p in project.iterdir()) == [".sluice", "feeds"]
 
 
+@pytest.mark.kafka
+@pytest.mark.spark
+@pytest.mark.soak
+@pytest.mark.parametrize("format_", ["avro", "json_schema", "protobuf"])
+def test_the_demo_of_a_format_asks_its_own_registry(
+    project: Path, monkeypatch: pytest.MonkeyPatch, format_: str
+) -> None:
+    monkeypatch.setenv("SCHEMA_REGISTRY_URL", "http://203.0.113.1:8081")
+    told = run_apart("demo", "-n", "3000", "--format", format_)
+    assert told["audit"]["closes"] is True
+    (feed,) = (project / ".sluice" / "demo" / ".sluice" / "lake" / "_sluice").glob("*")
+    assert [p.name for p in feed.glob("schemas/*")] == ([] if format_ == "json_schema" else ["1.json"])
+
+
 def test_the_demo_keeps_no_s3_server(project: Path, sluice: Sluice) -> None:
     refused = sluice("demo", "--lake", "s3", "--keep", "--json")
     assert (refused.code, refused.document["error"]) == (2, "UsageError")

@@ -38,6 +38,8 @@ GOOGLE = "google/protobuf/"
 """Where the well-known files are."""
 _NAME = re.compile(r"(?!/)(?!.*(?:^|/)\.{1,2}(?:/|$))[A-Za-z0-9_./+-]{1,200}")
 _IMPORT = re.compile(r'^\s*import\s+(?:public\s+|weak\s+|option\s+)?"([^"\n]{1,200})"\s*;', re.MULTILINE)
+_OWN = re.compile(r"^schema\d*\.proto:(\d+):(\d+)")
+"""Where protoc found something, in the schema itself: nobody else knows it by that name."""
 _NOISE = re.compile(r"warning:|^WARNING|^[IWEF][0-9]{4} |libprotobuf", re.IGNORECASE)
 _PROTOC = f"""
 import resource, sys
@@ -172,7 +174,8 @@ def _run(given: Sequence[str], scratch: str) -> None:
     if done.returncode:
         said = done.stderr.decode("utf-8", "replace").replace(f"{scratch}/files/", "").splitlines()
         errors = [line for line in said if ": " in line and not _NOISE.search(line)] or ["protoc ended without a word"]
-        raise UnusableSchema("", f"does not compile: {'; '.join(map(safe_text, errors[:2]))}")
+        first = _OWN.sub(r"line \1, column \2", errors[0])
+        raise UnusableSchema("", f"does not compile: {safe_text(first)}")
 
 
 def _well_known() -> Path:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import base64
 import binascii
 import json
-from collections.abc import Iterator
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from functools import lru_cache
@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 from sluice.pipelines.records.protobuf.compiling import MOST_COMPILED, descriptor_set
 from sluice.pipelines.records.reader import UnusableSchema
 from sluice.pipelines.vocabulary.extras import named
+from sluice.pipelines.vocabulary.units import safe_text
 
 if TYPE_CHECKING:
     from google.protobuf.descriptor_pb2 import FileDescriptorSet
@@ -143,7 +144,7 @@ def files_of(text: str) -> tuple[FileDescriptorSet, str]:
             raise ValueError("too large")
         found = descriptor_set(data)
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError, binascii.Error):
-        raise UnusableSchema("", "is no compiled schema") from None
+        raise UnusableSchema("", "is neither a .proto file nor a compiled schema") from None
     if not found.file:
         raise UnusableSchema("", "is a compiled schema without files")
     return found, message
@@ -176,20 +177,16 @@ def _named(file: Any, name: str) -> Any:
         raise UnusableSchema("", "has no message")
     if not name:
         if len(top) > 1:
-            names = ", ".join(sorted(m.full_name for m in top)[:10])
-            raise UnusableSchema("", f"has several messages: name one of them by `message:` ({names})")
+            raise UnusableSchema("", f"has several messages: name one of them by `message:` ({_some_of(top)})")
         return top[0]
-    for d in _messages(top):
+    for d in messages_of(file):
         if name in (d.full_name, d.full_name.removeprefix(f"{file.package}.")):
             return d
-    raise UnusableSchema("", "has no message of the name that `message:` says")
+    raise UnusableSchema("", f"has no message {safe_text(name)}, which `message:` names; it has {_some_of(top)}")
 
 
-def _messages(top: list[Any]) -> Iterator[Any]:
-    queue = list(top)
-    for d in queue:
-        yield d
-        queue += d.nested_types
+def _some_of(messages: Sequence[Any]) -> str:
+    return ", ".join(sorted(m.full_name for m in messages)[:10])
 
 
 def message_at(file: Any, path: tuple[int, ...]) -> Any:

@@ -128,11 +128,20 @@ message B { message C { int32 x = 1; } message A { message D { int32 x = 1; } in
 
 
 def test_glues_numbers_of_messages_in_the_order_of_their_names() -> None:
-    """B, B.A, B.A.D, B.C, Order, Order.MEntry, Order.Z: messages inside others count, and so do a map's entries."""
+    """B, B.A, B.A.D, B.C, Order, Order.MEntry, Order.Z: messages inside others count, and so do a map's entries.
+
+    The first value is, behind the UUID, what `ProtobufWireFormatEncoder` of schema-registry-serde 1.1.23 writes.
+    """
     guid = UUID(int=7)
     reader = reader_of(NESTED, "shop.Order", WireFormat.GLUE)
     before = b"\3\0" + guid.bytes
-    values = [before + b"\4" + order("a"), before + b"\0" + b"\x08\1", before + b"\6", before + b"\7", before]
+    values = [
+        before + bytes.fromhex("040a01611001"),
+        before + b"\0" + b"\x08\1",
+        before + b"\6",
+        before + b"\7",
+        before,
+    ]
     values += [b"\3\5" + guid.bytes + zlib.compress(b"\4" + order("b")), b"\3\0" + bytes(16) + b"\4"]
     landed, held, _ = convert(reader, values, Schemas({str(guid): whole(NESTED)}))
     assert landed["id"].to_pylist() == ["a", "b"]

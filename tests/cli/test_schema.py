@@ -1,0 +1,66 @@
+"""`sluice schema` where no registry is asked."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.cli.conftest import Sluice
+
+FEED = """kafka: {bootstrap: 'localhost:9092'}
+topics: [orders]
+start: earliest
+format: FORMAT
+schema_file: schemas/order
+registry: {url: 'http://127.0.0.1:9'}
+"""
+PROTO = 'syntax = "proto3"; message Order { string id = 1; MORE }'
+AVRO = '{"type": "record", "name": "Order", "fields": [{"name": "id", "type": "string"}MORE]}'
+FORMATS = {"protobuf": (PROTO, "int32 items = 2;"), "avro": (AVRO, ', {"name": "items", "type": "int"}')}
+
+
+def feed(project: Path, format_: str) -> Path:
+    """A feed of the format, and the schema that is to be registered next."""
+    text, more = FORMATS[format_]
+    (project / "feeds" / "orders.yaml").write_text(FEED.replace("FORMAT", format_))
+    (project / "schemas").mkdir()
+    (project / "schemas" / "order").write_text(text.replace("MORE", ""))
+    (project / "next").write_text(text.replace("MORE", more))
+    return project / "next"
+
+
+@pytest.mark.parametrize("format_", sorted(FORMATS))
+def test_a_schema_that_nobody_registered_yet(project: Path, sluice: Sluice, format_: str) -> None:
+    file = feed(project, format_)
+    ran: Any = sluice("schema", "diff", "orders", "--file", str(file), "--json")
+    said = json.loads(ran.out)
+    assert (ran.code, said["file"]) == (1, str(file))
+    assert said["changes"] == [{"column": "items", "now": None, "then": "int32 not null"}]
+    assert sluice("schema", "diff", "orders", "--file", str(project / "schemas" / "order")).code == 0
+
+
+@pytest.mark.parametrize(("text", "said"), [("message", "makes no columns: "), (None, "cannot be read")])
+def test_a_wrong_file_is_told(project: Path, sluice: Sluice, text: str | None, said: str) -> None:
+    file = feed(project, "protobuf")
+    file.write_text(text) if text else file.unlink()
+    ran: Any = sluice("schema", "diff", "orders", "--file", str(file))
+    assert ran.code == 2
+    assert said in ran.err
+
+
+def test_a_registry_section_with_nothing_in_it_is_the_projects_own(
+    project: Path, sluice: Sluice, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As `sluice demo` writes it. Left out, the records would have been read as if they named no schema."""
+    feed(project, "protobuf")
+    path = project / "feeds" / "orders.yaml"
+    path.write_text(path.read_text().rpartition("registry:")[0] + "registry:            # the project's own\n")
+    ran: Any = sluice("schema", "show", "orders")
+    assert (ran.code, "registry.url" in ran.err) == (2, True)
+    monkeypatch.setenv("SCHEMA_REGISTRY_URL", "http://127.0.0.1:9")
+    ran = sluice("schema", "show", "orders")
+    assert "wire format  confluent" in ran.out
+    assert "registry     http://127.0.0.1:9" in ran.out
