@@ -33,9 +33,11 @@ quick: $(READY)  ## lint, types and the quick unit tests: what to run while you 
 
 pytest: setup    ## the tests, on two cores; ARGS="-k ledger" passes options on
 	@infra/postgres.sh
+	@infra/prometheus.sh
 	.venv/bin/python -m pytest -n 3 --dist loadfile --no-loadscope-reorder $(ARGS)
 
 check: $(READY)  ## lint, format, types, import rules
+	@infra/prometheus.sh
 	infra/check.sh
 
 bench: setup     ## how fast, side by side with the usual ways

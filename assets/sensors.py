@@ -26,6 +26,7 @@ from sluice.assets.markdown import plain
 from sluice.assets.session import RunSession
 from sluice.pipelines.feed.feed import Feed
 from sluice.pipelines.feed.kafka import KafkaSettings
+from sluice.pipelines.feed.notify import NotifySettings
 from sluice.pipelines.ledger import Ledger
 from sluice.pipelines.ports import Cluster
 from sluice.pipelines.vocabulary.errors import SluiceError
@@ -168,7 +169,7 @@ class Tick:
         self.cursor.said, self.cursor.unsent = said[-UNSENT:], ()
         try:
             settings = self.session.project.notify()
-            if fresh and (settings.webhook or settings.command):
+            if fresh and settings != NotifySettings():
                 notify(settings, f"Sluice, {self.session.project.root.name}:", fresh)
         except SluiceError as error:
             self.cursor.unsent = fresh

@@ -6,12 +6,13 @@ cd "$(dirname "$0")/.."
 status=0
 
 .venv/bin/hadolint infra/image/Containerfile || status=1
-.venv/bin/check-jsonschema --quiet --builtin-schema vendor.compose-spec infra/compose/compose.yaml || status=1
+said="$(.venv/bin/check-jsonschema --builtin-schema vendor.compose-spec infra/compose/compose.yaml)" ||
+    { echo "$said" >&2; status=1; }
 runs=infra/kubernetes/pod-per-run
 .venv/bin/kubernetes-validate --strict --quiet infra/kubernetes/*.yaml infra/kubernetes/spark/*.yaml \
     "$runs/account.yaml" "$runs/network.yaml" || status=1
-if command -v promtool >/dev/null; then
-    promtool check rules infra/prometheus/alerts.yaml >/dev/null || status=1
+if [ -x .venv/bin/promtool ]; then  # infra/prometheus.sh puts it there
+    .venv/bin/promtool check rules infra/prometheus/alerts.yaml >/dev/null || status=1
 else
     echo "no promtool: alert rules are not looked at" >&2
 fi
@@ -40,7 +41,9 @@ if command -v systemd-analyze >/dev/null; then
     for unit in infra/systemd/sluice*; do
         sed "s#/opt/sluice/bin#$units#" "$unit" >"$units/$(basename "$unit")"
     done
-    SYSTEMD_UNIT_PATH="$units:" systemd-analyze verify --man=no "$units"/sluice*.service "$units"/sluice.target || status=1
+    # What it does not know it only warns of, and ends well: whatever it says is a fault.
+    said="$(SYSTEMD_UNIT_PATH="$units:" systemd-analyze verify --man=no "$units"/sluice*.service "$units"/sluice.target 2>&1)" || status=1
+    [ -z "$said" ] || { echo "$said" >&2; status=1; }
     for unit in "$units"/*.service; do
         systemd-analyze security --offline=true --threshold=25 "$unit" >"$units/told" 2>&1 ||
             { cat "$units/told" >&2; status=1; }

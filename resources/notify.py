@@ -1,24 +1,31 @@
-"""Sends lines for people to a webhook and to a command. Neither the address nor what a server answers is ever shown."""
+"""Sends lines for people to a webhook, by e-mail and to a command. Neither addresses nor answers are shown."""
 
 from __future__ import annotations
 
 import json
+import smtplib
+import ssl
 import subprocess
 from collections.abc import Sequence
+from email.message import EmailMessage
+from email.utils import formatdate
 from html import escape
 from urllib.error import HTTPError
 from urllib.request import Request, urlopen
 
-from sluice.pipelines.feed.notify import NotifySettings
+from sluice.pipelines.feed.notify import EmailSettings, MailSecurity, NotifySettings
 from sluice.pipelines.vocabulary.errors import Failed
 
 WEB_SECONDS = 10.0
+MAIL_SECONDS = 4.0
+"""For each answer of the mail server, of which a letter needs some seven."""
 COMMAND_SECONDS = 15.0
 
 
 def notify(settings: NotifySettings, title: str, lines: Sequence[str]) -> None:
-    """Send the lines wherever the settings say; both ways are tried. Raises Failed, which names those that failed."""
-    failed = [why for why in (_post(settings, title, lines), _run(settings, lines)) if why]
+    """Send the lines wherever the settings say; each way is tried. Raises Failed, which names those that failed."""
+    ways = (_post(settings, title, lines), _mail(settings.email, title, lines), _run(settings, lines))
+    failed = [why for why in ways if why]
     if failed:
         raise Failed("; ".join(failed), remedy="see notify.yaml; the next look sends them again")
 
@@ -38,6 +45,40 @@ def _post(settings: NotifySettings, title: str, lines: Sequence[str]) -> str:
         return f"the webhook answers {error.code}"
     except (OSError, ValueError) as error:
         return f"the webhook does not answer ({type(error).__name__})"
+
+
+def _mail(settings: EmailSettings | None, title: str, lines: Sequence[str]) -> str:
+    """One letter to all. It is sent if one of them takes it."""
+    if settings is None:
+        return ""
+    letter = EmailMessage()
+    letter["From"], letter["To"] = settings.sender, ", ".join(settings.to)
+    letter["Subject"], letter["Date"] = title.rstrip(":"), formatdate(localtime=True)
+    letter.set_content("".join(f"{line}\n" for line in lines))
+    try:
+        with _mail_server(settings) as server:
+            if settings.user and settings.password:
+                server.login(settings.user, settings.password.get_secret_value())
+            server.send_message(letter)
+    except smtplib.SMTPResponseException as error:
+        return f"the mail server answers {error.smtp_code}"
+    except (OSError, ValueError) as error:  # SMTPException is an OSError
+        return f"the mail server takes no letter ({type(error).__name__})"
+    return ""
+
+
+def _mail_server(settings: EmailSettings) -> smtplib.SMTP:
+    if settings.security is MailSecurity.TLS:
+        context = ssl.create_default_context()
+        return smtplib.SMTP_SSL(settings.server, settings.at, timeout=MAIL_SECONDS, context=context)
+    server = smtplib.SMTP(settings.server, settings.at, timeout=MAIL_SECONDS)
+    if settings.security is MailSecurity.STARTTLS:
+        try:
+            server.starttls(context=ssl.create_default_context())
+        except BaseException:
+            server.close()
+            raise
+    return server
 
 
 def _run(settings: NotifySettings, lines: Sequence[str]) -> str:

@@ -12,10 +12,11 @@ commit with what takes their place, so that a reader of any snapshot meets each 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from sluice.pipelines.feed.table import unfit
+from sluice.pipelines.lake import paths
 from sluice.pipelines.ledger import Ledger, State
 from sluice.pipelines.ports import Lake, Table
 from sluice.pipelines.publishing import kept
@@ -35,13 +36,18 @@ from sluice.pipelines.tables.owed import (
 from sluice.pipelines.tables.windows import CompleteWindows
 from sluice.pipelines.vocabulary.errors import PartUnreadable, TableMoved, TableRefused, Unknown
 from sluice.pipelines.vocabulary.progress import Progress, Reporter
+from sluice.pipelines.vocabulary.side_by_side import each
 from sluice.pipelines.vocabulary.tables import FEED, LEDGER, TableChange, TableHead, TableOperation
 from sluice.pipelines.vocabulary.units import many
 
 TRIES = 20
-"""How often a commit is decided anew because somebody else was faster, or no answer came."""
+"""How often a commit is decided anew because somebody else was faster."""
+UNANSWERED = 3
+"""How often one is that got no answer: whoever waits longer waits in the next run."""
 READ_BATCHES = 500
 """Batches that a backfill reads from the log before it adds them."""
+MANY_PATHS = 1000
+"""More files than that are found by listing rather than one by one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,15 +81,18 @@ def sync(
     Raises TableRefused, CatalogUnavailable, EntriesLost, PartUnreadable; TableMoved or Unknown after too many tries.
     Guarantee: stopped anywhere, the table is what some state of the ledger said, and the next call goes on.
     """
-    done, tries = Synced(None), 0
+    done, tries, unanswered = Synced(None), 0, 0
     while True:
         state = ledger.read()
         roll_forward(ledger, lake, ledger.feed)  # what this state counts is visible, unless replaced since
         try:
             done = _up_to(ledger, lake, table, state, report, repair, done)
             break
-        except (TableMoved, Unknown):
+        except TableMoved:
             if (tries := tries + 1) == TRIES:
+                raise
+        except Unknown:
+            if (unanswered := unanswered + 1) == UNANSWERED:
                 raise
         except PartUnreadable as lost:
             if (tries := tries + 1) == TRIES or not (lost.gone and ledger.read().number > state.number):
@@ -115,7 +124,8 @@ def _up_to(
         if not kept.has_table(lake, ledger.feed):
             kept.note(lake, ledger.feed, table.name)
         if trusted_mark(ledger, state, head):
-            end, changes = _owed(ledger, lake, table, state, head)
+            end, changes, never = _owed(ledger, lake, table, state, head)
+            _note_removing(lake, ledger.feed, table, _present(lake, ledger.feed, never))
         else:
             end, changes = state.number, _difference(ledger, lake, table, state, head, repair)
         if changes:
@@ -133,15 +143,19 @@ def _up_to(
             done = replace(done, commits=done.commits + 1, added=added, removed=removed)
 
 
-def _owed(ledger: Ledger, lake: Lake, table: Table, state: State, head: TableHead) -> tuple[int, list[TableChange]]:
-    """What a table that is what the ledger said at its mark lacks, and the mark afterwards."""
+def _owed(
+    ledger: Ledger, lake: Lake, table: Table, state: State, head: TableHead
+) -> tuple[int, list[TableChange], set[str]]:
+    """What a table that is what the ledger said at its mark lacks, and the mark afterwards. Then the lake paths of
+    files that no longer count and are not in the table: replaced before it saw them, or of the quarantine."""
     owed = since(ledger, state, head.mark, READ_BATCHES)
     known: frozenset[str] = frozenset()
     if owed.rewrites and head.snapshot is not None:
         known = frozenset(table.files())
         if known.intersection(map(lake.locate, owed.gone)):
             owed = since(ledger, state, head.mark)
-    return owed.end, list(_changes(ledger, lake, state, owed, known))
+    never = {path for path in owed.gone if lake.locate(path) not in known}
+    return owed.end, list(_changes(ledger, lake, state, owed, known)), never
 
 
 def _changes(ledger: Ledger, lake: Lake, state: State, owed: Owed, known: frozenset[str]) -> Iterator[TableChange]:
@@ -202,7 +216,21 @@ def _check_columns(state: State, table: Table) -> None:
         )
 
 
-# -- what older snapshots named
+# -- what older snapshots named, and what no snapshot ever did
+
+
+def _note_removing(lake: Lake, feed: str, table: Table, some: set[str]) -> None:
+    """Note files that go once no snapshot names them, before the table's mark or its snapshots forget them."""
+    if some and not some <= (noted := {*kept.removing(lake, feed)}):
+        kept.note(lake, feed, table.name, noted | some)
+
+
+def _present(lake: Lake, feed: str, some: Collection[str]) -> set[str]:
+    """Those of the paths that are there. Most went at once if the feed had no table then."""
+    if len(some) > MANY_PATHS:
+        return {path for root in paths.visible_roots(feed) for path in lake.list(root)}.intersection(some)
+    asked = sorted(some)
+    return {path for path, size in zip(asked, each(lake.size, asked), strict=True) if size is not None}
 
 
 def _expire(ledger: Ledger, lake: Lake, table: Table, before: int, done: Synced) -> Synced:
@@ -211,10 +239,8 @@ def _expire(ledger: Ledger, lake: Lake, table: Table, before: int, done: Synced)
     The names are noted before, so that whoever comes after a crash removes them.
     """
     feed, root = ledger.feed, lake.locate("data").removesuffix("data")
-    free = {a.removeprefix(root) for a in table.expiring(before) if a.startswith(root)}
-    removing = sorted(ledger.replaced({*free, *kept.removing(lake, feed)}))
-    if removing:
-        kept.note(lake, feed, table.name, removing)
+    _note_removing(lake, feed, table, {a.removeprefix(root) for a in table.expiring(before) if a.startswith(root)})
+    removing = sorted(ledger.replaced(kept.removing(lake, feed)))
     expired = table.expire(before)
     if not removing:
         return replace(done, expired=expired, head=table.look() if expired else done.head)

@@ -29,7 +29,7 @@ from sluice.pipelines.feed.feed import Feed
 from sluice.pipelines.lake import paths
 from sluice.pipelines.ports import Lake
 from sluice.pipelines.vocabulary import extras
-from sluice.pipelines.vocabulary.errors import SluiceError
+from sluice.pipelines.vocabulary.errors import CatalogUnavailable, NotAuthorized, SluiceError
 from sluice.pipelines.vocabulary.side_by_side import each
 from sluice.pipelines.vocabulary.tables import (
     BATCHES,
@@ -298,10 +298,10 @@ class DeltaLakeTable:
                 raise self._outcomes.unknown() from None
             if now is None or now.version() != self._version:
                 raise self._outcomes.moved() from None
-            if isinstance(error, OSError) and not isinstance(error, PermissionError):
+            told = self._outcomes.told(error)
+            if isinstance(told, CatalogUnavailable):
                 raise self._outcomes.unknown() from None
-            denied = isinstance(error, PermissionError)
-            raise (self._outcomes.told(error) if denied else self._outcomes.refused(error)) from None
+            raise (told if isinstance(told, NotAuthorized) else self._outcomes.refused(error)) from None
 
 
 class _Log:

@@ -5,6 +5,7 @@ Its own texts may hold an address with a password: they are kept only where the 
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -16,6 +17,7 @@ from sluice.pipelines.vocabulary.errors import (
     PartUnreadable,
     SetupError,
     SluiceError,
+    TableDiffers,
     TableMoved,
     TableRefused,
     Unknown,
@@ -24,6 +26,13 @@ from sluice.pipelines.vocabulary.errors import (
 _AWAY = {"SQLAlchemyError", "OSError", "RESTError", "RequestException", "BotoCoreError", "ClientError", "TException"}
 """Kinds of errors, by name, of a catalog or store that does not answer now."""
 _DENIED = {"UnauthorizedError", "ForbiddenError", "OAuthError", "AuthorizationExpiredError", "PermissionError"}
+_DENIED_SAID = re.compile(
+    r"ACCESS_DENIED|AccessDenied|InvalidAccessKeyId|SignatureDoesNotMatch|ExpiredToken|401 Unauthorized|403 Forbidden"
+    r"|permission denied|password authentication failed|readonly database"
+)
+"""What an error says that is of no kind of its own: stores behind pyarrow and deltalake, databases behind a catalog."""
+_BROKEN_SAID = re.compile("Kernel error")
+_STORE_SAID = re.compile("object store|Generic S3 error")
 _MOST = 300
 """How many characters of another's message are kept."""
 
@@ -59,18 +68,25 @@ class Outcomes:
 
     def told(self, error: Exception) -> SluiceError:
         """The error for one that has nothing to do with what was asked or committed."""
-        kinds, settings = {k.__name__ for k in type(error).__mro__}, f"the {self._keeper}'s settings in the feed"
-        if kinds & _DENIED:
+        kinds, settings = _kinds(error), f"the {self._keeper}'s settings in the feed"
+        if denied(error):
+            said = _DENIED_SAID.search(str(error))
             return NotAuthorized(
-                f"the {self._keeper} or the store of {self._table} refuses us: {type(error).__name__}",
+                f"the {self._keeper} or the store of {self._table} refuses us: {said[0] if said else _kind(error)}",
                 remedy=f"see the rights of this user, and {settings}",
             )
-        if kinds & _AWAY:
+        away = _STORE_SAID.search(str(error)) is not None
+        if "FileNotFoundError" in kinds or (_BROKEN_SAID.match(str(error)) and not away):
+            return TableDiffers(
+                f"a file that {self._table} is described by is missing or broken, and Sluice did not do that",
+                remedy="put it back, or drop the table: the next sync makes it anew",
+            )
+        if kinds & _AWAY or away:
             return CatalogUnavailable(
-                f"the {self._keeper} of {self._table} does not answer: {type(error).__name__}",
+                f"the {self._keeper} of {self._table} does not answer: {_kind(error)}",
                 remedy="landing and committing go on without it; the next run adds what is owed",
             )
-        return SetupError(f"{self._table} cannot be used: {type(error).__name__}", remedy=f"see {settings}")
+        return SetupError(f"{self._table} cannot be used: {_kind(error)}", remedy=f"see {settings}")
 
     def moved(self) -> TableMoved:
         return TableMoved(f"somebody else committed to {self._table} first", remedy="the next try decides anew")
@@ -82,4 +98,20 @@ class Outcomes:
         )
 
     def unknown(self) -> Unknown:
-        return Unknown(f"nobody saw what became of a commit to {self._table}", remedy="look again")
+        return Unknown(
+            f"nobody saw what became of a commit to {self._table}",
+            remedy="the next run looks at the table, and adds what is not in it",
+        )
+
+
+def denied(error: Exception) -> bool:
+    """Whether a catalog or a store refuses this user, in whichever way it says so."""
+    return bool(_kinds(error) & _DENIED) or _DENIED_SAID.search(str(error)) is not None
+
+
+def _kinds(error: Exception) -> set[str]:
+    return {k.__name__ for k in type(error).__mro__}
+
+
+def _kind(error: Exception) -> str:
+    return type(error).__name__

@@ -1,4 +1,4 @@
-"""What the sensor finds goes out: to a webhook in Slack's shape, and to a command; again if nobody took it."""
+"""What the sensor finds goes out: to a webhook in Slack's shape, by e-mail, to a command; again if nobody took it."""
 
 from __future__ import annotations
 
@@ -18,6 +18,7 @@ from sluice.assets.sensors import Cursor, Tick
 from sluice.assets.session import RunSession
 from sluice.pipelines.feed.notify import NotifySettings
 from sluice.pipelines.vocabulary.errors import FeedError
+from tests import mail
 from tests.assets.world import World
 
 TOKEN = "T000-canary-secret"
@@ -102,6 +103,74 @@ def test_what_nobody_took_is_sent_with_the_next_look_and_the_address_is_never_to
     assert len(chat.heard) == 1
     assert "the oldest record" in chat.heard[0]
     assert second.cursor.unsent == ()
+
+
+@pytest.mark.parametrize("security", ["tls", "starttls", "none"])
+def test_a_finding_goes_by_email(
+    late: World, instance: dg.DagsterInstance, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, security: str
+) -> None:
+    with mail.served(tmp_path, security) as server:
+        monkeypatch.setenv("SSL_CERT_FILE", str(server.ca))
+        login = {"user": "sluice", "password": TOKEN} if security != "none" else {}
+        to = ["data@example.com", "night@example.com"]
+        said = {"server": mail.HOST, "port": server.port, "security": security, "to": to}
+        configure(late, email={**said, **login, "sender": "sluice@example.com"})
+        server.answer = 451
+        first = tick(late, instance)
+        assert first.news[-1] == "not sent: the mail server answers 451"
+        assert TOKEN not in f"{first.news} {first.cursor.dump()} {late.project.notify()!r}"
+        server.answer = 250
+        second = tick(late, instance, first.cursor.dump())
+    assert second.cursor.unsent == ()
+    (letter,) = server.letters
+    assert (letter["Subject"], letter["To"]) == (f"Sluice, {late.project.root.name}", ", ".join(to))
+    assert letter.get_content().startswith("orders: the oldest record that is owed")
+    assert server.logins == [("sluice", TOKEN)] * (2 if login else 0)
+
+
+def test_a_mail_server_that_nobody_vouches_for_gets_no_password(
+    late: World, instance: dg.DagsterInstance, tmp_path: Path
+) -> None:
+    with mail.served(tmp_path, "tls") as server:
+        login = {"user": "sluice", "password": TOKEN, "sender": "sluice@example.com", "to": ["data@example.com"]}
+        configure(late, email={"server": mail.HOST, "port": server.port, **login})
+        ended = tick(late, instance)
+    assert "the mail server takes no letter" in ended.news[-1]
+    assert (server.logins, server.letters) == ([], [])
+
+
+def test_a_password_is_refused_where_it_would_be_sent_plainly(late: World) -> None:
+    given = {"server": mail.HOST, "security": "none", "user": "sluice", "password": TOKEN}
+    configure(late, email={**given, "sender": "sluice@example.com", "to": ["data@example.com"]})
+    with pytest.raises(FeedError, match="never sent without TLS") as raised:
+        late.project.notify()
+    assert TOKEN not in str(raised.value)
+
+
+def test_dagster_mails_a_run_that_failed(
+    world: World, instance: dg.DagsterInstance, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As docs/operating.md says, by a sensor of Dagster's own beside Sluice's definitions."""
+    with mail.served(tmp_path, "tls") as server:
+        monkeypatch.setenv("SSL_CERT_FILE", str(server.ca))
+        to = {"email_from": "sluice@example.com", "email_password": TOKEN, "email_to": ["data@example.com"]}
+        sensor: Any = dg.make_email_on_run_failure_sensor(**to, smtp_host=mail.HOST, smtp_port=server.port)
+
+        @dg.op
+        def lands() -> None:
+            raise FeedError("orders: no such topic", remedy="name another")
+
+        @dg.job
+        def land_orders() -> None:
+            lands()
+
+        failed = land_orders.execute_in_process(instance=instance, raise_on_error=False)
+        event = failed.get_run_failure_event()
+        context = dg.build_run_status_sensor_context(sensor.name, event, instance, failed.dagster_run)
+        sensor(context.for_run_failure())
+    (letter,) = server.letters
+    assert letter["Subject"] == "Dagster Run Failed: land_orders"
+    assert server.logins == [("sluice@example.com", TOKEN)]
 
 
 def test_a_command_gets_the_lines(late: World, instance: dg.DagsterInstance, tmp_path: Path) -> None:

@@ -1,5 +1,6 @@
 """Prometheus itself, by infra/'s own configuration: it scrapes what `sluice metrics` says, loads the alert rules, and
-answers each panel of the dashboard. Skipped where neither PATH nor SLUICE_TEST_PROMETHEUS has its program."""
+answers each panel of the dashboard. Skipped where neither PATH nor SLUICE_TEST_PROMETHEUS has its program, and
+infra/prometheus.sh finds none."""
 
 from __future__ import annotations
 
@@ -7,6 +8,7 @@ import json
 import os
 import shutil
 import subprocess
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
@@ -34,9 +36,10 @@ NOTHING_YET = {"Quarantine by reason"}
 
 
 def test_prometheus_answers_every_panel_and_loads_every_rule(world: World, tell: Tell, tmp_path: Path) -> None:
-    program = shutil.which(os.environ.get("SLUICE_TEST_PROMETHEUS") or "prometheus")
+    places = os.pathsep.join((str(Path(sys.executable).parent), os.environ["PATH"]))
+    program = shutil.which(os.environ.get("SLUICE_TEST_PROMETHEUS") or "prometheus", path=places)
     if program is None:
-        pytest.skip("no Prometheus here: Debian's package is called prometheus")
+        pytest.skip("no Prometheus here: infra/prometheus.sh gets one")
     world.cluster.settings = Configs({"orders": TopicConfig(retention_ms=9 * HOUR)})
     world.run(in_hour(0))
     (tmp_path / "metrics").write_text(tell(metrics.metrics).text)

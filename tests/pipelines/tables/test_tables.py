@@ -86,6 +86,28 @@ def test_a_file_that_was_merged_before_the_table_saw_it_never_comes_into_it(worl
     world.check_same()
 
 
+@pytest.mark.parametrize("many", [0, 1000])
+def test_files_that_no_table_ever_saw_go_once_they_do_not_count(
+    world: TableWorld, many: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Merged before the table was brought up; and all those of the quarantine, which it does not name."""
+    monkeypatch.setattr("sluice.pipelines.tables.sync.MANY_PATHS", many)
+    world.land(*pieces(A, 50), bad=2)
+    world.sync()
+    world.land(*pieces(B, 20), bad=3)
+    world.compact()
+    commit = type(world.table()).commit
+    with monkeypatch.context() as patched:
+        patched.setattr(type(world.table()), "commit", lambda *given: (commit(*given), (_ for _ in ()).throw(Died())))
+        with pytest.raises(Died):
+            world.sync()
+    done = world.sync(expire_before=0)
+    assert sorted(p.partition("/")[0] for p in done.cleaned) == ["data"] * 10 + ["quarantine"] * 14
+    assert len(world.parts()) == 4 + 4 + 4, "four of the older snapshot stay"
+    world.check_same()
+    world.check()
+
+
 def test_two_publishers_add_each_file_once(world: TableWorld) -> None:
     world.land(*pieces(A, 20))
     world.sync()

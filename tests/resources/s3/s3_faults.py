@@ -89,11 +89,12 @@ class _Handler(BaseHTTPRequestHandler):
 
     def _any(self) -> None:
         rule = self.proxy.take(f"{self.command} {self.path}")
+        chunked = "chunked" in self.headers.get("Transfer-Encoding", "")
         length = int(self.headers.get("Content-Length") or 0)
         if rule and rule.how == "reset":
-            self.rfile.read(length // 2)
+            self.rfile.read(1 if chunked else length // 2)
             return self._cut_off()
-        body = self.rfile.read(length)
+        body = b"".join(self._chunks()) if chunked else self.rfile.read(length)
         if rule and rule.how == "slow":
             time.sleep(rule.seconds)
         if rule and rule.how == "refuse":
@@ -116,11 +117,19 @@ class _Handler(BaseHTTPRequestHandler):
             headers["Date"] = formatdate(then, usegmt=True)
         self._answer(status, headers, data, cut=bool(rule and rule.how == "cut"))
 
+    def _chunks(self) -> Iterator[bytes]:
+        while size := int(self.rfile.readline().split(b";")[0], 16):
+            yield self.rfile.read(size)
+            self.rfile.readline()
+        while self.rfile.readline().strip():  # what trails the last chunk
+            pass
+
     do_GET = do_PUT = do_POST = do_DELETE = do_HEAD = _any
 
     def _upstream(self, body: bytes) -> tuple[int, dict[str, str], bytes]:
         connection = http.client.HTTPConnection(self.upstream, timeout=30)
-        passed = {k: v for k, v in self.headers.items() if k.lower() not in ("expect", "connection")}
+        ours = ("expect", "connection", "transfer-encoding")
+        passed = {k: v for k, v in self.headers.items() if k.lower() not in ours}
         connection.request(self.command, self.path, body, passed)
         answer = connection.getresponse()
         data = answer.read()
