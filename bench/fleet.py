@@ -20,11 +20,11 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import asdict, dataclass
-from itertools import cycle
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
-from kafka import KafkaProducer
+import numpy as np
 from rich.console import RenderableType
 
 from sluice.bench import machine
@@ -34,8 +34,11 @@ from sluice.bench.start import adopting_orphans, environment, reap, removing
 from sluice.bench.workloads import TYPED_ORDERS
 from sluice.cli.terminal import facts, heading, table
 from sluice.pipelines.feed.kafka import KafkaSettings
+from sluice.pipelines.records.encode import Accumulator
 from sluice.pipelines.vocabulary.errors import Failed, ProofFailed
 from sluice.pipelines.vocabulary.units import HOUR
+from sluice.resources.kafka.sending import KafkaSender
+from sluice.resources.kafka.settings import KafkaAddress
 from sluice.resources.local import events
 from sluice.resources.local.kafka import LocalKafka
 
@@ -45,6 +48,8 @@ FEEDS, PARTITIONS, RECORDS = 50, 3, 300
 """How many feeds, partitions of each, and records of a partition."""
 SAMPLE = 3
 """Feeds that are run one by one."""
+_CREATED_AT_ONCE = 50
+"""Topics of one request to create."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,15 +174,18 @@ def _check(runs: Sequence[Mapping[str, Any]], records: int) -> None:
 
 def _fill(bootstrap: str, topics: Sequence[str]) -> None:
     """Orders of one hour that has passed, as many in each partition of each topic."""
-    now = time.time_ns() // 1_000_000
-    events.create(KafkaSettings(bootstrap=bootstrap), topics, PARTITIONS)
+    now, each = time.time_ns() // 1_000_000, PARTITIONS * RECORDS
+    for first in range(0, len(topics), _CREATED_AT_ONCE):
+        some = topics[first : first + _CREATED_AT_ONCE]
+        events.create(KafkaSettings(bootstrap=bootstrap), some, PARTITIONS)
     start = now - now % HOUR - 2 * HOUR
-    made = events.orders(events.Mix(1), len(topics) * PARTITIONS * RECORDS, start, start + HOUR - 1)
-    places = cycle((topic, partition) for topic in topics for partition in range(PARTITIONS))
-    with closing(KafkaProducer(bootstrap_servers=bootstrap, linger_ms=50)) as producer:
-        for (topic, partition), event in zip(places, made, strict=False):
-            producer.send(topic, event.value, event.key, partition=partition, timestamp_ms=event.timestamp)
-        producer.flush()
+    with closing(KafkaSender(KafkaAddress(bootstrap, {}))) as sender:
+        sender.begin()
+        for number, topic in enumerate(topics):
+            made = events.to_send([*events.orders(events.Mix(number), each, start, start + HOUR - 1)])
+            waiting, numbers = Accumulator(), np.arange(each)
+            sender.send(topic, chain(waiting.add(made, numbers % PARTITIONS, numbers), waiting.flush()))
+            sender.flush(topic)
 
 
 def _project(track: _Track, name: str, topics: Sequence[str]) -> None:

@@ -251,7 +251,7 @@ class _Sending:
 
         for number, topic in enumerate(self._how.topics):
             some = chunk[number :: len(self._how.topics)]
-            rows, numbers = _to_send(some), np.arange(len(some))
+            rows, numbers = to_send(some), np.arange(len(some))
             where = by_key(rows.column("key"), self._partitions[topic], numbers)
             self._sender.send(topic, self._accumulators[topic].add(rows, where, numbers))
             self._sender.taken(topic)
@@ -278,7 +278,7 @@ class _Sending:
                 time.sleep(ahead)
 
 
-def _to_send(events: Sequence[SampleEvent]) -> pa.RecordBatch:
+def to_send(events: Sequence[SampleEvent]) -> pa.RecordBatch:
     """As rows of `records.format.TO_SEND`."""
     headers = [[{"key": k, "value": v} for k, v in e.headers] for e in events] if any(e.headers for e in events) else ()
     columns = [

@@ -33,6 +33,8 @@ from sluice.pipelines.ledger import Ledger
 from sluice.pipelines.ports import Edges, Job
 from sluice.pipelines.vocabulary.errors import Failed, FeedError, KafkaUnavailable, LakeUnavailable
 from sluice.pipelines.vocabulary.plans import Request, RequestKind
+from sluice.resources.local.s3 import LocalS3
+from sluice.resources.s3.lake import S3Lake
 from sluice.testing.group import MemoryGroup
 from tests.assets.ui import opened
 from tests.assets.world import CATCH_UP, FEED, HOUR, MadeUpEngine, World, hour, in_hour
@@ -365,6 +367,23 @@ def test_a_tick_asks_for_little_where_nothing_came_and_notices_another_ledger(
     del fleet.groups["orders"]
     fleet.land("orders", request=in_hour(3))
     assert asked() == ["orders"], "its ledger begins anew"
+
+
+def test_a_tick_where_nothing_came_asks_s3_twice_a_feed_and_kafka_nothing(
+    fleet: Fleet, instance: dg.DagsterInstance
+) -> None:
+    with LocalS3() as store:
+        fleet.lake = S3Lake(store.lake, store.settings)  # type: ignore[assignment]
+        fleet.land()
+        session = RunSession(fleet.project, fleet.open_edges)
+        windows = windows_of(fleet.project, read_feeds(fleet.project, {}).feeds)
+        assert Tick(session, SHARED, windows).run(instance) == []
+        before = store.requests()
+        fleet.cluster.requests.clear()
+        assert Tick(session, SHARED, windows).run(instance) == []
+        asked = store.requests() - before
+    assert sum(asked.values()) == 2 * len(NAMES), asked
+    assert not fleet.cluster.requests
 
 
 def test_those_come_first_that_kafka_deletes_first(fleet: Fleet, instance: dg.DagsterInstance) -> None:
