@@ -12,7 +12,7 @@ from __future__ import annotations
 from bisect import bisect_left, bisect_right
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import compress
+from itertools import compress, pairwise
 from typing import NamedTuple
 
 from sluice.pipelines.feed.sections import WindowSettings
@@ -267,6 +267,8 @@ def _unpinned_boundaries(state: State, found: Boundaries) -> Boundaries:
     """
     key, least = found.key, 0
     pinned, began, near = state.boundaries.get(key, NO_PINS), _from_the_first(state, key), _Neighbours.of(state, key)
+    if near.hold_before(found):
+        return found
     have, fresh = pinned.times, dict[int, int]()
     for time, offset in zip(found.times, found.offsets, strict=True):
         at = bisect_left(have, time)
@@ -301,6 +303,14 @@ class _Neighbours(NamedTuple):
         window, end = state.floors.get(key, (None, 0))
         origin = state.origins[key]
         return cls(state.boundaries.get(key, NO_PINS), origin.opens or 0, origin.offset, window, end)
+
+    def hold_before(self, found: Boundaries) -> bool:
+        """Whether all that was found comes after what is pinned, and crosses nothing: then it stands as it is."""
+        pinned, opens, origin, window, end = self
+        if not pinned or not found.times or found.times[0] <= max(pinned.times[-1], opens, window or 0):
+            return False
+        least = max(pinned.offsets[-1], origin, end)
+        return found.offsets[0] >= least and all(a <= b for a, b in pairwise(found.offsets))
 
     def clamp(self, at: int, time: int, offset: int) -> int:
         """The offset of a boundary at `time`, which is to stand in place `at`."""
@@ -425,13 +435,26 @@ def complete_of(state: State, asked: Iterable[int], settings: WindowSettings) ->
     found: dict[int, dict[Key, Range]] = {window: {} for window in (asked if keys else ())}
     for key in keys:
         accounted, pinned = state.accounted(key), state.boundaries.get(key, NO_PINS)
+        times = {time for window in found for time in (window, window + settings.length)}
+        bounds = {time: _boundary_in(pinned, time) for time in times}
+        seen: dict[tuple[int | None, int | None], Range | None] = {}  # in a silence many windows have the same range
         for window, ranges in [*found.items()]:
-            first, last = _boundary_in(pinned, window), _boundary_in(pinned, window + settings.length)
-            if first is None or last is None or not covers(accounted, r := Range(first, last)):
+            ends = bounds[window], bounds[window + settings.length]
+            if ends not in seen:
+                seen[ends] = _whole(accounted, *ends)
+            if (whole := seen[ends]) is None:
                 del found[window]
             else:
-                ranges[key] = r
+                ranges[key] = whole
     return found
+
+
+def _whole(accounted: Sequence[Range], first: int | None, last: int | None) -> Range | None:
+    """The range between two boundaries if both are pinned and all of it is accounted for."""
+    if first is None or last is None:
+        return None
+    whole = Range(first, last)
+    return whole if covers(accounted, whole) else None
 
 
 def owed_windows(state: State, settings: WindowSettings, now: int) -> list[int]:

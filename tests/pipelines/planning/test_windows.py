@@ -12,11 +12,12 @@ from hypothesis import strategies as st
 
 from sluice.pipelines.feed.sections import WindowSettings
 from sluice.pipelines.ledger import Ledger, State, checkpoint
-from sluice.pipelines.ledger.entries import BoundaryEntry, OriginEntry, OriginItem
+from sluice.pipelines.ledger.entries import Boundaries, BoundaryEntry, OriginEntry, OriginItem
 from sluice.pipelines.planning.plan import owed_ranges
 from sluice.pipelines.planning.windows import (
     LISTED,
     check_window,
+    clamp,
     clamp_boundaries,
     complete,
     count_marker_searches,
@@ -125,6 +126,32 @@ def test_rivals_that_saw_different_ends_still_tile(looks: list[tuple[bool, int]]
         world.ledger.append(partial(clamp_boundaries, entry=entry))
     offsets = [o for _, o in world.state.boundaries[KEY]]
     assert offsets == sorted(offsets)
+
+
+hours = st.lists(st.integers(-2, 12), min_size=1, max_size=8, unique=True).map(sorted)
+offset = st.integers(0, 9)
+
+
+@settings(max_examples=300, deadline=None)
+@given(
+    hours, st.lists(offset, min_size=8, max_size=8), hours, st.lists(offset, max_size=8), offset, st.integers(-2, 12)
+)
+def test_each_boundary_is_moved_by_itself_however_many_come_at_once(
+    found: list[int], offsets: list[int], before: list[int], pinned: list[int], origin: int, floor: int
+) -> None:
+    state = World([], START, origin, opens=START).state
+    for hour, at in zip(before, sorted(pinned), strict=False):
+        state.boundaries[KEY].add([START + hour * HOUR], [at])
+    state.floors[KEY] = START + floor * HOUR, 5
+    expected, least = dict[int, int](), 0
+    for hour, at in zip(found, offsets, strict=False):
+        time = START + hour * HOUR
+        if time not in state.boundaries[KEY].times:
+            expected[time] = least = clamp(state, KEY, time, max(at, least))
+    times = tuple(START + h * HOUR for h in found)
+    entry = BoundaryEntry(items=(Boundaries(key=KEY, times=times, offsets=tuple(offsets[: len(times)])),))
+    clamped = clamp_boundaries(state, entry)
+    assert dict(zip(clamped.items[0].times, clamped.items[0].offsets, strict=True) if clamped else ()) == expected
 
 
 def test_records_lie_in_the_window_of_their_stamps() -> None:
