@@ -7,7 +7,6 @@ warns, and the next run adds what is owed.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import closing
 from typing import Any
 
 import dagster as dg
@@ -46,17 +45,18 @@ def bring_up_table(
     key, report = session.keys(name).table, session.reporter(context.log)
     try:
         report(Progress("table"))
-        with session.open_edges(feed) as edges, open_tables(feed, edges.lake) as (table, windows):
+        with session.open_edges(feed) as edges, open_tables(feed, edges.lake) as (table, refused, windows):
             ledger = Ledger(edges.lake, name, edges.clock)
             before = edges.clock() - feed.table.keep_snapshots
-            done = sync(ledger, edges.lake, table, report, windows=windows, expire_before=before)
+            done = sync(ledger, edges.lake, table, report, quarantine=refused, windows=windows, expire_before=before)
     except SluiceError as error:
         context.log.warning("the table is not up to date: %s → %s", error.message, error.remedy)
         yield feed_evaluation(context.instance, key, TABLE, _failed(error))
         return
     if done.head is None:
         return
-    if done.commits or internals.newest(context.instance, key) is None:
+    beside = done.quarantine
+    if done.commits or (beside and beside.commits) or internals.newest(context.instance, key) is None:
         yield dg.AssetMaterialization(key, metadata=_metadata(done.head, done))
     said = f"everything that had landed is in snapshot {done.head.snapshot}"
     yield feed_evaluation(context.instance, key, TABLE, {"passed": True, "description": said})
@@ -78,31 +78,41 @@ def table_check(feed: Feed, session: RunSession) -> dg.AssetChecksDefinition:
 
 
 def _compared(session: RunSession, name: str) -> Said:
-    from sluice.resources.edges import open_table
+    from sluice.resources.edges import open_tables
 
     feed = session.feed(name)
     try:
-        lake = session.open_lake(feed)
-        with session.open_edges(feed) as edges, closing(open_table(feed, lake)) as table:
+        lake, found = session.open_lake(feed), list[tuple[str, Compared]]()
+        with session.open_edges(feed) as edges, open_tables(feed, lake) as tables:
             ledger = Ledger(lake, name, edges.clock)
-            head = table.look()
-            state = ledger.read()  # afterwards: a publisher may be at work
-            if head:
-                check_owner(table, head, state, name)
-            return _verdict(compare(ledger, lake, table, head, state))
+            for kind, table in tables.of_parts:
+                head = table.look()
+                state = ledger.read()  # afterwards: a publisher may be at work
+                if head:
+                    check_owner(table, head, state, name)
+                found.append((table.name, compare(ledger, lake, table, head, state, kind)))
+        return _verdict(found)
     except SluiceError as error:
         return _failed(error)
 
 
-def _verdict(found: Compared) -> Said:
-    lacking = f"; {many(len(found.owed), 'file')} not in it yet" if found.owed else ""
-    same = f"the same {many(len(found.live) - len(found.owed), 'file')} and rows as in the ledger{lacking}"
+def _verdict(found: list[tuple[str, Compared]]) -> Said:
+    """Of the table, and of the quarantine's if there is one."""
+    (_, first), *rest = found
+    said = [_described(first), *(f"{name}: {_described(compared)}" for name, compared in rest)]
     return {
-        "passed": found.sound,
+        "passed": all(compared.sound for _, compared in found),
         "severity": dg.AssetCheckSeverity.ERROR,
-        "description": same if found.sound else found.describe(),
-        "metadata": _metadata(found.head) if found.head else {},
+        "description": "; ".join(said),
+        "metadata": _metadata(first.head) if first.head else {},
     }
+
+
+def _described(found: Compared) -> str:
+    if not found.sound:
+        return found.describe()
+    lacking = f"; {many(len(found.owed), 'file')} not in it yet" if found.owed else ""
+    return f"the same {many(len(found.live) - len(found.owed), 'file')} and rows as in the ledger{lacking}"
 
 
 def _failed(error: SluiceError) -> Said:
@@ -123,4 +133,6 @@ def _metadata(head: TableHead, done: Synced | None = None) -> Metadata:
         "snapshots": head.snapshots,
         "ledger_entries": head.mark,
     }
-    return out | ({"added_files": done.added, "removed_files": done.removed} if done else {})
+    out |= {"added_files": done.added, "removed_files": done.removed} if done else {}
+    refused = done.quarantine.head if done and done.quarantine else None
+    return out | ({"quarantined_rows": refused.rows} if refused else {})

@@ -6,7 +6,6 @@ It compares ledger and files; with `--rescan` also Kafka itself; with `--strict`
 
 from __future__ import annotations
 
-from contextlib import closing
 from dataclasses import replace
 from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
@@ -102,10 +101,11 @@ class Asked(NamedTuple):
 def _of_table(session: Session, feed: Feed) -> tuple[AuditProblem, ...]:
     from sluice.pipelines.account.table import table_problems
     from sluice.pipelines.ledger import Ledger
-    from sluice.resources.edges import open_table
+    from sluice.resources.edges import open_tables
 
-    with session.open_edges(feed) as edges, closing(open_table(feed, edges.lake)) as of_feed:
-        return tuple(table_problems(Ledger(edges.lake, feed.name, edges.clock), edges.lake, of_feed))
+    with session.open_edges(feed) as edges, open_tables(feed, edges.lake) as of_feed:
+        ledger = Ledger(edges.lake, feed.name, edges.clock)
+        return tuple(p for kind, t in of_feed.of_parts for p in table_problems(ledger, edges.lake, t, kind))
 
 
 def prove(session: Session, feed: Feed, *, rescan: bool) -> AuditReport:

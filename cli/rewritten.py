@@ -62,8 +62,9 @@ def table_after(session: Session, feed: Feed) -> Iterator[Text]:
     from sluice.resources.edges import open_tables
 
     try:
-        with session.open_edges(feed) as edges, open_tables(feed, edges.lake) as (table, windows):
-            done = sync(Ledger(edges.lake, feed.name, edges.clock), edges.lake, table, windows=windows)
+        with session.open_edges(feed) as edges, open_tables(feed, edges.lake) as (table, refused, windows):
+            ledger = Ledger(edges.lake, feed.name, edges.clock)
+            done = sync(ledger, edges.lake, table, quarantine=refused, windows=windows)
     except SluiceError as error:
         yield warn(f"the table is not up to date: {error.message}; sluice table sync {feed.name}")
         return

@@ -20,9 +20,11 @@ if TYPE_CHECKING:
     from sluice.pipelines.ledger import Ledger
     from sluice.pipelines.ports import Lake, Table
     from sluice.pipelines.tables.check import Compared
+    from sluice.pipelines.tables.owed import Owed
     from sluice.pipelines.tables.sync import Synced
-    from sluice.pipelines.tables.windows import CompleteWindows
+    from sluice.pipelines.vocabulary.receipts import PartKind
     from sluice.pipelines.vocabulary.tables import TableHead
+    from sluice.resources.edges import FeedTables
 
 group = typer.Typer(help="A feed's table: what landed, by name and by SQL.", no_args_is_help=True)
 
@@ -52,7 +54,8 @@ def sync(
     new gets everything that has landed so far, many batches at once; stopped anywhere, the next sync goes on. Each file
     is added once, however many do this at once. Runs do it by themselves after they have committed.
 
-    Which windows are complete goes into a small table beside it: db.orders_windows, or tables/orders_windows.
+    Which windows are complete goes into a small table beside it: db.orders_windows, or tables/orders_windows. With the
+    feed's table.quarantine, what is in quarantine has a table, too: db.orders_quarantine, or quarantine/orders.
 
     Snapshots older than the feed's table.keep_snapshots expire, and the files that only they named are removed. Exit 3
     when somebody else changed the table.
@@ -63,12 +66,25 @@ def sync(
     from sluice.pipelines.tables.sync import sync as bring_up
 
     found = session.feed(feed)
-    with _opened(session, found) as (ledger, lake, table, windows, now), session.terminal.progress() as meter:
+    with _opened(session, found) as (ledger, lake, tables, now), session.terminal.progress() as meter:
         before = now - (found.table.keep_snapshots if found.table else 0)
-        done = bring_up(ledger, lake, table, meter, windows=windows, expire_before=before, repair=repair)
-        name = table.name
+        name, refused = tables.rows.name, tables.quarantine
+        done = bring_up(
+            ledger,
+            lake,
+            tables.rows,
+            meter,
+            quarantine=refused,
+            windows=tables.windows,
+            expire_before=before,
+            repair=repair,
+        )
     session.terminal.show(*_synced(name, done))
-    session.terminal.document(_document(feed, name, done.head) | _changes(done))
+    beside = {}
+    if refused and done.quarantine:
+        session.terminal.show(*_synced(refused.name, done.quarantine, "nothing is in quarantine"))
+        beside = {"quarantine": _document(feed, refused.name, done.quarantine.head) | _changes(done.quarantine)}
+    session.terminal.document(_document(feed, name, done.head) | _changes(done) | beside)
 
 
 @command(group)
@@ -77,28 +93,42 @@ def status(session: Session, feed: FeedName) -> None:
 
     $ sluice table status orders
     """
+    from sluice.pipelines.lake import paths
+
+    found, documents = session.feed(feed), list[dict[str, Any]]()
+    with _opened(session, found) as (ledger, _, tables, _):
+        for kind, table in tables.of_parts:
+            with session.terminal.working("asking the catalog"):
+                head, owed, trusted = _stands(ledger, table, kind)
+            files = sum(len(b.parts) for b in owed.batches)
+            root = paths.part_path(feed, kind, "", "")
+            gone = sum(path.startswith(f"{root}/") for path in owed.gone)
+            session.terminal.show(*_standing(feed, table.name, head), _owing(feed, len(owed.batches), files, gone))
+            if not trusted:
+                said = f"its newest snapshot is not ours: sluice table check {feed} compares all files"
+                session.terminal.show(warn(said))
+            owing = {"batches": len(owed.batches), "files": files, "gone": gone}
+            documents.append(_document(feed, table.name, head) | {"owed": owing, "trusted": trusted})
+    session.terminal.document(_joined(documents))
+
+
+def _stands(ledger: Ledger, table: Table, kind: PartKind) -> tuple[TableHead | None, Owed, bool]:
+    """The table's head, what it lacks, and whether its mark says the truth."""
     from sluice.pipelines.tables.check import check_owner, trusted_mark
     from sluice.pipelines.tables.owed import since
 
-    found = session.feed(feed)
-    with _opened(session, found) as (ledger, _, table, _, _), session.terminal.working("asking the catalog"):
-        head = table.look()
-        state = ledger.read()  # afterwards: a publisher may be at work
-        if head:
-            check_owner(table, head, state, feed)
-        owed, trusted = (
-            since(ledger, state, head.mark if head else 0),
-            head is None or trusted_mark(ledger, state, head),
-        )
-        name = table.name
-    files = sum(len(b.parts) for b in owed.batches)
-    session.terminal.show(*_standing(feed, name, head), _owing(feed, len(owed.batches), files, len(owed.gone)))
-    if not trusted:
-        session.terminal.show(warn(f"its newest snapshot is not ours: sluice table check {feed} compares all files"))
-    session.terminal.document(
-        _document(feed, name, head)
-        | {"owed": {"batches": len(owed.batches), "files": files, "gone": len(owed.gone)}, "trusted": trusted}
-    )
+    head = table.look()
+    state = ledger.read()  # afterwards: a publisher may be at work
+    if head is None:
+        return None, since(ledger, state, 0, kind=kind), True
+    check_owner(table, head, state, ledger.feed)
+    return head, since(ledger, state, head.mark, kind=kind), trusted_mark(ledger, state, head)
+
+
+def _joined(documents: list[dict[str, Any]]) -> dict[str, Any]:
+    """The document of the table, with that of the quarantine's in it if there is one."""
+    first, *rest = documents
+    return first | ({"quarantine": rest[0]} if rest else {})
 
 
 @command(group)
@@ -110,33 +140,36 @@ def check(session: Session, feed: FeedName) -> int:
 
     $ sluice table check orders
     """
-    found = session.feed(feed)
-    compared, name = comparison(session, found)
-    session.terminal.show(*_standing(feed, name, compared.head), *verdict(feed, compared))
-    session.terminal.document(_document(feed, name, compared.head) | difference(compared))
-    return 0 if compared.sound else 1
+    found = comparisons(session, session.feed(feed))
+    for name, compared in found:
+        session.terminal.show(*_standing(feed, name, compared.head), *verdict(feed, compared))
+    session.terminal.document(_joined([_document(feed, name, c.head) | difference(c) for name, c in found]))
+    return 0 if all(compared.sound for _, compared in found) else 1
 
 
-def comparison(session: Session, feed: Feed) -> tuple[Compared, str]:
-    """The feed's table beside its ledger, and the table's name."""
+def comparisons(session: Session, feed: Feed) -> list[tuple[str, Compared]]:
+    """The feed's table beside its ledger, and the quarantine's if there is one, by name."""
     from sluice.pipelines.tables.check import check_owner, compare
 
-    with _opened(session, feed) as (ledger, lake, table, _, _), session.terminal.working("comparing table and ledger"):
-        head = table.look()
-        state = ledger.read()  # afterwards: a publisher may be at work
-        if head:
-            check_owner(table, head, state, feed.name)
-        return compare(ledger, lake, table, head, state), table.name
+    out = []
+    with _opened(session, feed) as (ledger, lake, tables, _), session.terminal.working("comparing table and ledger"):
+        for kind, table in tables.of_parts:
+            head = table.look()
+            state = ledger.read()  # afterwards: a publisher may be at work
+            if head:
+                check_owner(table, head, state, feed.name)
+            out.append((table.name, compare(ledger, lake, table, head, state, kind)))
+    return out
 
 
 @contextmanager
-def _opened(session: Session, feed: Feed) -> Iterator[tuple[Ledger, Lake, Table, CompleteWindows, int]]:
-    """The feed's ledger, lake and table, the table of its complete windows, and the time (ms)."""
+def _opened(session: Session, feed: Feed) -> Iterator[tuple[Ledger, Lake, FeedTables, int]]:
+    """The feed's ledger, lake and tables, and the time (ms)."""
     from sluice.pipelines.ledger import Ledger
     from sluice.resources.edges import open_tables
 
-    with session.open_edges(feed) as edges, open_tables(feed, edges.lake) as (table, windows):
-        yield Ledger(edges.lake, feed.name, edges.clock), edges.lake, table, windows, edges.clock()
+    with session.open_edges(feed) as edges, open_tables(feed, edges.lake) as tables:
+        yield Ledger(edges.lake, feed.name, edges.clock), edges.lake, tables, edges.clock()
 
 
 # -- shown
@@ -164,9 +197,9 @@ def _owing(feed: str, batches: int, files: int, gone: int) -> Text:
     return warn(f"{' and '.join(s for s in (said, out) if s)}: sluice table sync {feed}")
 
 
-def _synced(name: str, done: Synced) -> Iterator[RenderableType]:
+def _synced(name: str, done: Synced, empty: str = "nothing has landed yet") -> Iterator[RenderableType]:
     if done.head is None:
-        yield Text("  nothing has landed yet: there is no table to make")
+        yield Text(f"  {empty}: there is no table to make")
         return
     if done.created:
         yield good(f"{name} is new")

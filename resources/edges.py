@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, ExitStack, closing, contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from sluice.pipelines.feed.feed import Feed
 from sluice.pipelines.feed.kafka import KafkaSettings
@@ -14,6 +14,7 @@ from sluice.pipelines.operating.migrate_offsets import Stores
 from sluice.pipelines.ports import Edges, Groups, Lake, Table
 from sluice.pipelines.vocabulary.errors import UsageError
 from sluice.pipelines.vocabulary.pages import page
+from sluice.pipelines.vocabulary.receipts import PartKind
 from sluice.resources.both_stores import BothGroup, BothGroups
 from sluice.resources.clock import now
 from sluice.resources.kafka.cluster import KafkaCluster
@@ -97,9 +98,9 @@ def open_target(feed: Feed, topic: str) -> AbstractContextManager[KafkaTarget]:
     return closing(KafkaTarget(feed.kafka, topic, ""))
 
 
-def open_table(feed: Feed, lake: Lake) -> Table:
-    """The table that the feed names, over the files of its lake. Nothing is opened before the first question. Raises
-    UsageError for a feed that names none, and SetupError."""
+def open_table(feed: Feed, lake: Lake, kind: PartKind = PartKind.LANDED) -> Table:
+    """The table that the feed names, over the files of this kind in its lake. Nothing is opened before the first
+    question. Raises UsageError for a feed that names none, and SetupError."""
     if feed.table is None:
         raise UsageError(
             f"feed {feed.name} has no table",
@@ -108,19 +109,38 @@ def open_table(feed: Feed, lake: Lake) -> Table:
     if feed.table.delta:
         from sluice.resources.tables.delta import DeltaLakeTable
 
-        return DeltaLakeTable.of(feed, lake)
+        return DeltaLakeTable.of(feed, lake, kind)
     from sluice.resources.tables.iceberg import IcebergTable
 
-    return IcebergTable.of(feed, lake)
+    return IcebergTable.of(feed, lake, "" if kind is PartKind.LANDED else "_quarantine")
+
+
+class FeedTables(NamedTuple):
+    """What a feed's tables are: of its rows, of its quarantine if it asks for that, and of its complete windows."""
+
+    rows: Table
+    quarantine: Table | None
+    windows: CompleteWindows
+
+    @property
+    def of_parts(self) -> tuple[tuple[PartKind, Table], ...]:
+        """Those that name parts, by the parts' kind."""
+        of_rows = (PartKind.LANDED, self.rows)
+        return (of_rows, (PartKind.QUARANTINED, self.quarantine)) if self.quarantine else (of_rows,)
 
 
 @contextmanager
-def open_tables(feed: Feed, lake: Lake) -> Iterator[tuple[Table, CompleteWindows]]:
-    """The table that the feed names, and that of its complete windows. Raises as `open_table`."""
+def open_tables(feed: Feed, lake: Lake) -> Iterator[FeedTables]:
+    """The tables that the feed names. Raises as `open_table`."""
     from sluice.pipelines.tables.windows import CompleteWindows  # late: it takes pyarrow
 
-    with closing(open_table(feed, lake)) as rows, closing(_open_windows_table(feed, lake)) as told:
-        yield rows, CompleteWindows(told, feed.window)
+    with ExitStack() as opened:
+        rows = opened.enter_context(closing(open_table(feed, lake)))
+        refused = open_table(feed, lake, PartKind.QUARANTINED) if feed.table and feed.table.quarantine else None
+        if refused:
+            opened.enter_context(closing(refused))
+        windows = opened.enter_context(closing(_open_windows_table(feed, lake)))
+        yield FeedTables(rows, refused, CompleteWindows(windows, feed.window))
 
 
 def _open_windows_table(feed: Feed, lake: Lake) -> Table:

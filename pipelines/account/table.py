@@ -8,10 +8,13 @@ from sluice.pipelines.account.audit import AuditProblem
 from sluice.pipelines.ledger import Ledger
 from sluice.pipelines.ports import Lake, Table
 from sluice.pipelines.tables.check import check_owner, compare
+from sluice.pipelines.vocabulary.receipts import PartKind
 
 
-def table_problems(ledger: Ledger, lake: Lake, table: Table) -> Iterator[AuditProblem]:
-    """What is wrong with the table; nothing where the next sync will add what is owed.
+def table_problems(
+    ledger: Ledger, lake: Lake, table: Table, kind: PartKind = PartKind.LANDED
+) -> Iterator[AuditProblem]:
+    """What is wrong with the table of such files; nothing where the next sync will add what is owed.
 
     Raises TableDiffers for a table of somebody else's, EntriesLost, CatalogUnavailable, LedgerCorrupt.
     """
@@ -21,7 +24,7 @@ def table_problems(ledger: Ledger, lake: Lake, table: Table) -> Iterator[AuditPr
     if head is None:
         return
     check_owner(table, head, state, ledger.feed)
-    found = compare(ledger, lake, table, head, state)
+    found = compare(ledger, lake, table, head, state, kind)
     for address in found.missing:
         yield AuditProblem(17, f"{address} is missing in {table.name}", address, mend)
     for address in found.foreign:

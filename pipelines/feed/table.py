@@ -65,11 +65,12 @@ class DeltaSettings(Settings):
 
 
 class TableSettings(Settings):
-    """The table of a feed, in one format. Snapshots older than `keep_snapshots` (ms) expire, and then the files that
-    they alone name are removed."""
+    """The table of a feed, in one format; with `quarantine`, the quarantine's rows have one, too. Snapshots older than
+    `keep_snapshots` (ms) expire, and then the files that they alone name are removed."""
 
     iceberg: IcebergSettings | None = None
     delta: DeltaSettings | None = None
+    quarantine: bool = False
     keep_snapshots: Duration = 5 * DAY
 
     @model_validator(mode="after")

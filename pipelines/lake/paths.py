@@ -196,14 +196,9 @@ def manifest_window(path: str) -> tuple[int, int] | None:
         return None
 
 
-def delta_root(feed: str) -> str:
-    """The folder of the feed's Delta table, which names files relative to itself: that of the landed parts."""
-    return f"{_ROOTS[PartKind.LANDED]}/{feed}"
-
-
-def delta_log(feed: str) -> str:
-    """The folder of the log of the feed's Delta table."""
-    return f"{delta_root(feed)}/{_DELTA_LOG}"
+def delta_root(feed: str, kind: PartKind = PartKind.LANDED) -> str:
+    """The folder of the feed's Delta table, which names files relative to itself: that of the parts of this kind."""
+    return f"{_ROOTS[kind]}/{feed}"
 
 
 def windows_table_root(feed: str) -> str:

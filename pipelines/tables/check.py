@@ -61,9 +61,16 @@ def _are(found: tuple[object, ...]) -> str:
     return "is" if len(found) == 1 else "are"
 
 
-def compare(ledger: Ledger, lake: Lake, table: Table, head: TableHead | None, state: State) -> Compared:
-    """The table that `look` found, beside everything that the ledger says. Reads the whole log."""
-    batches = since(ledger, state, 0).batches
+def compare(
+    ledger: Ledger,
+    lake: Lake,
+    table: Table,
+    head: TableHead | None,
+    state: State,
+    kind: PartKind = PartKind.LANDED,
+) -> Compared:
+    """The table that `look` found, beside everything that the ledger says of such files. Reads the whole log."""
+    batches = since(ledger, state, 0, kind=kind).batches
     live = addresses(lake, batches)
     if head is None:
         return Compared(None, live, batches, owed=tuple(sorted(live)))
@@ -71,7 +78,7 @@ def compare(ledger: Ledger, lake: Lake, table: Table, head: TableHead | None, st
     mark = head.mark if trusted_mark(ledger, state, head) else state.number
     later = addresses(lake, (b for b in batches if b.number >= mark))
     lacking, others = live.keys() - found.keys(), found.keys() - live.keys()
-    stale = _stale(ledger, lake, state, others)
+    stale = _stale(ledger, lake, state, others, kind)
     both = ((a, found[a], live[a]) for a in sorted(live.keys() & found.keys()))
     return Compared(
         head,
@@ -86,9 +93,9 @@ def compare(ledger: Ledger, lake: Lake, table: Table, head: TableHead | None, st
     )
 
 
-def _stale(ledger: Ledger, lake: Lake, state: State, others: set[str]) -> set[str]:
+def _stale(ledger: Ledger, lake: Lake, state: State, others: set[str], kind: PartKind) -> set[str]:
     """Those of the addresses that are parts of this feed which no longer count."""
-    root = paths.part_path(ledger.feed, PartKind.LANDED, "", "")
+    root = paths.part_path(ledger.feed, kind, "", "")
     base = lake.locate(f"{root}/x").removesuffix("x")
     names = {a: f"{root}/{a.removeprefix(base)}" for a in others if a.startswith(base)}
     replaced = ledger.replaced(names.values(), state)

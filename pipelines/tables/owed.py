@@ -23,11 +23,19 @@ GROUP_FILES, GROUP_BATCHES = 2000, 100
 SINGLE = 24
 """Up to so many batches each have a commit of their own."""
 
+_WHY = {
+    **dict.fromkeys(("stage", "reason", "expectation", "field", "detail"), "string"),
+    "byte": "int32",
+    "batch": "int64",
+    "contract": "string",
+}
+"""What the quarantine's rows say besides the record, spelled as in a schema."""
+
 
 @dataclass(frozen=True, slots=True)
 class OwedBatch:
-    """What a published batch has in files that still count: its landed `parts`, one for each file, by lake path, and
-    the offsets and windows behind them. `number` is the publish entry's."""
+    """What a published batch has in files of one kind that still count: these `parts`, one for each file, by lake path,
+    and the offsets and windows behind them. `number` is the publish entry's."""
 
     number: int
     batch: Batch
@@ -41,12 +49,12 @@ class OwedBatch:
         return _rewrites(self.batch)
 
     @classmethod
-    def of(cls, number: int, batch: Batch, receipts: Iterable[Receipt]) -> OwedBatch:
-        some = [r for r in receipts if r.of(PartKind.LANDED)]
+    def of(cls, number: int, batch: Batch, receipts: Iterable[Receipt], kind: PartKind) -> OwedBatch:
+        some = [r for r in receipts if r.of(kind)]
         return cls(
             number,
             batch,
-            {p.path: p for r in some for p in r.of(PartKind.LANDED)},
+            {p.path: p for r in some for p in r.of(kind)},
             tuple((r.slice.topic, r.slice.partition, r.slice.range) for r in some),
             frozenset(r.slice.window for r in some if r.slice.window is not None),
         )
@@ -75,8 +83,9 @@ def _rewrites(batch: Batch) -> bool:
     return batch.request.replace or batch.rewrites
 
 
-def since(ledger: Ledger, state: State, mark: int, most: int | None = None) -> Owed:
-    """What the entries from number `mark` on, up to the state, ask of a table; or those up to the `most`th batch."""
+def since(ledger: Ledger, state: State, mark: int, most: int | None = None, kind: PartKind = PartKind.LANDED) -> Owed:
+    """What the entries from number `mark` on, up to the state, ask of a table of such files; or those up to the
+    `most`th batch that has any. What is `gone` may be of either kind."""
     batches: list[OwedBatch] = []
     gone: set[str] = set()
     merged = True
@@ -91,7 +100,7 @@ def since(ledger: Ledger, state: State, mark: int, most: int | None = None) -> O
             if _rewrites(batch):
                 gone |= set(ledger.plan(batch.id).replaces)
                 merged = merged and batch.merges
-            found = OwedBatch.of(number, batch, state.receipts(number, entry))
+            found = OwedBatch.of(number, batch, state.receipts(number, entry), kind)
             batches += [found] if found.parts else []
             if len(batches) == most:
                 return Owed(number + 1, tuple(batches), frozenset(gone), merged)
@@ -145,16 +154,18 @@ def complete_until(state: State) -> str:
     return show_instant(min(ends)) if ends else ""
 
 
-def columns(state: State) -> dict[str, str]:
-    """Every column that has landed in any file, by name, with the type that reads all of them."""
+def columns(state: State, kind: PartKind = PartKind.LANDED) -> dict[str, str]:
+    """Every column that is in any file of the kind, by name, with the type that reads all of them."""
+    if kind is PartKind.QUARANTINED:
+        return RAW_TYPES | _WHY
     if all(name.startswith("raw") for name in state.schemas):
         return dict(RAW_TYPES)
     kafka = {f"{KAFKA}{name}": text for name, text in RAW_TYPES.items() if name != "value"}
     return state.table | {EXTRA: "string"} | kafka | {f"{KAFKA}tombstone": "bool"}
 
 
-def column_types(state: State) -> dict[str, Type]:
-    return {name: parse_type(text.removesuffix(" not null")) for name, text in columns(state).items()}
+def column_types(state: State, kind: PartKind = PartKind.LANDED) -> dict[str, Type]:
+    return {name: parse_type(text.removesuffix(" not null")) for name, text in columns(state, kind).items()}
 
 
 def rows_of(part: Part) -> int:
@@ -163,5 +174,5 @@ def rows_of(part: Part) -> int:
 
 
 def addresses(lake: Lake, batches: Iterable[OwedBatch]) -> dict[str, Part]:
-    """The landed files of the batches, by address."""
+    """The files of the batches, by address."""
     return {lake.locate(path): part for b in batches for path, part in b.parts.items()}

@@ -36,6 +36,7 @@ from sluice.pipelines.tables.owed import (
 from sluice.pipelines.tables.windows import CompleteWindows
 from sluice.pipelines.vocabulary.errors import PartUnreadable, TableMoved, TableRefused, Unknown
 from sluice.pipelines.vocabulary.progress import Progress, Reporter
+from sluice.pipelines.vocabulary.receipts import PartKind
 from sluice.pipelines.vocabulary.side_by_side import each
 from sluice.pipelines.vocabulary.tables import FEED, LEDGER, TableChange, TableHead, TableOperation
 from sluice.pipelines.vocabulary.units import many
@@ -46,14 +47,17 @@ UNANSWERED = 3
 """How often one is that got no answer: whoever waits longer waits in the next run."""
 READ_BATCHES = 500
 """Batches that a backfill reads from the log before it adds them."""
+MANY_ENTRIES = 200
+"""After so many entries that have nothing for the table its mark is moved by itself, so that they are read once."""
 MANY_PATHS = 1000
 """More files than that are found by listing rather than one by one."""
 
 
 @dataclass(frozen=True, slots=True)
 class Synced:
-    """What a sync did: the table's head afterwards (None: there is none, since nothing has landed yet), its commits,
-    files added and taken out, snapshots that expired and lake paths removed with them."""
+    """What a sync did: the table's head afterwards (None: there is none, since nothing is in it yet), its commits,
+    files added and taken out, snapshots that expired and lake paths removed with them. The same of the quarantine's
+    table, if the feed has one."""
 
     head: TableHead | None
     commits: int = 0
@@ -62,6 +66,7 @@ class Synced:
     created: bool = False
     expired: int = 0
     cleaned: tuple[str, ...] = ()
+    quarantine: Synced | None = None
 
 
 def sync(
@@ -70,183 +75,214 @@ def sync(
     table: Table,
     report: Reporter = lambda progress: None,
     *,
+    quarantine: Table | None = None,
     windows: CompleteWindows | None = None,
     expire_before: int | None = None,
     repair: bool = False,
 ) -> Synced:
     """Bring the table up to the ledger, and let its snapshots from before a time (ms) expire. Then do the same to the
-    table of complete windows, which names no window whose rows are not in it.
+    quarantine's table, and to the table of complete windows, which names no window whose rows are not in the first one.
 
     With `repair`, a table that somebody else changed is made what the ledger says; without, it raises TableDiffers.
     Raises TableRefused, CatalogUnavailable, EntriesLost, PartUnreadable; TableMoved or Unknown after too many tries.
     Guarantee: stopped anywhere, the table is what some state of the ledger said, and the next call goes on.
     """
-    done, tries, unanswered = Synced(None), 0, 0
-    while True:
-        state = ledger.read()
-        roll_forward(ledger, lake, ledger.feed)  # what this state counts is visible, unless replaced since
-        try:
-            done = _up_to(ledger, lake, table, state, report, repair, done)
-            break
-        except TableMoved:
-            if (tries := tries + 1) == TRIES:
-                raise
-        except Unknown:
-            if (unanswered := unanswered + 1) == UNANSWERED:
-                raise
-        except PartUnreadable as lost:
-            if (tries := tries + 1) == TRIES or not (lost.gone and ledger.read().number > state.number):
-                raise
-    if expire_before is not None and done.head is not None:
-        done = _expire(ledger, lake, table, expire_before, done)
+    cleans = (PartKind.LANDED,) if quarantine else tuple(PartKind)
+    done, state = _Publisher(ledger, lake, table, PartKind.LANDED, cleans, report, repair).bring_up(expire_before)
+    if quarantine:
+        kind = PartKind.QUARANTINED
+        beside, _ = _Publisher(ledger, lake, quarantine, kind, (kind,), report, repair).bring_up(expire_before)
+        done = replace(done, quarantine=beside)
     if windows is not None and done.head is not None:
         windows.bring_up(ledger, lake, state, expire_before)
     return done
 
 
-def _up_to(
-    ledger: Ledger, lake: Lake, table: Table, state: State, report: Reporter, repair: bool, done: Synced
-) -> Synced:
-    """Piece by piece; before each the table is looked at anew, since others may commit in between."""
-    while True:
-        report(Progress("look", note=table.name))
-        head = table.look()
-        if head is None:
-            if not since(ledger, state, 0, most=1).batches:
-                return done
-            _check_columns(state, table)
-            table.create(columns(state), {FEED: ledger.feed, LEDGER: state.ledger_id})
-            done = replace(done, created=True)
-            continue
-        if head.mark > state.number and ledger.read().number >= head.mark:
-            raise TableMoved(f"{table.name} was brought up meanwhile", remedy="the next try decides anew")
-        check_owner(table, head, state, ledger.feed)
-        if not kept.has_table(lake, ledger.feed):
-            kept.note(lake, ledger.feed, table.name)
-        if trusted_mark(ledger, state, head):
-            end, changes, never = _owed(ledger, lake, table, state, head)
-            _note_removing(lake, ledger.feed, table, _present(lake, ledger.feed, never))
-        else:
-            end, changes = state.number, _difference(ledger, lake, table, state, head, repair)
-        if changes:
-            _check_columns(state, table)
-        elif end == state.number:
-            if (complete := complete_until(state)) > head.complete:
-                table.tell(complete)
-                head = table.look()
-            return replace(done, head=head)
-        total = done.added + sum(len(c.add) for c in changes)
-        for change in changes:
-            report(Progress("add files", done.added, total))
-            table.commit(change)
-            added, removed = done.added + len(change.add), done.removed + len(change.remove)
-            done = replace(done, commits=done.commits + 1, added=added, removed=removed)
+@dataclass(frozen=True, slots=True)
+class _Publisher:
+    """Brings up one table, of files of one `kind`; when they no longer count, it removes files of the kinds that it
+    `cleans`."""
 
+    ledger: Ledger
+    lake: Lake
+    table: Table
+    kind: PartKind
+    cleans: tuple[PartKind, ...]
+    report: Reporter
+    repair: bool
 
-def _owed(
-    ledger: Ledger, lake: Lake, table: Table, state: State, head: TableHead
-) -> tuple[int, list[TableChange], set[str]]:
-    """What a table that is what the ledger said at its mark lacks, and the mark afterwards. Then the lake paths of
-    files that no longer count and are not in the table: replaced before it saw them, or of the quarantine."""
-    owed = since(ledger, state, head.mark, READ_BATCHES)
-    known: frozenset[str] = frozenset()
-    if owed.rewrites and head.snapshot is not None:
-        known = frozenset(table.files())
-        if known.intersection(map(lake.locate, owed.gone)):
-            owed = since(ledger, state, head.mark)
-    never = {path for path in owed.gone if lake.locate(path) not in known}
-    return owed.end, list(_changes(ledger, lake, state, owed, known)), never
+    def bring_up(self, expire_before: int | None) -> tuple[Synced, State]:
+        """What it did, and the state that the table is brought up to."""
+        done, tries, unanswered = Synced(None), 0, 0
+        while True:
+            state = self.ledger.read()
+            roll_forward(self.ledger, self.lake, self.ledger.feed)  # what it counts is visible, unless replaced since
+            try:
+                done = self._up_to(state, done)
+                break
+            except TableMoved:
+                if (tries := tries + 1) == TRIES:
+                    raise
+            except Unknown:
+                if (unanswered := unanswered + 1) == UNANSWERED:
+                    raise
+            except PartUnreadable as lost:
+                if (tries := tries + 1) == TRIES or not (lost.gone and self.ledger.read().number > state.number):
+                    raise
+        if expire_before is not None and done.head is not None:
+            done = self._expire(expire_before, done)
+        return done, state
 
+    def _up_to(self, state: State, done: Synced) -> Synced:
+        """Piece by piece; before each the table is looked at anew, since others may commit in between."""
+        ledger, lake, table = self.ledger, self.lake, self.table
+        while True:
+            self.report(Progress("look", note=table.name))
+            head = table.look()
+            if head is None:
+                if not since(ledger, state, 0, 1, self.kind).batches:
+                    return done
+                self._check_columns(state)
+                table.create(columns(state, self.kind), {FEED: ledger.feed, LEDGER: state.ledger_id})
+                done = replace(done, created=True)
+                continue
+            if head.mark > state.number and ledger.read().number >= head.mark:
+                raise TableMoved(f"{table.name} was brought up meanwhile", remedy="the next try decides anew")
+            check_owner(table, head, state, ledger.feed)
+            if not kept.has_table(lake, ledger.feed):
+                kept.note(lake, ledger.feed, table.name)
+            if trusted_mark(ledger, state, head):
+                end, changes, never = self._owed(state, head)
+                self._note_removing(self._present(never))
+            else:
+                end, changes = state.number, self._difference(state, head)
+            if changes:
+                self._check_columns(state)
+            elif end == state.number:
+                if (complete := complete_until(state)) > head.complete:
+                    table.tell(complete)
+                    head = table.look()
+                return replace(done, head=head)
+            total = done.added + sum(len(c.add) for c in changes)
+            for change in changes:
+                self.report(Progress("add files", done.added, total))
+                table.commit(change)
+                added, removed = done.added + len(change.add), done.removed + len(change.remove)
+                done = replace(done, commits=done.commits + 1, added=added, removed=removed)
 
-def _changes(ledger: Ledger, lake: Lake, state: State, owed: Owed, known: frozenset[str]) -> Iterator[TableChange]:
-    """One change with all that takes files out and what takes their place; then what only adds files. `known` are the
-    files in the table, if any of them may be among what is owed."""
+    def _owed(self, state: State, head: TableHead) -> tuple[int, list[TableChange], set[str]]:
+        """What a table that is what the ledger said at its mark lacks, and the mark afterwards. Then the lake paths of
+        files that no longer count and are not in the table: replaced before it saw them, or of no table at all."""
+        owed = since(self.ledger, state, head.mark, READ_BATCHES, self.kind)
+        known: frozenset[str] = frozenset()
+        if owed.rewrites and head.snapshot is not None:
+            known = frozenset(self.table.files())
+            if known.intersection(map(self.lake.locate, owed.gone)):
+                owed = since(self.ledger, state, head.mark, kind=self.kind)
+        never = {path for path in owed.gone if self.lake.locate(path) not in known}
+        changes = list(self._changes(state, owed, known))
+        if not changes and owed.end - head.mark >= MANY_ENTRIES:
+            changes.append(self._change(state, TableOperation.APPEND, owed.end, ()))
+        return owed.end, changes, never
 
-    def change(
-        operation: TableOperation, mark: int, batches: Sequence[OwedBatch], remove: Iterable[str] = ()
+    def _changes(self, state: State, owed: Owed, known: frozenset[str]) -> Iterator[TableChange]:
+        """One change with all that takes files out and what takes their place; then what only adds files. `known` are
+        the files in the table, if any of them may be among what is owed."""
+        adding: Sequence[OwedBatch] = owed.batches
+        if out := known.intersection(map(self.lake.locate, owed.gone)):
+            rewriting = [b for b in owed.batches if b.rewrites]
+            adding = [b for b in owed.batches if not b.rewrites]
+            mark = adding[0].number if adding else owed.end  # what comes before is all in then
+            yield self._change(state, _operation(owed, bool(rewriting)), mark, rewriting, known, out)
+        some = list(groups(adding))
+        ends = [group[0].number for group in some[1:]] + [owed.end][: len(some)]
+        for group, mark in zip(some, ends, strict=True):
+            found = self._change(state, TableOperation.APPEND, mark, group, known)
+            if found.add:
+                yield found
+
+    def _change(
+        self,
+        state: State,
+        operation: TableOperation,
+        mark: int,
+        batches: Sequence[OwedBatch],
+        known: Collection[str] = (),
+        remove: Iterable[str] = (),
     ) -> TableChange:
-        add = tuple(a for a in addresses(lake, batches) if a not in known)
-        said = about(ledger, state, batches)
+        add = tuple(a for a in addresses(self.lake, batches) if a not in known)
+        said = about(self.ledger, state, batches)
         complete = complete_until(state) if mark == state.number else ""
-        return TableChange(operation, mark, add, tuple(sorted(remove)), columns(state), said, complete)
+        return TableChange(operation, mark, add, tuple(sorted(remove)), columns(state, self.kind), said, complete)
 
-    adding: Sequence[OwedBatch] = owed.batches
-    if out := known.intersection(map(lake.locate, owed.gone)):
-        rewriting = [b for b in owed.batches if b.rewrites]
-        adding = [b for b in owed.batches if not b.rewrites]
-        mark = adding[0].number if adding else owed.end  # what comes before is all in then
-        yield change(_operation(owed, bool(rewriting)), mark, rewriting, out)
-    some = list(groups(adding))
-    ends = [group[0].number for group in some[1:]] + [owed.end][: len(some)]
-    for group, mark in zip(some, ends, strict=True):
-        found = change(TableOperation.APPEND, mark, group)
-        if found.add:
-            yield found
+    def _difference(self, state: State, head: TableHead) -> list[TableChange]:
+        """What makes a table like the ledger whose mark says nothing: all of its files are compared."""
+        found = compare(self.ledger, self.lake, self.table, head, state, self.kind)
+        if found.deletes or not (found.sound or self.repair):
+            raise differs(self.table, found, self.ledger.feed)
+        add, remove = (*found.owed, *found.missing), (*found.stale, *found.foreign)
+        wanted = set(add)
+        said = about(self.ledger, state, [b for b in found.batches if not wanted.isdisjoint(addresses(self.lake, [b]))])
+        operation = TableOperation.OVERWRITE if remove else TableOperation.APPEND
+        change = TableChange(operation, state.number, add, remove, columns(state, self.kind), said)
+        return [change] if add or remove else []
+
+    def _check_columns(self, state: State) -> None:
+        """Raises TableRefused for columns that the table would hold as something else."""
+        name = self.table.name
+        if wrong := list(unfit(column_types(state, self.kind), self.table.format)):
+            path, said, instead = wrong[0]
+            more = f", and {many(len(wrong) - 1, 'more column')}" if len(wrong) > 1 else ""
+            raise TableRefused(
+                f"{name} cannot hold {path}, which has landed as {said}{more}",
+                remedy=f"land it as {instead}, as a new feed: what has landed keeps its type",
+            )
+
+    # -- what older snapshots named, and what no snapshot ever did
+
+    def _note_removing(self, some: Collection[str]) -> None:
+        """Note files that go once no snapshot names them, before the table's mark or its snapshots forget them."""
+        noted = {*kept.removing(self.lake, self.ledger.feed)}
+        if not noted.issuperset(some):
+            kept.note(self.lake, self.ledger.feed, self.table.name, noted.union(some))
+
+    def _present(self, some: Iterable[str]) -> set[str]:
+        """Those of the paths that are there and ours to remove. Most went at once if the feed had no table then."""
+        asked = sorted(filter(self._ours, some))
+        if len(asked) > MANY_PATHS:
+            return {path for root in self._roots for path in self.lake.list(root)}.intersection(asked)
+        return {path for path, size in zip(asked, each(self.lake.size, asked), strict=True) if size is not None}
+
+    @property
+    def _roots(self) -> tuple[str, ...]:
+        return tuple(paths.part_path(self.ledger.feed, kind, "", "") for kind in self.cleans)
+
+    def _ours(self, path: str) -> bool:
+        return path.startswith(tuple(f"{root}/" for root in self._roots))
+
+    def _expire(self, before: int, done: Synced) -> Synced:
+        """Let old snapshots expire, and remove the files that only they named.
+
+        The names are noted before, so that whoever comes after a crash removes them.
+        """
+        feed, lake, table = self.ledger.feed, self.lake, self.table
+        root = lake.locate("data").removesuffix("data")
+        self._note_removing([a.removeprefix(root) for a in table.expiring(before) if a.startswith(root)])
+        noted = kept.removing(lake, feed)
+        removing = sorted(self.ledger.replaced(filter(self._ours, noted)))
+        expired = table.expire(before)
+        if not removing:
+            return replace(done, expired=expired, head=table.look() if expired else done.head)
+        named = table.named(map(lake.locate, removing))
+        cleaned = tuple(path for path in removing if lake.locate(path) not in named)
+        for path in cleaned:
+            lake.remove(path)
+        stay = {path for path in removing if lake.locate(path) in named}
+        kept.note(lake, feed, table.name, [path for path in noted if path in stay or not self._ours(path)])
+        return replace(done, expired=expired, cleaned=cleaned, head=table.look())
 
 
 def _operation(owed: Owed, adds: bool) -> TableOperation:
     if not adds:
         return TableOperation.DELETE
     return TableOperation.REPLACE if owed.merged else TableOperation.OVERWRITE
-
-
-def _difference(
-    ledger: Ledger, lake: Lake, table: Table, state: State, head: TableHead, repair: bool
-) -> list[TableChange]:
-    """What makes a table like the ledger whose mark says nothing: all of its files are compared."""
-    found = compare(ledger, lake, table, head, state)
-    if found.deletes or not (found.sound or repair):
-        raise differs(table, found, ledger.feed)
-    add, remove = (*found.owed, *found.missing), (*found.stale, *found.foreign)
-    wanted = set(add)
-    batches = [b for b in found.batches if not wanted.isdisjoint(addresses(lake, [b]))]
-    operation = TableOperation.OVERWRITE if remove else TableOperation.APPEND
-    change = TableChange(operation, state.number, add, remove, columns(state), about(ledger, state, batches))
-    return [change] if add or remove else []
-
-
-def _check_columns(state: State, table: Table) -> None:
-    """Raises TableRefused for columns that the table would hold as something else."""
-    if wrong := list(unfit(column_types(state), table.format)):
-        path, said, instead = wrong[0]
-        more = f", and {many(len(wrong) - 1, 'more column')}" if len(wrong) > 1 else ""
-        raise TableRefused(
-            f"{table.name} cannot hold {path}, which has landed as {said}{more}",
-            remedy=f"land it as {instead}, as a new feed: what has landed keeps its type",
-        )
-
-
-# -- what older snapshots named, and what no snapshot ever did
-
-
-def _note_removing(lake: Lake, feed: str, table: Table, some: set[str]) -> None:
-    """Note files that go once no snapshot names them, before the table's mark or its snapshots forget them."""
-    if some and not some <= (noted := {*kept.removing(lake, feed)}):
-        kept.note(lake, feed, table.name, noted | some)
-
-
-def _present(lake: Lake, feed: str, some: Collection[str]) -> set[str]:
-    """Those of the paths that are there. Most went at once if the feed had no table then."""
-    if len(some) > MANY_PATHS:
-        return {path for root in paths.visible_roots(feed) for path in lake.list(root)}.intersection(some)
-    asked = sorted(some)
-    return {path for path, size in zip(asked, each(lake.size, asked), strict=True) if size is not None}
-
-
-def _expire(ledger: Ledger, lake: Lake, table: Table, before: int, done: Synced) -> Synced:
-    """Let old snapshots expire, and remove the files that only they named.
-
-    The names are noted before, so that whoever comes after a crash removes them.
-    """
-    feed, root = ledger.feed, lake.locate("data").removesuffix("data")
-    _note_removing(lake, feed, table, {a.removeprefix(root) for a in table.expiring(before) if a.startswith(root)})
-    removing = sorted(ledger.replaced(kept.removing(lake, feed)))
-    expired = table.expire(before)
-    if not removing:
-        return replace(done, expired=expired, head=table.look() if expired else done.head)
-    named = table.named(map(lake.locate, removing))
-    cleaned = tuple(path for path in removing if lake.locate(path) not in named)
-    for path in cleaned:
-        lake.remove(path)
-    kept.note(lake, feed, table.name, [path for path in removing if lake.locate(path) in named])
-    return replace(done, expired=expired, cleaned=cleaned, head=table.look())

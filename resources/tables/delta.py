@@ -30,6 +30,7 @@ from sluice.pipelines.lake import paths
 from sluice.pipelines.ports import Lake
 from sluice.pipelines.vocabulary import extras
 from sluice.pipelines.vocabulary.errors import CatalogUnavailable, NotAuthorized, SluiceError
+from sluice.pipelines.vocabulary.receipts import PartKind
 from sluice.pipelines.vocabulary.side_by_side import each
 from sluice.pipelines.vocabulary.tables import (
     BATCHES,
@@ -73,10 +74,10 @@ class DeltaLakeTable:
         self._outcomes = Outcomes(self.name, "log")
 
     @classmethod
-    def of(cls, feed: Feed, lake: Lake) -> DeltaLakeTable:
-        """The table over the feed's parts. Raises SetupError."""
+    def of(cls, feed: Feed, lake: Lake, kind: PartKind = PartKind.LANDED) -> DeltaLakeTable:
+        """The table over the feed's parts of this kind. Raises SetupError."""
         extras.need("deltalake")
-        return cls(lake, paths.delta_root(feed.name), _storage(feed))
+        return cls(lake, paths.delta_root(feed.name, kind), _storage(feed))
 
     @classmethod
     def of_windows(cls, feed: Feed, lake: Lake) -> DeltaLakeTable:

@@ -18,8 +18,9 @@ from tests.cli.conftest import Tell
 
 
 @pytest.fixture
-def world(tmp_path: Path) -> World:
-    made = World(tmp_path, {"orders": FEED + "table: {iceberg: {name: db.orders}}\n", "other": FEED})
+def world(tmp_path: Path, request: pytest.FixtureRequest) -> World:
+    asks = f"table: {{{getattr(request, 'param', '')}iceberg: {{name: db.orders}}}}\n"
+    made = World(tmp_path, {"orders": FEED + asks, "other": FEED})
     made.lake = LocalLake(tmp_path / "lake")  # type: ignore[assignment]
     made.engine = MadeUpEngine(made.lake)
     return made
@@ -48,6 +49,20 @@ def test_a_table_is_brought_up_looked_at_and_compared(world: World, tell: Tell) 
     assert tell(audit.audit, "orders", text=False).code == 0, "what the table's snapshots name may stay"
     with pytest.raises(UsageError, match="has no table"):
         tell(table.sync, "other")
+
+
+@pytest.mark.parametrize("world", ["quarantine: true, "], indirect=True)
+def test_the_quarantine_has_a_table_where_the_feed_asks_for_it(world: World, tell: Tell) -> None:
+    world.engine.bad = 1
+    world.land_unrecorded()
+    told = tell(table.sync, "orders")
+    assert (told.document["added"], told.document["quarantine"]["added"]) == (8, 8)
+    told = tell(table.status, "orders")
+    assert told.document["quarantine"]["owed"] == {"batches": 0, "files": 0, "gone": 0}
+    assert "Table db.orders_quarantine" in told.text
+    told = tell(table.check, "orders")
+    assert (told.code, told.document["same"], told.document["quarantine"]["sound"]) == (0, True, True)
+    assert tell(audit.audit, "orders", of_table=True, text=False).code == 0
 
 
 def test_a_table_that_others_wrote_to(world: World, tell: Tell) -> None:

@@ -81,7 +81,7 @@ def _publish(root: Path, pipe: Connection, dies: str = "", repair: bool = False)
     lake = open_lake(feed)
     if dies:
         _die_at_commit(dies)
-    with open_tables(feed, lake) as (table, windows):
+    with open_tables(feed, lake) as (table, _, windows):
         pipe.send("ready")
         pipe.recv()
         try:

@@ -71,7 +71,7 @@ def test_a_delta_table_over_s3(s3_store: Store, tmp_path: Path) -> None:
     )
 
     def bring_up(expire_before: int | None = None) -> tuple[int, int]:
-        with open_tables(world.feed, world.lake) as (table, windows):
+        with open_tables(world.feed, world.lake) as (table, _, windows):
             done = sync(world.fresh_ledger(), world.lake, table, windows=windows, expire_before=expire_before)
         return done.added, done.removed
 

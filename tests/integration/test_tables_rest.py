@@ -41,7 +41,7 @@ def test_a_table_in_a_rest_catalog(s3_store: Store, tmp_path: Path, monkeypatch:
         )
 
         def bring_up(**how: Any) -> Synced:
-            with open_tables(world.feed, world.lake) as (table, windows):
+            with open_tables(world.feed, world.lake) as (table, _, windows):
                 return sync(world.fresh_ledger(), world.lake, table, windows=windows, **how)
 
         def read() -> Any:

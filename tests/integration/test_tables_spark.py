@@ -33,7 +33,7 @@ def world(request: pytest.FixtureRequest, tmp_path: Path) -> TableWorld:
 
 def test_spark_reads_what_landed(world: TableWorld) -> None:
     def bring_up() -> None:
-        with open_tables(world.feed, world.lake) as (table, windows):
+        with open_tables(world.feed, world.lake) as (table, _, windows):
             sync(world.fresh_ledger(), world.lake, table, windows=windows)
 
     world.land(*pieces(A, 20), *pieces(B, 50), bad=3)

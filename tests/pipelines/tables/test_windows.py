@@ -25,12 +25,12 @@ class Windows:
         self.world = world
 
     def sync(self, expire_before: int | None = None) -> None:
-        with open_tables(self.world.feed, self.world.lake) as (rows, windows):
+        with open_tables(self.world.feed, self.world.lake) as (rows, _, windows):
             sync(self.world.fresh_ledger(), self.world.lake, rows, windows=windows, expire_before=expire_before)
 
     def told(self) -> list[int]:
         """The starts of the windows in it (ms)."""
-        with open_tables(self.world.feed, self.world.lake) as (_, windows):
+        with open_tables(self.world.feed, self.world.lake) as (_, _, windows):
             if windows.table.look() is None:
                 return []
             rows = windows.table.rows(("window_start", "window_end")).to_pylist()
@@ -42,7 +42,7 @@ class Windows:
         return [p for p in found if p.endswith(".parquet") and "_delta_log" not in p]
 
     def snapshots(self) -> int:
-        with open_tables(self.world.feed, self.world.lake) as (_, windows):
+        with open_tables(self.world.feed, self.world.lake) as (_, _, windows):
             head = windows.table.look()
         return head.snapshots if head else 0
 
@@ -89,7 +89,7 @@ def test_a_publisher_that_dies_or_is_overtaken_leaves_it_whole(windows: Windows,
     world.land(*pieces(A, 100), *pieces(B, 100, 0, 100))
     windows.sync()
     world.land(*pieces(B, 100, 100, 200))
-    with open_tables(world.feed, world.lake) as (rows, told):
+    with open_tables(world.feed, world.lake) as (rows, _, told):
         commit, calls = told.table.commit, []
 
         def overtaken(change: TableChange) -> int:
@@ -117,7 +117,7 @@ def test_a_publisher_that_dies_or_is_overtaken_leaves_it_whole(windows: Windows,
 def test_a_table_of_windows_of_somebody_else_is_left_alone(windows: Windows) -> None:
     world = windows.world
     world.land(*pieces(A, 100), *pieces(B, 100))
-    with open_tables(world.feed, world.lake) as (_, told):
+    with open_tables(world.feed, world.lake) as (_, _, told):
         told.table.create({"window_start": "timestamp(ms)", "window_end": "timestamp(ms)"}, {"sluice.ledger": "other"})
     with pytest.raises(TableDiffers, match="orders_windows is there and belongs to another ledger"):
         windows.sync()

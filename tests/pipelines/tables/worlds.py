@@ -14,6 +14,7 @@ from sluice.pipelines.ports import Table
 from sluice.pipelines.publishing import files
 from sluice.pipelines.tables.check import compare
 from sluice.pipelines.tables.sync import Synced, sync
+from sluice.pipelines.vocabulary.receipts import PartKind
 from sluice.resources.edges import open_table
 from sluice.resources.lake_local import LocalLake
 from tests.pipelines.landed_world import HOUR, START, World
@@ -41,10 +42,10 @@ class TableWorld(World):
         rows = self.read(snapshot)
         return sorted(zip(*rows.select(["partition", "offset"]).to_pydict().values(), strict=True))
 
-    def landed_rows(self) -> list[tuple[int, int]]:
-        """The same of what landed, by the ledger."""
+    def landed_rows(self, kind: PartKind = PartKind.LANDED) -> list[tuple[int, int]]:
+        """The same of what landed, or of what is in quarantine, by the ledger."""
         hours = [START, START + HOUR, START + 2 * HOUR]
-        found = files.files(self.fresh_ledger(), self.lake, "orders", hours, self.feed.window, partial=True)
+        found = files.files(self.fresh_ledger(), self.lake, "orders", hours, self.feed.window, kind, partial=True)
         read = [pq.read_table(f.address, columns=["partition", "offset"], partitioning=None) for f in found]
         return sorted(zip(*pa.concat_tables(read).to_pydict().values(), strict=True))
 
