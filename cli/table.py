@@ -103,7 +103,9 @@ def status(session: Session, feed: FeedName) -> None:
             files = sum(len(b.parts) for b in owed.batches)
             root = paths.part_path(feed, kind, "", "")
             gone = sum(path.startswith(f"{root}/") for path in owed.gone)
-            session.terminal.show(*_standing(feed, table.name, head), _owing(feed, len(owed.batches), files, gone))
+            session.terminal.show(*_standing(feed, table.name, head))
+            if head or files:
+                session.terminal.show(_owing(feed, len(owed.batches), files, gone))
             if not trusted:
                 said = f"its newest snapshot is not ours: sluice table check {feed} compares all files"
                 session.terminal.show(warn(said))
@@ -219,6 +221,8 @@ def _synced(name: str, done: Synced, empty: str = "nothing has landed yet") -> I
 
 def verdict(feed: str, found: Compared) -> Iterator[RenderableType]:
     """What people read of a comparison."""
+    if found.head is None and not found.owed:
+        return
     if found.same:
         yield good(f"the same {many(len(found.live), 'file')}, and the same rows, as in the ledger")
     elif found.sound:

@@ -82,7 +82,7 @@ def _unknown_key(key: str, path: Sequence[str], model: type[BaseModel]) -> FileP
         return FileProblem(key, "is not for a feed to set", _NEVER_BY_ITSELF[key])
     known = [f.alias or n for n, f in _section(model, path[:-1]).model_fields.items() if not f.exclude]
     near = get_close_matches(path[-1].replace(".", "_"), known, n=1)
-    hint = f"did you mean `{near[0]}`?" if near else f"known here: {', '.join(known)}"
+    hint = f"did you mean `{near[0]}`?" if near else f"known here: {', '.join(known) or 'nothing'}"
     return FileProblem(key, "is unknown", hint)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import dagster as dg
 import pytest
@@ -13,6 +14,7 @@ from pyiceberg.catalog import load_catalog
 
 from sluice.assets.location import build
 from sluice.assets.shown import landed_key
+from sluice.pipelines.vocabulary.errors import KafkaUnavailable
 from sluice.resources.lake_local import LocalLake
 from tests.assets.world import FEED, MadeUpEngine, World, checks, in_hour, stored
 
@@ -51,3 +53,19 @@ def test_a_run_brings_the_table_up_and_a_catalog_that_is_away_stops_nothing(
     assert read.scan().to_arrow().num_rows == 100
     specs = {s.key: s for s in build(world.project, world.session()).resolve_all_asset_specs()}
     assert [d.asset_key for d in specs[TABLE].deps] == [landed_key("orders")]
+
+
+def test_after_a_run_that_could_not_commit_the_next_one_adds_what_it_landed(
+    world: World, instance: dg.DagsterInstance, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as away:
+        away.setattr(world.group, "join", _nobody)
+        assert isinstance(world.run(in_hour(0)).error, KafkaUnavailable)
+    assert stored(instance, TABLE) == [], "what no offset says is landed waits for the next run"
+    world.run(in_hour(1))
+    (told,) = stored(instance, TABLE)
+    assert (told["dagster/row_count"], told["added_files"]) == (100, 4)
+
+
+def _nobody(*_: Any) -> None:
+    raise KafkaUnavailable("nobody answers", remedy="wait")
