@@ -60,7 +60,7 @@ def feed_of(given: PeerTask, out: Path) -> Feed:
         "lake": str(out),
         "commit": "none",
         "spark": {"master": f"local[{given.cores},3]"},
-        "landing": {"shared_files": bool(os.environ.get("SLUICE_BENCH_SHARED_FILES"))},
+        "landing": {"shared_files": False} if os.environ.get("SLUICE_BENCH_FILES_APART") else {},
     }
     if given.format:
         return _with_schema(given, settings, out)

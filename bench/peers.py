@@ -62,11 +62,11 @@ class Peer:
 
 
 SLUICE = Peer("sluice", "Sluice", "sluice.bench.peer_sluice", validates=True)
-SLUICE_SHARED = Peer(
-    "sluice-shared",
-    "Sluice, slices sharing files",
+SLUICE_APART = Peer(
+    "sluice-apart",
+    "Sluice, a file for each slice",
     "sluice.bench.peer_sluice",
-    environment={"SLUICE_BENCH_SHARED_FILES": "yes"},
+    environment={"SLUICE_BENCH_FILES_APART": "yes"},
 )
 SPARK = Peer(
     "spark",
@@ -165,7 +165,7 @@ BUDGET = Peer("budget", "Sluice's parts by themselves", "sluice.bench.budget", e
 PEERS: Mapping[str, Peer] = {
     peer.name: peer
     for peer in (
-        *(SLUICE, SLUICE_SHARED, SPARK, SPARK_AVRO, CONFLUENT_KAFKA, CONFLUENT_AVRO, CONFLUENT_PROTOBUF),
+        *(SLUICE, SLUICE_APART, SPARK, SPARK_AVRO, CONFLUENT_KAFKA, CONFLUENT_AVRO, CONFLUENT_PROTOBUF),
         *(KAFKA_PYTHON, DAFT, DLT),
     )
 }

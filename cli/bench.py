@@ -32,7 +32,7 @@ Peers = Annotated[
     list[str] | None,
     typer.Option(
         "--peer",
-        help="Only this peer (again for more): sluice, spark, dlt, daft, sluice-shared, spark-avro, confluent-kafka,"
+        help="Only this peer (again for more): sluice, spark, dlt, daft, sluice-apart, spark-avro, confluent-kafka,"
         " confluent-avro, confluent-protobuf, kafka-python.",
     ),
 ]

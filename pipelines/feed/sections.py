@@ -207,7 +207,8 @@ class Layout(StrEnum):
 class LandingSettings(Settings):
     """How parts are written. A row group has at most `row_group_rows`; a part ends at about `target_file_bytes`.
 
-    With `shared_files`, small slices of one task and window share files up to that size.
+    Small slices of one task and window share files up to that size: with `shared_files` from two on, without it never;
+    if it is left out, from `landing.sharing.MANY` on.
     """
 
     layout: Layout = Layout.WINDOW
@@ -217,7 +218,7 @@ class LandingSettings(Settings):
     )
     row_group_rows: Annotated[Count, Field(le=1 << 24)] = 1 << 18
     target_file_bytes: Size = 256 << 20
-    shared_files: bool = False
+    shared_files: bool | None = None
 
     @model_validator(mode="after")
     def _level_fits(self) -> Self:

@@ -32,6 +32,9 @@ SMALL_BYTES = 4 << 20
 """The most bytes of rows in memory of a slice that shares a file. One that has more gets files of its own."""
 ROWS_PER_ESTIMATE = 4
 """So many bytes of rows are expected for a byte of the log."""
+MANY = 4
+"""From so many small slices of a window in a task on they share a file, unless the feed says otherwise. With fewer, a
+file for each costs little, and what is landed anew is one slice and not those beside it."""
 WAITING_BYTES = 32 << 20
 """The most bytes of rows that wait in memory for slices before them."""
 
@@ -42,14 +45,17 @@ def may_share(slices: Iterable[Slice], settings: LandingSettings) -> list[Slice]
     These are small by their estimated bytes, lie in a window, and are not alone in it: a file holds slices of one
     window and one life of one topic.
     """
-    if not settings.shared_files:
+    if settings.shared_files is False:
         return []
+    least = 2 if settings.shared_files else MANY
     lots: dict[tuple[int, str, str, str], list[Slice]] = {}
     for s in slices:
         small = ROWS_PER_ESTIMATE * s.estimated_bytes <= SMALL_BYTES
         if small and s.window is not None and not s.by_time:
             lots.setdefault(_lot(s), []).append(s)
-    some = (sorted(held, key=lambda s: (s.partition, s.start)) for _, held in sorted(lots.items()) if len(held) > 1)
+    some = (
+        sorted(held, key=lambda s: (s.partition, s.start)) for _, held in sorted(lots.items()) if len(held) >= least
+    )
     return [s for held in some for s in held]
 
 

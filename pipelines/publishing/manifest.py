@@ -13,7 +13,7 @@ from bisect import bisect_left
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from sluice.pipelines.feed.sections import WindowSettings
 from sluice.pipelines.lake import paths
@@ -136,7 +136,7 @@ def _dump(
     window: int,
     settings: WindowSettings,
 ) -> bytes:
-    content = {
+    content: dict[str, Any] = {
         "format": FORMAT,
         "feed": feed,
         "window": show_window(window),
@@ -145,14 +145,22 @@ def _dump(
         "complete": True,
         "ledger": state.ledger_id,
         "number": state.number,
-        "boundaries": [
-            {"topic": k.topic, "partition": k.partition, "topic_id": k.topic_id, "start": r.start, "end": r.end}
-            for k, r in ranges.items()
-        ],
         "folders": sorted({paths.folder_of(p.path, feed, p.kind) for r in receipts for p in r.parts}),
     }
-    lines = ",\n".join(f" {json.dumps(k)}: {json.dumps(v, sort_keys=True)}" for k, v in sorted(content.items()))
+    told = {name: json.dumps(value) for name, value in content.items()} | {"boundaries": _boundaries(ranges)}
+    lines = ",\n".join(f" {json.dumps(name)}: {text}" for name, text in sorted(told.items()))
     return f"{{\n{lines}\n}}\n".encode()
+
+
+def _boundaries(ranges: Mapping[Key, Range]) -> str:
+    """As JSON, much faster than `json`: a first hour of many partitions has a hundred manifests of many lines."""
+    quoted = {text: json.dumps(text) for text in {k.topic for k in ranges} | {k.topic_id for k in ranges}}
+    lines = (
+        f'{{"end": {r.end}, "partition": {k.partition}, "start": {r.start},'
+        f' "topic": {quoted[k.topic]}, "topic_id": {quoted[k.topic_id]}}}'
+        for k, r in ranges.items()
+    )
+    return f"[{', '.join(lines)}]"
 
 
 def stands(lake: Lake, feed: str, window: int, settings: WindowSettings) -> bool:

@@ -157,6 +157,15 @@ def test_one_alone_has_a_part_as_ever(lake: LocalLake) -> None:
     assert [p.name for p in parts(outcomes)] == ["orders-0-0-61-b12.parquet"]
 
 
+@pytest.mark.parametrize(("slices", "files"), [(3, 3), (4, 1), (5, 1)])
+def test_a_feed_that_says_nothing_shares_files_where_there_would_be_many(
+    lake: LocalLake, slices: int, files: int
+) -> None:
+    outcomes, _ = run(lake, SLICES[:slices], landing=LandingSettings())
+    assert len({p.staged for p in parts(outcomes)}) == files
+    assert proven(lake, outcomes, SLICES[:slices]) == SLICES[:slices]
+
+
 def test_a_feed_may_have_a_file_for_each(lake: LocalLake) -> None:
     outcomes, _ = run(lake, landing=LandingSettings(shared_files=False))
     assert [p.shared for p in parts(outcomes)] == [None] * 5
