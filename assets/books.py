@@ -14,7 +14,7 @@ from sluice.assets.shown import Keys
 from sluice.pipelines.contract.expectation import Contract
 from sluice.pipelines.contract.results import ExpectationOutcome, contract_results
 from sluice.pipelines.feed.feed import Feed
-from sluice.pipelines.lake import paths
+from sluice.pipelines.lake import standing
 from sluice.pipelines.ledger import Batch, Ledger, State
 from sluice.pipelines.ledger.entries import PublishEntry
 from sluice.pipelines.planning import windows
@@ -153,8 +153,8 @@ class Books:
 
     def _page(self, batch: int) -> str | None:
         if batch not in self._pages:
-            path = paths.batch_page_path(self.feed.name, batch)
-            self._pages[batch] = None if self.lake.size(path) is None else self.lake.locate(path)
+            path = standing.batch_page(self.lake, self.feed.name, batch)
+            self._pages[batch] = None if path is None else self.lake.locate(path)
         return self._pages[batch]
 
     def _contract(self, format_: str) -> Contract | None:

@@ -58,11 +58,11 @@ def _stored_report(feed: Feed, lake: Lake, clock: Clock, batch: int | None) -> t
 
     ledger = Ledger(lake, feed.name, clock)
     told = account(ledger, lake, newest(ledger.read(), feed.name) if batch is None else batch)
-    path = store.path_of(told)
-    if (data := lake.get(path)) is not None:
+    path = store.standing_report(told, lake)
+    if path is not None and (data := lake.get(path)) is not None:
         return told, path, data, False
     data = store.make(store.with_reason(told, feed.policies, lake), lake)
-    lake.put(path, data)
+    lake.put(path := store.path_of(told), data)
     return told, path, data, True
 
 

@@ -182,11 +182,11 @@ def _manifests(
     that stand right; such that were read before are not read again."""
     standing = {s.path: tag(s) for s in lake.stats(paths.manifest_folder(feed.name))}
     problems, right, length = list[AuditProblem](), list[int](), feed.window.length
-    for window in windows.manifest_windows(state, feed.window):
-        path = paths.window_path(feed.name, window, length)
-        if path in standing or not windows.complete(state, window, feed.window):
-            continue
+    declared = set(map(paths.manifest_window, standing))
+    missing = [w for w in windows.manifest_windows(state, feed.window) if (w, length) not in declared]
+    for window in windows.complete_of(state, missing, feed.window):
         if not manifest.is_retired(state, window, length):
+            path = paths.window_path(feed.name, window, length)
             problems.append(AuditProblem(4, f"{path} is missing, and its window is complete; the next run writes it"))
     known = set(before.manifests) if before else set()
     for path, now in sorted(standing.items()):

@@ -9,7 +9,7 @@ from functools import partial
 from sluice.pipelines.batch.call import Call, LandingRun
 from sluice.pipelines.batch.carry_out import carry_out, take_over
 from sluice.pipelines.batch.result import BatchResult, first_failure
-from sluice.pipelines.lake import paths
+from sluice.pipelines.lake import standing
 from sluice.pipelines.ledger import Batch, BatchStatus
 from sluice.pipelines.ports import Edges
 from sluice.pipelines.publishing import owners
@@ -39,8 +39,9 @@ def fate_of(call: Call, batch: Batch, in_the_way: Container[int] = ()) -> tuple[
 
 def _was_refused(feed: str, edges: Edges, batch: Batch) -> bool:
     """Whether the run was not killed, but ended with a report on why it could not publish the batch."""
-    page = paths.batch_page_path(feed, batch.id, batch.owner.token)
-    return edges.liveness.last_beat(batch.owner) is None and edges.lake.size(page) is not None
+    if edges.liveness.last_beat(batch.owner) is not None:
+        return False
+    return standing.batch_page(edges.lake, feed, batch.id, batch.owner.token) is not None
 
 
 def finish_others(run: LandingRun, shape: Shape) -> list[BatchResult]:

@@ -13,13 +13,13 @@
                    staging/<batch>/<attempt>/<slice>.receipt.json
                    staging/<batch>/<attempt>/<slice>.receipts.json   those of slices that share files, by the first
                    owners/<token>.json                  a run's sign of life
-                   windows/<window>.json                "this window is complete"
+                   windows/<month>/<window>.json        "this window is complete"
                    declared.json                        up to where complete windows were declared
                    schemas/<id>.json                    a writer's schema, as its registry told it
                    compacted.json                       up to where small files were merged
                    audited.json                         what an audit looked at, and found right
                    table.json                           that a table names files of the feed
-                   reports/<batch>[-<attempt>].html     a batch's report for people; an attempt's if it was refused
+                   reports/<thousand>/<batch>[-<attempt>].html   a batch's report; an attempt's if it was refused
                    relanded/<batch>/<slice>.parquet     why a replay's records had been in quarantine
                    aside/<number>/<path>                files of lost entries, moved here from <path>
                    republished/<name>/plan.json         what a republish sends, and where
@@ -33,6 +33,9 @@
 `encode_topic`, whose result holds no `-`. If a slice is cut into several files by size, those after the first add `-1`,
 `-2`, … to their names. A file that several slices share has the name of its first slice, with `-shared` after the
 batch. `<folder>` is empty outside windows. The same plan gives the same names.
+
+Folders that get a file for each window or batch, for ever, have a level: the month in which the window begins, or
+`<batch> // 1000`. They had none formerly; what was written then is found where it lies (`lake/standing.py`).
 """
 
 from __future__ import annotations
@@ -65,9 +68,9 @@ _SEVERAL = ".receipts.json"
 
 _RELANDED = re.compile(r"_sluice/[^/]+/relanded/([0-9]+)/[^-/]+-[0-9]+-[0-9]+-[0-9]+\.parquet")
 
-_PAGE = re.compile(r"_sluice/[^/]+/reports/([0-9]+)(?:-[^/]+)?\.html")
+_PAGE = re.compile(r"_sluice/[^/]+/reports/(?:[0-9]+/)?([0-9]+)(?:-[^/]+)?\.html")
 
-_MANIFEST = re.compile(r"_sluice/[^/]+/windows/([0-9T-]+)-([0-9]+[a-z]+)\.json")
+_MANIFEST = re.compile(r"_sluice/[^/]+/windows/(?:([0-9]{4}-[0-9]{2})/)?([0-9T-]+)-([0-9]+[a-z]+)\.json")
 
 _OWNER = re.compile(r"_sluice/[^/]+/owners/([^/]+)\.json")
 
@@ -182,16 +185,24 @@ def schema_path(feed: str, id: int | str) -> str:
 
 def window_path(feed: str, window: int, length: int) -> str:
     """The path of the manifest of the window that begins at `window` and lasts `length` (ms)."""
-    name = _utc(window).strftime("%Y-%m-%dT%H%M")  # a colon is no character for every file system
-    return f"{manifest_folder(feed)}/{name}-{show_duration(length)}.json"
+    return f"{manifest_folder(feed)}/{_utc(window):%Y-%m}/{_window_file(window, length)}"
+
+
+def former_window_path(feed: str, window: int, length: int) -> str:
+    """Where that manifest lies if it was written before there was a folder for each month."""
+    return f"{manifest_folder(feed)}/{_window_file(window, length)}"
+
+
+def _window_file(window: int, length: int) -> str:
+    return f"{_utc(window):%Y-%m-%dT%H%M}-{show_duration(length)}.json"  # not every file system takes a colon
 
 
 def manifest_window(path: str) -> tuple[int, int] | None:
     """The start and the length (ms) of the window whose manifest lies at `path`; None if it is no manifest's path."""
-    if (found := _MANIFEST.fullmatch(path)) is None:
+    if (found := _MANIFEST.fullmatch(path)) is None or not found[2].startswith(found[1] or ""):
         return None
     try:
-        return parse_window(found[1]), parse_duration(found[2])
+        return parse_window(found[2]), parse_duration(found[3])
     except ValueError:
         return None
 
@@ -265,7 +276,16 @@ def batch_page_folder(feed: str) -> str:
 
 def batch_page_path(feed: str, batch: int, attempt: str = "") -> str:
     """The path of a batch's HTML report, or of the report of an `attempt` that was not published."""
-    return f"{batch_page_folder(feed)}/{batch}{f'-{attempt}' if attempt else ''}.html"
+    return f"{batch_page_folder(feed)}/{batch // 1000}/{_page_file(batch, attempt)}"
+
+
+def former_batch_page_path(feed: str, batch: int, attempt: str = "") -> str:
+    """Where that report lies if it was written before there was a folder for a thousand ledger numbers."""
+    return f"{batch_page_folder(feed)}/{_page_file(batch, attempt)}"
+
+
+def _page_file(batch: int, attempt: str) -> str:
+    return f"{batch}{f'-{attempt}' if attempt else ''}.html"
 
 
 def page_batch(path: str) -> int | None:

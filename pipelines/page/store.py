@@ -11,7 +11,7 @@ from dataclasses import replace
 
 from sluice.pipelines.contract import catalogue
 from sluice.pipelines.feed.sections import Policies
-from sluice.pipelines.lake import paths
+from sluice.pipelines.lake import paths, standing
 from sluice.pipelines.ledger import Ledger
 from sluice.pipelines.page.account import BatchAccount, PartitionLag, account
 from sluice.pipelines.page.page import Page, html
@@ -60,7 +60,16 @@ def with_reason(a: BatchAccount, policies: Policies, lake: Lake) -> BatchAccount
 
 def path_of(a: BatchAccount) -> str:
     """The lake path of the report. Each attempt at an unpublished batch has its own."""
-    return paths.batch_page_path(a.feed, a.batch.id, "" if a.published else a.batch.owner.token)
+    return paths.batch_page_path(a.feed, a.batch.id, _attempt(a))
+
+
+def standing_report(a: BatchAccount, lake: Lake) -> str | None:
+    """The lake path of the report that was written before; None where there is none."""
+    return standing.batch_page(lake, a.feed, a.batch.id, _attempt(a))
+
+
+def _attempt(a: BatchAccount) -> str:
+    return "" if a.published else a.batch.owner.token
 
 
 def keep(

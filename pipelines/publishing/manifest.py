@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from sluice.pipelines.feed.sections import WindowSettings
-from sluice.pipelines.lake import paths
+from sluice.pipelines.lake import paths, standing
 from sluice.pipelines.ledger import Ledger, State
 from sluice.pipelines.ledger.entries import PublishEntry, RetireEntry
 from sluice.pipelines.ledger.fold import by_key
@@ -59,23 +59,25 @@ def write_manifests(
     `everywhere`, or where the note does not tell, it is all of them.
     """
     state = ledger.read()
-    told = None if everywhere else _Declared.read(lake, feed)
-    new = told.since(state, settings) if told else None
-    named = {t: paths.window_path(feed, t, settings.length) for t in windows.manifest_windows(state, settings, new)}
+    noted = None if everywhere else _Declared.read(lake, feed)
+    new = noted.since(state, settings) if noted else None
+    named = windows.manifest_windows(state, settings, new)
     if new is None:
-        standing = set(lake.list(paths.manifest_folder(feed)))
+        told = set(map(paths.manifest_window, lake.list(paths.manifest_folder(feed))))
+        there = {t for t in named if (t, settings.length) in told}
     else:
-        standing = {path for path in named.values() if lake.size(path) is not None}
-    fresh = (t for t, path in named.items() if path not in standing and not is_retired(state, t, settings.length))
+        there = {t for t in named if stands(lake, feed, t, settings)}
+    fresh = (t for t in named if t not in there and not is_retired(state, t, settings.length))
     done = windows.complete_of(state, fresh, settings)
     receipts = receipts_by_window(ledger, state, done, settings)
 
     def declare(w: int) -> None:
-        lake.put_if_absent(named[w], _dump(state, done[w], receipts[w], feed, w, settings))
+        path = paths.window_path(feed, w, settings.length)
+        lake.put_if_absent(path, _dump(state, done[w], receipts[w], feed, w, settings))
 
     each(declare, tuple(done), patience=0)  # a disk makes several files durable in the time of one
     now = _Declared.of(state, settings)
-    if now != told and not everywhere:
+    if now != noted and not everywhere:
         with suppress(SluiceError):  # the next run looks at more
             lake.put(paths.declared_path(feed), now.dump())
     return tuple(done)
@@ -165,13 +167,13 @@ def _boundaries(ranges: Mapping[Key, Range]) -> str:
 
 def stands(lake: Lake, feed: str, window: int, settings: WindowSettings) -> bool:
     """Whether the window was declared complete."""
-    return lake.size(paths.window_path(feed, window, settings.length)) is not None
+    return standing.manifest(lake, feed, window, settings.length) is not None
 
 
 def withdraw(state: State, lake: Lake, feed: str) -> tuple[str, ...]:
     """Remove the manifests of windows with retired rows; return their paths. Idempotent."""
-    standing = ((p, paths.manifest_window(p)) for p in lake.list(paths.manifest_folder(feed)))
-    gone = tuple(p for p, lasts in standing if lasts and is_retired(state, *lasts))
+    listed = ((p, paths.manifest_window(p)) for p in lake.list(paths.manifest_folder(feed)))
+    gone = tuple(p for p, lasts in listed if lasts and is_retired(state, *lasts))
     for path in gone:
         lake.remove(path)
     return gone

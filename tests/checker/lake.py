@@ -96,7 +96,7 @@ class Folder:
 
     def manifests(self) -> dict[str, dict[str, Any]]:
         place = self.root / "_sluice" / self.feed / "windows"
-        return {str(p.relative_to(self.root)): json.loads(p.read_bytes()) for p in sorted(place.glob("*.json"))}
+        return {str(p.relative_to(self.root)): json.loads(p.read_bytes()) for p in sorted(place.rglob("*.json"))}
 
     def staged(self) -> Iterator[dict[str, Any]]:
         """The receipts that stand in staging."""

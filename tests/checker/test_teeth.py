@@ -171,7 +171,7 @@ def forgotten_slice(s: Sound) -> None:
 
 
 def early_manifest(s: Sound) -> None:
-    path = sorted((s.place().root / "_sluice" / "orders" / "windows").glob("*.json"))[-1]
+    path = sorted((s.place().root / "_sluice" / "orders" / "windows").rglob("*.json"))[-1]
     manifest = json.loads(path.read_bytes())
     manifest["boundaries"][0]["end"] = 25
     path.write_text(json.dumps(manifest))

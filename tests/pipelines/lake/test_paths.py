@@ -41,10 +41,24 @@ def test_windows_are_days_and_hours_in_utc() -> None:
     start = 1_795_183_200_000  # 2026-11-20T14:00:00Z
     assert paths.window_folder(start, HOUR) == "date=2026-11-20/hour=14"
     assert paths.window_folder(None, 24 * HOUR) == "date=__HIVE_DEFAULT_PARTITION__"
-    assert paths.window_path("sales", start, HOUR) == "_sluice/sales/windows/2026-11-20T1400-1h.json"
-    assert paths.window_path("sales", start + HOUR // 4, HOUR // 4) == "_sluice/sales/windows/2026-11-20T1415-15m.json"
+    above = "_sluice/sales/windows"
+    assert paths.window_path("sales", start, HOUR) == f"{above}/2026-11/2026-11-20T1400-1h.json"
+    assert paths.window_path("sales", start + HOUR // 4, HOUR // 4) == f"{above}/2026-11/2026-11-20T1415-15m.json"
+    assert paths.former_window_path("sales", start, HOUR) == f"{above}/2026-11-20T1400-1h.json"
     assert paths.window_folder(start + HOUR // 4, HOUR // 4) == "date=2026-11-20/hour=14/minute=15"
     assert paths.window_folder(0, 24 * HOUR) == "date=1970-01-01"
+
+
+def test_manifests_and_reports_are_known_with_their_level_and_without() -> None:
+    start = 1_795_183_200_000
+    for place in (paths.window_path, paths.former_window_path):
+        assert paths.manifest_window(place("sales", start, HOUR)) == (start, HOUR)
+    assert paths.manifest_window("_sluice/sales/windows/2026-10/2026-11-20T1400-1h.json") is None
+    assert paths.batch_page_path("sales", 43_801) == "_sluice/sales/reports/43/43801.html"
+    assert paths.batch_page_path("sales", 7, "abc") == "_sluice/sales/reports/0/7-abc.html"
+    for page in (paths.batch_page_path, paths.former_batch_page_path):
+        assert paths.page_batch(page("sales", 43_801)) == 43_801
+        assert paths.page_batch(page("sales", 43_801, "abc")) == 43_801
 
 
 @given(slices, st.integers(0, 1 << 40), st.integers(0, 1000))

@@ -17,9 +17,12 @@ from sluice.pipelines.account.audit import audit
 from sluice.pipelines.account.explain import Class, explain
 from sluice.pipelines.committing.commit import CommitSettings, CommitStatus, commit
 from sluice.pipelines.feed.load import load_feed
+from sluice.pipelines.lake import paths, standing
 from sluice.pipelines.ledger import BatchStatus
 from sluice.pipelines.planning import windows
+from sluice.pipelines.publishing import manifest
 from sluice.pipelines.rewriting.compaction import compact
+from sluice.pipelines.rewriting.expiry import expire
 from sluice.pipelines.vocabulary.kafka import CommittedOffset, TopicPartition
 from sluice.pipelines.vocabulary.plans import Request, RequestKind
 from sluice.testing.liveness import owner
@@ -99,6 +102,35 @@ def test_what_is_there_is_landed_anew_and_merged(old: World) -> None:
     compact(old.feed, old.edges(), None, owner("merging", "compact"), lambda progress: None)
     assert read(old) == in_kafka(old)
     assert audit(old.ledger, old.lake, "orders", hashes=True).problems == ()  # type: ignore[arg-type]
+
+
+def test_windows_and_reports_without_a_level_are_found_and_new_ones_get_one(old: World) -> None:
+    lake: Any = old.lake
+    flat = set(lake.list(paths.manifest_folder("orders")))
+    assert flat
+    assert all(path.count("/") == 3 for path in flat)
+    assert manifest.write_manifests(old.ledger, lake, "orders", old.feed.window, everywhere=True) == ()
+    assert manifest.write_manifests(old.ledger, lake, "orders", old.feed.window) == ()
+    act(old, ("write", A, [0, 0], False))
+    act(old, ("pass", 2 * HOUR))
+    old.land(Request(RequestKind.CATCH_UP)).check()
+    new = set(lake.list(paths.manifest_folder("orders"))) - flat
+    assert new
+    assert all(path.startswith("_sluice/orders/windows/2015-08/") for path in new)
+    first = min(w for w in map(paths.manifest_window, flat) if w)[0]
+    assert manifest.stands(lake, "orders", first, old.feed.window)
+    batches = [b.id for b in old.ledger.read().batches.values() if b.published is not None]
+    for batch in batches[:-1]:
+        lake.put(paths.former_batch_page_path("orders", batch), b"<html>")
+    lake.put(page := paths.batch_page_path("orders", batches[-1]), b"<html>")
+    assert standing.batch_page(lake, "orders", batches[0]) == f"_sluice/orders/reports/{batches[0]}.html"
+    assert standing.batch_page(lake, "orders", batches[-1]) == page
+
+    before = max(w for w in map(paths.manifest_window, new) if w)[0] + HOUR
+    gone = expire(old.ledger, lake, before, old.feed.window, "old", old.edges().liveness).removed
+    assert flat | new <= {*gone.manifests}
+    assert {*map(paths.page_batch, gone.pages)} == {*batches}
+    assert not list(lake.list("_sluice/orders/windows")) + list(lake.list("_sluice/orders/reports"))
 
 
 def test_one_offset_is_explained(old: World) -> None:

@@ -324,7 +324,7 @@ def test_a_refused_batch_is_read_where_it_is_staged() -> None:
     assert "_sluice/orders/staging/" in said.text
     assert "too much is bad" in feed.page(batch, why="too much is bad\n    the first").text
     told = feed.told(batch)
-    assert store.path_of(told) == f"_sluice/orders/reports/{batch}-{told.batch.owner.token}.html"
+    assert store.path_of(told) == f"_sluice/orders/reports/0/{batch}-{told.batch.owner.token}.html"
 
 
 def test_a_batch_published_in_part() -> None:
@@ -380,7 +380,7 @@ def test_it_is_kept_in_the_lake() -> None:
     feed = Typed()
     batch = feed.land(rows(2))
     path = store.keep(feed.ledger, feed.lake, batch)  # type: ignore[arg-type]
-    assert path == f"_sluice/orders/reports/{batch}.html"
+    assert path == f"_sluice/orders/reports/0/{batch}.html"
     parsed(feed.lake.files[path])
 
 
