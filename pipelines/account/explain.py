@@ -98,7 +98,7 @@ def _candidates(state: State, key: Key, offset: int) -> Iterator[int]:
     (piece,) = windows.pieces(state, key, Range(offset, offset + 1))
     first = state.published_in.get(piece.window, ())
     yield from sorted(first, reverse=True)
-    yield from sorted({n for ns in state.published_in.values() for n in ns} - set(first), reverse=True)
+    yield from sorted(set(state.published_in.every()) - set(first), reverse=True)
 
 
 def _explain_landed(lake: Lake, tp: TopicPartition, offset: int, batch: int, number: int, r: Receipt) -> Explanation:

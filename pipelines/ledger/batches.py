@@ -15,6 +15,7 @@ from heapq import merge
 
 import numpy as np
 
+from sluice.pipelines.ledger.columns import NONE
 from sluice.pipelines.vocabulary.plans import Plan, Request, RequestKind
 from sluice.pipelines.vocabulary.receipts import Owner
 
@@ -66,8 +67,6 @@ class Batch:
         return self.plan.span if self.plan else 0
 
 
-NONE = -(1 << 63)
-"""In a column, for None."""
 COLUMNS = ("id", "published", "failed", "rows", "request", "window", "until")
 
 
@@ -133,19 +132,20 @@ class Batches(Mapping[int, Batch]):
     """Every batch by its id, oldest first. What does not read all of them takes `live`, `published_since`, `failed`, or
     goes through `newest_first` as far as it needs."""
 
-    __slots__ = ("_finished", "held", "past")
+    __slots__ = ("_finished", "_shared", "held", "past")
 
     def __init__(self, batches: Iterable[Batch] = (), past: Past | None = None) -> None:
         self.past = past or Past()
+        self._shared = False
         self.held: dict[int, Batch] = {}
         self._finished = 0
         for b in sorted(batches, key=lambda b: b.id):
-            self.plan(replace(b, status=BatchStatus.PLANNED))
             self.become(b)
 
     def copy(self) -> Batches:
         out = Batches()
-        out.past, out.held, out._finished = self.past.copy(), dict(self.held), self._finished
+        out.past, out.held, out._finished = self.past, dict(self.held), self._finished
+        out._shared = True  # copied once it is added to
         return out
 
     # -- asked
@@ -212,6 +212,8 @@ class Batches(Mapping[int, Batch]):
         self._finished += b.status is not BatchStatus.PLANNED
         if self._finished > KEPT:
             gone = next(b for b in self.held.values() if b.status is not BatchStatus.PLANNED)
+            if self._shared:
+                self.past, self._shared = self.past.copy(), False
             self.past.add(self.held.pop(gone.id))
             self._finished -= 1
 

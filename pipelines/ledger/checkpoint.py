@@ -2,8 +2,9 @@
 
 Partitions are named once, in a table; everything else refers to them by index. What grows with a feed's age (finished
 batches, boundaries, what was published in a window, what no longer counts) is packed in columns, some bytes a window
-for all of its partitions but the boundaries, which take two bytes or so each. A checkpoint that does not parse is
-ignored: an older one, or the log itself, does the job.
+for all of its partitions but the boundaries, which take two bytes or so each. What partitions have in common, which is
+most, is there once: at which times their boundaries are, and which entries superseded what. A checkpoint that does not
+parse is ignored: an older one, or the log itself, does the job.
 """
 
 from __future__ import annotations
@@ -14,24 +15,27 @@ import operator
 import zlib
 from array import array
 from collections.abc import Callable, Mapping, Sequence
-from itertools import chain
+from functools import partial
 from typing import Any
 
 import numpy as np
 from pydantic import TypeAdapter
 
-from sluice.pipelines.ledger.batches import COLUMNS, NONE, Batch, Batches, Past
-from sluice.pipelines.ledger.columns import MOST, cut, inflate, packed, unpack, unpacked
+from sluice.pipelines.ledger.batches import COLUMNS, Batch, Batches, Past
+from sluice.pipelines.ledger.columns import MOST, NONE, cut, inflate, packed, unpack, unpacked
 from sluice.pipelines.ledger.entries import OriginItem
-from sluice.pipelines.ledger.fold import State
+from sluice.pipelines.ledger.fold import NO_PINS, State
 from sluice.pipelines.ledger.pins import Pins
+from sluice.pipelines.ledger.published import Published
 from sluice.pipelines.ledger.superseded import Superseded
 from sluice.pipelines.vocabulary.kafka import Key
 from sluice.pipelines.vocabulary.plans import Request
 from sluice.pipelines.vocabulary.ranges import Range
 
-FORMAT = 3
+FORMAT = 4
 """A Sluice that only knows the formats before ignores it, and folds the log."""
+_REPEATING = 3
+"""It had a column of each partition, also where many are the same."""
 _FORMER = (1, 2)
 """These had every batch whole, and lists where there are columns now; 2 was for ledgers that lost entries."""
 
@@ -48,7 +52,7 @@ def dump(state: State) -> bytes:
 def document(state: State) -> bytes:
     """The JSON in a checkpoint. `load` takes it, too."""
     keys = sorted(state.origins)
-    index = {key: i for i, key in enumerate(keys)}
+    index, times = {key: i for i, key in enumerate(keys)}, np.array(state.boundary_times, np.int64)
     return json.dumps(
         {
             "format": FORMAT,
@@ -77,8 +81,8 @@ def document(state: State) -> bytes:
             "superseded": _superseded(state, index),
             "epochs": _by_index(state.epochs, index),
             "floors": _by_index(state.floors, index),
-            "published_in": _published_in(state),
-            "boundaries": _pins(state, index),
+            "published_in": _published_in(state.published_in),
+            "boundaries": _pins({index[k]: p for k, p in state.boundaries.items() if k in index and p}, times),
             "boundary_times": packed([state.boundary_times]),
             "by_marker": packed([state.by_marker.keys(), state.by_marker.values()]),
         },
@@ -91,6 +95,8 @@ def load(data: bytes) -> State | None:
     try:
         raw = json.loads(data if data[:1] == b"{" else inflate(data, MOST))
         if raw["format"] in _FORMER:
+            raw = _with_columns(raw)
+        if raw["format"] == _REPEATING:
             raw = _of_today(raw)
         return _state(raw) if raw["format"] == FORMAT else None
     except (ValueError, LookupError, TypeError, AttributeError, ArithmeticError, RecursionError, zlib.error):
@@ -100,7 +106,7 @@ def load(data: bytes) -> State | None:
 def _state(raw: dict[str, Any]) -> State:
     keys = [_key(*k) for k in raw["keys"]]
     origins = {k: OriginItem(key=k, **item) for k, item in zip(keys, raw["origins"], strict=True)}
-    times = unpacked(raw["boundary_times"], 1)[0].tolist()
+    times = unpacked(raw["boundary_times"], 1)[0]
     by_marker = [column.tolist() for column in unpacked(raw["by_marker"], 2)]
     boundaries = _boundaries(raw["boundaries"], times, keys)
     return State(
@@ -129,27 +135,55 @@ def _state(raw: dict[str, Any]) -> State:
         floors=_by_key(raw["floors"], keys, tuple),
         published_in=_published_in_of(raw["published_in"]),
         boundaries=boundaries,
-        boundary_times=tuple(times),
+        boundary_times=tuple(times.tolist()),
         by_marker=dict(zip(*by_marker, strict=True)),
     )
 
 
-def _of_today(raw: dict[str, Any]) -> dict[str, Any]:
-    """A checkpoint of a former format as it would be written now."""
+def _with_columns(raw: dict[str, Any]) -> dict[str, Any]:
+    """A checkpoint without columns as one that repeats them."""
     last = raw["number"] - 1
     pins, times = raw["boundaries"], raw["boundary_times"]
     columns = [_formerly(pins[name], pins["counts"]) for name in ("places", "offsets")]
-    by_window = {w: tuple(n) for w, n in raw["published_in"]}
-    superseded = {i: Superseded.of((operator.index(n), _range(*r)) for n, r in pairs) for i, pairs in raw["superseded"]}
+    held = {i: [(operator.index(n), _range(*r)) for n, r in pairs] for i, pairs in raw["superseded"]}
+    rows = [(n, -1 - r.start, -1 - r.end) for pairs in held.values() for n, r in pairs]
+    published = [(NONE if w is None else w, tuple(n)) for w, n in raw["published_in"]]
+    by_window = [w for w, _ in published], [len(n) for _, n in published], [x for _, n in published for x in n]
     return raw | {
-        "format": FORMAT,
+        "format": _REPEATING,
         "replaced": [[path, last] for path in sorted(map(_text, raw["replaced"]))],
         "past": _past(Past()),
-        "superseded": _columns_of(superseded, {}),
-        "published_in": _published_in(State(published_in=by_window)),
+        "superseded": {
+            "keys": list(held),
+            "counts": [len(pairs) for pairs in held.values()],
+            "columns": packed([*zip(*rows, strict=True)] or [(), (), ()]),
+        },
+        "published_in": {"columns": packed(by_window)},
         "boundaries": {"keys": pins["keys"], "counts": pins["counts"], "columns": packed(columns)},
         "boundary_times": packed([times]),
         "by_marker": packed([*zip(*raw.get("by_marker", ()), strict=True)] or [(), ()]),
+    }
+
+
+def _of_today(raw: dict[str, Any]) -> dict[str, Any]:
+    """A checkpoint that repeats columns as it would be written now."""
+    pins, over = raw["boundaries"], raw["superseded"]
+    times = unpacked(raw["boundary_times"], 1)[0]
+    places, offsets = (cut(unpack(text, 8 * sum(pins["counts"])), pins["counts"]) for text in pins["columns"])
+    held = {
+        i: Pins(_array(times[np.asarray(at)]), _array(np.asarray(of)))
+        for i, at, of in zip(pins["keys"], places, offsets, strict=True)
+    }
+    pieces = zip(*(cut(column, over["counts"]) for column in unpacked(over["columns"], 3)), strict=True)
+    columns = {i: tuple(map(np.asarray, of)) for i, of in zip(over["keys"], pieces, strict=True)}
+    windows, counts, numbers = unpacked(raw["published_in"]["columns"], 3)
+    in_order = np.argsort(numbers, kind="stable")
+    published = Published(*(_array(c[in_order]) for c in (np.repeat(windows, counts), numbers)))
+    return raw | {
+        "format": FORMAT,
+        "superseded": _superseded_columns(columns),
+        "published_in": _published_in(published),
+        "boundaries": _pins(held, times),
     }
 
 
@@ -176,22 +210,26 @@ def _past_of(raw: dict[str, Any]) -> Past:
 
 
 def _superseded(state: State, index: Mapping[Key, int]) -> dict[str, Any]:
-    held = {index[k]: s for k, s in state.superseded.items() if k in index}
-    return _columns_of(held, {index[k]: pins for k, pins in state.boundaries.items() if k in index})
-
-
-def _columns_of(held: Mapping[int, Superseded], pins: Mapping[int, Pins]) -> dict[str, Any]:
     """Ranges begin and end at boundaries as a rule: `starts` and `ends` then are the boundary's place in its partition;
     anything else is an offset below zero, less one."""
-    known = {i: np.array(pins[i].offsets if i in pins else (), np.int64) for i in held}
-    columns = [
-        [np.array(s.numbers, np.int64) for s in held.values()],
-        [_places(known[i], s.starts) for i, s in held.items()],
-        [_places(known[i], s.ends) for i, s in held.items()],
-    ]
+    columns = dict[int, tuple[Any, ...]]()
+    for key, s in state.superseded.items():
+        if key in index:
+            known = np.array(state.boundaries.get(key, NO_PINS).offsets, np.int64)
+            columns[index[key]] = np.array(s.numbers, np.int64), _places(known, s.starts), _places(known, s.ends)
+    return _superseded_columns(columns)
+
+
+def _superseded_columns(held: Mapping[int, tuple[Any, ...]]) -> dict[str, Any]:
+    """Numbers, starts and ends of each partition. Windows are merged for many partitions at once, and boundaries are
+    there by place: so their columns are often the same, and there once."""
+    once = dict[tuple[bytes, ...], int]()
+    like = [once.setdefault(tuple(c.tobytes() for c in columns), len(once)) for columns in held.values()]
+    columns = [[np.frombuffer(of[n], np.int64) for of in once] for n in range(3)]
     return {
         "keys": list(held),
-        "counts": [len(s) for s in held.values()],
+        "like": like,
+        "counts": [len(c) for c in columns[0]],
         "columns": packed(_joined(c) for c in columns),
     }
 
@@ -217,27 +255,30 @@ def _joined(columns: Sequence[Any]) -> Any:
 
 
 def _superseded_of(raw: dict[str, Any], keys: Sequence[Key], pins: Mapping[Key, Pins]) -> dict[Key, Superseded]:
-    pieces = [cut(c, raw["counts"]) for c in unpacked(raw["columns"], 3)]
+    pieces = zip(*(cut(c, raw["counts"]) for c in unpacked(raw["columns"], 3)), strict=True)
+    once = [(_array(np.asarray(numbers)), np.asarray(starts), np.asarray(ends)) for numbers, starts, ends in pieces]
+    most = [max(int(c.max(initial=-1)) for c in bounds) for _, *bounds in once]
     out = {}
-    for i, numbers, *bounds in zip(raw["keys"], *pieces, strict=True):
-        known = np.array(pins[keys[i]].offsets if keys[i] in pins else (), np.int64)
-        starts, ends = (_offsets(known, np.asarray(column)) for column in bounds)
-        out[keys[i]] = Superseded(_array(np.asarray(numbers)), starts, ends)
+    for i, which in zip(raw["keys"], raw["like"], strict=True):
+        numbers, *bounds = once[operator.index(which)]
+        offsets = pins[keys[i]].offsets if keys[i] in pins else NO_PINS.offsets
+        if most[which] >= len(offsets):
+            raise ValueError("no such boundary")
+        out[keys[i]] = Superseded.unread(numbers, partial(_bounds, offsets, *bounds))
     return out
 
 
-def _published_in(state: State) -> dict[str, Any]:
-    held = state.published_in
-    columns = [(NONE if w is None else w for w in held), map(len, held.values()), chain.from_iterable(held.values())]
-    return {"columns": packed(columns)}
+def _bounds(known: array[int], starts: Any, ends: Any) -> tuple[array[int], array[int]]:
+    offsets = np.array(known, np.int64)
+    return _offsets(offsets, starts), _offsets(offsets, ends)
 
 
-def _published_in_of(raw: dict[str, Any]) -> dict[int | None, tuple[int, ...]]:
-    windows, counts, numbers = unpacked(raw["columns"], 3)
-    once = len(counts) == len(windows) and bool((counts == 1).all())  # as a rule, and by far the quickest
-    each = zip(numbers.tolist(), strict=True) if once else map(tuple, cut(numbers.tolist(), counts.tolist()))
-    held = dict(zip(windows.tolist(), each, strict=True))
-    return {None if w == NONE else w: n for w, n in held.items()} if NONE in held else held
+def _published_in(held: Published) -> dict[str, Any]:
+    return {"columns": packed([held.windows, held.numbers])}
+
+
+def _published_in_of(raw: dict[str, Any]) -> Published:
+    return Published(*map(_array, unpacked(raw["columns"], 2)))
 
 
 def _origin(item: OriginItem) -> dict[str, Any]:
@@ -269,31 +310,53 @@ def _ranges(raw: list[list[int]]) -> tuple[Range, ...]:
     return tuple(_range(*r) for r in raw)
 
 
-def _pins(state: State, index: Mapping[Key, int]) -> dict[str, Any]:
-    """Millions of boundaries in a few bytes each.
+def _pins(held: Mapping[int, Pins], times: Any) -> dict[str, Any]:
+    """Millions of boundaries in a few bytes each. `times` are those of all partitions.
 
-    `keys` and `counts` say which partitions have how many. The columns are places (indexes into `boundary_times`) and
-    offsets, those of all partitions, one after the other.
+    `keys` and `counts` say which partitions have how many. Their places (indexes into the times) follow each other from
+    `begins` on, as a rule; where this is -1 they are in the first column. `offsets` has each partition's first offset,
+    and the second column what was gained since, over all partitions, one after the other.
     """
-    held = {index[k]: pins for k, pins in state.boundaries.items() if k in index and pins}
-    times = np.array(state.boundary_times, np.int64)
     places = [np.searchsorted(times, pins.times) for pins in held.values()]
-    offsets = [np.array(pins.offsets, np.int64) for pins in held.values()]
-    columns = packed([_joined(places), _joined(offsets)])
-    return {"keys": list(held), "counts": [len(p) for p in places], "columns": columns}
+    begins = [int(p[0]) if int(p[-1]) - int(p[0]) == len(p) - 1 else -1 for p in places]
+    others = [p for p, begin in zip(places, begins, strict=True) if begin < 0]
+    gained, since = list[Any](), 0
+    for pins in held.values():
+        offsets = np.array(pins.offsets, np.int64)
+        gained.append(offsets - offsets[0] + since)
+        since = int(gained[-1][-1])
+    return {
+        "keys": list(held),
+        "counts": [len(p) for p in places],
+        "begins": begins,
+        "offsets": [p.offsets[0] for p in held.values()],
+        "columns": packed([_joined(others), _joined(gained)]),
+    }
 
 
-def _boundaries(raw: dict[str, Any], times: Sequence[int], keys: Sequence[Key]) -> dict[Key, Pins]:
-    if len(raw["columns"]) != 2:
-        raise ValueError("not as many columns as there are")
-    known = np.array(times, np.int64)
-    places, offsets = (cut(unpack(text, 8 * sum(raw["counts"])), raw["counts"]) for text in raw["columns"])
-    there = zip(raw["keys"], places, offsets, strict=True)
-    return {keys[i]: Pins(_array(known[np.asarray(at)]), _array(of)) for i, at, of in there}
+def _boundaries(raw: dict[str, Any], times: Any, keys: Sequence[Key]) -> dict[Key, Pins]:
+    counts, begins = raw["counts"], raw["begins"]
+    places, gained = (unpack(text, 8 * sum(counts)) for text in raw["columns"])
+    explicit = cut(places, [n for n, begin in zip(counts, begins, strict=True) if begin < 0])
+    out: dict[Key, Pins] = {}
+    alike: dict[tuple[int, int], array[int]] = {}
+    told = zip(raw["keys"], counts, begins, raw["offsets"], cut(gained, counts), strict=True)
+    for i, count, begin, first, column in told:
+        if begin < 0:
+            at = _array(times[np.asarray(next(explicit))])
+        elif (at := alike.get((begin, count))) is None:  # type: ignore[assignment]
+            at = alike[begin, count] = _array(times[begin : begin + count])
+        if len(at) != count or not count:
+            raise ValueError("not as many boundaries as announced")
+        offsets = np.asarray(column)
+        out[keys[i]] = Pins(at, _array(offsets - offsets[0] + operator.index(first)))
+    return out
 
 
 def _array(column: Any) -> array[int]:
-    return array("q", column.astype(np.int64).tobytes())
+    out = array("q")
+    out.frombytes(np.ascontiguousarray(column, np.int64).view(np.uint8).data)
+    return out
 
 
 def _formerly(text: str, counts: Sequence[int]) -> Any:

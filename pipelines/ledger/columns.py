@@ -1,4 +1,9 @@
-"""Columns of numbers as text, a few bytes a number: what grows with a feed's age lies so in checkpoints and proofs."""
+"""Columns of numbers as text, a few bytes a number: what grows with a feed's age lies so in checkpoints and proofs.
+
+A column is differences, in planes of bytes of one weight, without those above the highest one that holds anything; this
+packs well, and is quickly read. The first byte says how many planes there are, and whether a difference is below zero
+(`_SIGNED`). Formerly there were always eight, and the first byte was zlib's.
+"""
 
 from __future__ import annotations
 
@@ -12,18 +17,27 @@ from typing import Any
 
 import numpy as np
 
+NONE = -(1 << 63)
+"""In a column, for None."""
 MOST = 1 << 28
 """The most bytes that a column has, unless a number of values was announced: more is no checkpoint."""
+_SIGNED = 16
+_ZLIB = b"x"
 
 
 def packed(columns: Iterable[Iterable[int]]) -> list[str]:
-    """Each column of 64-bit numbers as differences, in planes of bytes of one weight, which zlib packs well."""
+    """Each column of 64-bit numbers as text."""
     return [_pack(np.array(c if isinstance(c, array | np.ndarray) else [*c], np.int64)) for c in columns]
 
 
 def _pack(column: Any) -> str:
-    steps = np.diff(column.astype("<i8"), prepend=np.int64(0)).view(np.uint8).reshape(-1, 8)
-    return base64.b64encode(zlib.compress(steps.T.tobytes(), 6)).decode()
+    steps = np.diff(column.astype("<i8"), prepend=np.int64(0))
+    signed = bool((steps < 0).any())
+    if signed:  # in turns: 0, -1, 1, -2, …
+        steps = (steps << 1) ^ (steps >> 63)
+    count = (int(steps.view("<u8").max(initial=0)).bit_length() + 7) // 8 or 1
+    planes = steps.view(np.uint8).reshape(-1, 8)[:, :count].T.tobytes()
+    return base64.b64encode(bytes([count | (_SIGNED if signed else 0)]) + zlib.compress(planes, 6)).decode()
 
 
 def unpacked(texts: Sequence[str], count: int) -> list[Any]:
@@ -34,14 +48,21 @@ def unpacked(texts: Sequence[str], count: int) -> list[Any]:
 
 
 def unpack(text: str, most: int = MOST) -> Any:
-    planes = inflate(base64.b64decode(text), most)
-    if len(planes) % 8:
+    data = base64.b64decode(text)
+    former = data[:1] == _ZLIB
+    count, signed = (8, False) if former else (data[0] & ~_SIGNED, bool(data[0] & _SIGNED))
+    planes = inflate(data if former else data[1:], most)
+    if not 0 < count <= 8 or len(planes) % count:
         raise ValueError("not a column")
-    steps = np.zeros(len(planes) // 8, np.uint64)
-    for i, plane in enumerate(np.frombuffer(planes, np.uint8).reshape(8, -1)):
-        if plane.any():  # most steps are small: what stands in the upper planes is zero
-            steps |= plane.astype(np.uint64) << np.uint64(8 * i)
-    return np.cumsum(steps.view(np.int64))
+    size = 4 if count <= 4 else 8
+    steps = np.zeros(len(planes) // count, f"<u{size}")
+    for i, plane in enumerate(np.frombuffer(planes, np.uint8).reshape(count, -1)):
+        if not former or plane.any():
+            steps |= plane.astype(steps.dtype) << steps.dtype.type(8 * i)
+    if signed:
+        steps = (steps >> 1) ^ (~(steps & 1) + 1)
+        return np.cumsum(steps.view(f"<i{size}"), dtype=np.int64)
+    return np.cumsum(steps if size == 4 else steps.view(np.int64), dtype=np.int64)
 
 
 def cut(column: Sequence[int], counts: Sequence[int]) -> Iterator[Sequence[int]]:

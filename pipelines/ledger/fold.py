@@ -36,6 +36,7 @@ from sluice.pipelines.ledger.entries import (
     SkipEntry,
 )
 from sluice.pipelines.ledger.pins import Pins
+from sluice.pipelines.ledger.published import Published
 from sluice.pipelines.ledger.superseded import NOTHING_SUPERSEDED, Superseded
 from sluice.pipelines.schema.wider import RAW_TYPES, one_table
 from sluice.pipelines.vocabulary.kafka import Key, TopicPartition
@@ -83,7 +84,7 @@ class State:
     """By time, in how many partitions transaction markers hid the boundary, so that it was searched for by offset."""
     floors: dict[Key, tuple[int, int]] = field(default_factory=dict)
     """By key, (window, end) of what a plan put into its open window: later boundaries cannot lie below `end`."""
-    published_in: dict[int | None, tuple[int, ...]] = field(default_factory=dict)
+    published_in: Published = field(default_factory=Published)
     """By window (None: outside windows): the publish entries that hold slices of it."""
     first_window: int | None = None
     shapes: dict[str, int] = field(default_factory=dict)
@@ -104,7 +105,7 @@ class State:
     """Numbers of publish entries that do not count."""
     _reserved: Accounted | None = field(default=None, init=False, repr=False, compare=False)
     """What live plans hold; computed when first asked for."""
-    _copied: set[tuple[str, Key]] = field(default_factory=set, init=False, repr=False, compare=False)
+    _copied: set[tuple[str, Key | None]] = field(default_factory=set, init=False, repr=False, compare=False)
     """While it folds: the columns that it has copied, and so may add to."""
 
     # -- questions
@@ -207,6 +208,13 @@ class State:
             self.boundaries[key] = self.boundaries.get(key, NO_PINS).copy()
         return self.boundaries[key]
 
+    def _growing_published(self) -> Published:
+        """What was published in windows, to be added to."""
+        if ("published_in", None) not in self._copied:
+            self._copied.add(("published_in", None))
+            self.published_in = self.published_in.copy()
+        return self.published_in
+
     def _growing_superseded(self, key: Key) -> Superseded:
         """What no longer counts in the partition, to be added to."""
         if ("superseded", key) not in self._copied:
@@ -281,8 +289,7 @@ class State:
         for s in (r.slice for r in entry.receipts):
             key, furthest = s.key, (s.end, s.leader_epoch)
             self.epochs[key] = max(furthest, self.epochs.get(key, furthest))
-        for window in {r.slice.window for r in entry.receipts}:
-            self.published_in[window] = (*self.published_in.get(window, ()), self.number)
+        self._growing_published().add(self.number, dict.fromkeys(r.slice.window for r in entry.receipts))
 
     def _raise_floor(self, s: Slice) -> None:
         """Done when the plan is made: a run that takes it over publishes its slices in the windows that it chose."""

@@ -33,7 +33,7 @@ from sluice.pipelines.vocabulary.side_by_side import AT_ONCE, each
 from sluice.pipelines.vocabulary.stat import Stat
 from sluice.pipelines.vocabulary.topic_names import encode_topic
 
-CHECKPOINT_EVERY = 200
+CHECKPOINT_EVERY = 50
 CHECKPOINT_BYTES = 2 << 20
 """Entries, or bytes of them, that a reader folds before it leaves a checkpoint behind for the next one."""
 CHECKPOINTS_KEPT = 3

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from array import array
 from bisect import bisect_left, bisect_right
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 
 import numpy as np
 
@@ -15,12 +15,33 @@ class Superseded:
     """(number, range) in order of numbers: what entries below that number published in the range no longer counts. A
     value: only a fold adds to a copy that it has just made."""
 
-    __slots__ = ("_index", "ends", "numbers", "starts")
+    __slots__ = ("_bounds", "_index", "_unread", "numbers")
 
     def __init__(self, numbers: Iterable[int] = (), starts: Iterable[int] = (), ends: Iterable[int] = ()) -> None:
-        given = (c if isinstance(c, array) else array("q", c) for c in (numbers, starts, ends))
-        self.numbers, self.starts, self.ends = given
+        self.numbers, *bounds = (c if isinstance(c, array) else array("q", c) for c in (numbers, starts, ends))
+        self._bounds = (bounds[0], bounds[1])
+        self._unread: Callable[[], tuple[array[int], array[int]]] | None = None
         self._index: tuple[list[int], list[int], list[int]] | None = None
+
+    @classmethod
+    def unread(cls, numbers: array[int], bounds: Callable[[], tuple[array[int], array[int]]]) -> Superseded:
+        """With `starts` and `ends` that are made when somebody asks for them: an hour asks by numbers alone."""
+        out = cls(numbers)
+        out._unread = bounds
+        return out
+
+    def _read(self) -> tuple[array[int], array[int]]:
+        if self._unread is not None:
+            self._bounds, self._unread = self._unread(), None
+        return self._bounds
+
+    @property
+    def starts(self) -> array[int]:
+        return self._read()[0]
+
+    @property
+    def ends(self) -> array[int]:
+        return self._read()[1]
 
     @classmethod
     def of(cls, pairs: Iterable[tuple[int, Range]]) -> Superseded:
@@ -49,8 +70,8 @@ class Superseded:
         if not self.numbers or self.numbers[-1] <= number:
             return False
         starts, reach, places = self._indexed()
-        near = places[bisect_right(reach, r.start) : bisect_left(starts, r.end)]
-        return any(self.numbers[i] > number and self.ends[i] > r.start and self.starts[i] < r.end for i in near)
+        near, (begins, ends) = places[bisect_right(reach, r.start) : bisect_left(starts, r.end)], self._read()
+        return any(self.numbers[i] > number and ends[i] > r.start and begins[i] < r.end for i in near)
 
     def _indexed(self) -> tuple[list[int], list[int], list[int]]:
         """Starts in order; how far the ranges up to each reach; and which they are."""
@@ -66,10 +87,11 @@ class Superseded:
 
     def add(self, number: int, ranges: Iterable[Range]) -> None:
         """Take in the ranges that the newest entry superseded."""
+        starts, ends = self._read()
         for r in ranges:
             self.numbers.append(number)
-            self.starts.append(r.start)
-            self.ends.append(r.end)
+            starts.append(r.start)
+            ends.append(r.end)
         self._index = None
 
     def covered(self, number: int, ranges: Iterable[Range]) -> Superseded:

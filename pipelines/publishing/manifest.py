@@ -123,7 +123,7 @@ class _Declared(NamedTuple):
             return None
         if self.number > now.number or not state.batches.bears(self.witness):
             return None
-        published = {w for w, numbers in state.published_in.items() if numbers[-1] >= self.number}
+        published = state.published_in.since(self.number)
         if None in published:
             return None
         first = bisect_left(state.boundary_times, self.pinned - settings.length)

@@ -75,14 +75,11 @@ def find(feed: Feed, ledger: Ledger, asked: Sequence[int] | None = None) -> Pend
 def _find(feed: Feed, ledger: Ledger, asked: Sequence[int] | None, seen: _Seen | None) -> PendingMerges:
     """As `find`. What was `seen` before, and nothing was published in since, is left out."""
     state, window = ledger.read(), feed.window
-    chosen = None if asked is None else frozenset(asked)
-
-    def wanted(lies_in: int | None) -> bool:
-        if chosen is not None:
-            return lies_in is not None and window.start_of(lies_in) in chosen
-        return seen is None or seen.is_new(state, lies_in, window)
-
-    merges = list(_merges(state, manifest.receipts_lying(ledger, state, wanted), feed.compaction))
+    if asked is not None:
+        lie_in = _lying_in(state, asked, window)
+    else:
+        lie_in = {*state.published_in} if seen is None else seen.new(state, window)
+    merges = list(_merges(state, manifest.receipts_in(ledger, state, lie_in), feed.compaction))
     starts = {window.start_of(m.slice.window) for m in merges if m.slice.window is not None}
     whole = {w for w in starts if windows.complete(state, w, window)}
     whole_merges = (m for m in merges if m.slice.window is None or window.start_of(m.slice.window) in whole)
@@ -115,11 +112,15 @@ class _Seen(NamedTuple):
     def dump(self) -> bytes:
         return json.dumps(self._asdict()).encode() + b"\n"
 
-    def is_new(self, state: State, lies_in: int | None, window: WindowSettings) -> bool:
-        return (
-            state.published_in[lies_in][-1] >= self.number
-            or (lies_in if lies_in is None else window.start_of(lies_in)) in self.left
-        )
+    def new(self, state: State, window: WindowSettings) -> set[int | None]:
+        """In what to look: where something was published since, and in what was left."""
+        left = _lying_in(state, (w for w in self.left if w is not None), window)
+        return state.published_in.since(self.number) | left | {w for w in self.left if w is None}
+
+
+def _lying_in(state: State, asked: Iterable[int], window: WindowSettings) -> set[int | None]:
+    """The windows that lie in those asked for: themselves, and those of when windows were shorter."""
+    return {t for w in asked for t in windows.begun_within(state, w, window)}
 
 
 def _merges(state: State, receipts: Iterable[Receipt], settings: CompactionSettings) -> Iterator[Merge]:

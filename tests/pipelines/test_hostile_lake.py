@@ -256,6 +256,10 @@ def test_a_hostile_checkpoint_is_a_state_or_none() -> None:
     for field in sound:
         for value in ODD:
             checkpoint.load(json.dumps(sound | {field: value}).encode())
+            for inner in sound[field] if isinstance(sound[field], dict) else ():
+                changed = sound[field] | {inner: value}
+                if (state := checkpoint.load(json.dumps(sound | {field: changed}).encode())) is not None:
+                    assert all(len(s.starts) == len(s.ends) for s in state.superseded.values())
 
 
 def test_a_checkpoint_of_another_number_is_passed_over() -> None:

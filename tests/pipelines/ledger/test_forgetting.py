@@ -1,23 +1,29 @@
 """What the state forgets of the past, and that every answer is the one it would give if it forgot nothing.
 
 `former.json` was written by the code that forgot nothing: a log in which windows are merged, landed anew and retired,
-a publish entry is void, a batch changes hands, slices fail; and its checkpoint.
+a publish entry is void, a batch changes hands, slices fail; and its checkpoint. `former_3.json` is the checkpoint of
+that log by the code that wrote format 3, with a memory of four batches.
 """
 
 from __future__ import annotations
 
+import base64
 import json
+import zlib
 from collections.abc import Iterator
 from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from sluice.pipelines.lake import paths
 from sluice.pipelines.ledger import Ledger, State, batches, checkpoint
 from sluice.pipelines.ledger.batches import FORGOTTEN, Batches
+from sluice.pipelines.ledger.columns import NONE, packed, unpack, unpacked
 from sluice.pipelines.ledger.entries import Entry, PublishEntry, parse
+from sluice.pipelines.ledger.published import Published
 from sluice.pipelines.ledger.superseded import Superseded
 from sluice.pipelines.vocabulary.ranges import Range
 from sluice.testing.lake import MemoryLake
@@ -107,10 +113,23 @@ def test_a_checkpoint_that_knew_everything_is_read(short_memory: None) -> None:
     assert before == replace(state, by_marker={})
 
 
+def test_a_checkpoint_that_repeated_columns_is_read(short_memory: None) -> None:
+    former = (Path(__file__).parent / "former_3.json").read_bytes()
+    state = checkpoint.load(former)
+    assert state is not None
+    assert json.loads(former)["format"] == 3
+    assert state == fold(LOG)
+    assert answers(state, ledger()) == answers(fold(LOG), ledger())
+    assert checkpoint.dump(state) == checkpoint.dump(fold(LOG))
+    assert ledger(former, len(LOG)).read() == state
+    damaged = former.replace(b'"counts":[', b'"counts":[1,', 1)
+    assert checkpoint.load(damaged) is None
+
+
 def test_the_former_code_passes_todays_checkpoint_over() -> None:
     with pytest.raises(ValueError, match=r"codec|JSON|Expecting"):  # which it knows as: no checkpoint
         json.loads(checkpoint.dump(fold(LOG)))
-    assert json.loads(checkpoint.document(fold(LOG)))["format"] not in (1, 2)
+    assert json.loads(checkpoint.document(fold(LOG)))["format"] not in (1, 2, 3)
 
 
 def test_a_damaged_column_is_no_checkpoint(short_memory: None) -> None:
@@ -145,3 +164,38 @@ def test_what_is_superseded_is_found_by_any_range() -> None:
                 assert held.after(number, Range(start, end)) == meant, (number, start, end)
     assert list(held.covered(11, [Range(0, 110)])) == [(9, Range(90, 120)), (9, Range(200, 201)), (11, Range(0, 110))]
     assert list(held) == pairs, "a value, never changed"
+
+
+def test_columns_are_what_was_packed() -> None:
+    """Of whatever sign and size, also as they were packed formerly: in eight planes, by zlib alone."""
+    given = [
+        [],
+        [0],
+        [NONE],
+        [1 << 62, NONE, -1, 0, NONE],
+        list(range(1_000_000, 2_000_000, 977)),
+        [5, 4, 3, -(1 << 40), 1 << 33],
+        [255, 511, 767],
+        [0, 1 << 32, 1 << 33],
+        [0, (1 << 32) - 1],
+    ]
+    assert [c.tolist() for c in unpacked(packed(given), len(given))] == given
+    for column in given:
+        steps = np.diff(np.array(column, "<i8"), prepend=np.int64(0)).view(np.uint8).reshape(-1, 8)
+        former = base64.b64encode(zlib.compress(steps.T.tobytes(), 6)).decode()
+        assert unpack(former).tolist() == column
+
+
+def test_what_was_published_is_found_by_window_and_by_entry() -> None:
+    held = Published()
+    assert not held
+    for number, windows in ((3, [1, 2]), (5, [None]), (8, [2]), (9, [2, 7, None])):
+        held = held.copy()
+        held.add(number, windows)
+    assert dict(held) == {None: (5, 9), 1: (3,), 2: (3, 8, 9), 7: (9,)}
+    assert (held.get(6, ()), 6 in held, None in held, len(held)) == ((), False, True, 4)
+    assert held.since(6) == {2, 7, None}
+    assert held.every() == [3, 5, 8, 9]
+    assert held == Published(held.windows, held.numbers) != Published([1], [3])
+    with pytest.raises(ValueError, match="one entry"):
+        Published([1], [])
