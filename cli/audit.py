@@ -123,10 +123,14 @@ def _proved(session: Session, feed: Feed, asked: Asked) -> tuple[AuditReport, St
     with session.open_edges(feed) as edges:
         ledger = Ledger(edges.lake, feed.name, edges.clock)
         with session.terminal.working("checking files"):
-            lost.check_all(ledger, edges.lake)
             before = audited.kept(edges.lake, feed.name)
             known = None if asked.everything else before
-            report = of_ledger(ledger, edges.lake, feed.name, hashes=asked.hashes, known=known, at=edges.clock())
+            if known and known.settled:
+                lost.check_recent(ledger, edges.lake, feed)
+            else:
+                lost.check_all(ledger, edges.lake)
+            quick, at = not (asked.rescan or asked.hashes or asked.strict), edges.clock()
+            report = of_ledger(ledger, edges.lake, feed.name, hashes=asked.hashes, known=known, at=at, quick=quick)
         report = _rescan(session, feed, edges, ledger, report) if asked.rescan else report
         more = _strict(feed, edges, ledger, report) if asked.strict else None
         if more:
@@ -196,14 +200,18 @@ def view(
     return out
 
 
-def _before(report: AuditReport) -> list[RenderableType]:
+def _before(report: AuditReport) -> list[Text]:
     """What was left to earlier audits."""
     if report.proven is None:
         return []
     first, last = (show_instant(at)[:10] for at in report.proven)
     when = f"on {first}" if first == last else f"from {first} to {last}"
     looked = f"{count(report.looked)} of {many(report.batches, 'batch', 'batches')}"
-    return [Text(f"  Looked at {looked}; the others were proven {when}, `--all` looks at everything.")]
+    out = [Text(f"  Looked at {looked}; the others were proven {when}, `--all` looks at everything.")]
+    if report.unlisted:
+        whose, since = many(report.unlisted, "batch", "batches"), show_instant(report.seen)[:10]
+        out.append(Text(f"  The files of {whose} were last listed on {since} or later."))
+    return out
 
 
 def _problem(p: AuditProblem) -> list[RenderableType]:
@@ -259,6 +267,7 @@ def document(report: AuditReport) -> dict[str, Any]:
         "not_comparable": report.not_comparable,
         "batches": report.batches,
         "looked_at": report.looked,
+        "unlisted": report.unlisted,
         "proven": report.proven and dict(zip(("first", "last"), map(show_instant, report.proven), strict=True)),
         "partitions": [_account(a) for a in report.accounts],
         "problems": [_problem_document(p) for p in report.problems],

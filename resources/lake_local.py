@@ -366,7 +366,8 @@ def _check_same(origin: Path, place: Path) -> None:
 
 
 def _walk(folder: Path, above: str, after: str) -> Iterator[str]:
-    for name in _names(folder, above):
+    least = after.removeprefix(above).partition("/")[0] if after.startswith(above) else ""
+    for name in _names(folder, above, least):
         path = above + name
         if name.endswith("/"):
             if path > after or after.startswith(path):
@@ -375,10 +376,12 @@ def _walk(folder: Path, above: str, after: str) -> Iterator[str]:
             yield path
 
 
-def _names(folder: Path, above: str) -> list[str]:
-    """Sorted names in a folder. Names of folders end in `/`, so that whole paths are in order, too."""
+def _names(folder: Path, above: str, least: str) -> list[str]:
+    """Sorted names in a folder, but for most of those below `least`. Names of folders end in `/`, so that whole paths
+    are in order, too."""
     with _translating_errors(above), suppress(FileNotFoundError, NotADirectoryError), os.scandir(folder) as entries:
-        seen = [e for e in entries if not e.name.startswith(TEMPORARY)]
+        later = (e for e in entries if e.name >= least or least.startswith(e.name)) if least else entries
+        seen = [e for e in later if not e.name.startswith(TEMPORARY)]
         folders = [f"{e.name}/" for e in seen if e.is_dir(follow_symlinks=False)]
         return sorted(folders + [e.name for e in seen if e.is_file(follow_symlinks=False)])
     return []

@@ -17,6 +17,7 @@ import pyarrow.compute as pc
 
 from sluice.pipelines.account.audited import Audited, Log, shown, still_counts, still_there, tag
 from sluice.pipelines.account.rows import COUNTS, NEVER, PROOFS, Row, Rows
+from sluice.pipelines.account.settled import Settled, place_of, runs, summed
 from sluice.pipelines.lake import parquet
 from sluice.pipelines.landing.proof import sha256
 from sluice.pipelines.ledger import Ledger, State
@@ -91,6 +92,10 @@ class AuditReport:
     looked: int = 0
     batches: int = 0
     proven: tuple[int, int] | None = None
+    unlisted: int = 0
+    """Of how many batches no file was looked for: they are old, and a quick audit takes them in turns."""
+    seen: int = 0
+    """When the last of these was there, at least (ms)."""
     at: int = 0
     """When it was (ms)."""
     compared: int = 0
@@ -118,20 +123,36 @@ def live_receipts(ledger: Ledger, state: State) -> list[Receipt]:
 
 
 def audit(
-    ledger: Ledger, lake: Lake, feed: str, *, hashes: bool = False, known: Audited | None = None, at: int = 0
+    ledger: Ledger,
+    lake: Lake,
+    feed: str,
+    *,
+    hashes: bool = False,
+    known: Audited | None = None,
+    at: int = 0,
+    quick: bool = False,
 ) -> AuditReport:
     """Prove the account from the ledger and the files. `hashes` reads every byte; otherwise only sizes and footers.
 
     Without `known` everything is looked at. With it, only what changed since, as listings of log and files show, and
-    batches that had something wrong about them; `at` is the time now (ms), which is noted. A file that cannot be read
+    batches that had something wrong about them; `at` is the time now (ms), which is noted. `quick` lists no old batches
+    either, but those that an entry since has superseded, and one portion of them in turn. A file that cannot be read
     is a problem like any other. Raises LedgerCorrupt, LedgerTooNew, LakeUnavailable.
     """
-    state = ledger.read()
-    log, listed = Log(ledger, state), shown(lake, feed)
+    state, before = ledger.read(), known
+    due: tuple[Settled, ...] = ()
+    if known is not None:
+        due = known.due(state) if quick and known.may_be_quick(state) else known.settled
+        known = known.with_settled(lake, feed, due)
+    others = known.settled if known else ()
+    log = Log(ledger, state, known.numbers(due), known.log) if known and others else Log(ledger, state)
     if known is not None and not log.begin(known):
-        known, log = None, Log(ledger, state)
+        known, others, log = None, (), Log(ledger, state)
     proof = "hashed" if hashes else "looked"
-    found = _Found(ledger, state, listed, known, log, proof)
+    listing = _Listing(ledger, lake, state, known)
+    found = _Found(ledger, state, listing, known, log, proof)
+    if found.unread:  # a file of old rows is gone, or another: everything is looked at
+        return audit(ledger, lake, feed, hashes=hashes, at=at)
     files = found.files()
     checked = each(lambda held: _file(lake, feed, held, hashes=hashes), list(files.values()))
     wrong = {path for path, problems in zip(files, checked, strict=True) if problems}
@@ -141,22 +162,26 @@ def audit(
     proofs = {"looked": at // 1000, "hashed": at // 1000 if hashes else NEVER}
     looked = Rows.of(found.receipts, found.tag, [proofs.get(p, NEVER) for p in PROOFS])
     everything = found.rows.plus(looked)
+    if others and not _tiles(state, everything, others):  # which rows overlap is told by an audit that has all of them
+        return audit(ledger, lake, feed, hashes=hashes, known=before, at=at)
+    strangers = found.strangers()
     problems = [
         *itertools.chain.from_iterable(wrong_sums),
         *_overlaps(state, everything),
         *_commits(state),
-        *_strangers(ledger, lake, state, found.strangers()),
+        *_strangers(ledger, lake, state, strangers),
         *_copies(log),
         *itertools.chain.from_iterable(checked),
     ]
     rest = tuple(held for held, right in zip(found.receipts, sound, strict=True) if not right)
     when = found.rows.column(proof)
+    times = [*map(int, (when.min(), when.max()) if len(when) else ()), *(t for s in others for t in s.looked)]
     return AuditReport(
         feed,
-        _accounts(state, everything),
+        _accounts(state, everything, others),
         tuple(problems),
-        len(np.unique(everything.tags)),
-        int(everything.column("rows").sum()),
+        len(np.unique(everything.tags)) + sum(s.parts for s in others),
+        int(everything.column("rows").sum()) + sum(s.rows for s in others),
         Audited(
             state.ledger_id,
             state.number,
@@ -164,13 +189,58 @@ def audit(
             tuple(sorted({n for n, _ in rest})),
             log.blocks(),
             known.strictly if known else None,
+            others,
+            strange=tuple(sorted({place_of(path) for path in strangers})),
+            tagged={tag: place_of(path) for path, tag in found.listed.items()},
         ),
         rest,
         len({n for n, _ in found.receipts}),
-        len(np.unique(everything.column("number"))),
-        (int(when.min()) * 1000, int(when.max()) * 1000) if len(when) else None,
+        len(np.unique(everything.column("number"))) + sum(s.batches for s in others),
+        (min(times) * 1000, max(times) * 1000) if times else None,
+        sum(s.batches for s in others),
+        min((s.seen for s in others), default=0) * 1000,
         at,
     )
+
+
+def _tiles(state: State, rows: Rows, others: Sequence[Settled]) -> bool:
+    """Whether the receipts that count hold as many offsets as landed: so no two of them overlap."""
+    spans = rows.column("end") - rows.column("start")
+    mine = {key: int(spans[rows.column("key") == i].sum()) for i, key in enumerate(rows.keys)}
+    keys = {*mine, *state.landed, *(k for s in others for k in s.sums)}
+    landed = {key: sum(r.span for r in state.landed.get(key, ())) for key in keys}
+    return all(landed[key] == mine.get(key, 0) + summed(others, key, "span") for key in keys)
+
+
+class _Listing:
+    """Lists the feed's visible files: all, or where some rows are not open, those in the folders of what is looked at.
+    `beside` are rows that are not open and have files there."""
+
+    def __init__(self, ledger: Ledger, lake: Lake, state: State, known: Audited | None) -> None:
+        self._ledger, self._lake, self._state, self._known = ledger, lake, state, known
+        self.beside: tuple[Settled, ...] = ()
+
+    def __call__(self, new: Iterable[tuple[int, Receipt]]) -> dict[str, int]:
+        known = self._known
+        if known is None or not known.settled:
+            return shown(self._lake, self._ledger.feed)
+        again = ((n, e) for n in known.again if isinstance(e := self._ledger.entry(n), PublishEntry))
+        old = (r for n, e in again for r in self._state.receipts(n, e))
+        wanted = {
+            *(known.places or ()),
+            *known.strange,
+            *(place_of(p.path) for r in (*(r for _, r in new), *old) for p in r.parts),
+        }
+        self.beside = tuple(s for s in known.settled if not wanted.isdisjoint(s.places))
+        if "" in wanted:
+            self.beside = known.settled
+            return shown(self._lake, self._ledger.feed)
+        every = {p for s in known.settled for p in s.places}
+        return shown(self._lake, self._ledger.feed, list(runs(wanted, every)))
+
+    def tags_beside(self) -> list[Rows | None]:
+        """The rows `beside`; None for a file that is not the one that was kept."""
+        return [s.load(self._lake, self._ledger.feed) for s in self.beside]
 
 
 class _Found:
@@ -181,13 +251,17 @@ class _Found:
     """
 
     def __init__(
-        self, ledger: Ledger, state: State, listed: dict[str, int], known: Audited | None, log: Log, proof: str
+        self, ledger: Ledger, state: State, listing: _Listing, known: Audited | None, log: Log, proof: str
     ) -> None:
-        self._ledger, self._state, self._listed = ledger, state, listed
+        self._ledger, self._state = ledger, state
         since = known.number if known else 0
         self.receipts: list[tuple[int, Receipt]] = []
         for number, path, data in log.entries(since):
             self._take(number, parse(data, path))
+        self.listed = listed = listing(self.receipts)
+        beside = listing.tags_beside()
+        self.unread = None in beside
+        self._beside = {tag for rows in beside if rows for tag in rows.tags.tolist()}
         rows = known.rows if known else Rows.of((), self.tag, ())
         counts = still_counts(rows, state, since)
         holds = counts & still_there(rows, listed) & (rows.column(proof) != NEVER)
@@ -204,7 +278,7 @@ class _Found:
     def _sharing(self, left: Any) -> set[int]:
         """The entries of rows that have a file in common with a receipt whose rows do not hold, or is looked at."""
         paths_ = [p.path for _, r in self.receipts for p in r.parts]
-        tags = np.array([self._listed[p] for p in paths_ if p in self._listed], np.uint64)
+        tags = np.array([self.listed[p] for p in paths_ if p in self.listed], np.uint64)
         shared = np.isin(self.rows.tags, np.concatenate([tags, left]))
         return {*self.rows.column("number")[np.unique(self.rows.owners[shared])].tolist()}
 
@@ -218,7 +292,7 @@ class _Found:
 
     def tag(self, path: str) -> int:
         """The file's, as it is listed; of one that is not there, something that no other has."""
-        return self._listed[path] if path in self._listed else tag(Stat(path, -1, ""))
+        return self.listed[path] if path in self.listed else tag(Stat(path, -1, ""))
 
     def files(self) -> dict[str, list[tuple[Receipt, Part]]]:
         """The files to be looked at, each with all of its slices."""
@@ -230,14 +304,15 @@ class _Found:
 
     def strangers(self) -> list[str]:
         """What is visible, and in no receipt that counts."""
-        live, held = {p.path for _, r in self.receipts for p in r.parts}, set(self.rows.tags.tolist())
-        return [path for path, tag in self._listed.items() if path not in live and tag not in held]
+        live, held = {p.path for _, r in self.receipts for p in r.parts}, {*self.rows.tags.tolist(), *self._beside}
+        return [path for path, tag in self.listed.items() if path not in live and tag not in held]
 
 
-def _accounts(state: State, rows: Rows) -> tuple[PartitionAccount, ...]:
-    totals = rows.totals(*COUNTS, "relanded", "mended", "bytes")
-    none = dict.fromkeys((*COUNTS, "relanded", "mended", "bytes", "files"), 0)
-    return tuple(_account(state, key, totals.get(key, none)) for key in sorted(state.origins))
+def _accounts(state: State, rows: Rows, others: Sequence[Settled]) -> tuple[PartitionAccount, ...]:
+    names = (*COUNTS, "relanded", "mended", "bytes")
+    totals = rows.totals(*names)
+    of = {k: {n: totals.get(k, {}).get(n, 0) + summed(others, k, n) for n in (*names, "files")} for k in state.origins}
+    return tuple(_account(state, key, of[key]) for key in sorted(state.origins))
 
 
 def _account(state: State, key: Key, of: dict[str, int]) -> PartitionAccount:

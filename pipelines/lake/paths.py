@@ -18,6 +18,7 @@
                    schemas/<id>.json                    a writer's schema, as its registry told it
                    compacted.json                       up to where small files were merged
                    audited.json                         what an audit looked at, and found right
+                   audited/<20 digits>.json             the same of old entries, by the first one's number
                    table.json                           that a table names files of the feed
                    reports/<thousand>/<batch>[-<attempt>].html   a batch's report; an attempt's if it was refused
                    relanded/<batch>/<slice>.parquet     why a replay's records had been in quarantine
@@ -176,6 +177,11 @@ def compacted_path(feed: str) -> str:
 def audited_path(feed: str) -> str:
     """The path of the note that tells what audits have looked at."""
     return f"_sluice/{feed}/audited.json"
+
+
+def settled_path(feed: str, first: int) -> str:
+    """The path of what audits know of the publish entries from `first` on, once these are old."""
+    return f"_sluice/{feed}/audited/{first:020d}.json"
 
 
 def schema_path(feed: str, id: int | str) -> str:

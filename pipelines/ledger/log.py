@@ -176,6 +176,21 @@ class Ledger:
         stands. After a gap entry, the numbers below the one it names are passed over. Raises LedgerCorrupt."""
         return self._read(self._numbered(first, before), first)
 
+    def by_number(self, first: int, end: int) -> Iterator[tuple[int, str, bytes]]:
+        """As `raw`, of the entries from `first` up to, not including, `end`. Lists nothing."""
+        number = first
+        while number < end:
+            ahead = range(number, min(number + READ_AHEAD, end))
+            found = each(self._lake.get, [paths.log_path(self.feed, n) for n in ahead])
+            for at, data in zip(ahead, found, strict=True):
+                if at != number:
+                    continue  # lost entries lie between
+                path = paths.log_path(self.feed, at)
+                if data is None:
+                    raise self._hole(at, path)
+                yield at, path, data
+                number = _after(at, path, data)
+
     def _read(self, numbered: Iterator[tuple[int, str]], expected: int) -> Iterator[tuple[int, str, bytes]]:
         while some := list(islice(numbered, READ_AHEAD)):
             for (number, path), data in zip(some, self._contents([path for _, path in some]), strict=True):
@@ -193,10 +208,14 @@ class Ledger:
             if behind >= end:
                 raise self._hole(end, paths.log_path(self.feed, behind))
 
-    def stats(self) -> Iterator[tuple[int, Stat]]:
-        """The number and the file of each entry, as a listing shows them."""
-        for found in self._lake.stats(paths.log_folder(self.feed)):
+    def stats(self, first: int = 0, end: int | None = None) -> Iterator[tuple[int, Stat]]:
+        """The number and the file of each entry, those from `first` up to, not including, `end`, as a listing shows
+        them."""
+        after = paths.log_path(self.feed, first - 1) if first else ""
+        for found in self._lake.stats(paths.log_folder(self.feed), after):
             if (number := paths.log_number(found.path)) is not None:
+                if end is not None and number >= end:
+                    return
                 yield number, found
 
     def _numbered(self, first: int, before: int) -> Iterator[tuple[int, str]]:

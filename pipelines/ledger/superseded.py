@@ -31,8 +31,9 @@ class Superseded:
         return out
 
     def _read(self) -> tuple[array[int], array[int]]:
-        if self._unread is not None:
-            self._bounds, self._unread = self._unread(), None
+        if (unread := self._unread) is not None:  # another thread may be as far
+            self._bounds = unread()
+            self._unread = None
         return self._bounds
 
     @property

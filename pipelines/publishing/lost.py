@@ -38,6 +38,12 @@ def check_near(ledger: Ledger, lake: Lake, feed: Feed) -> None:
     check_names(ledger, state, list(islice(parts, LOOKED_AT)))
 
 
+def check_recent(ledger: Ledger, lake: Lake, feed: Feed) -> None:
+    """As `check_near`; looks at staging, too."""
+    check_near(ledger, lake, feed)
+    check_names(ledger, ledger.read(), lake.list(paths.staging_root(feed.name)))
+
+
 def check_all(ledger: Ledger, lake: Lake) -> None:
     """Raises EntriesLost as `check_near` does. Looks everywhere, staging included."""
     check_names(ledger, ledger.read(), list(_names(lake, ledger.feed)))

@@ -10,7 +10,7 @@ from types import SimpleNamespace
 from typing import Any
 from unittest.mock import patch
 
-from sluice.pipelines.account import audited
+from sluice.pipelines.account import audited, settled
 from sluice.pipelines.account.audit import audit
 from sluice.pipelines.batch import progress
 from sluice.pipelines.batch.land import land
@@ -156,7 +156,7 @@ def _audit(world: World, name: str) -> str:
     """What changed since the last audit, beside whatever else goes on."""
     lake, ledger = world.edges(name).lake, world.ledger(name)
     before = audited.kept(lake, FEED)
-    report = audit(ledger, lake, FEED, known=before, at=world.now)
+    report = audit(ledger, lake, FEED, known=before, at=world.now, quick=True)
     audited.keep(lake, FEED, report.audited, before, report.at)
     return f"looked at {report.looked}"
 
@@ -219,7 +219,7 @@ def _looked_at(world: World) -> str:
     lake, ledger = world.edges("auditor").lake, world.ledger("auditor")
     if (before := audited.kept(lake, FEED)) is None:
         return ""
-    quick, whole = (audit(ledger, lake, FEED, known=known) for known in (before, None))
+    quick, whole = (audit(ledger, lake, FEED, known=known, quick=True) for known in (before, None))
     said = [(sorted(map(str, r.problems)), r.accounts, r.batches) for r in (quick, whole)]
     return "" if said[0] == said[1] else f"AU: the quick audit says {said[0]}, one of everything {said[1]}"
 
@@ -330,9 +330,11 @@ def _write_id(size: int) -> str:
 
 @contextmanager
 def forgetful() -> Iterator[None]:
-    """What the state forgets is forgotten at once, folds begin at checkpoints, and segments hold few entries."""
+    """What the state forgets is forgotten at once, folds begin at checkpoints, segments hold few entries, and what
+    audits know of entries is soon in files of its own."""
     small = patch.object(segments, "ENTRIES", 3)
-    with patch.object(batches, "KEPT", 1), patch.object(ledger_log, "CHECKPOINT_EVERY", 4), small:
+    old = patch.object(settled, "ENTRIES", 4), patch.object(audited, "BLOCK", 2)
+    with patch.object(batches, "KEPT", 1), patch.object(ledger_log, "CHECKPOINT_EVERY", 4), small, old[0], old[1]:
         yield
 
 
