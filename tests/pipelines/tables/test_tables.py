@@ -200,6 +200,19 @@ def test_a_table_that_somebody_rolled_back_is_named_and_mended(world: TableWorld
     world.check_same()
 
 
+def test_a_table_that_was_dropped_is_made_anew(world: TableWorld) -> None:
+    """And what its old snapshots alone named goes."""
+    world.land(*pieces(A, 20), *pieces(B, 50))
+    world.sync()
+    world.compact()
+    world.sync()
+    world.drop()
+    done = world.sync(expire_before=0)
+    assert (done.created, done.added, len(done.cleaned), len(world.parts())) == (True, 4, 14, 4)
+    world.check_same()
+    world.check()
+
+
 def test_rows_of_others_are_named_and_taken_out(world: TableWorld) -> None:
     world.land(*pieces(A, 100))
     world.sync()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -91,6 +92,9 @@ class TableWorld(World):
     def roll_back(self, snapshot: int) -> None:
         raise NotImplementedError
 
+    def drop(self) -> None:
+        raise NotImplementedError
+
     def commits_by(self) -> tuple[Any, str]:
         """The class of the format's library and its method by which a commit takes effect."""
         raise NotImplementedError
@@ -149,6 +153,9 @@ class IcebergWorld(TableWorld):
     def roll_back(self, snapshot: int) -> None:
         self.iceberg.manage_snapshots().rollback_to_snapshot(snapshot).commit()
 
+    def drop(self) -> None:
+        self.iceberg.catalog.drop_table("db.orders")
+
 
 class DeltaWorld(TableWorld):
     line = "table: {delta: {}}\n"
@@ -203,3 +210,6 @@ class DeltaWorld(TableWorld):
 
     def roll_back(self, snapshot: int) -> None:
         self.delta.restore(snapshot)
+
+    def drop(self) -> None:
+        shutil.rmtree(self.root / "lake" / "data" / "orders" / "_delta_log")
