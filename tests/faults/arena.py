@@ -20,6 +20,8 @@ from tests.resources.kafka.proxy import Proxy
 from tests.resources.kafka.tools import until
 
 GROUP, TRANSACTION = "__consumer_offsets", "__transaction_state"
+COORDINATORS = 5
+"""Partitions of each of the two topics."""
 _HASTY = {"log.retention.check.interval.ms": "500", "log.initial.task.delay.ms": "500"}
 """Retention looks every five minutes by default."""
 
@@ -60,10 +62,10 @@ class Arena:
 
     def coordinator(self, group: str) -> int:
         """The broker that coordinates the group."""
-        return self.leaders(GROUP)[_place(group, 5)]
+        return self.leaders(GROUP)[place(group)]
 
     def coordinator_of_transactions(self, transactional_id: str) -> int:
-        return self.leaders(TRANSACTION)[_place(transactional_id, 5)]
+        return self.leaders(TRANSACTION)[place(transactional_id)]
 
     def heal(self) -> None:
         """All brokers run, all proxies pass everything on, every partition has all replicas in sync."""
@@ -102,7 +104,7 @@ class Arena:
             admin.delete_records({Plain(topic, p): offset for p, offset in below.items()})
 
 
-def _place(name: str, partitions: int) -> int:
+def place(name: str, partitions: int = COORDINATORS) -> int:
     """Kafka's `Utils.abs(name.hashCode()) % partitions`: where a group or a transactional id lives; ASCII only.
 
     `Utils.abs` gives the amount of a negative hash, and 0 for the lowest one, which has none.
@@ -115,8 +117,8 @@ def _place(name: str, partitions: int) -> int:
 
 
 @contextmanager
-def opened(root: Path, brokers: int = 3) -> Iterator[Arena]:
-    """A cluster of its own in the folder, thrown away at the end."""
+def opened(root: Path, brokers: int = 3, settings: Mapping[str, str] | None = None) -> Iterator[Arena]:
+    """A cluster of its own in the folder, thrown away at the end. `settings`: server properties on top of ours."""
     taken: list[int] = []
 
     def listeners(node: properties.Node) -> dict[str, str]:
@@ -135,7 +137,9 @@ def opened(root: Path, brokers: int = 3) -> Iterator[Arena]:
             for n, port in enumerate(taken, start=1)
         }
         with patch.object(properties, "plain_listeners", listeners):
-            kafka = stack.enter_context(LocalKafka(root, brokers=brokers, keep=False, settings=_HASTY))
+            kafka = stack.enter_context(
+                LocalKafka(root, brokers=brokers, keep=False, settings={**_HASTY, **(settings or {})})
+            )
         yield Arena(kafka, proxies)
 
 

@@ -17,7 +17,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
@@ -43,7 +43,9 @@ _server = multiprocessing.get_context("forkserver")
 _server.set_forkserver_preload(
     [
         "tests.faults.runner",
+        "tests.integration.republish_cut",
         "sluice.pipelines.landing.task",
+        "sluice.pipelines.records.encode",
         "sluice.pipelines.records.typed.format",
         "sluice.pipelines.records.checked.format",
         "sluice.resources.kafka.fetch",
@@ -59,10 +61,17 @@ _server.set_forkserver_preload(
 class Forked:
     """A run under way, with what `subprocess.Popen` has of it. What it says goes to `out`, errors beside it (.err)."""
 
-    def __init__(self, arguments: Sequence[str], out: Path, environment: Mapping[str, str] | None = None) -> None:
+    def __init__(
+        self,
+        arguments: Sequence[str],
+        out: Path,
+        environment: Mapping[str, str] | None = None,
+        does: Callable[..., int] | None = None,
+    ) -> None:
+        """`does`: a function of a module that takes the arguments, in place of `main`."""
         self.args = arguments
         out.touch()
-        given = (tuple(arguments), str(out), dict(environment or {}))
+        given = (tuple(arguments), str(out), dict(environment or {}), does or main)
         self._process: Any = _server.Process(target=_child, args=given, daemon=True)
         self._process.start()
         self.pid: int = self._process.pid
@@ -85,13 +94,13 @@ class Forked:
         self._process.kill()
 
 
-def _child(arguments: Sequence[str], out: str, environment: Mapping[str, str]) -> None:
+def _child(arguments: Sequence[str], out: str, environment: Mapping[str, str], does: Callable[..., int]) -> None:
     os.environ.update(environment)
     for number, path in ((1, out), (2, str(Path(out).with_suffix(".err")))):
         opened = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
         os.dup2(opened, number)
         os.close(opened)
-    sys.exit(main(*arguments))
+    sys.exit(does(*arguments))
 
 
 def say(what: str, **more: Any) -> None:

@@ -11,7 +11,7 @@ import os
 import sys
 from typing import Any
 
-from sluice.cli.main import main
+from sluice.cli import main as cli
 from sluice.pipelines.republishing import carry_out, coordinates, lanes, plan
 from sluice.resources.kafka.sending import KafkaTarget
 
@@ -40,8 +40,12 @@ def cut(step: str, times: int) -> None:
     setattr(owner, name, doing)
 
 
+def main(step: str, times: str, lane_offsets: str, *words: str) -> int:
+    carry_out.TRANSACTION_BYTES, vars(carry_out)["CHUNK_ROWS"] = 3000, 100
+    plan.LANE_OFFSETS = int(lane_offsets)
+    cut(step, int(times))
+    return cli.main(list(words))
+
+
 if __name__ == "__main__":
-    carry_out.TRANSACTION_BYTES, carry_out.CHUNK_ROWS = 3000, 100
-    plan.LANE_OFFSETS = int(sys.argv[3])
-    cut(sys.argv[1], int(sys.argv[2]))
-    sys.exit(main(sys.argv[4:]))
+    sys.exit(main(*sys.argv[1:]))

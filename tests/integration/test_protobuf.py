@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 from confluent_kafka.schema_registry import SchemaRegistryClient
-from confluent_kafka.schema_registry.protobuf import ProtobufSerializer
+from confluent_kafka.schema_registry.protobuf import ProtobufDeserializer, ProtobufSerializer
 from confluent_kafka.serialization import MessageField, SerializationContext
 
 from sluice.cli.main import main
@@ -22,7 +22,7 @@ from sluice.resources.liveness import new_owner
 from sluice.resources.local.kafka import LocalKafka
 from sluice.resources.local.registry import LocalRegistry
 from tests.integration.conftest import Lines
-from tests.integration.support import Place, edges, rescanned, run, visible
+from tests.integration.support import Place, consumed, edges, rescanned, run, visible
 from tests.integration.test_avro import held, landed, send
 from tests.pipelines.records.protobuf.rows import NOWHERE, message_class, read_by_google
 
@@ -167,3 +167,29 @@ def test_bare_records_need_no_registry(place: Place, capsys: pytest.CaptureFixtu
     assert [as_google(r) for r in landed(feed)] == [read_by_google(kind, v) for v in values]
     assert [(r["reason"], r["value"]) for r in held(feed)] == [("not_protobuf", b"\x0a\x05o")]
     assert main(["audit", "orders", "--project", str(place.root)]) == 0
+
+
+def test_rows_go_back_as_confluent_s_deserializer_and_google_read_them(
+    place: Place, registry: LocalRegistry, fresh_topic: Callable[..., str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The message is the second one of its file: the registry's number and the message's indexes are before it."""
+    again, orders = fresh_topic(), [order(FIRST, i) for i in range(20)]
+    values = serialized(registry, place.topic, orders)
+    send(place, [*values, None])
+    run(protobuf_feed(place, registry.url))
+    asked = ["republish", "orders", "--to", again, "--offsets", f"{place.topic}:0:0-21", "--project", str(place.root)]
+    assert main([*asked, "--apply", "--id", "back"]) == 0
+    sent = [r["value"] for r in consumed(place.kafka, again)]
+    assert [None if v is None else v[:7] for v in sent] == [None if v is None else v[:7] for v in [*values, None]]
+    kind = type(orders[0])
+    read = ProtobufDeserializer(kind, {"use.deprecated.format": False})
+    assert [read(v, SerializationContext(again, MessageField.VALUE)) for v in sent[:-1]] == orders
+    assert main(["audit", "orders", "--republished", "back", "--project", str(place.root)]) == 0
+
+    protobuf_feed(place, registry.url, SECOND)
+    assert main([*asked, "--apply"]) == 3
+    assert "register its schema_file as the newest version" in capsys.readouterr().err
+    protobuf_feed(
+        place, registry.url, FIRST.replace("message Line {", "message First { int32 x = 1; }\nmessage Line {")
+    )
+    assert main([*asked, "--apply"]) == 3, "the same message, and other indexes"

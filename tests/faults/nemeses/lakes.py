@@ -58,11 +58,18 @@ def _device(field: Field) -> Path:
 @contextmanager
 def disk_full(field: Field) -> Iterator[None]:
     """No byte fits on the lake's disk."""
-    ballast = _device(field) / "ballast"
+    with filled_up(field, _device(field), "the lake's disk"):
+        yield
+
+
+@contextmanager
+def filled_up(field: Field, place: Path, what: str) -> Iterator[None]:
+    """No byte fits on the file system that is mounted at the place."""
+    ballast = place / "ballast"
     with ballast.open("wb", buffering=0) as file, suppress(OSError):
         while file.write(bytes(1 << 16)):
             pass
-    field.account.did("the lake's disk was filled up")
+    field.account.did(f"{what} was filled up")
     try:
         yield
     finally:

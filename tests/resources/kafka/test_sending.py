@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import random
+import struct
 from collections.abc import Callable, Iterator
 from contextlib import closing
 from pathlib import Path
@@ -11,7 +13,8 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from sluice.pipelines.records.encode import CODECS, TO_SEND, Accumulator, SealedBatch
+from sluice.pipelines.records.encode import CODECS, TO_SEND, Accumulator, SealedBatch, by_key
+from sluice.pipelines.records.encode.batches import Numbering
 from sluice.pipelines.vocabulary.errors import CommitFenced, UnknownTopic, UsageError
 from sluice.pipelines.vocabulary.kafka import CommittedOffset
 from sluice.resources.kafka.sending import KafkaSender, KafkaTarget
@@ -74,6 +77,50 @@ def test_kafkas_own_tools_read_every_codec(kafka: LocalKafka, fresh_topic: Calla
     assert "isvalid: false" not in said.stdout
     assert all(f"compresscodec: {name}" in said.stdout for name in CODECS)
     assert said.stdout.count("payload: value 8 value 8") == 5
+
+
+def test_javas_producer_writes_the_same_bytes_to_the_same_partitions(
+    kafka: LocalKafka, fresh_topic: Callable[..., str]
+) -> None:
+    """Each batch that Kafka's console producer wrote, made again by us from what a consumer reads of it."""
+    topic, draw = fresh_topic(partitions=7), random.Random(1)
+    lines = []
+    for n in range(1500):
+        key = "".join(draw.choice("aZ09 _-.é€😀") for _ in range(n % 41)) or "-"
+        headers = f"trace:{n},kind:é{n % 5}" if n % 3 else "none:"
+        lines.append(f"{headers}\t{key}\t{'value ' * (n % 30)}{n}\n")
+    reading = ("parse.key=true", "parse.headers=true", "key.separator=\t")
+    said = kafka.tool(
+        *("org.apache.kafka.tools.ConsoleProducer", "--bootstrap-server", kafka.bootstrap, "--topic", topic),
+        *(word for one in reading for word in ("--reader-property", one)),
+        *("--command-property", "compression.type=none"),
+        stdin="".join(lines),
+    )
+    assert said.returncode == 0, said.stderr
+    found = until(lambda: len(r := consumed(kafka, topic)) == 1500 and r)
+    keys = pa.array([r["key"] for r in found], pa.binary())
+    assert by_key(keys, 7, np.zeros(len(found), np.int64)).tolist() == [r["partition"] for r in found]
+
+    compared = 0
+    for p, folder in ((p, folder) for p in range(7) for folder in folders(kafka)):
+        by_offset = {r["offset"]: content([r])[0] for r in found if r["partition"] == p}
+        data = next((folder / f"{topic}-{p}").glob("*.log")).read_bytes()
+        while data:
+            base, size = struct.unpack_from(">qi", data)
+            (last,) = struct.unpack_from(">i", data, 23)
+            producer, epoch, sequence = struct.unpack_from(">qhi", data, 43)
+            rows = pa.RecordBatch.from_pylist([by_offset[base + i] for i in range(last + 1)], schema=TO_SEND)
+            accumulator = Accumulator(CODECS["none"].number)
+            (ours,) = [
+                *accumulator.add(rows, np.zeros(last + 1, np.int64), np.arange(last + 1)),
+                *accumulator.flush(),
+            ]
+            made = ours.to_bytes(Numbering(producer, epoch, sequence, transactional=False))
+            theirs, data = data[: 12 + size], data[12 + size :]
+            # Brokers write the first offset, and the leader's epoch behind the length.
+            assert (made[8:12], made[16:]) == (theirs[8:12], theirs[16:])
+            compared += last + 1
+    assert compared == 1500
 
 
 def folders(kafka: LocalKafka) -> list[Path]:
