@@ -1,6 +1,6 @@
 # Everything a developer runs. The first target sets up: .venv from the lock, and a Java for Kafka and Spark.
 .DEFAULT_GOAL := help
-.PHONY: help demo test quick check pytest bench faults cluster-test soak fuzz lakes postgres lock clean setup wheel docs
+.PHONY: help demo test quick check pytest bench faults cluster-test production-like soak fuzz lakes postgres lock clean setup wheel docs
 
 READY := .venv/.ready
 # Where somebody set it, every process would compile all that it imports: seconds each.
@@ -49,6 +49,10 @@ faults: setup    ## each fault on three real brokers, and the checker's verdict;
 
 cluster-test: setup  ## a standalone Spark with bare workers: landings, and everything on it killed
 	.venv/bin/python -m pytest -m cluster -v tests/cluster tests/faults/test_cluster.py tests/resources/spark $(ARGS)
+
+production-like: setup  ## a whole deployment by what infra/ ships: hours land by schedule while things are killed
+	@infra/postgres.sh
+	.venv/bin/python -m pytest -m production -v -n 0 tests/faults/test_production.py $(ARGS)
 
 soak: setup      ## random combinations of faults, MINUTES=30 of them, and the other long runs
 	SLUICE_FAULTS_SEED=$(SEED) SLUICE_SOAK_MINUTES=$(MINUTES) .venv/bin/python -m pytest -m soak $(ARGS)

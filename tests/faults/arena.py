@@ -40,7 +40,7 @@ class Arena:
 
     @contextmanager
     def admin(self) -> Iterator[KafkaAdminClient]:
-        with closing(KafkaAdminClient(bootstrap_servers=self.kafka.bootstrap)) as client:
+        with closing(KafkaAdminClient(bootstrap_servers=self.kafka.bootstrap, **self.kafka.client())) as client:
             yield client
 
     def create(

@@ -7,7 +7,7 @@ import random
 import signal
 import subprocess
 import threading
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -73,10 +73,22 @@ def _notes(producer: str, topic: str, said: Iterable[dict[str, Any]]) -> Iterato
 
 
 @contextmanager
-def transactions(arena: Arena, topic: str, partitions: int, notes: Path, seed: int) -> Iterator[None]:
-    """Transactions over the partitions, one of three aborted. Where there is trouble, a new producer goes on."""
+def transactions(
+    arena: Arena,
+    topic: str,
+    partitions: int,
+    notes: Path,
+    seed: int,
+    fields: Sequence[dict[str, Any]] = (),
+    pause: float = 1.0,
+) -> Iterator[None]:
+    """Transactions over the partitions, one of three aborted. Where there is trouble, a new producer goes on.
+
+    `pause`: seconds between two of them, at most. `fields` are added to the values.
+    """
     ended = threading.Event()
-    thread = threading.Thread(target=_transact, args=(arena, topic, partitions, notes, seed, ended), daemon=True)
+    given = (arena, topic, partitions, notes, seed, fields, pause, ended)
+    thread = threading.Thread(target=_transact, args=given, daemon=True)
     thread.start()
     try:
         yield
@@ -85,18 +97,28 @@ def transactions(arena: Arena, topic: str, partitions: int, notes: Path, seed: i
         thread.join()
 
 
-def _transact(arena: Arena, topic: str, partitions: int, notes: Path, seed: int, ended: threading.Event) -> None:
+def _transact(
+    arena: Arena,
+    topic: str,
+    partitions: int,
+    notes: Path,
+    seed: int,
+    fields: Sequence[dict[str, Any]],
+    pause: float,
+    ended: threading.Event,
+) -> None:
+    brokers, given = arena.kafka.bootstrap, {"transaction_timeout_ms": 10_000, **arena.kafka.client()}
     draw = random.Random(seed)
     while not ended.is_set():
         producer = None
         with suppress(KafkaError, TimeoutError, OSError):
             name = f"t{next(_numbers)}"
-            producer = Noting(notes, name, arena.kafka.bootstrap, f"writes-{topic}", transaction_timeout_ms=10_000)
+            producer = Noting(notes, name, brokers, f"writes-{topic}", **given)
             while not ended.is_set():
                 with producer.transaction(commits=draw.random() > 1 / 3):
                     for partition in draw.sample(range(partitions), draw.randint(1, partitions)):
-                        producer.send(topic, partition, draw.randint(1, 8))
-                ended.wait(draw.random())
+                        producer.send(topic, partition, draw.randint(1, 8), fields)
+                ended.wait(draw.random() * pause)
         if producer is not None:
             with suppress(KafkaError, TimeoutError, OSError):
                 producer.close()
