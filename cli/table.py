@@ -82,7 +82,7 @@ def sync(
     session.terminal.show(*_synced(name, done))
     beside = {}
     if refused and done.quarantine:
-        session.terminal.show(*_synced(refused.name, done.quarantine, "nothing is in quarantine"))
+        session.terminal.show(*_synced(refused.name, done.quarantine))
         beside = {"quarantine": _document(feed, refused.name, done.quarantine.head) | _changes(done.quarantine)}
     session.terminal.document(_document(feed, name, done.head) | _changes(done) | beside)
 
@@ -199,9 +199,9 @@ def _owing(feed: str, batches: int, files: int, gone: int) -> Text:
     return warn(f"{' and '.join(s for s in (said, out) if s)}: sluice table sync {feed}")
 
 
-def _synced(name: str, done: Synced, empty: str = "nothing has landed yet") -> Iterator[RenderableType]:
+def _synced(name: str, done: Synced) -> Iterator[RenderableType]:
     if done.head is None:
-        yield Text(f"  {empty}: there is no table to make")
+        yield Text("  nothing has landed yet: there is no table to make")
         return
     if done.created:
         yield good(f"{name} is new")
@@ -214,6 +214,8 @@ def _synced(name: str, done: Synced, empty: str = "nothing has landed yet") -> I
     if done.expired or done.cleaned:
         files = f", and {many(len(done.cleaned), 'file')} that only they named removed" if done.cleaned else ""
         yield good(f"{many(done.expired, 'old snapshot')} expired{files}")
+    if done.head.snapshot is None:
+        return
     yield facts(
         ("snapshot", str(done.head.snapshot)), ("rows", count(done.head.rows)), ("files", count(done.head.files))
     )

@@ -17,7 +17,7 @@ from dataclasses import dataclass, replace
 
 from sluice.pipelines.feed.table import unfit
 from sluice.pipelines.lake import paths
-from sluice.pipelines.ledger import Ledger, State
+from sluice.pipelines.ledger import BatchStatus, Ledger, State
 from sluice.pipelines.ports import Lake, Table
 from sluice.pipelines.publishing import kept
 from sluice.pipelines.publishing.publish import roll_forward
@@ -140,7 +140,7 @@ class _Publisher:
             self.report(Progress("look", note=table.name))
             head = table.look()
             if head is None:
-                if not since(ledger, state, 0, 1, self.kind).batches:
+                if not self._begins(state):
                     return done
                 self._check_columns(state)
                 table.create(columns(state, self.kind), {FEED: ledger.feed, LEDGER: state.ledger_id})
@@ -169,6 +169,13 @@ class _Publisher:
                 table.commit(change)
                 added, removed = done.added + len(change.add), done.removed + len(change.remove)
                 done = replace(done, commits=done.commits + 1, added=added, removed=removed)
+
+    def _begins(self, state: State) -> bool:
+        """Whether there is a table to make. The quarantine's is made empty: to look for a refused record in all
+        entries, each time anew, would cost an old feed too much."""
+        if self.kind is PartKind.QUARANTINED:
+            return any(b.status is BatchStatus.PUBLISHED for b in state.batches.values())
+        return bool(since(self.ledger, state, 0, most=1).batches)
 
     def _owed(self, state: State, head: TableHead) -> tuple[int, list[TableChange], set[str]]:
         """What a table that is what the ledger said at its mark lacks, and the mark afterwards. Then the lake paths of

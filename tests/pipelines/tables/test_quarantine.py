@@ -61,6 +61,11 @@ class Quarantine:
             for kind, table in tables.of_parts:
                 assert compare(ledger, lake, table, table.look(), ledger.read(), kind).same
 
+    def check_empty(self) -> None:
+        """It is there, with its columns."""
+        rows = self.theirs()[0]
+        assert (rows.num_rows, {"offset", "reason", "batch"} <= {*rows.column_names}) == (0, True)
+
     def parts(self) -> list[str]:
         return [p for p in self.world.parts() if p.startswith("quarantine")]
 
@@ -75,8 +80,12 @@ def quarantine(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pyte
 
 def test_what_is_refused_is_in_it_once_with_the_reason(quarantine: Quarantine) -> None:
     world = quarantine.world
+    assert quarantine.sync() == Synced(None), "nothing has landed: no table"
     world.land(*pieces(A, 50))
-    assert quarantine.sync() == Synced(None), "nothing is in quarantine: no table"
+    done = quarantine.sync()
+    assert done.head is not None
+    assert (done.created, done.commits, done.head.rows) == (True, 0, 0)
+    quarantine.check_empty()
     world.land(*pieces(B, 100), bad=3)
     assert quarantine.sync().added == 2
     quarantine.check_same()
