@@ -33,6 +33,10 @@ POOL = "sluice_republish"
 _CODECS = ("none", "gzip", "snappy", "lz4", "zstd")
 
 
+_ANEW = ("resume", "rate", "compression", "here")
+"""What is said of a run, and not of the plan."""
+
+
 class SentOffsets(dg.Config):
     """Offsets from `start` up to `end`, which is not included."""
 
@@ -130,7 +134,7 @@ def republish_job(feed: str, session: RunSession) -> dg.JobDefinition:
 def republish_step(context: dg.OpExecutionContext, session: RunSession, name: str) -> Iterator[Any]:
     """Send what the run's configuration says, and report it. Raises dagster.Failure, or an interrupt."""
     from sluice.pipelines.republishing.lanes import carry_out
-    from sluice.pipelines.republishing.wording import pace_of
+    from sluice.pipelines.republishing.wording import check_resumed, pace_of
     from sluice.resources.spark import shipping
     from sluice.resources.way_back import sending
 
@@ -138,6 +142,8 @@ def republish_step(context: dg.OpExecutionContext, session: RunSession, name: st
         feed, asked = session.feed(name), RepublishConfig(**context.op_config)
         if bool(asked.to) is bool(asked.resume):
             raise UsageError("`to` or `resume`, and not both", remedy="say where to send, or which republish goes on")
+        if asked.resume:
+            check_resumed({name: value for name, value in asked if name not in _ANEW})
         codec, pace = asked.codec, pace_of(asked.rate)
         with session.open_edges(feed) as edges:
             ledger = Ledger(edges.lake, name, edges.clock)

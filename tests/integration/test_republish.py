@@ -39,6 +39,7 @@ from tests.resources.kafka.tools import until
 
 ROOT = Path(__file__).parents[2]
 STAMP = 1_700_000_000_000
+RESUME = "sluice republish orders --resume bad --apply"
 CUT = (sys.executable, "-m", "tests.integration.republish_cut")
 
 
@@ -409,12 +410,21 @@ def test_in_dagster_with_lineage_to_the_target(
             return job.execute_in_process(instance=instance, run_config=run_config, raise_on_error=False)
 
         assert not carried_out(keep_partitions=False, partition_by="nowhere.py:f", name="bad").success
+        (failed,) = instance.fetch_observations(sent, limit=5).records
+        observed = failed.asset_observation
+        assert observed is not None
+        told = {k: v.value for k, v in observed.metadata.items()}
+        assert (told["republish"], told["go_on"]) == ("bad", "run this again, or: " + RESUME)
+        assert "nowhere.py" in told["failed"]
         made = carried_out()
         assert made.success
         (event,) = made.get_asset_materialization_events()
         metadata = {k: v.value for k, v in event.materialization.metadata.items()}
         assert (event.asset_key, metadata["to"], metadata["records"]) == (sent, again, 200)
-        assert carried_out(resume=metadata["republish"], to="").success
+        assert not carried_out(resume=metadata["republish"], to="").success, "it says anew what is planned"
+        resumed = {"ops": {"orders__republish": {"config": {"resume": metadata["republish"]}}}}
+        job = build(project).resolve_job_def("republish_orders")
+        assert job.execute_in_process(instance=instance, run_config=resumed).success
         assert not carried_out(to="").success
     graph = build(project).resolve_asset_graph()
     assert graph.get(sent).parent_keys == {dg.AssetKey(["orders", "landed"])}
