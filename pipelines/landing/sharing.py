@@ -72,7 +72,7 @@ class Held:
 
     @cached_property
     def bytes(self) -> int:
-        return sum(rows.nbytes for rows in self.rows.values())
+        return sum(rows.get_total_buffer_size() for rows in self.rows.values())
 
 
 class Sharing:

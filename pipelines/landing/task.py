@@ -289,7 +289,7 @@ class _Landing:
         )
         self._writers: dict[PartKind, PartWriter] = {}
         self._held: dict[PartKind, list[pa.RecordBatch]] | None = {} if held else None
-        self._held_size = 0, 0
+        self._held_most = 0, 0
         self._counts = Counts()
         self._seen = RowFindings()
         self._input_bytes = 0
@@ -344,8 +344,10 @@ class _Landing:
             self._write_out(kind, rows)
             return
         self._held.setdefault(kind, []).append(rows)
-        self._held_size = self._held_size[0] + rows.num_rows, self._held_size[1] + rows.nbytes
-        if self._held_size[0] > self._work.landing.row_group_rows or self._held_size[1] > SMALL_BYTES:
+        # Whole buffers are counted first: what rows take of them is never more, and takes long to find.
+        self._held_most = self._held_most[0] + rows.num_rows, self._held_most[1] + rows.get_total_buffer_size()
+        too_large = self._held_most[1] > SMALL_BYTES and sum(_bytes(b) for b in self._held.values()) > SMALL_BYTES
+        if too_large or self._held_most[0] > self._work.landing.row_group_rows:
             so_far, self._held = self._held, None
             for of, batches in so_far.items():
                 for batch in batches:
@@ -397,6 +399,10 @@ class _Landing:
             "encode": sum(w.encode_ns for w in writers),
             "write": sum(w.write_ns for w in writers),
         }
+
+
+def _bytes(batches: Sequence[pa.RecordBatch]) -> int:
+    return sum(rows.nbytes for rows in batches)
 
 
 def _own(batches: Sequence[pa.RecordBatch]) -> pa.RecordBatch:
