@@ -33,9 +33,11 @@ from sluice.pipelines.vocabulary.side_by_side import AT_ONCE, each
 from sluice.pipelines.vocabulary.stat import Stat
 from sluice.pipelines.vocabulary.topic_names import encode_topic
 
-CHECKPOINT_EVERY = 50
+CHECKPOINT_EVERY = 20
 CHECKPOINT_BYTES = 2 << 20
 """Entries, or bytes of them, that a reader folds before it leaves a checkpoint behind for the next one."""
+CHECKPOINT_SHARE = 4000
+"""Of an old ledger it is one entry in so many: the older it is, the more its checkpoint takes to write."""
 CHECKPOINTS_KEPT = 3
 SEGMENTS_AT_ONCE = 8
 """The most segments that are written in one go: so many requests for each thousand entries of theirs."""
@@ -122,7 +124,8 @@ class Ledger:
 
     def _kept(self, state: State, data: list[tuple[str, bytes]]) -> State:
         self._state = state
-        much = len(data) >= CHECKPOINT_EVERY or sum(len(d) for _, d in data) >= CHECKPOINT_BYTES
+        many = max(CHECKPOINT_EVERY, state.number // CHECKPOINT_SHARE)
+        much = len(data) >= many or sum(len(d) for _, d in data) >= CHECKPOINT_BYTES
         if much and self._whole:
             self._leave_checkpoint()
         return state

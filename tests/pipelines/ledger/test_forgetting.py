@@ -19,7 +19,7 @@ import numpy as np
 import pytest
 
 from sluice.pipelines.lake import paths
-from sluice.pipelines.ledger import Ledger, State, batches, checkpoint
+from sluice.pipelines.ledger import Ledger, State, batches, checkpoint, log
 from sluice.pipelines.ledger.batches import FORGOTTEN, Batches
 from sluice.pipelines.ledger.columns import NONE, packed, unpack, unpacked
 from sluice.pipelines.ledger.entries import Entry, PublishEntry, parse
@@ -199,3 +199,13 @@ def test_what_was_published_is_found_by_window_and_by_entry() -> None:
     assert held == Published(held.windows, held.numbers) != Published([1], [3])
     with pytest.raises(ValueError, match="one entry"):
         Published([1], [])
+
+
+def test_the_older_a_ledger_is_the_more_entries_lie_between_its_checkpoints(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(log, "CHECKPOINT_EVERY", 5)
+    before = len(LOG) - 6
+    for share, left in ((len(LOG), 2), (len(LOG) // 7, 1)):
+        monkeypatch.setattr(log, "CHECKPOINT_SHARE", share)
+        of = ledger(checkpoint.dump(fold(LOG[:before])), before)
+        of.read()
+        assert len(list(of._lake.list(paths.checkpoint_folder("orders")))) == left
