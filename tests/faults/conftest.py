@@ -53,12 +53,11 @@ def arena(request: pytest.FixtureRequest) -> Iterator[Arena]:
 def _teller(config: pytest.Config) -> Callable[[str], None]:
     """Lines for the terminal, past whatever pytest keeps of a test's output."""
     capture: Any = config.pluginmanager.getplugin("capturemanager")
-    # Where courses run side by side, pytest talks with its workers over their standard output.
-    where = sys.stderr if hasattr(config, "workerinput") else sys.stdout
 
     def tell(line: str) -> None:
         with capture.global_and_fixture_disabled():
-            print(line, flush=True, file=where)
+            # Where courses run side by side, pytest talks with its workers over their standard output.
+            print(line, flush=True, file=sys.stderr if hasattr(config, "workerinput") else sys.stdout)
 
     return tell
 
