@@ -18,12 +18,15 @@ from sluice.pipelines.feed.feed import Feed
 from sluice.pipelines.quarantine.held import Filter
 from sluice.pipelines.records.protobuf.reader import from_file
 from sluice.pipelines.rewriting.replay import replay
+from sluice.pipelines.validation.drift import drift_of
+from sluice.pipelines.vocabulary.errors import SluiceError
+from sluice.pipelines.vocabulary.receipts import DriftKind
 from sluice.resources.liveness import new_owner
 from sluice.resources.local.kafka import LocalKafka
 from sluice.resources.local.registry import LocalRegistry
 from tests.integration.conftest import Lines
 from tests.integration.support import Place, consumed, edges, rescanned, run, visible
-from tests.integration.test_avro import held, landed, send
+from tests.integration.test_avro import Gate, held, landed, send
 from tests.pipelines.records.protobuf.rows import NOWHERE, message_class, read_by_google
 
 pytestmark = pytest.mark.kafka
@@ -139,6 +142,26 @@ def test_records_of_two_versions_land_as_google_reads_them_and_need_no_registry_
     gone = protobuf_feed(place, "http://127.0.0.1:9", SECOND)
     report = rescanned(gone)
     assert (report.problems, report.compared) == ((), 201)
+
+
+def test_a_registry_that_is_lost_in_mid_run(place: Place, registry: LocalRegistry) -> None:
+    """Of two schemas it tells one, and is gone: nothing lands; the next run lands all, with what is new as drift."""
+    first = serialized(registry, place.topic, (order(FIRST, i) for i in range(20)))
+    second = serialized(registry, place.topic, (order(SECOND, i, country="FR") for i in range(20, 40)))
+    send(place, [*first, *second])
+    gate = Gate(registry, most=1)
+    try:
+        feed = protobuf_feed(place, gate.url)
+        with pytest.raises(SluiceError, match="cannot be asked"):
+            run(feed)
+        assert visible(feed) == []
+        gate.left = 100
+        (batch,) = run(feed).batches
+    finally:
+        gate.close()
+    assert [r["id"] for r in landed(feed)] == [f"o{i}" for i in range(40)]
+    drift = [(d.kind, d.field, d.records) for d in drift_of(batch.receipts) if d.kind is DriftKind.NEW]
+    assert drift == [(DriftKind.NEW, "country", 20)]
 
 
 def test_an_enum_s_new_name_is_replayed_by_a_newer_file(place: Place, registry: LocalRegistry) -> None:
