@@ -75,8 +75,18 @@ def test_a_copy_in_order_holds_every_file_that_its_ledger_names(world: World) ->
     assert problems(world, MemoryLake(copy(world, ORDER, lambda world: None))) == ()
 
 
-def test_in_the_other_order_files_are_missing(world: World) -> None:
-    assert any("is missing" in str(p) for p in problems(world, MemoryLake(copy(world, ORDER[::-1], land))))
+def test_where_the_ledger_is_copied_last_files_are_missing(world: World) -> None:
+    found = problems(world, MemoryLake(copy(world, (*ORDER[:2:-1], *ORDER[:3]), land)))
+    assert any("is missing" in str(p) for p in found)
+
+
+def test_where_a_checkpoint_is_copied_after_the_log_entries_are_missing(world: World) -> None:
+    def much(world: World) -> None:
+        for _ in range(8):  # a checkpoint comes in it
+            land(world)
+
+    with pytest.raises(EntriesLost, match="checkpoint"):
+        problems(world, MemoryLake(copy(world, ORDER[::-1], much)))
 
 
 @pytest.mark.parametrize("between", [land, lambda world: None], ids=["runs go on", "all is quiet"])
