@@ -83,8 +83,8 @@ class CompleteWindows:
         kind, path = pa.timestamp("ms", "UTC"), f"{paths.windows_table_root(feed)}/{name}.parquet"
         ends = [t + self.settings.length for t in starts]
         rows = pa.table([pa.array(starts, kind), pa.array(ends, kind)], names=list(COLUMNS))
-        with lake.create(path) as file:
-            pq.write_table(rows, file)
+        with lake.create(path) as file:  # Spark with Iceberg takes milliseconds in a dictionary for microseconds
+            pq.write_table(rows, file, use_dictionary=False)
         return lake.locate(path)
 
     def _clean(self, lake: Lake, feed: str, head: TableHead) -> None:

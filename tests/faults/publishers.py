@@ -135,11 +135,11 @@ class Course(World):
     def publish(self, *how: Any) -> Ended:
         return self.publisher(*how).go().ended()
 
-    def bring_up(self, *how: Any) -> None:
-        """A publisher that nothing troubles; afterwards the table is what landed."""
+    def bring_up(self, *how: Any, newest: int = 4) -> None:
+        """A publisher that nothing troubles; afterwards the table is what landed. `newest`: as `check` has it."""
         ended = self.publish(*how)
         assert (ended.error, ended.killed) == ("", False), ended
-        self.check(whole=True)
+        self.check(whole=True, newest=newest)
 
     def owe(self, number: int) -> None:
         """Something to add, and every third time something to replace."""

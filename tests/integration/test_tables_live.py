@@ -22,15 +22,15 @@ from sluice.pipelines.tables.check import compare
 from sluice.pipelines.tables.sync import sync
 from sluice.pipelines.vocabulary.errors import TableRefused
 from sluice.pipelines.vocabulary.plans import Request, RequestKind
-from sluice.resources.edges import open_table
+from sluice.resources.edges import open_table, open_tables
 from sluice.resources.liveness import new_owner
 from sluice.resources.local.kafka import LocalKafka
 from tests.integration.support import Place, consumed, edges, ledger, run
 
 HOUR = 3_600_000
 TABLES = {
-    "iceberg": "{iceberg: {name: db.orders, catalog: {type: sql, uri: 'sqlite:///catalog.db'}}}",
-    "delta": "{delta: {}}",
+    "iceberg": "{iceberg: {name: db.orders, catalog: {type: sql, uri: 'sqlite:///catalog.db'}}, quarantine: true}",
+    "delta": "{delta: {}, quarantine: true}",
 }
 LARGE = 1 << 40
 
@@ -64,14 +64,22 @@ class Live:
         )
 
     def sync(self, feed: Feed) -> pa.Table:
-        """Bring it up, compare it, and read it by `(partition, offset)`."""
-        with edges(feed) as opened, closing(open_table(feed, opened.lake)) as table:
+        """Bring it up, compare it and the quarantine's, and read it by `(partition, offset)`."""
+        with edges(feed) as opened, open_tables(feed, opened.lake) as tables:
             book = ledger(feed, opened)
-            sync(book, opened.lake, table)
-            found = compare(book, opened.lake, table, table.look(), book.read())
-            assert found.same, found
+            sync(book, opened.lake, tables.rows, quarantine=tables.quarantine)
+            for kind, table in tables.of_parts:
+                found = compare(book, opened.lake, table, table.look(), book.read(), kind)
+                assert found.same, found
             names = ("kafka_partition", "kafka_offset", "id", "amount")
-            return table.rows(names).sort_by([("id", "ascending")])
+            return tables.rows.rows(names).sort_by([("id", "ascending")])
+
+    def refused(self, feed: Feed) -> list[int]:
+        """The keys of what is in quarantine, by its table."""
+        with edges(feed) as opened, open_tables(feed, opened.lake) as tables:
+            assert tables.quarantine is not None
+            tables.quarantine.look()
+            return sorted(int(key) for key in tables.quarantine.rows(("key",))["key"].to_pylist())
 
     def landed(self, ids: range) -> dict[str, list[Any]]:
         """What an independent consumer says of these records, as the table has them."""
@@ -117,9 +125,11 @@ def test_a_table_follows_a_feed_that_lives(
     def mend(record: Record) -> Any:
         return {k: int(v) if k == "amount" else v for k, v in json.loads(record.value or b"").items()}
 
+    assert live.refused(feed) == [i for i in whole if i % 10 == 7]
     with edges(feed) as opened:
         replay(feed, opened, Filter(), Mender(mend, __file__), new_owner("replay"), lambda progress: None)
     assert live.sync(feed).to_pydict() == live.landed(whole)
+    assert live.refused(feed) == []
 
     with closing(KafkaProducer(bootstrap_servers=place.kafka.bootstrap)) as producer:
         producer.send(place.topic, json.dumps({"id": 120, "amount": LARGE}).encode(), b"120", partition=0)
