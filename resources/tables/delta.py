@@ -259,7 +259,7 @@ class DeltaLakeTable:
 
     def _head(self, table: DeltaTable) -> TableHead:
         said, log, live = table.metadata().configuration, self._log(), _live(table)
-        newest = log.said(self._version)
+        newest = log.of_rows(self._version)
         own = str(newest.get(MARK, ""))
         return TableHead(
             said.get(LEDGER, ""),
@@ -328,6 +328,15 @@ class _Log:
     def said(self, version: int) -> dict[str, Any]:
         """What the version's commit says of itself; nothing where it says nothing, or lies here no more."""
         return next((a["commitInfo"] for a in self._actions(version) if "commitInfo" in a), {})
+
+    def of_rows(self, version: int) -> dict[str, Any]:
+        """What the newest commit up to the version says of itself that changed files, or is ours. Somebody's new
+        property is a version, too, and changes no row. Nothing where a commit in between lies here no more."""
+        while (done := self._actions(version)) and version > self.oldest:
+            if MARK in self.said(version) or any(a.keys() & {"add", "remove"} for a in done):
+                break
+            version -= 1
+        return self.said(version)
 
     def _at(self, version: int) -> int:
         return int(self.said(version).get("timestamp", 0))

@@ -227,6 +227,19 @@ def test_rows_of_others_are_named_and_taken_out(world: TableWorld) -> None:
         world.sync()
 
 
+def test_a_property_that_somebody_sets_changes_no_row(world: TableWorld) -> None:
+    world.land(*pieces(A, 100))
+    world.sync()
+    world.put_property("owner", "somebody")
+    world.land(*pieces(B, 100))
+    assert world.sync().added == 2
+    world.check_same()
+    world.append(world.read().slice(0, 3))
+    world.put_property("owner", "nobody")
+    with pytest.raises(TableDiffers, match="1 file in it is not of the feed"):
+        world.sync()
+
+
 def test_a_table_of_another_ledger_is_left_alone(world: TableWorld, tmp_path: Path) -> None:
     world.land(*pieces(A, 100))
     world.sync()
