@@ -31,8 +31,8 @@ PREFIX = {WireFormat.CONFLUENT: 5, WireFormat.APICURIO: 9, WireFormat.APICURIO3:
 
 
 def prefix(wire: WireFormat, id: int) -> bytes:
-    """What stands before a record by the schema of that number. For formats that have the number there, or nothing."""
-    if wire is WireFormat.BARE:
+    """What stands before a record by the schema of that number. Not for Glue's, whose schemas have no numbers."""
+    if wire in (WireFormat.BARE, WireFormat.CONFLUENT_HEADERS):
         return b""
     return b"\0" + id.to_bytes(PREFIX[wire] - 1, "big")
 
@@ -51,3 +51,20 @@ UNZIPPED = "zlib does not inflate it, or to more than it may have"
 
 Named = int | str
 """A schema's number in its registry, or its GUID."""
+
+
+def reference(name: str) -> bytes:
+    """What Apicurio's serializers write before a record of Protobuf: a message whose first field is the message's own
+    name."""
+    own = name.rpartition(".")[2].encode()
+    inside = b"\x0a" + varint(len(own)) + own
+    return varint(len(inside)) + inside
+
+
+def varint(number: int) -> bytes:
+    """A number that is not below 0, as Protobuf has it: seven bits in each byte, the lowest first."""
+    out = bytearray()
+    while number > 0x7F:
+        out.append(number & 0x7F | 0x80)
+        number >>= 7
+    return bytes([*out, number])

@@ -6,6 +6,8 @@ import struct
 from datetime import datetime
 from typing import Any
 
+from sluice.pipelines.records.wire import reference, varint
+
 SCHEMA = """\
 syntax = "proto3";
 
@@ -28,22 +30,22 @@ message Order {
 """What the events are as messages."""
 INDEXES = b"\0"
 """Names the message as Confluent's serializers do: the first of its file."""
-NAME = b"\x07\x0a\x05Order"
+NAME = reference("Order")
 """Names it as Apicurio's serializers do."""
 
 
 def encoded(order: dict[str, Any]) -> bytes:
     """An order as Protobuf's bytes, by SCHEMA."""
     stamp = int(datetime.fromisoformat(order["ts"]).timestamp() * 1000 + 0.5)
-    time = b"\x08" + _varint(stamp // 1000) + b"\x10" + _varint(stamp % 1000 * 1_000_000)
+    time = b"\x08" + varint(stamp // 1000) + b"\x10" + varint(stamp % 1000 * 1_000_000)
     return b"".join(
         (
             _text(1, order["order_id"]),
             _text(2, order["customer"]),
-            b"\x1a" + _varint(len(time)) + time,
+            b"\x1a" + varint(len(time)) + time,
             b"\x21" + struct.pack("<d", order["amount"]),
             _text(5, order["currency"]),
-            b"\x30" + _varint(order["items"]),
+            b"\x30" + varint(order["items"]),
             _text(7, order["country"]),
             _text(8, order["channel"]),
             _text(9, order["status"]),
@@ -53,12 +55,4 @@ def encoded(order: dict[str, Any]) -> bytes:
 
 def _text(number: int, text: str) -> bytes:
     data = text.encode()
-    return bytes([number << 3 | 2]) + _varint(len(data)) + data
-
-
-def _varint(number: int) -> bytes:
-    out = bytearray()
-    while number > 0x7F:
-        out.append(number & 0x7F | 0x80)
-        number >>= 7
-    return bytes([*out, number])
+    return bytes([number << 3 | 2]) + varint(len(data)) + data

@@ -6,7 +6,7 @@ import json
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, NamedTuple
 
-from sluice.pipelines.records.wire import ID_HEADER, WireFormat
+from sluice.pipelines.records.wire import ID_HEADER, WireFormat, prefix
 from sluice.resources.local import avro_events, protobuf_events
 from sluice.resources.local.events import CHANNELS, COUNTRIES, CURRENCIES, STATUSES, SampleEvent
 
@@ -68,22 +68,15 @@ def as_registered(
     """The same events in another format; each names the schema of that number. Those that are malformed stay so."""
     named = sample.named.get(wire, b"")
     in_header = wire is WireFormat.CONFLUENT_HEADERS
-    prefix = _PREFIXES[wire](number) + (b"" if in_header else named)
-    header = (ID_HEADER, _PREFIXES[WireFormat.CONFLUENT](number) + named)
+    before = prefix(wire, number) + (b"" if in_header else named)
+    header = (ID_HEADER, prefix(WireFormat.CONFLUENT, number) + named)
     for event in events:
         if event.value is None or (event.malformed and not sample.spoiled):
             yield event
             continue
         more = [header] if in_header else []
-        yield event._replace(value=prefix + sample.encoded(event.value), headers=[*event.headers, *more])
+        yield event._replace(value=before + sample.encoded(event.value), headers=[*event.headers, *more])
 
 
-_PREFIXES: Mapping[WireFormat, Callable[[int], bytes]] = {
-    WireFormat.CONFLUENT: lambda number: b"\0" + number.to_bytes(4, "big"),
-    WireFormat.APICURIO3: lambda number: b"\0" + number.to_bytes(4, "big"),
-    WireFormat.CONFLUENT_HEADERS: lambda number: b"",
-    WireFormat.APICURIO: lambda number: b"\0" + number.to_bytes(8, "big"),
-    WireFormat.BARE: lambda number: b"",
-}
-WIRES = frozenset(_PREFIXES)
+WIRES = frozenset(WireFormat) - {WireFormat.GLUE}
 """The wire formats that sample events can have."""

@@ -27,7 +27,7 @@ from sluice.pipelines.records.protobuf.schema import (
     text_of,
 )
 from sluice.pipelines.records.reader import UnusableSchema, WriterSchemas
-from sluice.pipelines.records.wire import WireFormat
+from sluice.pipelines.records.wire import WireFormat, reference, varint
 from sluice.pipelines.schema.schema import Field, Kind, Schema, Type, parse_schema
 from sluice.pipelines.vocabulary.registered import RegisteredSchema
 
@@ -170,19 +170,3 @@ def _type(f: ProtoField) -> Type:
         case Meaning.WRAPPER:
             return _type(f.message.fields[0])
     return Type(Kind.STRUCT, fields=tuple(map(column_of, f.message.fields)))
-
-
-def reference(name: str) -> bytes:
-    """What Apicurio's serializer writes before a record: a message whose first field is the message's own name."""
-    own = name.rpartition(".")[2].encode()
-    inside = b"\x0a" + varint(len(own)) + own
-    return varint(len(inside)) + inside
-
-
-def varint(number: int) -> bytes:
-    """A number that is not below 0, seven bits in each byte, the lowest first."""
-    out = bytearray()
-    while number > 0x7F:
-        out.append(number & 0x7F | 0x80)
-        number >>= 7
-    return bytes([*out, number])

@@ -14,12 +14,12 @@ from sluice.pipelines.records.protobuf import loops
 from sluice.pipelines.records.protobuf.columns import Documents, columns_of
 from sluice.pipelines.records.protobuf.loops import Tables
 from sluice.pipelines.records.protobuf.programs import program
-from sluice.pipelines.records.protobuf.reader import ProtobufReader, reference
+from sluice.pipelines.records.protobuf.reader import ProtobufReader
 from sluice.pipelines.records.protobuf.schema import ProtoMessage, described, message_at, message_numbered, messages_of
 from sluice.pipelines.records.protobuf.writers import Incompatible, compare
 from sluice.pipelines.records.reader import UnusableSchema, WriterSchemas
 from sluice.pipelines.records.typed.slots import SlotPiece, slot_faults, with_room
-from sluice.pipelines.records.wire import Named, WireFormat
+from sluice.pipelines.records.wire import Named, WireFormat, reference
 
 MOST_NEWS = 256
 """How many fields that the feed's message does not have are counted in a piece, about."""

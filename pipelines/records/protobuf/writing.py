@@ -16,8 +16,8 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from sluice.pipelines.records.protobuf.reader import varint
 from sluice.pipelines.records.protobuf.schema import Meaning, ProtoField, ProtoKind, ProtoMessage
+from sluice.pipelines.records.wire import varint
 from sluice.pipelines.records.writing import NotWritable, Written, at, chosen, floats, joined, truths
 from sluice.pipelines.schema.arrays import int64s
 from sluice.pipelines.vocabulary.extras import named
