@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 import pyarrow as pa
@@ -38,6 +38,15 @@ def chosen(column: pa.Array, places: np.ndarray) -> pa.Array:
 def joined(parts: Sequence[Written], count: int) -> Written:
     """Of each item, its parts one after the other."""
     return [b"".join(one) for one in zip(*parts, strict=True)] if parts else [b""] * count
+
+
+def symbols(column: pa.Array, known: Mapping[str, bytes], place: str, what: str) -> Written:
+    """The bytes that are known of each item's symbol. Raises NotWritable, which says what an unknown one is not."""
+    found = [known.get(symbol) for symbol in column.to_pylist()]
+    made = [data for data in found if data is not None]
+    if len(made) < len(found):
+        raise NotWritable(found.index(None), place, f"it is no {what} of the schema's enum")
+    return made
 
 
 def truths(column: pa.Array) -> np.ndarray:

@@ -2,8 +2,7 @@
 
 What comes out lands as the same row. It is not the value that came in. Of JSON, the order of fields is the schema's,
 blanks are gone, numbers and times are spelled in one way, a field that was null is left out, unknown fields inside
-structs are lost, and `_extra` comes last. Of Avro and Protobuf, fields that only the writer's
-schema had are lost.
+structs are lost, and `_extra` comes last. Of Avro and Protobuf, fields that only the writer's schema had are lost.
 
 For JSON, Arrow makes texts of whole columns, and a compiled loop weaves these into objects. What is nested, binary, or
 rare is spelled in Python.

@@ -18,7 +18,7 @@ import pyarrow as pa
 
 from sluice.pipelines.records.avro.reader import DURATION, branches
 from sluice.pipelines.records.avro.schema import AvroField, AvroKind, AvroType
-from sluice.pipelines.records.writing import NotWritable, Written, at, chosen, floats, joined, truths
+from sluice.pipelines.records.writing import NotWritable, Written, at, chosen, floats, joined, symbols, truths
 from sluice.pipelines.schema.arrays import int64s
 
 _FEW = 128  # numbers whose bytes are made once
@@ -64,7 +64,7 @@ def _there(column: pa.Array, t: AvroType, place: str) -> Written:
         case AvroKind.ARRAY | AvroKind.MAP:
             return _blocks(column, t, place)
         case AvroKind.ENUM:
-            return _symbols(column, t, place)
+            return symbols(column, {symbol: _long(n) for n, symbol in enumerate(t.symbols)}, place, "symbol")
         case AvroKind.FIXED:
             return _fixed(column, t, place)
     return _PLAIN[t.kind](column)
@@ -117,15 +117,6 @@ def _blocks(column: pa.Array, t: AvroType, place: str) -> Written:
         _long(after - before) + b"".join(items[before:after]) + b"\0" if after > before else b"\0"
         for before, after in pairwise(bounds)
     ]
-
-
-def _symbols(column: pa.Array, t: AvroType, place: str) -> Written:
-    known = {symbol: _long(n) for n, symbol in enumerate(t.symbols)}
-    found = [known.get(symbol) for symbol in column.to_pylist()]
-    written = [data for data in found if data is not None]
-    if len(written) < len(found):
-        raise NotWritable(found.index(None), place, "it is no symbol of the schema's enum")
-    return written
 
 
 def _fixed(column: pa.Array, t: AvroType, place: str) -> Written:

@@ -18,7 +18,7 @@ import pyarrow as pa
 
 from sluice.pipelines.records.protobuf.schema import Meaning, ProtoField, ProtoKind, ProtoMessage
 from sluice.pipelines.records.wire import varint
-from sluice.pipelines.records.writing import NotWritable, Written, at, chosen, floats, joined, truths
+from sluice.pipelines.records.writing import NotWritable, Written, at, chosen, floats, joined, symbols, truths
 from sluice.pipelines.schema.arrays import int64s
 from sluice.pipelines.vocabulary.extras import named
 
@@ -158,7 +158,7 @@ def _values(column: pa.Array, f: ProtoField, place: str) -> Written:
         case ProtoKind.STRING | ProtoKind.BYTES:
             return [_sized(data) for data in column.cast(pa.binary()).to_pylist()]
         case ProtoKind.ENUM:
-            return _symbols(column, f, place)
+            return symbols(column, {name: _value(f, number) for number, name in f.symbols}, place, "name")
     return [_value(f, n) for n in column.to_pylist()]
 
 
@@ -169,15 +169,6 @@ def _value(f: ProtoField, n: Any) -> bytes:
     if f.kind in (ProtoKind.SINT32, ProtoKind.SINT64):
         n = n << 1 ^ n >> 63
     return _SMALL.get(n) or varint(int(n) & _MASK)
-
-
-def _symbols(column: pa.Array, f: ProtoField, place: str) -> Written:
-    known = {name: _value(f, number) for number, name in f.symbols}
-    found = [known.get(symbol) for symbol in column.to_pylist()]
-    made = [data for data in found if data is not None]
-    if len(made) < len(found):
-        raise NotWritable(found.index(None), place, "it is no name of the schema's enum")
-    return made
 
 
 def _bodies(column: pa.Array, m: ProtoMessage, place: str) -> Written:
