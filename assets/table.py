@@ -18,7 +18,7 @@ from sluice.assets.metadata.tables import Metadata
 from sluice.assets.session import RunSession
 from sluice.pipelines.feed.feed import Feed
 from sluice.pipelines.ledger import Ledger
-from sluice.pipelines.tables.check import Compared, check_owner, compare
+from sluice.pipelines.tables.check import Compared, comparison
 from sluice.pipelines.tables.sync import Synced, sync
 from sluice.pipelines.vocabulary.errors import SluiceError
 from sluice.pipelines.vocabulary.progress import Progress
@@ -82,16 +82,10 @@ def _compared(session: RunSession, name: str) -> Said:
 
     feed = session.feed(name)
     try:
-        lake, found = session.open_lake(feed), list[tuple[str, Compared]]()
+        lake = session.open_lake(feed)
         with session.open_edges(feed) as edges, open_tables(feed, lake) as tables:
             ledger = Ledger(lake, name, edges.clock)
-            for kind, table in tables.of_parts:
-                head = table.look()
-                state = ledger.read()  # afterwards: a publisher may be at work
-                if head:
-                    check_owner(table, head, state, name)
-                found.append((table.name, compare(ledger, lake, table, head, state, kind)))
-        return _verdict(found)
+            return _verdict([(table.name, comparison(ledger, lake, table, kind)) for kind, table in tables.of_parts])
     except SluiceError as error:
         return _failed(error)
 

@@ -116,14 +116,12 @@ def status(session: Session, feed: FeedName) -> None:
 
 def _stands(ledger: Ledger, table: Table, kind: PartKind) -> tuple[TableHead | None, Owed, bool]:
     """The table's head, what it lacks, and whether its mark says the truth."""
-    from sluice.pipelines.tables.check import check_owner, trusted_mark
+    from sluice.pipelines.tables.check import looked, trusted_mark
     from sluice.pipelines.tables.owed import since
 
-    head = table.look()
-    state = ledger.read()  # afterwards: a publisher may be at work
+    head, state = looked(ledger, table)
     if head is None:
         return None, since(ledger, state, 0, kind=kind), True
-    check_owner(table, head, state, ledger.feed)
     return head, since(ledger, state, head.mark, kind=kind), trusted_mark(ledger, state, head)
 
 
@@ -151,17 +149,10 @@ def check(session: Session, feed: FeedName) -> int:
 
 def comparisons(session: Session, feed: Feed) -> list[tuple[str, Compared]]:
     """The feed's table beside its ledger, and the quarantine's if there is one, by name."""
-    from sluice.pipelines.tables.check import check_owner, compare
+    from sluice.pipelines.tables.check import comparison
 
-    out = []
     with _opened(session, feed) as (ledger, lake, tables, _), session.terminal.working("comparing table and ledger"):
-        for kind, table in tables.of_parts:
-            head = table.look()
-            state = ledger.read()  # afterwards: a publisher may be at work
-            if head:
-                check_owner(table, head, state, feed.name)
-            out.append((table.name, compare(ledger, lake, table, head, state, kind)))
-    return out
+        return [(table.name, comparison(ledger, lake, table, kind)) for kind, table in tables.of_parts]
 
 
 @contextmanager

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from sluice.pipelines.account.audit import AuditProblem
 from sluice.pipelines.ledger import Ledger
 from sluice.pipelines.ports import Lake, Table
-from sluice.pipelines.tables.check import check_owner, compare
+from sluice.pipelines.tables.check import compare, looked
 from sluice.pipelines.vocabulary.receipts import PartKind
 
 
@@ -18,12 +18,10 @@ def table_problems(
 
     Raises TableDiffers for a table of somebody else's, EntriesLost, CatalogUnavailable, LedgerCorrupt.
     """
-    head = table.look()
-    state = ledger.read()  # afterwards: a publisher may be at work
+    head, state = looked(ledger, table)
     mend = f"sluice table sync {ledger.feed} --repair"
     if head is None:
         return
-    check_owner(table, head, state, ledger.feed)
     found = compare(ledger, lake, table, head, state, kind)
     for address in found.missing:
         yield AuditProblem(17, f"{address} is missing in {table.name}", address, mend)

@@ -61,6 +61,22 @@ def _are(found: tuple[object, ...]) -> str:
     return "is" if len(found) == 1 else "are"
 
 
+def looked(ledger: Ledger, table: Table) -> tuple[TableHead | None, State]:
+    """The head of the table (None: there is none), and the ledger's state. That is read afterwards, since a publisher
+    may be at work. Raises as `check_owner`, and CatalogUnavailable."""
+    head = table.look()
+    state = ledger.read()
+    if head:
+        check_owner(table, head, state, ledger.feed)
+    return head, state
+
+
+def comparison(ledger: Ledger, lake: Lake, table: Table, kind: PartKind = PartKind.LANDED) -> Compared:
+    """The table as it is now beside everything that the ledger says of such files. Raises as `looked`."""
+    head, state = looked(ledger, table)
+    return compare(ledger, lake, table, head, state, kind)
+
+
 def compare(
     ledger: Ledger,
     lake: Lake,
