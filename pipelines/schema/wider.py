@@ -30,6 +30,13 @@ RAW_TYPES = {
     "headers": "list<struct<key:string, value:binary>>",
 }
 """The columns of raw feeds, spelled as in a schema."""
+QUARANTINED_TYPES = RAW_TYPES | {
+    **dict.fromkeys(("stage", "reason", "expectation", "field", "detail"), "string"),
+    "byte": "int32",
+    "batch": "int64",
+    "contract": "string",
+}
+"""The columns of what is in quarantine, spelled in the same way."""
 
 
 def holds(wide: Type, narrow: Type) -> bool:

@@ -12,7 +12,7 @@ from sluice.pipelines.ledger.entries import PublishEntry, RetireEntry
 from sluice.pipelines.ledger.fold import NO_PINS
 from sluice.pipelines.ports import Lake
 from sluice.pipelines.schema.schema import EXTRA, KAFKA, Type
-from sluice.pipelines.schema.wider import RAW_TYPES, parse_type
+from sluice.pipelines.schema.wider import QUARANTINED_TYPES, RAW_TYPES, parse_type
 from sluice.pipelines.vocabulary.ranges import Range, union
 from sluice.pipelines.vocabulary.receipts import Part, PartKind, Receipt
 from sluice.pipelines.vocabulary.tables import BATCHES, FEED, LEDGER, OFFSETS, WINDOWS
@@ -22,14 +22,6 @@ GROUP_FILES, GROUP_BATCHES = 2000, 100
 """A commit of a backfill ends after so many files, or so many batches."""
 SINGLE = 24
 """Up to so many batches each have a commit of their own."""
-
-_WHY = {
-    **dict.fromkeys(("stage", "reason", "expectation", "field", "detail"), "string"),
-    "byte": "int32",
-    "batch": "int64",
-    "contract": "string",
-}
-"""What the quarantine's rows say besides the record, spelled as in a schema."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,7 +149,7 @@ def complete_until(state: State) -> str:
 def columns(state: State, kind: PartKind = PartKind.LANDED) -> dict[str, str]:
     """Every column that is in any file of the kind, by name, with the type that reads all of them."""
     if kind is PartKind.QUARANTINED:
-        return RAW_TYPES | _WHY
+        return dict(QUARANTINED_TYPES)
     if all(name.startswith("raw") for name in state.schemas):
         return dict(RAW_TYPES)
     kafka = {f"{KAFKA}{name}": text for name, text in RAW_TYPES.items() if name != "value"}

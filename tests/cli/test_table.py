@@ -74,6 +74,8 @@ def test_a_table_that_others_wrote_to(world: World, tell: Tell) -> None:
     told = tell(table.check, "orders")
     assert (told.code, len(told.document["foreign"])) == (1, 1)
     assert "1 file in it is not of the feed: sluice table sync orders --repair" in told.text
+    audited = tell(audit.audit, "orders", of_table=True, text=False)
+    assert (audited.code, [p["invariant"] for p in audited.document["problems"]]) == (1, [17])
     with pytest.raises(TableDiffers):
         tell(table.sync, "orders")
     assert tell(table.sync, "orders", repair=True, text=False).document["removed"] == 1

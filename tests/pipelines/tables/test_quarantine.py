@@ -9,7 +9,11 @@ import duckdb
 import pyarrow as pa
 import pytest
 
+from sluice.pipelines.records.format import RawFormat
+from sluice.pipelines.records.landed_columns import QUARANTINED
 from sluice.pipelines.rewriting.expiry import expire
+from sluice.pipelines.schema.schema import arrow_type
+from sluice.pipelines.schema.wider import QUARANTINED_TYPES, RAW_TYPES, parse_type
 from sluice.pipelines.tables.check import compare
 from sluice.pipelines.tables.sync import Synced, sync
 from sluice.pipelines.vocabulary.errors import TableDiffers
@@ -76,6 +80,14 @@ def quarantine(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pyte
     kind = IcebergWorld if request.param == "iceberg" else DeltaWorld
     monkeypatch.setattr(kind, "line", kind.line.replace("table: {", "table: {quarantine: true, "))
     return Quarantine(kind(tmp_path))
+
+
+@pytest.mark.parametrize(("texts", "schema"), [(RAW_TYPES, RawFormat.schema), (QUARANTINED_TYPES, QUARANTINED)])
+def test_columns_spelled_in_texts_are_those_of_the_files(texts: dict[str, str], schema: pa.Schema) -> None:
+    def plain(kind: pa.DataType) -> pa.DataType:
+        return kind.value_type if pa.types.is_dictionary(kind) else kind
+
+    assert {n: arrow_type(parse_type(t)) for n, t in texts.items()} == {f.name: plain(f.type) for f in schema}
 
 
 def test_what_is_refused_is_in_it_once_with_the_reason(quarantine: Quarantine) -> None:
