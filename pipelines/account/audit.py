@@ -16,7 +16,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from sluice.pipelines.account.audited import Audited, Log, shown, still_counts, still_there, tag
-from sluice.pipelines.account.rows import COUNTS, NEVER, PROOFS, Row, Rows
+from sluice.pipelines.account.rows import COUNTS, NEVER, PROOFS, SUMMED, Row, Rows
 from sluice.pipelines.account.settled import Settled, place_of, runs, summed
 from sluice.pipelines.lake import parquet
 from sluice.pipelines.landing.proof import sha256
@@ -205,8 +205,7 @@ def audit(
 
 def _tiles(state: State, rows: Rows, others: Sequence[Settled]) -> bool:
     """Whether the receipts that count hold as many offsets as landed: so no two of them overlap."""
-    spans = rows.column("end") - rows.column("start")
-    mine = {key: int(spans[rows.column("key") == i].sum()) for i, key in enumerate(rows.keys)}
+    mine = rows.spans()
     keys = {*mine, *state.landed, *(k for s in others for k in s.sums)}
     landed = {key: sum(r.span for r in state.landed.get(key, ())) for key in keys}
     return all(landed[key] == mine.get(key, 0) + summed(others, key, "span") for key in keys)
@@ -309,9 +308,8 @@ class _Found:
 
 
 def _accounts(state: State, rows: Rows, others: Sequence[Settled]) -> tuple[PartitionAccount, ...]:
-    names = (*COUNTS, "relanded", "mended", "bytes")
-    totals = rows.totals(*names)
-    of = {k: {n: totals.get(k, {}).get(n, 0) + summed(others, k, n) for n in (*names, "files")} for k in state.origins}
+    totals = rows.totals(*SUMMED)
+    of = {k: {n: totals.get(k, {}).get(n, 0) + summed(others, k, n) for n in (*SUMMED, "files")} for k in state.origins}
     return tuple(_account(state, key, of[key]) for key in sorted(state.origins))
 
 

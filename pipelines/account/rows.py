@@ -16,6 +16,8 @@ PROOFS = ("looked", "hashed", "compared")
 """When (seconds since the epoch; NEVER) the receipt and its files were looked at, their bytes hashed, and their records
 compared with Kafka."""
 COLUMNS = ("number", "key", "start", "end", *COUNTS, "relanded", "mended", "rows", "bytes", "parts", *PROOFS)
+SUMMED = (*COUNTS, "relanded", "mended", "bytes")
+"""What an account adds up for each partition."""
 NEVER = -1
 _AT = {name: i for i, name in enumerate(COLUMNS)}
 
@@ -132,6 +134,12 @@ class Rows:
         first[1:] = (of[1:] != of[:-1]) | (tags[1:] != tags[:-1])
         np.add.at(sums["files"], of[first], 1)
         return {k: {n: int(column[i]) for n, column in sums.items()} for i, k in enumerate(self.keys)}
+
+    def spans(self) -> dict[Key, int]:
+        """By partition, the offsets in the receipts' slices."""
+        sums = np.zeros(len(self.keys), np.int64)
+        np.add.at(sums, self.column("key"), self.column("end") - self.column("start"))
+        return dict(zip(self.keys, sums.tolist(), strict=True))
 
 
 def _row(number: int, key: int, r: Receipt, proofs: Sequence[int]) -> tuple[int, ...]:

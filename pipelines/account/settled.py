@@ -18,7 +18,7 @@ from typing import Any
 
 import numpy as np
 
-from sluice.pipelines.account.rows import COLUMNS, COUNTS, Rows
+from sluice.pipelines.account.rows import COLUMNS, SUMMED, Rows
 from sluice.pipelines.lake import paths
 from sluice.pipelines.ledger import State
 from sluice.pipelines.ledger.columns import MOST, inflate, packed, unpack
@@ -27,7 +27,7 @@ from sluice.pipelines.vocabulary.kafka import Key
 
 ENTRIES = 10_000
 """Ledger numbers in a file: some two months of hours."""
-SUMS = (*COUNTS, "relanded", "mended", "bytes", "files", "span", "start", "end")
+SUMS = (*SUMMED, "files", "span", "start", "end")
 """What is told of each partition: `totals` of the rows, the offsets in them, and those between which they lie."""
 
 
@@ -134,14 +134,14 @@ def _digest(data: bytes) -> str:
 
 
 def _sums(rows: Rows) -> dict[Key, dict[str, int]]:
-    totals = rows.totals(*COUNTS, "relanded", "mended", "bytes")
+    totals, spans = rows.totals(*SUMMED), rows.spans()
     keys, starts, ends = (rows.column(n) for n in ("key", "start", "end"))
     out = {}
     for i, key in enumerate(rows.keys):
         mine = keys == i
         if mine.any():
             lie = {"start": int(starts[mine].min()), "end": int(ends[mine].max())}
-            out[key] = totals[key] | {"span": int((ends[mine] - starts[mine]).sum())} | lie
+            out[key] = totals[key] | {"span": spans[key]} | lie
     return out
 
 
