@@ -6,6 +6,8 @@ and no error holds a secret or the text of a schema. A schema of Glue refers to 
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,7 +17,7 @@ from botocore.config import Config
 
 from sluice.pipelines.feed.registry import RegistrySettings
 from sluice.pipelines.vocabulary.errors import Failed, NotAuthorized, RegistryUnavailable, SluiceError
-from sluice.pipelines.vocabulary.registered import AVRO, JSON, PROTOBUF, RegisteredSchema
+from sluice.pipelines.vocabulary.registered import AVRO, JSON, PROTOBUF, RegisteredSchema, cannot_be_asked
 
 TRIES = 3
 _NOBODY = "EntityNotFoundException"
@@ -35,30 +37,32 @@ class GlueClient:
     settings: RegistrySettings
 
     def schema(self, id: int | str) -> RegisteredSchema | None:
-        found = self._ask("get_schema_version", SchemaVersionId=str(id))
+        with self._asking() as ask:
+            found = ask("get_schema_version", SchemaVersionId=str(id))
         return None if found is None else self._registered(found, id)
 
     def version(self, subject: str, version: int | None = None) -> RegisteredSchema | None:
         which: dict[str, Any] = {"VersionNumber": version} if version else {"LatestVersion": True}
         named = {"RegistryName": self._place[1], "SchemaName": subject}
-        found = self._ask("get_schema_version", SchemaId=named, SchemaVersionNumber=which)
+        with self._asking() as ask:
+            found = ask("get_schema_version", SchemaId=named, SchemaVersionNumber=which)
         return None if found is None else self._registered(found, str(found.get("SchemaVersionId")), subject)
 
     def subjects(self) -> tuple[str, ...]:
         """The schemas of the registry, sorted; of very many, some."""
-        names, token = list[str](), ""
-        while len(names) < _MOST_SUBJECTS:
-            more = {"NextToken": token} if token else {}
-            page = self._ask("list_schemas", RegistryId={"RegistryName": self._place[1]}, **more)
-            if page is None:
-                raise Failed(
-                    f"AWS Glue has no schema registry {self._place[1]} in {self._place[0]}",
-                    remedy="check registry.url: glue://REGION/REGISTRY",
-                )
-            names += [str(s.get("SchemaName")) for s in page.get("Schemas", [])]
-            token = page.get("NextToken") or ""
-            if not token:
-                break
+        names, more = list[str](), dict[str, str]()
+        with self._asking() as ask:
+            while len(names) < _MOST_SUBJECTS:
+                page = ask("list_schemas", RegistryId={"RegistryName": self._place[1]}, **more)
+                if page is None:
+                    raise Failed(
+                        f"AWS Glue has no schema registry {self._place[1]} in {self._place[0]}",
+                        remedy="check registry.url: glue://REGION/REGISTRY",
+                    )
+                names += [str(s.get("SchemaName")) for s in page.get("Schemas", [])]
+                if not page.get("NextToken"):
+                    break
+                more = {"NextToken": page["NextToken"]}
         return tuple(sorted(names))
 
     @property
@@ -71,20 +75,26 @@ class GlueClient:
             raise Failed(f"{self.settings.url} gave an answer without a schema", remedy="check registry.url")
         return RegisteredSchema(id, type_, (text,), subject, int(found.get("VersionNumber") or 0) if subject else 0)
 
-    def _ask(self, operation: str, **given: Any) -> dict[str, Any] | None:
-        """What Glue answers; None where it has no such thing."""
+    @contextmanager
+    def _asking(self) -> Iterator[Callable[..., dict[str, Any] | None]]:
+        """What gives Glue's answer to an operation, None where it has no such thing. A client is made for the block:
+        that takes far longer than a request."""
         try:
-            client = boto3.session.Session().client("glue", region_name=self._place[0], config=self._config)
-            try:
-                found: dict[str, Any] = getattr(client, operation)(**given)
-                return found
-            finally:
-                client.close()
+            session = boto3.session.Session()
+            with closing(session.client("glue", region_name=self._place[0], config=self._config)) as glue:
+
+                def ask(operation: str, **given: Any) -> dict[str, Any] | None:
+                    try:
+                        found: dict[str, Any] = getattr(glue, operation)(**given)
+                    except boto.ClientError as error:
+                        if _code(error) == _NOBODY:
+                            return None
+                        raise
+                    return found
+
+                yield ask
         except boto.ClientError as error:
-            code = str(error.response.get("Error", {}).get("Code", ""))
-            if code == _NOBODY:
-                return None
-            raise self._meaning(code) from None
+            raise self._meaning(_code(error)) from None
         except (boto.NoCredentialsError, boto.PartialCredentialsError, boto.CredentialRetrievalError):
             raise self._not_authorized("no credentials were found") from None
         except (boto.BotoCoreError, ValueError) as error:
@@ -109,7 +119,8 @@ class GlueClient:
         )
 
     def _away(self, why: str) -> RegistryUnavailable:
-        return RegistryUnavailable(
-            f"the schema registry {self.settings.url} cannot be asked: {why}",
-            remedy="nothing was landed by guess; run again when it answers",
-        )
+        return cannot_be_asked(self.settings.url, why)
+
+
+def _code(error: boto.ClientError) -> str:
+    return str(error.response.get("Error", {}).get("Code", ""))

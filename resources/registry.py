@@ -30,7 +30,7 @@ from sluice.pipelines.records.readers import READERS
 from sluice.pipelines.records.wire import WireFormat
 from sluice.pipelines.vocabulary import extras
 from sluice.pipelines.vocabulary.errors import Failed, NotAuthorized, Refused, RegistryUnavailable, SetupError
-from sluice.pipelines.vocabulary.registered import AVRO, RegisteredSchema
+from sluice.pipelines.vocabulary.registered import AVRO, RegisteredSchema, cannot_be_asked
 from sluice.pipelines.vocabulary.units import safe_text
 
 if TYPE_CHECKING:
@@ -308,10 +308,7 @@ class RegistryClient:
     # -- errors
 
     def _away(self, why: str) -> RegistryUnavailable:
-        return RegistryUnavailable(
-            f"the schema registry {self.settings.url} cannot be asked: {why}",
-            remedy="nothing was landed by guess; run again when it answers",
-        )
+        return cannot_be_asked(self.settings.url, why)
 
     def _nonsense(self, what: str) -> Failed:
         return Failed(

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from sluice.pipelines.vocabulary.errors import RegistryUnavailable
+
 AVRO, JSON, PROTOBUF = "AVRO", "JSON", "PROTOBUF"
 
 
@@ -20,3 +22,11 @@ class RegisteredSchema:
     subject: str = ""
     version: int = 0
     names: tuple[str, ...] = ()
+
+
+def cannot_be_asked(url: str, why: str) -> RegistryUnavailable:
+    """The error about a registry that does not answer."""
+    return RegistryUnavailable(
+        f"the schema registry {url} cannot be asked: {why}",
+        remedy="nothing was landed by guess; run again when it answers",
+    )
