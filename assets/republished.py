@@ -31,8 +31,6 @@ if TYPE_CHECKING:  # only who sends needs them, not who loads definitions
 
 POOL = "sluice_republish"
 _CODECS = ("none", "gzip", "snappy", "lz4", "zstd")
-
-
 _ANEW = ("resume", "rate", "compression", "here")
 """What is said of a run, and not of the plan."""
 
@@ -143,7 +141,7 @@ def republish_step(context: dg.OpExecutionContext, session: RunSession, name: st
         if bool(asked.to) is bool(asked.resume):
             raise UsageError("`to` or `resume`, and not both", remedy="say where to send, or which republish goes on")
         if asked.resume:
-            check_resumed({name: value for name, value in asked if name not in _ANEW})
+            check_resumed({said: value for said, value in asked if said not in _ANEW})
         codec, pace = asked.codec, pace_of(asked.rate)
         with session.open_edges(feed) as edges:
             ledger = Ledger(edges.lake, name, edges.clock)
