@@ -5,7 +5,6 @@ The table is read by PyIceberg or deltalake, and by DuckDB, and held against wha
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -16,7 +15,7 @@ pytest.importorskip("deltalake")
 from tests.faults.account import SEED
 from tests.faults.publishers import Course, ending
 from tests.pipelines.landed_world import A, B, pieces
-from tests.resources.s3.s3_faults import Proxy, Rule, proxy
+from tests.resources.s3.s3_faults import Proxy, Rule
 from tests.stores import Store
 
 pytestmark = pytest.mark.faults
@@ -37,33 +36,25 @@ def kind(request: pytest.FixtureRequest) -> str:
 
 
 @pytest.fixture
-def front(s3_store: Store) -> Iterator[Proxy]:
-    if not s3_store.local:
-        pytest.skip("faults are played before moto's server")
-    with proxy(s3_store.settings.endpoint or "") as found:
-        yield found
-
-
-@pytest.fixture
-def remote(kind: str, s3_store: Store, front: Proxy, tmp_path: Path) -> Course:
+def remote(kind: str, s3_store: Store, store: Proxy, tmp_path: Path) -> Course:
     """A table in a store, with something in it."""
-    course = Course(tmp_path, kind, s3_store, front)
+    course = Course(tmp_path, kind, s3_store, store)
     course.grow(*pieces(A, 100))
     course.bring_up()
     return course
 
 
 @pytest.mark.parametrize("when", ["refuse", "lose"])
-def test_a_publisher_killed_at_each_write_to_the_store(when: str, remote: Course, front: Proxy) -> None:
+def test_a_publisher_killed_at_each_write_to_the_store(when: str, remote: Course, store: Proxy) -> None:
     """Before the store sees it, and once it has done it. What is owed: merged files, and new ones."""
     for number in STEPS[remote.kind]:
         remote.owe(number)
         publisher = remote.publisher()
         with ending(publisher):
             killed = Rule(WRITES, when, then=publisher.kill)
-            front.rules[:] = [Rule(WRITES, "pass", number - 1), killed]
+            store.rules[:] = [Rule(WRITES, "pass", number - 1), killed]
             ended = publisher.go().ended()
-        front.rules.clear()
+        store.rules.clear()
         assert ended.killed is (killed.times == 0), ended
         remote.check()
         if killed.times:
@@ -76,15 +67,15 @@ def test_a_publisher_killed_at_each_write_to_the_store(when: str, remote: Course
 
 
 @pytest.mark.parametrize("how", ["lose", "reset", "cut"])
-def test_each_request_about_the_table_meets_a_bad_network(how: str, remote: Course, front: Proxy) -> None:
+def test_each_request_about_the_table_meets_a_bad_network(how: str, remote: Course, store: Proxy) -> None:
     """Whether the publisher asks again or gives up, nothing is there twice, and the next one adds what is owed."""
     every = OF_TABLE if how != "reset" else WRITES
     for number in STEPS[remote.kind] if how == "reset" else range(1 + SEED % 9, 200, 9):
         remote.owe(number)
         broken = Rule(every, how)
-        front.rules[:] = [Rule(every, "pass", number - 1), broken]
+        store.rules[:] = [Rule(every, "pass", number - 1), broken]
         ended = remote.publish()
-        front.rules.clear()
+        store.rules.clear()
         assert ended.error in ("", "Unknown", "CatalogUnavailable", "LakeUnavailable"), ended
         remote.check()
         if broken.times:
@@ -94,40 +85,40 @@ def test_each_request_about_the_table_meets_a_bad_network(how: str, remote: Cour
 
 
 @pytest.mark.parametrize("requests", [READS, WRITES, PARTS], ids=["reads", "writes", "parts"])
-def test_a_store_that_refuses_us_is_named(requests: str, remote: Course, front: Proxy) -> None:
+def test_a_store_that_refuses_us_is_named(requests: str, remote: Course, store: Proxy) -> None:
     before = remote.newest()
     remote.grow(*pieces(B, 100))
-    front.rules[:] = [Rule(requests, "refuse", -1, 403, "AccessDenied", "no")]
-    asked = len(front.seen)
+    store.rules[:] = [Rule(requests, "refuse", -1, 403, "AccessDenied", "no")]
+    asked = len(store.seen)
     ended = remote.publish()
-    front.rules.clear()
+    store.rules.clear()
     assert (ended.error, "refuses us" in ended.said or "forbids" in ended.said) == ("NotAuthorized", True), ended
-    assert len(front.seen) - asked < 60, "it does not ask again and again"
+    assert len(store.seen) - asked < 60, "it does not ask again and again"
     assert remote.newest() == before
     remote.bring_up()
 
 
 @pytest.mark.parametrize("requests", [READS, WRITES, PARTS], ids=["reads", "writes", "parts"])
-def test_a_store_that_is_away_is_waited_for_by_the_next_run(requests: str, remote: Course, front: Proxy) -> None:
+def test_a_store_that_is_away_is_waited_for_by_the_next_run(requests: str, remote: Course, store: Proxy) -> None:
     before = remote.newest()
     remote.grow(*pieces(B, 100))
-    front.rules[:] = [Rule(requests, "refuse", -1)]
+    store.rules[:] = [Rule(requests, "refuse", -1)]
     ended = remote.publish()
-    front.rules.clear()
+    store.rules.clear()
     assert ended.error in ("CatalogUnavailable", "Unknown", "LakeUnavailable"), ended
     assert remote.newest() == before
     remote.bring_up()
 
 
 @pytest.mark.parametrize("what", ["property", "rows"])
-def test_somebody_else_commits_at_each_write(what: str, remote: Course, front: Proxy) -> None:
+def test_somebody_else_commits_at_each_write(what: str, remote: Course, store: Proxy) -> None:
     """A property changes no row: the publisher decides anew. Rows of others are named, and taken out by name."""
     for number in STEPS[remote.kind]:
         remote.owe(number)
         between = Rule(WRITES, "pass", then=lambda: _interfere(remote, what))
-        front.rules[:] = [Rule(WRITES, "pass", number - 1), between]
+        store.rules[:] = [Rule(WRITES, "pass", number - 1), between]
         ended = remote.publish()
-        front.rules.clear()
+        store.rules.clear()
         if between.times:
             break
         if what == "rows":

@@ -6,6 +6,7 @@ import json
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from pathlib import Path
+from random import Random
 from typing import Any
 
 import pyarrow as pa
@@ -19,6 +20,7 @@ from sluice.pipelines.records.protobuf.reader import ProtobufReader, from_file
 from sluice.pipelines.records.protobuf.schema import files_of
 from sluice.pipelines.records.wire import Named, WireFormat
 from sluice.pipelines.vocabulary.plans import Slice
+from tests.pipelines.records.protobuf import wild
 from tests.pipelines.records.typed.rows import FIRST, by_offset, chunk
 
 NOWHERE = Path("/nowhere")
@@ -164,3 +166,11 @@ def comparable(value: Any, type_: Any) -> Any:
         case "float32" | "float64":
             return repr(value)
     return value
+
+
+def wild_message(rnd: Random) -> tuple[ProtobufReader, Any]:
+    """A random message that has fields: what reads its records, and Google's class of it."""
+    while True:
+        text = wild.schema(rnd)
+        if (kind := message_class(text)).DESCRIPTOR.fields:
+            return ProtobufReader((text,), WireFormat.BARE), kind

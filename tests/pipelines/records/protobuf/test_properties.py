@@ -7,10 +7,8 @@ from random import Random
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sluice.pipelines.records.protobuf.reader import ProtobufReader
-from sluice.pipelines.records.wire import WireFormat
 from tests.pipelines.records.protobuf import wild
-from tests.pipelines.records.protobuf.rows import comparable, convert, message_class, read_by_google
+from tests.pipelines.records.protobuf.rows import comparable, convert, read_by_google, wild_message
 from tests.pipelines.records.typed.rows import FIRST, by_offset
 
 SEEDS = st.integers(0, 1 << 40)
@@ -23,11 +21,7 @@ STRICTER = ("wrong_type", "malformed", "out_of_range", "missing", "invalid_utf8"
 
 def check(seed: int, *, spoil: bool) -> None:
     rnd = Random(seed)
-    text = wild.schema(rnd)
-    kind = message_class(text)
-    if not kind.DESCRIPTOR.fields:
-        return
-    reader = ProtobufReader((text,), WireFormat.BARE)
+    reader, kind = wild_message(rnd)
     values = [wild.record(rnd, kind.DESCRIPTOR) for _ in range(30)]
     if spoil:
         values = [wild.mutated(rnd, v) if rnd.randrange(3) else v for v in values]

@@ -25,6 +25,7 @@ from tests.pipelines.records.protobuf.rows import (
     reader_of,
     rows_of,
     whole,
+    wild_message,
 )
 from tests.pipelines.records.typed.rows import FIRST
 
@@ -52,11 +53,7 @@ def has(d: Any, *what: str) -> bool:
 @given(st.integers(0, 1 << 40))
 def test_any_record_is_read_as_before(seed: int) -> None:
     rnd = Random(seed)
-    text = wild.schema(rnd)
-    kind = message_class(text)
-    if not kind.DESCRIPTOR.fields:
-        return
-    reader = ProtobufReader((text,), WireFormat.BARE)
+    reader, kind = wild_message(rnd)
     values = [wild.record(rnd, kind.DESCRIPTOR) for _ in range(30)]
     made = again(reader, values)
     landed_again = rows_of(reader, list(made.values()))
