@@ -11,8 +11,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from sluice.assets.memory import recall, remember
+from sluice.pipelines.feed.clashes import clashes
 from sluice.pipelines.feed.feed import Feed
-from sluice.pipelines.feed.load import UNKNOWN, load_feed
+from sluice.pipelines.feed.load import load_feed
+from sluice.pipelines.feed.problems import raise_problems
 from sluice.pipelines.feed.sections import BOOTSTRAP
 from sluice.pipelines.vocabulary.errors import FeedError
 from sluice.resources.project import Project
@@ -51,30 +53,19 @@ def read_feeds(project: Project, environ: Mapping[str, str], at_run: Container[s
 
     `at_run`: sections that stay unknown where a variable of theirs is not set.
     """
-    feeds: dict[str, Feed] = {}
+    feeds: dict[str, tuple[Path, Feed]] = {}
     broken: dict[Path, FeedError] = {}
     for path in sorted(project.feeds_folder.iterdir()):
         if path.suffix not in (".yaml", ".yml") or path.name.startswith("."):
             continue
         try:
             feed = load_feed(path, environ, at_run)
-            _check_alone(path, feed, feeds.values())
-            feeds[feed.name] = feed
+            if found := clashes(feed, feeds.values()):
+                raise_problems([(str(path), p) for p in found])
+            feeds[feed.name] = path, feed
         except FeedError as error:
             broken[path] = error
-    return FeedFiles(feeds, broken)
-
-
-def _check_alone(path: Path, feed: Feed, others: Iterable[Feed]) -> None:
-    for other in others:
-        if other.name == feed.name:
-            raise FeedError(f"{path}: another file describes feed `{feed.name}` too", remedy="rename one of them")
-        known = feed.kafka.bootstrap != UNKNOWN
-        if known and other.kafka.bootstrap == feed.kafka.bootstrap and other.group == feed.group:
-            raise FeedError(
-                f"{path}: group: is shared with feed `{other.name}`",
-                remedy="each feed commits for a group of its own",
-            )
+    return FeedFiles({name: feed for name, (_, feed) in feeds.items()}, broken)
 
 
 def offline_environ() -> dict[str, str]:

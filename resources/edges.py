@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from sluice.pipelines.feed.feed import Feed
 from sluice.pipelines.feed.kafka import KafkaSettings
 from sluice.pipelines.feed.rights import rights_of
+from sluice.pipelines.feed.table import QUARANTINE_TABLE, WINDOWS_TABLE
 from sluice.pipelines.operating.migrate_offsets import Stores
 from sluice.pipelines.ports import Edges, Groups, Lake, Table
 from sluice.pipelines.vocabulary.errors import UsageError
@@ -112,7 +113,7 @@ def open_table(feed: Feed, lake: Lake, kind: PartKind = PartKind.LANDED) -> Tabl
         return DeltaLakeTable.of(feed, lake, kind)
     from sluice.resources.tables.iceberg import IcebergTable
 
-    return IcebergTable.of(feed, lake, "" if kind is PartKind.LANDED else "_quarantine")
+    return IcebergTable.of(feed, lake, "" if kind is PartKind.LANDED else QUARANTINE_TABLE)
 
 
 class FeedTables(NamedTuple):
@@ -150,7 +151,7 @@ def _open_windows_table(feed: Feed, lake: Lake) -> Table:
         return DeltaLakeTable.of_windows(feed, lake)
     from sluice.resources.tables.iceberg import IcebergTable
 
-    return IcebergTable.of(feed, lake, suffix="_windows")
+    return IcebergTable.of(feed, lake, suffix=WINDOWS_TABLE)
 
 
 # -- where offsets are kept: each store is chosen here, and nowhere else

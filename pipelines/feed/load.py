@@ -10,10 +10,11 @@ from typing import Any
 
 from sluice.pipelines.contract.expectation import Contract
 from sluice.pipelines.contract.suite import CONTRACT, ContractError, read_contract
+from sluice.pipelines.feed.clashes import clashes
 from sluice.pipelines.feed.feed import Feed
 from sluice.pipelines.feed.problems import problems_of, raise_problems
 from sluice.pipelines.feed.registry import RegistrySettings
-from sluice.pipelines.feed.sections import BOOTSTRAP, LOCAL_KAFKA, LOCAL_LOGIN, LOCAL_REGISTRY, REGISTRY
+from sluice.pipelines.feed.sections import BOOTSTRAP, LOCAL_KAFKA, LOCAL_LOGIN, LOCAL_REGISTRY, REGISTRY, UNKNOWN_KAFKA
 from sluice.pipelines.feed.yaml_file import FileProblem, YamlError, read_yaml
 from sluice.pipelines.records.keys import KEY_PREFIX, KeyReader
 from sluice.pipelines.records.reader import Reader, UnusableSchema
@@ -23,9 +24,6 @@ from sluice.pipelines.schema.schema import SchemaError
 from sluice.pipelines.vocabulary.errors import FeedError
 from sluice.pipelines.vocabulary.pages import page
 from sluice.pipelines.vocabulary.units import safe_text
-
-UNKNOWN = "unknown.invalid:9"
-"""Kafka's address in a feed that was loaded without the section `kafka`."""
 
 
 def load_feed(path: Path, environ: Mapping[str, str], optional: Container[str] = ()) -> Feed:
@@ -52,7 +50,7 @@ def load_feeds(folder: Path, environ: Mapping[str, str]) -> dict[str, Feed]:
         if isinstance(found, tuple):
             problems += found
             continue
-        problems += [(str(path), p) for p in _clashes(found, feeds)]
+        problems += [(str(path), p) for p in clashes(found, feeds.values())]
         feeds.setdefault(found.name, (path, found))
     if problems:
         raise_problems(problems)
@@ -103,7 +101,7 @@ def _read(path: Path, environ: Mapping[str, str], optional: Container[str]) -> F
         return error.problems
     data = {"feed": path.stem} | read.data
     if "kafka" in read.left_out:
-        data["kafka"] = {"bootstrap": UNKNOWN}
+        data["kafka"] = {"bootstrap": UNKNOWN_KAFKA}
     if "contract" in data:
         return (FileProblem("contract", "is unknown", f"a contract is a file of its own, {path.stem}{CONTRACT}"),)
     context = {"root": root, "filled_from_files": read.filled_from_files}
@@ -255,20 +253,3 @@ def _validate(data: dict[str, Any], context: dict[str, Any]) -> Feed | tuple[Fil
     except ValueError as error:
         problems = problems_of(error, Feed)
     return found or problems
-
-
-def _clashes(feed: Feed, others: Mapping[str, tuple[Path, Feed]]) -> tuple[FileProblem, ...]:
-    """What this feed shares with another and must not: a name, or on one Kafka a group or transactional id."""
-    out = []
-    for path, other in others.values():
-        if other.name == feed.name:
-            out.append(FileProblem("feed", f"is `{feed.name}` in {path.name} too", "give each feed a name of its own"))
-        elif other.kafka.bootstrap == feed.kafka.bootstrap and other.group == feed.group:
-            out.append(
-                FileProblem("group", f"is shared with feed `{other.name}`", "each feed commits for a group of its own")
-            )
-        elif other.kafka.bootstrap == feed.kafka.bootstrap and other.transactional_id == feed.transactional_id:
-            out.append(
-                FileProblem("transactional_id", f"is shared with feed `{other.name}`", "they would fence each other")
-            )
-    return tuple(out)

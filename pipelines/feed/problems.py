@@ -34,11 +34,29 @@ _REMEDIES = {
     "s3": f'{page("feeds")}, "A lake on S3"',
     "dead_letters": "name a topic for them alone, and leave `commit` at transactional",
     "table": f"write {{iceberg: {{name: db.orders}}}} or {{delta: {{}}}}; {page('tables')} says more",
+    "table.delta": "write {delta: {}}: it needs no settings",
+    "table.iceberg": "write {iceberg: {name: db.orders}}",
     "table.iceberg.name": "write namespace.table, such as db.orders: letters, digits and _",
     "table.iceberg.catalog": "write PyIceberg's properties of it, such as {type: rest, uri: …}, or its name there",
+    "table.quarantine": "with true, what is in quarantine has a table, too",
+    "table.keep_snapshots": "write a time such as 5d, or 0s to keep the newest snapshot alone",
     "topics": "write a topic, a list of topics, or {include: [patterns], exclude: [patterns]}",
 }
 
+
+_SECTION = "is not a section of keys and values"
+_PLAIN = {
+    "model_type": _SECTION,
+    "model_attributes_type": _SECTION,
+    "dict_type": _SECTION,
+    "list_type": "is not a list",
+    "bool_type": "is neither true nor false",
+    "bool_parsing": "is neither true nor false",
+    "string_type": "should be text; a number goes in quotes",
+    "string_too_short": "is empty",
+    "too_short": "is empty",
+}
+"""What pydantic's kinds of errors mean, in words about a file."""
 
 _NEVER_BY_ITSELF = {
     "policies.on_recreated": "leave it out: a topic created again is refused until `sluice accept … recreated`",
@@ -70,7 +88,8 @@ def _problem(detail: ErrorDetails, model: type[BaseModel]) -> FileProblem:
         return _unknown_key(key, path, model)
     if (key, detail["type"]) == ("kafka", "missing"):
         key = "kafka.bootstrap"
-    what = "is missing" if detail["type"] == "missing" else detail["msg"].removeprefix("Value error, ")
+    said = detail["msg"].removeprefix("Value error, ")
+    what = "is missing" if detail["type"] == "missing" else _PLAIN.get(detail["type"], said)
     what = what.replace("Input should", "should")
     return FileProblem(key, what[:1].lower() + what[1:], _REMEDIES.get(key, ""))
 

@@ -423,6 +423,9 @@ class WindowSettings(Settings):
 BOOTSTRAP, LOCAL_KAFKA = "KAFKA_BOOTSTRAP", "SLUICE_LOCAL_KAFKA"
 """Environment variables with Kafka's address, for feeds that name none. The second serves if the first is not set."""
 
+UNKNOWN_KAFKA = "unknown.invalid:9"
+"""Kafka's address in a feed that was loaded without the section `kafka`."""
+
 REGISTRY, LOCAL_REGISTRY = "SCHEMA_REGISTRY_URL", "SLUICE_LOCAL_REGISTRY"
 """Environment variables with a schema registry's address, for sections `registry` that name none."""
 

@@ -11,10 +11,13 @@ from pydantic import AfterValidator, BeforeValidator, Field, SecretStr, Validati
 from sluice.pipelines.feed.settings import Duration, Settings, Text
 from sluice.pipelines.schema.schema import Kind, Schema, Type, path_below
 from sluice.pipelines.vocabulary.tables import DELTA, ICEBERG
-from sluice.pipelines.vocabulary.units import DAY
+from sluice.pipelines.vocabulary.units import DAY, safe_text
 
 _NAME = re.compile(r"[A-Za-z0-9_]+(\.[A-Za-z0-9_]+)+")
 _SQLITE = "sqlite:///"
+_LOGIN = re.compile(r"//[^/@]*@")
+QUARANTINE_TABLE, WINDOWS_TABLE = "_quarantine", "_windows"
+"""How the tables that lie beside a feed's in its catalog end."""
 
 
 def _table_name(text: str) -> str:
@@ -26,7 +29,11 @@ def _table_name(text: str) -> str:
 def _catalog(value: object) -> object:
     """A name alone is a catalog that PyIceberg's own configuration describes."""
     named = {"name": value} if isinstance(value, str) else value
-    return {k: str(v) for k, v in named.items()} if isinstance(named, dict) else named
+    if not isinstance(named, dict) or value == "":
+        raise ValueError("is no catalog")
+    if wrong := next((k for k, v in named.items() if isinstance(v, (dict, list))), None):
+        raise ValueError(f"has a list or a section as {safe_text(str(wrong))}: a property is one value")
+    return {k: str(v) for k, v in named.items()}
 
 
 def _below_root(catalog: dict[str, SecretStr], info: ValidationInfo) -> dict[str, SecretStr]:
@@ -56,6 +63,14 @@ class IcebergSettings(Settings):
         """The catalog's properties, in the clear."""
         return {k: v.get_secret_value() for k, v in self.catalog.items()}
 
+    @property
+    def where(self) -> str:
+        """Which catalog it is, as far as its properties tell, whoever logs in to it."""
+        said = self.properties()
+        sql = said.get("type") == "sql" or "sql" in said.get("uri", "").partition(":")[0]
+        which = ("name", "uri") if sql else ("name", "type", "uri", "warehouse", "prefix", "glue.id", "glue.region")
+        return repr([_LOGIN.sub("//", said.get(k, "")) for k in which])
+
     def __repr_args__(self) -> Any:
         return [("name", self.name)]
 
@@ -78,6 +93,12 @@ class TableSettings(Settings):
         if (self.iceberg is None) is (self.delta is None):
             raise ValueError(f"names {'no format' if self.iceberg is None else 'two formats'}")
         return self
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The names of the feed's tables in an Iceberg catalog: of its rows, its windows, its quarantine."""
+        suffixes = ("", WINDOWS_TABLE, *([QUARANTINE_TABLE] if self.quarantine else []))
+        return tuple(self.iceberg.name + suffix for suffix in suffixes) if self.iceberg else ()
 
     @property
     def format(self) -> str:

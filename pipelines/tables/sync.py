@@ -33,18 +33,15 @@ from sluice.pipelines.tables.owed import (
     groups,
     since,
 )
+from sluice.pipelines.tables.tries import decided
 from sluice.pipelines.tables.windows import CompleteWindows
-from sluice.pipelines.vocabulary.errors import PartUnreadable, TableMoved, TableRefused, Unknown
+from sluice.pipelines.vocabulary.errors import TableMoved, TableRefused
 from sluice.pipelines.vocabulary.progress import Progress, Reporter
 from sluice.pipelines.vocabulary.receipts import PartKind
 from sluice.pipelines.vocabulary.side_by_side import each
 from sluice.pipelines.vocabulary.tables import FEED, LEDGER, TableChange, TableHead, TableOperation
 from sluice.pipelines.vocabulary.units import many
 
-TRIES = 20
-"""How often a commit is decided anew because somebody else was faster."""
-UNANSWERED = 3
-"""How often one is that got no answer: whoever waits longer waits in the next run."""
 READ_BATCHES = 500
 """Batches that a backfill reads from the log before it adds them."""
 MANY_ENTRIES = 200
@@ -113,22 +110,15 @@ class _Publisher:
 
     def bring_up(self, expire_before: int | None) -> tuple[Synced, State]:
         """What it did, and the state that the table is brought up to."""
-        done, tries, unanswered = Synced(None), 0, 0
-        while True:
+        state = self.ledger.read()
+
+        def decide() -> Synced:
+            nonlocal state
             state = self.ledger.read()
             roll_forward(self.ledger, self.lake, self.ledger.feed)  # what it counts is visible, unless replaced since
-            try:
-                done = self._up_to(state, done)
-                break
-            except TableMoved:
-                if (tries := tries + 1) == TRIES:
-                    raise
-            except Unknown:
-                if (unanswered := unanswered + 1) == UNANSWERED:
-                    raise
-            except PartUnreadable as lost:
-                if (tries := tries + 1) == TRIES or not (lost.gone and self.ledger.read().number > state.number):
-                    raise
+            return self._up_to(state, Synced(None))
+
+        done = decided(decide, lambda lost: lost.gone and self.ledger.read().number > state.number)
         if expire_before is not None and done.head is not None:
             done = self._expire(expire_before, done)
         return done, state

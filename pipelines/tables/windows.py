@@ -22,11 +22,10 @@ from sluice.pipelines.planning import windows
 from sluice.pipelines.ports import Lake, Table
 from sluice.pipelines.publishing.manifest import is_retired
 from sluice.pipelines.tables.check import check_owner
-from sluice.pipelines.vocabulary.errors import PartUnreadable, TableMoved, Unknown
+from sluice.pipelines.tables.tries import decided
+from sluice.pipelines.vocabulary.errors import TableMoved
 from sluice.pipelines.vocabulary.tables import FEED, LEDGER, TableChange, TableHead, TableOperation
 
-TRIES = 20
-"""How often a commit is decided anew because somebody else was faster, or no answer came."""
 COLUMNS = {"window_start": "timestamp(ms)", "window_end": "timestamp(ms)"}
 _FILE = re.compile(r"/([0-9a-f]{32})-([0-9]{20})\.parquet$")
 
@@ -43,18 +42,8 @@ class CompleteWindows:
 
         Raises as `sync`. Guarantee: stopped anywhere, it is what some state said, and the next call goes on.
         """
-        for _ in range(TRIES):
-            try:
-                head = self._up_to(ledger, lake, state)
-                break
-            except (TableMoved, Unknown) as error:
-                last: Exception = error
-            except PartUnreadable as lost:
-                if not lost.gone:
-                    raise
-                last = lost  # whoever knows more took our file away
-        else:
-            raise last
+        # a file of ours that is gone was taken away by whoever knows more
+        head = decided(lambda: self._up_to(ledger, lake, state), lambda lost: lost.gone)
         if head is not None and expire_before is not None and self.table.expire(expire_before):
             self._clean(lake, ledger.feed, head)
 

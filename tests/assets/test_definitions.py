@@ -69,6 +69,15 @@ def test_jobs_run_in_one_process_and_the_schedule_is_off(tmp_path: Path) -> None
     assert schedule.job_name == "land_orders"
 
 
+def test_of_two_feeds_with_one_table_the_later_shows_as_broken(tmp_path: Path) -> None:
+    table = "table: {iceberg: {name: db.orders%s}}\n"
+    defs = build(project(tmp_path, one=FEED + table % "", other=FEED, two=FEED + table % "_windows"))
+    assert {"one/table", "other/landed"} <= keys(defs)
+    assert "`db.orders_windows` would be a table of feed `two` and of feed `one`" in described(defs, "two/landed")
+    assert {j.name for j in defs.resolve_all_job_defs()} >= {"land_one", "land_other"}
+    assert not any(j.name == "land_two" for j in defs.resolve_all_job_defs())
+
+
 def test_a_broken_feed_shows_and_the_others_load(tmp_path: Path) -> None:
     defs = build(
         project(tmp_path, orders=FEED, clicks="topics: [\n", refunds=FEED.replace("2024-05-01T00:00:00Z", "sometimes"))
@@ -84,7 +93,7 @@ def test_two_files_for_one_feed_or_one_group_show_on_the_later(tmp_path: Path) -
     same_group = FEED + "group: sluice-orders\n"
     defs = build(project(tmp_path, orders=FEED, rivals=same_group, zorders="feed: orders\n" + FEED))
     assert "shared with feed `orders`" in described(defs, "rivals/landed")
-    assert "another file" in described(defs, "zorders/landed")
+    assert "is `orders` in orders.yaml too" in described(defs, "zorders/landed")
 
 
 def test_nothing_that_loads_is_one_clear_error(tmp_path: Path) -> None:

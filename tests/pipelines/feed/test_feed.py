@@ -566,15 +566,28 @@ def test_a_folder_tells_the_problems_of_all_its_files(write: Write, tmp_path: Pa
     assert "good" not in told
 
 
+def _in(name: str, catalog: object = None, **more: Any) -> dict[str, Any]:
+    """A feed's table of Iceberg."""
+    return {"table": {"iceberg": {"name": name} | ({"catalog": catalog} if catalog else {}), **more}}
+
+
+_REST = {"type": "rest", "uri": "http://catalog:1/iceberg"}
+
+
 @pytest.mark.parametrize(
     ("first", "second", "complaint"),
     [
         ({"feed": "a"}, {"feed": "a", "group": "other"}, "feed: is `a` in one.yaml too"),
         ({"group": "g"}, {"group": "g"}, "group: is shared with feed `one`"),
         ({"transactional_id": "t"}, {"transactional_id": "t"}, "transactional_id: is shared with feed `one`"),
+        (_in("db.a"), _in("db.a"), "`db.a` would be a table of feed `two` and of feed `one`"),
+        (_in("db.a"), _in("db.a_windows"), "`db.a_windows` would be a table of feed `two` and of feed `one`"),
+        (_in("db.a_windows"), _in("db.a"), "`db.a_windows` would be a table of feed `two` and of feed `one`"),
+        (_in("db.a", quarantine=True), _in("db.a_quarantine"), "`db.a_quarantine` would be a table of feed `two`"),
+        (_in("db.a", {"uri": "postgresql://u:p@h/c"}), _in("db.a", {"uri": "postgresql://o@h/c"}), "of feed `one`"),
     ],
 )
-def test_feeds_share_no_name_group_or_transactional_id(
+def test_feeds_share_no_name_group_transactional_id_or_table(
     write: Write, tmp_path: Path, first: dict[str, Any], second: dict[str, Any], complaint: str
 ) -> None:
     write(name="one.yaml", **first)
@@ -582,6 +595,26 @@ def test_feeds_share_no_name_group_or_transactional_id(
     with pytest.raises(FeedError) as caught:
         load_feeds(tmp_path / "feeds", {})
     assert complaint in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("first", "second"),
+    [
+        (_in("db.a"), _in("db.b")),
+        (_in("db.a"), _in("db.a_quarantine")),
+        (_in("db.a"), _in("db.a", {"type": "sql", "uri": "sqlite:///other.db"})),
+        (_in("db.a", "theirs"), _in("db.a", "ours")),
+        (_in("db.a", _REST | {"warehouse": "one"}), _in("db.a", _REST | {"warehouse": "two"})),
+        (_in("db.a"), {"table": {"delta": {}}}),
+        ({"table": {"delta": {}}}, {"table": {"delta": {}}}),
+    ],
+)
+def test_tables_of_other_names_or_catalogs_are_fine(
+    write: Write, tmp_path: Path, first: dict[str, Any], second: dict[str, Any]
+) -> None:
+    write(name="one.yaml", **first)
+    write(name="two.yaml", **second)
+    assert len(load_feeds(tmp_path / "feeds", {})) == 2
 
 
 def test_the_same_group_on_two_clusters_is_fine(write: Write, tmp_path: Path) -> None:

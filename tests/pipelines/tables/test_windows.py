@@ -11,7 +11,7 @@ import pytest
 from sluice.pipelines.rewriting.expiry import expire
 from sluice.pipelines.tables.sync import sync
 from sluice.pipelines.tables.windows import CompleteWindows
-from sluice.pipelines.vocabulary.errors import TableDiffers
+from sluice.pipelines.vocabulary.errors import TableDiffers, Unknown
 from sluice.pipelines.vocabulary.tables import TableChange
 from sluice.resources.edges import open_tables
 from tests.pipelines.landed_world import HOUR, START, A, B, Died, pieces
@@ -112,6 +112,23 @@ def test_a_publisher_that_dies_or_is_overtaken_leaves_it_whole(windows: Windows,
             windows.sync()
     windows.sync()
     assert windows.told() == [START + HOUR]
+
+
+def test_a_commit_without_an_answer_is_tried_three_times(windows: Windows, monkeypatch: Any) -> None:
+    world, calls = windows.world, []
+    world.land(*pieces(A, 100), *pieces(B, 100))
+
+    def silent(change: TableChange) -> int:
+        calls.append(change)
+        raise Unknown("nobody saw it", remedy="wait")
+
+    with open_tables(world.feed, world.lake) as (rows, _, told):
+        monkeypatch.setattr(told.table, "commit", silent)
+        with pytest.raises(Unknown):
+            sync(world.fresh_ledger(), world.lake, rows, windows=told)
+    assert len(calls) == 3
+    windows.sync()
+    assert windows.told() == [START, START + HOUR]
 
 
 def test_a_table_of_windows_of_somebody_else_is_left_alone(windows: Windows) -> None:
