@@ -1,0 +1,320 @@
+"""A table goes through all that can happen to a feed, on a real Kafka: landings whose slices share files, several into
+one window, drift, compaction, landing anew, replay, expiry. Whatever was brought up in between, each snapshot that is
+kept shows each row once, then and ever after.
+
+Judged by PyIceberg, deltalake and DuckDB over the files that a snapshot names (`tests/table_readers.py`), against what
+an independent consumer reads from Kafka.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+from kafka import KafkaProducer
+
+from sluice.pipelines.account.audit import audit
+from sluice.pipelines.feed.feed import Feed
+from sluice.pipelines.lake.paths import is_table_log
+from sluice.pipelines.ledger import Ledger
+from sluice.pipelines.quarantine.held import Filter
+from sluice.pipelines.rewriting.compaction import Compacted, compact
+from sluice.pipelines.rewriting.expiry import expire
+from sluice.pipelines.rewriting.mending import Mender, Record
+from sluice.pipelines.rewriting.replay import replay
+from sluice.pipelines.tables.sync import Synced, sync
+from sluice.pipelines.vocabulary.plans import AskedRange, Request, RequestKind
+from sluice.pipelines.vocabulary.receipts import Receipt
+from sluice.resources.edges import open_tables
+from sluice.resources.liveness import new_owner
+from sluice.resources.local.kafka import LocalKafka
+from tests import postgres, rest_catalog
+from tests.integration.support import CATCH_UP, Place, consumed, edges, ledger, run
+from tests.stores import Store
+from tests.table_readers import DeltaReader, IcebergReader, Reader, Row, by_duckdb, delta_access, iceberg_access
+
+HOUR = 3_600_000
+START = 1_795_183_200_000 - 1_795_183_200_000 % HOUR - 20_000 * HOUR
+PARTITIONS, EACH = 12, 40
+"""Partitions of the topic, and records of each hour in each. A task reads several partitions: their slices share."""
+COLUMNS = ("kafka_partition", "kafka_offset", "id", "amount")
+REFUSED = ("partition", "offset", "key")
+LATER = 1 << 45
+"""A time (ms) after all snapshots."""
+
+Place_ = tuple[int, int]
+"""A partition and an offset."""
+
+
+@dataclass
+class Kept:
+    """What a snapshot showed when it was new: rows of the table, or of the quarantine's."""
+
+    snapshot: int
+    rows: list[Row]
+
+
+@dataclass
+class Course:
+    """A feed, its tables, what they have to show, and what older snapshots showed."""
+
+    place: Place
+    table: str
+    rows: Reader
+    refused: Reader
+    store: Store | None = None
+    landed: set[Place_] = field(default_factory=set)
+    held: set[Place_] = field(default_factory=set)
+    retired: set[Place_] = field(default_factory=set)
+    kept: dict[str, list[Kept]] = field(default_factory=lambda: {"rows": [], "refused": []})
+    logged: dict[Place_, Any] = field(default_factory=dict)
+
+    @property
+    def feed(self) -> Feed:
+        return self.place.feed(
+            format="json",
+            schema=json.dumps({"id": "int64 not null", "amount": "int32"}),
+            policies="{on_drift: evolve, quarantine_limit: {share: 1.0}}",
+            table=self.table,
+        )
+
+    # -- what happens
+
+    def produce(self, *hours: int) -> None:
+        """Of ten records one has its amount as text; from the second hour on each has a coupon."""
+        producer = KafkaProducer(bootstrap_servers=self.place.kafka.bootstrap, linger_ms=5)
+        for at in (h * EACH + n for h in hours for n in range(EACH)):
+            for p in range(PARTITIONS):
+                said: dict[str, Any] = {"id": at, "amount": str(at) if at % 10 == 7 else at}
+                said |= {"coupon": f"c{at}"} if at >= EACH else {}
+                stamp = START + at // EACH * HOUR + at % EACH
+                producer.send(self.place.topic, json.dumps(said).encode(), b"%d" % at, partition=p, timestamp_ms=stamp)
+        producer.close()
+        found = consumed(self.place.kafka, self.place.topic)
+        self.logged = {(r["partition"], r["offset"]): json.loads(r["value"]) for r in found}
+
+    def land(self, start: int, end: int, partitions: int = PARTITIONS) -> list[Receipt]:
+        """These offsets of the first partitions."""
+        ranges = tuple(AskedRange(self.place.topic, p, start, end) for p in range(partitions))
+        return self._land(Request(RequestKind.OFFSETS, ranges=ranges), _offsets(range(start, end), partitions))
+
+    def catch_up(self) -> list[Receipt]:
+        return self._land(CATCH_UP, self.logged.keys() - self.landed - self.held - self.retired)
+
+    def land_anew(self, hour: int) -> None:
+        self._land(Request(RequestKind.WINDOW, window=START + hour * HOUR, replace=True), _offsets(_of(hour)))
+
+    def land_anew_one(self, partition: int, hour: int) -> None:
+        """One partition's hour, and what lies in a file with it."""
+        some = AskedRange(self.place.topic, partition, *_bounds(hour))
+        self._land(Request(RequestKind.OFFSETS, ranges=(some,), replace=True), ())
+
+    def _land(self, request: Request, places: Any) -> list[Receipt]:
+        done = run(self.feed, request)
+        bad = {(p, o) for p, o in places if o % 10 == 7}
+        self.landed, self.held = self.landed - bad | ({*places} - bad), self.held | bad
+        return [r for b in done.batches for r in b.receipts]
+
+    def compact(self) -> Compacted:
+        with edges(self.feed) as opened:
+            return compact(self.feed, opened, None, new_owner("compact"), lambda progress: None)
+
+    def replay(self) -> None:
+        with edges(self.feed) as opened:
+            mender = Mender(_mended, __file__)
+            replay(self.feed, opened, Filter(), mender, new_owner("replay"), lambda progress: None)
+        self.landed, self.held = self.landed | self.held, set()
+
+    def expire(self, hours: int) -> None:
+        feed, end = self.feed, START + hours * HOUR
+        with edges(feed) as opened:
+            book = Ledger.offline(opened.lake, feed.name, opened.clock, "ada")
+            expire(book, opened.lake, end, feed.window, "old", opened.liveness)
+        gone = _offsets(range(hours * EACH))
+        self.landed, self.held, self.retired = self.landed - gone, self.held - gone, self.retired | gone
+
+    def bring_up(self, **how: Any) -> Synced:
+        """As runs do; then all that readers see is held against what has landed, and what older snapshots showed."""
+        feed = self.feed
+        with edges(feed) as opened, open_tables(feed, opened.lake) as tables:
+            done = sync(
+                ledger(feed, opened),
+                opened.lake,
+                tables.rows,
+                quarantine=tables.quarantine,
+                windows=tables.windows,
+                **how,
+            )
+        self._check("rows", self.rows, COLUMNS, self._wanted_rows())
+        self._check("refused", self.refused, REFUSED, [(p, o, b"%d" % o) for p, o in sorted(self.held)])
+        return done
+
+    # -- what has to be true
+
+    def _wanted_rows(self) -> list[Row]:
+        said = ((place, self.logged[place]) for place in sorted(self.landed))
+        return [(*place, v["id"], int(v["amount"])) for place, v in said]
+
+    def _check(self, which: str, reader: Reader, columns: tuple[str, ...], wanted: list[Row]) -> None:
+        there, before = reader.snapshots(), self.kept[which]
+        newest = there[-1]
+        assert reader.rows(newest, columns) == wanted
+        assert by_duckdb(reader.files(newest), columns, self.store) == wanted
+        for old in (k for k in before if k.snapshot in there):
+            assert reader.rows(old.snapshot, columns) == old.rows, "an older snapshot shows what it showed"
+        shown = {row[:2] for rows in (wanted, *(k.rows for k in before[-1:])) for row in rows}
+        for between in set(there[:-1]) - {k.snapshot for k in before}:
+            found = reader.rows(between, columns)
+            assert len(found) == len({row[:2] for row in found}), "a row is there twice"
+            assert {row[:2] for row in found} <= shown
+            before.insert(0, Kept(between, found))
+        before.append(Kept(newest, wanted))
+
+    def check_account(self) -> None:
+        with edges(self.feed) as opened:
+            assert audit(ledger(self.feed, opened), opened.lake, "orders", hashes=True).problems == ()
+
+    def check_no_other_files(self) -> None:
+        """Nothing lies in the lake that the newest snapshots do not name."""
+        with edges(self.feed) as opened:
+            for root, reader in (("data", self.rows), ("quarantine", self.refused)):
+                there = {opened.lake.locate(p) for p in opened.lake.list(f"{root}/orders") if not is_table_log(p)}
+                assert there == {*reader.files(reader.snapshots()[-1])}
+
+
+def _of(hour: int) -> range:
+    return range(*_bounds(hour))
+
+
+def _bounds(hour: int) -> tuple[int, int]:
+    return hour * EACH, (hour + 1) * EACH
+
+
+def _offsets(offsets: range, partitions: int = PARTITIONS) -> set[Place_]:
+    return {(p, o) for p in range(partitions) for o in offsets}
+
+
+def _mended(record: Record) -> Any:
+    return {k: int(v) if k == "amount" else v for k, v in json.loads(record.value or b"").items()}
+
+
+def _shares(receipts: list[Receipt], hour: int) -> int:
+    """How many slices of the hour share a file."""
+    found = (r for r in receipts if r.slice.window == START + hour * HOUR)
+    return sum(any(p.shared for p in r.parts) for r in found)
+
+
+# -- where the tables are
+
+HERE = ["iceberg", "delta"]
+ELSEWHERE = ["iceberg in PostgreSQL, on S3", "iceberg by REST, on S3", "delta on S3"]
+
+
+@pytest.fixture(params=[*HERE, *(pytest.param(k, marks=pytest.mark.soak) for k in ELSEWHERE)])
+def course(
+    request: pytest.FixtureRequest, tmp_path: Path, kafka: LocalKafka, fresh_topic: Callable[..., str]
+) -> Iterator[Course]:
+    kind, _, where = str(request.param).partition(" ")
+    pytest.importorskip("pyiceberg" if kind == "iceberg" else "deltalake")
+    store: Store | None = request.getfixturevalue("s3_store") if where else None
+    lines = store.lines() if store else {}
+    place = Place(tmp_path, kafka, fresh_topic(partitions=PARTITIONS), lines)
+    lake = lines.get("lake", str(tmp_path / ".sluice" / "lake"))
+    if kind == "delta":
+        options = delta_access(store)
+        readers = [DeltaReader(f"{lake}/{root}/orders", options) for root in ("data", "quarantine")]
+        yield Course(place, "{delta: {}, quarantine: true}", *readers, store=store)
+        return
+    with ExitStack() as opened:
+        said, warehouse = {"type": "sql", "uri": f"sqlite:///{tmp_path}/catalog.db"}, f"{lake}/tables"
+        if "PostgreSQL" in where:
+            if (found := postgres.programs()) is None:
+                pytest.skip("no PostgreSQL here: infra/postgres.sh installs one")
+            server = opened.enter_context(postgres.started(found))
+            uri = f"postgresql+psycopg2://{server.user}@/{server.database()}?host={server.folder}"
+            said = {"type": "sql", "uri": uri}
+        if "REST" in where:
+            if (program := rest_catalog.jar()) is None:
+                pytest.skip("no Nessie here: tests/rest_catalog.py says where it comes from")
+            assert store is not None
+            uri = opened.enter_context(rest_catalog.started(program, store, lake, tmp_path))
+            warehouse = rest_catalog.WAREHOUSE
+            said = {"type": "rest", "uri": uri, "warehouse": warehouse}
+        read = said | {"warehouse": warehouse}
+        table = json.dumps({"iceberg": {"name": "db.orders", "catalog": said}, "quarantine": True})
+        made = [
+            IcebergReader(name, read, iceberg_access(store), newest="REST" in where)
+            for name in ("db.orders", "db.orders_quarantine")
+        ]
+        yield Course(place, table, *made, store=store)
+
+
+@pytest.mark.kafka
+def test_a_table_shows_each_row_once_whatever_happens_to_its_feed(course: Course) -> None:
+    course.produce(0, 1, 2, 3)
+
+    # several landings into one window, and two at once for a new table
+    assert _shares(course.land(0, 20), 0) >= 8
+    assert _shares(course.land(20, 30), 0) >= 8
+    course.bring_up()
+    course.land(30, 33, partitions=1)
+    course.land(33, 36, partitions=1)
+    course.bring_up()
+    caught = course.land(0, 3 * EACH)
+    assert [_shares(caught, hour) >= 8 for hour in (0, 1, 2)] == [True, True, True]
+    assert course.bring_up().commits == 1
+
+    # merged: what shares no file; landed anew: a whole file for one of its slices
+    merged = course.compact().merged
+    assert [(m.slice.partition, m.slice.start, m.slice.end) for m, _ in merged] == [(0, 30, 36)]
+    course.bring_up()
+    course.land_anew_one(3, 1)
+    course.bring_up()
+
+    # replayed: shared files become files of slices, and these are merged
+    assert course.held
+    course.replay()
+    course.bring_up()
+    assert len(course.compact().merged) >= PARTITIONS
+    assert _shares(course.catch_up(), 3) >= 8
+    course.bring_up()
+    course.land_anew(0)
+    assert course.held
+    course.bring_up()
+
+    # retired, and then everything that only older snapshots named goes
+    course.expire(1)
+    course.bring_up()
+    course.check_account()
+    done = course.bring_up(expire_before=LATER)
+    assert done.cleaned or (isinstance(course.rows, IcebergReader) and course.rows.newest)
+    course.check_account()
+    if done.cleaned:
+        course.check_no_other_files()
+
+
+@pytest.mark.kafka
+def test_a_feed_that_landed_long_before_gets_its_table_at_once(course: Course) -> None:
+    """Everything has happened already when the table is made. Then the feed lives on."""
+    course.produce(0, 1, 2)
+    course.land(0, 20)
+    course.land(20, 30)
+    course.catch_up()
+    course.replay()
+    course.compact()
+    course.land_anew(1)
+    course.expire(1)
+    course.bring_up()
+    course.produce(3)
+    course.catch_up()
+    course.land_anew(2)
+    course.compact()
+    course.bring_up()
+    course.check_account()
+    course.bring_up(expire_before=LATER)
+    course.check_account()
