@@ -48,10 +48,17 @@ class IcebergReader:
     newest: bool = False
 
     def _table(self) -> Any:
+        with self._opened() as catalog:
+            return catalog.load_table(self.name)
+
+    def drop(self) -> None:
+        with self._opened() as catalog:
+            catalog.drop_table(self.name)
+
+    def _opened(self) -> Any:
         from pyiceberg.catalog import load_catalog
 
-        with closing(load_catalog("sluice", **{**self.catalog, **self.access})) as catalog:
-            return catalog.load_table(self.name)
+        return closing(load_catalog("sluice", **{**self.catalog, **self.access}))
 
     def snapshots(self) -> list[int]:
         metadata = self._table().metadata

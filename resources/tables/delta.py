@@ -296,12 +296,12 @@ class DeltaLakeTable:
             try:
                 now = self._open()
             except Exception:  # noqa: BLE001 - it does not answer
-                raise self._outcomes.unknown() from None
+                raise self._outcomes.unknown(error) from None
             if now is None or now.version() != self._version:
                 raise self._outcomes.moved() from None
             told = self._outcomes.told(error)
             if isinstance(told, CatalogUnavailable):
-                raise self._outcomes.unknown() from None
+                raise self._outcomes.unknown(error) from None
             raise (told if isinstance(told, NotAuthorized) else self._outcomes.refused(error)) from None
 
 

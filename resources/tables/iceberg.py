@@ -226,7 +226,12 @@ class IcebergTable:
     @contextmanager
     def _changing(self) -> Iterator[None]:
         """The same for a commit: where the catalog did not answer, nobody knows what became of it."""
-        from pyiceberg.exceptions import CommitFailedException, ValidationError, ValidationException
+        from pyiceberg.exceptions import (
+            BadRequestError,
+            CommitFailedException,
+            ValidationError,
+            ValidationException,
+        )
 
         try:
             yield
@@ -234,11 +239,11 @@ class IcebergTable:
             raise
         except (CommitFailedException, ValidationException):
             raise self._outcomes.moved() from None
-        except (ValidationError, ValueError, TypeError, pa.ArrowException) as error:
+        except (BadRequestError, ValidationError, ValueError, TypeError, pa.ArrowException) as error:
             raise self._outcomes.refused(error) from None
         except Exception as error:  # noqa: BLE001 - each catalog and store raises its own
             told = self._outcomes.told(error)
-            raise (self._outcomes.unknown() if isinstance(told, CatalogUnavailable) else told) from None
+            raise (self._outcomes.unknown(error) if isinstance(told, CatalogUnavailable) else told) from None
 
 
 def _make(make: Callable[[], object], there: Callable[[], bool]) -> None:

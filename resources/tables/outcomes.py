@@ -97,9 +97,9 @@ class Outcomes:
             remedy="see which columns the table has; the feed's schema says what lands",
         )
 
-    def unknown(self) -> Unknown:
+    def unknown(self, error: Exception) -> Unknown:
         return Unknown(
-            f"nobody saw what became of a commit to {self._table}",
+            f"nobody saw what became of a commit to {self._table} ({_kind(error)})",
             remedy="the next run looks at the table, and adds what is not in it",
         )
 

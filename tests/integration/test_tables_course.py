@@ -22,18 +22,22 @@ from sluice.pipelines.account.audit import audit
 from sluice.pipelines.feed.feed import Feed
 from sluice.pipelines.lake.paths import is_table_log
 from sluice.pipelines.ledger import Ledger
+from sluice.pipelines.ledger.entries import PublishEntry
 from sluice.pipelines.quarantine.held import Filter
 from sluice.pipelines.rewriting.compaction import Compacted, compact
 from sluice.pipelines.rewriting.expiry import expire
 from sluice.pipelines.rewriting.mending import Mender, Record
 from sluice.pipelines.rewriting.replay import replay
 from sluice.pipelines.tables.sync import Synced, sync
+from sluice.pipelines.vocabulary.errors import Unknown
 from sluice.pipelines.vocabulary.plans import AskedRange, Request, RequestKind
 from sluice.pipelines.vocabulary.receipts import Receipt
+from sluice.pipelines.vocabulary.units import show_window
 from sluice.resources.edges import open_tables
 from sluice.resources.liveness import new_owner
 from sluice.resources.local.kafka import LocalKafka
 from tests import postgres, rest_catalog
+from tests.cli.test_end_to_end import run_apart
 from tests.integration.support import CATCH_UP, Place, consumed, edges, ledger, run
 from tests.stores import Store
 from tests.table_readers import DeltaReader, IcebergReader, Reader, Row, by_duckdb, delta_access, iceberg_access
@@ -116,9 +120,12 @@ class Course:
 
     def _land(self, request: Request, places: Any) -> list[Receipt]:
         done = run(self.feed, request)
+        self._landed_anew(places)
+        return [r for b in done.batches for r in b.receipts]
+
+    def _landed_anew(self, places: Any) -> None:
         bad = {(p, o) for p, o in places if o % 10 == 7}
         self.landed, self.held = self.landed - bad | ({*places} - bad), self.held | bad
-        return [r for b in done.batches for r in b.receipts]
 
     def compact(self) -> Compacted:
         with edges(self.feed) as opened:
@@ -126,7 +133,7 @@ class Course:
 
     def replay(self) -> None:
         with edges(self.feed) as opened:
-            mender = Mender(_mended, __file__)
+            mender = Mender(mended, __file__)
             replay(self.feed, opened, Filter(), mender, new_owner("replay"), lambda progress: None)
         self.landed, self.held = self.landed | self.held, set()
 
@@ -135,26 +142,37 @@ class Course:
         with edges(feed) as opened:
             book = Ledger.offline(opened.lake, feed.name, opened.clock, "ada")
             expire(book, opened.lake, end, feed.window, "old", opened.liveness)
+        self._retire(hours)
+
+    def _retire(self, hours: int) -> None:
         gone = _offsets(range(hours * EACH))
         self.landed, self.held, self.retired = self.landed - gone, self.held - gone, self.retired | gone
 
     def bring_up(self, **how: Any) -> Synced:
         """As runs do; then all that readers see is held against what has landed, and what older snapshots showed."""
-        feed = self.feed
-        with edges(feed) as opened, open_tables(feed, opened.lake) as tables:
-            done = sync(
-                ledger(feed, opened),
-                opened.lake,
-                tables.rows,
-                quarantine=tables.quarantine,
-                windows=tables.windows,
-                **how,
-            )
-        self._check("rows", self.rows, COLUMNS, self._wanted_rows())
-        self._check("refused", self.refused, REFUSED, [(p, o, b"%d" % o) for p, o in sorted(self.held)])
+        try:
+            done = self._sync(**how)
+        except Unknown:
+            assert isinstance(self.rows, IcebergReader)
+            assert self.rows.newest, "Nessie takes no new column from PyIceberg (docs/tables.md): the way out is this"
+            self.rows.drop()
+            self.kept["rows"].clear()
+            done = self._sync(**how)
+            assert done.created
+        self.check_readers()
         return done
 
+    def _sync(self, **how: Any) -> Synced:
+        feed = self.feed
+        with edges(feed) as opened, open_tables(feed, opened.lake) as tables:
+            beside = {"quarantine": tables.quarantine, "windows": tables.windows}
+            return sync(ledger(feed, opened), opened.lake, tables.rows, **beside, **how)  # type: ignore[arg-type]
+
     # -- what has to be true
+
+    def check_readers(self) -> None:
+        self._check("rows", self.rows, COLUMNS, self._wanted_rows())
+        self._check("refused", self.refused, REFUSED, [(p, o, b"%d" % o) for p, o in sorted(self.held)])
 
     def _wanted_rows(self) -> list[Row]:
         said = ((place, self.logged[place]) for place in sorted(self.landed))
@@ -199,7 +217,7 @@ def _offsets(offsets: range, partitions: int = PARTITIONS) -> set[Place_]:
     return {(p, o) for p in range(partitions) for o in offsets}
 
 
-def _mended(record: Record) -> Any:
+def mended(record: Record) -> Any:
     return {k: int(v) if k == "amount" else v for k, v in json.loads(record.value or b"").items()}
 
 
@@ -292,9 +310,9 @@ def test_a_table_shows_each_row_once_whatever_happens_to_its_feed(course: Course
     course.bring_up()
     course.check_account()
     done = course.bring_up(expire_before=LATER)
-    assert done.cleaned or (isinstance(course.rows, IcebergReader) and course.rows.newest)
     course.check_account()
-    if done.cleaned:
+    if not (isinstance(course.rows, IcebergReader) and course.rows.newest):  # Nessie lets nothing expire
+        assert done.cleaned
         course.check_no_other_files()
 
 
@@ -318,3 +336,80 @@ def test_a_feed_that_landed_long_before_gets_its_table_at_once(course: Course) -
     course.check_account()
     course.bring_up(expire_before=LATER)
     course.check_account()
+
+
+# -- by commands
+
+
+class ByCommands(Course):
+    """The same by `sluice`, each command a process of its own; runs are Dagster's, on Spark, and bring the table up."""
+
+    def sluice(self, *arguments: str) -> dict[str, Any]:
+        assert self.feed  # its file is written
+        return run_apart(*arguments, "--project", str(self.place.root))
+
+    def _land(self, request: Request, places: Any) -> list[Receipt]:
+        begins = self._numbers()
+        asked = [a for r in request.ranges for a in ("--offsets", f"{r.topic}:{r.partition}:{r.start}-{r.end}")]
+        asked += [] if request.window is None else ["--window", show_window(request.window)]
+        self.sluice("run", "orders", *asked, *(["--replace"] if request.replace else []))
+        self._landed_anew(places)
+        self.check_readers()
+        with edges(self.feed) as opened:
+            state = (book := ledger(self.feed, opened)).read()
+            published = ((n, e) for n, e in book.entries(begins) if isinstance(e, PublishEntry))
+            return [r for n, e in published for r in state.receipts(n, e)]
+
+    def _numbers(self) -> int:
+        with edges(self.feed) as opened:
+            return ledger(self.feed, opened).read().number
+
+    def compact(self) -> Any:
+        return self.sluice("compact", "orders")
+
+    def replay(self) -> None:
+        mends = "from tests.integration.test_tables_course import mended\n"
+        (self.place.root / "mends.py").write_text(mends)
+        self.sluice("quarantine", "replay", "orders", "--mend", "mends.py:mended")
+        self.landed, self.held = self.landed | self.held, set()
+
+    def expire(self, hours: int) -> None:
+        before = show_window(START + hours * HOUR)
+        self.sluice("expire", "orders", "--before", before, "--reason", "old", "--apply")
+        self._retire(hours)
+
+    def bring_up(self, **how: Any) -> Any:
+        done = self.sluice("table", "sync", "orders")
+        self.check_readers()
+        checked = self.sluice("table", "check", "orders")
+        assert (checked["same"], checked["quarantine"]["same"]) == (True, True)
+        return done
+
+
+@pytest.mark.kafka
+@pytest.mark.spark
+@pytest.mark.soak
+@pytest.mark.parametrize("course", HERE, indirect=True)
+def test_a_table_by_commands_alone(course: Course) -> None:
+    course = ByCommands(course.place, course.table, course.rows, course.refused)
+    course.produce(0, 1, 2, 3)
+    assert _shares(course.land(0, 20), 0) >= 8
+    assert _shares(course.land(20, 30), 0) >= 8
+    course.land(30, 33, partitions=1)
+    course.land(33, 36, partitions=1)
+    course.land(0, 3 * EACH)
+    assert course.compact()["files"] == 2
+    course.bring_up()
+    course.land_anew_one(3, 1)
+    course.replay()
+    course.bring_up()
+    course.compact()
+    course.catch_up()
+    course.land_anew(0)
+    course.expire(1)
+    course.bring_up()
+    assert course.sluice("audit", "orders", "--table", "--strict")["closes"]
+    course.table = course.table.removesuffix("}") + ", keep_snapshots: 0s}"
+    assert course.bring_up()["cleaned"]
+    course.check_no_other_files()
+    assert course.sluice("audit", "orders", "--table", "--strict", "--rescan")["closes"]

@@ -14,7 +14,7 @@ import pytest
 from sluice.pipelines.publishing.publish import roll_forward
 from sluice.pipelines.rewriting.expiry import expire
 from sluice.pipelines.tables.sync import Synced, sync
-from sluice.pipelines.vocabulary.errors import CatalogUnavailable, EntriesLost, TableDiffers
+from sluice.pipelines.vocabulary.errors import CatalogUnavailable, EntriesLost, TableDiffers, TableRefused, Unknown
 from sluice.pipelines.vocabulary.tables import TableChange
 from sluice.resources.lake_local import LocalLake
 from tests.pipelines.landed_world import HOUR, START, A, B, Died, World, pieces
@@ -261,6 +261,38 @@ def test_a_catalog_that_is_away_changes_nothing(tmp_path: Path) -> None:
         world.sync()
     (world.root / "catalog.db").rmdir()
     assert world.sync().added == 2
+
+
+@pytest.mark.parametrize(
+    ("answer", "kind", "said", "tries"),
+    [
+        ("BadRequestError", TableRefused, "does not take what is to be added", 1),
+        ("ServerError", Unknown, r"became of a commit to table db.orders \(ServerError\)", 3),
+    ],
+)
+def test_a_catalog_that_answers_with_an_error_is_told(
+    answer: str, kind: type[Exception], said: str, tries: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One that refuses is not asked again; of one that failed nobody knows what it did."""
+    pytest.importorskip("pyiceberg")
+    from pyiceberg import exceptions
+
+    world, calls = IcebergWorld(tmp_path), list[Any]()
+    world.land(*pieces(A, 100))
+    world.sync()
+    world.land(*pieces(B, 100))
+
+    def failing(*given: Any, **named: Any) -> Any:
+        calls.append(given)
+        raise getattr(exceptions, answer)("no")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(*world.commits_by(), failing)
+        with pytest.raises(kind, match=said):
+            world.sync()
+    assert len(calls) == tries
+    assert world.sync().added == 2
+    world.check_same()
 
 
 def test_a_part_is_added_once_it_is_visible(world: TableWorld) -> None:
