@@ -213,6 +213,7 @@ def _sent_metadata(sent: "Sent") -> dict[str, Any]:
         "bytes": sent.bytes,
         "transactions": sent.transactions,
         "seconds": round(sent.seconds, 3),
+        "throttled_seconds": sent.throttled_ms / 1000,
         **({"partitions": dg.MetadataValue.table(rows, dg.TableSchema(columns))} if rows else {}),
         "audit": f"sluice audit {sent.plan.feed} --republished {sent.plan.id}",
     }

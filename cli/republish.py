@@ -13,7 +13,7 @@ from sluice.cli import completing, parse, windows
 from sluice.cli.asking import Offsets
 from sluice.cli.numbers import count, rate, seconds, size
 from sluice.cli.session import FeedName, Session, command
-from sluice.cli.terminal import copyable, facts, good, heading, shorten, table
+from sluice.cli.terminal import copyable, facts, good, heading, shorten, table, warn
 from sluice.cli.windows import From, Window
 from sluice.pipelines.vocabulary.errors import Failed, Unknown, UsageError
 from sluice.pipelines.vocabulary.units import many
@@ -300,6 +300,11 @@ def _sent_view(sent: Sent) -> Iterator[RenderableType]:
         ("transactions", count(sent.transactions)),
         ("took", f"{seconds(sent.seconds)}, {rate(sent.records, sent.seconds)}"),
     )
+    if sent.throttled_ms:
+        yield warn(
+            f"brokers had it pause for {seconds(sent.throttled_ms / 1000)}: a quota (producer_byte_rate or"
+            " request_percentage) bounds how fast it goes; kafka-configs shows it"
+        )
     if sent.in_all != sent.records:
         yield Text(f"  With earlier runs of this republish: {many(sent.in_all, 'record')}.")
     rows = [[f"{plan.wishes.to}:{p}", count(n)] for p, n in sorted(sent.partitions.items())]
@@ -340,4 +345,5 @@ def _sent_document(sent: Sent) -> dict[str, Any]:
         "transactions": sent.transactions,
         "partitions": {str(p): n for p, n in sorted(sent.partitions.items())},
         "took": round(sent.seconds, 3),
+        "throttled": sent.throttled_ms / 1000,
     }

@@ -265,6 +265,11 @@ class Delivered:
 class Target(Protocol):
     """A topic that records are sent to, in transactions of one name, and the mark that each transaction leaves."""
 
+    @property
+    def throttled_ms(self) -> int:
+        """How long brokers had us pause so far, because of a quota."""
+        ...
+
     def partitions(self) -> int:
         """How many partitions the topic has. Raises UnknownTopic; it is never created."""
         ...

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from sluice.pipelines.feed.feed import Feed
 from sluice.pipelines.ports import Lake
-from sluice.pipelines.republishing.carry_out import Pace
+from sluice.pipelines.republishing.carry_out import TRANSACTION_SECONDS, Pace
 from sluice.pipelines.republishing.lanes import Sending
 from sluice.pipelines.republishing.plan import Republish, Wishes
 from sluice.pipelines.republishing.values import check_sendable
@@ -26,7 +26,8 @@ def sending(feed: Feed, lake: Lake, plan: Republish, codec: int, pace: Pace, roo
     family = plan.name if plan.lanes > 1 else ""
     seconds = (feed.kafka.transaction_timeout_ms or 60_000) / 1000
     opening = partial(_open, feed.kafka, plan.wishes.to, family, seconds)
-    return Sending(plan, lake, opening, feed.shape, now, codec, pace, root)
+    brief = min(TRANSACTION_SECONDS, seconds / 4)  # the rest is for what waits then, and for the end
+    return Sending(plan, lake, opening, feed.shape, now, codec, pace, root, seconds=brief)
 
 
 def by_own_schema(wishes: Wishes, feed: Feed, topics: Iterable[str]) -> Wishes:

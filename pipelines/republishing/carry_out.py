@@ -44,7 +44,7 @@ if TYPE_CHECKING:  # it loads compiled loops
 TRANSACTION_BYTES = 64 << 20
 """Of rows in one transaction, or a little more."""
 TRANSACTION_SECONDS = 10.0
-"""How long rows are sent in one transaction; it must end before the coordinator gives it up."""
+"""How long rows are sent in one transaction at most; it must end before the coordinator gives it up."""
 
 _USUAL_ROW_BYTES = 1000
 _TRIES = 3
@@ -65,7 +65,8 @@ FREELY = Pace()
 @dataclass(frozen=True, slots=True)
 class LaneSent:
     """What a lane has sent: by this run, and `in_all`. `partitions` counts this run's records by partition of the
-    target; `bytes` are those of its records before they are compressed; `before`: it was done already."""
+    target; `bytes` are those of its records before they are compressed; `before`: it was done already; `throttled_ms`:
+    how long brokers had it pause."""
 
     lane: int
     records: int
@@ -74,6 +75,7 @@ class LaneSent:
     in_all: int
     before: bool = False
     partitions: dict[int, int] = field(default_factory=dict)
+    throttled_ms: int = 0
 
 
 def claim(lake: Lake, plan: Republish) -> str:
@@ -136,8 +138,9 @@ def _least(lake: Lake, plan: Republish, lane: int) -> list[int]:
 
 @dataclass
 class Run:
-    """One run over a lane of a plan, which `token` says is ours. `pace` bounds how fast it sends; `codec` is a number
-    of Kafka's CompressionType, `shape` the feed's; `partitioner` is the function that the plan names."""
+    """One run over a lane of a plan, which `token` says is ours. `pace` bounds how fast it sends, `seconds` for how
+    long rows go into one transaction; `codec` is a number of Kafka's CompressionType, `shape` the feed's; `partitioner`
+    is the function that the plan names."""
 
     plan: Republish
     lane: int
@@ -151,6 +154,7 @@ class Run:
     pace: Pace = FREELY
     partitioner: Partitioner | None = None
     report: Callable[[int], None] = lambda offsets: None
+    seconds: float = TRANSACTION_SECONDS
     cursors: dict[int, Cursor] = field(default_factory=dict, init=False)
     _records: int = field(default=0, init=False)
     _bytes: int = field(default=0, init=False)
@@ -172,14 +176,24 @@ class Run:
         while True:
             try:
                 mark = self._sent()
-            except CommitFenced:
+            except CommitFenced as error:
                 self._check_ours()
                 left -= 1
                 if not left:
-                    raise
+                    raise self._too_slow() if self.target.throttled_ms else error from None
             else:
                 counted = self._records, self._bytes, self._transactions
-                return LaneSent(self.lane, *counted, mark.records, partitions=self._partitions)
+                throttled = self.target.throttled_ms
+                return LaneSent(self.lane, *counted, mark.records, partitions=self._partitions, throttled_ms=throttled)
+
+    def _too_slow(self) -> CommitFenced:
+        return CommitFenced(
+            f"brokers had republish {self.plan.id} pause for {self.target.throttled_ms / 1000:.0f} s, and its"
+            " transactions did not end in their time",
+            remedy="nothing is sent twice; raise Kafka's quota for this client (producer_byte_rate), or"
+            " kafka.transaction_timeout_ms in the feed, and run it again",
+            topic=self.plan.wishes.to,
+        )
 
     def _sent(self) -> Mark:
         """Send what follows the newest mark, to the end."""
@@ -322,7 +336,7 @@ class _Transaction:
         return max(1, int(min(CHUNK_ROWS, pace.records or CHUNK_ROWS, (pace.bytes or np.inf) / row_bytes)))
 
     def _full(self) -> bool:
-        return self.held >= TRANSACTION_BYTES or time.monotonic() - self._began > TRANSACTION_SECONDS
+        return self.held >= TRANSACTION_BYTES or time.monotonic() - self._began > self._run.seconds
 
     def _where(self, records: pa.RecordBatch, source: int) -> np.ndarray:
         """The partition of each record."""

@@ -22,7 +22,16 @@ from sluice.pipelines.lake import paths
 from sluice.pipelines.ledger import Ledger
 from sluice.pipelines.ports import Clock, Engine, Lake, Target
 from sluice.pipelines.records.shape import Shape
-from sluice.pipelines.republishing.carry_out import FREELY, LaneSent, Pace, Run, claim, finish, offsets_done
+from sluice.pipelines.republishing.carry_out import (
+    FREELY,
+    TRANSACTION_SECONDS,
+    LaneSent,
+    Pace,
+    Run,
+    claim,
+    finish,
+    offsets_done,
+)
 from sluice.pipelines.republishing.partitioner import load
 from sluice.pipelines.republishing.plan import Republish, pieces
 from sluice.pipelines.republishing.values import check_schema
@@ -37,7 +46,8 @@ _SENT = TypeAdapter(LaneSent)
 @dataclass(frozen=True, slots=True)
 class Sent:
     """What a republish has sent: by this run, and `in_all`. `partitions` counts this run's records by partition of the
-    target; `bytes` are those of its records before they are compressed; `before`: it was done already."""
+    target; `bytes` are those of its records before they are compressed; `before`: it was done already; `throttled_ms`:
+    how long brokers had its lanes pause, summed up."""
 
     plan: Republish
     records: int
@@ -47,6 +57,7 @@ class Sent:
     seconds: float
     before: bool = False
     partitions: dict[int, int] = field(default_factory=dict)
+    throttled_ms: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +65,7 @@ class Sending:
     """What carries a lane out, wherever it is called. Picklable.
 
     `open_target` opens the target under the name of a lane. `root` is the project's folder, in which the plan's
-    function is looked for; `token` that of the run.
+    function is looked for; `token` that of the run; `seconds`: for how long rows go into one transaction.
     """
 
     plan: Republish
@@ -66,6 +77,7 @@ class Sending:
     pace: Pace = FREELY
     root: Path | None = None
     token: str = ""
+    seconds: float = TRANSACTION_SECONDS
 
     def __call__(self, lane: int) -> str:
         """Carry the lane out; what came of it, or the error, as JSON. An error is no exception: an engine would try a
@@ -94,6 +106,7 @@ class Sending:
                 self.pace,
                 partitioner,
                 report,
+                self.seconds,
             )
             return run.carry_out()
 
@@ -122,7 +135,8 @@ def carry_out(sending: Sending, engine: Engine | None, report: Reporter) -> Sent
         for partition, records in lane.partitions.items():
             partitions[partition] = partitions.get(partition, 0) + records
     sums = (sum(lane.records for lane in lanes), sum(n.bytes for n in lanes), sum(n.transactions for n in lanes))
-    return Sent(plan, *sums, in_all, time.monotonic() - began, partitions=partitions)
+    throttled = sum(lane.throttled_ms for lane in lanes)
+    return Sent(plan, *sums, in_all, time.monotonic() - began, partitions=partitions, throttled_ms=throttled)
 
 
 def _here(sending: Sending, report: Reporter) -> list[LaneSent]:

@@ -4,7 +4,8 @@
 
 Promises: a partition has one batch under way, which keeps the order; a batch is asked for again with its own sequence
 numbers, so that a lost answer doubles nothing (KIP-98). What waits is bounded, and whoever brings more waits, too. A
-batch that is too large for the topic is split; a record that it does not take is an error that names the record.
+broker that throttles us gets nothing for as long as it says (KIP-219). A batch that is too large for the topic is
+split; a record that it does not take is an error that names the record.
 """
 
 from __future__ import annotations
@@ -26,14 +27,15 @@ from sluice.resources.kafka.coordinators import Coordinators
 from sluice.resources.kafka.failures import AnswerLost, error_text
 from sluice.resources.kafka.group_messages import TRANSACTION, Produced, ProducerId
 from sluice.resources.kafka.producing import NOT_TAKEN, TOO_LARGE
+from sluice.resources.kafka.room import Room
 from sluice.resources.kafka.wire import Patience
 
-WAITING_BYTES = 16 << 20
-"""Of batches that wait to be sent, or for their answer."""
 REQUEST_BYTES = 8 << 20
 """Of one round's batches, unless one is larger."""
 ROUNDS = 2
 """Under way at once, each with partitions of its own."""
+WORTH_BYTES = 1 << 20
+"""Of waiting batches that are worth a round: fewer wait for others, and go together, until somebody waits for them."""
 _LAYOUT_SECONDS = 300.0  # how old what is known of leaders may be
 _MOST_SEQUENCE = 0x7FFFFFFF
 _STRANGE = (  # what a leader says that does not know, or no longer, what the producer sent before
@@ -68,10 +70,12 @@ class Drain:
         topic: str,
         seconds: float,
         renew: Callable[[], Awaitable[ProducerId]],
+        room: Room,
     ) -> None:
         """`seconds`: how long leaders may be away, and a transaction may take."""
         self._coordinators, self._producer, self._topic = coordinators, producer, topic
         self._wire, self._seconds, self._renew = coordinators.wire, seconds, renew
+        self._room = room
         self._sequences: dict[int, int] = {}
         self._renewed: dict[int, ProducerId] = {}
         self._maybe_there: set[int] = set()
@@ -82,23 +86,18 @@ class Drain:
         # shared by both threads, under `_changed`
         self._waiting: dict[int, deque[SealedBatch]] = {}
         self._busy: set[int] = set()
-        self._held = self._rounds = 0
-        self._stopped = False
+        self._held = self._under_way = self._rounds = 0
+        self._stopped = self._awaited = False
         self._error: BaseException | None = None
         self._delivered: list[Delivered] = []
 
     def put(self, batch: SealedBatch) -> None:
         """Bring a batch; waits while there is no room. Raises the error that ended the sending."""
         with self._changed:
-            while self._held and self._held + batch.size > WAITING_BYTES and self._error is None:
-                self._changed.wait()
-            self._raise()
+            self._wait_until(lambda: not self._held or self._held + batch.size <= self._room.bytes)
             self._waiting.setdefault(batch.partition, deque()).append(batch)
             self._held += batch.size
-            if begin := self._rounds < ROUNDS and batch.partition not in self._busy:
-                self._rounds += 1
-        if begin:
-            self._wire.spawn(self._send)
+            self._begin()
 
     def taken(self) -> list[Delivered]:
         """What was delivered since the last call."""
@@ -109,9 +108,7 @@ class Drain:
     def finish(self) -> list[Delivered]:
         """Wait until all is delivered; what was since the last call."""
         with self._changed:
-            while self._rounds and self._error is None:
-                self._changed.wait()
-            self._raise()
+            self._wait_until(lambda: not self._held and not self._rounds)
         return self.taken()
 
     def begin_another(self) -> None:
@@ -124,9 +121,29 @@ class Drain:
             self._stopped = True
             self._changed.wait_for(lambda: not self._rounds, self._seconds)
 
-    def _raise(self) -> None:
+    def _wait_until(self, done: Callable[[], bool]) -> None:
+        """Wait for it; meanwhile whatever waits is worth a round. Raises the error that ended the sending."""
+        self._awaited = True
+        while self._error is None and not done():
+            self._begin()
+            self._changed.wait()
+        self._awaited = False
         if self._error is not None:
             raise self._error
+
+    def _begin(self) -> None:
+        """Begin a round, if there is something for it to take."""
+        if (
+            self._rounds < (1 if self._room.tight else ROUNDS)
+            and self._worth
+            and any(p not in self._busy for p in self._waiting)
+        ):
+            self._rounds += 1
+            self._wire.spawn(self._send)
+
+    @property
+    def _worth(self) -> bool:
+        return self._awaited or self._held - self._under_way >= WORTH_BYTES
 
     # -- on the background thread
 
@@ -134,10 +151,11 @@ class Drain:
         """Rounds, until nothing waits that is not under way."""
         try:
             while heads := self._heads():
-                taken = set(heads)
+                taken, size = set(heads), sum(b.size for b in heads.values())
                 await self._round(heads)
                 with self._changed:
                     self._busy -= taken
+                    self._under_way -= size
         except BaseException as error:
             with self._changed:
                 self._error = self._error or error
@@ -147,17 +165,19 @@ class Drain:
                 raise
 
     def _heads(self) -> dict[int, SealedBatch]:
-        """The first batch of each partition of which none is under way, as many as one round takes; none: all are."""
+        """The first batch of each partition of which none is under way, as many as one round takes; none: all are, or
+        they are not worth a round."""
         heads, size = dict[int, SealedBatch](), 0
         with self._changed:
             idle = [p for p in self._waiting if p not in self._busy]
-            for partition in idle if not self._halted else ():
+            for partition in idle if self._worth and not self._halted else ():
                 batch = self._waiting[partition][0]
                 if heads and size + batch.size > REQUEST_BYTES:
                     break
                 heads[partition] = batch
                 size += batch.size
             self._busy |= heads.keys()
+            self._under_way += size
             if not heads:
                 self._rounds -= 1
                 self._changed.notify_all()
@@ -232,10 +252,12 @@ class Drain:
         return found
 
     async def _ask(self, leader: int, batches: Iterable[SealedBatch]) -> dict[int, Produced | KafkaError]:
-        records = {b.partition: b.to_bytes(self._numbering(b.partition)) for b in batches}
+        records = {b.partition: b.numbered(self._numbering(b.partition)) for b in batches}
         request = group_messages.ask_produce(self._producer, self._topic, records)
         try:
-            return dict(group_messages.read_produced(await self._wire.send(leader, request)))
+            answer = await self._wire.send(leader, request)
+            self._room.answered(sum(map(len, records.values())), answer.throttle_time_ms)
+            return dict(group_messages.read_produced(answer))
         except KafkaError as error:
             return dict.fromkeys(records, error)
 

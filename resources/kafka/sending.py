@@ -25,6 +25,7 @@ from sluice.resources.kafka.group import KafkaGroup
 from sluice.resources.kafka.group_messages import GROUP, TRANSACTION, ProducerId, Seat
 from sluice.resources.kafka.messages import partition_errors, top_error
 from sluice.resources.kafka.producing import NOT_TAKEN
+from sluice.resources.kafka.room import Room
 from sluice.resources.kafka.settings import KafkaAccess
 from sluice.resources.kafka.wire import Patience, Wire
 
@@ -54,6 +55,7 @@ class KafkaSender:
         self._name, self._seconds, self._patience = transactional_id, seconds, patience
         self._producer: ProducerId | None = None
         self._drains: dict[str, Drain] = {}
+        self.room = Room(seconds)
 
     def close(self) -> None:
         self.wire.close()
@@ -75,7 +77,7 @@ class KafkaSender:
         """
         drain = self._drains.get(topic)
         if drain is None:
-            drain = Drain(self.coordinators, self.begun, topic, self._seconds, self._new_producer)
+            drain = Drain(self.coordinators, self.begun, topic, self._seconds, self._new_producer, self.room)
             self._drains[topic] = drain
         with self._giving_up(topic, describe):
             for batch in batches:
@@ -188,6 +190,10 @@ class KafkaTarget:
 
     def close(self) -> None:
         self._sender.close()
+
+    @property
+    def throttled_ms(self) -> int:
+        return self._sender.room.throttled_ms
 
     def partitions(self) -> int:
         return self._sender.partitions(self._topic)

@@ -189,6 +189,10 @@ class Wire:
     async def _sent(self, node: int | str, request: Any, seconds: float) -> Future:
         connection = self._manager.get_connection(node)
         await self._ready(connection)
+        while (
+            connection.connected and "throttle" in connection.paused
+        ):  # the broker reads nothing from it now (KIP-219)
+            await self.sleep(max(connection._throttle_time - time.monotonic(), _PAUSE / 10))
         sent: Future = connection.send_request(request, request_timeout_ms=seconds * 1000)
         if sent.is_done and sent.exception:
             raise sent.exception

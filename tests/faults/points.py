@@ -125,7 +125,7 @@ class _Trap:
 
     def sending(self, call: Any) -> Any:
         async def trapped(wire: Wire, node: Any, request: Any, seconds: float | None = None) -> Any:
-            effect = _REQUESTS.get(type(request).__name__)
+            effect = _REQUESTS.get(type(request).name)
             if effect == "end" and not request.committed:
                 effect = None  # it gives a transaction up
             self.strike("before", effect)

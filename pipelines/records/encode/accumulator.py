@@ -15,7 +15,7 @@ import pyarrow as pa
 
 from sluice.pipelines.records.compiled import Array
 from sluice.pipelines.records.encode import loops
-from sluice.pipelines.records.encode.batches import SealedBatch
+from sluice.pipelines.records.encode.batches import HEADER_BYTES, SealedBatch
 from sluice.pipelines.records.encode.codecs import CODECS
 from sluice.pipelines.records.encode.columns import rows_of
 from sluice.pipelines.records.encode.loops import Rows
@@ -24,6 +24,7 @@ BATCH_BYTES = 900_000
 """Of records in a batch: less than what a topic takes by default, compressed or not."""
 HELD_BYTES = 64 << 20
 _FIRST_BYTES = 16 << 10  # of room that an open batch begins with
+_SPARE = 8  # buffers of batches that were sealed, for those that come
 _BY_NUMBER = {codec.number: codec for codec in CODECS.values()}
 
 
@@ -36,10 +37,10 @@ class _Open:
     numbers: list[Array] = field(default_factory=list)
 
     @classmethod
-    def empty(cls, limit: int) -> _Open:
+    def empty(cls, limit: int, spare: list[Array]) -> _Open:
         state = np.zeros(loops.STATE, np.int64)
         state[loops.LIMIT] = limit
-        return cls(np.empty(min(_FIRST_BYTES, limit), np.uint8), state)
+        return cls(spare.pop() if spare else np.empty(min(_FIRST_BYTES, limit), np.uint8), state)
 
     def append(self, rows: Rows, chosen: Array, first: int, numbers: Array) -> int:
         """Append rows; where in `chosen` it stopped. A batch without room grows, up to its limit or one record."""
@@ -65,20 +66,20 @@ class Accumulator:
         self._batch_bytes = batch_bytes
         self._held_bytes = held_bytes
         self._open: dict[int, _Open] = {}
+        self._spare: list[Array] = []
 
     def add(self, batch: pa.RecordBatch, partitions: Array, numbers: Array) -> Iterator[SealedBatch]:
         """Take rows of `format.TO_SEND` with the partition and the number of each; yield the batches that are full.
 
         Exhaust it before the next call.
         """
-        rows = rows_of(batch)
-        order = np.argsort(_narrow(partitions), kind="stable")
-        ordered = partitions[order]
-        edges = [0, *(np.flatnonzero(np.diff(ordered)) + 1).tolist(), len(order)]
-        for first, stop in pairwise(edges):
+        rows, ends = rows_of(batch), np.cumsum(np.bincount(partitions))
+        order = np.empty(len(partitions), np.int64)
+        loops.group(partitions, ends, order)  # from now on ends are where the partitions begin
+        for partition, (first, stop) in enumerate(pairwise([*ends.tolist(), len(order)])):
             if first < stop:
                 chosen = order[first:stop]
-                yield from self._add(int(ordered[first]), rows, chosen, numbers[chosen])
+                yield from self._add(partition, rows, chosen, numbers[chosen])
         if sum(len(o.out) for o in self._open.values()) > self._held_bytes:
             yield from self.flush()
 
@@ -91,7 +92,7 @@ class Accumulator:
         at = 0
         while True:
             if partition not in self._open:
-                self._open[partition] = _Open.empty(self._batch_bytes)
+                self._open[partition] = _Open.empty(self._batch_bytes, self._spare)
             at = self._open[partition].append(rows, chosen, at, numbers)
             if at == len(chosen):
                 return
@@ -100,18 +101,15 @@ class Accumulator:
     def _sealed(self, partition: int) -> SealedBatch:
         done = self._open.pop(partition)
         used = int(done.state[loops.USED])
+        data = _BY_NUMBER[self._codec].encode(done.out[:used].data, HEADER_BYTES)
+        if len(self._spare) < _SPARE:
+            self._spare.append(done.out)
         return SealedBatch(
             partition,
             self._codec,
             int(done.state[loops.BASE_TIME]),
             int(done.state[loops.MAX_TIME]),
-            _BY_NUMBER[self._codec].encode(done.out[:used].data),
+            data,
             used,
             np.concatenate(done.numbers),
         )
-
-
-def _narrow(partitions: Array) -> Array:
-    """The same numbers, in few bytes where they fit: numpy sorts these by radix."""
-    few = len(partitions) and partitions.min() >= 0 and partitions.max() <= np.iinfo(np.int16).max
-    return partitions.astype(np.int16) if few else partitions

@@ -36,14 +36,14 @@ ANYBODY = Numbering()
 
 @dataclass(frozen=True, slots=True, eq=False)
 class SealedBatch:
-    """The records of one batch. `numbers` are those that the caller gave its rows; `plain_bytes` is the size of the
-    records before compression."""
+    """One batch: `data` are its compressed records behind room for its header. `numbers` are those that the caller gave
+    its rows; `plain_bytes` is the size of the records before compression."""
 
     partition: int
     codec: int
     base_time: int
     max_time: int
-    records: bytes
+    data: memoryview
     plain_bytes: int
     numbers: Array
 
@@ -54,13 +54,14 @@ class SealedBatch:
     @property
     def size(self) -> int:
         """Its bytes on the wire and in the log."""
-        return HEADER_BYTES + len(self.records)
+        return len(self.data)
 
-    def to_bytes(self, by: Numbering = ANYBODY) -> bytes:
-        """The whole batch, with base offset 0, which the broker replaces."""
-        attributes = self.codec | (_TRANSACTIONAL if by.transactional else 0)
-        checked = _CHECKED.pack(
-            attributes,
+    def numbered(self, by: Numbering = ANYBODY) -> memoryview:
+        """The whole batch, with base offset 0, which the broker replaces. Valid until the next call of this."""
+        _CHECKED.pack_into(
+            self.data,
+            _HEAD.size,
+            self.codec | (_TRANSACTIONAL if by.transactional else 0),
             self.count - 1,
             self.base_time,
             self.max_time,
@@ -69,9 +70,8 @@ class SealedBatch:
             by.sequence,
             self.count,
         )
-        crc = crc32c(self.records, crc32c(checked))
-        length = self.size - _BEFORE_LENGTH
-        return b"".join((_HEAD.pack(0, length, -1, 2, crc), checked, self.records))
+        _HEAD.pack_into(self.data, 0, 0, self.size - _BEFORE_LENGTH, -1, 2, crc32c(self.data[_HEAD.size :]))
+        return self.data
 
 
 def split(batch: SealedBatch) -> tuple[SealedBatch, SealedBatch]:
@@ -81,7 +81,7 @@ def split(batch: SealedBatch) -> tuple[SealedBatch, SealedBatch]:
     from sluice.pipelines.records.format import TO_SEND
 
     decoder = BatchDecoder("", batch.partition, 0, batch.count)
-    chunks = [*decoder.feed(batch.to_bytes()), *decoder.finish()]
+    chunks = [*decoder.feed(batch.numbered()), *decoder.finish()]
     rows = pa.concat_batches(chunks)
     stamps = rows.column("timestamp").cast(pa.int64())
     rows = pa.RecordBatch.from_arrays(

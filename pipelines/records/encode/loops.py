@@ -1,10 +1,10 @@
 """The compiled loops: Arrow buffers → records of a batch of format v2, keys → Java's murmur2, columns → JSON objects.
 
-Entry points, compiled ahead and cached on disk, which release the GIL: `append` writes the records of some rows behind
-those of an open batch, `hash_keys` hashes keys as Kafka's default partitioner does, `weave` writes a JSON object for
-each row from columns that are text already. Promise: nothing is written
-past the end of `out`, and Arrow's own offsets are what bounds the reading, checked by `copy`. No Python object is made
-for a record. What is compiled stands in this one file, as in `records.decode.loops`.
+Entry points, compiled ahead and cached on disk, which release the GIL: `group` sorts rows by partition, `append` writes
+the records of some rows behind those of an open batch, `hash_keys` hashes keys as Kafka's default partitioner does,
+`weave` writes a JSON object for each row from columns that are text already. Promise: nothing is written past the end of
+`out`, and Arrow's own offsets are what bounds the reading, checked by `copy`. No Python object is made for a record.
+What is compiled stands in this one file, as in `records.decode.loops`.
 """
 
 from __future__ import annotations
@@ -175,6 +175,18 @@ def append(rows: Rows, chosen: Array, first: int, out: Array, state: Array) -> i
         state[COUNT] += 1
         state[MAX_TIME] = max(state[MAX_TIME], time)
     return int64(chosen.size)
+
+
+@compiled(types.void(I64, I64, I64))
+def group(partitions: Array, ends: Array, order: Array) -> None:
+    """The rows of each partition in their order, one partition behind the other. `ends`: where each ends in `order`, if
+    all are there; where each begins, afterwards."""
+    for row in range(partitions.size - 1, -1, -1):
+        partition = partitions[row]
+        if partition < 0 or partition >= ends.size or ends[partition] <= 0 or ends[partition] > order.size:
+            raise IndexError("a row that has no place")
+        ends[partition] -= 1
+        order[ends[partition]] = row
 
 
 @inner

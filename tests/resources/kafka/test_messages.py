@@ -10,9 +10,11 @@ from hypothesis import strategies as st
 from kafka.errors import KafkaProtocolError
 from kafka.protocol.admin import DescribeConfigsResponse
 from kafka.protocol.consumer import FetchResponse
+from kafka.protocol.producer import ProduceRequest
 
 from sluice.pipelines.vocabulary.kafka import BrokerConfig, TopicConfig, TopicPartition
 from sluice.resources.kafka import messages
+from sluice.resources.kafka.group_messages import ProducerId, ask_produce
 from sluice.resources.kafka.messages import FetchPart
 
 int64 = st.integers(0, 2**62)
@@ -54,6 +56,23 @@ def test_an_answer_that_was_cut_or_changed_is_an_error_or_another_answer(answer,
     except KafkaProtocolError:
         return
     assert sum(len(part.records) for part in read.parts.values()) <= len(cut)
+
+
+@given(
+    records=st.dictionaries(st.integers(0, 9000), st.binary(min_size=61, max_size=400), min_size=1, max_size=5),
+    producer=st.sampled_from(["", "sluice-republish-orders-1"]),
+    topic=names,
+    version=st.integers(8, 11),
+)
+def test_a_produce_request_is_encoded_as_kafka_python_would(records, producer, topic, version):
+    views = {partition: memoryview(batch) for partition, batch in records.items()}
+    encoded = []
+    for request in (ask_produce(ProducerId(producer, 7, 1), topic, some) for some in (views, records)):
+        request.API_VERSION = version
+        request.with_header(correlation_id=12, client_id="sluice-orders")
+        encoded.append(bytes(request.encode(header=True, framed=True)))
+    theirs = bytes(ProduceRequest.encode(request, header=True, framed=True))
+    assert encoded == [theirs, theirs]
 
 
 def test_a_length_that_never_ends():

@@ -115,7 +115,7 @@ def test_javas_producer_writes_the_same_bytes_to_the_same_partitions(
                 *accumulator.add(rows, np.zeros(last + 1, np.int64), np.arange(last + 1)),
                 *accumulator.flush(),
             ]
-            made = ours.to_bytes(Numbering(producer, epoch, sequence, transactional=False))
+            made = ours.numbered(Numbering(producer, epoch, sequence, transactional=False))
             theirs, data = data[: 12 + size], data[12 + size :]
             # Brokers write the first offset, and the leader's epoch behind the length.
             assert (made[8:12], made[16:]) == (theirs[8:12], theirs[16:])
@@ -182,6 +182,31 @@ def test_without_transactions_a_producer_that_is_forgotten_goes_on_as_another(
     assert {(r["partition"], r["offset"]): r["timestamp"] - STAMP for r in found} == by_place
     for p in range(2):
         assert [r["timestamp"] - STAMP for r in found if r["partition"] == p] == list(range(p, 300, 2))
+
+
+def test_a_quota_slows_it_down_and_is_told(kafka: LocalKafka, fresh_topic: Callable[..., str]) -> None:
+    """Kafka's own tool sets it. A tenth of its bytes a second are free for ten seconds; the rest takes its time."""
+    topic, client, rate = fresh_topic(partitions=2), "throttled", 200_000
+    said = kafka.tool(
+        *("kafka.admin.ConfigCommand", "--bootstrap-server", kafka.bootstrap, "--alter"),
+        *("--entity-type", "clients", "--entity-name", client, "--add-config", f"producer_byte_rate={rate}"),
+    )
+    assert said.returncode == 0, said.stderr
+    values = [random.Random(n).randbytes(10_000) for n in range(280)]
+    rows = pa.RecordBatch.from_pylist(
+        [{"key": None, "value": v, "timestamp": STAMP + n, "headers": None} for n, v in enumerate(values)],
+        schema=TO_SEND,
+    )
+    numbers, accumulator = np.arange(len(values)), Accumulator(CODECS["lz4"].number, 100_000)
+    with closing(KafkaTarget(address(kafka, client_id=client), topic, f"t-{topic}")) as to:
+        to.begin()
+        made = [*accumulator.add(rows, numbers % 2, numbers), *accumulator.flush()]
+        sent = to.send(iter(made), str)
+        to.commit(CommittedOffset(1))
+        assert to.throttled_ms > 0
+    assert sorted(n for d in sent for n in d.numbers) == list(range(len(values)))
+    found = until(lambda: len(r := consumed(kafka, topic)) == len(values) and r)
+    assert [r["value"] for r in sorted(found, key=lambda r: r["timestamp"])] == values
 
 
 def test_a_topic_that_is_not_there_is_not_created(kafka: LocalKafka) -> None:
