@@ -18,7 +18,7 @@ from sluice.cli.records import rows, typed_fields
 from sluice.cli.records import view as record_view
 from sluice.cli.session import Session, command
 from sluice.cli.terminal import heading
-from sluice.pipelines.vocabulary.errors import UnknownTopic, UsageError
+from sluice.pipelines.vocabulary.errors import FeedError, UnknownTopic, UsageError
 from sluice.pipelines.vocabulary.kafka import Isolation, PartitionState, TopicPartition
 from sluice.pipelines.vocabulary.plans import Slice
 
@@ -140,9 +140,16 @@ def _document(record: PeekedRecord) -> dict[str, Any]:
 
 
 def _reader_of(session: Session, topic: str) -> Feed:
-    """A feed that reads the topic, or any feed if all read one Kafka. Raises UsageError."""
-    feeds = list(session.files.feeds.values())
+    """A feed that reads the topic, or any feed if all read one Kafka. Raises UsageError, and FeedError where no feed is
+    known to read it, and files are wrong."""
+    feeds, broken = list(session.files.feeds.values()), session.files.broken
     reading = [f for f in feeds if _reads(f, topic)]
+    if broken and not reading:
+        wrong = ", ".join(path.name for path in broken)
+        raise FeedError(
+            f"no feed that can be read here reads {topic}, and these files are wrong: {wrong}",
+            remedy="see why: sluice feeds check; or name a feed of that Kafka: --feed NAME",
+        )
     if reading or len({f.kafka.bootstrap for f in feeds}) == 1:
         return (reading or feeds)[0]
     raise UsageError(

@@ -147,6 +147,17 @@ def test_what_was_typed_wrongly_is_named(arguments: list[str], word: str, sluice
     assert word in said.err
 
 
+def test_peek_says_which_feeds_are_wrong_where_none_reads_the_topic(sluice: Sluice, project: Path) -> None:
+    (project / "feeds" / "payments.yaml").write_text(FEED.replace("orders", "payments") + "windows: {length: 1h}\n")
+    said = sluice("peek", "payments:0:0")
+    assert said.code == 2
+    assert "these files are wrong: payments.yaml" in said.err
+    assert "sluice feeds check" in said.err
+    assert "windows" in sluice("feeds", "check").err
+    assert "payments.yaml" in sluice("peek", "payments:0:0", "--feed", "payments").err
+    assert "KafkaUnavailable" in sluice("peek", "orders:0:0", "--json").out
+
+
 def test_a_refusal_exits_with_3_and_a_surprise_with_1(
     sluice: Sluice, project: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
