@@ -192,7 +192,7 @@ class Wire:
         while (
             connection.connected and "throttle" in connection.paused
         ):  # the broker reads nothing from it now (KIP-219)
-            await self.sleep(max(connection._throttle_time - time.monotonic(), _PAUSE / 10))
+            await self.sleep(_PAUSE / 2)
         sent: Future = connection.send_request(request, request_timeout_ms=seconds * 1000)
         if sent.is_done and sent.exception:
             raise sent.exception

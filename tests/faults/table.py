@@ -1,7 +1,9 @@
-"""The table of faults and promises of docs/guarantees.md, from what `make faults` kept.
+"""The tables of faults and promises of docs/guarantees.md, from what `make faults` kept.
 
-python -m tests.faults.table .sluice/faults/seed-*.jsonl            prints it
-python -m tests.faults.table --write .sluice/faults/seed-*.jsonl    puts it between its marks in docs/guarantees.md
+python -m tests.faults.table .sluice/faults/seed-*.jsonl            prints them
+python -m tests.faults.table --write .sluice/faults/seed-*.jsonl    puts them between their marks in docs/guarantees.md
+
+One is of landing, one of republishing, which has a judge of its own. What nothing was kept of stays as it is.
 """
 
 from __future__ import annotations
@@ -27,7 +29,6 @@ PROMISES: Mapping[str, tuple[int, ...]] = {
     "goes on when healed": (14,),
 }
 PAGE = Path(__file__).parents[2] / "docs" / "guarantees.md"
-BEGIN, END = "<!-- faults -->\n", "<!-- /faults -->"
 Record = Mapping[str, Any]
 
 
@@ -36,12 +37,19 @@ def main(arguments: Sequence[str] | None = None) -> int:
     made.add_argument("kept", type=Path, nargs="+")
     made.add_argument("--write", action="store_true")
     given = made.parse_args(arguments)
-    text = "\n".join(table([r for path in given.kept for r in lines(path)])) + "\n"
-    if given.write:
-        head, rest = PAGE.read_text().split(BEGIN)
-        PAGE.write_text(head + BEGIN + text + END + rest.split(END)[1])
-    else:
-        print(text, end="")
+    records = [r for path in given.kept for r in lines(path)]
+    back = [r for r in records if "republish" in r["fault"]]
+    for mark, some, made_of in (
+        ("faults", [r for r in records if r not in back], table),
+        ("republish", back, way_back),
+    ):
+        text = "\n".join(made_of(some)) + "\n"
+        if some and given.write:
+            begin, end = f"<!-- {mark} -->\n", f"<!-- /{mark} -->"
+            head, rest = PAGE.read_text().split(begin)
+            PAGE.write_text(head + begin + text + end + rest.split(end)[1])
+        elif some:
+            print(text, end="")
     return 0
 
 
@@ -49,18 +57,42 @@ def table(records: Sequence[Record]) -> Iterator[str]:
     """A row for each fault: its courses, what runs became of, what was compared, and in how many each promise held."""
     yield "| fault | courses | runs: clean, failed, killed | rows compared | " + " | ".join(PROMISES) + " | next run |"
     yield "|---|--:|--:|--:|" + "--:|" * len(PROMISES) + "--:|"
-    by_name: dict[str, list[Record]] = defaultdict(list)
-    for record in records:
-        by_name[re.sub(r"\[.*", "", record["fault"]).replace("_", " ")].append(record)
-    for name, found in by_name.items():
+    for name, found in _by_fault(records, r"\[.*").items():
         yield f"| {name} | " + " | ".join(_cells(found)) + " |"
     yield f"| **all** | {' | '.join(_cells(records))} |"
 
 
-def _cells(found: Sequence[Record]) -> Iterator[str]:
+def way_back(records: Sequence[Record]) -> Iterator[str]:
+    """The same of republishing: in how many courses its judge held, and the next run went on."""
+    yield "| fault | courses | runs: clean, failed, killed | records compared | each once, whole, in order, as mapped |"
+    yield "|---|--:|--:|--:|--:|"
+    for name, found in _by_fault(records, r"[][]").items():
+        yield f"| {name} | {' | '.join([*_amounts(found), _judged(found)])} |"
+    yield f"| **all** | {' | '.join([*_amounts(records), _judged(records)])} |"
+
+
+def _by_fault(records: Iterable[Record], without: str) -> dict[str, list[Record]]:
+    """Records by the fault's name, in words; `without`: what of it is no word."""
+    found: dict[str, list[Record]] = defaultdict(list)
+    for record in records:
+        found[re.sub(without, " ", record["fault"]).replace("_", " ").strip()].append(record)
+    return found
+
+
+def _judged(found: Iterable[Record]) -> str:
+    """In how many courses the judge found nothing wrong; **broken** where it did."""
+    judged = [r["wrong"] for r in found if "wrong" in r]
+    return "**broken**" if any(judged) else str(len(judged))
+
+
+def _amounts(found: Sequence[Record]) -> Iterator[str]:
     yield str(len(found))
     yield ", ".join(f"{_sum(found, f'runs {kind}' if kind != 'clean' else 'clean runs'):,}" for kind in _ENDS)
     yield f"{sum(r.get('checked', {}).get('records compared with the log', 0) for r in found):,}"
+
+
+def _cells(found: Sequence[Record]) -> Iterator[str]:
+    yield from _amounts(found)
     for numbers in PROMISES.values():
         yield _held(found, numbers)
     ratios = [r["first_after_s"] / r["normal_s"] for r in found if r.get("normal_s") and "first_after_s" in r]

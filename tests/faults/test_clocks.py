@@ -96,9 +96,12 @@ def test_two_runs_with_clocks_two_hours_apart(minutes: Field) -> None:
     with minutes.producing():
         minutes.normal(1)
         stamped(minutes, 0)
-        at_work = minutes.paused("after plan", {CLOCK: str(-HOUR), MACHINE: "another"})  # a look for boundaries fetches
+        # What is held is told by its client: looks for boundaries fetch, too, the other run's as well.
+        minutes.settings["kafka"] = f"{{bootstrap: '{minutes.arena.behind}', client_id: at-work}}"
+        at_work = minutes.paused("after plan", {CLOCK: str(-HOUR), MACHINE: "another"})
+        del minutes.settings["kafka"]
         for proxy in minutes.arena.proxies.values():
-            proxy.hold(FETCH)
+            proxy.hold(FETCH, client="at-work")
         at_work.process.send_signal(signal.SIGCONT)
         until(lambda: any(FETCH in proxy.held for proxy in minutes.arena.proxies.values()), 300)
         minutes.account.did("a run with a clock an hour behind lands, and its records are held")

@@ -24,7 +24,7 @@ from tests.checker import tools, way_back
 from tests.checker.facts import lines, logs
 from tests.faults.account import SEED, Account
 from tests.faults.arena import GROUP, TRANSACTION, Arena, opened, place
-from tests.faults.field import TRIES, Field, Run, Running
+from tests.faults.field import SLUICE, TRIES, Field, Run, Running
 from tests.faults.nemeses import brokers, endured, hasty
 from tests.faults.nemeses.answers import APIS, answers_lost
 from tests.faults.nemeses.engines import Processes
@@ -53,9 +53,10 @@ class WayBack:
     lane_offsets: int
 
     @classmethod
-    def ready(cls, field: Field, lane_offsets: int = 250_000) -> WayBack:
-        """Rows landed, and a target that is empty; the seed says whether partitions are kept."""
-        _written(field)
+    def ready(cls, field: Field, lane_offsets: int = 250_000, more: int = 0) -> WayBack:
+        """Rows landed, each with so many bytes `more`, and a target that is empty; the seed says whether partitions are
+        kept."""
+        _written(field, more)
         field.normal(1)
         kept = random.Random(f"{SEED} {field.topic}").random() < 0.5
         topic = f"{field.topic}-again"
@@ -89,6 +90,12 @@ class WayBack:
         out = self.field.root / f"run-{self.field.runs}.out"
         given = [step, str(times), str(self.lane_offsets), *self.words, "--here"]
         return Running(Forked(given, out, self.field.environment, republish_cut.main), out)
+
+    def start_whole(self) -> Running:
+        """The same with transactions as large as users have them."""
+        self.field.feed()
+        self.field.runs += 1
+        return Running.alone([*SLUICE, *self.words, "--here"], self.field.root / f"run-{self.field.runs}.out")
 
     def start_with_spark(self, environment: dict[str, str]) -> Running:
         """The same with lanes in Spark's tasks, each in one transaction."""
@@ -167,7 +174,7 @@ class WayBack:
         wrong = way_back.broken(old, new, moved, asked, kept=self.kept)
         verdict = "BROKEN" if wrong else "all hold"
         feed.account.did(f"checker: {verdict}; {len(new):,} records by the console consumer, {len(moved):,} in the map")
-        feed.account.numbers["checked"] = {"records compared with the log": len(new)}
+        feed.account.numbers |= {"checked": {"records compared with the log": len(new)}, "wrong": wrong[:20]}
         assert not wrong, wrong[:20]
 
 
@@ -181,15 +188,16 @@ def _told(ran: Run) -> str:
     return "died" if ran.code in KILLED else ran.told
 
 
-def _written(field: Field) -> None:
+def _written(field: Field, more: int) -> None:
     """Records without key, value or headers among them; each has another time."""
+    dice = random.Random(SEED)
     producer = KafkaProducer(bootstrap_servers=field.arena.kafka.bootstrap, linger_ms=50)
     for n in range(ROWS):
         producer.send(
             field.topic,
             partition=n % PARTITIONS,
             key=None if n % 13 == 0 else b"k%d" % (n % 17),
-            value=None if n % 13 == 3 else b"value %d " % n * 3,
+            value=None if n % 13 == 3 else b"value %d " % n * 3 + dice.randbytes(more),
             headers=[("trace", b"%d" % n), ("none", b"")] if n % 3 else None,
             timestamp_ms=STAMP + n,
         )
@@ -275,6 +283,37 @@ def test_republish_whose_answers_are_lost(field: Field) -> None:
         endured(back.ended(back.start()))
         assert all(one.lost for one in losing), [one.api for one in losing if not one.lost]
     back.proven()
+
+
+def test_republish_that_a_quota_slows_down(field: Field) -> None:
+    """Kafka takes little of it, and less than what would fill a transaction in its time. It says so, and ends."""
+    client = "slowed"
+    kafka = f"{{bootstrap: '{field.arena.behind}', client_id: {client}, transaction_timeout_ms: 20000}}"
+    back = WayBack.ready(field.with_settings(kafka=kafka), more=1000)
+    with _quota(field, client, 20_000):
+        ran = back.ended(back.start_whole(), "with a quota of 20 kB/s on each broker")
+    assert ran.clean, ran
+    (said,) = (line for line in ran.said if "records" in line)
+    assert said["throttled"] > 0
+    field.account.did(f"brokers had it pause for {said['throttled']:.0f} s; {said['transactions']} transactions")
+    back.proven()
+
+
+@contextmanager
+def _quota(field: Field, client: str, rate: int) -> Iterator[None]:
+    """As Kafka's own tool sets it: bytes a second of what this client produces, on each broker."""
+    whom = ("--alter", "--entity-type", "clients", "--entity-name", client)
+
+    def configured(*change: str) -> None:
+        kafka = field.arena.kafka
+        said = kafka.tool("kafka.admin.ConfigCommand", "--bootstrap-server", kafka.bootstrap, *whom, *change)
+        assert said.returncode == 0, said.stderr
+
+    configured("--add-config", f"producer_byte_rate={rate}")
+    try:
+        yield
+    finally:
+        configured("--delete-config", "producer_byte_rate")
 
 
 # -- runs

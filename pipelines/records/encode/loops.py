@@ -2,8 +2,8 @@
 
 Entry points, compiled ahead and cached on disk, which release the GIL: `group` sorts rows by partition, `append` writes
 the records of some rows behind those of an open batch, `hash_keys` hashes keys as Kafka's default partitioner does,
-`weave` writes a JSON object for each row from columns that are text already. Promise: nothing is written past the end of
-`out`, and Arrow's own offsets are what bounds the reading, checked by `copy`. No Python object is made for a record.
+`weave` writes a JSON object for each row from columns that are text already. Promise: nothing is written past the end
+of `out`, and Arrow's own offsets are what bounds the reading, checked by `copy`. No Python object is made for a record.
 What is compiled stands in this one file, as in `records.decode.loops`.
 """
 

@@ -30,8 +30,9 @@ class Proxy:
 
     Such a request reaches the broker, its answer reaches nobody, and the connection is cut. `delay` seconds pass before
     each answer is given. `hold` lets nothing through either way, connections stay, or `only` requests with these API
-    keys, which the broker does not see yet; `held` are those that wait. `mute` lets all requests through, held
-    ones included, and holds the answers. `cut` ends all and takes no new one. `seen` counts requests by API key.
+    keys (of one `client` id), which the broker does not see yet; `held` are those that wait. `mute` lets all requests
+    through, held ones included, and holds the answers. `cut` ends all and takes no new one. `seen` counts requests by
+    API key.
     """
 
     def __init__(self, folder: Path, broker: Callable[[], tuple[str, int]]) -> None:
@@ -42,6 +43,7 @@ class Proxy:
         self._flowing.set()
         self._answering.set()
         self._only: frozenset[int] = frozenset()
+        self._client = b""
         self._held: list[int] = []
         self._clients: set[socket.socket] = set()
         self.certificate = folder / "ca.pem"
@@ -58,8 +60,8 @@ class Proxy:
             self._server.shutdown(socket.SHUT_RDWR)
         self._server.close()
 
-    def hold(self, *only: int) -> None:
-        self._only = frozenset(only)
+    def hold(self, *only: int, client: str = "") -> None:
+        self._only, self._client = frozenset(only), client.encode()
         self._flowing.clear()
 
     def mute(self) -> None:
@@ -101,7 +103,7 @@ class Proxy:
                 for request in _frames(client):
                     (key,) = struct.unpack_from(">h", request, 4)
                     self.seen[key] += 1
-                    self._pass(key)
+                    self._pass(key, _client(request))
                     broker.sendall(request)
                     answer = next(_frames(broker), b"")
                     time.sleep(self.delay)
@@ -114,9 +116,10 @@ class Proxy:
                         return
                     client.sendall(answer)
 
-    def _pass(self, key: int) -> None:
+    def _pass(self, key: int, client: bytes) -> None:
         """Wait while requests of this kind are held."""
-        if not self._flowing.is_set() and (not self._only or key in self._only):
+        held = not self._only or (key in self._only and self._client in (b"", client))
+        if not self._flowing.is_set() and held:
             self._held.append(key)
             self._flowing.wait()
             self._held.remove(key)
@@ -128,6 +131,12 @@ class Proxy:
             yield
         finally:
             self._clients.discard(client)
+
+
+def _client(request: bytes) -> bytes:
+    """The client id in a request's header."""
+    (size,) = struct.unpack_from(">h", request, 12)
+    return request[14 : 14 + max(size, 0)]
 
 
 def _frames(source: socket.socket) -> Iterator[bytes]:
