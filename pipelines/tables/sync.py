@@ -120,7 +120,8 @@ class _Publisher:
 
         done = decided(decide, lambda lost: lost.gone and self.ledger.read().number > state.number)
         if expire_before is not None and done.head is not None:
-            done = self._expire(expire_before, done)
+            so_far, before = done, expire_before
+            done = decided(lambda: self._expire(before, so_far), lambda lost: False)
         return done, state
 
     def _up_to(self, state: State, done: Synced) -> Synced:
@@ -263,6 +264,8 @@ class _Publisher:
         The names are noted before, so that whoever comes after a crash removes them.
         """
         feed, lake, table = self.ledger.feed, self.lake, self.table
+        if table.look() is None:
+            return done
         root = lake.locate("data").removesuffix("data")
         self._note_removing([a.removeprefix(root) for a in table.expiring(before) if a.startswith(root)])
         noted = kept.removing(lake, feed)

@@ -44,8 +44,10 @@ class CompleteWindows:
         """
         # a file of ours that is gone was taken away by whoever knows more
         head = decided(lambda: self._up_to(ledger, lake, state), lambda lost: lost.gone)
-        if head is not None and expire_before is not None and self.table.expire(expire_before):
-            self._clean(lake, ledger.feed, head)
+        if head is not None and expire_before is not None:
+            before = expire_before
+            if decided(lambda: self.table.expire(before) if self.table.look() else 0, lambda lost: False):
+                self._clean(lake, ledger.feed, head)
 
     def _up_to(self, ledger: Ledger, lake: Lake, state: State) -> TableHead | None:
         starts = complete_windows(state, self.settings)

@@ -77,6 +77,27 @@ def test_files_go_when_the_snapshots_that_name_them_have_expired(world: TableWor
     assert world.sync(expire_before=later).expired == 0
 
 
+def test_two_publishers_that_let_the_same_snapshots_expire(world: TableWorld) -> None:
+    world.land(*pieces(A, 20))
+    world.sync()
+    world.land(*pieces(B, 50))
+    world.compact()
+    world.sync()
+    later, slow, met = world.said()[-1][1] + 1, world.table(), list[Synced]()
+
+    def between(before: int) -> int:
+        if not met:
+            met.append(world.sync(expire_before=later))
+        return type(slow).expire(slow, before)
+
+    slow.__dict__["expire"] = between
+    done = sync(world.fresh_ledger(), world.lake, slow, expire_before=later)
+    assert (met[0].expired > 0, done.expired) == (True, 0)
+    assert len(world.parts()) == 4
+    world.check_same()
+    world.check()
+
+
 def test_a_file_that_was_merged_before_the_table_saw_it_never_comes_into_it(world: TableWorld) -> None:
     world.land(*pieces(A, 20), *pieces(B, 100))
     world.compact()

@@ -1,0 +1,78 @@
+"""All that writes to a feed with a table, each by a name and in a process of its own, which may be killed: runs,
+compactions, replays, landings anew, publishers. The feed's file is there."""
+
+from __future__ import annotations
+
+import json
+import multiprocessing
+import os
+import time
+from pathlib import Path
+from typing import Any
+
+from sluice.pipelines.feed.feed import Feed
+from sluice.pipelines.feed.load import load_feed
+from sluice.pipelines.quarantine.held import Filter
+from sluice.pipelines.rewriting.compaction import compact
+from sluice.pipelines.rewriting.mending import Mender, Record
+from sluice.pipelines.rewriting.replay import replay
+from sluice.pipelines.tables.sync import sync
+from sluice.pipelines.vocabulary.errors import SluiceError
+from sluice.pipelines.vocabulary.plans import Request, RequestKind
+from sluice.pipelines.vocabulary.units import MINUTE
+from sluice.resources.edges import open_tables
+from sluice.resources.liveness import new_owner
+from tests.integration.support import edges, ledger, run
+
+_PROCESSES = multiprocessing.get_context("forkserver")
+_PROCESSES.set_forkserver_preload([__name__, "pyiceberg.catalog.sql", "pyiceberg.io.pyarrow", "deltalake"])
+
+
+def land(feed: Feed) -> None:
+    run(feed)
+
+
+def land_anew(feed: Feed) -> None:
+    now = time.time_ns() // 1_000_000
+    run(feed, Request(RequestKind.WINDOW, window=now - now % MINUTE - MINUTE, replace=True))
+
+
+def merge(feed: Feed) -> None:
+    with edges(feed) as opened:
+        compact(feed, opened, None, new_owner("compact"), lambda progress: None)
+
+
+def mend(feed: Feed) -> None:
+    with edges(feed) as opened:
+        replay(feed, opened, Filter(), Mender(_mended, __file__), new_owner("replay"), lambda progress: None)
+
+
+def bring_up(feed: Feed) -> None:
+    """And let go of what is older than some seconds, so that files are removed, too."""
+    with edges(feed) as opened, open_tables(feed, opened.lake) as tables:
+        before, beside = opened.clock() - 10_000, {"quarantine": tables.quarantine, "windows": tables.windows}
+        sync(ledger(feed, opened), opened.lake, tables.rows, **beside, expire_before=before)  # type: ignore[arg-type]
+
+
+def _mended(record: Record) -> Any:
+    return {k: int(v) for k, v in json.loads(record.value or b"").items()}
+
+
+WRITERS = {w.__name__: w for w in (land, land_anew, merge, mend, bring_up)}
+
+
+def begin(root: Path, what: str) -> Any:
+    """One of them, at work."""
+    process = _PROCESSES.Process(target=_work, args=(root, what), daemon=True)
+    process.start()
+    return process
+
+
+def _work(root: Path, what: str) -> None:
+    """In a process of its own, which leaves a note of how it ended."""
+    note = root / "ended" / f"{what}-{os.getpid()}"
+    try:
+        WRITERS[what](load_feed(root / "feeds" / "orders.yaml", {}))
+        note.write_text("done")
+    except SluiceError as error:
+        note.write_text(f"{type(error).__name__}: {error.message}")
