@@ -19,6 +19,7 @@ from typing import Any
 
 from sluice.bench.formats import FORMATS, SCHEMA_ID
 from sluice.bench.stand import PeerTask, Ready, serve
+from sluice.cli.loading import loading
 from sluice.pipelines.batch.land import land
 from sluice.pipelines.batch.result import BatchResult
 from sluice.pipelines.contract.suite import parse_contract
@@ -38,6 +39,8 @@ from sluice.resources.lakes import open_lake
 
 @contextmanager
 def stand(given: PeerTask) -> Iterator[Ready]:
+    with loading():  # as every command does that lands: what is loaded is no garbage
+        import pyspark  # noqa: F401 - an engine would load it later
     yield Ready(partial(_land, given), {name: version(name) for name in ("sluice", "pyspark", "pyarrow", "numba")})
 
 

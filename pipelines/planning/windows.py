@@ -188,8 +188,9 @@ class _Lookup:
         self._found: dict[int, dict[Key, _BoundaryAnswer]] = {}
 
     def between(self, times: Sequence[int]) -> None:
-        self._look(times[-1])
-        self._bisect(times, (-1, len(times) - 1))
+        # A first run often finds all records in the first window: what comes after it need not be halved then.
+        each(self._look, sorted({times[0], times[-1]}), patience=0)
+        self._bisect(times)
         above = times[-1]
         for time in reversed(times[-LISTED:]):
             if time in self._found:
@@ -199,7 +200,7 @@ class _Lookup:
 
     def among(self, times: Sequence[int]) -> None:
         each(self._look, sorted({times[0], times[min(1, len(times) - 1)], times[-1]}), patience=0)
-        self._bisect(times, (0, len(times) - 1))
+        self._bisect(times)
 
     def at(self, time: int) -> Mapping[Key, _BoundaryAnswer]:
         """The boundaries at a time. Empty where nobody looked, because they equal those before and after."""
@@ -227,9 +228,10 @@ class _Lookup:
             )
         return BoundaryEntry(items=tuple(items))
 
-    def _bisect(self, times: Sequence[int], whole: tuple[int, int]) -> None:
-        """Look up every time around which boundaries differ. Each round halves all open spans at once."""
-        spans = [whole]
+    def _bisect(self, times: Sequence[int]) -> None:
+        """Look up every time around which boundaries differ; the first and the last have been looked up. Each round
+        halves all open spans at once."""
+        spans = [(0, len(times) - 1)]
         while apart := [(a, b) for a, b in spans if b - a > 1 and self._offsets(times, a) != self._offsets(times, b)]:
             halves = [(a, (a + b) // 2, b) for a, b in apart]
             each(self._look, [times[middle] for _, middle, _ in halves], patience=0)
@@ -241,8 +243,6 @@ class _Lookup:
         self._found[time] = {k: b._replace(offset=clamp(self._state, k, time, b.offset)) for k, b in told.items()}
 
     def _offsets(self, times: Sequence[int], index: int) -> list[int]:
-        if index < 0:
-            return [self._state.boundaries[k][-1][1] for k in self._partitions]
         return [found.offset for found in self._found[times[index]].values()]
 
 

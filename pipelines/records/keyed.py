@@ -17,8 +17,9 @@ from sluice.pipelines.records.compiled import Array
 from sluice.pipelines.records.format import Format, Formatted, RawFormat
 from sluice.pipelines.records.keys import KEY_PREFIX
 from sluice.pipelines.records.landed_columns import KAFKA_FIELDS, REFUSED, landed_schema
+from sluice.pipelines.records.runs import take_rows
 from sluice.pipelines.records.wire import ID_HEADER, KEY_ID_HEADER, WireFormat
-from sluice.pipelines.schema.arrays import fixed_width, int64s, take_rows, text_array
+from sluice.pipelines.schema.arrays import fixed_width, int64s, text_array
 from sluice.pipelines.schema.schema import Schema
 from sluice.pipelines.vocabulary.plans import Slice
 from sluice.pipelines.vocabulary.receipts import Drift

@@ -37,7 +37,9 @@ SHARES = {
     "decode.loops": 11,
     "encode.loops": 4,
     "typed.names": 4,
+    "runs": 2,
     "checked.forms": 1,
+    "checked.short": 1,
 }
 """The modules with entry points, and about how many seconds of one core each takes. The longest comes first."""
 STAGE = "compile"

@@ -22,12 +22,13 @@ from sluice.pipelines.ports import Fetcher, FetchFailed, Lake
 from sluice.pipelines.records.compiled import Array
 from sluice.pipelines.records.decode import BatchDecoder
 from sluice.pipelines.records.format import HEADERS, TO_SEND, inside
+from sluice.pipelines.records.runs import take_rows
 from sluice.pipelines.records.shape import Shape
 from sluice.pipelines.republishing import coordinates, where
 from sluice.pipelines.republishing.plan import Republish, check_still_there
 from sluice.pipelines.republishing.rows import CHUNK_ROWS, Cursor, Shelf, records_of
 from sluice.pipelines.republishing.values import check_schema
-from sluice.pipelines.schema.arrays import fixed_width, int64s, take_rows
+from sluice.pipelines.schema.arrays import fixed_width, int64s
 from sluice.pipelines.vocabulary.errors import Refused
 from sluice.pipelines.vocabulary.kafka import FetchLimits, PartitionState
 from sluice.pipelines.vocabulary.plans import Slice

@@ -25,11 +25,12 @@ import pyarrow.compute as pc
 
 from sluice.pipelines.records.avro.reader import AvroReader
 from sluice.pipelines.records.protobuf.reader import ProtobufReader
+from sluice.pipelines.records.runs import take_rows
 from sluice.pipelines.records.shape import Shape
 from sluice.pipelines.records.wire import WireFormat, prefix
 from sluice.pipelines.records.writing import Written, at
 from sluice.pipelines.republishing.plan import Wishes
-from sluice.pipelines.schema.arrays import int64s, take_rows
+from sluice.pipelines.schema.arrays import int64s
 from sluice.pipelines.schema.schema import EXTRA, Kind, Schema, Type
 from sluice.pipelines.vocabulary.errors import Refused, UsageError
 from sluice.pipelines.vocabulary.receipts import PartKind

@@ -34,6 +34,7 @@ from sluice.pipelines.records.checked.arrays import (
     without_nan,
 )
 from sluice.pipelines.records.checked.forms import fixed_form
+from sluice.pipelines.records.checked.short import short_set
 from sluice.pipelines.schema.schema import Kind, Type
 
 Columns = Sequence[pa.Array]
@@ -154,9 +155,10 @@ def _float(kind: type[Any], limit: float, towards: float, *, strict: bool) -> fl
 
 def _in_set(e: Expectation, types: Sequence[pa.DataType], *, wanted: bool) -> Check:
     allowed = _members(types[0], argument(e, "value_set"))
+    among = short_set(allowed) or partial(pc.is_in, value_set=allowed)
 
     def breaks(column: pa.Array) -> pa.BooleanArray | None:
-        found = pc.is_in(column, allowed)
+        found = among(column)
         if not wanted:
             return found
         if found.true_count == len(column) - column.null_count:

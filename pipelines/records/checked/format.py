@@ -19,7 +19,8 @@ from sluice.pipelines.records.checked.rows import Broken, RowChecks
 from sluice.pipelines.records.compiled import Array
 from sluice.pipelines.records.format import Format, Formatted, RawFormat
 from sluice.pipelines.records.landed_columns import REFUSED
-from sluice.pipelines.schema.arrays import fixed_width, int64s, take_rows
+from sluice.pipelines.records.runs import take_rows
+from sluice.pipelines.schema.arrays import fixed_width, int64s
 from sluice.pipelines.vocabulary.plans import Slice
 
 

@@ -17,10 +17,11 @@ from sluice.pipelines.records.compiled import Array
 from sluice.pipelines.records.format import Formatted, RawFormat
 from sluice.pipelines.records.landed_columns import COORDINATES, KAFKA_FIELDS, REFUSED, landed_schema
 from sluice.pipelines.records.opening import Opened
+from sluice.pipelines.records.runs import take_rows
 from sluice.pipelines.records.typed.reasons import UNKNOWN, Reason, detail_of, reason_of, stage_of
 from sluice.pipelines.records.typed.typer import RefusedRecords, TypedPiece, Typer, indices
 from sluice.pipelines.records.typed.unfit import NewFields, UnknownFields, misfits, missing
-from sluice.pipelines.schema.arrays import int64s, take_rows, text_array
+from sluice.pipelines.schema.arrays import int64s, text_array
 from sluice.pipelines.schema.schema import Schema
 from sluice.pipelines.vocabulary.plans import Slice
 from sluice.pipelines.vocabulary.receipts import Drift

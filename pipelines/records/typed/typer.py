@@ -15,11 +15,12 @@ import numpy as np
 import pyarrow as pa
 
 from sluice.pipelines.records.compiled import Array
+from sluice.pipelines.records.runs import take_rows
 from sluice.pipelines.records.typed import scan
 from sluice.pipelines.records.typed.columns import ColumnBuilder, Faults, Lists, Texts, buffer, column_of, grow
 from sluice.pipelines.records.typed.scan import Found
 from sluice.pipelines.records.typed.tables import SchemaNode, most_elements, nodes_of, tables_of, with_room
-from sluice.pipelines.schema.arrays import fixed_width, take_rows
+from sluice.pipelines.schema.arrays import fixed_width
 from sluice.pipelines.schema.schema import Kind, Schema
 
 PIECE_BYTES = 8 << 20

@@ -1,0 +1,44 @@
+"""A table of short texts says of every text what Arrow's hash table says, or there is none."""
+
+from __future__ import annotations
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from sluice.pipelines.records.checked.short import LONGEST, short_set
+
+SHORT = st.binary(max_size=LONGEST).filter(lambda b: b.isascii()).map(bytes.decode) | st.sampled_from(
+    ["", "\0", "a", "a\0", "EUR", "EURO", "12345678", "ä", "日本"]
+)
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.data(), st.lists(SHORT, min_size=1, max_size=64, unique=True), st.integers(0, 3))
+def test_what_it_says_is_what_arrow_says(data: st.DataObject, members: list[str], start: int) -> None:
+    near = st.none() | st.sampled_from(members) | st.sampled_from(members).map(lambda t: t + "\0") | st.text(max_size=9)
+    column = pa.array(data.draw(st.lists(near, max_size=20)), pa.string()).slice(start)
+    allowed = pa.array(members, pa.string())
+    among = short_set(allowed)
+    if among is not None:
+        assert among(column).to_pylist() == pc.is_in(column, allowed).to_pylist()
+
+
+@pytest.mark.parametrize("count", [1, 5, 64])
+def test_what_contracts_often_name_has_a_table(count: int) -> None:
+    assert short_set(pa.array([f"c-{i:02d}" for i in range(count)]))
+
+
+@pytest.mark.parametrize(
+    "members",
+    [[], ["123456789"], ["a", None], ["a", "a\0"], [f"{i:02d}" for i in range(65)]],
+    ids=["none", "long", "null", "alike", "many"],
+)
+def test_others_have_none(members: list[str | None]) -> None:
+    assert short_set(pa.array(members, pa.string())) is None
+
+
+def test_numbers_have_none() -> None:
+    assert short_set(pa.array([1, 2])) is None
