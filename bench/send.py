@@ -16,7 +16,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from functools import cached_property
 from pathlib import Path
 from statistics import median
@@ -31,9 +31,11 @@ from sluice.bench.packages import packages
 from sluice.bench.peers import CONFLUENT_KAFKA, KAFKA_PYTHON
 from sluice.cli.numbers import count, size
 from sluice.cli.terminal import facts, heading, table
+from sluice.pipelines.records.encode.accumulator import BATCH_BYTES
 from sluice.pipelines.vocabulary.errors import Failed, ProofFailed
 from sluice.resources.local import events, java
 from sluice.resources.local.kafka import ARTIFACTS, VERSION, LocalKafka
+from sluice.resources.spark.engine import WORKERS_ENVIRONMENT
 
 Note = Callable[[str], None]
 
@@ -41,21 +43,22 @@ RECORDS = 3_000_000
 FEW = 100_000
 PARTITIONS = 4
 PAYLOADS = 10_000
-BATCH_BYTES, LINGER_MS = 128 << 10, 5
-"""Of the peers."""
+LINGER_MS = 50
+"""Of the peers, whose batches are as large as ours. With 128 KiB and 5 ms they take more CPU."""
 NOISE = 0.25
 """The share of what a start costs that another start may cost more, at least."""
 
 
 @dataclass(frozen=True, slots=True)
 class SendingPeer:
-    """Who sends. `share`: of the records, for one that is slow."""
+    """Who sends. `share`: of the records, for one that is slow. `environment`: besides ours."""
 
     name: str
     title: str
     command: Callable[[_Stand, str, int], list[str]]
     share: float = 1.0
     needs: tuple[str, ...] = ()
+    environment: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,8 +168,9 @@ def _settings() -> dict[str, Any]:
 
 
 PEERS = (
-    SendingPeer("sluice", "Sluice, idempotent", _ours("idempotent")),
-    SendingPeer("transactional", "Sluice, in transactions", _ours("transactional")),
+    # As Spark's tasks have it.
+    SendingPeer("sluice", "Sluice, idempotent", _ours("idempotent"), environment=WORKERS_ENVIRONMENT),
+    SendingPeer("transactional", "Sluice, in transactions", _ours("transactional"), environment=WORKERS_ENVIRONMENT),
     SendingPeer("java", "ProducerPerformance (Java)", _java),
     SendingPeer("confluent-kafka", "confluent-kafka", _confluent, 0.5, CONFLUENT_KAFKA.packages),
     SendingPeer("kafka-python", "kafka-python", _kafka_python, 0.1, KAFKA_PYTHON.packages),
@@ -205,12 +209,12 @@ class _Stand:
 
     def fill(self, topic: str, records: int) -> None:
         """Send so many records to a topic that is there. Raises Failed."""
-        _measured(PEERS[0], PEERS[0].command(self, topic, records), dict(os.environ), records)
+        _measured(PEERS[0], PEERS[0].command(self, topic, records), {**os.environ}, records)
 
     def measure(self, peer: SendingPeer, records: int) -> Sends:
         topic = f"bench-send-{secrets.token_hex(4)}"
         command = peer.command(self, topic, records)
-        environment = dict(os.environ)
+        environment = {**os.environ, **peer.environment}
         if peer.needs:
             environment["PYTHONPATH"] = str(packages(peer.needs, self._folder))
         with KafkaAdminClient(bootstrap_servers=self.bootstrap) as admin:

@@ -29,6 +29,7 @@ types: Any = numba.types
 intrinsic: Any = numba.extending.intrinsic
 _njit: Any = numba.njit
 _raw_memcpy: Any = cgutils.raw_memcpy
+_function: Any = cgutils.get_or_insert_function
 
 # Callers hold the arrays and nothing is allocated here: counting references would take ten times as long as the work.
 _OPTIONS = {"nogil": True, "_nrt": False}
@@ -146,6 +147,21 @@ def trailing_zeros(typingctx, x):  # type: ignore[no-untyped-def]
         return builder.cttz(args[0], ir.Constant(ir.IntType(1), 1))
 
     return types.int64(types.uint64), codegen
+
+
+@intrinsic
+def prefetch(typingctx, buf, at):  # type: ignore[no-untyped-def]
+    """Ask for the byte at `at`, and those around it, to be read soon; it need not be there."""
+
+    def codegen(context, builder, signature, args):  # type: ignore[no-untyped-def]
+        data = context.make_array(signature.args[0])(context, builder, args[0]).data
+        kind = ir.FunctionType(ir.VoidType(), [data.type, ir.IntType(32), ir.IntType(32), ir.IntType(32)])
+        asked = _function(builder.module, kind, "llvm.prefetch.p0i8")
+        read, keep, of_data = (ir.Constant(ir.IntType(32), n) for n in (0, 3, 1))
+        builder.call(asked, [builder.gep(data, [args[1]]), read, keep, of_data])
+        return context.get_dummy_value()
+
+    return types.void(buf, types.int64), codegen
 
 
 @intrinsic

@@ -23,6 +23,7 @@ from sluice.pipelines.records.compiled import (
     inlined,
     inner,
     int64,
+    prefetch,
     types,
     uint64,
 )
@@ -37,6 +38,8 @@ LIMIT = 4  # bytes that it may hold; one record may be larger
 NEED = 5  # bytes of the record that `out` has no room for
 STATE = 6
 
+_AHEAD = 8  # rows of one partition lie apart: what the next ones have is asked for before it is written
+_ASKED = 512  # bytes of a value
 _VARINT = 10  # bytes at most
 _MULTIPLIER = 0x5BD1E995
 _SEED = 0x9747B28C
@@ -157,6 +160,11 @@ def append(rows: Rows, chosen: Array, first: int, out: Array, state: Array) -> i
     `out` has no room for: then NEED tells how many bytes `out` must have.
     """
     for i in range(first, chosen.size):
+        if i + _AHEAD < chosen.size:
+            soon = chosen[i + _AHEAD]
+            start, stop = int64(rows.value_offsets[soon]), int64(rows.value_offsets[soon + 1])
+            for at in range(start, min(stop, start + _ASKED), 64):
+                prefetch(rows.values, at)
         row = chosen[i]
         time = rows.timestamps[row]
         if state[COUNT] == 0:
