@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 from collections.abc import Container, Iterable, Mapping
 from dataclasses import dataclass
+from difflib import get_close_matches
 from pathlib import Path
 
 from sluice.assets.memory import recall, remember
@@ -24,6 +25,8 @@ NOWHERE = "127.0.0.1:9"
 
 AT_RUN = frozenset({"kafka", "lake", "s3", "spark", "fetch"})
 """The sections that only runs need. Their variables and files may be missing where definitions load."""
+_NAMED = 10
+"""A message names no more feeds than these."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +43,15 @@ class FeedFiles:
         for path, error in self.broken.items():
             if path.stem == name:
                 raise error
-        raise FeedError(f"no feed `{name}`", remedy=f"feeds here: {', '.join(sorted(self.feeds)) or 'none'}")
+        raise FeedError(f"no feed `{name}`", remedy=self._instead_of(name))
+
+    def _instead_of(self, name: str) -> str:
+        """What to type instead of the name of no feed: the nearest ones, or what there is."""
+        if near := get_close_matches(name, self.feeds):
+            return f"did you mean {' or '.join(f'`{n}`' for n in near)}?"
+        if len(self.feeds) > _NAMED:
+            return f"sluice feeds list shows the {len(self.feeds)} feeds here"
+        return f"feeds here: {', '.join(sorted(self.feeds)) or 'none'}"
 
 
 def read_shapes(project: Project) -> FeedFiles:

@@ -186,8 +186,9 @@ def view(
     kept = [[r[names.index(n)] for n in held] for r in rows]
     out: list[RenderableType] = [
         heading(f"Audit of {report.feed}", f"{count(report.parts)} files, {count(report.rows)} rows"),
-        table(held, shorten(kept), right=" ".join(held[1:])),
     ]
+    if kept:
+        out.append(table(held, shorten(kept), right=" ".join(held[1:])))
     out += [line for p in report.problems for line in _problem(p)]
     if again := sum(a.relanded for a in report.accounts):
         mended = sum(a.mended for a in report.accounts)
@@ -247,6 +248,8 @@ def _row(name: str, a: PartitionAccount) -> list[str]:
 def _verdict(report: AuditReport, rescanned: bool) -> RenderableType:
     if not report.closes:
         return bad(f"the account does not close: {many(len(report.problems), 'problem')}")
+    if not report.accounts:
+        return good(f"no offset is accounted for yet: nothing has landed → sluice run {report.feed}")
     before = f", {count(report.compared_before)} by earlier audits" if report.compared_before else ""
     compared = f"; {count(report.compared)} records compared with Kafka, value by value{before}" if rescanned else ""
     gone = f", {count(report.not_comparable)} no longer there to compare" if report.not_comparable else ""

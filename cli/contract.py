@@ -21,6 +21,7 @@ from rich.console import RenderableType
 
 from sluice.cli import parse, windows
 from sluice.cli.asking import Offsets
+from sluice.cli.menu import Group
 from sluice.cli.numbers import count, percent
 from sluice.cli.session import FeedName, Session, command
 from sluice.cli.terminal import bad, copyable, good, heading, safe, table, warn
@@ -53,7 +54,7 @@ PROPOSED = ".contract.proposed.json"
 _MOST_SHOWN = 60
 """Characters of a value, and lines of a table."""
 
-group = typer.Typer(help="Propose or try a contract: what a feed's rows must be like.", no_args_is_help=True)
+group = typer.Typer(cls=Group, help="Propose or try a contract: what a feed's rows must be like.", no_args_is_help=True)
 
 Records = Annotated[
     int | None,

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from sluice.cli.menu import Group
 from sluice.cli.session import Session, command
 from sluice.cli.terminal import bad, good, table
 from sluice.pipelines.vocabulary.errors import SluiceError
@@ -15,7 +16,7 @@ from sluice.pipelines.vocabulary.units import many
 if TYPE_CHECKING:
     from sluice.pipelines.feed.feed import Feed
 
-group = typer.Typer(help="The feeds of this project.", no_args_is_help=True)
+group = typer.Typer(cls=Group, help="The feeds of this project.", no_args_is_help=True)
 
 
 def register(app: typer.Typer) -> None:

@@ -13,6 +13,7 @@ from rich.console import RenderableType
 from rich.text import Text
 
 from sluice.cli import completing, numbers, parse
+from sluice.cli.menu import Group
 from sluice.cli.numbers import count
 from sluice.cli.owners import group_owners, keeper, strangers
 from sluice.cli.session import Session, command
@@ -38,7 +39,7 @@ if TYPE_CHECKING:
     from sluice.pipelines.ledger import Ledger, State
     from sluice.pipelines.ports import Cluster, Groups
 
-group = typer.Typer(help="All consumer groups of a feed's Kafka.", no_args_is_help=True)
+group = typer.Typer(cls=Group, help="All consumer groups of a feed's Kafka.", no_args_is_help=True)
 
 GroupName = Annotated[
     str | None,

@@ -8,13 +8,14 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.console import RenderableType
 
+from sluice.cli.menu import Group
 from sluice.cli.session import FeedName, Session, command
 from sluice.cli.terminal import bad, copyable, facts, good, table
 
 if TYPE_CHECKING:
     from sluice.resources.local.kafka import ClusterStatus, LocalKafka
 
-group = typer.Typer(help="The local Apache Kafka (KRaft) of this project.", no_args_is_help=True)
+group = typer.Typer(cls=Group, help="The local Apache Kafka (KRaft) of this project.", no_args_is_help=True)
 
 
 def register(app: typer.Typer) -> None:

@@ -105,7 +105,6 @@ for module in (
     acls,
     kafka,
     produce,
-    prune,
     pack,
     ui,
     doctor,

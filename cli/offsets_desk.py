@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from sluice.cli.menu import Group
 from sluice.cli.owners import group_owners, strangers
 from sluice.cli.session import Session
 from sluice.pipelines.vocabulary.errors import UsageError
@@ -22,7 +23,9 @@ if TYPE_CHECKING:
     from sluice.pipelines.ports import Edges, Groups
     from sluice.pipelines.vocabulary.groups import GroupView
 
-group = typer.Typer(help="The committed offsets of a feed's group: show, move, save, restore.", no_args_is_help=True)
+group = typer.Typer(
+    cls=Group, help="The committed offsets of a feed's group: show, move, save, restore.", no_args_is_help=True
+)
 
 OtherGroup = Annotated[
     str | None,

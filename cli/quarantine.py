@@ -12,6 +12,7 @@ from rich.console import RenderableType
 from rich.text import Text
 
 from sluice.cli import met, parse, windows
+from sluice.cli.menu import Group
 from sluice.cli.numbers import count, seconds
 from sluice.cli.records import document as record_document
 from sluice.cli.records import rows as record_rows
@@ -32,7 +33,7 @@ if TYPE_CHECKING:
     from sluice.pipelines.vocabulary.receipts import Met
 
 group = typer.Typer(
-    help="Records that did not fit: count them, look at them, land them after all.", no_args_is_help=True
+    cls=Group, help="Records that did not fit: count them, look at them, land them after all.", no_args_is_help=True
 )
 
 REFUSED = 3

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.console import RenderableType
 
+from sluice.cli.menu import Group
 from sluice.cli.session import FeedName, Session, command
 from sluice.cli.terminal import bad, facts, good, heading, table
 from sluice.pipelines.vocabulary.errors import SchemaChanged, UsageError
@@ -22,7 +23,9 @@ if TYPE_CHECKING:
     from sluice.pipelines.schema.schema import Schema
     from sluice.pipelines.vocabulary.registered import RegisteredSchema
 
-group = typer.Typer(help="The schemas that feeds read by, and those of their registries.", no_args_is_help=True)
+group = typer.Typer(
+    cls=Group, help="The schemas that feeds read by, and those of their registries.", no_args_is_help=True
+)
 
 
 def register(app: typer.Typer) -> None:

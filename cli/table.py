@@ -10,6 +10,7 @@ import typer
 from rich.console import RenderableType
 from rich.text import Text
 
+from sluice.cli.menu import Group
 from sluice.cli.numbers import count
 from sluice.cli.session import FeedName, Session, command
 from sluice.cli.terminal import bad, facts, good, heading, indent, warn
@@ -26,7 +27,7 @@ if TYPE_CHECKING:
     from sluice.pipelines.vocabulary.tables import TableHead
     from sluice.resources.edges import FeedTables
 
-group = typer.Typer(help="A feed's table: what landed, by name and by SQL.", no_args_is_help=True)
+group = typer.Typer(cls=Group, help="A feed's table: what landed, by name and by SQL.", no_args_is_help=True)
 
 SHOWN = 5
 """How many files of each kind people see; `--json` has all."""

@@ -112,3 +112,8 @@ def test_the_menu_has_every_command_once_and_those_of_every_day_first(sluice: Sl
     listed = [name for names in SECTIONS.values() for name in names]
     assert len(listed) == len({*listed})
     assert all(f"\n  {name} " in said for name in listed)
+
+
+def test_a_group_says_what_its_commands_do_in_whole_sentences(sluice: Sluice) -> None:
+    for group in ("feeds", "table", "offsets", "groups", "kafka", "quarantine", "schema", "contract"):
+        assert "..." not in sluice(group, "--help").out.partition("Commands:")[2], group

@@ -234,3 +234,18 @@ def test_logs_as_json_are_errors_in_lines_and_a_wrong_format_is_a_wrong_use(proj
     assert line["message"] == "no feed `nope`"
     wrong = subprocess.run([*command, "xml"], cwd=project, capture_output=True, text=True, check=False)
     assert (wrong.returncode, wrong.stderr.splitlines()[0]) == (2, "error: no log format 'xml'")
+
+
+def test_a_feed_that_is_not_there_is_told_with_the_nearest_ones(project: Path, sluice: Sluice) -> None:
+    assert "did you mean `orders`?" in sluice("status", "ordres").err
+    assert "feeds here: orders" in sluice("status", "nope").err
+    for number in range(20):
+        (project / "feeds" / f"clicks_{number}.yaml").write_text(FEED.replace("topics: orders", f"topics: c{number}"))
+    assert "sluice feeds list shows the 21 feeds here" in sluice("status", "nope").err
+
+
+def test_an_audit_before_anything_has_landed_says_so(project: Path, sluice: Sluice) -> None:
+    said = sluice("audit", "orders")
+    assert said.code == 0
+    assert "nothing has landed" in said.out
+    assert "frontier" not in said.out, "no table without a row"
