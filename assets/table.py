@@ -14,7 +14,7 @@ import dagster as dg
 from sluice.assets import internals
 from sluice.assets.checks import feed_evaluation
 from sluice.assets.contracts import Said
-from sluice.assets.metadata.tables import Metadata
+from sluice.assets.metadata.tables import Metadata, table
 from sluice.assets.session import RunSession
 from sluice.pipelines.feed.feed import Feed
 from sluice.pipelines.ledger import Ledger
@@ -45,10 +45,10 @@ def bring_up_table(
     key, report = session.keys(name).table, session.reporter(context.log)
     try:
         report(Progress("table"))
-        with session.open_edges(feed) as edges, open_tables(feed, edges.lake) as (table, refused, windows):
+        with session.open_edges(feed) as edges, open_tables(feed, edges.lake) as (rows, refused, windows):
             ledger = Ledger(edges.lake, name, edges.clock)
             before = edges.clock() - feed.table.keep_snapshots
-            done = sync(ledger, edges.lake, table, report, quarantine=refused, windows=windows, expire_before=before)
+            done = sync(ledger, edges.lake, rows, report, quarantine=refused, windows=windows, expire_before=before)
     except SluiceError as error:
         context.log.warning("the table is not up to date: %s → %s", error.message, error.remedy)
         yield feed_evaluation(context.instance, key, TABLE, _failed(error))
@@ -70,10 +70,10 @@ def table_check(feed: Feed, session: RunSession) -> dg.AssetChecksDefinition:
         name=TABLE,
         description="The table has exactly the files and rows that the ledger says.",
     )
-    def table() -> dg.AssetCheckResult:
+    def check() -> dg.AssetCheckResult:
         return dg.AssetCheckResult(**_compared(session, feed.name))
 
-    made: dg.AssetChecksDefinition = table
+    made: dg.AssetChecksDefinition = check
     return made
 
 
@@ -85,7 +85,7 @@ def _compared(session: RunSession, name: str) -> Said:
         lake = session.open_lake(feed)
         with session.open_edges(feed) as edges, open_tables(feed, lake) as tables:
             ledger = Ledger(lake, name, edges.clock)
-            return _verdict([(table.name, comparison(ledger, lake, table, kind)) for kind, table in tables.of_parts])
+            return _verdict([(t.name, comparison(ledger, lake, t, kind)) for kind, t in tables.of_parts])
     except SluiceError as error:
         return _failed(error)
 
@@ -128,5 +128,8 @@ def _metadata(head: TableHead, done: Synced | None = None) -> Metadata:
         "ledger_entries": head.mark,
     }
     out |= {"added_files": done.added, "removed_files": done.removed} if done else {}
+    if done and done.windows:
+        rows = [{"window": w, "snapshot": str(s)} for w, s in sorted(done.windows.items(), reverse=True)]
+        out["windows"] = table(rows, {"window": "string", "snapshot": "string"})
     refused = done.quarantine.head if done and done.quarantine else None
     return out | ({"quarantined_rows": refused.rows} if refused else {})

@@ -245,6 +245,7 @@ def _changes(done: Synced) -> dict[str, Any]:
         "removed": done.removed,
         "expired": done.expired,
         "cleaned": list(done.cleaned),
+        "windows": dict(done.windows),
     }
 
 

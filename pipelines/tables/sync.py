@@ -12,8 +12,8 @@ commit with what takes their place, so that a reader of any snapshot meets each 
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 
 from sluice.pipelines.feed.table import unfit
 from sluice.pipelines.lake import paths
@@ -39,7 +39,7 @@ from sluice.pipelines.vocabulary.errors import TableMoved, TableRefused
 from sluice.pipelines.vocabulary.progress import Progress, Reporter
 from sluice.pipelines.vocabulary.receipts import PartKind
 from sluice.pipelines.vocabulary.side_by_side import each
-from sluice.pipelines.vocabulary.tables import FEED, LEDGER, TableChange, TableHead, TableOperation
+from sluice.pipelines.vocabulary.tables import FEED, LEDGER, WINDOWS, TableChange, TableHead, TableOperation
 from sluice.pipelines.vocabulary.units import many
 
 READ_BATCHES = 500
@@ -53,8 +53,8 @@ MANY_PATHS = 1000
 @dataclass(frozen=True, slots=True)
 class Synced:
     """What a sync did: the table's head afterwards (None: there is none, since nothing is in it yet), its commits,
-    files added and taken out, snapshots that expired and lake paths removed with them. The same of the quarantine's
-    table, if the feed has one."""
+    files added and taken out, snapshots that expired and lake paths removed with them. `windows`: the snapshot with
+    which rows of a window came last, by the window's name. The same of the quarantine's table, if the feed has one."""
 
     head: TableHead | None
     commits: int = 0
@@ -63,6 +63,7 @@ class Synced:
     created: bool = False
     expired: int = 0
     cleaned: tuple[str, ...] = ()
+    windows: Mapping[str, int] = field(default_factory=dict)
     quarantine: Synced | None = None
 
 
@@ -157,9 +158,10 @@ class _Publisher:
             total = done.added + sum(len(c.add) for c in changes)
             for change in changes:
                 self.report(Progress("add files", done.added, total))
-                table.commit(change)
+                made = table.commit(change)
                 added, removed = done.added + len(change.add), done.removed + len(change.remove)
-                done = replace(done, commits=done.commits + 1, added=added, removed=removed)
+                windows = {**done.windows, **dict.fromkeys(change.about.get(WINDOWS, "").split(), made)}
+                done = replace(done, commits=done.commits + 1, added=added, removed=removed, windows=windows)
 
     def _begins(self, state: State) -> bool:
         """Whether there is a table to make. The quarantine's is made empty: to look for a refused record in all

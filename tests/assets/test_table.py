@@ -15,8 +15,9 @@ from pyiceberg.catalog import load_catalog
 from sluice.assets.location import build
 from sluice.assets.shown import landed_key
 from sluice.pipelines.vocabulary.errors import KafkaUnavailable
+from sluice.pipelines.vocabulary.units import show_window
 from sluice.resources.lake_local import LocalLake
-from tests.assets.world import FEED, MadeUpEngine, World, checks, in_hour, stored
+from tests.assets.world import FEED, MadeUpEngine, World, checks, hour, in_hour, stored
 
 TABLE = dg.AssetKey(["orders", "table"])
 TEXT = FEED + "table: {iceberg: {name: db.orders}}\n"
@@ -46,6 +47,9 @@ def test_a_run_brings_the_table_up_and_a_catalog_that_is_away_stops_nothing(
     done = world.run(in_hour(1))
     (told,) = stored(instance, TABLE)
     assert (told["dagster/row_count"], told["files"], told["snapshots"], told["added_files"]) == (100, 4, 2, 4)
+    later, earlier = (r.data for r in told["windows"].records)
+    assert [later["window"], earlier["window"]] == [show_window(hour(1)), show_window(hour(0))]
+    assert later["snapshot"] == told["snapshot"] != earlier["snapshot"]
     (said,) = checks(instance, done.run_id, "table").values()
     assert said.passed
     assert told["snapshot"] in str(said.description)

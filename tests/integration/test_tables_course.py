@@ -9,6 +9,7 @@ an independent consumer reads from Kafka.
 from __future__ import annotations
 
 import json
+import secrets
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass, field
@@ -17,6 +18,7 @@ from typing import Any
 
 import pytest
 from kafka import KafkaProducer
+from moto.server import ThreadedMotoServer
 
 from sluice.pipelines.account.audit import audit
 from sluice.pipelines.feed.feed import Feed
@@ -230,7 +232,7 @@ def _shares(receipts: list[Receipt], hour: int) -> int:
 # -- where the tables are
 
 HERE = ["iceberg", "delta"]
-ELSEWHERE = ["iceberg in PostgreSQL, on S3", "iceberg by REST, on S3", "delta on S3"]
+ELSEWHERE = ["iceberg in PostgreSQL, on S3", "iceberg by REST, on S3", "iceberg in moto's Glue, on S3", "delta on S3"]
 
 
 @pytest.fixture(params=[*HERE, *(pytest.param(k, marks=pytest.mark.soak) for k in ELSEWHERE)])
@@ -263,11 +265,20 @@ def course(
             uri = opened.enter_context(rest_catalog.started(program, store, lake, tmp_path))
             warehouse = rest_catalog.WAREHOUSE
             said = {"type": "rest", "uri": uri, "warehouse": warehouse}
+        name = "db.orders"
+        if "Glue" in where:  # moto's servers of a process share what they hold
+            name = f"db_{secrets.token_hex(4)}.orders"
+            server = ThreadedMotoServer("127.0.0.1", port=0)
+            server.start()
+            opened.callback(server.stop)
+            host, port = server.get_host_and_port()
+            said = {"type": "glue", "glue.endpoint": f"http://{host}:{port}", "glue.region": "us-east-1"}
+            said |= {"glue.access-key-id": "local", "glue.secret-access-key": "local"}
         read = said | {"warehouse": warehouse}
-        table = json.dumps({"iceberg": {"name": "db.orders", "catalog": said}, "quarantine": True})
+        table = json.dumps({"iceberg": {"name": name, "catalog": said}, "quarantine": True})
         made = [
-            IcebergReader(name, read, iceberg_access(store), newest="REST" in where)
-            for name in ("db.orders", "db.orders_quarantine")
+            IcebergReader(name + beside, read, iceberg_access(store), newest="REST" in where)
+            for beside in ("", "_quarantine")
         ]
         yield Course(place, table, *made, store=store)
 

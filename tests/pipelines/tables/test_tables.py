@@ -35,6 +35,7 @@ def test_what_lands_is_in_the_table_once_a_batch_a_commit(world: TableWorld) -> 
     assert (done.created, done.commits, done.added) == (True, 2, 6)
     world.check_same()
     (first, _, _), (second, _, said) = world.said()
+    assert done.windows == {"2015-08-19T16:00": second, "2015-08-19T17:00": second}
     assert json.loads(said["sluice.offsets"]) == {"orders": {"1": ["0-200"]}}
     assert said["sluice.windows"] == "2015-08-19T16:00 2015-08-19T17:00"
     batch = world.state().batches[max(world.state().batches)]
