@@ -43,9 +43,9 @@ class FeedFiles:
         for path, error in self.broken.items():
             if path.stem == name:
                 raise error
-        raise FeedError(f"no feed `{name}`", remedy=self._instead_of(name))
+        raise FeedError(f"no feed `{name}`", remedy=self.instead_of(name))
 
-    def _instead_of(self, name: str) -> str:
+    def instead_of(self, name: str) -> str:
         """What to type instead of the name of no feed: the nearest ones, or what there is."""
         if near := get_close_matches(name, self.feeds):
             return f"did you mean {' or '.join(f'`{n}`' for n in near)}?"

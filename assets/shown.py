@@ -184,10 +184,13 @@ def _republished_spec(feed: Feed) -> dg.AssetSpec:
 
 
 def _table_spec(feed: Feed) -> dg.AssetSpec:
+    names = feed.table.names if feed.table else ()
+    called = f" `{names[0]}`" if names else ""
     return dg.AssetSpec(
         table_key(feed.name),
         group_name=feed.name,
-        description="What has landed, as a table with snapshots: the same files, by name and by SQL.",
+        description=f"What has landed, as a table{called} with snapshots: the same files, by name and by SQL."
+        f" Each run brings it up to date; by hand: `sluice table sync {feed.name}`.",
         kinds={feed.table.format.lower()} if feed.table else None,
     )
 

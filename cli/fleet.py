@@ -75,7 +75,7 @@ def chosen(files: FeedFiles, names: Sequence[str], *, everything: bool) -> list[
     for name in names:
         matching = {n for n in files.feeds if fnmatchcase(n, name)} if is_pattern(name) else {files.feed(name).name}
         if not matching:
-            raise FeedError(f"no feed is called like {name}", remedy=f"feeds here: {', '.join(sorted(files.feeds))}")
+            raise FeedError(f"no feed is called like {name}", remedy=files.instead_of(name))
         found |= matching
     if not found:
         raise FeedError("no feed can be loaded", remedy="sluice feeds check")
