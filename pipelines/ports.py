@@ -270,6 +270,11 @@ class Target(Protocol):
         """How long brokers had us pause so far, because of a quota."""
         ...
 
+    @property
+    def most_bytes(self) -> int | None:
+        """Of a transaction now, so that it ends in its time, where brokers had us pause; None: any."""
+        ...
+
     def partitions(self) -> int:
         """How many partitions the topic has. Raises UnknownTopic; it is never created."""
         ...

@@ -333,10 +333,15 @@ class _Transaction:
     def _most(self) -> int:
         """The rows of a second, at most: a slow republish must not keep a transaction open for long."""
         pace, row_bytes = self._run.pace, self.held / self.rows if self.rows else _USUAL_ROW_BYTES
-        return max(1, int(min(CHUNK_ROWS, pace.records or CHUNK_ROWS, (pace.bytes or np.inf) / row_bytes)))
+        most = min(pace.bytes or np.inf, self._most_bytes)
+        return max(1, int(min(CHUNK_ROWS, pace.records or CHUNK_ROWS, most / row_bytes)))
+
+    @property
+    def _most_bytes(self) -> int:
+        return min(TRANSACTION_BYTES, self._run.target.most_bytes or TRANSACTION_BYTES)
 
     def _full(self) -> bool:
-        return self.held >= TRANSACTION_BYTES or time.monotonic() - self._began > self._run.seconds
+        return self.held >= self._most_bytes or time.monotonic() - self._began > self._run.seconds
 
     def _where(self, records: pa.RecordBatch, source: int) -> np.ndarray:
         """The partition of each record."""

@@ -189,6 +189,8 @@ class Drain:
 
     async def _round(self, heads: dict[int, SealedBatch]) -> None:
         """Until each of these batches is delivered, or split for a later round."""
+        if self._producer.transactional_id and not self._added:  # its time does not run before that
+            await self._wire.sleep(max(self._room.until - time.monotonic(), 0.0))
         await self._add(heads.keys() - self._added)
         patience = Patience(self._wire, self._seconds)
         while heads and not self._halted:

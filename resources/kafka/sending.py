@@ -195,6 +195,10 @@ class KafkaTarget:
     def throttled_ms(self) -> int:
         return self._sender.room.throttled_ms
 
+    @property
+    def most_bytes(self) -> int | None:
+        return self._sender.room.bytes if self.throttled_ms else None
+
     def partitions(self) -> int:
         return self._sender.partitions(self._topic)
 
