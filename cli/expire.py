@@ -83,7 +83,11 @@ def _time(feed: Feed, text: str, now: int) -> int:
     try:
         return feed.window.start_of(max(now - parse_duration(text), 0))
     except ValueError:
+        pass
+    try:
         return parse.window(text)
+    except UsageError as error:
+        raise UsageError(f"{error.message}, or how long ago: 90d", remedy=error.remedy) from None
 
 
 def _show_expiry(session: Session, feed: Feed, ledger: Ledger, edges: Edges, before: int) -> None:

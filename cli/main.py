@@ -183,4 +183,5 @@ def _as_sluice_error(error: Exception) -> SluiceError:
 def _usage(error: Exception) -> UsageError:
     context = getattr(error, "ctx", None)
     path = context.command_path if context else "sluice"
-    return UsageError(error.format_message(), remedy=f"see {path} --help")  # type: ignore[attr-defined]
+    said = error.format_message().replace(": Value error, ", ": ")  # type: ignore[attr-defined]
+    return UsageError(said, remedy=f"see {path} --help")

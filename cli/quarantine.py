@@ -373,7 +373,7 @@ def _tell(session: Session, feed: Feed, edges: Edges) -> None:
 def replay_view(ran: ReplayRun) -> Iterator[RenderableType]:
     """For people: what came of each kind, why the rest does not fit, what went wrong."""
     trial = ran.done.trial
-    yield heading(f"Replay of {ran.feed}'s quarantine", f"{many(trial.tried.total(), 'record')} tried")
+    yield heading(f"Replay of the quarantine of {ran.feed}", f"{many(trial.tried.total(), 'record')} tried")
     if not trial.tried:
         yield good("nothing in quarantine is what this asks for")
         return

@@ -282,8 +282,9 @@ def load(lake: Lake, feed: str, name: str) -> Republish:
     """A plan from the lake. Raises UsageError if there is none, LedgerCorrupt if it cannot be read."""
     data = lake.get(paths.republish_plan_path(feed, name))
     if data is None:
-        there = ", ".join(names(lake, feed)) or "none yet"
-        raise UsageError(f"{feed} has no republish {name}", remedy=f"there are: {there}")
+        there = ", ".join(names(lake, feed))
+        remedy = f"there are: {there}" if there else f"it has none yet: sluice republish {feed} --to TOPIC begins one"
+        raise UsageError(f"{feed} has no republish {name}", remedy=remedy)
     try:
         return _PLAN.validate_json(data)
     except ValidationError:

@@ -249,3 +249,9 @@ def test_an_audit_before_anything_has_landed_says_so(project: Path, sluice: Slui
     assert said.code == 0
     assert "nothing has landed" in said.out
     assert "frontier" not in said.out, "no table without a row"
+
+
+def test_a_wrong_value_is_told_in_the_words_of_the_command(project: Path, sluice: Sluice) -> None:
+    assert sluice("demo", "--table", "foo").err.startswith("error: Invalid value for '--table': 'foo' is not one of")
+    assert "or how long ago: 90d" in sluice("expire", "orders", "--before", "yesterday").err
+    assert "sluice republish orders --to TOPIC begins one" in sluice("republish", "orders", "--resume", "zzz").err
