@@ -9,7 +9,7 @@ import os
 import random
 import signal
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -119,13 +119,24 @@ def test_two_runs_over_many_feeds_at_once(fleet: list[Field]) -> None:
 
 
 def test_a_cluster_that_is_away_for_one_of_many_feeds(fleet: list[Field]) -> None:
-    lost = replace(fleet[1], settings={"kafka": AWAY})
+    away_for(fleet, NAMES[1:2])
+
+
+def test_a_cluster_that_is_away_for_most_of_many_feeds(fleet: list[Field]) -> None:
+    away_for(fleet, NAMES[:2])
+
+
+def away_for(fleet: list[Field], names: Sequence[str]) -> None:
+    """A run while these feeds find no Kafka: the others land, and the run after it lands what was owed."""
+    lost = [field for field in fleet if field.name in names]
     with producing(fleet):
         assert failed(ended(fleet, started(fleet), "a run over all feeds")) == []
-        lost.feed()
-        ran = ended(fleet, started(fleet), f"a run while {lost.name} finds no Kafka")
-        assert failed(ran) == [lost.name], ran
-        fleet[1].feed()
+        for field in lost:
+            replace(field, settings={"kafka": AWAY}).feed()
+        ran = ended(fleet, started(fleet), f"a run without a Kafka for {', '.join(names)}")
+        assert failed(ran) == [*names], ran
+        for field in lost:
+            field.feed()
         assert failed(ended(fleet, started(fleet), "the run after it")) == []
     for field in fleet:
         field.proven()
