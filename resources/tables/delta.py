@@ -29,7 +29,7 @@ from sluice.pipelines.feed.feed import Feed
 from sluice.pipelines.lake import paths
 from sluice.pipelines.ports import Lake
 from sluice.pipelines.vocabulary import extras
-from sluice.pipelines.vocabulary.errors import CatalogUnavailable, NotAuthorized, SluiceError
+from sluice.pipelines.vocabulary.errors import CatalogUnavailable, NotAuthorized, SluiceError, TableDiffers, TableMoved
 from sluice.pipelines.vocabulary.receipts import PartKind
 from sluice.pipelines.vocabulary.side_by_side import each
 from sluice.pipelines.vocabulary.tables import (
@@ -71,6 +71,7 @@ class DeltaLakeTable:
         self._lake, self._root, self._options = lake, root, dict(options)
         self._table: DeltaTable | None = None
         self._version = -1
+        self._listed: frozenset[str] | None = None
         self._outcomes = Outcomes(self.name, "log")
 
     @classmethod
@@ -105,26 +106,32 @@ class DeltaLakeTable:
         """There is nothing to let go of."""
 
     def rows(self, columns: Sequence[str]) -> pa.Table:
-        with self._outcomes.asking():
+        with self._asking():
             return self._known.to_pyarrow_table(columns=list(columns))
 
     # -- asked
 
     def look(self) -> TableHead | None:
-        with self._outcomes.asking():
+        try:
+            return self._looked()
+        except TableMoved:  # while it was read: what is newest can be read without what is gone
+            return self._looked()
+
+    def _looked(self) -> TableHead | None:
+        with self._asking():
             self._table = self._open()
             self._version = -1 if self._table is None else self._table.version()
             return None if self._table is None else self._head(self._table)
 
     def files(self) -> Mapping[str, TableFile]:
-        with self._outcomes.asking():
+        with self._asking():
             live = _live(self._known)
             columns = (live.column(name).to_pylist() for name in ("path", "num_records", "size_bytes"))
             named = ((self._address(path), rows or 0, size) for path, rows, size in zip(*columns, strict=True))
             return {address: TableFile(address, rows, size) for address, rows, size in named}
 
     def expiring(self, before: int) -> tuple[str, ...]:
-        with self._outcomes.asking():
+        with self._asking():
             log = self._log()
             end = log.first_kept(before)
             gone = {path for v in range(log.oldest + 1, end + 1) for path in log.removed(v)}
@@ -132,11 +139,13 @@ class DeltaLakeTable:
 
     def named(self, addresses: Iterable[str]) -> frozenset[str]:
         asked = frozenset(addresses)
-        with self._outcomes.asking():
+        with self._asking():
             log = self._log()
             oldest = self._open(log.oldest)
             before = set() if oldest is None else set(_live(oldest).column("path").to_pylist())
             later = {path for v in range(log.oldest + 1, self._version + 1) for path in log.added(v)}
+            if not log.names <= self._log().names:  # what is gone may have named a file that a later version has, too
+                raise self._outcomes.moved()
             return asked & {self._address(path) for path in before | later}
 
     # -- changed
@@ -145,7 +154,7 @@ class DeltaLakeTable:
         from deltalake import DeltaTable, Schema
 
         schema = Schema.from_json(json.dumps({"type": "struct", "fields": [delta_field(*c) for c in columns.items()]}))
-        with self._outcomes.asking():
+        with self._asking():
             if not self._options:
                 Path(self.address).mkdir(parents=True, exist_ok=True)
             try:
@@ -175,7 +184,7 @@ class DeltaLakeTable:
                 commit_properties=_commit(about, (_application(table), change.mark)),
                 post_commithook_properties=_hooks(),
             )
-        with self._outcomes.asking():
+        with self._asking():
             table.load_as_version(made)  # the next change stands on this one, whoever comes after it
         self._version = made
         return made
@@ -190,12 +199,12 @@ class DeltaLakeTable:
 
     def expire(self, before: int) -> int:
         table = self._known
-        with self._outcomes.asking():
+        with self._asking():
             log = self._log()
             end = log.first_kept(before)
         if end == log.oldest or not (end - log.oldest >= MANY_VERSIONS or self.expiring(before)):
             return 0
-        with self._outcomes.asking():
+        with self._asking():
             if end not in log.checkpoints:
                 (self._open(end) or table).create_checkpoint()
         each(self._lake.remove, log.below(end))
@@ -276,7 +285,24 @@ class DeltaLakeTable:
         )
 
     def _log(self) -> _Log:
-        return _Log(self._lake, f"{self._root}/_delta_log", self._version)
+        log = _Log(self._lake, f"{self._root}/_delta_log", self._version)
+        self._listed = log.names
+        return log
+
+    @contextmanager
+    def _asking(self) -> Iterator[None]:
+        """As `Outcomes.asking`. But a file of the log may be missing because another publisher let old versions go
+        since this one listed it: that is TableMoved."""
+        try:
+            with self._outcomes.asking():
+                yield
+        except TableDiffers:
+            before = self._listed
+            with self._outcomes.asking():
+                now = self._log().names
+            if before is not None and before <= now:
+                raise
+            raise self._outcomes.moved() from None
 
     def _address(self, path: str) -> str:
         return path if "://" in path or path.startswith("/") else f"{self.address}/{path}"
@@ -310,9 +336,9 @@ class _Log:
 
     def __init__(self, lake: Lake, folder: str, newest: int) -> None:
         self._lake, self._folder, self._newest = lake, folder, newest
-        self._names = [path.rpartition("/")[2] for path in lake.list(folder)]
-        self.checkpoints = {int(found[1]) for n in self._names if (found := _CHECKPOINT.fullmatch(n))}
-        self._commits = {int(found[1]) for n in self._names if (found := _COMMIT.fullmatch(n))}
+        self.names = frozenset(path.rpartition("/")[2] for path in lake.list(folder))
+        self.checkpoints = {int(found[1]) for n in self.names if (found := _CHECKPOINT.fullmatch(n))}
+        self._commits = {int(found[1]) for n in self.names if (found := _COMMIT.fullmatch(n))}
         self._read: dict[int, list[dict[str, Any]]] = {}
 
     @property
@@ -350,7 +376,7 @@ class _Log:
 
     def below(self, version: int) -> list[str]:
         """The lake paths of everything about versions before that one."""
-        numbered = ((n, _NUMBERED.match(n)) for n in self._names)
+        numbered = ((n, _NUMBERED.match(n)) for n in sorted(self.names))
         return [f"{self._folder}/{n}" for n, found in numbered if found and int(found[1]) < version]
 
     def _actions(self, version: int) -> list[dict[str, Any]]:

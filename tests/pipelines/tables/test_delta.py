@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +14,13 @@ pytest.importorskip("deltalake")
 
 from deltalake import DeltaTable
 
-from sluice.pipelines.vocabulary.errors import CatalogUnavailable, PartUnreadable, TableMoved, TableRefused
+from sluice.pipelines.vocabulary.errors import (
+    CatalogUnavailable,
+    PartUnreadable,
+    TableDiffers,
+    TableMoved,
+    TableRefused,
+)
 from sluice.pipelines.vocabulary.tables import TableChange, TableOperation
 from sluice.resources.lake_local import LocalLake
 from sluice.resources.tables.delta import DeltaLakeTable
@@ -122,6 +128,43 @@ def test_a_commit_stands_on_the_version_that_was_looked_at(place: Place) -> None
     with pytest.raises(TableMoved):
         stale.tell("2026-11-20T15:00:00Z")
     assert sorted(place.delta.to_pyarrow_table()["n"].to_pylist()) == [1, 2]
+
+
+class Interrupted(LocalLake):
+    """Something happens once, right after files were listed."""
+
+    meanwhile: Callable[[], object] | None = None
+
+    def list(self, prefix: str, after: str = "") -> Iterator[str]:
+        found = [*super().list(prefix, after)]
+        happens, self.meanwhile = self.meanwhile, None
+        if happens:
+            happens()
+        return iter(found)
+
+
+def test_versions_that_another_publisher_let_go_meanwhile_are_no_damage(place: Place) -> None:
+    first = place.write("first.parquet", {"n": "int64"}, {"n": [1]})
+    second = place.write("second.parquet", {"n": "int64"}, {"n": [2]})
+    place.add({"n": "int64"}, first)
+    place.table.commit(TableChange(TableOperation.OVERWRITE, 2, (second,), (first,), {"n": "int64"}, {}))
+    lake = Interrupted(place.lake.root)
+    mine, other = DeltaLakeTable(lake, ROOT, {}), place.fresh()
+    mine.look()
+    other.look()
+    lake.meanwhile = lambda: other.expire(1 << 60)
+    with pytest.raises(TableMoved):
+        mine.named([first])
+    mine.look()
+    assert mine.named([first, second]) == {second}
+
+
+def test_a_file_of_the_log_that_nobody_let_go_is_damage(place: Place) -> None:
+    place.add({"n": "int64"}, place.write("first.parquet", {"n": "int64"}, {"n": [1]}))
+    place.add({"n": "int64"}, place.write("second.parquet", {"n": "int64"}, {"n": [2]}))
+    place.lake.remove(f"{ROOT}/_delta_log/{1:020d}.json")
+    with pytest.raises(TableDiffers):
+        place.fresh().look()
 
 
 def test_a_file_that_is_not_there_is_not_added(place: Place) -> None:
