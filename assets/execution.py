@@ -45,7 +45,8 @@ _SILENT = {"loggers": {"console": {"config": {"log_level": "CRITICAL"}}}}
 class RunOutcome:
     """The outcome of a run. After an error, `landed` and `committed` are what was reached before it.
 
-    `uncommitted`: why what landed could not be committed, if the run failed for another reason.
+    `uncommitted`: why what landed could not be committed, if the run failed for another reason. `table`: why the feed's
+    table is not up to date: no failure of the run.
     """
 
     run_id: str
@@ -53,6 +54,7 @@ class RunOutcome:
     committed: CommitResult | None
     error: SluiceError | None
     uncommitted: SluiceError | None = None
+    table: SluiceError | None = None
 
     @property
     def exit_code(self) -> int:
@@ -84,7 +86,7 @@ def run_feed(
                 **how, instance=instance, raise_on_error=False, run_id=run_id, tags={FEED_TAG: feed.name}
             )
             error = _error(run_id, witness, result)
-    return RunOutcome(run_id, witness.landed, witness.committed, error, witness.uncommitted)
+    return RunOutcome(run_id, witness.landed, witness.committed, error, witness.uncommitted, witness.table)
 
 
 def run_feeds(
@@ -139,7 +141,7 @@ def _outcome_of(run_id: str, name: str, fleet: Fleet, other: SluiceError | None)
             f"unforeseen {type(error).__name__}: {error}",
             remedy=f"run it by itself, with the traceback: sluice run {name} --debug",
         )
-    return RunOutcome(run_id, witness.landed, witness.committed, error or other, witness.uncommitted)
+    return RunOutcome(run_id, witness.landed, witness.committed, error or other, witness.uncommitted, witness.table)
 
 
 @contextmanager

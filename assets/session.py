@@ -81,12 +81,14 @@ def ask_spark(report: Report, rows: Windows) -> pa.Table:
 class Witness:
     """The outcome of one run, as its steps saw it.
 
-    `uncommitted`: why what landed could not be committed, if the run's `error` is another one.
+    `uncommitted`: why what landed could not be committed, if the run's `error` is another one. `table`: why the feed's
+    table is not up to date.
     """
 
     landed: Landed | None = None
     committed: CommitResult | None = None
     uncommitted: SluiceError | None = None
+    table: SluiceError | None = None
     error: Exception | None = None
     interrupted: bool = False
     stopped: bool = False

@@ -13,7 +13,7 @@ from rich.console import RenderableType
 from rich.text import Text
 
 from sluice.cli.numbers import seconds
-from sluice.cli.terminal import bad, good, heading, table
+from sluice.cli.terminal import bad, good, heading, safe, table, warn
 from sluice.pipelines.vocabulary.errors import FeedError, SluiceError, UsageError
 from sluice.pipelines.vocabulary.progress import Progress, Reporter
 from sluice.pipelines.vocabulary.units import many
@@ -29,11 +29,13 @@ SHOWN = 4
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """One feed of several: what went wrong in its runs, and in a few words what landed."""
+    """One feed of several: what went wrong in its runs, in a few words what landed, and why its table is not up to
+    date."""
 
     feed: str
     errors: tuple[SluiceError, ...]
     landed: str
+    table: SluiceError | None = None
 
 
 class Together:
@@ -83,13 +85,24 @@ def chosen(files: FeedFiles, names: Sequence[str], *, everything: bool) -> list[
 
 
 def view(lines: Sequence[Line], took: float) -> list[RenderableType]:
-    rows: list[Sequence[str | Text]] = [
-        (line.feed, bad(_words(line.errors)) if line.errors else good("done"), line.landed) for line in lines
-    ]
+    rows: list[Sequence[str | Text]] = [(line.feed, _outcome(line), line.landed) for line in lines]
     failing = failed(lines)
     said = f"{many(len(lines), 'feed')} in {seconds(took)}"
     end = bad(f"{said}, {len(failing)} of them failed: {', '.join(failing)}") if failing else good(said)
-    return [heading("Run of many feeds"), table(("feed", "outcome", "landed"), rows, least="landed"), end]
+    behind = [shown for line in lines if line.table for shown in table_behind(line.table, f"{line.feed}: ")]
+    return [heading("Run of many feeds"), table(("feed", "outcome", "landed"), rows, least="landed"), *behind, end]
+
+
+def _outcome(line: Line) -> Text:
+    if line.errors:
+        return bad(_words(line.errors))
+    return warn("done, its table is not up to date") if line.table else good("done")
+
+
+def table_behind(error: SluiceError, of: str = "") -> list[RenderableType]:
+    """Why a feed's table is not up to date, and what to do."""
+    told = warn(f"{of}the table is not up to date: {error.message}")
+    return [told, Text(safe(f"  → {error.remedy}"), style="dim")]
 
 
 def failed(lines: Sequence[Line]) -> list[str]:

@@ -153,7 +153,7 @@ def _many(session: Session, names: Sequence[str], typed: WorkOptions, broken: Se
             ran[done.feed].append(done)
     whole = spent + time.monotonic() - began
     lines = [
-        fleet.Line(n, tuple(r.outcome.error for r in each if r.outcome.error), _all_landed(each))
+        fleet.Line(n, tuple(r.outcome.error for r in each if r.outcome.error), _all_landed(each), _table_of(each))
         for n, each in ran.items()
     ]
     lines += [fleet.Line(name, (error,), "") for name, error in wrong.items()]
@@ -169,6 +169,11 @@ def _many(session: Session, names: Sequence[str], typed: WorkOptions, broken: Se
         }
     )
     return max((e.exit_code for e in (*broken, *(e for line in lines for e in line.errors))), default=0)
+
+
+def _table_of(runs: Sequence[Ran]) -> SluiceError | None:
+    """Why the feed's table is not up to date after its runs."""
+    return runs[-1].outcome.table if runs else None
 
 
 def _asked_of_each(
@@ -259,7 +264,7 @@ def _each(session: Session, feed: Feed, asked: Sequence[Request], profile: bool)
             stands = stands_after(session, feed, ran)
             done.append((ran, stands))
             rest = _rest(number, len(asked), time.monotonic() - began, ran)
-            said = (*_brief(ran, stands), *_not_committed(ran), *_profile(ran, profile))
+            said = (*_brief(ran, stands), *_left_behind(ran), *_profile(ran, profile))
             session.terminal.show(*said, *rest)
         last.append(ran.outcome.exit_code)
         if ran.outcome.error:
@@ -420,7 +425,7 @@ def view(ran: Ran) -> list[RenderableType]:
         out.append(facts(*told))
     if ran.outcome.committed is not None:
         out += [warn(_put_by_others(m)) for m in ran.outcome.committed.put_by_others]
-    return [*out, *_not_committed(ran)]
+    return [*out, *_left_behind(ran)]
 
 
 def _commit_alone(ran: Ran) -> Iterator[tuple[str, str]]:
@@ -429,11 +434,12 @@ def _commit_alone(ran: Ran) -> Iterator[tuple[str, str]]:
         yield from _commit_facts(ran.outcome.committed)
 
 
-def _not_committed(ran: Ran) -> list[RenderableType]:
-    """Why what landed is not committed, if the run's own error is another one."""
-    if (error := ran.outcome.uncommitted) is None:
-        return []
-    return [bad(f"what landed is not committed: {error.message}"), Text(safe(f"  → {error.remedy}"), style="dim")]
+def _left_behind(ran: Ran) -> list[RenderableType]:
+    """Why what landed is not committed, if the run's own error is another one; why it is not in the feed's table."""
+    out: list[RenderableType] = []
+    if error := ran.outcome.uncommitted:
+        out = [bad(f"what landed is not committed: {error.message}"), Text(safe(f"  → {error.remedy}"), style="dim")]
+    return [*out, *(fleet.table_behind(ran.outcome.table) if ran.outcome.table else ())]
 
 
 def _brief(ran: Ran, stands: WindowStanding | None) -> list[RenderableType]:
@@ -639,6 +645,7 @@ def document(ran: Ran, stands: WindowStanding | None = None) -> dict[str, Any]:
         "frontiers": [_place(k) | {"offset": o} for k, o in sorted(landed.frontiers.items())] if landed else [],
         "committed": _commit_document(committed) if committed else None,
         "uncommitted": ran.outcome.uncommitted.fields() if ran.outcome.uncommitted else None,
+        "table": ran.outcome.table.fields() if ran.outcome.table else None,
         **(error.fields() if error else {}),
     }
 

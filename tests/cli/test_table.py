@@ -10,7 +10,7 @@ pytest.importorskip("pyiceberg")
 
 from pyiceberg.catalog import load_catalog
 
-from sluice.cli import audit, compact, table
+from sluice.cli import audit, compact, run, table
 from sluice.pipelines.vocabulary.errors import TableDiffers, UsageError
 from sluice.resources.lake_local import LocalLake
 from tests.assets.world import FEED, MadeUpEngine, World
@@ -63,6 +63,17 @@ def test_the_quarantine_has_a_table_where_the_feed_asks_for_it(world: World, tel
     told = tell(table.check, "orders")
     assert (told.code, told.document["same"], told.document["quarantine"]["sound"]) == (0, True, True)
     assert tell(audit.audit, "orders", of_table=True, text=False).code == 0
+
+
+def test_a_run_says_that_the_table_is_not_up_to_date(world: World, tell: Tell) -> None:
+    (world.project.root / ".sluice").mkdir(exist_ok=True)
+    (world.project.root / ".sluice" / "catalog.db").write_bytes(b"no database")
+    for names in (["orders"], ["orders", "other"]):
+        told = tell(run.run, names)
+        assert (told.code, "the table is not up to date: " in told.text) == (0, True)
+        assert world.ledger().read().batches
+    assert "orders: the table is not up to date" in told.text
+    assert [bool(f["table"]) for f in told.document["feeds"]] == [True, False]
 
 
 def test_a_table_that_others_wrote_to(world: World, tell: Tell) -> None:
