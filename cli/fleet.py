@@ -13,7 +13,7 @@ from rich.console import RenderableType
 from rich.text import Text
 
 from sluice.cli.numbers import seconds
-from sluice.cli.terminal import bad, good, heading, safe, table, warn
+from sluice.cli.terminal import bad, good, heading, remedy, table, warn
 from sluice.pipelines.vocabulary.errors import FeedError, SluiceError, UsageError
 from sluice.pipelines.vocabulary.progress import Progress, Reporter
 from sluice.pipelines.vocabulary.units import many
@@ -101,8 +101,7 @@ def _outcome(line: Line) -> Text:
 
 def table_behind(error: SluiceError, of: str = "") -> list[RenderableType]:
     """Why a feed's table is not up to date, and what to do."""
-    told = warn(f"{of}the table is not up to date: {error.message}")
-    return [told, Text(safe(f"  → {error.remedy}"), style="dim")]
+    return [warn(f"{of}the table is not up to date: {error.message}"), remedy(error)]
 
 
 def failed(lines: Sequence[Line]) -> list[str]:

@@ -16,7 +16,7 @@ from sluice.cli.asking import Offsets, Only, PerRun, Replace, WorkOptions
 from sluice.cli.numbers import count, size
 from sluice.cli.partitions import ranges
 from sluice.cli.session import FeedName, Session, command
-from sluice.cli.terminal import bad, good, heading, safe, shorten, table, warn
+from sluice.cli.terminal import bad, good, heading, remedy, shorten, table, warn
 from sluice.cli.windows import From, To, Window
 from sluice.pipelines.vocabulary.errors import SluiceError
 from sluice.pipelines.vocabulary.kafka import Key, PartitionState
@@ -205,7 +205,7 @@ def _compared(compared: Sequence[Comparison]) -> dict[str, Any]:
 
 
 def _refusal(error: SluiceError) -> tuple[Text, Text]:
-    return bad(error.message), Text(safe(f"  → {error.remedy}"), style="dim")
+    return bad(error.message), remedy(error)
 
 
 def _verdict(seen: Preview) -> list[RenderableType]:

@@ -20,7 +20,7 @@ from sluice.cli.loading import loading
 from sluice.cli.numbers import count, percent, rate, seconds, size
 from sluice.cli.partitions import lives
 from sluice.cli.session import Session, command
-from sluice.cli.terminal import bad, facts, good, heading, safe, shorten, table, warn
+from sluice.cli.terminal import bad, facts, good, heading, remedy, shorten, table, warn
 from sluice.cli.windows import From, To, Window
 from sluice.pipelines.contract.catalogue import text
 from sluice.pipelines.contract.expectation import Contract
@@ -438,7 +438,7 @@ def _left_behind(ran: Ran) -> list[RenderableType]:
     """Why what landed is not committed, if the run's own error is another one; why it is not in the feed's table."""
     out: list[RenderableType] = []
     if error := ran.outcome.uncommitted:
-        out = [bad(f"what landed is not committed: {error.message}"), Text(safe(f"  → {error.remedy}"), style="dim")]
+        out = [bad(f"what landed is not committed: {error.message}"), remedy(error)]
     return [*out, *(fleet.table_behind(ran.outcome.table) if ran.outcome.table else ())]
 
 

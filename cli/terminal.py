@@ -232,6 +232,11 @@ def warn(text: str) -> Text:
     return Text.assemble(("! ", "bold yellow"), safe(text))
 
 
+def remedy(error: SluiceError) -> Text:
+    """What to do about it, for the line below the one that says what is wrong."""
+    return Text(safe(f"  → {error.remedy}"), style="dim")
+
+
 def work(text: str) -> Text:
     """Something at work: neither done nor failed."""
     return Text.assemble(("▶ ", "bold cyan"), safe(text))

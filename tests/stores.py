@@ -30,6 +30,12 @@ class Store:
 
     def lines(self) -> dict[str, str]:
         """What a feed says to reach it: the values of `lake` and `s3`, as YAML."""
+        inside = ", ".join(f"{k}: '{v}'" for k, v in self.access.items())
+        return {"lake": self.lake(), "s3": f"{{{inside}, retries: {self.settings.retries}}}"}
+
+    @property
+    def access(self) -> dict[str, str]:
+        """How to reach it, by the names of S3Settings, without what is not set."""
         s = self.settings
         said = {"endpoint": s.endpoint, "region": s.region}
         if s.access_key_id and s.secret_access_key:
@@ -37,8 +43,7 @@ class Store:
                 "access_key_id": s.access_key_id.get_secret_value(),
                 "secret_access_key": s.secret_access_key.get_secret_value(),
             }
-        inside = ", ".join(f"{k}: '{v}'" for k, v in said.items() if v)
-        return {"lake": self.lake(), "s3": f"{{{inside}, retries: {s.retries}}}"}
+        return {name: value for name, value in said.items() if value}
 
 
 @contextmanager

@@ -128,26 +128,15 @@ def _fetched(address: str, place: Path, store: Store | None) -> str:
 
 def iceberg_access(store: Store | None) -> dict[str, str]:
     """PyIceberg's properties to reach a store."""
-    return {f"s3.{name.replace('_', '-')}": value for name, value in _access(store).items()}
+    return {f"s3.{name.replace('_', '-')}": value for name, value in (store.access if store else {}).items()}
 
 
 def delta_access(store: Store | None) -> dict[str, str] | None:
     """deltalake's options to reach a store; None for a folder."""
-    found = {f"aws_{name}": value for name, value in _access(store).items()}
-    return found | {"aws_endpoint_url": found.pop("aws_endpoint"), "allow_http": "true"} if found else None
-
-
-def _access(store: Store | None) -> dict[str, str]:
     if store is None:
-        return {}
-    s = store.settings
-    said = {"endpoint": s.endpoint, "region": s.region}
-    if s.access_key_id and s.secret_access_key:
-        said |= {
-            "access_key_id": s.access_key_id.get_secret_value(),
-            "secret_access_key": s.secret_access_key.get_secret_value(),
-        }
-    return {name: value for name, value in said.items() if value}
+        return None
+    called = {"endpoint": "endpoint_url"}
+    return {f"aws_{called.get(name, name)}": value for name, value in store.access.items()} | {"allow_http": "true"}
 
 
 def _sorted(rows: pa.Table, columns: Sequence[str]) -> list[Row]:

@@ -35,6 +35,8 @@ _function: Any = cgutils.get_or_insert_function
 _OPTIONS = {"nogil": True, "_nrt": False}
 
 BYTES = types.Array(types.uint8, 1, "C", readonly=True)
+ENDS = types.Array(types.int32, 1, "C", readonly=True)
+"""Where Arrow's texts or lists end."""
 U8 = types.Array(types.uint8, 1, "C")
 I8 = types.Array(types.int8, 1, "C")
 I32 = types.Array(types.int32, 1, "C")

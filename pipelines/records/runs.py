@@ -10,12 +10,11 @@ from typing import Any, NamedTuple
 import numpy as np
 import pyarrow as pa
 
-from sluice.pipelines.records.compiled import BYTES, I32, I64, U8, Array, compiled, copy, int32, int64, types
+from sluice.pipelines.records.compiled import BYTES, ENDS, I32, I64, U8, Array, compiled, copy, int32, int64, types
 from sluice.pipelines.schema.arrays import fixed_width
 
 LEAST_RUN = 16
 """From this average length of a run of rows on, copying whole runs is faster than copying single rows."""
-_ENDS = types.Array(types.int32, 1, "C", readonly=True)
 
 
 def take_rows(rows: pa.RecordBatch, places: Array) -> pa.RecordBatch:
@@ -111,7 +110,7 @@ def _copy_runs(data: Array, starts: Array, sizes: Array, width: int, out: Array)
         at += size
 
 
-@compiled(types.void(_ENDS, I64, I64, I32))
+@compiled(types.void(ENDS, I64, I64, I32))
 def _move_ends(ends: Array, starts: Array, sizes: Array, out: Array) -> None:
     out[0], at = 0, int64(0)
     for i in range(starts.size):

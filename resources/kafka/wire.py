@@ -189,9 +189,8 @@ class Wire:
     async def _sent(self, node: int | str, request: Any, seconds: float) -> Future:
         connection = self._manager.get_connection(node)
         await self._ready(connection)
-        while (
-            connection.connected and "throttle" in connection.paused
-        ):  # the broker reads nothing from it now (KIP-219)
+        # A broker that throttles reads nothing from it now (KIP-219).
+        while connection.connected and "throttle" in connection.paused:
             await self.sleep(_PAUSE / 2)
         sent: Future = connection.send_request(request, request_timeout_ms=seconds * 1000)
         if sent.is_done and sent.exception:

@@ -15,6 +15,7 @@ from sluice.resources.s3.lake import S3Lake
 from tests import postgres
 from tests.pipelines.landed_world import HOUR, START, A, B, World, pieces
 from tests.stores import Store
+from tests.table_readers import delta_access, iceberg_access
 
 
 def test_a_table_over_s3_with_its_catalog_in_postgresql(s3_store: Store, tmp_path: Path) -> None:
@@ -43,16 +44,8 @@ def test_a_table_over_s3_with_its_catalog_in_postgresql(s3_store: Store, tmp_pat
         assert bring_up() == (4, 14)
         expire(world.ledger, lake, START + HOUR, world.feed.window, "old", world.liveness)
         assert bring_up() == (0, 2)
-        s = s3_store.settings
-        access = {"s3.endpoint": s.endpoint, "s3.region": s.region}
-        if s.access_key_id and s.secret_access_key:
-            access |= {
-                "s3.access-key-id": s.access_key_id.get_secret_value(),
-                "s3.secret-access-key": s.secret_access_key.get_secret_value(),
-            }
         properties = {"type": "sql", "uri": uri, "warehouse": f"{lines['lake']}/tables"}
-        access = {k: v for k, v in access.items() if v}
-        with closing(load_catalog("sluice", **properties, **access)) as catalog:
+        with closing(load_catalog("sluice", **properties, **iceberg_access(s3_store))) as catalog:
             read = catalog.load_table("db.orders")
             rows = read.scan(selected_fields=("partition", "offset")).to_arrow()
             assert sorted(rows.column("offset").to_pylist()) == sorted([*range(100, 200)] * 2)
@@ -82,14 +75,7 @@ def test_a_delta_table_over_s3(s3_store: Store, tmp_path: Path) -> None:
     expire(world.ledger, world.lake, START + HOUR, world.feed.window, "old", world.liveness)
     assert bring_up() == (0, 2)
     world.check()
-    s = s3_store.settings
-    access = {"aws_endpoint_url": s.endpoint, "aws_region": s.region, "allow_http": "true"}
-    if s.access_key_id and s.secret_access_key:
-        access |= {
-            "aws_access_key_id": s.access_key_id.get_secret_value(),
-            "aws_secret_access_key": s.secret_access_key.get_secret_value(),
-        }
-    access = {k: v for k, v in access.items() if v}
+    access = delta_access(s3_store)
 
     def offsets(version: int | None = None) -> list[int]:
         read = deltalake.DeltaTable(f"{lines['lake']}/data/orders", version, storage_options=access)

@@ -18,6 +18,7 @@ from sluice.resources.s3.lake import S3Lake
 from tests import rest_catalog
 from tests.pipelines.landed_world import HOUR, START, A, B, World, pieces
 from tests.stores import Store
+from tests.table_readers import iceberg_access
 
 pytestmark = pytest.mark.soak
 
@@ -45,15 +46,8 @@ def test_a_table_in_a_rest_catalog(s3_store: Store, tmp_path: Path, monkeypatch:
                 return sync(world.fresh_ledger(), world.lake, table, windows=windows, **how)
 
         def read() -> Any:
-            s = s3_store.settings
-            access = {"s3.endpoint": s.endpoint, "s3.region": s.region}
-            if s.access_key_id and s.secret_access_key:
-                access |= {
-                    "s3.access-key-id": s.access_key_id.get_secret_value(),
-                    "s3.secret-access-key": s.secret_access_key.get_secret_value(),
-                }
             given = {"type": "rest", "uri": uri, "warehouse": rest_catalog.WAREHOUSE}
-            return load_catalog("reader", **given, **{k: v for k, v in access.items() if v})
+            return load_catalog("reader", **given, **iceberg_access(s3_store))
 
         def offsets() -> list[tuple[int, int]]:
             rows = read().load_table("db.orders").scan().to_arrow()

@@ -98,6 +98,16 @@ def int32s(column: pa.Array, absent: int) -> Array:
     return values if not column.null_count else np.where(as_bools(pc.is_valid(column)), values, np.int32(absent))
 
 
+def text_buffers(column: pa.StringArray) -> tuple[Array, Array]:
+    """The bytes of a column's texts, and where each ends, after where the first begins."""
+    _, ends, data = column.buffers()
+    n = len(column)
+    return (
+        np.frombuffer(data, np.uint8) if data is not None and data.size else np.empty(0, np.uint8),
+        np.frombuffer(ends, np.int32, n + 1, 4 * column.offset) if n else np.zeros(1, np.int32),
+    )
+
+
 def is_ascii(column: pa.StringArray) -> bool:
     """Whether every character of the column is one byte."""
     if not len(column):

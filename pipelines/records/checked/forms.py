@@ -13,8 +13,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from sluice.pipelines.records.checked.arrays import as_bools
-from sluice.pipelines.records.compiled import BYTES, I32, U8, Array, byte, compiled, int64, types, uint64
+from sluice.pipelines.records.checked.arrays import as_bools, text_buffers
+from sluice.pipelines.records.compiled import BYTES, ENDS, U8, Array, byte, compiled, int64, types, uint64
 
 LONGEST_FORM = 128
 """Bytes."""
@@ -75,19 +75,15 @@ def _allowed(piece: re.Match[str]) -> Array | None:
 
 
 def _held(column: pa.Array, table: Array, size: int) -> pa.BooleanArray:
-    _, offsets, values = column.buffers()
-    n = len(column)
-    ends = np.frombuffer(offsets, np.int32, n + 1, 4 * column.offset) if n else np.zeros(1, np.int32)
-    data = np.frombuffer(values, np.uint8) if values is not None and values.size else np.empty(0, np.uint8)
-    out = np.zeros((n + 7) // 8, np.uint8)
-    _forms(data, ends, table, size, out)
+    n, out = len(column), np.zeros((len(column) + 7) // 8, np.uint8)
+    _forms(*text_buffers(column), table, size, out)
     valid = None
     if column.null_count:
         valid = pa.py_buffer(np.packbits(as_bools(pc.is_valid(column)), bitorder="little"))
     return pa.Array.from_buffers(pa.bool_(), n, [valid, pa.py_buffer(out)])
 
 
-@compiled(types.void(BYTES, I32, U8, types.int64, U8))
+@compiled(types.void(BYTES, ENDS, U8, types.int64, U8))
 def _forms(data: Array, ends: Array, table: Array, size: int, out: Array) -> None:
     for i in range(ends.size - 1):
         at, end = int64(ends[i]), int64(ends[i + 1])
