@@ -167,9 +167,9 @@ def test_lanes_in_tasks_of_spark_through_kills(
     folder = tmp_path / f".sluice/lake/_sluice/orders/republished/{done['id']}/map"
     one, two = (next(folder.glob(f"{lane:04d}-*.parquet")) for lane in (1, 2))
     whole, theirs = pq.read_table(one), pq.read_table(two).to_pylist()
-    taken = [
-        r | {n: t[n] for n in ("to_partition", "to_offset")} for r, t in zip(whole.to_pylist(), theirs, strict=False)
-    ]
+    taken = whole.to_pylist()
+    for r, t in zip(taken[:20], theirs, strict=False):  # few: what comes last of very many findings is only counted
+        r |= {n: t[n] for n in ("to_partition", "to_offset")}
     pq.write_table(pa.Table.from_pylist(taken, schema=whole.schema), one)
     told = said(capfd, "audit", "orders", "--republished", done["id"], *project, code=1)
     assert "the map names a new coordinate twice" in {f["text"] for f in told["findings"]}
