@@ -53,6 +53,9 @@ RANGE_TAGS = "dagster/asset_partition_range_start", "dagster/asset_partition_ran
 SCHEDULE_TAG = "dagster/schedule_name"
 """The tag with the schedule that asked for a run."""
 
+BACKFILL_TAG = "dagster/backfill"
+"""The tag with the backfill that a run belongs to."""
+
 _DEV = "DAGSTER_verbose"  # `dagster dev` alone sets it; `dg` and `dagster definitions validate` need no home
 
 
@@ -111,6 +114,17 @@ def told_already(context: dg.AssetExecutionContext, key: dg.AssetKey) -> Iterato
     for check in context.selected_asset_check_keys:
         if check.asset_key == key and (name := context.job_def.asset_layer.get_op_output_name(check)):
             yield dg.Output(None, output_name=name)
+
+
+def to_yield(
+    context: dg.OpExecutionContext | dg.AssetExecutionContext, event: dg.AssetMaterialization
+) -> Iterator[dg.AssetMaterialization]:
+    """The event, for a step to yield. If the run is a backfill's and the event has no partition, it is stored at once,
+    as one of no run: Dagster's daemon would end the whole backfill over it, and cancel its runs."""
+    if event.partition is None and BACKFILL_TAG in context.run.tags:
+        context.instance.report_runless_asset_event(event)
+    else:
+        yield event
 
 
 def resolve_among(job: dg.UnresolvedAssetJobDefinition, assets: Sequence[dg.AssetsDefinition]) -> dg.JobDefinition:

@@ -349,7 +349,7 @@ def _publish_events(
     tell |= evidence.untold_windows(context.instance, books, key) - rolled.left
     for event in evidence.landing_events(books, batches, tell):
         if own is None or event.partition != show_window(own):
-            yield event
+            yield from internals.to_yield(context, event)
     yield from checks.window_evaluations(context.instance, books, key, (tell | rolled.windows) - {own})
 
 
@@ -541,7 +541,7 @@ def _commit_what_landed(context: Context, session: RunSession, feed: Feed, edges
         context.log.error("what landed could not be committed: %s", error)
         return
     if result.status is not CommitStatus.UNCHANGED:
-        yield _committed_event(books, result, None)
+        yield from internals.to_yield(context, _committed_event(books, result, None))
     yield from _also_committed(context, session, books, result, None)
 
 

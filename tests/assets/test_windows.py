@@ -11,7 +11,7 @@ import pytest
 from sluice.assets import evidence
 from sluice.assets.checks import BOUNDARY
 from sluice.assets.instance import open_instance
-from sluice.assets.internals import RANGE_TAGS, planned_evaluations, unmaterialized_partitions
+from sluice.assets.internals import BACKFILL_TAG, RANGE_TAGS, planned_evaluations, unmaterialized_partitions
 from sluice.assets.location import build
 from sluice.assets.repair import reconcile
 from sluice.assets.session import AGAIN_TAG
@@ -263,15 +263,18 @@ def test_landing_by_itself_commits(world: World, instance: dg.DagsterInstance) -
 
 
 def backfill(world: World, instance: dg.DagsterInstance, keys: Sequence[dg.AssetKey], last: str) -> dg.DagsterRun:
-    """A run of these assets over the windows from the day's first to that one, as a backfill makes it."""
+    """A run of these assets over the windows from the day's first to that one, as a backfill makes it. Dagster's daemon
+    ends a backfill whose runs materialize any of it without a partition."""
     made = build(world.project, world.session()).resolve_implicit_job_def_def_for_assets([*keys])
     assert made is not None
     ended = made.execute_in_process(
         instance=instance,
         asset_selection=[*keys],
-        tags=dict(zip(RANGE_TAGS, (f"{DAY}00:00", DAY + last), strict=True)),
+        tags=dict(zip(RANGE_TAGS, (f"{DAY}00:00", DAY + last), strict=True)) | {BACKFILL_TAG: "of the day"},
         raise_on_error=False,
     )
+    said = instance.get_records_for_run(ended.run_id, of_type=dg.DagsterEventType.ASSET_MATERIALIZATION).records
+    assert None not in {r.partition_key for r in said}
     run = instance.get_run_by_id(ended.run_id)
     assert run is not None
     return run
