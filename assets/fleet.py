@@ -33,7 +33,7 @@ from sluice.assets.fleet_runs import (
     LEFT_TAG,
     OWED,
     PASSES_TAG,
-    asked_of,
+    asked_of_feed,
     feed_at_work,
     fleet_job,
     fleet_pool,
@@ -42,12 +42,12 @@ from sluice.assets.fleet_runs import (
 from sluice.assets.instance import holding, home_of
 from sluice.assets.kept_open import kept_open
 from sluice.assets.looks import MORE_TAG
-from sluice.assets.session import PASSES, OpenEdges, RunSession, Witness
+from sluice.assets.session import PASSES, OpenEdges, RunSession, Witness, as_failure
 from sluice.assets.side_by_side import Lane
 from sluice.pipelines.feed.feed import SHARED, Feed
 from sluice.pipelines.feed.fleet import FleetSettings
 from sluice.pipelines.ports import Edges
-from sluice.pipelines.vocabulary.errors import Failed
+from sluice.pipelines.vocabulary.errors import Failed, UsageError
 from sluice.pipelines.vocabulary.progress import Reporter
 from sluice.pipelines.vocabulary.units import many
 
@@ -65,8 +65,22 @@ class FeedConfig(LandConfig):
 
 class FleetConfig(dg.Config):
     feeds: list[FeedConfig] = Field(
-        default=[], description="The feeds, in this order. By default: every feed of this schedule catches up."
+        default=[], description="The feeds, in this order. By default: every feed of this schedule."
     )
+    window: str = Field(
+        default="",
+        description="Land this window, such as 2026-11-20T14:00, of each feed that asks for nothing of its own.",
+    )
+    until: str = Field(
+        default="", description="With `window`: land all windows from it up to this one, which is not included."
+    )
+
+    def check(self) -> None:
+        """Raises dagster.Failure for words that no feed would understand."""
+        try:
+            LandConfig(window=self.window, until=self.until).request()
+        except UsageError as error:
+            raise as_failure(error) from error
 
 
 class Fleet:
@@ -225,15 +239,16 @@ def many_job(fleet: Fleet, schedule: str = SHARED) -> dg.JobDefinition:
         description="Finds the feeds.",
     )
     def owed(context: dg.OpExecutionContext) -> Iterator[Any]:
-        for name in fleet.chosen(FleetConfig(**context.op_config), context.log.warning):
+        asked = FleetConfig(**context.op_config)
+        asked.check()
+        for name in fleet.chosen(asked, context.log.warning):
             yield dg.DynamicOutput(None, mapping_key=name)
 
     @dg.op(name=named(LAND), ins={"owed": dg.In(dg.Nothing)}, out=dg.Out(dg.Nothing), description="Lands one feed.")
     def land(context: dg.OpExecutionContext) -> Iterator[Any]:
         name = context.get_mapping_key() or ""
-        asked = (asked_of(context.run) or {}).get(name, {})
-        config = LandConfig(**{k: v for k, v in asked.items() if k != "feed"})
-        yield from steps.land_request(context, fleet.session(name), name, config)
+        asked = LandConfig(**asked_of_feed(context.run, name))
+        yield from steps.land_request(context, fleet.session(name), name, asked)
 
     @dg.op(name=named(COMMIT), ins={"landed": dg.In(dg.Nothing)}, out=dg.Out(dg.Nothing), description="Commits it.")
     def commit(context: dg.OpExecutionContext) -> Iterator[Any]:

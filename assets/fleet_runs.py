@@ -40,12 +40,31 @@ def fleet_config(schedule: str, asked: Mapping[str, Request]) -> dict[str, Any]:
 
 def asked_of(run: dg.DagsterRun) -> Mapping[str, Mapping[str, Any]] | None:
     """What a run over many feeds was asked, by feed; None if it is no such run. An empty answer: all of its feeds."""
-    schedule = run.tags.get(FLEET_TAG)
-    if schedule is None:
+    if FLEET_TAG not in run.tags:
         return None
+    said = (_said(one) for one in _config(run).get("feeds", ()))
+    return {str(one["feed"]): one if len(one) > 1 else _of_all(run) | one for one in said}
+
+
+def asked_of_feed(run: dg.DagsterRun, feed: str) -> Mapping[str, Any]:
+    """What such a run was asked of one of its feeds, as configuration."""
+    named = (asked_of(run) or {}).get(feed)
+    return _of_all(run) if named is None else {k: v for k, v in named.items() if k != "feed"}
+
+
+def _of_all(run: dg.DagsterRun) -> dict[str, Any]:
+    """What was asked of each feed that nothing else was asked of."""
+    return _said({k: v for k, v in _config(run).items() if k != "feeds"})
+
+
+def _said(config: Mapping[str, Any]) -> dict[str, Any]:
+    return {k: v for k, v in config.items() if v}
+
+
+def _config(run: dg.DagsterRun) -> Mapping[str, Any]:
     ops: Any = run.run_config.get("ops", {})
-    found = ops.get(op_name(OWED, schedule), {}).get("config", {}).get("feeds", ())
-    return {str(one["feed"]): one for one in found}
+    found: Mapping[str, Any] = ops.get(op_name(OWED, run.tags[FLEET_TAG]), {}).get("config", {})
+    return found
 
 
 def named_in(run: dg.DagsterRun, tag: str) -> set[str]:

@@ -33,6 +33,7 @@ from sluice.pipelines.ledger import Ledger
 from sluice.pipelines.ports import Edges, Job
 from sluice.pipelines.vocabulary.errors import Failed, FeedError, KafkaUnavailable, LakeUnavailable
 from sluice.pipelines.vocabulary.plans import Request, RequestKind
+from sluice.pipelines.vocabulary.units import show_window
 from sluice.resources.local.s3 import LocalS3
 from sluice.resources.s3.lake import S3Lake
 from sluice.testing.group import MemoryGroup
@@ -294,6 +295,43 @@ def test_a_failed_feed_s_windows_alone_are_red_and_it_is_executed_again_by_itsel
         again = pages.ask(AGAIN, run=only_run(instance).run_id)["launchRunReexecution"]
         assert again["__typename"] == "LaunchRunSuccess", again
         assert set(again["run"]["stepKeysToExecute"]) == {step_of("refunds"), "commit_owed[refunds]"}
+
+
+def launched(fleet: Fleet, instance: dg.DagsterInstance, **asked: Any) -> dg.DagsterRun:
+    """A run of the job that somebody configured on its page."""
+    job = build(fleet.project, RunSession(fleet.project, fleet.open_edges)).resolve_job_def(MANY)
+    config = {"ops": {"owed_feeds": {"config": asked}}}
+    ended = job.execute_in_process(instance=instance, run_config=config, raise_on_error=False)
+    run = instance.get_run_by_id(ended.run_id)
+    assert run is not None
+    return run
+
+
+def test_windows_of_many_feeds_are_landed_by_one_run(fleet: Fleet, instance: dg.DagsterInstance) -> None:
+    own = {"feed": "refunds", "window": show_window(hour(3))}
+    asked = {"window": show_window(hour(1)), "until": show_window(hour(3))}
+    assert launched(fleet, instance, **asked, feeds=[{"feed": "orders"}, own]).is_success
+    hours = [[h for h in range(4) if show_window(hour(h)) in landed(instance, name)] for name in NAMES]
+    assert hours == [[1, 2], [3], []]
+    fleet.away = frozenset({"returns"})
+    came = steps(instance, launched(fleet, instance, **asked).run_id)
+    assert [came[step_of(name)] for name in NAMES] == ["SUCCESS", "SUCCESS", "FAILURE"]
+    hours = [[h for h in range(4) if show_window(hour(h)) in landed(instance, name)] for name in NAMES]
+    assert hours == [[1, 2], [1, 2, 3], []]
+
+
+@pytest.mark.parametrize("wrong", [{"until": "2024-05-01T03:00"}, {"window": "tomorrow"}])
+def test_wrong_words_end_such_a_run_before_any_feed_begins(
+    fleet: Fleet, instance: dg.DagsterInstance, wrong: dict[str, str]
+) -> None:
+    run = launched(fleet, instance, **wrong)
+    assert not run.is_success
+    assert steps(instance, run.run_id)["owed_feeds"] == "FAILURE"
+    assert not counted(fleet)
+
+
+def landed(instance: dg.DagsterInstance, name: str) -> set[str]:
+    return set(instance.get_materialized_partitions(dg.AssetKey([name, "landed"])))
 
 
 def test_a_run_that_is_executed_again_does_not_keep_what_its_parent_said(
