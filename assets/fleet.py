@@ -47,7 +47,7 @@ from sluice.assets.side_by_side import Lane
 from sluice.pipelines.feed.feed import SHARED, Feed
 from sluice.pipelines.feed.fleet import FleetSettings
 from sluice.pipelines.ports import Edges
-from sluice.pipelines.vocabulary.errors import Failed, UsageError
+from sluice.pipelines.vocabulary.errors import NotReached, UsageError
 from sluice.pipelines.vocabulary.progress import Reporter
 from sluice.pipelines.vocabulary.units import many
 
@@ -55,6 +55,9 @@ _ABOUT = (
     "Land what each of the feeds owes, then commit, in one process with one Spark, several feeds side by side. A feed"
     " that fails stops no other."
 )
+
+
+_NOT_REACHED = "what it owes stays owed: run it again; fleet.yaml says how far a run gets, by `deadline` and others"
 
 
 class FeedConfig(LandConfig):
@@ -166,7 +169,7 @@ class Fleet:
     def error(self, feed: str) -> BaseException | None:
         """What ended a feed that failed, or why it was left."""
         if feed in self._left:
-            return Failed(f"{feed} was not reached in this run", remedy="what it owes stays owed: run it again")
+            return NotReached("not reached in this run", remedy=_NOT_REACHED)
         return self.witness(feed).error or (self.session(feed).stop.why if feed in self._failed else None)
 
     @property

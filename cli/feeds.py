@@ -53,7 +53,7 @@ def check(
     session: Session,
     offline: Annotated[bool, typer.Option("--offline", help="Do not ask schema registries.")] = False,
 ) -> int:
-    """Read every feed file and list all problems. Exit 2 when there are any.
+    """Read every feed file, fleet.yaml and notify.yaml, and list all problems. Exit 2 when there are any.
 
     Of a feed with a registry, it also says whether the schema there makes the columns that the schema_file makes. Exit
     as the error says when a registry does not answer, or has no such schema; with --offline none is asked.
@@ -62,6 +62,8 @@ def check(
     $ sluice feeds check --offline
     """
     feeds = session.project.feeds()
+    session.project.fleet()
+    session.project.notify()
     folder = session.project.feeds_folder
     lines = [f"{many(len(feeds), 'feed')} in {folder}: {', '.join(feeds) or 'none'}"]
     lines += [f"{name}: a contract of {_contract(feed)}" for name, feed in feeds.items() if feed.contract]

@@ -14,7 +14,7 @@ from rich.text import Text
 
 from sluice.cli.numbers import seconds
 from sluice.cli.terminal import bad, good, heading, remedy, table, warn
-from sluice.pipelines.vocabulary.errors import FeedError, SluiceError, UsageError
+from sluice.pipelines.vocabulary.errors import FeedError, NotReached, SluiceError, UsageError
 from sluice.pipelines.vocabulary.progress import Progress, Reporter
 from sluice.pipelines.vocabulary.units import many
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 LAST_STAGE = "finish"
 """The stage that a feed's run reports when it has committed."""
 SHOWN = 4
-"""How many feeds at work a meter names."""
+"""How many feeds a meter, or an error of several, names."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,14 +86,17 @@ def chosen(files: FeedFiles, names: Sequence[str], *, everything: bool) -> list[
 
 def view(lines: Sequence[Line], took: float) -> list[RenderableType]:
     rows: list[Sequence[str | Text]] = [(line.feed, _outcome(line), line.landed) for line in lines]
-    failing = failed(lines)
     said = f"{many(len(lines), 'feed')} in {seconds(took)}"
-    end = bad(f"{said}, {len(failing)} of them failed: {', '.join(failing)}") if failing else good(said)
+    wrong = [(failed(lines), "failed"), (left(lines), "not reached")]
+    parts = [f"{len(names)} {what}: {', '.join(names)}" for names, what in wrong if names]
+    end = bad("; ".join([said, *parts])) if parts else good(said)
     behind = [shown for line in lines if line.table for shown in table_behind(line.table, f"{line.feed}: ")]
     return [heading("Run of many feeds"), table(("feed", "outcome", "landed"), rows, least="landed"), *behind, end]
 
 
 def _outcome(line: Line) -> Text:
+    if _is_left(line):
+        return warn("not reached")
     if line.errors:
         return bad(_words(line.errors))
     return warn("done, its table is not up to date") if line.table else good("done")
@@ -105,16 +108,34 @@ def table_behind(error: SluiceError, of: str = "") -> list[RenderableType]:
 
 
 def failed(lines: Sequence[Line]) -> list[str]:
-    return [line.feed for line in lines if line.errors]
+    return [line.feed for line in lines if line.errors and not _is_left(line)]
+
+
+def left(lines: Sequence[Line]) -> list[str]:
+    """The feeds that were not reached, and of which nothing else is wrong."""
+    return [line.feed for line in lines if _is_left(line)]
+
+
+def _is_left(line: Line) -> bool:
+    return bool(line.errors) and all(isinstance(e, NotReached) for e in line.errors)
 
 
 def named(lines: Sequence[Line]) -> Iterator[SluiceError]:
-    """The errors, each with its feed in front."""
+    """The errors, each with its feed in front; one that several feeds have is there once."""
+    found = dict[tuple[str, str, str], tuple[SluiceError, dict[str, None]]]()
     for line in lines:
         for error in line.errors:
-            told = copy(error)
-            told.message = f"{line.feed}: {error.message}"
-            yield told
+            like = type(error).__name__, error.message, error.remedy
+            found.setdefault(like, (error, {}))[1][line.feed] = None
+    for error, feeds in found.values():
+        told = copy(error)
+        told.message = f"{_some(list(feeds))}: {error.message}"
+        yield told
+
+
+def _some(feeds: Sequence[str]) -> str:
+    more = len(feeds) - SHOWN
+    return ", ".join(feeds) if more <= 1 else f"{', '.join(feeds[:SHOWN])} and {more} more"
 
 
 def _words(errors: Sequence[SluiceError]) -> str:

@@ -145,6 +145,7 @@ def _many(session: Session, names: Sequence[str], typed: WorkOptions, broken: Se
     """Land what is asked of these feeds; the worst exit code. `broken`: what is wrong with files of others that were
     meant. Several windows are several runs, each over all feeds."""
     spent, began = _so_far(), time.monotonic()
+    session.project.fleet()  # one error, not one of each feed
     asked, wrong = _asked_of_each(session, names, typed)
     ran: dict[str, list[Ran]] = {name: [] for name in asked}
     for turn in zip_longest(*asked.values()):
@@ -164,6 +165,7 @@ def _many(session: Session, names: Sequence[str], typed: WorkOptions, broken: Se
         {
             "feeds": [document(r) for each in ran.values() for r in each],
             "failed": fleet.failed(lines),
+            "left": fleet.left(lines),
             "broken": [e.fields() for e in broken],
             "took": round(whole, 3),
         }

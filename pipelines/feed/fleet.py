@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Annotated
+
+from pydantic import AfterValidator
 
 from sluice.pipelines.feed.optional import load_optional
 from sluice.pipelines.feed.settings import Count, Duration, Settings
@@ -11,6 +14,15 @@ from sluice.pipelines.vocabulary.units import HOUR, MINUTE
 
 FLEET = "fleet.yaml"
 """The name of the file, in the project's folder."""
+
+
+def _lasting(ms: int) -> int:
+    if ms < 1000:
+        raise ValueError("should be a second or more")
+    return ms
+
+
+_Time = Annotated[Duration, AfterValidator(_lasting)]
 
 
 class FleetSettings(Settings):
@@ -24,12 +36,12 @@ class FleetSettings(Settings):
 
     feeds_at_once: Count = 4
     per_kafka: Count = 4
-    deadline: Duration = 50 * MINUTE
-    feed_time: Duration = HOUR
+    deadline: _Time = 50 * MINUTE
+    feed_time: _Time = HOUR
     windows: Count = 1000
     catch_up: Duration = 10 * MINUTE
 
 
 def load_fleet(folder: Path, environ: Mapping[str, str]) -> FleetSettings:
     """The settings in the folder's file, or those without one. Raises FeedError."""
-    return load_optional(folder, FLEET, FleetSettings, environ)
+    return load_optional(folder, FLEET, FleetSettings, environ, "scale")

@@ -70,4 +70,4 @@ class NotifySettings(Settings):
 
 def load_notify(folder: Path, environ: Mapping[str, str]) -> NotifySettings:
     """The settings in the folder's file, or those without one. Raises FeedError."""
-    return load_optional(folder, NOTIFY, NotifySettings, environ)
+    return load_optional(folder, NOTIFY, NotifySettings, environ, "operating")

@@ -117,11 +117,11 @@ def _is_model(kind: Any) -> bool:
     return isinstance(kind, type) and issubclass(kind, BaseModel)
 
 
-def raise_problems(found: Sequence[tuple[str, FileProblem]]) -> NoReturn:
-    """Raise one FeedError for all problems, each given with its file."""
+def raise_problems(found: Sequence[tuple[str, FileProblem]], keys: str = "feeds") -> NoReturn:
+    """Raise one FeedError for all problems, each given with its file. `keys`: the page that lists the files' keys."""
     lines = [f"{file}: {p.key}: {p.what}" if p.key else f"{file}: {p.what}" for file, p in found]
     if len(found) == 1:
         raise FeedError(lines[0], remedy=found[0][1].remedy)
     remedies = [f" ({p.remedy})" if p.remedy else "" for _, p in found]
     each = "".join(f"\n  {line}{remedy}" for line, remedy in zip(lines, remedies, strict=True))
-    raise FeedError(f"{len(found)} problems in feed files:{each}", remedy=f"mend them; {page('feeds')} lists every key")
+    raise FeedError(f"{len(found)} problems in files:{each}", remedy=f"mend them; {page(keys)} lists every key")

@@ -28,6 +28,7 @@
     │   ├── TableDiffers           somebody else changed the feed's table, or it is not the feed's
     │   └── LedgerTooNew           written by a newer Sluice
     ├── Failed                     exit 1: it did not work this time
+    │   ├── NotReached             a run over many feeds ended before it began with this one
     │   ├── Retryable              the same call may succeed later
     │   │   ├── KafkaUnavailable   no answer, no leader, or a connection cut
     │   │   │   └── ZooKeeperUnavailable  no answer from where old consumers keep their offsets
@@ -218,6 +219,10 @@ class LedgerTooNew(Refused): ...
 
 
 class Failed(SluiceError): ...
+
+
+class NotReached(Failed):
+    """A run over many feeds ended before it began with this one: what it owes stays owed."""
 
 
 class Retryable(Failed): ...
