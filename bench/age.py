@@ -17,7 +17,7 @@ import secrets
 import shutil
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from hashlib import sha256
@@ -191,6 +191,10 @@ class _Counted:
     def put_if_absent(self, path: str, data: bytes) -> bool:
         self._counts["PUT"] += 1
         return self._lake.put_if_absent(path, data)
+
+    def put_each_if_absent(self, files: Mapping[str, bytes]) -> frozenset[str]:
+        self._counts["PUT"] += len(files)
+        return self._lake.put_each_if_absent(files)
 
     def list(self, prefix: str, after: str = "") -> Iterator[str]:
         return self._listing(prefix, self._lake.list(prefix, after))

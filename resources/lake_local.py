@@ -9,22 +9,31 @@ from __future__ import annotations
 
 import errno
 import os
+import re
 import secrets
 import shutil
 import stat
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager, suppress
 from io import BufferedWriter, FileIO
+from itertools import accumulate
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, cast
 
 from sluice.pipelines.vocabulary.errors import LakeFull, LakeUnavailable, ProofFailed, SluiceError, Terminal, Unknown
+from sluice.pipelines.vocabulary.side_by_side import each
 from sluice.pipelines.vocabulary.stat import Stat
 
 TEMPORARY = ".tmp-"
+_STRAY = re.compile(rf"(^|/)(\.{{0,2}}(/|\Z)|{re.escape(TEMPORARY)})|\0")
+"""What no path in the lake has: an empty name, `.`, `..`, a `.tmp-…` or a NUL."""
 _HANDED_BYTES = 4 << 20
 """While a file is written, this many bytes at a time are handed to the disk."""
+_TOGETHER = 64
+"""The most files that one call writes at once: each is open until it is durable, and a process may open 1,024."""
+_PATIENCE = 0.002
+"""Seconds for which one thread alone waits for files that the disk has begun with already: it is mostly short."""
 _RACES = 100
 """How often a folder may vanish (another process removes it as empty) before this process has put something in it."""
 
@@ -58,18 +67,38 @@ class LocalLake:
 
         Raises Unknown if it exists now but could not be made durable.
         """
-        place = self._place(path)
-        with _translating_errors(path):
-            if place.exists():
-                return False
-            temporary = _write(place, data)
-            try:
-                won = _link(temporary, place)
-            finally:
-                _drop(temporary)
-        if won:
-            _sync_after_link(place, path)
-        return won
+        return bool(self._put_together([(path, data)]))
+
+    def put_each_if_absent(self, files: Mapping[str, bytes]) -> frozenset[str]:
+        todo = list(files.items())
+        groups = (todo[at : at + _TOGETHER] for at in range(0, len(todo), _TOGETHER))
+        return frozenset([path for some in groups for path in self._put_together(some)])
+
+    def _put_together(self, files: Sequence[tuple[str, bytes]]) -> list[str]:
+        """Those of the paths that were not taken. All files are durable before one has its name, all names before the
+        answer. The disk takes everything at once, and each folder once."""
+        written, won = list[tuple[str, Path, Path, BufferedWriter]](), dict[str, Path]()
+        with ExitStack() as left:
+            for path, data in files:
+                place = self._place(path)
+                with _translating_errors(path):
+                    if place.exists():
+                        continue
+                    temporary, file = _temporary(place)
+                    left.callback(_discard, temporary, file)
+                    file.write(data)
+                    file.flush()
+                    if len(files) > 1:
+                        cast(_Draining, file.raw).hand_over()
+                written.append((path, place, temporary, file))
+            each(_make_durable, [(path, file) for path, _, _, file in written], patience=_PATIENCE)
+            for path, place, temporary, _ in written:
+                with _translating_errors(path):
+                    if _link(temporary, place):
+                        won[path] = place
+        for folder, path in {place.parent: path for path, place in won.items()}.items():
+            _sync_after_link(folder, path)
+        return [*won]
 
     def put(self, path: str, data: bytes) -> None:
         place = self._place(path)
@@ -184,16 +213,23 @@ class LocalLake:
 
     def _place(self, path: str) -> Path:
         """The path below the root. Checked before each call; no guard against folders swapped meanwhile."""
-        parts = path.split("/")
+        inside = os.path.join(self.root, "")
         with suppress(UnicodeEncodeError):
-            sound = not any(p in ("", ".", "..") or p.startswith(TEMPORARY) or "\0" in p for p in parts)
-            inside = os.path.join(self.root, "")
-            if sound and os.path.join(os.path.realpath(inside + path), "").startswith(inside):
+            os.fsencode(path)
+            if not _STRAY.search(path) and (
+                not self._leads_over_link(path) or os.path.join(os.path.realpath(inside + path), "").startswith(inside)
+            ):
                 return Path(inside + path)
         raise Terminal(
             f"{ascii(path)[:300]} is no path inside the lake {self.root}",
             remedy="look for `..`, an absolute path, or a symbolic link that leads out of the lake",
         )
+
+    def _leads_over_link(self, path: str) -> bool:
+        """Whether the root or a name below it is a symbolic link. Where none is, nothing has to be resolved: that would
+        look at every folder above the lake, too."""
+        names = accumulate(path.split("/"), "{}/{}".format, initial=str(self.root))
+        return any(map(os.path.islink, names))
 
 
 @contextmanager
@@ -227,13 +263,13 @@ def _age_of(place: Path, name: str) -> Iterator[tuple[str, int]]:
         yield name, max(0, int((time.time() - place.lstat().st_mtime) * 1000))
 
 
-def _temporary(place: Path) -> tuple[Path, BinaryIO]:
+def _temporary(place: Path) -> tuple[Path, BufferedWriter]:
     """A new, empty file beside `place`; its folder is made if it is missing."""
     for _ in range(_RACES):
-        _make_folder(place.parent)
         temporary = place.with_name(TEMPORARY + secrets.token_hex(8))
         with suppress(FileNotFoundError):
             return temporary, BufferedWriter(_Draining(temporary, "xb"))
+        _make_folder(place.parent)
     raise FileNotFoundError(errno.ENOENT, "its folder vanishes again and again", str(place))
 
 
@@ -245,11 +281,16 @@ class _Draining(FileIO):
     def write(self, data: Any) -> int:
         count = super().write(data)
         self._written += count
-        if self._written - self._handed >= _HANDED_BYTES and hasattr(os, "posix_fadvise"):
+        if self._written - self._handed >= _HANDED_BYTES:
+            self.hand_over()
+        return count
+
+    def hand_over(self) -> None:
+        """Have the disk begin with what was written since."""
+        if hasattr(os, "posix_fadvise"):
             with suppress(OSError):  # only advice: Linux begins to write what it may drop
                 os.posix_fadvise(self.fileno(), self._handed, self._written - self._handed, os.POSIX_FADV_DONTNEED)
             self._handed = self._written
-        return count
 
 
 def _make_folder(folder: Path) -> None:
@@ -312,9 +353,15 @@ def _link(temporary: Path, place: Path) -> bool:
     return True
 
 
-def _sync_after_link(place: Path, path: str) -> None:
+def _make_durable(written: tuple[str, BinaryIO]) -> None:
+    path, file = written
+    with _translating_errors(path):
+        os.fsync(file.fileno())
+
+
+def _sync_after_link(folder: Path, path: str) -> None:
     try:
-        _sync(place.parent)
+        _sync(folder)
     except OSError as error:
         raise Unknown(
             f"{path} stands in the lake, but may not survive a crash: {error.strerror}",

@@ -309,6 +309,9 @@ class Pretended:
     def put_if_absent(self, path: str, data: bytes) -> bool:
         return self._real.size(path) is None
 
+    def put_each_if_absent(self, files: Mapping[str, bytes]) -> frozenset[str]:
+        return frozenset(path for path in files if self._real.size(path) is None)
+
     def put(self, path: str, data: bytes) -> None: ...
 
     def get(self, path: str) -> bytes | None:

@@ -337,6 +337,15 @@ def _boundary_in(pinned: Pins, time: int) -> int | None:
     return None
 
 
+def _boundaries_in(pinned: Pins, times: Sequence[int]) -> dict[int, int | None]:
+    """`_boundary_in` for times in order: mostly the very ones that are pinned there."""
+    first = pinned.position(times[0]) if times else 0
+    near = pinned[first : first + len(times)]
+    if near.times.tolist() == times:
+        return dict(zip(times, near.offsets, strict=True))
+    return {time: _boundary_in(pinned, time) for time in times}
+
+
 def first_offset(state: State, key: Key, time: int) -> int | None:
     """The offset of the key's first boundary at `time` (ms) or later; None while there is none."""
     pinned = state.boundaries.get(key, NO_PINS)
@@ -433,10 +442,9 @@ def complete_of(state: State, asked: Iterable[int], settings: WindowSettings) ->
     """The complete windows among `asked`, in that order, each with its range in every partition."""
     keys = state.known()
     found: dict[int, dict[Key, Range]] = {window: {} for window in (asked if keys else ())}
+    times = sorted({time for window in found for time in (window, window + settings.length)})
     for key in keys:
-        accounted, pinned = state.accounted(key), state.boundaries.get(key, NO_PINS)
-        times = {time for window in found for time in (window, window + settings.length)}
-        bounds = {time: _boundary_in(pinned, time) for time in times}
+        accounted, bounds = state.accounted(key), _boundaries_in(state.boundaries.get(key, NO_PINS), times)
         seen: dict[tuple[int | None, int | None], Range | None] = {}  # in a silence many windows have the same range
         for window, ranges in [*found.items()]:
             ends = bounds[window], bounds[window + settings.length]

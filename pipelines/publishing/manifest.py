@@ -28,10 +28,11 @@ from sluice.pipelines.vocabulary.kafka import Key
 from sluice.pipelines.vocabulary.plans import Slice
 from sluice.pipelines.vocabulary.ranges import Range
 from sluice.pipelines.vocabulary.receipts import Part, PartKind, Receipt, sharing
-from sluice.pipelines.vocabulary.side_by_side import each
 from sluice.pipelines.vocabulary.units import show_instant, show_window
 
 FORMAT = 1
+_TOGETHER = 128
+"""The most manifests written by one call upon the lake: they are in memory until then."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,12 +71,10 @@ def write_manifests(
     fresh = (t for t in named if t not in there and not is_retired(state, t, settings.length))
     done = windows.complete_of(state, fresh, settings)
     receipts = receipts_by_window(ledger, state, done, settings)
-
-    def declare(w: int) -> None:
-        path = paths.window_path(feed, w, settings.length)
-        lake.put_if_absent(path, _dump(state, done[w], receipts[w], feed, w, settings))
-
-    each(declare, tuple(done), patience=0)  # a disk makes several files durable in the time of one
+    boundaries, declared = _Boundaries(), list(done)
+    for some in (declared[at : at + _TOGETHER] for at in range(0, len(declared), _TOGETHER)):
+        dumps = {w: _dump(state, boundaries.of(done[w]), receipts[w], feed, w, settings) for w in some}
+        lake.put_each_if_absent({paths.window_path(feed, w, settings.length): dump for w, dump in dumps.items()})
     now = _Declared.of(state, settings)
     if now != noted and not everywhere:
         with suppress(SluiceError):  # the next run looks at more
@@ -131,12 +130,7 @@ class _Declared(NamedTuple):
 
 
 def _dump(
-    state: State,
-    ranges: Mapping[Key, Range],
-    receipts: Sequence[Receipt],
-    feed: str,
-    window: int,
-    settings: WindowSettings,
+    state: State, boundaries: str, receipts: Sequence[Receipt], feed: str, window: int, settings: WindowSettings
 ) -> bytes:
     content: dict[str, Any] = {
         "format": FORMAT,
@@ -149,20 +143,30 @@ def _dump(
         "number": state.number,
         "folders": sorted({paths.folder_of(p.path, feed, p.kind) for r in receipts for p in r.parts}),
     }
-    told = {name: json.dumps(value) for name, value in content.items()} | {"boundaries": _boundaries(ranges)}
+    told = {name: json.dumps(value) for name, value in content.items()} | {"boundaries": boundaries}
     lines = ",\n".join(f" {json.dumps(name)}: {text}" for name, text in sorted(told.items()))
     return f"{{\n{lines}\n}}\n".encode()
 
 
-def _boundaries(ranges: Mapping[Key, Range]) -> str:
-    """As JSON, much faster than `json`: a first hour of many partitions has a hundred manifests of many lines."""
-    quoted = {text: json.dumps(text) for text in {k.topic for k in ranges} | {k.topic_id for k in ranges}}
-    lines = (
-        f'{{"end": {r.end}, "partition": {k.partition}, "start": {r.start},'
-        f' "topic": {quoted[k.topic]}, "topic_id": {quoted[k.topic_id]}}}'
-        for k, r in ranges.items()
-    )
-    return f"[{', '.join(lines)}]"
+class _Boundaries:
+    """Windows' boundaries as JSON, much faster than `json`: a first hour of many partitions has a hundred manifests of
+    many lines, and most of them, in a silence, have the same ones."""
+
+    def __init__(self) -> None:
+        self._last: tuple[Mapping[Key, Range], str] = {}, "[]"
+        self._around: dict[Key, tuple[str, str]] = {}
+
+    def of(self, ranges: Mapping[Key, Range]) -> str:
+        if ranges != self._last[0]:
+            self._last = ranges, f"[{', '.join(self._line(k, *r) for k, r in ranges.items())}]"
+        return self._last[1]
+
+    def _line(self, key: Key, start: int, end: int) -> str:
+        if key not in self._around:
+            named = f'"topic": {json.dumps(key.topic)}, "topic_id": {json.dumps(key.topic_id)}'
+            self._around[key] = f', "partition": {key.partition}, "start": ', f", {named}}}"
+        between, rest = self._around[key]
+        return f'{{"end": {end}{between}{start}{rest}'
 
 
 def stands(lake: Lake, feed: str, window: int, settings: WindowSettings) -> bool:

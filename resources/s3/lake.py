@@ -9,14 +9,16 @@ in bounded memory and made visible by copies within the store. `unfinished` list
 from __future__ import annotations
 
 import errno
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from datetime import datetime
+from itertools import compress
 from typing import Any, BinaryIO, cast
 
 from sluice.pipelines.feed.s3 import S3Settings, bucket_and_prefix
 from sluice.pipelines.vocabulary.errors import LakeUnavailable, ProofFailed, SluiceError, Terminal, Unknown
+from sluice.pipelines.vocabulary.side_by_side import each
 from sluice.pipelines.vocabulary.stat import Stat
 from sluice.resources.s3 import probe
 from sluice.resources.s3.client import Bucket, NotThere, Taken, date
@@ -53,6 +55,10 @@ class S3Lake:
                 f"nobody said whether {path} was created in the lake: {error.message}",
                 remedy="run again: the ledger is read back first",
             ) from error
+
+    def put_each_if_absent(self, files: Mapping[str, bytes]) -> frozenset[str]:
+        made = each(lambda path: self.put_if_absent(path, files[path]), tuple(files), patience=0)
+        return frozenset(compress(files, made))
 
     def put(self, path: str, data: bytes) -> None:
         self.bucket.send("put_object", self._key(path), bytes(data), **self.bucket.written_with)

@@ -11,10 +11,12 @@ import os
 import signal
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
+from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
 from sluice.pipelines.lake import paths
+from sluice.resources import lake_local
 from sluice.resources.kafka.wire import Wire
 from sluice.resources.lake_local import LocalLake
 from sluice.resources.zookeeper.tree import Tree
@@ -76,6 +78,7 @@ def planted(point: str, sign: signal.Signals = signal.SIGKILL, lake: type = Loca
         for name in ("put_if_absent", "put", "show", "remove"):
             stack.enter_context(patch.object(lake, name, trap.around(name, getattr(lake, name))))
         stack.enter_context(patch.object(lake, "create", trap.creating(lake.create)))  # type: ignore[attr-defined]
+        stack.enter_context(patch.object(lake_local, "_link", trap.linking(lake_local._link)))
         stack.enter_context(patch.object(Wire, "send", trap.sending(Wire.send)))
         stack.enter_context(patch.object(Tree, "transact", trap.transacting(Tree.transact)))
         yield
@@ -100,6 +103,19 @@ class _Trap:
             answer = call(lake, path, *args)
             self.strike("after", effect)
             return answer
+
+        return trapped
+
+    def linking(self, call: Any) -> Any:
+        """Of the files that a local lake makes durable together, each gets its name by itself."""
+
+        def trapped(temporary: Path, place: Path) -> bool:
+            path = str(place)
+            effect = "manifest" if paths.manifest_window(path[path.rfind("_sluice/") :]) else None
+            self.strike("before", effect)
+            won: bool = call(temporary, place)
+            self.strike("after", effect)
+            return won
 
         return trapped
 

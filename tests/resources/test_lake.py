@@ -49,6 +49,19 @@ def test_put_if_absent_creates_once(lake: Lake) -> None:
     assert files(lake) == ["_sluice/f/log/1.json"]
 
 
+def test_of_files_put_together_each_is_created_once(lake: Lake) -> None:
+    lake.put("_sluice/f/windows/2026-11/7.json", b"before")
+    put = {f"_sluice/f/windows/2026-1{i % 2}/{i}.json": str(i).encode() * 300 for i in range(150)}
+    assert lake.put_each_if_absent(put) == put.keys() - {"_sluice/f/windows/2026-11/7.json"}
+    assert files(lake) == sorted(put)
+    there = put | {"_sluice/f/windows/2026-11/7.json": b"before"}
+    assert {path: lake.get(path) for path in put} == there
+    assert lake.put_each_if_absent(dict.fromkeys(put, b"again")) == frozenset()
+    assert lake.put_each_if_absent({}) == frozenset()
+    assert {path: lake.get(path) for path in put} == there
+    assert list(lake.unfinished("_sluice")) == []
+
+
 def test_put_replaces(lake: Lake) -> None:
     lake.put("x", b"1")
     lake.put("x", b"22")
@@ -172,6 +185,7 @@ def test_a_path_that_leaves_the_lake_is_refused_by_every_call(lake: Lake, path: 
     calls: list[Callable[[], object]] = [
         lambda: lake.put(path, b""),
         lambda: lake.put_if_absent(path, b""),
+        lambda: lake.put_each_if_absent({"b": b"", path: b""}),
         lambda: lake.get(path),
         lambda: lake.size(path),
         lambda: lake.open(path),

@@ -172,6 +172,61 @@ def test_a_killed_writer_leaves_only_a_temporary_file_that_no_call_shows(lake: L
     assert list(lake.list("")) == ["d/x"]
 
 
+TOGETHER = """
+import os, signal, sys
+from pathlib import Path
+from sluice.resources import lake_local
+link, kill_at = lake_local._link, int(sys.argv[2])
+def linked(temporary, place):
+    if place.name == f"{kill_at:03}":
+        os.kill(os.getpid(), signal.SIGKILL)
+    return link(temporary, place)
+lake_local._link = linked
+lake_local.LocalLake(Path(sys.argv[1])).put_each_if_absent({f"d/{i:03}": b"whole" * 1000 for i in range(100)})
+"""
+
+
+@pytest.mark.parametrize("at", [0, 1, 99])
+def test_of_files_put_together_a_killed_writer_leaves_whole_ones_or_none(lake: LocalLake, at: int) -> None:
+    ended = subprocess.run([sys.executable, "-c", TOGETHER, str(lake.root), str(at)], check=False)
+    assert ended.returncode == -signal.SIGKILL
+    assert list(lake.list("")) == [f"d/{i:03}" for i in range(at)]
+    rest = {f"d/{i:03}": b"whole" * 1000 for i in range(100)}
+    assert lake.put_each_if_absent(rest) == {f"d/{i:03}" for i in range(at, 100)}
+    assert all(lake.get(path) == data for path, data in rest.items())
+
+
+def test_files_put_together_are_durable_before_their_names_and_these_before_the_answer(
+    lake: LocalLake, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sync, link, place_of = os.fsync, os.link, os.path.realpath
+    durable, named = set[str](), list[str]()
+
+    def synced(handle: int) -> None:
+        sync(handle)
+        durable.add(place_of(f"/proc/self/fd/{handle}"))
+
+    def linked(source: object, target: object, **kwargs: object) -> None:
+        assert str(source) in durable, "a name of a file that a crash may empty"
+        link(source, target, **kwargs)  # type: ignore[arg-type]
+        named.append(str(target))
+        durable.discard(os.path.dirname(str(target)))
+
+    monkeypatch.setattr(os, "fsync", synced)
+    monkeypatch.setattr(os, "link", linked)
+    put = {f"{folder}/{i}": b"x" for folder in ("a", "b/c") for i in range(80)}
+    assert lake.put_each_if_absent(put) == put.keys()
+    assert sorted(named) == sorted(f"{lake.root}/{path}" for path in put)
+    assert {f"{lake.root}/a", f"{lake.root}/b/c", f"{lake.root}/b", f"{lake.root}"} <= durable
+
+
+def test_of_files_put_together_that_find_no_room_none_appears(small_disk: Path) -> None:
+    lake = LocalLake(small_disk)
+    with pytest.raises(LakeFull, match="no room in the lake for d/"):
+        lake.put_each_if_absent({f"d/{i}": os.urandom(100_000) for i in range(20)})
+    assert files(lake) == []
+
+
 @pytest.fixture
 def small_disk(tmp_path: Path) -> Iterator[Path]:
     """A file system of 1 MiB of its own. Skips where this user may not mount one."""

@@ -42,6 +42,15 @@ def test_a_hook_comes_before_the_effect() -> None:
     assert lake.get("a") == b"a rival's"
 
 
+def test_of_files_put_together_each_is_put_by_itself() -> None:
+    lake = MemoryLake({"b": b"before"})
+    lake.lose_answer_of.add("c")
+    with pytest.raises(Unknown):
+        lake.put_each_if_absent({"a": b"1", "b": b"2", "c": b"3", "d": b"4"})
+    assert lake.files == {"a": b"1", "b": b"before", "c": b"3"}
+    assert lake.put_each_if_absent({"c": b"", "d": b"4"}) == {"d"}
+
+
 def test_a_lost_answer_has_taken_effect() -> None:
     lake = MemoryLake()
     lake.lose_answer_of.add("a")

@@ -100,6 +100,9 @@ class MemoryLake:
             raise Unknown(f"no answer for {path}")
         return True
 
+    def put_each_if_absent(self, files: Mapping[str, bytes]) -> frozenset[str]:
+        return frozenset([path for path, data in files.items() if self.put_if_absent(path, data)])
+
     def put(self, path: str, data: bytes) -> None:
         self._before("put", path)
         self.requests["put"] += 1
