@@ -26,10 +26,11 @@ demo: setup      ## a real local Kafka, real events, whole batches, and the proo
 test: check pytest  ## all checks, then all tests, as CI runs them
 
 quick: $(READY)  ## lint, types and the quick unit tests: what to run while you work; ARGS passes options on
-	.venv/bin/ruff check . && .venv/bin/ruff format --check . && .venv/bin/mypy
+	.venv/bin/ruff check . && .venv/bin/ruff format --check .
+	@.venv/bin/mypy & types=$$!; \
 	.venv/bin/python -m pytest -n 2 --dist worksteal -q -m "not kafka and not spark and not slow and not soak and not faults" \
-		-k "not properties and not crash_at_any and not stays_small and not great_expectations and not bounded_whatever" \
-		tests/pipelines tests/testing $(ARGS)
+		--hypothesis-profile=quick tests/pipelines tests/testing $(ARGS); \
+	tests=$$?; wait $$types && exit $$tests
 
 pytest: setup    ## the tests, on two cores; ARGS="-k ledger" passes options on
 	@infra/postgres.sh

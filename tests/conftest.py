@@ -15,6 +15,7 @@ from importlib.machinery import ModuleSpec
 from typing import Any
 
 import pytest
+from hypothesis import settings
 from kafka import KafkaAdminClient, KafkaConsumer, KafkaProducer
 
 from sluice.resources.kafka.receiving import ClosingClient
@@ -26,6 +27,9 @@ from tests.zookeepers import LocalZooKeeper
 # process when Great Expectations imports it.
 if sys.modules["__main__"].__spec__ is None and not hasattr(sys.modules["__main__"], "__file__"):
     sys.modules["__main__"].__spec__ = ModuleSpec("__main__", None)
+
+# What `make quick` shows of each property: tests.examples.
+settings.register_profile("quick", max_examples=20)
 
 # A shell that runs us in the background has SIGINT ignored, and what the tests start would inherit that.
 signal.signal(signal.SIGINT, signal.default_int_handler)

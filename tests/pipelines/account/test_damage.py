@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import shutil
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -75,18 +76,28 @@ def damage(lake: Any, path: str, how: Damage) -> None:
     lake.remove(path) if after is None else lake.put(path, after)
 
 
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> World:
+    """Two landed batches, of which the tests damage the first and the quarantine, each in a copy of its own."""
+    whole = World(tmp_path_factory.mktemp("whole"))
+    feed = whole.feed(SCHEMA)
+    whole.landed(feed, *ROWS, b"nojson", {"id": "x"})
+    whole.landed(feed, *ROWS)
+    return whole
+
+
 @pytest.fixture
-def world(tmp_path: Path) -> World:
-    return World(tmp_path)
+def world(tmp_path: Path, whole: World) -> World:
+    shutil.copytree(whole.root / "lake", tmp_path / "lake")
+    copy = World(tmp_path)
+    copy.runs, copy.liveness.dead = whole.runs, set(whole.liveness.dead)
+    copy.topic.batches = {tp: list(batches) for tp, batches in whole.topic.batches.items()}
+    return copy
 
 
 @pytest.fixture
 def feed(world: World) -> Feed:
-    """Two landed batches, of which the first and the quarantine are damaged by the tests."""
-    feed = world.feed(SCHEMA)
-    world.landed(feed, *ROWS, b"nojson", {"id": "x"})
-    world.landed(feed, *ROWS)
-    return feed
+    return world.feed(SCHEMA)
 
 
 def files(world: World, folder: str) -> list[str]:

@@ -57,6 +57,7 @@ from sluice.testing.group import MemoryGroup
 from sluice.testing.lake import MemoryLake
 from sluice.testing.liveness import MemoryLiveness, owner
 from sluice.testing.logs import ABORT, COMMIT, Log, LogBatch, LogRecord, log
+from tests.examples import examples
 
 HOUR = 3_600_000
 START = 400_000 * HOUR
@@ -226,7 +227,7 @@ def feed(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
     return load_feed(path, {})
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=examples(25), deadline=None)
 @example(
     script=[
         ("write", PARTITIONS[0], [-1, 0], False),

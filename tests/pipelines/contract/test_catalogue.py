@@ -21,6 +21,7 @@ def said(type_: str, **kwargs: Any) -> Expectation:
     return Expectation(0, type_, kwargs)
 
 
+@pytest.mark.slow
 def test_it_is_what_great_expectations_says() -> None:
     import great_expectations.expectations as gxe
 

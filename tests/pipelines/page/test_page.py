@@ -514,6 +514,7 @@ def test_feeds_topics_and_columns_are_text() -> None:
     parsed(store.make(replace(told, receipts=evil), feed.lake))  # type: ignore[arg-type]
 
 
+@pytest.mark.slow
 def test_whatever_there_is_it_stays_small() -> None:
     checks = [
         expect("column_values_to_be_in_set", "warning", column="name", value_set=["&" * 60, f"{i}"]) for i in range(500)

@@ -20,6 +20,7 @@ from sluice.pipelines.vocabulary.kafka import Isolation, Key, PartitionState, To
 from sluice.pipelines.vocabulary.plans import SEVERAL, AskedRange, Assignor, Plan, Request, RequestKind, to_json
 from sluice.pipelines.vocabulary.ranges import Range, subtract, union
 from sluice.testing.cluster import partition
+from tests.examples import examples
 
 CATCH_UP = Request(RequestKind.CATCH_UP)
 HOURLY = WindowSettings()
@@ -57,7 +58,7 @@ partitions = st.lists(
 )
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=examples(200), deadline=None)
 @given(partitions, st.integers(1, 4), st.sampled_from([1, 1 << 20, 128 << 20]), st.sampled_from(Assignor))
 def test_a_plan_covers_exactly_what_is_owed(
     world: list[tuple[int, int, list[tuple[int, int]], int, int | None]],

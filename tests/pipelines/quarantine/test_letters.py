@@ -54,6 +54,7 @@ from sluice.pipelines.vocabulary.receipts import Counts, Part, PartKind, Receipt
 from sluice.testing.group import MemoryGroup
 from sluice.testing.lake import MemoryLake
 from sluice.testing.liveness import owner
+from tests.examples import examples
 
 KEYS = Key("orders", 0, "id-1"), Key("orders", 5, "id-1")
 KEY = KEYS[0]
@@ -658,7 +659,7 @@ class Books:
         world.group.lose = None
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(st.lists(STEP, max_size=14))
 def test_at_most_once_always_and_once_where_it_can_be_known(steps: list[tuple[Any, ...]]) -> None:
     books = Books()

@@ -54,6 +54,7 @@ def test_what_is_compiled_is_compiled_once_and_said_before(kept: Path, monkeypat
     assert len(told) == 2
 
 
+@pytest.mark.slow
 def test_a_share_compiles_its_own_entry_points_alone(kept: Path) -> None:
     """The module of names imports the one that scans, whose loop takes half a minute."""
     subprocess.run([sys.executable, "-m", "sluice.pipelines.records.ready", "typed.names"], check=True)
@@ -80,6 +81,7 @@ def test_a_change_of_what_loops_share_is_compiled_again(tmp_path: Path, monkeypa
     assert all(ready.source_stamp(share) != before[share] for share in ready.SHARES)
 
 
+@pytest.mark.slow
 def test_numba_s_cache_is_stamped_with_all_that_loops_are_made_of(kept: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     command = [sys.executable, "-m", "sluice.pipelines.records.ready", QUICK]
     subprocess.run(command, check=True)

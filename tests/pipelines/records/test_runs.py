@@ -12,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sluice.pipelines.records.runs import LEAST_RUN, take_rows
+from tests.examples import examples
 
 N = 1000
 TEXTS = [str(i) * (i % 3) for i in range(N)]
@@ -42,7 +43,7 @@ COLUMNS = {
 }
 
 
-@settings(deadline=None, max_examples=60)
+@settings(deadline=None, max_examples=examples(60))
 @given(st.lists(st.integers(0, N - 1), max_size=30), st.integers(0, 70), st.sampled_from([1, 1, 1, 3, 700]))
 def test_chosen_rows_are_those_that_were_asked_for(left_out: list[int], start: int, every: int) -> None:
     rows = pa.RecordBatch.from_pydict(COLUMNS).slice(start)

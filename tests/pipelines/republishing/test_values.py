@@ -22,6 +22,7 @@ from sluice.pipelines.republishing.values import check_schema, check_sendable, j
 from sluice.pipelines.schema.schema import EXTRA, Schema, parse_schema
 from sluice.pipelines.vocabulary.errors import Refused, UsageError
 from sluice.pipelines.vocabulary.receipts import PartKind
+from tests.examples import examples
 from tests.pipelines.records.avro import rows as avro
 from tests.pipelines.records.avro.test_properties import RECORDS, values
 from tests.pipelines.records.avro.test_properties import _empty as no_columns
@@ -39,7 +40,7 @@ def again(schema: Schema, landed: pa.Table) -> tuple[list[bytes | None], pa.Tabl
     return values, made
 
 
-@settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=examples(100), deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(cases())
 def test_what_landed_lands_the_same_again(case: tuple[Schema, list[bytes | None]]) -> None:
     schema, values = case
@@ -86,7 +87,7 @@ def avro_again(schema: Any, given_: list[bytes | None], id: int = 1, wire: WireF
     return typed_values(rows, Shape(reader.columns, reader=reader), id).to_pylist()
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=examples(60), deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(st.data())
 def test_avro_that_landed_is_written_as_fastavro_does(data: st.DataObject) -> None:
     schema = data.draw(RECORDS.filter(lambda s: not no_columns(s)))

@@ -38,6 +38,7 @@ from sluice.pipelines.vocabulary.progress import Progress
 from sluice.pipelines.vocabulary.receipts import Counts, Fate, Life, Part, PartKind, Receipt
 from sluice.testing.lake import MemoryLake
 from sluice.testing.liveness import owner
+from tests.examples import examples
 from tests.pipelines.landed_world import HOUR, START, A, B, Died, World, decoded, dying, pieces
 
 
@@ -286,6 +287,7 @@ def test_a_batch_that_was_given_up_meanwhile_publishes_nothing(world: World, mon
 # -- whatever goes wrong
 
 
+@pytest.mark.slow
 def test_a_crash_at_any_write_leaves_every_row_exactly_once(tmp_path: Path) -> None:
     crashed, at = 0, 0
     while crashed == at:
@@ -374,7 +376,7 @@ def test_an_interrupt_ends_the_merges_that_are_under_way() -> None:
 # -- any landing
 
 
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=examples(15), deadline=None)
 @given(st.data())
 def test_whatever_landed_is_the_same_after_it(tmp_path_factory: pytest.TempPathFactory, data: st.DataObject) -> None:
     world = World(tmp_path_factory.mktemp("any"), by_time=data.draw(st.booleans(), label="by time"))

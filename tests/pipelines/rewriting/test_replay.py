@@ -572,6 +572,7 @@ def test_where_another_batch_is_at_work_is_left_out_and_named(world: Typed) -> N
 # -- whatever goes wrong
 
 
+@pytest.mark.slow
 def test_a_crash_at_any_write_leaves_every_record_exactly_once(tmp_path: Path) -> None:
     crashed, at = 0, 0
     while crashed == at:

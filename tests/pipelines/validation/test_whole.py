@@ -34,6 +34,7 @@ from sluice.pipelines.vocabulary.errors import LakeUnavailable
 from sluice.pipelines.vocabulary.plans import Slice
 from sluice.pipelines.vocabulary.receipts import Counts, Part, PartKind, Receipt
 from sluice.testing.lake import MemoryLake
+from tests.examples import examples
 
 SCHEMA = parse_schema(
     {
@@ -220,8 +221,9 @@ def _once(asked: list[Asked]) -> list[Asked]:
     return list({kind(i, *question): question for i, question in enumerate(asked)}.values())
 
 
+@pytest.mark.slow
 @settings(
-    max_examples=15,
+    max_examples=examples(15),
     deadline=None,
     phases=[Phase.explicit, Phase.reuse, Phase.generate],
     suppress_health_check=list(HealthCheck),
@@ -452,6 +454,7 @@ print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before >> 10)
 """
 
 
+@pytest.mark.slow
 def test_memory_is_bounded_whatever_the_batch_holds() -> None:
     """800,000 distinct texts of 306 bytes are 245 MB, and twice that where they are counted too."""
     root = str(Path(__file__).parents[3])

@@ -4,21 +4,22 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from sluice.assets.feeds import read_feeds
 from sluice.pipelines.committing.commit import CommitSettings, commit
 from sluice.pipelines.feed.sections import CommitMode, OffsetSettings, OffsetStore, OnGroupMoved
 from sluice.pipelines.vocabulary.kafka import BrokerConfig, Configs
 from sluice.pipelines.watching.outlook import look_ahead
-from tests.assets.world import World
+from sluice.testing.cluster import MemoryCluster
+from sluice.testing.group import MemoryGroup
+from tests.pipelines.landed_world import A, B, World
 
 
 def test_offsets_in_zookeeper_do_not_expire(tmp_path: Path) -> None:
-    world = World(tmp_path)
-    world.land_unrecorded()
-    commit(world.ledger(), world.group, CommitSettings(CommitMode.PLAIN, "t", OnGroupMoved.REFUSE))
-    world.cluster.settings = Configs(broker=BrokerConfig(60_000))
-    in_kafka = read_feeds(world.project, {}).feed("orders").model_copy(update={"commit": CommitMode.PLAIN})
+    world, cluster = World(tmp_path), MemoryCluster()
+    world.land((A, 0, 100), (B, 0, 100))
+    commit(world.ledger, MemoryGroup(), CommitSettings(CommitMode.PLAIN, "t", OnGroupMoved.REFUSE))
+    cluster.settings = Configs(broker=BrokerConfig(60_000))
+    in_kafka = world.feed.model_copy(update={"commit": CommitMode.PLAIN})
     there = OffsetSettings(store=OffsetStore.ZOOKEEPER, connect="127.0.0.1:9")
-    ledger, state = world.ledger(), world.ledger().read()
+    ledger, state = world.ledger, world.state()
     for feed, count in ((in_kafka, 1), (in_kafka.model_copy(update={"offsets": there}), 0)):
-        assert len(look_ahead(feed, ledger, state, world.cluster, {}, world.clock()).expiries) == count
+        assert len(look_ahead(feed, ledger, state, cluster, {}, world.now).expiries) == count

@@ -21,6 +21,7 @@ from sluice.pipelines.records.shape import Shape
 from sluice.pipelines.schema.schema import Schema, parse_schema
 from sluice.pipelines.vocabulary.plans import Slice
 from sluice.pipelines.vocabulary.receipts import EXAMPLES, Tally
+from tests.examples import examples
 
 SCHEMA = parse_schema({"n": "int64", "s": "string"})
 BETWEEN = {"type": "expect_column_values_to_be_between", "kwargs": {"column": "n", "min_value": 0, "max_value": 9}}
@@ -138,7 +139,7 @@ VALUES = st.one_of(
 )
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(values=st.lists(VALUES, max_size=40), dropping=st.booleans(), gaps=st.randoms(use_true_random=False))
 def test_each_record_is_in_one_place_and_in_order(values: list[bytes | None], dropping: bool, gaps: Any) -> None:
     at = sorted(gaps.sample(range(100, 10_000), len(values)))

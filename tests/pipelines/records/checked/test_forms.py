@@ -9,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sluice.pipelines.records.checked.forms import LONGEST_FORM, fixed_form
+from tests.examples import examples
 
 PLACES = st.sampled_from(
     ["a", "Z", "7", "_", "-", " ", ":", r"\.", r"\$", r"\d", "[0-9a-f]", "[A-z]", "[a-c_-]", "[x]"]
@@ -26,7 +27,7 @@ def nearly(draw: st.DrawFn, regex: str) -> str | None:
     return draw(st.sampled_from([text, text, changed, changed, text + "\n", "", None]))
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=examples(200), deadline=None)
 @given(st.data(), FORMS, st.integers(0, 3))
 def test_fixed_forms(data: st.DataObject, regex: str, start: int) -> None:
     form = fixed_form(regex)

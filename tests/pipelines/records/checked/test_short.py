@@ -9,13 +9,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sluice.pipelines.records.checked.short import LONGEST, short_set
+from tests.examples import examples
 
 SHORT = st.binary(max_size=LONGEST).filter(lambda b: b.isascii()).map(bytes.decode) | st.sampled_from(
     ["", "\0", "a", "a\0", "EUR", "EURO", "12345678", "ä", "日本"]
 )
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=examples(200), deadline=None)
 @given(st.data(), st.lists(SHORT, min_size=1, max_size=64, unique=True), st.integers(0, 3))
 def test_what_it_says_is_what_arrow_says(data: st.DataObject, members: list[str], start: int) -> None:
     near = st.none() | st.sampled_from(members) | st.sampled_from(members).map(lambda t: t + "\0") | st.text(max_size=9)

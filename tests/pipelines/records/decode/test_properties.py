@@ -10,6 +10,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+import pytest
 from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 from kafka.errors import CorruptRecordError
@@ -34,6 +35,7 @@ from sluice.testing.logs import (
     log,
     with_checksum,
 )
+from tests.examples import examples
 from tests.pipelines.records.decode.reading import decoder, read, rows
 
 OURS = (CorruptBatch, UnsupportedBatch)
@@ -93,7 +95,7 @@ logs = st.lists(
 )
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=examples(150), deadline=None)
 @given(st.data(), logs)
 def test_every_slice_of_every_log(data: st.DataObject, batches: list[LogBatch]) -> None:
     source = log(*batches)
@@ -113,7 +115,7 @@ def test_every_slice_of_every_log(data: st.DataObject, batches: list[LogBatch]) 
     assert d.counts.aborted == (source.count(start, end, control=False) if committed else 0)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(logs, st.lists(st.integers(0, 400), max_size=8), st.integers(1, 7))
 def test_chunks_do_not_depend_on_how_responses_were_cut(batches: list[LogBatch], sizes: list[int], most: int) -> None:
     source = log(*batches)
@@ -146,7 +148,7 @@ def survive(data: bytes, aborted: list[tuple[int, int]], **options: object) -> t
     return rows([*chunks, *d.finish()]), False
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=examples(150), deadline=None)
 @given(st.data(), logs)
 def test_a_flipped_bit_costs_no_more_than_reading_again(data: st.DataObject, batches: list[LogBatch]) -> None:
     source = log(*batches)
@@ -173,7 +175,7 @@ def in_base_offset(data: bytes, at: int) -> bool:
     return False
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=examples(200), deadline=None)
 @given(st.data(), st.lists(records, min_size=1, max_size=4), st.integers(0, 3))
 def test_records_that_lie_under_a_right_checksum(data: st.DataObject, some: list[LogRecord], tail: int) -> None:
     batch = bytearray(log(LogBatch(tuple(some), tail=tail)).data)
@@ -204,7 +206,7 @@ def kafka_python_reads(batch: bytes) -> list[tuple[object, ...]] | None:
         return None
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=examples(150), deadline=None)
 @given(st.data(), logs)
 def test_any_damage_without_checksums(data: st.DataObject, batches: list[LogBatch]) -> None:
     source = log(*batches)
@@ -216,7 +218,7 @@ def test_any_damage_without_checksums(data: st.DataObject, batches: list[LogBatc
     probe(bytes(damaged))
 
 
-@settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.filter_too_much])
+@settings(max_examples=examples(100), deadline=None, suppress_health_check=[HealthCheck.filter_too_much])
 @given(st.binary(max_size=200), st.sampled_from([0, 1, 2, 3, 255]), st.integers(-5, 200))
 def test_bytes_of_any_kind(noise: bytes, magic: int, size: int) -> None:
     head = struct.pack(">qiI", 7, size, 0) + bytes([magic])
@@ -231,6 +233,7 @@ def probe(data: bytes) -> None:
     assert bytes_needed(data) >= 0
 
 
+@pytest.mark.slow
 def test_nothing_is_read_out_of_bounds(tmp_path: Path) -> None:
     """The same tests over loops in which numba checks every index."""
     env = os.environ | {"NUMBA_BOUNDSCHECK": "1", "NUMBA_CACHE_DIR": str(tmp_path)}

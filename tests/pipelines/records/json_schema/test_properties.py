@@ -9,6 +9,7 @@ import jsonschema
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.examples import examples
 from tests.pipelines.records.json_schema.rows import convert, reader_of
 from tests.pipelines.records.typed.rows import FIRST
 
@@ -44,7 +45,7 @@ SCHEMAS = st.fixed_dictionaries(
 )
 
 
-@settings(max_examples=120, deadline=None)
+@settings(max_examples=examples(120), deadline=None)
 @given(SCHEMAS, st.data())
 def test_what_lands_is_what_a_validator_allows(said: dict[str, Any], data: st.DataObject) -> None:
     names = sorted(said["properties"])

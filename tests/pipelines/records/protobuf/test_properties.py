@@ -7,6 +7,7 @@ from random import Random
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.examples import examples
 from tests.pipelines.records.protobuf import wild
 from tests.pipelines.records.protobuf.rows import comparable, convert, read_by_google, wild_message
 from tests.pipelines.records.typed.rows import FIRST, by_offset
@@ -43,13 +44,13 @@ def check(seed: int, *, spoil: bool) -> None:
                 assert comparable(rows[at][f.name], f.type) == expected[f.name], (seed, value, f.name)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(SEEDS)
 def test_records_land_as_google_reads_them(seed: int) -> None:
     check(seed, spoil=False)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(SEEDS)
 def test_any_bytes_land_as_google_reads_them_or_not_at_all(seed: int) -> None:
     check(seed, spoil=True)

@@ -16,6 +16,7 @@ from sluice.pipelines.records.reader import UnusableSchema
 from sluice.pipelines.records.wire import WireFormat
 from sluice.pipelines.records.writing import NotWritable
 from sluice.pipelines.vocabulary.registered import PROTOBUF, RegisteredSchema
+from tests.examples import examples
 from tests.pipelines.records.protobuf import wild
 from tests.pipelines.records.protobuf.rows import (
     NOWHERE,
@@ -49,7 +50,7 @@ def has(d: Any, *what: str) -> bool:
     )
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=examples(150), deadline=None)
 @given(st.integers(0, 1 << 40))
 def test_any_record_is_read_as_before(seed: int) -> None:
     rnd = Random(seed)

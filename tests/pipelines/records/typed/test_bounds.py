@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 from sluice.pipelines.records.typed import columns
 from sluice.pipelines.records.typed.typer import Typer
 from sluice.pipelines.schema.schema import parse_schema
+from tests.examples import examples
 from tests.guarded import Guarded
 from tests.pipelines.records.typed.test_properties import mutated
 
@@ -55,7 +56,7 @@ records = st.one_of(
 )
 
 
-@settings(max_examples=300, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=examples(300), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.lists(records, min_size=1, max_size=6), st.booleans())
 def test_nothing_is_touched_beyond(monkeypatch: pytest.MonkeyPatch, values: list[bytes], at_end: bool) -> None:
     monkeypatch.setattr(columns, "buffer", GUARDED.buffer)
