@@ -68,11 +68,19 @@ class Held:
     """A slice that was read to its end and is in no file yet: its receipt without parts, and its rows by kind."""
 
     receipt: Receipt
-    rows: Mapping[PartKind, pa.RecordBatch]
+    rows: Mapping[PartKind, Sequence[pa.RecordBatch]]
 
     @cached_property
     def bytes(self) -> int:
-        return sum(rows.get_total_buffer_size() for rows in self.rows.values())
+        return sum(batch.get_total_buffer_size() for batches in self.rows.values() for batch in batches)
+
+    def copied(self) -> Held:
+        """The same in buffers of its own: a decoder's are larger than what is in them."""
+        return Held(self.receipt, {kind: [_copy(batches)] for kind, batches in self.rows.items()})
+
+
+def _copy(batches: Sequence[pa.RecordBatch]) -> pa.RecordBatch:
+    return pa.concat_batches([*batches, batches[0].slice(0, 0)])
 
 
 class Sharing:
@@ -95,14 +103,24 @@ class Sharing:
 
     def take(self, held: Held) -> None:
         """Take a slice that was read to its end."""
-        s, size = held.receipt.slice, held.bytes
-        try:
-            on_disk = self._left[0] != s and self._in_memory + size > WAITING_BYTES
-            self._waiting[s] = _OnDisk(held) if on_disk else held
-            self._in_memory += 0 if on_disk else size
-        except OSError as error:
-            self.failed[s], self._waiting[s] = error, None
+        s = held.receipt.slice
+        if self._left[0] == s:
+            self._left.popleft()
+            self._add(held)
+        else:
+            try:
+                self._waiting[s] = self._kept(held)
+            except OSError as error:
+                self.failed[s], self._waiting[s] = error, None
         self._advance()
+
+    def _kept(self, held: Held) -> Held | _OnDisk:
+        """What is held, where it can wait."""
+        if self._in_memory + held.bytes > WAITING_BYTES:
+            return _OnDisk(held)
+        kept = held.copied()
+        self._in_memory += kept.bytes
+        return kept
 
     def leave_out(self, s: Slice) -> None:
         """Go on without a slice."""
@@ -189,12 +207,12 @@ class _File:
     def add(self, held: Held) -> None:
         s = held.receipt.slice
         self._receipts.append(held.receipt)
-        for kind, rows in held.rows.items():
-            if rows.num_rows:
+        for kind, batches in held.rows.items():
+            if sum(batch.num_rows for batch in batches):
                 if kind not in self._writers:
                     target = replace(self._target, slice=s, kind=kind)
-                    self._writers[kind] = SharedWriter(self._lake, target, rows.schema, self._settings)
-                self._writers[kind].add(s, rows)
+                    self._writers[kind] = SharedWriter(self._lake, target, batches[0].schema, self._settings)
+                self._writers[kind].add(s, batches)
 
     def close(self) -> dict[Slice, Receipt]:
         """End the files and write the receipts of their slices."""
@@ -226,18 +244,18 @@ class _OnDisk:
     def __init__(self, held: Held) -> None:
         self._receipt = held.receipt
         self._files: dict[PartKind, BinaryIO] = {}
-        for kind, rows in held.rows.items():
+        for kind, batches in held.rows.items():
             self._files[kind] = file = cast(BinaryIO, tempfile.TemporaryFile())  # noqa: SIM115 - `close` does it
-            with pa.ipc.new_stream(file, rows.schema) as out:
-                out.write_batch(rows)
+            with pa.ipc.new_stream(file, batches[0].schema) as out:
+                out.write_batch(_copy(batches))
 
     def back(self) -> Held:
         """The slice, in memory again."""
-        rows = {}
+        rows = dict[PartKind, Sequence[pa.RecordBatch]]()
         for kind, file in self._files.items():
             file.seek(0)
             with pa.ipc.open_stream(file) as stream:
-                rows[kind] = stream.read_next_batch()
+                rows[kind] = [stream.read_next_batch()]
         self.close()
         return Held(self._receipt, rows)
 

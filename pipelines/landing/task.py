@@ -373,7 +373,7 @@ class _Landing:
         )
         if self._held is not None:
             check_classes(receipt)
-            return Held(receipt, {kind: _own(rows) for kind, rows in self._held.items()})
+            return Held(receipt, {kind: tuple(rows) for kind, rows in self._held.items()})
         check_account(receipt)
         receipt_files.put(work.feed, work.batch, (receipt,), self._tools.lake)
         return receipt
@@ -403,8 +403,3 @@ class _Landing:
 
 def _bytes(batches: Sequence[pa.RecordBatch]) -> int:
     return sum(rows.nbytes for rows in batches)
-
-
-def _own(batches: Sequence[pa.RecordBatch]) -> pa.RecordBatch:
-    """The rows in one batch, in buffers of their own: a decoder's are larger than what is in them."""
-    return pa.concat_batches([*batches, batches[0].slice(0, 0)])

@@ -198,7 +198,7 @@ class SharedWriter:
         self._lake, self._first, self._schema, self._settings = lake, first, schema, settings
         self._held: list[tuple[Slice, int]] = []
         self._pending: list[pa.RecordBatch] = []
-        self._waiting = 0, 0
+        self._rows = self._most = 0
         self._file: _PartFile | None = None
         self._ns = 0
 
@@ -215,15 +215,23 @@ class SharedWriter:
     def write_ns(self) -> int:
         return self._file.sink.ns if self._file else 0
 
-    def add(self, s: Slice, rows: pa.RecordBatch) -> None:
+    def add(self, s: Slice, batches: Sequence[pa.RecordBatch]) -> None:
         """Add all rows of a slice. Raises ProofFailed if their offsets do not increase, or leave the slice."""
-        check_increasing(s, rows, s.start - 1)
-        if self._waiting[0] + rows.num_rows > self._settings.row_group_rows:
+        last, rows = s.start - 1, 0
+        for batch in batches:
+            if batch.num_rows:
+                last = check_increasing(s, batch, last)
+                rows += batch.num_rows
+        if self._rows + rows > self._settings.row_group_rows:
             self._flush()
-        self._held.append((s, rows.num_rows))
-        self._pending.append(rows)
-        self._waiting = self._waiting[0] + rows.num_rows, self._waiting[1] + rows.nbytes
-        if self._waiting[0] >= min(SHARED_ROWS, self._settings.row_group_rows) or self._waiting[1] >= ROW_GROUP_BYTES:
+        self._held.append((s, rows))
+        self._pending += batches
+        self._rows += rows
+        # Whole buffers are counted first: what rows take of them is never more, and takes long to find.
+        self._most += sum(batch.get_total_buffer_size() for batch in batches)
+        if self._most >= ROW_GROUP_BYTES:
+            self._most = sum(batch.nbytes for batch in self._pending)
+        if self._rows >= min(SHARED_ROWS, self._settings.row_group_rows) or self._most >= ROW_GROUP_BYTES:
             self._flush()
 
     def close(self) -> dict[Slice, Part]:
@@ -249,7 +257,7 @@ class SharedWriter:
             return
         begun = time.perf_counter_ns()
         rows = pa.Table.from_batches(self._pending, self._schema).unify_dictionaries()
-        self._pending, self._waiting = [], (0, 0)
+        self._pending, self._rows, self._most = [], 0, 0
         if self._file is None:
             first, name = self._first, paths.shared_name(self._first.slice, self._first.batch)
             chosen = options(rows, self._settings)

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import Protocol
 
 import numpy as np
@@ -104,7 +105,12 @@ class RawFormat:
 
 
 def _constant_text(text: str, rows: int) -> pa.DictionaryArray:
-    return pa.DictionaryArray.from_arrays(fixed_width(pa.int8(), np.zeros(rows, np.int8)), text_array([text]))
+    return pa.DictionaryArray.from_arrays(fixed_width(pa.int8(), np.zeros(rows, np.int8)), _only(text))
+
+
+@lru_cache(maxsize=64)
+def _only(text: str) -> pa.StringArray:
+    return text_array([text])
 
 
 def inside(offsets: np.ndarray, ranges: Iterable[Range]) -> np.ndarray:

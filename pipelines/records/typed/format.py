@@ -26,6 +26,9 @@ from sluice.pipelines.schema.schema import Schema
 from sluice.pipelines.vocabulary.plans import Slice
 from sluice.pipelines.vocabulary.receipts import Drift
 
+_KAFKA = pa.schema(KAFKA_FIELDS)
+_COORDINATES = [RawFormat.schema.get_field_index(f.name) for f in COORDINATES]
+
 
 class Records(NamedTuple):
     """Records of a slice: as they came, their coordinates, their offsets, and what of them is typed."""
@@ -56,8 +59,8 @@ class TypedFormat:
         for records, opened in self._opened(chunk):
             offsets = int64s(records.column(records.schema.get_field_index("offset")))
             (raw,) = self._raw.convert(s, records)
-            columns = [raw.landed.column(raw.landed.schema.get_field_index(f.name)) for f in COORDINATES]
-            kafka = pa.RecordBatch.from_arrays([*columns, _nulls(opened.values)], schema=pa.schema(KAFKA_FIELDS))
+            columns = [raw.landed.column(place) for place in _COORDINATES]
+            kafka = pa.RecordBatch.from_arrays([*columns, _nulls(opened.values)], schema=_KAFKA)
             # Nothing here holds a piece while its rows are written: a contract makes a copy of them, without some.
             yield from map(partial(self._formatted, Records(raw.landed, kafka, offsets, opened)), self._pieces(opened))
 
