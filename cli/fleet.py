@@ -30,12 +30,14 @@ SHOWN = 4
 @dataclass(frozen=True, slots=True)
 class Line:
     """One feed of several: what went wrong in its runs, in a few words what landed, and why its table is not up to
-    date."""
+    date; whether open transactions hold something back; `beside`: what else somebody should know."""
 
     feed: str
     errors: tuple[SluiceError, ...]
     landed: str
     table: SluiceError | None = None
+    held: bool = False
+    beside: tuple[RenderableType, ...] = ()
 
 
 class Together:
@@ -90,8 +92,9 @@ def view(lines: Sequence[Line], took: float) -> list[RenderableType]:
     wrong = [(failed(lines), "failed"), (left(lines), "not reached")]
     parts = [f"{len(names)} {what}: {', '.join(names)}" for names, what in wrong if names]
     end = bad("; ".join([said, *parts])) if parts else good(said)
-    behind = [shown for line in lines if line.table for shown in table_behind(line.table, f"{line.feed}: ")]
-    return [heading("Run of many feeds"), table(("feed", "outcome", "landed"), rows, least="landed"), *behind, end]
+    beside = [shown for line in lines for shown in line.beside]
+    beside += [shown for line in lines if line.table for shown in table_behind(line.table, f"{line.feed}: ")]
+    return [heading("Run of many feeds"), table(("feed", "outcome", "landed"), rows, least="landed"), *beside, end]
 
 
 def _outcome(line: Line) -> Text:
@@ -99,7 +102,9 @@ def _outcome(line: Line) -> Text:
         return warn("not reached")
     if line.errors:
         return bad(_words(line.errors))
-    return warn("done, its table is not up to date") if line.table else good("done")
+    if line.table:
+        return warn("done, its table is not up to date")
+    return warn("done, some is held back") if line.held else good("done")
 
 
 def table_behind(error: SluiceError, of: str = "") -> list[RenderableType]:

@@ -153,10 +153,7 @@ def _many(session: Session, names: Sequence[str], typed: WorkOptions, broken: Se
         for done in _together(session, each):
             ran[done.feed].append(done)
     whole = spent + time.monotonic() - began
-    lines = [
-        fleet.Line(n, tuple(r.outcome.error for r in each if r.outcome.error), _all_landed(each), _table_of(each))
-        for n, each in ran.items()
-    ]
+    lines = [_line(name, each) for name, each in ran.items() if each]
     lines += [fleet.Line(name, (error,), "") for name, error in wrong.items()]
     session.terminal.show(*fleet.view(lines, whole))
     for error in (*broken, *fleet.named(lines)):
@@ -173,9 +170,17 @@ def _many(session: Session, names: Sequence[str], typed: WorkOptions, broken: Se
     return max((e.exit_code for e in (*broken, *(e for line in lines for e in line.errors))), default=0)
 
 
-def _table_of(runs: Sequence[Ran]) -> SluiceError | None:
-    """Why the feed's table is not up to date after its runs."""
-    return runs[-1].outcome.table if runs else None
+def _line(feed: str, runs: Sequence[Ran]) -> fleet.Line:
+    """A feed's runs, in a line of the table, and below it."""
+    errors, last = tuple(r.outcome.error for r in runs if r.outcome.error), runs[-1].outcome
+    held = last.landed.held if last.landed else ()
+    beside: list[RenderableType] = [line for h in held for line in outlooks.held_back(h).lines(where=f"{feed}: ")]
+    lost = [loss for run in runs if run.outcome.landed for loss in run.outcome.landed.losses]
+    beside += [warn(f"{feed}: {loss.key} {loss.range} is lost and accepted as such") for loss in lost]
+    if last.uncommitted:
+        what = f"{feed}: what landed is not committed: {last.uncommitted.message}"
+        beside += [bad(what), remedy(last.uncommitted)]
+    return fleet.Line(feed, errors, _all_landed(runs), last.table, bool(held), tuple(beside))
 
 
 def _asked_of_each(

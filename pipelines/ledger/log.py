@@ -39,6 +39,8 @@ CHECKPOINT_BYTES = 2 << 20
 CHECKPOINT_SHARE = 4000
 """Of an old ledger it is one entry in so many: the older it is, the more its checkpoint takes to write."""
 CHECKPOINTS_KEPT = 3
+NEWEST_BYTES = 256 << 10
+"""Entries that the last read brought are kept up to this size: who looks at a feed asks for the newest again."""
 SEGMENTS_AT_ONCE = 8
 """The most segments that are written in one go: so many requests for each thousand entries of theirs."""
 READ_AHEAD = 64
@@ -67,6 +69,7 @@ class Ledger:
         self._lake, self.feed, self._clock = lake, feed, clock
         self._run, self._cluster, self._whole = run, cluster, whole
         self._state = State()
+        self._newest: dict[str, bytes] = {}
 
     @classmethod
     def offline(cls, lake: Lake, feed: str, clock: Clock, run: str = "") -> Ledger:
@@ -124,8 +127,11 @@ class Ledger:
 
     def _kept(self, state: State, data: list[tuple[str, bytes]]) -> State:
         self._state = state
+        size = sum(len(d) for _, d in data)
+        if 0 < size < NEWEST_BYTES:
+            self._newest = dict(data)
         many = max(CHECKPOINT_EVERY, state.number // CHECKPOINT_SHARE)
-        much = len(data) >= many or sum(len(d) for _, d in data) >= CHECKPOINT_BYTES
+        much = len(data) >= many or size >= CHECKPOINT_BYTES
         if much and self._whole:
             self._leave_checkpoint()
         return state
@@ -251,7 +257,7 @@ class Ledger:
     def entry(self, number: int) -> Entry:
         """The entry at `number`. Raises LedgerCorrupt when there is none."""
         path = paths.log_path(self.feed, number)
-        return parse(self._content(path), path)
+        return parse(self._newest.get(path) or self._content(path), path)
 
     def plan(self, batch: int) -> Plan:
         """The plan of the batch. Raises LedgerCorrupt when there is none."""

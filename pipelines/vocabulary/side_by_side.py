@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import threading
+import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from typing import TypeVar
@@ -12,6 +14,8 @@ PATIENCE = 0.01
 """Seconds that one thread works alone before the others join, counted anew whenever it finishes an item. It does quick
 work, as on a local disk, in a third of the processor time: several threads would pass the interpreter's lock around."""
 
+_here = threading.local()
+
 One = TypeVar("One")
 Done = TypeVar("Done")
 
@@ -19,14 +23,26 @@ Done = TypeVar("Done")
 def each(work: Callable[[One], Done], items: Sequence[One], patience: float = PATIENCE) -> list[Done]:
     """The results of `work` for each item, in order.
 
-    One thread begins; the others join once no item was finished for `patience` seconds (0: at once). After an error no
-    further item begins; when those under way have ended, the error of the first item in order is raised.
+    One thread begins; the others join once no item was finished for `patience` seconds (0: at once). Within an item of
+    another call it is the caller's own thread that begins, and the others join after an item that took longer. After an
+    error no further item begins; when those under way have ended, the error of the first item in order is raised.
     """
     if len(items) < 2:
         return [work(one) for one in items]
     left, done, failed = iter(enumerate(items)), dict[int, Done](), dict[int, BaseException]()
+    if patience and getattr(_here, "is_one_of_many", False):
+        began = time.monotonic()
+        for at, item in left:
+            done[at] = work(item)
+            if (now := time.monotonic()) - began > patience:
+                break
+            began = now
+        if len(done) == len(items):
+            return [*done.values()]
+        patience = 0
 
     def go() -> None:
+        _here.is_one_of_many = True
         for at, item in left:
             try:
                 done[at] = work(item)

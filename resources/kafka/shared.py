@@ -1,7 +1,8 @@
 """One Kafka for many feeds: they share its connections, and one look at it tells each of them what it asks first.
 
 Topics, positions, committed offsets and settings of all the feeds are asked for together: a few requests to each broker
-however many feeds there are (KIP-699, KIP-709), where each by itself takes a dozen.
+however many feeds there are (KIP-699, KIP-709), where each by itself takes a dozen. Look-ups by time go together where
+feeds ask at the same moment.
 
 Promises: nothing is told that is older than `AGE`, and nothing to a feed that said since that it is out of date
 (`forget`). What a look could not find out for a feed (a topic without a leader, a right that is missing, brokers before
@@ -44,6 +45,8 @@ AGE = 5.0
 """Seconds after which a look is out of date for everybody."""
 CONFIGS_AGE = 60.0
 """The same of settings, which only explain."""
+PATIENCE = 1.0
+"""Seconds that a feed waits for the look-up of another before it asks by itself."""
 MOST = 20_000
 """The most partitions of a look: the feeds with the fewest come in first, and those with more ask by themselves."""
 
@@ -70,6 +73,15 @@ class _Failed:
     error: SluiceError
 
 
+@dataclass(eq=False, slots=True)
+class _Question:
+    """A look-up by time, and Kafka's answer once there is one; `failed`: there is none for those who asked together."""
+
+    times: Mapping[TopicPartition, int]
+    answer: Mapping[TopicPartition, OffsetAtTime | None] | None = None
+    failed: bool = False
+
+
 @dataclass
 class SharedKafka:
     """The Kafka of `feeds`, all of which reach it by exactly the settings `access`. Opens no connection before the
@@ -81,6 +93,9 @@ class SharedKafka:
     _last: Look | _Failed | None = None
     _settings: tuple[float, Configs] | None = None
     _coordinators: dict[str, int] = field(default_factory=dict)
+    _asking: threading.Lock = field(default_factory=threading.Lock)
+    _questions: list[_Question] = field(default_factory=list)
+    _apart: float = 0.0
 
     def __post_init__(self) -> None:
         self.wire = Wire(self.access)
@@ -116,6 +131,44 @@ class SharedKafka:
                 at, known = time.monotonic(), self._cluster.configs(self.look().partitions)
                 self._settings = at, known
             return known
+
+    def offsets_at(self, times: Mapping[TopicPartition, int]) -> Mapping[TopicPartition, OffsetAtTime | None] | None:
+        """As of KafkaCluster, where the last look knows the partitions. While Kafka answers one look-up, those of other
+        feeds wait, and then go together. None if Kafka is slow, or it fails: then each feed asks by itself, for as long
+        as settings are told, so that none waits for another's broker."""
+        if time.monotonic() < self._apart:
+            return None
+        mine = _Question(times)
+        self._questions.append(mine)
+        if not self._asking.acquire(timeout=PATIENCE):
+            with contextlib.suppress(ValueError):
+                self._questions.remove(mine)
+            return mine.answer
+        try:
+            if mine.answer is None and not mine.failed:
+                self._ask_together()
+        finally:
+            self._asking.release()
+        return mine.answer
+
+    def _ask_together(self) -> None:
+        began = time.monotonic()
+        asked, merged = list[_Question](), dict[TopicPartition, int]()
+        for question in [*self._questions]:
+            if merged.keys().isdisjoint(question.times):
+                merged |= question.times
+                asked.append(question)
+                self._questions.remove(question)
+        try:
+            self._cluster.begin(self.look().layout)
+            found = self._cluster.offsets_at(merged)
+            for question in asked:
+                question.answer = {tp: found[tp] for tp in question.times}
+        except SluiceError:
+            for question in asked:
+                question.failed = True
+        if (asked and asked[0].failed) or time.monotonic() - began > PATIENCE:
+            self._apart = time.monotonic() + CONFIGS_AGE
 
     def drop(self, group: str) -> None:
         """What the last look says of the group is out of date: it is about to move."""
@@ -206,7 +259,11 @@ class SharedCluster:
         return tuple(_under(isolation, p) for name in names for p in look.partitions[name])
 
     def offsets_at(self, times: Mapping[TopicPartition, int]) -> Mapping[TopicPartition, OffsetAtTime | None]:
-        return self._own.offsets_at(times)
+        look = self._look()
+        told = None
+        if look is not None and all(tp.topic in look.partitions for tp in times):
+            told = self._shared.offsets_at(times)
+        return self._own.offsets_at(times) if told is None else told
 
     def open_transactions(self, partitions: Iterable[TopicPartition]) -> Mapping[TopicPartition, OpenTransaction]:
         return self._own.open_transactions(partitions)

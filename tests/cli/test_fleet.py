@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from rich.text import Text
 
 from sluice.cli import fleet
 from sluice.cli.fleet import Line
@@ -13,6 +14,14 @@ from sluice.pipelines.vocabulary.errors import GroupMoved, KafkaUnavailable, Not
 from tests.cli.conftest import FEED, Sluice
 
 AWAY = "no broker answers; 127.0.0.1:9: connection refused"
+
+
+def test_what_is_held_back_is_said(capfd: pytest.CaptureFixture[str]) -> None:
+    said = Text("orders:0 is held at offset 3")
+    Terminal().show(*fleet.view([Line("a", (), "", held=True, beside=(said,)), Line("b", (), "")], 2.0))
+    out = capfd.readouterr().out
+    assert "! done, some is held back" in out
+    assert "orders:0 is held at offset 3" in out
 
 
 def test_an_error_of_many_feeds_is_told_once_and_names_them() -> None:

@@ -35,3 +35,27 @@ def test_the_first_error_is_raised_and_nothing_new_begins(patience: float) -> No
     with pytest.raises(ValueError, match=r"^20$"):
         each(work, range(1000), patience)
     assert len(begun) <= 20 + AT_ONCE
+
+
+def test_within_an_item_quick_work_needs_no_other_thread() -> None:
+    def inner(n: int) -> set[int]:
+        return {threading.get_ident(), *each(lambda m: threading.get_ident(), range(20), patience=60)}
+
+    assert all(len(threads) == 1 for threads in each(inner, range(8), patience=60))
+
+
+def test_within_an_item_others_join_after_work_that_took_long() -> None:
+    together = threading.Barrier(AT_ONCE)
+
+    def inner(n: int) -> list[bool]:
+        return each(lambda m: m == 0 or together.wait(60) >= 0, range(AT_ONCE + 1), patience=1e-9)
+
+    assert each(inner, [0, 1], patience=60)[0] == [True] * (AT_ONCE + 1)
+
+
+def test_within_an_item_an_error_is_raised() -> None:
+    def inner(n: int) -> None:
+        each(lambda m: 1 // (5 - m), range(20), patience=60)
+
+    with pytest.raises(ZeroDivisionError):
+        each(inner, [0, 1], patience=60)

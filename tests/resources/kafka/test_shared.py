@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections import Counter
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -19,7 +20,7 @@ from sluice.resources.kafka.cluster import KafkaCluster
 from sluice.resources.kafka.group import KafkaGroup
 from sluice.resources.kafka.shared import SharedKafka
 from sluice.resources.kafka.wire import Wire
-from tests.resources.kafka.tools import address, produce, transaction
+from tests.resources.kafka.tools import address, produce, transaction, until
 
 pytestmark = pytest.mark.kafka
 COMMITTED = Isolation.READ_COMMITTED
@@ -91,6 +92,48 @@ def test_many_feeds_are_told_what_each_would_find_by_itself_in_a_few_requests(fe
     assert told == alone
     once = ("Metadata", "OffsetFetch", "DescribeConfigs", "FindCoordinator", "DescribeLogDirs")
     assert asked == {**dict.fromkeys(once, 1), "ListOffsets": 3}
+
+
+def test_look_ups_by_time_that_feeds_ask_meanwhile_go_together(feeds, asked, monkeypatch):
+    times = [{TopicPartition(f.topics.names[0], p): 0 for p in range(2)} for f in feeds]
+    times.append(dict(times[0]))  # of two feeds that read one topic, the second asks by itself
+    with closing(KafkaCluster(feeds[0].kafka)) as cluster:
+        alone = [cluster.offsets_at(each) for each in times]
+    with sharing(feeds) as shared_kafka, ThreadPoolExecutor(5) as pool:
+        clusters = [shared_kafka.cluster() for _ in times]
+        with shared_kafka._asking:  # somebody is being answered
+            asked.clear()
+            told = [pool.submit(c.offsets_at, each) for c, each in zip(clusters, times, strict=True)]
+            until(lambda: len(shared_kafka._questions) == 5)
+            look = Counter(asked)
+        assert [t.result(60) for t in told] == alone
+        assert (asked - look)["ListOffsets"] <= 2
+
+        def broken(asked: object) -> None:
+            raise KafkaUnavailable("one of them has no leader")
+
+        monkeypatch.setattr(shared_kafka._cluster, "offsets_at", broken)
+        assert clusters[0].offsets_at(times[0]) == alone[0], "each finds out by itself"
+
+
+def test_no_feed_waits_for_a_look_up_of_another_that_hangs(feeds, monkeypatch):
+    hangs, hung = threading.Event(), threading.Event()
+
+    def hang(times: object) -> None:
+        hung.set()
+        assert hangs.wait(60)
+        raise KafkaUnavailable("its broker does not answer")
+
+    times = [{TopicPartition(f.topics.names[0], 0): 0} for f in feeds]
+    with sharing(feeds) as shared_kafka, ThreadPoolExecutor(1) as pool:
+        clusters = [shared_kafka.cluster() for _ in times]
+        monkeypatch.setattr(shared_kafka._cluster, "offsets_at", hang)
+        first = pool.submit(clusters[0].offsets_at, times[0])
+        assert hung.wait(60)
+        assert clusters[1].offsets_at(times[1])
+        hangs.set()
+        assert first.result(60)
+        assert shared_kafka.offsets_at(times[2]) is None, "from then on each asks by itself"
 
 
 def test_what_is_out_of_date_is_asked_for_anew(kafka, feeds, monkeypatch):
