@@ -14,7 +14,6 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
 
 import dagster as dg
 import pytest
@@ -154,25 +153,15 @@ def _children(desk: Desk, run: str) -> list[dg.DagsterRun]:
 
 def test_two_backfills_at_once(stage: Stage) -> None:
     field, desk = stage.past, stage.desk
-    backfills = [desk.backfill(field.name, stage.windows[:1]) for _ in range(2)]
+    backfills = [desk.backfill([field.name], stage.windows[:1]) for _ in range(2)]
     field.account.did("two backfills of the same window were asked for")
-    until(lambda: all(_done(desk, b) for b in backfills), 600)
-    runs = [r for b in backfills for r in _records(desk, b)]
+    runs = [r for b in backfills for r in desk.backfilled(b)]
     assert [r.dagster_run.status for r in runs] == [Status.SUCCESS] * 2, [desk.log(r.dagster_run.run_id) for r in runs]
     times = sorted((r.start_time, r.end_time) for r in runs)
     assert all(before[1] <= after[0] for before, after in pairwise(times)), "the feed's pool lets one in at a time"
     field.account.did("two runs, one after the other, succeeded")
     field.recovered()
     field.proven()
-
-
-def _done(desk: Desk, backfill: str) -> bool:
-    found = desk.instance.get_backfill(backfill)
-    return found is not None and found.status.value.startswith("COMPLETED")
-
-
-def _records(desk: Desk, backfill: str) -> list[Any]:
-    return list(desk.instance.get_run_records(dg.RunsFilter(tags={"dagster/backfill": backfill})))
 
 
 def test_dagster_killed_with_a_run_at_work(stage: Stage) -> None:

@@ -10,7 +10,7 @@ import random
 import signal
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -19,8 +19,9 @@ import dagster as dg
 import pytest
 
 from sluice.assets.fleet_runs import fleet_job
+from sluice.assets.shown import landed_key
 from sluice.pipelines.feed.feed import SHARED
-from sluice.pipelines.vocabulary.units import HOUR
+from sluice.pipelines.vocabulary.units import HOUR, show_window
 from tests.checker.gather import seen
 from tests.checker.producers import Noting
 from tests.faults.account import SEED, Account
@@ -38,6 +39,7 @@ BROKERS = 1
 NAMES = ("orders", "refunds", "returns")
 RATE, KILLS = 40, 4
 HUGE_PARTITIONS, HUGE_HOURS = 40, 15
+BACKFILLED = 3
 AWAY = "{bootstrap: '127.0.0.1:9', bootstrap_timeout_ms: 500}"
 
 
@@ -91,13 +93,18 @@ def failed(ran: Run) -> list[str]:
 def test_the_run_over_many_feeds_is_killed_at_random_times(fleet: list[Field]) -> None:
     draw = random.Random(SEED)
     with producing(fleet):
+        assert failed(ended(fleet, started(fleet), "a run over all feeds")) == []  # it makes Dagster's home
         whole = ended(fleet, started(fleet), "a run over all feeds")
         assert failed(whole) == [], whole
-        for _ in range(KILLS):
+        killed = 0
+        for _ in range(3 * KILLS):
             running = started(fleet)
             time.sleep(draw.uniform(0.4, 1.0) * whole.seconds)
             os.killpg(running.process.pid, signal.SIGKILL)
-            ended(fleet, running, "a run over all feeds")
+            killed += ended(fleet, running, "a run over all feeds").code < 0  # else it had ended before
+            if killed == KILLS:
+                break
+        assert killed == KILLS
         again = ended(fleet, started(fleet), "the run after them")
         assert failed(again) == [], again
     for field in fleet:
@@ -215,6 +222,42 @@ def test_a_run_over_many_feeds_is_canceled_in_dagster(fleet: list[Field]) -> Non
     assert committed(fleet) == list(NAMES)
     for field in fleet:
         field.proven()
+
+
+def test_a_backfill_of_many_feeds_in_dagster(fleet: list[Field]) -> None:
+    """One run over some hours of all of them. One finds no Kafka: it alone is red, and lands when it is executed
+    again."""
+    now = int(time.time() * 1000)
+    hours = range(now - now % HOUR - BACKFILLED * HOUR, now - now % HOUR, HOUR)
+    windows = [show_window(hour) for hour in hours]
+    for field in fleet:
+        path = field.noted("past")
+        for hour in hours:
+            with closing(Noting(path, show_window(hour), field.arena.kafka.bootstrap, ahead_ms=hour - now)) as producer:
+                for partition in range(field.partitions):
+                    producer.send(field.topic, partition, 20)
+    broken = fleet[1]
+    replace(broken, settings={"kafka": AWAY}).feed()
+    with dagster_ui.opened(fleet[0].root) as desk:
+        (record,) = desk.backfilled(desk.backfill(NAMES, windows))
+        run = record.dagster_run
+        assert run.status is dg.DagsterRunStatus.FAILURE, desk.log(run.run_id)
+        fleet[0].account.did(f"a backfill of {len(windows)} windows of {len(fleet)} feeds was one run; one feed failed")
+        assert [green(desk, field) for field in fleet] == [set(windows), set(), set(windows)]
+        assert committed(fleet) == [f.name for f in fleet if f is not broken]
+        broken.feed()
+        again, steps = desk.again(run.run_id)
+        assert all(step.startswith(broken.name) for step in steps), steps
+        assert desk.ended(again) is dg.DagsterRunStatus.SUCCESS, desk.log(again)
+        fleet[0].account.did("that feed alone was executed again, and succeeded")
+        assert green(desk, broken) == set(windows)
+    assert failed(ended(fleet, started(fleet), "the run after it")) == []
+    for field in fleet:
+        field.proven()
+
+
+def green(desk: dagster_ui.Desk, field: Field) -> set[str]:
+    return set(desk.instance.get_materialized_partitions(landed_key(field.name)))
 
 
 ENDED = ("SUCCESS", "FAILURE", "CANCELED")

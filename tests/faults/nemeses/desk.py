@@ -27,6 +27,9 @@ _LAUNCH = """mutation($params: ExecutionParams!) { launchRun(executionParams: $p
     __typename ... on LaunchRunSuccess { run { runId } } ... on PythonError { message } } }"""
 _TERMINATE = """mutation($run: String!) { terminateRun(runId: $run) {
     __typename ... on TerminateRunFailure { message } ... on PythonError { message } } }"""
+_AGAIN = """mutation($run: String!) {
+    launchRunReexecution(reexecutionParams: {parentRunId: $run, strategy: FROM_FAILURE}) {
+    __typename ... on LaunchRunSuccess { run { runId stepKeysToExecute } } ... on PythonError { message } } }"""
 _BACKFILL = """mutation($params: LaunchBackfillParams!) { launchPartitionBackfill(backfillParams: $params) {
     __typename ... on LaunchBackfillSuccess { backfillId } ... on PythonError { message } } }"""
 
@@ -53,9 +56,14 @@ class Desk:
     def terminate(self, run: str) -> None:
         self._ask(_TERMINATE, run=run)
 
-    def backfill(self, feed: str, windows: Sequence[str]) -> str:
-        """The id of a backfill of the windows."""
-        assets = [{"path": [feed, asset]} for asset in ("landed", "committed")]
+    def again(self, run: str) -> tuple[str, list[str]]:
+        """Execute a run again from where it failed: the new run's id and steps."""
+        made = self._ask(_AGAIN, run=run)["run"]
+        return made["runId"], made["stepKeysToExecute"]
+
+    def backfill(self, feeds: Sequence[str], windows: Sequence[str]) -> str:
+        """The id of a backfill of the windows of these feeds."""
+        assets = [{"path": [feed, asset]} for feed in feeds for asset in ("landed", "committed")]
         params = {"assetSelection": assets, "partitionNames": list(windows)}
         made: str = self._ask(_BACKFILL, params=params)["backfillId"]
         return made
@@ -79,6 +87,19 @@ class Desk:
         """Wait until Dagster knows that the run has ended: how."""
         until(lambda: self.status(run) in FINISHED_STATUSES, 300)
         return self.status(run)
+
+    def backfilled(self, backfill: str) -> list[Any]:
+        """Wait until it has come to its end, whatever became of its runs: these."""
+
+        def status() -> str:
+            found = self.instance.get_backfill(backfill)
+            return found.status.value if found else ""
+
+        until(lambda: status() not in ("", "REQUESTED"), 600)
+        runs = [*self.instance.get_run_records(dg.RunsFilter(tags={"dagster/backfill": backfill}))]
+        logs = [self.log(r.dagster_run.run_id) for r in runs]
+        assert status().startswith("COMPLETED"), (self.instance.get_backfill(backfill), logs)
+        return runs
 
     def log(self, run: str) -> str:
         return "\n".join(e.user_message or e.message for e in self.instance.all_logs(run))
