@@ -261,6 +261,46 @@ def test_by_key_with_coordinates_and_what_is_refused(
     assert (audited["holds"], audited["rows"], audited["compared"]) == (True, 80, 80)
 
 
+def test_one_after_the_other_at_most_so_many_a_second(
+    tmp_path: Path,
+    kafka: LocalKafka,
+    fresh_topic: Callable[..., str],
+    capfd: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    place, again = Place(tmp_path, kafka, fresh_topic(partitions=3)), fresh_topic(partitions=2)
+    produce(place, 300)
+    run(place.feed())
+    asked = ["republish", "orders", "--offsets", f"{place.topic}:1:10-90", "--to", again, "--headers", "--apply"]
+    asked += ["--partition-by", "round-robin", "--project", str(tmp_path)]
+    clock = Clock()
+    monkeypatch.setattr(carry_out, "time", clock)
+    done = said(capfd, *asked, "--rate", "40", "--id", "by-records")
+    assert (done["records"], done["partition_by"], done["partitions"]) == (80, "round-robin", {"0": 40, "1": 40})
+    found = seen(kafka, again, 80)
+    assert {int(r["headers"][-1]["value"]): r["partition"] for r in found} == {n: n % 2 for n in range(10, 90)}
+    assert clock.slept == pytest.approx(80 / 40)
+
+    clock.slept = 0.0
+    done = said(capfd, *asked, "--rate", "1KB", "--id", "by-bytes")
+    bytes_sent = sum(len(r["key"] or b"") + len(r["value"] or b"") for r in found)
+    assert bytes_sent / 1000 < clock.slept < 4 * bytes_sent / 1000
+    assert clock.slept / done["transactions"] < carry_out.TRANSACTION_SECONDS + 2, "none stays open while it waits"
+    assert [done["records"], len(seen(kafka, again, 160))] == [80, 160]
+
+
+class Clock:
+    """Time that passes by sleeping alone."""
+
+    slept = 0.0
+
+    def sleep(self, seconds: float) -> None:
+        self.slept += seconds
+
+    def monotonic(self) -> float:
+        return self.slept
+
+
 def test_an_audit_names_what_the_target_holds_otherwise(
     tmp_path: Path, kafka: LocalKafka, fresh_topic: Callable[..., str], capfd: pytest.CaptureFixture[str]
 ) -> None:
