@@ -106,11 +106,14 @@ class LocalLake:
             _move(_write(place, data), place)
 
     def get(self, path: str) -> bytes | None:
+        place = self._inside(path)
         try:
-            with self.open(path) as file, _translating_errors(path):
+            with open(place, "rb") as file:
                 return file.read()
-        except FileNotFoundError:
+        except (FileNotFoundError, NotADirectoryError):
             return None
+        except OSError as error:
+            raise _meaning(error, path) from error
 
     def list(self, prefix: str, after: str = "") -> Iterator[str]:
         """Files below `prefix`, in the order of their whole paths, without links and `.tmp-…` files."""
@@ -129,11 +132,14 @@ class LocalLake:
             yield Stat(path, found.st_size, f"{found.st_ino:x}-{found.st_ctime_ns:x}")
 
     def size(self, path: str) -> int | None:
-        place = self._place(path)
-        with _translating_errors(path), suppress(FileNotFoundError, NotADirectoryError):
-            found = place.stat()
-            return found.st_size if stat.S_ISREG(found.st_mode) else None
-        return None
+        place = self._inside(path)
+        try:
+            found = os.stat(place)
+        except (FileNotFoundError, NotADirectoryError):
+            return None
+        except OSError as error:
+            raise _meaning(error, path) from error
+        return found.st_size if stat.S_ISREG(found.st_mode) else None
 
     @contextmanager
     def create(self, path: str) -> Iterator[BinaryIO]:
@@ -212,14 +218,18 @@ class LocalLake:
         self._prune(place if last else place / "gone")
 
     def _place(self, path: str) -> Path:
-        """The path below the root. Checked before each call; no guard against folders swapped meanwhile."""
+        return Path(self._inside(path))
+
+    def _inside(self, path: str) -> str:
+        """The path below the root. Checked before each call; no guard against folders swapped meanwhile. Text: a ledger
+        is read by dozens of names, and a Path costs as much as the checks."""
         inside = os.path.join(self.root, "")
         with suppress(UnicodeEncodeError):
             os.fsencode(path)
             if not _STRAY.search(path) and (
                 not self._leads_over_link(path) or os.path.join(os.path.realpath(inside + path), "").startswith(inside)
             ):
-                return Path(inside + path)
+                return inside + path
         raise Terminal(
             f"{ascii(path)[:300]} is no path inside the lake {self.root}",
             remedy="look for `..`, an absolute path, or a symbolic link that leads out of the lake",
