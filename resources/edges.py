@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import AbstractContextManager, ExitStack, closing, contextmanager
+from contextlib import AbstractContextManager, ExitStack, closing, contextmanager, nullcontext
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from sluice.pipelines.feed.feed import Feed
@@ -22,6 +22,7 @@ from sluice.resources.kafka.cluster import KafkaCluster
 from sluice.resources.kafka.group import KafkaGroup
 from sluice.resources.kafka.groups import KafkaGroups
 from sluice.resources.kafka.shared import SharedKafka
+from sluice.resources.kafka.wire import Wire
 from sluice.resources.lakes import open_lake
 from sluice.resources.liveness import LakeLiveness
 from sluice.resources.registry import writers_of
@@ -64,8 +65,9 @@ def shared_edges(feeds: Iterable[Feed]) -> Iterator[Callable[[Feed], AbstractCon
 def _opened(feed: Feed, shared: SharedKafka | None = None) -> Iterator[Edges]:
     lake = open_lake(feed)
     with (
-        closing(shared.cluster() if shared else KafkaCluster(feed.kafka)) as cluster,
-        closing(_group(feed, shared)) as group,
+        nullcontext(shared.wire) if shared else closing(Wire(feed.kafka)) as wire,
+        closing(shared.cluster() if shared else KafkaCluster(feed.kafka, wire=wire)) as cluster,
+        closing(_group(feed, shared, wire)) as group,
     ):
         yield Edges(
             cluster=cluster,
@@ -157,11 +159,11 @@ def _open_windows_table(feed: Feed, lake: Lake) -> Table:
 # -- where offsets are kept: each store is chosen here, and nowhere else
 
 
-def _group(feed: Feed, shared: SharedKafka | None) -> KafkaGroup | ZooKeeperGroup | BothGroup:
+def _group(feed: Feed, shared: SharedKafka | None, wire: Wire) -> KafkaGroup | ZooKeeperGroup | BothGroup:
     if feed.offsets.dual_commit:
-        kafka, zookeeper = _kafka_group(feed, shared), _zookeeper_group(feed)
+        kafka, zookeeper = _kafka_group(feed, shared, wire), _zookeeper_group(feed)
         return BothGroup(kafka, zookeeper, _both(kafka.close, zookeeper.close))
-    return _zookeeper_group(feed) if feed.offsets.in_zookeeper else _kafka_group(feed, shared)
+    return _zookeeper_group(feed) if feed.offsets.in_zookeeper else _kafka_group(feed, shared, wire)
 
 
 def _groups(feed: Feed) -> KafkaGroups | ZooKeeperGroups | BothGroups:
@@ -171,12 +173,13 @@ def _groups(feed: Feed) -> KafkaGroups | ZooKeeperGroups | BothGroups:
     return ZooKeeperGroups(_connect(feed)) if feed.offsets.in_zookeeper else KafkaGroups(feed.kafka)
 
 
-def _kafka_group(feed: Feed, shared: SharedKafka | None) -> KafkaGroup:
+def _kafka_group(feed: Feed, shared: SharedKafka | None, wire: Wire) -> KafkaGroup:
+    """`wire`: the cluster's. A connection of its own would be the same brokers looked for and greeted once more."""
     asked = {"session": feed.kafka.session_timeout_ms, "transaction": feed.kafka.transaction_timeout_ms}
     seconds: dict[str, Any] = {name: ms / 1000 for name, ms in asked.items() if ms is not None}
     if shared:
         return shared.group(feed.group, **seconds, rights=rights_of(feed))
-    return KafkaGroup(feed.kafka, feed.group, **seconds, rights=rights_of(feed))
+    return KafkaGroup(feed.kafka, feed.group, **seconds, rights=rights_of(feed), wire=wire)
 
 
 def _zookeeper_group(feed: Feed) -> ZooKeeperGroup:

@@ -214,8 +214,8 @@ class _Lookup:
 
     def _entry(self, times: Sequence[int]) -> BoundaryEntry:
         items = []
-        for key in self._partitions:
-            there = [self._found[time][key] for time in times]
+        looked = zip(*(self._found[time].values() for time in times), strict=True)  # each in the partitions' order
+        for key, there in zip(self._partitions, looked, strict=True):
             offsets, by_clock, by_marker = zip(*there, strict=True)
             items.append(
                 Boundaries(

@@ -252,6 +252,7 @@ class KafkaCluster:
         self, leader: int, places: Sequence[Leadership], isolation: Isolation
     ) -> Mapping[TopicPartition, Answer[PartitionState]]:
         """Start, stable end and high watermark, in this order: each can only be lower than what is asked after it."""
+        sized = self._wire.spawn(self._log_bytes, leader, places)
         starts, stable, highs = await self._wire.gather(
             self._offsets(leader, places, time, level)
             for time, level in (
@@ -260,7 +261,7 @@ class KafkaCluster:
                 (LATEST, Isolation.READ_UNCOMMITTED),
             )
         )
-        sizes = await self._log_bytes(leader, places)
+        sizes = await sized
         answers: dict[TopicPartition, Answer[PartitionState]] = {}
         for place in places:
             tp = place.tp

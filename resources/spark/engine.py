@@ -25,7 +25,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, wait
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
-from functools import cache, partial
+from functools import cache, lru_cache, partial
 from typing import TYPE_CHECKING, Any, BinaryIO, Protocol, TypeVar
 
 from sluice.pipelines.feed.sections import SparkSettings
@@ -40,7 +40,7 @@ from sluice.resources.spark import executor, executors, failures, jvm, shipping
 from sluice.resources.spark.masters import is_connect, is_local, master, tries
 
 if TYPE_CHECKING:
-    from pyspark import SparkContext
+    from pyspark import RDD, SparkContext
     from pyspark.sql import SparkSession
 
     from sluice.resources.spark.preflight import Ports, Preflight
@@ -395,8 +395,7 @@ class _ContextJobs:
     def rows(self, work: _Work) -> list[executor.Row]:
         self.begin(f"sluice: feed {work.feed}, {work.what}")
         self._spark.setLocalProperty("spark.scheduler.pool", work.feed)  # within a pool, jobs wait for each other
-        numbers = self._spark.parallelize(range(work.count), work.count)
-        return list(numbers.mapPartitions(work.call).collect())
+        return list(_numbers(self._spark, work.count).mapPartitions(work.call).collect())
 
     def cancel(self) -> None:
         self._spark.cancelJobGroup(self._group)
@@ -410,6 +409,12 @@ class _ContextJobs:
         return True
 
     def close(self) -> None: ...
+
+
+@lru_cache(64)
+def _numbers(spark: SparkContext, count: int) -> RDD[int]:
+    """The numbers below `count`, one for each task. Spark writes them to a file to begin with: jobs share them."""
+    return spark.parallelize(range(count), count)
 
 
 class _ConnectJobs:

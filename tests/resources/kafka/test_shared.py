@@ -15,6 +15,7 @@ import pytest
 from sluice.pipelines.feed.feed import Feed
 from sluice.pipelines.vocabulary.errors import KafkaUnavailable, UnknownTopic
 from sluice.pipelines.vocabulary.kafka import CommittedOffset, Isolation, TopicPartition
+from sluice.resources.edges import open_edges
 from sluice.resources.kafka import shared
 from sluice.resources.kafka.cluster import KafkaCluster
 from sluice.resources.kafka.group import KafkaGroup
@@ -134,6 +135,26 @@ def test_no_feed_waits_for_a_look_up_of_another_that_hangs(feeds, monkeypatch):
         hangs.set()
         assert first.result(60)
         assert shared_kafka.offsets_at(times[2]) is None, "from then on each asks by itself"
+
+
+def test_a_feed_by_itself_looks_for_brokers_once_and_commits(kafka, feeds, monkeypatch):
+    learned, learn = [], Wire._learn_from
+
+    async def counted(wire: Wire, *given: Any) -> None:
+        learned.append(given)
+        await learn(wire, *given)
+
+    monkeypatch.setattr(Wire, "_learn_from", counted)
+    feed = feeds[0]
+    (topic,) = feed.topics.names
+    with open_edges(feed) as edges:
+        tps = [p.tp for p in edges.cluster.partitions([topic], COMMITTED)]
+        with edges.group.join([topic], None) as member:
+            assert [edges.group.committed(tps)[tp] for tp in tps] == [CommittedOffset(1, 0, "here"), None]
+            member.commit_plain({tps[0]: CommittedOffset(2, 0, "there")})
+        assert edges.group.committed(tps)[tps[0]] == CommittedOffset(2, 0, "there")
+        assert edges.cluster.topics().keys() >= {topic}
+    assert len(learned) == 1
 
 
 def test_what_is_out_of_date_is_asked_for_anew(kafka, feeds, monkeypatch):
