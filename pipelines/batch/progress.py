@@ -19,28 +19,31 @@ def report_progress(lake: Lake, feed: str, batch: int, plan: Plan, report: Repor
     spans = {paths.slice_name(s): s.span for s in plan.slices}
     known: dict[str, frozenset[str]] = {}
 
-    def done() -> int:
-        return sum(spans.get(name, 0) for name in receipt_files.finished(lake, feed, batch, known))
+    total = sum(spans.values())
 
-    return reporting("land", sum(spans.values()), done, report)
+    def landed() -> Progress:
+        done = sum(spans.get(name, 0) for name in receipt_files.finished(lake, feed, batch, known))
+        return Progress("land", done, total)
+
+    return reporting(Progress("land", 0, total), landed, report)
 
 
 @contextmanager
-def reporting(stage: str, total: int, done: Callable[[], int], report: Reporter) -> Iterator[None]:
-    """Report what is `done` of the total until the block ends: about once a second, and less often when asking takes
+def reporting(first: Progress, asked: Callable[[], Progress], report: Reporter) -> Iterator[None]:
+    """Report `first`, and what is `asked` until the block ends: about once a second, and less often when asking takes
     long. A lake that does not answer is asked again later. What `report` raises ends the looking, and is raised when
     the block has ended without an error of its own."""
     stop, raised = Event(), list[BaseException]()
 
     def look() -> None:
-        report(Progress(stage, 0, total))
+        report(first)
         pause = 1.0
         while not stop.wait(pause):
             began, found = monotonic(), None
             with suppress(SluiceError):
-                found = done()
+                found = asked()
             if found is not None:
-                report(Progress(stage, found, total))
+                report(found)
             pause = max(1.0, 10 * (monotonic() - began))
 
     def keep_looking() -> None:

@@ -60,6 +60,8 @@ class Pace:
 
 
 FREELY = Pace()
+Report = Callable[[int, int], None]
+"""Takes the offsets of a lane that are done, and for how long (ms) brokers had this run of it pause."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,13 +127,14 @@ def _said_of(plan: Republish, lane: int) -> dict[str, Any]:
     return {"republish": plan.digest} | ({"lane": lane, "lanes": plan.lanes} if plan.lanes > 1 else {})
 
 
-def offsets_done(lake: Lake, plan: Republish, lane: int) -> int:
-    """The offsets of a lane that are done at least, as the lake has it."""
-    done, at = _least(lake, plan, lane)
-    return Mark(done, at).offsets(pieces(plan, lane))
+def progress_of(lake: Lake, plan: Republish, lane: int) -> tuple[int, int]:
+    """The offsets of a lane that are done at least, and for how long (ms) brokers had it pause, as the lake has it."""
+    done, at, *paused = _least(lake, plan, lane)
+    return Mark(done, at).offsets(pieces(plan, lane)), sum(paused)
 
 
 def _least(lake: Lake, plan: Republish, lane: int) -> list[int]:
+    """How far the lane is at least: pieces, the next offset, and the pauses (ms), which lakes of before do not tell."""
     found: list[int] = json.loads(lake.get(paths.republish_progress_path(plan.feed, plan.id, lane)) or b"[0,-1]")
     return found
 
@@ -153,7 +156,7 @@ class Run:
     codec: int = 3
     pace: Pace = FREELY
     partitioner: Partitioner | None = None
-    report: Callable[[int], None] = lambda offsets: None
+    report: Report = lambda offsets, paused: None
     seconds: float = TRANSACTION_SECONDS
     cursors: dict[int, Cursor] = field(default_factory=dict, init=False)
     _records: int = field(default=0, init=False)
@@ -235,7 +238,7 @@ class Run:
         mark = Mark() if found is None else Mark.read(found, self.plan, self.lane)
         old = self.clock() - self.plan.created > DAY
         forgotten = found is None and old and coordinates.files(self.lake, self.plan, self.lane)
-        if [mark.done, mark.at] < _least(self.lake, self.plan, self.lane) or forgotten:
+        if [mark.done, mark.at] < _least(self.lake, self.plan, self.lane)[:2] or forgotten:
             raise Refused(
                 f"how far republish {self.plan.id} is, Kafka has forgotten: its group {self.plan.lane_name(self.lane)}"
                 " was deleted, set back, or left alone for longer than Kafka keeps offsets",
@@ -250,13 +253,14 @@ class Run:
         mark = Mark(done, at, name, before.records + transaction.rows)
         self.target.commit(mark.committed(self.plan, self.lane))
         path = paths.republish_progress_path(self.plan.feed, self.plan.id, self.lane)
-        self.lake.put(path, json.dumps([mark.done, mark.at]).encode())
+        paused = self.target.throttled_ms
+        self.lake.put(path, json.dumps([mark.done, mark.at, paused]).encode())
         self._records += transaction.rows
         self._bytes += transaction.bytes
         self._transactions += 1
         for d in sent:
             self._partitions[d.partition] = self._partitions.get(d.partition, 0) + len(d.numbers)
-        self.report(mark.offsets(self.todo))
+        self.report(mark.offsets(self.todo), paused)
         return mark
 
     def _finish(self, mark: Mark) -> None:

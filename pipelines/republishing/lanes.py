@@ -27,10 +27,11 @@ from sluice.pipelines.republishing.carry_out import (
     TRANSACTION_SECONDS,
     LaneSent,
     Pace,
+    Report,
     Run,
     claim,
     finish,
-    offsets_done,
+    progress_of,
 )
 from sluice.pipelines.republishing.partitioner import load
 from sluice.pipelines.republishing.plan import Republish, pieces
@@ -87,7 +88,7 @@ class Sending:
         except SluiceError as error:
             return json.dumps({"error": base64.b64encode(pickle.dumps(error)).decode()})
 
-    def carry_out(self, lane: int, report: Callable[[int], None] = lambda offsets: None) -> LaneSent:
+    def carry_out(self, lane: int, report: Report = lambda offsets, paused: None) -> LaneSent:
         """Raises as `Run.carry_out`."""
         plan, function = self.plan, self.plan.wishes.function
         partitioner = load(function, self.root) if function and self.root else None
@@ -140,27 +141,33 @@ def carry_out(sending: Sending, engine: Engine | None, report: Reporter) -> Sent
 
 
 def _here(sending: Sending, report: Reporter) -> list[LaneSent]:
-    plan, sent, behind = sending.plan, list[LaneSent](), 0
+    plan, sent, behind, before = sending.plan, list[LaneSent](), 0, 0
     for lane in range(plan.lanes):
 
-        def tell(offsets: int, behind: int = behind) -> None:
-            report(Progress(STAGE, behind + offsets, plan.span))
+        def tell(offsets: int, paused: int, behind: int = behind, before: int = before) -> None:
+            report(_progress(plan, behind + offsets, before + paused))
 
         sent.append(sending.carry_out(lane, tell))
         behind += sum(p.end - p.start for p in pieces(plan, lane))
+        before += sent[-1].throttled_ms
     return sent
 
 
 def _by_tasks(sending: Sending, engine: Engine, report: Reporter) -> list[LaneSent]:
     plan, lake = sending.plan, sending.lake
 
-    def done() -> int:
-        return sum(offsets_done(lake, plan, lane) for lane in range(plan.lanes))
+    def asked() -> Progress:
+        lanes = [progress_of(lake, plan, lane) for lane in range(plan.lanes)]
+        return _progress(plan, sum(offsets for offsets, _ in lanes), sum(paused for _, paused in lanes))
 
     engine.start()
-    with reporting(STAGE, plan.span, done, report):
+    with reporting(_progress(plan, 0, 0), asked, report):
         said = engine.map(plan.feed, f"republish {plan.id}", sending, plan.lanes)
     return _checked(said)
+
+
+def _progress(plan: Republish, offsets: int, paused: int) -> Progress:
+    return Progress(STAGE, offsets, plan.span, f"(paused by a quota for {paused / 1000:.0f} s)" if paused else "")
 
 
 def _checked(said: Iterable[str]) -> list[LaneSent]:

@@ -7,7 +7,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import closing
+from contextlib import closing, nullcontext
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -22,10 +22,12 @@ from kafka.partitioner.default import murmur2
 
 from sluice.assets.location import build
 from sluice.cli.main import main
+from sluice.cli.terminal import Terminal
 from sluice.pipelines.republishing import carry_out
 from sluice.pipelines.republishing import plan as plans
 from sluice.pipelines.republishing.lanes import Sending
 from sluice.pipelines.vocabulary.errors import LakeUnavailable
+from sluice.pipelines.vocabulary.progress import Progress
 from sluice.resources import way_back
 from sluice.resources.kafka.sending import KafkaTarget
 from sluice.resources.kafka.settings import KafkaAddress
@@ -287,6 +289,16 @@ def test_one_after_the_other_at_most_so_many_a_second(
     assert bytes_sent / 1000 < clock.slept < 4 * bytes_sent / 1000
     assert clock.slept / done["transactions"] < carry_out.TRANSACTION_SECONDS + 2, "none stays open while it waits"
     assert [done["records"], len(seen(kafka, again, 160))] == [80, 160]
+
+    told = list[Progress]()
+    monkeypatch.setattr(Terminal, "progress", lambda self: nullcontext(told.append))
+    monkeypatch.setattr(KafkaTarget, "throttled_ms", 12_400)  # that a quota does this: tests/faults
+    assert said(capfd, *asked, "--rate", "20", "--id", "by-quota")["throttled"] == 12.4
+    sent = [p for p in told if p.stage == "send"]
+    assert {p.note for p in sent} == {"(paused by a quota for 12 s)"}
+    assert (sent[-1].done, sent[-1].total) == (80, 80)
+    lake = LocalLake(tmp_path / ".sluice/lake")
+    assert carry_out.progress_of(lake, plans.load(lake, "orders", "by-quota"), 0) == (80, 12_400), "as tasks tell it"
 
 
 class Clock:
