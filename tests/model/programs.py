@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from contextlib import ExitStack, contextmanager, suppress
@@ -345,6 +346,8 @@ def as_one() -> Iterator[None]:
     with ExitStack() as stack:
         for module in (side_by_side, rewriting):
             stack.enter_context(patch.object(module, "ThreadPoolExecutor", Inline))
+        # What runs inline marks the caller's own thread, which lives on.
+        stack.enter_context(patch.object(side_by_side, "_here", threading.local()))
         stack.enter_context(patch.object(ledger_log, "secrets", SimpleNamespace(token_hex=_write_id)))
         stack.enter_context(patch.object(progress, "Thread", NoThread))
         for module in (task, writer):
