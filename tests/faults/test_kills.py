@@ -30,7 +30,7 @@ KINDS = kinds()
 
 def landing() -> list[str]:
     """The points of landing, the same for feeds of every kind, in an order in which each is met."""
-    several = {"stage", "receipt", "show", "clean"}
+    several = {"stage", "receipt", "show", "clean", "manifest"}
     return [f"{p} 2" if p in {f"after {e}" for e in several} else p for p in points.both(*points.LANDING)]
 
 
