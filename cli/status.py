@@ -64,7 +64,7 @@ def status(
             found = [look(session.open_edges, feeds[feed], last)]
         else:
             with session.shared_edges(feeds.values()) as open_edges:
-                found = each(lambda f: look_if_possible(open_edges, f, last), list(feeds.values()))
+                found = each(lambda f: look_if_possible(open_edges, f, last), list(feeds.values()), _PATIENCE)
     broken = {} if feed else session.files.broken
     session.terminal.show(
         *(_detail(found[0], session.terminal) if feed else _overview(found, session.terminal)),
@@ -90,6 +90,8 @@ def _overview(found: list[FeedStatus], terminal: Terminal) -> list[RenderableTyp
     return [*_alarms(found), table(columns, rows, right="lag behind uncommitted", least="uncommitted last"), *legend]
 
 
+_PATIENCE = 0.05
+"""Seconds: a feed that is quick to look at, in a lake on a local disk, takes half of it on a busy machine."""
 _STRIP = 24
 """Windows of each feed in the overview."""
 _WIDE = 120

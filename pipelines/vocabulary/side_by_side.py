@@ -11,8 +11,8 @@ from typing import TypeVar
 AT_ONCE = 8
 """The most calls under way at once."""
 PATIENCE = 0.01
-"""Seconds that one thread works alone before the others join, counted anew whenever it finishes an item. It does quick
-work, as on a local disk, in a third of the processor time: several threads would pass the interpreter's lock around."""
+"""Seconds before another thread joins, counted anew whenever an item is finished. One does quick work, as on a local
+disk, in a third of the processor time: several threads would pass the interpreter's lock around."""
 
 _here = threading.local()
 
@@ -23,9 +23,10 @@ Done = TypeVar("Done")
 def each(work: Callable[[One], Done], items: Sequence[One], patience: float = PATIENCE) -> list[Done]:
     """The results of `work` for each item, in order.
 
-    One thread begins; the others join once no item was finished for `patience` seconds (0: at once). Within an item of
-    another call it is the caller's own thread that begins, and the others join after an item that took longer. After an
-    error no further item begins; when those under way have ended, the error of the first item in order is raised.
+    One thread begins; another one joins whenever no item was finished for `patience` seconds (0: at once). Within
+    an item of another call it is the caller's own thread that begins, and the others join after an item that took
+    longer. After an error no further item begins; when those under way have ended, the error of the first item in
+    order is raised.
     """
     if len(items) < 2:
         return [work(one) for one in items]
@@ -54,10 +55,8 @@ def each(work: Callable[[One], Done], items: Sequence[One], patience: float = PA
     with ThreadPoolExecutor(min(len(items), AT_ONCE), "sluice-side-by-side") as pool:
         try:
             threads = [pool.submit(go)]
-            if patience:
-                _while_quick(threads[0], done, patience)
-            if not threads[0].done():
-                threads += [pool.submit(go) for _ in range(min(len(items), AT_ONCE) - 1)]
+            while len(threads) < min(len(items), AT_ONCE) and (not patience or _is_slow(threads, done, patience)):
+                threads.append(pool.submit(go))
             wait(threads)
         except BaseException as error:  # an interrupt: nobody begins another
             failed[-1] = error
@@ -67,8 +66,12 @@ def each(work: Callable[[One], Done], items: Sequence[One], patience: float = PA
     return [done[at] for at in range(len(items))]
 
 
-def _while_quick(thread: Future[None], done: dict[int, Done], patience: float) -> None:
+def _is_slow(threads: Sequence[Future[None]], done: dict[int, Done], patience: float) -> bool:
+    """Wait until the threads have finished nothing for so long, or everything: whether it was so long."""
     before = -1
-    while not thread.done() and len(done) != before:
+    while len(done) != before:
         before = len(done)
-        wait([thread], patience)
+        _, at_work = wait(threads, patience)
+        if not at_work:
+            return False
+    return True
