@@ -175,11 +175,8 @@ def _line(feed: str, runs: Sequence[Ran]) -> fleet.Line:
     errors, last = tuple(r.outcome.error for r in runs if r.outcome.error), runs[-1].outcome
     held = last.landed.held if last.landed else ()
     beside: list[RenderableType] = [line for h in held for line in outlooks.held_back(h).lines(where=f"{feed}: ")]
-    lost = [loss for run in runs if run.outcome.landed for loss in run.outcome.landed.losses]
-    beside += [warn(f"{feed}: {loss.key} {loss.range} is lost and accepted as such") for loss in lost]
-    if last.uncommitted:
-        what = f"{feed}: what landed is not committed: {last.uncommitted.message}"
-        beside += [bad(what), remedy(last.uncommitted)]
+    beside += [line for run in runs if run.outcome.landed for line in _lost(run.outcome.landed, f"{feed}: ")]
+    beside += _not_committed(runs[-1], f"{feed}: ")
     return fleet.Line(feed, errors, _all_landed(runs), last.table, bool(held), tuple(beside))
 
 
@@ -443,10 +440,12 @@ def _commit_alone(ran: Ran) -> Iterator[tuple[str, str]]:
 
 def _left_behind(ran: Ran) -> list[RenderableType]:
     """Why what landed is not committed, if the run's own error is another one; why it is not in the feed's table."""
-    out: list[RenderableType] = []
-    if error := ran.outcome.uncommitted:
-        out = [bad(f"what landed is not committed: {error.message}"), remedy(error)]
-    return [*out, *(fleet.table_behind(ran.outcome.table) if ran.outcome.table else ())]
+    return [*_not_committed(ran), *(fleet.table_behind(ran.outcome.table) if ran.outcome.table else ())]
+
+
+def _not_committed(ran: Ran, of: str = "") -> list[RenderableType]:
+    error = ran.outcome.uncommitted
+    return [bad(f"{of}what landed is not committed: {error.message}"), remedy(error)] if error else []
 
 
 def _brief(ran: Ran, stands: WindowStanding | None) -> list[RenderableType]:
@@ -516,13 +515,17 @@ def batch_view(batches: Sequence[BatchResult]) -> RenderableType:
 def _beside(ran: Ran, landed: Landed) -> list[RenderableType]:
     return [
         *(bad(f"{f.slice} stays owed: {f.message}") for f in landed.failures),
-        *(warn(f"{loss.key} {loss.range} is lost and accepted as such") for loss in landed.losses),
+        *_lost(landed),
         *(warn(f"{s.key} {s.range} is skipped; {_after_all(ran.feed, s)}") for s in landed.skipped),
         *(bad(refusal.error.message) for refusal in landed.refusals),
         *(warn(line) for line in _drifting(ran)),
         *(warn(line) for line in _broken(ran)),
         *(warn(line) for line in notable(profiles.traffic(ran.batches).brokers)),
     ]
+
+
+def _lost(landed: Landed, of: str = "") -> list[Text]:
+    return [warn(f"{of}{loss.key} {loss.range} is lost and accepted as such") for loss in landed.losses]
 
 
 _DRIFT_SAID = 5

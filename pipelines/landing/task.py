@@ -373,7 +373,7 @@ class _Landing:
         )
         if self._held is not None:
             check_classes(receipt)
-            return Held(receipt, {kind: tuple(rows) for kind, rows in self._held.items()})
+            return Held(receipt, self._held)
         check_account(receipt)
         receipt_files.put(work.feed, work.batch, (receipt,), self._tools.lake)
         return receipt

@@ -310,7 +310,7 @@ class Pretended:
         return self._real.size(path) is None
 
     def put_each_if_absent(self, files: Mapping[str, bytes]) -> frozenset[str]:
-        return frozenset(path for path in files if self._real.size(path) is None)
+        return frozenset(path for path, data in files.items() if self.put_if_absent(path, data))
 
     def put(self, path: str, data: bytes) -> None: ...
 

@@ -252,8 +252,7 @@ class KafkaCluster:
         self, leader: int, places: Sequence[Leadership], isolation: Isolation
     ) -> Mapping[TopicPartition, Answer[PartitionState]]:
         """Start, stable end and high watermark, in this order: each can only be lower than what is asked after it."""
-        sized = self._wire.spawn(self._log_bytes, leader, places)
-        starts, stable, highs = await self._wire.gather(
+        positions = (
             self._offsets(leader, places, time, level)
             for time, level in (
                 (EARLIEST, Isolation.READ_UNCOMMITTED),
@@ -261,7 +260,8 @@ class KafkaCluster:
                 (LATEST, Isolation.READ_UNCOMMITTED),
             )
         )
-        sizes = await sized
+        asked: list[Awaitable[Any]] = [*positions, self._log_bytes(leader, places)]
+        starts, stable, highs, sizes = await self._wire.gather(asked)
         answers: dict[TopicPartition, Answer[PartitionState]] = {}
         for place in places:
             tp = place.tp
