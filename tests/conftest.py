@@ -15,7 +15,7 @@ from importlib.machinery import ModuleSpec
 from typing import Any
 
 import pytest
-from hypothesis import settings
+from hypothesis import HealthCheck, settings
 from kafka import KafkaAdminClient, KafkaConsumer, KafkaProducer
 
 from sluice.resources.kafka.receiving import ClosingClient
@@ -28,8 +28,10 @@ from tests.zookeepers import LocalZooKeeper
 if sys.modules["__main__"].__spec__ is None and not hasattr(sys.modules["__main__"], "__file__"):
     sys.modules["__main__"].__spec__ = ModuleSpec("__main__", None)
 
-# What `make quick` shows of each property: tests.examples.
-settings.register_profile("quick", max_examples=20)
+# Nothing is timed: a busy machine fails no property. `make quick` shows a fifth of the examples: tests.examples.
+settings.register_profile("untimed", settings(), deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.register_profile("quick", settings.get_profile("untimed"), max_examples=20)
+settings.load_profile("untimed")
 
 # A shell that runs us in the background has SIGINT ignored, and what the tests start would inherit that.
 signal.signal(signal.SIGINT, signal.default_int_handler)

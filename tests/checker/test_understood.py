@@ -220,7 +220,7 @@ histories = st.builds(
 )
 
 
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=15)
 @given(history=histories, shared=st.booleans())
 def test_no_history_of_sluices_own_raises_an_alarm(
     tmp_path_factory: pytest.TempPathFactory, history: Any, shared: bool
@@ -229,7 +229,7 @@ def test_no_history_of_sluices_own_raises_an_alarm(
     assert found.holds, str(found)
 
 
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=15)
 @given(history=histories, choose=st.integers(0, 99), lost=st.booleans())
 def test_in_any_history_a_lost_row_and_one_that_landed_twice_are_found(
     tmp_path_factory: pytest.TempPathFactory, history: Any, choose: int, lost: bool

@@ -138,7 +138,7 @@ NAMES = st.text("ab-./", min_size=1, max_size=5).filter(
 )
 
 
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None, max_examples=30)
+@settings(suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture], max_examples=30)
 @given(st.sets(NAMES, max_size=6), NAMES)
 def test_list_agrees_with_sorting(fresh: Callable[[], Lake], names: set[str], after: str) -> None:
     lake = fresh()

@@ -227,7 +227,7 @@ def feed(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
     return load_feed(path, {})
 
 
-@settings(max_examples=examples(25), deadline=None)
+@settings(max_examples=examples(25))
 @example(
     script=[
         ("write", PARTITIONS[0], [-1, 0], False),

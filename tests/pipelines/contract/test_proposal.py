@@ -144,7 +144,7 @@ _COLUMNS = {
 }
 
 
-@settings(max_examples=examples(60), deadline=None)
+@settings(max_examples=examples(60))
 @given(st.data(), st.sampled_from(sorted(_COLUMNS)), st.integers(1, 40))
 def test_what_is_proposed_is_a_contract_that_the_sample_keeps(data: st.DataObject, name: str, distinct: int) -> None:
     keeps(name, data.draw(st.lists(st.none() | _COLUMNS[name][1], min_size=1, max_size=distinct)))

@@ -470,7 +470,7 @@ FULL: dict[str, Any] = {
 }
 
 
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
+@settings(suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture])
 @given(
     path=st.sampled_from(paths_of(FULL)),
     bad=st.sampled_from(

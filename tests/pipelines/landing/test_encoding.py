@@ -57,7 +57,7 @@ def test_few_rows_are_plain() -> None:
     assert written([None], pa.string()) == {"PLAIN"}
 
 
-@settings(max_examples=examples(25), deadline=None)
+@settings(max_examples=examples(25))
 @given(
     first=st.lists(st.one_of(st.none(), st.text(max_size=12)), min_size=1, max_size=3),
     after=st.lists(st.one_of(st.none(), st.text(max_size=30)), max_size=200),

@@ -58,7 +58,7 @@ partitions = st.lists(
 )
 
 
-@settings(max_examples=examples(200), deadline=None)
+@settings(max_examples=examples(200))
 @given(partitions, st.integers(1, 4), st.sampled_from([1, 1 << 20, 128 << 20]), st.sampled_from(Assignor))
 def test_a_plan_covers_exactly_what_is_owed(
     world: list[tuple[int, int, list[tuple[int, int]], int, int | None]],

@@ -93,7 +93,7 @@ stamp = st.one_of(
 )
 
 
-@settings(max_examples=examples(200), deadline=None)
+@settings(max_examples=examples(200))
 @given(st.lists(st.tuples(st.lists(stamp, max_size=12), st.integers(0, 3 * HOUR)), min_size=1, max_size=6))
 def test_windows_tile_whatever_arrives_between(rounds: list[tuple[list[int], int]]) -> None:
     world = World([], START + 20 * 60_000, opens=START)
@@ -113,7 +113,7 @@ def test_windows_tile_whatever_arrives_between(rounds: list[tuple[list[int], int
         pinned = found
 
 
-@settings(max_examples=examples(100), deadline=None)
+@settings(max_examples=examples(100))
 @given(st.lists(st.tuples(st.booleans(), st.integers(0, 12 * HOUR)), max_size=10), st.randoms())
 def test_rivals_that_saw_different_ends_still_tile(looks: list[tuple[bool, int]], random: Any) -> None:
     """Two runs resolve at different times; their entries reach the ledger in any order."""
@@ -133,7 +133,7 @@ hours = st.lists(st.integers(-2, 12), min_size=1, max_size=8, unique=True).map(s
 offset = st.integers(0, 9)
 
 
-@settings(max_examples=examples(300), deadline=None)
+@settings(max_examples=examples(300))
 @given(
     hours, st.lists(offset, min_size=8, max_size=8), hours, st.lists(offset, max_size=8), offset, st.integers(-2, 12)
 )

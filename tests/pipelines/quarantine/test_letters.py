@@ -659,7 +659,7 @@ class Books:
         world.group.lose = None
 
 
-@settings(max_examples=examples(60), deadline=None)
+@settings(max_examples=examples(60))
 @given(st.lists(STEP, max_size=14))
 def test_at_most_once_always_and_once_where_it_can_be_known(steps: list[tuple[Any, ...]]) -> None:
     books = Books()

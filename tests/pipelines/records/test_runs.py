@@ -43,7 +43,7 @@ COLUMNS = {
 }
 
 
-@settings(deadline=None, max_examples=examples(60))
+@settings(max_examples=examples(60))
 @given(st.lists(st.integers(0, N - 1), max_size=30), st.integers(0, 70), st.sampled_from([1, 1, 1, 3, 700]))
 def test_chosen_rows_are_those_that_were_asked_for(left_out: list[int], start: int, every: int) -> None:
     rows = pa.RecordBatch.from_pydict(COLUMNS).slice(start)

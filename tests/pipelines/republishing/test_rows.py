@@ -24,7 +24,7 @@ def batches(offsets: list[int], size: int) -> Iterator[pa.RecordBatch]:
         yield pa.RecordBatch.from_pydict({"offset": pa.array(offsets[at : at + size], pa.int64())})
 
 
-@settings(max_examples=examples(200), deadline=None)
+@settings(max_examples=examples(200))
 @given(
     st.sets(st.integers(0, 60)).map(sorted),
     st.integers(1, 20),
@@ -53,7 +53,7 @@ def test_whoever_stops_in_the_middle_of_a_piece_goes_on_there() -> None:
 entries = st.fixed_dictionaries({"key": st.text(max_size=3), "value": st.one_of(st.none(), st.binary(max_size=3))})
 
 
-@settings(max_examples=examples(100), deadline=None)
+@settings(max_examples=examples(100))
 @given(st.lists(st.one_of(st.none(), st.lists(entries, max_size=3)), min_size=2, max_size=8), st.integers(0, 1))
 def test_old_coordinates_come_after_the_records_own_headers(rows: list[list[dict] | None], first: int) -> None:
     headers = pa.array(rows, HEADERS).slice(first)

@@ -10,7 +10,7 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sluice.pipelines.records.json_schema.reader import JsonSchemaReader
@@ -40,7 +40,7 @@ def again(schema: Schema, landed: pa.Table) -> tuple[list[bytes | None], pa.Tabl
     return values, made
 
 
-@settings(max_examples=examples(100), deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=examples(100))
 @given(cases())
 def test_what_landed_lands_the_same_again(case: tuple[Schema, list[bytes | None]]) -> None:
     schema, values = case
@@ -87,7 +87,7 @@ def avro_again(schema: Any, given_: list[bytes | None], id: int = 1, wire: WireF
     return typed_values(rows, Shape(reader.columns, reader=reader), id).to_pylist()
 
 
-@settings(max_examples=examples(60), deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=examples(60))
 @given(st.data())
 def test_avro_that_landed_is_written_as_fastavro_does(data: st.DataObject) -> None:
     schema = data.draw(RECORDS.filter(lambda s: not no_columns(s)))

@@ -376,7 +376,7 @@ def test_an_interrupt_ends_the_merges_that_are_under_way() -> None:
 # -- any landing
 
 
-@settings(max_examples=examples(15), deadline=None)
+@settings(max_examples=examples(15))
 @given(st.data())
 def test_whatever_landed_is_the_same_after_it(tmp_path_factory: pytest.TempPathFactory, data: st.DataObject) -> None:
     world = World(tmp_path_factory.mktemp("any"), by_time=data.draw(st.booleans(), label="by time"))

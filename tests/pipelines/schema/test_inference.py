@@ -57,7 +57,7 @@ JSON = st.recursive(
 )
 
 
-@settings(max_examples=examples(150), deadline=None)
+@settings(max_examples=examples(150))
 @given(st.lists(st.dictionaries(st.text("abcdeXY_.`", max_size=3), JSON, max_size=4), min_size=1, max_size=6))
 def test_every_value_fits_the_type_that_was_learnt_from_it(objects: list[dict[str, Any]]) -> None:
     values = [json.dumps(o).encode() for o in objects]

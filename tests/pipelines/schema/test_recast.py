@@ -6,7 +6,7 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from sluice.pipelines.schema.recast import holds, plain, recast, unfit
@@ -33,7 +33,6 @@ def _limits(kind: pa.DataType) -> list[int]:
     return [-(1 << bits - 1), (1 << bits - 1) - 1] if pa.types.is_signed_integer(kind) else [0, (1 << bits) - 1]
 
 
-@settings(deadline=None)
 @given(st.sampled_from(INTEGERS), st.sampled_from(TYPES), st.integers(-5, 5))
 def test_every_integer_comes_through_exactly_what_holds_it(old: pa.DataType, new: pa.DataType, near: int) -> None:
     if not holds(old, new):

@@ -224,7 +224,6 @@ def _once(asked: list[Asked]) -> list[Asked]:
 @pytest.mark.slow
 @settings(
     max_examples=examples(15),
-    deadline=None,
     phases=[Phase.explicit, Phase.reuse, Phase.generate],
     suppress_health_check=list(HealthCheck),
 )

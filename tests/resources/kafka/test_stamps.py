@@ -165,14 +165,14 @@ BATCH = st.one_of(
 )
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(st.lists(BATCH, min_size=1, max_size=25), st.lists(st.integers(0, 320), min_size=1, max_size=8))
 def test_any_log_whatever_the_order_of_its_stamps(batches: list[LogBatch], times: list[int]) -> None:
     made = log(*batches)
     assert asked(Brokers({TP: made}), *times) == exact(made, *times)
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(st.data())
 def test_any_log_in_order_of_time_however_little_is_read(given_: st.DataObject) -> None:
     batches, clock = given_.draw(st.lists(BATCH, min_size=1, max_size=60)), 0

@@ -176,7 +176,7 @@ def _empty(t: Any) -> bool:
 
 
 @given(st.data())
-@settings(max_examples=examples(60), deadline=None)
+@settings(max_examples=examples(60))
 def test_what_lands_is_what_fastavro_reads(data: st.DataObject) -> None:
     schema = data.draw(RECORDS.filter(lambda s: not _empty(s)))
     given_ = data.draw(st.lists(values(schema), min_size=1, max_size=6))
@@ -221,7 +221,7 @@ def _evolved(draw: st.DrawFn) -> tuple[Any, Any]:
 
 
 @given(_evolved(), st.data())
-@settings(max_examples=examples(60), deadline=None)
+@settings(max_examples=examples(60))
 def test_another_schema_reads_what_fastavro_reads_by_it(schemas: tuple[Any, Any], data: st.DataObject) -> None:
     writer, reader = schemas
     given_ = data.draw(st.lists(values(writer), min_size=1, max_size=5))
@@ -240,7 +240,7 @@ def test_another_schema_reads_what_fastavro_reads_by_it(schemas: tuple[Any, Any]
 
 
 @given(st.data())
-@settings(max_examples=examples(80), deadline=None)
+@settings(max_examples=examples(80))
 def test_mutated_bytes_land_or_are_refused_and_leave_others_alone(data: st.DataObject) -> None:
     schema = data.draw(RECORDS.filter(lambda s: not _empty(s)))
     good = encoded(schema, data.draw(values(schema)))

@@ -139,7 +139,7 @@ VALUES = st.one_of(
 )
 
 
-@settings(max_examples=examples(60), deadline=None)
+@settings(max_examples=examples(60))
 @given(values=st.lists(VALUES, max_size=40), dropping=st.booleans(), gaps=st.randoms(use_true_random=False))
 def test_each_record_is_in_one_place_and_in_order(values: list[bytes | None], dropping: bool, gaps: Any) -> None:
     at = sorted(gaps.sample(range(100, 10_000), len(values)))

@@ -27,7 +27,7 @@ def nearly(draw: st.DrawFn, regex: str) -> str | None:
     return draw(st.sampled_from([text, text, changed, changed, text + "\n", "", None]))
 
 
-@settings(max_examples=examples(200), deadline=None)
+@settings(max_examples=examples(200))
 @given(st.data(), FORMS, st.integers(0, 3))
 def test_fixed_forms(data: st.DataObject, regex: str, start: int) -> None:
     form = fixed_form(regex)

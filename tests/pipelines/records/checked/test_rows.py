@@ -249,7 +249,7 @@ def tables(draw: st.DrawFn) -> Table:
 
 
 @pytest.mark.slow
-@settings(max_examples=3, phases=[Phase.generate], deadline=None, suppress_health_check=[*HealthCheck])
+@settings(max_examples=3, phases=[Phase.generate], suppress_health_check=[*HealthCheck])
 @given(table=tables(), said=expectations())
 def test_the_same_rows_are_unexpected_as_great_expectations_finds_on_pandas(
     oracle: Oracle, table: Table, said: list[Said]

@@ -16,7 +16,7 @@ SHORT = st.binary(max_size=LONGEST).filter(lambda b: b.isascii()).map(bytes.deco
 )
 
 
-@settings(max_examples=examples(200), deadline=None)
+@settings(max_examples=examples(200))
 @given(st.data(), st.lists(SHORT, min_size=1, max_size=64, unique=True), st.integers(0, 3))
 def test_what_it_says_is_what_arrow_says(data: st.DataObject, members: list[str], start: int) -> None:
     near = st.none() | st.sampled_from(members) | st.sampled_from(members).map(lambda t: t + "\0") | st.text(max_size=9)

@@ -95,7 +95,7 @@ logs = st.lists(
 )
 
 
-@settings(max_examples=examples(150), deadline=None)
+@settings(max_examples=examples(150))
 @given(st.data(), logs)
 def test_every_slice_of_every_log(data: st.DataObject, batches: list[LogBatch]) -> None:
     source = log(*batches)
@@ -115,7 +115,7 @@ def test_every_slice_of_every_log(data: st.DataObject, batches: list[LogBatch]) 
     assert d.counts.aborted == (source.count(start, end, control=False) if committed else 0)
 
 
-@settings(max_examples=examples(60), deadline=None)
+@settings(max_examples=examples(60))
 @given(logs, st.lists(st.integers(0, 400), max_size=8), st.integers(1, 7))
 def test_chunks_do_not_depend_on_how_responses_were_cut(batches: list[LogBatch], sizes: list[int], most: int) -> None:
     source = log(*batches)
@@ -148,7 +148,7 @@ def survive(data: bytes, aborted: list[tuple[int, int]], **options: object) -> t
     return rows([*chunks, *d.finish()]), False
 
 
-@settings(max_examples=examples(150), deadline=None)
+@settings(max_examples=examples(150))
 @given(st.data(), logs)
 def test_a_flipped_bit_costs_no_more_than_reading_again(data: st.DataObject, batches: list[LogBatch]) -> None:
     source = log(*batches)
@@ -175,7 +175,7 @@ def in_base_offset(data: bytes, at: int) -> bool:
     return False
 
 
-@settings(max_examples=examples(200), deadline=None)
+@settings(max_examples=examples(200))
 @given(st.data(), st.lists(records, min_size=1, max_size=4), st.integers(0, 3))
 def test_records_that_lie_under_a_right_checksum(data: st.DataObject, some: list[LogRecord], tail: int) -> None:
     batch = bytearray(log(LogBatch(tuple(some), tail=tail)).data)
@@ -206,7 +206,7 @@ def kafka_python_reads(batch: bytes) -> list[tuple[object, ...]] | None:
         return None
 
 
-@settings(max_examples=examples(150), deadline=None)
+@settings(max_examples=examples(150))
 @given(st.data(), logs)
 def test_any_damage_without_checksums(data: st.DataObject, batches: list[LogBatch]) -> None:
     source = log(*batches)
@@ -218,7 +218,7 @@ def test_any_damage_without_checksums(data: st.DataObject, batches: list[LogBatc
     probe(bytes(damaged))
 
 
-@settings(max_examples=examples(100), deadline=None, suppress_health_check=[HealthCheck.filter_too_much])
+@settings(max_examples=examples(100), suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much])
 @given(st.binary(max_size=200), st.sampled_from([0, 1, 2, 3, 255]), st.integers(-5, 200))
 def test_bytes_of_any_kind(noise: bytes, magic: int, size: int) -> None:
     head = struct.pack(">qiI", 7, size, 0) + bytes([magic])

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from kafka.partitioner.default import murmur2
 from kafka.record import MemoryRecords
@@ -82,7 +82,7 @@ def sent(row: Row) -> Row:
     return {k: row[k] for k in TO_SEND.names} | {"headers": row["headers"] or None}
 
 
-@settings(max_examples=examples(150), deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=examples(150))
 @given(row_lists, st.sampled_from(sorted(CODECS)), st.integers(1, 700))
 def test_what_is_encoded_is_decoded_in_order_within_the_limit(rows: list[Row], codec: str, most: int) -> None:
     batches = sealed(rows, codec=CODECS[codec].number, batch_bytes=most)
@@ -95,7 +95,7 @@ def test_what_is_encoded_is_decoded_in_order_within_the_limit(rows: list[Row], c
     assert by_partition == {p: [sent(r) for r in rows if r["to"] == p] for p in {r["to"] for r in rows}}
 
 
-@settings(max_examples=examples(50), deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=examples(50))
 @given(row_lists, st.sampled_from(sorted(CODECS)))
 def test_kafka_python_reads_every_codec_and_writes_the_same_bytes(rows: list[Row], codec: str) -> None:
     for batch in sealed(rows, codec=CODECS[codec].number):
@@ -130,7 +130,7 @@ def test_batches_of_many_blocks_some_of_which_cannot_be_made_smaller(codec: str)
     assert [r.value for r in read] == values
 
 
-@settings(max_examples=examples(50), deadline=None)
+@settings(max_examples=examples(50))
 @given(row_lists)
 def test_a_batch_is_split_in_two(rows: list[Row]) -> None:
     rows = [r | {"to": 2} for r in rows]
@@ -142,7 +142,7 @@ def test_a_batch_is_split_in_two(rows: list[Row]) -> None:
             assert [n for h in halves for n in h.numbers] == list(batch.numbers)
 
 
-@settings(max_examples=examples(100), deadline=None)
+@settings(max_examples=examples(100))
 @given(st.lists(st.one_of(st.none(), st.binary(max_size=40)), max_size=30), st.integers(1, 12), st.integers(0, 3))
 def test_a_key_goes_where_java_sends_it(keys: list[bytes | None], partitions: int, first: int) -> None:
     column = pa.array(keys, pa.binary()).slice(first)

@@ -45,7 +45,7 @@ SCHEMAS = st.fixed_dictionaries(
 )
 
 
-@settings(max_examples=examples(120), deadline=None)
+@settings(max_examples=examples(120))
 @given(SCHEMAS, st.data())
 def test_what_lands_is_what_a_validator_allows(said: dict[str, Any], data: st.DataObject) -> None:
     names = sorted(said["properties"])

@@ -44,13 +44,13 @@ def check(seed: int, *, spoil: bool) -> None:
                 assert comparable(rows[at][f.name], f.type) == expected[f.name], (seed, value, f.name)
 
 
-@settings(max_examples=examples(60), deadline=None)
+@settings(max_examples=examples(60))
 @given(SEEDS)
 def test_records_land_as_google_reads_them(seed: int) -> None:
     check(seed, spoil=False)
 
 
-@settings(max_examples=examples(60), deadline=None)
+@settings(max_examples=examples(60))
 @given(SEEDS)
 def test_any_bytes_land_as_google_reads_them_or_not_at_all(seed: int) -> None:
     check(seed, spoil=True)

@@ -50,7 +50,7 @@ def has(d: Any, *what: str) -> bool:
     )
 
 
-@settings(max_examples=examples(150), deadline=None)
+@settings(max_examples=examples(150))
 @given(st.integers(0, 1 << 40))
 def test_any_record_is_read_as_before(seed: int) -> None:
     rnd = Random(seed)

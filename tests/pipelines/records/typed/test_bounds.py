@@ -56,7 +56,7 @@ records = st.one_of(
 )
 
 
-@settings(max_examples=examples(300), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=examples(300), suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture])
 @given(st.lists(records, min_size=1, max_size=6), st.booleans())
 def test_nothing_is_touched_beyond(monkeypatch: pytest.MonkeyPatch, values: list[bytes], at_end: bool) -> None:
     monkeypatch.setattr(columns, "buffer", GUARDED.buffer)

@@ -282,7 +282,7 @@ def check(schema: Schema, values: list[bytes | None]) -> None:
         assert row["kafka_key"] == b"k%d" % (offset - FIRST)
 
 
-@settings(max_examples=examples(150), deadline=None)
+@settings(max_examples=examples(150))
 @given(cases() | alike())
 def test_what_lands_is_what_an_independent_reader_says(case: tuple[Schema, list[bytes | None]]) -> None:
     check(*case)
@@ -331,7 +331,7 @@ def test_one_that_is_unlike_the_others(unlike: bytes) -> None:
     check(schema, [USUAL, USUAL, USUAL, unlike, USUAL, unlike, unlike, USUAL, unlike])
 
 
-@settings(max_examples=examples(100), deadline=None)
+@settings(max_examples=examples(100))
 @given(SCHEMAS)
 def test_a_schema_reads_what_it_writes(schema: Schema) -> None:
     if all(f.name.isprintable() for f in schema.fields):
