@@ -16,7 +16,7 @@ REASONS = Reasons(
         loops.NO_SYMBOL: (Reason.NOT_AVRO, "a symbol that its enum does not have"),
         loops.BAD_SIZE: (Reason.NOT_AVRO, "a negative size"),
         loops.MORE: (Reason.NOT_AVRO, "more after the end of the record"),
-        loops.OTHER_BRANCH: (Reason.WRONG_TYPE, "a branch of the writer's union that is not {type}"),
+        loops.OTHER_BRANCH: (Reason.INCOMPATIBLE, "a branch of the writer's union that is not {type}"),
         loops.OTHER_SYMBOL: (Reason.WRONG_TYPE, "a symbol that the feed's schema does not have"),
         loops.NEW_FIELDS: (Reason.UNKNOWN_FIELD, "its schema has fields that the feed's does not have"),
         loops.WIDE_DECIMAL: (Reason.OUT_OF_RANGE, "too large for {type}"),

@@ -128,7 +128,7 @@ class Maps(Lists):
     def array(self, columns: Sequence[ColumnBuilder]) -> pa.Array:
         key, value = (columns[c].array(columns) for c in self.node.children)
         ends = self.ends[: self.items + 1]
-        kept = _last_of_each(ends, key)
+        kept = last_of_each(ends, key)
         if kept is not None:
             key, value = (a.take(pa.array(kept)) for a in (key, value))
             ends = np.searchsorted(kept, ends).astype(np.int32)
@@ -137,7 +137,7 @@ class Maps(Lists):
         return pa.Array.from_buffers(self.type, self.items, [self.validity, pa.py_buffer(ends)], children=children)
 
 
-def _last_of_each(ends: Array, keys: pa.Array) -> Array | None:
+def last_of_each(ends: Array, keys: pa.Array) -> Array | None:
     """The last entry of each key of each map, ascending; None where that is every entry."""
     if not len(keys) or int(np.diff(ends).max(initial=0)) < 2:
         return None

@@ -11,14 +11,17 @@ from sluice.pipelines.records import pieces
 from sluice.pipelines.records.binary import MOST_SCHEMAS, BinaryTyper, NewField
 from sluice.pipelines.records.compiled import Array
 from sluice.pipelines.records.protobuf import loops
-from sluice.pipelines.records.protobuf.columns import Documents, columns_of
+from sluice.pipelines.records.protobuf.columns import Documents, Maps, columns_of, last_of_each
 from sluice.pipelines.records.protobuf.loops import Tables
 from sluice.pipelines.records.protobuf.programs import program
 from sluice.pipelines.records.protobuf.reader import ProtobufReader
 from sluice.pipelines.records.protobuf.schema import ProtoMessage, described, message_at, message_numbered, messages_of
 from sluice.pipelines.records.protobuf.writers import Incompatible, compare
 from sluice.pipelines.records.reader import UnusableSchema, WriterSchemas
-from sluice.pipelines.records.typed.slots import SlotPiece, slot_faults, with_room
+from sluice.pipelines.records.typed.columns import Faults, Lists
+from sluice.pipelines.records.typed.slots import SlotPiece, holder_of, slot_faults, with_room
+from sluice.pipelines.records.typed.tables import SchemaNode
+from sluice.pipelines.records.typed.typer import TypedPiece
 from sluice.pipelines.records.wire import Named, WireFormat, reference
 
 MOST_NEWS = 256
@@ -170,6 +173,27 @@ class _Piece(SlotPiece):
 
     def check_maps(self, before: object) -> None:
         """A key that is there twice is no fault: the column keeps the last."""
+
+    def finished(self, start: int, stop: int, ends: Array) -> TypedPiece:
+        """The finished piece; an entry of a map whose place a later one takes is not at fault."""
+        counting = [(node, self._counting(node, faults)) for node, faults in self._faults]
+        self._faults = [(node, faults) for node, faults in counting if len(faults.items)]
+        return super().finished(start, stop, ends)
+
+    def _counting(self, node: SchemaNode, faults: Faults) -> Faults:
+        """The faults that are in no such entry."""
+        level, items, counts = node.level, faults.items, np.ones(len(faults.items), np.bool_)
+        while level:
+            holder = self._nodes[holder_of(self._nodes, level)]
+            column = self._columns[holder.index]
+            if not isinstance(column, Lists):
+                raise TypeError(f"{holder.path} holds no elements")
+            ends = column.ends[: column.items + 1]
+            if isinstance(column, Maps):
+                last = last_of_each(ends, self._columns[holder.children[0]].array(self._columns))
+                counts &= np.isin(items, last) if last is not None else True
+            level, items = holder.level, np.searchsorted(ends[1:], items, side="right")
+        return Faults(faults.items[counts], faults.codes[counts], faults.starts[counts])
 
 
 def _nobody() -> dict[str, Array]:

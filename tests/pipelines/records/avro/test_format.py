@@ -129,7 +129,7 @@ def test_a_value_of_another_branch_is_refused_alone() -> None:
     landed, held, drift = convert(reader_of(of("int")), records, Schemas({1: writer}))
     assert landed["x"].to_pylist() == [1]
     assert held is not None
-    assert held.select(["reason", "field"]).to_pylist() == [{"reason": "wrong_type", "field": "x"}]
+    assert held.select(["reason", "field"]).to_pylist() == [{"reason": "incompatible", "field": "x"}]
     assert [(d.kind, d.field) for d in drift] == [(DriftKind.WRONG, "x")]
 
 

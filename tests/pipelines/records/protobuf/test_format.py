@@ -11,7 +11,16 @@ import pytest
 
 from sluice.pipelines.records.wire import ID_HEADER, WireFormat
 from sluice.pipelines.vocabulary.receipts import DriftKind
-from tests.pipelines.records.protobuf.rows import Schemas, convert, reader_of, rows_of, whole
+from tests.pipelines.records.protobuf.rows import (
+    Schemas,
+    comparable,
+    convert,
+    message_class,
+    read_by_google,
+    reader_of,
+    rows_of,
+    whole,
+)
 from tests.pipelines.records.protobuf.wild import sized, varint
 
 ORDER = "message Order { string id = 1; optional int32 items = 2; }"
@@ -229,6 +238,39 @@ def test_enums_by_their_names() -> None:
     assert landed["x"].to_pylist() == [["A", "B"]]
     assert refused(held) == [("wrong_type", "x[]", None)]
     assert [(d.kind, d.field) for d in drift if d.kind is DriftKind.WRONG] == [(DriftKind.WRONG, "x[]")]
+
+
+NAN = struct.pack("<d", float("nan"))
+
+
+def entry(field: int, key: str, value: bytes) -> bytes:
+    """An entry of a map from texts to messages, as the field of that number."""
+    return bytes([field << 3 | 2]) + sized(b"\x0a" + sized(key.encode()) + b"\x12" + sized(value))
+
+
+def test_an_entry_whose_place_another_takes_is_not_at_fault() -> None:
+    text = """syntax = "proto3"; import "google/protobuf/timestamp.proto"; import "google/protobuf/struct.proto";
+    enum E { A = 0; B = 1; }
+    message V { E e = 1; google.protobuf.Timestamp at = 2; google.protobuf.Value v = 3; map<string, V2> more = 4; }
+    message V2 { repeated E e = 1; }
+    message R { map<string, V> x = 1; map<string, E> y = 2; }"""
+    reader = reader_of(text, "R")
+    bad_e, bad_at, bad_v = b"\x08\x07", b"\x12" + sized(b"\x10" + varint(-1)), b"\x1a" + sized(b"\x11" + NAN)
+    deep_bad, deep_good = entry(4, "i", b"\x08\x01\x08\x07"), entry(4, "i", b"\x08\x01")
+    bad = [bad_e, bad_at, bad_v, deep_bad]
+    good = [entry(1, "k", b) + entry(1, "k", b"\x08\x01") for b in bad]
+    good += [entry(1, "k", deep_bad + deep_good), b"\x12\x05\x0a\x01k\x10\x07\x12\x05\x0a\x01k\x10\x01"]
+    still = [entry(1, "k", b"\x08\x01") + entry(1, "k", b) for b in bad]
+    still += [entry(1, "j", b) + entry(1, "k", b"\x08\x01") for b in bad]
+    still += [b"\x12\x05\x0a\x01k\x10\x01\x12\x05\x0a\x01k\x10\x07"]
+    landed, held, _ = convert(reader, [*good, *still, *good])
+    kind = message_class(reader.texts[-1])
+    expected = [read_by_google(kind, data) for data in good]
+    rows = [{f.name: comparable(r[f.name], f.type) for f in reader.columns.fields} for r in landed.to_pylist()]
+    assert rows == expected * 2
+    assert [read_by_google(kind, data) for data in still] == [None] * len(still)
+    assert held is not None
+    assert held["value"].to_pylist() == still
 
 
 def test_documents_are_merged_and_what_json_cannot_say_is_refused() -> None:
