@@ -1,0 +1,87 @@
+"""Feeds for tests after public reports: records, or whole logs as a broker holds them, through the real pipeline."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+from sluice.pipelines.batch.land import land as land_batch
+from sluice.pipelines.feed.load import load_feed
+from sluice.pipelines.lake.schemas import KeptSchemas
+from sluice.pipelines.ports import Edges, Lake
+from sluice.pipelines.records import ready
+from sluice.pipelines.vocabulary.kafka import TopicPartition
+from sluice.pipelines.vocabulary.plans import Request, RequestKind
+from sluice.pipelines.vocabulary.registered import RegisteredSchema
+from sluice.resources.liveness import new_owner
+from sluice.testing import LandedMessages, Message, land
+from sluice.testing.clock import MemoryClock
+from sluice.testing.cluster import MemoryCluster, partition
+from sluice.testing.engine import MemoryEngine
+from sluice.testing.fetcher import MemoryFetcher
+from sluice.testing.group import MemoryGroup
+from sluice.testing.lake import MemoryLake
+from sluice.testing.liveness import MemoryLiveness
+from sluice.testing.logs import Log
+
+RAW = "topics: orders\nstart: earliest\n"
+JSON = "topics: orders\nstart: earliest\nformat: json\nschema: {%s}\npolicies: {%s}\n"
+TP = TopicPartition("orders", 0)
+A_DAY_LATER = 1_700_086_400_000
+
+
+def feed_file(root: Path, text: str = RAW, files: Mapping[str, str] | None = None) -> Path:
+    """A project with one feed, `orders`, and the files that it names."""
+    (root / "feeds").mkdir(parents=True, exist_ok=True)
+    for name, content in (files or {}).items():
+        (root / name).write_text(content)
+    path = root / "feeds" / "orders.yaml"
+    path.write_text(text)
+    return path
+
+
+def land_values(
+    root: Path, feed: str, values: Iterable[bytes | None], lake: Any = None, **files: str
+) -> LandedMessages:
+    """Land values by the feed's text; `files` are its schemas, by name with `__` for the dot."""
+    named = {name.replace("__", "."): text for name, text in files.items()}
+    return land(feed_file(root, feed, named), map(Message, values), lake=lake, environ={})
+
+
+def land_json(root: Path, schema: str, *values: bytes | None, policies: str = "") -> LandedMessages:
+    return land_values(root, JSON % (schema, policies), values)
+
+
+def keep_schema(lake: Lake, number: int, kind: str, *texts: str) -> None:
+    """A schema in the lake, as an earlier run wrote it there after it had asked the registry."""
+    KeptSchemas(lake, "orders").keep(RegisteredSchema(number, kind, texts))
+
+
+def reasons(landed: LandedMessages) -> list[str]:
+    return list(landed.quarantined["reason"].to_pylist())
+
+
+def land_log(root: Path, source: Log, text: str = RAW, answer_bytes: int = 1 << 20) -> LandedMessages:
+    """Land a partition's log, with its transactions and gaps, by answers of at most so many bytes."""
+    feed = load_feed(feed_file(root, text), {"KAFKA_BOOTSTRAP": "memory:9092"})
+    ready.ready()
+    lake, logs = MemoryLake(), {TP: source}
+    log_start = source.start
+    edges = Edges(
+        cluster=MemoryCluster({TP: partition(*TP, topic_id="id-1", log_start=log_start)}, logs=logs),
+        group=MemoryGroup(),
+        lake=lake,
+        engine=MemoryEngine(lake, lambda: MemoryFetcher(logs, answer_bytes=answer_bytes), feed.landing),
+        liveness=MemoryLiveness(),
+        clock=MemoryClock(A_DAY_LATER),
+        wiring=None,
+        parallelism=1,
+    )
+    result = land_batch(feed, edges, Request(RequestKind.CATCH_UP), new_owner("test"), lambda progress: None)
+    result.check()
+    return LandedMessages(feed, lake, result)
+
+
+def offsets(landed: LandedMessages, column: str = "offset") -> list[int]:
+    return list(landed.rows[column].to_pylist())
