@@ -42,7 +42,7 @@ from sluice.pipelines.feed.sections import (
     parse_start,
 )
 from sluice.pipelines.feed.settings import Description, GroupName, LocalFile, Name, Settings, Text, below_root
-from sluice.pipelines.feed.table import TableSettings, check_holds
+from sluice.pipelines.feed.table import TableSettings, check_address, check_holds
 from sluice.pipelines.feed.topics import TopicFilter
 from sluice.pipelines.records.keys import KeyReader
 from sluice.pipelines.records.reader import Reader
@@ -102,6 +102,7 @@ def _check_commit(commit: CommitMode, info: ValidationInfo) -> CommitMode:
 def _check_table(table: TableSettings | None, info: ValidationInfo) -> TableSettings | None:
     if table:
         check_holds(table, info.data.get("columns"))
+        check_address(table, info.data.get("lake", ""))
     return table
 
 

@@ -9,6 +9,7 @@ from typing import Annotated, Any
 from pydantic import AfterValidator, BeforeValidator, Field, SecretStr, ValidationInfo, model_validator
 
 from sluice.pipelines.feed.settings import Duration, Settings, Text
+from sluice.pipelines.schema.schema import Field as Column
 from sluice.pipelines.schema.schema import Kind, Schema, Type, path_below
 from sluice.pipelines.vocabulary.tables import DELTA, ICEBERG
 from sluice.pipelines.vocabulary.units import DAY, safe_text
@@ -131,9 +132,63 @@ _INSTEAD = {Kind.UINT32: "int64", Kind.UINT64: "decimal(20,0)"}
 _IN_ICEBERG = {Kind.UINT8: "int16", Kind.UINT16: "int32"}
 
 
+_METADATA = frozenset(
+    {"_deleted", "_file", "_last_updated_sequence_number", "_partition", "_pos", "_row_id", "_spec_id"}
+)
+"""Columns that every Iceberg table has by itself: Spark fails on another of such a name, and on `SELECT *`."""
+_NO_NAME_IN_DELTA = frozenset(" ,;{}()=")
+
+
+def misnamed(columns: Mapping[str, Type], format: str) -> Iterator[tuple[str, str]]:
+    """(path, why not) of each name that a table of this format cannot have: Spark would not read or alter the table."""
+    for name, t in columns.items():
+        if format == ICEBERG and name in _METADATA:
+            yield name, "it is the name of a metadata column, and Spark reads no other column of that name"
+        elif format == DELTA:
+            yield from _unnameable(name, Column(name, t))
+
+
+def _unnameable(path: str, f: Column) -> Iterator[tuple[str, str]]:
+    if not _NO_NAME_IN_DELTA.isdisjoint(f.name):
+        yield path, "its name has a blank or one of `,;{}()=`, and Spark alters no Delta table with such a column"
+    for below in f.type.fields:
+        yield from _unnameable(path_below(path, f.type.kind, below.name), below)
+
+
+def names_fit(table: TableSettings | None, before: Schema, after: Schema) -> bool:
+    """Whether `after` has only names that the feed's table can have, or that `before` has too."""
+    if table is None:
+        return True
+    old, new = (set(misnamed({f.name: f.type for f in s.fields}, table.format)) for s in (before, after))
+    return new <= old
+
+
+_ANOTHER_NAME = (
+    "leave it out of the schema (what JSON has under that name stays in _extra), or give it another name in the "
+    "schema_file (in Avro with an alias)"
+)
+
+
 def check_holds(table: TableSettings, columns: Schema | None) -> None:
     """Raises ValueError if the table cannot hold a column of the schema."""
-    wrong = next(unfit({f.name: f.type for f in columns.fields}, table.format), None) if columns else None
-    if wrong:
-        path, said, instead = wrong
+    types = {f.name: f.type for f in columns.fields} if columns else {}
+    for path, said, instead in unfit(types, table.format):
         raise ValueError(f"cannot hold {path}, which is {said}: {table.format} has no such type; write {instead}")
+    for path, why in misnamed(types, table.format):
+        raise ValueError(f"cannot hold {path}: {why}; {_ANOTHER_NAME}")
+
+
+_ESCAPE = re.compile("%[0-9A-Fa-f]{2}")
+
+
+def check_address(table: TableSettings, lake: str) -> None:
+    """Raises ValueError if the format's library would write outside of the lake at this address."""
+    on_s3, wrong = lake.startswith("s3://"), ""
+    if table.delta and (escape := _ESCAPE.search(lake)):
+        wrong = f"deltalake takes {escape[0]} for another character"
+    elif table.delta and not on_s3 and "\\" in lake:
+        wrong = "deltalake takes \\ for /"
+    elif table.iceberg and on_s3 and (sign := next((c for c in "#?" if c in lake), "")):
+        wrong = f"PyIceberg takes {sign} for the end of the address"
+    if wrong:
+        raise ValueError(f"cannot lie in the lake {lake}: {wrong}; give the lake another name")

@@ -9,10 +9,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 
 from sluice.pipelines.contract.suite import recall
 from sluice.pipelines.feed.feed import Feed
 from sluice.pipelines.feed.sections import OnDrift
+from sluice.pipelines.feed.table import names_fit
 from sluice.pipelines.ledger import Ledger, State
 from sluice.pipelines.ledger.entries import FORMAT, READER_FORMAT, SchemaEntry, SchemaSource
 from sluice.pipelines.records.keys import KeyReader
@@ -187,21 +189,31 @@ def evolve(feed: Feed, ledger: Ledger, receipts: Sequence[Receipt]) -> None:
         shape = effective_shape(feed, state)
         if shape.columns is None:
             return None
-        columns = evolve_schema(shape.columns, found, state.table, MOST_EVOLVED - len(state.evolved))
+        most = MOST_EVOLVED - len(state.evolved)
+        columns = evolve_schema(shape.columns, found, state.table, most, partial(names_fit, feed.table))
         grown = replace(shape, columns=columns)
         return _entry(feed, grown, _describe_change(ledger, state, grown)) if grown.name != shape.name else None
 
     ledger.append(decide)
 
 
-def evolve_schema(columns: Schema, found: Iterable[Drift], table: Mapping[str, str], most: int) -> Schema:
-    """The schema, with as much of the drift as it can take in and stay one table. Adds at most `most` columns."""
+def evolve_schema(
+    columns: Schema,
+    found: Iterable[Drift],
+    table: Mapping[str, str],
+    most: int,
+    fits: Callable[[Schema, Schema], bool] = lambda before, after: True,
+) -> Schema:
+    """The schema, with as much of the drift as it can take in, stay one table, and still `fits`. Adds at most `most`
+    columns."""
     begun = len(columns.fields)
     for drift in found:
+        grown = columns
         if drift.kind is DriftKind.WIDENED:
-            columns = _grow_if_sound(columns, _widening(drift), table)
+            grown = _grow_if_sound(columns, _widening(drift), table)
         elif len(columns.fields) - begun < most:
-            columns = _grow_if_sound(columns, _addition(drift), table)
+            grown = _grow_if_sound(columns, _addition(drift), table)
+        columns = grown if fits(columns, grown) else columns
     return columns
 
 

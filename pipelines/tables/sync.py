@@ -15,7 +15,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from sluice.pipelines.feed.table import unfit
+from sluice.pipelines.feed.table import misnamed, unfit
 from sluice.pipelines.lake import paths
 from sluice.pipelines.ledger import BatchStatus, Ledger, State
 from sluice.pipelines.ports import Lake, Table
@@ -134,6 +134,7 @@ class _Publisher:
             if head is None:
                 if not self._begins(state):
                     return done
+                self._check_names(state)
                 self._check_columns(state)
                 table.create(columns(state, self.kind), {FEED: ledger.feed, LEDGER: state.ledger_id})
                 done = replace(done, created=True)
@@ -226,6 +227,14 @@ class _Publisher:
         operation = TableOperation.OVERWRITE if remove else TableOperation.APPEND
         change = TableChange(operation, state.number, add, remove, columns(state, self.kind), said)
         return [change] if add or remove else []
+
+    def _check_names(self, state: State) -> None:
+        """Raises TableRefused for a column that a new table cannot have. One that is there goes on as it is."""
+        for path, why in misnamed(column_types(state, self.kind), self.table.format):
+            raise TableRefused(
+                f"{self.table.name} cannot hold {path}: {why}",
+                remedy="give the feed a table of the other format, or land it without this column, as a new feed",
+            )
 
     def _check_columns(self, state: State) -> None:
         """Raises TableRefused for columns that the table would hold as something else."""

@@ -20,7 +20,7 @@ from contextlib import contextmanager
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
-from urllib.parse import unquote
+from urllib.parse import quote, unquote
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -99,6 +99,14 @@ class DeltaLakeTable:
         """Where readers find it."""
         return self._lake.locate(self._root)
 
+    @cached_property
+    def _url(self) -> str:
+        """The address for deltalake, which takes `#` and `?` for the end of a path, and `%20` for a blank."""
+        if self._options:
+            bucket, _, key = self.address.removeprefix("s3://").partition("/")
+            return f"s3://{bucket}/{quote(key)}"
+        return Path(self.address).as_uri()
+
     def __repr__(self) -> str:
         return f"DeltaLakeTable({self._root!r})"
 
@@ -159,7 +167,7 @@ class DeltaLakeTable:
                 Path(self.address).mkdir(parents=True, exist_ok=True)
             try:
                 DeltaTable.create(
-                    self.address,
+                    self._url,
                     schema,
                     configuration={**_PROPERTIES, **about},
                     storage_options=self._options or None,
@@ -262,7 +270,7 @@ class DeltaLakeTable:
         from deltalake.exceptions import TableNotFoundError
 
         try:
-            return DeltaTable(self.address, version, storage_options=self._options or None)
+            return DeltaTable(self._url, version, storage_options=self._options or None)
         except TableNotFoundError:
             return None
 

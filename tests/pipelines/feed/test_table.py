@@ -70,3 +70,64 @@ def test_small_unsigned_types_are_refused_where_spark_does_not_read_them(kind: s
     feed = f"format: json\nschema: {{n: '{kind}'}}\n"
     assert "cannot hold n" in load(tmp_path, f"{feed}table: {{iceberg: {{name: db.orders}}}}\n")
     assert load(tmp_path, f"{feed}table: {{delta: {{}}}}\n") == ""
+
+
+@pytest.mark.parametrize(
+    ("table", "name", "path"),
+    [
+        *(
+            ("{iceberg: {name: db.orders}}", name, name)
+            for name in ("_deleted", "_file", "_pos", "_partition", "_row_id")
+        ),
+        *(("{delta: {}}", f"a{sign}b", f"a{sign}b") for sign in " ,;{}()="),
+        ("{delta: {}}", "a", "a[]{}.net price"),
+    ],
+)
+def test_names_that_spark_cannot_read_or_alter_are_refused(table: str, name: str, path: str, tmp_path: Path) -> None:
+    kind = "list<map<string, struct<`net price`:int64>>>" if name == "a" else "int64"
+    said = load(tmp_path, f"format: json\nschema: {{'{name}': '{kind}'}}\ntable: {table}\n")
+    assert f"cannot hold {path}: " in said
+    assert "leave it out of the schema" in said
+
+
+@pytest.mark.parametrize(
+    ("table", "name"),
+    [
+        *(("{iceberg: {name: db.orders}}", name) for name in ("_DELETED", "a,b", "a b", "_metadata", "_change_type")),
+        *(("{delta: {}}", name) for name in ("_deleted", "_file", "_metadata", "ü-1", "a:b", "a[]")),
+    ],
+)
+def test_names_that_spark_reads_are_fine(table: str, name: str, tmp_path: Path) -> None:
+    assert load(tmp_path, f"format: json\nschema: {{'{name}': int64}}\ntable: {table}\n") == ""
+    nested = f"format: json\nschema: {{s: {{_deleted: int64, _file: string}}}}\ntable: {table}\n"
+    assert load(tmp_path, nested) == ""
+
+
+@pytest.mark.parametrize(
+    ("table", "lake", "said"),
+    [
+        ("{delta: {}}", "s3://bucket/a%20b", "deltalake takes %20"),
+        ("{delta: {}}", "a%2Fb", "deltalake takes %2F"),
+        ("{delta: {}}", "a\\b", "deltalake takes \\ for /"),
+        ("{iceberg: {name: db.orders}}", "s3://bucket/a#b", "PyIceberg takes #"),
+        ("{iceberg: {name: db.orders}}", "s3://bucket/a?b", "PyIceberg takes ?"),
+    ],
+)
+def test_lakes_that_a_table_would_be_written_outside_of_are_refused(
+    table: str, lake: str, said: str, tmp_path: Path
+) -> None:
+    found = load(tmp_path, f"lake: '{lake}'\ntable: {table}\n")
+    assert "table: cannot lie in the lake" in found
+    assert said in found
+    assert load(tmp_path, f"lake: '{lake}'\n") == ""
+
+
+@pytest.mark.parametrize(
+    ("table", "lake"),
+    [
+        *(("{delta: {}}", lake) for lake in ("s3://bucket/a#b?c", "a#b?c", "100%", "s3://bucket/100%-x", "a b")),
+        *(("{iceberg: {name: db.orders}}", lake) for lake in ("a#b?c", "a%20b", "s3://bucket/a%20b", "a\\b")),
+    ],
+)
+def test_lakes_that_a_table_lies_in_are_fine(table: str, lake: str, tmp_path: Path) -> None:
+    assert load(tmp_path, f"lake: '{lake}'\ntable: {table}\n") == ""

@@ -14,6 +14,7 @@ pytest.importorskip("deltalake")
 
 from deltalake import DeltaTable
 
+from sluice.pipelines.ports import Lake
 from sluice.pipelines.vocabulary.errors import (
     CatalogUnavailable,
     PartUnreadable,
@@ -23,10 +24,13 @@ from sluice.pipelines.vocabulary.errors import (
 )
 from sluice.pipelines.vocabulary.tables import TableChange, TableOperation
 from sluice.resources.lake_local import LocalLake
+from sluice.resources.s3.lake import S3Lake
 from sluice.resources.tables.delta import DeltaLakeTable
 from tests.pipelines.landed_world import A, B, pieces
 from tests.pipelines.tables.values import COLUMNS, NOON, ROWS, told, write
 from tests.pipelines.tables.worlds import DeltaWorld
+from tests.stores import Store
+from tests.table_readers import delta_access
 
 ROOT = "data/orders"
 
@@ -82,6 +86,40 @@ def test_readers_prune_by_what_the_log_says_of_each_file(place: Place) -> None:
     assert said["min.at"] <= NOON <= said["max.at"]
     assert place.delta.to_pyarrow_table(filters=[("n", ">", 3)]).num_rows == 0
     assert place.delta.to_pyarrow_table(filters=[("at", "=", NOON)]).num_rows == 2
+
+
+ODD = "a#b?c%d [e]'f+g=h:i@j*ü"
+"""A name with characters that mean something in a URL."""
+
+
+def _log_and_rows(lake: Lake, table: DeltaLakeTable) -> tuple[set[str], list[int]]:
+    """The lake's folders with a log, and the table's numbers, after two commits of two."""
+    columns = {"n": "int64"}
+    assert table.look() is None
+    table.create(columns, {"sluice.ledger": "x"})
+    for mark in (1, 2):
+        assert table.look() is not None
+        address = write(lake, f"{ROOT}/date=2026-11-20/{mark}.parquet", columns, {"n": [mark, -mark]})
+        table.commit(TableChange(TableOperation.APPEND, mark, (address,), (), columns, {}))
+        assert address in table.files()
+    assert table.look() is not None
+    logs = {path.rpartition("/")[0] for path in lake.list("") if "_delta_log" in path}
+    return logs, sorted(table.rows(["n"])["n"].to_pylist())
+
+
+def test_a_table_lies_in_a_folder_whatever_it_is_called(tmp_path: Path) -> None:
+    lake = LocalLake(tmp_path / ODD)
+    assert _log_and_rows(lake, DeltaLakeTable(lake, ROOT, {})) == ({f"{ROOT}/_delta_log"}, [-2, -1, 1, 2])
+    assert [p.name for p in tmp_path.iterdir()] == [ODD]
+    assert DeltaTable((tmp_path / ODD / ROOT).as_uri()).to_pyarrow_table().num_rows == 4
+
+
+def test_a_table_lies_below_a_prefix_whatever_it_is_called(s3_store: Store) -> None:
+    root = s3_store.lake()
+    lake, around = S3Lake(f"{root}/{ODD}", s3_store.settings), S3Lake(root, s3_store.settings)
+    options = {**(delta_access(s3_store) or {}), "aws_conditional_put": "etag"}
+    assert _log_and_rows(lake, DeltaLakeTable(lake, ROOT, options)) == ({f"{ROOT}/_delta_log"}, [-2, -1, 1, 2])
+    assert {path.partition("/")[0] for path in around.list("")} == {ODD}
 
 
 def test_names_of_files_are_as_the_lake_has_them(place: Place) -> None:

@@ -1,0 +1,67 @@
+"""Feeds with tables, landed by `land` into a folder: which names of columns a table takes, whoever brings them."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from sluice.pipelines.feed.feed import Feed
+from sluice.pipelines.feed.load import load_feed
+from sluice.pipelines.ledger import Ledger
+from sluice.pipelines.tables.sync import Synced, sync
+from sluice.pipelines.vocabulary.errors import TableRefused
+from sluice.resources.edges import open_table
+from sluice.resources.lake_local import LocalLake
+from sluice.testing import Message, land
+
+FEED = """
+kafka: {bootstrap: "127.0.0.1:9"}
+topics: orders
+start: earliest
+format: json
+schema: {id: int64}
+policies: {on_drift: evolve}
+"""
+TABLES = {"iceberg": "table: {iceberg: {name: db.orders}}\n", "delta": "table: {delta: {}}\n"}
+RECORDS = [{"id": 1, "_deleted": True, "_DELETED2": 5, "net price": 2}, {"id": 2, "_file": "a", "city": "Ulm"}]
+NAMES = {"iceberg": ["id", "_DELETED2", "net price", "city"], "delta": ["id", "_deleted", "_DELETED2", "_file", "city"]}
+
+
+def _feed(root: Path, table: str) -> Feed:
+    (root / "feeds").mkdir(exist_ok=True)
+    path = root / "feeds" / "orders.yaml"
+    path.write_text(FEED + table)
+    return load_feed(path, {})
+
+
+def _land(feed: Feed, root: Path) -> list[str]:
+    """The fields' columns of the newest rows; what drifts becomes a column of the next batch."""
+    for record in RECORDS * 2:
+        rows = land(feed, [Message(json.dumps(record).encode())], lake=root / "lake").rows
+    return [name for name in rows.schema.names if not name.startswith("kafka_") and name != "_extra"]
+
+
+def _sync(feed: Feed, root: Path) -> Synced:
+    lake = LocalLake(root / "lake")
+    table = open_table(feed.model_copy(update={"lake": str(lake.root)}), lake)
+    return sync(Ledger(lake, feed.name, lambda: 0), lake, table)
+
+
+@pytest.mark.parametrize("kind", TABLES)
+def test_records_bring_in_no_column_that_the_table_cannot_have(kind: str, tmp_path: Path) -> None:
+    feed = _feed(tmp_path, TABLES[kind])
+    assert sorted(_land(feed, tmp_path)) == sorted(NAMES[kind])
+    last = land(feed, [Message(json.dumps(RECORDS[0] | RECORDS[1]).encode())], lake=tmp_path / "lake").rows
+    kept = json.loads(last["_extra"][0].as_py())
+    assert kept.keys() == (RECORDS[0] | RECORDS[1]).keys() - {*NAMES[kind]}
+    assert _sync(feed, tmp_path).added == 5
+
+
+@pytest.mark.parametrize(("kind", "name"), [("iceberg", "_deleted"), ("delta", "net price")])
+def test_a_new_table_over_such_a_column_is_refused_by_name(kind: str, name: str, tmp_path: Path) -> None:
+    _land(_feed(tmp_path, ""), tmp_path)
+    with pytest.raises(TableRefused, match=f"cannot hold {name}: ") as refused:
+        _sync(_feed(tmp_path, TABLES[kind]), tmp_path)
+    assert "other format" in refused.value.remedy
