@@ -192,10 +192,19 @@ def test_what_lands_is_what_fastavro_reads(data: st.DataObject) -> None:
 _WIDER = {"int": ["long", "float", "double"], "long": ["float", "double"], "float": ["double"], "string": ["bytes"]}
 
 
+def _has_text_and_bytes(t: Any) -> bool:
+    """Whether some union has both: fastavro takes the first that fits, Java and we the one of the same type."""
+    if isinstance(t, list):
+        return {"string", "bytes"} <= set(map(_kind, t)) or any(map(_has_text_and_bytes, t))
+    if not isinstance(t, dict):
+        return False
+    return any(map(_has_text_and_bytes, (t.get("items"), t.get("values"), *(f["type"] for f in t.get("fields", ())))))
+
+
 @st.composite
 def _evolved(draw: st.DrawFn) -> tuple[Any, Any]:
     """A writer's schema and a reader's: fields dropped, added with a default, widened, in another order, renamed."""
-    writer = draw(RECORDS.filter(lambda s: not _empty(s)))
+    writer = draw(RECORDS.filter(lambda s: not _empty(s) and not _has_text_and_bytes(s)))
     fields = []
     for f in writer["fields"]:
         change = draw(st.sampled_from(["keep", "keep", "drop", "widen", "null", "rename"]))
