@@ -10,7 +10,7 @@ import typer
 from sluice.cli.menu import Group
 from sluice.cli.session import Session, command
 from sluice.cli.terminal import bad, good, table
-from sluice.pipelines.vocabulary.errors import SluiceError
+from sluice.pipelines.vocabulary.errors import Failed, SluiceError
 from sluice.pipelines.vocabulary.units import many
 
 if TYPE_CHECKING:
@@ -88,9 +88,12 @@ def _schema(session: Session, feed: Feed) -> str | SluiceError:
     try:
         asked = schema_asked(session.project.feeds_folder / f"{feed.name}.yaml", session.project.environ())
         there = registered(asked)
-        columns = reader_of(there, asked).columns
     except SluiceError as error:
         return error
+    try:
+        columns = reader_of(there, asked).columns
+    except Failed as error:
+        return f"{error.message}; the feed reads by its schema_file"
     known = f"{there.subject}, version {there.version}"
     if feed.reader and columns == feed.reader.columns:
         return f"{known}, makes the columns of its schema_file"

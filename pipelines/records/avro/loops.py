@@ -97,6 +97,8 @@ LIST_OF = 18  # A: the level of its elements; B: how many elements a constant li
 ELEMENT = 19  # A: the level: the next element of a constant list begins
 WORD = 20  # four bytes, unsigned
 FAIL = 21  # A: why a record with such a value is refused
+CALL = 22  # A: the first operation of a routine, which passes over a value of a recursive type
+RETURN = 23  # from a routine, to the operation behind the call
 
 AS_IS, AS_FLOAT, AS_DOUBLE = 0, 1, 2
 
@@ -107,10 +109,13 @@ SLOTS = OWN + 1
 
 LONG_VARINT, WIDE_INT, NO_TRUTH, NO_BRANCH, NO_SYMBOL, BAD_SIZE, MORE = 76, 77, 78, 79, 80, 81, 82
 OTHER_BRANCH, OTHER_SYMBOL, WIDE_DECIMAL, NEW_FIELDS = 83, 84, 85, 86
+DEEP = 88
 _CROWDED = 99  # a level is full: no fault of the record
 
 MOST_EMPTY = 4096
 """Elements without bytes (nulls, records without fields) that one block of a list may have."""
+MOST_OPEN = 16_384
+"""Lists and recursive records inside one another, in a record."""
 
 
 class Tables(NamedTuple):
@@ -136,7 +141,8 @@ class Tables(NamedTuple):
 
 
 _TABLES = types.NamedTuple([TABLE, I64, I64, I64, TABLE, TABLE, I64, I64, U8, I64, I64, I64, I64, I64, I64], Tables)
-FRAME = 4  # numbers of a frame: the list's operation, elements left in this block, elements so far, unused
+FRAME = 4  # numbers of a frame: the list's operation, elements left in this block, elements so far, unused; of a call,
+# the operation behind it
 
 
 @inner
@@ -291,7 +297,7 @@ def _record(data: Array, p: int, end: int, pc: int, t: Tables) -> int:
             # A frame for each list that is open: its operation, what is left of its block, its elements so far.
             if op == LIST:
                 if (depth + 1) * FRAME > t.stack.size:
-                    code = int64(MANY)
+                    code = int64(DEEP)
                 else:
                     put(t.stack, depth * FRAME, pc - 1)
                     put(t.stack, depth * FRAME + 1, 0)
@@ -361,6 +367,18 @@ def _record(data: Array, p: int, end: int, pc: int, t: Tables) -> int:
             continue
         elif op == FAIL:
             code = cell(ops, pc - 1, A)
+        elif op == CALL:
+            if (depth + 1) * FRAME > t.stack.size:
+                code = int64(DEEP)
+            else:
+                put(t.stack, depth * FRAME, pc)
+                depth += 1
+                pc = cell(ops, pc - 1, A)
+                continue
+        elif op == RETURN:
+            depth -= 1
+            pc = item(t.stack, depth * FRAME)
+            continue
         else:  # END
             if p == end:
                 return int64(OK)

@@ -15,7 +15,7 @@ from typing import Any
 
 from sluice.pipelines.records.avro import loops
 from sluice.pipelines.records.avro.reader import DURATION, addable, as_record, branches, column_type, nullable
-from sluice.pipelines.records.avro.schema import AvroField, AvroKind, AvroType
+from sluice.pipelines.records.avro.schema import AvroField, AvroKind, AvroType, records_of
 from sluice.pipelines.records.typed.tables import SchemaNode
 from sluice.pipelines.schema.schema import Kind as ColumnKind
 from sluice.pipelines.schema.schema import path_below
@@ -65,15 +65,17 @@ def program(
 
     Raises Incompatible. `reader` is a record, whose columns the nodes are.
     """
-    made = _Program(nodes, begin, pool)
+    made = _Program(writer, nodes, begin, pool)
     made.record(as_record(writer), reader, nodes[0], "")
     made.emit(loops.END)
+    made.routines()
     return made.ops, made.unknown
 
 
 class _Program:
-    def __init__(self, nodes: tuple[SchemaNode, ...], begin: int, pool: Pool) -> None:
-        self._nodes, self._begin, self._pool = nodes, begin, pool
+    def __init__(self, writer: AvroType, nodes: tuple[SchemaNode, ...], begin: int, pool: Pool) -> None:
+        self._records, self._nodes, self._begin, self._pool = records_of(writer), nodes, begin, pool
+        self._calls: list[tuple[list[int], str]] = []
         self.ops: list[list[int]] = []
         self.unknown: dict[str, str] = {}
 
@@ -117,6 +119,7 @@ class _Program:
 
     def value(self, w: AvroType, r: AvroType, node: SchemaNode, place: str) -> None:
         """One value, read from the writer's type into the node of the reader's."""
+        w = self._records[w.name] if w.kind is AvroKind.AGAIN else w
         if w.kind is AvroKind.UNION:
             self._written_union(w, r, node, place)
         elif r.kind is AvroKind.UNION:
@@ -242,6 +245,8 @@ class _Program:
             case AvroKind.RECORD:
                 for f in w.fields:
                     self.skip(f.type)
+            case AvroKind.AGAIN:
+                self._calls.append((emit(loops.CALL), w.name))
             case AvroKind.ARRAY | AvroKind.MAP:
                 begun = self.here
                 row = emit(loops.LIST, a=-1, c=least_bytes(w.inner[0]) + (w.kind is AvroKind.MAP))
@@ -259,6 +264,16 @@ class _Program:
                 for end in ends:
                     end[loops.A] = self.here
                 jump[loops.A] = self._pool.keep(at)
+
+    def routines(self) -> None:
+        """What the calls so far go to, and the calls in there: each recursive record is passed over by one routine."""
+        at: dict[str, int] = {}
+        for row, name in self._calls:  # grows
+            if name not in at:
+                at[name] = self.here
+                self.skip(self._records[name])
+                self.emit(loops.RETURN)
+            row[loops.A] = at[name]
 
     # -- what only the reader has
 
@@ -395,7 +410,7 @@ def least_bytes(w: AvroType) -> int:
             return min(sum(least_bytes(f.type) for f in w.fields), 1 << 30)
         case AvroKind.UNION:
             return 1 + min(map(least_bytes, w.inner))
-    return 1
+    return 1  # also for AGAIN: a recursion that ends has a union or a list, which takes a byte, in each turn
 
 
 def _spelled(w: AvroType) -> str:

@@ -21,6 +21,7 @@ from sluice.pipelines.records.avro.schema import (
     AvroType,
     canonical,
     parse,
+    shown,
 )
 from sluice.pipelines.records.reader import WriterSchemas
 from sluice.pipelines.records.wire import WireFormat
@@ -120,7 +121,7 @@ def addable(t: AvroType) -> bool:
             return inside is not None and addable(inside)
         case AvroKind.ARRAY | AvroKind.MAP:
             return addable(t.inner[0])
-        case AvroKind.NULL | AvroKind.RECORD | AvroKind.ENUM | AvroKind.FIXED:
+        case AvroKind.NULL | AvroKind.RECORD | AvroKind.ENUM | AvroKind.FIXED | AvroKind.AGAIN:
             return False
     return t.logical != "decimal"
 
@@ -160,6 +161,8 @@ def _type(t: AvroType, place: str) -> tuple[Type, bool]:
             return _union(t, place)
         case AvroKind.NULL:
             return Type(Kind.STRING), False
+        case AvroKind.AGAIN:
+            raise AvroSchemaError(place, f"holds itself: {shown(t.name)} is recursive, and a table is not")
         case AvroKind.RECORD:
             if not t.fields:
                 raise AvroSchemaError(place, "is a record without fields, which no column can be")

@@ -16,6 +16,7 @@ REASONS = Reasons(
         loops.NO_SYMBOL: (Reason.NOT_AVRO, "a symbol that its enum does not have"),
         loops.BAD_SIZE: (Reason.NOT_AVRO, "a negative size"),
         loops.MORE: (Reason.NOT_AVRO, "more after the end of the record"),
+        loops.DEEP: (Reason.TOO_DEEP, f"more than {loops.MOST_OPEN:,} lists and recursive records inside one another"),
         loops.OTHER_BRANCH: (Reason.INCOMPATIBLE, "a branch of the writer's union that is not {type}"),
         loops.OTHER_SYMBOL: (Reason.WRONG_TYPE, "a symbol that the feed's schema does not have"),
         loops.NEW_FIELDS: (Reason.UNKNOWN_FIELD, "its schema has fields that the feed's does not have"),

@@ -1,9 +1,8 @@
 """Avro schemas (specification 1.12), parsed from their JSON into frozen types. Light: no Arrow, no compiled loops.
 
 `parse` takes the texts of a schema and of those that it refers to. What does not parse raises AvroSchemaError, which
-says where. A schema is input from outside: its text, depth, names and nodes are bounded, and a recursive one is refused
-by name, since no table has room for it. Logical types that their type cannot have are passed over, as the specification
-asks.
+says where. A schema is input from outside: its text, depth, names and nodes are bounded. Within a record, its own name
+is a type of kind AGAIN. Logical types that their type cannot have are passed over, as the specification asks.
 """
 
 from __future__ import annotations
@@ -44,10 +43,13 @@ class AvroKind(StrEnum):
     ARRAY = "array"
     MAP = "map"
     UNION = "union"
+    AGAIN = "again"
+    """A record that this one is part of: the schema is recursive."""
 
 
 NAMED = (AvroKind.RECORD, AvroKind.ENUM, AvroKind.FIXED)
-_PRIMITIVES = {k.value: k for k in AvroKind if k not in (*NAMED, AvroKind.ARRAY, AvroKind.MAP, AvroKind.UNION)}
+_COMPLEX = (*NAMED, AvroKind.ARRAY, AvroKind.MAP, AvroKind.UNION, AvroKind.AGAIN)
+_PRIMITIVES = {k.value: k for k in AvroKind if k not in _COMPLEX}
 _LOGICAL = {
     "date": AvroKind.INT,
     "time-millis": AvroKind.INT,
@@ -119,6 +121,19 @@ def parse(texts: Sequence[str]) -> AvroType:
     return found
 
 
+def records_of(t: AvroType) -> dict[str, AvroType]:
+    """The records of a type, by their full names."""
+    found: dict[str, AvroType] = {}
+    queue = [t]
+    for inside in queue:
+        if inside.kind is AvroKind.RECORD:
+            if inside.name in found:
+                continue
+            found[inside.name] = inside
+        queue += [*inside.inner, *(f.type for f in inside.fields)]
+    return found
+
+
 def canonical(text: str) -> str:
     """The schema without what changes nothing (documentation, white space, the order of attributes), as text."""
     return json.dumps(_without_docs(_loaded(text)), sort_keys=True, separators=(",", ":"))
@@ -182,10 +197,10 @@ class _Parser:
         full = name if "." in name or not space else f"{space}.{name}"
         for known in (full, name):
             if known in self._open:
-                raise AvroSchemaError(place, f"holds itself: {_shown(known)} is recursive, and a table is not")
+                return AvroType(AvroKind.AGAIN, known)
             if known in self._named:
                 return self._named[known]
-        raise AvroSchemaError(place, f"is a type that nothing defines: {_shown(name)}")
+        raise AvroSchemaError(place, f"is a type that nothing defines: {shown(name)}")
 
     def _union(self, node: list[Any], space: str, place: str, depth: int) -> AvroType:
         if not node:
@@ -247,7 +262,7 @@ class _Parser:
 
     def _keep(self, made: AvroType, place: str) -> AvroType:
         if made.name in self._named and self._named[made.name] != made:
-            raise AvroSchemaError(place, f"defines {_shown(made.name)} a second time, in another way")
+            raise AvroSchemaError(place, f"defines {shown(made.name)} a second time, in another way")
         self._named[made.name] = made
         return made
 
@@ -297,5 +312,5 @@ def _whole(number: Any) -> int:
     return number if isinstance(number, int) and not isinstance(number, bool) and number < 1 << 31 else -1
 
 
-def _shown(name: str) -> str:
+def shown(name: str) -> str:
     return name if name.isprintable() and len(name) <= 200 else "a name that cannot be shown"

@@ -12,7 +12,7 @@ from sluice.pipelines.records.avro.columns import columns_of
 from sluice.pipelines.records.avro.loops import Tables
 from sluice.pipelines.records.avro.programs import Incompatible, Pool, program
 from sluice.pipelines.records.avro.reader import AvroReader
-from sluice.pipelines.records.avro.schema import MOST_DEPTH, AvroSchemaError, AvroType, parse
+from sluice.pipelines.records.avro.schema import AvroSchemaError, AvroType, parse
 from sluice.pipelines.records.binary import MOST_SCHEMAS, BinaryTyper, NewField
 from sluice.pipelines.records.compiled import Array
 from sluice.pipelines.records.reader import WriterSchemas
@@ -136,7 +136,7 @@ class AvroTyper(BinaryTyper):
             starts=np.zeros(2, np.int64),
             told=np.zeros((2, loops.OP_FIELDS), np.int64),
             nodes=table,
-            stack=np.zeros(loops.FRAME * (MOST_DEPTH + 2), np.int64),
+            stack=np.zeros(loops.FRAME * loops.MOST_OPEN, np.int64),
             **self._first_tables(loops.SLOTS),
         )
         return with_room(made, self.nodes, made.room)

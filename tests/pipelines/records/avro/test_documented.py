@@ -54,7 +54,7 @@ def test_a_type(type_: str, value: str, lands: str) -> None:
 
 def test_the_table_has_every_type() -> None:
     kinds = {parse((type_,)).kind for type_, _, _ in CASES}
-    assert kinds == set(AvroKind)
+    assert kinds == set(AvroKind) - {AvroKind.AGAIN}  # which no column can be
 
 
 def test_a_program_of_every_type_ends() -> None:
