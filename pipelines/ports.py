@@ -438,6 +438,15 @@ class Table(Protocol):
         """Say up to when windows are complete, without a new snapshot. Raises as `commit` does."""
         ...
 
+    def misread(self) -> int:
+        """How many files have bounds by which some engine leaves out rows that it should find."""
+        ...
+
+    def mend(self) -> bool:
+        """Describe such files anew as far as the table alone can, without a change of rows. Returns whether it did.
+        Raises as `commit` does."""
+        ...
+
     def expiring(self, before: int) -> tuple[str, ...]:
         """The addresses of files that the newest snapshot does not name, and one from before that time (ms) may."""
         ...

@@ -13,6 +13,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from sluice.pipelines.feed.sections import LandingSettings
+from sluice.pipelines.lake.bounds import in_milliseconds
 
 PAGE_BYTES = 1 << 17
 """Bytes of values in a page, before compression. zstd is faster on pages this short."""
@@ -33,11 +34,12 @@ SHARED = 0.25
 def options(rows: pa.Table, settings: LandingSettings) -> dict[str, Any]:
     """The options of `pyarrow.parquet.ParquetWriter` for a file that begins with these rows (at least one).
 
-    Numbers and times get statistics. They are written as deltas, or plain if they stay the same, as a partition does.
-    Texts and bytes are written by dictionary if they repeat, as differences from the value before if these are small,
-    and plain otherwise.
+    Numbers and times get statistics, except times in milliseconds (`lake/bounds.py`). They are written as deltas, or
+    plain if they stay the same, as a partition does. Texts and bytes are written by dictionary if they repeat, as
+    differences from the value before if these are small, and plain otherwise.
     """
     schema, row_bytes = rows.schema, rows.nbytes // rows.num_rows
+    unbounded = in_milliseconds(schema)
     numbers = [f.name for f in schema if _is_number(f.type)]
     repeating = [f.name for f in schema if _repeats(rows.column(f.name))]
     deltas = {name: "DELTA_BINARY_PACKED" for name in numbers if _changes(rows.column(name))}
@@ -48,7 +50,7 @@ def options(rows: pa.Table, settings: LandingSettings) -> dict[str, Any]:
         "compression_level": settings.compression_level,
         "use_dictionary": repeating,
         "column_encoding": deltas | fronts,
-        "write_statistics": numbers,
+        "write_statistics": [name for name in numbers if name not in unbounded],
         # A page's size is looked at once in so many rows: with large ones it would take the whole row group.
         "write_batch_size": min(max(PAGE_BYTES // max(row_bytes, 1), 1), 4096),
         "data_page_size": PAGE_BYTES,

@@ -1,11 +1,11 @@
 """Writes the rows of slices, in offset order, into staged Parquet files that can be proven.
 
 Promises: equal rows give equal bytes, because row groups and files are cut by rows alone. Offsets strictly increase
-(invariant 6). A file appears in staging only when it is whole. Its own metadata names feed, topic id, range, batch and
-plan hash. A slice without rows, or one that fails, leaves no file. Size and SHA-256 are taken while writing. Where a
-feed is laid out by record time, rows go to the folder of their own time. A slice fills at most `MAX_FOLDERS` of these,
-whatever its stamps, and one more for rows without a usable time. `PartWriter` makes files for one slice alone,
-`SharedWriter` one file for several.
+(invariant 6). A file appears in staging only when it is whole. Its own metadata names feed, topic id, range, batch,
+plan hash and the bounds of its times. A slice without rows, or one that fails, leaves no file. Size and SHA-256 are
+taken while writing. Where a feed is laid out by record time, rows go to the folder of their own time. A slice fills at
+most `MAX_FOLDERS` of these, whatever its stamps, and one more for rows without a usable time. `PartWriter` makes files
+for one slice alone, `SharedWriter` one file for several.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ import pyarrow.parquet as pq
 
 from sluice.pipelines.feed.sections import LandingSettings
 from sluice.pipelines.lake import paths
+from sluice.pipelines.lake.bounds import TimeBounds
 from sluice.pipelines.landing.encoding import options
 from sluice.pipelines.ports import Lake
 from sluice.pipelines.records import landed_columns
@@ -324,7 +325,7 @@ class _PartFile:
         self.staged = paths.staged_path(feed, batch, target.attempt, kind, folder, name)
         self._path = paths.part_path(feed, kind, folder, name)
         self._block: AbstractContextManager[BinaryIO] = lake.create(self.staged)
-        self.sink, self._open = _HashingSink(self._block.__enter__()), True
+        self.sink, self._open, self._times = _HashingSink(self._block.__enter__()), True, TimeBounds(schema)
         with self._whole_or_nothing():
             self._writer = pq.ParquetWriter(self.sink, schema, **options)
 
@@ -336,9 +337,11 @@ class _PartFile:
     def add(self, rows: pa.Table) -> None:
         with self._whole_or_nothing():
             self._writer.write_table(rows, row_group_size=rows.num_rows)
+            self._times.add(rows)
         self._rows += rows.num_rows
 
     def finish(self) -> Part:
+        self.about(self._times.metadata())
         with self._whole_or_nothing():
             self._writer.close()
         self._open = False

@@ -152,6 +152,8 @@ class _Publisher:
             if changes:
                 self._check_columns(state)
             elif end == state.number:
+                if table.mend():
+                    continue
                 if (complete := complete_until(state)) > head.complete:
                     table.tell(complete)
                     head = table.look()

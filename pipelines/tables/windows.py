@@ -26,7 +26,7 @@ from sluice.pipelines.tables.tries import decided
 from sluice.pipelines.vocabulary.errors import TableMoved
 from sluice.pipelines.vocabulary.tables import FEED, LEDGER, TableChange, TableHead, TableOperation
 
-COLUMNS = {"window_start": "timestamp(ms)", "window_end": "timestamp(ms)"}
+COLUMNS = {"window_start": "timestamp(us)", "window_end": "timestamp(us)"}
 _FILE = re.compile(r"/([0-9a-f]{32})-([0-9]{20})\.parquet$")
 
 
@@ -71,11 +71,11 @@ class CompleteWindows:
         return self.table.look()
 
     def _write(self, lake: Lake, feed: str, starts: tuple[int, ...], name: str) -> str:
-        kind, path = pa.timestamp("ms", "UTC"), f"{paths.windows_table_root(feed)}/{name}.parquet"
-        ends = [t + self.settings.length for t in starts]
-        rows = pa.table([pa.array(starts, kind), pa.array(ends, kind)], names=list(COLUMNS))
-        with lake.create(path) as file:  # Spark with Iceberg takes milliseconds in a dictionary for microseconds
-            pq.write_table(rows, file, use_dictionary=False)
+        kind, path = pa.timestamp("us", "UTC"), f"{paths.windows_table_root(feed)}/{name}.parquet"
+        columns = [[1000 * (t + after) for t in starts] for after in (0, self.settings.length)]
+        rows = pa.table([pa.array(times, kind) for times in columns], names=list(COLUMNS))
+        with lake.create(path) as file:  # in microseconds: Spark with Iceberg misreads bounds of milliseconds
+            pq.write_table(rows, file)
         return lake.locate(path)
 
     def _clean(self, lake: Lake, feed: str, head: TableHead) -> None:
@@ -97,7 +97,7 @@ def complete_windows(state: State, settings: WindowSettings) -> tuple[int, ...]:
 
 
 def _digest(starts: Iterable[int], settings: WindowSettings) -> str:
-    return hashlib.sha256(repr((settings.length, *starts)).encode()).hexdigest()[:32]
+    return hashlib.sha256(repr(("us", settings.length, *starts)).encode()).hexdigest()[:32]
 
 
 def _digest_of(address: str) -> str:

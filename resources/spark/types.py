@@ -12,6 +12,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
+from sluice.pipelines.lake.bounds import Bounds, bounds_of, in_milliseconds
+
 if TYPE_CHECKING:
     from pyspark.sql.types import StructType
 
@@ -37,15 +39,13 @@ def spark_reads(footer: pq.FileMetaData) -> bool:
     schema = footer.schema.to_arrow_schema()
     if any("timestamp[ns" in str(f.type) for f in schema):
         return False
-    times = {f.name for f in schema if pa.types.is_timestamp(f.type) and f.type.unit == "ms"}
-    groups = (footer.row_group(i) for i in range(footer.num_row_groups))
-    columns = (group.column(i) for group in groups for i in range(group.num_columns))
-    return all(_in_range(c) for c in columns if c.path_in_schema in times)
+    bounds = bounds_of(footer)
+    return all(name in bounds and _in_range(bounds[name]) for name in in_milliseconds(schema))
 
 
-def _in_range(column: pq.ColumnChunkMetaData) -> bool:
-    found, most = column.statistics, _MOST // _US_IN["ms"]
-    return found is not None and (not found.has_min_max or (-most <= found.min_raw and found.max_raw <= most))
+def _in_range(times: Bounds) -> bool:
+    most = _MOST // _US_IN["ms"]
+    return times.low is None or times.high is None or (-most <= times.low and times.high <= most)
 
 
 def arrow_schema(schema: StructType) -> pa.Schema:

@@ -44,7 +44,7 @@ from sluice.pipelines.vocabulary.tables import (
     TableOperation,
 )
 from sluice.resources.tables.access import access_of
-from sluice.resources.tables.delta_types import delta_field, grown, stats_of
+from sluice.resources.tables.delta_types import bounded, delta_field, grown, says_all, stats_of
 from sluice.resources.tables.outcomes import Outcomes, readable
 
 if TYPE_CHECKING:
@@ -56,9 +56,11 @@ _PROPERTIES = {
     "delta.enableExpiredLogCleanup": "false",
     "delta.checkpointInterval": "50",
 }
+_BOUNDED = "delta.dataSkippingStatsColumns"
 _OPERATION = "sluice.operation"
 _COMMIT = re.compile(r"([0-9]{20})\.json")
 _CHECKPOINT = re.compile(r"([0-9]{20})\.checkpoint\.(?:.*\.)?(?:parquet|json)")
+_NAME = re.compile(r"`([^`]+)`|([^,`\s][^,`]*)")
 _NUMBERED = re.compile(r"([0-9]{20})\.")
 MANY_VERSIONS = 50
 """So many versions expire together, or fewer if that frees files: each time costs a checkpoint of the whole table."""
@@ -161,7 +163,8 @@ class DeltaLakeTable:
     def create(self, columns: Mapping[str, str], about: Mapping[str, str]) -> None:
         from deltalake import DeltaTable, Schema
 
-        schema = Schema.from_json(json.dumps({"type": "struct", "fields": [delta_field(*c) for c in columns.items()]}))
+        fields = [delta_field(*c) for c in columns.items()]
+        schema = Schema.from_json(json.dumps({"type": "struct", "fields": fields}))
         with self._asking():
             if not self._options:
                 Path(self.address).mkdir(parents=True, exist_ok=True)
@@ -169,7 +172,7 @@ class DeltaLakeTable:
                 DeltaTable.create(
                     self._url,
                     schema,
-                    configuration={**_PROPERTIES, **about},
+                    configuration={**_PROPERTIES, _BOUNDED: _listed(bounded(fields)), **about},
                     storage_options=self._options or None,
                     commit_properties=_commit({MARK: "0"}),
                     raise_if_key_not_exists=False,
@@ -180,30 +183,50 @@ class DeltaLakeTable:
 
     def commit(self, change: TableChange) -> int:
         about = {**change.about, MARK: str(change.mark), _OPERATION: str(change.operation)}
+        self.mend()
         table, adding = self._known, self._adding(change)
         with self._changing():
             self._evolve(table, change)
             made = int(table.version()) + 1
-            table.create_write_transaction(
-                [*adding, *self._removing(change)],
-                mode="append",
-                schema=table.schema(),
-                partition_by=[],
-                commit_properties=_commit(about, (_application(table), change.mark)),
-                post_commithook_properties=_hooks(),
-            )
-        with self._asking():
-            table.load_as_version(made)  # the next change stands on this one, whoever comes after it
-        self._version = made
+            mark = (_application(table), change.mark)
+            self._write(table, [*adding, *self._removing(change)], _commit(about, mark))
+        self._load(table, made)
         return made
 
     def tell(self, complete: str) -> None:
-        table = self._known
         with self._changing():
-            said = {MARK: str(_mark(table))}
-            table.alter.set_table_properties(
-                {COMPLETE: complete}, raise_if_not_exists=False, commit_properties=_commit(said)
-            )
+            self._put(COMPLETE, complete)
+
+    def misread(self) -> int:
+        return 0 if _BOUNDED in self._known.metadata().configuration else _live(self._known).num_rows
+
+    def mend(self) -> bool:
+        """Earlier tables do not name the columns that have bounds, and deltalake takes it that all have. Files that
+        lack some of these bounds are described anew, and then the columns are named."""
+        table = self._known
+        if _BOUNDED in table.metadata().configuration:
+            return False
+        columns = bounded(json.loads(table.schema().to_json())["fields"])
+        with self._changing():
+            lacking = [f for f in _live(table).to_pylist() if not says_all(f, columns)]
+            if lacking:
+                actions = [self._action(self._address(f["path"]), columns, changes=False) for f in lacking]
+                self._write(table, actions, _commit({MARK: str(_mark(table))}))
+                self._load(table, self._version + 1)
+            self._put(_BOUNDED, _listed(columns))
+            self._load(table, self._version + 1)
+        return True
+
+    def _put(self, name: str, value: str) -> None:
+        """Set a property in a commit of its own."""
+        table = self._known
+        said = _commit({MARK: str(_mark(table))})
+        table.alter.set_table_properties({name: value}, raise_if_not_exists=False, commit_properties=said)
+
+    def _load(self, table: DeltaTable, version: int) -> None:
+        with self._asking():
+            table.load_as_version(version)  # the next change stands on this one, whoever comes after it
+        self._version = version
 
     def expire(self, before: int) -> int:
         table = self._known
@@ -218,18 +241,28 @@ class DeltaLakeTable:
         each(self._lake.remove, log.below(end))
         return end - log.oldest
 
+    def _write(self, table: DeltaTable, actions: Sequence[AddAction | RemoveAction], about: CommitProperties) -> None:
+        table.create_write_transaction(
+            list(actions),
+            mode="append",
+            schema=table.schema(),
+            partition_by=[],
+            commit_properties=about,
+            post_commithook_properties=_hooks(),
+        )
+
     def _adding(self, change: TableChange) -> list[AddAction]:
+        columns = _names(self._known.metadata().configuration.get(_BOUNDED, ""))
+        return each(lambda a: self._action(a, columns, changes=_changes_rows(change)), change.add)
+
+    def _action(self, address: str, columns: Sequence[str], *, changes: bool) -> AddAction:
+        """The action that adds the file. `changes`: readers that follow the table must look at it."""
         from deltalake.transaction import AddAction
 
-        now = time.time_ns() // 1_000_000
-
-        def action(address: str) -> AddAction:
-            path = self._path(address)
-            with readable(address), self._lake.open(f"{self._root}/{path}") as file:
-                size, stats = stats_of(file)
-            return AddAction(path, size, {}, now, _changes_rows(change), stats)
-
-        return each(action, change.add)
+        path = self._path(address)
+        with readable(address), self._lake.open(f"{self._root}/{path}") as file:
+            size, stats = stats_of(file, columns)
+        return AddAction(path, size, {}, time.time_ns() // 1_000_000, changes, stats)
 
     def _removing(self, change: TableChange) -> list[RemoveAction]:
         from deltalake.transaction import RemoveAction
@@ -409,6 +442,15 @@ def _deletes(table: DeltaTable) -> int:
     if "deletionVectors" not in (table.protocol().reader_features or ()):
         return 0
     return int(pa.table(table.deletion_vectors()).num_rows)
+
+
+def _listed(columns: Iterable[str]) -> str:
+    """The columns as the property of a table lists them."""
+    return ",".join(f"`{name}`" for name in columns)
+
+
+def _names(listed: str) -> tuple[str, ...]:
+    return tuple(quoted or plain.strip() for quoted, plain in _NAME.findall(listed))
 
 
 def _application(table: DeltaTable) -> str:

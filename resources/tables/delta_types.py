@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import datetime as dt
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, BinaryIO
 
+import pyarrow as pa
 import pyarrow.parquet as pq
 
+from sluice.pipelines.lake.bounds import Bounds, bounds_of
 from sluice.pipelines.schema.schema import Kind, Type
 from sluice.pipelines.schema.wider import parse_type
 
@@ -30,8 +32,9 @@ _NAMES = {
     Kind.TIMESTAMP: "timestamp",
     Kind.EPOCH: "timestamp",
 }
-MOST_TEXT = 32
-"""Longer texts are no bounds of a file: readers prune by the short ones."""
+_BOUNDED = {"byte", "short", "integer", "long", "date", "timestamp"}
+"""The types of columns that have bounds in each file that lands."""
+_EPOCH = dt.datetime(1970, 1, 1)  # noqa: DTZ001 - in UTC, as Delta's log spells times
 
 
 def delta_field(name: str, text: str) -> dict[str, Any]:
@@ -88,55 +91,45 @@ def _kind(spelled: Any) -> str:
     return spelled if isinstance(spelled, str) else str(spelled["type"])
 
 
-def stats_of(file: BinaryIO) -> tuple[int, str]:
-    """The file's size, and its statistics as the JSON of Delta's log. Raises ArrowException for no Parquet file."""
-    found = pq.read_metadata(file)
-    size = file.seek(0, 2)
-    nulls: dict[str, int] = {}
-    low: dict[str, Any] = {}
-    high: dict[str, Any] = {}
-    for i in range(found.num_columns):
-        name = found.schema.column(i).path
-        if "." in name:
-            continue  # inside of a struct, a list or a map
-        told = [found.row_group(g).column(i).statistics for g in range(found.num_row_groups)]
-        if any(s is None for s in told):
-            continue
-        if all(s.has_null_count for s in told):
-            nulls[name] = sum(s.null_count for s in told)
-        if (bounds := _bounds(told)) is not None:
-            low[name], high[name] = bounds
-    said = {"numRecords": found.num_rows, "minValues": low, "maxValues": high, "nullCount": nulls}
-    return size, json.dumps(said, separators=(",", ":"))
+def bounded(fields: Iterable[Mapping[str, Any]]) -> tuple[str, ...]:
+    """The names of the columns, as Delta's log spells them, that have bounds in each file with any statistics."""
+    return tuple(f["name"] for f in fields if str(f["type"]) in _BOUNDED)
 
 
-def _bounds(told: list[Any]) -> tuple[Any, Any] | None:
-    """The smallest and the largest value of a column, from the statistics of all row groups; None if any is lacking."""
-    some = [s for s in told if s.has_min_max or s.num_values]
-    if not some or not all(s.has_min_max for s in some):
-        return None
+def stats_of(file: BinaryIO, columns: Sequence[str]) -> tuple[int, str]:
+    """The file's size, and its statistics as the JSON of Delta's log. Raises ArrowException for no Parquet file.
+
+    All of `columns` have bounds and a number of nulls in them, or no column has: deltalake reads missing bounds as
+    bounds that no value meets.
+    """
+    footer = pq.read_metadata(file)
+    size, bounds = file.seek(0, 2), bounds_of(footer)
+    absent = set(columns).difference(footer.schema.to_arrow_schema().names)
+    bounds |= {name: Bounds(pa.null(), None, None, footer.num_rows) for name in absent}
+    stats: dict[str, Any] = {"numRecords": footer.num_rows}
     try:
-        low, high = _told(min(s.min for s in some), up=False), _told(max(s.max for s in some), up=True)
-    except (OverflowError, ValueError):  # a time that Python does not have
-        return None
-    return None if low is None or high is None else (low, high)
+        some = [(name, bounds[name]) for name in columns]
+        stats["minValues"] = {n: _spell(b.kind, b.low, up=False) for n, b in some if b.low is not None}
+        stats["maxValues"] = {n: _spell(b.kind, b.high, up=True) for n, b in some if b.high is not None}
+        stats["nullCount"] = {n: b.nulls for n, b in some}
+    except (KeyError, OverflowError):  # a column without bounds, or a time that Delta cannot spell
+        stats = {"numRecords": footer.num_rows}
+    return size, json.dumps(stats, separators=(",", ":"))
 
 
-def _told(value: Any, *, up: bool) -> Any:
-    """A bound as JSON; None for what is no bound. Times are whole milliseconds, as Spark writes them."""
-    match value:
-        case bool():
-            return None
-        case int():
-            return value
-        case dt.datetime():
-            utc = value if value.tzinfo is None else value.astimezone(dt.UTC)
-            part = utc.microsecond % 1000
-            whole = utc + dt.timedelta(microseconds=(1000 - part) if up and part else -part)
-            return f"{whole.replace(tzinfo=None).isoformat(timespec='milliseconds')}Z"
-        case dt.date():
-            return value.isoformat()
-        case str() if len(value) <= MOST_TEXT:
-            return value
-        case _:
-            return None
+def says_all(stats: Mapping[str, Any], columns: Sequence[str]) -> bool:
+    """Whether a file's flat statistics, as deltalake gives them, have bounds of all these columns, or of none."""
+    values = [[stats.get(f"{what}.{name}") for what in ("null_count", "min", "max")] for name in columns]
+    full = (n == stats["num_records"] or None not in (n, low, high) for n, low, high in values)
+    return all(full) or all(value is None for triple in values for value in triple)
+
+
+def _spell(kind: pa.DataType, value: int, *, up: bool) -> int | str:
+    """A bound as JSON. Times are whole milliseconds, as Spark writes them. Raises OverflowError."""
+    if pa.types.is_date(kind):
+        return (_EPOCH + dt.timedelta(days=value)).date().isoformat()
+    if not pa.types.is_timestamp(kind):
+        return value
+    per_ms = {"ms": 1, "us": 1000}[kind.unit]
+    whole = -(-value // per_ms) if up else value // per_ms
+    return f"{(_EPOCH + dt.timedelta(milliseconds=whole)).isoformat(timespec='milliseconds')}Z"

@@ -13,6 +13,7 @@ import json
 import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from functools import cached_property
 from pathlib import Path
@@ -22,6 +23,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from sluice.pipelines.feed.feed import Feed
+from sluice.pipelines.lake.bounds import bounds_of, misread_by_iceberg
 from sluice.pipelines.ports import Lake
 from sluice.pipelines.schema.schema import arrow_type
 from sluice.pipelines.schema.wider import parse_type
@@ -163,6 +165,15 @@ class IcebergTable:
     def tell(self, complete: str) -> None:
         with self._changing(), self._known.transaction() as transaction:
             transaction.set_properties({COMPLETE: complete})
+
+    def misread(self) -> int:
+        table = self._known
+        with self._asking():
+            return sum(each(lambda address: misread_by_iceberg(_footer(table.io, address)[0]), [*self.files()]))
+
+    def mend(self) -> bool:
+        """The bounds are in the files themselves, which only `sluice compact` writes anew."""
+        return False
 
     def _stage_files(self, transaction: Transaction, change: TableChange) -> None:
         table, about = self._known, {**change.about, MARK: str(change.mark)}
@@ -328,42 +339,75 @@ def _evolve(transaction: Transaction, columns: Mapping[str, str]) -> None:
 
 
 def described(io: FileIO, metadata: TableMetadata, addresses: Sequence[str]) -> list[DataFile]:
-    """The files, as a manifest names them, from their footers. PyIceberg looks at the first file of each shape, and
-    whether the table can hold it; looking takes it longer than all the rest."""
+    """The files, as a manifest names them, from their footers. Whether the table can hold a file is found once for
+    each shape, which takes PyIceberg longer than all the rest."""
     from pyiceberg.io.pyarrow import (
-        compute_statistics_plan,
+        _check_pyarrow_schema_compatible,
         data_file_statistics_from_parquet_metadata,
-        parquet_file_to_data_file,
         parquet_path_to_id_mapping,
     )
     from pyiceberg.manifest import DataFile, DataFileContent, FileFormat
 
     schema, known = metadata.schema(), set[pa.Schema]()
-    columns = parquet_path_to_id_mapping(schema)
-    wanted = compute_statistics_plan(schema, metadata.properties)
+    columns, wanted = parquet_path_to_id_mapping(schema), _statistics(metadata)
 
     def of(address: str) -> DataFile:
-        with readable(address), io.new_input(address).open() as stream:
-            footer, size = pq.read_metadata(stream), stream.seek(0, 2)
+        footer, size = _footer(io, address)
         if (shape := footer.schema.to_arrow_schema().remove_metadata()) not in known:
-            found = parquet_file_to_data_file(io, metadata, address)
+            _check_pyarrow_schema_compatible(schema, shape, format_version=metadata.format_version)
             known.add(shape)
-            return found
-        said = data_file_statistics_from_parquet_metadata(footer, wanted, columns)
+        stats = data_file_statistics_from_parquet_metadata(footer, wanted, columns)
         return DataFile.from_args(
             content=DataFileContent.DATA,
             file_path=address,
             file_format=FileFormat.PARQUET,
-            partition=said.partition(metadata.spec(), schema),
+            partition=stats.partition(metadata.spec(), schema),
             file_size_in_bytes=size,
             sort_order_id=None,
             spec_id=metadata.default_spec_id,
             equality_ids=None,
             key_metadata=None,
-            **said.to_serialized_dict(),
+            **_with_times(stats.to_serialized_dict(), footer, columns),
         )
 
     return each(of, addresses)
+
+
+def _footer(io: FileIO, address: str) -> tuple[pq.FileMetaData, int]:
+    """The file's footer, and its size."""
+    with readable(address), io.new_input(address).open() as stream:
+        return pq.read_metadata(stream), stream.seek(0, 2)
+
+
+def _statistics(metadata: TableMetadata) -> dict[int, Any]:
+    """What PyIceberg takes from footers: of times only how many there are, since Python has not all of them."""
+    from pyiceberg.io.pyarrow import MetricModeTypes, MetricsMode, compute_statistics_plan
+    from pyiceberg.types import DateType, TimestampType, TimestamptzType
+
+    times = (DateType, TimestampType, TimestamptzType)
+    counts = MetricsMode(MetricModeTypes.COUNTS)
+    plan = compute_statistics_plan(metadata.schema(), metadata.properties).items()
+    return {id: replace(c, mode=counts) if isinstance(c.iceberg_type, times) else c for id, c in plan}
+
+
+def _with_times(stats: dict[str, Any], footer: pq.FileMetaData, columns: Mapping[str, int]) -> dict[str, Any]:
+    """A file's statistics, completed by the bounds of its times. Those that microseconds cannot hold have none."""
+    for name, bounds in bounds_of(footer).items():
+        if not pa.types.is_temporal(bounds.kind):
+            continue
+        stats["null_value_counts"][columns[name]] = bounds.nulls
+        packed = [_packed(bounds.kind, value) for value in (bounds.low, bounds.high) if value is not None]
+        if packed and None not in packed:
+            stats["lower_bounds"][columns[name]], stats["upper_bounds"][columns[name]] = packed
+    return stats
+
+
+def _packed(kind: pa.DataType, value: int) -> bytes | None:
+    """A day or a time as Iceberg keeps it; None for a time that it does not have."""
+    if pa.types.is_date(kind):
+        return value.to_bytes(4, "little", signed=True)
+    in_us = value * {"s": 1_000_000, "ms": 1000, "us": 1}[kind.unit]
+    return in_us.to_bytes(8, "little", signed=True) if -(1 << 63) <= in_us < 1 << 63 else None
 
 
 def without_history(table: Table) -> Transaction:

@@ -142,6 +142,7 @@ def test_a_part_says_whose_it_is(lake: LocalLake) -> None:
         b"sluice.range": b"orders.v1:3:100-10000",
         b"sluice.batch": b"12",
         b"sluice.plan_hash": b"hash",
+        b"sluice.times": b'{"timestamp":[100,100,0]}',
     }
 
 

@@ -7,14 +7,19 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+import duckdb
 import pyarrow as pa
+import pyarrow.dataset as ds
 import pytest
 
 pytest.importorskip("deltalake")
 
-from deltalake import DeltaTable
+from deltalake import DeltaTable, QueryBuilder, Schema
+from deltalake.transaction import AddAction
 
 from sluice.pipelines.ports import Lake
+from sluice.pipelines.schema.schema import arrow_type
+from sluice.pipelines.schema.wider import parse_type
 from sluice.pipelines.vocabulary.errors import (
     CatalogUnavailable,
     PartUnreadable,
@@ -26,8 +31,9 @@ from sluice.pipelines.vocabulary.tables import TableChange, TableOperation
 from sluice.resources.lake_local import LocalLake
 from sluice.resources.s3.lake import S3Lake
 from sluice.resources.tables.delta import DeltaLakeTable
+from sluice.resources.tables.delta_types import delta_field
 from tests.pipelines.landed_world import A, B, pieces
-from tests.pipelines.tables.values import COLUMNS, NOON, ROWS, told, write
+from tests.pipelines.tables.values import COLUMNS, NOON, ROWS, told, write, write_as_landing
 from tests.pipelines.tables.worlds import DeltaWorld
 from tests.stores import Store
 from tests.table_readers import delta_access
@@ -77,12 +83,12 @@ def test_values_of_all_types_are_read_as_they_landed(place: Place) -> None:
 
 
 def test_readers_prune_by_what_the_log_says_of_each_file(place: Place) -> None:
-    columns = {"n": "int64", "at": "timestamp(us)", "s": "string", "long": "string", "none": "int32"}
-    row = {"n": [3, 1], "at": [NOON, NOON], "s": ["b", "a"], "long": ["x" * 33] * 2, "none": [None, None]}
+    columns = {"n": "int64", "at": "timestamp(us)", "s": "string", "none": "int32"}
+    row = {"n": [3, 1], "at": [NOON, NOON], "s": ["b", "a"], "none": [None, None]}
     place.add(columns, place.write("one.parquet", columns, row))
     said = pa.table(place.delta.get_add_actions(flatten=True)).to_pylist()[0]
     assert (said["num_records"], said["min.n"], said["max.n"], said["null_count.none"]) == (2, 1, 3, 2)
-    assert (said["min.s"], said["max.s"], said.get("min.long")) == ("a", "b", None)
+    assert not {"min.s", "max.s", "null_count.s"} & said.keys()
     assert said["min.at"] <= NOON <= said["max.at"]
     assert place.delta.to_pyarrow_table(filters=[("n", ">", 3)]).num_rows == 0
     assert place.delta.to_pyarrow_table(filters=[("at", "=", NOON)]).num_rows == 2
@@ -120,6 +126,102 @@ def test_a_table_lies_below_a_prefix_whatever_it_is_called(s3_store: Store) -> N
     options = {**(delta_access(s3_store) or {}), "aws_conditional_put": "etag"}
     assert _log_and_rows(lake, DeltaLakeTable(lake, ROOT, options)) == ({f"{ROOT}/_delta_log"}, [-2, -1, 1, 2])
     assert {path.partition("/")[0] for path in around.list("")} == {ODD}
+
+
+FLAT = {c: text for c, text in COLUMNS.items() if "<" not in text}
+EDGES: dict[str, tuple[str, list[Any]]] = {
+    "year 10000": ("timestamp(ms)", [253_402_300_800_000]),
+    "microseconds as milliseconds": ("timestamp(ms)", [1_764_000_000_000_000]),
+    "the last microsecond": ("timestamp(us)", [(1 << 63) - 1]),
+    "before year 1": ("timestamp(us)", [-62_135_596_800_000_001]),
+    "int64": ("int64", [-(1 << 63), (1 << 63) - 1]),
+    "the last day": ("date", [2_932_896]),
+    "a day of the year 10000": ("date", [2_932_897]),
+    "before 1970": ("timestamp(ms)", [-1]),
+}
+
+
+def _find(delta: DeltaTable, column: str, value: Any) -> dict[str, int]:
+    """How many rows each of deltalake's ways of filtering returns for a value that is in the table."""
+    counts = {op: delta.to_pyarrow_table(filters=[(column, op, value)]).num_rows for op in ("=", ">=", "<=")}
+    counts["in"] = delta.to_pyarrow_table(filters=[(column, "in", [value])]).num_rows
+    counts["pandas"] = len(delta.to_pandas(filters=[(column, "=", value)]))
+    rows = delta.to_pyarrow_dataset()  # DuckDB finds it by its name
+    same = f'"{column}" = (SELECT "{column}" FROM rows WHERE "{column}" IS NOT NULL LIMIT 1)'
+    counts["duckdb"] = duckdb.sql(f"SELECT 1 FROM rows WHERE {same}").to_arrow_table().num_rows if rows else 0
+    return counts
+
+
+@pytest.mark.parametrize("column", FLAT, ids=FLAT.values())
+def test_a_filter_on_a_value_of_a_landed_file_finds_its_row(place: Place, column: str) -> None:
+    """Landed files have bounds of some columns only. The second file has nulls alone."""
+    nulls = {c: [None] for c in COLUMNS}
+    place.add(
+        COLUMNS,
+        write_as_landing(place.lake, f"{ROOT}/one.parquet", COLUMNS, ROWS, 1),
+        write_as_landing(place.lake, f"{ROOT}/two.parquet", COLUMNS, nulls),
+    )
+    for value in ROWS[column]:
+        if value is not None and value == value:
+            assert min(_find(place.delta, column, value).values()) >= 1, value
+    lacking = ds.field(column).is_null()
+    assert place.delta.to_pyarrow_dataset().to_table(filter=lacking).num_rows == 1 + ROWS[column].count(None)
+    query = QueryBuilder().register("rows", place.delta)
+    assert pa.table(query.execute(f'SELECT 1 FROM rows WHERE "{column}" IS NULL').read_all()).num_rows == (
+        1 + ROWS[column].count(None)
+    )
+
+
+@pytest.mark.parametrize("edge", EDGES)
+def test_a_value_at_the_edge_of_its_type_goes_in_and_is_found(place: Place, edge: str) -> None:
+    text, stored = EDGES[edge]
+    columns = {"n": "int64", "x": text}
+    values = pa.array(stored, pa.int32() if text == "date" else pa.int64()).cast(arrow_type(parse_type(text)))
+    place.add(columns, write_as_landing(place.lake, f"{ROOT}/a.parquet", columns, {"n": stored, "x": values}))
+    rows = place.delta.to_pyarrow_dataset()
+    for value, scalar in zip(stored, values.cast(rows.schema.field("x").type), strict=True):
+        assert rows.to_table(filter=ds.field("x") >= scalar).num_rows >= 1
+        assert rows.to_table(filter=ds.field("n") == value).num_rows == 1
+
+
+def test_a_table_of_before_is_described_anew_without_a_change_of_rows(place: Place) -> None:
+    """Its files say bounds of some columns only, no file names the column that came later, and no property the rest."""
+    columns = {"n": "int64", "s": "string", "at": "timestamp(ms)"}
+    fields = [delta_field(*column) for column in (columns | {"later": "int32"}).items()]
+    schema = Schema.from_json(json.dumps({"type": "struct", "fields": fields}))
+    DeltaTable.create(
+        place.lake.locate(ROOT), schema, configuration={"sluice.ledger": "x"}, raise_if_key_not_exists=False
+    )
+    for name, n in (("a", 1), ("b", 2)):
+        write_as_landing(
+            place.lake, f"{ROOT}/{name}.parquet", columns, {"n": [n], "s": [name], "at": [NOON.replace(microsecond=0)]}
+        )
+        stats = {"numRecords": 1, "minValues": {"n": n}, "maxValues": {"n": n}, "nullCount": {"n": 0}}
+        size = place.lake.size(f"{ROOT}/{name}.parquet")
+        action = AddAction(f"{name}.parquet", size, {}, 0, True, json.dumps(stats))
+        place.delta.create_write_transaction([action], mode="append", schema=place.delta.schema())
+    assert place.delta.to_pyarrow_table(filters=[("s", "=", "a")]).num_rows == 0
+
+    before = place.table.look()
+    assert before is not None
+    assert place.table.misread() == 2
+    assert place.table.mend()
+    after = place.table.look()
+    assert after is not None
+    assert (after.rows, after.files, after.mark) == (before.rows, before.files, before.mark)
+    assert (place.table.misread(), place.table.mend()) == (0, False)
+    for column, value in (("s", "a"), ("n", 2), ("at", NOON.replace(microsecond=0))):
+        assert min(_find(place.delta, column, value).values()) >= 1
+    rows = place.delta.to_pyarrow_dataset()
+    assert rows.to_table(filter=ds.field("later").is_null()).num_rows == 2
+    changed = [a["add"]["dataChange"] for a in _actions(place, before.snapshot or 0) if "add" in a]
+    assert changed == [False, False]
+
+
+def _actions(place: Place, after: int) -> list[dict[str, Any]]:
+    logs = sorted(p for p in place.lake.list(f"{ROOT}/_delta_log") if p.endswith(".json"))
+    lines = [line for p in logs if int(p[-25:-5]) > after for line in (place.lake.get(p) or b"").splitlines()]
+    return [json.loads(line) for line in lines]
 
 
 def test_names_of_files_are_as_the_lake_has_them(place: Place) -> None:

@@ -7,17 +7,20 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 pytest.importorskip("pyiceberg")
 
 from pyiceberg.catalog import load_catalog
+from pyiceberg.expressions import EqualTo, GreaterThanOrEqual, In, IsNull, LessThanOrEqual
 
 from sluice.pipelines.vocabulary.errors import PartUnreadable, TableRefused
 from sluice.pipelines.vocabulary.tables import TableChange, TableOperation
 from sluice.resources.lake_local import LocalLake
 from sluice.resources.tables.iceberg import IcebergTable
-from tests.pipelines.tables.values import NOON, ROWS, SIGNED, told, write
+from tests.pipelines.tables.values import NOON, ROWS, SIGNED, told, write, write_as_landing
 
 ROOT = "data/orders"
 
@@ -62,6 +65,71 @@ def test_each_file_is_described_as_by_pyiceberg(place: Place) -> None:
     place.add(SIGNED, *(place.write(f"{n}.parquet", SIGNED, ROWS) for n in "ab"))
     first, second = ([f.get(k) for k in f if k != "file_path"] for f in place.iceberg.inspect.files().to_pylist())
     assert str(first) == str(second)
+
+
+FLAT = {c: text for c, text in SIGNED.items() if "<" not in text}
+
+
+@pytest.mark.parametrize("column", FLAT, ids=FLAT.values())
+def test_a_filter_on_a_value_of_a_landed_file_finds_its_row(place: Place, column: str) -> None:
+    nulls = {c: [None] for c in SIGNED}
+    place.add(
+        SIGNED,
+        write_as_landing(place.lake, f"{ROOT}/one.parquet", SIGNED, ROWS, 1),
+        write_as_landing(place.lake, f"{ROOT}/two.parquet", SIGNED, nulls),
+    )
+    table = place.iceberg
+    for value in ROWS[column]:
+        if value is not None and value == value:
+            for test in (EqualTo, GreaterThanOrEqual, LessThanOrEqual):
+                assert table.scan(test(column, _literal(value))).to_arrow().num_rows >= 1, (value, test)
+            assert table.scan(In(column, [_literal(value)])).to_arrow().num_rows >= 1
+    assert table.scan(IsNull(column)).to_arrow().num_rows == 1 + ROWS[column].count(None)
+
+
+def _literal(value: Any) -> Any:
+    return value.isoformat() if isinstance(value, dt.datetime) else value
+
+
+def test_statistics_of_parquet_have_no_bounds_of_milliseconds_and_manifests_have(place: Place) -> None:
+    """Iceberg's Java takes the first for microseconds, and is right about the second."""
+    columns = {"ms": "timestamp(ms)", "s": "epoch(s)", "us": "timestamp(us)", "n": "int64"}
+    stamps = {"ms": [NOON.replace(microsecond=0), None], "s": [None, None], "us": [NOON, NOON], "n": [1, 2]}
+    address = write_as_landing(place.lake, f"{ROOT}/a.parquet", columns, stamps)
+    chunks = pq.read_metadata(address).row_group(0)
+    bounded = {c.path_in_schema for c in map(chunks.column, range(4)) if c.is_stats_set}
+    assert bounded == {"us", "n"}
+    place.add(columns, address)
+    (file,) = place.iceberg.inspect.files().to_pylist()
+    metrics = {name: file["readable_metrics"][name] for name in ("ms", "s", "us")}
+    assert {n: (m["lower_bound"], m["upper_bound"], m["null_value_count"]) for n, m in metrics.items()} == {
+        "ms": (NOON.replace(microsecond=0), NOON.replace(microsecond=0), 1),
+        "s": (None, None, 2),
+        "us": (NOON, NOON, 0),
+    }
+    assert place.table.misread() == 0
+    place.add(columns, place.write("old.parquet", columns, stamps))
+    place.table.look()
+    assert place.table.misread() == 1
+
+
+@pytest.mark.parametrize("stamp", [253_402_300_800_000, 1_764_000_000_000_000, 1 << 62, -1, -(1 << 63), (1 << 63) - 1])
+def test_an_odd_stamp_goes_in_beside_the_others(place: Place, stamp: int) -> None:
+    """The year 10000, microseconds taken for milliseconds, and times that no microseconds hold."""
+    columns = {"n": "int64", "at": "timestamp(ms)"}
+    for name, stamps in (("a", [0, stamp]), ("b", [0, 1])):
+        values = pa.array(stamps).cast(pa.timestamp("ms", "UTC"))
+        place.add(columns, write_as_landing(place.lake, f"{ROOT}/{name}.parquet", columns, {"n": [1, 2], "at": values}))
+    assert place.iceberg.scan(selected_fields=("n",)).to_arrow().num_rows == 4
+    files = {t.file.file_path[-9:]: t.file for t in place.iceberg.scan().plan_files()}
+    low, high = sorted((0, 1000 * stamp))
+    fits = low >= -(1 << 63) and high < 1 << 63
+    ends = [
+        int.from_bytes(b[2], "little", signed=True)
+        for b in (files["a.parquet"].lower_bounds, files["a.parquet"].upper_bounds)
+        if 2 in b
+    ]
+    assert ends == ([low, high] if fits else [])
 
 
 def test_a_reader_of_an_hour_opens_the_files_of_that_hour(place: Place) -> None:

@@ -10,6 +10,9 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from sluice.pipelines.feed.sections import LandingSettings
+from sluice.pipelines.lake.bounds import TimeBounds
+from sluice.pipelines.landing.encoding import options
 from sluice.pipelines.ports import Lake
 from sluice.pipelines.schema.schema import arrow_type
 from sluice.pipelines.schema.wider import parse_type
@@ -39,6 +42,19 @@ COLUMNS = {f"c{i}": text for i, text in enumerate(VALUES)}
 ROWS = dict(zip(COLUMNS, VALUES.values(), strict=True))
 SIGNED = {c: text for c, text in COLUMNS.items() if not text.startswith("uint")}
 """The columns that an Iceberg table may have."""
+
+
+def write_as_landing(
+    lake: Lake, path: str, columns: Mapping[str, str], values: Mapping[str, list[Any]], group_rows: int = 1 << 20
+) -> str:
+    """The address of a new file with these values, encoded as a landed file is: some columns have no bounds."""
+    rows = pa.table({c: pa.array(values[c], arrow_type(parse_type(text))) for c, text in columns.items()})
+    times = TimeBounds(rows.schema)
+    with lake.create(path) as file, pq.ParquetWriter(file, rows.schema, **options(rows, LandingSettings())) as writer:
+        writer.write_table(rows, row_group_size=group_rows)
+        times.add(rows)
+        writer.add_key_value_metadata(times.metadata())
+    return lake.locate(path)
 
 
 def write(lake: Lake, path: str, columns: Mapping[str, str], values: Mapping[str, list[Any]]) -> str:
