@@ -111,6 +111,11 @@ def told_already(context: dg.AssetExecutionContext, key: dg.AssetKey) -> Iterato
     """The results of a step over a range of partitions that reports each of them and its checks itself. Dagster would
     otherwise materialize all of them, with one metadata and one data version, those that are not complete as well."""
     yield dg.MaterializeResult(asset_key=key, metadata={SYSTEM_METADATA_KEY_SOURCE_ASSET_OBSERVATION: True})
+    yield from no_results(context, key)
+
+
+def no_results(context: dg.AssetExecutionContext, key: dg.AssetKey) -> Iterator[dg.Output[None]]:
+    """The results of a step that skips its asset: its checks are skipped with it, and no step after it runs."""
     for check in context.selected_asset_check_keys:
         if check.asset_key == key and (name := context.job_def.asset_layer.get_op_output_name(check)):
             yield dg.Output(None, output_name=name)

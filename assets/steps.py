@@ -21,7 +21,7 @@ from sluice.assets.evidence import Portion
 from sluice.assets.feeds import remember_topics
 from sluice.assets.instance import with_dagster_liveness
 from sluice.assets.internals import executes
-from sluice.assets.looks import MORE_TAG
+from sluice.assets.looks import MORE_TAG, PENDING_TAG
 from sluice.assets.memory import remember
 from sluice.assets.metadata.account import failures_metadata
 from sluice.assets.metadata.committed import commit_metadata
@@ -29,6 +29,7 @@ from sluice.assets.metadata.topics import TopicReader, topic_metadata
 from sluice.assets.session import RunSession
 from sluice.assets.stopping import Stop
 from sluice.assets.table import bring_up_table
+from sluice.assets.windows import now
 from sluice.pipelines.batch.land import land
 from sluice.pipelines.batch.result import Landed, Skip
 from sluice.pipelines.batch.survey import changed_partitions, open_ledger
@@ -37,10 +38,17 @@ from sluice.pipelines.feed.feed import Feed
 from sluice.pipelines.lake import paths
 from sluice.pipelines.ledger import Ledger, State
 from sluice.pipelines.planning.origins import key_of
-from sluice.pipelines.planning.windows import earliest
+from sluice.pipelines.planning.windows import PendingWindows, earliest, settled_part
 from sluice.pipelines.ports import Edges, Engine
 from sluice.pipelines.quarantine.letters import Outlet
-from sluice.pipelines.vocabulary.errors import BatchRefused, SluiceError, UnknownTopic, WindowIncomplete
+from sluice.pipelines.vocabulary.errors import (
+    BatchRefused,
+    SluiceError,
+    UnknownTopic,
+    UsageError,
+    WindowIncomplete,
+    WindowPending,
+)
 from sluice.pipelines.vocabulary.kafka import PartitionState, TopicPartition
 from sluice.pipelines.vocabulary.plans import Request, RequestKind
 from sluice.pipelines.vocabulary.progress import Progress
@@ -76,6 +84,9 @@ def land_window(context: dg.AssetExecutionContext, session: RunSession, name: st
         asked = Request(RequestKind.WINDOW, window=window, until=until)
         _plan_windows(context, session, feed, _windows(feed, asked)[1:])
         with _in_lineage(context, session, feed, asked), session.open_edges(feed) as edges:
+            if early := _too_early(feed, edges, asked):
+                yield from _skip_pending(context, session, feed, asked, early)
+                return
             try:
                 own = _land_own(context, session, feed, edges, asked, window)
                 yield from _else_commit(context, session, feed, edges, own)
@@ -96,6 +107,9 @@ def land_range(context: dg.AssetExecutionContext, session: RunSession, name: str
         feed = session.feed(name)
         asked = _range_of(context, feed)
         with session.open_edges(feed) as edges:
+            if early := _too_early(feed, edges, asked):
+                yield from _skip_pending(context, session, feed, asked, early)
+                return
             try:
                 own = _land_range(context, session, feed, edges, asked)
                 yield from _else_commit(context, session, feed, edges, own)
@@ -126,7 +140,7 @@ def _land_range(
         raise
     said = checks.account(books, landed, context.run.run_id)
     yield checks.feed_evaluation(context.instance, key, ACCOUNT, said)
-    left = [w for w in windows if not books.is_complete(w)]
+    left = [w for w in _settled(windows, landed) if not books.is_complete(w)]
     for window in left:
         yield evaluation(key, COMPLETE, window, _window_said(False, landed))
     landed.check()
@@ -145,6 +159,58 @@ def _land_own(
         yield from _told_again(context, session, feed, edges, [window], settling.landed_again)
         raise
     yield from _own_window(context, books, landed, window)
+
+
+def _too_early(feed: Feed, edges: Edges, asked: Request) -> WindowPending | None:
+    """Why nothing of the request can be landed yet: none of its windows has settled."""
+    try:
+        settled_part(asked, feed.window, edges.clock())
+    except WindowPending as pending:
+        return pending
+    except UsageError:
+        pass  # landing raises it
+    return None
+
+
+def _skip_pending(
+    context: dg.AssetExecutionContext, session: RunSession, feed: Feed, asked: Request, early: WindowPending
+) -> Events:
+    """End the step without a materialization: its windows have not settled, which is no failure."""
+    yield from _report_early(context, session, feed, asked, early)
+    yield from internals.no_results(context, session.keys(feed.name).landed)
+
+
+def _report_early(context: Context, session: RunSession, feed: Feed, asked: Request, early: WindowPending) -> Events:
+    """`early` is the caller's result; for Dagster, the run succeeds."""
+    session.witness.error = early
+    yield from _report_pending(context, session, feed, PendingWindows.of_request(asked, feed.window))
+
+
+def _report_pending(context: Context, session: RunSession, feed: Feed, pending: PendingWindows | None) -> Events:
+    """The windows of a request that have not settled: a line in the log, a tag, an observation of the first ones."""
+    if pending is None:
+        return
+    context.log.warning("%s → %s", pending.text, pending.remedy(feed.name))
+    if session.alone:
+        context.instance.add_run_tags(context.run.run_id, {PENDING_TAG: show_window(pending.first)})
+    for window in pending.windows(feed.window)[:_PLANNED]:
+        yield _pending_event(feed, session.keys(feed.name).landed, window)
+
+
+def _pending_event(feed: Feed, key: dg.AssetKey, window: int) -> dg.AssetObservation:
+    pending = PendingWindows.of(window, 1, feed.window)
+    return dg.AssetObservation(
+        key,
+        partition=show_window(window),
+        description=pending.text,
+        metadata={"lands_from": dg.MetadataValue.timestamp(pending.lands_from / 1000)},
+    )
+
+
+def _settled(requested: Sequence[int], landed: Landed) -> Sequence[int]:
+    """The windows of a request without those that have not settled."""
+    first = landed.pending.first if landed.pending else None
+    return requested if first is None else [w for w in requested if w < first]
 
 
 def _refusal_events(
@@ -218,11 +284,15 @@ def land_request(context: dg.OpExecutionContext, session: RunSession, name: str,
     """
     with session.step(context, name):
         feed = session.feed(name)
+        request = asked.request()
         if not session.alone:
-            _plan_windows(context, session, feed, _windows(feed, asked.request()))
-        with _in_lineage(context, session, feed, asked.request()), session.open_edges(feed) as edges:
-            landing = _land_asked(context, session, feed, edges, asked)
-            yield from _else_commit(context, session, feed, edges, landing)
+            _plan_windows(context, session, feed, _windows(feed, request))
+        with _in_lineage(context, session, feed, request), session.open_edges(feed) as edges:
+            if early := _too_early(feed, edges, request):
+                yield from _report_early(context, session, feed, request, early)
+            else:
+                landing = _land_asked(context, session, feed, edges, asked)
+                yield from _else_commit(context, session, feed, edges, landing)
     yield dg.Output(None)
 
 
@@ -235,7 +305,7 @@ def _land_asked(
     landed.check()
     if session.alone or landed.stopped:
         return
-    if left := [w for w in _windows(feed, asked.request()) if not books.is_complete(w)]:
+    if left := [w for w in _settled(_windows(feed, asked.request()), landed) if not books.is_complete(w)]:
         raise _in_part(feed.name, left[0])
 
 
@@ -252,8 +322,10 @@ _PLANNED = 24
 
 
 def _plan_windows(context: Context, session: RunSession, feed: Feed, windows: Sequence[int]) -> None:
-    keys = evidence.outputs(feed, session.keys(feed.name))
-    internals.plan_partitions(context, keys, [show_window(w) for w in windows[:_PLANNED]])
+    """Of those that have settled: a pending one is not red, whatever becomes of the run."""
+    keys, at = evidence.outputs(feed, session.keys(feed.name)), now()
+    planned = [show_window(w) for w in windows[:_PLANNED] if feed.window.closed(w, at)]
+    internals.plan_partitions(context, keys, planned)
 
 
 def _windows(feed: Feed, asked: Request) -> Sequence[int]:
@@ -297,6 +369,7 @@ def _land(
     own = request.window if context.has_partition_key else None
     asked = _windows(feed, request) if context.has_partition_key_range else ()
     yield from _publish_events(context, books, landed, own, rolled, asked)
+    yield from _report_pending(context, session, feed, landed.pending)
     if watched:
         yield checks.feed_evaluation(context.instance, books.keys.landed, WATCH, checks.watch_check(watched))
     return books, landed

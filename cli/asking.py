@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated
 
@@ -16,6 +16,7 @@ from sluice.pipelines.vocabulary.plans import Request, RequestKind
 
 if TYPE_CHECKING:
     from sluice.pipelines.feed.feed import Feed
+    from sluice.pipelines.planning.windows import PendingWindows
 
 Offsets = Annotated[
     list[str] | None,
@@ -52,6 +53,14 @@ PerRun = Annotated[
 
 
 @dataclass(frozen=True, slots=True)
+class Asked:
+    """The requests that options make, and the windows of theirs that stay pending."""
+
+    requests: tuple[Request, ...]
+    pending: PendingWindows | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class WorkOptions:
     """The request, as typed."""
 
@@ -67,8 +76,9 @@ class WorkOptions:
     def windows(self) -> bool:
         return bool(self.window or self.start or self.end)
 
-    def requests(self, session: Session, feed: Feed) -> tuple[Request, ...]:
-        """Offsets, a request for each window or group of windows, or a catch-up. Raises UsageError."""
+    def requests(self, session: Session, feed: Feed) -> Asked:
+        """Offsets, a request for each window or group of windows that have settled, or a catch-up. Raises UsageError,
+        and WindowPending if no window has settled."""
         if self.offsets and (self.only or self.windows):
             raise UsageError(
                 f"--offsets and {'--only' if self.only else 'windows'} together",
@@ -76,15 +86,19 @@ class WorkOptions:
             )
         if self.offsets:
             ranges = tuple(parse.asked_range(text) for text in self.offsets)
-            return (Request(RequestKind.OFFSETS, ranges, replace=self.replace),)
+            return Asked((Request(RequestKind.OFFSETS, ranges, replace=self.replace),))
         only = tuple(parse.partition(text) for text in self.only or ())
         if not self.windows:
-            return (self._catch_up(only),)
-        asked, length = windows.chosen_windows(session, feed, self.window, self.start, self.end), feed.window.length
+            return Asked((self._catch_up(only),))
+        chosen = windows.chosen_windows(session, feed, self.window, self.start, self.end)
+        return Asked(tuple(self._of_windows(chosen.settled, feed.window.length, only)), chosen.pending)
+
+    def _of_windows(self, settled: Sequence[int], length: int, only: tuple[TopicPartition, ...]) -> Iterator[Request]:
         if self.per_run == 1:
-            return tuple(Request(RequestKind.WINDOW, (), w, only, replace=self.replace) for w in asked)
-        groups = (asked[at : at + self.per_run] for at in range(0, len(asked), self.per_run))
-        return tuple(Request(RequestKind.WINDOW, (), g[0], only, g[-1] + length, self.replace) for g in groups)
+            yield from (Request(RequestKind.WINDOW, (), w, only, replace=self.replace) for w in settled)
+            return
+        groups = (settled[at : at + self.per_run] for at in range(0, len(settled), self.per_run))
+        yield from (Request(RequestKind.WINDOW, (), g[0], only, g[-1] + length, self.replace) for g in groups)
 
     def _catch_up(self, only: tuple[TopicPartition, ...]) -> Request:
         if self.replace:

@@ -48,13 +48,15 @@ def compact(
     $ sluice compact orders --from 2026-11-20 --to 2026-11-21
     """
     found = session.feed(feed)
-    asked = windows.chosen_windows(session, found, window, start, end) or None
+    chosen = windows.chosen_windows(session, found, window, start, end)
+    asked = chosen.settled or None
     began = time.monotonic()
     done, given_up = (_foresee if dry_run else _merge)(session, found, asked)
     spent = 0.0 if dry_run else time.monotonic() - began
     ran = CompactionRun(feed, found.compaction.target_file_bytes, done, spent, dry_run, given_up)
     session.terminal.show(*view(ran), *(() if dry_run else table_after(session, found)))
-    session.terminal.document(document(ran))
+    session.terminal.show(*windows.pending_lines(feed, chosen.pending))
+    session.terminal.document(document(ran) | windows.pending_document(chosen.pending))
 
 
 @dataclass(frozen=True)

@@ -163,7 +163,9 @@ def _slices(session: Session, feed: Feed, asked: _SampleRequest) -> tuple[tuple[
 
     if asked.offsets and (asked.window or asked.start or asked.end):
         raise UsageError("--offsets and windows together", remedy="give one of them")
-    spans = windows.chosen_windows(session, feed, asked.window, asked.start, asked.end)
+    chosen_windows = windows.chosen_windows(session, feed, asked.window, asked.start, asked.end)
+    session.terminal.show(*windows.pending_lines(feed.name, chosen_windows.pending))
+    spans = chosen_windows.settled
     ranges = ranges_by_partition(asked.offsets)
     with session.terminal.working("asking Kafka"), session.open_edges(feed) as edges:
         state = Ledger(edges.lake, feed.name, edges.clock).read() if spans else State()

@@ -58,7 +58,7 @@ def _list_files(
     spelled: tuple[Sequence[str] | None, str | None, str | None],
     kind: PartKind,
     partial: bool,
-) -> tuple[tuple[int, ...], tuple[File, ...]]:
+) -> tuple[Sequence[int], tuple[File, ...]]:
     from sluice.pipelines.ledger import Ledger
     from sluice.pipelines.publishing import files as reading
 

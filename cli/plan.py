@@ -10,7 +10,7 @@ import typer
 from rich.console import RenderableType
 from rich.text import Text
 
-from sluice.cli import met
+from sluice.cli import met, windows
 from sluice.cli import outlook as outlooks
 from sluice.cli.asking import Offsets, Only, PerRun, Replace, WorkOptions
 from sluice.cli.numbers import count, size
@@ -64,17 +64,19 @@ def plan(
     from sluice.pipelines.batch import preview as previews
 
     found = session.feed(feed)
-    asked = WorkOptions(offsets, only, window, start, end, replace, per_run).requests(session, found)
+    typed = WorkOptions(offsets, only, window, start, end, replace, per_run).requests(session, found)
+    asked, pending = typed.requests, windows.pending_document(typed.pending)
     with session.terminal.working("asking Kafka"), session.open_edges(found) as edges:
         seen = [previews.preview(found, edges, each) for each in asked]
         compared = [previews.compare(found, edges, each) if compare else () for each in seen]
     if start or len(asked) > 1:
         session.terminal.show(*_brief(feed, asked, seen))
         plans = [document(s, feed, a) | _compared(c) for a, s, c in zip(asked, seen, compared, strict=True)]
-        session.terminal.document({"feed": feed, "plans": plans})
+        session.terminal.document({"feed": feed, "plans": plans} | pending)
     else:
         session.terminal.show(*view(seen[0], feed, asked[0]), *_comparison(compared[0], found.fetch.assignor))
-        session.terminal.document(document(seen[0], feed, asked[0]) | _compared(compared[0]))
+        session.terminal.document(document(seen[0], feed, asked[0]) | _compared(compared[0]) | pending)
+    session.terminal.show(*windows.pending_lines(feed, typed.pending))
     return max((e.exit_code for each in seen for e in problems(each)), default=0)
 
 

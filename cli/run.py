@@ -15,7 +15,7 @@ from rich.text import Text
 
 from sluice.cli import completing, fleet, met, profiles, windows
 from sluice.cli import outlook as outlooks
-from sluice.cli.asking import Offsets, Only, PerRun, Replace, WorkOptions
+from sluice.cli.asking import Asked, Offsets, Only, PerRun, Replace, WorkOptions
 from sluice.cli.loading import loading
 from sluice.cli.numbers import count, percent, rate, seconds, size
 from sluice.cli.partitions import lives
@@ -128,16 +128,19 @@ def run(
         return _many(session, names, typed, list(session.files.broken.values()) if everything else [])
     feed = (feeds or [""])[0]
     found = session.feed(feed)
-    asked, skip = typed.requests(session, found), _skip(typed, skip_to, reason)
+    requested, skip = typed.requests(session, found), _skip(typed, skip_to, reason)
+    asked = requested.requests
     limited = found.limits.records or found.limits.bytes
     if start or len(asked) > 1 or (limited and asked[0].kind is not RequestKind.CATCH_UP):
-        return _each(session, found, asked, profile)
+        return _each(session, found, requested, profile)
     ran = execute(session, feed, asked[0], skip, _so_far())
     stands = stands_after(session, found, ran)
     session.terminal.show(*view(ran), *([windows.verdict(stands)] if stands else []), *_profile(ran, profile))
+    session.terminal.show(*windows.pending_lines(feed, requested.pending))
     if ran.outcome.error:
         session.terminal.fail(ran.outcome.error)
-    session.terminal.document(document(ran, stands) | _profile_document(ran, profile))
+    pending = windows.pending_document(requested.pending)
+    session.terminal.document(document(ran, stands) | _profile_document(ran, profile) | pending)
     return ran.outcome.exit_code
 
 
@@ -147,8 +150,9 @@ def _many(session: Session, names: Sequence[str], typed: WorkOptions, broken: Se
     spent, began = _so_far(), time.monotonic()
     session.project.fleet()  # one error, not one of each feed
     asked, wrong = _asked_of_each(session, names, typed)
+    pending = {name: each.pending for name, each in asked.items() if each.pending}
     ran: dict[str, list[Ran]] = {name: [] for name in asked}
-    for turn in zip_longest(*asked.values()):
+    for turn in zip_longest(*(each.requests for each in asked.values())):
         each = {name: request for name, request in zip(asked, turn, strict=True) if request is not None}
         for done in _together(session, each):
             ran[done.feed].append(done)
@@ -156,6 +160,8 @@ def _many(session: Session, names: Sequence[str], typed: WorkOptions, broken: Se
     lines = [_line(name, each) for name, each in ran.items() if each]
     lines += [fleet.Line(name, (error,), "") for name, error in wrong.items()]
     session.terminal.show(*fleet.view(lines, whole))
+    for name, unsettled in pending.items():
+        session.terminal.show(*windows.pending_lines(name, unsettled, where=f"{name}: "))
     for error in (*broken, *fleet.named(lines)):
         session.terminal.fail(error)
     session.terminal.document(
@@ -163,6 +169,7 @@ def _many(session: Session, names: Sequence[str], typed: WorkOptions, broken: Se
             "feeds": [document(r) for each in ran.values() for r in each],
             "failed": fleet.failed(lines),
             "left": fleet.left(lines),
+            "pending": {name: each.document() for name, each in pending.items()},
             "broken": [e.fields() for e in broken],
             "took": round(whole, 3),
         }
@@ -182,9 +189,9 @@ def _line(feed: str, runs: Sequence[Ran]) -> fleet.Line:
 
 def _asked_of_each(
     session: Session, names: Sequence[str], typed: WorkOptions
-) -> tuple[dict[str, tuple[Request, ...]], dict[str, SluiceError]]:
+) -> tuple[dict[str, Asked], dict[str, SluiceError]]:
     """The requests of each feed, and what is wrong for others. Raises the first error if it is wrong for all."""
-    asked, wrong = dict[str, tuple[Request, ...]](), dict[str, SluiceError]()
+    asked, wrong = dict[str, Asked](), dict[str, SluiceError]()
     for name in names:
         try:
             asked[name] = typed.requests(session, session.files.feed(name))
@@ -252,11 +259,12 @@ def _skip(asked: WorkOptions, to: str | None, reason: str | None) -> Skip | None
     return skip_of(to, reason or "")
 
 
-def _each(session: Session, feed: Feed, asked: Sequence[Request], profile: bool) -> int:
+def _each(session: Session, feed: Feed, requested: Asked, profile: bool) -> int:
     """Runs for each request, in order, as many as the feed's limits make of it; the worst exit code of their last ones.
 
     A wrong request ends them all: the others are wrong, too.
     """
+    asked = requested.requests
     done: list[tuple[Ran, WindowStanding | None]] = []
     last: list[int] = []
     began = time.monotonic()
@@ -276,8 +284,10 @@ def _each(session: Session, feed: Feed, asked: Sequence[Request], profile: bool)
         if isinstance(ran.outcome.error, UsageError):
             break
     session.terminal.show(*_all_of(feed.name, [ran for ran, _ in done]))
+    session.terminal.show(*windows.pending_lines(feed.name, requested.pending))
     runs = [document(ran, stands) | _profile_document(ran, profile) for ran, stands in done]
-    session.terminal.document({"feed": feed.name, "runs": runs})
+    pending = windows.pending_document(requested.pending)
+    session.terminal.document({"feed": feed.name, "runs": runs} | pending)
     return max(last)
 
 

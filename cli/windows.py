@@ -6,7 +6,7 @@ A window is named by its start, in UTC: `2026-11-20T14`, or with more or fewer f
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -20,10 +20,13 @@ from sluice.pipelines.vocabulary.units import DAY, HOUR, many, show_duration, sh
 from sluice.pipelines.watching.standing import Owes, Standing, WindowStanding
 
 if TYPE_CHECKING:
+    from rich.console import RenderableType
+
     from sluice.cli.session import Session
     from sluice.pipelines.feed.feed import Feed
     from sluice.pipelines.feed.sections import WindowSettings
     from sluice.pipelines.ledger import State
+    from sluice.pipelines.planning.windows import PendingWindows
 
 Window = Annotated[
     list[str] | None,
@@ -70,22 +73,60 @@ To = Annotated[
 # -- asked for
 
 
+@dataclass(frozen=True, slots=True)
+class Chosen:
+    """The windows of a request that have settled, and those that stay pending."""
+
+    settled: Sequence[int] = ()
+    pending: PendingWindows | None = None
+
+
 def chosen_windows(
     session: Session, feed: Feed, window: Sequence[str] | None, start: str | None, end: str | None
-) -> tuple[int, ...]:
-    """The windows that `--window`, or `--from` and `--to`, ask for; none without them. Raises UsageError.
+) -> Chosen:
+    """The windows that `--window`, or `--from` and `--to`, ask for; none without them.
 
-    They can be landed: aligned and closed.
+    Raises UsageError, and WindowPending if none of them has settled.
     """
     from sluice.pipelines.planning import windows
 
     if not (window or start or end):
-        return ()
+        return Chosen()
     _, now = ledger_state(session, feed)
-    asked = named_windows(feed.window, now, window, start, end)
-    for each in asked if window else (asked[0], asked[-1]):
-        windows.check_window(each, feed.window, now)
-    return asked
+    requested = named_windows(feed.window, now, window, start, end)
+    for each in requested if window else requested[:1]:
+        windows.check_aligned(each, feed.window)
+    settled = _settled(requested, feed.window, now)
+    if not settled:
+        windows.check_window(min(requested), feed.window, now)
+    return Chosen(settled, _pending(requested, settled, feed.window))
+
+
+def _settled(requested: Sequence[int], settings: WindowSettings, now: int) -> Sequence[int]:
+    if isinstance(requested, range):  # it may end in a far future
+        return requested[: max(0, (settings.last_boundary(now) - requested.start) // requested.step)]
+    return tuple(w for w in requested if settings.closed(w, now))
+
+
+def _pending(requested: Sequence[int], settled: Sequence[int], settings: WindowSettings) -> PendingWindows | None:
+    from sluice.pipelines.planning.windows import PendingWindows
+
+    number = len(requested) - len(settled)
+    if not number:
+        return None
+    first = requested[len(settled)] if isinstance(requested, range) else min({*requested} - {*settled})
+    return PendingWindows.of(first, number, settings)
+
+
+def pending_lines(feed: str, pending: PendingWindows | None, *, where: str = "") -> list[RenderableType]:
+    """The windows of a request that stay pending, and the way on."""
+    if pending is None:
+        return []
+    return [warn(where + pending.text), Text(f"  → {pending.remedy(feed)}", style="dim")]
+
+
+def pending_document(pending: PendingWindows | None) -> dict[str, Any]:
+    return {"pending": pending.document() if pending else None}
 
 
 def ledger_state(session: Session, feed: Feed) -> tuple[State, int]:
@@ -98,8 +139,8 @@ def ledger_state(session: Session, feed: Feed) -> tuple[State, int]:
 
 def named_windows(
     settings: WindowSettings, now: int, window: Sequence[str] | None, start: str | None, end: str | None
-) -> tuple[int, ...]:
-    """The windows' starts, each once, as given or oldest first. Raises UsageError if the options name no windows."""
+) -> Sequence[int]:
+    """The windows' starts, each once, as typed or oldest first. Raises UsageError if the options name no windows."""
     if window and (start or end):
         raise UsageError("--window together with --from or --to", remedy="give one of them")
     if window:
@@ -109,7 +150,7 @@ def named_windows(
     return _between(settings, parse.window(start), parse.window(end) if end else settings.last_boundary(now), end)
 
 
-def _between(settings: WindowSettings, start: int, end: int, told: str | None) -> tuple[int, ...]:
+def _between(settings: WindowSettings, start: int, end: int, told: str | None) -> range:
     from sluice.pipelines.planning import windows
 
     for bound in (start, end):
@@ -121,7 +162,7 @@ def _between(settings: WindowSettings, start: int, end: int, told: str | None) -
             f"no window lies between {show_window(start)} and {show_window(end)}",
             remedy="--to names the first window that is left out: it must be later than --from",
         )
-    return tuple(range(start, end, settings.length))
+    return range(start, end, settings.length)
 
 
 # -- in words

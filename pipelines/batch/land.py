@@ -82,9 +82,11 @@ def land(
     the rest to another run.
 
     Takes over and finishes a batch that is in the way if its run is known to be dead. A catch-up of the whole feed
-    finishes every such batch. Each is reported. Raises PlanBusy when the batch in the way is at work, and any error
-    that keeps a plan from being made.
+    finishes every such batch. Each is reported. Of a request for several windows, those that have not settled stay
+    pending. Raises WindowPending if none has settled, PlanBusy when the batch in the way is at work, and any error that
+    keeps a plan from being made.
     """
+    request, pending = windows.settled_part(request, feed.window, edges.clock())
     with edges.liveness.beat(owner):
         ledger = ledger or open_ledger(feed, edges, owner.run)
         run = LandingRun(feed, edges, ledger, request, owner, report)
@@ -92,7 +94,7 @@ def land(
         report(Progress("roll forward"))
         roll_forward(ledger, edges.lake, feed.name)
         skipped = _skip(run, skip) if skip else ()
-        return replace(_land(run, enough), skipped=skipped)
+        return replace(_land(run, enough), skipped=skipped, pending=pending)
 
 
 def _check_whole(run: LandingRun) -> None:

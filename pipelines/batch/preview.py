@@ -33,6 +33,7 @@ from sluice.pipelines.planning.assignment import Comparison
 from sluice.pipelines.planning.held_back import HeldBack
 from sluice.pipelines.planning.origins import Refusal
 from sluice.pipelines.planning.plan import Owed
+from sluice.pipelines.planning.windows import PendingWindows
 from sluice.pipelines.ports import Edges
 from sluice.pipelines.publishing import lost, owners
 from sluice.pipelines.vocabulary.errors import SluiceError
@@ -54,10 +55,12 @@ class Preview:
     """The error for a batch in the way that is at work, if there is one."""
     met: tuple[Met, ...] = ()
     held: tuple[HeldBack, ...] = ()
+    pending: PendingWindows | None = None
 
 
 def preview(feed: Feed, edges: Edges, request: Request) -> Preview:
     """Say what `land` would plan now. Writes nothing, anywhere."""
+    request, pending = windows.settled_part(request, feed.window, edges.clock())
     ledger = open_ledger(feed, edges)
     call = Call(feed, edges, ledger, request)
     lost.check_near(ledger, edges.lake, feed)
@@ -75,7 +78,7 @@ def preview(feed: Feed, edges: Edges, request: Request) -> Preview:
     blocked, met = _company(call, state, free)
     goes_on = request.replace and any(m.request == request and m.fate is Fate.TAKEN_OVER for m in met)
     refusals = with_holders(call, found.refusals + (() if goes_on else refused + losses), found)
-    return Preview(found, owed, refusals, plan, blocked, met, held_of(call, found))
+    return Preview(found, owed, refusals, plan, blocked, met, held_of(call, found), pending)
 
 
 def compare(feed: Feed, edges: Edges, seen: Preview) -> tuple[Comparison, ...]:

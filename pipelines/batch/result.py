@@ -14,6 +14,7 @@ from sluice.pipelines.ledger.entries import (
 from sluice.pipelines.planning import origins
 from sluice.pipelines.planning.held_back import HeldBack
 from sluice.pipelines.planning.origins import Refusal
+from sluice.pipelines.planning.windows import PendingWindows
 from sluice.pipelines.vocabulary.errors import (
     BatchIncomplete,
     CorruptBatch,
@@ -85,6 +86,8 @@ class Landed:
     """What open transactions keep from being landed."""
     stopped: bool = False
     """Whether the caller had enough between two batches: the rest is left to another run."""
+    pending: PendingWindows | None = None
+    """The windows of the request that have not settled: nothing of them was landed."""
 
     @property
     def failures(self) -> tuple[SliceFailure, ...]:

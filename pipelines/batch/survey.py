@@ -117,18 +117,15 @@ def changed_partitions(feed: Feed, edges: Edges, state: State) -> frozenset[Topi
 
 
 def boundaries_due(call: Call, state: State, partitions: Mapping[Key, PartitionState]) -> list[BoundaryEntry]:
-    """The boundaries that have passed, and those of requested windows before the first one. Raises UsageError."""
+    """The boundaries that have passed, and those of requested windows before the first one. Raises UsageError.
+
+    The request's windows have settled: see `windows.settled_part`."""
     feed, edges, request = call.feed, call.edges, call.request
     if request.replace and request.kind is RequestKind.CATCH_UP:
         raise UsageError("what is to be landed anew?", remedy="name windows, times or offsets beside --replace")
     due = windows.due(state, edges.cluster, edges.clock, partitions, feed.window)
     if request.window is None:
         return due
-    last = (request.until or request.window + feed.window.length) - feed.window.length
-    if last < request.window:
-        raise UsageError("the windows end before they begin", remedy="the end is the first window that is left out")
-    for window in (request.window, last):
-        windows.check_window(window, feed.window, edges.clock())
     before = windows.before(state, edges.cluster, edges.clock, partitions, feed.window, request.window)
     return [*before, *due]
 

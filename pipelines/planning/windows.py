@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import compress, pairwise
 from typing import NamedTuple
 
@@ -21,21 +21,83 @@ from sluice.pipelines.ledger.entries import Boundaries, BoundaryEntry, OriginIte
 from sluice.pipelines.ledger.fold import NO_PINS
 from sluice.pipelines.ledger.pins import Pins
 from sluice.pipelines.ports import Clock, Cluster
-from sluice.pipelines.vocabulary.errors import UsageError
+from sluice.pipelines.vocabulary.errors import UsageError, WindowPending
 from sluice.pipelines.vocabulary.kafka import Key, OffsetAtTime, PartitionState
+from sluice.pipelines.vocabulary.plans import Request
 from sluice.pipelines.vocabulary.ranges import Range, covers, cut
 from sluice.pipelines.vocabulary.side_by_side import each
-from sluice.pipelines.vocabulary.units import show_duration, show_instant, show_window
+from sluice.pipelines.vocabulary.units import many, show_duration, show_instant, show_window
 
 Partitions = Mapping[Key, PartitionState]
 
 
+@dataclass(frozen=True, slots=True)
+class PendingWindows:
+    """Windows that were requested and have not settled: the first one (its start, ms), their number, and the time (ms)
+    from which the first can be landed."""
+
+    first: int
+    number: int
+    lands_from: int
+
+    @classmethod
+    def of(cls, first: int, number: int, settings: WindowSettings) -> PendingWindows:
+        return cls(first, number, first + settings.length + settings.settle)
+
+    @classmethod
+    def of_request(cls, request: Request, settings: WindowSettings) -> PendingWindows | None:
+        """All windows that a request names; None if it names none."""
+        if request.window is None:
+            return None
+        end = request.until or request.window + settings.length
+        return cls.of(request.window, (end - request.window) // settings.length, settings)
+
+    def windows(self, settings: WindowSettings) -> range:
+        """Their starts, if they are in a row."""
+        return range(self.first, self.first + self.number * settings.length, settings.length)
+
+    @property
+    def text(self) -> str:
+        later = f" and {many(self.number - 1, 'later one')}" if self.number > 1 else ""
+        when = show_instant(self.lands_from)
+        return f"window {show_window(self.first)}{later} stays pending: it can be landed from {when} on"
+
+    def remedy(self, feed: str) -> str:
+        return f"the feed's schedule lands it then, if it is on; by hand: sluice run {feed} --window " + show_window(
+            self.first
+        )
+
+    def document(self) -> dict[str, object]:
+        """For programs."""
+        return {
+            "window": show_window(self.first),
+            "windows": self.number,
+            "lands_from": show_instant(self.lands_from),
+        }
+
+
+def settled_part(request: Request, settings: WindowSettings, now: int) -> tuple[Request, PendingWindows | None]:
+    """The request without the windows that have not settled, and these. Raises UsageError for a window that is not
+    aligned, and WindowPending if no window has settled."""
+    if request.window is None:
+        return request, None
+    first, end = request.window, request.until or request.window + settings.length
+    if end <= first:
+        raise UsageError("the windows end before they begin", remedy="the end is the first window that is left out")
+    check_window(first, settings, now)
+    check_aligned(end, settings)
+    last = settings.last_boundary(now)
+    if end <= last:
+        return request, None
+    return replace(request, until=last), PendingWindows.of(last, (end - last) // settings.length, settings)
+
+
 def check_window(window: int, settings: WindowSettings, now: int) -> None:
-    """Raises UsageError for a window that is not aligned or not closed yet."""
+    """Raises UsageError for a window that is not aligned, WindowPending for one that has not ended and settled."""
     check_aligned(window, settings)
     if not settings.closed(window, now):
         when = show_instant(window + settings.length + settings.settle)
-        raise UsageError(
+        raise WindowPending(
             f"window {show_window(window)} is not closed yet",
             remedy=f"it can be landed from {when} on (its end plus settle); a catch-up lands what is there now",
         )

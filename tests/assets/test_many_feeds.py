@@ -31,7 +31,7 @@ from sluice.pipelines.batch import rounds
 from sluice.pipelines.feed.feed import SHARED, Feed
 from sluice.pipelines.ledger import Ledger
 from sluice.pipelines.ports import Edges, Job
-from sluice.pipelines.vocabulary.errors import Failed, FeedError, KafkaUnavailable, LakeUnavailable
+from sluice.pipelines.vocabulary.errors import Failed, FeedError, KafkaUnavailable, LakeUnavailable, WindowPending
 from sluice.pipelines.vocabulary.plans import Request, RequestKind
 from sluice.pipelines.vocabulary.units import show_window
 from sluice.resources.local.s3 import LocalS3
@@ -318,6 +318,22 @@ def test_windows_of_many_feeds_are_landed_by_one_run(fleet: Fleet, instance: dg.
     assert [came[step_of(name)] for name in NAMES] == ["SUCCESS", "SUCCESS", "FAILURE"]
     hours = [[h for h in range(4) if show_window(hour(h)) in landed(instance, name)] for name in NAMES]
     assert hours == [[1, 2], [1, 2, 3], []]
+
+
+def test_of_many_feeds_a_window_that_has_not_settled_stays_pending(fleet: Fleet, instance: dg.DagsterInstance) -> None:
+    """A feed whose windows settle later is no failure beside others."""
+    fleet.at(6, minutes=5)
+    path = fleet.project.feeds_folder / "returns.yaml"
+    path.write_text(path.read_text() + "window: {settle: 6h}\n")
+    run = launched(fleet, instance, window=show_window(hour(3)), until=show_window(hour(6)))
+    assert run.is_success
+    assert FAILED_TAG not in run.tags
+    hours = [[h for h in range(6) if show_window(hour(h)) in landed(instance, name)] for name in NAMES]
+    assert hours == [[3, 4], [3, 4], []]
+    outcomes = fleet.land(request=Request(RequestKind.WINDOW, window=hour(3), until=hour(6)))
+    pending = {name: o.landed.pending if o.landed else None for name, o in outcomes.items()}
+    assert [p.first if p else None for p in pending.values()] == [hour(5), hour(5), None]
+    assert isinstance(outcomes["returns"].error, WindowPending)
 
 
 @pytest.mark.parametrize("wrong", [{"until": "2024-05-01T03:00"}, {"window": "tomorrow"}])

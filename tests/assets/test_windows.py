@@ -8,11 +8,13 @@ from pathlib import Path
 import dagster as dg
 import pytest
 
-from sluice.assets import evidence
+from sluice.assets import evidence, steps
 from sluice.assets.checks import BOUNDARY
+from sluice.assets.factory import run_config
 from sluice.assets.instance import open_instance
 from sluice.assets.internals import BACKFILL_TAG, RANGE_TAGS, planned_evaluations, unmaterialized_partitions
 from sluice.assets.location import build
+from sluice.assets.looks import PENDING_TAG
 from sluice.assets.repair import reconcile
 from sluice.assets.session import AGAIN_TAG
 from sluice.assets.shown import committed_key, landed_key, quarantined_key
@@ -26,6 +28,8 @@ from sluice.pipelines.vocabulary.errors import (
     WindowIncomplete,
 )
 from sluice.pipelines.vocabulary.plans import Request, RequestKind
+from tests.assets.test_schedule import requests
+from tests.assets.ui import Pages, opened
 from tests.assets.world import (
     CATCH_UP,
     FEED,
@@ -324,6 +328,105 @@ def test_of_a_backfill_that_fails_the_windows_that_are_complete_are_green(
     monkeypatch.setattr(world.cluster, "topics", gone)
     assert backfill(world, instance, (LANDED, COMMITTED), "03:00").status is dg.DagsterRunStatus.FAILURE
     assert unmaterialized_partitions(instance, LANDED) == unmaterialized_partitions(instance, COMMITTED) == set()
+
+
+# -- windows that have not settled
+
+
+def observed(instance: dg.DagsterInstance, key: dg.AssetKey) -> dict[str, str]:
+    """What observations say of the asset's partitions."""
+    found = (r.asset_observation for r in instance.fetch_observations(key, limit=100).records)
+    return {o.partition: o.description or "" for o in found if o and o.partition}
+
+
+def log_of(instance: dg.DagsterInstance, run: str) -> str:
+    return "\n".join(e.user_message for e in instance.all_logs(run))
+
+
+def failed_partitions(pages: Pages) -> tuple[int, int]:
+    return pages.failed(LANDED), pages.failed(COMMITTED)
+
+
+@pytest.mark.parametrize("keys", [(LANDED, COMMITTED), (LANDED,)])
+def test_a_backfill_whose_last_window_has_not_settled_lands_the_others(
+    world: World, instance: dg.DagsterInstance, monkeypatch: pytest.MonkeyPatch, keys: Sequence[dg.AssetKey]
+) -> None:
+    world.at(6, minutes=5)
+    run = backfill(world, instance, keys, "05:00")
+    assert run.is_success
+    settled = {f"{DAY}0{h}:00" for h in range(5)}
+    assert {*windows(instance, LANDED)} == {*windows(instance, COMMITTED)} == settled
+    assert {tp: o.offset for tp, o in world.group.offsets.items()} == {P0: 100, P1: 100}
+    said = f"window {DAY}05:00 stays pending: it can be landed from {DAY}06:10:00Z on"
+    assert said in log_of(instance, run.run_id)
+    assert run.tags[PENDING_TAG] == f"{DAY}05:00"
+    assert observed(instance, LANDED) == {f"{DAY}05:00": said}
+    assert f"{DAY}05:00" not in checks(instance, run.run_id, COMPLETE)
+    with opened(instance, world.project, monkeypatch) as pages:
+        assert failed_partitions(pages) == (0, 0), "it is missing, not red"
+
+
+@pytest.mark.parametrize("keys", [(LANDED, COMMITTED), (LANDED,)])
+def test_a_run_of_a_window_that_has_not_settled_is_skipped_and_the_schedule_lands_it(
+    world: World, instance: dg.DagsterInstance, monkeypatch: pytest.MonkeyPatch, keys: Sequence[dg.AssetKey]
+) -> None:
+    world.at(6, minutes=5)
+    made = build(world.project, world.session()).resolve_implicit_job_def_def_for_assets([*keys])
+    assert made is not None
+    run = made.execute_in_process(instance=instance, asset_selection=[*keys], partition_key=f"{DAY}05:00")
+    assert run.success
+    assert not windows(instance, LANDED)
+    assert not windows(instance, COMMITTED)
+    assert f"window {DAY}05:00 stays pending" in log_of(instance, run.run_id)
+    with opened(instance, world.project, monkeypatch) as pages:
+        assert failed_partitions(pages) == (0, 0)
+        assert pages.checks(LANDED)["complete"] in ("SKIPPED", "NOT_EVALUATED")
+        world.at(6, minutes=11)
+        (first,) = requests(world, instance).run_requests or ()
+        assert first.partition_key == f"{DAY}05:00", "the schedule asks for it once it has settled"
+        job = build(world.project, world.session()).resolve_job_def("land_orders")
+        landed = job.execute_in_process(
+            instance=instance, partition_key=first.partition_key, run_config=first.run_config, tags=first.tags
+        )
+        assert landed.success
+        assert f"{DAY}05:00" in windows(instance, LANDED)
+        assert f"{DAY}05:00" in windows(instance, COMMITTED)
+        assert failed_partitions(pages) == (0, 0)
+
+
+def test_a_run_of_several_windows_whose_last_has_not_settled(world: World, instance: dg.DagsterInstance) -> None:
+    world.at(6, minutes=5)
+    job = build(world.project, world.session()).resolve_job_def("land_orders")
+    config = {"ops": {"orders__landed": {"config": {"until": f"{DAY}07:00"}}}}
+    run = job.execute_in_process(instance=instance, partition_key=f"{DAY}03:00", run_config=config)
+    assert run.success
+    assert {f"{DAY}03:00", f"{DAY}04:00"} == {*windows(instance, LANDED)}
+    assert {*observed(instance, LANDED)} == {f"{DAY}05:00", f"{DAY}06:00"}
+
+
+def test_the_job_that_lands_anything_names_what_has_not_settled(world: World, instance: dg.DagsterInstance) -> None:
+    world.at(6, minutes=5)
+    job = build(world.project, world.session()).resolve_job_def("catch_up_orders")
+    for first, settled in ((3, {f"{DAY}03:00", f"{DAY}04:00"}), (5, set())):
+        asked = Request(RequestKind.WINDOW, window=hour(first), until=hour(6))
+        run = job.execute_in_process(instance=instance, run_config=run_config("orders", asked))
+        assert run.success
+        assert f"window {DAY}05:00 stays pending" in log_of(instance, run.run_id)
+        assert settled <= {*windows(instance, LANDED)}
+        assert f"{DAY}05:00" not in windows(instance, LANDED)
+
+
+def test_of_a_run_that_fails_no_window_is_red_that_has_not_settled(
+    world: World, instance: dg.DagsterInstance, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    world.at(6, minutes=5)
+    monkeypatch.setattr(steps, "now", world.clock)
+    world.engine.failing = {P0}
+    job = build(world.project, world.session()).resolve_job_def("land_orders")
+    config = {"ops": {"orders__landed": {"config": {"until": f"{DAY}06:00"}}}}
+    job.execute_in_process(instance=instance, partition_key=f"{DAY}02:00", run_config=config, raise_on_error=False)
+    assert f"{DAY}03:00" in unmaterialized_partitions(instance, LANDED)
+    assert f"{DAY}05:00" not in unmaterialized_partitions(instance, LANDED)
 
 
 def test_with_the_commit_in_the_run_it_is_done_once(world: World, instance: dg.DagsterInstance) -> None:

@@ -10,7 +10,7 @@ import pytest
 
 from sluice.cli import files, plan, run, status, wait, windows
 from sluice.cli.terminal import Terminal
-from sluice.pipelines.vocabulary.errors import Failed, UsageError, WindowIncomplete
+from sluice.pipelines.vocabulary.errors import Failed, UsageError, WindowIncomplete, WindowPending
 from sluice.pipelines.vocabulary.kafka import Key, OpenTransaction
 from sluice.pipelines.vocabulary.ranges import Range
 from sluice.pipelines.vocabulary.units import show_window
@@ -55,7 +55,6 @@ def test_plan_of_one_window_and_of_several(tell: Tell) -> None:
         ({"window": ["2024-13-01"]}, "the calendar"),
         ({"window": [named(6)]}, "it can be landed from 2024-05-01T07:10:00Z on"),
         ({"window": ["2040-01-01"]}, "is not closed yet"),
-        ({"start": named(4), "end": named(7)}, "is not closed yet"),
         ({"start": named(6)}, "is not closed yet"),
         ({"start": named(3), "end": named(3)}, "no window lies between"),
         ({"start": named(1), "end": f"{DAY}T02:20"}, f"begins at {DAY}T02:00"),
@@ -83,6 +82,60 @@ def test_a_window_before_the_first_is_refused_once_that_is_known(world: World, t
         tell(plan.plan, "orders", window=["2024-04-30T23"])
     told = tell(run.run, ["orders"], window=["2024-04-30T23"], text=False)
     assert (told.code, told.document["error"]) == (2, "UsageError")
+
+
+# -- pending
+
+
+PENDING = {"window": f"{DAY}T05:00", "windows": 2, "lands_from": f"{DAY}T06:10:00Z"}
+STAYS = f"window {DAY}T05:00 and 1 later one stays pending: it can be landed from {DAY}T06:10:00Z on"
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"start": named(3), "end": named(7)},
+        {"start": named(3), "end": named(7), "per_run": 5},
+        {"start": named(3), "end": named(7), "replace": True},
+        {"window": [named(5), named(3), named(6), named(4)]},
+    ],
+)
+def test_windows_that_have_settled_land_and_the_others_are_named(
+    options: dict[str, Any], world: World, tell: Tell
+) -> None:
+    """`sluice run orders --from 3 --to 7`, a few minutes after six."""
+    world.at(6, minutes=5)
+    planned = tell(plan.plan, "orders", **options)
+    assert (planned.code, planned.document["pending"]) == (0, PENDING)
+    assert sum(p["offsets"] for p in planned.document["plans"]) == 50
+    told = tell(run.run, ["orders"], **options)
+    assert (told.code, told.document["pending"]) == (0, PENDING)
+    assert sum(b["landed"] for r in told.document["runs"] for b in r["batches"]) == 50
+    assert STAYS in told.text
+    assert f"by hand: sluice run orders --window {DAY}T05:00" in told.text
+
+
+def test_one_window_beside_a_pending_one(world: World, tell: Tell) -> None:
+    world.at(6, minutes=5)
+    told = tell(run.run, ["orders"], window=[named(1), named(5)])
+    assert (told.code, told.document["window"]["state"]) == (0, "landed")
+    assert told.document["pending"] == PENDING | {"windows": 1}
+    assert tell(run.run, ["orders"], window=[named(1)], text=False).document["pending"] is None
+
+
+def test_a_far_end_costs_nothing(world: World, tell: Tell) -> None:
+    """Windows that do not exist yet are never listed one by one."""
+    told = tell(run.run, ["orders"], start=named(3), end="9999-12-31")
+    assert told.code == 0
+    assert told.document["pending"]["windows"] > 60_000_000
+
+
+def test_not_yet_is_an_error_of_its_own(world: World, tell: Tell) -> None:
+    world.at(6, minutes=5)
+    for options in ({"window": [named(5)]}, {"start": named(5)}, {"start": named(5), "end": named(6)}):
+        with pytest.raises(WindowPending, match="is not closed yet") as refused:
+            tell(run.run, ["orders"], **options)
+        assert (refused.value.exit_code, refused.value.fields()["error"]) == (2, "WindowPending")
 
 
 # -- run
