@@ -6,6 +6,7 @@ It compares ledger and files; with `--rescan` also Kafka itself; with `--strict`
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
@@ -17,7 +18,7 @@ from sluice.cli import republished
 from sluice.cli.numbers import count
 from sluice.cli.partitions import lives, ranges
 from sluice.cli.session import FeedName, Session, command
-from sluice.cli.terminal import bad, good, heading, shorten, table, warn
+from sluice.cli.terminal import bad, good, heading, indent, shorten, table, warn
 from sluice.pipelines.vocabulary.errors import UsageError
 from sluice.pipelines.vocabulary.progress import Progress
 from sluice.pipelines.vocabulary.units import many, show_instant
@@ -29,6 +30,10 @@ if TYPE_CHECKING:
     from sluice.pipelines.ledger import Ledger
     from sluice.pipelines.ports import Edges
     from sluice.pipelines.vocabulary.errors import SluiceError
+
+
+SHOWN = 5
+"""How many files of other writers people see; `--json` has all."""
 
 
 def register(app: typer.Typer) -> None:
@@ -193,12 +198,24 @@ def view(
     if again := sum(a.relanded for a in report.accounts):
         mended = sum(a.mended for a in report.accounts)
         out.append(Text(f"  Of what landed, {count(again)} had been in quarantine, {count(mended)} of them mended."))
+    if report.foreign:
+        out += _foreign(report.foreign)
     out += _beyond(more) if more else []
     out += _before(report)
     if unkept:
         out.append(warn(f"the next audit looks at everything again: {unkept.message}"))
     out.append(_verdict(report, rescanned))
     return out
+
+
+def _foreign(files: Sequence[str]) -> list[RenderableType]:
+    """The files of other writers of the feed's table."""
+    text = f"{many(len(files), 'file')} of another writer: old snapshots of the table name them"
+    more = [f"… {len(files) - SHOWN} more"] if len(files) > SHOWN else []
+    return [
+        warn(f"{text}, and `sluice table sync` removes them once these have expired:"),
+        indent(*files[:SHOWN], *more),
+    ]
 
 
 def _before(report: AuditReport) -> list[Text]:
@@ -274,6 +291,7 @@ def document(report: AuditReport) -> dict[str, Any]:
         "proven": report.proven and dict(zip(("first", "last"), map(show_instant, report.proven), strict=True)),
         "partitions": [_account(a) for a in report.accounts],
         "problems": [_problem_document(p) for p in report.problems],
+        "foreign": list(report.foreign),
     }
 
 

@@ -18,10 +18,9 @@ from sluice.pipelines.vocabulary.units import many, show_instant
 
 if TYPE_CHECKING:
     from sluice.pipelines.feed.feed import Feed
-    from sluice.pipelines.ledger import Ledger
+    from sluice.pipelines.ledger import Ledger, State
     from sluice.pipelines.ports import Lake, Table
     from sluice.pipelines.tables.check import Compared
-    from sluice.pipelines.tables.owed import Owed
     from sluice.pipelines.tables.sync import Synced
     from sluice.pipelines.vocabulary.receipts import PartKind
     from sluice.pipelines.vocabulary.tables import TableHead
@@ -90,40 +89,55 @@ def sync(
 
 @command(group)
 def status(session: Session, feed: FeedName) -> None:
-    """Show the table's newest snapshot, and what is not in it yet. Reads the entries since then.
+    """Show the table's newest snapshot, and what is not in it yet. Reads the entries since then, or, where somebody
+    else changed the table, compares all files.
 
     $ sluice table status orders
     """
-    from sluice.pipelines.lake import paths
+    from sluice.pipelines.tables.check import looked, trusted_mark
 
     found, documents = session.feed(feed), list[dict[str, Any]]()
-    with _opened(session, found) as (ledger, _, tables, _):
+    with _opened(session, found) as (ledger, lake, tables, _):
         for kind, table in tables.of_parts:
             with session.terminal.working("asking the catalog"):
-                head, owed, trusted = _stands(ledger, table, kind)
-            files = sum(len(b.parts) for b in owed.batches)
-            root = paths.part_path(feed, kind, "", "")
-            gone = sum(path.startswith(f"{root}/") for path in owed.gone)
+                head, state = looked(ledger, table)
+            trusted = head is None or trusted_mark(ledger, state, head)
             session.terminal.show(*_standing(feed, table.name, head))
-            if head or files:
-                session.terminal.show(_owing(feed, len(owed.batches), files, gone))
-            if not trusted:
-                said = f"its newest snapshot is not ours: sluice table check {feed} compares all files"
-                session.terminal.show(warn(said))
-            owing = {"batches": len(owed.batches), "files": files, "gone": gone}
-            documents.append(_document(feed, table.name, head) | {"owed": owing, "trusted": trusted})
+            if trusted:
+                lines, more = _by_mark(ledger, state, head, kind)
+            else:
+                lines, more = _by_files(session, ledger, lake, table, head, state, kind)
+            session.terminal.show(*lines)
+            documents.append(_document(feed, table.name, head) | more | {"trusted": trusted})
     session.terminal.document(_joined(documents))
 
 
-def _stands(ledger: Ledger, table: Table, kind: PartKind) -> tuple[TableHead | None, Owed, bool]:
-    """The table's head, what it lacks, and whether its mark says the truth."""
-    from sluice.pipelines.tables.check import looked, trusted_mark
+def _by_mark(
+    ledger: Ledger, state: State, head: TableHead | None, kind: PartKind
+) -> tuple[list[RenderableType], dict[str, Any]]:
+    """What a table lacks whose mark is right: what the entries since then bring."""
+    from sluice.pipelines.lake import paths
     from sluice.pipelines.tables.owed import since
 
-    head, state = looked(ledger, table)
-    if head is None:
-        return None, since(ledger, state, 0, kind=kind), True
-    return head, since(ledger, state, head.mark, kind=kind), trusted_mark(ledger, state, head)
+    owed = since(ledger, state, head.mark if head else 0, kind=kind)
+    files = sum(len(b.parts) for b in owed.batches)
+    root = paths.part_path(ledger.feed, kind, "", "")
+    gone = sum(path.startswith(f"{root}/") for path in owed.gone)
+    lines: list[RenderableType] = [_owing(ledger.feed, len(owed.batches), files, gone)] if head or files else []
+    return lines, {"owed": {"batches": len(owed.batches), "files": files, "gone": gone}}
+
+
+def _by_files(
+    session: Session, ledger: Ledger, lake: Lake, table: Table, head: TableHead | None, state: State, kind: PartKind
+) -> tuple[list[RenderableType], dict[str, Any]]:
+    """What a table lacks that somebody else changed: only its files tell."""
+    from sluice.pipelines.tables.check import compare
+
+    with session.terminal.working("comparing table and ledger"):
+        found = compare(ledger, lake, table, head, state, kind)
+    owed = {"batches": len(found.batches), "files": len(found.owed), "gone": len(found.stale)}
+    note = warn("its newest snapshot is not ours, so all files were compared with the ledger")
+    return [note, *verdict(ledger.feed, found)], difference(found) | {"owed": owed}
 
 
 def _joined(documents: list[dict[str, Any]]) -> dict[str, Any]:

@@ -103,6 +103,8 @@ class AuditReport:
     """Landed records that Kafka no longer holds, so that a rescan cannot compare them."""
     compared_before: int = 0
     """Landed records that earlier rescans compared."""
+    foreign: tuple[str, ...] = ()
+    """Files of other writers beside the feed's, which kept snapshots of its table name."""
 
     @property
     def closes(self) -> bool:
@@ -165,11 +167,12 @@ def audit(
     if others and not _tiles(state, everything, others):  # which rows overlap is told by an audit that has all of them
         return audit(ledger, lake, feed, hashes=hashes, known=before, at=at)
     strangers = found.strangers()
+    foreign = kept.foreign(lake, feed).intersection(strangers) if strangers else frozenset()
     problems = [
         *itertools.chain.from_iterable(wrong_sums),
         *_overlaps(state, everything),
         *_commits(state),
-        *_strangers(ledger, lake, state, strangers),
+        *_strangers(ledger, lake, state, [path for path in strangers if path not in foreign]),
         *_copies(log),
         *itertools.chain.from_iterable(checked),
     ]
@@ -200,6 +203,7 @@ def audit(
         sum(s.batches for s in others),
         min((s.seen for s in others), default=0) * 1000,
         at,
+        foreign=tuple(sorted(foreign)),
     )
 
 
@@ -379,6 +383,7 @@ def _commits(state: State) -> Iterator[AuditProblem]:
 
 
 def _strangers(ledger: Ledger, lake: Lake, state: State, others: Sequence[str]) -> Iterator[AuditProblem]:
+    """A problem for each of these visible files."""
     feed = ledger.feed
     replaced = ledger.replaced(others, state)
     stay = bool(replaced) and kept.has_table(lake, feed)
@@ -390,7 +395,9 @@ def _strangers(ledger: Ledger, lake: Lake, state: State, others: Sequence[str]) 
                 10, f"{path} does not count any more and is still visible; `sluice repair {feed}` removes it"
             )
         else:
-            yield AuditProblem(10, f"{path} is in no publish entry of the ledger")
+            foreign = kept.may_be_foreign(path) and kept.has_table(lake, feed)
+            mend = f"sluice table sync {feed} --repair, if another writer of the table made it" if foreign else ""
+            yield AuditProblem(10, f"{path} is in no publish entry of the ledger", path if mend else "", mend)
 
 
 def _copies(log: Log) -> Iterator[AuditProblem]:

@@ -137,6 +137,8 @@ _METADATA = frozenset(
 )
 """Columns that every Iceberg table has by itself: Spark fails on another of such a name, and on `SELECT *`."""
 _NO_NAME_IN_DELTA = frozenset(" ,;{}()=")
+_SPARK_S_OWN = ("__delta_internal_", "_tmp_metadata_")
+"""How columns begin that Spark adds to those of a Delta table while it reads."""
 
 
 def misnamed(columns: Mapping[str, Type], format: str) -> Iterator[tuple[str, str]]:
@@ -144,6 +146,8 @@ def misnamed(columns: Mapping[str, Type], format: str) -> Iterator[tuple[str, st
     for name, t in columns.items():
         if format == ICEBERG and name in _METADATA:
             yield name, "it is the name of a metadata column, and Spark reads no other column of that name"
+        elif format == DELTA and name.startswith(_SPARK_S_OWN):
+            yield name, "Spark has a column of that name while it reads a Delta table, and reads no other one"
         elif format == DELTA:
             yield from _unnameable(name, Column(name, t))
 

@@ -19,7 +19,7 @@ from sluice.pipelines.feed.sections import WindowSettings
 from sluice.pipelines.lake import paths
 from sluice.pipelines.ledger import Batch, BatchStatus, Ledger, State
 from sluice.pipelines.ports import Lake, Liveness
-from sluice.pipelines.publishing import lost, owners
+from sluice.pipelines.publishing import kept, lost, owners
 from sluice.pipelines.publishing.manifest import write_manifests
 from sluice.pipelines.publishing.publish import abandon, roll_forward
 from sluice.pipelines.rewriting.expiry import remove_retired
@@ -197,7 +197,7 @@ def _strangers(place: RepairTarget) -> Iterator[RepairFinding]:
     receipts = live_receipts(place.ledger, state)
     parts = list({p.path: p for r in receipts for p in r.parts}.values())
     unknown = visible - {p.path for p in parts}
-    nobodys = tuple(sorted(unknown - place.ledger.replaced(unknown, state)))
+    nobodys = tuple(sorted(unknown - place.ledger.replaced(unknown, state) - kept.foreign(place.lake, place.feed)))
     if nobodys:
         text = f"{many(len(nobodys), 'file')} of which the ledger knows nothing: {ends(nobodys)}"
         remedy = "who reads the folder counts their rows: see where they come from, and move them away by hand"

@@ -28,17 +28,33 @@ def has_table(lake: Lake, feed: str) -> bool:
     return lake.size(paths.table_note_path(feed)) is not None
 
 
-def note(lake: Lake, feed: str, table: str, removing: Iterable[str] = ()) -> None:
-    """Say that the table names files of the feed, and which of them its publisher is about to remove."""
-    said = {"table": table, "removing": sorted(removing)}
-    lake.put(paths.table_note_path(feed), json.dumps(said).encode())
+def note(lake: Lake, feed: str, table: str, removing: Iterable[str] = (), foreign: Iterable[str] | None = None) -> None:
+    """Note that the table names files of the feed, and which of them its publisher is about to remove; then the files
+    of other writers that its snapshots name. Without `foreign`, those noted before stay."""
+    others = _noted(lake, feed, "foreign") if foreign is None else foreign
+    noted = {"table": table, "removing": sorted(removing), "foreign": sorted(others)}
+    lake.put(paths.table_note_path(feed), json.dumps(noted).encode())
 
 
 def removing(lake: Lake, feed: str) -> tuple[str, ...]:
     """The lake paths that a publisher was about to remove, and perhaps did not."""
+    return _noted(lake, feed, "removing")
+
+
+def foreign(lake: Lake, feed: str) -> frozenset[str]:
+    """The lake paths of other writers' files beside the feed's, which snapshots of its table name."""
+    return frozenset(path for path in _noted(lake, feed, "foreign") if may_be_foreign(path))
+
+
+def may_be_foreign(path: str) -> bool:
+    """Whether no part of a feed is ever called so: the file may go although the ledger does not know it."""
+    return paths.parse_part(path) is None and not paths.is_table_log(path)
+
+
+def _noted(lake: Lake, feed: str, name: str) -> tuple[str, ...]:
     try:
-        said = json.loads(lake.get(paths.table_note_path(feed)) or b"{}")
+        noted = json.loads(lake.get(paths.table_note_path(feed)) or b"{}")
     except ValueError:
         return ()
-    found = said.get("removing", ()) if isinstance(said, dict) else ()
-    return tuple(path for path in found if isinstance(path, str) and path.startswith(paths.visible_roots(feed)))
+    some = noted.get(name, ()) if isinstance(noted, dict) else ()
+    return tuple(path for path in some if isinstance(path, str) and path.startswith(paths.visible_roots(feed)))

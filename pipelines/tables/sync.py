@@ -144,6 +144,8 @@ class _Publisher:
             check_owner(table, head, state, ledger.feed)
             if not kept.has_table(lake, ledger.feed):
                 kept.note(lake, ledger.feed, table.name)
+            if self.repair and head.snapshot is not None:
+                self._note_foreign(self._beside())
             if trusted_mark(ledger, state, head):
                 end, changes, never = self._owed(state, head)
                 self._note_removing(self._present(never))
@@ -257,6 +259,19 @@ class _Publisher:
         if not noted.issuperset(some):
             kept.note(self.lake, self.ledger.feed, self.table.name, noted.union(some))
 
+    def _note_foreign(self, some: Collection[str]) -> None:
+        """Note files of other writers, before the table forgets them: they go once no snapshot names them."""
+        noted = kept.foreign(self.lake, self.ledger.feed)
+        if not noted.issuperset(some):
+            before = kept.removing(self.lake, self.ledger.feed)
+            kept.note(self.lake, self.ledger.feed, self.table.name, before, noted.union(some))
+
+    def _beside(self) -> set[str]:
+        """The lake paths of other writers' files that lie beside the feed's, and that a snapshot names."""
+        others = {p for root in self._roots for p in self.lake.list(root) if kept.may_be_foreign(p)}
+        named = self.table.named(map(self.lake.locate, others)) if others else frozenset()
+        return {p for p in others if self.lake.locate(p) in named}
+
     def _present(self, some: Iterable[str]) -> set[str]:
         """Those of the paths that are there and ours to remove. Most went at once if the feed had no table then."""
         asked = sorted(filter(self._ours, some))
@@ -280,18 +295,21 @@ class _Publisher:
         if table.look() is None:
             return done
         root = lake.locate("data").removesuffix("data")
-        self._note_removing([a.removeprefix(root) for a in table.expiring(before) if a.startswith(root)])
-        noted = kept.removing(lake, feed)
-        removing = sorted(self.ledger.replaced(filter(self._ours, noted)))
+        going = [a.removeprefix(root) for a in table.expiring(before) if a.startswith(root)]
+        self._note_foreign([path for path in going if self._ours(path) and kept.may_be_foreign(path)])
+        self._note_removing([path for path in going if not kept.may_be_foreign(path)])
+        noted, foreign = kept.removing(lake, feed), kept.foreign(lake, feed)
+        removing = [*self.ledger.replaced(filter(self._ours, noted)), *filter(self._ours, foreign)]
         expired = table.expire(before)
         if not removing:
             return replace(done, expired=expired, head=table.look() if expired else done.head)
         named = table.named(map(lake.locate, removing))
-        cleaned = tuple(path for path in removing if lake.locate(path) not in named)
+        cleaned = tuple(path for path in sorted(removing) if lake.locate(path) not in named)
         for path in cleaned:
             lake.remove(path)
         stay = {path for path in removing if lake.locate(path) in named}
-        kept.note(lake, feed, table.name, [path for path in noted if path in stay or not self._ours(path)])
+        still = [[p for p in some if p in stay or not self._ours(p)] for some in (noted, foreign)]
+        kept.note(lake, feed, table.name, *still)
         return replace(done, expired=expired, cleaned=cleaned, head=table.look())
 
 

@@ -145,6 +145,7 @@ class DeltaLakeTable:
             log = self._log()
             end = log.first_kept(before)
             gone = {path for v in range(log.oldest + 1, end + 1) for path in log.removed(v)}
+            gone |= {path for v in range(log.oldest, end) for path in log.changes(v)}
             return tuple(sorted({self._address(path) for path in gone} - self.files().keys())) if gone else ()
 
     def named(self, addresses: Iterable[str]) -> frozenset[str]:
@@ -154,6 +155,7 @@ class DeltaLakeTable:
             oldest = self._open(log.oldest)
             before = set() if oldest is None else set(_live(oldest).column("path").to_pylist())
             later = {path for v in range(log.oldest + 1, self._version + 1) for path in log.added(v)}
+            later |= {path for v in range(log.oldest, self._version + 1) for path in log.changes(v)}
             if not log.names <= self._log().names:  # what is gone may have named a file that a later version has, too
                 raise self._outcomes.moved()
             return asked & {self._address(path) for path in before | later}
@@ -414,6 +416,10 @@ class _Log:
 
     def added(self, version: int) -> list[str]:
         return [unquote(a["add"]["path"]) for a in self._actions(version) if "add" in a]
+
+    def changes(self, version: int) -> list[str]:
+        """The files with the version's change data. Another writer makes them, if the table has such a property."""
+        return [unquote(a["cdc"]["path"]) for a in self._actions(version) if "cdc" in a]
 
     def below(self, version: int) -> list[str]:
         """The lake paths of everything about versions before that one."""

@@ -19,7 +19,7 @@ from tests.cli.conftest import Tell
 
 @pytest.fixture
 def world(tmp_path: Path, request: pytest.FixtureRequest) -> World:
-    asks = f"table: {{{getattr(request, 'param', '')}iceberg: {{name: db.orders}}}}\n"
+    asks = f"table: {{{getattr(request, 'param', 'iceberg: {name: db.orders}')}}}\n"
     made = World(tmp_path, {"orders": FEED + asks, "other": FEED})
     made.lake = LocalLake(tmp_path / "lake")  # type: ignore[assignment]
     made.engine = MadeUpEngine(made.lake)
@@ -51,7 +51,7 @@ def test_a_table_is_brought_up_looked_at_and_compared(world: World, tell: Tell) 
         tell(table.sync, "other")
 
 
-@pytest.mark.parametrize("world", ["quarantine: true, "], indirect=True)
+@pytest.mark.parametrize("world", ["quarantine: true, iceberg: {name: db.orders}"], indirect=True)
 def test_the_quarantine_has_a_table_where_the_feed_asks_for_it(world: World, tell: Tell) -> None:
     world.engine.bad = 1
     world.land_unrecorded()
@@ -82,6 +82,10 @@ def test_a_table_that_others_wrote_to(world: World, tell: Tell) -> None:
     uri = f"sqlite:///{world.project.root}/.sluice/catalog.db"
     theirs = load_catalog("sluice", type="sql", uri=uri).load_table("db.orders")
     theirs.append(theirs.scan().to_arrow().slice(0, 3))
+    told = tell(table.status, "orders")
+    assert (told.document["trusted"], told.document["sound"], len(told.document["foreign"])) == (False, False, 1)
+    assert "1 file in it is not of the feed: sluice table sync orders --repair" in told.text
+    assert "everything that has landed is in it" not in told.text
     told = tell(table.check, "orders")
     assert (told.code, len(told.document["foreign"])) == (1, 1)
     assert "1 file in it is not of the feed: sluice table sync orders --repair" in told.text
@@ -91,3 +95,35 @@ def test_a_table_that_others_wrote_to(world: World, tell: Tell) -> None:
         tell(table.sync, "orders")
     assert tell(table.sync, "orders", repair=True, text=False).document["removed"] == 1
     assert tell(table.check, "orders", text=False).document["same"] is True
+    told = tell(table.status, "orders")
+    assert (told.document["trusted"], "everything that has landed is in it" in told.text) == (True, True)
+
+
+def test_a_table_that_others_rolled_back_lacks_what_its_files_say(world: World, tell: Tell) -> None:
+    """Its mark stays where it was, so that only its files tell."""
+    world.land_unrecorded()
+    tell(table.sync, "orders", text=False)
+    uri = f"sqlite:///{world.project.root}/.sluice/catalog.db"
+    load_catalog("sluice", type="sql", uri=uri).load_table("db.orders").delete("partition >= 0")
+    told = tell(table.status, "orders")
+    assert (told.code, len(told.document["missing"]), told.document["owed"]["files"]) == (0, 8, 0)
+    assert "8 files of the feed are missing in it: sluice table sync orders --repair" in told.text
+
+
+@pytest.mark.parametrize("world", ["delta: {}"], indirect=True)
+def test_files_of_another_writer_are_named_by_the_audit(world: World, tell: Tell, tmp_path: Path) -> None:
+    deltalake = pytest.importorskip("deltalake")
+    world.land_unrecorded()
+    tell(table.sync, "orders", text=False)
+    theirs = deltalake.DeltaTable(str(tmp_path / "lake" / "data" / "orders"))
+    theirs.delete('partition = 0 and "offset" < 5')
+    told = tell(audit.audit, "orders")
+    assert told.code == 1
+    assert "sluice table sync orders --repair" in told.text
+    tell(table.sync, "orders", repair=True, text=False)
+    deltalake.write_deltalake(theirs.table_uri, theirs.to_pyarrow_table().slice(0, 3), mode="append")
+    tell(table.sync, "orders", repair=True, text=False)
+    told = tell(audit.audit, "orders")
+    assert (told.code, len(told.document["foreign"])) == (0, 2)
+    assert "2 files of another writer" in told.text
+    assert told.document["foreign"][0] in told.text

@@ -81,6 +81,8 @@ def test_small_unsigned_types_are_refused_where_spark_does_not_read_them(kind: s
         ),
         *(("{delta: {}}", f"a{sign}b", f"a{sign}b") for sign in " ,;{}()="),
         ("{delta: {}}", "a", "a[]{}.net price"),
+        ("{delta: {}}", "_tmp_metadata_row_index", "_tmp_metadata_row_index"),
+        ("{delta: {}}", "__delta_internal_is_row_deleted", "__delta_internal_is_row_deleted"),
     ],
 )
 def test_names_that_spark_cannot_read_or_alter_are_refused(table: str, name: str, path: str, tmp_path: Path) -> None:

@@ -6,11 +6,13 @@ from __future__ import annotations
 
 import json
 import threading
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from sluice.pipelines.publishing import kept
 from sluice.pipelines.publishing.publish import roll_forward
 from sluice.pipelines.rewriting.expiry import expire
 from sluice.pipelines.tables.sync import Synced, sync
@@ -247,6 +249,70 @@ def test_rows_of_others_are_named_and_taken_out(world: TableWorld) -> None:
     world.delete('partition = 1 and "offset" < 10')
     with pytest.raises(TableDiffers, match=r"1 file of the feed is missing in it, 1 file in it is not of the feed"):
         world.sync()
+
+
+FOREIGN: dict[str, Callable[[TableWorld], object]] = {
+    "append": lambda world: world.append(world.read().slice(0, 7)),
+    "delete": lambda world: world.delete('partition = 1 and "offset" < 10'),
+    "optimize": lambda world: isinstance(world, DeltaWorld) and world.delta.optimize.compact(),
+    "overwrite": lambda world: isinstance(world, DeltaWorld) and world.overwrite(world.read().slice(0, 7)),
+    "change data": lambda world: isinstance(world, DeltaWorld) and world.delete_with_change_data("partition = 1"),
+    "all": lambda world: [change(world) for name, change in FOREIGN.items() if name != "all"],
+}
+
+
+@pytest.mark.parametrize("name", FOREIGN)
+def test_files_of_other_writers_go_once_no_snapshot_names_them(world: TableWorld, name: str) -> None:
+    world.land(*pieces(A, 50, 0, 100), *pieces(B, 50))
+    world.sync()
+    ours = sorted(world.parts())
+    FOREIGN[name](world)
+    foreign = sorted({*world.parts()} - {*ours})
+    assert bool(foreign) is isinstance(world, DeltaWorld)
+    if foreign:
+        assert all("table sync orders --repair" in p.remedy for p in world.audited().problems)
+        assert len(world.audited().problems) == len(foreign)
+    before = world.counts()
+    world.sync(repair=True)
+    world.check_same()
+    world.check()
+    assert list(world.audited().foreign) == foreign
+    assert world.counts().items() >= before.items(), "each older snapshot can be read as before"
+    world.land(*pieces(A, 50, 100))
+    world.sync(expire_before=0)
+    assert list(world.audited().foreign) == foreign
+    world.sync(expire_before=world.said()[-1][1] + 1)
+    world.check_same()
+    world.check()
+    assert world.audited().foreign == ()
+    assert not {*foreign} & {*world.parts()}
+
+
+def test_files_of_other_writers_that_an_older_release_took_out_are_noted_by_a_repair(tmp_path: Path) -> None:
+    world = DeltaWorld(tmp_path)
+    world.land(*pieces(A, 100))
+    world.sync()
+    world.append(world.read().slice(0, 7))
+    world.sync(repair=True)
+    kept.note(world.lake, "orders", "table data/orders", foreign=())
+    (problem,) = world.audited().problems
+    assert "table sync orders --repair" in problem.remedy
+    assert world.sync(repair=True).commits == 0
+    world.check()
+    assert len(world.audited().foreign) == 1
+
+
+def test_a_strange_part_is_never_taken_for_another_writer_s(tmp_path: Path) -> None:
+    """It may be what entries that are lost had published."""
+    world = DeltaWorld(tmp_path)
+    world.land(*pieces(A, 100))
+    world.sync()
+    data = (tmp_path / "lake" / world.parts()[0]).read_bytes()
+    strange = world.parts()[0].replace("-b", "-b9")
+    world.lake.put(strange, data)
+    world.sync(repair=True, expire_before=world.said()[-1][1] + 1)
+    assert [p.text for p in world.audited().problems] == [f"{strange} is in no publish entry of the ledger"]
+    assert strange in world.parts()
 
 
 def test_a_property_that_somebody_sets_changes_no_row(world: TableWorld) -> None:

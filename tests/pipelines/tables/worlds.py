@@ -10,6 +10,7 @@ import duckdb
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from sluice.pipelines.account.audit import AuditReport, audit
 from sluice.pipelines.lake.paths import is_table_log
 from sluice.pipelines.ports import Table
 from sluice.pipelines.publishing import files
@@ -103,6 +104,13 @@ class TableWorld(World):
     def snapshot(self) -> int:
         return self.said()[-1][0]
 
+    def audited(self) -> AuditReport:
+        return audit(self.fresh_ledger(), self.lake, "orders", hashes=True)
+
+    def counts(self) -> dict[int, int]:
+        """How many rows each snapshot has, also of what others committed."""
+        raise NotImplementedError
+
     def parts(self) -> list[str]:
         return [path for path in self.visible() if not is_table_log(path)]
 
@@ -125,6 +133,9 @@ class IcebergWorld(TableWorld):
     def said(self) -> list[tuple[int, int, Said]]:
         found = self.iceberg.metadata.snapshots
         return [(s.snapshot_id, s.timestamp_ms, s.summary.additional_properties) for s in found]
+
+    def counts(self) -> dict[int, int]:
+        return {s.snapshot_id: len(self.offsets(s.snapshot_id)) for s in self.iceberg.metadata.snapshots}
 
     def operations(self) -> list[str]:
         return [str(s.summary.operation.value) for s in self.iceberg.metadata.snapshots]
@@ -202,6 +213,19 @@ class DeltaWorld(TableWorld):
 
     def delete(self, where: str) -> None:
         self.delta.delete(where)
+
+    def overwrite(self, rows: pa.Table) -> None:
+        from deltalake import write_deltalake
+
+        write_deltalake(self.delta, rows, mode="overwrite")
+
+    def delete_with_change_data(self, where: str) -> None:
+        self.put_property("delta.enableChangeDataFeed", "true")
+        self.delete(where)
+
+    def counts(self) -> dict[int, int]:
+        log = (int(p.stem) for p in (self.root / "lake/data/orders/_delta_log").glob("*.json"))
+        return {version: len(self.offsets(version)) for version in log}
 
     def commits_by(self) -> tuple[Any, str]:
         from deltalake import DeltaTable
