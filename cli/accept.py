@@ -21,7 +21,8 @@ if TYPE_CHECKING:
     from sluice.pipelines.operating.accept import Accepted
     from sluice.pipelines.ports import Edges
 
-_EVENTS = ("lost", "recreated", "truncated", "cluster", "moved", "corrupt", "ledger")
+_BEGINS = ("committed", "start")
+_EVENTS = ("lost", "recreated", "truncated", "cluster", "moved", "corrupt", "ledger", "group")
 
 
 def register(app: typer.Typer) -> None:
@@ -47,6 +48,15 @@ def accept(
     adopt: Annotated[
         bool, typer.Option("--adopt", metavar=" ", help="With moved: skip what the group's offsets pass over.")
     ] = False,
+    begin: Annotated[
+        str | None,
+        typer.Option(
+            "--begin",
+            metavar="committed|start",
+            help="With group: from where the group stands, or as `start` says.",
+            show_default=False,
+        ),
+    ] = None,
 ) -> int:
     """Accept what happened to Kafka, or to the ledger, so that runs go on.
 
@@ -54,25 +64,29 @@ def accept(
     different one now; the feed starts again in it, and what landed stays. moved: somebody moved the group's committed
     offsets; the next commit goes on from there, or with --adopt the offsets in between are skipped. corrupt: a batch
     that cannot be read becomes a loss. ledger: the ledger lost its newest entries; their files are set aside, never
-    deleted, and their offsets are owed again.
+    deleted, and their offsets are owed again. group: the committed offsets belong to another ledger, of a lake that was
+    lost perhaps; the feed takes the group over, from where it stands or from its start.
 
     It refuses an event that has not happened, and changes nothing then. A refused run prints the command to type.
 
     $ sluice accept orders lost --reason "retention was an hour, by mistake"
     $ sluice accept orders recreated --only orders:0 --reason "INC-311"
     $ sluice accept orders moved --adopt --reason "skipped the load test"
+    $ sluice accept orders group --begin start --reason "the lake was lost, INC-20"
     $ sluice accept orders corrupt --offsets orders:0:100-200 --reason "disk of broker 2"
     """
-    _check(event, reason, only, offsets, adopting=adopt)
+    _check(event, reason, only, offsets, begin, adopting=adopt)
     found = session.feed(feed)
     with session.terminal.working("asking Kafka"), session.open_edges(found) as edges:
-        done = _accept(found, edges, event, reason, only, offsets, adopting=adopt)
+        done = _accept(found, edges, event, reason, only, offsets, begin, adopting=adopt)
     session.terminal.show(*view(found, done, reason))
     session.terminal.document(document(found, done, reason))
     return 0
 
 
-def _check(event: str, reason: str, only: list[str] | None, offsets: str | None, *, adopting: bool) -> None:
+def _check(
+    event: str, reason: str, only: list[str] | None, offsets: str | None, begin: str | None, *, adopting: bool
+) -> None:
     if event not in _EVENTS:
         raise UsageError(f"{event!r} is no event", remedy=f"accept one of: {', '.join(_EVENTS)}")
     if not reason.strip():
@@ -83,6 +97,15 @@ def _check(event: str, reason: str, only: list[str] | None, offsets: str | None,
         )
     if adopting and event != "moved":
         raise UsageError("--adopt belongs to moved", remedy="leave it out")
+    if (event == "group") is (begin is None):
+        raise UsageError(
+            "--begin belongs to group, and group needs it",
+            remedy="--begin committed goes on from where the group stands, --begin start as the feed's `start` says",
+        )
+    if begin not in (None, *_BEGINS):
+        raise UsageError(f"--begin {begin!r} is neither {' nor '.join(_BEGINS)}", remedy="choose one of the two")
+    if only and event == "group":
+        raise UsageError("--only together with group", remedy="a group is taken over as a whole: leave it out")
     if only and event == "ledger":
         raise UsageError("--only together with ledger", remedy="a ledger is one for all partitions: leave it out")
     if only and event == "corrupt":
@@ -90,7 +113,15 @@ def _check(event: str, reason: str, only: list[str] | None, offsets: str | None,
 
 
 def _accept(
-    feed: Feed, edges: Edges, event: str, reason: str, only: list[str] | None, offsets: str | None, *, adopting: bool
+    feed: Feed,
+    edges: Edges,
+    event: str,
+    reason: str,
+    only: list[str] | None,
+    offsets: str | None,
+    begin: str | None,
+    *,
+    adopting: bool,
 ) -> Accepted:
     from sluice.pipelines.operating import accept as accepting
     from sluice.resources.spark.executor import Wiring
@@ -103,6 +134,8 @@ def _accept(
             return accepting.accept_moved(feed, edges, reason, narrowed, adopting=adopting)
         case accepting.AcceptEvent.LEDGER:
             return accepting.accept_ledger(feed, edges, reason)
+        case accepting.AcceptEvent.GROUP:
+            return accepting.accept_group(feed, edges, accepting.Begin(begin or ""), reason)
         case accepting.AcceptEvent.CORRUPT:
             with Wiring.of(feed).open(feed.isolation, feed.shape) as tools:
                 asked = parse.asked_range(offsets or "")
@@ -122,13 +155,20 @@ def view(feed: Feed, done: Accepted, reason: str) -> list[RenderableType]:
         warn(f"{i.enters.key} begins at {count(i.enters.offset)}, as topic id {i.enters.key.incarnation}")
         for i in done.entered
     ]
-    out += [warn(f"{m.key}: the next commit goes on from {count(m.offset)}") for m in done.moved]
+    out += [warn(f"{o.key} begins at {count(o.offset)}, {o.why}") for o in done.begun]
+    out += [warn(f"{m.key}: {_moved(done, m.offset)}") for m in done.moved]
     out += [warn(f"batch {b} was given up: what it read counts for nothing") for b in done.abandoned]
     out += [
         warn(f"{r.key} {r.range}: Kafka does not hold it any more; the next run names it as lost") for r in done.gone
     ]
     aside = [("set aside", f"{many(len(done.aside), 'file')} in {_aside(feed, done)}")] if done.aside else []
     return [*out, facts(("ledger entry", str(done.number)), *aside), good(f"runs go on: sluice run {feed.name}")]
+
+
+def _moved(done: Accepted, offset: int) -> str:
+    if done.event == "group":
+        return f"the committed offset {count(offset)} stays until landing has reached it"
+    return f"the next commit goes on from {count(offset)}"
 
 
 # -- for programs
@@ -153,6 +193,9 @@ def document(feed: Feed, done: Accepted, reason: str) -> dict[str, Any]:
             for i in done.entered
         ],
         "moved": [{"topic": m.key.topic, "partition": m.key.partition, "offset": m.offset} for m in done.moved],
+        "begun": [
+            {"topic": o.key.topic, "partition": o.key.partition, "origin": o.offset, "why": o.why} for o in done.begun
+        ],
         "abandoned": list(done.abandoned),
         "next": done.next or done.number + 1,
         "aside": list(done.aside),

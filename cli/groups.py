@@ -383,7 +383,7 @@ class OwnerLedger:
 
     def beside(self, committed: CommittedOffset | None) -> str:
         """The note beside the offset, in words."""
-        from sluice.pipelines.operating.move_offsets import Beside
+        from sluice.pipelines.ledger.marks import Beside
 
         if committed is None or not committed.metadata:
             return ""

@@ -223,7 +223,7 @@ def _would_refuse(desk: OffsetsDesk, stands: Sequence[_Stand]) -> list[_Stand]:
 
     if desk.feed.commit is CommitMode.NONE:
         return []
-    fatal = {Stands.STALE}
+    fatal = {Stands.STALE, Stands.FOREIGN}
     fatal |= {Stands.MOVED} if desk.feed.policies.on_group_moved is OnGroupMoved.REFUSE else set()
     fatal |= set(Stands) - {Stands.AT, Stands.UNPLANNED} if desk.held else set()
     return [s for s in stands if s.stands in fatal]
@@ -271,6 +271,8 @@ def _stand_note(desk: OffsetsDesk, s: _Stand) -> str | Text:
             return warn(f"moved by somebody: the ledger expects {count(s.expected)}")
         case Stands.STALE:
             return warn("carries a mark that the ledger does not have: it lost entries")
+        case Stands.FOREIGN:
+            return warn(f"committed by another ledger: see sluice plan {desk.feed.name}")
     return str(s.stands)
 
 
@@ -305,11 +307,13 @@ def _warnings(desk: OffsetsDesk) -> list[RenderableType]:
 
 
 def _reset(session: Session, feed: Feed, given: OffsetTarget | Path, order: _Order) -> int:
-    from sluice.pipelines.operating.move_offsets import Aim, OffsetTarget, move, refusal
+    from sluice.pipelines.operating.move_offsets import Aim, OffsetTarget, check_ours, move, refusal
 
     with session.terminal.working("asking Kafka"), open_desk(session, feed, order.group) as desk:
         target = OffsetTarget(Aim.FILE, offsets=offsets_in(given, desk)) if isinstance(given, Path) else given
         moves = _moves(desk, target, order.only)
+        if desk.ledger:
+            check_ours(desk.ledger, moves)
         refused, done = refusal(feed.name, desk.view, moves, target), None
         if order.apply and refused is None:
             reason = order.reason or f"sluice offsets reset {target}"

@@ -34,7 +34,7 @@ from sluice.pipelines.batch.survey import (
     with_holders,
 )
 from sluice.pipelines.feed.feed import Feed
-from sluice.pipelines.feed.sections import OnLoss
+from sluice.pipelines.feed.sections import CommitMode, OnLoss
 from sluice.pipelines.ledger import Batch, BatchStatus, Ledger, State
 from sluice.pipelines.ledger.entries import (
     KeyRange,
@@ -42,7 +42,7 @@ from sluice.pipelines.ledger.entries import (
     OriginEntry,
     PlanEntry,
 )
-from sluice.pipelines.ledger.marks import check_marks
+from sluice.pipelines.ledger.marks import check_marks, check_owner
 from sluice.pipelines.planning import origins, shapes, windows
 from sluice.pipelines.planning import plan as planning
 from sluice.pipelines.planning.origins import Refusal
@@ -98,10 +98,12 @@ def land(
 
 
 def _check_whole(run: LandingRun) -> None:
-    """Raises EntriesLost, before anything is written, if committed offsets or visible parts name lost entries."""
+    """Raises EntriesLost, before anything is written, if committed offsets or visible parts name lost entries; and
+    ForeignMarks, if committed offsets name another ledger."""
     feed, edges, ledger = run.feed, run.edges, run.ledger
     committed = edges.group.committed([k.tp for k in ledger.read().known()])
-    check_marks(ledger, ledger.read(), committed)
+    state = check_marks(ledger, ledger.read(), committed)
+    check_owner(ledger, state, committed, commits=feed.commit is not CommitMode.NONE)
     lost.check_near(ledger, edges.lake, feed)
 
 

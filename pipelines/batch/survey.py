@@ -8,14 +8,14 @@ from dataclasses import dataclass, replace
 
 from sluice.pipelines.batch.call import Call
 from sluice.pipelines.feed.feed import Feed
-from sluice.pipelines.feed.sections import Layout, OnLoss
+from sluice.pipelines.feed.sections import CommitMode, Layout, OnLoss
 from sluice.pipelines.feed.topics import match
 from sluice.pipelines.ledger import Ledger, State
 from sluice.pipelines.ledger.entries import (
     BoundaryEntry,
     OriginItem,
 )
-from sluice.pipelines.ledger.marks import Committed, check_marks
+from sluice.pipelines.ledger.marks import Committed, check_marks, check_owner
 from sluice.pipelines.planning import held_back, origins, windows
 from sluice.pipelines.planning import plan as planning
 from sluice.pipelines.planning.assignment import Before, Sizing, tasks_before
@@ -57,12 +57,14 @@ def open_ledger(feed: Feed, edges: Edges, run: str = "") -> Ledger:
 def survey(feed: Feed, edges: Edges, ledger: Ledger) -> Survey:
     """Ask Kafka for everything that a plan rests on, and refuse partitions whose log is not the one the ledger knows.
 
-    Raises EntriesLost when a committed offset names an entry that the ledger does not have.
+    Raises EntriesLost when a committed offset names an entry that the ledger does not have, and ForeignMarks when it
+    names another ledger.
     """
     topics = topics_read(feed, edges.cluster)
     found = edges.cluster.partitions(topics, feed.isolation)
     committed = edges.group.committed([p.tp for p in found])
     state = check_marks(ledger, ledger.read(), committed)
+    check_owner(ledger, state, committed, commits=feed.commit is not CommitMode.NONE)
     if refusals := changed_logs(feed.name, state, found, edges.cluster):
         # Others may have landed more after we asked Kafka and before we read the ledger: ask Kafka once more.
         edges.cluster.forget()

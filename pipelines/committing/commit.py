@@ -2,7 +2,7 @@
 
     1 own the partitions (ZooKeeper), join as the only member    refuse: GroupHeld
     2 init_transactions                fences an older committer of ours
-    3 committed offsets (stable), then the ledger; compare    refuse: GroupMoved, EntriesLost
+    3 committed offsets (stable), then the ledger; compare    refuse: GroupMoved, EntriesLost, ForeignMarks
     4 intent into the ledger, then one transaction with its number as the mark, and the letters that are owed
     5 read back offset and mark        until then a lost answer leaves the outcome unknown
     6 commit into the ledger; leave
@@ -20,7 +20,7 @@ from enum import StrEnum
 from sluice.pipelines.feed.sections import CommitMode, OnGroupMoved
 from sluice.pipelines.ledger import Ledger, State
 from sluice.pipelines.ledger.entries import CommitEntry, IntentEntry, KeyOffset, KeyRange
-from sluice.pipelines.ledger.marks import Committed, Mark, traces
+from sluice.pipelines.ledger.marks import Committed, Mark, foreign_error, foreign_mark, foreign_marks, traces
 from sluice.pipelines.ledger.tip import entries_lost
 from sluice.pipelines.planning.origins import skip_to
 from sluice.pipelines.ports import Cluster, Group, Membership
@@ -84,6 +84,7 @@ class CommitVerdict(StrEnum):
     WAITS = "waits"
     MOVED = "moved"
     STALE = "stale"
+    FOREIGN = "foreign"
 
 
 def commit(
@@ -100,8 +101,8 @@ def commit(
     commit. `cluster` says where logs end; without it nothing is adopted. Partitions whose log has `changed` are left
     out: the frontier of an earlier life says nothing about this one.
 
-    Raises GroupHeld, GroupMoved, CommitFenced (try again), Unknown (Kafka could not be asked), EntriesLost. Letters may
-    raise UnknownTopic, UsageError, LakeUnavailable and ProofFailed.
+    Raises GroupHeld, GroupMoved, CommitFenced (try again), Unknown (Kafka could not be asked), EntriesLost,
+    ForeignMarks. Letters may raise UnknownTopic, UsageError, LakeUnavailable and ProofFailed.
     """
     state = ledger.read()
     targets = _targets(state, changed)
@@ -135,6 +136,7 @@ def _is_settled(state: State, targets: Mapping[Key, int], committed: Committed) 
         and (held := committed.get(key.tp)) is not None
         and held.offset == to
         and held.settled
+        and foreign_mark(state, key.tp, held) is None
         for key, to in targets.items()
     )
 
@@ -215,10 +217,12 @@ def _compare(
         verdicts = {k: verdict(state, k, o, committed.get(k.tp)) for k, o in _targets(state, changed).items()}
         if CommitVerdict.STALE in verdicts.values() and last:
             raise _stale_error(ledger.feed, state, committed)
+        if CommitVerdict.FOREIGN in verdicts.values() and last:
+            raise foreign_error(ledger, state, foreign_marks(state, {k.tp: committed.get(k.tp) for k in verdicts}))
         moved = [k for k, v in verdicts.items() if v is CommitVerdict.MOVED]
         if moved and last:
             return _resolve_moved(ledger, settings, moved, state, committed, cluster), committed
-        if not moved and CommitVerdict.STALE not in verdicts.values():
+        if not {CommitVerdict.MOVED, CommitVerdict.STALE, CommitVerdict.FOREIGN}.intersection(verdicts.values()):
             break
     return state, committed
 
@@ -227,6 +231,8 @@ def verdict(state: State, key: Key, target: int, committed: CommittedOffset | No
     """Whether this partition's committed offset may go from what Kafka holds to `target`."""
     if committed is None:
         return CommitVerdict.GO  # never committed, or expired while idle: nobody moved it
+    if foreign_mark(state, key.tp, committed) is not None:
+        return CommitVerdict.FOREIGN
     offset, last = committed.offset, state.commits.get(key)
     mark = _our_mark(state, committed)
     if mark is not None and mark.number >= state.number:

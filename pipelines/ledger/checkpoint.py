@@ -34,6 +34,8 @@ from sluice.pipelines.vocabulary.ranges import Range
 
 FORMAT = 4
 """A Sluice that only knows the formats before ignores it, and folds the log."""
+_TAKEN = 5
+"""It has the marks of other ledgers that were accepted; as 4 in all else."""
 _REPEATING = 3
 """It had a column of each partition, also where many are the same."""
 _FORMER = (1, 2)
@@ -55,7 +57,7 @@ def document(state: State) -> bytes:
     index, times = {key: i for i, key in enumerate(keys)}, np.array(state.boundary_times, np.int64)
     return json.dumps(
         {
-            "format": FORMAT,
+            "format": _TAKEN if state.taken else FORMAT,
             "number": state.number,
             "ledger_id": state.ledger_id,
             "cluster": state.cluster,
@@ -68,6 +70,7 @@ def document(state: State) -> bytes:
             "void": state.void,
             "gaps": state.gaps,
             "ahead": _by_index(state.ahead, index),
+            "taken": list(state.taken.items()),
             "replaced": list(state.replaced.items()),
             "keys": keys,
             "current": [index[k] for k in state.current.values() if k in index],
@@ -98,9 +101,14 @@ def load(data: bytes) -> State | None:
             raw = _with_columns(raw)
         if raw["format"] == _REPEATING:
             raw = _of_today(raw)
-        return _state(raw) if raw["format"] == FORMAT else None
+        return _state(raw) if raw["format"] == _TAKEN or (raw["format"] == FORMAT and not _replaces(raw)) else None
     except (ValueError, LookupError, TypeError, AttributeError, ArithmeticError, RecursionError, zlib.error):
         return None
+
+
+def _replaces(raw: dict[str, Any]) -> bool:
+    """Whether the ledger went on for one that was lost as a whole. Its entry 0 names that; formats below 5 do not."""
+    return any(number == 0 for number, _ in raw.get("gaps", ()))
 
 
 def _state(raw: dict[str, Any]) -> State:
@@ -122,6 +130,7 @@ def _state(raw: dict[str, Any]) -> State:
         void=tuple(raw["void"]),
         gaps=tuple((int(number), int(after)) for number, after in raw.get("gaps", ())),
         ahead=_by_key(raw.get("ahead", []), keys, int),
+        taken={_text(ledger): operator.index(number) for ledger, number in raw.get("taken", ())},
         replaced={_text(path): operator.index(number) for path, number in raw["replaced"]},
         origins=origins,
         current={keys[i].tp: keys[i] for i in raw["current"]},

@@ -314,6 +314,28 @@ class MovedEntry(_Entry):
     reason: str
 
 
+class TakenMark(_Model):
+    """The marks of another ledger, up to the one of its entry `number`, are no reason to refuse any more."""
+
+    ledger: str
+    number: Int64
+
+
+class TakeEntry(_Entry):
+    """Somebody takes the group over from other ledgers, by name. Newer marks of theirs are refused as before.
+
+    `committed` are the offsets that stood there. The feed begins at `origins` in partitions that it had not planned;
+    `begin` says how they were chosen.
+    """
+
+    kind: Literal["take"] = "take"
+    marks: tuple[TakenMark, ...]
+    committed: tuple[KeyOffset, ...]
+    origins: tuple[OriginItem, ...]
+    begin: Literal["committed", "start"]
+    reason: str
+
+
 class RetireEntry(_Entry):
     """What landed before a time (ms) is no longer kept: these ranges, in these parts (lake paths)."""
 
@@ -353,6 +375,7 @@ Entry = (
     | AbandonEntry
     | AcceptEntry
     | MovedEntry
+    | TakeEntry
     | RetireEntry
     | SchemaEntry
     | GapEntry

@@ -34,6 +34,7 @@ from sluice.pipelines.ledger.entries import (
     RetireEntry,
     SchemaEntry,
     SkipEntry,
+    TakeEntry,
 )
 from sluice.pipelines.ledger.pins import Pins
 from sluice.pipelines.ledger.published import Published
@@ -100,7 +101,10 @@ class State:
     gaps: tuple[tuple[int, int], ...] = ()
     """(number, next) of each gap entry: the entries from `number` up to, not including, `next` are lost."""
     ahead: dict[Key, int] = field(default_factory=dict)
-    """By key, the offset that lost entries had committed, ahead of what is accounted for without them."""
+    """By key, the offset that lost entries, or another ledger, had committed, perhaps ahead of what this one accounts
+    for."""
+    taken: dict[str, int] = field(default_factory=dict)
+    """By the id of another ledger, the newest of its entries whose mark beside a committed offset was accepted."""
     void: tuple[int, ...] = ()
     """Numbers of publish entries that do not count."""
     _reserved: Accounted | None = field(default=None, init=False, repr=False, compare=False)
@@ -349,6 +353,15 @@ class State:
     def _moved(self, entry: MovedEntry) -> None:
         self.moved.update({item.key: item.offset for item in entry.offsets})
 
+    def _take(self, entry: TakeEntry) -> None:
+        for mark in entry.marks:
+            self._accept_marks(mark.ledger, mark.number)
+        self._origin(OriginEntry(items=entry.origins))
+        self.ahead.update({item.key: item.offset for item in entry.committed})
+
+    def _accept_marks(self, ledger: str, number: int) -> None:
+        self.taken[ledger] = max(number, self.taken.get(ledger, -1))
+
     def _retire(self, entry: RetireEntry) -> None:
         ranges = [(item.key, item.range) for item in entry.ranges]
         self._class(self.retired, ranges)
@@ -366,6 +379,8 @@ class State:
         for batch in self.live():
             self._give_up(batch.id)
         self.gaps = (*self.gaps, (self.number, number_after(self.number, entry)))
+        if entry.ledger:
+            self._accept_marks(entry.ledger, entry.next - 1)
         self.ahead.update({item.key: item.offset for item in entry.committed})
 
     def _class(self, into: Accounted, items: Iterable[tuple[Key, Range]]) -> None:
@@ -408,6 +423,7 @@ _APPLY: dict[type[BaseModel], Callable[[State, Any], None]] = {
     AbandonEntry: State._abandon,
     AcceptEntry: State._accept,
     MovedEntry: State._moved,
+    TakeEntry: State._take,
     RetireEntry: State._retire,
     SchemaEntry: State._schema,
     GapEntry: State._gap,

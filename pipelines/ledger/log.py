@@ -23,6 +23,7 @@ from sluice.pipelines.ledger import checkpoint, segments
 from sluice.pipelines.ledger.batches import FORGOTTEN, Batch
 from sluice.pipelines.ledger.entries import Entry, OwnEntry, PlanEntry, PublishEntry, dump, parse
 from sluice.pipelines.ledger.fold import State, number_after
+from sluice.pipelines.ledger.neighbours import feed_of_ledger
 from sluice.pipelines.ledger.segments import Segment
 from sluice.pipelines.ledger.tip import Tip, Trace, beyond, entries_lost
 from sluice.pipelines.ports import Clock, Lake
@@ -77,6 +78,15 @@ class Ledger:
         ledger = cls(lake, feed, clock, run)
         ledger._cluster = ledger.read().cluster
         return ledger
+
+    @property
+    def uri(self) -> str:
+        """The address of the lake."""
+        return self._lake.uri
+
+    def neighbour(self, identity: str) -> str:
+        """The name of another feed whose ledger, in the same lake, has this identity; empty if there is none."""
+        return feed_of_ledger(self._lake, identity)
 
     def read(self) -> State:
         """The fold of everything written so far. Raises LedgerTooNew, LedgerCorrupt, EntriesLost.

@@ -1,14 +1,19 @@
-"""The mark beside a committed offset: it names the entry that committed it, and so tells when entries are lost."""
+"""The mark beside a committed offset: it names the ledger and the entry that committed it.
+
+So it tells when entries are lost, and when the whole ledger is another one: the lake was removed or replaced, two lakes
+share a group, or a feed was renamed.
+"""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from sluice.pipelines.ledger import Ledger, State
 from sluice.pipelines.ledger.tip import BEYOND, Trace, entries_lost
-from sluice.pipelines.vocabulary.kafka import CommittedOffset, TopicPartition
+from sluice.pipelines.vocabulary.errors import ForeignMarks
+from sluice.pipelines.vocabulary.kafka import CommittedOffset, Key, TopicPartition
 
 Committed = Mapping[TopicPartition, CommittedOffset | None]
 """What a group holds; None for a partition without an offset."""
@@ -35,6 +40,34 @@ class Mark:
             return None
 
 
+@dataclass(frozen=True, slots=True)
+class Beside:
+    """The metadata that Sluice wrote beside an offset, in a commit or a move by hand: entry `entry` of `ledger`."""
+
+    ledger: str
+    entry: int
+    by_hand: bool
+
+    @classmethod
+    def parse(cls, metadata: str) -> Beside | None:
+        """None for metadata that Sluice did not write."""
+        try:
+            if mark := Mark.parse(metadata):
+                return cls(mark.ledger, mark.number, by_hand=False)
+            raw = json.loads(metadata)
+            return cls(str(raw["sluice"]), int(raw["moved"]), by_hand=True)
+        except (ValueError, KeyError, TypeError, RecursionError, OverflowError):
+            return None
+
+
+def by_hand(ledger: str, entry: int) -> str:
+    """The metadata of an offset moved by hand. It is not a commit's mark and proves nothing to the next commit."""
+    return json.dumps({"sluice": ledger, "moved": entry}, separators=(",", ":"))
+
+
+# -- entries of this ledger that are gone
+
+
 def check_marks(ledger: Ledger, state: State, committed: Committed) -> State:
     """The newest state, read after the committed offsets. Raises EntriesLost when a committed offset has the mark of an
     entry that the state does not hold."""
@@ -51,3 +84,84 @@ def traces(state: State, committed: Committed, ledger_id: str = "") -> list[Trac
         for tp, (c, m) in sorted(marks.items())
         if m.ledger == (state.ledger_id or ledger_id) and state.number <= m.number < BEYOND
     ]
+
+
+# -- another ledger's
+
+
+@dataclass(frozen=True, slots=True)
+class Foreign:
+    """A committed offset with the mark of entry `number` of another ledger, of the topic with this id if it says so."""
+
+    tp: TopicPartition
+    offset: int
+    ledger: str
+    number: int
+    topic_id: str = ""
+
+    def __str__(self) -> str:
+        mark = f"the mark of entry {self.number} of ledger {self.ledger[:40]}"
+        return f"{self.tp}: the committed offset {self.offset} has {mark}"
+
+
+def foreign_mark(state: State, tp: TopicPartition, committed: CommittedOffset | None) -> Foreign | None:
+    """The offset, if it carries the mark of a ledger that is not the state's and was not taken over up to that mark."""
+    beside = Beside.parse(committed.metadata) if committed else None
+    if committed is None or beside is None or beside.ledger == state.ledger_id:
+        return None
+    number = min(max(beside.entry, 0), BEYOND)
+    if number <= state.taken.get(beside.ledger, -1):
+        return None
+    mark = Mark.parse(committed.metadata)
+    topic_id = Key(tp.topic, tp.partition, mark.incarnation).topic_id if mark else ""
+    return Foreign(tp, committed.offset, beside.ledger, number, topic_id)
+
+
+def foreign_marks(state: State, committed: Committed, *, commits: bool = True) -> list[Foreign]:
+    """The committed offsets with another ledger's mark. `commits`: whether the feed commits for the group. If not, only
+    those matter where it has not begun yet."""
+    marks = (foreign_mark(state, tp, c) for tp, c in sorted(committed.items()) if commits or tp not in state.current)
+    return [mark for mark in marks if mark]
+
+
+def check_owner(ledger: Ledger, state: State, committed: Committed, *, commits: bool = True) -> None:
+    """Raises ForeignMarks if committed offsets carry another ledger's mark. The state was read after them."""
+    if marks := foreign_marks(state, committed, commits=commits):
+        raise foreign_error(ledger, state, marks)
+
+
+def foreign_error(ledger: Ledger, state: State, marks: Sequence[Foreign]) -> ForeignMarks:
+    """The error for these marks: whose they are, and the remedies."""
+    feed, first = ledger.feed, marks[0]
+    lines = [str(mark) for mark in marks[:5]] + ([f"and {len(marks) - 5} more"] if len(marks) > 5 else [])
+    own = f"is {state.ledger_id}" if state.ledger_id else "is empty"
+    former = ledger.neighbour(first.ledger)
+    return ForeignMarks(
+        f"feed {feed}: its group's offsets belong to another ledger; nothing was changed.\n    "
+        + "\n    ".join((*lines, f"the ledger of feed {feed} in {ledger.uri} {own}")),
+        remedy=(_of_another_name(feed, former) if former else _of_another_lake(feed)) + _taking_over(feed),
+        topic=first.tp.topic,
+        partition=first.tp.partition,
+    )
+
+
+def _of_another_lake(feed: str) -> str:
+    return (
+        "if the lake was lost or replaced, restore it, or correct `lake:`; if another lake's feed uses this group,"
+        f" give {feed} one of its own by `group:`. "
+    )
+
+
+def _of_another_name(feed: str, former: str) -> str:
+    return (
+        f"the marks are of feed {former} in this lake. If it was renamed, give it the old name back:"
+        f" mv feeds/{feed}.yaml feeds/{former}.yaml; if both are in use, give {feed} a group of its own by `group:`. "
+    )
+
+
+def _taking_over(feed: str) -> str:
+    accept = f"sluice accept {feed} group --begin"
+    return (
+        f"Or take the group over from where it stands: {accept} committed --reason …   leaves what lies below to the"
+        f" other ledger; or from what `start:` says: {accept} start --reason …   lands again what Kafka still has"
+    )

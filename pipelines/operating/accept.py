@@ -7,6 +7,7 @@
     moved       the group's committed offsets were moved  → the next commit goes on from there, or they become skips
     corrupt     a batch cannot be read                    → a loss of exactly its offsets
     ledger      the ledger lost its newest entries        → files of lost entries are set aside, and owed again
+    group       another ledger committed for the group    → the feed takes it over, from there or from its `start`
 
 Guarantees: only what has happened can be accepted (else NothingToAccept). Each decision is made on the state just below
 its entry. Nothing that landed and counts is touched, and nothing is deleted.
@@ -22,7 +23,7 @@ from enum import StrEnum
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from sluice.pipelines.batch.survey import changed_logs, open_ledger, survey, with_first_windows
+from sluice.pipelines.batch.survey import changed_logs, open_ledger, survey, topics_read, with_first_windows
 from sluice.pipelines.committing.commit import CommitVerdict, adopt, log_ends, verdict, ways_out
 from sluice.pipelines.feed.feed import Feed
 from sluice.pipelines.feed.sections import CommitMode
@@ -39,8 +40,10 @@ from sluice.pipelines.ledger.entries import (
     MovedEntry,
     OriginEntry,
     OriginItem,
+    TakeEntry,
+    TakenMark,
 )
-from sluice.pipelines.ledger.marks import Mark, traces
+from sluice.pipelines.ledger.marks import Foreign, Mark, check_marks, check_owner, foreign_marks, traces
 from sluice.pipelines.ledger.tip import Tip, Trace
 from sluice.pipelines.planning import origins
 from sluice.pipelines.planning import plan as planning
@@ -79,6 +82,14 @@ class AcceptEvent(StrEnum):
     MOVED = "moved"
     CORRUPT = "corrupt"
     LEDGER = "ledger"
+    GROUP = "group"
+
+
+class Begin(StrEnum):
+    """Where a feed goes on that takes a group over from another ledger."""
+
+    COMMITTED = "committed"
+    START = "start"
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,7 +97,8 @@ class Accepted:
     """What was recorded. `number` is the newest entry that did so; `abandoned` are the batches that ended.
 
     For a ledger that lost entries, `next` is the number with which it continues, `aside` are the files that were moved
-    into the folder of that number, and `gone` are ranges that they cover and Kafka no longer holds.
+    into the folder of that number, and `gone` are ranges that they cover and Kafka no longer holds. For a group that
+    was taken over, `begun` are the feed's new origins.
     """
 
     event: AcceptEvent
@@ -99,6 +111,7 @@ class Accepted:
     next: int = 0
     aside: tuple[str, ...] = ()
     gone: tuple[KeyRange, ...] = ()
+    begun: tuple[OriginItem, ...] = ()
 
 
 Only = Sequence[TopicPartition]
@@ -250,7 +263,7 @@ def _unused_life(state: State, key: Key) -> Key:
 def accept_moved(feed: Feed, edges: Edges, reason: str, only: Only = (), *, adopting: bool = False) -> Accepted:
     """Let the next commit go on from the offsets that somebody moved. With `adopting`, skip what they pass over.
 
-    Raises NothingToAccept, UsageError, and GroupMoved for an offset beyond the end of its log.
+    Raises NothingToAccept, UsageError, ForeignMarks, and GroupMoved for an offset beyond the end of its log.
     """
     if feed.commit is CommitMode.NONE:
         raise UsageError(f"feed {feed.name} commits no offsets", remedy="nobody's offsets are in its way")
@@ -258,6 +271,7 @@ def accept_moved(feed: Feed, edges: Edges, reason: str, only: Only = (), *, adop
     state = ledger.read()
     targets = {k: o for k, o in state.frontiers().items() if not only or k.tp in only}
     committed = edges.group.committed([k.tp for k in targets])
+    check_owner(ledger, state := ledger.read(), committed)
     verdicts = {k: verdict(state, k, o, committed.get(k.tp)) for k, o in targets.items()}
     moved = [k for k, v in verdicts.items() if v is CommitVerdict.MOVED]
     if not moved:
@@ -491,6 +505,88 @@ def _not_in_kafka(lake: Lake, left: _LedgerRemains, aside: Iterable[str]) -> tup
         below = union(Range(r.start, min(r.end, p.log_start)) for r in mine if r.start < p.log_start)
         out += [KeyRange(key=origins.key_of(left.state, p), range=r) for r in below]
     return tuple(out)
+
+
+# -- a group of another ledger
+
+
+def accept_group(feed: Feed, edges: Edges, begin: Begin, reason: str) -> Accepted:
+    """Take the group over from the ledgers whose marks its committed offsets carry. Newer marks are refused again.
+
+    A partition that the feed has not planned begins at the committed offset, or as `start` says. One that it has
+    planned goes on from its frontier, or skips what lies up to the committed offset. Raises NothingToAccept,
+    UsageError, EntriesLost, GroupMoved.
+    """
+    ledger = open_ledger(feed, edges)
+    partitions = edges.cluster.partitions(topics_read(feed, edges.cluster), feed.isolation)
+    committed = edges.group.committed([p.tp for p in partitions])
+    state = check_marks(ledger, ledger.read(), committed)
+    marks = foreign_marks(state, committed, commits=feed.commit is not CommitMode.NONE)
+    if not marks:
+        raise NothingToAccept(
+            f"no committed offset of group {feed.group} belongs to another ledger than that of feed {feed.name}",
+            remedy=f"see them: sluice offsets show {feed.name}",
+        )
+    entry = _takeover(feed, edges, state, partitions, committed, marks, begin, reason)
+    ahead = [at.key for at in entry.committed if at.key in state.origins and at.offset > state.frontier(at.key)]
+    skipped = adopt(ledger, ahead, committed, edges.cluster, reason) if begin is Begin.COMMITTED and ahead else ()
+    appended = ledger.append(lambda state: _still_missing(state, entry))
+    begun = appended.entry.origins if appended and isinstance(appended.entry, TakeEntry) else ()
+    number = appended.number if appended else -1
+    return Accepted(AcceptEvent.GROUP, number, skipped=skipped, moved=entry.committed, begun=begun)
+
+
+def _takeover(
+    feed: Feed,
+    edges: Edges,
+    state: State,
+    partitions: Sequence[PartitionState],
+    committed: Mapping[TopicPartition, CommittedOffset | None],
+    marks: Sequence[Foreign],
+    begin: Begin,
+    reason: str,
+) -> TakeEntry:
+    """The entry. It pins an origin in every partition without one: `start` counts only in a feed's first origins."""
+    keyed, by_tp = {origins.key_of(state, p): p for p in partitions}, {p.tp: p for p in partitions}
+    if begin is Begin.COMMITTED:
+        _check_of_this_log(feed.name, state, marks, by_tp)
+    theirs = {mark.tp for mark in marks}
+    counted = {tp: c for tp, c in committed.items() if begin is Begin.COMMITTED or tp not in theirs}
+    began = origins.resolve_origins(state, partitions, counted, feed.start, edges.cluster, edges.clock)
+    began = with_first_windows(feed, edges, state, keyed, began)
+    offsets = {mark.tp: mark.offset for mark in marks}
+    newest = {m.ledger: max(n.number for n in marks if n.ledger == m.ledger) for m in marks}
+    return TakeEntry(
+        marks=tuple(TakenMark(ledger=ledger, number=number) for ledger, number in sorted(newest.items())),
+        committed=tuple(KeyOffset(key=k, offset=offsets[p.tp]) for k, p in sorted(keyed.items()) if p.tp in offsets),
+        origins=tuple(o.model_copy(update={"committed": offsets.get(o.key.tp, o.committed)}) for o in began),
+        begin=begin.value,
+        reason=reason,
+    )
+
+
+def _check_of_this_log(
+    feed: str, state: State, marks: Sequence[Foreign], partitions: Mapping[TopicPartition, PartitionState]
+) -> None:
+    """Raises UsageError for a committed offset at which no feed can begin: it is beyond the log, or of another log."""
+    for mark in (mark for mark in marks if mark.tp not in state.current):
+        p = partitions[mark.tp]
+        beyond = f"its log ends at {p.high_watermark}" if mark.offset > p.high_watermark else ""
+        another = (
+            f"it is of topic id {mark.topic_id}, now {p.topic_id}" if mark.topic_id not in ("", p.topic_id) else ""
+        )
+        if beyond or another:
+            raise UsageError(
+                f"{mark.tp} cannot begin at the committed offset {mark.offset}: {beyond or another}",
+                remedy=f"begin as `start` says: {origins.accepting(feed, 'group', ' --begin start')}",
+                topic=mark.tp.topic,
+                partition=mark.tp.partition,
+            )
+
+
+def _still_missing(state: State, entry: TakeEntry) -> TakeEntry:
+    """The entry, without origins that somebody else has pinned since."""
+    return entry.model_copy(update={"origins": tuple(o for o in entry.origins if o.key.tp not in state.current)})
 
 
 def _choose_partitions(partitions: Mapping[Key, PartitionState], only: Only) -> dict[Key, PartitionState]:

@@ -1,6 +1,6 @@
 """Moving a group's committed offsets by hand: where to, what that means, and doing it.
 
-    1 check that nobody is a member      refuse: GroupHeld
+    1 check that nobody is a member      refuse: GroupHeld; ForeignMarks, another ledger's offsets
     2 `moved` into the feed's ledger     refuse: beyond the frontier as it is then
     3 OffsetCommit without a member      refuse: GroupHeld, somebody came in
     4 read back                          until then a lost answer leaves the outcome unknown
@@ -13,7 +13,6 @@ beyond what is accounted for. A partition that the feed has not planned yet begi
 from __future__ import annotations
 
 import contextlib
-import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -21,7 +20,7 @@ from enum import StrEnum
 from sluice.pipelines.committing.commit import CommitVerdict, verdict
 from sluice.pipelines.ledger import Ledger, State
 from sluice.pipelines.ledger.entries import KeyOffset, MovedEntry
-from sluice.pipelines.ledger.marks import Mark
+from sluice.pipelines.ledger.marks import by_hand, check_owner, foreign_mark
 from sluice.pipelines.planning.origins import incarnation_change
 from sluice.pipelines.ports import Groups
 from sluice.pipelines.vocabulary.errors import CommitFenced, GroupHeld, Refused, SluiceError, Unknown, UsageError
@@ -174,31 +173,6 @@ def _clamp_move(spot: Spot, wanted: int, note: str) -> Move:
     return Move(spot, wanted, note)
 
 
-@dataclass(frozen=True, slots=True)
-class Beside:
-    """The metadata that Sluice wrote beside an offset, in a commit or a move by hand: entry `entry` of `ledger`."""
-
-    ledger: str
-    entry: int
-    by_hand: bool
-
-    @classmethod
-    def parse(cls, metadata: str) -> Beside | None:
-        """None for metadata that Sluice did not write."""
-        try:
-            if mark := Mark.parse(metadata):
-                return cls(mark.ledger, mark.number, by_hand=False)
-            raw = json.loads(metadata)
-            return cls(str(raw["sluice"]), int(raw["moved"]), by_hand=True)
-        except (ValueError, KeyError, TypeError, RecursionError, OverflowError):
-            return None
-
-
-def by_hand(ledger: str, entry: int) -> str:
-    """The metadata of an offset moved by hand. It is not a commit's mark and proves nothing to the next commit."""
-    return json.dumps({"sluice": ledger, "moved": entry}, separators=(",", ":"))
-
-
 class Stands(StrEnum):
     UNPLANNED = "not planned yet"
     ANOTHER = "another log"
@@ -210,6 +184,7 @@ class Stands(StrEnum):
     WAITS = "ahead of the frontier"
     MOVED = "moved by somebody"
     STALE = "ahead of the ledger"
+    FOREIGN = "of another ledger"
 
 
 _STANDS = {
@@ -218,6 +193,7 @@ _STANDS = {
     CommitVerdict.WAITS: Stands.WAITS,
     CommitVerdict.MOVED: Stands.MOVED,
     CommitVerdict.STALE: Stands.STALE,
+    CommitVerdict.FOREIGN: Stands.FOREIGN,
 }
 
 
@@ -225,6 +201,8 @@ def stands(state: State, spot: Spot) -> Stands:
     """How the next commit will see the committed offset. If the log is another one, how the next plan will."""
     if incarnation_change(state, spot.kafka, {}) is not None:
         return Stands.ANOTHER
+    if foreign_mark(state, spot.tp, spot.committed) is not None:
+        return Stands.FOREIGN
     if spot.frontier is None:
         return Stands.UNPLANNED
     if spot.committed is None:
@@ -246,6 +224,11 @@ def refusal(feed: str, group: GroupView, moves: Iterable[Move], target: OffsetTa
     if not group.free:
         return _group_held_error(group)
     return _beyond(feed, moves, target)
+
+
+def check_ours(ledger: Ledger, moves: Iterable[Move]) -> None:
+    """Raises ForeignMarks if another ledger committed one of the offsets that would be overwritten."""
+    check_owner(ledger, ledger.read(), {m.tp: m.spot.committed for m in moves})
 
 
 def _group_held_error(group: GroupView) -> GroupHeld:
@@ -298,10 +281,12 @@ def move(
 ) -> Done:
     """Move the group's committed offsets, by the numbered steps above. `ledger` is that of the feed that owns it.
 
-    Raises GroupHeld, Refused (beyond the frontier), CommitFenced (Kafka holds something else afterwards).
+    Raises GroupHeld, Refused (beyond the frontier), ForeignMarks, CommitFenced (Kafka holds something else afterwards).
     """
     if refused := refusal(feed, groups.view(group), moves, target):
         raise refused
+    if ledger:
+        check_ours(ledger, moves)
     entry, metadata = _note_move(ledger, moves, target, reason, feed) if ledger else (None, "")
     offsets = {m.tp: CommittedOffset(m.after, metadata=metadata) for m in moves}
     with contextlib.suppress(Unknown):  # reading back decides

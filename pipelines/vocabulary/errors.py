@@ -26,6 +26,7 @@
     │   ├── SchemaChanged          new rows would not form one table with the landed ones
     │   ├── NotLocal               sample events go only to the project's own Kafka
     │   ├── EntriesLost            the ledger lost its newest entries
+    │   ├── ForeignMarks           committed offsets carry the mark of another ledger
     │   ├── TableDiffers           somebody else changed the feed's table, or it is not the feed's
     │   └── LedgerTooNew           written by a newer Sluice
     ├── Failed                     exit 1: it did not work this time
@@ -215,6 +216,9 @@ class SchemaChanged(Refused): ...
 
 
 class EntriesLost(Refused): ...
+
+
+class ForeignMarks(Refused): ...
 
 
 class TableDiffers(Refused): ...

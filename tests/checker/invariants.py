@@ -10,7 +10,8 @@
  5 sums        a receipt's classes add up to its span, files have its rows; control and aborted as the segments have it
  6 order       offsets strictly increase in a file; where slices share it, in each of them, and each row is of one slice
  7 ahead       each committed offset lies at or below the frontier of the entry that its mark names, and of the time
- 8 back        committed offsets of one incarnation never decrease, but by hand
+ 8 back        committed offsets of one incarnation never decrease, but by hand; none of another ledger is overwritten
+               that nobody took over
  9 same        a plan's hash is that of its content, parts are named by slice and number, two attempts of a slice agree
 10 files       below data/ and quarantine/ is what counts, and nothing else
 11 numbers     no number is missing or written twice: writes, marks, files and other readers' notes agree on it; what
@@ -680,7 +681,7 @@ class _Commits:
         self.book, self.evidence, self.settings, self.verdict = book, evidence, settings, verdict
         self.highest: dict[Life, int] = {}
         self.standing: dict[TP, Committed] = {}
-        self.ids = {book.id, *book.former}
+        self.ids = {book.id, *book.former, *book.taken}
         self.by_hand: set[TP] = set()
         """Where the offset that stands was put there by somebody else."""
 
@@ -702,16 +703,24 @@ class _Commits:
         mark = c.mark
         if c.offset is None:
             return  # deleted, or expired: the next one must not go back all the same
-        if mark and (mark[0] in self.book.former or (mark[0] == self.book.id and self.book.lost(mark[1]))):
+        if mark and (self._taken(mark) or (mark[0] == self.book.id and self.book.lost(mark[1]))):
             yield from self._by_lost(c, c.offset, Life(*c.tp, mark[2]))
         elif mark and mark[0] == self.book.id:
             yield from self._ours(c, c.offset, mark[1], Life(*c.tp, mark[2]))
         else:
             yield from self._by_others(c, c.offset)
 
+    def _taken(self, mark: tuple[str, int, str]) -> bool:
+        """Whether this ledger goes on for the one of the mark, up to there."""
+        return mark[0] in self.book.former or mark[1] <= self.book.taken.get(mark[0], -1)
+
     def _ours(self, c: Committed, offset: int, number: int, life: Life) -> Iterator[Broken]:
         where = _at(life, offset, number=number, at=c.at)
         said = f"{life} was committed at {offset} ({c.at} of __consumer_offsets, mark {number})"
+        last = self.standing.get(c.tp)
+        other = last.mark if last and last.offset is not None else None
+        if other and other[0] != self.book.id and not self._taken(other):
+            yield Broken(8, f"{said}, over that of ledger {other[0]}, which nobody took over", where)
         if self.book.intents.get(number, {}).get(life) != offset:
             yield Broken(11, f"{said}, and entry {number} is no intent to do so", where)
         known = self.book.currents.get(number, {}).get(life.tp)

@@ -22,6 +22,7 @@ _KINDS = {"origin", "boundary", "plan", "own", "publish", "intent", "commit", "m
     "retire",
     "schema",
     "gap",
+    "take",
 }
 
 
@@ -153,6 +154,8 @@ class Book:
     """(first, next): numbers of entries that stood once, and are named as lost."""
     former: set[str] = field(default_factory=set)
     """The ids of ledgers that were lost as a whole, and that this one goes on from."""
+    taken: dict[str, int] = field(default_factory=dict)
+    """By the id of another ledger, up to which of its entries the marks of it were taken over by name."""
     kept: set[tuple[Life, int]] = field(default_factory=set)
     """Committed offsets that lost entries had put there, by what the entry says that goes on without them."""
     frontiers: dict[int, dict[Life, int]] = field(default_factory=dict)
@@ -436,6 +439,14 @@ def _gap(book: Book, number: int, entry: dict[str, Any]) -> None:
     book.kept |= {(Life(*item["key"]), item["offset"]) for item in entry["committed"]}
 
 
+def _take(book: Book, number: int, entry: dict[str, Any]) -> None:
+    """The group is taken over from other ledgers."""
+    for mark in entry["marks"]:
+        book.taken[mark["ledger"]] = max(mark["number"], book.taken.get(mark["ledger"], -1))
+    book.kept |= {(Life(*item["key"]), item["offset"]) for item in entry["committed"]}
+    _origin(book, number, {"items": entry["origins"]})
+
+
 def _nothing(book: Book, number: int, entry: dict[str, Any]) -> None:
     pass
 
@@ -456,6 +467,7 @@ _APPLY = {
     "retire": _retire,
     "schema": _nothing,
     "gap": _gap,
+    "take": _take,
 }
 
 

@@ -221,6 +221,11 @@ def backward_commit(s: Sound) -> None:
     s.committed(ZERO, 15, intend(s, 15))
 
 
+def over_another_ledger(s: Sound) -> None:
+    s.offsets[4] = s.offsets[4]._replace(metadata='{"sluice":"another","n":3,"i":"id-1"}')
+    s.committed(ZERO, 18, intend(s, 18))
+
+
 def backward_commit_after_expiry(s: Sound) -> None:
     s.offsets.append(s.offsets[4]._replace(offset=None, metadata=""))
     backward_commit(s)
@@ -388,6 +393,7 @@ BROKEN: list[tuple[int, Plant, Where]] = [
     (7, early_commit_in_the_ledger, {"offset": 19, "number": 16}),
     (7, committed_before_published, {"offset": 18, "number": 14}),
     (8, backward_commit, {"offset": 15, "number": 16}),
+    (8, over_another_ledger, {"offset": 18, "number": 16}),
     (8, backward_commit_after_expiry, {"offset": 15, "number": 16}),
     (9, another_plan_content, {"number": 7}),
     (9, another_name, {"offset": 12}),
@@ -455,6 +461,15 @@ def test_entries_that_are_lost_and_named_as_lost(sound: Sound) -> None:
     found = sound.check()
     assert found.holds, str(found)
     assert found.counts["entries that were seen and are named as lost"] == 2
+
+
+@pytest.mark.parametrize(("number", "holds"), [(3, True), (2, False)])
+def test_a_group_that_was_taken_over_from_another_ledger(sound: Sound, number: int, holds: bool) -> None:
+    """Up to the mark that was accepted, and no further."""
+    marks = [{"ledger": "another", "number": number}]
+    sound.append("take", marks=marks, committed=[], origins=[], begin="start", reason="planted")
+    over_another_ledger(sound)
+    assert sound.check(healed=False).holds is holds
 
 
 def test_a_sound_feed_passes_and_everything_is_decided(sound: Sound) -> None:

@@ -18,6 +18,7 @@ from sluice.pipelines.feed.load import load_feed
 from sluice.pipelines.vocabulary.errors import (
     BatchIncomplete,
     EntriesLost,
+    ForeignMarks,
     GroupMoved,
     LedgerCorrupt,
     ProofFailed,
@@ -64,6 +65,11 @@ class Scenario:
     def loses(self) -> bool:
         """Whether the ledger lost entries."""
         return any(p[0] == "event" and p[1].startswith("the ledger loses") for p in self.prelude)
+
+    @property
+    def removed(self) -> bool:
+        """Whether the lake was removed: the group's offsets are of a ledger that is gone."""
+        return any(p[:2] == ("event", "the lake is removed") for p in self.prelude)
 
     @property
     def retired(self) -> bool:
@@ -173,7 +179,8 @@ class Explorer:
         ran.broken = ran.broken or self._alarm(run)
         if not ran.broken and not ran.converged:
             ran.trace.append("-- every run that is left is dead; clean runs follow")
-            healed = heal(world, by_windows=s.by_windows, moved=s.moved, retired=s.retired, loses=s.loses)
+            how = {"moved": s.moved, "retired": s.retired, "loses": s.loses, "removed": s.removed}
+            healed = heal(world, by_windows=s.by_windows, **how)
             ran.broken = healed or watch.at_last(moved=s.moved, letters=s.letters)
         return ran
 
@@ -187,6 +194,7 @@ class Explorer:
             s, e = self.scenario, a.error
             wrong = isinstance(e, LedgerCorrupt) or (isinstance(e, GroupMoved) and not s.moved)
             wrong |= isinstance(e, EntriesLost) and not s.loses
+            wrong |= isinstance(e, ForeignMarks) and not s.removed
             if wrong:
                 return f"A: {a.name} says {type(a.error).__name__}, which is not true: {a.error.message}"
             if isinstance(a.error, Terminal) and not isinstance(a.error, BatchIncomplete | ProofFailed):

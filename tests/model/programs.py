@@ -20,7 +20,15 @@ from sluice.pipelines.committing.commit import CommitSettings, commit
 from sluice.pipelines.landing import task, writer
 from sluice.pipelines.ledger import Ledger, batches, segments
 from sluice.pipelines.ledger import log as ledger_log
-from sluice.pipelines.operating.accept import AcceptEvent, accept_ledger, accept_log, accept_lost, accept_moved
+from sluice.pipelines.operating.accept import (
+    AcceptEvent,
+    Begin,
+    accept_group,
+    accept_ledger,
+    accept_log,
+    accept_lost,
+    accept_moved,
+)
 from sluice.pipelines.planning import windows
 from sluice.pipelines.publishing.manifest import write_manifests
 from sluice.pipelines.quarantine.held import Filter
@@ -138,6 +146,10 @@ def _accept_ledger(world: World, name: str) -> str:
     return str(accept_ledger(world.feed, world.edges(name), "it was seen").next)
 
 
+def _accept_group(world: World, name: str, begin: str) -> str:
+    return str(accept_group(world.feed, world.edges(name), Begin(begin), "it was seen").begun)
+
+
 def _outsider(world: World, name: str) -> str:
     """A consumer of somebody else in our group: joins, consumes what is there, commits by its generation, leaves."""
     g, stage = world.group, world.stage
@@ -180,6 +192,7 @@ _PROGRAMS: dict[str, Callable[..., object]] = {
     "lost": _accept_lost,
     "moved": _accept_moved,
     "ledger": _accept_ledger,
+    "group": _accept_group,
     "ext": _outsider,
     "commit": _commit,
     "audit": _audit,
@@ -194,7 +207,13 @@ MAX_CLEAN = 3
 
 
 def heal(
-    world: World, *, by_windows: bool = False, moved: bool = False, retired: bool = False, loses: bool = False
+    world: World,
+    *,
+    by_windows: bool = False,
+    moved: bool = False,
+    retired: bool = False,
+    loses: bool = False,
+    removed: bool = False,
 ) -> str:
     """Every run is dead, sessions and transactions are over, what was late has arrived: then clean runs until nothing
     is owed. What keeps them from it, or breaks an invariant meanwhile; empty: nothing."""
@@ -203,6 +222,9 @@ def heal(
         if loses:
             with suppress(NothingToAccept):
                 program(world, "operator-ledger", ("ledger",))()
+        if removed:
+            with suppress(NothingToAccept):
+                program(world, "operator-group", ("group", "start"))()
         _settle(world, by_windows, moved)
         if retired:
             remove_retired(world.ledger("operator"), world.edges("operator").lake)

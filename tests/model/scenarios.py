@@ -14,6 +14,7 @@ LANDED: tuple[Spec, ...] = (("catch",),)
 A_RECORD: Spec = ("event", "0: a record")
 MORE: tuple[Spec, ...] = (("catch",), A_RECORD)
 LOST: tuple[Spec, ...] = (*MORE, ("catch",), ("event", "the ledger loses its newest 3"))
+REMOVED: tuple[Spec, ...] = (("catch",), ("event", "the lake is removed"), A_RECORD)
 NO_NOTE: Spec = ("event", "the note of the newest entry is gone")
 SIDE = ("cc", "ct")
 """Two partitions, whose slices one task reads."""
@@ -45,6 +46,11 @@ SCENARIOS = (
     _s("lost entries", (("ledger",), ("catch",)), prelude=LOST, letters=True, logs=("cbc",)),
     _s("lost entries, accepted twice", (("ledger",), ("ledger",)), prelude=LOST, letters=True, logs=("cbc",)),
     _s("lost entries, no note", (("ledger",), ("catch",)), prelude=(*LOST, NO_NOTE)),
+    # -- a lake that is gone
+    _s("the lake is removed", (("catch",), ("group", "committed")), {"append": 1, "crash": 1}, prelude=REMOVED),
+    _s("the lake is removed, from the start", (("catch",), ("group", "start")), {"crash": 1}, prelude=REMOVED),
+    _s("the lake is removed, taken over twice", (("group", "committed"), ("group", "start")), prelude=REMOVED),
+    _s("the lake is removed, letters", TWICE, {"lost": 1}, logs=("cb",), letters=True, prelude=REMOVED),
     # -- losses
     _s("retention", TWICE, {"retain": 1, "crash": 1}),
     _s("retention and a take-over", (("catch",), ("bf", 0, 0, 1)), {"retain": 1, "wrongdead": 1}),

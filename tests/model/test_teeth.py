@@ -8,6 +8,7 @@
 | reclamp | a boundary is put as it was found | boundaries that decrease |
 | current | a plan is put for the life that the survey saw | a plan in a life that was left |
 | ackfrom | an accept takes whatever life is current | a life that is entered twice |
+| – | another ledger's marks are no reason to refuse | a feed that begins where that one committed |
 | mine | our own marks and intents are not known again | an alarm that is not true |
 | none | expired offsets count as moved | an alarm that is not true |
 | relook | a refusal is not looked at a second time | an alarm that is not true |
@@ -192,6 +193,11 @@ def latepart(patch: Patch) -> None:
     patch.setattr(survey, "with_first_windows", never)
 
 
+def credulous(patch: Patch) -> None:
+    for module in (survey, land):
+        patch.setattr(module, "check_owner", lambda *_, **__: None)
+
+
 def held_for_ever(patch: Patch) -> None:
     for module in (land, carry_out):
         patch.setattr(module, "never_possible", lambda *_: "")
@@ -243,6 +249,7 @@ TEETH: tuple[tuple[Callable[[Patch], None], str, str], ...] = (
     (deadletters, "letters", "DL"),
     (fromorigin, "far below the origin", "A|I8"),
     (latepart, "a partition later", "I14"),
+    (credulous, "the lake is removed", "I8"),
     (held_for_ever, "retention", "I14"),
     (widened, "side by side, anew", "I1|I2"),
     (whole_files, "side by side, anew while retention takes", "I1|I2"),

@@ -92,6 +92,8 @@ class Watch:
             return self._lost(entry)
         if entry["kind"] == "accept" and (bad := self._happened(entry)):
             return bad
+        if entry["kind"] == "origin" and (bad := self._begun(book, entry)):
+            return bad
         if entry["kind"] == "plan" and entry["plan"]["request"]["kind"] not in ("compact", "replay"):
             return self._stable(book.plans[number].slices)
         if entry["kind"] == "boundary" and (bad := self._sides(book, number)):
@@ -150,6 +152,21 @@ class Watch:
             if now is not None and now.topic_id == life.topic_id and end > now.start:
                 return f"I1: {life} is named lost up to {end}, and Kafka has it from {now.start} on"
         return ""
+
+    def _begun(self, book: Book, entry: Mapping[str, Any]) -> str:
+        """8: where another ledger committed, a feed begins only once somebody took the group over by name."""
+        for item in entry["items"]:
+            tp = TopicPartition(*item["key"][:2])
+            if item["committed"] is not None and (of := self._another(book, self.world.group.offsets.get(tp))):
+                return f"I8: {tp} begins at {item['offset']}, where ledger {of} committed"
+        return ""
+
+    def _another(self, book: Book, held: CommittedOffset | None) -> str:
+        """The id of the ledger that committed the offset, if it is another one that nobody took over."""
+        mark = json.loads(held.metadata) if held and held.metadata.startswith("{") else {}
+        ledger = mark.get("sluice", book.id)
+        former = ledger in book.former or mark.get("n", 0) <= book.taken.get(ledger, -1)
+        return "" if ledger == book.id or former else str(ledger)
 
     def _happened(self, entry: Mapping[str, Any]) -> str:
         """8 of the design: what somebody accepts has happened."""
@@ -219,6 +236,8 @@ class Watch:
         book = self.book()
         for tp, o in offsets.items():
             mark = json.loads(o.metadata)
+            if other := self._another(book, before.get(tp)):
+                return f"I8: {tp} is committed at {o.offset}, over the mark of ledger {other}"
             life = Life(tp.topic, tp.partition, mark["i"])
             if book.intents.get(mark["n"], {}).get(life) != o.offset:
                 return f"I11: {life} is committed at {o.offset}, and entry {mark['n']} is no intent to"

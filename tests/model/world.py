@@ -263,6 +263,7 @@ class World:
         for count in (1, 2, 3):
             yield Event(f"the ledger loses its newest {count}", "lose", lambda n=count: self._lose(n))
         yield Event("the note of the newest entry is gone", "lose", lambda: self.write(paths.tip_path(FEED), None))
+        yield Event("the lake is removed", "remove", self._remove_lake)
         g = self.group
         for member in sorted(g.members):
             yield Event(f"session of {member} times out", "kick", lambda m=member: g.drop(m))
@@ -304,6 +305,11 @@ class World:
 
     def _lose(self, count: int) -> None:
         for path in sorted(p for p in self.files if p.startswith(paths.log_folder(FEED)))[: -count - 1 : -1]:
+            self.write(path, None)
+
+    def _remove_lake(self) -> None:
+        self._lose(len(self.files))
+        for path in sorted(self.files):
             self.write(path, None)
 
     def _tick(self) -> None:

@@ -8,8 +8,7 @@ from random import Random
 
 from kafka.errors import KafkaError
 
-from sluice.pipelines.ledger.marks import Mark
-from sluice.pipelines.operating.move_offsets import Beside, by_hand
+from sluice.pipelines.ledger.marks import Beside, Mark, by_hand
 from sluice.resources.kafka.messages import FETCH_VERSIONS, read_fetch
 from sluice.resources.kafka.receiving import _ResponseFrame
 from tests.fuzz.mutation import mutated, mutated_json

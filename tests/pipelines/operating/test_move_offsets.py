@@ -13,15 +13,13 @@ from sluice.pipelines.committing.commit import CommitSettings, CommitStatus, com
 from sluice.pipelines.feed.sections import CommitMode, OnGroupMoved
 from sluice.pipelines.ledger import Ledger
 from sluice.pipelines.ledger.entries import KeyRange, LossEntry, MovedEntry, OriginEntry, OriginItem
-from sluice.pipelines.ledger.marks import Mark
+from sluice.pipelines.ledger.marks import Beside, Mark, by_hand
 from sluice.pipelines.operating.move_offsets import (
     Aim,
-    Beside,
     Done,
     OffsetTarget,
     Spot,
     Stands,
-    by_hand,
     expected_offset,
     move,
     resolve,
