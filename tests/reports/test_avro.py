@@ -24,6 +24,7 @@ from sluice.testing.lake import MemoryLake
 from tests.reports.world import keep_schema, land_values, reasons
 
 FEED = "topics: orders\nstart: earliest\nformat: avro\nschema_file: order.avsc\nregistry: {url: 'http://127.0.0.1:9'}\n"
+BARE = FEED.replace("registry: {url: 'http://127.0.0.1:9'}\n", "")
 Schema = Any
 
 
@@ -31,7 +32,7 @@ def record(*fields: Any, name: str = "Order", **more: Any) -> dict[str, Any]:
     return {"type": "record", "name": name, "fields": list(fields)} | more
 
 
-def field(name: str, type: Any, **more: Any) -> dict[str, Any]:
+def member(name: str, type: Any, **more: Any) -> dict[str, Any]:
     return {"name": name, "type": type} | more
 
 
@@ -56,10 +57,10 @@ def logical(type: str, name: str) -> dict[str, Any]:
     return {"type": type, "logicalType": name}
 
 
-ID = field("id", "int")
+ID = member("id", "int")
 LINES = {"type": "array", "items": "int"}
-POINT = record(field("lat", "float"), field("long", ["null", "float"], default=None), name="Point")
-RENAMED = record(field("lat", "float"), field("lon", ["null", "float"], default=None), name="Point")
+POINT = record(member("lat", "float"), member("long", ["null", "float"], default=None), name="Point")
+RENAMED = record(member("lat", "float"), member("lon", ["null", "float"], default=None), name="Point")
 STATE = {"type": "enum", "name": "State", "symbols": ["open", "paid"]}
 OLDER = {"type": "enum", "name": "State", "symbols": ["unknown", "open"], "default": "unknown"}
 TIME = datetime(2024, 2, 29, 12, 0, 0, 123456, UTC)
@@ -74,44 +75,44 @@ class Case(NamedTuple):
 
 CASES: dict[str, Case] = {
     "apache/arrow-rs#9237": Case(
-        record(field("x", LINES)),
-        record(field("x", {"type": "array", "items": ["null", "int"]})),
+        record(member("x", LINES)),
+        record(member("x", {"type": "array", "items": ["null", "int"]})),
         {"x": [1, 64, -65]},
         {"x": [1, 64, -65]},
     ),
     "apache/arrow-rs#9328": Case(
-        record(field("x", ["null", record(field("a", "int"), name="X")])),
-        record(field("x", ["null", record(field("a", "int"), field("b", "string", default="new"), name="X")])),
+        record(member("x", ["null", record(member("a", "int"), name="X")])),
+        record(member("x", ["null", record(member("a", "int"), member("b", "string", default="new"), name="X")])),
         {"x": {"a": 7}},
         {"x": {"a": 7, "b": "new"}},
     ),
     "apache/arrow-rs#9304": Case(
-        record(ID), record(ID, field("x", ["int", "null"], default=None)), {"id": 1}, {"id": 1, "x": None}
+        record(ID), record(ID, member("x", ["int", "null"], default=None)), {"id": 1}, {"id": 1, "x": None}
     ),
     "apache/avro#752": Case(
-        record(field("x", ["null", {"type": "map", "values": ["null", POINT]}])),
-        record(field("x", ["null", {"type": "map", "values": ["null", RENAMED]}])),
+        record(member("x", ["null", {"type": "map", "values": ["null", POINT]}])),
+        record(member("x", ["null", {"type": "map", "values": ["null", RENAMED]}])),
         {"x": {"a": {"lat": 1.5, "long": -1.5}, "b": None}},
         {"x": [("a", {"lat": 1.5, "lon": None}), ("b", None)]},
     ),
     "apache/avro#537": Case(
-        record(field("x", LINES)), record(field("x", ["null", LINES])), {"x": [1, 2]}, {"x": [1, 2]}
+        record(member("x", LINES)), record(member("x", ["null", LINES])), {"x": [1, 2]}, {"x": [1, 2]}
     ),
     "fastavro/fastavro#407": Case(
-        record(field("x", POINT)),
-        record(field("x", ["null", POINT])),
+        record(member("x", POINT)),
+        record(member("x", ["null", POINT])),
         {"x": {"lat": 2.5, "long": None}},
         {"x": {"lat": 2.5, "long": None}},
     ),
     "fastavro/fastavro#225": Case(
-        record(field("h", record(field("messageId", "string"), field("eventType", "string"), name="H"))),
+        record(member("h", record(member("messageId", "string"), member("eventType", "string"), name="H"))),
         record(
-            field(
+            member(
                 "h",
                 record(
-                    field("type", "string", aliases=["eventType"]),
-                    field("id", "string", aliases=["messageId"]),
-                    field("at", "string", default=""),
+                    member("type", "string", aliases=["eventType"]),
+                    member("id", "string", aliases=["messageId"]),
+                    member("at", "string", default=""),
                     name="H",
                 ),
             )
@@ -120,80 +121,80 @@ CASES: dict[str, Case] = {
         {"h": {"type": "e", "id": "m", "at": ""}},
     ),
     "fastavro/fastavro#176": Case(
-        record(field("a", "int", default=1), namespace="n", doc="x"),
-        record(field("a", "int", default=1), field("b", "int", default=1), namespace="n"),
+        record(member("a", "int", default=1), namespace="n", doc="x"),
+        record(member("a", "int", default=1), member("b", "int", default=1), namespace="n"),
         {"a": 5},
         {"a": 5, "b": 1},
     ),
-    "apache/avro#1970": Case(record(field("x", STATE)), record(field("x", OLDER)), {"x": "paid"}, {"x": "unknown"}),
+    "apache/avro#1970": Case(record(member("x", STATE)), record(member("x", OLDER)), {"x": "paid"}, {"x": "unknown"}),
     "fastavro/fastavro#323": Case(
-        record(field("badness", STATE)),
-        record(field("fairness", STATE | {"name": "Fairness", "aliases": ["State"]}, aliases=["badness"])),
+        record(member("badness", STATE)),
+        record(member("fairness", STATE | {"name": "Fairness", "aliases": ["State"]}, aliases=["badness"])),
         {"badness": "paid"},
         {"fairness": "paid"},
     ),
     "mtth/avsc#330": Case(
         record(
-            field("before", ["null", record(ID, name="row")], default=None),
-            field("after", ["null", "row"], default=None),
+            member("before", ["null", record(ID, name="row")], default=None),
+            member("after", ["null", "row"], default=None),
             namespace="ORCL.MOVIEDEMO",
         ),
-        record(field("after", ["null", record(ID, name="row")], default=None), namespace="ORCL.MOVIEDEMO"),
+        record(member("after", ["null", record(ID, name="row")], default=None), namespace="ORCL.MOVIEDEMO"),
         {"before": {"id": 1}, "after": {"id": 2}},
         {"after": {"id": 2}},
     ),
     "linkedin/goavro#177": Case(record(ID, namespace=""), record(ID, namespace=""), {"id": 9}, {"id": 9}),
     "databricks/spark-avro#255": Case(
-        record(field("u", {"type": "array", "items": [record(ID, name="u", namespace=".u"), "null"]})),
-        record(field("u", {"type": "array", "items": [record(ID, name="u", namespace=".u"), "null"]})),
+        record(member("u", {"type": "array", "items": [record(ID, name="u", namespace=".u"), "null"]})),
+        record(member("u", {"type": "array", "items": [record(ID, name="u", namespace=".u"), "null"]})),
         {"u": [{"id": 1}, None]},
         {"u": [{"id": 1}, None]},
     ),
     "apache/paimon#9418": Case(
-        record(field("x", ["string", "null"]), field("y", ["long", "null"])),
-        record(field("y", ["null", "long"]), field("x", ["null", "string"])),
+        record(member("x", ["string", "null"]), member("y", ["long", "null"])),
+        record(member("y", ["null", "long"]), member("x", ["null", "string"])),
         {"x": None, "y": 3},
         {"y": 3, "x": None},
     ),
     "ClickHouse/ClickHouse#49130": Case(
-        record(field("x", decimal(22, 3))),
-        record(field("x", decimal(22, 3))),
+        record(member("x", decimal(22, 3))),
+        record(member("x", decimal(22, 3))),
         {"x": Decimal("2.100")},
         {"x": Decimal("2.100")},
     ),
     "ClickHouse/ClickHouse#50668": Case(
-        record(field("x", decimal(38, 2))),
-        record(field("x", decimal(38, 2))),
+        record(member("x", decimal(38, 2))),
+        record(member("x", decimal(38, 2))),
         {"x": Decimal("-1.28")},
         {"x": Decimal("-1.28")},
     ),
     "ClickHouse/clickhouse-kafka-connect#143": Case(
-        record(field("x", decimal(38, 0))),
-        record(field("x", decimal(38, 0))),
+        record(member("x", decimal(38, 0))),
+        record(member("x", decimal(38, 0))),
         {"x": Decimal(183467440737095516150)},
         {"x": Decimal(183467440737095516150)},
     ),
     "ClickHouse/clickhouse-kafka-connect#798": Case(
-        record(field("x", decimal(9, 2, "fixed", name="D", size=4))),
-        record(field("x", decimal(9, 2, "fixed", name="D", size=4))),
+        record(member("x", decimal(9, 2, "fixed", name="D", size=4))),
+        record(member("x", decimal(9, 2, "fixed", name="D", size=4))),
         {"x": Decimal("-21474.83")},
         {"x": Decimal("-21474.83")},
     ),
     "confluentinc/schema-registry#1720": Case(
-        record(field("x", logical("long", "timestamp-micros"))),
-        record(field("x", logical("long", "timestamp-micros"))),
+        record(member("x", logical("long", "timestamp-micros"))),
+        record(member("x", logical("long", "timestamp-micros"))),
         {"x": TIME},
         {"x": TIME},
     ),
     "tchiotludo/akhq#1015": Case(
-        record(field("x", logical("long", "local-timestamp-micros"))),
-        record(field("x", logical("long", "local-timestamp-micros"))),
+        record(member("x", logical("long", "local-timestamp-micros"))),
+        record(member("x", logical("long", "local-timestamp-micros"))),
         {"x": TIME.replace(tzinfo=None)},
         {"x": TIME},
     ),
     "duckdb/duckdb-avro#6": Case(
-        record(field("x", logical("int", "date")), field("y", decimal(19, 2))),
-        record(field("x", logical("int", "date")), field("y", decimal(19, 2))),
+        record(member("x", logical("int", "date")), member("y", decimal(19, 2))),
+        record(member("x", logical("int", "date")), member("y", decimal(19, 2))),
         {"x": date(1969, 12, 31), "y": Decimal("30.49")},
         {"x": date(1969, 12, 31), "y": Decimal("30.49")},
     ),
@@ -201,18 +202,18 @@ CASES: dict[str, Case] = {
         record(ID),
         record(
             ID,
-            field("b", "bytes", default="default"),
-            field("f", {"type": "fixed", "name": "F", "size": 5}, default="fixed"),
+            member("b", "bytes", default="default"),
+            member("f", {"type": "fixed", "name": "F", "size": 5}, default="fixed"),
         ),
         {"id": 1},
         {"id": 1, "b": b"default", "f": b"fixed"},
     ),
     "flavray/avro-rs#96": Case(
-        record(ID), record(ID, field("b", "bytes", default="\u00ff\u00ff")), {"id": 1}, {"id": 1, "b": b"\xff\xff"}
+        record(ID), record(ID, member("b", "bytes", default="\u00ff\u00ff")), {"id": 1}, {"id": 1, "b": b"\xff\xff"}
     ),
     "fastavro/fastavro#814": Case(
         record(ID),
-        record(ID, field("paid", decimal(15, 2), default="\u0000")),
+        record(ID, member("paid", decimal(15, 2), default="\u0000")),
         {"id": 1},
         {"id": 1, "paid": Decimal("0.00")},
     ),
@@ -229,20 +230,20 @@ def test_a_record_lands_by_avros_rules(report: str, tmp_path: Path) -> None:
 
 
 HEADER = b"\0\0\0\0\1"
-INNER = record(field("x", record(field("y", "int"), name="Deeper")), name="Inner", namespace="")
-ROW = record(field("s", "string"), name="row")
-INVALID = record(field("id", "int", default="abc"), field("r", "string", default=None))
+INNER = record(member("x", record(member("y", "int"), name="Deeper")), name="Inner", namespace="")
+ROW = record(member("s", "string"), name="row")
+INVALID = record(member("id", "int", default="abc"), member("r", "string", default=None))
 UNCERTAIN = '{"type": "record", "name": "Order", "fields": [%s, {"name": "d", "type": "double", "default": NaN}]}'
 BYTES: dict[str, tuple[str, Schema, bytes, Any]] = {
     "apache/avro#724": (
-        json.dumps(record(field("f", INNER), namespace="space")),
-        record(field("f", INNER), namespace="space"),
+        json.dumps(record(member("f", INNER), namespace="space")),
+        record(member("f", INNER), namespace="space"),
         b"\x06",
         {"f": {"x": {"y": 3}}},
     ),
     "fastavro/fastavro#537": (
-        json.dumps(record(field("a", ROW | {"namespace": None}), field("b", "row"), namespace="my_ns")),
-        record(field("a", ROW | {"namespace": ""}), field("b", "row"), namespace="my_ns"),
+        json.dumps(record(member("a", ROW | {"namespace": None}), member("b", "row"), namespace="my_ns")),
+        record(member("a", ROW | {"namespace": ""}), member("b", "row"), namespace="my_ns"),
         b"\x02a\x02b",
         {"a": {"s": "a"}, "b": {"s": "b"}},
     ),
@@ -250,8 +251,8 @@ BYTES: dict[str, tuple[str, Schema, bytes, Any]] = {
     "apache/hudi#690": (json.dumps(INVALID), INVALID, b"\x02\x02a", {"id": 1, "r": "a"}),
     "fastavro/fastavro#675": (UNCERTAIN % json.dumps(ID), record(ID), b"\x02" + bytes(8), {"id": 1}),
     "Altinity/clickhouse-sink-connector#898": (
-        json.dumps(record(field("x", decimal(9, 2)))),
-        record(field("x", decimal(9, 2))),
+        json.dumps(record(member("x", decimal(9, 2)))),
+        record(member("x", decimal(9, 2))),
         b"\0",
         {"x": Decimal("0.00")},
     ),
@@ -284,18 +285,17 @@ def test_tombstones_land_among_avro_records(tmp_path: Path) -> None:
 
 def test_an_older_record_without_its_schema_is_no_newer_one(tmp_path: Path) -> None:
     """fastavro/fastavro#826: bytes of an older schema were read as a newer one, which has more fields."""
-    newer = record(ID, field("note", ["null", "string"], default=None))
+    newer = record(ID, member("note", ["null", "string"], default=None))
     values = [encode(record(ID), {"id": 1})[5:], encode(newer, {"id": 2, "note": "n"})[5:]]
-    feed = FEED.replace("registry: {url: 'http://127.0.0.1:9'}\n", "")
-    landed = land_values(tmp_path, feed, values, order__avsc=json.dumps(newer))
+    landed = land_values(tmp_path, BARE, values, order__avsc=json.dumps(newer))
     assert (landed.rows["id"].to_pylist(), reasons(landed)) == ([2], ["not_avro"])
 
 
 def test_times_of_another_unit_are_not_taken_for_ours(tmp_path: Path) -> None:
     """apache/iceberg#16681: logical types that a sink did not know landed as plain numbers."""
-    millis = record(field("x", logical("long", "timestamp-millis")))
-    micros = record(field("x", logical("long", "timestamp-micros")))
-    nanos = record(field("x", logical("long", "local-timestamp-nanos")))
+    millis = record(member("x", logical("long", "timestamp-millis")))
+    micros = record(member("x", logical("long", "timestamp-micros")))
+    nanos = record(member("x", logical("long", "local-timestamp-nanos")))
     value = encode(millis, {"x": TIME.replace(microsecond=0)})
     landed = land(tmp_path / "same", millis, [json.dumps(millis)], [value])
     assert landed.rows["x"].to_pylist() == [TIME.replace(microsecond=0)]

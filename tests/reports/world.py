@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from sluice.pipelines.batch.land import land as land_batch
+from sluice.pipelines.feed.feed import Feed
 from sluice.pipelines.feed.load import load_feed
 from sluice.pipelines.lake.schemas import KeptSchemas
+from sluice.pipelines.operating.accept import AcceptEvent, accept_log
 from sluice.pipelines.ports import Edges, Lake
 from sluice.pipelines.records import ready
 from sluice.pipelines.vocabulary.kafka import TopicPartition
@@ -62,25 +65,55 @@ def reasons(landed: LandedMessages) -> list[str]:
     return list(landed.quarantined["reason"].to_pylist())
 
 
+@dataclass
+class Topics:
+    """Topics in a cluster in memory, landed again and again into one lake while they change."""
+
+    root: Path
+    text: str = RAW
+    logs: dict[TopicPartition, Log] = field(default_factory=dict)
+    ids: dict[str, str] = field(default_factory=dict)
+    """The id of each topic that is not `id-1`."""
+    lake: MemoryLake = field(default_factory=MemoryLake)
+    group: MemoryGroup = field(default_factory=MemoryGroup)
+    now: int = A_DAY_LATER
+    answer_bytes: int = 1 << 20
+
+    def land(self) -> LandedMessages:
+        feed, edges = self._open()
+        result = land_batch(feed, edges, Request(RequestKind.CATCH_UP), new_owner("test"), lambda progress: None)
+        result.check()
+        return LandedMessages(feed, self.lake, result)
+
+    def accept(self, event: AcceptEvent) -> None:
+        """Decide as `sluice accept` does."""
+        accept_log(*self._open(), event, "a test")
+
+    def _open(self) -> tuple[Feed, Edges]:
+        feed = load_feed(feed_file(self.root, self.text), {"KAFKA_BOOTSTRAP": "memory:9092"})
+        ready.ready()
+        states = {
+            tp: partition(*tp, topic_id=self.ids.get(tp.topic, "id-1"), log_start=log.start)
+            for tp, log in self.logs.items()
+        }
+        return feed, Edges(
+            cluster=MemoryCluster(states, logs=self.logs),
+            group=self.group,
+            lake=self.lake,
+            engine=MemoryEngine(self.lake, self._fetcher, feed.landing),
+            liveness=MemoryLiveness(),
+            clock=MemoryClock(self.now),
+            wiring=None,
+            parallelism=1,
+        )
+
+    def _fetcher(self) -> MemoryFetcher:
+        return MemoryFetcher(self.logs, answer_bytes=self.answer_bytes)
+
+
 def land_log(root: Path, source: Log, text: str = RAW, answer_bytes: int = 1 << 20) -> LandedMessages:
     """Land a partition's log, with its transactions and gaps, by answers of at most so many bytes."""
-    feed = load_feed(feed_file(root, text), {"KAFKA_BOOTSTRAP": "memory:9092"})
-    ready.ready()
-    lake, logs = MemoryLake(), {TP: source}
-    log_start = source.start
-    edges = Edges(
-        cluster=MemoryCluster({TP: partition(*TP, topic_id="id-1", log_start=log_start)}, logs=logs),
-        group=MemoryGroup(),
-        lake=lake,
-        engine=MemoryEngine(lake, lambda: MemoryFetcher(logs, answer_bytes=answer_bytes), feed.landing),
-        liveness=MemoryLiveness(),
-        clock=MemoryClock(A_DAY_LATER),
-        wiring=None,
-        parallelism=1,
-    )
-    result = land_batch(feed, edges, Request(RequestKind.CATCH_UP), new_owner("test"), lambda progress: None)
-    result.check()
-    return LandedMessages(feed, lake, result)
+    return Topics(root, text, {TP: source}, answer_bytes=answer_bytes).land()
 
 
 def offsets(landed: LandedMessages, column: str = "offset") -> list[int]:

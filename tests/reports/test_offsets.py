@@ -1,0 +1,104 @@
+"""Reports about positions: where a reader begins, offsets that are gone, topics that were made anew or grew."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from sluice.pipelines.operating.accept import AcceptEvent
+from sluice.pipelines.vocabulary.errors import LogTruncated, SluiceError, TopicRecreated
+from sluice.pipelines.vocabulary.kafka import TopicPartition
+from sluice.testing.logs import Log, LogBatch, LogRecord, log
+from tests.reports.world import Topics
+
+A, B = TopicPartition("orders", 0), TopicPartition("orders", 1)
+HOUR = 3_600_000
+TIME = 1_700_000_000_000 // HOUR * HOUR
+LATEST = "topics: orders\nstart: latest\n"
+PATTERN = "topics: {include: ['orders.*']}\nstart: latest\n"
+
+
+def records(count: int, time: int = TIME, name: bytes = b"v") -> Log:
+    return log(LogBatch(tuple(LogRecord(b"k", name + b"%d" % i, time + i) for i in range(count))))
+
+
+def test_a_new_partition_is_read_from_its_beginning(tmp_path: Path) -> None:
+    """IBM/sarama#1739: what was sent to a new partition before the group heard of it was lost."""
+    topics = Topics(tmp_path, LATEST, {A: records(3)})
+    assert topics.land().rows.num_rows == 0
+    topics.logs = {A: records(4), B: records(5)}
+    landed = topics.land().rows
+    assert landed.select(["partition", "offset"]).to_pylist() == [
+        {"partition": 0, "offset": 3},
+        *({"partition": 1, "offset": i} for i in range(5)),
+    ]
+
+
+def test_a_new_topic_of_a_pattern_is_read_from_its_beginning(tmp_path: Path) -> None:
+    """confluentinc/librdkafka#1852: the first messages of a topic that a pattern matched later were lost."""
+    topics = Topics(tmp_path, PATTERN, {A: records(3)})
+    topics.land()
+    topics.logs[TopicPartition("orders.eu", 0)] = records(2)
+    landed = topics.land().rows
+    assert landed["topic"].to_pylist() == ["orders.eu", "orders.eu"]
+
+
+def test_a_log_that_ends_before_the_position_is_named(tmp_path: Path) -> None:
+    """IBM/sarama#1734: a log was deleted on the disk; the group stayed at an offset that no longer was."""
+    topics = Topics(tmp_path, logs={A: records(10)})
+    topics.land()
+    topics.logs = {A: records(6)}
+    with pytest.raises(LogTruncated, match="sluice accept orders truncated"):
+        topics.land()
+    topics.accept(AcceptEvent.TRUNCATED)
+    topics.logs = {A: records(8)}
+    assert topics.land().rows["offset"].to_pylist() == [6, 7]
+
+
+@pytest.mark.parametrize(
+    ("report", "old", "new"), [("streamnative/kop#530", 10, 5), ("dibbhatt/kafka-spark-consumer#60", 3, 9)]
+)
+def test_a_topic_that_was_made_anew_is_another_topic(report: str, old: int, new: int, tmp_path: Path) -> None:
+    """Of the new topic nothing was read, or its first records were missed, since the old position was kept."""
+    topics = Topics(tmp_path, logs={A: records(old, name=b"old")})
+    topics.land()
+    topics.logs, topics.ids = {A: records(new, name=b"new")}, {"orders": "id-2"}
+    with pytest.raises(TopicRecreated, match="sluice accept orders recreated"):
+        topics.land()
+    topics.accept(AcceptEvent.RECREATED)
+    assert topics.land().rows["value"].to_pylist() == [b"new%d" % i for i in range(new)]
+
+
+def test_offsets_that_are_gone_are_named_and_nothing_is_skipped(tmp_path: Path) -> None:
+    """confluentinc/librdkafka#3745: a position that retention had passed was reset to the end."""
+    topics = Topics(tmp_path, logs={A: records(3), B: records(3)})
+    topics.land()
+    topics.logs = {A: log(LogBatch((LogRecord(),)), start=7), B: records(4)}
+    with pytest.raises(SluiceError, match=r"\[3, 7\)"):
+        topics.land()
+    topics.text += "policies: {on_loss: accept}\n"
+    assert topics.land().rows.select(["partition", "offset"]).to_pylist() == [{"partition": 0, "offset": 7}]
+
+
+def test_a_time_without_later_records_begins_at_the_end(tmp_path: Path) -> None:
+    """apache/hudi#19658: a partition without a record after the time was read from its beginning."""
+    text = "topics: orders\nstart: '2023-11-14T23:30:00Z'\n"
+    topics = Topics(tmp_path, text, {A: records(3, TIME), B: records(3, TIME + 2 * HOUR)})
+    assert topics.land().rows.select(["partition", "offset"]).to_pylist() == [
+        {"partition": 1, "offset": i} for i in range(3)
+    ]
+    topics.logs[A] = records(5, TIME)
+    assert topics.land().rows.select(["partition", "offset"]).to_pylist() == [
+        {"partition": 0, "offset": 3},
+        {"partition": 0, "offset": 4},
+    ]
+
+
+def test_an_empty_topic_is_no_error(tmp_path: Path) -> None:
+    """apache/spark#32747: a start by time failed the query where a partition had no such record."""
+    text = "topics: orders\nstart: '2023-11-14T23:30:00Z'\n"
+    topics = Topics(tmp_path, text, {A: log(), B: log()})
+    assert topics.land().rows.num_rows == 0
+    topics.logs = {A: records(1), B: records(1)}
+    assert topics.land().rows["partition"].to_pylist() == [0, 1]
