@@ -572,9 +572,17 @@ def _instant(minute: int, buf: Array, at: int, end: int, digits: int) -> tuple[i
     seconds = minute + second - east
     if seconds < FIRST_DAY * _DAY_SECONDS or seconds >= (LAST_DAY + 1) * _DAY_SECONDS:
         return int64(0), int64(OUT_OF_RANGE)
-    if digits == 9 and (seconds < -9223372036 or seconds > 9223372035):  # the whole seconds that 64 bits hold
+    if digits == 9 and _beyond_64_bits(seconds, fraction):
         return int64(0), int64(OUT_OF_RANGE)
     return seconds * int64(_POWERS[digits]) + fraction, int64(0)
+
+
+@inner
+def _beyond_64_bits(seconds: int, nanoseconds: int) -> bool:
+    """Whether a time has no number of nanoseconds since the epoch: 64 bits begin and end within a second."""
+    if seconds < 0:
+        return seconds < -9223372037 or (seconds == -9223372037 and nanoseconds < 145224192)
+    return seconds > 9223372036 or (seconds == 9223372036 and nanoseconds > 854775807)
 
 
 @inner

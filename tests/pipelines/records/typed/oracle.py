@@ -268,7 +268,8 @@ def _time(text: str, unit: str) -> int:
         if hours > 23 or minutes > 59:
             raise _Refused("malformed")
         seconds -= int(zone[0] + "1") * (hours * 3600 + minutes * 60)
-    if not YEAR_1 <= seconds < YEAR_10000 or (unit == "ns" and not -9223372036 <= seconds <= 9223372035):
-        raise _Refused("out_of_range")
     digits = _UNITS[unit]
-    return seconds * 10**digits + int((found[7] or "")[:digits].ljust(digits, "0"))
+    units = seconds * 10**digits + int((found[7] or "")[:digits].ljust(digits, "0"))
+    if not YEAR_1 <= seconds < YEAR_10000 or not -(2**63) <= units < 2**63:
+        raise _Refused("out_of_range")
+    return units
