@@ -96,7 +96,7 @@ def _verdict(found: list[tuple[str, Compared]]) -> Said:
     (_, first), *rest = found
     said = [_described(first), *(f"{name}: {_described(compared)}" for name, compared in rest)]
     return {
-        "passed": all(compared.sound for _, compared in found),
+        "passed": all(compared.sound and not compared.misread for _, compared in found),
         "severity": dg.AssetCheckSeverity.ERROR,
         "description": "; ".join(said),
         "metadata": _metadata(first.head) if first.head else {},
@@ -106,6 +106,8 @@ def _verdict(found: list[tuple[str, Compared]]) -> Said:
 def _described(found: Compared) -> str:
     if not found.sound:
         return found.describe()
+    if found.misread:
+        return f"{many(len(found.misread), 'file')} with bounds that engines misread: sluice table sync FEED --repair"
     lacking = f"; {many(len(found.owed), 'file')} not in it yet" if found.owed else ""
     return f"the same {many(len(found.live) - len(found.owed), 'file')} and rows as in the ledger{lacking}"
 

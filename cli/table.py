@@ -44,7 +44,8 @@ def sync(
         bool,
         typer.Option(
             "--repair",
-            help="Make a table that somebody else changed what the ledger says: files of the feed in, others out.",
+            help="Make a table that somebody else changed what the ledger says: files of the feed in, others out; "
+            "and write files anew whose bounds Spark misreads.",
         ),
     ] = False,
 ) -> None:
@@ -58,17 +59,35 @@ def sync(
     feed's table.quarantine, what is in quarantine has a table, too: db.orders_quarantine, or quarantine/orders.
 
     Snapshots older than the feed's table.keep_snapshots expire, and the files that only they named are removed. Exit 3
-    when somebody else changed the table.
+    when somebody else changed the table. With --repair, files that landed before Sluice wrote bounds of times that
+    Spark reads right in Iceberg are written anew, with the same rows.
 
     $ sluice table sync orders
     $ sluice table sync orders --repair
     """
+    found = session.feed(feed)
+    name, refused, done, misread = _bring_up(session, found, repair)
+    if misread:
+        session.terminal.show(_renewed(session, found, misread))
+        name, refused, done, misread = _bring_up(session, found, repair)
+    session.terminal.show(*_synced(name, done))
+    if misread:
+        session.terminal.show(warn(_misread_by_spark(feed, len(misread), "run it again once no other run is at work")))
+    beside = {}
+    if refused and done.quarantine:
+        session.terminal.show(*_synced(refused, done.quarantine))
+        beside = {"quarantine": _document(feed, refused, done.quarantine.head) | _changes(done.quarantine)}
+    session.terminal.document(_document(feed, name, done.head) | _changes(done) | {"misread": list(misread)} | beside)
+
+
+def _bring_up(session: Session, feed: Feed, repair: bool) -> tuple[str, str, Synced, tuple[str, ...]]:
+    """Sync all tables of the feed. Returns the names of its table and of the quarantine's (empty: none), what was done,
+    and, for a repair, the files that Spark misreads."""
     from sluice.pipelines.tables.sync import sync as bring_up
 
-    found = session.feed(feed)
-    with _opened(session, found) as (ledger, lake, tables, now), session.terminal.progress() as meter:
-        before = now - (found.table.keep_snapshots if found.table else 0)
-        name, refused = tables.rows.name, tables.quarantine
+    with _opened(session, feed) as (ledger, lake, tables, now), session.terminal.progress() as meter:
+        before = now - (feed.table.keep_snapshots if feed.table else 0)
+        refused = tables.quarantine
         done = bring_up(
             ledger,
             lake,
@@ -79,12 +98,25 @@ def sync(
             expire_before=before,
             repair=repair,
         )
-    session.terminal.show(*_synced(name, done))
-    beside = {}
-    if refused and done.quarantine:
-        session.terminal.show(*_synced(refused.name, done.quarantine))
-        beside = {"quarantine": _document(feed, refused.name, done.quarantine.head) | _changes(done.quarantine)}
-    session.terminal.document(_document(feed, name, done.head) | _changes(done) | beside)
+        looked = [table for _, table in tables.of_parts if repair and table.look()]
+        misread = tuple(address for table in looked for address in table.misread())
+    return tables.rows.name, refused.name if refused else "", done, misread
+
+
+def _renewed(session: Session, feed: Feed, misread: tuple[str, ...]) -> Text:
+    """Write these files anew, and report it."""
+    from sluice.pipelines.rewriting.renewal import renew
+    from sluice.resources.liveness import new_owner
+
+    with session.open_edges(feed) as edges, session.terminal.progress() as meter:
+        done = renew(feed, edges, frozenset(misread), new_owner("compact"), meter)
+    files = sum(len(receipt.parts) for _, receipt in done.merged if receipt)
+    return good(f"{many(len(misread), 'file')} with bounds that Spark misreads written anew, as {many(files, 'file')}")
+
+
+def _misread_by_spark(feed: str, files: int, remedy: str) -> str:
+    have = "has" if files == 1 else "have"
+    return f"{many(files, 'file')} {have} bounds that engines misread, so filters miss rows of feed {feed}: {remedy}"
 
 
 @command(group)
@@ -148,10 +180,10 @@ def _joined(documents: list[dict[str, Any]]) -> dict[str, Any]:
 
 @command(group)
 def check(session: Session, feed: FeedName) -> int:
-    """Compare the table with the ledger: the same files, the same rows. Exit 1 when they differ.
+    """Compare the table with the ledger: the same files, the same rows, and bounds that all engines read right.
 
-    What the next sync will add or take out is not an error. It reads the whole ledger, and all of the table's
-    manifests.
+    Exit 1 when they differ, also where a sync is due. It reads the whole ledger, all of the table's manifests, and the
+    ends of all of its files.
 
     $ sluice table check orders
     """
@@ -159,7 +191,7 @@ def check(session: Session, feed: FeedName) -> int:
     for name, compared in found:
         session.terminal.show(*_standing(feed, name, compared.head), *verdict(feed, compared))
     session.terminal.document(_joined([_document(feed, name, c.head) | difference(c) for name, c in found]))
-    return 0 if all(compared.sound for _, compared in found) else 1
+    return 0 if all(compared.right for _, compared in found) else 1
 
 
 def comparisons(session: Session, feed: Feed) -> list[tuple[str, Compared]]:
@@ -237,6 +269,8 @@ def verdict(feed: str, found: Compared) -> Iterator[RenderableType]:
         yield _owing(feed, len(found.batches), len(found.owed), len(found.stale))
     else:
         yield bad(f"{found.describe()}: sluice table sync {feed} --repair")
+    if found.misread:
+        yield bad(_misread_by_spark(feed, len(found.misread), f"sluice table sync {feed} --repair"))
     for what, some in (("missing", found.missing), ("not of the feed", found.foreign)):
         more = [f"… {len(some) - SHOWN} more"] if len(some) > SHOWN else []
         if some:
@@ -274,4 +308,5 @@ def difference(found: Compared) -> dict[str, Any]:
         "foreign": list(found.foreign),
         "rows_differ": [{"file": a, "table": t, "ledger": n} for a, t, n in found.rows],
         "deletes": found.deletes,
+        "misread": list(found.misread),
     }

@@ -438,8 +438,8 @@ class Table(Protocol):
         """Say up to when windows are complete, without a new snapshot. Raises as `commit` does."""
         ...
 
-    def misread(self) -> int:
-        """How many files have bounds by which some engine leaves out rows that it should find."""
+    def misread(self) -> tuple[str, ...]:
+        """The addresses of files with bounds by which some engine leaves out rows that it should find."""
         ...
 
     def mend(self) -> bool:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from sluice.pipelines.lake import paths
 from sluice.pipelines.ledger import Ledger, State
@@ -23,7 +23,7 @@ class Compared:
     `owed` files were published after the table's mark, and `stale` ones stopped counting: the next sync sees to both.
     `missing` ones were published before, and the table had them. `foreign` ones are no files of this feed that the
     ledger knows. `rows` are (address, rows in the table, rows by the ledger) where these differ. `deletes` counts files
-    that delete single rows.
+    that delete single rows. `misread` files have bounds that an engine misreads; only `comparison` finds them.
     """
 
     head: TableHead | None
@@ -35,6 +35,12 @@ class Compared:
     foreign: tuple[str, ...] = ()
     rows: tuple[tuple[str, int, int], ...] = ()
     deletes: int = 0
+    misread: tuple[str, ...] = ()
+
+    @property
+    def right(self) -> bool:
+        """Whether every engine reads from the table what has landed up to now."""
+        return self.sound and not (self.owed or self.stale or self.misread)
 
     @property
     def same(self) -> bool:
@@ -72,9 +78,13 @@ def looked(ledger: Ledger, table: Table) -> tuple[TableHead | None, State]:
 
 
 def comparison(ledger: Ledger, lake: Lake, table: Table, kind: PartKind = PartKind.LANDED) -> Compared:
-    """The table as it is now beside everything that the ledger says of such files. Raises as `looked`."""
+    """The table as it is now beside everything that the ledger says of such files. Opens all of its files.
+
+    Raises as `looked`."""
     head, state = looked(ledger, table)
-    return compare(ledger, lake, table, head, state, kind)
+    compared = compare(ledger, lake, table, head, state, kind)
+    is_empty = head is None or head.snapshot is None
+    return compared if is_empty else replace(compared, misread=table.misread())
 
 
 def compare(

@@ -199,8 +199,8 @@ class DeltaLakeTable:
         with self._changing():
             self._put(COMPLETE, complete)
 
-    def misread(self) -> int:
-        return 0 if _BOUNDED in self._known.metadata().configuration else _live(self._known).num_rows
+    def misread(self) -> tuple[str, ...]:
+        return () if _BOUNDED in self._known.metadata().configuration else tuple(self.files())
 
     def mend(self) -> bool:
         """Earlier tables do not name the columns that have bounds, and deltalake takes it that all have. Files that

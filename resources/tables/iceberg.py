@@ -16,6 +16,7 @@ from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from functools import cached_property
+from itertools import compress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -28,7 +29,7 @@ from sluice.pipelines.ports import Lake
 from sluice.pipelines.schema.schema import arrow_type
 from sluice.pipelines.schema.wider import parse_type
 from sluice.pipelines.vocabulary import extras
-from sluice.pipelines.vocabulary.errors import CatalogUnavailable, SetupError, SluiceError
+from sluice.pipelines.vocabulary.errors import CatalogUnavailable, PartUnreadable, SetupError, SluiceError
 from sluice.pipelines.vocabulary.side_by_side import each
 from sluice.pipelines.vocabulary.tables import (
     BATCHES,
@@ -166,13 +167,20 @@ class IcebergTable:
         with self._changing(), self._known.transaction() as transaction:
             transaction.set_properties({COMPLETE: complete})
 
-    def misread(self) -> int:
-        table = self._known
+    def misread(self) -> tuple[str, ...]:
+        table, addresses = self._known, [*self.files()]
+
+        def is_misread(address: str) -> bool:
+            try:
+                return misread_by_iceberg(_footer(table.io, address)[0])
+            except PartUnreadable:  # an audit names it
+                return False
+
         with self._asking():
-            return sum(each(lambda address: misread_by_iceberg(_footer(table.io, address)[0]), [*self.files()]))
+            return tuple(compress(addresses, each(is_misread, addresses)))
 
     def mend(self) -> bool:
-        """The bounds are in the files themselves, which only `sluice compact` writes anew."""
+        """The bounds are in the files themselves, which `rewriting/renewal.py` writes anew."""
         return False
 
     def _stage_files(self, transaction: Transaction, change: TableChange) -> None:

@@ -11,6 +11,7 @@ pytest.importorskip("pyiceberg")
 from pyiceberg.catalog import load_catalog
 
 from sluice.cli import audit, compact, run, table
+from sluice.pipelines.landing import encoding
 from sluice.pipelines.vocabulary.errors import TableDiffers, UsageError
 from sluice.resources.lake_local import LocalLake
 from tests.assets.world import FEED, MadeUpEngine, World
@@ -74,6 +75,33 @@ def test_a_run_says_that_the_table_is_not_up_to_date(world: World, tell: Tell) -
         assert world.ledger().read().batches
     assert "orders: the table is not up to date" in told.text
     assert [bool(f["table"]) for f in told.document["feeds"]] == [True, False]
+
+
+def test_a_table_that_is_behind_fails_its_check(world: World, tell: Tell) -> None:
+    world.land_unrecorded()
+    told = tell(table.check, "orders")
+    assert (told.code, "not in it yet: sluice table sync orders" in told.text) == (1, True)
+    tell(table.sync, "orders", text=False)
+    assert tell(table.check, "orders").code == 0
+
+
+def test_old_files_that_spark_misreads_are_written_anew_by_a_repair(
+    world: World, tell: Tell, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as earlier:
+        earlier.setattr(encoding, "in_milliseconds", lambda schema: [])
+        world.land_unrecorded()
+    tell(table.sync, "orders", text=False)
+    told = tell(table.check, "orders")
+    assert (told.code, len(told.document["misread"]), told.document["same"]) == (1, 8, True)
+    assert "filters miss rows of feed orders: sluice table sync orders --repair" in told.text
+    rows = world.ledger().read().frontiers()
+    told = tell(table.sync, "orders", repair=True)
+    assert (told.document["misread"], told.document["rows"], told.code) == ([], 200, 0)
+    told = tell(table.check, "orders")
+    assert (told.code, told.document["same"], told.document["misread"]) == (0, True, [])
+    assert world.ledger().read().frontiers() == rows
+    assert tell(audit.audit, "orders", of_table=True, text=False).code == 0
 
 
 def test_a_table_that_others_wrote_to(world: World, tell: Tell) -> None:
