@@ -523,8 +523,11 @@ def batch_view(batches: Sequence[BatchResult]) -> RenderableType:
 
 
 def _beside(ran: Ran, landed: Landed) -> list[RenderableType]:
+    from sluice.pipelines.batch.result import by_message, first_of
+
+    alike = by_message(landed.failures).items()
     return [
-        *(bad(f"{f.slice} stays owed: {f.message}") for f in landed.failures),
+        *(bad(f"{first_of(of)} stay{'' if of[1:] else 's'} owed: {message}") for message, of in alike),
         *_lost(landed),
         *(warn(f"{s.key} {s.range} is skipped; {_after_all(ran.feed, s)}") for s in landed.skipped),
         *(bad(refusal.error.message) for refusal in landed.refusals),

@@ -16,7 +16,7 @@ from botocore import exceptions as boto
 from botocore.config import Config
 
 from sluice.pipelines.feed.registry import RegistrySettings
-from sluice.pipelines.vocabulary.errors import Failed, NotAuthorized, RegistryUnavailable, SluiceError
+from sluice.pipelines.vocabulary.errors import Failed, RegistryForbidden, RegistryUnavailable, SluiceError
 from sluice.pipelines.vocabulary.registered import AVRO, JSON, PROTOBUF, RegisteredSchema, cannot_be_asked
 
 TRIES = 3
@@ -96,7 +96,7 @@ class GlueClient:
         except boto.ClientError as error:
             raise self._meaning(_code(error)) from None
         except (boto.NoCredentialsError, boto.PartialCredentialsError, boto.CredentialRetrievalError):
-            raise self._not_authorized("no credentials were found") from None
+            raise self._forbidden("no credentials were found") from None
         except (boto.BotoCoreError, ValueError) as error:
             raise self._away(type(error).__name__) from None
 
@@ -107,13 +107,13 @@ class GlueClient:
 
     def _meaning(self, code: str) -> SluiceError:
         if code in _REFUSED:
-            return self._not_authorized(code)
+            return self._forbidden(code)
         if code == "InvalidInputException":
             return Failed(f"{self.settings.url} gave {code}", remedy="check registry.subject and registry.version")
         return self._away(code)
 
-    def _not_authorized(self, why: str) -> NotAuthorized:
-        return NotAuthorized(
+    def _forbidden(self, why: str) -> RegistryForbidden:
+        return RegistryForbidden(
             f"the schema registry {self.settings.url} refused the login ({why})",
             remedy="give AWS's settings (environment, profile, role) the right glue:GetSchemaVersion; docs/formats.md",
         )

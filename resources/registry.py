@@ -2,8 +2,9 @@
 Karapace, Redpanda).
 
 Promises of the latter: nothing is sent to another address than the feed's (no redirects), so neither is a password;
-each request has a time-out; an answer's size, and the number and depth of references, are bounded. What failed is tried
-three times where that may help. No error holds a secret, or the text of a schema.
+each request has a time limit, however slowly the answer comes; an answer's size, and the number and depth of
+references, are bounded. What failed is tried three times where that may help, what took too long twice. No error holds
+a secret, or the text of a schema.
 """
 
 from __future__ import annotations
@@ -11,9 +12,12 @@ from __future__ import annotations
 import base64
 import http.client
 import json
+import socket
 import ssl
+import threading
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote, urlsplit
@@ -29,7 +33,7 @@ from sluice.pipelines.records.reader import Reader, UnusableSchema
 from sluice.pipelines.records.readers import READERS
 from sluice.pipelines.records.wire import WireFormat
 from sluice.pipelines.vocabulary import extras
-from sluice.pipelines.vocabulary.errors import Failed, NotAuthorized, Refused, RegistryUnavailable, SetupError
+from sluice.pipelines.vocabulary.errors import Failed, Refused, RegistryForbidden, RegistryUnavailable, SetupError
 from sluice.pipelines.vocabulary.registered import AVRO, RegisteredSchema, cannot_be_asked
 from sluice.pipelines.vocabulary.units import safe_text
 
@@ -41,7 +45,9 @@ MOST_ANSWER = 4 << 20
 MOST_REFERENCES = 256
 MOST_DEPTH = 16
 """Of references behind references."""
-TRIES = 3
+TRIES, LATE_TRIES = 3, 2
+"""How often a request is sent: at all, and when no answer came in time."""
+_AGAIN = (429, 500, 502, 503, 504)
 _PAUSE = 0.3
 _SENT = "application/vnd.schemaregistry.v1+json"
 _ACCEPT = "application/vnd.schemaregistry.v1+json, application/json"
@@ -227,28 +233,28 @@ class RegistryClient:
 
     def _get(self, path: str, body: bytes | None = None) -> Any:
         """The JSON at the path, to which a body is posted; None for 404."""
-        for left in reversed(range(TRIES)):
+        left, late = TRIES, 0
+        while True:
+            left -= 1
             try:
                 status, answer = self._ask(path, body)
             except (OSError, http.client.HTTPException) as error:
                 if isinstance(error, ssl.SSLCertVerificationError):
                     raise self._away(f"its certificate is not trusted ({error.verify_message})") from None
-                if left:
-                    time.sleep(_PAUSE)
-                    continue
-                raise self._away(_why(error)) from None
-            if status in (429, 500, 502, 503, 504) and left:
-                time.sleep(_PAUSE)
-                continue
-            return self._answer(status, answer)
-        raise self._away("it does not answer")
+                late += isinstance(error, TimeoutError)
+                if not left or late == LATE_TRIES:
+                    raise self._away(_why(error)) from None
+            else:
+                if not left or status not in _AGAIN:
+                    return self._answer(status, answer)
+            time.sleep(_PAUSE)
 
     def _answer(self, status: int, body: bytes) -> Any:
         if status == 404:
             return None
         if status in (401, 403):
             said = "refused the login" if status == 401 else "gives no right to read schemas"
-            raise NotAuthorized(
+            raise RegistryForbidden(
                 f"the schema registry {self.settings.url} {said} (HTTP {status})",
                 remedy="check registry.username and password, or registry.token",
             )
@@ -275,13 +281,25 @@ class RegistryClient:
             connection = http.client.HTTPSConnection(url.hostname or "", url.port, timeout=seconds, context=context)
         else:
             connection = http.client.HTTPConnection(url.hostname or "", url.port, timeout=seconds)
+        ended = threading.Event()
+        limit = threading.Timer(seconds, _cut, (connection, ended))
+        limit.daemon = True
+        limit.start()
         try:
             headers = {"Accept": _ACCEPT, **({"Content-Type": _SENT} if body else {}), **self._login()}
             connection.request("POST" if body else "GET", url.path + path, body, headers)
             answer = connection.getresponse()
-            return answer.status, answer.read(MOST_ANSWER + 1)
+            found = answer.status, answer.read(MOST_ANSWER + 1)
+        except (OSError, http.client.HTTPException):
+            if ended.is_set():
+                raise TimeoutError from None
+            raise
         finally:
+            limit.cancel()
             connection.close()
+        if ended.is_set():
+            raise TimeoutError
+        return found
 
     def _login(self) -> dict[str, str]:
         s = self.settings
@@ -318,6 +336,13 @@ class RegistryClient:
 
     def _refused(self, what: str) -> Failed:
         return Failed(f"the schema registry {self.settings.url}: {what}", remedy="mend the schema in the registry")
+
+
+def _cut(connection: http.client.HTTPConnection, ended: threading.Event) -> None:
+    """End what a connection waits for: a socket's own time-out begins anew with each byte."""
+    ended.set()
+    with suppress(OSError, AttributeError):  # before it is connected, its own time-out ends it
+        connection.sock.shutdown(socket.SHUT_RDWR)
 
 
 def _version_path(subject: str, version: int | str) -> str:

@@ -18,7 +18,7 @@ from functools import partial
 from sluice.pipelines.batch.call import LandingRun
 from sluice.pipelines.batch.carry_out import carry_out, never_possible, take_over
 from sluice.pipelines.batch.dead import finish_others
-from sluice.pipelines.batch.result import BatchResult, Landed, Skip, first_failure, lost_on_the_way
+from sluice.pipelines.batch.result import BatchResult, Landed, Skip, first_failure, lost_on_the_way, registry_failed
 from sluice.pipelines.batch.rounds import Rounds
 from sluice.pipelines.batch.survey import (
     Survey,
@@ -155,6 +155,8 @@ def _carry_out_as_owner(run: LandingRun, shape: Shape, batch: Batch) -> BatchRes
 
 def _plans_again(run: LandingRun, result: BatchResult, *, taken_over: bool) -> bool:
     """Whether to plan again: a batch of another request was finished first, or Kafka changed in between."""
+    if registry_failed(result):
+        return False
     mine = run.request.replace and result.plan.request == run.request
     if result.number is None:
         return not mine and bool(never_possible(run.feed, result.plan.request, result.failures))

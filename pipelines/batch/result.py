@@ -20,6 +20,8 @@ from sluice.pipelines.vocabulary.errors import (
     CorruptBatch,
     OffsetsLost,
     Refused,
+    RegistryForbidden,
+    RegistryUnavailable,
     UnsupportedBatch,
 )
 from sluice.pipelines.vocabulary.kafka import Key
@@ -108,6 +110,11 @@ class Landed:
             raise _refused_error(self)
 
 
+def registry_failed(result: BatchResult) -> bool:
+    """Whether slices failed because the schema registry did: others that need it would fail, too."""
+    return any(f.error in _OF_REGISTRY for f in result.failures)
+
+
 def first_failure(failures: Sequence[SliceFailure]) -> str:
     more = f" (and {len(failures) - 1} more slices)" if len(failures) > 1 else ""
     return f"{failures[0].slice}: {failures[0].message}{more}" if failures else ""
@@ -121,8 +128,10 @@ def lost_on_the_way(feed: Feed, result: BatchResult) -> bool:
 
 def _incomplete_error(landed: Landed) -> BatchIncomplete:
     failures, refusals = landed.failures, landed.refusals
-    lines = [f"{f.slice}: {f.message}" for f in failures[:5]] + [f"{r.tp}: {r.error.message}" for r in refusals[:5]]
-    more = len(failures) + len(refusals) - len(lines)
+    alike = list(by_message(failures).items())[:5]
+    lines = [f"{first_of(of)}: {message}" for message, of in alike]
+    lines += [f"{r.tp}: {r.error.message}" for r in refusals[:5]]
+    more = len(failures) - sum(len(of) for _, of in alike) + max(len(refusals) - 5, 0)
     published = any(b.number is not None for b in landed.batches)
     head = f"{len(failures)} slices failed; " + ("the others are published" if published else "nothing was published")
     remedies = sorted({r for f in failures if (r := _remedy(landed.batches[0].plan.feed, f))})
@@ -132,6 +141,20 @@ def _incomplete_error(landed: Landed) -> BatchIncomplete:
     )
 
 
+def by_message(failures: Sequence[SliceFailure]) -> dict[str, list[SliceFailure]]:
+    """The failures of each message."""
+    alike: dict[str, list[SliceFailure]] = {}
+    for f in failures:
+        alike.setdefault(f.message, []).append(f)
+    return alike
+
+
+def first_of(alike: Sequence[SliceFailure]) -> str:
+    """The first slice of failures, and how many others there are."""
+    return f"{alike[0].slice} and {len(alike) - 1:,} more" if alike[1:] else str(alike[0].slice)
+
+
+_OF_REGISTRY = {RegistryUnavailable.__name__, RegistryForbidden.__name__}
 _UNREADABLE = {CorruptBatch.__name__, UnsupportedBatch.__name__}
 
 

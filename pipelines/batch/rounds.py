@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 
-from sluice.pipelines.batch.result import BatchResult
+from sluice.pipelines.batch.result import BatchResult, registry_failed
 from sluice.pipelines.batch.survey import sizing
 from sluice.pipelines.feed.feed import Feed
 from sluice.pipelines.planning import plan as planning
@@ -70,7 +70,7 @@ class Rounds:
         """Whether another batch follows the one that was just carried out."""
         for f in result.failures:
             self.failed[f.slice.key] = union((*self.failed.get(f.slice.key, ()), f.slice.range))
-        return self.rest and result.number is not None
+        return self.rest and result.number is not None and not registry_failed(result)
 
     @property
     def note(self) -> str:

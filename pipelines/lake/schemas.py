@@ -1,22 +1,34 @@
 """Writers' schemas, kept in the lake beside the ledger, so that records decode long after their registry is gone.
 
 Guarantee: a schema is kept before a record that it wrote lands. A number means the same schema for ever; registries
-promise that, and what is kept is never written again.
+promise that, and what is kept is never written again. A landing that a registry once did not answer, or refused, does
+not ask it again: each process finds out by itself, once.
 """
 
 from __future__ import annotations
 
 import json
+import secrets
 from collections.abc import Callable
 
 from sluice.pipelines.lake.paths import schema_path
 from sluice.pipelines.ports import Lake, Registry
 from sluice.pipelines.records.wire import Named
-from sluice.pipelines.vocabulary.errors import Failed, LedgerCorrupt
+from sluice.pipelines.vocabulary.errors import (
+    Failed,
+    LedgerCorrupt,
+    RegistryForbidden,
+    RegistryUnavailable,
+    SluiceError,
+)
 from sluice.pipelines.vocabulary.registered import RegisteredSchema
 
 MOST_UNKNOWN = 1000
 """Numbers that the registry may not know, until a task asks for no more."""
+
+_MOST_FAILED = 100
+_failed: dict[str, SluiceError] = {}
+"""Why a registry is not asked any more, by who asked it. A process carries out many tasks of one landing."""
 
 
 class KeptSchemas:
@@ -39,6 +51,7 @@ class KeptSchemas:
         self._prepared = prepared
         self._lake, self._feed, self._registry, self._keep, self._types = lake, feed, registry, keep, types
         self._known: dict[Named, RegisteredSchema | None] = {}
+        self._own = secrets.token_hex(8)  # of this one and its copies in tasks
 
     def texts(self, id: Named) -> tuple[str, ...] | None:
         """The texts of a schema, the last, after all that it refers to; None where there is none of that number.
@@ -66,11 +79,24 @@ class KeptSchemas:
                 f"feed {self._feed}: records name more than {unknown} schemas that the registry does not know",
                 remedy="look at some: sluice peek; they may have another wire format, or come from another registry",
             )
-        told = self._registry.schema(id)
+        told = self._ask(self._registry, id)
         found = None if told is None else self._prepared(told)
         if found is not None and self._keep:
             self.keep(found)
         return found
+
+    def _ask(self, registry: Registry, id: Named) -> RegisteredSchema | None:
+        """The registry's answer. One that failed is not asked again, unless nothing is kept."""
+        if failed := _failed.get(self._own):
+            raise type(failed)(failed.message, remedy=failed.remedy)
+        try:
+            return registry.schema(id)
+        except (RegistryUnavailable, RegistryForbidden) as error:
+            if self._keep:
+                while len(_failed) >= _MOST_FAILED:
+                    del _failed[next(iter(_failed))]
+                _failed[self._own] = type(error)(error.message, remedy=error.remedy)
+            raise
 
     def keep(self, schema: RegisteredSchema) -> None:
         """Keep a schema that the registry told."""

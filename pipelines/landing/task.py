@@ -42,7 +42,7 @@ from sluice.pipelines.records.decode import BatchDecoder
 from sluice.pipelines.records.format import Format, Formatted
 from sluice.pipelines.records.landed_columns import quarantine_rows
 from sluice.pipelines.validation.drift import Drifts
-from sluice.pipelines.vocabulary.errors import CorruptBatch, Failed, KafkaUnavailable, ProofFailed
+from sluice.pipelines.vocabulary.errors import CorruptBatch, Failed, KafkaUnavailable, ProofFailed, RegistryUnavailable
 from sluice.pipelines.vocabulary.kafka import FetchLimits, Isolation
 from sluice.pipelines.vocabulary.plans import Slice, Task
 from sluice.pipelines.vocabulary.receipts import Counts, Drift, Outcome, PartKind, Receipt, Tally, sharing
@@ -88,7 +88,8 @@ def run_task(task: Task, work: Assignment, tools: Tools, *, last_try: bool = Tru
     """Land every slice of the task. Returns one outcome per slice, in the task's order.
 
     Raises the first error that may pass (KafkaUnavailable, LakeUnavailable, Unknown, anything unforeseen), unless this
-    is the `last_try`. Record bytes that do not match their CRC are fetched once more before the slice fails.
+    is the `last_try`. A schema registry has been asked several times already: its failure is no reason to try again.
+    Record bytes that do not match their CRC are fetched once more before the slice fails.
     """
     landed = {} if work.fresh else adopt(task.slices, work, tools)
     fresh, failed = _Reading([s for s in task.slices if s not in landed], work, tools).run()
@@ -99,7 +100,7 @@ def run_task(task: Task, work: Assignment, tools: Tools, *, last_try: bool = Tru
         failed = {s: e for s, e in failed.items() if s not in fresh} | still
     if not last_try:
         for error in failed.values():
-            if not is_final(error):
+            if not is_final(error) and not isinstance(error, RegistryUnavailable):
                 raise error
     return [landed[s] if s in landed else failure(s, failed[s]) for s in task.slices]
 

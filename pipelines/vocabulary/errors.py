@@ -43,6 +43,7 @@
     │       ├── BrokerTooOld       no topic ids (< 2.8)
     │       ├── UnknownTopic
     │       ├── NotAuthorized
+    │       │   └── RegistryForbidden  the schema registry takes the login for nothing, or not for reading
     │       ├── CorruptBatch       record bytes that do not parse or do not match their CRC
     │       ├── UnsupportedBatch   a record format or codec that Sluice does not know
     │       ├── LedgerCorrupt      an entry that cannot be read
@@ -271,6 +272,9 @@ class UnknownTopic(Terminal): ...
 
 
 class NotAuthorized(Terminal): ...
+
+
+class RegistryForbidden(NotAuthorized): ...
 
 
 class CorruptBatch(Terminal): ...
