@@ -123,7 +123,8 @@ def report_step(context: dg.AssetExecutionContext, session: RunSession, name: st
             began = time.monotonic()
             result = session.ask(report, rows)
             seconds = round(time.monotonic() - began, 3)
-            path, data = paths.report_path(name, window, feed.window.length), _parquet(result, report, window, version)
+            path = paths.report_path(name, window, feed.window.length, books.state.folder_prefix)
+            data = _parquet(result, report, window, version)
             edges.lake.put(path, data)
             where: Metadata = {"dagster/uri": edges.lake.locate(path), "bytes": len(data)}
     said = _of_result(result) | {"rows_read": rows.rows, "seconds": seconds}

@@ -356,6 +356,8 @@ def _land(
         _leave_rest(context, session, landed)
     for held in landed.held:
         context.log.warning("%s → %s", held.text, held.remedy)
+    if landed.overridden:
+        context.log.warning("%s", landed.overridden)
     report(Progress("tell"))
     books = _books(session, feed, ledger, edges)
     _remember(session, feed, books, landed)

@@ -365,7 +365,7 @@ class _Copies:
 
     def _slice(self, key: Key, end: int, window: int) -> dict[str, Any]:
         like: dict[str, Any] = self.slices.get(key) or next(iter(self.slices.values())) | key._asdict()
-        start, folder = self.at[key], paths.window_folder(window, HOUR)
+        start, folder = self.at[key], paths.window_folder(window, HOUR, paths.PREFIX)
         size = {"estimated_bytes": 200 * (end - start)}
         return like | {"start": start, "end": end, "window": window, "folder": folder} | size
 

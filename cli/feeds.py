@@ -9,7 +9,7 @@ import typer
 
 from sluice.cli.menu import Group
 from sluice.cli.session import Session, command
-from sluice.cli.terminal import bad, good, table
+from sluice.cli.terminal import bad, good, table, warn
 from sluice.pipelines.vocabulary.errors import Failed, SluiceError
 from sluice.pipelines.vocabulary.units import many
 
@@ -58,6 +58,8 @@ def check(
     Of a feed with a registry, it also says whether the schema there makes the columns that the schema_file makes. Exit
     as the error says when a registry does not answer, or has no such schema; with --offline none is asked.
 
+    It warns of columns named like a key of the folders that a feed's lake has had since before keys had a prefix.
+
     $ sluice feeds check
     $ sluice feeds check --offline
     """
@@ -68,6 +70,7 @@ def check(
     lines = [f"{many(len(feeds), 'feed')} in {folder}: {', '.join(feeds) or 'none'}"]
     lines += [f"{name}: a contract of {_contract(feed)}" for name, feed in feeds.items() if feed.contract]
     session.terminal.show(*map(good, lines))
+    session.terminal.show(*(warn(f"{name}: {said}") for name, said in _overridden(feeds, offline).items()))
     asked = [f for f in feeds.values() if f.reader and f.registry and not offline]
     with session.terminal.working("asking schema registries"):
         found = {feed.name: _schema(session, feed) for feed in asked}
@@ -78,6 +81,21 @@ def check(
     schemas = {n: s.fields() if isinstance(s, SluiceError) else {"said": s} for n, s in found.items()}
     session.terminal.document({"feeds": list(feeds), "schemas": schemas})
     return _exit_code(errors)
+
+
+def _overridden(feeds: Mapping[str, Feed], offline: bool) -> dict[str, str]:
+    """By feed, which columns tools that read its folder override. With `offline`, of local lakes only."""
+    from sluice.pipelines.lake import paths
+    from sluice.resources.reading import overridden
+
+    former = paths.folder_keys(0, paths.FORMER_PREFIX)
+    asked = {
+        name: feed
+        for name, feed in feeds.items()
+        if any(f.name.casefold() in former for f in (feed.columns.fields if feed.columns else ()))
+        and not (offline and feed.lake.startswith("s3://"))
+    }
+    return {name: said for name, feed in asked.items() if (said := overridden(feed))}
 
 
 def _schema(session: Session, feed: Feed) -> str | SluiceError:

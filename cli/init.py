@@ -114,9 +114,9 @@ def init(
         text = feed_text(look, given, group, format_, time.strftime("%Y-%m-%d", time.gmtime()))
         made = _made(root, path, text)
         with session.terminal.working("landing the sample in memory"):
-            fits = _fits(made, places)
+            fits, warning = _fits(made, places), _overridden(made)
         written = [path, *_beside(root)]
-    session.terminal.show(*_view(look, name, root, written, format_, fits))
+    session.terminal.show(*_view(look, name, root, written, format_, fits), *([warn(warning)] if warning else []))
     session.terminal.document(
         {
             "feed": name,
@@ -323,6 +323,13 @@ def _made(root: Path, path: Path, text: str) -> Feed:
     except FeedError:
         path.unlink()
         raise
+
+
+def _overridden(feed: Feed) -> str:
+    """Which columns of the feed tools override that read its folder, where its lake is an old one."""
+    from sluice.resources.reading import overridden
+
+    return overridden(feed)
 
 
 def _fits(feed: Feed, places: _SamplePlaces) -> int | None:

@@ -534,6 +534,7 @@ def _beside(ran: Ran, landed: Landed) -> list[RenderableType]:
         *(warn(line) for line in _drifting(ran)),
         *(warn(line) for line in _broken(ran)),
         *(warn(line) for line in notable(profiles.traffic(ran.batches).brokers)),
+        *([warn(landed.overridden)] if landed.overridden else []),
     ]
 
 

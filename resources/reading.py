@@ -23,14 +23,14 @@ import pyarrow.parquet as pq
 from sluice.pipelines.feed.feed import Feed
 from sluice.pipelines.lake.parquet import batches, readable
 from sluice.pipelines.ledger import Ledger, State
-from sluice.pipelines.planning.shapes import table_of
+from sluice.pipelines.planning.shapes import describe_overridden, table_of
 from sluice.pipelines.ports import Lake
 from sluice.pipelines.publishing import files as reading
 from sluice.pipelines.publishing.files import File
 from sluice.pipelines.records.landed_columns import QUARANTINED, landed_schema
 from sluice.pipelines.schema.recast import plain
 from sluice.pipelines.vocabulary import extras, units
-from sluice.pipelines.vocabulary.errors import UsageError
+from sluice.pipelines.vocabulary.errors import SluiceError, UsageError
 from sluice.pipelines.vocabulary.receipts import PartKind
 from sluice.pipelines.vocabulary.units import show_window
 from sluice.resources.lakes import arrow_files, open_lake
@@ -259,6 +259,15 @@ class Windows:
 def schema_of(feed: Feed, kind: PartKind) -> pa.Schema:
     """The schema of rows as they would land now: by the newest shape in the ledger, else by the feed's file."""
     return _standing(feed, Ledger(open_lake(feed), feed.name, lambda: 0).read(), kind)
+
+
+def overridden(feed: Feed) -> str:
+    """Which columns of the feed tools override that read its folder, by the ledger in its lake, or why that is not
+    known; empty if none."""
+    try:
+        return describe_overridden(feed, Ledger(open_lake(feed), feed.name, lambda: 0).read())
+    except SluiceError as error:
+        return f"the keys of its folders are not known: {error.message}"
 
 
 def _standing(feed: Feed, state: State, kind: PartKind) -> pa.Schema:

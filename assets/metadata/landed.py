@@ -43,7 +43,7 @@ def batch_metadata(books: Books, batch: Batch) -> Metadata:
 def window_metadata(books: Books, window: int) -> Metadata:
     """What a complete window holds, whichever batches landed it."""
     receipts, batches = books.receipts_in(window), books.batches_in(window)
-    folder = paths.window_folder(window, books.feed.window.length)
+    folder = paths.window_folder(window, books.feed.window.length, books.state.folder_prefix)
     return {
         "dagster/partition_row_count": sum(r.counts.landed for r in receipts),
         "dagster/uri": books.lake.locate(f"{paths.visible_roots(books.feed.name)[0]}/{folder}"),
@@ -63,7 +63,7 @@ def quarantine_metadata(books: Books, window: int) -> Metadata:
     receipts = books.receipts_in(window)
     parts = [p for r in receipts for p in r.of(PartKind.QUARANTINED)]
     rows, seen = sum(p.rows for p in parts), sum(r.counts.landed + r.counts.quarantined for r in receipts)
-    folder = paths.window_folder(window, books.feed.window.length)
+    folder = paths.window_folder(window, books.feed.window.length, books.state.folder_prefix)
     return {
         "dagster/partition_row_count": rows,
         "dagster/uri": books.lake.locate(f"{paths.visible_roots(books.feed.name)[1]}/{folder}"),

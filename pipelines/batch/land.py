@@ -141,6 +141,7 @@ def _land(run: LandingRun, enough: Callable[[], bool]) -> Landed:
     complete += write_manifests(ledger, edges.lake, feed.name, feed.window)
     refused, held = with_holders(run, refusals, found), held_of(run, found)
     landed = Landed(tuple(done), refused, tuple(losses), tuple(complete), state.frontiers(), held=held, stopped=stopped)
+    landed = replace(landed, overridden=shapes.describe_overridden(feed, state))
     return landed if landed.failures else replace(landed, left=_offsets_left(run, state, found, stopped))
 
 

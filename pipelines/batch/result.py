@@ -90,6 +90,8 @@ class Landed:
     """Whether the caller had enough between two batches: the rest is left to another run."""
     pending: PendingWindows | None = None
     """The windows of the request that have not settled: nothing of them was landed."""
+    overridden: str = ""
+    """Which columns tools that read the folder override, and the remedy; empty if none."""
 
     @property
     def failures(self) -> tuple[SliceFailure, ...]:

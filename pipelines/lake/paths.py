@@ -33,7 +33,8 @@
 `<slice>` is `<topic>-<partition>-<start>-<end>` and `<part>` is `<slice>-b<batch>.parquet`. The topic is encoded by
 `encode_topic`, whose result holds no `-`. If a slice is cut into several files by size, those after the first add `-1`,
 `-2`, … to their names. A file that several slices share has the name of its first slice, with `-shared` after the
-batch. `<folder>` is empty outside windows. The same plan gives the same names.
+batch. `<folder>` is `kafka_window_date=…/kafka_window_hour=…`, or `date=…/hour=…` below a ledger that began with
+these. The same plan gives the same names.
 
 Folders that get a file for each window or batch, for ever, have a level: the month in which the window begins, or
 `<batch> // 1000`. They had none formerly; what was written then is found where it lies (`lake/standing.py`).
@@ -43,7 +44,7 @@ from __future__ import annotations
 
 import re
 from datetime import UTC, datetime, timedelta
-from typing import NamedTuple
+from typing import Final, Literal, NamedTuple
 
 from sluice.pipelines.vocabulary.plans import Slice
 from sluice.pipelines.vocabulary.receipts import PartKind
@@ -52,10 +53,18 @@ from sluice.pipelines.vocabulary.units import DAY, HOUR, parse_duration, parse_w
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
-_WINDOW_FOLDER = {
-    n: re.compile("/".join([r"date=[0-9]{4}-[0-9]{2}-[0-9]{2}", "hour=[0-9]{2}", "minute=[0-9]{2}"][:n]))
-    for n in (1, 2, 3)
+_LEVELS = {
+    "date": ("%Y-%m-%d", "[0-9]{4}-[0-9]{2}-[0-9]{2}"),
+    "hour": ("%H", "[0-9]{2}"),
+    "minute": ("%M", "[0-9]{2}"),
 }
+"""The levels of window folders: how each value is written, and read."""
+
+FolderPrefix = Literal["", "kafka_window_"]
+FORMER_PREFIX: Final = ""
+PREFIX: Final = "kafka_window_"
+"""What the keys of window folders begin with: `kafka_window_date=…/kafka_window_hour=…`. No column of a feed can have
+such a name. A ledger that began before there was a prefix stays without it: `date=…/hour=…`."""
 
 _NUMBERED = re.compile(r"(?:^|/)([0-9]{20})\.json$")
 
@@ -368,21 +377,34 @@ def _levels(length: int) -> int:
     return 1 if length >= DAY else 2 if length >= HOUR else 3
 
 
-def window_folder(window: int | None, length: int) -> str:
-    """The folder of a window that begins at `window` and lasts `length` (ms), in UTC.
+def folder_keys(length: int, prefix: str) -> tuple[str, ...]:
+    """The keys of window folders, which readers of a folder add to the rows as columns."""
+    return tuple(f"{prefix}{level}" for level in [*_LEVELS][: _levels(length)])
+
+
+def window_folder(window: int | None, length: int, prefix: str) -> str:
+    """The folder of a window that begins at `window` and lasts `length` (ms), in UTC. Its keys begin with `prefix`.
 
     It has levels for day, hour and minute, as many as the length of windows needs. Outside windows (None) the levels
     are Hive's null, so that every reader finds the same columns.
     """
-    levels = ["date=%Y-%m-%d", "hour=%H", "minute=%M"][: _levels(length)]
+    keys = folder_keys(length, prefix)
     if window is None:
-        return "/".join(f"{level.partition('=')[0]}=__HIVE_DEFAULT_PARTITION__" for level in levels)
-    return _utc(window).strftime("/".join(levels))
+        return "/".join(f"{key}=__HIVE_DEFAULT_PARTITION__" for key in keys)
+    spellings = (spelling for spelling, _ in _LEVELS.values())
+    return _utc(window).strftime("/".join(map("{}={}".format, keys, spellings)))
 
 
-def is_window_folder(folder: str, length: int) -> bool:
+def is_window_folder(folder: str, length: int, prefix: str) -> bool:
     """Whether `window_folder` could make this folder for windows of that length (ms)."""
-    return folder == window_folder(None, length) or bool(_WINDOW_FOLDER[_levels(length)].fullmatch(folder))
+    patterns = (pattern for _, pattern in _LEVELS.values())
+    pattern = "/".join(map("{}={}".format, folder_keys(length, prefix), patterns))
+    return folder == window_folder(None, length, prefix) or bool(re.fullmatch(pattern, folder))
+
+
+def prefix_of(folder: str) -> FolderPrefix:
+    """The prefix of the keys of a window's folder."""
+    return PREFIX if folder.startswith(PREFIX) else FORMER_PREFIX
 
 
 def folder_of(path: str, feed: str, kind: PartKind) -> str:
@@ -391,9 +413,9 @@ def folder_of(path: str, feed: str, kind: PartKind) -> str:
     return path.removeprefix(root).rpartition("/")[0] if path.startswith(root) else ""
 
 
-def report_path(report: str, window: int, length: int) -> str:
-    """The path of a report's result for a window."""
-    return f"reports/{report}/{window_folder(window, length)}/{report}.parquet"
+def report_path(report: str, window: int, length: int, prefix: str) -> str:
+    """The path of a report's result for a window. Its folder has the keys of the feed's."""
+    return f"reports/{report}/{window_folder(window, length, prefix)}/{report}.parquet"
 
 
 class PartName(NamedTuple):

@@ -146,7 +146,7 @@ def _folder(claim: Claim, s: Slice, part: Part) -> str:
     if not s.by_time:
         return s.folder
     folder = paths.folder_of(part.path, claim.feed, part.kind)
-    if not paths.is_window_folder(folder, s.by_time):
+    if not paths.is_window_folder(folder, s.by_time, paths.prefix_of(s.folder)):
         raise _proof_failed(s, f"{part.path} lies in no folder of a time")
     return folder
 

@@ -172,7 +172,7 @@ class PartWriter:
             elif window != _NO_TIME:
                 self._folders.add(window)
         for window in np.unique(windows).tolist():
-            folder = paths.window_folder(None if window == _NO_TIME else window, s.by_time)
+            folder = paths.window_folder(None if window == _NO_TIME else window, s.by_time, paths.prefix_of(s.folder))
             yield folder, rows.take(fixed_width(pa.int64(), np.flatnonzero(windows == window)))
 
     def _finish_file(self, folder: str) -> None:

@@ -21,6 +21,7 @@ from typing import Any
 import numpy as np
 from pydantic import TypeAdapter
 
+from sluice.pipelines.lake.paths import FORMER_PREFIX, PREFIX, FolderPrefix
 from sluice.pipelines.ledger.batches import COLUMNS, Batch, Batches, Past
 from sluice.pipelines.ledger.columns import MOST, NONE, cut, inflate, packed, unpack, unpacked
 from sluice.pipelines.ledger.entries import OriginItem
@@ -32,10 +33,12 @@ from sluice.pipelines.vocabulary.kafka import Key
 from sluice.pipelines.vocabulary.plans import Request
 from sluice.pipelines.vocabulary.ranges import Range
 
-FORMAT = 4
+FORMAT = 6
 """A Sluice that only knows the formats before ignores it, and folds the log."""
 _TAKEN = 5
-"""It has the marks of other ledgers that were accepted; as 4 in all else."""
+"""It did not say what the keys of folders begin with: there was one layout."""
+_NOT_TAKEN = 4
+"""Nor had it the marks of other ledgers that were accepted."""
 _REPEATING = 3
 """It had a column of each partition, also where many are the same."""
 _FORMER = (1, 2)
@@ -57,11 +60,12 @@ def document(state: State) -> bytes:
     index, times = {key: i for i, key in enumerate(keys)}, np.array(state.boundary_times, np.int64)
     return json.dumps(
         {
-            "format": _TAKEN if state.taken else FORMAT,
+            "format": FORMAT,
             "number": state.number,
             "ledger_id": state.ledger_id,
             "cluster": state.cluster,
             "first_window": state.first_window,
+            "folder_prefix": state.folder_prefix,
             "last_mark": state.last_mark,
             "shapes": list(state.shapes.items()),
             "schemas": [[name, list(columns.items())] for name, columns in state.schemas.items()],
@@ -101,7 +105,9 @@ def load(data: bytes) -> State | None:
             raw = _with_columns(raw)
         if raw["format"] == _REPEATING:
             raw = _of_today(raw)
-        return _state(raw) if raw["format"] == _TAKEN or (raw["format"] == FORMAT and not _replaces(raw)) else None
+        if raw["format"] == _TAKEN or (raw["format"] == _NOT_TAKEN and not _replaces(raw)):
+            raw = raw | {"format": FORMAT, "folder_prefix": FORMER_PREFIX}
+        return _state(raw) if raw["format"] == FORMAT else None
     except (ValueError, LookupError, TypeError, AttributeError, ArithmeticError, RecursionError, zlib.error):
         return None
 
@@ -122,6 +128,7 @@ def _state(raw: dict[str, Any]) -> State:
         ledger_id=raw["ledger_id"],
         cluster=raw["cluster"],
         first_window=raw["first_window"],
+        folder_prefix=_prefix(raw["folder_prefix"]),
         last_mark=raw["last_mark"],
         shapes=dict(raw["shapes"]),
         schemas={name: dict(columns) for name, columns in raw["schemas"]},
@@ -175,7 +182,7 @@ def _with_columns(raw: dict[str, Any]) -> dict[str, Any]:
 
 
 def _of_today(raw: dict[str, Any]) -> dict[str, Any]:
-    """A checkpoint that repeats columns as it would be written now."""
+    """A checkpoint that repeats columns as one in which they are there once."""
     pins, over = raw["boundaries"], raw["superseded"]
     times = unpacked(raw["boundary_times"], 1)[0]
     places, offsets = (cut(unpack(text, 8 * sum(pins["counts"])), pins["counts"]) for text in pins["columns"])
@@ -189,11 +196,19 @@ def _of_today(raw: dict[str, Any]) -> dict[str, Any]:
     in_order = np.argsort(numbers, kind="stable")
     published = Published(*(_array(c[in_order]) for c in (np.repeat(windows, counts), numbers)))
     return raw | {
-        "format": FORMAT,
+        "format": _NOT_TAKEN,
         "superseded": _superseded_columns(columns),
         "published_in": _published_in(published),
         "boundaries": _pins(held, times),
     }
+
+
+def _prefix(value: Any) -> FolderPrefix:
+    if value == PREFIX:
+        return PREFIX
+    if value == FORMER_PREFIX:
+        return FORMER_PREFIX
+    raise ValueError("no prefix that we know")
 
 
 def _text(value: Any) -> str:

@@ -26,6 +26,7 @@ from pydantic import (
 
 from sluice.pipelines.contract.results import Result
 from sluice.pipelines.contract.suite import recall
+from sluice.pipelines.lake.paths import FORMER_PREFIX, FolderPrefix
 from sluice.pipelines.records.reader import Reader
 from sluice.pipelines.records.readers import READERS
 from sluice.pipelines.records.wire import WireFormat
@@ -40,6 +41,9 @@ from sluice.pipelines.vocabulary.traffic import Traffic
 FORMAT: Literal[1] = 1
 SHARED_FORMAT: Literal[2] = 2
 """Of a publish entry in which slices share files: who knows only format 1 would count the rows of a file for each."""
+
+FOLDERS_FORMAT: Literal[4] = 4
+"""Of a schema entry with a `folder_prefix`: who knows only the formats before would land in other folders."""
 
 READER_FORMAT: Literal[3] = 3
 """Of a schema entry with a `source` or a `key`: who knows only format 1 would take it for JSON alone. In format
@@ -80,7 +84,7 @@ class KeyRange(_Model):
 class _Entry(_Model):
     """What all entries have: `write` is unique to this attempt to write, `at` is in ms, `run` is the Dagster run id."""
 
-    format: Literal[1, 2, 3] = 1
+    format: Literal[1, 2, 3, 4] = 1
     write: str = ""
     run: str = ""
     at: int = 0
@@ -212,11 +216,11 @@ class SchemaEntry(_Entry):
     """The shape of rows from here on. `shape` is its name, `columns` the schema (names and types; None: raw) and
     `contract` the contract's text (empty: none). `evolved` are the columns that Sluice added to the feed's own schema,
     or widened in it, because of what it saw in records. `source` is how values with schemas of their own are read, and
-    `key` how keys are.
+    `key` how keys are. `folder_prefix` is what the keys of the feed's folders begin with: the first entry decides.
     """
 
     kind: Literal["schema"] = "schema"
-    newest_format: ClassVar[int] = READER_FORMAT
+    newest_format: ClassVar[int] = FOLDERS_FORMAT
     shape: str
     columns: Annotated[Columns, AfterValidator(_of_a_schema)] | None
     contract: Annotated[str, AfterValidator(_of_a_contract)] = ""
@@ -226,6 +230,7 @@ class SchemaEntry(_Entry):
     reason: str = ""
     source: SchemaSource | None = None
     key: SchemaSource | None = None
+    folder_prefix: FolderPrefix = FORMER_PREFIX
 
     @model_validator(mode="before")
     @classmethod
@@ -237,7 +242,7 @@ class SchemaEntry(_Entry):
     @model_serializer(mode="wrap")
     def _without_source(self, serialize: SerializerFunctionWrapHandler) -> dict[str, Any]:
         found: dict[str, Any] = serialize(self)
-        return {k: v for k, v in found.items() if k not in ("source", "key") or v}
+        return {k: v for k, v in found.items() if k not in ("source", "key", "folder_prefix") or v}
 
 
 class IntentEntry(_Entry):

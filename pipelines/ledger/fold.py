@@ -15,6 +15,7 @@ from typing import Any
 
 from pydantic import BaseModel
 
+from sluice.pipelines.lake.paths import FORMER_PREFIX, PREFIX, FolderPrefix
 from sluice.pipelines.ledger.batches import Batch, Batches, BatchStatus
 from sluice.pipelines.ledger.entries import (
     AbandonEntry,
@@ -88,6 +89,8 @@ class State:
     published_in: Published = field(default_factory=Published)
     """By window (None: outside windows): the publish entries that hold slices of it."""
     first_window: int | None = None
+    folder_prefix: FolderPrefix = PREFIX
+    """What the keys of the feed's folders begin with: the first schema entry decides."""
     shapes: dict[str, int] = field(default_factory=dict)
     """By the name of a shape, the newest schema entry that defines it; the feed's own comes last."""
     schemas: dict[str, dict[str, str]] = field(default_factory=dict)
@@ -261,6 +264,8 @@ class State:
         plan, planned = entry.plan, BatchStatus.PLANNED
         batch = Batch(self.number, plan, plan.request, entry.hash, entry.owner, planned, entry.at)
         self.batches.plan(batch)
+        if not self.shapes:
+            self.folder_prefix = FORMER_PREFIX
         for s in entry.plan.slices:
             self._raise_floor(s)
 
@@ -370,6 +375,8 @@ class State:
         self._replace(entry.parts)
 
     def _schema(self, entry: SchemaEntry) -> None:
+        if not self.shapes:
+            self.folder_prefix = entry.folder_prefix
         self.shapes.pop(entry.shape, None)
         self.shapes[entry.shape] = self.number
         self.schemas[entry.shape] = RAW_TYPES if entry.columns is None else entry.columns

@@ -374,7 +374,7 @@ def _slice_size(found: Sequence[Owed], sizing: Sizing) -> int:
 def _slices(o: Owed, size: int, state: State, window: WindowSettings, by_time: int) -> Iterable[Slice]:
     """The owed ranges, cut at pinned window boundaries. Large pieces are cut evenly."""
     for piece in _pieces(o, state):
-        folder = "" if by_time else paths.window_folder(piece.window, window.length)
+        folder = paths.window_folder(None if by_time else piece.window, window.length, state.folder_prefix)
         for r in _even(piece.range, _cuts(o, piece, size)):
             yield Slice(
                 *o.key,

@@ -15,8 +15,9 @@ from sluice.pipelines.contract.suite import recall
 from sluice.pipelines.feed.feed import Feed
 from sluice.pipelines.feed.sections import OnDrift
 from sluice.pipelines.feed.table import names_fit
+from sluice.pipelines.lake import paths
 from sluice.pipelines.ledger import Ledger, State
-from sluice.pipelines.ledger.entries import FORMAT, READER_FORMAT, SchemaEntry, SchemaSource
+from sluice.pipelines.ledger.entries import FOLDERS_FORMAT, FORMAT, READER_FORMAT, SchemaEntry, SchemaSource
 from sluice.pipelines.records.keys import KeyReader
 from sluice.pipelines.records.reader import Reader
 from sluice.pipelines.records.shape import Shape
@@ -25,6 +26,7 @@ from sluice.pipelines.schema.wider import RAW_TYPES, holds, one_table, parse_typ
 from sluice.pipelines.validation.drift import drift_of
 from sluice.pipelines.vocabulary.errors import SchemaChanged
 from sluice.pipelines.vocabulary.receipts import Drift, DriftKind, Receipt
+from sluice.pipelines.vocabulary.units import many
 
 MOST_EVOLVED = 200
 """How many columns records may add to a feed's own. Further fields stay in `_extra`."""
@@ -70,6 +72,21 @@ def table_of(feed: Feed, state: State) -> Schema | None:
     return None if last.startswith("raw") else parse_schema(state.schemas[last])
 
 
+def describe_overridden(feed: Feed, state: State) -> str:
+    """A sentence for columns named like a key of the feed's folders, with the remedy; empty without such columns."""
+    keys = paths.folder_keys(feed.window.length, state.folder_prefix)
+    columns = {**columns_of(effective_shape(feed, state).columns), **state.table}
+    names = [n for n in columns if n.casefold() in keys]
+    if not names:
+        return ""
+    named = f"{many(len(names), 'column')} named like a key of this feed's folders ({', '.join(names)})"
+    return (
+        f"{named}: tools that read the folder data/{feed.name} take the folder's value for the record's, or fail"
+        " → read the files by `sluice files`, sluice.read or a table, or turn Hive partitions off;"
+        " the folders of a new feed have other keys"
+    )
+
+
 def shape_named(ledger: Ledger, state: State, name: str) -> Shape | None:
     """The shape of that name, as receipts carry it; None when the ledger does not know it."""
     number = state.shapes.get(name)
@@ -93,7 +110,7 @@ def declare(feed: Feed, ledger: Ledger) -> Shape:
         if newest(state) == shape.name:
             return None
         check_one_table(feed, shape, state)
-        return _entry(feed, shape, _describe_change(ledger, state, shape))
+        return _entry(feed, shape, _describe_change(ledger, state, shape), state.folder_prefix)
 
     ledger.append(decide)
     return shape
@@ -132,12 +149,12 @@ def _problems(columns: Mapping[str, str], table: Mapping[str, str]) -> Iterator[
             yield said, f"give {name} its old type ({table[name]}) or a wider one, or give the new field another name"
 
 
-def _entry(feed: Feed, shape: Shape, reason: str) -> SchemaEntry:
+def _entry(feed: Feed, shape: Shape, reason: str, folder_prefix: paths.FolderPrefix) -> SchemaEntry:
     own = feed.columns.texts() if feed.columns else {}
     columns = shape.columns.texts() if shape.columns else None
     source, key = _source(shape.reader), _source(shape.key.reader if shape.key else None)
     return SchemaEntry(
-        format=READER_FORMAT if source or key else FORMAT,
+        format=FOLDERS_FORMAT if folder_prefix else READER_FORMAT if source or key else FORMAT,
         shape=shape.name,
         columns=columns,
         contract=shape.contract.text if shape.contract else "",
@@ -147,6 +164,7 @@ def _entry(feed: Feed, shape: Shape, reason: str) -> SchemaEntry:
         reason=reason,
         source=source,
         key=key,
+        folder_prefix=folder_prefix,
     )
 
 
@@ -192,7 +210,9 @@ def evolve(feed: Feed, ledger: Ledger, receipts: Sequence[Receipt]) -> None:
         most = MOST_EVOLVED - len(state.evolved)
         columns = evolve_schema(shape.columns, found, state.table, most, partial(names_fit, feed.table))
         grown = replace(shape, columns=columns)
-        return _entry(feed, grown, _describe_change(ledger, state, grown)) if grown.name != shape.name else None
+        if grown.name == shape.name:
+            return None
+        return _entry(feed, grown, _describe_change(ledger, state, grown), state.folder_prefix)
 
     ledger.append(decide)
 

@@ -66,7 +66,7 @@ def _before_the_frontier(state: State, feed: Feed) -> str:
     if feed.landing.layout is not Layout.WINDOW or not opened or None in opened:
         return ""
     oldest = min(w for w in opened if w is not None)
-    return f"{paths.visible_roots(feed.name)[0]}/{paths.window_folder(oldest, feed.window.length)}"
+    return f"{paths.visible_roots(feed.name)[0]}/{paths.window_folder(oldest, feed.window.length, state.folder_prefix)}"
 
 
 def _window_of(state: State, key: Key, offset: int) -> int | None:

@@ -75,7 +75,8 @@ class Slice:
     """One contiguous range of offsets [start, end) that one task reads.
 
     `window` is the start of its window (ms), None outside windows. Its parts go to `folder` below the feed's data.
-    Where `by_time` is set (the length of a window, ms), they go to the folders of their records' own times instead.
+    Where `by_time` is set (the length of a window, ms), they go to the folders of their records' own times instead;
+    `folder` then is that of records without a time.
     """
 
     topic: str

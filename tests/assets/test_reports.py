@@ -63,7 +63,7 @@ def test_a_report_of_a_whole_window(reporting: World, instance: dg.DagsterInstan
     said = windows(instance, REPORT)[f"{DAY}00:00"]
     assert (said["rows_read"], said["dagster/partition_row_count"]) == (50, 1)
     assert said["preview"] == "| table | rows\\|\\<b> |\n| --- | --- |\n| orders | 50 |"
-    path = "reports/rows/date=2024-05-01/hour=00/rows.parquet"
+    path = "reports/rows/kafka_window_date=2024-05-01/kafka_window_hour=00/rows.parquet"
     assert said["dagster/uri"] == f"memory://{path}"
     table = pq.read_table(io.BytesIO(reporting.lake.files[path]))
     assert table["rows|<b>"].to_pylist() == [50]

@@ -59,7 +59,7 @@ def test_a_window_is_a_run_of_its_partition(world: World, instance: dg.DagsterIn
     assert sorted(said) == [f"{DAY}00:00", f"{DAY}04:00"], "the quiet hour is told of too"
     first = said[f"{DAY}00:00"]
     assert (first["dagster/partition_row_count"], first["rows"], first["files"]) == (50, 50, 2)
-    assert first["dagster/uri"] == "memory://data/orders/date=2024-05-01/hour=00"
+    assert first["dagster/uri"] == "memory://data/orders/kafka_window_date=2024-05-01/kafka_window_hour=00"
     assert cells(first["boundaries"])[0] == {
         "partition": "orders:0", "start": 0, "end": 25, "landed": 25, "quarantined": 0, "invisible": 0, "files": 1,
     }  # fmt: skip
@@ -248,7 +248,7 @@ def test_a_typed_feed_s_quarantine_stands_beside_what_landed(root: Path) -> None
     assert cells(first["reasons"]) == [
         {"stage": "decode", "reason": "not_json", "expectation": "", "field": "", "rows": 6}
     ]
-    assert first["dagster/uri"] == "memory://quarantine/orders/date=2024-05-01/hour=00"
+    assert first["dagster/uri"] == "memory://quarantine/orders/kafka_window_date=2024-05-01/kafka_window_hour=00"
 
 
 # -- an asset by itself

@@ -157,6 +157,7 @@ class _Check:
         self._read()
         for decide in (
             self._placed,
+            self._in_folders,
             self._against_log,
             self._against_producers,
             self._sums,
@@ -250,6 +251,16 @@ class _Check:
                     other = self.rows[life][offset][0].part.path
                     yield Broken(2, f"{life}:{offset} is in {other} and in {f.part.path}", where)
                 self.rows[life][offset] = (f, i)
+
+    def _in_folders(self) -> Iterator[Broken]:
+        """The folders of all parts have the keys with which the ledger began (18)."""
+        prefix = self.book.folder_prefix or ""
+        allowed = [[f"{prefix}{level}" for level in ("date", "hour", "minute")[:n]] for n in range(4)]
+        for f in self.files:
+            keys = [level.partition("=")[0] for level in f.part.path.split("/")[2:-1]]
+            if keys not in allowed:
+                where = _at(f.receipt.life, f.receipt.start, path=f.part.path, number=f.receipt.number)
+                yield Broken(18, f"{f.part.path}: keys of this ledger's folders begin with {prefix!r}", where)
 
     # -- the log
 

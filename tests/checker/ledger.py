@@ -15,8 +15,9 @@ from typing import Any, NamedTuple
 
 from tests.checker.facts import EvidenceError, Life
 
-FORMATS = {"publish": (1, 2)}
-"""Of entries by kind; 1 for all others. In a publish entry of format 2 slices share files."""
+FORMATS = {"publish": (1, 2), "schema": (1, 2, 3, 4)}
+"""Of entries by kind; 1 for all others. In a publish entry of format 2 slices share files; a schema entry of format 4
+names the prefix of the keys of folders."""
 _KINDS = {"origin", "boundary", "plan", "own", "publish", "intent", "commit", "moved", "loss", "skip", "abandon"} | {
     "accept",
     "retire",
@@ -161,6 +162,8 @@ class Book:
     frontiers: dict[int, dict[Life, int]] = field(default_factory=dict)
     currents: dict[int, dict[tuple[str, int], Life]] = field(default_factory=dict)
     broken: list[Broken] = field(default_factory=list)
+    folder_prefix: str | None = None
+    """What the keys of folders begin with, by the first schema entry; None without one."""
 
     def live(self) -> list[Receipt]:
         """The receipts that count."""
@@ -447,8 +450,9 @@ def _take(book: Book, number: int, entry: dict[str, Any]) -> None:
     _origin(book, number, {"items": entry["origins"]})
 
 
-def _nothing(book: Book, number: int, entry: dict[str, Any]) -> None:
-    pass
+def _schema(book: Book, number: int, entry: dict[str, Any]) -> None:
+    if book.folder_prefix is None:
+        book.folder_prefix = entry.get("folder_prefix", "")
 
 
 _APPLY = {
@@ -465,7 +469,7 @@ _APPLY = {
     "abandon": _abandon,
     "accept": _accept,
     "retire": _retire,
-    "schema": _nothing,
+    "schema": _schema,
     "gap": _gap,
     "take": _take,
 }

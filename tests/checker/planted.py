@@ -262,7 +262,7 @@ def land_again(folder: Folder) -> tuple[int, int]:
     standing = entries[newest.batch]
     raw = json.loads(json.dumps(standing["plan"]))
     raw["tasks"], raw["replaces"] = [raw["tasks"][0] | {"slices": [receipt["slice"]]}], []
-    raw["request"]["kind"] = "offsets"
+    raw["request"] |= {"kind": "offsets", "replace": False}
     owner, hashed = standing["owner"] | {"token": "planted"}, hash_of(raw)
     plan = append(folder, "plan", plan=raw, hash=hashed, owner=owner)
     parts = [_copied(folder, p, entries[number]["batch"], plan, hashed) for p in receipt["parts"]]

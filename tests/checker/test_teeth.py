@@ -243,6 +243,15 @@ def another_name(s: Sound) -> None:
     s.rewrite(number, lambda e: e["receipts"][i]["parts"][0].update(path=renamed))
 
 
+def another_layout(s: Sound) -> None:
+    number, i = s.receipt(12)
+    part = s.place().entries()[number]["receipts"][i]["parts"][0]
+    moved = part["path"].replace("kafka_window_", "")
+    (s.root / moved).parent.mkdir(parents=True)
+    shutil.move(s.root / part["path"], s.root / moved)
+    s.rewrite(number, lambda e: e["receipts"][i]["parts"][0].update(path=moved))
+
+
 def foreign_file(s: Sound) -> None:
     (s.place().root / "data" / "orders" / "stray.parquet").write_bytes(b"x")
 
@@ -397,6 +406,7 @@ BROKEN: list[tuple[int, Plant, Where]] = [
     (8, backward_commit_after_expiry, {"offset": 15, "number": 16}),
     (9, another_plan_content, {"number": 7}),
     (9, another_name, {"offset": 12}),
+    (18, another_layout, {"offset": 12}),
     (10, foreign_file, {"path": "data/orders/stray.parquet"}),
     (11, second_creator, {"offset": 12, "number": 7}),
     (11, another_was_seen, {"number": 8}),

@@ -14,7 +14,11 @@ import pytest
 import typer
 
 from sluice.cli import main as main_module
+from sluice.pipelines.feed.load import load_feed
+from sluice.pipelines.ledger import Ledger
+from sluice.pipelines.ledger.entries import SchemaEntry
 from sluice.pipelines.vocabulary.errors import GroupHeld
+from sluice.resources.lake_local import LocalLake
 from tests.cli.conftest import FEED, Sluice
 
 COMMANDS = [
@@ -93,6 +97,19 @@ def test_a_broken_feed_file_names_file_key_and_remedy_and_stops_no_other(sluice:
     status = sluice("status", "--json")
     assert status.code == 2
     assert "bad.yaml" in status.document["broken"][0]["message"]
+
+
+def test_a_check_warns_of_fields_that_an_old_lakes_folders_override(sluice: Sluice, project: Path) -> None:
+    path = project / "feeds" / "orders.yaml"
+    path.write_text(FEED + "format: json\nschema: {id: int64, Date: date, minute: int32}\n")
+    assert "folders" not in sluice("feeds", "check").out
+    feed = load_feed(path, {})
+    columns = feed.columns.texts() if feed.columns else None
+    ledger = Ledger(LocalLake(Path(feed.lake)), "orders", lambda: 0)
+    ledger.append(lambda s: SchemaEntry(shape=feed.shape.name, columns=columns))
+    said = sluice("feeds", "check")
+    assert said.code == 0
+    assert "orders: 1 column named like a key of this feed's folders (Date)" in " ".join(said.out.split())
 
 
 @pytest.mark.parametrize("command", [["plan", "orders"], ["produce", "orders", "--to", "127.0.0.1:9"]])

@@ -248,7 +248,8 @@ def test_wait_ends_when_the_window_is_complete_or_the_time_is_up(world: World, t
 
 def test_wait_goes_by_what_can_be_read_not_by_what_is_published(world: World, tell: Tell) -> None:
     world.run(in_hour(2))
-    parts = {p: world.lake.files.pop(p) for p in list(world.lake.files) if p.startswith("data/") and "hour=02" in p}
+    hour = [p for p in world.lake.files if p.startswith("data/") and "window_hour=02" in p]
+    parts = {p: world.lake.files.pop(p) for p in hour}
     (manifest,) = [p for p in world.lake.files if "/windows/" in p and "T0200" in p]
     del world.lake.files[manifest]
     with pytest.raises(Failed):

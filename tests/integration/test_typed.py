@@ -110,7 +110,7 @@ def test_every_record_is_landed_typed_or_quarantined(place: Place) -> None:
         said = explain(book, opened.lake, where, held[0]["offset"])
         assert said.found is Class.QUARANTINED
         assert held[0]["reason"] in said.text
-        assert "/quarantine/orders/date=" in said.text
+        assert "/quarantine/orders/kafka_window_date=" in said.text
         said = explain(book, opened.lake, TopicPartition(place.topic, good[-1][0]), good[-1][1])
         assert said.found is Class.LANDED
 

@@ -240,7 +240,7 @@ def test_late_records_belong_to_the_hour_they_came_in(place: Place) -> None:
     world.now += HOUR
     assert not world.window(START).batches, "the hour is what it was"
     world.window(START + HOUR).check()
-    assert [p.split("/")[-2] for p in visible(world.feed)] == ["hour=14", "hour=15"]
+    assert [p.split("/")[-2] for p in visible(world.feed)] == ["kafka_window_hour=14", "kafka_window_hour=15"]
     with world.edges() as opened:
         told = explain(ledger(world.feed, opened), opened.lake, TopicPartition(place.topic, 0), 1)
     assert told.found is Class.LANDED

@@ -65,8 +65,14 @@ class World:
 
     def slice(self, key: Key, start: int, end: int, window: int | None = None) -> Slice:
         hour = START + start // 100 * HOUR if window is None else None
-        folder = paths.window_folder(hour, HOUR)
-        return Slice(*key, start, end, 3, 0, hour, "" if self.by_time else folder, self.by_time)
+        folder = paths.window_folder(None if self.by_time else hour, HOUR, self.folder_prefix)
+        return Slice(*key, start, end, 3, 0, hour, folder, self.by_time)
+
+    @property
+    def folder_prefix(self) -> paths.FolderPrefix:
+        """The ledger's; a plan without a schema entry before it is one of an old ledger."""
+        state = self.ledger.read()
+        return state.folder_prefix if state.shapes else paths.FORMER_PREFIX
 
     def plan(self, slices: Sequence[Slice], kind: RequestKind = RequestKind.CATCH_UP, by: str = "landing") -> int:
         tasks, asked = (Task(0, 1, tuple(slices)),), Request(kind)

@@ -195,7 +195,7 @@ def test_a_forged_manifest_makes_no_window_complete(tmp_path: Path) -> None:
 def test_files_of_others_in_a_window_s_folder_are_not_read(tmp_path: Path) -> None:
     world = World(tmp_path)
     world.land((A, 0, 100), (B, 0, 100))
-    folder = paths.window_folder(START, HOUR)
+    folder = paths.window_folder(START, HOUR, paths.PREFIX)
     for name in ("x.parquet", "orders-0-0-100-b99.parquet"):
         world.lake.put(f"data/orders/{folder}/{name}", b"PAR1 no such thing PAR1")
     assert world.rows(windows=[START]).num_rows == 200

@@ -22,6 +22,7 @@ from sluice.pipelines.batch.result import Landed, Skip
 from sluice.pipelines.feed.feed import Feed
 from sluice.pipelines.feed.load import load_feed
 from sluice.pipelines.feed.sections import OnLoss, parse_start
+from sluice.pipelines.lake import paths
 from sluice.pipelines.ledger import BatchStatus, Ledger
 from sluice.pipelines.ledger.entries import AcceptEntry, Entering, OriginItem, PlanEntry
 from sluice.pipelines.planning import windows
@@ -300,7 +301,8 @@ def test_a_slice_is_cut_where_windows_meet(feed: Feed) -> None:
     cut = sorted((s.start, s.end, s.window) for s in batch.plan.slices)
     assert cut == [(0, 1, START), (1, 3, START + HOUR), (3, 4, START + 2 * HOUR)]
     by_time = feed.landing.layout == "record_time"
-    assert {bool(s.folder) for s in batch.plan.slices} == {not by_time}
+    window = {None if by_time else s.window for s in batch.plan.slices}
+    assert {s.folder for s in batch.plan.slices} == {paths.window_folder(w, HOUR, paths.PREFIX) for w in window}
 
 
 def asked(start: int, end: int, anew: bool = False) -> Request:

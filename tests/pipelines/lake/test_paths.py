@@ -9,6 +9,8 @@ from hypothesis import strategies as st
 
 from sluice.pipelines.lake import paths
 from sluice.pipelines.records import landed_columns
+from sluice.pipelines.records.landed_columns import landed_schema
+from sluice.pipelines.schema.schema import SchemaError, parse_schema
 from sluice.pipelines.vocabulary.plans import Slice
 from sluice.pipelines.vocabulary.receipts import PartKind
 from sluice.pipelines.vocabulary.topic_names import encode_topic
@@ -39,14 +41,40 @@ def test_every_path_of_a_batch() -> None:
 
 def test_windows_are_days_and_hours_in_utc() -> None:
     start = 1_795_183_200_000  # 2026-11-20T14:00:00Z
-    assert paths.window_folder(start, HOUR) == "date=2026-11-20/hour=14"
-    assert paths.window_folder(None, 24 * HOUR) == "date=__HIVE_DEFAULT_PARTITION__"
+    new, old = paths.PREFIX, paths.FORMER_PREFIX
+    assert paths.window_folder(start, HOUR, new) == "kafka_window_date=2026-11-20/kafka_window_hour=14"
+    assert paths.window_folder(start, HOUR, old) == "date=2026-11-20/hour=14"
+    assert paths.window_folder(None, 24 * HOUR, new) == "kafka_window_date=__HIVE_DEFAULT_PARTITION__"
+    assert paths.window_folder(None, 24 * HOUR, old) == "date=__HIVE_DEFAULT_PARTITION__"
     above = "_sluice/sales/windows"
     assert paths.window_path("sales", start, HOUR) == f"{above}/2026-11/2026-11-20T1400-1h.json"
     assert paths.window_path("sales", start + HOUR // 4, HOUR // 4) == f"{above}/2026-11/2026-11-20T1415-15m.json"
     assert paths.former_window_path("sales", start, HOUR) == f"{above}/2026-11-20T1400-1h.json"
-    assert paths.window_folder(start + HOUR // 4, HOUR // 4) == "date=2026-11-20/hour=14/minute=15"
-    assert paths.window_folder(0, 24 * HOUR) == "date=1970-01-01"
+    assert paths.window_folder(start + HOUR // 4, HOUR // 4, old) == "date=2026-11-20/hour=14/minute=15"
+    assert paths.window_folder(0, 24 * HOUR, old) == "date=1970-01-01"
+
+
+@given(
+    st.none() | st.integers(0, 253_402_300_799_999),
+    st.sampled_from((HOUR // 4, HOUR, 24 * HOUR)),
+    st.sampled_from((paths.PREFIX, paths.FORMER_PREFIX)),
+)
+def test_a_window_folder_is_recognized_by_its_own_keys_only(
+    window: int | None, length: int, prefix: paths.FolderPrefix
+) -> None:
+    folder = paths.window_folder(window, length, prefix)
+    assert paths.prefix_of(folder) == prefix
+    assert tuple(level.partition("=")[0] for level in folder.split("/")) == paths.folder_keys(length, prefix)
+    others = [(n, p) for n in (HOUR // 4, HOUR, 24 * HOUR) for p in (paths.PREFIX, paths.FORMER_PREFIX)]
+    assert [o for o in others if paths.is_window_folder(folder, *o)] == [(length, prefix)]
+
+
+@pytest.mark.parametrize("length", [HOUR // 4, HOUR, 24 * HOUR])
+def test_no_column_of_a_feed_can_have_the_name_of_a_folder_key(length: int) -> None:
+    for key in paths.folder_keys(length, paths.PREFIX):
+        assert key not in landed_schema(None).names + landed_schema(parse_schema({"a": "int64"})).names
+        with pytest.raises(SchemaError):
+            parse_schema({key.upper(): "int64"})
 
 
 def test_manifests_and_reports_are_known_with_their_level_and_without() -> None:

@@ -270,7 +270,8 @@ def test_bad_rows_leave_nothing(lake: LocalLake) -> None:
 
 
 HOUR = 3_600_000
-BY_TIME = replace(TARGET, slice=replace(SLICE, by_time=HOUR))
+FOLDER = paths.window_folder(None, HOUR, paths.PREFIX)
+BY_TIME = replace(TARGET, slice=replace(SLICE, by_time=HOUR, folder=FOLDER))
 
 
 def by_folder(lake: LocalLake, parts: Sequence[Part]) -> dict[str, list[int]]:
@@ -289,10 +290,10 @@ def test_by_record_time_each_row_lies_in_its_own_hour(lake: LocalLake) -> None:
     w.write(raw(range(100, 106), timestamp=[5, HOUR, 7, -1, 2_209_032_000_000, 2**63 - 1]))
     parts = w.close()
     assert by_folder(lake, parts) == {
-        "date=1970-01-01/hour=00": [100, 102],
-        "date=1970-01-01/hour=01": [101],
-        "date=2040-01-01/hour=12": [104],
-        "date=__HIVE_DEFAULT_PARTITION__/hour=__HIVE_DEFAULT_PARTITION__": [103, 105],
+        "kafka_window_date=1970-01-01/kafka_window_hour=00": [100, 102],
+        "kafka_window_date=1970-01-01/kafka_window_hour=01": [101],
+        "kafka_window_date=2040-01-01/kafka_window_hour=12": [104],
+        FOLDER: [103, 105],
     }
     assert sum(p.rows for p in parts) == 6
     assert [paths.parse_part(p.name).sequence for p in parts] == [0, 1, 2, 3]

@@ -17,6 +17,7 @@ from sluice.pipelines.account.audit import audit
 from sluice.pipelines.account.explain import Class, explain
 from sluice.pipelines.committing.commit import CommitSettings, CommitStatus, commit
 from sluice.pipelines.feed.load import load_feed
+from sluice.pipelines.feed.sections import Layout
 from sluice.pipelines.lake import paths, standing
 from sluice.pipelines.ledger import BatchStatus
 from sluice.pipelines.planning import windows
@@ -74,6 +75,13 @@ def in_kafka(world: World) -> list[tuple[int, int]]:
     return [(tp.partition, r["offset"]) for tp in PARTITIONS for r in world.topic.log(tp).visible(0, 1 << 40)]
 
 
+def assert_former_folders(world: World) -> None:
+    """Every part lies in folders with the keys with which the ledger began."""
+    found = [p.split("/")[2:-1] for root in ("data", "quarantine") for p in world.lake.list(f"{root}/orders")]
+    assert found
+    assert {tuple(level.partition("=")[0] for level in folder) for folder in found} == {("date", "hour")}
+
+
 def test_it_is_read_and_closes(old: World) -> None:
     assert audit(old.ledger, old.lake, "orders", hashes=True).problems == ()  # type: ignore[arg-type]
     assert read(old) == in_kafka(old)
@@ -95,6 +103,33 @@ def test_it_is_appended_to_and_committed(old: World) -> None:
     assert commit(old.ledger, old.group, settings).status is CommitStatus.COMMITTED
     assert [old.group.offsets[tp].offset for tp in PARTITIONS] == [old.topic.log(tp).end for tp in PARTITIONS]
     assert audit(old.ledger, old.lake, "orders", hashes=True).problems == ()  # type: ignore[arg-type]
+    assert_former_folders(old)
+    assert old.ledger.read().folder_prefix == paths.FORMER_PREFIX
+
+
+def test_it_stays_with_its_folders_when_its_schema_changes_and_without_checkpoints(old: World) -> None:
+    old.feed = old.feed.model_copy(update={"policies": old.feed.policies.model_copy(update={"on_undecodable": "drop"})})
+    act(old, ("write", A, [0, 0], False))
+    act(old, ("pass", 2 * HOUR))
+    old.land(Request(RequestKind.CATCH_UP)).check()
+    for path in list(old.lake.list(paths.checkpoint_folder("orders"))):
+        old.lake.remove(path)
+    act(old, ("write", A, [0], False))
+    act(old, ("pass", 2 * HOUR))
+    old.land(Request(RequestKind.CATCH_UP)).check()
+    assert read(old) == in_kafka(old)
+    assert_former_folders(old)
+
+
+def test_it_stays_with_its_folders_by_record_time(old: World) -> None:
+    by_time = old.feed.landing.model_copy(update={"layout": Layout.RECORD_TIME})
+    old.feed = old.feed.model_copy(update={"landing": by_time})
+    act(old, ("write", A, [-HOUR, 0, HOUR], False))
+    act(old, ("pass", 2 * HOUR))
+    old.land(Request(RequestKind.CATCH_UP)).check()
+    assert read(old) == in_kafka(old)
+    assert_former_folders(old)
+    assert audit(old.ledger, old.lake, "orders", hashes=True).problems == ()  # type: ignore[arg-type]
 
 
 def test_what_is_there_is_landed_anew_and_merged(old: World) -> None:
@@ -102,6 +137,7 @@ def test_what_is_there_is_landed_anew_and_merged(old: World) -> None:
     compact(old.feed, old.edges(), None, owner("merging", "compact"), lambda progress: None)
     assert read(old) == in_kafka(old)
     assert audit(old.ledger, old.lake, "orders", hashes=True).problems == ()  # type: ignore[arg-type]
+    assert_former_folders(old)
 
 
 def test_windows_and_reports_without_a_level_are_found_and_new_ones_get_one(old: World) -> None:

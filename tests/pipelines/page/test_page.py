@@ -170,7 +170,7 @@ class Typed:
     ) -> int:
         """The number of the batch."""
         end = self.at + max(len(records), 1)
-        s = Slice(*KEY, self.at, end, 3, 0, START, paths.window_folder(START, HOUR))
+        s = Slice(*KEY, self.at, end, 3, 0, START, paths.window_folder(START, HOUR, paths.PREFIX))
         plan = Plan(
             self.name, "c", Request(RequestKind.WINDOW, window=START), Isolation.READ_COMMITTED, (Task(0, 1, (s,)),)
         )
@@ -271,7 +271,7 @@ def test_a_published_batch() -> None:
         "waiting for Kafka 3 ms 75.00 %",
         "The last 2 batches",
         "run-1",
-        f"data/orders/{paths.window_folder(START, HOUR)}/orders-0-10-111-b4.parquet",
+        f"data/orders/{paths.window_folder(START, HOUR, paths.PREFIX)}/orders-0-10-111-b4.parquet",
     ):
         assert words in said.text, words
     assert feed.told(4).batch.hash in said.text

@@ -48,7 +48,7 @@ def by_hand(world: World, before: int = START + HOUR) -> Retired:
 
 
 def first_hour(path: str) -> bool:
-    return f"/{paths.window_folder(START, HOUR)}/" in path
+    return f"/{paths.window_folder(START, HOUR, paths.FORMER_PREFIX)}/" in path
 
 
 # -- what becomes of rows, files and accounts

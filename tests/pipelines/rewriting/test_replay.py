@@ -191,7 +191,9 @@ def test_rows_by_their_own_time_go_to_their_folders(tmp_path: Path) -> None:
     for path in (p for p in world.visible() if p.startswith("data")):
         rows = pq.read_table(world.lake.open(path), columns=["kafka_timestamp"]).column(0).cast(pa.int64())
         hours = {t // HOUR * HOUR for t in rows.to_pylist()}
-        assert [paths.window_folder(h, HOUR) for h in hours] == [paths.folder_of(path, "orders", PartKind.LANDED)]
+        assert [paths.window_folder(h, HOUR, world.folder_prefix) for h in hours] == [
+            paths.folder_of(path, "orders", PartKind.LANDED)
+        ]
 
 
 @pytest.mark.parametrize(
