@@ -240,6 +240,7 @@ class _SliceComparison:
         """Each landed row is what one of the makers makes of the record."""
         left = ~inside(mine, self._mended)
         self._compared += int(left.sum())
+        differ: list[str] = []
         for maker in self._makers:
             made = pa.Table.from_batches([p.landed for p in maker.format.convert(self._receipt.slice, chunk)])
             offsets = _offsets(made)
@@ -249,10 +250,15 @@ class _SliceComparison:
                 continue
             both = np.flatnonzero(left & np.isin(mine, offsets))
             places = np.searchsorted(offsets, mine[both])
-            left[both[equal_rows(_rows_at(landed, both), _rows_at(made, places))]] = False
+            equal = equal_rows(_rows_at(landed, both), _rows_at(made, places))
+            left[both[equal]] = False
+            if not equal.all():
+                first = np.flatnonzero(~equal)[:1]
+                differ = different_columns(_rows_at(landed, both[first]), _rows_at(made, places[first]))
         wrong = np.flatnonzero(left)
         self._compared -= len(wrong)
-        return self._problem(mine[wrong[0]], "is not what landed") if len(wrong) else None
+        what = f"is not what landed: {', '.join(differ)}" if differ else "is not what landed"
+        return self._problem(mine[wrong[0]], what) if len(wrong) else None
 
     def _fitting(self, maker: _Maker, offsets: Array, mine: Array, bad: Array) -> AuditProblem | None:
         """Without a contract, and before any replay, a record that fits is neither in quarantine nor dropped."""
@@ -291,6 +297,11 @@ def equal_rows(mine: pa.Table, made: pa.Table) -> Array:
         if not column.equals(other):
             same &= _equal_items(column, other)
     return same
+
+
+def different_columns(mine: pa.Table, made: pa.Table) -> list[str]:
+    """The columns of `mine` in which any row is another."""
+    return [name for name in mine.schema.names if not equal_rows(mine.select([name]), made).all()]
 
 
 def _equal_items(a: pa.ChunkedArray, b: pa.ChunkedArray) -> Array:

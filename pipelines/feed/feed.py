@@ -187,7 +187,6 @@ class Feed(Settings):
         """What the feed's files ask records to become: schema, contract and policies."""
         dropping = self.policies.on_undecodable is OnUndecodable.DROP
         closed = self.columns is not None and self.policies.on_drift is OnDrift.QUARANTINE
-        closed |= self.reader is not None and self.reader.closed
         return Shape(self.columns, self.contract, dropping, closed, self.reader, self.key_reader)
 
     @property

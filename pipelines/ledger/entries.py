@@ -215,8 +215,9 @@ class SchemaSource(_Model):
 class SchemaEntry(_Entry):
     """The shape of rows from here on. `shape` is its name, `columns` the schema (names and types; None: raw) and
     `contract` the contract's text (empty: none). `evolved` are the columns that Sluice added to the feed's own schema,
-    or widened in it, because of what it saw in records. `source` is how values with schemas of their own are read, and
-    `key` how keys are. `folder_prefix` is what the keys of the feed's folders begin with: the first entry decides.
+    or widened in it, because of what it saw in records, and `base` the schema without added ones, where values that do
+    not fit these stay in `_extra`. `source` is how values with schemas of their own are read, and `key` how keys are.
+    `folder_prefix` is what the keys of the feed's folders begin with: the first entry decides.
     """
 
     kind: Literal["schema"] = "schema"
@@ -231,6 +232,7 @@ class SchemaEntry(_Entry):
     source: SchemaSource | None = None
     key: SchemaSource | None = None
     folder_prefix: FolderPrefix = FORMER_PREFIX
+    base: Annotated[Columns, AfterValidator(_of_a_schema)] | None = None
 
     @model_validator(mode="before")
     @classmethod
@@ -242,7 +244,7 @@ class SchemaEntry(_Entry):
     @model_serializer(mode="wrap")
     def _without_source(self, serialize: SerializerFunctionWrapHandler) -> dict[str, Any]:
         found: dict[str, Any] = serialize(self)
-        return {k: v for k, v in found.items() if k not in ("source", "key", "folder_prefix") or v}
+        return {k: v for k, v in found.items() if k not in ("source", "key", "folder_prefix", "base") or v}
 
 
 class IntentEntry(_Entry):

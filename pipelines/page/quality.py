@@ -263,6 +263,10 @@ _DRIFTS = {
     DriftKind.MISSING: "a field that no record has",
     DriftKind.WIDENED: "values of a larger type",
     DriftKind.WRONG: "values of another type",
+    DriftKind.OUT_OF_RANGE: "values out of range",
+    DriftKind.INEXACT: "numbers with more digits than the type holds",
+    DriftKind.MALFORMED: "texts that are not written as the type has it",
+    DriftKind.UNLISTED: "values that the enum does not have",
 }
 
 

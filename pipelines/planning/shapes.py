@@ -29,14 +29,14 @@ from sluice.pipelines.vocabulary.receipts import Drift, DriftKind, Receipt
 from sluice.pipelines.vocabulary.units import many
 
 MOST_EVOLVED = 200
-"""How many columns records may add to a feed's own. Further fields stay in `_extra`."""
+"""How many columns, and members of structs, records may add to a feed's own. Further fields stay in `_extra`."""
 _SAID = 5
 
 
 def effective_shape(feed: Feed, state: State) -> Shape:
     """The shape that the feed's records become: from its files, and from columns that the ledger learnt from records.
 
-    A column that the feed's schema names has the feed's type, or the wider type that its records needed.
+    A field that the feed's schema names has the feed's type, or the wider type that its records needed; at every depth.
     """
     shape = feed.shape
     if shape.columns is None or not state.evolved:
@@ -44,7 +44,24 @@ def effective_shape(feed: Feed, state: State) -> Shape:
     own = {f.name.casefold() for f in shape.columns.fields}
     fields = [_at_least(f, state.evolved.get(f.name)) for f in shape.columns.fields]
     fields += [Field(name, parse_type(text)) for name, text in state.evolved.items() if name.casefold() not in own]
-    return replace(shape, columns=Schema(tuple(fields)))
+    return _with_columns(feed, shape, Schema(tuple(fields)))
+
+
+def _with_columns(feed: Feed, shape: Shape, columns: Schema) -> Shape:
+    """The shape with these columns, of which the feed's own may be some."""
+    base = Schema(_own_part(columns.fields, feed.columns.fields)) if feed.columns else columns
+    of_json = shape.reader is None or not shape.reader.asks
+    return replace(shape, columns=columns, base=base if of_json and not shape.closed and base != columns else None)
+
+
+def _own_part(fields: Sequence[Field], own: Sequence[Field]) -> tuple[Field, ...]:
+    """The fields without those that `own` does not have, at every depth."""
+    there = {f.name: f.type.fields for f in own}
+    return tuple(
+        replace(f, type=replace(f.type, fields=_own_part(f.type.fields, there[f.name])))
+        for f in fields
+        if f.name in there
+    )
 
 
 def _at_least(own: Field, evolved: str | None) -> Field:
@@ -52,11 +69,14 @@ def _at_least(own: Field, evolved: str | None) -> Field:
 
 
 def _wider_of(own: Type, evolved: Type) -> Type:
-    """The feed's type, with those parts of it widened that records have widened."""
+    """The feed's type, with those parts of it widened that records have widened, and members that they have added."""
     if own.kind is not evolved.kind or own.kind not in (Kind.STRUCT, Kind.LIST, Kind.MAP):
         return evolved if holds(evolved, own) and not holds(own, evolved) else own
     there = {f.name: f.type for f in evolved.fields}
-    return replace(own, fields=tuple(replace(f, type=_wider_of(f.type, there.get(f.name, f.type))) for f in own.fields))
+    fields = [replace(f, type=_wider_of(f.type, there.get(f.name, f.type))) for f in own.fields]
+    names = {f.name.casefold() for f in own.fields}
+    fields += [replace(f, required=False) for f in evolved.fields if f.name.casefold() not in names]
+    return replace(own, fields=tuple(fields))
 
 
 def newest(state: State) -> str | None:
@@ -97,7 +117,8 @@ def shape_named(ledger: Ledger, state: State, name: str) -> Shape | None:
     contract = recall(entry.contract) if entry.contract else None
     reader = entry.source.reader() if entry.source else None
     key = KeyReader(entry.key.reader()) if entry.key else None
-    return Shape(columns, contract, entry.dropping, entry.closed, reader, key)
+    base = parse_schema(entry.base) if entry.base is not None else None
+    return Shape(columns, contract, entry.dropping, entry.closed, reader, key, base)
 
 
 def declare(feed: Feed, ledger: Ledger) -> Shape:
@@ -165,6 +186,7 @@ def _entry(feed: Feed, shape: Shape, reason: str, folder_prefix: paths.FolderPre
         source=source,
         key=key,
         folder_prefix=folder_prefix,
+        base=shape.base.texts() if shape.base else None,
     )
 
 
@@ -185,6 +207,7 @@ def _describe_change(ledger: Ledger, state: State, shape: Shape) -> str:
     said += ["policies changed"] if policies[0] != policies[1] else []
     said += ["schema_file changed"] if before.reader != shape.reader else []
     said += ["key changed"] if before.key != shape.key else []
+    said += ["added columns no longer refuse values"] if not said and shape.base and not before.base else []
     return "; ".join(said) or "the order of its columns"
 
 
@@ -207,14 +230,27 @@ def evolve(feed: Feed, ledger: Ledger, receipts: Sequence[Receipt]) -> None:
         shape = effective_shape(feed, state)
         if shape.columns is None:
             return None
-        most = MOST_EVOLVED - len(state.evolved)
-        columns = evolve_schema(shape.columns, found, state.table, most, partial(names_fit, feed.table))
-        grown = replace(shape, columns=columns)
+        own = _count(feed.columns.fields) if feed.columns else 0
+        most = MOST_EVOLVED - (_count(shape.columns.fields) - own)
+        addable = _addable(found, shape)
+        columns = evolve_schema(shape.columns, addable, state.table, most, partial(names_fit, feed.table))
+        grown = _with_columns(feed, shape, columns)
         if grown.name == shape.name:
             return None
         return _entry(feed, grown, _describe_change(ledger, state, grown), state.folder_prefix)
 
     ledger.append(decide)
+
+
+def _addable(found: Iterable[Drift], shape: Shape) -> Iterator[Drift]:
+    """The drift without new members of structs, where only a schema says how their bytes are read."""
+    bound = shape.reader is not None and shape.reader.asks
+    return (d for d in found if not (bound and d.kind is DriftKind.NEW and "." in d.field))
+
+
+def _count(fields: Iterable[Field]) -> int:
+    """How many fields these are, with all that is nested."""
+    return sum(1 + _count(f.type.fields) for f in fields)
 
 
 def evolve_schema(
@@ -225,13 +261,13 @@ def evolve_schema(
     fits: Callable[[Schema, Schema], bool] = lambda before, after: True,
 ) -> Schema:
     """The schema, with as much of the drift as it can take in, stay one table, and still `fits`. Adds at most `most`
-    columns."""
-    begun = len(columns.fields)
+    fields."""
+    begun = _count(columns.fields)
     for drift in found:
         grown = columns
         if drift.kind is DriftKind.WIDENED:
             grown = _grow_if_sound(columns, _widening(drift), table)
-        elif len(columns.fields) - begun < most:
+        elif _count(columns.fields) - begun < most:
             grown = _grow_if_sound(columns, _addition(drift), table)
         columns = grown if fits(columns, grown) else columns
     return columns
@@ -248,12 +284,24 @@ def _grow_if_sound(columns: Schema, change: Callable[[Schema], Mapping[str, str]
 
 
 def _addition(drift: Drift) -> Callable[[Schema], Mapping[str, str]]:
-    return lambda columns: columns.texts() if _names(columns, drift) else {**columns.texts(), drift.field: drift.type}
+    def grown(columns: Schema) -> Mapping[str, str]:
+        if "\\" in drift.field:  # it may stand for what cannot be printed, or for a dot
+            return columns.texts()
+        inside = {f.name: _with_member(f, f.name, drift).text for f in columns.fields}
+        there = drift.field in inside or inside != columns.texts()
+        return inside if there else {**inside, drift.field: drift.type}
+
+    return grown
 
 
-def _names(columns: Schema, drift: Drift) -> bool:
-    # A backslash in a drifting name may stand for what cannot be printed.
-    return "\\" in drift.field or any(f.name == drift.field for f in columns.fields)
+def _with_member(f: Field, path: str, drift: Drift) -> Field:
+    """The field with the member that drift has found in it, or below it."""
+    if f.type.kind is Kind.STRUCT and drift.field.startswith(f"{path}."):
+        name = drift.field.removeprefix(f"{path}.")
+        if "." not in name and all(m.name != name for m in f.type.fields):
+            return replace(f, type=replace(f.type, fields=(*f.type.fields, Field(name, parse_type(drift.type)))))
+    members = tuple(_with_member(m, path_below(path, f.type.kind, m.name), drift) for m in f.type.fields)
+    return replace(f, type=replace(f.type, fields=members))
 
 
 def _widening(drift: Drift) -> Callable[[Schema], Mapping[str, str]]:

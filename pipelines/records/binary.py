@@ -7,8 +7,8 @@ take much more memory than its values; the result depends on the values and the 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
-from typing import Any, NamedTuple
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -167,12 +167,12 @@ class BinaryTyper:
 class BinaryFormat(TypedFormat):
     """The base of their formats: types records by a typer, and says what was new or wrong.
 
-    `wrong`: the codes of values that are not what their field takes.
+    `wrong`: the codes of values that are not what their field takes, and how these differ from it.
     """
 
     _typer: BinaryTyper
     _reasons: Reasons
-    _wrong: tuple[int, ...]
+    _wrong: ClassVar[Mapping[int, DriftKind]]
 
     def __init__(self, reader: Reader, *, dropping: bool) -> None:
         super().__init__(reader.columns, dropping=dropping)
@@ -211,10 +211,11 @@ class BinaryFormat(TypedFormat):
 
     def _misfits(self, refused: RefusedRecords, offsets: Array) -> Iterator[Drift]:
         """Fields whose values made records be refused."""
-        chosen = np.isin(refused.codes, self._wrong) & (refused.nodes >= 0)
-        for node in np.unique(refused.nodes[chosen]).tolist():
-            at = offsets[refused.rows[chosen & (refused.nodes == node)]]
-            yield Drift(DriftKind.WRONG, self._typer.nodes[node].path, len(at), int(at.min()), "")
+        for code, kind in self._wrong.items():
+            chosen = (refused.codes == code) & (refused.nodes >= 0)
+            for node in np.unique(refused.nodes[chosen]).tolist():
+                at = offsets[refused.rows[chosen & (refused.nodes == node)]]
+                yield Drift(kind, self._typer.nodes[node].path, len(at), int(at.min()), "")
 
     def _refused(self, raw: pa.RecordBatch, refused: RefusedRecords) -> pa.RecordBatch:
         """The refused records as they came, with reasons. Makes Python objects per kind of reason, never per record."""

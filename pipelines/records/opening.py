@@ -33,6 +33,7 @@ _LONG = 17
 _MOST_BEHIND = 64
 """Bytes behind it that anybody looks at."""
 _SPACE = 0x20
+_BOM = np.frombuffer(b"\xef\xbb\xbf", np.uint8)
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,7 +160,8 @@ class Opener:
 
 
 def without_prefix(opened: Opened) -> pa.Array:
-    """The values with white space over what is before the records' own bytes, for a format that allows it there.
+    """The values with white space over what is before the records' own bytes, for a format that allows it there; and
+    over a byte order mark that these begin with.
 
     A record that is refused begins with a byte that no text has. Places in the values stay what they were.
     """
@@ -171,6 +173,8 @@ def without_prefix(opened: Opened) -> pa.Array:
     own = data.copy()
     named = np.flatnonzero(~refused & (sizes >= opened.skip))
     own[begins[named][:, None] + np.arange(opened.skip)] = _SPACE
+    firsts = begins[named[sizes[named] >= opened.skip + len(_BOM)]] + opened.skip
+    own[firsts[(_bytes_at(data, firsts, len(_BOM)) == _BOM).all(axis=1)][:, None] + np.arange(len(_BOM))] = _SPACE
     own[begins[refused & (sizes > 0)]] = 0
     buffers = opened.values.buffers()
     return pa.Array.from_buffers(opened.values.type, len(sizes), [buffers[0], buffers[1], pa.py_buffer(own)])

@@ -61,11 +61,6 @@ class Reader(Protocol):
         ...
 
     @property
-    def closed(self) -> bool:
-        """Whether a record with other fields does not fit, whatever the feed's policy."""
-        ...
-
-    @property
     def evolves(self) -> bool:
         """Whether columns may come from records, too."""
         ...
@@ -80,6 +75,18 @@ class Reader(Protocol):
         """Whether it asks for the schemas that records were written by."""
         ...
 
-    def rows(self, columns: Schema, writers: WriterSchemas | None, *, dropping: bool, closed: bool) -> Format:
-        """A new format that makes rows of these columns. `writers` tells the schemas that the reader asks for."""
+    def rows(
+        self,
+        columns: Schema,
+        writers: WriterSchemas | None,
+        *,
+        dropping: bool,
+        closed: bool,
+        base: Schema | None = None,
+    ) -> Format:
+        """A new format that makes rows of these columns. `writers` tells the schemas that the reader asks for.
+
+        With `closed`, a record with other fields does not fit, whatever the schema allows. `base` are the columns
+        without fields that came from records, where the format keeps values that do not fit these.
+        """
         ...

@@ -37,6 +37,7 @@ SHARES = {
     "decode.loops": 11,
     "encode.loops": 4,
     "typed.names": 4,
+    "typed.unnamed": 4,
     "runs": 2,
     "checked.forms": 1,
     "checked.short": 1,

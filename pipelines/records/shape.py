@@ -28,7 +28,8 @@ class Shape:
     `columns` is the schema of typed rows, None for raw rows. `reader` is how records of a format with schemas of its
     own are read as these; None for JSON. `key` is how keys are read, whose columns are among `columns`. With
     `dropping`, records that do not fit are counted and kept nowhere. With `closed`, a record with a field that the
-    schema does not name does not fit.
+    schema does not name, at any depth, does not fit. `base` are the columns without fields that came from records, if
+    there are any: a value that does not fit such a field stays in `_extra`.
     """
 
     columns: Schema | None = None
@@ -37,6 +38,7 @@ class Shape:
     closed: bool = False
     reader: Reader | None = None
     key: KeyReader | None = None
+    base: Schema | None = None
 
     @property
     def name(self) -> str:
@@ -48,6 +50,7 @@ class Shape:
             words += [f"columns {columns.fingerprint}"] if columns and columns != self.reader.columns else []
         words += [f"key {self.key.reader.format} {self.key.reader.fingerprint}"] if self.key else []
         words += ["closed"] if self.closed else []
+        words += [f"base {self.base.fingerprint}"] if self.base else []
         words += [f"contract {self.contract.hash}"] if self.contract else []
         words += ["dropping"] if self.dropping else []
         return " ".join(words)
@@ -55,7 +58,10 @@ class Shape:
     @property
     def of_values(self) -> Schema | None:
         """The columns that values make: keys may make others."""
-        return self.key.without(self.columns) if self.key and self.columns else self.columns
+        return self._of_values(self.columns)
+
+    def _of_values(self, columns: Schema | None) -> Schema | None:
+        return self.key.without(columns) if self.key and columns else columns
 
     @property
     def landed(self) -> pa.Schema:
@@ -69,18 +75,18 @@ class Shape:
         from sluice.pipelines.records.format import RawFormat
 
         form: Format = RawFormat()
-        columns = self.of_values
+        columns, base = self.of_values, self._of_values(self.base)
         if self.reader is not None and columns is not None:
-            form = self.reader.rows(columns, writers, dropping=self.dropping, closed=self.closed)
+            form = self.reader.rows(columns, writers, dropping=self.dropping, closed=self.closed, base=base)
         elif columns is not None:
             from sluice.pipelines.records.typed.format import JsonFormat
 
-            form = JsonFormat(columns, dropping=self.dropping, closed=self.closed)
+            form = JsonFormat(columns, dropping=self.dropping, closed=None if self.closed else (), base=base)
         if self.key is not None and self.columns is not None:
             from sluice.pipelines.records.keyed import KeyedFormat
 
             read = self.key.reader
-            keys = read.rows(read.columns, writers, dropping=False, closed=read.closed)
+            keys = read.rows(read.columns, writers, dropping=False, closed=False)
             form = KeyedFormat(form, keys, self.columns, read.wire, dropping=self.dropping)
         if self.contract is not None:
             from sluice.pipelines.records.checked.format import ContractFormat

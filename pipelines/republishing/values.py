@@ -1,8 +1,8 @@
 """Typed rows as values again: JSON, or Avro or Protobuf by the feed's own schema, from their columns.
 
 What comes out lands as the same row. It is not the value that came in. Of JSON, the order of fields is the schema's,
-blanks are gone, numbers and times are spelled in one way, a field that was null is left out, unknown fields inside
-structs are lost, and `_extra` comes last. Of Avro and Protobuf, fields that only the writer's schema had are lost.
+blanks are gone, numbers and times are spelled in one way, a field that was null is left out, and fields of `_extra`
+come last in the object that they are in. Of Avro and Protobuf, fields that only the writer's schema had are lost.
 
 For JSON, Arrow makes texts of whole columns, and a compiled loop weaves these into objects. What is nested, binary, or
 rare is spelled in Python.
@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import base64
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from datetime import UTC, date, datetime, timedelta
 from decimal import Decimal
 from functools import partial
@@ -38,6 +38,7 @@ from sluice.pipelines.vocabulary.receipts import PartKind
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _PER_SECOND = {"s": 1, "ms": 1_000, "us": 1_000_000, "ns": 1_000_000_000}
 _WIRES = (WireFormat.CONFLUENT, WireFormat.APICURIO, WireFormat.APICURIO3, WireFormat.BARE)
+_JSON = json.JSONDecoder(parse_int=str, parse_float=str)
 _NO_BYTES = np.empty(0, np.uint8)
 _SPARE = 64 << 10  # bytes of room for texts that are longer with their escapes
 Array = npt.NDArray[Any]
@@ -126,16 +127,87 @@ def json_values(rows: pa.RecordBatch, schema: Schema) -> pa.Array:
     """The values of typed rows as JSON objects in UTF-8; null for tombstones."""
     from sluice.pipelines.records.encode import loops  # late: it takes numba, and a second
 
+    extra, inner = _extra(rows, schema)
     members = [
-        _Member(f"{json.dumps(f.name, ensure_ascii=False)}:".encode(), *_spelled(rows.column(at), f.type))
+        _Member(f"{_text(f.name)}:".encode(), *_spelled(rows.column(at), f.type, inner.get(f.name)))
         for f in schema.fields
         if (at := rows.schema.get_field_index(f.name)) >= 0
     ]
-    if (at := rows.schema.get_field_index(EXTRA)) >= 0:
-        members.append(_Member(b"", loops.MEMBERS, rows.column(at)))
+    if extra is not None:
+        members.append(_Member(b"", loops.MEMBERS, extra))
     ends, data = _woven(members, rows.num_rows)
     there = ~_truths(rows.column("kafka_tombstone"))
     return _binary(there, ends, pa.py_buffer(data))
+
+
+def _extra(rows: pa.RecordBatch, schema: Schema) -> tuple[pa.Array | None, dict[str, Texts]]:
+    """The column `_extra` without what belongs inside columns; and that, by column."""
+    if (at := rows.schema.get_field_index(EXTRA)) < 0:
+        return None, {}
+    column = rows.column(at)
+    holders = {f.name: f.type for f in schema.fields if _has_struct(f.type)}
+    if not holders or column.null_count == len(column):
+        return column, {}
+    odd = _truths(pc.fill_null(pc.match_substring(column, "\\"), False))  # a name with escapes may be any
+    for name in holders:
+        odd |= _truths(pc.fill_null(pc.match_substring(column, _text(name)), False))
+    if not odd.any():
+        return column, {}
+    texts: Texts = [text if there else None for text, there in zip(column.to_pylist(), odd, strict=True)]
+    own, inner = _parted(texts, holders)
+    kept = [f"{{{','.join(mine)}}}" if mine else None for mine in own]
+    rest = pa.array([k if there else text for k, text, there in zip(kept, column.to_pylist(), odd, strict=True)])
+    return rest.cast(pa.string()), inner
+
+
+def _has_struct(kind: Type) -> bool:
+    return kind.kind is Kind.STRUCT or any(_has_struct(f.type) for f in kind.fields)
+
+
+def _parted(texts: Texts, holders: Collection[str]) -> tuple[list[list[str]], dict[str, Texts]]:
+    """Objects' members: those that stand by themselves, as text, and the values of those that belong in `holders`."""
+    own: list[list[str]] = [[] for _ in texts]
+    inner: dict[str, Texts] = {}
+    for row, text in enumerate(texts):
+        for name, written, value in _members(text) if text else ():
+            if name in holders and value[0] in "{[":
+                inner.setdefault(name, [None] * len(texts))[row] = value
+            else:
+                own[row].append(f"{written}:{value}")
+    return own, inner
+
+
+def _members(text: str) -> Iterator[tuple[str, str, str]]:
+    """The members of an object: the name, the name as it is written, and the value as it is written."""
+    at = _next(text, text.index("{") + 1)
+    while text[at] != "}":
+        name, end = _JSON.raw_decode(text, at)
+        begin = _next(text, _next(text, end) + 1)
+        _, stop = _JSON.raw_decode(text, begin)
+        yield name, text[at:end], text[begin:stop]
+        at = _after(text, stop)
+
+
+def _items(text: str) -> Iterator[str]:
+    """The elements of an array, as they are written."""
+    at = _next(text, text.index("[") + 1)
+    while text[at] != "]":
+        _, stop = _JSON.raw_decode(text, at)
+        yield text[at:stop]
+        at = _after(text, stop)
+
+
+def _next(text: str, at: int) -> int:
+    """The place of the next character that is no white space."""
+    while text[at] in " \t\r\n":
+        at += 1
+    return at
+
+
+def _after(text: str, at: int) -> int:
+    """The place of the next member or element, or of the end."""
+    at = _next(text, at)
+    return _next(text, at + 1) if text[at] == "," else at
 
 
 def _woven(members: Sequence[_Member], rows: int) -> tuple[Array, Array]:
@@ -176,10 +248,12 @@ def _woven(members: Sequence[_Member], rows: int) -> tuple[Array, Array]:
     return ends, out[: ends[rows]]
 
 
-def _spelled(column: pa.Array, kind: Type) -> tuple[int, pa.Array]:
-    """A column as text, and how it is to be written."""
+def _spelled(column: pa.Array, kind: Type, extra: Texts | None = None) -> tuple[int, pa.Array]:
+    """A column as text, with what `_extra` has for it, and how it is to be written."""
     from sluice.pipelines.records.encode import loops
 
+    if extra is not None:
+        return loops.BARE, _text_column(_texts(column, kind, extra))
     if isinstance(column, pa.DictionaryArray):
         column = column.dictionary_decode()
     match kind.kind:
@@ -236,14 +310,15 @@ def _truths(column: pa.Array) -> Array:
     return int64s(column.cast(pa.int64())).astype(bool)
 
 
-def _texts(column: pa.Array, kind: Type) -> Texts:
+def _texts(column: pa.Array, kind: Type, extra: Texts | None = None) -> Texts:
+    """Each item as JSON, with the members that `extra` has for it."""
     match kind.kind:
         case Kind.STRUCT:
-            return _structs(column, kind)
+            return _structs(column, kind, extra)
         case Kind.LIST:
-            return _lists(column, kind)
+            return _lists(column, kind, extra)
         case Kind.MAP:
-            return _maps(column, kind)
+            return _maps(column, kind, extra)
         case Kind.TIMESTAMP | Kind.EPOCH:
             ticks = column.cast(pa.int64()).to_pylist()
             per_second = _PER_SECOND[column.type.unit]
@@ -254,28 +329,53 @@ def _texts(column: pa.Array, kind: Type) -> Texts:
             return [None if v is None else spelling(v) for v in column.to_pylist()]
 
 
-def _structs(column: pa.Array, kind: Type) -> Texts:
+def _structs(column: pa.Array, kind: Type, extra: Texts | None) -> Texts:
+    own, inner = _parted(extra or [], {f.name for f in kind.fields if _has_struct(f.type)})
     named = [
-        (json.dumps(f.name, ensure_ascii=False), _texts(column.field(f.name), f.type))
+        (_text(f.name), _texts(column.field(f.name), f.type, inner.get(f.name)))
         for f in kind.fields
         if column.type.get_field_index(f.name) >= 0
     ]
-    return [
-        f"{{{','.join(f'{name}:{texts[n]}' for name, texts in named if texts[n] is not None)}}}" if there else None
-        for n, there in enumerate(column.is_valid().to_pylist())
-    ]
+    found: Texts = []
+    for n, there in enumerate(column.is_valid().to_pylist()):
+        members = [f"{name}:{texts[n]}" for name, texts in named if texts[n] is not None] + (own[n] if own else [])
+        found.append(f"{{{','.join(members)}}}" if there else None)
+    return found
 
 
-def _lists(column: pa.Array, kind: Type) -> Texts:
-    elements = [text or "null" for text in _texts(column.values, kind.fields[0].type)]
-    return [None if bounds is None else f"[{','.join(elements[slice(*bounds)])}]" for bounds in _bounds(column)]
+def _lists(column: pa.Array, kind: Type, extra: Texts | None) -> Texts:
+    bounds = _bounds(column)
+    inner = None
+    if extra is not None:
+        inner = _spread(len(column.values), bounds, ([*enumerate(_items(t))] if t else () for t in extra))
+    elements = [text or "null" for text in _texts(column.values, kind.fields[0].type, inner)]
+    return [None if span is None else f"[{','.join(elements[slice(*span)])}]" for span in bounds]
 
 
-def _maps(column: pa.Array, kind: Type) -> Texts:
-    names = [json.dumps(name, ensure_ascii=False) for name in column.keys.to_pylist()]
-    values = [text or "null" for text in _texts(column.items, kind.fields[0].type)]
-    members = [f"{name}:{value}" for name, value in zip(names, values, strict=True)]
-    return [None if bounds is None else f"{{{','.join(members[slice(*bounds)])}}}" for bounds in _bounds(column)]
+def _maps(column: pa.Array, kind: Type, extra: Texts | None) -> Texts:
+    bounds, keys = _bounds(column), column.keys.to_pylist()
+    inner = None
+    if extra is not None:
+        places = ({key: n for n, key in enumerate(keys[slice(*span)])} if span else {} for span in bounds)
+        pairs = (
+            [(at[name], v) for name, _, v in _members(t)] if t else () for t, at in zip(extra, places, strict=True)
+        )
+        inner = _spread(len(keys), bounds, pairs)
+    values = [text or "null" for text in _texts(column.items, kind.fields[0].type, inner)]
+    members = [f"{_text(key)}:{value}" for key, value in zip(keys, values, strict=True)]
+    return [None if span is None else f"{{{','.join(members[slice(*span)])}}}" for span in bounds]
+
+
+def _spread(
+    items: int, bounds: Sequence[tuple[int, int] | None], extra: Iterable[Collection[tuple[int, str]]]
+) -> Texts:
+    """What `_extra` has for each element of all lists, by the places that it names in each."""
+    found: Texts = [None] * items
+    for span, pairs in zip(bounds, extra, strict=True):
+        begin = span[0] if span else 0
+        for place, text in pairs:
+            found[begin + place] = text
+    return found
 
 
 def _bounds(column: pa.Array) -> Sequence[tuple[int, int] | None]:

@@ -91,6 +91,10 @@ _WORDS = {
     DriftKind.MISSING: "is in no record",
     DriftKind.WIDENED: "does not fit its type",
     DriftKind.WRONG: "is of another type",
+    DriftKind.OUT_OF_RANGE: "is out of range",
+    DriftKind.INEXACT: "has more digits than its type holds",
+    DriftKind.MALFORMED: "is not written as its type has it",
+    DriftKind.UNLISTED: "is none of the enum's values",
 }
 
 

@@ -107,13 +107,17 @@ class DriftKind(StrEnum):
     """How a field differs from the schema.
 
     NEW: the schema does not name it. MISSING: no record has it. WIDENED: it holds a larger type of the same kind.
-    WRONG: it holds a type of another kind.
+    WRONG: it holds a type of another kind. The others are values of the right kind that no such type takes.
     """
 
     NEW = "new"
     MISSING = "missing"
     WIDENED = "widened"
     WRONG = "wrong"
+    OUT_OF_RANGE = "out_of_range"
+    INEXACT = "inexact"
+    MALFORMED = "malformed"
+    UNLISTED = "unlisted"
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,12 +6,15 @@ are passed over, and counted as drift), and the record's coordinates. docs/forma
 
 from __future__ import annotations
 
+from typing import ClassVar
+
 from sluice.pipelines.records.avro import loops
 from sluice.pipelines.records.avro.reader import AvroReader
 from sluice.pipelines.records.avro.reasons import REASONS
 from sluice.pipelines.records.avro.typer import AvroTyper
 from sluice.pipelines.records.binary import BinaryFormat
 from sluice.pipelines.records.reader import WriterSchemas
+from sluice.pipelines.vocabulary.receipts import DriftKind
 
 
 class AvroFormat(BinaryFormat):
@@ -21,7 +24,11 @@ class AvroFormat(BinaryFormat):
     """
 
     _reasons = REASONS
-    _wrong = (loops.OTHER_BRANCH, loops.OTHER_SYMBOL, loops.WIDE_DECIMAL)
+    _wrong: ClassVar = {
+        loops.OTHER_BRANCH: DriftKind.WRONG,
+        loops.OTHER_SYMBOL: DriftKind.UNLISTED,
+        loops.WIDE_DECIMAL: DriftKind.OUT_OF_RANGE,
+    }
 
     def __init__(
         self, reader: AvroReader, writers: WriterSchemas | None, *, dropping: bool = False, closed: bool = False

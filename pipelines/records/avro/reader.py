@@ -48,7 +48,6 @@ class AvroReader:
     wire: WireFormat
     format = "avro"
     expectations: ClassVar[tuple[Expectation, ...]] = ()
-    closed = False
 
     def __post_init__(self) -> None:
         _ = self.columns
@@ -88,7 +87,15 @@ class AvroReader:
         """Whether records name the schemas that they were written by."""
         return self.wire is not WireFormat.BARE
 
-    def rows(self, columns: Schema, writers: WriterSchemas | None, *, dropping: bool, closed: bool) -> Format:
+    def rows(
+        self,
+        columns: Schema,
+        writers: WriterSchemas | None,
+        *,
+        dropping: bool,
+        closed: bool,
+        base: Schema | None = None,
+    ) -> Format:
         """The format that makes rows of these columns."""
         from sluice.pipelines.records.avro.format import AvroFormat
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import replace
 
 import numpy as np
@@ -30,9 +30,15 @@ class JsonSchemaFormat(JsonFormat):
     """
 
     def __init__(
-        self, schema: Schema, wire_format: WireFormat, *, dropping: bool = False, closed: bool = False
+        self,
+        schema: Schema,
+        wire_format: WireFormat,
+        *,
+        dropping: bool = False,
+        closed: Collection[str] | None = (),
+        base: Schema | None = None,
     ) -> None:
-        super().__init__(schema, dropping=dropping, closed=closed)
+        super().__init__(schema, dropping=dropping, closed=closed, base=base)
         self._opener = Opener(wire_format) if wire_format is not WireFormat.BARE else None
 
     def _opened(self, chunk: pa.RecordBatch) -> Iterator[tuple[pa.RecordBatch, Opened]]:

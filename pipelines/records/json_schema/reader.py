@@ -20,7 +20,7 @@ from sluice.pipelines.contract.expectation import Expectation
 from sluice.pipelines.records.json_schema.document import Document, Node
 from sluice.pipelines.records.reader import UnusableSchema, WriterSchemas
 from sluice.pipelines.records.wire import WireFormat
-from sluice.pipelines.schema.schema import Field, Kind, Schema, Type, parse_schema
+from sluice.pipelines.schema.schema import Field, Kind, Schema, Type, parse_schema, path_below
 from sluice.pipelines.schema.wider import MOST_DIGITS
 
 if TYPE_CHECKING:
@@ -67,26 +67,36 @@ class JsonSchemaReader:
         return self._made.expectations
 
     @property
-    def closed(self) -> bool:
-        """Whether a record may have no other fields."""
+    def closed(self) -> tuple[str, ...]:
+        """The paths of objects that may have no other fields (`additionalProperties: false`); the record's is empty."""
         return self._made.closed
 
     @cached_property
     def fingerprint(self) -> str:
         """16 hex digits. Readers that make the same rows of the same records have the same ones."""
-        return hashlib.sha256(json.dumps([*self.columns.texts().items(), self.wire]).encode()).hexdigest()[:16]
+        makes = [*self.columns.texts().items(), self.wire, *([self.closed] if self.closed else [])]
+        return hashlib.sha256(json.dumps(makes).encode()).hexdigest()[:16]
 
-    def rows(self, columns: Schema, writers: WriterSchemas | None, *, dropping: bool, closed: bool) -> Format:
+    def rows(
+        self,
+        columns: Schema,
+        writers: WriterSchemas | None,
+        *,
+        dropping: bool,
+        closed: bool,
+        base: Schema | None = None,
+    ) -> Format:
         """The format that makes rows of these columns."""
         from sluice.pipelines.records.json_schema.format import JsonSchemaFormat
 
-        return JsonSchemaFormat(columns, self.wire, dropping=dropping, closed=closed)
+        names = None if closed else self.closed
+        return JsonSchemaFormat(columns, self.wire, dropping=dropping, closed=names, base=base)
 
 
 class _Made(NamedTuple):
     columns: Schema
     expectations: tuple[Expectation, ...]
-    closed: bool
+    closed: tuple[str, ...]
 
 
 class _Limit(NamedTuple):
@@ -98,11 +108,13 @@ class _Limit(NamedTuple):
 
 
 class _Found(NamedTuple):
-    """What a schema comes to: a type, whether it allows null, and what it expects beyond the type."""
+    """What a schema comes to: a type, whether it allows null, and what it expects beyond the type. `closed` are the
+    paths, from here, of objects that may have no other fields."""
 
     type: Type
     or_null: bool
     limits: tuple[_Limit, ...] = ()
+    closed: tuple[str, ...] = ()
 
 
 def _read(document: Document) -> _Made:
@@ -110,18 +122,19 @@ def _read(document: Document) -> _Made:
     if "properties" not in node or _kinds(node) - {"object"}:
         raise UnusableSchema(node.place, "is no object with properties, and these are the columns")
     fields, limits = [], []
+    closed = [""] if node.get("additionalProperties") is False else []
     for name, found, required in _Columns(document).members(node):
         fields.append(Field(name, found.type, required and not found.or_null))
         limits += [(name, limit) for limit in found.limits]
+        closed += [name + path for path in found.closed]
     columns = parse_schema({f.name: f.text for f in fields})
     types = {f.name: f.type for f in columns.fields}
     made = [_expectation(place, name, limit, types) for place, (name, limit) in enumerate(limits)]
-    closed = node.get("additionalProperties") is False
-    if not closed and node.get("additionalProperties") not in (None, True, {}):
+    if node.get("additionalProperties") not in (None, True, False, {}):
         raise UnusableSchema(
             node.place_of("additionalProperties"), "says what other fields must be; they are kept as they are in _extra"
         )
-    return _Made(columns, tuple(made), closed)
+    return _Made(columns, tuple(made), tuple(closed))
 
 
 def _expectation(place: int, column: str, limit: _Limit, types: Mapping[str, Type]) -> Expectation:
@@ -160,7 +173,7 @@ class _Columns:
         if not kinds:
             return self._anything(node, or_null)
         found = _MAKERS[kinds.pop()](self, node)
-        return _Found(found.type, or_null or found.or_null, found.limits)
+        return found._replace(or_null=or_null or found.or_null)
 
     def _anything(self, node: Node, or_null: bool) -> _Found:
         """Of no type: anything, as JSON text; or null alone."""
@@ -207,7 +220,7 @@ class _Columns:
         if isinstance(node.get("items"), list):
             raise UnusableSchema(node.place_of("items"), "is a schema for each place; a list has one type")
         inside = self._inside(node, "items") if "items" in node else _Found(Type(Kind.JSON), True)
-        return _Found(Type(Kind.LIST, fields=(Field("", inside.type, not inside.or_null),)), False)
+        return _holder(Kind.LIST, inside)
 
     def _object(self, node: Node) -> _Found:
         if node.get("properties"):
@@ -221,22 +234,30 @@ class _Columns:
             raise UnusableSchema(node.place_of("required"), "names a field that is none of the properties")
         if not rest or rest is True:
             return _Found(Type(Kind.MAP, fields=(Field("", Type(Kind.JSON)),)), False)
-        inside = self._inside(node, "additionalProperties")
-        return _Found(Type(Kind.MAP, fields=(Field("", inside.type, not inside.or_null),)), False)
+        return _holder(Kind.MAP, self._inside(node, "additionalProperties"))
 
     def _struct(self, node: Node) -> _Found:
         if node.get("additionalProperties") not in (None, True, False, {}):
             raise UnusableSchema(node.place_of("additionalProperties"), "is said beside properties; a struct has those")
         fields = []
+        closed = [""] if node.get("additionalProperties") is False else []
         for name, found, required in self.members(node):
             _refuse_limits(found)
             fields.append(Field(name, found.type, required and not found.or_null))
-        return _Found(Type(Kind.STRUCT, fields=tuple(fields)), False)
+            closed += [f".{name}{path}" for path in found.closed]
+        return _Found(Type(Kind.STRUCT, fields=tuple(fields)), False, closed=tuple(closed))
 
     def _inside(self, node: Node, keyword: str) -> _Found:
         found = self._found(self._document.within(node, keyword))
         _refuse_limits(found)
         return found
+
+
+def _holder(kind: Kind, inside: _Found) -> _Found:
+    """A list or map of these."""
+    path = path_below("", kind, "")
+    element = Field("", inside.type, not inside.or_null)
+    return _Found(Type(kind, fields=(element,)), False, closed=tuple(path + below for below in inside.closed))
 
 
 def _refuse_limits(found: _Found) -> None:

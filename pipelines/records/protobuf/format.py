@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
+from typing import ClassVar
 
 import numpy as np
 import pyarrow as pa
@@ -22,6 +23,7 @@ from sluice.pipelines.records.protobuf.reasons import REASONS
 from sluice.pipelines.records.protobuf.typer import ProtobufTyper
 from sluice.pipelines.records.reader import WriterSchemas
 from sluice.pipelines.records.wire import NO_HEADER, WireFormat
+from sluice.pipelines.vocabulary.receipts import DriftKind
 
 
 class ProtobufFormat(BinaryFormat):
@@ -31,7 +33,10 @@ class ProtobufFormat(BinaryFormat):
     """
 
     _reasons = REASONS
-    _wrong = (loops.OTHER_SYMBOL, loops.NO_DOCUMENT)
+    _wrong: ClassVar = {
+        loops.OTHER_SYMBOL: DriftKind.UNLISTED,
+        loops.NO_DOCUMENT: DriftKind.MALFORMED,
+    }
 
     def __init__(
         self, reader: ProtobufReader, writers: WriterSchemas | None, *, dropping: bool = False, closed: bool = False

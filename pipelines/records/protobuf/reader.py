@@ -47,7 +47,6 @@ class ProtobufReader:
     wire: WireFormat
     format = "protobuf"
     expectations: ClassVar[tuple[Expectation, ...]] = ()
-    closed = False
     evolves = False
 
     def __post_init__(self) -> None:
@@ -98,7 +97,15 @@ class ProtobufReader:
         other = ProtobufReader((text_of(files, self.message.name),), self.wire)
         return (self.fingerprint, self.path) == (other.fingerprint, other.path)
 
-    def rows(self, columns: Schema, writers: WriterSchemas | None, *, dropping: bool, closed: bool) -> Format:
+    def rows(
+        self,
+        columns: Schema,
+        writers: WriterSchemas | None,
+        *,
+        dropping: bool,
+        closed: bool,
+        base: Schema | None = None,
+    ) -> Format:
         """The format that makes rows. Columns are those of the message: nothing else can be known of other fields."""
         from sluice.pipelines.records.protobuf.format import ProtobufFormat
 

@@ -6,7 +6,7 @@ columns of raw feeds and the reason. docs/formats.md says what happens to every 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from functools import partial
 from typing import NamedTuple
 
@@ -18,6 +18,7 @@ from sluice.pipelines.records.format import Formatted, RawFormat
 from sluice.pipelines.records.landed_columns import COORDINATES, KAFKA_FIELDS, REFUSED, landed_schema
 from sluice.pipelines.records.opening import Opened
 from sluice.pipelines.records.runs import take_rows
+from sluice.pipelines.records.typed.fallback import Fallback
 from sluice.pipelines.records.typed.reasons import UNKNOWN, Reason, detail_of, reason_of, stage_of
 from sluice.pipelines.records.typed.typer import RefusedRecords, TypedPiece, Typer, indices
 from sluice.pipelines.records.typed.unfit import NewFields, UnknownFields, misfits, missing
@@ -86,22 +87,37 @@ class TypedFormat:
 class JsonFormat(TypedFormat):
     """Types JSON objects by a schema.
 
-    With `closed`, records with fields that the schema does not name are quarantined.
+    Records with fields that the schema does not name, in structs of the paths `closed`, are quarantined; in any struct,
+    if `closed` is None. `base` is the schema without fields that came from records: values that do not fit these stay
+    in `_extra`.
     """
 
-    def __init__(self, schema: Schema, *, dropping: bool = False, closed: bool = False) -> None:
+    def __init__(
+        self,
+        schema: Schema,
+        *,
+        dropping: bool = False,
+        closed: Collection[str] | None = (),
+        base: Schema | None = None,
+    ) -> None:
         super().__init__(schema, dropping=dropping)
         self._typer = Typer(schema)
-        self._unknown, self._closed = UnknownFields(), closed
+        self._unknown = UnknownFields(self._typer.nodes, self._typer.tables, closed)
+        self._fallback = Fallback(schema, self._typer.nodes, base) if base else None
 
     def _pieces(self, opened: Opened) -> Iterator[TypedPiece]:
         return self._typer.pieces(opened.values)
 
     def _formatted(self, records: Records, piece: TypedPiece) -> Formatted:
         raw, kafka, offsets, opened = records
+        faults: Iterable[Drift] = ()
+        if len(piece.refused.rows):
+            found = piece.refused
+            if self._fallback:
+                piece, found = self._fallback.read(piece, opened.values)
+            faults = misfits(self._typer.nodes, found, opened.values, offsets)
         unknown = self._unknown.of(piece.arrays[-1], offsets[piece.rows])
-        faults = misfits(self._typer.nodes, piece.refused, opened.values, offsets) if len(piece.refused.rows) else ()
-        if self._closed and unknown:
+        if unknown and unknown.refused:
             piece = _without_unknown(piece, unknown, len(self._typer.nodes))
         landed, typed = self._landed(kafka, piece)
         first = int(offsets[piece.rows[0]]) if typed else -1

@@ -106,7 +106,9 @@ STEPS = 12  # values of the template; −1: there is none
 UNFIT = 13  # whether the record before did not fit
 DOUBTS = 14
 TRAIL = 15  # values of the record at hand, in their order; −1: it makes no template
-SLOTS = 16
+INSIDE = 16  # whether the record at hand has unknown members inside of its fields
+INSIDES = 17  # rows of this block that have
+SLOTS = 18
 
 # --- how a call ended, and why a record is refused ---------------------------------------------------------------
 
@@ -142,11 +144,16 @@ class Tables(NamedTuple):
 
 
 class Found(NamedTuple):
-    """What a block gives besides spans: for each row its record and the end of its extra text; refused records."""
+    """What a block gives besides spans: for each row its record and the end of its extra text; refused records.
+
+    `extra` has members of the records themselves. `inside` are the records whose unknown members are not all among
+    these: some are inside of fields (`unnamed`).
+    """
 
     source: Array
     extra: Array
     extra_ends: Array
+    inside: Array
     bad_row: Array
     bad_code: Array
     bad_node: Array
@@ -154,7 +161,7 @@ class Found(NamedTuple):
 
 
 TABLES = types.NamedTuple([TABLE, U8, I32, I32, I64, I64, I64, I64, I64, U8, U8, I64, TABLE, I64, I64], Tables)
-_FOUND = types.NamedTuple([I32, U8, I32, I32, I32, I32, I32], Found)
+_FOUND = types.NamedTuple([I32, U8, I32, I32, I32, I32, I32, I32], Found)
 
 _HEX = np.full(256, -1, np.int64)
 for _i, _c in enumerate(b"0123456789abcdef"):
@@ -171,7 +178,7 @@ def pack(start: int, stop: int, kind: int) -> int:
 
 
 @inner
-def _blank(buf: Array, at: int, end: int) -> int:
+def blank(buf: Array, at: int, end: int) -> int:
     """The next byte that is no white space."""
     while at < end:
         b = byte(buf, at)
@@ -368,7 +375,7 @@ def skip(buf: Array, at: int, end: int, depth: int, nest: Array) -> tuple[int, i
                 return -1 - at, TOO_DEEP
             nest[depth] = b
             depth += 1
-            at = _blank(buf, at + 1, end)
+            at = blank(buf, at + 1, end)
             if at >= end:
                 return -1 - end, CUT
             if byte(buf, at) != b + 2:
@@ -387,13 +394,13 @@ def skip(buf: Array, at: int, end: int, depth: int, nest: Array) -> tuple[int, i
         while True:
             if depth == ground:
                 return at, OK
-            at = _blank(buf, at, end)
+            at = blank(buf, at, end)
             if at >= end:
                 return -1 - end, CUT
             b = byte(buf, at)
             opened = nest[depth - 1]
             if b == 0x2C:
-                at = _blank(buf, at + 1, end)
+                at = blank(buf, at + 1, end)
                 if opened == 0x7B:
                     at, code = _name(buf, at, end)
                     if at < 0:
@@ -415,18 +422,18 @@ def _name(buf: Array, at: int, end: int) -> tuple[int, int]:
     stop, code = string(buf, at + 1, end)
     if stop < 0:
         return stop, code
-    return _colon(buf, stop + 1, end)
+    return colon(buf, stop + 1, end)
 
 
 @inner
-def _colon(buf: Array, at: int, end: int) -> tuple[int, int]:
+def colon(buf: Array, at: int, end: int) -> tuple[int, int]:
     """Past a colon and the white space around it: (where the value begins, OK), or (−1 − byte, code)."""
-    at = _blank(buf, at, end)
+    at = blank(buf, at, end)
     if at >= end:
         return -1 - end, CUT
     if byte(buf, at) != 0x3A:
         return -1 - at, NO_COLON
-    return _blank(buf, at + 1, end), OK
+    return blank(buf, at + 1, end), OK
 
 
 @inner
@@ -503,7 +510,7 @@ def _same_bytes(buf: Array, at: int, end: int, names: Array, name_at: int, size:
 
 
 @inner
-def _find(buf: Array, at: int, stop: int, t: Tables, node: int) -> int:
+def find(buf: Array, at: int, stop: int, t: Tables, node: int) -> int:
     """The place among the struct's children of the name `buf[at:stop]`, without escapes; −1: none."""
     hashed = uint64(0xCBF29CE484222325)
     for i in range(at, stop):
@@ -522,14 +529,14 @@ def _find(buf: Array, at: int, stop: int, t: Tables, node: int) -> int:
 
 
 @inlined
-def _member(buf: Array, at: int, stop: int, kind: int, t: Tables, node: int) -> int:
+def member(buf: Array, at: int, stop: int, kind: int, t: Tables, node: int) -> int:
     """The place of a name that was not guessed, escapes resolved."""
     if kind == PLAIN:
-        return _find(buf, at, stop, t, node)
+        return find(buf, at, stop, t, node)
     if kind == SURROGATE or stop - at > LONGEST_KEY:
         return int64(-1)
     size = unescape(t.scratch, 0, buf, at, stop)
-    return _find(t.scratch, 0, size, t, node)
+    return find(t.scratch, 0, size, t, node)
 
 
 @inner
@@ -577,11 +584,12 @@ def _record(buf: Array, at: int, end: int, t: Tables, found: Found) -> tuple[int
     """One value: (code of what is wrong with its JSON, byte), (OK, −) otherwise; what its types lack is in NOTE."""
     nodes, spans, counts, stack, state = t.nodes, t.spans, t.counts, t.stack, t.state
     state[TRAIL] = -1
+    state[INSIDE] = 0
     trail = int64(0)
     begin = at
     if end - at >= 3 and byte(buf, at) == 0xEF and byte(buf, at + 1) == 0xBB and byte(buf, at + 2) == 0xBF:
         at += 3
-    at = _blank(buf, at, end)
+    at = blank(buf, at, end)
     if at >= end:
         return CUT, end - begin
     if byte(buf, at) != 0x7B:
@@ -589,7 +597,7 @@ def _record(buf: Array, at: int, end: int, t: Tables, found: Found) -> tuple[int
         if stop < 0:
             return code, -1 - stop - begin
         at, stop = stop, at
-        at = _blank(buf, at, end)
+        at = blank(buf, at, end)
         if at < end:
             return MORE, at - begin
         return NO_OBJECT, stop - begin
@@ -601,7 +609,7 @@ def _record(buf: Array, at: int, end: int, t: Tables, found: Found) -> tuple[int
     at += 1
     while True:
         # A member or element begins, or the container ends without any.
-        at = _blank(buf, at, end)
+        at = blank(buf, at, end)
         if at >= end:
             return CUT, end - begin
         shape = cell(nodes, node, SHAPE)
@@ -629,7 +637,7 @@ def _record(buf: Array, at: int, end: int, t: Tables, found: Found) -> tuple[int
                         stop, kind = string(buf, at, end)
                         if stop < 0:
                             return kind, -1 - stop - begin
-                        place = _member(buf, at, stop, kind, t, node)
+                        place = member(buf, at, stop, kind, t, node)
                         if place >= 0:
                             child = cell(nodes, node, CHILD) + place
                             if kind == PLAIN:  # a guess goes by the name's own bytes: no JSON if it needs escapes
@@ -649,7 +657,7 @@ def _record(buf: Array, at: int, end: int, t: Tables, found: Found) -> tuple[int
                     _set(t, child - 1, pack(at, stop, kind & ODD), at - begin)
                     at = stop + 1
                 name_end = at
-                at, code = _colon(buf, at, end)
+                at, code = colon(buf, at, end)
                 if at < 0:
                     return code, -1 - at - begin
             if shape == LIST and counts[cell(nodes, node, INNER)] >= t.room[cell(nodes, node, INNER)]:
@@ -667,6 +675,8 @@ def _record(buf: Array, at: int, end: int, t: Tables, found: Found) -> tuple[int
                 if depth == 1:
                     _extra(t, found, buf, name, name_end, at, stop, not extras)
                     extras = True
+                else:
+                    state[INSIDE] = 1
                 at = stop
             else:
                 want = cell(nodes, child, SHAPE)
@@ -731,7 +741,7 @@ def _record(buf: Array, at: int, end: int, t: Tables, found: Found) -> tuple[int
             if not closing:
                 if cell(nodes, node, SHAPE) != STRUCT:
                     counts[cell(nodes, node, INNER)] += 1
-                at = _blank(buf, at, end)
+                at = blank(buf, at, end)
                 if at >= end:
                     return CUT, end - begin
                 b = byte(buf, at)
@@ -755,7 +765,7 @@ def _record(buf: Array, at: int, end: int, t: Tables, found: Found) -> tuple[int
                     found.extra[state[EXTRA]] = 0x7D
                     state[EXTRA] += 1
                     state[EXTRAS] += 1
-                at = _blank(buf, at, end)
+                at = blank(buf, at, end)
                 if at < end:
                     return MORE, at - begin
                 state[TRAIL] = trail
@@ -915,7 +925,7 @@ def scan(values: Array, ends: Array, valid: Array, t: Tables, found: Found) -> i
         used = state[OUT] if cell(t.nodes, node, LEVEL) == 0 else item(t.counts, cell(t.nodes, node, LEVEL))
         for slot in range(base, base + used):
             t.spans[slot] = 0
-    state[OUT] = state[BAD] = state[EXTRAS] = state[DOUBTS] = 0
+    state[OUT] = state[BAD] = state[EXTRAS] = state[DOUBTS] = state[INSIDES] = 0
     for level in range(t.counts.size):
         t.counts[level] = 0
     while state[ROW] < state[LAST]:
@@ -946,6 +956,9 @@ def scan(values: Array, ends: Array, valid: Array, t: Tables, found: Found) -> i
                 state[DOUBTS] = max(state[DOUBTS] - 1, 0)
             else:
                 code, where = _record(values, at, end, t, found)
+                if code == OK and state[NOTE] == OK and state[INSIDE]:
+                    found.inside[state[INSIDES]] = row
+                    state[INSIDES] += 1
             if code == _CROWDED:
                 _wipe(t)
                 state[EXTRA] = extra

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from sluice.pipelines.records.compiled import Array
 from sluice.pipelines.records.runs import take_rows
@@ -20,6 +21,7 @@ from sluice.pipelines.records.typed import scan
 from sluice.pipelines.records.typed.columns import ColumnBuilder, Faults, Lists, Texts, buffer, column_of, grow
 from sluice.pipelines.records.typed.scan import Found
 from sluice.pipelines.records.typed.tables import SchemaNode, most_elements, nodes_of, tables_of, with_room
+from sluice.pipelines.records.typed.unnamed import no_frames, unnamed
 from sluice.pipelines.schema.arrays import fixed_width
 from sluice.pipelines.schema.schema import Kind, Schema
 
@@ -67,6 +69,11 @@ class Typer:
         self._block = int(self._room[0])
         self._found = _empty_found(self._block, 1 << 16)
 
+    @property
+    def tables(self) -> scan.Tables:
+        """The schema as arrays. Those of its room are replaced when a record needs more."""
+        return self._tables
+
     def pieces(self, values: pa.Array) -> Iterator[TypedPiece]:
         """The typed rows of a binary array without an Arrow offset. A null becomes a row of nulls."""
         if not len(values):
@@ -91,6 +98,9 @@ class Typer:
         while state[scan.ROW] < last and out.nbytes < most:
             code = scan.scan(data, ends, valid, self._tables, self._found)
             out.add(data, self._tables, self._found)
+            if state[scan.INSIDES]:
+                rows = self._found.inside[: state[scan.INSIDES]].copy()
+                out.add_unnamed(rows, unnamed_texts(data, ends, rows, self._tables))
             self._make_room(code, out)
         piece = out.finish(start, int(state[scan.ROW]), ends, self._found.extra)
         if state[scan.EXTRA]:
@@ -119,7 +129,15 @@ class Typer:
 
 
 def _empty_found(rows: int, extra: int) -> Found:
-    return Found(np.empty(rows, np.int32), buffer(extra, np.uint8), *(np.empty(rows, np.int32) for _ in range(5)))
+    return Found(np.empty(rows, np.int32), buffer(extra, np.uint8), *(np.empty(rows, np.int32) for _ in range(6)))
+
+
+def unnamed_texts(data: Array, ends: Array, rows: Array, t: scan.Tables) -> pa.Array:
+    """What of these records of a chunk no field has a name for, as JSON."""
+    room = int((ends[rows + 1] - ends[rows]).sum(dtype=np.int64)) + 32
+    out, found = buffer(room, np.uint8), np.zeros(len(rows) + 1, np.int32)
+    unnamed(data, ends, rows, t, no_frames(), out, found)
+    return pa.Array.from_buffers(pa.string(), len(rows), [None, pa.py_buffer(found), pa.py_buffer(out)])
 
 
 def buffers_of(values: pa.Array) -> tuple[Array, Array, Array]:
@@ -142,6 +160,7 @@ class PieceBuilder:
         self._extra_ends: list[Array] = []
         self._refused: list[tuple[Array, ...]] = []
         self._faults: list[tuple[SchemaNode, Faults]] = []
+        self._unnamed: list[tuple[Array, pa.Array]] = []
 
     @property
     def nbytes(self) -> int:
@@ -164,6 +183,10 @@ class PieceBuilder:
             self._note(node, column.append(data, t.spans[base : base + n]))
         self.check_maps(before)
 
+    def add_unnamed(self, rows: Array, texts: pa.Array) -> None:
+        """Note what `_extra` has of rows of the chunk with unknown members inside of fields."""
+        self._unnamed.append((rows, texts))
+
     def check_maps(self, before: Sequence[int]) -> None:
         """Note the maps, from these items of each column on, that have a key twice."""
         for node in self._nodes:
@@ -178,7 +201,9 @@ class PieceBuilder:
         """The finished piece, of rows [start, stop) of the chunk. `ends` are the ends of the chunk's values."""
         rows = np.concatenate([np.empty(0, np.int32), *self._source])
         arrays = [self._columns[c].array(self._columns) for c in self._nodes[0].children]
-        arrays.append(_extra_array(np.concatenate([np.zeros(1, np.int32), *self._extra_ends]), extra))
+        arrays.append(
+            self._extra(rows, _extra_array(np.concatenate([np.zeros(1, np.int32), *self._extra_ends]), extra))
+        )
         if self._faults:
             faulty = self._faulty(rows, ends)
             self._refused.append(faulty)
@@ -186,6 +211,13 @@ class PieceBuilder:
             arrays = take_rows(pa.RecordBatch.from_arrays(arrays, [*map(str, range(len(arrays)))]), kept).columns
             rows = rows[kept]
         return TypedPiece(start, stop, tuple(arrays), rows, self._all_refused())
+
+    def _extra(self, rows: Array, members: pa.Array) -> pa.Array:
+        """The column `_extra` of these rows: members of the records themselves, or what `unnamed` made."""
+        if not self._unnamed:
+            return members
+        inside = np.isin(rows, np.concatenate([some for some, _ in self._unnamed]))
+        return pc.replace_with_mask(members, pa.array(inside), pa.concat_arrays([texts for _, texts in self._unnamed]))
 
     def _note(self, node: SchemaNode, faults: Faults) -> None:
         if len(faults.items):

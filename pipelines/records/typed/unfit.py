@@ -6,7 +6,7 @@ found by trying them on the values themselves.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -17,7 +17,7 @@ from sluice.pipelines.records.typed import fill, names, scan
 from sluice.pipelines.records.typed.columns import column_of
 from sluice.pipelines.records.typed.tables import SchemaNode
 from sluice.pipelines.records.typed.typer import RefusedRecords
-from sluice.pipelines.schema.schema import MOST_NAME, Kind, Type
+from sluice.pipelines.schema.schema import MOST_NAME, Kind, Type, path_below
 from sluice.pipelines.schema.wider import MOST_DIGITS, SIGNED, UNSIGNED, holds, join_texts
 from sluice.pipelines.vocabulary.receipts import Drift, DriftKind
 
@@ -32,27 +32,35 @@ _KINDS = {
     names.NESTED: "json",
 }
 _FAULTS = (scan.WRONG_TYPE, fill.OUT_OF_RANGE, fill.INEXACT, fill.NO_TIME, fill.NO_BASE64)
-_WIDENING = (fill.OUT_OF_RANGE, fill.INEXACT)
+_WIDENING = {fill.OUT_OF_RANGE: DriftKind.OUT_OF_RANGE, fill.INEXACT: DriftKind.INEXACT}
 
 
 @dataclass(frozen=True, slots=True)
 class NewFields:
     """Fields of a piece's rows that the schema does not name.
 
-    `firsts` holds, for each row, the index in `called` of its first such field: −1 for none, and an index beyond the
-    end for a field without a name of its own.
+    `firsts` holds, for each row, the index in `called` of its first field in a struct that allows no others: −1 for
+    none, and an index beyond the end for a field without a name of its own. `called` are their paths.
     """
 
     drift: tuple[Drift, ...]
     firsts: Array
     called: tuple[str, ...]
 
+    @property
+    def refused(self) -> bool:
+        """Whether any row has a field that its struct does not allow."""
+        return bool((self.firsts >= 0).any())
+
 
 class UnknownFields:
-    """Finds fields that a schema does not name, in piece after piece."""
+    """Finds fields that a schema does not name, in piece after piece. In structs of the paths `closed` none is allowed;
+    of all structs, if `closed` is None."""
 
-    def __init__(self) -> None:
-        self._names = names.no_names()
+    def __init__(self, nodes: Sequence[SchemaNode], tables: scan.Tables, closed: Collection[str] | None) -> None:
+        self._nodes, self._tables, self._names = nodes, tables, names.no_names()
+        self._closed = np.array([closed is None or n.path in closed for n in nodes], np.uint8)
+        self._nested = any(n.type.kind is Kind.STRUCT for n in nodes[1:])
 
     def of(self, extra: pa.Array, offsets: Array) -> NewFields | None:
         """The fields in the column `_extra` of rows with these offsets; None when there are none."""
@@ -63,16 +71,21 @@ class UnknownFields:
         found.told[:, names.LAST] = -1
         firsts = np.empty(len(extra), np.int32)
         _, ends, data = extra.buffers()
-        names.names(np.frombuffer(data, np.uint8), np.frombuffer(ends, np.int32)[: len(extra) + 1], found, firsts)
-        called = tuple(printable(self._text(i)) for i in range(int(found.used[0])))
+        ends = np.frombuffer(ends, np.int32)[: len(extra) + 1]
+        names.names(np.frombuffer(data, np.uint8), ends, self._tables, self._closed, found, firsts)
+        called = tuple(map(self._path, range(int(found.used[0]))))
         rows = [(name, found.told[i]) for i, name in enumerate(called)]
         if found.told[names.MOST_NAMES, names.COUNT]:
             rows.append((OTHERS, found.told[names.MOST_NAMES]))
         return NewFields(tuple(_new(name, told, offsets) for name, told in rows), firsts, called)
 
-    def _text(self, place: int) -> bytes:
-        begin = place * names.MOST_BYTES
-        return bytes(self._names.text[begin : begin + self._names.told[place, names.SIZE]])
+    def _path(self, place: int) -> str:
+        begin, told = place * names.MOST_BYTES, self._names.told[place]
+        name = printable(bytes(self._names.text[begin : begin + told[names.SIZE]]))
+        # A dot of a name is no step of a path.
+        return path_below(
+            self._nodes[told[names.NODE]].path, Kind.STRUCT, name.replace(".", "\\.") if self._nested else name
+        )
 
 
 def _new(name: str, told: Array, offsets: Array) -> Drift:
@@ -136,14 +149,15 @@ class _Misfits:
 
 def _of_group(node: SchemaNode, code: int, group: _Misfits) -> Iterator[Drift]:
     if code not in _WIDENING:
-        yield from group.drift(DriftKind.WRONG, node.path, _type_of_values(group, code))
+        kind = DriftKind.WRONG if code == scan.WRONG_TYPE else DriftKind.MALFORMED
+        yield from group.drift(kind, node.path, _type_of_values(group, code))
         return
     if node.type.kind is Kind.DECIMAL:
         held, wide = _wider_decimal(node.type, group)
     else:
         held, wide = _wider(node.type, _candidates(node.type, code), group)
     yield from group.only(held).drift(DriftKind.WIDENED, node.path, wide)
-    yield from group.only(~held).drift(DriftKind.WRONG, node.path, _unheld_type(node.type))
+    yield from group.only(~held).drift(_WIDENING[code], node.path, _unheld_type(node.type))
 
 
 def _type_of_values(group: _Misfits, code: int) -> str:

@@ -23,6 +23,7 @@ from sluice.pipelines.ledger import Ledger, State, checkpoint
 from sluice.pipelines.ledger.entries import SchemaEntry
 from sluice.pipelines.planning.shapes import declare, effective_shape, evolve, evolve_schema
 from sluice.pipelines.ports import Edges
+from sluice.pipelines.records.typed.typer import PieceBuilder
 from sluice.pipelines.schema.schema import Kind, Type, arrow_type, parse_schema
 from sluice.pipelines.schema.wider import holds, join, join_texts, parse_type
 from sluice.pipelines.validation.drift import MOST_FIELDS, OTHERS, Drifts, check_drift, drift_of
@@ -39,7 +40,7 @@ from sluice.testing.logs import LogBatch, LogRecord
 from tests.pipelines.batch.test_batch import HOUR, PARTITIONS, START, Topic
 
 CATCH_UP = Request(RequestKind.CATCH_UP)
-NEW, MISSING, WIDENED, WRONG = DriftKind
+NEW, MISSING, WIDENED, WRONG, OUT_OF_RANGE, INEXACT, MALFORMED, _ = DriftKind
 SCHEMA = {"id": "int32", "amount": "decimal(5,2)", "note": "string"}
 
 
@@ -220,13 +221,14 @@ def test_what_does_not_fit_says_what_would_hold_it(world: World) -> None:
     )
     assert found == {
         (WIDENED, "id"): (3, 1, "float64"),
-        (WRONG, "id"): (2, 4, "json"),
+        (OUT_OF_RANGE, "id"): (1, 4, "float64"),
+        (WRONG, "id"): (1, 5, "string"),
         (WIDENED, "amount"): (2, 6, "decimal(8,3)"),
         (WRONG, "amount"): (1, 8, "string"),
         (WIDENED, "lines[].n"): (1, 9, "int16"),
         (WRONG, "lines[].n"): (1, 10, "bool"),
         (WIDENED, "small"): (2, 11, "int32"),
-        (WRONG, "at"): (1, 13, "string"),
+        (MALFORMED, "at"): (1, 13, "string"),
         (WIDENED, "part"): (1, 14, "float64"),
     }
 
@@ -440,3 +442,152 @@ def test_a_feed_may_become_typed(world: World) -> None:
     assert world.audited(feed) == []
     with pytest.raises(SchemaChanged, match="value is string"):
         world.landed(world.feed({"value": "string"}), {})
+
+
+# -- at every depth
+
+NESTED = {
+    "id": "int64",
+    "after": "struct<a:int64>",
+    "list": "list<struct<x:int64>>",
+    "tags": "map<string, struct<v:int8>>",
+}
+NEW_INSIDE: list[dict[str, Any]] = [
+    {"id": 1, "after": {"a": 1}},
+    {"id": 2, "after": {"a": 2, "iban": "DE02"}, "top": 1},
+    {"id": 3, "list": [{"x": 1}, {"x": 2, "y": [1]}, {"x": 3}]},
+    {"id": 4, "after": {"a": 4, "iban": None, "b.c": 1}, "tags": {"k": {"v": 1}, "l": {"w": {"u": 1}}}},
+]
+PATHS = {
+    (NEW, "after.b\\.c"): (1, 3, "int64"),
+    (NEW, "after.iban"): (2, 1, "string"),
+    (NEW, "list[].y"): (1, 2, "json"),
+    (NEW, "tags{}.w"): (1, 3, "json"),
+    (NEW, "top"): (1, 1, "int64"),
+}
+
+
+def test_new_fields_at_every_depth_are_kept_at_their_paths(world: World) -> None:
+    feed = world.feed(NESTED)
+    receipts = world.landed(feed, *NEW_INSIDE)
+    assert {(d.kind, d.field): (d.records, d.first, d.type) for d in drift_of(receipts)} == PATHS
+    table = world.window(feed)
+    assert [json.loads(text) if text else None for text in table.arrow()["_extra"].to_pylist()] == [
+        None,
+        {"after": {"iban": "DE02"}, "top": 1},
+        {"list": [{}, {"y": [1]}]},
+        {"after": {"iban": None, "b.c": 1}, "tags": {"l": {"w": {"u": 1}}}},
+    ]
+    found = table.duckdb().filter("json_extract_string(_extra, '$.after.iban') = 'DE02'")
+    assert found.project("id, after.a").fetchall() == [(2, 2)]
+    found = table.duckdb().filter("json_extract(_extra, '$.list[1].y[0]') = 1")
+    assert found.project("id").fetchall() == [(3,)]
+    assert world.audited(feed) == []
+
+
+def test_closed_schemas_quarantine_new_fields_at_every_depth(world: World) -> None:
+    feed = world.feed(NESTED, "quarantine")
+    receipts = world.landed(feed, *[NEW_INSIDE[0]] * 20, *NEW_INSIDE)
+    assert sum((r.counts for r in receipts), Counts()) == Counts(landed=21, quarantined=3)
+    world.now = START + 3 * HOUR
+    world.land(feed)
+    rows = reading.of_feed(feed, START, kind="quarantined").arrow().to_pylist()
+    assert [(r["reason"], r["field"]) for r in rows] == [
+        ("unknown_field", "after.iban"), ("unknown_field", "list[].y"), ("unknown_field", "after.iban"),
+    ]  # fmt: skip
+    assert world.audited(feed) == []
+
+
+def test_a_feed_that_fails_on_drift_fails_on_new_fields_at_every_depth(world: World) -> None:
+    world.write(*NEW_INSIDE)
+    with pytest.raises(SchemaDrifted) as caught:
+        world.land(world.feed(NESTED, "fail"))
+    assert [path for _, path in PATHS if f"\n    {path} (" not in caught.value.message] == []
+    assert world.ledger.read().landed == {}
+
+
+def test_evolving_takes_in_new_members_of_structs_from_the_next_batch_on(world: World) -> None:
+    feed = world.feed(NESTED, "evolve")
+    world.landed(feed, *NEW_INSIDE)
+    grown = {
+        "id": "int64",
+        "after": "struct<a:int64, iban:string>",
+        "list": "list<struct<x:int64, y:json>>",
+        "tags": "map<string, struct<v:int8, w:json>>",
+        "top": "int64",
+    }
+    assert world.entries[-1].columns == grown
+    assert world.ledger.read().evolved == {n: t for n, t in grown.items() if NESTED.get(n) != t}
+    receipts = world.landed(feed, *NEW_INSIDE)
+    assert [(d.kind, d.field) for d in drift_of(receipts)] == [(NEW, "after.b\\.c")]
+    window = world.window(feed)
+    rows = window.duckdb().filter("after.iban = 'DE02'").project("id, after.a, top, _extra").fetchall()
+    assert rows == [(2, 2, 1, None)]
+    rows = window.duckdb().filter("json_extract(list[2].y, '$[0]') = 1").project("id, list[3].x").fetchall()
+    assert rows == [(3, 3)]
+    table = window.arrow()
+    assert table["after"].to_pylist()[1] == {"a": 2, "iban": None}, "what landed before keeps its values in _extra"
+    assert world.audited(feed) == []
+    assert texts_of(world.feed({"id": "int64", "after": "struct<a:int64>"}), world) == grown
+
+
+def texts_of(feed: Feed, world: World) -> dict[str, str]:
+    shape = effective_shape(feed, world.ledger.read())
+    assert shape.columns is not None
+    return shape.columns.texts()
+
+
+def test_members_from_records_are_bounded_too_and_never_break_the_table() -> None:
+    columns = parse_schema({"id": "int32", "in": "struct<n:int8>", "l": "list<list<struct<n:int8>>>"})
+    found = [Drift(NEW, f"in.n{i}", 1, 0, "bool") for i in range(3)]
+    odd = [Drift(NEW, name, 1, 0, "bool") for name in ("in.N", "in.", "in.a\\.b", "id.x", "up.x", "l[].x", "in.a`b")]
+    grown = evolve_schema(columns, [*odd, Drift(NEW, "l[][].m", 1, 0, "string"), *found], {}, 3)
+    assert grown.texts() == {
+        "id": "int32", "in": "struct<n:int8, n0:bool, n1:bool>", "l": "list<list<struct<n:int8, m:string>>>",
+    }  # fmt: skip
+    table = {"in": "struct<n:int8, was:string>"}
+    assert evolve_schema(columns, [Drift(NEW, "in.was", 1, 0, "bool")], table, 3) == columns
+
+
+def test_values_that_do_not_fit_a_guessed_type_land_in_extra(world: World) -> None:
+    feed = world.feed({"id": "int32", "s": "struct<a:int64>"}, "evolve")
+    world.landed(feed, {"id": 1, "n": 1, "m": "x", "s": {"a": 1, "b": True}}, {"id": 1, "n": 2})
+    later: list[dict[str, Any]] = [
+        {"id": 2, "n": 1.5, "m": "y", "s": {"a": 2, "b": False}},
+        {"id": 3, "n": "n/a", "m": 7, "s": {"a": 3, "b": 0}},
+        {"id": 4, "n": 1 << 70, "s": {"a": 4, "b": [], "c": 1}},
+        {"id": 5, "n": 4, "m": "z", "s": {"b": True}},
+        {"id": "six", "n": 1.5},
+    ]
+    receipts = world.landed(feed, *later, *[later[3]] * 20)
+    assert sum((r.counts for r in receipts), Counts()) == Counts(landed=24, quarantined=1)
+    assert {(d.kind, d.field): d.records for d in drift_of(receipts)} == {
+        (NEW, "s.c"): 1, (WRONG, "id"): 1, (WRONG, "m"): 1, (WRONG, "s.b"): 2,
+        (INEXACT, "n"): 1, (OUT_OF_RANGE, "n"): 1, (WRONG, "n"): 1,
+    }  # fmt: skip
+    window = world.window(feed)
+    table = window.arrow().select(["id", "n", "m", "s", "_extra"]).to_pylist()[2:6]
+    assert [json.loads(r.pop("_extra") or "{}") for r in table] == [
+        {"n": 1.5}, {"n": "n/a", "m": 7, "s": {"b": 0}}, {"n": 1 << 70, "s": {"b": [], "c": 1}}, {},
+    ]  # fmt: skip
+    assert table == [
+        {"id": 2, "n": None, "m": "y", "s": {"a": 2, "b": False, "c": None}},
+        {"id": 3, "n": None, "m": None, "s": {"a": 3, "b": None, "c": None}},
+        {"id": 4, "n": None, "m": None, "s": {"a": 4, "b": None, "c": None}},
+        {"id": 5, "n": 4, "m": "z", "s": {"a": None, "b": True, "c": None}},
+    ]
+    assert window.duckdb().filter("n = 4").aggregate("count(*)").fetchall() == [(21,)]
+    assert world.audited(feed) == []
+    closed = world.feed({"id": "int32", "s": "struct<a:int64>"}, "quarantine")
+    assert effective_shape(closed, world.ledger.read()).base is None, "there, nothing lands in _extra"
+
+
+def test_a_file_that_lacks_values_inside_of_fields_fails_the_audit(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    feed = world.feed(NESTED)
+    monkeypatch.setattr(PieceBuilder, "_extra", lambda builder, rows, members: members)
+    world.landed(feed, *NEW_INSIDE)
+    monkeypatch.undo()
+    (problem,) = world.audited(feed)
+    assert "offset 1 is not what landed: _extra" in problem

@@ -36,7 +36,7 @@ def convert(
     """Landed and quarantined rows of one chunk, under the contract that the schema makes; all of its records, each
     once."""
     contract = Contract(reader.expectations) if reader.expectations else None
-    form = Shape(reader.columns, contract, closed=reader.closed, reader=reader).format()
+    form = Shape(reader.columns, contract, reader=reader).format()
     records = chunk(values)
     if headers is not None:
         records = with_headers(records, headers)

@@ -117,3 +117,55 @@ def test_fields_that_the_schema_does_not_name() -> None:
     _, held = convert(reader_of(SCHEMA | {"additionalProperties": False}), values)
     assert held is not None
     assert held.select(["reason", "field"]).to_pylist() == [{"reason": "unknown_field", "field": "b"}]
+
+
+def test_each_object_says_whether_it_may_have_other_fields() -> None:
+    inner = {"type": "object", "properties": {"a": {"type": "integer"}}}
+    closed = inner | {"additionalProperties": False}
+    schema = {
+        "type": "object",
+        "properties": {
+            "open": inner,
+            "closed": closed,
+            "list": {"type": "array", "items": closed},
+            "map": {"type": "object", "additionalProperties": closed},
+        },
+    }
+    values = [
+        b'{"open":{"a":1,"b":2},"closed":{"a":1},"c":3}',
+        b'{"closed":{"a":1,"b":2}}',
+        b'{"open":{"x":1},"list":[{"a":1},{"b":2}]}',
+        b'{"map":{"k":{"b":2}}}',
+    ]
+    landed, held = convert(reader_of(schema), [*values])
+    assert landed["_extra"].to_pylist() == ['{"open":{"b":2},"c":3}']
+    assert held is not None
+    assert held.select(["reason", "field"]).to_pylist() == [
+        {"reason": "unknown_field", "field": path} for path in ("closed.b", "list[].b", "map{}.b")
+    ]
+    _, held = convert(reader_of(schema | {"additionalProperties": False}), values[:1])
+    assert held is not None
+    assert held["field"].to_pylist() == ["c"], "what is inside of an open object is its own affair"
+    assert reader_of(schema).fingerprint != reader_of(schema | {"additionalProperties": False}).fingerprint
+
+
+@pytest.mark.parametrize("wire", [WireFormat.CONFLUENT, WireFormat.APICURIO, WireFormat.GLUE, WireFormat.BARE])
+def test_a_byte_order_mark_before_the_records_own_bytes(wire: WireFormat) -> None:
+    heads = {
+        WireFormat.CONFLUENT: b"\0" + struct.pack(">I", 7),
+        WireFormat.APICURIO: b"\0" + struct.pack(">q", 7),
+        WireFormat.GLUE: glue(b""),
+    }
+    head, bom = heads.get(wire, b""), b"\xef\xbb\xbf"
+    own = [
+        bom + b'{"id":1}',
+        bom + b' {"id":2}',
+        b'{"id":3}',
+        bom + bom + b'{"id":4}',
+        b" " + bom + b"{}",
+        bom,
+        bom[:2],
+    ]
+    rows, refused = ids(wire, [head + value for value in own])
+    assert rows == [1, 2, 3]
+    assert [(place, reason) for place, reason, *_ in refused] == [(n, "not_json") for n in (3, 4, 5, 6)]

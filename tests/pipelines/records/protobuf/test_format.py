@@ -237,7 +237,7 @@ def test_enums_by_their_names() -> None:
     landed, held, drift = convert(reader_of(text), [b"\x0a\x0b\x00" + varint(-5), b"\x08\x07"])
     assert landed["x"].to_pylist() == [["A", "B"]]
     assert refused(held) == [("wrong_type", "x[]", None)]
-    assert [(d.kind, d.field) for d in drift if d.kind is DriftKind.WRONG] == [(DriftKind.WRONG, "x[]")]
+    assert [(d.kind, d.field) for d in drift if d.kind is DriftKind.UNLISTED] == [(DriftKind.UNLISTED, "x[]")]
 
 
 NAN = struct.pack("<d", float("nan"))

@@ -7,6 +7,7 @@ import binascii
 import json
 import re
 import struct
+from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import date, timedelta
 from decimal import Decimal
@@ -65,8 +66,7 @@ def judge(schema: Schema, value: bytes | None) -> Verdict:
         return Verdict(None, {"wrong_type"})
     problems: set[str] = set()
     row = _struct(schema.fields, parsed, problems)
-    names = {f.name for f in schema.fields}
-    row["_extra"] = Pairs((k, v) for k, v in parsed if k not in names) or None
+    row["_extra"] = unnamed(Type(Kind.STRUCT, fields=schema.fields), parsed)
     return Verdict(None, problems) if problems else Verdict(row, set())
 
 
@@ -99,6 +99,40 @@ def _struct(fields: tuple[Field, ...], pairs: Pairs, problems: set[str]) -> dict
         for v in found or [None]:
             row[f.name] = _value(f, v, problems) if found else None
     return row
+
+
+def unnamed(t: Type, value: Any) -> Any:
+    """What is left of a value without all that the type names; None if nothing is. An element keeps its place."""
+    if t.kind is Kind.STRUCT and isinstance(value, Pairs):
+        types = {f.name: f.type for f in t.fields}
+        pairs = [(k, unnamed(types[k], v) if k in types else v) for k, v in value]
+        return Pairs((k, v) for k, v in pairs if v is not None or k not in types) or None
+    if t.kind is Kind.MAP and isinstance(value, Pairs):
+        return Pairs((k, found) for k, v in value if (found := unnamed(t.fields[0].type, v)) is not None) or None
+    if t.kind is Kind.LIST and isinstance(value, list):
+        found = [unnamed(t.fields[0].type, v) for v in value]
+        while found and found[-1] is None:
+            found.pop()
+        empty: Any = [] if t.fields[0].type.kind is Kind.LIST else Pairs()
+        return [empty if v is None else v for v in found] or None
+    return None
+
+
+def unnamed_members(t: Type, value: Any, path: str = "") -> Iterator[tuple[str, str]]:
+    """All members of a value that the type does not name: the path of the object, and the name."""
+    match t.kind:
+        case Kind.STRUCT if isinstance(value, Pairs):
+            types = {f.name: f.type for f in t.fields}
+            yield from ((path, k) for k, _ in value if k not in types)
+            for k, v in value:
+                if k in types:
+                    yield from unnamed_members(types[k], v, f"{path}.{k}" if path else k)
+        case Kind.MAP if isinstance(value, Pairs):
+            for _, v in value:
+                yield from unnamed_members(t.fields[0].type, v, path + "{}")
+        case Kind.LIST if isinstance(value, list):
+            for v in value:
+                yield from unnamed_members(t.fields[0].type, v, path + "[]")
 
 
 def _value(f: Field, value: Any, problems: set[str]) -> Any:

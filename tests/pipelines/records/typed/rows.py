@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Collection, Sequence
 from typing import Any
 
 import numpy as np
@@ -34,9 +35,20 @@ def chunk(values: Sequence[bytes | None]) -> pa.RecordBatch:
     return pa.RecordBatch.from_arrays(columns, schema=SCHEMA)
 
 
-def convert(schema: Schema, values: Sequence[bytes | None]) -> tuple[pa.Table, pa.Table | None]:
+def drift(schema: Schema, values: Sequence[bytes | None]) -> dict[tuple[str, str], int]:
+    """In how many records of one chunk fields differ from the schema, by kind and path."""
+    pieces = JsonFormat(schema).convert(Slice("orders", 3, "id", FIRST, FIRST + len(values)), chunk(values))
+    found: Counter[tuple[str, str]] = Counter()
+    for d in (d for p in pieces for d in p.drift):
+        found[d.kind, d.field] += d.records
+    return dict(found)
+
+
+def convert(
+    schema: Schema, values: Sequence[bytes | None], closed: Collection[str] | None = ()
+) -> tuple[pa.Table, pa.Table | None]:
     """Landed and quarantined rows of one chunk; all of its records, each once."""
-    form = JsonFormat(schema)
+    form = JsonFormat(schema, closed=closed)
     pieces = list(form.convert(Slice("orders", 3, "id", FIRST, FIRST + len(values)), chunk(values)))
     for piece in pieces:
         piece.landed.validate(full=True)

@@ -122,3 +122,15 @@ def test_what_is_no_json_is_said_before_what_does_not_fit() -> None:
     assert outcome(X, b'{"x":"wrong","y":')["reason"] == "not_json"
     assert outcome({"x": "int8", "y": "int8"}, b'{"x":1000,"y":"wrong"}')["field"] == "y"
     assert outcome({"x": "int8", "y": "int8"}, b'{"y":1000,"x":1000}')["field"] == "x"
+
+
+EXTRAS = re.findall(r"^\| `(\w+): (.+)` \| `(.+)` \| `(.+)` \|$", DOCS, re.MULTILINE)
+
+
+@pytest.mark.parametrize(("name", "kind", "value", "extra"), EXTRAS)
+def test_fields_that_the_schema_does_not_name(name: str, kind: str, value: str, extra: str) -> None:
+    assert outcome({name: kind}, value.encode())["_extra"] == extra
+
+
+def test_the_table_of_such_fields_is_there() -> None:
+    assert len(EXTRAS) == 4

@@ -5,16 +5,18 @@ from __future__ import annotations
 import base64
 import json
 import math
+from collections import Counter
 from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from sluice.pipelines.records.typed.unfit import OTHERS, printable
 from sluice.pipelines.schema.schema import Field, Kind, Schema, Type, parse_schema
 from tests.examples import examples
-from tests.pipelines.records.typed.oracle import judge
-from tests.pipelines.records.typed.rows import FIRST, by_offset, convert, parsed
+from tests.pipelines.records.typed.oracle import judge, parse, unnamed_members
+from tests.pipelines.records.typed.rows import FIRST, by_offset, convert, drift, parsed
 
 NAMES = st.sampled_from(["a", "b", "id", "amount", "größe", "a long name with spaces in it", 'quo"te', "back\\slash"])
 _PLAIN = [
@@ -292,6 +294,37 @@ def check(schema: Schema, values: list[bytes | None]) -> None:
 @given(cases() | alike())
 def test_what_lands_is_what_an_independent_reader_says(case: tuple[Schema, list[bytes | None]]) -> None:
     check(*case)
+
+
+@settings(max_examples=examples(100), deadline=None)
+@given(cases())
+def test_fields_that_no_schema_names_are_counted_by_path_and_refused_where_closed(
+    case: tuple[Schema, list[bytes | None]],
+) -> None:
+    schema, values = case
+    judged = [judge(schema, value) for value in values]
+    whole = Type(Kind.STRUCT, fields=schema.fields)
+    new = [{*unnamed_members(whole, parse(v))} if v and s.row else set() for v, s in zip(values, judged, strict=True)]
+    paths = [{_spelled(schema, *member) for member in members} for members in new]
+    expected = Counter(path for found in paths for path in found if path is not None)
+    counts = {path: n for (kind, path), n in drift(schema, values).items() if kind == "new" and path != OTHERS}
+    assert counts == expected
+    landed, held = convert(schema, values, closed=None)
+    there = [o for o, (s, found) in enumerate(zip(judged, new, strict=True), FIRST) if s.row and not found]
+    assert landed["kafka_offset"].to_pylist() == there
+    for offset, row in by_offset(held, "offset").items():
+        if row["reason"] == "unknown_field":
+            assert row["field"] is None or row["field"] in paths[offset - FIRST]
+
+
+def _spelled(schema: Schema, path: str, name: str) -> str | None:
+    """The path of a member as drift has it; None where its name is no text."""
+    try:
+        shown = printable(name.encode())
+    except UnicodeEncodeError:
+        return None
+    shown = shown.replace(".", "\\.") if "struct<" in str([f.text for f in schema.fields]) else shown
+    return f"{path}.{shown}" if path else shown
 
 
 USUAL = b'{"n":1,"s":{"t":"a","j":[1]},"b":true}'
