@@ -29,7 +29,7 @@ from sluice.pipelines.lake.schemas import KeptSchemas
 from sluice.pipelines.ports import Lake
 from sluice.pipelines.records.avro.reader import AvroReader
 from sluice.pipelines.records.protobuf.reader import ProtobufReader
-from sluice.pipelines.records.reader import Reader, UnusableSchema
+from sluice.pipelines.records.reader import Reader
 from sluice.pipelines.records.readers import READERS
 from sluice.pipelines.records.wire import WireFormat
 from sluice.pipelines.vocabulary import extras
@@ -74,18 +74,7 @@ def writers_of(feed: Feed, lake: Lake, *, keep: bool = True) -> KeptSchemas | No
     if not types:
         return None
     client = client_of(feed.registry) if feed.registry else None
-    return KeptSchemas(lake, feed.name, client, keep=keep, types=types, prepared=_prepared)
-
-
-def _prepared(found: RegisteredSchema) -> RegisteredSchema:
-    """A registry's schema as the lake keeps it; as it came where nobody can use it, which its records tell."""
-    for form in READERS.values():
-        if form.registered == found.type:
-            try:
-                return form.kept(found)
-            except UnusableSchema:
-                break
-    return found
+    return KeptSchemas(lake, feed.name, client, keep=keep, types=types)
 
 
 def registered(asked: SchemaAsked) -> RegisteredSchema:

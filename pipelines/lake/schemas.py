@@ -9,10 +9,12 @@ from __future__ import annotations
 
 import json
 import secrets
-from collections.abc import Callable
+from contextlib import suppress
 
 from sluice.pipelines.lake.paths import schema_path
 from sluice.pipelines.ports import Lake, Registry
+from sluice.pipelines.records.reader import UnusableSchema
+from sluice.pipelines.records.readers import prepared
 from sluice.pipelines.records.wire import Named
 from sluice.pipelines.vocabulary.errors import (
     Failed,
@@ -22,6 +24,7 @@ from sluice.pipelines.vocabulary.errors import (
     SluiceError,
 )
 from sluice.pipelines.vocabulary.registered import RegisteredSchema
+from sluice.pipelines.vocabulary.units import safe_text
 
 MOST_UNKNOWN = 1000
 """Numbers that the registry may not know, until a task asks for no more."""
@@ -34,8 +37,7 @@ _failed: dict[str, SluiceError] = {}
 class KeptSchemas:
     """`WriterSchemas` of one feed: from the lake, else from the registry, whose answer is kept first.
 
-    Without a registry, what is not kept is not known. `types` are those of its schemas that count (none: all), and
-    `prepared` makes of one what is kept.
+    Without a registry, what is not kept is not known. `types` are those of its schemas that count (none: all).
     """
 
     def __init__(
@@ -46,9 +48,7 @@ class KeptSchemas:
         *,
         keep: bool = True,
         types: tuple[str, ...] = (),
-        prepared: Callable[[RegisteredSchema], RegisteredSchema] = lambda found: found,
     ) -> None:
-        self._prepared = prepared
         self._lake, self._feed, self._registry, self._keep, self._types = lake, feed, registry, keep, types
         self._known: dict[Named, RegisteredSchema | None] = {}
         self._own = secrets.token_hex(8)  # of this one and its copies in tasks
@@ -56,14 +56,17 @@ class KeptSchemas:
     def texts(self, id: Named) -> tuple[str, ...] | None:
         """The texts of a schema, the last, after all that it refers to; None where there is none of that number.
 
-        Raises RegistryUnavailable, NotAuthorized, and Failed after too many numbers that nobody knows.
+        Raises UnusableSchema for one that can read no record, RegistryUnavailable, RegistryForbidden, and Failed after
+        too many numbers that nobody knows.
         """
         if id not in self._known:
             self._known[id] = self.find(id)
         found = self._known[id]
         if found is None:
             return None
-        return found.texts if found.type in (self._types or (found.type,)) else (f"a schema of type {found.type}",)
+        if self._types and found.type not in self._types:
+            raise UnusableSchema("", f"is a schema of type {safe_text(found.type)}")
+        return prepared(found).texts
 
     def find(self, id: Named) -> RegisteredSchema | None:
         """The schema of that number, kept from here on."""
@@ -79,8 +82,10 @@ class KeptSchemas:
                 f"feed {self._feed}: records name more than {unknown} schemas that the registry does not know",
                 remedy="look at some: sluice peek; they may have another wire format, or come from another registry",
             )
-        told = self._ask(self._registry, id)
-        found = None if told is None else self._prepared(told)
+        found = self._ask(self._registry, id)
+        if found is not None:
+            with suppress(UnusableSchema):  # kept as it came; whoever reads by it learns why it cannot
+                found = prepared(found)
         if found is not None and self._keep:
             self.keep(found)
         return found

@@ -35,9 +35,12 @@ from sluice.pipelines.records.typed.typer import (
 from sluice.pipelines.records.typed.unfit import missing
 from sluice.pipelines.records.wire import NUMBERED, Named, WireFormat
 from sluice.pipelines.vocabulary.receipts import Drift, DriftKind
+from sluice.pipelines.vocabulary.units import safe_text
 
 MOST_SCHEMAS = 10_000
 """How many writers' schemas are kept ready. Beyond that all are forgotten and made again when they are met."""
+MOST_CAUSE = 300
+"""Characters of the cause why a schema cannot be read as the feed's."""
 _NONE = np.zeros(1, np.int64)
 
 
@@ -54,8 +57,8 @@ class NewField(NamedTuple):
 class BinaryTyper:
     """Types chunk after chunk by one schema. Not safe for two threads at once.
 
-    `news` are, for the piece that came last, the fields that the feed's schema does not have. `named` tells what a
-    schema of a number is called by its registry.
+    `news` are, for the piece that came last, the fields that the feed's schema does not have; `causes` say, by schemas'
+    numbers, why these cannot be read as the feed's. `named` tells what a schema of a number is called by its registry.
     """
 
     _tables: Any
@@ -63,6 +66,7 @@ class BinaryTyper:
     def __init__(self, reader: Reader, writers: WriterSchemas | None, named: Callable[[int], Named]) -> None:
         self.nodes = nodes_of(reader.columns)
         self.news: list[NewField] = []
+        self.causes: dict[int, str] = {}
         self._wire, self._writers, self._named = reader.wire, writers, named
         self._block = min(max(BLOCK_SLOTS // len(self.nodes), BLOCK_ROWS[0]), BLOCK_ROWS[1])
         self._found = Found(*(np.empty(self._block, np.int32) for _ in range(5)))
@@ -127,6 +131,11 @@ class BinaryTyper:
     def _texts(self, schema: int) -> tuple[str, ...] | None:
         """The texts of the schema of that number; None where there is none."""
         return self._writers.texts(self._named(schema)) if self._writers else None
+
+    def _incompatible(self, schema: int, why: ValueError) -> int:
+        """The code, below 0, that refuses records of a schema, whose cause is kept."""
+        self.causes[schema] = safe_text(str(why))[:MOST_CAUSE]
+        return -pieces.INCOMPATIBLE
 
     def _answer(self, code: int, out: SlotPiece) -> None:
         """Give the loop what it asked for: room, a schema; or refuse a record that asks for too much."""
@@ -223,6 +232,7 @@ class BinaryFormat(TypedFormat):
         def said(code: int, place: int, schema: int) -> tuple[Reason, str, str]:
             node = self._typer.nodes[place] if place >= 0 else None
             named = self._opener.name(schema) if schema >= 0 else None
-            return self._reasons.reason(code), node.path if node else "", self._reasons.detail(code, node, named)
+            why = self._typer.causes.get(schema, "") if code == pieces.INCOMPATIBLE else ""
+            return self._reasons.reason(code), node.path if node else "", self._reasons.detail(code, node, named, why)
 
         return refused_by_schema(raw, refused, np.maximum(self._opener.schemas(raw), -1), said)

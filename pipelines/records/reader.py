@@ -26,7 +26,7 @@ class WriterSchemas(Protocol):
     def texts(self, id: Named) -> tuple[str, ...] | None:
         """The schema of that number or GUID, the last, after all that it refers to; None where there is certainly none.
 
-        Raises a SluiceError when nobody can tell now.
+        Raises UnusableSchema for one that can read no record, and a SluiceError when nobody can tell now.
         """
         ...
 

@@ -46,3 +46,9 @@ READERS: Mapping[str, SchemaFormat] = {
     ),
 }
 """By the feed's word for the format."""
+
+
+def prepared(found: RegisteredSchema) -> RegisteredSchema:
+    """A registry's schema as readers take it. Raises UnusableSchema."""
+    of = (made for made in READERS.values() if made.registered == found.type)
+    return next((made.kept(found) for made in of), found)

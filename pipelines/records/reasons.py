@@ -29,10 +29,12 @@ class Reasons:
         said = self._said(code)
         return said[0] if said else reasons.reason_of(code)
 
-    def detail(self, code: int, node: SchemaNode | None, schema: Named | None) -> str:
-        """A sentence about the field, with the writer's schema (None: not known). It never holds the field's value."""
+    def detail(self, code: int, node: SchemaNode | None, schema: Named | None, why: str = "") -> str:
+        """A sentence about the field, with the writer's schema (None: not known) and why that does not fit. It never
+        holds the field's value."""
         known = self._said(code)
         said = known[1].format(type=node.type if node else "null") if known else reasons.detail_of(code, node)
+        said = f"{said}: {why}" if why else said
         return said if schema is None else f"{said} (schema {schema})"
 
 

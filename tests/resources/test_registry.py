@@ -15,6 +15,7 @@ import pytest
 from sluice.pipelines.feed.load import load_feed
 from sluice.pipelines.feed.registry import RegistrySettings
 from sluice.pipelines.lake.schemas import MOST_UNKNOWN, KeptSchemas
+from sluice.pipelines.records.reader import UnusableSchema
 from sluice.pipelines.vocabulary.errors import Failed, NotAuthorized, Refused, RegistryUnavailable, SluiceError
 from sluice.resources import registry
 from sluice.resources.registry import RegistryClient, number_of_own
@@ -142,6 +143,21 @@ def test_schemas_are_asked_for_once_and_kept(serve: Serve) -> None:
     looking = KeptSchemas(other := MemoryLake(), "orders", client, keep=False)
     assert looking.texts(1) == ('"int"',)
     assert list(other.list("_sluice")) == []
+
+
+def test_a_schema_that_reads_nothing_is_kept_and_says_why(serve: Serve) -> None:
+    given: Answers = {
+        "/api/schemas/ids/1": {"schema": 'syntax = "proto3"; message M { Missing x = 1; }', "schemaType": "PROTOBUF"},
+        "/api/schemas/ids/2": {"schema": '"int"'},
+    }
+    client, lake = serve(given), MemoryLake()
+    for registry_ in (client, None):
+        schemas = KeptSchemas(lake, "orders", registry_, types=("PROTOBUF",))
+        with pytest.raises(UnusableSchema, match=r'does not compile: .*"Missing" is not defined'):
+            schemas.texts(1)
+        with pytest.raises(UnusableSchema, match="of type AVRO"):
+            schemas.texts(2)
+    assert len(list(lake.list("_sluice"))) == 2
 
 
 def test_numbers_that_nobody_knows_are_asked_for_within_bounds() -> None:

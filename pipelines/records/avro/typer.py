@@ -12,10 +12,10 @@ from sluice.pipelines.records.avro.columns import columns_of
 from sluice.pipelines.records.avro.loops import Tables
 from sluice.pipelines.records.avro.programs import Incompatible, Pool, program
 from sluice.pipelines.records.avro.reader import AvroReader
-from sluice.pipelines.records.avro.schema import AvroSchemaError, AvroType, parse
+from sluice.pipelines.records.avro.schema import AvroType, parse
 from sluice.pipelines.records.binary import MOST_SCHEMAS, BinaryTyper, NewField
 from sluice.pipelines.records.compiled import Array
-from sluice.pipelines.records.reader import WriterSchemas
+from sluice.pipelines.records.reader import UnusableSchema, WriterSchemas
 from sluice.pipelines.records.typed.slots import SlotPiece, with_room
 from sluice.pipelines.records.wire import Named, WireFormat
 
@@ -44,6 +44,7 @@ class AvroTyper(BinaryTyper):
     def _begin(self) -> None:
         """Know no schema yet."""
         self._pool, self._ops, self._places = Pool(), list[list[int]](), dict[int, int]()
+        self.causes.clear()
         self._unknown: dict[int, Mapping[str, str]] = {}
         self._data = self._read = np.empty(0, np.uint8)
         self._tables = self._no_tables()
@@ -82,21 +83,23 @@ class AvroTyper(BinaryTyper):
 
     def _ask(self) -> None:
         schema = int(self._tables.state[pieces.NEED])
-        texts = self._texts(schema)
-        if texts is None:
-            self._know(schema, -pieces.NO_SCHEMA)
-            return
         try:
-            self._learn(schema, parse(texts))
-        except AvroSchemaError:
-            self._know(schema, -pieces.INCOMPATIBLE)
+            texts = self._texts(schema)
+            writer = parse(texts) if texts else None
+        except UnusableSchema as error:
+            self._know(schema, self._incompatible(schema, error))
+            return
+        if writer is None:
+            self._know(schema, -pieces.NO_SCHEMA)
+        else:
+            self._learn(schema, writer)
 
     def _learn(self, schema: int, writer: AvroType) -> None:
         begin = len(self._ops)
         try:
             ops, self._unknown[schema] = program(writer, self._reader.type, self.nodes, begin, self._pool)
-        except Incompatible:
-            self._know(schema, -pieces.INCOMPATIBLE)
+        except Incompatible as error:
+            self._know(schema, self._incompatible(schema, error))
             return
         if self._closed and self._unknown[schema]:
             self._know(schema, -loops.NEW_FIELDS)

@@ -2,7 +2,9 @@
 
 Promises: protoc sees a folder with these texts and Google's well-known files, and nothing else; its time, memory and
 output are bounded. What does not compile raises UnusableSchema with protoc's first words, which name line and column.
-A schema may be what registries keep of one that was compiled elsewhere: a FileDescriptorProto in Base64.
+A schema may be what registries keep of one that was compiled elsewhere: a FileDescriptorProto in Base64; or a text
+that was written from one, with `option map_entry = true` in the messages that a map's entries are. Google's well-known
+files are those that protoc brings, whatever a registry has under their names.
 """
 
 from __future__ import annotations
@@ -36,6 +38,10 @@ MEMORY = 1 << 30
 """Memory that it may take."""
 GOOGLE = "google/protobuf/"
 """Where the well-known files are."""
+_ENTRY = re.compile(r"\boption\s+map_entry\s*=\s*true\s*;")
+"""What protoc lets nobody write. Apicurio's Java serializer registers it in place of `map<…>`."""
+_MARK = "sluice_map_entry"
+"""A reserved name in its place, by which the message is told in the descriptors."""
 _NAME = re.compile(r"(?!/)(?!.*(?:^|/)\.{1,2}(?:/|$))[A-Za-z0-9_./+-]{1,200}")
 _IMPORT = re.compile(r'^\s*import\s+(?:public\s+|weak\s+|option\s+)?"([^"\n]{1,200})"\s*;', re.MULTILINE)
 _OWN = re.compile(r"^schema\d*\.proto:(\d+):(\d+)")
@@ -92,6 +98,8 @@ def compiled(texts: Sequence[str], names: Sequence[str]) -> FileDescriptorSet:
     for name in names:
         if not _NAME.fullmatch(name):
             raise UnusableSchema(safe_text(name), "is no name of a file that a schema may import")
+    kept = [n for n in zip(names, texts, strict=False) if n[0] not in WELL_KNOWN]
+    names, texts = [n for n, _ in kept], [*(t for _, t in kept), texts[-1]]
     main = next(n for i in range(len(texts)) if (n := f"schema{i or ''}.proto") not in names)
     return _compiled(tuple(zip((*names, main), texts, strict=True)))
 
@@ -147,7 +155,7 @@ def _by_protoc(sources: Mapping[str, str], known: FileDescriptorSet, main: str) 
         for name, text in sources.items():
             path = root / name
             path.parent.mkdir(parents=True, exist_ok=True)
-            path.write_text(text)
+            path.write_text(_marked(text))
         given = [f"-I{root}", f"-I{_well_known()}", "--include_imports", f"--descriptor_set_out={out}"]
         if known.file:
             Path(scratch, "known.pb").write_bytes(known.SerializeToString())
@@ -156,7 +164,26 @@ def _by_protoc(sources: Mapping[str, str], known: FileDescriptorSet, main: str) 
         data = out.read_bytes()
     if len(data) > MOST_COMPILED:
         raise UnusableSchema("", f"has descriptors of more than {MOST_COMPILED:,} bytes")
-    return descriptor_set(data)
+    found = descriptor_set(data)
+    for file in found.file:
+        for message in file.message_type:
+            _make_entries(message)
+    return found
+
+
+def _marked(text: str) -> str:
+    """A text in which protoc finds no `option map_entry`, but a mark."""
+    mark = f"reserved {_MARK};" if re.search(r"^\s*edition\s*=", text, re.MULTILINE) else f'reserved "{_MARK}";'
+    return _ENTRY.sub(lambda found: mark + "\n" * found[0].count("\n"), text)
+
+
+def _make_entries(message: Any) -> None:
+    """Make entries of maps of the marked messages in a message."""
+    for inside in message.nested_type:
+        _make_entries(inside)
+        if _MARK in inside.reserved_name:
+            inside.reserved_name.remove(_MARK)
+            inside.options.map_entry = True
 
 
 def _run(given: Sequence[str], scratch: str) -> None:
@@ -205,7 +232,8 @@ def _in_order(files: Mapping[str, Any], last: str = "") -> list[Any]:
     return list(done.values())
 
 
-_KNOWN = ("any", "api", "descriptor", "duration", "empty", "field_mask", "source_context", "struct", "timestamp")
+_SHORT = ("any", "api", "descriptor", "duration", "empty", "field_mask", "source_context", "struct", "timestamp")
+WELL_KNOWN = frozenset(f"{GOOGLE}{short}.proto" for short in (*_SHORT, "type", "wrappers"))
 
 
 @lru_cache(32)
@@ -215,9 +243,9 @@ def _google(name: str) -> Any:
 
     with named():
         from google.protobuf.descriptor_pb2 import FileDescriptorProto
-    short = name.removeprefix(GOOGLE).removesuffix(".proto")
-    if name != f"{GOOGLE}{short}.proto" or short not in (*_KNOWN, "type", "wrappers"):
+    if name not in WELL_KNOWN:
         raise UnusableSchema("", f"imports {safe_text(name)}, which is not there")
+    short = name.removeprefix(GOOGLE).removesuffix(".proto")
     found = FileDescriptorProto()
     importlib.import_module(f"google.protobuf.{short}_pb2").DESCRIPTOR.CopyToProto(found)
     return found

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
 
 from sluice.pipelines.contract.expectation import Expectation
-from sluice.pipelines.records.protobuf.compiling import beside, compiled
+from sluice.pipelines.records.protobuf.compiling import WELL_KNOWN, beside, compiled
 from sluice.pipelines.records.protobuf.schema import (
     Meaning,
     ProtoField,
@@ -126,6 +126,8 @@ def from_file(text: str, folder: Path, message: str) -> tuple[str, ...]:
 
 def kept(found: RegisteredSchema) -> RegisteredSchema:
     """A registry's schema, compiled, as the lake keeps it. Raises UnusableSchema."""
+    if is_compiled(found.texts[-1]):
+        return found
     return RegisteredSchema(
         found.id, found.type, (text_of(compiled(found.texts, found.names)),), found.subject, found.version
     )
@@ -134,8 +136,8 @@ def kept(found: RegisteredSchema) -> RegisteredSchema:
 def as_file(found: RegisteredSchema) -> str:
     """A registry's schema as one file: its text, where that is all there is to it, else compiled."""
     files = compiled(found.texts, found.names)
-    plain = len(found.texts) == 1 and "{" in found.texts[0]
-    return found.texts[0].rstrip() if plain else text_of(files)
+    plain = WELL_KNOWN.issuperset(found.names) and "{" in found.texts[-1]
+    return found.texts[-1].rstrip() if plain else text_of(files)
 
 
 def column_of(f: ProtoField) -> Field:

@@ -72,10 +72,10 @@ class ProtobufTyper(BinaryTyper):
 
         Raises a SluiceError when nobody can tell now.
         """
-        texts = self._texts(schema)
-        if texts is None:
-            return -pieces.NO_SCHEMA
         try:
+            texts = self._texts(schema)
+            if texts is None:
+                return -pieces.NO_SCHEMA
             file, _ = described(texts[-1])
             own = self._reader.message
             if self._wire is WireFormat.GLUE:
@@ -85,8 +85,8 @@ class ProtobufTyper(BinaryTyper):
             if found is None or found.full_name != own.name:
                 return -(loops.NO_MESSAGE if found is None else loops.OTHER_MESSAGE)
             compare(found, own, self._learn)
-        except (UnusableSchema, Incompatible):
-            return -pieces.INCOMPATIBLE
+        except (UnusableSchema, Incompatible) as error:
+            return self._incompatible(schema, error)
         return 0
 
     def _learn(self, message: ProtoMessage, number: int, name: str) -> None:
@@ -114,6 +114,7 @@ class ProtobufTyper(BinaryTyper):
             return
         self._places = {}
         self._names = {}
+        self.causes.clear()
         self._tables = self._tables._replace(**_nobody())
         self._tables.state[pieces.KNOWN] = 0
 

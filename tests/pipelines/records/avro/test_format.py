@@ -112,7 +112,9 @@ def test_headers_and_schemas_that_are_refused() -> None:
         (5, "incompatible", 1),
         (6, "incompatible", 1),
     ]
-    assert held["detail"].to_pylist()[3].endswith("(schema 9)")
+    details = held["detail"].to_pylist()
+    assert details[3].endswith("(schema 9)")
+    assert details[4].endswith("feed's: the record: record Customer was written, and record Order is read (schema 3)")
 
 
 def test_without_a_registry_all_is_of_the_schema_file() -> None:

@@ -15,7 +15,7 @@ from sluice.pipelines.records.reader import UnusableSchema
 from sluice.pipelines.records.wire import WireFormat
 from sluice.pipelines.schema.schema import SchemaError
 from sluice.pipelines.vocabulary.registered import PROTOBUF, RegisteredSchema
-from tests.pipelines.records.protobuf.rows import NOWHERE, reader_of, whole
+from tests.pipelines.records.protobuf.rows import NOWHERE, message_class, read_by_google, reader_of, rows_of, whole
 
 MONEY = 'syntax = "proto3"; package acme.common; message Money { int64 units = 1; }'
 ORDER = """syntax = "proto3"; package acme;
@@ -114,3 +114,62 @@ def test_links_out_of_the_folder_are_not_followed(tmp_path: Path) -> None:
 def test_text_and_message_come_back() -> None:
     files = compiled((MONEY,), ())
     assert files_of(text_of(files, "M"))[1] == "M"
+
+
+MAPS = """{begin}
+package shop;
+import "google/protobuf/struct.proto";
+message Line {{ {opt}string sku = 1; }}
+message Order {{
+  {opt}string id = 1;
+  map<string, int32> counts = 2;
+  map<int64, Line> lines = 3;
+  map<string, google.protobuf.Value> more = 4;
+  {opt}In in = 5;
+  message In {{ map<string, Line> deep_ones = 1; }}
+}}
+"""
+ENTRIES = """{begin}
+package shop;
+import "google/protobuf/struct.proto";
+message Line {{ {opt}string sku = 1; }}
+message Order {{
+  {opt}string id = 1;
+  repeated .shop.Order.CountsEntry counts = 2;
+  repeated .shop.Order.LinesEntry lines = 3;
+  repeated .shop.Order.MoreEntry more = 4;
+  {opt}.shop.Order.In in = 5;
+  message CountsEntry {{
+    option map_entry = true;
+
+    {opt}string key = 1;
+    {opt}int32 value = 2;
+  }}
+  message LinesEntry {{ option  map_entry=true ; {opt}int64 key = 1; {opt}.shop.Line value = 2; }}
+  message MoreEntry {{ option map_entry = true; {opt}string key = 1; {opt}.google.protobuf.Value value = 2; }}
+  message In {{
+    repeated .shop.Order.In.DeepOnesEntry deep_ones = 1;
+    message DeepOnesEntry {{ option map_entry = true; {opt}string key = 1; {opt}.shop.Line value = 2; }}
+  }}
+}}
+"""
+
+
+@pytest.mark.parametrize(
+    ("begin", "opt"),
+    [('syntax = "proto3";', ""), ('syntax = "proto2";', "optional "), ('edition = "2023";', "")],
+)
+def test_entries_of_maps_that_a_serializer_wrote_out_are_maps(begin: str, opt: str) -> None:
+    """As Apicurio's Java serializer registers them, with Google's files beside, which nobody takes from there."""
+    name = "google/protobuf/struct.proto"
+    texts = ("message Struct { option map_entry = true; }", ENTRIES.format(begin=begin, opt=opt))
+    registered = RegisteredSchema(1, PROTOBUF, texts, names=(name,))
+    found = ProtobufReader((text_of(files_of(kept(registered).texts[-1])[0], "shop.Order"),), WireFormat.APICURIO3)
+    expected = reader_of(MAPS.format(begin=begin, opt=opt), "shop.Order", WireFormat.APICURIO3)
+    assert found.message == expected.message
+    assert found.fingerprint == expected.fingerprint
+    kind, other = message_class(found.texts[-1]), message_class(expected.texts[-1])
+    record = kind(id="a", counts={"x": 1}, lines={5: {"sku": "q"}}).SerializeToString()
+    assert rows_of(ProtobufReader(found.texts, WireFormat.BARE), [record]) == [read_by_google(other, record)]
+    assert as_file(registered) == texts[-1].rstrip()
+    assert kept(kept(registered)) == kept(registered)
