@@ -131,6 +131,8 @@ def init(
             "fit": fits,
         }
     )
+    if fits == 0 and look.sample.values:
+        raise typer.Exit(1)
 
 
 def _kafka_section(

@@ -13,7 +13,7 @@ from rich.console import RenderableType
 from sluice.cli.menu import Group
 from sluice.cli.session import FeedName, Session, command
 from sluice.cli.terminal import bad, facts, good, heading, table
-from sluice.pipelines.vocabulary.errors import SchemaChanged, UsageError
+from sluice.pipelines.vocabulary.errors import Failed, SchemaChanged, UsageError
 from sluice.pipelines.vocabulary.units import safe_text
 
 if TYPE_CHECKING:
@@ -61,21 +61,45 @@ def pull(session: Session, feed: FeedName) -> None:
 
     The newest version of registry.subject, or registry.version of it. Without a subject it is TOPIC-value, for a feed
     of one topic. What the schema refers to is written into it. Columns change from the next run on: see `diff` first.
+    One that makes no columns is named with all of its faults; it is written, for you to edit, where there is no file.
 
     $ sluice schema pull orders
     """
-    from sluice.resources.registry import file_of, reader_of, registered
+    from sluice.resources.registry import reader_of, registered
 
     asked = _asked(session, feed)
     with session.terminal.working("asking the registry"):
         found = registered(asked)
-    reader = reader_of(found, asked)
-    asked.schema_file.parent.mkdir(parents=True, exist_ok=True)
-    asked.schema_file.write_text(file_of(found, asked) + "\n")
+    try:
+        reader = reader_of(found, asked)
+    except Failed as error:
+        raise _to_be_edited(error, found, asked) from None
+    _write(found, asked)
     said = f"{asked.schema_file}: {found.subject}, version {found.version}, schema {found.id}"
     session.terminal.show(good(said))
     document = {"feed": feed, "schema_file": str(asked.schema_file), "columns": reader.columns.texts()}
     session.terminal.document(document | _version(found))
+
+
+def _write(found: RegisteredSchema, asked: SchemaAsked) -> None:
+    from sluice.resources.registry import file_of
+
+    asked.schema_file.parent.mkdir(parents=True, exist_ok=True)
+    asked.schema_file.write_text(file_of(found, asked) + "\n")
+
+
+def _to_be_edited(error: Failed, found: RegisteredSchema, asked: SchemaAsked) -> Failed:
+    """The error, after the schema was written as it is where no file would be lost and a person can edit it."""
+    from sluice.pipelines.records.reader import UnusableSchema
+
+    try:
+        if asked.schema_file.exists():
+            return Failed(error.message, remedy=f"{error.remedy}; {asked.schema_file} stays as it is")
+        _write(found, asked)
+    except UnusableSchema:  # it is not even one file
+        return error
+    remedy = f"it is in {asked.schema_file}: take these out of it, then sluice feeds check"
+    return Failed(error.message, remedy=remedy)
 
 
 Candidate = Annotated[
@@ -131,6 +155,7 @@ def _of_registry(session: Session, feed: str) -> tuple[Reader, str, dict[str, An
 
 def _of_file(feed: Feed, file: Path) -> tuple[Reader, str, dict[str, Any]]:
     """The same for a schema in a file."""
+    from sluice.pipelines.records.reader import UnusableSchema
     from sluice.pipelines.records.readers import READERS
     from sluice.pipelines.records.wire import WireFormat
 
@@ -141,7 +166,8 @@ def _of_file(feed: Feed, file: Path) -> tuple[Reader, str, dict[str, Any]]:
     except (OSError, UnicodeDecodeError) as error:
         raise UsageError(f"{file} cannot be read ({type(error).__name__})", remedy="name a file in UTF-8") from None
     except ValueError as error:
-        raise UsageError(f"{file} makes no columns: {safe_text(str(error))}", remedy="sluice docs formats") from None
+        what = error.text if isinstance(error, UnusableSchema) else safe_text(str(error))
+        raise UsageError(f"{file} makes no columns: {what}", remedy="sluice docs formats") from None
 
 
 def _expected(reader: Reader | None) -> list[str]:

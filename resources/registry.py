@@ -29,7 +29,7 @@ from sluice.pipelines.lake.schemas import KeptSchemas
 from sluice.pipelines.ports import Lake
 from sluice.pipelines.records.avro.reader import AvroReader
 from sluice.pipelines.records.protobuf.reader import ProtobufReader
-from sluice.pipelines.records.reader import Reader
+from sluice.pipelines.records.reader import Reader, UnusableSchema
 from sluice.pipelines.records.readers import READERS
 from sluice.pipelines.records.wire import WireFormat
 from sluice.pipelines.vocabulary import extras
@@ -109,9 +109,10 @@ def reader_of(found: RegisteredSchema, asked: SchemaAsked) -> Reader:
         texts = made.read(made.whole(found), asked.schema_file.parent, asked.message)
         return made.make(texts, WireFormat.CONFLUENT)
     except ValueError as error:
+        what = error.text if isinstance(error, UnusableSchema) else safe_text(str(error))
         raise Failed(
-            f"subject {found.subject}, version {found.version}, makes no columns: {safe_text(str(error))}",
-            remedy="write a schema_file of your own, with the fields that can be columns",
+            f"subject {found.subject}, version {found.version}, makes no columns: {what}",
+            remedy="write a schema_file of your own, without what cannot be a column or part of a contract",
         ) from None
 
 

@@ -223,7 +223,7 @@ def _reader(said: dict[str, Any], root: Path, usual: str, place: str, pull: str)
     except SchemaError as error:
         what, remedy = safe_text(str(error.problems[0])), error.problems[0].remedy
     except UnusableSchema as error:
-        what, remedy = safe_text(str(error)), page("formats")
+        what, remedy = error.text, page("formats")
     return FileProblem(f"{place}schema_file", what, remedy)
 
 

@@ -80,6 +80,9 @@ def format_of(look: TopicLook) -> Proposed:
     seen = sample.values - sample.tombstones
     if not seen:
         return Proposed("raw", "no record was there to look at; json lands typed columns")
+    if sample.encoded and not sample.typed:
+        ((encoding, times),) = sample.encoded.most_common(1)
+        return Proposed("raw", f"{times:,} of {seen:,} sampled values are JSON in {encoding}; columns need UTF-8")
     if not sample.typed:
         return Proposed("raw", f"only {sample.objects:,} of {seen:,} sampled values are JSON objects")
     return Proposed("json", f"{sample.objects:,} of {seen:,} sampled values are JSON objects")
@@ -125,7 +128,8 @@ def _note(sample: Sampled, guess: GuessedField) -> str:
     there = "in all" if guess.seen == sample.objects else f"in {share:.0%}" if share >= 0.01 else "in under 1%"
     nulls = f", null in {guess.nulls:,}" if guess.nulls else ""
     other = "; decimal(p,s) keeps digits exactly" if guess.type == "float64" else ""
-    return f"{there}{nulls}{other}"
+    keys = f"; its {len(guess.members):,} names look like data" if guess.type.startswith("map<") else ""
+    return f"{there}{nulls}{other}{keys}"
 
 
 def _scalar(text: str) -> str:

@@ -2,22 +2,44 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 from sluice.pipelines.contract.expectation import Expectation
 from sluice.pipelines.records.wire import Named, WireFormat
 from sluice.pipelines.schema.schema import Schema
+from sluice.pipelines.vocabulary.units import safe_text
 
 if TYPE_CHECKING:
     from sluice.pipelines.records.format import Format
 
 
-class UnusableSchema(ValueError):
-    """A schema that does not parse, or that no table has room for. `place` is the path in it."""
+MOST_PROBLEMS = 50
+"""How many problems of one schema a message names."""
 
-    def __init__(self, place: str, what: str) -> None:
+
+class UnusableSchema(ValueError):
+    """A schema that does not parse, or that no table has room for. `place` is the path in it, `problems` all of them
+    with what is wrong there."""
+
+    def __init__(self, place: str, what: str, more: Iterable[tuple[str, str]] = ()) -> None:
         super().__init__(f"{place}: {what}" if place else what)
         self.place, self.what = place, what
+        self.problems = (*dict.fromkeys([(place, what), *more]),)
+
+    @classmethod
+    def of_all(cls, errors: Iterable[UnusableSchema]) -> UnusableSchema:
+        """One error of several."""
+        (place, what), *more = (problem for error in errors for problem in error.problems)
+        return cls(place, what, more)
+
+    @property
+    def text(self) -> str:
+        """All problems for people, whatever the schema's names: one on the same line, several on lines of their own."""
+        lines = [safe_text(f"{place}: {what}" if place else what, most=600) for place, what in self.problems]
+        more = len(lines) - MOST_PROBLEMS
+        shown = [*lines[:MOST_PROBLEMS], *([f"and {more} more"] if more > 0 else [])]
+        return shown[0] if len(shown) == 1 else "".join(f"\n    {line}" for line in shown)
 
 
 class WriterSchemas(Protocol):

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
@@ -23,6 +24,10 @@ _INT64 = range(-(1 << 63), 1 << 63)
 _TEXTS = {"date", "string", "timestamp"}
 _ITEMS = 1000
 """The most elements of a list that are looked at."""
+_MANY_KEYS = 20
+_RARE = 0.5
+"""An object with so many names over the sample, of which none is in more of its objects than this share and most are in
+a tenth of that, has data for names."""
 _PLAIN = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 
 
@@ -42,6 +47,8 @@ class GuessedField:
         match sorted(self.words):
             case ["list"]:
                 return f"list<{self.items.type if self.items else 'json'}>"
+            case ["struct"] if (value := self._map_value()) is not None:
+                return f"map<string, {value}>"
             case ["struct"] if self.members and all(map(_nameable, self.members)):
                 inner = (f"{_quoted(name)}:{guess.type}" for name, guess in self.members.items())
                 return f"struct<{', '.join(inner)}>"
@@ -52,6 +59,29 @@ class GuessedField:
             case [*words] if words and set(words) <= _TEXTS:
                 return "string"
         return "json"
+
+    def _map_value(self) -> str | None:
+        """The type of the values of an object whose names are data: many, each rare, and alike. None for any other."""
+        often = sorted(guess.seen for guess in self.members.values())
+        objects = self.seen - self.nulls
+        if len(often) < _MANY_KEYS or often[-1] > _RARE * objects or often[len(often) // 2] > _RARE / 10 * objects:
+            return None
+        whole = GuessedField()
+        for guess in self.members.values():
+            whole.add(guess)
+        alike = whole.type != "json" or all(guess.type == "json" for guess in self.members.values())
+        return whole.type if alike else None
+
+    def add(self, other: GuessedField) -> None:
+        """Take in what another place has held."""
+        self.seen += other.seen
+        self.nulls += other.nulls
+        self.words |= other.words
+        if other.items:
+            self.items = self.items or GuessedField()
+            self.items.add(other.items)
+        for name, inner in other.members.items():
+            self.members.setdefault(name, GuessedField()).add(inner)
 
     def learn(self, value: Any, depth: int = _DEPTH) -> None:
         self.seen += 1
@@ -73,11 +103,15 @@ class GuessedField:
 
 @dataclass(slots=True)
 class Sampled:
-    """What a sample of values holds: how many were absent (tombstones), JSON objects, and neither; and their fields."""
+    """What a sample of values holds: how many were absent (tombstones), JSON objects, and neither; and their fields.
+
+    `encoded` counts those of the last kind that are JSON in another encoding than UTF-8, by its name.
+    """
 
     values: int = 0
     tombstones: int = 0
     objects: int = 0
+    encoded: Counter[str] = field(default_factory=Counter)
     fields: dict[str, GuessedField] = field(default_factory=dict)
 
     @property
@@ -113,17 +147,34 @@ def sampled(values: Iterable[bytes | None]) -> Sampled:
             out.objects += 1
             for name, inner in found.items():
                 out.fields.setdefault(name, GuessedField()).learn(inner)
+        elif encoding := _encoding(value):
+            out.encoded[encoding] += 1
     return out
 
 
 def _object(value: bytes) -> dict[str, Any] | None:
+    found = _parsed(value, "utf-8-sig")
+    return found if isinstance(found, dict) else None
+
+
+def _encoding(value: bytes) -> str:
+    """The encoding of JSON that is not in UTF-8, such as `UTF-16`; empty for anything else."""
+    encoding = json.detect_encoding(value)
+    return encoding[:6].upper() if encoding[:6] in ("utf-16", "utf-32") and _parsed(value, encoding) is not None else ""
+
+
+def _parsed(value: bytes, encoding: str) -> Any:
+    """The JSON that it is; None where it is none, or too large to read here."""
     if len(value) > MOST_VALUE_BYTES:
         return None
     try:
-        found = json.loads(value)
+        return json.loads(value.decode(encoding), parse_constant=_refuse)
     except (ValueError, RecursionError):
         return None
-    return found if isinstance(found, dict) else None
+
+
+def _refuse(name: str) -> None:
+    raise ValueError(f"{name} is no JSON")
 
 
 def _word(value: Any) -> str:

@@ -110,6 +110,6 @@ def many(n: int, thing: str, things: str = "") -> str:
     return f"{n:,} {thing}" if n == 1 else f"{n:,} {things or f'{thing}s'}"
 
 
-def safe_text(text: str) -> str:
-    """Text from outside, for an error: at most 80 characters, on one line, all printable."""
-    return "".join(c if c.isprintable() else "�" for c in text[:80])
+def safe_text(text: str, most: int = 80) -> str:
+    """Text from outside, for an error: at most `most` characters, on one line, all printable."""
+    return "".join(c if c.isprintable() else "�" for c in text[:most])

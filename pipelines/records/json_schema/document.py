@@ -65,11 +65,15 @@ class Said(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Node:
-    """One schema: its keywords but for notes, and whether null is allowed beside what they allow."""
+    """One schema: its keywords but for notes, and whether null is allowed beside what they allow.
+
+    `refused` are errors for its own keywords that neither columns nor a contract can hold.
+    """
 
     place: str
     said: Mapping[str, Said]
     or_null: bool = False
+    refused: tuple[UnusableSchema, ...] = ()
 
     def __contains__(self, keyword: str) -> bool:
         return keyword in self.said
@@ -107,12 +111,14 @@ class Document:
         if not isinstance(given, Mapping):
             raise UnusableSchema(place, "allows no value" if given is False else "is no schema")
         said: dict[str, Said] = {}
+        refused: list[UnusableSchema] = []
         for keyword, value in given.items():
+            here = f"{place}/{_escaped(keyword)}"
             if keyword in REFUSED and value not in _SAYING_NOTHING.get(keyword, ()):
-                raise UnusableSchema(f"{place}/{_escaped(keyword)}", "has no counterpart in columns or a contract")
+                refused.append(UnusableSchema(here, "has no counterpart in columns or a contract"))
             if keyword not in NOTES and keyword not in REFUSED:
-                said[keyword] = _said(keyword, value, f"{place}/{_escaped(keyword)}", above)
-        return self._composed(Node(place, said))
+                said[keyword] = _said(keyword, value, here, above)
+        return self._composed(Node(place, said, refused=tuple(refused)))
 
     def within(self, node: Node, keyword: str, name: str | None = None) -> Node:
         """The schema that a keyword holds; for `properties`, the one of that name."""
@@ -138,7 +144,8 @@ class Document:
         for part in parts:
             own = _merged(own, part)
             or_null |= part.or_null
-        return Node(node.place, own, or_null)
+        refused = (*node.refused, *(error for part in parts for error in part.refused))
+        return Node(node.place, own, or_null, refused)
 
     def _referred(self, said: Said) -> Node:
         name, place, above = said
@@ -181,6 +188,9 @@ class Document:
         branches = [self.node(v, f"{place}/{i}", above) for i, v in enumerate(_schemas(value, place))]
         others = [b for b in branches if not _only_null(b)]
         null = len(others) < len(branches)
+        refused = [error for b in branches for error in b.refused]
+        if refused:
+            raise UnusableSchema.of_all(refused)
         if len(others) > 1 and all(set(b.said) <= {"const", "enum", "type"} and _values(b) is not None for b in others):
             values = [v for b in others for v in _values(b) or ()]
             return Node(place, {"enum": Said(values, place)}), null

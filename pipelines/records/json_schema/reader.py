@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from decimal import Decimal
 from functools import cached_property
@@ -18,7 +19,7 @@ from sluice.pipelines.contract.arguments import flaws
 from sluice.pipelines.contract.catalogue import ENTRIES
 from sluice.pipelines.contract.expectation import Expectation
 from sluice.pipelines.records.json_schema.document import Document, Node
-from sluice.pipelines.records.reader import UnusableSchema, WriterSchemas
+from sluice.pipelines.records.reader import MOST_PROBLEMS, UnusableSchema, WriterSchemas
 from sluice.pipelines.records.wire import WireFormat
 from sluice.pipelines.schema.schema import Field, Kind, Schema, Type, parse_schema, path_below
 from sluice.pipelines.schema.wider import MOST_DIGITS
@@ -121,20 +122,25 @@ def _read(document: Document) -> _Made:
     node = document.root()
     if "properties" not in node or _kinds(node) - {"object"}:
         raise UnusableSchema(node.place, "is no object with properties, and these are the columns")
+    made = _Columns(document)
+    made.problems += node.refused
     fields, limits = [], []
     closed = [""] if node.get("additionalProperties") is False else []
-    for name, found, required in _Columns(document).members(node):
+    for name, found, required in made.members(node):
         fields.append(Field(name, found.type, required and not found.or_null))
         limits += [(name, limit) for limit in found.limits]
         closed += [name + path for path in found.closed]
-    columns = parse_schema({f.name: f.text for f in fields})
-    types = {f.name: f.type for f in columns.fields}
-    made = [_expectation(place, name, limit, types) for place, (name, limit) in enumerate(limits)]
+    expectations: list[Expectation] = []
     if node.get("additionalProperties") not in (None, True, False, {}):
-        raise UnusableSchema(
-            node.place_of("additionalProperties"), "says what other fields must be; they are kept as they are in _extra"
-        )
-    return _Made(columns, tuple(made), tuple(closed))
+        what = "says what other fields must be; they are kept as they are in _extra"
+        made.problems.append(UnusableSchema(node.place_of("additionalProperties"), what))
+    types = {f.name: f.type for f in fields}
+    for name, limit in limits:
+        with made.collected():
+            expectations.append(_expectation(len(expectations), name, limit, types))
+    if made.problems:
+        raise UnusableSchema.of_all(made.problems)
+    return _Made(parse_schema({f.name: f.text for f in fields}), tuple(expectations), tuple(closed))
 
 
 def _expectation(place: int, column: str, limit: _Limit, types: Mapping[str, Type]) -> Expectation:
@@ -146,10 +152,20 @@ def _expectation(place: int, column: str, limit: _Limit, types: Mapping[str, Typ
 
 
 class _Columns:
-    """Makes types of schemas."""
+    """Makes types of schemas. Goes on after what cannot be one: `problems` are all of these."""
 
     def __init__(self, document: Document) -> None:
         self._document = document
+        self.problems: list[UnusableSchema] = []
+
+    @contextmanager
+    def collected(self) -> Iterator[None]:
+        """Keep what is wrong in the block, and go on behind it."""
+        try:
+            yield
+        except UnusableSchema as error:
+            if len(self.problems) <= MOST_PROBLEMS:
+                self.problems.append(error)
 
     def members(self, node: Node) -> Iterator[tuple[str, _Found, bool]]:
         """The properties of an object: the name, the type, and whether it must be there."""
@@ -160,9 +176,13 @@ class _Columns:
             if name not in names:
                 raise UnusableSchema(node.place_of("required"), "names a field that is none of the properties")
         for name in names:
-            yield name, self._found(self._document.within(node, "properties", name)), name in required
+            found = _Found(Type(Kind.JSON), True)
+            with self.collected():
+                found = self._found(self._document.within(node, "properties", name))
+            yield name, found, name in required
 
     def _found(self, node: Node) -> _Found:
+        self.problems += node.refused
         kinds = _kinds(node)
         or_null = node.or_null or "null" in kinds
         kinds -= {"null"}
@@ -242,15 +262,19 @@ class _Columns:
         fields = []
         closed = [""] if node.get("additionalProperties") is False else []
         for name, found, required in self.members(node):
-            _refuse_limits(found)
+            self._refuse_limits(found)
             fields.append(Field(name, found.type, required and not found.or_null))
             closed += [f".{name}{path}" for path in found.closed]
         return _Found(Type(Kind.STRUCT, fields=tuple(fields)), False, closed=tuple(closed))
 
     def _inside(self, node: Node, keyword: str) -> _Found:
         found = self._found(self._document.within(node, keyword))
-        _refuse_limits(found)
+        self._refuse_limits(found)
         return found
+
+    def _refuse_limits(self, found: _Found) -> None:
+        what = "limits a field inside another, and a contract is about columns"
+        self.problems += [UnusableSchema(place, what) for limit in found.limits for place in limit.places]
 
 
 def _holder(kind: Kind, inside: _Found) -> _Found:
@@ -258,11 +282,6 @@ def _holder(kind: Kind, inside: _Found) -> _Found:
     path = path_below("", kind, "")
     element = Field("", inside.type, not inside.or_null)
     return _Found(Type(kind, fields=(element,)), False, closed=tuple(path + below for below in inside.closed))
-
-
-def _refuse_limits(found: _Found) -> None:
-    for limit in found.limits:
-        raise UnusableSchema(limit.places[0], "limits a field inside another, and a contract is about columns")
 
 
 _MAKERS: Mapping[str, Callable[[_Columns, Node], _Found]] = {

@@ -7,6 +7,7 @@ columns of raw feeds and the reason. docs/formats.md says what happens to every 
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import NamedTuple
 
@@ -18,9 +19,10 @@ from sluice.pipelines.records.format import Formatted, RawFormat
 from sluice.pipelines.records.landed_columns import COORDINATES, KAFKA_FIELDS, REFUSED, landed_schema
 from sluice.pipelines.records.opening import Opened
 from sluice.pipelines.records.runs import take_rows
+from sluice.pipelines.records.typed import scan
 from sluice.pipelines.records.typed.fallback import Fallback
-from sluice.pipelines.records.typed.reasons import UNKNOWN, Reason, detail_of, reason_of, stage_of
-from sluice.pipelines.records.typed.typer import RefusedRecords, TypedPiece, Typer, indices
+from sluice.pipelines.records.typed.reasons import UNKNOWN, WIDE_TEXT, Reason, detail_of, reason_of, stage_of
+from sluice.pipelines.records.typed.typer import RefusedRecords, TypedPiece, Typer, buffers_of, indices
 from sluice.pipelines.records.typed.unfit import NewFields, UnknownFields, misfits, missing
 from sluice.pipelines.schema.arrays import int64s, text_array
 from sluice.pipelines.schema.schema import Schema
@@ -28,6 +30,8 @@ from sluice.pipelines.vocabulary.plans import Slice
 from sluice.pipelines.vocabulary.receipts import Drift
 
 _KAFKA = pa.schema(KAFKA_FIELDS)
+_WIDE_HEADS = (0xFFFE, 0xFEFF, 0x7B00, 0x007B)
+"""How an object in UTF-16 or UTF-32 begins: with a byte order mark, or a brace."""
 _COORDINATES = [RawFormat.schema.get_field_index(f.name) for f in COORDINATES]
 
 
@@ -116,6 +120,7 @@ class JsonFormat(TypedFormat):
             if self._fallback:
                 piece, found = self._fallback.read(piece, opened.values)
             faults = misfits(self._typer.nodes, found, opened.values, offsets)
+            piece = replace(piece, refused=_named_encoding(piece.refused, opened))
         unknown = self._unknown.of(piece.arrays[-1], offsets[piece.rows])
         if unknown and unknown.refused:
             piece = _without_unknown(piece, unknown, len(self._typer.nodes))
@@ -150,6 +155,18 @@ class JsonFormat(TypedFormat):
         paths = [called[n] if n >= 0 else "" for n in nodes]
         said = [(reason_of(code), f, detail_of(code, node)) for code, f, node in zip(codes, paths, fields, strict=True)]
         return refused_rows(raw, refused, said, places)
+
+
+def _named_encoding(refused: RefusedRecords, opened: Opened) -> RefusedRecords:
+    """The same, with a reason of its own for records that begin as JSON in UTF-16 or UTF-32."""
+    chosen = np.flatnonzero(np.isin(refused.codes, (scan.NO_VALUE, scan.NO_NAME)))
+    data, ends, _ = buffers_of(opened.values)
+    begins = ends[refused.rows[chosen]].astype(np.int64) + opened.skip
+    chosen, begins = (a[begins + 1 < ends[refused.rows[chosen] + 1]] for a in (chosen, begins))
+    heads = data[begins].astype(np.int64) << 8 | data[begins + 1]
+    codes = refused.codes.copy()
+    codes[chosen[np.isin(heads, _WIDE_HEADS)]] = WIDE_TEXT
+    return replace(refused, codes=codes)
 
 
 Said = Callable[[int, int, int], tuple[Reason, str, str]]

@@ -29,8 +29,9 @@ class Reason(StrEnum):
     INCOMPATIBLE = "incompatible"
 
 
-UNKNOWN = 60
-"""The code of a record with fields that the schema does not name. The loops define the other codes."""
+UNKNOWN, WIDE_TEXT = 60, 61
+"""The codes of a record with fields that the schema does not name, and of one in UTF-16 or UTF-32. The loops define the
+other codes."""
 
 
 _SAID = {
@@ -58,6 +59,7 @@ _SAID = {
     fill.NO_TIME: (Reason.MALFORMED, "not {type} in ISO 8601"),
     fill.NO_BASE64: (Reason.MALFORMED, "not Base64"),
     UNKNOWN: (Reason.UNKNOWN_FIELD, "the schema does not name it"),
+    WIDE_TEXT: (Reason.INVALID_UTF8, "it is in UTF-16 or UTF-32, and must be in UTF-8"),
 }
 
 

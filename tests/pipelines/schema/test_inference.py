@@ -49,6 +49,24 @@ def test_what_is_no_json_is_counted() -> None:
     assert (found.values, found.tombstones, found.objects, found.other, found.typed) == (6, 1, 2, 3, False)
 
 
+@pytest.mark.parametrize("encoding", ["utf-16", "utf-16-le", "utf-16-be", "utf-32"])
+def test_json_in_another_encoding_is_told_from_what_is_none(encoding: str) -> None:
+    found = sampled([json.dumps({"a": i}).encode(encoding) for i in range(5)] + [b"\xef\xbb\xbf{}", b'{"a": NaN}'])
+    assert (found.objects, found.typed, found.encoded) == (1, False, {encoding[:6].upper(): 5})
+
+
+def test_an_object_whose_names_are_data_is_a_map() -> None:
+    ids = guessed(*({"m": {f"k{i}": i, f"l{i % 97}": 1.5}, "s": {"a": 1, "b": 2}} for i in range(200)))
+    assert ids == {"m": "map<string, float64>", "s": "struct<a:int64, b:int64>"}
+    nested = guessed(*({"m": [{f"a.{i}.{j}": {"x": j}} for j in range(3)]} for i in range(50)))
+    assert nested == {"m": "list<map<string, struct<x:int64>>>"}
+    assert guessed(*({"m": {f"k{i}": "x" if i % 2 else 1}} for i in range(200)))["m"].startswith("struct<")
+    often = guessed(*({"m": {f"k{i}": 1 for i in range(40)}} for _ in range(50)))
+    assert often["m"].startswith("struct<k0:int64"), "these are in every object"
+    assert guessed(*({"m": {"id": i, f"k{i}": i}} for i in range(200)))["m"].startswith("struct<"), "id is in every one"
+    assert guessed(*({"m": {f"k{i}": 1}} for i in range(10)))["m"].startswith("struct<"), "too few to tell"
+
+
 LEAVES = st.none() | st.booleans() | st.integers(-(1 << 80), 1 << 80) | st.floats(-1e300, 1e300) | st.text(max_size=5)
 JSON = st.recursive(
     LEAVES,

@@ -127,6 +127,37 @@ def test_a_schema_that_is_refused(schema: Any, place: str, said: str) -> None:
     assert (error.value.place, said in error.value.what) == (place, True)
 
 
+def test_all_that_is_wrong_with_a_schema_is_named_at_once() -> None:
+    item = {"type": "object", "properties": {"qty": {"type": "integer", "minimum": 1, "maximum": 9}, "n": {"not": {}}}}
+    schema = of(
+        id={"type": "integer", "minimum": 1},
+        items={"type": "array", "items": item, "minItems": 1, "uniqueItems": True},
+        more={"type": "array", "items": {"$ref": "#/properties/items/items"}},
+        **{"a rather long name of a property that has another one inside": {"type": "object", "properties": {
+            "and one more that is long": {"type": "string", "maxLength": 3}}}},
+        odd={"type": ["string", "integer"]},
+        text={"type": "string", "pattern": "(?=a)"},
+    )  # fmt: skip
+    with pytest.raises(UnusableSchema) as caught:
+        reader_of(schema | {"minProperties": 1})
+    inside = "limits a field inside another, and a contract is about columns"
+    long = (
+        "#/properties/a rather long name of a property that has another one inside/properties/and one more that is long"
+    )
+    assert [line.strip() for line in caught.value.text.splitlines()[1:]] == [
+        "#/minProperties: has no counterpart in columns or a contract",
+        "#/properties/items/minItems: has no counterpart in columns or a contract",
+        "#/properties/items/uniqueItems: has no counterpart in columns or a contract",
+        f"#/properties/items/items/properties/qty/minimum: {inside}",
+        f"#/properties/items/items/properties/qty/maximum: {inside}",
+        "#/properties/items/items/properties/n/not: has no counterpart in columns or a contract",
+        f"{long}/maxLength: {inside}",
+        "#/properties/odd/type: allows values of several kinds; a column has one type",
+        caught.value.text.splitlines()[-1].strip(),
+    ]
+    assert caught.value.problems[-1][0] == "#/properties/text/pattern"
+
+
 @pytest.mark.parametrize("text_", ["{", "[" * 100_000, '{"a":' * 5000 + "1" + "}" * 5000, "7"])
 def test_what_is_no_schema(text_: str) -> None:
     with pytest.raises(UnusableSchema):

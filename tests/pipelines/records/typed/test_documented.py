@@ -58,6 +58,10 @@ LANDS: list[tuple[bytes | None, dict[str, object]]] = [
     (b'{"x":1,"big":"' + b"a" * 1_000_000 + b'"}', {"x": 1}),
 ]
 REFUSED: list[tuple[bytes, str, int | None]] = [
+    ('{"x":1}'.encode("utf-16"), "invalid_utf8", 0),
+    ('{"x":1}'.encode("utf-16-be"), "invalid_utf8", 0),
+    ('{"x":1}'.encode("utf-16-le"), "invalid_utf8", 1),
+    ('{"x":1}'.encode("utf-32"), "invalid_utf8", 0),
     (b"", "not_json", 0),
     (b"  \n", "not_json", 3),
     (b"\xef\xbb\xbf", "not_json", 3),
@@ -91,7 +95,6 @@ REFUSED: list[tuple[bytes, str, int | None]] = [
     (b'{"a":"\xed\xa0\x80"}', "invalid_utf8", 6),
     (b'{"a":"\xf4\x90\x80\x80"}', "invalid_utf8", 6),
     (b'{"\xff":1}', "invalid_utf8", 2),
-    ('{"x":1}'.encode("utf-16"), "not_json", 0),
     (b'{"x":1,"x":1}', "duplicate", 11),
     (b'{"x":null,"x":1}', "duplicate", 14),
     (b'{"x":"1","x":', "not_json", 13),
