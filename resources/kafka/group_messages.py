@@ -34,6 +34,7 @@ from kafka.protocol.producer import (
 from kafka.record.default_records import DefaultRecordBatchBuilder
 
 from sluice.pipelines.ports import Letter, Member
+from sluice.pipelines.records.header_keys import key_bytes
 from sluice.pipelines.records.wire import varint
 from sluice.pipelines.vocabulary.kafka import CommittedOffset, TopicPartition
 from sluice.resources.kafka.failures import error_of
@@ -314,8 +315,18 @@ def record_batch(producer: ProducerId, sequence: int, letters: Sequence[Letter])
         batch_size=_ENDLESS,
     )
     for number, letter in enumerate(letters):
-        builder.append(number, letter.timestamp, letter.key, letter.value, letter.headers)
+        headers = [(_HeaderKey(name), value) for name, value in letter.headers]
+        builder.append(number, letter.timestamp, letter.key, letter.value, headers)
     return bytes(builder.build())
+
+
+class _HeaderKey(str):
+    """A header's key, which kafka-python asks for its bytes by `encode`."""
+
+    __slots__ = ()
+
+    def encode(self, encoding: str = "utf-8", errors: str = "strict") -> bytes:
+        return key_bytes(str(self))
 
 
 class _Produce(ProduceRequest, init=False):  # type: ignore[misc, call-arg]

@@ -8,7 +8,6 @@ comes, also for one huge value.
 
 from __future__ import annotations
 
-import re
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,6 +17,7 @@ import pyarrow as pa
 from sluice.pipelines.records.compiled import Array
 from sluice.pipelines.records.decode import loops
 from sluice.pipelines.records.decode.loops import Columns
+from sluice.pipelines.records.header_keys import key_column
 
 HEADERS = pa.list_(pa.struct([("key", pa.string()), ("value", pa.binary())]))
 SCHEMA = pa.schema(
@@ -30,9 +30,6 @@ SCHEMA = pa.schema(
         ("headers", HEADERS),
     ]
 )
-
-_SURROGATE = re.compile(rb"\xed[\xa0-\xbf][\x80-\xbf]?")
-
 
 # For each buffer: item type, what its length follows, and how: an item each, one more, or a bit each.
 _LAYOUT: tuple[tuple[Any, str, str], ...] = (
@@ -124,9 +121,9 @@ def _numbers(name: str, data: Array, rows: int) -> pa.Array:
     return pa.Array.from_buffers(SCHEMA.field(name).type, rows, [None, pa.py_buffer(data[:rows])])
 
 
-def _blobs(data: Array, ends: Array, n: int, validity: pa.Buffer | None = None, kind: Any = None) -> pa.Array:
+def _blobs(data: Array, ends: Array, n: int, validity: pa.Buffer | None = None) -> pa.Array:
     buffers = [validity, pa.py_buffer(ends[: n + 1]), pa.py_buffer(data[: ends[n]])]
-    return pa.Array.from_buffers(kind or pa.binary(), n, buffers)
+    return pa.Array.from_buffers(pa.binary(), n, buffers)
 
 
 def _validity(bitmap: Array, nulls: int) -> pa.Buffer | None:
@@ -136,27 +133,9 @@ def _validity(bitmap: Array, nulls: int) -> pa.Buffer | None:
 def _headers(c: Columns, state: Array, rows: int) -> pa.Array:
     n = int(state[loops.HEADERS])
     validity = _validity(c.header_values_valid, state[loops.NULL_HEADER_VALUES])
-    keys = _text(c.header_keys, c.header_key_offsets, n)
+    keys = key_column(_blobs(c.header_keys, c.header_key_offsets, n))
     values = _blobs(c.header_values, c.header_value_offsets, n, validity)
     pairs = pa.StructArray.from_arrays([keys, values], fields=list(HEADERS.value_type))
     validity = _validity(c.header_lists_valid, state[loops.NULL_HEADERS])
     buffers = [validity, pa.py_buffer(c.header_lists[: rows + 1])]
     return pa.Array.from_buffers(HEADERS, rows, buffers, children=[pairs])
-
-
-def _text(data: Array, ends: Array, n: int) -> pa.Array:
-    """Header keys as strings. Bytes that are not UTF-8 become U+FFFD, as in Java's String(bytes, UTF_8)."""
-    keys = _blobs(data, ends, n, kind=pa.string())
-    try:
-        keys.validate(full=True)
-    except pa.ArrowInvalid:
-        return pa.array([as_java_reads(k) for k in _blobs(data, ends, n).to_pylist()], pa.string())
-    return keys
-
-
-def as_java_reads(key: bytes) -> str:
-    """Decode UTF-8 with one U+FFFD for each maximal part of a bad sequence, and one for a surrogate, cut or not.
-
-    Java does so; Python puts one for each byte of a surrogate.
-    """
-    return _SURROGATE.sub(b"\xef\xbf\xbd", key).decode("utf-8", "replace")

@@ -8,11 +8,15 @@ import pyarrow as pa
 from sluice.pipelines.records.compiled import Array
 from sluice.pipelines.records.encode.loops import Rows
 from sluice.pipelines.records.format import TO_SEND
+from sluice.pipelines.records.header_keys import bytes_column
 from sluice.pipelines.schema.arrays import int64s
 
 
 def rows_of(batch: pa.RecordBatch) -> Rows:
-    """The buffers of rows of TO_SEND, possibly a slice. Copies nothing but bitmaps. Raises ValueError for others."""
+    """The buffers of rows of TO_SEND, possibly a slice. Raises ValueError for others.
+
+    Copies nothing but bitmaps, and keys of headers where some are escaped.
+    """
     if batch.schema.remove_metadata() != TO_SEND:
         raise ValueError(f"not rows to send: {batch.schema}")
     key, value, timestamp, headers = batch.columns
@@ -27,7 +31,7 @@ def rows_of(batch: pa.RecordBatch) -> Rows:
         *binary(value),
         _read_only(int64s(timestamp)),
         lists,
-        *binary(entries.field(0))[:2],
+        *binary(bytes_column(entries.field(0)))[:2],
         *binary(entries.field(1)),
     )
 

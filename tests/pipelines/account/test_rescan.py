@@ -12,9 +12,11 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import pytest
 
+from sluice.pipelines.account.rescan import equal_rows
 from sluice.pipelines.feed.feed import Feed
 from sluice.pipelines.lake import paths
 from sluice.pipelines.ledger.entries import PublishEntry, dump
+from sluice.pipelines.records.format import HEADERS
 from sluice.pipelines.vocabulary.ranges import Range
 from sluice.pipelines.vocabulary.receipts import Receipt
 from tests.pipelines.validation.test_drift import SCHEMA, World
@@ -117,3 +119,14 @@ def test_mended_rows_are_not_compared_and_relanded_ones_may_be_of_any_shape_of_t
     assert any("offset 1 is not what landed" in p for p in world.audited(feed))
     published(world, lambda r: replace(r, mended=(Range(1, 2),)))
     assert [p for p in world.audited(feed) if "offset" in p and "what landed" in p] == []
+
+
+def test_keys_of_headers_in_files_from_before_they_were_escaped_are_the_logs(tmp_path: Path) -> None:
+    def rows(*keys: str) -> pa.Table:
+        headers = [[{"key": key, "value": b"v"}] for key in keys]
+        pq.write_table(pa.table({"headers": pa.array([*headers, None], HEADERS)}), tmp_path / "rows.parquet")
+        return pq.read_table(tmp_path / "rows.parquet")
+
+    made = rows("sluice.hex:41ff42", "plain", "sluice.hex:41ff42")
+    assert equal_rows(rows("A\ufffdB", "plain", "A\ufffdC"), made).tolist() == [True, True, False, True]
+    assert equal_rows(made, made).all()

@@ -13,6 +13,7 @@ from kafka import KafkaConsumer
 from kafka import TopicPartition as Plain
 
 from sluice.pipelines.ports import Letter
+from sluice.pipelines.records.header_keys import key_text
 from sluice.pipelines.vocabulary.errors import CommitFenced, KafkaUnavailable, UnknownTopic, UsageError
 from sluice.pipelines.vocabulary.kafka import CommittedOffset, TopicPartition
 from sluice.resources.kafka import group_messages, messages, producing
@@ -238,3 +239,11 @@ def test_a_leader_that_does_not_come_back_commits_nothing(behind, fresh_topic):
         behind.proxy.lose = {}
         assert member.committed([spot]) == {spot: None}
     assert read(behind.cluster, topic)[0] == []
+
+
+def test_a_letter_has_the_bytes_of_the_records_header_keys() -> None:
+    raw = (b"A\xffB", b"plain", b"sluice.hex:41")
+    sent = letter(0, headers=tuple((key_text(k), b"x") for k in raw))
+    data = group_messages.record_batch(group_messages.ProducerId(id=7, epoch=3, transactional_id="x"), 0, [sent])
+    assert all(bytes([2 * len(k)]) + k + b"\x02x" in data for k in raw)
+    assert data.count(b"sluice.hex:") == 1

@@ -9,6 +9,7 @@ import pytest
 from kafka.record import MemoryRecords
 
 from sluice.pipelines.records.decode import bytes_needed, next_position
+from sluice.pipelines.records.header_keys import former_key_text, key_bytes
 from sluice.pipelines.vocabulary.errors import CorruptBatch, UnsupportedBatch
 from sluice.testing.logs import (
     ABORT,
@@ -298,7 +299,7 @@ AS_JAVA = [
 ]
 
 
-def test_header_keys_that_are_not_utf8_read_as_in_java() -> None:
+def test_header_keys_keep_their_bytes_and_former_files_had_what_java_reads() -> None:
     # Placeholders of the same length first: the builder takes text only.
     headers = tuple(("x" * (len(key) // 2), bytes([i])) for i, (key, _) in enumerate(AS_JAVA))
     data = bytearray(log(LogBatch((LogRecord(headers=headers), LogRecord(headers=(("plain", b""),))))).data)
@@ -308,7 +309,10 @@ def test_header_keys_that_are_not_utf8_read_as_in_java() -> None:
         at = data.index(b"x" * len(raw) + bytes([2, i]), at)
         data[at : at + len(raw)] = raw
     got = decode(with_checksum(bytes(data)))
-    assert [h["key"] for h in got[0]["headers"]] == [text for _, text in AS_JAVA]
+    keys = [h["key"] for h in got[0]["headers"]]
+    assert [key_bytes(key).hex() for key in keys] == [key for key, _ in AS_JAVA]
+    assert [former_key_text(key) for key in keys] == [text for _, text in AS_JAVA]
+    assert [k for k, (_, text) in zip(keys, AS_JAVA, strict=True) if k == text] == ["é", "😀", "\U0010ffff", "\x00"]
     assert got[1]["headers"] == [{"key": "plain", "value": b""}]
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 import pyarrow as pa
@@ -17,6 +17,7 @@ from kafka.record.default_records import DefaultRecordBatchBuilder
 from sluice.pipelines.records.decode import BatchDecoder
 from sluice.pipelines.records.encode import CODECS, TO_SEND, Accumulator, SealedBatch, by_key, split, spread
 from sluice.pipelines.records.encode.batches import Numbering
+from sluice.pipelines.records.header_keys import MARK, key_text
 from tests.examples import examples
 
 Row = dict[str, Any]
@@ -116,6 +117,34 @@ def test_kafka_python_reads_every_codec_and_writes_the_same_bytes(rows: list[Row
                 )
             other = bytes(theirs.build())  # its leader epoch is 0, ours −1, as in Java: brokers write their own
             assert data[:12] + data[16:] == other[:12] + other[16:]
+
+
+class RawKey(str):
+    """A header's key whose bytes kafka-python writes as they are."""
+
+    def __new__(cls, raw: bytes) -> Self:
+        made = super().__new__(cls, raw.hex())
+        made.raw = raw
+        return made
+
+    raw: bytes
+
+    def encode(self, *_: Any) -> bytes:
+        return self.raw
+
+
+@settings(max_examples=examples(50))
+@given(st.lists(st.lists(st.binary(max_size=6) | st.just(MARK.encode() + b"41"), max_size=3), max_size=6))
+def test_keys_of_headers_are_sent_as_the_bytes_that_they_were(keys: list[list[bytes]]) -> None:
+    headers = [[{"key": key_text(k), "value": k} for k in some] for some in keys]
+    rows = [{"key": None, "value": b"v", "timestamp": 5, "headers": h, "to": 0} for h in headers]
+    for batch in sealed(rows, codec=CODECS["none"].number):
+        theirs = DefaultRecordBatchBuilder(2, 0, True, 7, 3, 11, 1 << 30)
+        for n, row in enumerate(batch.numbers):
+            theirs.append(n, 5, None, b"v", [(RawKey(k), k) for k in keys[row]])
+        data, other = bytes(batch.numbered(Numbering(7, 3, 11, transactional=True))), bytes(theirs.build())
+        assert data[:12] + data[16:] == other[:12] + other[16:]
+        assert [r["headers"] for r in decoded(batch)] == [headers[n] or None for n in batch.numbers]
 
 
 @pytest.mark.parametrize("codec", sorted(CODECS))
