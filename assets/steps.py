@@ -354,6 +354,8 @@ def _land(
     task_logs.tell(landed)
     if landed.stopped:
         _leave_rest(context, session, landed)
+    if landed.start_not_used:
+        context.log.warning("%s", landed.start_not_used)
     for held in landed.held:
         context.log.warning("%s → %s", held.text, held.remedy)
     if landed.overridden:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from typing import TYPE_CHECKING, Annotated
@@ -95,9 +95,10 @@ def _groups(session: Session, names: Sequence[str], *, spark: bool) -> Iterator[
         outside = of_error("feeds", error)
         yield Group("Project", lambda: [outside])
         return
+    every = {*files.feeds, *(path.stem for path in files.broken)}
     files = _only(files, names) if names else files
     yield Group(f"Project {session.project.root}", lambda: _project(session, files))
-    yield from _of_feeds([*files.feeds.values()], spark=spark)
+    yield from _of_feeds([*files.feeds.values()], every, spark=spark)
 
 
 def _only(files: FeedFiles, names: Sequence[str]) -> FeedFiles:
@@ -117,18 +118,32 @@ def _project(session: Session, files: FeedFiles) -> list[Diagnosis]:
     return examine_project(session.project, files)
 
 
-def _of_feeds(feeds: Sequence[Feed], *, spark: bool) -> Iterator[Group]:
+def _of_feeds(feeds: Sequence[Feed], names: Collection[str], *, spark: bool) -> Iterator[Group]:
     from sluice.resources.health.kafka import examine_kafka
-    from sluice.resources.health.lake import examine_lake
     from sluice.resources.health.spark import examine_spark
 
     for of in _alike(feeds, lambda f: f.kafka):
         kafka = of[0].kafka
         yield Group(f"Kafka {kafka.bootstrap}", partial(examine_kafka, kafka, tuple(of)), _names(of))
     for of in _alike(feeds, lambda f: (f.lake, f.s3)):
-        yield Group(f"Lake {of[0].lake}", partial(examine_lake, of[0].lake, of[0].s3), _names(of))
+        yield Group(f"Lake {of[0].lake}", partial(_lake, of, names), _names(of))
     for of in _alike(feeds, lambda f: f.spark):
         yield Group(f"Spark {of[0].spark.master or 'local'}", partial(examine_spark, of[0], start=spark), _names(of))
+
+
+def _lake(feeds: Sequence[Feed], names: Collection[str]) -> list[Diagnosis]:
+    """The lake, and the ledgers in it where it answers. `names` are those of all feed files of the project."""
+    from sluice.resources.health.lake import examine_lake
+
+    lake = examine_lake(feeds[0].lake, feeds[0].s3)
+    if any(one.health is Health.FAILED for one in lake):
+        return [*lake, skipped("ledger", "not read: see above")]
+    try:
+        with extras.named():
+            from sluice.resources.health.ledgers import examine_ledgers
+    except SetupError as error:  # who only reads has no client of Kafka
+        return [*lake, skipped("ledger", error.message, error.remedy)]
+    return [*lake, *examine_ledgers(feeds, names)]
 
 
 def _alike(feeds: Sequence[Feed], part: Callable[[Feed], object]) -> list[list[Feed]]:

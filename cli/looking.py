@@ -49,7 +49,8 @@ class FeedStatus:
 
     Its newest windows last `length` ms each. `losses`: what is owed and gone from Kafka, by partition; `held`: what
     open transactions hold back; `met`: how the runs of the live batches stand; `beats`: by live batch, how long ago
-    (ms) its owner was heard of; `refused`: by live batch whose run is dead, why it was not published.
+    (ms) its owner was heard of; `refused`: by live batch whose run is dead, why it was not published; `start_not_used`:
+    why the first run will not begin as `start` says.
     """
 
     feed: str
@@ -65,6 +66,7 @@ class FeedStatus:
     beats: Mapping[int, int] = field(default_factory=dict)
     met: Mapping[int, Met] = field(default_factory=dict)
     refused: Mapping[int, BatchRefused] = field(default_factory=dict)
+    start_not_used: str = ""
 
     @property
     def lag(self) -> int | None:
@@ -95,7 +97,7 @@ def look(open_edges: OpenEdges, feed: Feed, last: int) -> FeedStatus:
 
 def look_through(edges: Edges, feed: Feed, ledger: Ledger, last: int) -> FeedStatus:
     """As `look`, through edges that are open."""
-    from sluice.pipelines.batch.survey import survey
+    from sluice.pipelines.batch.survey import start_not_used, survey
     from sluice.pipelines.ledger import State
     from sluice.pipelines.planning.held_back import unstable_partitions
     from sluice.pipelines.planning.origins import check_cluster
@@ -108,6 +110,7 @@ def look_through(edges: Edges, feed: Feed, ledger: Ledger, last: int) -> FeedSta
         check_cluster(found.state, edges.cluster.cluster_id(), feed.name)
         seen = survey(feed, edges, ledger)
         found.state, found.error = seen.state, seen.refusals[0].error if seen.refusals else None
+        found.start_not_used = start_not_used(feed, seen)
         found.committed = {k: c.offset for k in seen.partitions if (c := seen.committed.get(k.tp))}
         found.partitions = seen.partitions
         waiting = [p.tp for p in unstable_partitions(seen.partitions.values())]
@@ -128,6 +131,7 @@ class _FeedReading:
     holders: Mapping[TopicPartition, OpenTransaction] = field(default_factory=dict)
     outlook: Outlook | None = None
     error: SluiceError | None = None
+    start_not_used: str = ""
 
 
 def _status(feed: Feed, edges: Edges, ledger: Ledger, found: _FeedReading, last: int) -> FeedStatus:
@@ -153,6 +157,7 @@ def _status(feed: Feed, edges: Edges, ledger: Ledger, found: _FeedReading, last:
         beats=beats,
         met={b.id: owners.met(feed.name, b, verdicts[b.id]) for b in state.live()},
         refused=refused,
+        start_not_used=found.start_not_used,
     )
 
 

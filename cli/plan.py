@@ -90,6 +90,7 @@ def view(seen: Preview, feed: str, asked: Request) -> list[RenderableType]:
     if seen.plan is not None:
         out += _work(seen.plan)
     out += met.view(seen.met, dry_run=True)
+    out += [warn(seen.start_not_used)] if seen.start_not_used else []
     out += [line for error in problems(seen) for line in _refusal(error)]
     return [*out, *_verdict(seen), *(line for held in seen.held for line in outlooks.held_back(held).lines())]
 
@@ -235,6 +236,7 @@ def document(seen: Preview, feed: str, asked: Request) -> dict[str, Any]:
         "refusals": [r.error.fields() for r in seen.refusals],
         "blocked": seen.blocked.fields() if seen.blocked else None,
         "held_back": [h.document() for h in seen.held],
+        "start_not_used": seen.start_not_used,
         "other_batches": met.document(seen.met),
     }
 

@@ -527,6 +527,7 @@ def _beside(ran: Ran, landed: Landed) -> list[RenderableType]:
 
     alike = by_message(landed.failures).items()
     return [
+        *([warn(landed.start_not_used)] if landed.start_not_used else []),
         *(bad(f"{first_of(of)} stay{'' if of[1:] else 's'} owed: {message}") for message, of in alike),
         *_lost(landed),
         *(warn(f"{s.key} {s.range} is skipped; {_after_all(ran.feed, s)}") for s in landed.skipped),
@@ -666,6 +667,7 @@ def document(ran: Ran, stands: WindowStanding | None = None) -> dict[str, Any]:
         "skipped": [_range(passed.key, passed.range) for passed in landed.skipped] if landed else [],
         "held_back": [h.document() for h in landed.held] if landed else [],
         "left": landed.left if landed else 0,
+        "start_not_used": landed.start_not_used if landed else "",
         "frontiers": [_place(k) | {"offset": o} for k, o in sorted(landed.frontiers.items())] if landed else [],
         "committed": _commit_document(committed) if committed else None,
         "uncommitted": ran.outcome.uncommitted.fields() if ran.outcome.uncommitted else None,

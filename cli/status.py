@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -21,6 +22,7 @@ from sluice.pipelines.vocabulary.errors import (
     ContractBroken,
     QuarantineExceeded,
     SchemaDrifted,
+    SluiceError,
 )
 from sluice.pipelines.vocabulary.receipts import Life, Met
 from sluice.pipelines.vocabulary.side_by_side import each
@@ -65,13 +67,34 @@ def status(
         else:
             with session.shared_edges(feeds.values()) as open_edges:
                 found = each(lambda f: look_if_possible(open_edges, f, last), list(feeds.values()), _PATIENCE)
+        others = {} if feed else _without_files(session)
     broken = {} if feed else session.files.broken
     session.terminal.show(
         *(_detail(found[0], session.terminal) if feed else _overview(found, session.terminal)),
         *(bad(e.message) for e in broken.values()),
+        *(warn(f"ledgers without a feed file in {lake}: {', '.join(names)}") for lake, names in others.items()),
     )
-    session.terminal.document({"feeds": [document(f) for f in found], "broken": [e.fields() for e in broken.values()]})
+    session.terminal.document(
+        {
+            "feeds": [document(f) for f in found],
+            "broken": [e.fields() for e in broken.values()],
+            "ledgers_without_files": others,
+        }
+    )
     return max((e.exit_code for e in (*broken.values(), *(f.error for f in found)) if e), default=0)
+
+
+def _without_files(session: Session) -> dict[str, list[str]]:
+    """By lake, its ledgers that no feed file of the project is of. A lake that does not answer has none."""
+    from sluice.pipelines.ledger.neighbours import feeds_without_files
+    from sluice.resources.lakes import open_lake
+
+    names = {*session.files.feeds, *(path.stem for path in session.files.broken)}
+    out = dict[str, list[str]]()
+    for feed in {f.lake: f for f in session.files.feeds.values()}.values():
+        with suppress(SluiceError):
+            out[str(feed.lake)] = feeds_without_files(open_lake(feed), names)
+    return {lake: others for lake, others in out.items() if others}
 
 
 # -- for people
@@ -137,7 +160,7 @@ def _state(status: FeedStatus) -> Text:
     if status.live:
         return _living(status)
     if status.last is None:
-        return Text("never run", style="dim")
+        return Text("nothing landed yet", style="dim")
     if outlook and outlook.falls_behind:
         return warn("falls behind")
     if outlook and outlook.lag and outlook.eta is not None:
@@ -197,6 +220,8 @@ def _detail(status: FeedStatus, terminal: Terminal) -> list[RenderableType]:
     ]
     if status.windows:
         out += _windows_view(status, terminal)
+    if status.start_not_used:
+        out.append(warn(status.start_not_used))
     if status.error:
         out.append(warn(f"{status.error.message}\n  → {status.error.remedy}"))
     return out
@@ -278,6 +303,7 @@ def document(status: FeedStatus) -> dict[str, Any]:
         "windows": [windows.document(w) for w in status.windows],
         "outlook": outlooks.document(status.outlook, status.losses) if status.outlook else None,
         "held_back": [h.document() for h in status.held],
+        "start_not_used": status.start_not_used,
         "live_batches": [_live_document(status, b) for b in status.live],
         "last_batch": _batch_document(status.last) if status.last else None,
         "problem": status.error.fields() if status.error else None,

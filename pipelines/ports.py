@@ -331,6 +331,10 @@ class Lake(Protocol):
         """The paths below the folder `prefix`, sorted by name; only those greater than `after`."""
         ...
 
+    def folders(self, prefix: str) -> Iterator[str]:
+        """The names, in order, of the folders directly below the folder `prefix`, however much is in them."""
+        ...
+
     def stats(self, prefix: str, after: str = "") -> Iterator[Stat]:
         """What `list` names, each as it is now: no file is opened. On S3 the tag is the ETag; in a folder it is the
         file's number and the time of its last change of any kind, which cannot be set back."""

@@ -121,6 +121,16 @@ class LocalLake:
         folder = self._place(above) if above else self.root
         return _walk(folder, f"{above}/" if above else "", after)
 
+    def folders(self, prefix: str) -> Iterator[str]:
+        """Also empty ones, without links."""
+        try:
+            with os.scandir(self._place(prefix.strip("/"))) as entries:
+                return iter(sorted(e.name for e in entries if e.is_dir(follow_symlinks=False)))
+        except (FileNotFoundError, NotADirectoryError):
+            return iter(())
+        except OSError as error:
+            raise _meaning(error, prefix) from error
+
     def stats(self, prefix: str, after: str = "") -> Iterator[Stat]:
         for path in self.list(prefix, after):
             try:  # no block of its own: an audit asks this of every file that there is

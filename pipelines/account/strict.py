@@ -187,7 +187,8 @@ def _manifests(
     for window in windows.complete_of(state, missing, feed.window):
         if not manifest.is_retired(state, window, length):
             path = paths.window_path(feed.name, window, length)
-            problems.append(AuditProblem(4, f"{path} is missing, and its window is complete; the next run writes it"))
+            said = f"{path} is missing, and its window is complete"
+            problems.append(AuditProblem(4, said, path, f"write it: sluice repair {feed.name}"))
     known = set(before.manifests) if before else set()
     for path, now in sorted(standing.items()):
         lasts = paths.manifest_window(path)
@@ -211,7 +212,8 @@ def _stands_right(lake: Lake, path: str, state: State) -> Iterator[AuditProblem]
             (b["topic"], b["partition"], b["topic_id"], int(b["start"]), int(b["end"])) for b in said["boundaries"]
         ]
     except (ValueError, KeyError, TypeError, OverflowError, RecursionError):
-        yield AuditProblem(4, f"{path} cannot be read", path, "remove that file; the next run writes it anew")
+        remedy = f"remove that file, then: sluice repair {paths.feed_of(path)}   writes it anew"
+        yield AuditProblem(4, f"{path} cannot be read", path, remedy)
         return
     if manifest.is_retired(state, *lasts):
         yield AuditProblem(4, f"{path} stands, and rows of its window were retired")

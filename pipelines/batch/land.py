@@ -30,6 +30,7 @@ from sluice.pipelines.batch.survey import (
     open_ledger,
     plan_for,
     receipts_replaced,
+    start_not_used,
     survey,
     with_holders,
 )
@@ -115,13 +116,14 @@ def _land(run: LandingRun, enough: Callable[[], bool]) -> Landed:
     refusals: tuple[Refusal, ...] = ()
     ends: dict[Key, int] = {}
     rounds = Rounds(feed, edges)
-    for_others, stopped = 0, False
+    for_others, stopped, begins = 0, False, ""
     while for_others < MAX_ROUNDS:
         run.report(Progress("plan", note=rounds.note))
         edges.group.own(lambda: feed_partitions(feed, edges.cluster), edges.engine.cancel)
         found = _within_first_ends(survey(feed, edges, ledger), ends)
         check_sound(found, request)
         shape = shapes.declare(feed, ledger)
+        begins = begins or start_not_used(feed, found)
         _pin_origins(ledger, found)
         _pin_boundaries(run, found)
         losses += _accept_losses(run, found)
@@ -140,7 +142,8 @@ def _land(run: LandingRun, enough: Callable[[], bool]) -> Landed:
     state = ledger.read()
     complete += write_manifests(ledger, edges.lake, feed.name, feed.window)
     refused, held = with_holders(run, refusals, found), held_of(run, found)
-    landed = Landed(tuple(done), refused, tuple(losses), tuple(complete), state.frontiers(), held=held, stopped=stopped)
+    whole = tuple(done), refused, tuple(losses), tuple(complete), state.frontiers()
+    landed = Landed(*whole, held=held, stopped=stopped, start_not_used=begins)
     landed = replace(landed, overridden=shapes.describe_overridden(feed, state))
     return landed if landed.failures else replace(landed, left=_offsets_left(run, state, found, stopped))
 

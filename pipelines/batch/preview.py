@@ -18,6 +18,7 @@ from sluice.pipelines.batch.survey import (
     plan_for,
     receipts_replaced,
     sizing,
+    start_not_used,
     survey,
     with_holders,
 )
@@ -56,6 +57,8 @@ class Preview:
     met: tuple[Met, ...] = ()
     held: tuple[HeldBack, ...] = ()
     pending: PendingWindows | None = None
+    start_not_used: str = ""
+    """A line that says why a run would not begin as the feed's `start` says; empty where it would, or has begun."""
 
 
 def preview(feed: Feed, edges: Edges, request: Request) -> Preview:
@@ -78,7 +81,17 @@ def preview(feed: Feed, edges: Edges, request: Request) -> Preview:
     blocked, met = _company(call, state, free)
     goes_on = request.replace and any(m.request == request and m.fate is Fate.TAKEN_OVER for m in met)
     refusals = with_holders(call, found.refusals + (() if goes_on else refused + losses), found)
-    return Preview(found, owed, refusals, plan, blocked, met, held_of(call, found), pending)
+    return Preview(
+        found,
+        owed,
+        refusals,
+        plan,
+        blocked,
+        met,
+        held_of(call, found),
+        pending,
+        start_not_used=start_not_used(feed, found),
+    )
 
 
 def compare(feed: Feed, edges: Edges, seen: Preview) -> tuple[Comparison, ...]:

@@ -92,6 +92,8 @@ class Landed:
     """The windows of the request that have not settled: nothing of them was landed."""
     overridden: str = ""
     """Which columns tools that read the folder override, and the remedy; empty if none."""
+    start_not_used: str = ""
+    """A line that says why the feed did not begin as its `start` says; empty where it did, or had begun before."""
 
     @property
     def failures(self) -> tuple[SliceFailure, ...]:

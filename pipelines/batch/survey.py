@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 
 from sluice.pipelines.batch.call import Call
 from sluice.pipelines.feed.feed import Feed
-from sluice.pipelines.feed.sections import CommitMode, Layout, OnLoss
+from sluice.pipelines.feed.sections import CommitMode, Layout, OnLoss, StartKind
 from sluice.pipelines.feed.topics import match
 from sluice.pipelines.ledger import Ledger, State
 from sluice.pipelines.ledger.entries import (
@@ -33,6 +33,7 @@ from sluice.pipelines.vocabulary.errors import (
 from sluice.pipelines.vocabulary.kafka import Key, PartitionState, TopicPartition
 from sluice.pipelines.vocabulary.plans import Assignor, Plan, Request, RequestKind
 from sluice.pipelines.vocabulary.receipts import Receipt
+from sluice.pipelines.vocabulary.units import many
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,6 +76,18 @@ def survey(feed: Feed, edges: Edges, ledger: Ledger) -> Survey:
     began = origins.resolve_origins(state, sound, committed, feed.start, edges.cluster, edges.clock)
     began = with_first_windows(feed, edges, state, keyed, began)
     return Survey(edges.cluster.cluster_id(), state, keyed, committed, began, refusals)
+
+
+def start_not_used(feed: Feed, found: Survey) -> str:
+    """A line for whoever expects `start` to count, on the first plan of a feed whose group has committed offsets
+    already; empty otherwise."""
+    begun = [o for o in found.new_origins if o.committed is not None]
+    if found.state.origins or not begun or feed.start.kind is StartKind.FAIL:
+        return ""
+    return (
+        f"`start: {feed.start}` is not used in {len(begun)} of {many(len(found.new_origins), 'partition')}: group"
+        f" {feed.group} has offsets there that somebody else committed, and feed {feed.name} begins at them"
+    )
 
 
 def topics_read(feed: Feed, cluster: Cluster) -> tuple[str, ...]:

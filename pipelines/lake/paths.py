@@ -104,6 +104,11 @@ def feed_root(feed: str) -> str:
     return f"_sluice/{feed}"
 
 
+def feed_of(path: str) -> str:
+    """The name of the feed whose file the path is."""
+    return path.split("/")[1]
+
+
 def log_folder(feed: str) -> str:
     return f"_sluice/{feed}/log"
 

@@ -61,14 +61,24 @@ class Appended(NamedTuple):
 class Ledger:
     """One feed's ledger as one run sees it. `run` and `cluster` are stamped on every entry it writes.
 
-    With `whole=False` it folds the entries that stand, from the first on, and does not ask whether newer ones are lost.
+    With `checkpoints=False` reading writes nothing. With `whole=False` it folds the entries that stand, from the first
+    on, and does not ask whether newer ones are lost.
     """
 
     def __init__(
-        self, lake: Lake, feed: str, clock: Clock, run: str = "", cluster: str = "", *, whole: bool = True
+        self,
+        lake: Lake,
+        feed: str,
+        clock: Clock,
+        run: str = "",
+        cluster: str = "",
+        *,
+        whole: bool = True,
+        checkpoints: bool = True,
     ) -> None:
         self._lake, self.feed, self._clock = lake, feed, clock
         self._run, self._cluster, self._whole = run, cluster, whole
+        self._checkpoints = checkpoints and whole
         self._state = State()
         self._newest: dict[str, bytes] = {}
 
@@ -142,7 +152,7 @@ class Ledger:
             self._newest = dict(data)
         many = max(CHECKPOINT_EVERY, state.number // CHECKPOINT_SHARE)
         much = len(data) >= many or size >= CHECKPOINT_BYTES
-        if much and self._whole:
+        if much and self._checkpoints:
             self._leave_checkpoint()
         return state
 

@@ -1,23 +1,23 @@
-"""The ledgers of a lake: which feeds have one, and its identity. One listing for each ledger, however long they are."""
+"""The ledgers of a lake: which feeds have one, and its identity. It costs the same however long they are."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection
 
 from sluice.pipelines.lake import paths
 from sluice.pipelines.ledger.entries import parse
 from sluice.pipelines.ports import Lake
 from sluice.pipelines.vocabulary.errors import LedgerCorrupt, LedgerTooNew
+from sluice.pipelines.vocabulary.side_by_side import each
 
 
-def feeds_with_ledgers(lake: Lake) -> Iterator[str]:
-    """The names of all feeds whose ledger has an entry in the lake, in order."""
-    after = ""
-    while (path := next(iter(lake.list(paths.SLUICE, after)), None)) is not None:
-        feed = path.split("/")[1]
-        if "/" in path.removeprefix(f"{paths.SLUICE}/") and next(iter(lake.list(paths.log_folder(feed))), None):
-            yield feed
-        after = f"{paths.SLUICE}/{feed}0"  # the character after the slash
+def feeds_without_files(lake: Lake, names: Collection[str]) -> list[str]:
+    """The feeds, in order, that have a ledger in the lake and are none of these."""
+    return [feed for feed in lake.folders(paths.SLUICE) if feed not in names and _has_entries(lake, feed)]
+
+
+def _has_entries(lake: Lake, feed: str) -> bool:
+    return next(iter(lake.list(paths.log_folder(feed))), None) is not None
 
 
 def ledger_id(lake: Lake, feed: str) -> str:
@@ -32,4 +32,6 @@ def ledger_id(lake: Lake, feed: str) -> str:
 
 def feed_of_ledger(lake: Lake, identity: str) -> str:
     """The name of the feed that has this ledger in the lake; empty if none has."""
-    return next((feed for feed in feeds_with_ledgers(lake) if ledger_id(lake, feed) == identity), "")
+    feeds = list(lake.folders(paths.SLUICE))
+    identities = each(lambda feed: ledger_id(lake, feed), feeds)
+    return next((feed for feed, other in zip(feeds, identities, strict=True) if other == identity), "")

@@ -40,10 +40,12 @@ class Tip(NamedTuple):
 
 
 class Trace(NamedTuple):
-    """Evidence that an entry once stood: its number, and in words what shows it, and where."""
+    """Evidence that an entry once stood: its number, and in words what shows it, and where. It is not `sure` where
+    somebody else may have put it there: a file that was copied into the lake."""
 
     number: int
     said: str
+    sure: bool = True
 
 
 def beyond(feed: str, state: State, tip: Tip | None) -> Trace | None:
@@ -60,8 +62,21 @@ def entries_lost(feed: str, newest: int, traces: Sequence[Trace]) -> EntriesLost
     stands = f"its newest is entry {newest}" if newest >= 0 else "none of them stands"
     missing = f"entry {known} once stood" if known > newest else "others once stood"
     shown = [t.said for t in traces[:5]] + ([f"and {len(traces) - 5} more"] if len(traces) > 5 else [])
+    if not any(t.sure for t in traces):
+        return _lost_or_strange(feed, stands, shown)
     return EntriesLost(
         f"the ledger of feed {feed} lost entries: {stands}, and {missing}.\n    " + "\n    ".join(shown),
         remedy=f"restore _sluice/{feed}/log from a backup of the lake; nothing was changed. Or go on without them: "
         f"sluice accept {feed} ledger --reason …   sets aside what they told of; the next run lands it again",
+    )
+
+
+def _lost_or_strange(feed: str, stands: str, shown: Sequence[str]) -> EntriesLost:
+    """The error where nothing but names of files speaks for it."""
+    return EntriesLost(
+        f"the ledger of feed {feed} lost entries, or files in its folders are not its own: {stands}.\n    "
+        + "\n    ".join(shown),
+        remedy="if such a file was copied here from elsewhere, move it out of the lake; nothing was changed. Else"
+        f" restore _sluice/{feed}/log from a backup of the lake, or go on without the lost entries:"
+        f" sluice accept {feed} ledger --reason …   sets aside what they told of; the next run lands it again",
     )

@@ -345,6 +345,9 @@ class Pretended:
     def locate(self, path: str) -> str:
         return self._real.locate(path)
 
+    def folders(self, prefix: str) -> Iterator[str]:
+        return self._real.folders(prefix)
+
     def unfinished(self, prefix: str) -> Iterator[tuple[str, int]]:
         return self._real.unfinished(prefix)
 

@@ -96,7 +96,7 @@ def _traces(state: State, names: Iterable[str]) -> Iterator[Trace]:
         batch = _lost_batch(state, path)
         if batch is not None and batch not in told:
             told.add(batch)
-            yield Trace(batch, f"{path} is of batch {batch}")
+            yield Trace(batch, f"the name of {path} is of batch {batch}", sure=batch in state.batches)
 
 
 def _lost_batch(state: State, path: str) -> int | None:

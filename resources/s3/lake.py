@@ -74,6 +74,13 @@ class S3Lake:
         paths."""
         return (found.path for found in self.stats(prefix, after))
 
+    def folders(self, prefix: str) -> Iterator[str]:
+        folder = f"{self._key(prefix.strip('/'))}/"
+        for page in self.bucket.pages("list_objects_v2", Prefix=folder, Delimiter="/"):
+            for one in page.get("CommonPrefixes", ()):
+                if _is_path(name := one["Prefix"].removeprefix(folder).rstrip("/")):
+                    yield name
+
     def stats(self, prefix: str, after: str = "") -> Iterator[Stat]:
         above = prefix.strip("/")
         folder = f"{self._key(above)}/" if above else self._prefix

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import re
+import shutil
 import signal
 import socket
 import subprocess
@@ -242,9 +244,12 @@ def test_what_says_nothing_is_not_waited_for_and_an_interrupt_ends_it(project: P
         assert done.returncode == 1, done.stderr
         assert health(json.loads(done.stdout), "address") == ["failed"]
 
+        silent.setblocking(False)
+        with contextlib.suppress(BlockingIOError):
+            while True:
+                silent.accept()[0].close()  # of the first
         begun = subprocess.Popen(command, cwd=project, stderr=subprocess.PIPE, stdout=subprocess.PIPE)
         silent.settimeout(30)
-        silent.accept()[0].close()  # of the first
         silent.accept()[0].close()
         begun.send_signal(signal.SIGINT)
         _, err = begun.communicate(timeout=10)
@@ -341,3 +346,92 @@ def test_a_login_that_is_refused(locked: Feed, project: Path, sluice: Sluice) ->
     path.write_text(re.sub(r"  ssl_cafile.*\n", "", text))
     (untrusted,) = found(sluice("doctor", "--json").document, "address")
     assert (untrusted["health"], "ssl_cafile" in untrusted["remedy"]) == ("failed", True)
+
+
+# -- ledgers
+
+
+def landed(project: Path, kafka: LocalKafka, topic: str) -> Path:
+    """The lake, once the feed has landed and committed a record of each partition."""
+    from kafka import KafkaProducer
+
+    producer = KafkaProducer(bootstrap_servers=kafka.bootstrap)
+    for partition in (0, 1):
+        producer.send(topic, b"{}", partition=partition)
+    producer.close()
+    assert main(["run", "orders", "--project", str(project)]) == 0
+    return project / ".sluice" / "lake"
+
+
+@pytest.mark.slow
+def test_a_ledger_that_lost_entries_and_a_lake_that_is_gone(
+    feed: str, kafka: LocalKafka, project: Path, sluice: Sluice
+) -> None:
+    (project / "feeds" / "orders.yaml").write_text(FEED.format(kafka.bootstrap, feed) + f"group: g-{feed}\n")
+    lake = landed(project, kafka, feed)
+    sound = sluice("doctor", "--json")
+    assert (sound.code, health(sound.document, "ledger")) == (0, ["ok"])
+    assert "no committed offset is of another ledger" in found(sound.document, "ledger")[0]["found"]
+
+    newest = max((lake / "_sluice" / "orders" / "log").iterdir())
+    newest.rename(project / "newest")
+    lost = sluice("doctor", "--json")
+    assert (lost.code, lost.document["healthy"], health(lost.document, "ledger")) == (1, False, ["failed"])
+    assert "lost entries" in found(lost.document, "ledger")[0]["found"]
+    assert "sluice accept orders ledger" in found(lost.document, "ledger")[0]["remedy"]
+    (project / "newest").rename(newest)
+
+    lake.rename(project / "elsewhere")
+    gone = sluice("doctor", "--json")
+    assert (gone.code, health(gone.document, "ledger")) == (1, ["failed"])
+    assert "belong to another ledger" in found(gone.document, "ledger")[0]["found"]
+    for command in (
+        "plan orders",
+        "status orders",
+        "status",
+        "run orders",
+        "offsets show orders",
+        "audit orders --strict",
+    ):
+        assert sluice(*command.split()).code == 3, command
+    assert not list(lake.rglob("*.parquet"))
+    shutil.rmtree(lake, ignore_errors=True)
+    (project / "elsewhere").rename(lake)
+    assert sluice("doctor", "--json").code == 0, "restored"
+
+
+@pytest.mark.slow
+def test_a_renamed_feed(feed: str, kafka: LocalKafka, project: Path, sluice: Sluice) -> None:
+    (project / "feeds" / "orders.yaml").write_text(FEED.format(kafka.bootstrap, feed) + f"group: g-{feed}\n")
+    landed(project, kafka, feed)
+    (project / "feeds" / "orders.yaml").rename(project / "feeds" / "sales.yaml")
+    told = sluice("doctor", "--json")
+    assert (told.code, health(told.document, "ledger"), health(told.document, "ledgers")) == (
+        1,
+        ["failed"],
+        ["warning"],
+    )
+    assert "feed orders in this lake" in found(told.document, "ledger")[0]["remedy"]
+    assert found(told.document, "ledgers")[0]["found"] == "without a feed file here: orders"
+    status = sluice("status", "--json")
+    assert (status.code, [*status.document["ledgers_without_files"].values()]) == (3, [["orders"]])
+    assert sluice("accept", "sales", "group", "--begin", "committed", "--reason", "renamed").code == 0
+    assert sluice("status").code == 0
+    assert "ledgers without a feed file" in sluice("status").out
+
+
+def test_committed_offsets_of_others_override_start_with_a_word(
+    feed: str, kafka: LocalKafka, project: Path, sluice: Sluice
+) -> None:
+    from kafka import KafkaConsumer
+    from kafka.structs import OffsetAndMetadata, TopicPartition
+
+    (project / "feeds" / "orders.yaml").write_text(FEED.format(kafka.bootstrap, feed) + f"group: g-{feed}\n")
+    assert "is not used" not in sluice("plan", "orders").out
+    consumer = KafkaConsumer(bootstrap_servers=kafka.bootstrap, group_id=f"g-{feed}", enable_auto_commit=False)
+    consumer.assign([TopicPartition(feed, 0)])
+    consumer.commit({TopicPartition(feed, 0): OffsetAndMetadata(0, "", -1)})
+    consumer.close()
+    said = f"`start: earliest` is not used in 1 of 2 partitions: group g-{feed} has offsets there"
+    assert said in " ".join(sluice("plan", "orders").out.split())
+    assert said in " ".join(sluice("status", "orders").out.split())

@@ -133,6 +133,13 @@ def test_list_is_in_order_of_whole_paths_and_begins_after(lake: Lake) -> None:
     assert list(lake.list("nothing")) == list(lake.list("a")) == []
 
 
+def test_folders_are_those_directly_below(lake: Lake) -> None:
+    for path in ["a", "d/1", "d/x/2", "d/x/y/3", "d/w-1/4", "d/w.1/5", "e/6"]:
+        lake.put(path, b"")
+    assert list(lake.folders("d")) == list(lake.folders("d/")) == ["w-1", "w.1", "x"]
+    assert list(lake.folders("e")) == list(lake.folders("nothing")) == list(lake.folders("a")) == []
+
+
 NAMES = st.text("ab-./", min_size=1, max_size=5).filter(
     lambda p: all(part not in ("", ".", "..") for part in p.split("/"))
 )

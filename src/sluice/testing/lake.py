@@ -119,6 +119,11 @@ class MemoryLake:
         self.requests["list"] += 1 + len(found) // PAGE
         return iter(found)
 
+    def folders(self, prefix: str) -> Iterator[str]:
+        above = prefix.rstrip("/") + "/"
+        below = (path.removeprefix(above) for path in self.list(prefix))
+        return iter(sorted({path.split("/")[0] for path in below if "/" in path}))
+
     def stats(self, prefix: str, after: str = "") -> Iterator[Stat]:
         held = [(path, self._files.get(path, b"")) for path in self.list(prefix, after)]
         return (Stat(path, len(data), blake2b(data, digest_size=8).hexdigest()) for path, data in held)

@@ -19,6 +19,7 @@ from sluice.pipelines.lake import paths
 from sluice.pipelines.ledger.entries import CommitEntry, KeyOffset, KeyRange, RetireEntry
 from sluice.pipelines.ledger.marks import Mark
 from sluice.pipelines.operating.accept import AcceptEvent, accept_log
+from sluice.pipelines.operating.repair import RepairKind, RepairTarget, repair
 from sluice.pipelines.vocabulary.errors import EntriesLost
 from sluice.pipelines.vocabulary.kafka import CommittedOffset, Key
 from sluice.pipelines.vocabulary.plans import Request, RequestKind
@@ -156,6 +157,18 @@ def test_what_does_not_agree_is_named(world: World, plant: Callable[[World], Non
     found = audited(world)
     assert {p.invariant for p in found.problems} == {invariant}
     assert says in found.problems[0].text
+
+
+@pytest.mark.parametrize("plant", [no_manifest, _a_manifest_that_says(b"{")], ids=["missing", "unreadable"])
+def test_the_remedy_for_a_manifest_writes_it(world: World, plant: Callable[[World], None]) -> None:
+    """Repair does. A run looks only for windows that became complete since the last one."""
+    plant(world)
+    (problem,) = audited(world).problems
+    assert "sluice repair orders" in problem.remedy
+    world.lake.remove(problem.file)
+    target = RepairTarget("orders", world.ledger, world.lake, world.liveness, world.feed.window)  # type: ignore[arg-type]
+    assert [f.kind for f in repair(target)] == [RepairKind.MANIFEST]
+    assert audited(world).problems == ()
 
 
 def again(world: World, before: AuditReport, found: Strict) -> tuple[AuditReport, Strict]:

@@ -199,6 +199,21 @@ def test_dry_runs_and_repair_say_the_same(tip: bool) -> None:
     assert world.files == before
 
 
+def test_a_name_alone_is_no_proof_that_an_entry_stood() -> None:
+    """A file that was copied here may have any name. The run is refused, since it may as well be a lost batch's."""
+    world = copied(landed(CommitMode.TRANSACTIONAL))
+    stray = f"data/{FEED}/orders-0-0-5-b93.parquet"
+    world.files[stray] = b"?"
+    with pytest.raises(EntriesLost) as stopped:
+        list(repair(place(world)))
+    assert "lost entries, or files in its folders are not its own" in stopped.value.message
+    assert f"the name of {stray} is of batch 93" in stopped.value.message
+    assert "once stood" not in stopped.value.message
+    assert "move it out of the lake" in stopped.value.remedy
+    del world.files[stray]
+    assert list(repair(place(world))) == []
+
+
 def test_it_says_what_is_missing_how_it_is_known_and_the_way_out() -> None:
     with pytest.raises(EntriesLost) as stopped:
         run(short(), "refused")
