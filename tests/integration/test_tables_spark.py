@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime as dt
 import os
 from collections.abc import Mapping
 from pathlib import Path
@@ -16,7 +17,7 @@ from sluice.pipelines.vocabulary.tables import LEDGER, TableChange, TableOperati
 from sluice.resources.edges import open_tables
 from tests import spark_reader
 from tests.pipelines.landed_world import HOUR, START, A, B, pieces
-from tests.pipelines.tables.values import COLUMNS, ROWS, SIGNED, told, write
+from tests.pipelines.tables.values import COLUMNS, ROWS, SIGNED, told, write_as_landing
 from tests.pipelines.tables.worlds import DeltaWorld, IcebergWorld, TableWorld
 
 pytestmark = [
@@ -51,7 +52,11 @@ def test_spark_reads_what_landed(world: TableWorld) -> None:
         "now": f"SELECT * FROM {_name(world)}",
         "late": f"SELECT count(*) AS n FROM {_name(world)} WHERE timestamp >= TIMESTAMP '2015-08-19 17:00:00'",
         "windows": f"SELECT * FROM {_name(world, 'windows')}",
+        "hour": f"SELECT * FROM {_name(world, 'windows')} WHERE window_start = TIMESTAMP_MILLIS({START + HOUR})",
         "values": f"SELECT * FROM {values}",
+    }
+    asked |= {
+        f"{c} {op}": f"SELECT * FROM {values} WHERE {c} {op} {_literal(c)}" for c in TIMES for op in ("=", ">=", "<=")
     }
     kind = "iceberg" if isinstance(world, IcebergWorld) else "delta"
     found = {name: pq.read_table(path) for name, path in spark_reader.read(kind, world.root, asked).items()}
@@ -62,8 +67,26 @@ def test_spark_reads_what_landed(world: TableWorld) -> None:
         assert _offsets(found[f"at-{n}"]) == world.offsets(snapshot)
     assert len(found["at-0"]) == 400 - 14 * 3
     assert [r["window_start"].timestamp() * 1000 for r in found["windows"].to_pylist()] == [START + HOUR]
+    assert found["hour"].num_rows == 1
+    late = dt.datetime(2015, 8, 19, 17, tzinfo=dt.UTC)
+    stamps = _in_files(world).column("timestamp").to_pylist()
+    assert found["late"].to_pylist() == [{"n": sum(stamp >= late for stamp in stamps)}]
+    assert 0 < found["late"].column("n")[0].as_py() < len(stamps)
+    for column in TIMES:
+        first = ROWS[column][0]
+        for op in ("=", ">=", "<="):
+            assert first in found[f"{column} {op}"].column(column).to_pylist(), (column, op)
     for column, text in columns.items():
         assert told(found["values"].column(column).to_pylist()) == str(ROWS[column]), text
+
+
+TIMES = [c for c, text in COLUMNS.items() if text.startswith(("timestamp", "epoch", "date"))]
+
+
+def _literal(column: str) -> str:
+    """A column's first value, as Spark's SQL spells it."""
+    value = ROWS[column][0]
+    return f"TIMESTAMP '{value:%Y-%m-%d %H:%M:%S.%f}'" if isinstance(value, dt.datetime) else f"DATE '{value}'"
 
 
 _ORDER = [("partition", "ascending"), ("offset", "ascending")]
@@ -99,6 +122,6 @@ def _of_all_types(world: TableWorld, columns: Mapping[str, str]) -> str:
     made.look()
     made.create(columns, {LEDGER: "x"})
     made.look()
-    file = write(world.lake, "types/one.parquet", columns, ROWS)
+    file = write_as_landing(world.lake, "types/one.parquet", columns, ROWS, 1)
     made.commit(TableChange(TableOperation.APPEND, 1, (file,), (), columns, {}))
     return name
