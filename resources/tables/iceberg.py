@@ -18,6 +18,7 @@ from datetime import UTC, datetime, timedelta
 from functools import cached_property
 from itertools import compress
 from pathlib import Path
+from threading import Lock
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
@@ -53,6 +54,8 @@ if TYPE_CHECKING:
     from pyiceberg.table.metadata import TableMetadata
     from pyiceberg.table.snapshots import Snapshot
 
+_IMPORTING = Lock()
+"""SQLAlchemy's modules import each other; two threads that begin at once find half of one."""
 _COLUMNS = "sluice.columns"
 _RETRIES = "commit.retry.num-retries"
 _PROPERTIES = {
@@ -226,10 +229,13 @@ class IcebergTable:
 
     @cached_property
     def _catalog(self) -> Catalog:
-        with extras.named():
-            from pyiceberg.catalog import load_catalog
-        logging.getLogger("pyiceberg").setLevel(logging.ERROR)
         given = {k: v for k, v in self._properties.items() if k != "name"}
+        with extras.named(), _IMPORTING:
+            from pyiceberg.catalog import load_catalog
+
+            if "sql" in given.get("type", "") or "sql" in given.get("uri", "").partition(":")[0]:
+                import pyiceberg.catalog.sql  # noqa: F401 - else `load_catalog` imports it, without the lock
+        logging.getLogger("pyiceberg").setLevel(logging.ERROR)
         name = self._properties.get("name", "sluice")
         if (path := given.get("uri", "").removeprefix("sqlite:///")) and path != given.get("uri", ""):
             Path(path).parent.mkdir(parents=True, exist_ok=True)
