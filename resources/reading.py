@@ -216,7 +216,10 @@ class Windows:
         return polars.scan_pyarrow_dataset(self.dataset())
 
     def duckdb(self, connection: duckdb.DuckDBPyConnection | None = None) -> duckdb.DuckDBPyRelation:
-        """A lazily read relation, on DuckDB's default connection, so that `duckdb.sql` finds it."""
+        """A lazily read relation, on DuckDB's default connection, so that `duckdb.sql` finds it.
+
+        Columns in nanoseconds are cut to microseconds: DuckDB compares no time in nanoseconds with one that has a zone.
+        """
         with extras.named():
             import duckdb
 
@@ -226,11 +229,13 @@ class Windows:
             found = where.from_arrow(self.schema.empty_table())
         elif self._filesystem or not self._alike:
             # DuckDB would fetch an extension to reach S3 itself; and it can widen fewer types.
-            counted = pa.schema([f.with_type(pa.int64()) if _in_ms(f) else f for f in self.schema])
+            counted = pa.schema([f.with_type(pa.int64()) if _unit(f) == "ms" else f for f in self.schema])
             found = where.from_arrow(self._dataset(counted)).project(", ".join(map(_time_column_sql, self.schema)))
         else:
             paths = [_literal(p) for p in self.paths]
             found = where.read_parquet(paths, union_by_name=True, hive_partitioning=False)
+            if any(_unit(f) == "ns" for f in self.schema):
+                found = found.project(", ".join(_cut_to_microseconds(f) for f in self.schema))
         return found
 
     def spark(self, session: SparkSession | None = None) -> DataFrame:
@@ -279,14 +284,30 @@ def _footer(filesystem: FileSystem | None, file: File, place: str) -> pq.FileMet
         return pq.read_metadata(place, filesystem=filesystem)
 
 
-def _in_ms(field: pa.Field) -> bool:
-    return bool(pa.types.is_timestamp(field.type) and field.type.unit == "ms")
+def _unit(field: pa.Field) -> str:
+    """The unit of a column of times; empty for any other."""
+    return str(field.type.unit) if pa.types.is_timestamp(field.type) else ""
+
+
+def _quote(field: pa.Field) -> str:
+    return '"{}"'.format(field.name.replace('"', '""'))
+
+
+def _cut_to_microseconds(field: pa.Field) -> str:
+    """The column in SQL, without digits below a microsecond, as Spark gets it. What DuckDB takes for infinity stays."""
+    name = _quote(field)
+    if _unit(field) != "ns":
+        return name
+    kind = "timestamptz" if field.type.tz else "timestamp"
+    return f"coalesce(make_{kind}(epoch_ns({name}) // 1000), {name}::{kind}) as {name}"
 
 
 def _time_column_sql(field: pa.Field) -> str:
     """The column in SQL; a time that DuckDB cannot hold is infinity, as in its own Parquet reader."""
-    name = '"{}"'.format(field.name.replace('"', '""'))
-    if not _in_ms(field):
+    name = _quote(field)
+    if _unit(field) == "ns":
+        return _cut_to_microseconds(field)
+    if _unit(field) != "ms":
         return name
     last, kind = (2**63 - 2) // 1000, "timestamptz" if field.type.tz else "timestamp"
     beyond = f"when {name} > {last} then 'infinity'::{kind} when {name} < -{last} then '-infinity'::{kind}"

@@ -152,6 +152,28 @@ def test_from_s3_duckdb_has_the_times_that_it_has_from_a_disk(tmp_path: Path) ->
         assert found.to_arrow_table().equals(expected.to_arrow_table())
 
 
+def test_duckdb_compares_times_in_nanoseconds_once_they_are_cut(tmp_path: Path) -> None:
+    """By both ways to DuckDB: its own reader, and Arrow. Digits below a microsecond are cut off as for Spark."""
+    stamps = [1, 1_700_000_000_123_456_789, None, -1, -1_700_000_000_123_456_789, 2**63 - 1]
+    table = pa.table({'a "b"': pa.array(range(6)), "t": pa.array(stamps).cast(pa.timestamp("ns", "UTC"))})
+    pq.write_table(table, tmp_path / "x", store_schema=False)
+    cut = table.column("t").cast(pa.timestamp("us", "UTC"), safe=False).cast(pa.int64()).to_pylist()
+    with duckdb.connect() as db:
+        for rows, column in (
+            (db.read_parquet(str(tmp_path / "x")), reading._cut_to_microseconds),
+            (db.from_arrow(table), reading._time_column_sql),
+        ):
+            found = rows.project(", ".join(map(column, table.schema)))
+            assert [str(kind) for kind in found.types] == ["BIGINT", "TIMESTAMP WITH TIME ZONE"]
+            numbers = [us for (us,) in found.project("epoch_us(t)").fetchall()]
+            assert numbers == [*cut[:-1], None], "DuckDB's infinity is the last nanosecond"
+            later = found.filter("t > timestamptz '2023-11-14 22:13:20+00' and isfinite(t)")
+            assert later.project('"a ""b"""').fetchall() == [(1,)]
+            same = found.filter("t = timestamptz '2023-11-14 22:13:20.123456+00'").project("date_trunc('hour', t)")
+            assert len(same.fetchall()) == 1
+            assert len(found.filter("t = 'infinity'").fetchall()) == 1
+
+
 def test_the_face_of_the_library() -> None:
     assert all(getattr(sluice, name) for name in sluice.__all__)
     assert issubclass(sluice.errors.WindowIncomplete, sluice.errors.SluiceError)
