@@ -12,6 +12,7 @@ from __future__ import annotations
 import base64
 import http.client
 import json
+import re
 import socket
 import ssl
 import threading
@@ -53,8 +54,10 @@ _SENT = "application/vnd.schemaregistry.v1+json"
 _ACCEPT = "application/vnd.schemaregistry.v1+json, application/json"
 
 
-_Version = tuple[str, str]
-"""A subject and its version."""
+_CCOMPAT = re.compile(r"(.*/apis)/ccompat/v[0-9]+")
+"""The path of Apicurio's compatible API."""
+_Key = tuple[str, ...]
+"""What names a schema that others refer to: its subject and version, behind its group where there is one."""
 
 
 def client_of(settings: RegistrySettings) -> RegistryClient | GlueClient:
@@ -184,34 +187,64 @@ class RegistryClient:
         return tuple(sorted(str(s) for s in found))
 
     def _registered(self, found: Any, id: int | str, subject: str = "") -> RegisteredSchema:
-        texts: dict[_Version, tuple[str, str]] = {}
-        self._collect(found, texts, ())
+        texts: dict[_Key, tuple[str, str]] = {}
+        references = found.get("references") or []
+        number = found.get("id", id)
+        if references and self._own and isinstance(number, int):
+            own = self._own_references(number, self._text(found), references)
+            self._collect(own.references, texts, (), own)
+        else:
+            self._collect(references, texts, (), _Compatible(self))
         version, names = _number(found, "version") if subject else 0, tuple(name for name, _ in texts.values())
         held = (*(text for _, text in texts.values()), self._text(found))
         return RegisteredSchema(id, _type(found), held, subject, version, names)
 
-    def _collect(self, found: Any, texts: dict[_Version, tuple[str, str]], above: tuple[_Version, ...]) -> None:
+    def _collect(
+        self, references: Any, texts: dict[_Key, tuple[str, str]], above: tuple[_Key, ...], api: _Compatible | _Apicurio
+    ) -> None:
         """The texts of all that a schema refers to, each after what it refers to itself."""
-        references = found.get("references") or []
         if not isinstance(references, list):
             raise self._nonsense("references that are no list")
         for r in references:
             if not isinstance(r, dict):
                 raise self._nonsense("a reference that is none")
-            key = str(r.get("subject")), str(r.get("version"))
+            key = api.key(r)
             if key in above:
-                raise self._refused(f"subject {key[0]!r}, version {key[1]}, refers to itself in a circle")
+                raise self._refused(f"{api.spelled(key)}, refers to itself in a circle")
             if key in texts:
                 continue
             if len(texts) >= MOST_REFERENCES or len(above) >= MOST_DEPTH:
                 raise self._refused(
                     f"a schema has more than {MOST_REFERENCES} references, or they are deeper than {MOST_DEPTH}"
                 )
-            behind = self._get(_version_path(*key))
+            behind = api.behind(key)
             if behind is None:
-                raise self._refused(f"a schema refers to subject {key[0]!r}, version {key[1]}, which does not exist")
-            self._collect(behind, texts, (*above, key))
-            texts[key] = str(r.get("name")), self._text(behind)
+                raise self._refused(f"a schema refers to {api.spelled(key)}, which does not exist")
+            text, inside = behind
+            self._collect(inside, texts, (*above, key), api)
+            texts[key] = str(r.get("name")), text
+
+    @property
+    def _own(self) -> str:
+        """Where Apicurio's own API is, beside its compatible one; empty for another registry."""
+        found = _CCOMPAT.fullmatch(urlsplit(self.settings.url).path)
+        return f"{found[1]}/registry" if found else ""
+
+    def _own_references(self, id: int, text: str, references: Any) -> _Apicurio:
+        """A schema's references with their groups, which the compatible API leaves out. Its number there is one of its
+        content, unless the registry is set to global ones: the text decides."""
+        for api in ("v3", "v2"):
+            for kind in ("contentIds", "globalIds"):
+                at = f"{self._own}/{api}/ids/{kind}/{id}"
+                if self._send(at) == text.encode():
+                    found = self._parsed(self._send(f"{at}/references"))
+                    if isinstance(found, list) and len(found) == len(references):
+                        return _Apicurio(self, f"{self._own}/{api}", found)
+        raise Failed(
+            f"the schema registry {self.settings.url}: schema {id} refers to others, and which groups these are in,"
+            " only Apicurio's own API tells, which does not have it",
+            remedy=f"let {self._own}/v3 of the same address be reached, with a right to read",
+        )
 
     def _text(self, found: Any) -> str:
         text = found.get("schema")
@@ -222,7 +255,11 @@ class RegistryClient:
     # -- requests
 
     def _get(self, path: str, body: bytes | None = None) -> Any:
-        """The JSON at the path, to which a body is posted; None for 404."""
+        """The JSON at the path of the compatible API, to which a body is posted; None for 404."""
+        return self._parsed(self._send(urlsplit(self.settings.url).path + path, body))
+
+    def _send(self, path: str, body: bytes | None = None) -> bytes | None:
+        """The bytes at the path; None for 404."""
         left, late = TRIES, 0
         while True:
             left -= 1
@@ -239,7 +276,7 @@ class RegistryClient:
                     return self._answer(status, answer)
             time.sleep(_PAUSE)
 
-    def _answer(self, status: int, body: bytes) -> Any:
+    def _answer(self, status: int, body: bytes) -> bytes | None:
         if status == 404:
             return None
         if status in (401, 403):
@@ -254,6 +291,11 @@ class RegistryClient:
             raise self._nonsense(f"HTTP {status}")
         if len(body) > MOST_ANSWER:
             raise self._refused(f"an answer is larger than {MOST_ANSWER:,} bytes")
+        return body
+
+    def _parsed(self, body: bytes | None) -> Any:
+        if body is None:
+            return None
         try:
             found = json.loads(body)
         except (ValueError, RecursionError):
@@ -277,7 +319,7 @@ class RegistryClient:
         limit.start()
         try:
             headers = {"Accept": _ACCEPT, **({"Content-Type": _SENT} if body else {}), **self._login()}
-            connection.request("POST" if body else "GET", url.path + path, body, headers)
+            connection.request("POST" if body else "GET", path, body, headers)
             answer = connection.getresponse()
             found = answer.status, answer.read(MOST_ANSWER + 1)
         except (OSError, http.client.HTTPException):
@@ -326,6 +368,49 @@ class RegistryClient:
 
     def _refused(self, what: str) -> Failed:
         return Failed(f"the schema registry {self.settings.url}: {what}", remedy="mend the schema in the registry")
+
+
+@dataclass(frozen=True)
+class _Compatible:
+    """Schemas by subject and version, in Confluent's API."""
+
+    client: RegistryClient
+
+    def key(self, reference: dict[str, Any]) -> _Key:
+        return str(reference.get("subject")), str(reference.get("version"))
+
+    def spelled(self, key: _Key) -> str:
+        return f"subject {key[0]!r}, version {key[1]}"
+
+    def behind(self, key: _Key) -> tuple[str, Any] | None:
+        """The text of a schema and its references; None where there is none."""
+        found = self.client._get(_version_path(*key))
+        return None if found is None else (self.client._text(found), found.get("references") or [])
+
+
+@dataclass(frozen=True)
+class _Apicurio:
+    """Schemas by group, artifact and version, in Apicurio's own API at this path; and the references of one of them."""
+
+    client: RegistryClient
+    api: str
+    references: list[Any]
+
+    def key(self, reference: dict[str, Any]) -> _Key:
+        names = (reference.get("groupId") or "default", reference.get("artifactId"), reference.get("version"))
+        return tuple(map(str, names))
+
+    def spelled(self, key: _Key) -> str:
+        return f"artifact {key[1]!r} of group {key[0]!r}, version {key[2]}"
+
+    def behind(self, key: _Key) -> tuple[str, Any] | None:
+        """The text of a schema and its references; None where there is none."""
+        group, artifact, version = (quote(name, safe="") for name in key)
+        at = f"{self.api}/groups/{group}/artifacts/{artifact}/versions/{version}"
+        text = self.client._send(f"{at}/content" if self.api.endswith("v3") else at)
+        if text is None:
+            return None
+        return text.decode("utf-8", "replace"), self.client._parsed(self.client._send(f"{at}/references")) or []
 
 
 def _cut(connection: http.client.HTTPConnection, ended: threading.Event) -> None:

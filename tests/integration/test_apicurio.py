@@ -1,0 +1,132 @@
+"""Schemas as Apicurio's own serializers register them, by its own API: groups of references, Google's files, maps."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import struct
+import uuid
+from typing import Any
+from urllib.parse import quote, urlsplit
+
+import pytest
+
+from sluice.pipelines.feed.registry import RegistrySettings
+from sluice.pipelines.lake.schemas import KeptSchemas
+from sluice.pipelines.records.wire import WireFormat, reference
+from sluice.pipelines.vocabulary.errors import Failed
+from sluice.pipelines.vocabulary.registered import AVRO, PROTOBUF
+from sluice.resources.local.registry import LocalRegistry
+from sluice.resources.registry import RegistryClient
+from sluice.testing.lake import MemoryLake
+from tests.pipelines.records.avro import rows as avro
+from tests.pipelines.records.protobuf import rows as protobuf
+
+pytestmark = pytest.mark.kafka
+
+ORDER = {
+    "type": "record",
+    "name": "Order",
+    "fields": [{"name": "id", "type": "string"}, {"name": "line", "type": "LINE"}],
+}
+WRITTEN_OUT = """// Proto schema formatted by Wire, do not edit.
+syntax = "proto3";
+package shop;
+import "google/protobuf/struct.proto";
+import "google/protobuf/timestamp.proto";
+message Order {
+  string id = 1;
+  repeated .shop.Order.CountsEntry counts = 2;
+  .google.protobuf.Struct more = 3;
+  .google.protobuf.Timestamp at = 4;
+  message CountsEntry {
+    option map_entry = true;
+
+    string key = 1;
+
+    int32 value = 2;
+  }
+}
+"""
+AS_MAP = """package shop;
+import "google/protobuf/struct.proto";
+import "google/protobuf/timestamp.proto";
+message Order {
+  string id = 1;
+  map<string, int32> counts = 2;
+  google.protobuf.Struct more = 3;
+  google.protobuf.Timestamp at = 4;
+}"""
+
+
+def put(registry: LocalRegistry, group: str, artifact: str, kind: str, text: str, *references: dict[str, str]) -> int:
+    """Register an artifact as Apicurio's serializers do. Returns the number of its content."""
+    url = urlsplit(registry.url)
+    connection = http.client.HTTPConnection(url.hostname or "", url.port, timeout=30)
+    type_ = "application/x-protobuf" if kind == PROTOBUF else "application/json"
+    content = {"content": text, "contentType": type_, "references": list(references)}
+    body = {"artifactId": artifact, "artifactType": kind, "firstVersion": {"content": content}}
+    at = f"/apis/registry/v3/groups/{quote(group, safe='')}/artifacts?ifExists=FIND_OR_CREATE_VERSION"
+    connection.request("POST", at, json.dumps(body), {"Content-Type": "application/json"})
+    answer = json.loads(connection.getresponse().read())
+    connection.close()
+    return int(answer["version"]["contentId"])
+
+
+def to(group: str, artifact: str, name: str) -> dict[str, str]:
+    return {"groupId": group, "artifactId": artifact, "version": "1", "name": name}
+
+
+@pytest.fixture
+def schemas(registry: LocalRegistry) -> KeptSchemas:
+    return KeptSchemas(MemoryLake(), "orders", RegistryClient(RegistrySettings(url=registry.url, timeout="20s")))
+
+
+def test_references_are_those_of_their_groups(registry: LocalRegistry, schemas: KeptSchemas) -> None:
+    """RecordIdStrategy has the namespace as group: an artifact of the same name is in Apicurio's default group, too."""
+    space = f"n{uuid.uuid4().hex[:8]}"
+    line, sku = f"{space}.b.Line", f"{space}.c.Sku"
+    wrong = {"type": "record", "name": line, "fields": [{"name": "sku", "type": ["null", "string"]}]}
+    inner = {"type": "record", "name": sku, "fields": [{"name": "text", "type": "string"}]}
+    right = wrong | {"fields": [{"name": "sku", "type": sku}]}
+    put(registry, "default", line, AVRO, json.dumps(wrong))
+    put(registry, "default", sku, AVRO, json.dumps(inner | {"fields": [{"name": "text", "type": "int"}]}))
+    put(registry, f"{space}.c", sku, AVRO, json.dumps(inner))
+    put(registry, f"{space}.b", line, AVRO, json.dumps(right), to(f"{space}.c", sku, sku))
+    text = json.dumps(ORDER | {"namespace": space}).replace("LINE", line)
+    number = put(registry, f"{space}.a", "Order", AVRO, text, to(f"{space}.b", line, line))
+    whole: Any = ORDER | {"fields": [ORDER["fields"][0], {"name": "line", "type": right}]}  # type: ignore[index]
+    whole = json.loads(json.dumps(whole).replace(f'"type": "{sku}"', f'"type": {json.dumps(inner)}'))
+    value = {"id": "a", "line": {"sku": {"text": "x"}}}
+    landed, held, _ = avro.convert(avro.reader_of(whole), [avro.encoded(whole, value, number)], schemas)  # type: ignore[arg-type]
+    assert held is None
+    assert landed.select(["id", "line"]).to_pylist() == [value]
+
+
+def test_protobuf_with_maps_and_google_s_files(registry: LocalRegistry, schemas: KeptSchemas) -> None:
+    names = ("google/protobuf/struct.proto", "google/protobuf/timestamp.proto")
+    for name in names:
+        put(registry, "default", name, PROTOBUF, 'syntax = "proto3"; package google.protobuf; message Wrong {}')
+    artifact = f"orders-{uuid.uuid4().hex[:8]}-value"
+    number = put(registry, "default", artifact, PROTOBUF, WRITTEN_OUT, *(to("default", name, name) for name in names))
+    reader = protobuf.reader_of(AS_MAP, "shop.Order", WireFormat.APICURIO3)
+    kind = protobuf.message_class(reader.texts[-1])
+    message = kind(id="a", counts={"x": 1})
+    message.more.update({"k": [1, None]})
+    message.at.FromJsonString("2024-02-29T12:00:00Z")
+    record = message.SerializeToString()
+    value = b"\0" + struct.pack(">I", number) + reference("Order") + record
+    (row,) = protobuf.rows_of(reader, [value], schemas=schemas)
+    assert row is not None
+    found = {f.name: protobuf.comparable(row[f.name], f.type) for f in reader.columns.fields}
+    assert found == protobuf.read_by_google(kind, record)
+
+
+def test_groups_that_no_api_has_are_refused(registry: LocalRegistry, monkeypatch: pytest.MonkeyPatch) -> None:
+    line = f"n{uuid.uuid4().hex[:8]}.Line"
+    put(registry, "b", line, AVRO, json.dumps({"type": "record", "name": line, "fields": []}))
+    number = put(registry, "a", line + "s", AVRO, json.dumps({"type": "array", "items": line}), to("b", line, line))
+    client = RegistryClient(RegistrySettings(url=registry.url, timeout="20s"))
+    monkeypatch.setattr(RegistryClient, "_own", "/apis/nowhere")
+    with pytest.raises(Failed, match="only Apicurio's own API tells"):
+        client.schema(number)
