@@ -21,10 +21,11 @@ from sluice.assets.metadata.account import (
     standings,
     standings_metadata,
 )
-from sluice.assets.metadata.committed import behind, behind_metadata
+from sluice.assets.metadata.committed import PartitionBehind, behind, behind_metadata
 from sluice.assets.metadata.watched import watch_metadata
 from sluice.pipelines.batch.result import Landed
 from sluice.pipelines.planning.windows import count_marker_searches
+from sluice.pipelines.vocabulary.errors import SluiceError
 from sluice.pipelines.vocabulary.units import many, show_window
 from sluice.pipelines.watching.watch import LAG, WatchResult
 
@@ -134,28 +135,49 @@ def _standing(found: list[PartitionStanding], open_: int) -> str:
 
 
 def frontier_check(books: Books, window: int) -> Said:
-    """Has the frontier, up to which offsets are committed, passed the window? Untried work is no reason to warn."""
+    """Has the frontier, up to which offsets are committed, passed the window?"""
     held = behind(books, window)
-    stuck = [b for b in held if not books.untried(b.key)]
     return {
-        "passed": not stuck,
+        "passed": not held,
         "severity": dg.AssetCheckSeverity.WARN,
-        "description": _held_text(len(held), len(stuck)),
+        "description": _held_text(held, sum(books.untried(b.key) for b in held)),
         "metadata": behind_metadata(held),
     }
 
 
-def _held_text(held: int, stuck: int) -> str:
-    if stuck:
-        return f"{held} partitions are committed only up to an earlier window, which is owed"
-    if held:
-        return f"{held} partitions wait for an earlier window, which is owed and nothing was done about yet"
-    return "the committed offsets have passed this window in all partitions"
+def _held_text(held: list[PartitionBehind], untried: int) -> str:
+    if not held:
+        return "the committed offsets have passed this window in all partitions"
+    waiting = many(len(held), "partition")
+    if untried == len(held):
+        return f"the committed offsets have not passed this window in {waiting}: earlier windows have not landed yet"
+    return f"{waiting} committed only up to an earlier window, which is owed"
 
 
 def by_the_way(watched: WatchResult) -> WatchResult:
     """What a landing run sees, without lag: it is just catching up. The sensor reports lag."""
     return replace(watched, findings=tuple(f for f in watched.findings if f.about != LAG))
+
+
+def failed_run(error: BaseException) -> Said:
+    """The result of `watch` after a run that failed. What an earlier run saw says nothing of it."""
+    cause = f"unforeseen {type(error).__name__}"
+    if isinstance(error, SluiceError):
+        cause = f"{error.message} → {error.remedy}"
+    return {
+        "passed": False,
+        "severity": dg.AssetCheckSeverity.WARN,
+        "description": plain(f"the last run failed: {cause}"),
+    }
+
+
+def not_looked(run: str) -> Said:
+    """The result of `watch` after a run that ended before it came to it."""
+    return {
+        "passed": False,
+        "severity": dg.AssetCheckSeverity.WARN,
+        "description": f"run {run[:8]} ended before it looked at the feed: execute this check, or run the feed again",
+    }
 
 
 def watch_check(watched: WatchResult) -> Said:

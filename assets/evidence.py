@@ -16,6 +16,7 @@ from dataclasses import dataclass
 
 import dagster as dg
 
+from sluice.assets import internals
 from sluice.assets.books import Books, quarantines
 from sluice.assets.metadata.landed import batch_metadata, quarantine_metadata, window_metadata
 from sluice.assets.metadata.tables import Metadata
@@ -92,8 +93,8 @@ def untold_batches(instance: dg.DagsterInstance, books: Books) -> list[Batch]:
 
 def untold_windows(instance: dg.DagsterInstance, books: Books, key: dg.AssetKey) -> set[int]:
     """Complete windows for which the event log has no materialization of this asset."""
-    known = set(instance.get_materialized_partitions(key)) if books.complete else set()
-    return {w for w in books.complete if show_window(w) not in known}
+    known = internals.materialized(instance, key) if books.complete else None
+    return set() if known is None else {w for w in books.complete if show_window(w) not in known}
 
 
 PORTION = 100

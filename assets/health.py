@@ -18,6 +18,7 @@ from sluice.assets.feeds import FeedFiles
 from sluice.assets.internals import keeps_runs_here
 from sluice.assets.quiet_logs import quiet_ref
 from sluice.assets.reports import read_reports
+from sluice.assets.session import pool
 from sluice.assets.stuck import under_way
 from sluice.pipelines.vocabulary.health import Diagnosis, failed, of_error, ok, skipped, warning
 from sluice.pipelines.vocabulary.pages import page
@@ -28,6 +29,7 @@ from sluice.resources.project import Project
 _DATABASES = ("history/runs.db", "history/runs/index.db", "schedules/schedules.db")
 POOLS = "sluice_"
 """How the pools begin that runs of feeds and reports wait in."""
+_POOLS_NAMED = 3
 _ON = {"RUNNING", "AUTOMATICALLY_RUNNING"}
 
 
@@ -39,7 +41,7 @@ def examine_project(project: Project, files: FeedFiles) -> list[Diagnosis]:
         return [*found, skipped("Dagster", f"{home.folder} is not in use yet; the first run makes it")]
     try:
         with dg.DagsterInstance.from_ref(quiet_ref(home.folder)) as instance:
-            used = Used(project, instance)
+            used = Used(project, instance, tuple(sorted(files.feeds)))
             return [*found, ok("Dagster", f"home {home.folder}, {_storage(instance)}"), *examine(used, INSTANCE)]
     except Exception as error:  # noqa: BLE001 - a configuration or a database: whatever Dagster raises, it may hold secrets
         what = f"the instance in {home.folder} does not open ({type(error).__name__})"
@@ -107,6 +109,7 @@ class Used:
 
     project: Project
     instance: dg.DagsterInstance
+    feeds: tuple[str, ...] = ()
 
 
 def schema(of: Used) -> Iterator[Diagnosis]:
@@ -157,7 +160,8 @@ def runs(of: Used) -> Iterator[Diagnosis]:
 
 
 def concurrency(of: Used) -> Iterator[Diagnosis]:
-    """What keeps runs of one feed one after the other: its pool, for whole runs."""
+    """What keeps runs of one feed one after the other: a limit of one on its pool, for whole runs. The limit may be the
+    pool's own, so that pools of others stay as they are."""
     config = of.instance.get_concurrency_config()
     log = of.instance.event_log_storage
     limits = log.get_pool_limits() if log.supports_global_concurrency_limits else ()
@@ -169,13 +173,20 @@ def concurrency(of: Used) -> Iterator[Diagnosis]:
     queue = config.run_queue_config
     most = f"at most {queue.max_concurrent_runs} runs at once" if queue and queue.max_concurrent_runs > 0 else ""
     said = ", ".join(filter(None, (f"pools for each {granularity}, limit {pools.default_pool_limit}", most)))
-    if granularity == "run" and pools.default_pool_limit == 1:
-        yield ok("concurrency", said)
-    else:
-        remedy = "in dagster.yaml: concurrency: {pools: {granularity: run, default_limit: 1}}"
-        yield warning(
-            "concurrency", f"{said}: two runs of a feed do not wait for each other, the later is refused", remedy
+    own = {p.name: p.limit for p in limits if not p.from_default}
+    free = [name for name in map(pool, of.feeds) if own.get(name, pools.default_pool_limit) not in (0, 1)]
+    if free:
+        named = ", ".join(free[:_POOLS_NAMED]) + (
+            f" and {len(free) - _POOLS_NAMED} more" if free[_POOLS_NAMED:] else ""
         )
+        what = f"{said}; no limit of 1 on {named}: two runs of a feed do not wait for each other, the later is refused"
+        yield warning("concurrency", what, f"dagster instance concurrency set {free[0]} 1, and so for each feed")
+    elif granularity != "run":
+        what = f"{said}: a run that was killed keeps its slot, and later ones wait for it"
+        remedy = "in dagster.yaml: run_monitoring: {enabled: true, free_slots_after_run_end_seconds: 300}; or"
+        yield warning("concurrency", what, f"{remedy} concurrency: {{pools: {{granularity: run}}}}")
+    else:
+        yield ok("concurrency", said)
 
 
 INSTANCE: tuple[Check[Used], ...] = (

@@ -1,17 +1,21 @@
 """Things for which Dagster has no public API: where a run belongs, what it executes, what it planned and did not do.
 
-No other module of Sluice uses Dagster's internals, except `quiet_logs`; a test checks that. Dagster's version is
-pinned. Tests ask the instance, and GraphQL as the UI does, whether all of this still works.
+Three other modules use Dagster's internals, each for one purpose: `kept_open`, `quiet_logs` and `side_by_side`.
+`tests/test_internals.py` checks that there are no others. Dagster's version is pinned. Tests ask the instance, and
+GraphQL as the UI does, whether all of this still works.
 """
 
 from __future__ import annotations
 
 import functools
 import json
+import logging
 import sys
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any, ParamSpec, TypeVar
 
 import dagster as dg
 from dagster._core.definitions.asset_checks.asset_check_evaluation import AssetCheckEvaluationTargetMaterializationData
@@ -22,14 +26,13 @@ from dagster._core.events import AssetMaterializationPlannedData
 from dagster._core.remote_origin import ManagedGrpcPythonEnvCodeLocationOrigin, RemoteJobOrigin, RemoteRepositoryOrigin
 from dagster._core.scheduler.instigation import InstigatorStatus, InstigatorType
 from dagster._core.storage.asset_check_execution_record import (
-    COMPLETED_ASSET_CHECK_EXECUTION_RECORD_STATUSES,
     AssetCheckExecutionRecordStatus,
 )
 from dagster._core.storage.event_log import SqliteEventLogStorage
 from dagster._core.storage.runs import SqliteRunStorage
 from dagster._core.types.loadable_target_origin import LoadableTargetOrigin
-from dagster_shared.record import replace
 
+from sluice.pipelines.vocabulary import logs
 from sluice.resources.project import Project
 
 Target = AssetCheckEvaluationTargetMaterializationData
@@ -57,6 +60,43 @@ BACKFILL_TAG = "dagster/backfill"
 """The tag with the backfill that a run belongs to."""
 
 _DEV = "DAGSTER_verbose"  # `dagster dev` alone sets it; `dg` and `dagster definitions validate` need no home
+
+
+# -- calls that a storage may refuse
+
+P = ParamSpec("P")
+T = TypeVar("T")
+log = logging.getLogger(f"{logs.OURS}.dagster")
+
+
+@contextmanager
+def optional() -> Iterator[None]:
+    """Whatever of Dagster's storage refuses in the block is logged, and costs nobody a result.
+
+    The block must only serve what Dagster's pages show. The storage of Dagster+ refuses some calls to user code.
+    """
+    try:
+        yield
+    except NotImplementedError as never:
+        log.debug("a storage that does not serve what Dagster's pages show: %s", never)
+    except Exception as refused:  # noqa: BLE001 - a storage raises what it likes, and its words could hold a password
+        log.warning("Dagster's pages may lack something: %s", type(refused).__name__)
+
+
+def _picture(otherwise: Callable[[], Any]) -> Callable[[Callable[P, T]], Callable[P, T]]:
+    """Make a function about what Dagster's pages show answer `otherwise` where the storage refuses."""
+
+    def wrapped(ask: Callable[P, T]) -> Callable[P, T]:
+        @functools.wraps(ask)
+        def answer(*args: P.args, **kwargs: P.kwargs) -> T:
+            found: T = otherwise()
+            with optional():
+                found = ask(*args, **kwargs)
+            return found
+
+        return answer
+
+    return wrapped
 
 
 # -- where a run belongs
@@ -182,6 +222,15 @@ def files_of_run(instance: dg.DagsterInstance, run: str) -> list[Path]:
     return [p for p in (path, *(path.with_name(path.name + end) for end in ("-wal", "-shm"))) if p.exists()]
 
 
+# -- what was materialized
+
+
+@_picture(lambda: None)
+def materialized(instance: dg.DagsterInstance, key: dg.AssetKey) -> set[str] | None:
+    """The asset's partitions that are green; None where the storage does not tell."""
+    return set(instance.get_materialized_partitions(key))
+
+
 # -- what was planned
 
 
@@ -194,6 +243,7 @@ class PlannedEvaluation:
     run: str
 
 
+@_picture(set)
 def unmaterialized_partitions(instance: dg.DagsterInstance, key: dg.AssetKey) -> set[str]:
     """The asset's partitions whose last run had planned to materialize them and ended without doing so."""
     log = instance.event_log_storage
@@ -202,6 +252,7 @@ def unmaterialized_partitions(instance: dg.DagsterInstance, key: dg.AssetKey) ->
     return {partition for partition, (run, _) in planned.items() if run in ended}
 
 
+@_picture(list)
 def planned_evaluations(
     instance: dg.DagsterInstance, checks: Sequence[dg.AssetCheckKey], partitions: Sequence[str]
 ) -> list[PlannedEvaluation]:
@@ -221,6 +272,7 @@ def planned_evaluations(
     return [p for p in planned if p.run in ended]
 
 
+@_picture(lambda: None)
 def plan_partitions(
     context: dg.OpExecutionContext | dg.AssetExecutionContext, keys: Iterable[dg.AssetKey], partitions: Sequence[str]
 ) -> None:
@@ -234,6 +286,7 @@ def plan_partitions(
             context.instance.report_dagster_event(event, run.run_id)
 
 
+@_picture(lambda: None)
 def evaluate(instance: dg.DagsterInstance, run: str, evaluation: dg.AssetCheckEvaluation) -> None:
     """Store an evaluation under the run that had planned it: an evaluation without a run can be stored only once."""
     made = instance.get_run_by_id(run)
@@ -246,18 +299,7 @@ def evaluate(instance: dg.DagsterInstance, run: str, evaluation: dg.AssetCheckEv
     instance.report_dagster_event(event, run)
 
 
-def last_evaluation(instance: dg.DagsterInstance, key: dg.AssetKey, name: str) -> dg.AssetCheckEvaluation | None:
-    """The last result of a check without partitions."""
-    history = instance.event_log_storage.get_asset_check_execution_history
-    found = history(dg.AssetCheckKey(key, name), limit=1, status=COMPLETED_ASSET_CHECK_EXECUTION_RECORD_STATUSES)
-    return found[0].evaluation if found else None
-
-
-def with_target(evaluation: dg.AssetCheckEvaluation, target: Target | None) -> dg.AssetCheckEvaluation:
-    """The evaluation, as one about that materialization."""
-    return replace(evaluation, target_materialization_data=target)
-
-
+@_picture(lambda: None)
 def newest(instance: dg.DagsterInstance, key: dg.AssetKey) -> Target | None:
     """The asset's newest materialization, of any partition: a check without partitions is about this one."""
     found = instance.fetch_materializations(key, limit=1).records
@@ -271,6 +313,7 @@ def _target(record: dg.EventLogRecord) -> Target:
 _CHUNK = 100
 
 
+@_picture(dict)
 def targets(instance: dg.DagsterInstance, key: dg.AssetKey, partitions: Iterable[str]) -> dict[str, Target]:
     """The newest materialization of each partition, in the form in which an evaluation names it."""
     wanted, found = [*partitions], dict[str, Target]()

@@ -34,6 +34,7 @@ class Looks:
     def __init__(self, job: str, windows: Iterable[WindowSettings]) -> None:
         self._job, self._windows = job, [*dict.fromkeys(windows)]
         self._last: int | None = None
+        self._newest: dg.DagsterRun | None = None
 
     @property
     def crons(self) -> list[str]:
@@ -44,16 +45,33 @@ class Looks:
         now = int(at.timestamp() * 1000)
         last, self._last = self._last, now
         closed = last is None or any(closings_until(w, last) < closings_until(w, now) for w in self._windows)
-        return closed or _goes_on(instance, self._job)
+        self._newest = None if closed else _newest_run(instance, self._job)
+        return closed or _goes_on(self._newest)
 
     @property
     def quiet(self) -> dg.SkipReason:
         """Why a tick does not look."""
-        return dg.SkipReason("no window has closed since the last look, and the last run left nothing behind")
+        return dg.SkipReason(f"no window has closed since the last look{_about(self._newest)}")
 
 
-def _goes_on(instance: dg.DagsterInstance, job: str) -> bool:
-    for run in instance.get_runs(dg.RunsFilter(job_name=job), limit=1):
-        well = run.status is dg.DagsterRunStatus.SUCCESS or run.tags.get(DONE_TAG, "0") != "0"
-        return run.is_finished and well and bool(run.tags.get(MORE_TAG) or run.tags.get(LEFT_TAG))
-    return False
+def _newest_run(instance: dg.DagsterInstance, job: str) -> dg.DagsterRun | None:
+    return next(iter(instance.get_runs(dg.RunsFilter(job_name=job), limit=1)), None)
+
+
+def _goes_on(run: dg.DagsterRun | None) -> bool:
+    if run is None:
+        return False
+    well = run.status is dg.DagsterRunStatus.SUCCESS or run.tags.get(DONE_TAG, "0") != "0"
+    return run.is_finished and well and bool(run.tags.get(MORE_TAG) or run.tags.get(LEFT_TAG))
+
+
+def _about(run: dg.DagsterRun | None) -> str:
+    """What the tick knows of the newest run. It does not look at the ledger, so it never says that nothing is owed."""
+    if run is None:
+        return ""
+    name = f"run {run.run_id[:8]}"
+    if not run.is_finished:
+        return f"; {name} has not ended (`sluice unstick` ends it if its process was killed)"
+    if run.status is dg.DagsterRunStatus.SUCCESS:
+        return f"; {name} did what it was asked for"
+    return f"; {name} did not succeed: the next look, when a window closes, requests again what it left"

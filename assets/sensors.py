@@ -182,6 +182,7 @@ class Tick:
             with self.session.open_edges(feed) as edges:
                 ledger = Ledger(edges.lake, feed.name, edges.clock)
                 keys = self.session.keys(feed.name)
+                unseen = internals.planned_evaluations(instance, [dg.AssetCheckKey(keys.landed, WATCH)], ())
                 settling.settle(instance, feed, keys, partial(Books.open, feed, ledger, edges, keys))
                 cluster, seen = self._kafka(feed, feeds, opened)
                 watched = watch(feed, ledger, cluster, seen, edges.clock())
@@ -189,7 +190,7 @@ class Tick:
             self.news.append(f"{feed.name} could not be looked at: {error.message}")
             return
         self.looked += 1
-        self._tell(instance, feed.name, watched, newest)
+        self._tell(instance, feed.name, watched, newest, unseen=bool(unseen))
 
     def _kafka(self, feed: Feed, feeds: Iterable[Feed], opened: ExitStack) -> tuple[Cluster, View]:
         """The feed's Kafka, opened and asked once for all feeds that read it. If it fails, it fails for all of them."""
@@ -204,15 +205,16 @@ class Tick:
             raise known
         return known
 
-    def _tell(self, instance: dg.DagsterInstance, name: str, seen: WatchResult, newest: int) -> None:
+    def _tell(self, instance: dg.DagsterInstance, name: str, seen: WatchResult, newest: int, *, unseen: bool) -> None:
         """Findings that came or passed are news. The check is evaluated for these, and again after each
-        materialization: Dagster shows a check that is older than that as not evaluated.
+        materialization: Dagster shows a check that is older than that as not evaluated. `unseen`: a run ended before it
+        evaluated the check.
         """
         before, after = self.cursor.told.get(name), (newest, tuple(sorted(f.about for f in seen.findings)))
         known = before[1] if before else ()
         self.news += [f"{name}: {f}" for f in seen.findings if f.about not in known]
         self.news += [f"{name}: passed: {about}" for about in known if about not in after[1]]
-        if before != after:
+        if before != after or unseen:
             # About the newest by now: an event settled in this tick is newer than `newest`.
             self.events.append(
                 checks.feed_evaluation(instance, self.session.keys(name).landed, WATCH, checks.watch_check(seen))

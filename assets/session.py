@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 
 import dagster as dg
 
+from sluice.assets import internals
 from sluice.assets.feeds import FeedFiles, read_feeds
 from sluice.assets.instance import holding, home_of
 from sluice.assets.ledgers import OwedWindows, RunLedgers
@@ -214,7 +215,8 @@ class RunSession:
         again = type(error).__name__ if isinstance(error, PASSES) else ""
         if again or context.run.tags.get(AGAIN_TAG):
             tags[AGAIN_TAG] = again
-        context.instance.add_run_tags(context.run.run_id, tags)
+        with internals.optional():  # else the refusal would stand in the error's place
+            context.instance.add_run_tags(context.run.run_id, tags)
 
 
 def _window_of(context: dg.AssetExecutionContext | dg.OpExecutionContext) -> str | None:

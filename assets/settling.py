@@ -34,8 +34,6 @@ def landed_again(instance: dg.DagsterInstance, books: Books, windows: Sequence[i
     yield from (evidence.window_event(books, key, window, WHY) for window in whole)
     yield from checks.window_evaluations(instance, books, key, whole)
     yield checks.feed_evaluation(instance, key, ACCOUNT, checks.account(books))
-    if (seen := _watch_again(instance, key)) is not None:
-        yield seen
 
 
 def committed_again(instance: dg.DagsterInstance, books: Books, windows: Sequence[int]) -> Iterator[Any]:
@@ -112,23 +110,17 @@ def _planned_again(
 
 
 def _evaluation(instance: dg.DagsterInstance, books: Books, p: PlannedEvaluation) -> dg.AssetCheckEvaluation | None:
-    """By the ledger. It does not have what the sensor sees, which stays as it was last seen."""
+    """By the ledger. It does not have what a look at Kafka finds: that nobody looked is a result, too."""
     key, name = p.check.asset_key, p.check.name
     if name == ACCOUNT:
         return checks.feed_evaluation(instance, key, name, checks.account(books))
     if name == WATCH:
-        return _watch_again(instance, key)
+        return checks.feed_evaluation(instance, key, name, checks.not_looked(p.run))
     if p.partition is None:
         return None
     window, target = parse_window(p.partition), internals.targets(instance, key, [p.partition]).get(p.partition)
     found = {FRONTIER: checks.frontier_check(books, window)} if name == FRONTIER else checks.of_window(books, window)
     return checks.evaluation(key, name, window, found[name], target) if name in found else None
-
-
-def _watch_again(instance: dg.DagsterInstance, key: dg.AssetKey) -> dg.AssetCheckEvaluation | None:
-    """What the sensor or a run last saw, as a result about what has landed by now."""
-    seen = internals.last_evaluation(instance, key, WATCH)
-    return internals.with_target(seen, internals.newest(instance, key)) if seen else None
 
 
 def _windows(partitions: Collection[str]) -> Iterator[int]:

@@ -90,8 +90,9 @@ def land_window(context: dg.AssetExecutionContext, session: RunSession, name: st
             try:
                 own = _land_own(context, session, feed, edges, asked, window)
                 yield from _else_commit(context, session, feed, edges, own)
-            except Exception:
+            except Exception as error:
                 yield from _told_again(context, session, feed, edges, [window], settling.committed_again)
+                yield _failed_event(context, session, name, error)
                 raise
     if not executes(context, session.keys(name).committed):
         yield from _commit_after(context, session, name, window)
@@ -113,9 +114,10 @@ def land_range(context: dg.AssetExecutionContext, session: RunSession, name: str
             try:
                 own = _land_range(context, session, feed, edges, asked)
                 yield from _else_commit(context, session, feed, edges, own)
-            except Exception:
+            except Exception as error:
                 windows = _windows(feed, asked)
                 yield from _told_again(context, session, feed, edges, windows, settling.committed_again)
+                yield _failed_event(context, session, name, error)
                 raise
     yield from internals.told_already(context, session.keys(name).landed)
     if not executes(context, session.keys(name).committed):
@@ -155,10 +157,16 @@ def _land_own(
         books, landed = yield from _land(context, session, feed, edges, asked)
     except Exception as error:
         if isinstance(error, BatchRefused):
-            yield from _refusal_events(context, session, feed, edges, error, window)
+            with internals.optional():
+                yield from _refusal_events(context, session, feed, edges, error, window)
         yield from _told_again(context, session, feed, edges, [window], settling.landed_again)
         raise
     yield from _own_window(context, books, landed, window)
+
+
+def _failed_event(context: Context, session: RunSession, name: str, error: BaseException) -> dg.AssetCheckEvaluation:
+    """The check `watch` after a run that failed: somebody should look, whether the sensor is on or off."""
+    return checks.feed_evaluation(context.instance, session.keys(name).landed, WATCH, checks.failed_run(error))
 
 
 def _too_early(feed: Feed, edges: Edges, asked: Request) -> WindowPending | None:
@@ -244,12 +252,15 @@ def _known_checks(context: Context, key: dg.AssetKey, found: Iterable[tuple[str,
 def _told_again(
     context: Context, session: RunSession, feed: Feed, edges: Edges, windows: Sequence[int], again: settling.Again
 ) -> Events:
-    """What stays true of the run's windows whatever failed. If the lake is unreachable, the next run reports it."""
-    try:
-        ledger = Ledger(edges.lake, feed.name, edges.clock)  # needs the lake only: Kafka may be unreachable
-        yield from again(context.instance, _books(session, feed, ledger, edges), windows)
-    except SluiceError as error:
-        context.log.warning("the windows' checks could not be reported again: %s", error.message)
+    """What stays true of the run's windows whatever failed. If the lake is unreachable, the next run reports it.
+
+    The caller's own error is the run's: nothing that goes wrong here takes its place."""
+    with internals.optional():
+        try:
+            ledger = Ledger(edges.lake, feed.name, edges.clock)  # needs the lake only: Kafka may be unreachable
+            yield from again(context.instance, _books(session, feed, ledger, edges), windows)
+        except SluiceError as error:
+            context.log.warning("the windows' checks could not be reported again: %s", error.message)
 
 
 def _own_window(context: dg.AssetExecutionContext, books: Books, landed: Landed, window: int) -> Events:
@@ -292,7 +303,11 @@ def land_request(context: dg.OpExecutionContext, session: RunSession, name: str,
                 yield from _report_early(context, session, feed, request, early)
             else:
                 landing = _land_asked(context, session, feed, edges, asked)
-                yield from _else_commit(context, session, feed, edges, landing)
+                try:
+                    yield from _else_commit(context, session, feed, edges, landing)
+                except Exception as error:
+                    yield _failed_event(context, session, name, error)
+                    raise
     yield dg.Output(None)
 
 
@@ -493,8 +508,9 @@ def commit_window(context: dg.AssetExecutionContext, session: RunSession, name: 
     window = parse_window(context.partition_key)
     try:
         books, result = _commit(context, session, name)
-    except Exception:
+    except Exception as error:
         yield from _stood(context, session, name, [window])
+        yield _failed_event(context, session, name, session.witness.error or error)
         raise
     said = commit_metadata(books.feed.group, result)
     yield dg.MaterializeResult(metadata=said, data_version=dg.DataVersion(books.version))
@@ -510,9 +526,10 @@ def commit_range(context: dg.AssetExecutionContext, session: RunSession, name: s
     """
     try:
         books, result = _commit(context, session, name)
-    except Exception:
+    except Exception as error:
         feed = session.feed(name)
         yield from _stood(context, session, name, _windows(feed, _range_of(context, feed)))
+        yield _failed_event(context, session, name, session.witness.error or error)
         raise
     yield from internals.told_already(context, books.keys.committed)
     yield from _range_committed(context, session, books, result)
@@ -547,7 +564,11 @@ def _commit_after(context: Context, session: RunSession, name: str, window: int)
 
 def commit_frontier(context: dg.OpExecutionContext, session: RunSession, name: str) -> Events:
     """Commit the frontier. Raises dagster.Failure, or an interrupt."""
-    books, result = _commit(context, session, name)
+    try:
+        books, result = _commit(context, session, name)
+    except Exception as error:
+        yield _failed_event(context, session, name, session.witness.error or error)
+        raise
     yield _committed_event(books, result, None)
     yield from _also_committed(context, session, books, result, None)
     yield from bring_up_table(context, session, name)

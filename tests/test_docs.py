@@ -105,3 +105,9 @@ def test_pages_wrap_at_120_characters(page: Path) -> None:
     whole = re.compile(r"\s*(\||\!\[|<|    |`[^`]*`.?$)")  # what cannot be broken
     long = [line for line in text.splitlines() if len(line) > 120 and not whole.match(line)]
     assert not long, f"{len(long)} lines: {long[0]}"
+
+
+def test_the_site_is_where_the_settings_say() -> None:
+    lines = (ROOT / "mkdocs.yml").read_text().splitlines()
+    (folder,) = (line.removeprefix("site_dir: ") for line in lines if line.startswith("site_dir: "))
+    assert f"builds it into {folder}." in lines[0]

@@ -17,10 +17,11 @@ from sluice.assets.location import build
 from sluice.assets.shown import committed_key, landed_key
 from sluice.pipelines.ports import Member
 from sluice.pipelines.vocabulary.errors import KafkaUnavailable, UsageError
+from sluice.pipelines.vocabulary.plans import Request
 from tests.assets.test_schedule import tick as schedule_tick
 from tests.assets.test_sensors import Sensor
 from tests.assets.ui import WORKSPACE, Pages, opened
-from tests.assets.world import CATCH_UP, World, checks, in_hour, versions
+from tests.assets.world import CATCH_UP, P0, World, checks, in_hour, versions
 
 LANDED, COMMITTED = landed_key("orders"), committed_key("orders")
 JOB = """
@@ -104,6 +105,8 @@ def killed(world: World, instance: dg.DagsterInstance, window: str) -> None:
     (prepare_home(world.project) / "attended" / run.run_id).touch()
 
 
+FAILED = {"account": "SUCCEEDED", "boundary": "SUCCEEDED", "complete": "SUCCEEDED", "watch": "FAILED"}
+"""After a run that failed: whatever is complete stays green, and the check `watch` tells of the failure."""
 GOOD = {"account": "SUCCEEDED", "boundary": "SUCCEEDED", "complete": "SUCCEEDED", "watch": "SUCCEEDED"}
 
 
@@ -111,9 +114,10 @@ def test_after_a_first_good_run_all_is_well(
     world: World, instance: dg.DagsterInstance, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with opened(instance, world.project, monkeypatch) as pages:
-        for asked in (in_hour(3), CATCH_UP):  # the newest hour first: the UI offers that one
+        # The newest hour first: the UI offers that one. No commit has passed it then.
+        for asked, frontier in ((in_hour(3), "FAILED"), (CATCH_UP, "SUCCEEDED")):
             assert world.run(asked).exit_code == 0
-            assert (pages.checks(LANDED), pages.checks(COMMITTED)) == (GOOD, {"frontier": "SUCCEEDED"}), asked
+            assert (pages.checks(LANDED), pages.checks(COMMITTED)) == (GOOD, {"frontier": frontier}), asked
 
 
 def test_a_window_that_is_complete_stays_green_whatever_fails(
@@ -125,8 +129,40 @@ def test_a_window_that_is_complete_stays_green_whatever_fails(
         failed = world.run(in_hour(1))
         assert failed.exit_code == 1
         assert (pages.failed(LANDED), pages.failed(COMMITTED)) == (0, 0)
-        assert (pages.checks(LANDED), pages.checks(COMMITTED)) == (GOOD, {"frontier": "SUCCEEDED"})
+        assert (pages.checks(LANDED), pages.checks(COMMITTED)) == (FAILED, {"frontier": "SUCCEEDED"})
     assert len(set(versions(instance, LANDED, "2024-05-01T01:00"))) == 1, "nothing runs again because of it"
+
+
+@pytest.mark.parametrize("by", [in_hour(4), CATCH_UP])
+def test_a_run_that_fails_shows_in_the_check_watch_without_the_sensor(
+    by: Request, world: World, instance: dg.DagsterInstance, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What the last good run saw says nothing of the hours that failed since."""
+    world.run()
+    world.grow(0, 110)
+    world.at(8)
+    with opened(instance, world.project, monkeypatch) as pages:
+        for hour_ in (6, 7):
+            with monkeypatch.context() as away:
+                kafka_is_away(world, away)
+                assert world.run(by if by == CATCH_UP else in_hour(hour_)).exit_code == 1
+            assert pages.checks(LANDED)["watch"] == "FAILED"
+            said = latest(instance, "watch").description or ""
+            assert said.startswith("the last run failed: no broker answers")
+        world.engine.failing = {P0}
+        assert world.run().exit_code == 1
+        assert "the last run failed: 1 slices failed" in (latest(instance, "watch").description or "")
+        world.engine.failing = set()
+        world.run()
+        assert pages.checks(LANDED)["watch"] == "SUCCEEDED"
+
+
+def latest(instance: dg.DagsterInstance, name: str) -> dg.AssetCheckEvaluation:
+    """The last result of a check of `landed` without partitions."""
+    key = dg.AssetCheckKey(LANDED, name)
+    found = instance.event_log_storage.get_latest_asset_check_execution_by_key([key])[key].evaluation
+    assert found is not None
+    return found
 
 
 def test_a_commit_that_is_refused_later_leaves_what_was_committed(
@@ -138,7 +174,8 @@ def test_a_commit_that_is_refused_later_leaves_what_was_committed(
     with opened(instance, world.project, monkeypatch) as pages:
         assert world.run(in_hour(0)).exit_code == 3
         assert (pages.failed(LANDED), pages.failed(COMMITTED)) == (0, 0)
-        assert (pages.checks(LANDED), pages.checks(COMMITTED)) == (GOOD, {"frontier": "SUCCEEDED"})
+        assert (pages.checks(LANDED), pages.checks(COMMITTED)) == (FAILED, {"frontier": "FAILED"})
+        assert "the last run failed: " in (latest(instance, "watch").description or "")
 
 
 def test_what_a_killed_run_left_the_next_one_tells(
@@ -154,7 +191,8 @@ def test_what_a_killed_run_left_the_next_one_tells(
         assert (pages.failed(LANDED), pages.failed(COMMITTED)) == (0, 0)
         assert (pages.checks(LANDED), pages.checks(COMMITTED)) == (GOOD, {"frontier": "SUCCEEDED"})
 
-        for tick in (lambda: schedule_tick(world, instance), Sensor(world, instance).tick):
+        ticks = {"NOT_EVALUATED": lambda: schedule_tick(world, instance), "SUCCEEDED": Sensor(world, instance).tick}
+        for watch, tick in ticks.items():  # the schedule does not look at Kafka, the sensor does
             killed(world, instance, "2024-05-01T02:00")
             bury_dead_runs(instance, prepare_home(world.project))
             assert pages.failed(LANDED) == 1
@@ -162,6 +200,7 @@ def test_what_a_killed_run_left_the_next_one_tells(
             assert (pages.failed(LANDED), pages.failed(COMMITTED)) == (0, 0)
             assert (pages.checks(LANDED)["complete"], pages.checks(LANDED)["account"]) == ("SUCCEEDED", "SUCCEEDED")
             assert pages.checks(COMMITTED) == {"frontier": "SUCCEEDED"}
+            assert pages.checks(LANDED)["watch"] == watch
     assert len(set(versions(instance, LANDED, "2024-05-01T02:00"))) == 1, "nothing runs again because of it"
 
 

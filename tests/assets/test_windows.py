@@ -107,23 +107,26 @@ def test_windows_in_any_order_are_committed_when_the_gap_closes(world: World, in
     assert world.group.offsets[P0].offset == 75
 
 
-def test_what_nothing_was_done_about_yet_is_no_warning(world: World, instance: dg.DagsterInstance) -> None:
-    """A new feed's first run, of the newest hour: the UI offers that one first."""
+def test_a_window_that_no_commit_has_passed_warns(world: World, instance: dg.DagsterInstance) -> None:
+    """A new feed's first run, of the newest hour: the UI offers that one first. Nothing of it is committed."""
     newest = world.run(in_hour(3))
     frontier, account = (checks(instance, newest.run_id, name) for name in (FRONTIER, ACCOUNT))
-    assert frontier[f"{DAY}03:00"].passed
-    assert "wait for an earlier window" in (frontier[f"{DAY}03:00"].description or "")
+    assert {tp: o.offset for tp, o in world.group.offsets.items()} == {P0: 0, P1: 0}
+    assert (frontier[f"{DAY}03:00"].passed, frontier[f"{DAY}03:00"].severity) == (False, dg.AssetCheckSeverity.WARN)
+    assert "have not passed this window in 2 partitions" in (frontier[f"{DAY}03:00"].description or "")
     assert cells(frontier[f"{DAY}03:00"].metadata["behind"].value)[0]["frontier"] == 0
     assert account[None].passed
     assert cells(account[None].metadata["account"].value)[0]["holes"] == "[0, 75)"
 
 
-def test_a_quiet_hour_that_is_whole_already_waits_without_a_warning(world: World, instance: dg.DagsterInstance) -> None:
+def test_a_quiet_hour_that_is_whole_already_is_not_committed_either(world: World, instance: dg.DagsterInstance) -> None:
     first = world.run(in_hour(0))
     assert {w: c.passed for w, c in checks(instance, first.run_id, FRONTIER).items()} == {
         f"{DAY}00:00": True,
-        f"{DAY}04:00": True,
+        f"{DAY}04:00": False,
     }
+    rest = world.run()
+    assert checks(instance, rest.run_id, FRONTIER)[f"{DAY}04:00"].passed
 
 
 def test_a_hole_that_something_was_done_about_is_a_warning(world: World, instance: dg.DagsterInstance) -> None:

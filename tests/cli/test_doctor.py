@@ -227,7 +227,15 @@ def test_dagsters_instance(project: Path, sluice: Sluice, instance: dg.DagsterIn
 
     config = project / ".sluice" / "dagster" / "dagster.yaml"
     config.write_text(config.read_text().replace("granularity: run", "granularity: op"))
-    assert health(sluice("doctor", "--json").document, "concurrency") == ["warning"]
+    (by_op,) = found(sluice("doctor", "--json").document, "concurrency")
+    assert by_op["health"] == "warning"
+    assert "free_slots_after_run_end_seconds" in by_op["remedy"]
+    config.write_text(config.read_text().replace("default_limit: 1", "").replace("granularity: op", "granularity: run"))
+    assert health(sluice("doctor", "--json").document, "concurrency") == ["ok"], "the feed's own pool has its limit"
+    instance.event_log_storage.delete_concurrency_limit("sluice_orders")
+    (free,) = found(sluice("doctor", "--json").document, "concurrency")
+    assert "no limit of 1 on sluice_orders" in free["found"]
+    assert free["remedy"] == "dagster instance concurrency set sluice_orders 1, and so for each feed"
     config.write_text("storage: {sqlite: {base_dir: 7, correct-horse: battery}}\n")
     told = sluice("doctor", "--json")
     assert (told.code, health(told.document, "Dagster")) == (1, ["failed"])

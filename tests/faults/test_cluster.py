@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from sluice.pipelines.feed.sections import WindowSettings
 from tests.cluster.executors import executors
 from tests.faults.account import Account
 from tests.faults.kinds import HOUR_MS, HOURS
@@ -33,11 +34,12 @@ def everything(tmp_path: Path, s3_store: Store, monkeypatch: pytest.MonkeyPatch)
 def test_everything_at_once(everything: Systems, account: Account) -> None:
     field = everything.feed("orders", PARTITIONS, account)
     now = int(time.time() * 1000)
+    closed = WindowSettings().last_boundary(now)  # whatever the minute is
     for hour in range(HOURS, 0, -1):
-        field.send(-hour * HOUR_MS, RECORDS)
+        field.send(closed - hour * HOUR_MS + HOUR_MS // 2 - now, RECORDS)
     field.account.did(f"{field.partitions * HOURS * RECORDS:,} records in {HOURS} hours that are over")
     with field.producing():
-        hours = [_hour(now - HOURS * HOUR_MS), _hour(now)]
+        hours = [_hour(closed - HOURS * HOUR_MS), _hour(closed)]
         running = field.start_cli("--from", hours[0], "--to", hours[1], "--windows-per-run", str(HOURS))
         field.kill_executors(running, 2)
         assert field.ended(running, about="a run of hours").clean

@@ -21,6 +21,7 @@ import pytest
 from sluice.assets.fleet_runs import fleet_job
 from sluice.assets.shown import landed_key
 from sluice.pipelines.feed.feed import SHARED
+from sluice.pipelines.feed.sections import WindowSettings
 from sluice.pipelines.vocabulary.units import HOUR, show_window
 from tests.checker.gather import seen
 from tests.checker.producers import Noting
@@ -228,7 +229,8 @@ def test_a_backfill_of_many_feeds_in_dagster(fleet: list[Field]) -> None:
     """One run over some hours of all of them. One finds no Kafka: it alone is red, and lands when it is executed
     again."""
     now = int(time.time() * 1000)
-    hours = range(now - now % HOUR - BACKFILLED * HOUR, now - now % HOUR, HOUR)
+    closed = WindowSettings().last_boundary(now)  # whatever the minute is
+    hours = range(closed - BACKFILLED * HOUR, closed, HOUR)
     windows = [show_window(hour) for hour in hours]
     for field in fleet:
         path = field.noted("past")

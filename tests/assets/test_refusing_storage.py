@@ -1,0 +1,86 @@
+"""Dagster+: its agent's storage refuses some calls to user code. A run keeps its result, and its own error."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import dagster as dg
+import pytest
+from dagster._core.storage.event_log import SqliteEventLogStorage
+
+from sluice.assets.session import ERROR_TAG
+from sluice.assets.shown import committed_key, landed_key
+from sluice.pipelines.ports import Member
+from sluice.pipelines.vocabulary.errors import BatchIncomplete, GroupHeld, KafkaUnavailable
+from tests.assets.conftest import ON_FILES
+from tests.assets.test_schedule import tick
+from tests.assets.test_sensors import Sensor
+from tests.assets.test_ui import kafka_is_away, latest
+from tests.assets.world import CATCH_UP, P0, World, in_hour, windows
+
+pytestmark = ON_FILES
+LANDED, COMMITTED = landed_key("orders"), committed_key("orders")
+REFUSED_BY_AGENTS = ("get_asset_check_execution_history", "get_asset_check_partition_info")
+"""The calls that dagster-cloud 1.13.27 refuses to user code, of those that concern checks."""
+FOR_PICTURES = (
+    *REFUSED_BY_AGENTS,
+    "get_latest_asset_check_execution_by_key",
+    "get_latest_asset_partition_materialization_attempts_without_materializations",
+    "get_materialized_partitions",
+)
+"""All calls that serve only what Dagster's pages show."""
+
+
+def refuse(monkeypatch: pytest.MonkeyPatch, *calls: str) -> None:
+    def refused(*_: Any, **__: Any) -> None:
+        raise NotImplementedError("Not callable from user cloud")
+
+    for call in calls:
+        assert hasattr(SqliteEventLogStorage, call)
+        monkeypatch.setattr(SqliteEventLogStorage, call, refused)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("calls", [REFUSED_BY_AGENTS, FOR_PICTURES], ids=["as agents do", "all for pictures"])
+def test_a_run_keeps_its_result_and_its_cause(
+    calls: tuple[str, ...], world: World, instance: dg.DagsterInstance, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    refuse(monkeypatch, *calls)
+    for asked in (in_hour(0), CATCH_UP):
+        assert world.run(asked).error is None
+    with monkeypatch.context() as away:
+        kafka_is_away(world, away)
+        for asked in (in_hour(1), CATCH_UP):
+            lost = world.run(asked)
+            assert isinstance(lost.error, KafkaUnavailable)
+            run = instance.get_run_by_id(lost.run_id)
+            assert run is not None
+            assert run.tags[ERROR_TAG] == "KafkaUnavailable"
+    world.grow(0, 130)
+    world.engine.failing = {P0}
+    assert isinstance(world.run().error, BatchIncomplete)
+    world.engine.failing = set()
+    world.group.others = [Member("m", "console", "/10.0.0.1")]
+    assert isinstance(world.run().error, GroupHeld)
+    world.group.others = []
+    assert world.run().error is None
+    assert {"2024-05-01T00:00", "2024-05-01T03:00"} <= {*windows(instance, LANDED)}
+    assert "2024-05-01T00:00" in windows(instance, COMMITTED)
+
+
+def test_schedule_and_sensor_tick(world: World, instance: dg.DagsterInstance, monkeypatch: pytest.MonkeyPatch) -> None:
+    world.run(in_hour(0))
+    refuse(monkeypatch, *FOR_PICTURES)
+    assert tick(world, instance) == ["01:00-04:00"]
+    assert "findings" in Sensor(world, instance).tick()[0]
+
+
+def test_the_failure_shows_in_the_check(
+    world: World, instance: dg.DagsterInstance, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as refusing:
+        refuse(refusing, *REFUSED_BY_AGENTS)
+        world.run()
+        kafka_is_away(world, refusing)
+        world.run(in_hour(1))
+    assert "no broker answers" in (latest(instance, "watch").description or "")
