@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass, field, replace
@@ -75,7 +76,7 @@ def explain(ledger: Ledger, lake: Lake, tp: TopicPartition, offset: int) -> Expl
 def _explain_offset(ledger: Ledger, lake: Lake, state: State, key: Key, offset: int) -> Explanation:
     if (found := _publication_of(ledger, state, key, offset)) is None:
         return _explain_unlanded(ledger, state, key, offset)
-    told = _explain_landed(lake, key.tp, offset, *found)
+    told = _explain_landed(lake, ledger.feed, offset, *found)
     again = _relanding_text(ledger, lake, key, offset, *found[1:]) if told.found is Class.LANDED else ""
     return replace(told, text=told.text + again)
 
@@ -101,8 +102,10 @@ def _candidates(state: State, key: Key, offset: int) -> Iterator[int]:
     yield from sorted(set(state.published_in.every()) - set(first), reverse=True)
 
 
-def _explain_landed(lake: Lake, tp: TopicPartition, offset: int, batch: int, number: int, r: Receipt) -> Explanation:
+def _explain_landed(lake: Lake, feed: str, offset: int, batch: int, number: int, r: Receipt) -> Explanation:
+    tp, rows = r.slice.tp, 0
     for part in r.parts:
+        _check_own(lake, feed, part, r)
         place = _row(lake, part, offset)
         if place is not None:
             kind = Class.LANDED if part.kind is PartKind.LANDED else Class.QUARANTINED
@@ -110,13 +113,51 @@ def _explain_landed(lake: Lake, tp: TopicPartition, offset: int, batch: int, num
             if kind is Class.QUARANTINED:
                 text += f"; {_reason(lake, part, *place)}"
             return Explanation(tp, offset, kind, text, part.path, *place, batch, number)
+        rows += _rows_within(lake, part, r.slice.range)
     counts = {k: getattr(r.counts, k) for k in _UNSEEN}
     possible = [k for k, n in counts.items() if n]
-    told = " or ".join(_UNSEEN[k] for k in possible) or "nothing of its slice was"
+    if rows != r.counts.landed + r.counts.quarantined or not possible:
+        raise _rows_missing(lake, feed, r, rows)
+    told = " or ".join(_UNSEEN[k] for k in possible)
     shown = ", ".join(f"{counts[k]} {k}" for k in possible)
-    text = f"read by batch {batch} and not landed: {told}" + (f" (slice {r.slice} has {shown})" if possible else "")
+    text = f"read by batch {batch} and not landed: {told} (slice {r.slice} has {shown})"
     kind = Class.DROPPED if possible == ["dropped"] else Class.INVISIBLE
     return Explanation(tp, offset, kind, text, None, None, None, batch, number, counts)
+
+
+def _check_own(lake: Lake, feed: str, part: Part, r: Receipt) -> None:
+    """Raises PartUnreadable if the file says that it is of another slice."""
+    with _open_part(lake, part) as file:
+        about = file.metadata.metadata or {}
+    range_, shared = about.get(b"sluice.range"), about.get(b"sluice.slices")
+    if range_ is None and shared is None:
+        return
+    held = [str(s) for s, _ in json.loads(shared)] if shared else [(range_ or b"").decode(errors="replace")]
+    if str(r.slice) not in held:
+        raise PartUnreadable(
+            f"{lake.locate(part.path)} is not the file that landed {r.slice}: it has the rows of {held[0]}",
+            remedy=parquet.of_slice(feed, r.slice),
+            path=part.path,
+        )
+
+
+def _rows_within(lake: Lake, part: Part, own: Range) -> int:
+    """How many rows of the file have an offset of its slice."""
+    with _open_part(lake, part) as file:
+        column = file.read(columns=[landed_columns.offset_column(file.schema_arrow)]).column(0)
+    first = part.shared.first if part.shared else 0
+    offsets = np.concatenate([np.empty(0, np.int64), *(int64s(c) for c in column.slice(first, part.rows).chunks)])
+    return int(((offsets >= own.start) & (offsets < own.end)).sum())
+
+
+def _rows_missing(lake: Lake, feed: str, r: Receipt, rows: int) -> PartUnreadable:
+    wanted = r.counts.landed + r.counts.quarantined
+    where = ", ".join(lake.locate(p.path) for p in r.parts) or "no file"
+    return PartUnreadable(
+        f"{r.slice} landed {wanted} rows by the ledger, and {where} has {rows} of them: the file is another one",
+        remedy=parquet.of_slice(feed, r.slice),
+        path=r.parts[0].path if r.parts else "",
+    )
 
 
 def _relanding_text(ledger: Ledger, lake: Lake, key: Key, offset: int, number: int, r: Receipt) -> str:

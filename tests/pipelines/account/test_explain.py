@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+from pathlib import Path
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -20,12 +21,14 @@ from sluice.pipelines.ledger.entries import (
     PublishEntry,
     SkipEntry,
 )
+from sluice.pipelines.vocabulary.errors import PartUnreadable
 from sluice.pipelines.vocabulary.kafka import Isolation, Key, TopicPartition
 from sluice.pipelines.vocabulary.plans import Plan, Request, RequestKind, Slice, Task
 from sluice.pipelines.vocabulary.ranges import Range
 from sluice.pipelines.vocabulary.receipts import Counts, Part, PartKind, Receipt
 from sluice.testing.lake import MemoryLake
 from sluice.testing.liveness import owner
+from tests.pipelines.landed_world import A, B, World
 
 KEY = Key("orders", 0, "id-1")
 ORIGIN = 5
@@ -106,6 +109,25 @@ def test_each_class_is_told_by_its_name(book: Book, offset: int, found: Class, s
     kind, text = book.told(offset)
     assert kind is found
     assert says in text
+
+
+@pytest.mark.parametrize("offset", [6, 9, 13, 14])
+def test_files_that_were_swapped_are_reported(book: Book, offset: int) -> None:
+    files = book.lake.files
+    files["landed/5.parquet"], files["landed/12.parquet"] = files["landed/12.parquet"], files["landed/5.parquet"]
+    with pytest.raises(PartUnreadable, match=r"the file is another one") as found:
+        book.told(offset)
+    assert "sluice run orders --offsets orders:0:" in found.value.remedy
+
+
+def test_a_file_of_another_partition_with_the_same_offsets_is_reported(tmp_path: Path) -> None:
+    world = World(tmp_path)
+    world.land((A, 0, 100), (B, 0, 100))
+    one, other = (p for p in sorted(world.visible()) if p.startswith("data"))
+    files = world.lake.files
+    files[one], files[other] = files[other], files[one]
+    with pytest.raises(PartUnreadable, match=r"is not the file that landed orders:1:0-100: it has .* orders:0:0-100"):
+        explain(world.ledger, world.lake, B.tp, 7)
 
 
 def test_a_partition_that_nobody_knows(book: Book) -> None:
