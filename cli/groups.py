@@ -22,6 +22,7 @@ from sluice.pipelines.vocabulary.errors import NotAuthorized, UnknownTopic, Usag
 from sluice.pipelines.vocabulary.groups import (
     KINDS,
     STATES,
+    ZOOKEEPER,
     Counting,
     GroupMember,
     GroupView,
@@ -496,10 +497,17 @@ def _blocked_view(found: GroupReport) -> list[RenderableType]:
         Text(),
         warn(f"{found.feed} cannot commit while others are in its group{f': {held}' if held else ''}"),
         indent(
-            "Landing goes on, and the first run after they have left commits. To let both work, give one of them "
-            f"another group: `group:` in feeds/{found.feed}.yaml.",
+            f"{_runs_text(found.view)} To let both work, give one of them another group: `group:` in "
+            f"feeds/{found.feed}.yaml.",
         ),
     ]
+
+
+def _runs_text(view: GroupView) -> str:
+    """What runs do while others are in the feed's group. In ZooKeeper a run owns its partitions before it lands."""
+    if view.kind == ZOOKEEPER:
+        return "Runs land nothing while old consumers are in it; the first run after they have left lands and commits."
+    return "Landing goes on, and the first run after they have left commits."
 
 
 # -- describe, for programs

@@ -226,7 +226,15 @@ def _would_refuse(desk: OffsetsDesk, stands: Sequence[_Stand]) -> list[_Stand]:
     fatal = {Stands.STALE, Stands.FOREIGN}
     fatal |= {Stands.MOVED} if desk.feed.policies.on_group_moved is OnGroupMoved.REFUSE else set()
     fatal |= set(Stands) - {Stands.AT, Stands.UNPLANNED} if desk.held else set()
-    return [s for s in stands if s.stands in fatal]
+    return [s for s in stands if s.stands in fatal and (desk.held or not _is_landing_next(s))]
+
+
+def _is_landing_next(s: _Stand) -> bool:
+    """Whether somebody moved the offset to where the next catch-up ends: its commit finds the frontier there."""
+    from sluice.pipelines.operating.move_offsets import Stands
+
+    ahead = s.spot.before is not None and s.spot.frontier is not None and s.spot.before > s.spot.frontier
+    return s.stands is Stands.MOVED and ahead and s.spot.before == s.spot.kafka.stable_end
 
 
 def _show_view(desk: OffsetsDesk, stands: Sequence[_Stand]) -> list[RenderableType]:
@@ -234,7 +242,7 @@ def _show_view(desk: OffsetsDesk, stands: Sequence[_Stand]) -> list[RenderableTy
 
     rows = [(str(s.spot.tp), *map(count, _numbers(s.spot)[1:]), _stand_note(desk, s)) for s in stands[:SHOWN_ROWS]]
     names = ("partition", "committed", "frontier", "log end", "lag", "")
-    moved = [s for s in _would_refuse(desk, stands) if s.stands is Stands.MOVED]
+    moved = [s for s in _would_refuse(desk, stands) if s.stands is Stands.MOVED and not _is_landing_next(s)]
     return [
         heading(f"Offsets of {desk.feed.name}", f"group {desk.name}, {desk.view.state}"),
         table(names, shorten(rows, len(stands)), right="committed frontier log lag"),
@@ -267,6 +275,11 @@ def _stand_note(desk: OffsetsDesk, s: _Stand) -> str | Text:
             return "moved by hand; the next commit moves it on"
         case Stands.WAITS:
             return "committed by entries that the ledger lost; stays until landing reaches it again"
+        case Stands.MOVED if _is_landing_next(s):
+            return warn(
+                f"moved by somebody to where a run lands next (the ledger expects {count(s.expected)}): a catch-up that"
+                " ends there keeps it; if more records come before, its commit is refused"
+            )
         case Stands.MOVED:
             return warn(f"moved by somebody: the ledger expects {count(s.expected)}")
         case Stands.STALE:

@@ -43,8 +43,8 @@ ZOOKEEPER = "zookeeper"
 
 KINDS: Mapping[str, str] = {
     "classic": "its members settle among themselves who holds what",
-    "consumer": "the newer protocol, whose coordinator assigns; while it has members nobody of the classic protocol "
-    "gets in, and that is how Sluice commits",
+    "consumer": "the newer protocol, whose coordinator assigns; members of the classic protocol may be in it, too, and "
+    "Sluice commits as the only member",
     "share": "hands records out one by one and has no committed offsets; its members: kafka-share-groups.sh --describe",
     "streams": "Kafka Streams' own protocol; its members: kafka-streams-groups.sh --describe",
     ZOOKEEPER: "old consumers that keep their offsets in ZooKeeper, register there and own partitions by nodes",

@@ -115,6 +115,20 @@ def test_describe_names_who_holds_what_the_feed_wants(landed: World, groups: Mem
     assert "kept while it has members" in told.text
 
 
+def test_describe_tells_what_runs_do_while_others_are_in_the_group(
+    landed: World, groups: MemoryGroups, tell: Tell
+) -> None:
+    groups.members[GROUP] = (member("loader"),)
+    assert "Landing goes on, and the first run after they have left commits" in tell(groups_command.describe).text
+    groups.kinds[GROUP] = "zookeeper"
+    told = " ".join(tell(groups_command.describe).text.split())
+    assert "Runs land nothing while old consumers are in it" in told
+    assert "Landing goes on" not in told
+    groups.kinds[GROUP] = "consumer"
+    told = " ".join(tell(groups_command.describe).text.split())
+    assert "members of the classic protocol may be in it" in told
+
+
 def test_a_run_of_ours_that_commits_is_no_stranger(landed: World, groups: MemoryGroups, tell: Tell) -> None:
     groups.members[GROUP] = (member("sluice"),)
     assert "a run of orders is committing" in tell(groups_command.describe).text
@@ -178,6 +192,16 @@ def test_show_exits_as_the_commit_would_and_names_the_ways_out(landed: World, te
     assert "--adopt" not in told.text
     landed.group.offsets[P1] = CommittedOffset(140)
     assert "sluice accept orders moved --adopt" in tell(offsets.show, "orders").text
+
+
+def test_show_does_not_foretell_a_refusal_of_what_the_next_run_lands(landed: World, tell: Tell) -> None:
+    landed.group.offsets[P0] = CommittedOffset(150)
+    told = tell(offsets.show, "orders")
+    assert (told.code, by_partition(told.document, "stands")[0]) == (0, "moved by somebody")
+    assert "will be refused" not in told.text
+    assert "to where a run lands next" in " ".join(told.text.split())
+    landed.group.offsets[P0] = CommittedOffset(149)
+    assert tell(offsets.show, "orders").code == 3
 
 
 def test_show_before_the_first_plan(world: World, tell: Tell) -> None:
