@@ -1,12 +1,13 @@
 # Everything a developer runs. The first target sets up: .venv from the lock, and a Java for Kafka and Spark.
 .DEFAULT_GOAL := help
-.PHONY: help demo test quick check pytest bench faults cluster-test production-like soak fuzz lakes postgres lock clean setup wheel docs
+.PHONY: help demo test quick check pytest bench faults readers cluster-test production-like soak fuzz lakes postgres lock clean setup wheel docs
 
 READY := .venv/.ready
 # Where somebody set it, every process would compile all that it imports: seconds each.
 unexport PYTHONDONTWRITEBYTECODE
 SEED ?= 1
 MINUTES ?= 30
+HOW ?= all
 # The extras of the image: infra/image.
 IMAGE := land ui s3 postgres k8s metrics otel openlineage protobuf
 
@@ -47,6 +48,16 @@ bench: setup     ## how fast, side by side with the usual ways
 faults: setup    ## each fault on three real brokers, and the checker's verdict; SEED=2 for another course
 	SLUICE_FAULTS_SEED=$(SEED) .venv/bin/python -m pytest -m faults -v -n 4 --dist worksteal $(ARGS)
 	SLUICE_FAULTS_SEED=$(SEED) .venv/bin/python -m pytest -m loss -v tests/cluster tests/faults/test_cluster.py
+
+readers: setup build/readers/spark41 build/readers/chdb  ## each type, reader and filter over landed rows; HOW=write takes the result into the docs
+	SLUICE_TEST_READERS=$(HOW) SLUICE_TEST_SPARK_TABLES=$(CURDIR)/build/readers/spark41/bin/python \
+		SLUICE_TEST_CHDB=$(CURDIR)/build/readers/chdb/bin/python .venv/bin/python -m pytest -v -n 0 tests/readers $(ARGS)
+
+build/readers/spark41: $(READY)
+	rm -rf $@ && .venv/bin/python -m venv $@ && $@/bin/pip install -q pyspark==4.1.1 pyarrow==26.0.1 && touch $@
+
+build/readers/chdb: $(READY)
+	rm -rf $@ && .venv/bin/python -m venv $@ && $@/bin/pip install -q chdb==4.4.0 pyarrow==26.0.1 && touch $@
 
 cluster-test: setup  ## a standalone Spark with bare workers: landings, and everything on it killed
 	.venv/bin/python -m pytest -m cluster -v tests/cluster tests/faults/test_cluster.py tests/resources/spark $(ARGS)

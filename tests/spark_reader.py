@@ -14,6 +14,7 @@ import subprocess
 import sys
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 PACKAGES = {
     "iceberg": "org.apache.iceberg:iceberg-spark-runtime-4.1_2.13:1.12.0,org.xerial:sqlite-jdbc:3.49.1.0",
@@ -36,37 +37,43 @@ def read(kind: str, place: Path, queries: Mapping[str, str]) -> dict[str, Path]:
     return found
 
 
-def main(asked: Path) -> None:
+def session(kind: str, place: str) -> Any:
+    """A session that reads tables of the kind; of another kind, files alone."""
     from pyspark.sql import SparkSession
 
-    said = json.loads(asked.read_text())
     catalog = {
         "iceberg": {
             "spark.sql.extensions": "org.apache.iceberg.spark.extensions.IcebergSparkSessionExtensions",
             "spark.sql.catalog.sluice": "org.apache.iceberg.spark.SparkCatalog",
             "spark.sql.catalog.sluice.catalog-impl": "org.apache.iceberg.jdbc.JdbcCatalog",
-            "spark.sql.catalog.sluice.uri": f"jdbc:sqlite:{said['place']}/catalog.db",
-            "spark.sql.catalog.sluice.warehouse": said["place"],
+            "spark.sql.catalog.sluice.uri": f"jdbc:sqlite:{place}/catalog.db",
+            "spark.sql.catalog.sluice.warehouse": place,
         },
         "delta": {
             "spark.sql.extensions": "io.delta.sql.DeltaSparkSessionExtension",
             "spark.sql.catalog.spark_catalog": "org.apache.spark.sql.delta.catalog.DeltaCatalog",
         },
-    }[said["kind"]]
-    settings = catalog | {
-        "spark.jars.packages": PACKAGES[said["kind"]],
+    }
+    settings = {
+        **({"spark.jars.packages": PACKAGES[kind]} if kind in PACKAGES else {}),
+        **catalog.get(kind, {}),
         "spark.sql.session.timeZone": "UTC",
         "spark.sql.parquet.outputTimestampType": "TIMESTAMP_MICROS",
         "spark.sql.shuffle.partitions": "1",
         "spark.ui.enabled": "false",
         "spark.driver.host": "127.0.0.1",
         "spark.driver.bindAddress": "127.0.0.1",
-        "spark.sql.warehouse.dir": f"{said['place']}/warehouse",
+        "spark.sql.warehouse.dir": f"{place}/warehouse",
     }
     builder = SparkSession.builder.master("local[1]")
     for name, value in settings.items():
         builder = builder.config(name, value)
-    spark = builder.getOrCreate()
+    return builder.getOrCreate()
+
+
+def main(asked: Path) -> None:
+    said = json.loads(asked.read_text())
+    spark = session(said["kind"], said["place"])
     for name, query in said["queries"].items():
         spark.sql(query).coalesce(1).write.parquet(said["out"][name])
     spark.stop()

@@ -21,12 +21,15 @@ kafka: {bootstrap: "127.0.0.1:9"}
 topics: orders
 start: earliest
 format: json
-schema: {id: int64}
+schema: {id: int64, s: 'struct<a:int64>'}
 policies: {on_drift: evolve}
 """
 TABLES = {"iceberg": "table: {iceberg: {name: db.orders}}\n", "delta": "table: {delta: {}}\n"}
 RECORDS = [{"id": 1, "_deleted": True, "_DELETED2": 5, "net price": 2}, {"id": 2, "_file": "a", "city": "Ulm"}]
-NAMES = {"iceberg": ["id", "_DELETED2", "net price", "city"], "delta": ["id", "_deleted", "_DELETED2", "_file", "city"]}
+NAMES = {
+    "iceberg": ["id", "s", "_DELETED2", "net price", "city"],
+    "delta": ["id", "s", "_deleted", "_DELETED2", "_file", "city"],
+}
 
 
 def _feed(root: Path, table: str) -> Feed:
@@ -65,3 +68,15 @@ def test_a_new_table_over_such_a_column_is_refused_by_name(kind: str, name: str,
     with pytest.raises(TableRefused, match=f"cannot hold {name}: ") as refused:
         _sync(_feed(tmp_path, TABLES[kind]), tmp_path)
     assert "other format" in refused.value.remedy
+
+
+@pytest.mark.parametrize(("kind", "names"), [("iceberg", ["a", "net price", "_file"]), ("delta", ["a", "_file"])])
+def test_nor_a_member_of_a_struct(kind: str, names: list[str], tmp_path: Path) -> None:
+    """A member may be called like a metadata column of Iceberg: only columns are mistaken for one."""
+    feed, record = _feed(tmp_path, TABLES[kind]), {"id": 1, "s": {"a": 2, "net price": 3, "_file": "x"}}
+    for _ in range(2):
+        landed = land(feed, [Message(json.dumps(record).encode())], lake=tmp_path / "lake").rows
+    (value,) = landed["s"].to_pylist()
+    assert sorted(value) == sorted(names)
+    assert ("net price" in value) is not ("net price" in (landed["_extra"][0].as_py() or ""))
+    assert _sync(feed, tmp_path).added == 2
