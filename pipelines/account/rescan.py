@@ -29,8 +29,12 @@ from sluice.pipelines.records.compiled import Array
 from sluice.pipelines.records.decode import BatchDecoder
 from sluice.pipelines.records.format import HEADERS, Format, RawFormat, inside
 from sluice.pipelines.records.header_keys import former_key_text
+from sluice.pipelines.records.json_schema.reader import JsonSchemaReader
+from sluice.pipelines.records.opening import Opener, without_prefix
 from sluice.pipelines.records.shape import Shape
+from sluice.pipelines.records.wire import WireFormat
 from sluice.pipelines.schema.arrays import fixed_width, int64s
+from sluice.pipelines.schema.schema import Schema
 from sluice.pipelines.vocabulary.errors import PartUnreadable, Terminal
 from sluice.pipelines.vocabulary.kafka import FetchLimits, Isolation, Key, PartitionState
 from sluice.pipelines.vocabulary.plans import Slice
@@ -206,6 +210,7 @@ class _SliceComparison:
             self._placed(there, mine, bad)
             or self._same_bytes(chunk, there, refused, bad)
             or self._same_rows(chunk, landed, mine, bad)
+            or self._as_many_values(chunk, there, landed, mine)
         )
 
     def _placed(self, there: Array, mine: Array, bad: Array) -> AuditProblem | None:
@@ -261,6 +266,23 @@ class _SliceComparison:
         what = f"is not what landed: {', '.join(differ)}" if differ else "is not what landed"
         return self._problem(mine[wrong[0]], what) if len(wrong) else None
 
+    def _as_many_values(
+        self, chunk: pa.RecordBatch, there: Array, landed: pa.Table | None, mine: Array
+    ) -> AuditProblem | None:
+        """Each value of a JSON record is in its row, whatever made that. After a replay, several shapes may have."""
+        shape = self._makers[0].shape
+        if landed is None or self._receipt.relanded or (records := json_values(shape, chunk)) is None:
+            return None
+        from sluice.pipelines.records.typed.counting import values_of_rows, values_of_texts  # late: it takes numba
+
+        wanted = values_of_texts(records)[np.searchsorted(there, mine)]
+        counts = values_of_rows(landed, shape.of_values or Schema(()))
+        wrong = np.flatnonzero((wanted != counts) & ~inside(mine, self._mended))
+        if not len(wrong):
+            return None
+        first = wrong[0]
+        return self._problem(mine[first], f"has {wanted[first]} values, and its row {counts[first]}")
+
     def _fitting(self, maker: _Maker, offsets: Array, mine: Array, bad: Array) -> AuditProblem | None:
         """Without a contract, and before any replay, a record that fits is neither in quarantine nor dropped."""
         if self._receipt.relanded or maker.shape.contract:
@@ -271,6 +293,15 @@ class _SliceComparison:
 
     def _problem(self, offset: int, what: str) -> AuditProblem:
         return AuditProblem(3, f"{self._receipt.slice}: the record at offset {offset} {what}")
+
+
+def json_values(shape: Shape, chunk: pa.RecordBatch) -> pa.Array | None:
+    """The records of a chunk as JSON, whatever is before it in them; None where they are none."""
+    if shape.columns is None or (shape.reader is not None and shape.reader.format != JsonSchemaReader.format):
+        return None
+    if shape.reader is None or shape.reader.wire is WireFormat.BARE:
+        return chunk.column(chunk.schema.get_field_index("value"))
+    return pa.concat_arrays([without_prefix(opened) for _, opened in Opener(shape.reader.wire).open(chunk)])
 
 
 def _offsets(rows: pa.Table | None) -> Array:

@@ -38,6 +38,7 @@ SHARES = {
     "encode.loops": 4,
     "typed.names": 4,
     "typed.unnamed": 4,
+    "typed.counting": 1,
     "runs": 2,
     "checked.forms": 1,
     "checked.short": 1,

@@ -33,7 +33,19 @@ from sluice.resources.s3.lake import S3Lake
 from sluice.resources.tables.delta import DeltaLakeTable
 from sluice.resources.tables.delta_types import delta_field
 from tests.pipelines.landed_world import A, B, pieces
-from tests.pipelines.tables.values import COLUMNS, NOON, ROWS, told, write, write_as_landing
+from tests.pipelines.tables.values import (
+    AFTER,
+    BEFORE,
+    COLUMNS,
+    GROWN,
+    INNER,
+    NOON,
+    OUTER,
+    ROWS,
+    told,
+    write,
+    write_as_landing,
+)
 from tests.pipelines.tables.worlds import DeltaWorld
 from tests.stores import Store
 from tests.table_readers import delta_access
@@ -248,6 +260,16 @@ def test_columns_and_members_are_added_before_the_first_file_that_has_them(place
     head = place.table.look()
     assert head is not None
     assert (head.mark, head.own_mark) == (2, 2)
+
+
+def test_members_at_every_depth_are_added_before_the_first_file_that_has_them(place: Place) -> None:
+    place.add(OUTER, place.write("one.parquet", OUTER, BEFORE))
+    place.add(INNER, place.write("two.parquet", INNER, AFTER))
+    assert sorted(place.delta.to_pyarrow_table().to_pylist(), key=lambda r: r["n"]) == GROWN
+    query = QueryBuilder().register("t", place.delta)
+    for condition, found in (("s['a']['c'] = 'c'", 2), ("s['a']['b'] = 1", 1), ("s['a']['c'] is null", 1)):
+        rows = pa.table(query.execute(f"select n from t where {condition}").read_all())
+        assert rows["n"].to_pylist() == [found], condition
 
 
 def test_what_delta_would_not_widen_is_refused_by_name(place: Place) -> None:

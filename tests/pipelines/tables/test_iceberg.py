@@ -20,7 +20,19 @@ from sluice.pipelines.vocabulary.errors import PartUnreadable, TableRefused
 from sluice.pipelines.vocabulary.tables import TableChange, TableOperation
 from sluice.resources.lake_local import LocalLake
 from sluice.resources.tables.iceberg import IcebergTable
-from tests.pipelines.tables.values import NOON, ROWS, SIGNED, told, write, write_as_landing
+from tests.pipelines.tables.values import (
+    AFTER,
+    BEFORE,
+    GROWN,
+    INNER,
+    NOON,
+    OUTER,
+    ROWS,
+    SIGNED,
+    told,
+    write,
+    write_as_landing,
+)
 
 ROOT = "data/orders"
 
@@ -58,6 +70,15 @@ def test_values_of_all_types_are_read_as_they_landed(place: Place) -> None:
     read = place.iceberg.scan().to_arrow().to_pydict()
     for column, text in SIGNED.items():
         assert told(read[column]) == str(ROWS[column] * 2), text
+
+
+def test_members_at_every_depth_are_added_before_the_first_file_that_has_them(place: Place) -> None:
+    place.add(OUTER, place.write("one.parquet", OUTER, BEFORE))
+    place.add(INNER, place.write("two.parquet", INNER, AFTER))
+    assert sorted(place.iceberg.scan().to_arrow().to_pylist(), key=lambda r: r["n"]) == GROWN
+    for test in (EqualTo("s.a.c", "c"), EqualTo("s.a.b", 2)):
+        assert place.iceberg.scan(test).to_arrow()["n"].to_pylist() == [2]
+    assert place.iceberg.scan(IsNull("s.a.c")).to_arrow()["n"].to_pylist() == [1]
 
 
 def test_each_file_is_described_as_by_pyiceberg(place: Place) -> None:

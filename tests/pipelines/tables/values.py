@@ -68,3 +68,29 @@ def write(lake: Lake, path: str, columns: Mapping[str, str], values: Mapping[str
 def told(values: list[Any]) -> str:
     """Values as text, however a reader spells UTC."""
     return str(values).replace("zoneinfo.ZoneInfo(key='UTC')", "datetime.timezone.utc")
+
+
+OUTER = {
+    "n": "int64",
+    "s": "struct<a:struct<b:int8>>",
+    "l": "list<struct<x:int64>>",
+    "m": "map<string, struct<v:int8>>",
+}
+INNER = {
+    "n": "int64",
+    "s": "struct<a:struct<b:int8, c:string>, d:json>",
+    "l": "list<struct<x:int64, y:string>>",
+    "m": "map<string, struct<v:int8, w:bool>>",
+}
+"""Columns, and what they become when members come at every depth."""
+BEFORE: dict[str, list[Any]] = {"n": [1], "s": [{"a": {"b": 1}}], "l": [[{"x": 1}]], "m": [[("k", {"v": 1})]]}
+AFTER: dict[str, list[Any]] = {
+    "n": [2],
+    "s": [{"a": {"b": 2, "c": "c"}, "d": "[]"}],
+    "l": [[{"x": 2, "y": "y"}]],
+    "m": [[("k", {"v": 2, "w": True})]],
+}
+GROWN = [
+    {"n": 1, "s": {"a": {"b": 1, "c": None}, "d": None}, "l": [{"x": 1, "y": None}], "m": [("k", {"v": 1, "w": None})]},
+    {name: values[0] for name, values in AFTER.items()},
+]

@@ -8,14 +8,16 @@ import math
 from collections import Counter
 from typing import Any
 
+import pyarrow as pa
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from sluice.pipelines.records.typed.counting import values_of_rows, values_of_texts
 from sluice.pipelines.records.typed.unfit import OTHERS, printable
 from sluice.pipelines.schema.schema import Field, Kind, Schema, Type, parse_schema
 from tests.examples import examples
-from tests.pipelines.records.typed.oracle import judge, parse, unnamed_members
+from tests.pipelines.records.typed.oracle import Pairs, judge, parse, unnamed_members
 from tests.pipelines.records.typed.rows import FIRST, by_offset, convert, drift, parsed
 
 NAMES = st.sampled_from(["a", "b", "id", "amount", "größe", "a long name with spaces in it", 'quo"te', "back\\slash"])
@@ -325,6 +327,22 @@ def _spelled(schema: Schema, path: str, name: str) -> str | None:
         return None
     shown = shown.replace(".", "\\.") if "struct<" in str([f.text for f in schema.fields]) else shown
     return f"{path}.{shown}" if path else shown
+
+
+@settings(max_examples=examples(100))
+@given(cases())
+def test_a_row_has_as_many_values_as_its_record(case: tuple[Schema, list[bytes | None]]) -> None:
+    schema, values = case
+    landed, _ = convert(schema, values)
+    records = [values[offset - FIRST] for offset in landed["kafka_offset"].to_pylist()]
+    expected = [_scalars(parse(value)) if value else 0 for value in records]
+    assert values_of_texts(pa.array(records, pa.binary())).tolist() == expected
+    assert values_of_rows(landed, schema).tolist() == expected
+
+
+def _scalars(value: Any) -> int:
+    inside = [v for _, v in value] if isinstance(value, Pairs) else value
+    return sum(map(_scalars, inside)) if isinstance(inside, list) else value is not None
 
 
 USUAL = b'{"n":1,"s":{"t":"a","j":[1]},"b":true}'
