@@ -12,6 +12,7 @@ import re
 import shutil
 import subprocess
 import sys
+import typing
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -95,21 +96,27 @@ def keys() -> str:
 
 
 def _section(settings: Any, prefix: str, title: str) -> Iterator[str]:
-    from pydantic import BaseModel
-
     yield from (f"## {title}", "", inspect.cleandoc(settings.__doc__ or ""), "", "| key | default |", "|---|---|")
     below = []
     for name, field in settings.model_fields.items():
         if field.exclude:
             continue
         key = field.alias or name
-        if isinstance(field.default, BaseModel):
-            below.append((type(field.default), f"{prefix}{key}.", f"{prefix}{key}"))
+        if (section := _settings_of(field.annotation)) is not None:
+            below.append((section, f"{prefix}{key}.", f"{prefix}{key}"))
         else:
             yield f"| `{prefix}{key}` | {_default(field)} |"
     yield ""
     for each in below:
         yield from _section(*each)
+
+
+def _settings_of(annotation: Any) -> Any:
+    """The settings that a key holds, also where the key may be left out; None for a key with a plain value."""
+    from sluice.pipelines.feed.settings import Settings
+
+    kinds = [annotation, *typing.get_args(annotation)]
+    return next((k for k in kinds if inspect.isclass(k) and issubclass(k, Settings)), None)
 
 
 def _default(field: Any) -> str:

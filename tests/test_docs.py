@@ -6,6 +6,7 @@ tests/integration/test_reading.py, docs/testing.md in tests/testing/test_page.py
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import re
 import shlex
@@ -19,6 +20,7 @@ import yaml
 
 from sluice.cli.main import app
 from sluice.pipelines.feed.load import load_feed
+from sluice.pipelines.feed.settings import Settings
 
 ROOT = Path(__file__).parents[1]
 PAGES = sorted([ROOT / "README.md", *(ROOT / "docs").glob("*.md")])
@@ -111,3 +113,26 @@ def test_the_site_is_where_the_settings_say() -> None:
     lines = (ROOT / "mkdocs.yml").read_text().splitlines()
     (folder,) = (line.removeprefix("site_dir: ") for line in lines if line.startswith("site_dir: "))
     assert f"builds it into {folder}." in lines[0]
+
+
+def test_every_key_of_a_feed_has_the_keys_of_each_section_that_the_parser_knows() -> None:
+    spec = importlib.util.spec_from_file_location("sluice_site", ROOT / "infra" / "site.py")
+    assert spec
+    assert spec.loader
+    site = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(site)
+    named = {line.split("`")[1] for line in site.keys().splitlines() if line.startswith("| `")}
+    sections = [s for s in Settings.__subclasses__() if s.__module__.startswith("sluice.pipelines.feed.")]
+    assert len(sections) > 15
+    for section in sections:
+        for name, field in section.model_fields.items():
+            key = field.alias or name
+            assert field.exclude or any(n == key or n.endswith(f".{key}") for n in named) or key in SECTIONS, key
+    assert {n.partition(".")[0] for n in named} | {"iceberg", "delta", "quarantine_limit"} >= SECTIONS
+    assert {"kafka.bootstrap", "registry.url", "key.schema_file", "table.iceberg.name"} <= named
+
+
+SECTIONS = {"kafka", "registry", "key", "s3", "window", "offsets", "dead_letters", "landing", "compaction", "table"} | {
+    *("limits", "policies", "alerts", "fetch", "spark", "iceberg", "delta", "quarantine_limit")
+}
+"""Keys of a feed file that hold others."""
