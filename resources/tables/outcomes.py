@@ -26,6 +26,8 @@ from sluice.pipelines.vocabulary.errors import (
 _AWAY = {"SQLAlchemyError", "OSError", "RESTError", "RequestException", "BotoCoreError", "ClientError", "TException"}
 """Kinds of errors, by name, of a catalog or store that does not answer now."""
 _DENIED = {"UnauthorizedError", "ForbiddenError", "OAuthError", "AuthorizationExpiredError", "PermissionError"}
+_OWN = {"ArithmeticError", "AssertionError", "AttributeError", "LookupError", "TypeError"}
+"""Kinds of errors, by name, that no setting causes: a value or a case that code did not expect."""
 _DENIED_SAID = re.compile(
     r"ACCESS_DENIED|AccessDenied|InvalidAccessKeyId|SignatureDoesNotMatch|ExpiredToken|401 Unauthorized|403 Forbidden"
     r"|permission denied|password authentication failed|readonly database"
@@ -85,6 +87,11 @@ class Outcomes:
             return CatalogUnavailable(
                 f"the {self._keeper} of {self._table} does not answer: {_kind(error)}",
                 remedy="landing and committing go on without it; the next run adds what is owed",
+            )
+        if kinds & _OWN:
+            return SetupError(
+                f"{self._table} cannot be brought up: {_kind(error)}",
+                remedy="a bug in Sluice or in the table's library, and no matter of settings: report it",
             )
         return SetupError(f"{self._table} cannot be used: {_kind(error)}", remedy=f"see {settings}")
 

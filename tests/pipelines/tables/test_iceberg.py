@@ -20,6 +20,7 @@ from sluice.pipelines.vocabulary.errors import PartUnreadable, TableRefused
 from sluice.pipelines.vocabulary.tables import TableChange, TableOperation
 from sluice.resources.lake_local import LocalLake
 from sluice.resources.tables.iceberg import IcebergTable
+from sluice.resources.tables.outcomes import Outcomes
 from tests.pipelines.tables.values import (
     AFTER,
     BEFORE,
@@ -193,3 +194,10 @@ def test_a_commit_does_not_look_at_older_snapshots(place: Place) -> None:
     found = place.iceberg.metadata
     assert (len(found.snapshots), len(found.snapshot_log), len(found.metadata_log)) == (4, 4, 4)
     assert [s.parent_snapshot_id for s in found.snapshots] == [None, *(s.snapshot_id for s in found.snapshots[:3])]
+
+
+def test_an_error_that_no_setting_causes_does_not_blame_the_settings() -> None:
+    outcomes = Outcomes("table db.orders", "catalog")
+    for error in (OverflowError("date value out of range"), KeyError("x"), TypeError("x")):
+        assert "settings in the feed" not in outcomes.told(error).remedy
+    assert "settings in the feed" in outcomes.told(RuntimeError("x")).remedy
