@@ -136,32 +136,36 @@ def foreign_error(ledger: Ledger, state: State, marks: Sequence[Foreign]) -> For
     lines = [str(mark) for mark in marks[:5]] + ([f"and {len(marks) - 5} more"] if len(marks) > 5 else [])
     own = f"is {state.ledger_id}" if state.ledger_id else "is empty"
     former = ledger.neighbour(first.ledger)
+    whose = _of_another_name(feed, former) if former else _of_another_lake(feed)
     return ForeignMarks(
         f"feed {feed}: its group's offsets belong to another ledger; nothing was changed.\n    "
         + "\n    ".join((*lines, f"the ledger of feed {feed} in {ledger.uri} {own}")),
-        remedy=(_of_another_name(feed, former) if former else _of_another_lake(feed)) + _taking_over(feed),
+        remedy="\n    ".join([*whose, *_taking_over(feed)]),
         topic=first.tp.topic,
         partition=first.tp.partition,
     )
 
 
-def _of_another_lake(feed: str) -> str:
-    return (
-        "if the lake was lost or replaced, restore it, or correct `lake:`; if another lake's feed uses this group,"
-        f" give {feed} one of its own by `group:`. "
-    )
+def _of_another_lake(feed: str) -> list[str]:
+    return [
+        "if the lake was lost or replaced: restore it, or correct `lake:`",
+        f"if a feed in another lake uses this group: give {feed} one of its own by `group:`",
+    ]
 
 
-def _of_another_name(feed: str, former: str) -> str:
-    return (
-        f"the marks are of feed {former} in this lake. If it was renamed, give it the old name back:"
-        f" mv feeds/{feed}.yaml feeds/{former}.yaml; if both are in use, give {feed} a group of its own by `group:`. "
-    )
+def _of_another_name(feed: str, former: str) -> list[str]:
+    return [
+        f"the marks are those of feed {former} in this lake. If it was renamed, give it the old name again:",
+        f"    mv feeds/{feed}.yaml feeds/{former}.yaml",
+        f"if both are in use: give {feed} a group of its own by `group:`",
+    ]
 
 
-def _taking_over(feed: str) -> str:
-    accept = f"sluice accept {feed} group --begin"
-    return (
-        f"Or take the group over from where it stands: {accept} committed --reason …   leaves what lies below to the"
-        f" other ledger; or from what `start:` says: {accept} start --reason …   lands again what Kafka still has"
-    )
+def _taking_over(feed: str) -> list[str]:
+    accept = f"    sluice accept {feed} group --begin"
+    return [
+        "or take the group over from where it stands; offsets below stay with the other ledger:",
+        f"{accept} committed --reason …",
+        "or from `start:`, which lands again what Kafka still has:",
+        f"{accept} start --reason …",
+    ]

@@ -1,7 +1,8 @@
-"""A project whose feeds run over memory: one cluster, one group and one lake, and an engine that makes up rows."""
+"""A project whose feeds run over memory: one cluster, one lake, a group each, and an engine that makes up rows."""
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
@@ -173,7 +174,8 @@ class World:
         self.project.feeds_folder.mkdir()
         for name, text in (feeds or {"orders": FEED}).items():
             (self.project.feeds_folder / f"{name}.yaml").write_text(text)
-        self.lake, self.group, self.liveness = MemoryLake(), MemoryGroup(), MemoryLiveness()
+        self.lake, self.liveness = MemoryLake(), MemoryLiveness()
+        self.groups: defaultdict[str, MemoryGroup] = defaultdict(MemoryGroup)
         self.other_store: Group | None = None
         self.cluster = StampedCluster()
         for tp in (P0, P1):
@@ -184,7 +186,12 @@ class World:
 
     @contextmanager
     def open_edges(self, feed: Feed) -> Iterator[Edges]:
-        yield Edges(self.cluster, self.group, self.lake, self.engine, self.liveness, self.clock, None)
+        yield Edges(self.cluster, self.groups[feed.group], self.lake, self.engine, self.liveness, self.clock, None)
+
+    @property
+    def group(self) -> MemoryGroup:
+        """The group of feed `orders`."""
+        return self.groups["sluice-orders"]
 
     def at(self, number: int, minutes: int = 30) -> None:
         """Set the clock to that day's n-th hour."""

@@ -282,7 +282,7 @@ def test_a_renamed_feed_learns_its_former_name(tmp_path: Path) -> None:
     world.feed = make_feed(tmp_path, "sales")
     with pytest.raises(ForeignMarks) as refused:
         world.land(CATCH_UP)
-    assert "the marks are of feed orders in this lake" in refused.value.remedy
+    assert "the marks are those of feed orders in this lake" in refused.value.remedy
     assert "mv feeds/sales.yaml feeds/orders.yaml" in refused.value.remedy
     accept_group(world.feed, world.edges(), Begin.COMMITTED, "renamed")
     write(world, 2)
