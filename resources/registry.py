@@ -54,8 +54,10 @@ _SENT = "application/vnd.schemaregistry.v1+json"
 _ACCEPT = "application/vnd.schemaregistry.v1+json, application/json"
 
 
-_CCOMPAT = re.compile(r"(.*/apis)/ccompat/v[0-9]+")
-"""The path of Apicurio's compatible API."""
+_NUMBERED = re.compile(r"(contentId|globalId)-([0-9]+)")
+"""The names of schemas by Apicurio's two kinds of numbers."""
+_SEARCHES = {"v3": ("versions", "artifactType"), "v2": ("artifacts", "type")}
+"""The versions of Apicurio's own API; what each calls the results of a search, and their types."""
 _Key = tuple[str, ...]
 """What names a schema that others refer to: its subject and version, behind its group where there is one."""
 
@@ -164,6 +166,8 @@ class RegistryClient:
     settings: RegistrySettings
 
     def schema(self, id: int | str) -> RegisteredSchema | None:
+        if numbered := _NUMBERED.fullmatch(str(id)):
+            return self._of_own_api(str(id), *numbered.groups())
         found = self._get(f"/schemas/ids/{id}" if isinstance(id, int) else f"/schemas/guids/{id}")
         return None if found is None else self._registered(found, id)
 
@@ -195,9 +199,8 @@ class RegistryClient:
             self._collect(own.references, texts, (), own)
         else:
             self._collect(references, texts, (), _Compatible(self))
-        version, names = _number(found, "version") if subject else 0, tuple(name for name, _ in texts.values())
-        held = (*(text for _, text in texts.values()), self._text(found))
-        return RegisteredSchema(id, _type(found), held, subject, version, names)
+        version = _number(found, "version") if subject else 0
+        return _made(id, _type(found), texts, self._text(found), subject, version)
 
     def _collect(
         self, references: Any, texts: dict[_Key, tuple[str, str]], above: tuple[_Key, ...], api: _Compatible | _Apicurio
@@ -227,13 +230,34 @@ class RegistryClient:
     @property
     def _own(self) -> str:
         """Where Apicurio's own API is, beside its compatible one; empty for another registry."""
-        found = _CCOMPAT.fullmatch(urlsplit(self.settings.url).path)
-        return f"{found[1]}/registry" if found else ""
+        return self.settings.apicurio
+
+    def _of_own_api(self, id: str, kind: str, number: str) -> RegisteredSchema | None:
+        """A schema by one of Apicurio's two kinds of numbers; None where there is none."""
+        for api, (results, type_) in _SEARCHES.items():
+            path = f"{self._own}/{api}"
+            at, texts = f"{path}/ids/{kind}s/{number}", dict[_Key, tuple[str, str]]()
+            text = self._send(at)
+            if text is None:
+                continue
+            found = self._parsed(self._send(f"{path}/search/{results}?{kind}={number}&limit=1"))
+            versions = found.get(results) if isinstance(found, dict) else None
+            if not versions:
+                return None  # a text that no version has any more
+            references = self._parsed(self._send(f"{at}/references")) or []
+            self._collect(references, texts, (), _Apicurio(self, path, references))
+            return _made(id, str(versions[0].get(type_)), texts, text.decode("utf-8", "replace"))
+        if all(self._send(f"{self._own}/{api}/system/info") is None for api in _SEARCHES):
+            raise Failed(
+                f"the schema registry {self.settings.url} has no {self._own}, which tells the schemas of headers",
+                remedy=f"let {self._own}/v3 of the same address be reached, with a right to read",
+            )
+        return None
 
     def _own_references(self, id: int, text: str, references: Any) -> _Apicurio:
         """A schema's references with their groups, which the compatible API leaves out. Its number there is one of its
         content, unless the registry is set to global ones: the text decides."""
-        for api in ("v3", "v2"):
+        for api in _SEARCHES:
             for kind in ("contentIds", "globalIds"):
                 at = f"{self._own}/{api}/ids/{kind}/{id}"
                 if self._send(at) == text.encode():
@@ -411,6 +435,14 @@ class _Apicurio:
         if text is None:
             return None
         return text.decode("utf-8", "replace"), self.client._parsed(self.client._send(f"{at}/references")) or []
+
+
+def _made(
+    id: int | str, type: str, texts: dict[_Key, tuple[str, str]], text: str, subject: str = "", version: int = 0
+) -> RegisteredSchema:
+    """A schema with the texts that it refers to, and their names."""
+    before, names = tuple(t for _, t in texts.values()), tuple(name for name, _ in texts.values())
+    return RegisteredSchema(id, type, (*before, text), subject, version, names)
 
 
 def _cut(connection: http.client.HTTPConnection, ended: threading.Event) -> None:

@@ -114,6 +114,11 @@ def _check_wire(reader: Reader, registry: RegistrySettings | None) -> None:
         raise ValueError("has `wire_format: glue`, whose schemas are in `registry: {url: glue://REGION/REGISTRY}`")
     if reader.asks and glue and reader.wire is not WireFormat.GLUE:
         raise ValueError(f"has `wire_format: {reader.wire}`, whose numbers AWS Glue does not have: its own is `glue`")
+    if reader.asks and registry and reader.wire is WireFormat.APICURIO_HEADERS and not registry.apicurio:
+        raise ValueError(
+            "has `wire_format: apicurio_headers`, for which `registry.url` must be Apicurio's: it ends with"
+            " /apis/ccompat/v7, and its own API beside that is asked"
+        )
 
 
 def _check_message(message: str | None, format_: str) -> None:

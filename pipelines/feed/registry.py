@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from typing import Annotated, Any, Self
+from urllib.parse import urlsplit
 
 from pydantic import AfterValidator, Field, SecretStr, model_validator
 
@@ -11,6 +12,7 @@ from sluice.pipelines.feed.settings import Count, Duration, LocalFile, Settings,
 
 _URL = re.compile(r"https?://(?:[A-Za-z0-9._-]+|\[[0-9A-Fa-f:.]+\])(?::[0-9]{1,5})?(?:/[A-Za-z0-9._~/-]*)?")
 _GLUE = re.compile(r"glue://([a-z]{2}(?:-[a-z]+)+-[0-9]+)/([A-Za-z0-9_.$#-]{1,255})")
+_CCOMPAT = re.compile(r"(.*/apis)/ccompat/v[0-9]+")
 Secret = Annotated[SecretStr, Field(min_length=1)]
 
 
@@ -44,6 +46,12 @@ class RegistrySettings(Settings):
         """The region and the registry's name, if it is AWS Glue's."""
         found = _GLUE.fullmatch(self.url)
         return (found[1], found[2]) if found else None
+
+    @property
+    def apicurio(self) -> str:
+        """The path of Apicurio's own API, if the address is that of its compatible one; else empty."""
+        found = _CCOMPAT.fullmatch(urlsplit(self.url).path)
+        return f"{found[1]}/registry" if found else ""
 
     @model_validator(mode="after")
     def _aws_logs_in(self) -> Self:

@@ -18,7 +18,7 @@ from sluice.pipelines.records.format import Format, Formatted, RawFormat
 from sluice.pipelines.records.keys import KEY_PREFIX
 from sluice.pipelines.records.landed_columns import KAFKA_FIELDS, REFUSED, landed_schema
 from sluice.pipelines.records.runs import take_rows
-from sluice.pipelines.records.wire import ID_HEADER, KEY_ID_HEADER, WireFormat
+from sluice.pipelines.records.wire import IN_HEADERS, KEY_HEADERS, WireFormat
 from sluice.pipelines.schema.arrays import fixed_width, int64s, text_array
 from sluice.pipelines.schema.schema import Schema
 from sluice.pipelines.vocabulary.plans import Slice
@@ -39,7 +39,7 @@ class KeyedFormat:
     ) -> None:
         self.schema, self.contract = landed_schema(columns), behind.contract
         self._behind, self._key, self._raw, self._dropping = behind, key, RawFormat(), dropping
-        self._in_headers = wire is WireFormat.CONFLUENT_HEADERS
+        self._in_headers = wire in IN_HEADERS
 
     def convert(self, s: Slice, chunk: pa.RecordBatch) -> Iterator[Formatted]:
         """The other format's pieces with the keys' columns, and without the rows whose key does not fit."""
@@ -131,8 +131,9 @@ class _Keys:
 def _with_other_names(headers: pa.ListArray) -> pa.ListArray:
     """Records' headers, of which the key's schema is named as the value's is."""
     names, values = headers.values.field(0), headers.values.field(1)
-    own = pc.equal(names, text_array([KEY_ID_HEADER])[0])
-    chosen = pc.if_else(own, text_array([ID_HEADER])[0], text_array([""])[0])
+    chosen = text_array([""])[0]
+    for own, as_value in KEY_HEADERS.items():
+        chosen = pc.if_else(pc.equal(names, text_array([own])[0]), text_array([as_value])[0], chosen)
     held = pa.StructArray.from_arrays([chosen, values], fields=list(headers.type.value_type))
     buffers = headers.buffers()
     return pa.Array.from_buffers(headers.type, len(headers), buffers[:2], offset=headers.offset, children=[held])

@@ -1,8 +1,8 @@
 """Finds the schema that each record names, and the record's own bytes, for whole columns (`wire.WireFormat`).
 
-Schemas get numbers: the registry's own, or for GUIDs one that counts up. Promise: as many values as records, in their
-order, whose places are those of the records' own bytes unless zlib made them; no Python object for a record that is not
-compressed; a compressed one takes at most MOST_INFLATED bytes.
+Schemas get numbers: the registry's own, or for GUIDs and Apicurio's headers one that counts up. Promise: as many values
+as records, in their order, whose places are those of the records' own bytes unless zlib made them; no Python object for
+a record that is not compressed; a compressed one takes at most MOST_INFLATED bytes.
 """
 
 from __future__ import annotations
@@ -18,7 +18,16 @@ import pyarrow.compute as pc
 
 from sluice.pipelines.records.compiled import Array
 from sluice.pipelines.records.typed.typer import buffers_of, indices
-from sluice.pipelines.records.wire import ID_HEADER, NO_HEADER, NOT_INFLATED, PREFIX, Named, WireFormat
+from sluice.pipelines.records.wire import (
+    APICURIO_IDS,
+    APICURIO_MESSAGE,
+    ID_HEADER,
+    NO_HEADER,
+    NOT_INFLATED,
+    PREFIX,
+    Named,
+    WireFormat,
+)
 from sluice.pipelines.schema.arrays import text_array
 
 MOST_INFLATED = 64 << 20
@@ -30,8 +39,12 @@ _MAGIC = {WireFormat.CONFLUENT: 0, WireFormat.APICURIO: 0, WireFormat.APICURIO3:
 _COMPRESSED = 5
 _LONG = 17
 """The bytes of a header with a GUID."""
+_NUMBER = 8
+"""The bytes of one of Apicurio's numbers in a header."""
 _MOST_BEHIND = 64
 """Bytes behind it that anybody looks at."""
+_MOST_NAME = 1024
+"""Bytes of a message's name that count."""
 _SPACE = 0x20
 _BOM = np.frombuffer(b"\xef\xbb\xbf", np.uint8)
 
@@ -92,7 +105,9 @@ class Opener:
         if self._wire is WireFormat.BARE:
             return np.full(records.num_rows, -NO_HEADER, np.int64)
         if self._wire is WireFormat.CONFLUENT_HEADERS:
-            return self._of_headers(records.column(records.schema.get_field_index("headers")))
+            return self._of_headers(_headers_of(records))
+        if self._wire is WireFormat.APICURIO_HEADERS:
+            return self._of_apicurio(_headers_of(records))
         data, ends, _ = buffers_of(records.column(records.schema.get_field_index("value")))
         found = np.full(records.num_rows, -NO_HEADER, np.int64)
         begins = ends[:-1].astype(np.int64)
@@ -112,21 +127,20 @@ class Opener:
 
     def behind(self, records: pa.RecordBatch) -> tuple[list[bytes], Array]:
         """What records' headers have behind the number or GUID of the schema: each kind once, and which is whose."""
-        kinds, which = {b"": 0}, np.zeros(records.num_rows, np.int64)
-        rows, data, begins, sizes = _in_headers(records.column(records.schema.get_field_index("headers")))
+        rows, data, begins, sizes = _in_headers(_headers_of(records), ID_HEADER)
         marks = data[begins] if len(rows) else np.empty(0, np.uint8)
         own = np.where(marks == 0, PREFIX[WireFormat.CONFLUENT], _LONG)
         more = np.minimum(sizes - own, _MOST_BEHIND)
-        for size in np.unique(more[more > 0]).tolist():
-            chosen = np.flatnonzero(more == size)
-            found, places = np.unique(_bytes_at(data, begins[chosen] + own[chosen], size), axis=0, return_inverse=True)
-            numbers = np.array([kinds.setdefault(kind.tobytes(), len(kinds)) for kind in found], np.int64)
-            which[rows[chosen]] = numbers[places.reshape(-1)]
-        return list(kinds), which
+        return _kinds(records.num_rows, rows, data, begins + own, more)
+
+    def messages(self, records: pa.RecordBatch) -> tuple[list[bytes], Array]:
+        """The names of messages in records' headers, empty for none: each once, and which is whose."""
+        rows, data, begins, sizes = _in_headers(_headers_of(records), APICURIO_MESSAGE, last=True)
+        return _kinds(records.num_rows, rows, data, begins, np.minimum(sizes, _MOST_NAME))
 
     def _of_headers(self, headers: pa.Array) -> Array:
         found = np.full(len(headers), -NO_HEADER, np.int64)
-        rows, data, begins, sizes = _in_headers(headers)
+        rows, data, begins, sizes = _in_headers(headers, ID_HEADER)
         if not len(rows):
             return found
         short = np.flatnonzero(sizes >= PREFIX[WireFormat.CONFLUENT])
@@ -135,6 +149,17 @@ class Opener:
         long = np.flatnonzero(sizes >= _LONG)
         long = long[data[begins[long]] == 1]
         found[rows[long]] = self._counted(_bytes_at(data, begins[long] + 1, _LONG - 1))
+        return found
+
+    def _of_apicurio(self, headers: pa.Array) -> Array:
+        found = np.full(len(headers), -NO_HEADER, np.int64)
+        for kind, name in reversed([*enumerate(APICURIO_IDS.values())]):
+            rows, data, begins, sizes = _in_headers(headers, name, last=True)
+            right = np.flatnonzero(sizes == _NUMBER)
+            right = right[data[begins[right]] < 0x80]  # no number is below 0
+            both = np.zeros((len(right), 2 * _NUMBER), np.uint8)
+            both[:, 0], both[:, _NUMBER:] = kind, _bytes_at(data, begins[right], _NUMBER)
+            found[rows[right]] = self._counted(both)
         return found
 
     def _counted(self, guids: Array) -> Array:
@@ -154,9 +179,14 @@ class Opener:
                 self._guids.clear()
                 self._named.clear()
             self._guids[guid] = self._next
-            self._named[self._next] = str(UUID(bytes=guid))
+            self._named[self._next] = self._spelled(guid)
             self._next += 1
         return self._guids[guid]
+
+    def _spelled(self, guid: bytes) -> str:
+        if self._wire is not WireFormat.APICURIO_HEADERS:
+            return str(UUID(bytes=guid))
+        return f"{[*APICURIO_IDS][guid[0]]}-{int.from_bytes(guid[_NUMBER:], 'big')}"
 
 
 def without_prefix(opened: Opened) -> pa.Array:
@@ -180,17 +210,34 @@ def without_prefix(opened: Opened) -> pa.Array:
     return pa.Array.from_buffers(opened.values.type, len(sizes), [buffers[0], buffers[1], pa.py_buffer(own)])
 
 
-def _in_headers(headers: pa.Array) -> tuple[Array, Array, Array, Array]:
-    """The rows that have the header which names a schema; the data of such headers, their places and sizes in it."""
+def _headers_of(records: pa.RecordBatch) -> pa.Array:
+    return records.column(records.schema.get_field_index("headers"))
+
+
+def _kinds(records: int, rows: Array, data: Array, begins: Array, sizes: Array) -> tuple[list[bytes], Array]:
+    """The texts of these sizes at these places, each once; and which is whose of so many records, first none's."""
+    kinds, which = {b"": 0}, np.zeros(records, np.int64)
+    for size in np.unique(sizes[sizes > 0]).tolist():
+        chosen = np.flatnonzero(sizes == size)
+        found, places = np.unique(_bytes_at(data, begins[chosen], size), axis=0, return_inverse=True)
+        numbers = np.array([kinds.setdefault(kind.tobytes(), len(kinds)) for kind in found], np.int64)
+        which[rows[chosen]] = numbers[places.reshape(-1)]
+    return list(kinds), which
+
+
+def _in_headers(headers: pa.Array, name: str, *, last: bool = False) -> tuple[Array, Array, Array, Array]:
+    """The rows that have a header of this name; the data of such headers, their places and sizes in it. Of several in a
+    row the first counts, or the last."""
     none = (np.empty(0, np.int64), np.empty(0, np.uint8), np.empty(0, np.int64), np.empty(0, np.int64))
     if headers.values is None or not len(headers.values):
         return none
-    named = pc.indices_nonzero(pc.equal(headers.values.field(0), text_array([ID_HEADER])[0]))
+    named = pc.indices_nonzero(pc.equal(headers.values.field(0), text_array([name])[0]))
     at = np.frombuffer(named.buffers()[1], np.uint64, len(named), named.offset * 8).astype(np.int64)
     ends = np.frombuffer(headers.buffers()[1], np.int32, len(headers) + 1, headers.offset * 4)
     at = at[(at >= ends[0]) & (at < ends[-1])]
     if not len(at):
         return none
+    at = at[::-1] if last else at
     rows, firsts = np.unique(np.searchsorted(ends[1:], at, side="right"), return_index=True)
     data, begins, sizes = _spans(headers.values.field(1), at[firsts])
     held = np.flatnonzero(sizes > 0)

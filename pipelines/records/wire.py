@@ -20,6 +20,8 @@ class WireFormat(StrEnum):
     """A zero byte, and the schema's number in the registry, in eight bytes."""
     APICURIO3 = "apicurio3"
     """A zero byte, and the number in four bytes, as in CONFLUENT; but Protobuf's messages are named as in APICURIO."""
+    APICURIO_HEADERS = "apicurio_headers"
+    """Nothing before it. A header of `APICURIO_IDS` has one of the schema's two numbers, in eight bytes."""
     GLUE = "glue"
     """AWS Glue's: a byte 3, a byte 0 (5: what follows is compressed by zlib), and the UUID of the schema's version."""
     BARE = "bare"
@@ -32,7 +34,7 @@ PREFIX = {WireFormat.CONFLUENT: 5, WireFormat.APICURIO: 9, WireFormat.APICURIO3:
 
 def prefix(wire: WireFormat, id: int) -> bytes:
     """What stands before a record by the schema of that number. Not for Glue's, whose schemas have no numbers."""
-    if wire in (WireFormat.BARE, WireFormat.CONFLUENT_HEADERS):
+    if wire in (WireFormat.BARE, *IN_HEADERS):
         return b""
     return b"\0" + id.to_bytes(PREFIX[wire] - 1, "big")
 
@@ -41,6 +43,18 @@ NUMBERED = frozenset({WireFormat.CONFLUENT, WireFormat.APICURIO3})
 """Those with the number in four bytes before a record."""
 ID_HEADER, KEY_ID_HEADER = "__value_schema_id", "__key_schema_id"
 """The headers that name the schemas of a value and of a key."""
+IN_HEADERS = frozenset({WireFormat.CONFLUENT_HEADERS, WireFormat.APICURIO_HEADERS})
+"""Those with the number in a header."""
+APICURIO_IDS = {"contentId": "apicurio.value.contentId", "globalId": "apicurio.value.globalId"}
+"""Apicurio's headers of a value, by the kind of number. A record may have both: the first of these counts."""
+APICURIO_MESSAGE = "apicurio.protobuf.type"
+"""Apicurio's header with the short name of a Protobuf message."""
+KEY_HEADERS = {
+    KEY_ID_HEADER: ID_HEADER,
+    **{name.replace(".value.", ".key."): name for name in APICURIO_IDS.values()},
+    f"{APICURIO_MESSAGE}.key": APICURIO_MESSAGE,
+}
+"""The headers about a key → those that say the same about a value."""
 
 NO_HEADER = 70
 """The code of a record that does not name its schema as the wire format does."""
@@ -50,7 +64,7 @@ UNNAMED = "it does not name its schema as the feed's wire_format has it"
 UNZIPPED = "zlib does not inflate it, or to more than it may have"
 
 Named = int | str
-"""A schema's number in its registry, or its GUID."""
+"""A schema's number in its registry, or its GUID; Apicurio's numbers in headers with their kind: `contentId-7`."""
 
 
 def reference(name: str) -> bytes:

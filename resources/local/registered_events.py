@@ -78,5 +78,5 @@ def as_registered(
         yield event._replace(value=before + sample.encoded(event.value), headers=[*event.headers, *more])
 
 
-WIRES = frozenset(WireFormat) - {WireFormat.GLUE}
+WIRES = frozenset(WireFormat) - {WireFormat.GLUE, WireFormat.APICURIO_HEADERS}
 """The wire formats that sample events can have."""

@@ -13,14 +13,18 @@ import pytest
 
 from sluice.pipelines.feed.registry import RegistrySettings
 from sluice.pipelines.lake.schemas import KeptSchemas
-from sluice.pipelines.records.wire import WireFormat, reference
+from sluice.pipelines.records.avro.format import AvroFormat
+from sluice.pipelines.records.wire import APICURIO_IDS, WireFormat, reference
 from sluice.pipelines.vocabulary.errors import Failed
+from sluice.pipelines.vocabulary.plans import Slice
 from sluice.pipelines.vocabulary.registered import AVRO, PROTOBUF
 from sluice.resources.local.registry import LocalRegistry
 from sluice.resources.registry import RegistryClient
 from sluice.testing.lake import MemoryLake
 from tests.pipelines.records.avro import rows as avro
+from tests.pipelines.records.json_schema.rows import with_headers
 from tests.pipelines.records.protobuf import rows as protobuf
+from tests.pipelines.records.typed.rows import FIRST, chunk
 
 pytestmark = pytest.mark.kafka
 
@@ -59,8 +63,16 @@ message Order {
 }"""
 
 
-def put(registry: LocalRegistry, group: str, artifact: str, kind: str, text: str, *references: dict[str, str]) -> int:
-    """Register an artifact as Apicurio's serializers do. Returns the number of its content."""
+def put(
+    registry: LocalRegistry,
+    group: str,
+    artifact: str,
+    kind: str,
+    text: str,
+    *references: dict[str, str],
+    number: str = "contentId",
+) -> int:
+    """Register an artifact as Apicurio's serializers do. Returns its number of this kind."""
     url = urlsplit(registry.url)
     connection = http.client.HTTPConnection(url.hostname or "", url.port, timeout=30)
     type_ = "application/x-protobuf" if kind == PROTOBUF else "application/json"
@@ -70,7 +82,7 @@ def put(registry: LocalRegistry, group: str, artifact: str, kind: str, text: str
     connection.request("POST", at, json.dumps(body), {"Content-Type": "application/json"})
     answer = json.loads(connection.getresponse().read())
     connection.close()
-    return int(answer["version"]["contentId"])
+    return int(answer["version"][number])
 
 
 def to(group: str, artifact: str, name: str) -> dict[str, str]:
@@ -120,6 +132,38 @@ def test_protobuf_with_maps_and_google_s_files(registry: LocalRegistry, schemas:
     assert row is not None
     found = {f.name: protobuf.comparable(row[f.name], f.type) for f in reader.columns.fields}
     assert found == protobuf.read_by_google(kind, record)
+
+
+@pytest.mark.parametrize("kind", APICURIO_IDS)
+def test_numbers_in_headers_are_asked_for_by_their_kind(
+    registry: LocalRegistry, schemas: KeptSchemas, kind: str
+) -> None:
+    """Two artifacts of one content have one content id and two global ids, so that the numbers of the kinds differ."""
+    space = f"n{uuid.uuid4().hex[:8]}"
+    line = {"type": "record", "name": f"{space}.Line", "fields": [{"name": "sku", "type": "string"}]}
+    for artifact in ("one", "two"):
+        put(registry, space, artifact, AVRO, json.dumps(line))
+    text = json.dumps(ORDER | {"namespace": space}).replace("LINE", f"{space}.Line")
+    number = put(registry, space, "Order", AVRO, text, to(space, "one", f"{space}.Line"), number=kind)
+    other = put(registry, space, "Json", "JSON", '{"type": "object"}', number=kind)
+    schema: Any = json.loads(json.dumps(ORDER | {"namespace": space}).replace('"LINE"', json.dumps(line)))
+    values = [{"id": name, "line": {"sku": name}} for name in "abc"]
+    records = with_headers(
+        chunk([avro.encoded(schema, value, None) for value in values]),
+        [[(APICURIO_IDS[kind], struct.pack(">q", n))] for n in (number, number + 1_000_000, other)],
+    )
+    form = AvroFormat(avro.reader_of(schema, WireFormat.APICURIO_HEADERS), schemas)
+    (piece,) = form.convert(Slice("orders", 3, "id", FIRST, FIRST + 3), records)
+    assert piece.landed.select(["id", "line"]).to_pylist() == values[:1]
+    assert piece.quarantined is not None
+    assert piece.quarantined["reason"].to_pylist() == ["unknown_schema", "incompatible"]
+
+
+def test_headers_need_apicurios_own_api(registry: LocalRegistry, monkeypatch: pytest.MonkeyPatch) -> None:
+    client = RegistryClient(RegistrySettings(url=registry.url, timeout="20s"))
+    monkeypatch.setattr(RegistryClient, "_own", "/apis/nowhere")
+    with pytest.raises(Failed, match="has no /apis/nowhere, which tells the schemas of headers"):
+        client.schema("globalId-1")
 
 
 def test_groups_that_no_api_has_are_refused(registry: LocalRegistry, monkeypatch: pytest.MonkeyPatch) -> None:

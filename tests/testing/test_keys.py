@@ -109,9 +109,21 @@ def test_keys_whose_schema_is_named_in_a_header(project: Project) -> None:
     assert found.quarantined["reason"].to_pylist() == ["not_avro"]
 
 
+def test_keys_whose_schema_is_named_in_apicurios_header(project: Project) -> None:
+    KeptSchemas(project.lake, "orders").keep(RegisteredSchema("globalId-1", AVRO, (json.dumps(KEY),)))
+    feed = FEED + AVRO_KEY.replace("key.avsc}", "key.avsc, wire_format: apicurio_headers}")
+    feed = feed.replace("127.0.0.1:9", "127.0.0.1:9/apis/ccompat/v7")
+    number = ("apicurio.key.globalId", struct.pack(">q", 1))
+    bare = encoded(KEY, {"customer": "a", "shop": 7}, None)
+    found = project.land(feed, KEY, Message(b'{"id":1}', key=bare, headers=[number]), Message(b'{"id":2}', key=bare))
+    assert found.rows["key_customer"].to_pylist() == ["a"]
+    assert found.quarantined["reason"].to_pylist() == ["not_avro"]
+
+
 @pytest.mark.parametrize(
     ("feed", "said"),
     [
+        (FEED + AVRO_KEY.replace("key.avsc}", "key.avsc, wire_format: apicurio_headers}"), "/apis/ccompat/v7"),
         ("topics: o\nstart: latest\n" + AVRO_KEY, "under `format: raw`"),
         (FEED + "key: {format: avro, schema_file: key.avsc, wire_format: confluent}\n", "needs `registry`"),
         (FEED + "key: {format: xml, schema_file: key.avsc}\n", "another format"),

@@ -13,6 +13,7 @@ from typing import ClassVar
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from sluice.pipelines.records.binary import BinaryFormat
 from sluice.pipelines.records.compiled import Array
@@ -22,7 +23,7 @@ from sluice.pipelines.records.protobuf.reader import ProtobufReader
 from sluice.pipelines.records.protobuf.reasons import REASONS
 from sluice.pipelines.records.protobuf.typer import ProtobufTyper
 from sluice.pipelines.records.reader import WriterSchemas
-from sluice.pipelines.records.wire import NO_HEADER, WireFormat
+from sluice.pipelines.records.wire import IN_HEADERS, NO_HEADER, WireFormat, reference
 from sluice.pipelines.vocabulary.receipts import DriftKind
 
 
@@ -42,17 +43,30 @@ class ProtobufFormat(BinaryFormat):
         self, reader: ProtobufReader, writers: WriterSchemas | None, *, dropping: bool = False, closed: bool = False
     ) -> None:
         super().__init__(reader, dropping=dropping)
+        self._message = reader.message.name
         self._typer = ProtobufTyper(reader, writers, self._opener.name, closed=closed)
 
     def _opened(self, chunk: pa.RecordBatch) -> Iterator[tuple[pa.RecordBatch, Opened]]:
         opened = super()._opened(chunk)
-        if self._wire is not WireFormat.CONFLUENT_HEADERS:
+        if self._wire not in IN_HEADERS:
             return opened
-        return ((records, replace(o, paths=self._paths(records))) for records, o in opened)
+        paths = self._paths if self._wire is WireFormat.CONFLUENT_HEADERS else self._own_or_other
+        return ((records, replace(o, paths=paths(records))) for records, o in opened)
 
     def _paths(self, records: pa.RecordBatch) -> Array:
         kinds, which = self._opener.behind(records)
         return np.array([_path(kind) for kind in kinds], np.int64)[which]
+
+    def _own_or_other(self, records: pa.RecordBatch) -> Array:
+        """0 for records whose header names the reader's message. Those that name it before the message, too, as
+        Apicurio's serializers do since 3, are refused: read as fields, the name would be wrong values."""
+        own = self._message.rpartition(".")[2].encode()
+        kinds, which = self._opener.messages(records)
+        codes = [-NO_HEADER if not kind else 0 if kind == own else -loops.OTHER_MESSAGE for kind in kinds]
+        values = records.column(records.schema.get_field_index("value"))
+        twice = pc.fill_null(pc.starts_with(values, reference(self._message)), False)
+        found: Array = np.where(twice.to_numpy(zero_copy_only=False), -NO_HEADER, np.array(codes, np.int64)[which])
+        return found
 
 
 def _path(indexes: bytes) -> int:

@@ -212,6 +212,7 @@ _HOW = {
     WireFormat.CONFLUENT_HEADERS: loops.PATHS,
     WireFormat.APICURIO: loops.NAME,
     WireFormat.APICURIO3: loops.NAME,
+    WireFormat.APICURIO_HEADERS: loops.PATHS,
     WireFormat.GLUE: loops.NUMBER,
     WireFormat.BARE: loops.UNNAMED,
 }

@@ -63,6 +63,24 @@ def test_numbers_and_guids_in_headers() -> None:
     assert held[1][2] == f"schema {FIRST_GUID}"
 
 
+def test_apicurios_numbers_in_headers() -> None:
+    """A record may have both numbers, or a header twice; its serializers' consumers take the last, and the content."""
+    content, global_ = (
+        ("apicurio.value.contentId", struct.pack(">q", 3)),
+        ("apicurio.value.globalId", struct.pack(">q", 3)),
+    )
+    other = ("apicurio.value.contentId", struct.pack(">q", 9))
+    values: list[bytes | None] = [bare(0, new=True), bare(1, new=False), bare(2, new=True), bare(3, new=True), None]
+    headers = [[("a", b"1"), content], [global_], [global_, content], [other, content], []]
+    wrong = [[], [("apicurio.value.globalId", b"\0\0\0\3")], [("apicurio.value.contentId", b"\xff" * 8)], [other]]
+    records = with_headers(chunk([*values, *[bare(9, new=True)] * len(wrong)]), [*headers, *wrong])
+    rows, held = converted(WireFormat.APICURIO_HEADERS, records, {"contentId-3": NEW, "globalId-3": OLD})
+    notes = ["n0", "-", "n2", "n3"]
+    assert rows == [*({"id": i, "note": n} for i, n in enumerate(notes)), {"id": None, "note": None}]
+    assert [h[:2] for h in held] == [(5, "not_avro"), (6, "not_avro"), (7, "not_avro"), (8, "unknown_schema")]
+    assert held[3][2] == "schema contentId-9"
+
+
 def test_glues_guids_compressed_or_not() -> None:
     def of(i: int, guid: UUID, *, packed: bool) -> bytes:
         own = bare(i, new=guid == SECOND_GUID)

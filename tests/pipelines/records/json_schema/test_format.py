@@ -77,6 +77,14 @@ def test_numbers_in_headers() -> None:
     ]
 
 
+def test_apicurios_numbers_in_headers() -> None:
+    number = ("apicurio.value.contentId", struct.pack(">q", 7))
+    headers = [[number], [("trace", b"x"), number], [], [("apicurio.key.contentId", number[1])]]
+    rows, refused = ids(WireFormat.APICURIO_HEADERS, [b'{"id":1}', b"{}", b'{"id":3}', b'{"id":4}'], headers)
+    assert rows == [1]
+    assert refused == [(1, "missing", "contentId-7", 1), (2, "not_json", "", 0), (3, "not_json", "", 0)]
+
+
 def test_glues_guids_compressed_or_not() -> None:
     cut = glue(b'{"id":9}', packed=True)[:-3]
     values = [

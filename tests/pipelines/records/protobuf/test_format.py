@@ -109,6 +109,18 @@ def test_the_schema_and_message_in_headers() -> None:
     assert [r[0] for r in refused(held)] == ["incompatible", "not_protobuf", "not_protobuf"]
 
 
+def test_apicurios_numbers_in_headers() -> None:
+    """The message's short name is in a header, too: another one is not read, nor one that the value begins with."""
+    number, named = ("apicurio.value.globalId", struct.pack(">q", 1)), ("apicurio.protobuf.type", b"Order")
+    headers = [[number, named], [number, (named[0], b"Other"), named], [number, (named[0], b"Customer")], [number]]
+    values = [order("a"), order("b"), order("c"), order("d"), b"\x07\x0a\x05Order" + order("e"), None]
+    reader = reader_of(OTHERS, "Order", WireFormat.APICURIO_HEADERS)
+    landed, held, _ = convert(reader, values, Schemas({"globalId-1": whole(OTHERS)}), [*headers, headers[0], []])
+    assert landed["id"].to_pylist()[:2] == ["a", "b"]
+    assert landed["kafka_tombstone"].to_pylist() == [False, False, True]
+    assert [r[0] for r in refused(held)] == ["incompatible", "not_protobuf", "not_protobuf"]
+
+
 def test_apicurios_numbers_and_names() -> None:
     reader = reader_of(OTHERS, "Order", WireFormat.APICURIO)
     before = b"\0" + struct.pack(">q", 1 << 40)
