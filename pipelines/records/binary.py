@@ -221,7 +221,7 @@ class BinaryFormat(TypedFormat):
     def _misfits(self, refused: RefusedRecords, offsets: Array) -> Iterator[Drift]:
         """Fields whose values made records be refused."""
         for code, kind in self._wrong.items():
-            chosen = (refused.codes == code) & (refused.nodes >= 0)
+            chosen = (refused.codes == code) & (refused.nodes > 0)  # 0 is the record, which is no field
             for node in np.unique(refused.nodes[chosen]).tolist():
                 at = offsets[refused.rows[chosen & (refused.nodes == node)]]
                 yield Drift(kind, self._typer.nodes[node].path, len(at), int(at.min()), "")

@@ -10,11 +10,11 @@ from __future__ import annotations
 
 import math
 import struct
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from sluice.pipelines.records.avro import loops
-from sluice.pipelines.records.avro.reader import DURATION, addable, as_record, branches, column_type, nullable
+from sluice.pipelines.records.avro.reader import DURATION, addable, branches, column_type, nullable, wrapped
 from sluice.pipelines.records.avro.schema import AvroField, AvroKind, AvroType, records_of
 from sluice.pipelines.records.typed.tables import SchemaNode
 from sluice.pipelines.schema.schema import Kind as ColumnKind
@@ -38,6 +38,9 @@ _PROMOTED = {
     AvroKind.NULL: (AvroKind.NULL,),
 }
 _INTEGERS = (AvroKind.INT, AvroKind.LONG)
+
+
+_Read = Callable[[AvroType, AvroType, SchemaNode, str], None]
 
 
 class Pool:
@@ -66,7 +69,7 @@ def program(
     Raises Incompatible. `reader` is a record, whose columns the nodes are.
     """
     made = _Program(writer, nodes, begin, pool)
-    made.record(as_record(writer), reader, nodes[0], "")
+    made.whole(writer, reader, nodes[0])
     made.emit(loops.END)
     made.routines()
     return made.ops, made.unknown
@@ -92,6 +95,15 @@ class _Program:
         return row
 
     # -- what both have
+
+    def whole(self, w: AvroType, r: AvroType, node: SchemaNode) -> None:
+        """A whole value: of a record, or of any other type if the reader's record is one around that."""
+        if not r.name:
+            self.record(w if w.kind is AvroKind.RECORD and not w.name else wrapped(w), r, node, "")
+        elif w.kind is AvroKind.UNION:
+            self._written_union(w, r, node, "", self.record)
+        else:
+            self.record(w, r, node, "")
 
     def record(self, w: AvroType, r: AvroType, node: SchemaNode, place: str) -> None:
         """All fields of a record; the caller says that the struct is there."""
@@ -121,13 +133,13 @@ class _Program:
         """One value, read from the writer's type into the node of the reader's."""
         w = self._records[w.name] if w.kind is AvroKind.AGAIN else w
         if w.kind is AvroKind.UNION:
-            self._written_union(w, r, node, place)
+            self._written_union(w, r, node, place, self.value)
         elif r.kind is AvroKind.UNION:
             self._read_union(w, r, node, place)
         else:
             self._plain(w, r, node, place)
 
-    def _written_union(self, w: AvroType, r: AvroType, node: SchemaNode, place: str) -> None:
+    def _written_union(self, w: AvroType, r: AvroType, node: SchemaNode, place: str, read: _Read) -> None:
         jump = self.emit(loops.BRANCH, node, b=len(w.inner))
         at: list[int] = []
         ends: list[list[int]] = []
@@ -136,7 +148,7 @@ class _Program:
             at.append(self.here)
             length, unknown = len(self.ops), dict(self.unknown)
             try:
-                self.value(branch, r, node, place)
+                read(branch, r, node, place)
                 fits += 1
             except Incompatible:
                 del self.ops[length:]
@@ -144,7 +156,7 @@ class _Program:
                 self.emit(loops.FAIL, node, loops.OTHER_BRANCH)
             ends.append(self.emit(loops.JUMP))
         if not fits:
-            raise Incompatible(f"{place}: no branch of the union that was written is {_said(r)}")
+            raise Incompatible(f"{place or 'the record'}: no branch of the union that was written is {_said(r)}")
         for row in ends:
             row[loops.A] = self.here
         jump[loops.A] = self._pool.keep(at)

@@ -104,8 +104,11 @@ class AvroReader:
 
 def as_record(t: AvroType) -> AvroType:
     """The type, as a record of one field if it is none."""
-    if t.kind is AvroKind.RECORD:
-        return t
+    return t if t.kind is AvroKind.RECORD else wrapped(t)
+
+
+def wrapped(t: AvroType) -> AvroType:
+    """A record without a name, whose one field is of the type."""
     return AvroType(AvroKind.RECORD, fields=(AvroField(VALUE, t),), weight=t.weight + 1, depth=t.depth + 1)
 
 

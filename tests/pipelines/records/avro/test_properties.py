@@ -248,6 +248,34 @@ def test_another_schema_reads_what_fastavro_reads_by_it(schemas: tuple[Any, Any]
         assert {k: rows[FIRST + i][k] for k in row} == row
 
 
+@given(_evolved(), st.permutations(["null", "string", "record"]), st.booleans(), st.data())
+@settings(max_examples=examples(60))
+def test_a_union_as_the_whole_schema(
+    schemas: tuple[Any, Any], order: list[str], reverse: bool, data: st.DataObject
+) -> None:
+    """Of the writer: each record is read by its own branch, or refused alone. Of the reader: the branch that fits."""
+    record, reader = schemas
+    union = [record if kind == "record" else kind for kind in order]
+    if reverse:
+        writer, reader = record, [reader if kind == "record" else kind for kind in order]
+    else:
+        writer = union
+    given_ = data.draw(st.lists(values(writer), min_size=1, max_size=5))
+    mixed = [encoded(writer, v) for v in given_]
+    landed, held, drift = convert(reader_of(reader), mixed, Schemas({1: writer}))
+    assert all(d.field for d in drift)
+    rows, refused = by_offset(landed, "kafka_offset"), [] if held is None else held.to_pylist()
+    expected = {}
+    for i, (value, bytes_) in enumerate(zip(given_, mixed, strict=True)):
+        if isinstance(value, dict):
+            row = landing(reader, read(writer, reader, bytes_[5:]))
+            expected[FIRST + i] = {"value": row} if reverse else row
+    assert {at: {k: rows[at][k] for k in expected[at]} for at in rows} == expected
+    assert [(r["offset"], r["reason"]) for r in refused] == [
+        (FIRST + i, "incompatible") for i in range(len(mixed)) if FIRST + i not in expected
+    ]
+
+
 @given(st.data())
 @settings(max_examples=examples(80))
 def test_mutated_bytes_land_or_are_refused_and_leave_others_alone(data: st.DataObject) -> None:
