@@ -298,7 +298,7 @@ def test_what_lands_is_what_an_independent_reader_says(case: tuple[Schema, list[
     check(*case)
 
 
-@settings(max_examples=examples(100), deadline=None)
+@settings(max_examples=examples(100))
 @given(cases())
 def test_fields_that_no_schema_names_are_counted_by_path_and_refused_where_closed(
     case: tuple[Schema, list[bytes | None]],
