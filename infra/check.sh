@@ -17,6 +17,7 @@ editor=$!
 .venv/bin/lint-imports --cache-dir .import_linter_cache || status=1
 # Every link and anchor of the docs leads somewhere.
 .venv/bin/python infra/site.py || status=1
+.venv/bin/python infra/language.py || status=1
 .venv/bin/dg check defs || status=1
 infra/deployments.sh || status=1
 wait "$editor"
