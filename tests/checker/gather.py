@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from tests.checker import facts, tools
 from tests.checker.facts import TP, Evidence
@@ -30,7 +30,7 @@ def gather(
     Of the topics that the ledger knows, and of `topics`. Raises EvidenceError when a tool fails.
     """
     entries = folder.entries().values()
-    topics = {*topics, *(i["key"][0] for e in entries if e["kind"] == "origin" for i in e["items"])}
+    topics = {*topics, *(item["key"][0] for entry in entries for item in _origins(entry))}
     committed = all(e["plan"]["isolation"] == "read_committed" for e in entries if e["kind"] == "plan")
     folders, offsets = list(log_dirs), None
     log = None
@@ -41,6 +41,12 @@ def gather(
         log, offsets = dumped.result(), facts.committed(committed_to.result())
     scan = _scan(java, bootstrap, topics, keep, log, committed) if bootstrap else None
     return Evidence(facts.logs(scan, log), None, offsets)
+
+
+def _origins(entry: dict[str, Any]) -> list[dict[str, Any]]:
+    """Returns where partitions begin by this entry."""
+    begins: list[dict[str, Any]] = entry.get({"origin": "items", "take": "origins"}.get(entry["kind"], ""), [])
+    return begins
 
 
 def _scan(java: Java, bootstrap: str, topics: set[str], keep: Path, log: Path | None, committed: bool) -> Path:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import random
+import shutil
 import signal
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
@@ -11,10 +12,19 @@ from pathlib import Path
 
 import pytest
 
-from sluice.pipelines.vocabulary.errors import EntriesLost, LakeFull, LakeUnavailable, NotAuthorized, Terminal, Unknown
+from sluice.pipelines.vocabulary.errors import (
+    EntriesLost,
+    ForeignMarks,
+    LakeFull,
+    LakeUnavailable,
+    NotAuthorized,
+    Terminal,
+    Unknown,
+)
 from tests.checker.producers import Noting
 from tests.faults.account import SEED
 from tests.faults.field import TRIES, Field, Run, Running
+from tests.faults.nemeses.groups import committed
 from tests.faults.nemeses.lakes import (
     REFUSALS,
     REQUESTS,
@@ -43,6 +53,42 @@ _numbers = itertools.count(1)
 @pytest.fixture
 def draw() -> random.Random:
     return random.Random(SEED)
+
+
+# -- a lake that is gone
+
+
+@pytest.mark.parametrize("killed", ["", "before intent", "before record"])
+def test_a_lake_is_lost_while_kafka_stays(field: Field, killed: str) -> None:
+    """Lost after a clean run, between publishing and committing, and between Kafka's commit and its entry."""
+    with field.producing():
+        field.normal()
+        if killed:
+            field.run(killed)
+        shutil.rmtree(field.feed().lake)
+        field.observed.clear()  # entries of a ledger that is no more
+        field.account.did("the lake is gone")
+        before = committed(field)
+        for _ in range(2):
+            field.run().stopped_by(ForeignMarks, says="sluice accept")
+        assert committed(field) == before
+        accepted(field, "group", "--begin", "start")
+        field.recovered()
+    field.proven()
+
+
+def test_a_second_lake_on_the_group_is_refused(field: Field, tmp_path: Path) -> None:
+    other = field.with_settings(lake=str(tmp_path / "other"), policies="{on_group_moved: overwrite}")
+    with field.producing():
+        for point in ("before publish", "before intent", "before record"):
+            field.normal(1)
+            field.run(point)
+            before = committed(field)
+            other.run().stopped_by(ForeignMarks, says="sluice accept")
+            assert committed(field) == before
+        field.recovered()
+    field.proven()
+    assert not list(other.folder.entries())
 
 
 # -- a folder
