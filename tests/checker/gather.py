@@ -30,7 +30,7 @@ def gather(
     Of the topics that the ledger knows, and of `topics`. Raises EvidenceError when a tool fails.
     """
     entries = folder.entries().values()
-    topics = {*topics, *(item["key"][0] for entry in entries for item in _origins(entry))}
+    topics = {*topics, *(item["key"][0] for entry in entries for item in _list_origins(entry))}
     committed = all(e["plan"]["isolation"] == "read_committed" for e in entries if e["kind"] == "plan")
     folders, offsets = list(log_dirs), None
     log = None
@@ -43,7 +43,7 @@ def gather(
     return Evidence(facts.logs(scan, log), None, offsets)
 
 
-def _origins(entry: dict[str, Any]) -> list[dict[str, Any]]:
+def _list_origins(entry: dict[str, Any]) -> list[dict[str, Any]]:
     """Returns where partitions begin by this entry."""
     begins: list[dict[str, Any]] = entry.get({"origin": "items", "take": "origins"}.get(entry["kind"], ""), [])
     return begins
