@@ -74,8 +74,10 @@ _SPEED: Mapping[str, _Cell] = {
     "CPU ratio": _cpu_ratio,
     "Parquet": lambda race, r: size(r.output_bytes),
 }
+_RATIOS = ("speed ratio", "CPU ns/record", "CPU ratio")
 _PROCESSES: Mapping[str, _Cell] = {name: _process(kind) for kind, name in _KINDS.items()}
 _ELSEWHERE: Mapping[str, _Cell] = {"CPU elsewhere": lambda race, r: _number(r.beside, "{:.0%}")}
+_PEERS: Mapping[str, _Cell] = {"benchmark": lambda race, r: race.name, **_SPEED, **_PROCESSES, **_ELSEWHERE}
 _FLAT: Mapping[str, _Cell] = {
     "records": lambda race, r: f"{race.records:,}",
     "partitions": lambda race, r: str(race.partitions),
@@ -196,39 +198,47 @@ def _provenance(run: Provenance, races: Sequence[RaceResult]) -> list[tuple[str,
 
 
 def to_markdown(report: BenchReport) -> str:
-    """All of it as Markdown, an overview and the plot first."""
+    """Returns every result as Markdown: an overview, the plot, then a table each for peers, parts, sizes and calls."""
     races, flat = _split(report)
-    parts = [] if not races else [_overview(races), f"![Speed beside Spark's Kafka connector]({PLOT})"]
-    for race in races:
-        parts += [
-            f"### {race.name}",
-            _sentence(_subtitle(race)),
-            _table({**_SPEED, **_PROCESSES, **_ELSEWHERE}, [race]),
-        ]
-        parts += ["\n".join(f"- {name}: {text}" for name, text in _parts(race))] if _parts(race) else []
+    parts = []
+    if races:
+        parts += [_overview(races), f"![Speed next to Spark's Kafka connector]({PLOT})"]
+        parts += ["### Each peer", _table(_PEERS, races)]
+        parts += ["### Parts alone", _list_parts(races)] if any(race.over_budget for race in races) else []
     if flat:
         parts += [f"### {FLAT}", _sentence(_about_flat(flat)), _table(_FLAT, flat)]
-    for names, said in _provenances(report):
-        parts += [f"### Measured: {', '.join(names)}", "\n".join(f"- {name}: {text}" for name, text in said)]
+    for names, facts_of_call in _provenances(report):
+        parts += [f"### Measured: {', '.join(names)}", "\n".join(f"- {name}: {text}" for name, text in facts_of_call)]
     return "\n\n".join(parts)
 
 
 def _overview(races: Sequence[RaceResult]) -> str:
-    """A line for each race: Sluice beside Spark's connector."""
-    names = ("", "records", "Sluice, records/s", "Spark, records/s", "speed ratio", "CPU ns/record", "CPU ratio")
+    """Returns a line for each race: Sluice compared with Spark's connector."""
+    names = ("benchmark", "records", "Sluice, records/s", "Spark, records/s", *_RATIOS)
     rows = []
     for race in races:
-        ours, spark, over = race.results[0], race.of(SPARK.name), race.over_budget
-        row = [f"[{race.name}](#{race.name})", f"{race.records:,}", f"{ours.rate:,.0f}"]
+        ours, spark = race.results[0], race.of(SPARK.name)
+        row = [race.name, f"{race.records:,}", f"{ours.rate:,.0f}"]
         row += [f"{spark.rate:,.0f}", _ratio(race, spark)] if spark else ["", ""]
-        row += [_number(ours.cpu_ns), _cpu_ratio(race, spark) if spark else ""]
-        row += [f"{race.budget.sum:,.0f}", _times(over[1])] if race.budget and over else ["", ""]
-        rows.append(row)
-    return _lines([*names, "parts alone, ns", "time over parts"], ["---"] + ["--:"] * 8, rows)
+        rows.append([*row, _number(ours.cpu_ns), _cpu_ratio(race, spark) if spark else ""])
+    return _lines(names, ["---"] + ["--:"] * (len(names) - 1), rows)
+
+
+def _list_parts(races: Sequence[RaceResult]) -> str:
+    """Returns a line for each race: CPU nanoseconds a record of each part, their sum, a landing over the sum."""
+    rows = []
+    for race in races:
+        if race.budget and (over := race.over_budget):
+            parts = [_number(race.budget.parts.get(name), unknown="") for name in _PARTS]
+            rows.append([race.name, *parts, f"{race.budget.sum:,.0f}", *map(_times, over)])
+    titles = (_PARTS | {"type": "typing"}).values()
+    names = ("ns a record", *titles, "sum", "CPU over sum", "time over sum")
+    return _lines(names, ["---"] + ["--:"] * (len(names) - 1), rows)
 
 
 def _table(columns: Mapping[str, _Cell], races: Sequence[RaceResult]) -> str:
-    return _lines(list(columns), ["---" if name == "peer" else "--:" for name in columns], _cells(columns, races))
+    aligned = ["---" if name in ("benchmark", "peer") else "--:" for name in columns]
+    return _lines(list(columns), aligned, _cells(columns, races))
 
 
 def _lines(names: Sequence[str], aligned: Sequence[str], rows: Rows) -> str:

@@ -104,9 +104,11 @@ def on_terminal(report: BenchReport, width: int) -> str:
 
 
 def test_terminal_and_markdown_say_the_same() -> None:
-    said = ("sluice's title", "500,000", "4.0×", "9.0×", "750 ns, 300 MB", "checksums 20 + codec 80", "(6.7×)")
-    for text in (on_terminal(report(), 250), to_markdown(report())):
-        assert all(part in text for part in said)
+    facts = ("sluice's title", "500,000", "4.0×", "9.0×", "750 ns, 300 MB")
+    parts = {on_terminal(report(), 250): ("checksums 20 + codec 80", "= 500 ns", "(2.0× the sum)", "(6.7×)")}
+    parts[to_markdown(report())] = ("| raw | 20 | 80 | 100 |  |  | 300 | 500 | 2.0× | 6.7× |",)
+    for text, budget in parts.items():
+        assert all(fact in text for fact in (*facts, *budget))
 
 
 @pytest.mark.parametrize("width", [110, 120])
@@ -154,7 +156,8 @@ def test_what_was_measured_before_stays_unless_it_is_measured_again(tmp_path: Pa
     assert [r.name for r in kept.races] == ["raw", "typed", "gzip", "flat 1,000,000 x 4"]
     assert [r.run.when[:10] for r in kept.races if r.run] == ["2026-02-02", "2026-03-03", "2026-01-01", "2026-01-01"]
     text = (tmp_path / "performance.md").read_text()
-    assert all(f"### {name}\n" in text for name in ("raw", "typed", "gzip", "flat"))
+    assert all(text.count(f"\n| {name} | ") == 4 for name in ("raw", "typed", "gzip"))
+    assert "### flat\n" in text
     assert "Measured: gzip, flat\n" in text
 
 
