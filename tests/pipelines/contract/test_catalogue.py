@@ -123,6 +123,6 @@ def test_the_columns_are_those_that_land() -> None:
 def test_the_example_of_the_documentation_is_a_contract() -> None:
     from sluice.pipelines.contract.suite import parse_contract
 
-    (example,) = re.findall(r"```json\n(.*?)```", DOCS.partition("## What happens")[0], re.DOTALL)
+    (example,) = re.findall(r"```json\n(.*?)```", DOCS.partition("## Severity")[0], re.DOTALL)
     schema = parse_schema({"amount": "decimal(12,2)", "currency": "string", "order_id": "string"})
     assert len(parse_contract(example.encode(), schema).expectations) == 3
