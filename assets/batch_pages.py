@@ -10,11 +10,11 @@ from typing import Protocol
 import dagster as dg
 
 from sluice.pipelines.batch.result import BatchResult
+from sluice.pipelines.errors import BatchRefused
 from sluice.pipelines.ledger import Ledger
+from sluice.pipelines.model.receipts import SliceFailure
 from sluice.pipelines.ports import Edges
-from sluice.pipelines.vocabulary.errors import BatchRefused
-from sluice.pipelines.vocabulary.receipts import SliceFailure
-from sluice.pipelines.vocabulary.units import many
+from sluice.pipelines.util.units import many
 from sluice.pipelines.watching.outlook import Outlook
 
 

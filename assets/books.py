@@ -17,14 +17,14 @@ from sluice.pipelines.feed.feed import Feed
 from sluice.pipelines.lake import standing
 from sluice.pipelines.ledger import Batch, Ledger, State
 from sluice.pipelines.ledger.entries import PublishEntry
+from sluice.pipelines.model.kafka import Key
+from sluice.pipelines.model.ranges import Range, subtract, union
+from sluice.pipelines.model.receipts import Met, Receipt
 from sluice.pipelines.planning import windows
 from sluice.pipelines.planning.shapes import shape_named
 from sluice.pipelines.ports import Edges, Lake, Liveness
 from sluice.pipelines.publishing import owners
 from sluice.pipelines.records.shape import Shape
-from sluice.pipelines.vocabulary.kafka import Key
-from sluice.pipelines.vocabulary.ranges import Range, subtract, union
-from sluice.pipelines.vocabulary.receipts import Met, Receipt
 
 
 def quarantines(feed: Feed) -> bool:

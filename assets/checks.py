@@ -24,9 +24,9 @@ from sluice.assets.metadata.account import (
 from sluice.assets.metadata.committed import PartitionBehind, behind, behind_metadata
 from sluice.assets.metadata.watched import watch_metadata
 from sluice.pipelines.batch.result import Landed
+from sluice.pipelines.errors import SluiceError
 from sluice.pipelines.planning.windows import count_marker_searches
-from sluice.pipelines.vocabulary.errors import SluiceError
-from sluice.pipelines.vocabulary.units import many, show_window
+from sluice.pipelines.util.units import many, show_window
 from sluice.pipelines.watching.watch import LAG, WatchResult
 
 COMPLETE, BOUNDARY, ACCOUNT, FRONTIER, WATCH = "complete", "boundary", "account", "frontier", "watch"

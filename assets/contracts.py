@@ -20,11 +20,11 @@ from sluice.assets.metadata.tables import Metadata, table
 from sluice.pipelines.contract.catalogue import ENTRIES, Issue, text
 from sluice.pipelines.contract.expectation import Expectation, Severity
 from sluice.pipelines.contract.results import ExpectationOutcome
+from sluice.pipelines.errors import BatchRefused, Breach
 from sluice.pipelines.feed.feed import Feed
+from sluice.pipelines.model.receipts import EXAMPLES, Drift, DriftKind, Receipt
+from sluice.pipelines.util.units import many, show_window
 from sluice.pipelines.validation.drift import describe_drift, drift_of
-from sluice.pipelines.vocabulary.errors import BatchRefused, Breach
-from sluice.pipelines.vocabulary.receipts import EXAMPLES, Drift, DriftKind, Receipt
-from sluice.pipelines.vocabulary.units import many, show_window
 
 SCHEMA = "schema"
 MOST_LISTED = 50

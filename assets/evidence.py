@@ -21,11 +21,11 @@ from sluice.assets.books import Books, quarantines
 from sluice.assets.metadata.landed import batch_metadata, quarantine_metadata, window_metadata
 from sluice.assets.metadata.tables import Metadata
 from sluice.assets.shown import Keys
+from sluice.pipelines.errors import Failed
 from sluice.pipelines.feed.feed import Feed
 from sluice.pipelines.ledger import Batch, State
-from sluice.pipelines.vocabulary.errors import Failed
-from sluice.pipelines.vocabulary.progress import Progress, Reporter
-from sluice.pipelines.vocabulary.units import many, show_window
+from sluice.pipelines.model.progress import Progress, Reporter
+from sluice.pipelines.util.units import many, show_window
 
 VERSION = "dagster/data_version"
 

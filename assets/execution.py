@@ -29,12 +29,12 @@ from sluice.assets.shown import Shown
 from sluice.assets.windows import now, partitions_of
 from sluice.pipelines.batch.result import Landed, Skip
 from sluice.pipelines.committing.commit import CommitResult
+from sluice.pipelines.errors import Failed, SluiceError
 from sluice.pipelines.feed.feed import SHARED, Feed
 from sluice.pipelines.feed.report import load_report
-from sluice.pipelines.vocabulary.errors import Failed, SluiceError
-from sluice.pipelines.vocabulary.plans import Request, RequestKind
-from sluice.pipelines.vocabulary.progress import Reporter
-from sluice.pipelines.vocabulary.units import show_window
+from sluice.pipelines.model.plans import Request, RequestKind
+from sluice.pipelines.model.progress import Reporter
+from sluice.pipelines.util.units import show_window
 from sluice.resources.project import Project
 
 _SILENT = {"loggers": {"console": {"config": {"log_level": "CRITICAL"}}}}

@@ -29,11 +29,11 @@ from sluice.assets.schedule import WINDOWS, schedule_of
 from sluice.assets.session import FEED_TAG, RunSession, pool
 from sluice.assets.shown import Shown, attributes
 from sluice.pipelines.batch.result import Skip
+from sluice.pipelines.errors import UsageError
 from sluice.pipelines.feed.feed import OWN, SHARED, Feed
-from sluice.pipelines.vocabulary.errors import UsageError
-from sluice.pipelines.vocabulary.kafka import TopicPartition
-from sluice.pipelines.vocabulary.plans import AskedRange, Request, RequestKind
-from sluice.pipelines.vocabulary.units import parse_instant, parse_window, show_instant
+from sluice.pipelines.model.kafka import TopicPartition
+from sluice.pipelines.model.plans import AskedRange, Request, RequestKind
+from sluice.pipelines.util.units import parse_instant, parse_window, show_instant
 
 Windows = dg.TimeWindowPartitionsDefinition
 

@@ -12,12 +12,12 @@ from difflib import get_close_matches
 from pathlib import Path
 
 from sluice.assets.memory import recall, remember
+from sluice.pipelines.errors import FeedError
 from sluice.pipelines.feed.clashes import clashes
 from sluice.pipelines.feed.feed import Feed
 from sluice.pipelines.feed.load import load_feed
 from sluice.pipelines.feed.problems import raise_problems
 from sluice.pipelines.feed.sections import BOOTSTRAP
-from sluice.pipelines.vocabulary.errors import FeedError
 from sluice.resources.project import Project
 
 NOWHERE = "127.0.0.1:9"

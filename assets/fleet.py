@@ -44,12 +44,12 @@ from sluice.assets.kept_open import kept_open
 from sluice.assets.looks import MORE_TAG
 from sluice.assets.session import PASSES, OpenEdges, RunSession, Witness, as_failure
 from sluice.assets.side_by_side import Lane
+from sluice.pipelines.errors import NotReached, UsageError
 from sluice.pipelines.feed.feed import SHARED, Feed
 from sluice.pipelines.feed.fleet import FleetSettings
+from sluice.pipelines.model.progress import Reporter
 from sluice.pipelines.ports import Edges
-from sluice.pipelines.vocabulary.errors import NotReached, UsageError
-from sluice.pipelines.vocabulary.progress import Reporter
-from sluice.pipelines.vocabulary.units import many
+from sluice.pipelines.util.units import many
 
 _ABOUT = (
     "Land what each of the feeds owes, then commit, in one process with one Spark, several feeds side by side. A feed"

@@ -9,7 +9,7 @@ import dagster as dg
 
 from sluice.assets.requests import request_config
 from sluice.pipelines.feed.feed import SHARED
-from sluice.pipelines.vocabulary.plans import Request
+from sluice.pipelines.model.plans import Request
 
 FLEET_TAG = "sluice/fleet"
 """Tag of a run over many feeds: the schedule whose feeds they are."""

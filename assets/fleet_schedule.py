@@ -39,11 +39,11 @@ from sluice.assets.memory import recall
 from sluice.assets.schedule import ATTEMPTS, UNDER_WAY, look_at_windows, schedule_name
 from sluice.assets.session import FEED_TAG, RunSession
 from sluice.assets.windows import REACH
+from sluice.pipelines.errors import SluiceError
 from sluice.pipelines.feed.feed import SHARED, Feed
 from sluice.pipelines.feed.sections import SparkSettings
-from sluice.pipelines.vocabulary.errors import SluiceError
-from sluice.pipelines.vocabulary.plans import Request, RequestKind
-from sluice.pipelines.vocabulary.units import many, show_window
+from sluice.pipelines.model.plans import Request, RequestKind
+from sluice.pipelines.util.units import many, show_window
 
 SECONDS = 30
 """Seconds that a tick looks at feeds; Dagster ends ticks that take longer than a minute."""

@@ -20,9 +20,9 @@ from sluice.assets.quiet_logs import quiet_ref
 from sluice.assets.reports import read_reports
 from sluice.assets.session import pool
 from sluice.assets.stuck import under_way
-from sluice.pipelines.vocabulary.health import Diagnosis, failed, of_error, ok, skipped, warning
-from sluice.pipelines.vocabulary.pages import page
-from sluice.pipelines.vocabulary.units import many, show_about
+from sluice.pipelines.model.health import Diagnosis, failed, of_error, ok, skipped, warning
+from sluice.pipelines.model.pages import page
+from sluice.pipelines.util.units import many, show_about
 from sluice.resources.health.examine import Check, examine
 from sluice.resources.project import Project
 

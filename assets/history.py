@@ -16,7 +16,7 @@ from pathlib import Path
 import dagster as dg
 
 from sluice.assets import internals
-from sluice.pipelines.vocabulary.errors import SetupError
+from sluice.pipelines.errors import SetupError
 from sluice.resources.project import Project
 
 _CHUNK = 100

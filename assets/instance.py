@@ -24,9 +24,9 @@ from sqlalchemy.exc import OperationalError
 from sluice.assets.internals import shows_nothing
 from sluice.assets.kept_open import read_migrations_once
 from sluice.assets.quiet_logs import quiet_ref
+from sluice.pipelines.errors import DagsterUnavailable, UsageError
 from sluice.pipelines.ports import Edges
-from sluice.pipelines.vocabulary import extras
-from sluice.pipelines.vocabulary.errors import DagsterUnavailable, UsageError
+from sluice.pipelines.util import extras
 from sluice.resources.liveness import Informed, machine
 from sluice.resources.project import Project
 

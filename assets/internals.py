@@ -32,7 +32,7 @@ from dagster._core.storage.event_log import SqliteEventLogStorage
 from dagster._core.storage.runs import SqliteRunStorage
 from dagster._core.types.loadable_target_origin import LoadableTargetOrigin
 
-from sluice.pipelines.vocabulary import logs
+from sluice.pipelines.util import logs
 from sluice.resources.project import Project
 
 Target = AssetCheckEvaluationTargetMaterializationData

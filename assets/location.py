@@ -22,8 +22,8 @@ from sluice.assets.session import RunSession
 from sluice.assets.shown import AssetOf, FeedAsset, Keys, Shown, Translate, landed_key, untranslated
 from sluice.assets.table import table_check
 from sluice.assets.windows import now, partitions_of
+from sluice.pipelines.errors import FeedError
 from sluice.pipelines.feed.feed import OWN, SHARED, Feed
-from sluice.pipelines.vocabulary.errors import FeedError
 from sluice.resources.project import Project
 
 Windows = Mapping[str, dg.TimeWindowPartitionsDefinition]

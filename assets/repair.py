@@ -13,11 +13,11 @@ import dagster as dg
 from sluice.assets import evidence, settling
 from sluice.assets.books import Books
 from sluice.assets.evidence import outputs
+from sluice.pipelines.model.plans import Request, RequestKind
+from sluice.pipelines.model.progress import Reporter
 from sluice.pipelines.operating.repair import RepairFinding, RepairKind, ends
 from sluice.pipelines.publishing.owners import asking
-from sluice.pipelines.vocabulary.plans import Request, RequestKind
-from sluice.pipelines.vocabulary.progress import Reporter
-from sluice.pipelines.vocabulary.units import many, parse_window, show_window
+from sluice.pipelines.util.units import many, parse_window, show_window
 
 
 def reconcile(

@@ -23,12 +23,12 @@ from sluice.assets.books import Books
 from sluice.assets.markdown import plain
 from sluice.assets.metadata.tables import Metadata, columns_of
 from sluice.assets.session import RunSession
+from sluice.pipelines.errors import FeedError
 from sluice.pipelines.feed.report import Report, load_report
 from sluice.pipelines.lake import paths
 from sluice.pipelines.ledger import Ledger
-from sluice.pipelines.vocabulary.errors import FeedError
-from sluice.pipelines.vocabulary.receipts import PartKind
-from sluice.pipelines.vocabulary.units import parse_window, show_window
+from sluice.pipelines.model.receipts import PartKind
+from sluice.pipelines.util.units import parse_window, show_window
 from sluice.resources.project import Project
 
 if TYPE_CHECKING:

@@ -15,15 +15,15 @@ from pydantic import Field
 
 from sluice.assets.memory import remember_target
 from sluice.assets.session import FEED_TAG, RunSession
+from sluice.pipelines.errors import SluiceError, UsageError
 from sluice.pipelines.feed.feed import Feed
 from sluice.pipelines.lake import paths
 from sluice.pipelines.ledger import Ledger, State
+from sluice.pipelines.model.plans import AskedRange
+from sluice.pipelines.model.receipts import PartKind
 from sluice.pipelines.planning.windows import check_aligned
 from sluice.pipelines.ports import Edges, Engine
-from sluice.pipelines.vocabulary.errors import SluiceError, UsageError
-from sluice.pipelines.vocabulary.plans import AskedRange
-from sluice.pipelines.vocabulary.receipts import PartKind
-from sluice.pipelines.vocabulary.units import parse_window
+from sluice.pipelines.util.units import parse_window
 
 if TYPE_CHECKING:  # only who sends needs them, not who loads definitions
     from sluice.pipelines.republishing.lanes import Sent

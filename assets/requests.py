@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from sluice.pipelines.vocabulary.plans import Request
-from sluice.pipelines.vocabulary.units import show_window
+from sluice.pipelines.model.plans import Request
+from sluice.pipelines.util.units import show_window
 
 
 def request_config(request: Request) -> dict[str, Any]:

@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Any
 import dagster as dg
 
 from sluice.assets.session import RunSession, as_failure
+from sluice.pipelines.errors import SluiceError
 from sluice.pipelines.ledger import Ledger
-from sluice.pipelines.vocabulary.errors import SluiceError
-from sluice.pipelines.vocabulary.receipts import PartKind
-from sluice.pipelines.vocabulary.units import parse_window
+from sluice.pipelines.model.receipts import PartKind
+from sluice.pipelines.util.units import parse_window
 
 if TYPE_CHECKING:
     from sluice.resources.reading import Windows

@@ -23,7 +23,7 @@ from sluice.assets.shown import Keys
 from sluice.assets.windows import closing_words
 from sluice.pipelines.feed.feed import Feed
 from sluice.pipelines.ledger import Ledger
-from sluice.pipelines.vocabulary.units import parse_window, show_window
+from sluice.pipelines.util.units import parse_window, show_window
 
 RUNS = 6
 """How many runs one tick requests at most."""

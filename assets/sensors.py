@@ -24,12 +24,12 @@ from sluice.assets.feeds import read_feeds
 from sluice.assets.kept_open import kept_open
 from sluice.assets.markdown import plain
 from sluice.assets.session import RunSession
+from sluice.pipelines.errors import SluiceError
 from sluice.pipelines.feed.feed import Feed
 from sluice.pipelines.feed.kafka import KafkaSettings
 from sluice.pipelines.feed.notify import NotifySettings
 from sluice.pipelines.ledger import Ledger
 from sluice.pipelines.ports import Cluster
-from sluice.pipelines.vocabulary.errors import SluiceError
 from sluice.pipelines.watching.watch import View, WatchResult, view, watch
 from sluice.resources.notify import notify
 

@@ -22,13 +22,13 @@ from sluice.assets.shown import Keys
 from sluice.assets.stopping import Stop
 from sluice.pipelines.batch.result import Landed
 from sluice.pipelines.committing.commit import CommitResult
+from sluice.pipelines.errors import Retryable, SluiceError, WindowHeld, WindowIncomplete
 from sluice.pipelines.feed.feed import Feed
 from sluice.pipelines.feed.report import Report
+from sluice.pipelines.model.progress import Progress, Reporter
 from sluice.pipelines.ports import Edges, Lake
-from sluice.pipelines.vocabulary import logs
-from sluice.pipelines.vocabulary.errors import Retryable, SluiceError, WindowHeld, WindowIncomplete
-from sluice.pipelines.vocabulary.progress import Progress, Reporter
-from sluice.pipelines.vocabulary.units import MINUTE
+from sluice.pipelines.util import logs
+from sluice.pipelines.util.units import MINUTE
 from sluice.resources import tracing
 from sluice.resources.project import Project
 

@@ -19,7 +19,7 @@ from sluice.assets.checks import ACCOUNT, FRONTIER, WATCH
 from sluice.assets.internals import PlannedEvaluation
 from sluice.assets.shown import Keys
 from sluice.pipelines.feed.feed import Feed
-from sluice.pipelines.vocabulary.units import parse_window, show_window
+from sluice.pipelines.util.units import parse_window, show_window
 
 WHY = "reported again: a run over this window ended without reporting it, and by the ledger it is complete"
 

@@ -39,9 +39,9 @@ from dagster._core.execution.retries import RetryMode
 from dagster_shared.error import SerializableErrorInfo
 
 from sluice.assets.stopping import Stop
+from sluice.pipelines.errors import Failed
 from sluice.pipelines.feed.fleet import FleetSettings
-from sluice.pipelines.vocabulary.errors import Failed
-from sluice.pipelines.vocabulary.units import show_duration
+from sluice.pipelines.util.units import show_duration
 
 _WAIT_SECONDS = 0.25
 _GRACE_SECONDS = 15.0

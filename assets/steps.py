@@ -34,14 +34,7 @@ from sluice.pipelines.batch.land import land
 from sluice.pipelines.batch.result import Landed, Skip
 from sluice.pipelines.batch.survey import changed_partitions, open_ledger
 from sluice.pipelines.committing.commit import CommitResult, CommitSettings, CommitStatus, commit
-from sluice.pipelines.feed.feed import Feed
-from sluice.pipelines.lake import paths
-from sluice.pipelines.ledger import Ledger, State
-from sluice.pipelines.planning.origins import key_of
-from sluice.pipelines.planning.windows import PendingWindows, earliest, settled_part
-from sluice.pipelines.ports import Edges, Engine
-from sluice.pipelines.quarantine.letters import Outlet
-from sluice.pipelines.vocabulary.errors import (
+from sluice.pipelines.errors import (
     BatchRefused,
     SluiceError,
     UnknownTopic,
@@ -49,10 +42,17 @@ from sluice.pipelines.vocabulary.errors import (
     WindowIncomplete,
     WindowPending,
 )
-from sluice.pipelines.vocabulary.kafka import PartitionState, TopicPartition
-from sluice.pipelines.vocabulary.plans import Request, RequestKind
-from sluice.pipelines.vocabulary.progress import Progress
-from sluice.pipelines.vocabulary.units import many, parse_window, show_duration, show_window
+from sluice.pipelines.feed.feed import Feed
+from sluice.pipelines.lake import paths
+from sluice.pipelines.ledger import Ledger, State
+from sluice.pipelines.model.kafka import PartitionState, TopicPartition
+from sluice.pipelines.model.plans import Request, RequestKind
+from sluice.pipelines.model.progress import Progress
+from sluice.pipelines.planning.origins import key_of
+from sluice.pipelines.planning.windows import PendingWindows, earliest, settled_part
+from sluice.pipelines.ports import Edges, Engine
+from sluice.pipelines.quarantine.letters import Outlet
+from sluice.pipelines.util.units import many, parse_window, show_duration, show_window
 from sluice.pipelines.watching.outlook import Outlook, look_ahead
 from sluice.pipelines.watching.watch import WatchResult, view, watch
 from sluice.resources import lineage

@@ -21,8 +21,8 @@ from sluice.assets.session import OpenEdges
 from sluice.assets.shown import Keys
 from sluice.pipelines.feed.feed import Feed
 from sluice.pipelines.ledger import Ledger
+from sluice.pipelines.model.receipts import Life, Verdict
 from sluice.pipelines.publishing.owners import outlook
-from sluice.pipelines.vocabulary.receipts import Life, Verdict
 from sluice.resources.liveness import process_gone
 from sluice.resources.project import Project
 

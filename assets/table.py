@@ -16,14 +16,14 @@ from sluice.assets.checks import feed_evaluation
 from sluice.assets.contracts import Said
 from sluice.assets.metadata.tables import Metadata, table
 from sluice.assets.session import RunSession
+from sluice.pipelines.errors import SluiceError
 from sluice.pipelines.feed.feed import Feed
 from sluice.pipelines.ledger import Ledger
+from sluice.pipelines.model.progress import Progress
+from sluice.pipelines.model.tables import TableHead
 from sluice.pipelines.tables.check import Compared, comparison
 from sluice.pipelines.tables.sync import Synced, sync
-from sluice.pipelines.vocabulary.errors import SluiceError
-from sluice.pipelines.vocabulary.progress import Progress
-from sluice.pipelines.vocabulary.tables import TableHead
-from sluice.pipelines.vocabulary.units import many, show_instant
+from sluice.pipelines.util.units import many, show_instant
 
 TABLE = "table"
 """Is the table what the ledger says?"""

@@ -14,7 +14,7 @@ import dagster as dg
 from sluice.assets.memory import Remembered
 from sluice.pipelines.feed.feed import Feed
 from sluice.pipelines.feed.sections import StartKind, WindowSettings
-from sluice.pipelines.vocabulary.units import DAY, HOUR, MINUTE, many, show_window
+from sluice.pipelines.util.units import DAY, HOUR, MINUTE, many, show_window
 
 KEY_FORMAT = "%Y-%m-%dT%H:%M"
 

@@ -38,21 +38,21 @@ from sluice.pipelines.batch.land import land
 from sluice.pipelines.batch.preview import preview
 from sluice.pipelines.batch.survey import open_ledger
 from sluice.pipelines.committing.commit import CommitSettings, commit
+from sluice.pipelines.errors import ProofFailed
 from sluice.pipelines.feed.feed import Feed
 from sluice.pipelines.lake import paths
 from sluice.pipelines.ledger import Ledger, State, log
 from sluice.pipelines.ledger.marks import Mark
 from sluice.pipelines.ledger.tip import Tip
+from sluice.pipelines.model.kafka import CommittedOffset, Key, OffsetAtTime, TopicPartition
+from sluice.pipelines.model.plans import Request, RequestKind, Slice
+from sluice.pipelines.model.progress import Progress
+from sluice.pipelines.model.receipts import Owner, PartKind
+from sluice.pipelines.model.stat import Stat
 from sluice.pipelines.ports import Edges
 from sluice.pipelines.publishing.manifest import write_manifests
 from sluice.pipelines.rewriting import compaction
-from sluice.pipelines.vocabulary.errors import ProofFailed
-from sluice.pipelines.vocabulary.kafka import CommittedOffset, Key, OffsetAtTime, TopicPartition
-from sluice.pipelines.vocabulary.plans import Request, RequestKind, Slice
-from sluice.pipelines.vocabulary.progress import Progress
-from sluice.pipelines.vocabulary.receipts import Owner, PartKind
-from sluice.pipelines.vocabulary.stat import Stat
-from sluice.pipelines.vocabulary.units import DAY, HOUR, many
+from sluice.pipelines.util.units import DAY, HOUR, many
 from sluice.resources.lake_local import LocalLake
 from sluice.testing.group import MemoryGroup
 from sluice.testing.liveness import MemoryLiveness

@@ -23,17 +23,17 @@ import pyarrow as pa
 from sluice.bench.peer_sluice import feed_of
 from sluice.bench.stand import PeerTask, Ready, serve
 from sluice.pipelines.batch.preview import preview
+from sluice.pipelines.errors import Failed
 from sluice.pipelines.feed.feed import Feed
 from sluice.pipelines.landing.task import Assignment as Work
 from sluice.pipelines.landing.task import memory_shares
 from sluice.pipelines.landing.writer import PartTarget, PartWriter
+from sluice.pipelines.model.plans import Request, RequestKind, Slice
+from sluice.pipelines.model.receipts import PartKind
 from sluice.pipelines.ports import Fetched, FetchFailed, Lake
 from sluice.pipelines.records.decode import BatchDecoder
 from sluice.pipelines.records.format import Formatted
 from sluice.pipelines.records.landed_columns import quarantine_rows
-from sluice.pipelines.vocabulary.errors import Failed
-from sluice.pipelines.vocabulary.plans import Request, RequestKind, Slice
-from sluice.pipelines.vocabulary.receipts import PartKind
 from sluice.resources.edges import open_edges
 from sluice.resources.kafka.fetch import KafkaFetcher
 from sluice.resources.lakes import open_lake

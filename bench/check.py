@@ -18,8 +18,8 @@ import pyarrow as pa
 
 from sluice.bench.types import duckdb_texts, duckdb_type, fields
 from sluice.bench.workloads import TRACE
+from sluice.pipelines.errors import ProofFailed
 from sluice.pipelines.schema.schema import Field, Kind
-from sluice.pipelines.vocabulary.errors import ProofFailed
 
 _HEADERS = 'STRUCT("key" VARCHAR, "value" BLOB)[]'
 _DIGEST = """

@@ -23,7 +23,7 @@ from sluice.cli.numbers import size
 from sluice.cli.terminal import heading, table
 from sluice.pipelines.batch.land import land
 from sluice.pipelines.feed.feed import Feed
-from sluice.pipelines.vocabulary.plans import Request, RequestKind
+from sluice.pipelines.model.plans import Request, RequestKind
 from sluice.resources.edges import open_edges
 from sluice.resources.liveness import new_owner
 from sluice.resources.local.kafka import LocalKafka

@@ -17,8 +17,8 @@ from pathlib import Path
 
 from sluice.bench import age, cluster, fleet, lake, machine, peers, race, scale, send, start, suite, table
 from sluice.bench.results import BenchReport, Provenance, RaceResult
-from sluice.pipelines.vocabulary import extras
-from sluice.pipelines.vocabulary.errors import UsageError
+from sluice.pipelines.errors import UsageError
+from sluice.pipelines.util import extras
 
 Note = Callable[[str], None]
 Keep = Callable[[BenchReport], None]

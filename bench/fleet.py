@@ -33,10 +33,10 @@ from sluice.bench.measure import metering
 from sluice.bench.start import adopting_orphans, environment, reap, removing
 from sluice.bench.workloads import TYPED_ORDERS
 from sluice.cli.terminal import facts, heading, table
+from sluice.pipelines.errors import Failed, ProofFailed
 from sluice.pipelines.feed.kafka import KafkaSettings
 from sluice.pipelines.records.encode import Accumulator
-from sluice.pipelines.vocabulary.errors import Failed, ProofFailed
-from sluice.pipelines.vocabulary.units import HOUR
+from sluice.pipelines.util.units import HOUR
 from sluice.resources.kafka.sending import KafkaSender
 from sluice.resources.kafka.settings import KafkaAddress
 from sluice.resources.local import events

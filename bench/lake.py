@@ -25,7 +25,7 @@ from sluice.pipelines.feed.feed import Feed
 from sluice.pipelines.lake import paths
 from sluice.pipelines.ledger import Ledger
 from sluice.pipelines.ledger.entries import SkipEntry, dump
-from sluice.pipelines.vocabulary.plans import AskedRange, Request, RequestKind
+from sluice.pipelines.model.plans import AskedRange, Request, RequestKind
 from sluice.resources.clock import now
 from sluice.resources.edges import open_edges
 from sluice.resources.lakes import open_lake

@@ -9,11 +9,11 @@ import math
 import random
 from collections.abc import Iterable, Mapping
 
+from sluice.pipelines.model.kafka import OffsetAtTime, PartitionState, TopicPartition
+from sluice.pipelines.model.plans import Task
+from sluice.pipelines.model.receipts import Counts, Outcome, Receipt
 from sluice.pipelines.ports import Job
-from sluice.pipelines.vocabulary.kafka import OffsetAtTime, PartitionState, TopicPartition
-from sluice.pipelines.vocabulary.plans import Task
-from sluice.pipelines.vocabulary.receipts import Counts, Outcome, Receipt
-from sluice.pipelines.vocabulary.units import DAY
+from sluice.pipelines.util.units import DAY
 from sluice.testing.cluster import MemoryCluster
 from sluice.testing.engine import MemoryEngine
 

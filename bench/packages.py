@@ -10,7 +10,7 @@ import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
-from sluice.pipelines.vocabulary.errors import SetupError
+from sluice.pipelines.errors import SetupError
 
 
 def packages(wanted: Sequence[str], folder: Path) -> Path:

@@ -25,12 +25,12 @@ from sluice.pipelines.batch.result import BatchResult
 from sluice.pipelines.contract.suite import parse_contract
 from sluice.pipelines.feed.feed import Feed
 from sluice.pipelines.lake.schemas import KeptSchemas
+from sluice.pipelines.model.plans import Request, RequestKind
+from sluice.pipelines.model.progress import Progress
+from sluice.pipelines.model.receipts import Owner
+from sluice.pipelines.model.registered_schema import RegisteredSchema
 from sluice.pipelines.records.readers import READERS
 from sluice.pipelines.records.wire import WireFormat
-from sluice.pipelines.vocabulary.plans import Request, RequestKind
-from sluice.pipelines.vocabulary.progress import Progress
-from sluice.pipelines.vocabulary.receipts import Owner
-from sluice.pipelines.vocabulary.registered import RegisteredSchema
 from sluice.pipelines.watching.timings import spent
 from sluice.resources.clock import now
 from sluice.resources.edges import open_edges

@@ -20,7 +20,7 @@ from typing import IO, Any
 from sluice.bench.check import PeerLayout
 from sluice.bench.packages import packages
 from sluice.bench.stand import PeerTask
-from sluice.pipelines.vocabulary.errors import Failed, UsageError
+from sluice.pipelines.errors import Failed, UsageError
 from sluice.resources.local import java
 from sluice.resources.spark.engine import WORKERS_ENVIRONMENT
 

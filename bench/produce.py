@@ -17,7 +17,7 @@ from typing import Self
 from kafka import KafkaAdminClient
 
 from sluice.bench.batches import EncodedBatch
-from sluice.pipelines.vocabulary.errors import Failed
+from sluice.pipelines.errors import Failed
 
 _PRODUCE, _VERSION, _CLIENT = 0, 7, b"sluice-bench"
 _ALL_REPLICAS, _PATIENCE_MS, _PAUSE_MS = -1, 30_000, 100

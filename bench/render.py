@@ -19,7 +19,7 @@ from sluice.bench.results import BenchReport, PeerResult, Provenance, RaceResult
 from sluice.bench.suite import FLAT, SUITE
 from sluice.cli.numbers import size
 from sluice.cli.terminal import facts, heading, table
-from sluice.pipelines.vocabulary.errors import UsageError
+from sluice.pipelines.errors import UsageError
 
 PAGE, DATA, PLOT = "performance.md", "performance.json", "images/performance.svg"
 _KINDS = {"driver": "Python driver", "jvm": "JVM", "worker": "Python workers"}

@@ -33,13 +33,13 @@ from sluice.pipelines.landing.task import Assignment, Tools, adopt
 from sluice.pipelines.landing.writer import PartTarget, PartWriter
 from sluice.pipelines.ledger import Ledger, checkpoint
 from sluice.pipelines.ledger.entries import PlanEntry
+from sluice.pipelines.model.kafka import Isolation
+from sluice.pipelines.model.plans import Plan, Request, RequestKind, Slice, to_json
+from sluice.pipelines.model.progress import Progress
+from sluice.pipelines.model.receipts import Counts, Outcome, Owner, Receipt
 from sluice.pipelines.ports import Edges
 from sluice.pipelines.records.format import HEADERS, RawFormat
-from sluice.pipelines.vocabulary.kafka import Isolation
-from sluice.pipelines.vocabulary.plans import Plan, Request, RequestKind, Slice, to_json
-from sluice.pipelines.vocabulary.progress import Progress
-from sluice.pipelines.vocabulary.receipts import Counts, Outcome, Owner, Receipt
-from sluice.pipelines.vocabulary.units import HOUR
+from sluice.pipelines.util.units import HOUR
 from sluice.testing.group import MemoryGroup
 from sluice.testing.lake import MemoryLake
 from sluice.testing.liveness import MemoryLiveness

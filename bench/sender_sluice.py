@@ -12,11 +12,11 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 
+from sluice.pipelines.model.kafka import CommittedOffset
 from sluice.pipelines.records.encode import CODECS, TO_SEND, Accumulator, SealedBatch, spread
 from sluice.pipelines.republishing.carry_out import TRANSACTION_BYTES
 from sluice.pipelines.republishing.rows import CHUNK_ROWS
 from sluice.pipelines.schema.arrays import fixed_width
-from sluice.pipelines.vocabulary.kafka import CommittedOffset
 from sluice.resources.kafka.sending import KafkaSender, KafkaTarget
 from sluice.resources.kafka.settings import KafkaAddress
 

@@ -32,11 +32,11 @@ from sluice.cli.terminal import facts, heading, table
 from sluice.pipelines.batch.land import land
 from sluice.pipelines.batch.preview import preview
 from sluice.pipelines.batch.result import Landed
+from sluice.pipelines.errors import Failed
 from sluice.pipelines.feed.feed import Feed
+from sluice.pipelines.model.plans import Request, RequestKind
 from sluice.pipelines.ports import Edges
-from sluice.pipelines.vocabulary.errors import Failed
-from sluice.pipelines.vocabulary.plans import Request, RequestKind
-from sluice.pipelines.vocabulary.units import HOUR, show_window
+from sluice.pipelines.util.units import HOUR, show_window
 from sluice.resources.edges import open_edges
 from sluice.resources.liveness import new_owner
 from sluice.resources.local import events

@@ -22,7 +22,7 @@ from sluice.bench.peers import (
 )
 from sluice.bench.race import Race
 from sluice.bench.workloads import Workload
-from sluice.pipelines.vocabulary.errors import UsageError
+from sluice.pipelines.errors import UsageError
 
 ALL, FLAT = "all", "flat"
 _LOOPS = (CONFLUENT_KAFKA, KAFKA_PYTHON)

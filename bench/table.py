@@ -26,10 +26,10 @@ from rich.console import RenderableType
 
 from sluice.cli.numbers import count, size
 from sluice.cli.terminal import heading, table
+from sluice.pipelines.model.tables import DELTA, ICEBERG, LEDGER, TableChange, TableOperation
 from sluice.pipelines.ports import Table
 from sluice.pipelines.records.format import RawFormat
 from sluice.pipelines.schema.wider import RAW_TYPES
-from sluice.pipelines.vocabulary.tables import DELTA, ICEBERG, LEDGER, TableChange, TableOperation
 from sluice.resources.lake_local import LocalLake
 from sluice.resources.tables.delta import DeltaLakeTable
 from sluice.resources.tables.iceberg import IcebergTable, described, without_history

@@ -19,7 +19,7 @@ from typing import Any
 from kafka import KafkaAdminClient
 
 from sluice.bench.measure import metering
-from sluice.pipelines.vocabulary.errors import Failed, ProofFailed
+from sluice.pipelines.errors import Failed, ProofFailed
 
 Note = Callable[[str], None]
 

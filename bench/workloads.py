@@ -18,7 +18,7 @@ import duckdb
 import pyarrow as pa
 
 from sluice.bench.formats import FORMATS
-from sluice.pipelines.vocabulary.errors import UsageError
+from sluice.pipelines.errors import UsageError
 
 EPOCH_MS = 1_735_689_600_000
 """The stamp of record 0 of each partition, 2025-01-01T00:00Z; one record a millisecond follows."""

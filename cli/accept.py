@@ -12,8 +12,8 @@ from sluice.cli.asking import Only
 from sluice.cli.numbers import count
 from sluice.cli.session import FeedName, Session, command
 from sluice.cli.terminal import facts, good, heading, warn
-from sluice.pipelines.vocabulary.errors import UsageError
-from sluice.pipelines.vocabulary.units import many
+from sluice.pipelines.errors import UsageError
+from sluice.pipelines.util.units import many
 
 if TYPE_CHECKING:
     from sluice.pipelines.feed.feed import Feed

@@ -10,9 +10,9 @@ import typer
 
 from sluice.cli import completing, parse, windows
 from sluice.cli.session import Session
-from sluice.pipelines.vocabulary.errors import UsageError
-from sluice.pipelines.vocabulary.kafka import TopicPartition
-from sluice.pipelines.vocabulary.plans import Request, RequestKind
+from sluice.pipelines.errors import UsageError
+from sluice.pipelines.model.kafka import TopicPartition
+from sluice.pipelines.model.plans import Request, RequestKind
 
 if TYPE_CHECKING:
     from sluice.pipelines.feed.feed import Feed

@@ -19,17 +19,17 @@ from sluice.cli.numbers import count
 from sluice.cli.partitions import lives, ranges
 from sluice.cli.session import FeedName, Session, command
 from sluice.cli.terminal import bad, good, heading, indent, shorten, table, warn
-from sluice.pipelines.vocabulary.errors import UsageError
-from sluice.pipelines.vocabulary.progress import Progress
-from sluice.pipelines.vocabulary.units import many, show_instant
+from sluice.pipelines.errors import UsageError
+from sluice.pipelines.model.progress import Progress
+from sluice.pipelines.util.units import many, show_instant
 
 if TYPE_CHECKING:
     from sluice.pipelines.account.audit import AuditProblem, AuditReport, PartitionAccount
     from sluice.pipelines.account.strict import Strict
+    from sluice.pipelines.errors import SluiceError
     from sluice.pipelines.feed.feed import Feed
     from sluice.pipelines.ledger import Ledger
     from sluice.pipelines.ports import Edges
-    from sluice.pipelines.vocabulary.errors import SluiceError
 
 
 SHOWN = 5

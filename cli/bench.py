@@ -12,7 +12,7 @@ import typer
 
 from sluice.cli.session import Session, command
 from sluice.cli.terminal import good
-from sluice.pipelines.vocabulary.errors import UsageError
+from sluice.pipelines.errors import UsageError
 
 Names = Annotated[
     list[str] | None,

@@ -17,12 +17,12 @@ from sluice.cli.rewritten import FileSums, by_window, name, table_after
 from sluice.cli.session import FeedName, Session, command
 from sluice.cli.terminal import good, heading, shorten, table, warn
 from sluice.cli.windows import From, To, Window
-from sluice.pipelines.vocabulary.units import many, show_window
+from sluice.pipelines.util.units import many, show_window
 
 if TYPE_CHECKING:
     from sluice.pipelines.feed.feed import Feed
+    from sluice.pipelines.model.receipts import Met
     from sluice.pipelines.rewriting.compaction import Compacted
-    from sluice.pipelines.vocabulary.receipts import Met
 
 
 def register(app: typer.Typer) -> None:

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
-from sluice.pipelines.vocabulary.units import show_window
+from sluice.pipelines.util.units import show_window
 
 if TYPE_CHECKING:
     from sluice.resources.project import Project

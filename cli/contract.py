@@ -26,10 +26,10 @@ from sluice.cli.numbers import count, percent
 from sluice.cli.session import FeedName, Session, command
 from sluice.cli.terminal import bad, copyable, good, heading, safe, table, warn
 from sluice.cli.windows import From, To, Window
-from sluice.pipelines.vocabulary import extras, scratch
-from sluice.pipelines.vocabulary.errors import Failed, FeedError, QuarantineExceeded, SchemaDrifted, UsageError
-from sluice.pipelines.vocabulary.ranges import Range, union
-from sluice.pipelines.vocabulary.units import many
+from sluice.pipelines.errors import Failed, FeedError, QuarantineExceeded, SchemaDrifted, UsageError
+from sluice.pipelines.model.ranges import Range, union
+from sluice.pipelines.util import extras, scratch
+from sluice.pipelines.util.units import many
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -38,13 +38,13 @@ if TYPE_CHECKING:
     from sluice.pipelines.contract.proposal import Proposal
     from sluice.pipelines.contract.results import ExpectationOutcome, Result
     from sluice.pipelines.feed.feed import Feed
+    from sluice.pipelines.model.kafka import TopicPartition
+    from sluice.pipelines.model.plans import Slice
+    from sluice.pipelines.model.receipts import Counts, Receipt
     from sluice.pipelines.ports import Lake
     from sluice.pipelines.quarantine.limit import Fault
     from sluice.pipelines.records.reader import WriterSchemas
     from sluice.pipelines.records.shape import Shape
-    from sluice.pipelines.vocabulary.kafka import TopicPartition
-    from sluice.pipelines.vocabulary.plans import Slice
-    from sluice.pipelines.vocabulary.receipts import Counts, Receipt
 
 RECORDS = 20_000
 MOST_RECORDS = 1_000_000
@@ -118,7 +118,7 @@ class _SampleRead:
 
     @property
     def counts(self) -> Counts:
-        from sluice.pipelines.vocabulary.receipts import Counts
+        from sluice.pipelines.model.receipts import Counts
 
         return sum((r.counts for r in self.receipts), Counts())
 
@@ -158,8 +158,8 @@ def _slices(session: Session, feed: Feed, asked: _SampleRequest) -> tuple[tuple[
     from sluice.pipelines.feed.topics import match
     from sluice.pipelines.landing.sample import newest, stretches, window_ranges
     from sluice.pipelines.ledger import Ledger, State
+    from sluice.pipelines.model.plans import Request, RequestKind
     from sluice.pipelines.validation.volume import earlier_rows
-    from sluice.pipelines.vocabulary.plans import Request, RequestKind
 
     if asked.offsets and (asked.window or asked.start or asked.end):
         raise UsageError("--offsets and windows together", remedy="give one of them")
@@ -187,7 +187,7 @@ def _slices(session: Session, feed: Feed, asked: _SampleRequest) -> tuple[tuple[
 
 def ranges_by_partition(offsets: Sequence[str] | None) -> dict[TopicPartition, list[Range]]:
     """The offsets that were requested by number."""
-    from sluice.pipelines.vocabulary.kafka import TopicPartition
+    from sluice.pipelines.model.kafka import TopicPartition
 
     found: dict[TopicPartition, list[Range]] = {}
     for r in map(parse.asked_range, offsets or ()):
@@ -298,7 +298,7 @@ def _write(path: Path, text: str, force: bool) -> None:
 
 
 def _quarantine_files(receipts: Sequence[Receipt]) -> list[str]:
-    from sluice.pipelines.vocabulary.receipts import PartKind
+    from sluice.pipelines.model.receipts import PartKind
 
     return [p.staged for r in receipts for p in r.of(PartKind.QUARANTINED)]
 

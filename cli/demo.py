@@ -29,11 +29,11 @@ from sluice.cli.numbers import count, seconds
 from sluice.cli.session import Session, command
 from sluice.cli.terminal import facts, good, table
 from sluice.pipelines.contract.suite import CONTRACT
-from sluice.pipelines.vocabulary import extras
-from sluice.pipelines.vocabulary.errors import ProofFailed, UsageError
-from sluice.pipelines.vocabulary.plans import Request, RequestKind
-from sluice.pipelines.vocabulary.progress import Progress
-from sluice.pipelines.vocabulary.units import HOUR, many, show_window
+from sluice.pipelines.errors import ProofFailed, UsageError
+from sluice.pipelines.model.plans import Request, RequestKind
+from sluice.pipelines.model.progress import Progress
+from sluice.pipelines.util import extras
+from sluice.pipelines.util.units import HOUR, many, show_window
 
 if TYPE_CHECKING:
     from sluice.pipelines.feed.feed import Feed

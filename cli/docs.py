@@ -13,7 +13,7 @@ import typer
 
 from sluice.cli.session import Session, command
 from sluice.cli.terminal import table
-from sluice.pipelines.vocabulary.errors import UsageError
+from sluice.pipelines.errors import UsageError
 
 _TITLE = re.compile(r"^# (.+)$", re.MULTILINE)
 

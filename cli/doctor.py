@@ -15,11 +15,11 @@ from rich.text import Text
 from sluice.cli import completing
 from sluice.cli.session import Session, command
 from sluice.cli.terminal import bad, good, heading, safe, warn
-from sluice.pipelines.vocabulary import extras
-from sluice.pipelines.vocabulary.errors import SetupError, SluiceError, UsageError
-from sluice.pipelines.vocabulary.health import Diagnosis, Health, of_error, skipped
-from sluice.pipelines.vocabulary.progress import Progress
-from sluice.pipelines.vocabulary.units import many
+from sluice.pipelines.errors import SetupError, SluiceError, UsageError
+from sluice.pipelines.model.health import Diagnosis, Health, of_error, skipped
+from sluice.pipelines.model.progress import Progress
+from sluice.pipelines.util import extras
+from sluice.pipelines.util.units import many
 
 if TYPE_CHECKING:
     from sluice.assets.feeds import FeedFiles

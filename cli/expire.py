@@ -16,16 +16,16 @@ from sluice.cli.numbers import count, size
 from sluice.cli.rewritten import name, table_after
 from sluice.cli.session import FeedName, Session, command
 from sluice.cli.terminal import good, heading, shorten, table, warn
-from sluice.pipelines.vocabulary.errors import UsageError
-from sluice.pipelines.vocabulary.receipts import count_files
-from sluice.pipelines.vocabulary.units import many, show_window
+from sluice.pipelines.errors import UsageError
+from sluice.pipelines.model.receipts import count_files
+from sluice.pipelines.util.units import many, show_window
 
 if TYPE_CHECKING:
     from sluice.pipelines.feed.feed import Feed
     from sluice.pipelines.ledger import Ledger
+    from sluice.pipelines.model.receipts import Receipt
     from sluice.pipelines.ports import Edges
     from sluice.pipelines.rewriting.expiry import Retired, Retirement
-    from sluice.pipelines.vocabulary.receipts import Receipt
 
 
 def register(app: typer.Typer) -> None:
@@ -78,7 +78,7 @@ def expire(
 
 def _time(feed: Feed, text: str, now: int) -> int:
     """The start of a window (ms), from its name or from a time span before now."""
-    from sluice.pipelines.vocabulary.units import parse_duration
+    from sluice.pipelines.util.units import parse_duration
 
     try:
         return feed.window.start_of(max(now - parse_duration(text), 0))

@@ -10,8 +10,8 @@ import typer
 from sluice.cli.menu import Group
 from sluice.cli.session import Session, command
 from sluice.cli.terminal import bad, good, table, warn
-from sluice.pipelines.vocabulary.errors import Failed, SluiceError
-from sluice.pipelines.vocabulary.units import many
+from sluice.pipelines.errors import Failed, SluiceError
+from sluice.pipelines.util.units import many
 
 if TYPE_CHECKING:
     from sluice.pipelines.feed.feed import Feed

@@ -9,10 +9,10 @@ from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from sluice.cli.looking import FeedStatus, look_through
-from sluice.pipelines.vocabulary.errors import LakeUnavailable, PartUnreadable, SluiceError
-from sluice.pipelines.vocabulary.figures import Figure, figure
-from sluice.pipelines.vocabulary.receipts import Life, PartKind
-from sluice.pipelines.vocabulary.side_by_side import each
+from sluice.pipelines.errors import LakeUnavailable, PartUnreadable, SluiceError
+from sluice.pipelines.model.figures import Figure, figure
+from sluice.pipelines.model.receipts import Life, PartKind
+from sluice.pipelines.util.parallel import each
 from sluice.pipelines.watching.standing import Standing
 
 if TYPE_CHECKING:
@@ -123,7 +123,7 @@ def _refused_records(feed: str, entry: PublishEntry, lake: Lake) -> Iterator[Fig
 
 def _of_runs(session: Session, feeds: Sequence[Feed]) -> list[Figure]:
     """What Dagster knows; nothing where it is not installed, not in use, or does not answer."""
-    from sluice.pipelines.vocabulary.extras import need
+    from sluice.pipelines.util.extras import need
 
     try:
         need("dagster")

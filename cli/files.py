@@ -10,9 +10,9 @@ import typer
 from sluice.cli import windows
 from sluice.cli.session import FeedName, Session, command
 from sluice.cli.windows import From, To, Window
-from sluice.pipelines.vocabulary.errors import UsageError
-from sluice.pipelines.vocabulary.receipts import PartKind
-from sluice.pipelines.vocabulary.units import show_window
+from sluice.pipelines.errors import UsageError
+from sluice.pipelines.model.receipts import PartKind
+from sluice.pipelines.util.units import show_window
 
 if TYPE_CHECKING:
     from sluice.pipelines.feed.feed import Feed

@@ -14,9 +14,9 @@ from rich.text import Text
 
 from sluice.cli.numbers import seconds
 from sluice.cli.terminal import bad, good, heading, remedy, table, warn
-from sluice.pipelines.vocabulary.errors import FeedError, NotReached, SluiceError, UsageError
-from sluice.pipelines.vocabulary.progress import Progress, Reporter
-from sluice.pipelines.vocabulary.units import many
+from sluice.pipelines.errors import FeedError, NotReached, SluiceError, UsageError
+from sluice.pipelines.model.progress import Progress, Reporter
+from sluice.pipelines.util.units import many
 
 if TYPE_CHECKING:
     from sluice.assets.feeds import FeedFiles

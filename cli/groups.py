@@ -18,8 +18,8 @@ from sluice.cli.numbers import count
 from sluice.cli.owners import group_owners, keeper, strangers
 from sluice.cli.session import Session, command
 from sluice.cli.terminal import SHOWN_ROWS, facts, heading, indent, shorten, table, warn
-from sluice.pipelines.vocabulary.errors import NotAuthorized, UnknownTopic, UsageError
-from sluice.pipelines.vocabulary.groups import (
+from sluice.pipelines.errors import NotAuthorized, UnknownTopic, UsageError
+from sluice.pipelines.model.consumer_groups import (
     KINDS,
     STATES,
     ZOOKEEPER,
@@ -31,9 +31,9 @@ from sluice.pipelines.vocabulary.groups import (
     expiry,
     kind_with_proposal,
 )
-from sluice.pipelines.vocabulary.kafka import CommittedOffset, Isolation, TopicPartition
-from sluice.pipelines.vocabulary.ranges import Range, union
-from sluice.pipelines.vocabulary.units import many, show_duration, show_instant
+from sluice.pipelines.model.kafka import CommittedOffset, Isolation, TopicPartition
+from sluice.pipelines.model.ranges import Range, union
+from sluice.pipelines.util.units import many, show_duration, show_instant
 
 if TYPE_CHECKING:
     from sluice.pipelines.feed.feed import Feed

@@ -20,9 +20,9 @@ from sluice.cli import completing
 from sluice.cli.numbers import count, size
 from sluice.cli.session import Session, command
 from sluice.cli.terminal import facts, good, heading, shorten, table, warn
-from sluice.pipelines.vocabulary.errors import FeedError, UnknownTopic, UsageError
-from sluice.pipelines.vocabulary.kafka import Isolation, PartitionState
-from sluice.pipelines.vocabulary.units import HOUR, many, show_instant
+from sluice.pipelines.errors import FeedError, UnknownTopic, UsageError
+from sluice.pipelines.model.kafka import Isolation, PartitionState
+from sluice.pipelines.util.units import HOUR, many, show_instant
 
 if TYPE_CHECKING:
     import pyarrow as pa

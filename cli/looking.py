@@ -6,9 +6,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from sluice.pipelines.vocabulary.errors import BatchRefused, SluiceError
-from sluice.pipelines.vocabulary.kafka import BrokerConfig, Key, OpenTransaction, PartitionState, TopicPartition
-from sluice.pipelines.vocabulary.receipts import Met
+from sluice.pipelines.errors import BatchRefused, SluiceError
+from sluice.pipelines.model.kafka import BrokerConfig, Key, OpenTransaction, PartitionState, TopicPartition
+from sluice.pipelines.model.receipts import Met
 from sluice.pipelines.watching.standing import WindowStanding
 
 if TYPE_CHECKING:

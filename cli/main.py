@@ -56,8 +56,8 @@ from sluice.cli import (
 )
 from sluice.cli import audit as audit_command
 from sluice.cli.terminal import Terminal, claimed_stdout
-from sluice.pipelines.vocabulary import extras
-from sluice.pipelines.vocabulary.errors import Failed, SluiceError, UsageError
+from sluice.pipelines.errors import Failed, SluiceError, UsageError
+from sluice.pipelines.util import extras
 
 app = typer.Typer(
     name="sluice",

@@ -8,8 +8,8 @@ from typing import Any
 from rich.text import Text
 
 from sluice.cli.terminal import safe, warn
-from sluice.pipelines.vocabulary.progress import Progress, Reporter
-from sluice.pipelines.vocabulary.receipts import Fate, Life, Met
+from sluice.pipelines.model.progress import Progress, Reporter
+from sluice.pipelines.model.receipts import Fate, Life, Met
 
 
 class MetRecorder:

@@ -12,7 +12,7 @@ from rich.progress import Progress as Bars
 from sluice.cli.numbers import count
 
 if TYPE_CHECKING:
-    from sluice.pipelines.vocabulary.progress import Progress
+    from sluice.pipelines.model.progress import Progress
 
 
 class Moving:

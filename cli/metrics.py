@@ -13,10 +13,10 @@ import typer
 from sluice.cli import completing, figures, parse
 from sluice.cli.session import Session, command
 from sluice.cli.terminal import good
-from sluice.pipelines.vocabulary import extras
-from sluice.pipelines.vocabulary.errors import SluiceError, UsageError
-from sluice.pipelines.vocabulary.figures import FAMILIES, Figure
-from sluice.pipelines.vocabulary.units import many, show_duration
+from sluice.pipelines.errors import SluiceError, UsageError
+from sluice.pipelines.model.figures import FAMILIES, Figure
+from sluice.pipelines.util import extras
+from sluice.pipelines.util.units import many, show_duration
 
 if TYPE_CHECKING:
     from sluice.pipelines.feed.feed import Feed

@@ -17,9 +17,9 @@ from sluice.cli.numbers import count
 from sluice.cli.offsets_desk import OffsetsDesk, OtherGroup, group, offsets_in, open_desk
 from sluice.cli.session import FeedName, Session, command
 from sluice.cli.terminal import good, heading, shorten, table
-from sluice.pipelines.vocabulary.errors import UsageError
-from sluice.pipelines.vocabulary.kafka import OffsetAtTime, TopicPartition
-from sluice.pipelines.vocabulary.units import many, show_instant
+from sluice.pipelines.errors import UsageError
+from sluice.pipelines.model.kafka import OffsetAtTime, TopicPartition
+from sluice.pipelines.util.units import many, show_instant
 
 
 def register(_: typer.Typer) -> None:

@@ -13,15 +13,15 @@ import typer
 from sluice.cli.menu import Group
 from sluice.cli.owners import group_owners, strangers
 from sluice.cli.session import Session
-from sluice.pipelines.vocabulary.errors import UsageError
-from sluice.pipelines.vocabulary.kafka import TopicPartition
+from sluice.pipelines.errors import UsageError
+from sluice.pipelines.model.kafka import TopicPartition
 
 if TYPE_CHECKING:
     from sluice.pipelines.feed.feed import Feed
     from sluice.pipelines.ledger import Ledger, State
+    from sluice.pipelines.model.consumer_groups import GroupView
     from sluice.pipelines.operating.move_offsets import Spot
     from sluice.pipelines.ports import Edges, Groups
-    from sluice.pipelines.vocabulary.groups import GroupView
 
 group = typer.Typer(
     cls=Group, help="The committed offsets of a feed's group: show, move, save, restore.", no_args_is_help=True

@@ -15,9 +15,9 @@ from sluice.cli.numbers import count
 from sluice.cli.offsets_desk import group
 from sluice.cli.session import FeedName, Session, command
 from sluice.cli.terminal import SHOWN_ROWS, good, heading, indent, shorten, table, warn
-from sluice.pipelines.vocabulary.errors import SluiceError, UsageError
-from sluice.pipelines.vocabulary.kafka import CommittedOffset, PartitionState, TopicPartition
-from sluice.pipelines.vocabulary.units import many
+from sluice.pipelines.errors import SluiceError, UsageError
+from sluice.pipelines.model.kafka import CommittedOffset, PartitionState, TopicPartition
+from sluice.pipelines.util.units import many
 
 if TYPE_CHECKING:
     from sluice.pipelines.feed.feed import Feed

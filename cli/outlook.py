@@ -10,11 +10,11 @@ from rich.text import Text
 
 from sluice.cli.numbers import count
 from sluice.cli.terminal import bad, safe, warn
-from sluice.pipelines.vocabulary.units import DAY, many, show_about, show_instant
+from sluice.pipelines.util.units import DAY, many, show_about, show_instant
 
 if TYPE_CHECKING:
+    from sluice.pipelines.errors import SluiceError
     from sluice.pipelines.planning.held_back import HeldBack
-    from sluice.pipelines.vocabulary.errors import SluiceError
     from sluice.pipelines.watching.forecast import AtRisk
     from sluice.pipelines.watching.outlook import Outlook
 

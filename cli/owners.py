@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from sluice.pipelines.vocabulary.groups import ZOOKEEPER
+from sluice.pipelines.model.consumer_groups import ZOOKEEPER
 
 if TYPE_CHECKING:
     from sluice.cli.session import Session
     from sluice.pipelines.feed.feed import Feed
-    from sluice.pipelines.vocabulary.groups import GroupMember, GroupView
+    from sluice.pipelines.model.consumer_groups import GroupMember, GroupView
 
 
 def keeper(feed: Feed) -> str:

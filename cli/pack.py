@@ -51,7 +51,7 @@ def pack(session: Session, output: Output = None, modules: With = None) -> None:
     $ sluice pack --with company.tokens --output tokens.tar.gz
     $ sluice pack --output /mnt/shared/sluice.tar.gz
     """
-    from sluice.pipelines.vocabulary.errors import UsageError
+    from sluice.pipelines.errors import UsageError
     from sluice.resources.spark import pack as packing
 
     if output is not None and not output.name.endswith((".tar.gz", ".tgz")):

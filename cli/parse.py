@@ -1,12 +1,12 @@
-"""What people type, as values: places and ranges (see `pipelines.vocabulary.spellings`), windows, durations."""
+"""What people type, as values: places and ranges (see `pipelines.model.spellings`), windows, durations."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 
-from sluice.pipelines.vocabulary import units
-from sluice.pipelines.vocabulary.errors import UsageError
-from sluice.pipelines.vocabulary.spellings import asked_range, partition, record
+from sluice.pipelines.errors import UsageError
+from sluice.pipelines.model.spellings import asked_range, partition, record
+from sluice.pipelines.util import units
 
 __all__ = ["asked_range", "duration", "partition", "record", "window"]
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable
 
-from sluice.pipelines.vocabulary.kafka import Key
+from sluice.pipelines.model.kafka import Key
 
 
 def lives(keys: Iterable[Key]) -> dict[Key, str]:

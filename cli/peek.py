@@ -18,9 +18,9 @@ from sluice.cli.records import rows, typed_fields
 from sluice.cli.records import view as record_view
 from sluice.cli.session import Session, command
 from sluice.cli.terminal import heading
-from sluice.pipelines.vocabulary.errors import FeedError, UnknownTopic, UsageError
-from sluice.pipelines.vocabulary.kafka import Isolation, PartitionState, TopicPartition
-from sluice.pipelines.vocabulary.plans import Slice
+from sluice.pipelines.errors import FeedError, UnknownTopic, UsageError
+from sluice.pipelines.model.kafka import Isolation, PartitionState, TopicPartition
+from sluice.pipelines.model.plans import Slice
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -245,8 +245,8 @@ def _read_by_schema(feed: Feed, chunks: Sequence[pa.RecordBatch], piece: Slice) 
 
 
 def _answers(feed: Feed, piece: Slice, isolation: Isolation) -> Iterator[Fetched]:
+    from sluice.pipelines.model.kafka import FetchLimits
     from sluice.pipelines.ports import FetchFailed
-    from sluice.pipelines.vocabulary.kafka import FetchLimits
     from sluice.resources.kafka.fetch import KafkaFetcher
 
     with closing(KafkaFetcher(feed.kafka, isolation)) as fetcher:

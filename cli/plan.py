@@ -18,11 +18,11 @@ from sluice.cli.partitions import ranges
 from sluice.cli.session import FeedName, Session, command
 from sluice.cli.terminal import bad, good, heading, remedy, shorten, table, warn
 from sluice.cli.windows import From, To, Window
-from sluice.pipelines.vocabulary.errors import SluiceError
-from sluice.pipelines.vocabulary.kafka import Key, PartitionState
-from sluice.pipelines.vocabulary.plans import SEVERAL, Assignor, Plan, Request, Task
-from sluice.pipelines.vocabulary.receipts import Fate, Met
-from sluice.pipelines.vocabulary.units import many, show_window
+from sluice.pipelines.errors import SluiceError
+from sluice.pipelines.model.kafka import Key, PartitionState
+from sluice.pipelines.model.plans import SEVERAL, Assignor, Plan, Request, Task
+from sluice.pipelines.model.receipts import Fate, Met
+from sluice.pipelines.util.units import many, show_window
 
 if TYPE_CHECKING:
     from sluice.pipelines.batch.preview import Preview

@@ -14,8 +14,8 @@ from rich.console import RenderableType
 from sluice.cli.numbers import count, rate, seconds, size
 from sluice.cli.session import FeedName, Session, command
 from sluice.cli.terminal import facts, good
-from sluice.pipelines.vocabulary.errors import NotLocal, UsageError
-from sluice.pipelines.vocabulary.units import many, parse_duration
+from sluice.pipelines.errors import NotLocal, UsageError
+from sluice.pipelines.util.units import many, parse_duration
 
 if TYPE_CHECKING:
     from sluice.pipelines.feed.feed import Feed
@@ -111,7 +111,7 @@ def produce(
     $ sluice produce orders --transactional --aborted 10% --spread 6h --seed 7
     $ sluice produce orders --to test-kafka.example:9092
     """
-    from sluice.pipelines.vocabulary.progress import Progress
+    from sluice.pipelines.model.progress import Progress
     from sluice.resources.local import events
 
     found = session.feed(feed)

@@ -12,9 +12,9 @@ from rich.text import Text
 
 from sluice.cli.numbers import count, seconds, size
 from sluice.cli.terminal import heading, table
-from sluice.pipelines.vocabulary.plans import Task
-from sluice.pipelines.vocabulary.traffic import SHARES, BrokerTraffic, Traffic, all_brokers, bound_us
-from sluice.pipelines.vocabulary.units import many
+from sluice.pipelines.model.plans import Task
+from sluice.pipelines.model.traffic import SHARES, BrokerTraffic, Traffic, all_brokers, bound_us
+from sluice.pipelines.util.units import many
 from sluice.pipelines.watching.timings import Spent, by_task, spent
 from sluice.pipelines.watching.traffic import TopicTraffic, by_topic
 

@@ -12,9 +12,9 @@ from rich.text import Text
 from sluice.cli.numbers import size
 from sluice.cli.session import Session, command
 from sluice.cli.terminal import good, heading
-from sluice.pipelines.vocabulary.errors import UsageError
-from sluice.pipelines.vocabulary.progress import Progress
-from sluice.pipelines.vocabulary.units import many, parse_duration, show_instant
+from sluice.pipelines.errors import UsageError
+from sluice.pipelines.model.progress import Progress
+from sluice.pipelines.util.units import many, parse_duration, show_instant
 
 if TYPE_CHECKING:
     from sluice.assets.history import RunLog

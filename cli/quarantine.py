@@ -21,16 +21,16 @@ from sluice.cli.rewritten import name, table_after
 from sluice.cli.session import FeedName, Session, command
 from sluice.cli.terminal import bad, good, heading, safe, shorten, table, warn
 from sluice.cli.windows import From, To, Window
-from sluice.pipelines.vocabulary.units import many, show_window
+from sluice.pipelines.util.units import many, show_window
 
 if TYPE_CHECKING:
     from sluice.pipelines.feed.feed import Feed
+    from sluice.pipelines.model.receipts import Met
     from sluice.pipelines.ports import Edges
     from sluice.pipelines.quarantine.held import Filter, Listing
     from sluice.pipelines.quarantine.limit import QuarantineKind
     from sluice.pipelines.rewriting.replay import Replayed
     from sluice.pipelines.rewriting.trial import Trial
-    from sluice.pipelines.vocabulary.receipts import Met
 
 group = typer.Typer(
     cls=Group, help="Records that did not fit: count them, look at them, land them after all.", no_args_is_help=True

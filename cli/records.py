@@ -12,7 +12,7 @@ from rich.text import Text
 
 from sluice.cli.numbers import count
 from sluice.cli.terminal import facts, safe, table
-from sluice.pipelines.vocabulary.units import show_instant
+from sluice.pipelines.util.units import show_instant
 
 if TYPE_CHECKING:
     import pyarrow as pa

@@ -15,17 +15,17 @@ from sluice.cli import completing
 from sluice.cli.met import beneath
 from sluice.cli.session import Session, command
 from sluice.cli.terminal import bad, good, heading, safe, warn
-from sluice.pipelines.vocabulary import scratch
-from sluice.pipelines.vocabulary.errors import UsageError
-from sluice.pipelines.vocabulary.progress import Progress
-from sluice.pipelines.vocabulary.units import many
+from sluice.pipelines.errors import UsageError
+from sluice.pipelines.model.progress import Progress
+from sluice.pipelines.util import scratch
+from sluice.pipelines.util.units import many
 
 if TYPE_CHECKING:
     import dagster as dg
 
     from sluice.pipelines.feed.feed import Feed
+    from sluice.pipelines.model.progress import Reporter
     from sluice.pipelines.operating.repair import RepairFinding
-    from sluice.pipelines.vocabulary.progress import Reporter
 
 
 def register(app: typer.Typer) -> None:

@@ -15,8 +15,8 @@ from sluice.cli.numbers import count, rate, seconds, size
 from sluice.cli.session import FeedName, Session, command
 from sluice.cli.terminal import copyable, facts, good, heading, shorten, table, warn
 from sluice.cli.windows import From, Window
-from sluice.pipelines.vocabulary.errors import Failed, Unknown, UsageError
-from sluice.pipelines.vocabulary.units import many
+from sluice.pipelines.errors import Failed, Unknown, UsageError
+from sluice.pipelines.util.units import many
 
 if TYPE_CHECKING:
     from sluice.pipelines.feed.feed import Feed
@@ -146,9 +146,9 @@ def republish(
     with session.open_edges(found) as edges:
         from sluice.assets.memory import remember_target
         from sluice.pipelines.ledger import Ledger
+        from sluice.pipelines.model.receipts import PartKind
         from sluice.pipelines.republishing import plan as plans
         from sluice.pipelines.republishing import where as conditions
-        from sluice.pipelines.vocabulary.receipts import PartKind
         from sluice.resources.way_back import by_own_schema
 
         ledger = Ledger(edges.lake, feed, edges.clock)

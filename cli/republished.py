@@ -10,8 +10,8 @@ from rich.console import RenderableType
 from sluice.cli.numbers import count
 from sluice.cli.session import Session
 from sluice.cli.terminal import bad, facts, good, heading, shorten, table, warn
-from sluice.pipelines.vocabulary.progress import Progress
-from sluice.pipelines.vocabulary.units import many
+from sluice.pipelines.model.progress import Progress
+from sluice.pipelines.util.units import many
 
 if TYPE_CHECKING:
     from sluice.pipelines.feed.feed import Feed
@@ -29,9 +29,9 @@ def audit(session: Session, feed: Feed, name: str) -> int:
 def _compare(session: Session, feed: Feed, name: str) -> RepublishAudit:
     session.compile()
     from sluice.pipelines.ledger import Ledger
+    from sluice.pipelines.model.kafka import Isolation
     from sluice.pipelines.records.shape import RAW
     from sluice.pipelines.republishing import audit, plan
-    from sluice.pipelines.vocabulary.kafka import Isolation
     from sluice.resources.spark.executor import Wiring
 
     committed = Isolation.READ_COMMITTED

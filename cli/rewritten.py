@@ -10,14 +10,14 @@ from rich.text import Text
 
 from sluice.cli.session import Session
 from sluice.cli.terminal import good, warn
-from sluice.pipelines.vocabulary.errors import SluiceError
-from sluice.pipelines.vocabulary.units import many, show_window
+from sluice.pipelines.errors import SluiceError
+from sluice.pipelines.util.units import many, show_window
 
 if TYPE_CHECKING:
     from sluice.pipelines.feed.feed import Feed
+    from sluice.pipelines.model.receipts import Receipt
     from sluice.pipelines.rewriting.compaction import Compacted
     from sluice.pipelines.rewriting.merging import Merge
-    from sluice.pipelines.vocabulary.receipts import Receipt
 
 
 @dataclass(frozen=True)

@@ -25,16 +25,16 @@ from sluice.cli.windows import From, To, Window
 from sluice.pipelines.contract.catalogue import text
 from sluice.pipelines.contract.expectation import Contract
 from sluice.pipelines.contract.results import ExpectationOutcome, contract_results
+from sluice.pipelines.errors import SluiceError, UsageError, WindowHeld, WindowIncomplete
+from sluice.pipelines.model.kafka import Key
+from sluice.pipelines.model.plans import Request, RequestKind
+from sluice.pipelines.model.progress import Progress, Reporter
+from sluice.pipelines.model.ranges import Range, union
+from sluice.pipelines.model.receipts import Counts, Drift, DriftKind, Met, Receipt, count_files
 from sluice.pipelines.records import ready
+from sluice.pipelines.util import extras
+from sluice.pipelines.util.units import many
 from sluice.pipelines.validation.drift import describe_drift, drift_of
-from sluice.pipelines.vocabulary import extras
-from sluice.pipelines.vocabulary.errors import SluiceError, UsageError, WindowHeld, WindowIncomplete
-from sluice.pipelines.vocabulary.kafka import Key
-from sluice.pipelines.vocabulary.plans import Request, RequestKind
-from sluice.pipelines.vocabulary.progress import Progress, Reporter
-from sluice.pipelines.vocabulary.ranges import Range, union
-from sluice.pipelines.vocabulary.receipts import Counts, Drift, DriftKind, Met, Receipt, count_files
-from sluice.pipelines.vocabulary.units import many
 from sluice.pipelines.watching.traffic import notable
 from sluice.resources.local import process
 

@@ -13,15 +13,15 @@ from rich.console import RenderableType
 from sluice.cli.menu import Group
 from sluice.cli.session import FeedName, Session, command
 from sluice.cli.terminal import bad, facts, good, heading, table
-from sluice.pipelines.vocabulary.errors import Failed, SchemaChanged, UsageError
-from sluice.pipelines.vocabulary.units import safe_text
+from sluice.pipelines.errors import Failed, SchemaChanged, UsageError
+from sluice.pipelines.util.units import safe_text
 
 if TYPE_CHECKING:
     from sluice.pipelines.feed.feed import Feed
     from sluice.pipelines.feed.load import SchemaAsked
+    from sluice.pipelines.model.registered_schema import RegisteredSchema
     from sluice.pipelines.records.reader import Reader
     from sluice.pipelines.schema.schema import Schema
-    from sluice.pipelines.vocabulary.registered import RegisteredSchema
 
 group = typer.Typer(
     cls=Group, help="The schemas that feeds read by, and those of their registries.", no_args_is_help=True

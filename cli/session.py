@@ -24,15 +24,15 @@ import typer
 from sluice.cli import completing
 from sluice.cli.loading import loading
 from sluice.cli.terminal import Terminal, safe
-from sluice.pipelines.vocabulary import logs
-from sluice.pipelines.vocabulary.errors import UsageError
+from sluice.pipelines.errors import UsageError
+from sluice.pipelines.util import logs
 
 if TYPE_CHECKING:
     from sluice.assets.feeds import FeedFiles
     from sluice.pipelines.feed.feed import Feed
+    from sluice.pipelines.model.progress import Progress
     from sluice.pipelines.operating.migrate_offsets import Stores
     from sluice.pipelines.ports import Edges, Groups, Target
-    from sluice.pipelines.vocabulary.progress import Progress
     from sluice.resources.project import Project
 
 Body = Callable[..., int | None]

@@ -17,16 +17,10 @@ from sluice.cli.numbers import count
 from sluice.cli.partitions import lives, ranges
 from sluice.cli.session import Session, command
 from sluice.cli.terminal import bad, facts, good, heading, safe, shorten, table, warn
-from sluice.pipelines.vocabulary.errors import (
-    BatchRefused,
-    ContractBroken,
-    QuarantineExceeded,
-    SchemaDrifted,
-    SluiceError,
-)
-from sluice.pipelines.vocabulary.receipts import Life, Met
-from sluice.pipelines.vocabulary.side_by_side import each
-from sluice.pipelines.vocabulary.units import many, show_about, show_duration, show_instant, show_window
+from sluice.pipelines.errors import BatchRefused, ContractBroken, QuarantineExceeded, SchemaDrifted, SluiceError
+from sluice.pipelines.model.receipts import Life, Met
+from sluice.pipelines.util.parallel import each
+from sluice.pipelines.util.units import many, show_about, show_duration, show_instant, show_window
 from sluice.pipelines.watching.standing import Standing
 
 if TYPE_CHECKING:

@@ -14,16 +14,16 @@ from sluice.cli.menu import Group
 from sluice.cli.numbers import count
 from sluice.cli.session import FeedName, Session, command
 from sluice.cli.terminal import bad, facts, good, heading, indent, warn
-from sluice.pipelines.vocabulary.units import many, show_instant
+from sluice.pipelines.util.units import many, show_instant
 
 if TYPE_CHECKING:
     from sluice.pipelines.feed.feed import Feed
     from sluice.pipelines.ledger import Ledger, State
+    from sluice.pipelines.model.receipts import PartKind
+    from sluice.pipelines.model.tables import TableHead
     from sluice.pipelines.ports import Lake, Table
     from sluice.pipelines.tables.check import Compared
     from sluice.pipelines.tables.sync import Synced
-    from sluice.pipelines.vocabulary.receipts import PartKind
-    from sluice.pipelines.vocabulary.tables import TableHead
     from sluice.resources.edges import FeedTables
 
 group = typer.Typer(cls=Group, help="A feed's table: what landed, by name and by SQL.", no_args_is_help=True)

@@ -21,11 +21,11 @@ from rich.text import Text
 
 from sluice.cli import signals
 from sluice.cli.flow import Facts, Flowing, TextTable, Whole, wrap
-from sluice.pipelines.vocabulary import logs
-from sluice.pipelines.vocabulary.errors import Refused, SluiceError
+from sluice.pipelines.errors import Refused, SluiceError
+from sluice.pipelines.util import logs
 
 if TYPE_CHECKING:
-    from sluice.pipelines.vocabulary.progress import Reporter
+    from sluice.pipelines.model.progress import Reporter
 
 WIDE = 160
 """The width if stdout is not a terminal: tables in a pipe are not cut to the width of a screen."""

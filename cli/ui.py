@@ -28,9 +28,9 @@ from rich.text import Text
 from sluice.cli import reloading
 from sluice.cli.session import Session, command
 from sluice.cli.terminal import Terminal, good, warn
-from sluice.pipelines.vocabulary import extras, scratch
-from sluice.pipelines.vocabulary.errors import Failed, FeedError, UsageError
-from sluice.pipelines.vocabulary.units import many
+from sluice.pipelines.errors import Failed, FeedError, UsageError
+from sluice.pipelines.util import extras, scratch
+from sluice.pipelines.util.units import many
 
 if TYPE_CHECKING:
     from sluice.resources.project import Project

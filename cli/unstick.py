@@ -14,8 +14,8 @@ from sluice.cli import completing
 from sluice.cli.met import beneath
 from sluice.cli.session import Session, command
 from sluice.cli.terminal import good, heading, safe, warn
-from sluice.pipelines.vocabulary.errors import Refused, UsageError
-from sluice.pipelines.vocabulary.units import many, show_instant
+from sluice.pipelines.errors import Refused, UsageError
+from sluice.pipelines.util.units import many, show_instant
 
 if TYPE_CHECKING:
     import dagster as dg

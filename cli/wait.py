@@ -11,16 +11,16 @@ import typer
 from sluice.cli import parse, windows
 from sluice.cli.session import FeedName, Session, command
 from sluice.cli.windows import OneWindow
-from sluice.pipelines.vocabulary.errors import Failed
-from sluice.pipelines.vocabulary.progress import Progress
-from sluice.pipelines.vocabulary.units import show_duration, show_window
+from sluice.pipelines.errors import Failed
+from sluice.pipelines.model.progress import Progress
+from sluice.pipelines.util.units import show_duration, show_window
 from sluice.pipelines.watching.standing import Standing, WindowStanding
 
 if TYPE_CHECKING:
     from sluice.pipelines.feed.feed import Feed
     from sluice.pipelines.ledger import Ledger
+    from sluice.pipelines.model.progress import Reporter
     from sluice.pipelines.ports import Edges
-    from sluice.pipelines.vocabulary.progress import Reporter
 
 POLL = 1.0  # seconds between two looks at the lake
 

@@ -15,8 +15,8 @@ from rich.text import Text
 from sluice.cli import completing, parse
 from sluice.cli.numbers import count
 from sluice.cli.terminal import bad, good, warn, work
-from sluice.pipelines.vocabulary.errors import UsageError
-from sluice.pipelines.vocabulary.units import DAY, HOUR, many, show_duration, show_window
+from sluice.pipelines.errors import UsageError
+from sluice.pipelines.util.units import DAY, HOUR, many, show_duration, show_window
 from sluice.pipelines.watching.standing import Owes, Standing, WindowStanding
 
 if TYPE_CHECKING:

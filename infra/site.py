@@ -134,7 +134,7 @@ def _default(field: Any) -> str:
 def python() -> str:
     """The functions of `sluice`, what they return, and every error."""
     import sluice
-    from sluice.pipelines.vocabulary import errors
+    from sluice.pipelines import errors
     from sluice.resources.reading import Windows
     from sluice.resources.stream import Stream
 

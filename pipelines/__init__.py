@@ -1,1 +1,1 @@
-"""The stages of a batch and their vocabulary: pure functions and frozen values over small ports."""
+"""The stages of a batch and their model: pure functions and frozen values over small ports."""

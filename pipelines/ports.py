@@ -12,11 +12,9 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, BinaryIO, Protocol
 
-from sluice.pipelines.records.reader import WriterSchemas
-from sluice.pipelines.records.shape import RAW, Shape
-from sluice.pipelines.vocabulary.errors import SluiceError
-from sluice.pipelines.vocabulary.groups import GroupView, ListedGroup
-from sluice.pipelines.vocabulary.kafka import (
+from sluice.pipelines.errors import SluiceError
+from sluice.pipelines.model.consumer_groups import GroupView, ListedGroup
+from sluice.pipelines.model.kafka import (
     CommittedOffset,
     Configs,
     FetchLimits,
@@ -26,12 +24,14 @@ from sluice.pipelines.vocabulary.kafka import (
     PartitionState,
     TopicPartition,
 )
-from sluice.pipelines.vocabulary.plans import Plan, Slice
-from sluice.pipelines.vocabulary.receipts import Outcome, Owner, Verdict
-from sluice.pipelines.vocabulary.registered import RegisteredSchema
-from sluice.pipelines.vocabulary.stat import Stat
-from sluice.pipelines.vocabulary.tables import TableChange, TableFile, TableHead
-from sluice.pipelines.vocabulary.traffic import TaskTraffic
+from sluice.pipelines.model.plans import Plan, Slice
+from sluice.pipelines.model.receipts import Outcome, Owner, Verdict
+from sluice.pipelines.model.registered_schema import RegisteredSchema
+from sluice.pipelines.model.stat import Stat
+from sluice.pipelines.model.tables import TableChange, TableFile, TableHead
+from sluice.pipelines.model.traffic import TaskTraffic
+from sluice.pipelines.records.reader import WriterSchemas
+from sluice.pipelines.records.shape import RAW, Shape
 
 if TYPE_CHECKING:  # it loads compiled loops
     from sluice.pipelines.records.encode.batches import SealedBatch

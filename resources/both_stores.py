@@ -11,10 +11,10 @@ import contextlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 
+from sluice.pipelines.errors import SluiceError, Unknown
+from sluice.pipelines.model.consumer_groups import GroupView, ListedGroup
+from sluice.pipelines.model.kafka import CommittedOffset, TopicPartition
 from sluice.pipelines.ports import Group, Groups, Letter, Member, Membership
-from sluice.pipelines.vocabulary.errors import SluiceError, Unknown
-from sluice.pipelines.vocabulary.groups import GroupView, ListedGroup
-from sluice.pipelines.vocabulary.kafka import CommittedOffset, TopicPartition
 
 Committed = Mapping[TopicPartition, CommittedOffset | None]
 Offsets = Mapping[TopicPartition, CommittedOffset]

@@ -7,15 +7,15 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, ExitStack, closing, contextmanager, nullcontext
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from sluice.pipelines.errors import UsageError
 from sluice.pipelines.feed.feed import Feed
 from sluice.pipelines.feed.kafka import KafkaSettings
 from sluice.pipelines.feed.rights import rights_of
 from sluice.pipelines.feed.table import QUARANTINE_TABLE, WINDOWS_TABLE
+from sluice.pipelines.model.pages import page
+from sluice.pipelines.model.receipts import PartKind
 from sluice.pipelines.operating.migrate_offsets import Stores
 from sluice.pipelines.ports import Edges, Groups, Lake, Table
-from sluice.pipelines.vocabulary.errors import UsageError
-from sluice.pipelines.vocabulary.pages import page
-from sluice.pipelines.vocabulary.receipts import PartKind
 from sluice.resources.both_stores import BothGroup, BothGroups
 from sluice.resources.clock import now
 from sluice.resources.kafka.cluster import KafkaCluster

@@ -15,9 +15,9 @@ import boto3
 from botocore import exceptions as boto
 from botocore.config import Config
 
+from sluice.pipelines.errors import Failed, RegistryForbidden, RegistryUnavailable, SluiceError
 from sluice.pipelines.feed.registry import RegistrySettings
-from sluice.pipelines.vocabulary.errors import Failed, RegistryForbidden, RegistryUnavailable, SluiceError
-from sluice.pipelines.vocabulary.registered import AVRO, JSON, PROTOBUF, RegisteredSchema, cannot_be_asked
+from sluice.pipelines.model.registered_schema import AVRO, JSON, PROTOBUF, RegisteredSchema, cannot_be_asked
 
 TRIES = 3
 _NOBODY = "EntityNotFoundException"

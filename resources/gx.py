@@ -11,7 +11,7 @@ import os
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from sluice.pipelines.vocabulary import extras
+from sluice.pipelines.util import extras
 
 _MOST = 300
 """How many characters of its message about one expectation are kept."""

@@ -21,9 +21,9 @@ from itertools import accumulate
 from pathlib import Path
 from typing import Any, BinaryIO, cast
 
-from sluice.pipelines.vocabulary.errors import LakeFull, LakeUnavailable, ProofFailed, SluiceError, Terminal, Unknown
-from sluice.pipelines.vocabulary.side_by_side import each
-from sluice.pipelines.vocabulary.stat import Stat
+from sluice.pipelines.errors import LakeFull, LakeUnavailable, ProofFailed, SluiceError, Terminal, Unknown
+from sluice.pipelines.model.stat import Stat
+from sluice.pipelines.util.parallel import each
 
 TEMPORARY = ".tmp-"
 _STRAY = re.compile(rf"(^|/)(\.{{0,2}}(/|\Z)|{re.escape(TEMPORARY)})|\0")

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from sluice.pipelines.feed.feed import Feed
 from sluice.pipelines.ports import Lake
-from sluice.pipelines.vocabulary import extras
+from sluice.pipelines.util import extras
 from sluice.resources.lake_local import LocalLake
 
 if TYPE_CHECKING:

@@ -24,12 +24,12 @@ from typing import Any
 
 import sluice
 from sluice.pipelines.batch.result import BatchResult, Landed
+from sluice.pipelines.errors import SluiceError
 from sluice.pipelines.feed.feed import Feed
 from sluice.pipelines.lake import paths
+from sluice.pipelines.model.receipts import count_files
 from sluice.pipelines.records.landed_columns import landed_schema
-from sluice.pipelines.vocabulary import logs
-from sluice.pipelines.vocabulary.errors import SluiceError
-from sluice.pipelines.vocabulary.receipts import count_files
+from sluice.pipelines.util import logs
 from sluice.resources.lakes import open_lake
 
 log = logging.getLogger(f"{logs.OURS}.lineage")

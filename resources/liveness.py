@@ -22,8 +22,8 @@ from threading import Event, Thread
 from typing import Any
 
 from sluice.pipelines.lake import paths
+from sluice.pipelines.model.receipts import Life, Owner, Verdict
 from sluice.pipelines.ports import Clock, Lake, Liveness
-from sluice.pipelines.vocabulary.receipts import Life, Owner, Verdict
 
 log = logging.getLogger("sluice.liveness")
 _GRACE_S = 10

@@ -13,8 +13,8 @@ from html import escape
 from urllib.error import HTTPError
 from urllib.request import Request, urlopen
 
+from sluice.pipelines.errors import Failed
 from sluice.pipelines.feed.notify import EmailSettings, MailSecurity, NotifySettings
-from sluice.pipelines.vocabulary.errors import Failed
 
 WEB_SECONDS = 10.0
 MAIL_SECONDS = 4.0

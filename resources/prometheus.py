@@ -1,6 +1,6 @@
 """Figures for Prometheus: as text, in a file for the node exporter, at a push gateway, or from a small web server.
 
-The library is prometheus_client (the extra `metrics`). Names and help come from `vocabulary.figures`.
+The library is prometheus_client (the extra `metrics`). Names and help come from `model.figures`.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ from http.client import HTTPException
 from pathlib import Path
 from typing import Any
 
-from sluice.pipelines.vocabulary import extras
-from sluice.pipelines.vocabulary.errors import Failed, UsageError
-from sluice.pipelines.vocabulary.figures import FAMILIES, Figure, Kind
+from sluice.pipelines.errors import Failed, UsageError
+from sluice.pipelines.model.figures import FAMILIES, Figure, Kind
+from sluice.pipelines.util import extras
 
 PUSH_SECONDS = 30.0
 USER, PASSWORD = "SLUICE_PUSH_USER", "SLUICE_PUSH_PASSWORD"

@@ -20,19 +20,19 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from sluice.pipelines.errors import SluiceError, UsageError
 from sluice.pipelines.feed.feed import Feed
 from sluice.pipelines.lake.parquet import batches, readable
 from sluice.pipelines.ledger import Ledger, State
+from sluice.pipelines.model.receipts import PartKind
 from sluice.pipelines.planning.shapes import describe_overridden, table_of
 from sluice.pipelines.ports import Lake
 from sluice.pipelines.publishing import files as reading
 from sluice.pipelines.publishing.files import File
 from sluice.pipelines.records.landed_columns import QUARANTINED, landed_schema
 from sluice.pipelines.schema.recast import plain
-from sluice.pipelines.vocabulary import extras, units
-from sluice.pipelines.vocabulary.errors import SluiceError, UsageError
-from sluice.pipelines.vocabulary.receipts import PartKind
-from sluice.pipelines.vocabulary.units import show_window
+from sluice.pipelines.util import extras, units
+from sluice.pipelines.util.units import show_window
 from sluice.resources.lakes import arrow_files, open_lake
 from sluice.resources.project import Project
 

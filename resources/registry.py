@@ -23,20 +23,20 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote, urlsplit
 
+from sluice.pipelines.errors import Failed, Refused, RegistryForbidden, RegistryUnavailable, SetupError
 from sluice.pipelines.feed.feed import Feed
 from sluice.pipelines.feed.load import SchemaAsked
 from sluice.pipelines.feed.registry import RegistrySettings
 from sluice.pipelines.lake.schemas import KeptSchemas
+from sluice.pipelines.model.registered_schema import AVRO, RegisteredSchema, cannot_be_asked
 from sluice.pipelines.ports import Lake
 from sluice.pipelines.records.avro.reader import AvroReader
 from sluice.pipelines.records.protobuf.reader import ProtobufReader
 from sluice.pipelines.records.reader import Reader, UnusableSchema
 from sluice.pipelines.records.readers import READERS
 from sluice.pipelines.records.wire import WireFormat
-from sluice.pipelines.vocabulary import extras
-from sluice.pipelines.vocabulary.errors import Failed, Refused, RegistryForbidden, RegistryUnavailable, SetupError
-from sluice.pipelines.vocabulary.registered import AVRO, RegisteredSchema, cannot_be_asked
-from sluice.pipelines.vocabulary.units import safe_text
+from sluice.pipelines.util import extras
+from sluice.pipelines.util.units import safe_text
 
 if TYPE_CHECKING:
     from sluice.resources.glue import GlueClient

@@ -19,18 +19,18 @@ from typing import Self
 
 import pyarrow as pa
 
+from sluice.pipelines.errors import TopicRecreated, UsageError
 from sluice.pipelines.feed.feed import Feed
 from sluice.pipelines.feed.topics import match
 from sluice.pipelines.ledger import State
+from sluice.pipelines.model import spellings
+from sluice.pipelines.model.kafka import FetchLimits, Isolation, PartitionState, TopicPartition
+from sluice.pipelines.model.plans import Assignor, Slice
 from sluice.pipelines.planning.assignment import range_, round_robin
 from sluice.pipelines.planning.origins import key_of, out_of_range
 from sluice.pipelines.ports import Fetcher, FetchFailed
 from sluice.pipelines.records.decode import BatchDecoder
 from sluice.pipelines.records.shape import RAW
-from sluice.pipelines.vocabulary import spellings
-from sluice.pipelines.vocabulary.errors import TopicRecreated, UsageError
-from sluice.pipelines.vocabulary.kafka import FetchLimits, Isolation, PartitionState, TopicPartition
-from sluice.pipelines.vocabulary.plans import Assignor, Slice
 from sluice.resources.kafka.cluster import KafkaCluster
 from sluice.resources.kafka.fetch import KafkaFetcher
 from sluice.resources.lakes import open_lake

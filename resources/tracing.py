@@ -23,11 +23,11 @@ from importlib.metadata import entry_points
 from importlib.util import find_spec
 from typing import Any
 
-from sluice.pipelines.vocabulary import logs
-from sluice.pipelines.vocabulary.errors import SluiceError
-from sluice.pipelines.vocabulary.plans import Plan
-from sluice.pipelines.vocabulary.progress import Progress
-from sluice.pipelines.vocabulary.receipts import TaskTime
+from sluice.pipelines.errors import SluiceError
+from sluice.pipelines.model.plans import Plan
+from sluice.pipelines.model.progress import Progress
+from sluice.pipelines.model.receipts import TaskTime
+from sluice.pipelines.util import logs
 
 log = logging.getLogger(f"{logs.OURS}.tracing")
 ENDPOINTS = ("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "OTEL_EXPORTER_OTLP_ENDPOINT")

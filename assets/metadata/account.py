@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from sluice.assets.books import Books
 from sluice.assets.metadata.tables import Metadata, table
 from sluice.pipelines.batch.result import Landed
-from sluice.pipelines.vocabulary.kafka import Key
-from sluice.pipelines.vocabulary.ranges import Range
+from sluice.pipelines.model.kafka import Key
+from sluice.pipelines.model.ranges import Range
 
 
 @dataclass(frozen=True, slots=True)

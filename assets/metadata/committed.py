@@ -8,11 +8,11 @@ from dataclasses import dataclass
 from sluice.assets.books import Books
 from sluice.assets.metadata.tables import Metadata, table
 from sluice.pipelines.committing.commit import CommitResult
+from sluice.pipelines.model.kafka import Key
+from sluice.pipelines.model.ranges import Range
+from sluice.pipelines.model.receipts import Met
 from sluice.pipelines.planning import windows
-from sluice.pipelines.vocabulary.kafka import Key
-from sluice.pipelines.vocabulary.ranges import Range
-from sluice.pipelines.vocabulary.receipts import Met
-from sluice.pipelines.vocabulary.units import show_window
+from sluice.pipelines.util.units import show_window
 
 
 def commit_metadata(group: str, result: CommitResult) -> Metadata:

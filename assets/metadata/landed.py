@@ -14,12 +14,12 @@ from sluice.assets.books import Books, Judged, quarantines
 from sluice.assets.metadata.tables import Metadata, columns_of, table
 from sluice.pipelines.lake import paths
 from sluice.pipelines.ledger import Batch, State
+from sluice.pipelines.model.kafka import Key
+from sluice.pipelines.model.receipts import Counts, DriftKind, Part, PartKind, Receipt, count_files
+from sluice.pipelines.model.traffic import SHARES, BrokerTraffic, Traffic, all_brokers
 from sluice.pipelines.planning import windows
 from sluice.pipelines.ports import Lake
 from sluice.pipelines.validation.drift import drift_of
-from sluice.pipelines.vocabulary.kafka import Key
-from sluice.pipelines.vocabulary.receipts import Counts, DriftKind, Part, PartKind, Receipt, count_files
-from sluice.pipelines.vocabulary.traffic import SHARES, BrokerTraffic, Traffic, all_brokers
 from sluice.pipelines.watching.timings import spent
 from sluice.pipelines.watching.traffic import TopicTraffic, by_topic, notable
 

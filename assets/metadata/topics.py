@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from sluice.assets.metadata.tables import Metadata, table
-from sluice.pipelines.vocabulary.kafka import PartitionState
+from sluice.pipelines.model.kafka import PartitionState
 
 
 @dataclass(frozen=True)

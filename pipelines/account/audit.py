@@ -18,21 +18,21 @@ import pyarrow.compute as pc
 from sluice.pipelines.account.audited import Audited, Log, shown, still_counts, still_there, tag
 from sluice.pipelines.account.rows import COUNTS, NEVER, PROOFS, SUMMED, Row, Rows
 from sluice.pipelines.account.settled import Settled, place_of, runs, summed
+from sluice.pipelines.errors import Terminal
 from sluice.pipelines.lake import parquet
 from sluice.pipelines.landing.proof import sha256
 from sluice.pipelines.ledger import Ledger, State
 from sluice.pipelines.ledger.entries import Entry, PublishEntry, parse
+from sluice.pipelines.model.kafka import Key
+from sluice.pipelines.model.ranges import Range, union
+from sluice.pipelines.model.receipts import Counts, Part, PartKind, Receipt
+from sluice.pipelines.model.stat import Stat
 from sluice.pipelines.ports import Lake
 from sluice.pipelines.publishing import kept
 from sluice.pipelines.records import landed_columns
 from sluice.pipelines.records.format import inside
 from sluice.pipelines.schema.arrays import int64s
-from sluice.pipelines.vocabulary.errors import Terminal
-from sluice.pipelines.vocabulary.kafka import Key
-from sluice.pipelines.vocabulary.ranges import Range, union
-from sluice.pipelines.vocabulary.receipts import Counts, Part, PartKind, Receipt
-from sluice.pipelines.vocabulary.side_by_side import each
-from sluice.pipelines.vocabulary.stat import Stat
+from sluice.pipelines.util.parallel import each
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,13 +21,13 @@ import numpy as np
 from sluice.pipelines.account import settled
 from sluice.pipelines.account.rows import Rows
 from sluice.pipelines.account.settled import Settled, place_of
+from sluice.pipelines.errors import SluiceError
 from sluice.pipelines.lake import paths
 from sluice.pipelines.ledger import Ledger, State
 from sluice.pipelines.ledger.columns import MOST, inflate
+from sluice.pipelines.model.ranges import union
+from sluice.pipelines.model.stat import Stat
 from sluice.pipelines.ports import Lake
-from sluice.pipelines.vocabulary.errors import SluiceError
-from sluice.pipelines.vocabulary.ranges import union
-from sluice.pipelines.vocabulary.stat import Stat
 
 FORMAT = 1
 BLOCK = 1000

@@ -13,19 +13,19 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from sluice.pipelines.errors import PartUnreadable
 from sluice.pipelines.lake import parquet, paths
 from sluice.pipelines.ledger import Ledger, State
 from sluice.pipelines.ledger.entries import PublishEntry
 from sluice.pipelines.ledger.fold import Accounted
+from sluice.pipelines.model.kafka import Key, TopicPartition
+from sluice.pipelines.model.ranges import Range
+from sluice.pipelines.model.receipts import Part, PartKind, Receipt
 from sluice.pipelines.planning import windows
 from sluice.pipelines.ports import Lake
 from sluice.pipelines.publishing import manifest
 from sluice.pipelines.records import landed_columns
 from sluice.pipelines.schema.arrays import int64s
-from sluice.pipelines.vocabulary.errors import PartUnreadable
-from sluice.pipelines.vocabulary.kafka import Key, TopicPartition
-from sluice.pipelines.vocabulary.ranges import Range
-from sluice.pipelines.vocabulary.receipts import Part, PartKind, Receipt
 
 
 class Class(StrEnum):

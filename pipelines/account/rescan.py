@@ -18,10 +18,15 @@ import pyarrow.compute as pc
 
 from sluice.pipelines.account.audit import AuditProblem, AuditReport
 from sluice.pipelines.account.rows import NEVER, Row
+from sluice.pipelines.errors import PartUnreadable, Terminal
 from sluice.pipelines.lake import parquet
 from sluice.pipelines.lake.schemas import KeptSchemas
 from sluice.pipelines.ledger import Ledger
 from sluice.pipelines.ledger.entries import PublishEntry
+from sluice.pipelines.model.kafka import FetchLimits, Isolation, Key, PartitionState
+from sluice.pipelines.model.plans import Slice
+from sluice.pipelines.model.ranges import Range
+from sluice.pipelines.model.receipts import PartKind, Receipt
 from sluice.pipelines.planning.shapes import shape_named
 from sluice.pipelines.ports import Fetcher, FetchFailed, Lake
 from sluice.pipelines.records import landed_columns
@@ -35,11 +40,6 @@ from sluice.pipelines.records.shape import Shape
 from sluice.pipelines.records.wire import WireFormat
 from sluice.pipelines.schema.arrays import fixed_width, int64s
 from sluice.pipelines.schema.schema import Schema
-from sluice.pipelines.vocabulary.errors import PartUnreadable, Terminal
-from sluice.pipelines.vocabulary.kafka import FetchLimits, Isolation, Key, PartitionState
-from sluice.pipelines.vocabulary.plans import Slice
-from sluice.pipelines.vocabulary.ranges import Range
-from sluice.pipelines.vocabulary.receipts import PartKind, Receipt
 
 
 @dataclass(frozen=True, slots=True)

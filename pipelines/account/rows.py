@@ -7,9 +7,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from sluice.pipelines.vocabulary.kafka import Key
-from sluice.pipelines.vocabulary.ranges import Range
-from sluice.pipelines.vocabulary.receipts import Counts, Receipt
+from sluice.pipelines.model.kafka import Key
+from sluice.pipelines.model.ranges import Range
+from sluice.pipelines.model.receipts import Counts, Receipt
 
 COUNTS = tuple(Counts.__dataclass_fields__)
 PROOFS = ("looked", "hashed", "compared")

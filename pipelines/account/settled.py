@@ -22,8 +22,8 @@ from sluice.pipelines.account.rows import COLUMNS, SUMMED, Rows
 from sluice.pipelines.lake import paths
 from sluice.pipelines.ledger import State
 from sluice.pipelines.ledger.columns import MOST, inflate, packed, unpack
+from sluice.pipelines.model.kafka import Key
 from sluice.pipelines.ports import Lake
-from sluice.pipelines.vocabulary.kafka import Key
 
 ENTRIES = 10_000
 """Ledger numbers in a file: some two months of hours."""

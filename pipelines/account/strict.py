@@ -16,18 +16,18 @@ from sluice.pipelines.account.audited import Strictly, tag
 from sluice.pipelines.account.rows import Row
 from sluice.pipelines.batch.survey import Survey
 from sluice.pipelines.committing.commit import CommitVerdict, verdict
+from sluice.pipelines.errors import LogTruncated
 from sluice.pipelines.feed.feed import Feed
 from sluice.pipelines.feed.sections import CommitMode
 from sluice.pipelines.lake import paths
 from sluice.pipelines.ledger import Ledger, State, checkpoint
 from sluice.pipelines.ledger.entries import CommitEntry, Entry, IntentEntry
 from sluice.pipelines.ledger.marks import Mark
+from sluice.pipelines.model.kafka import CommittedOffset, Key, PartitionState
+from sluice.pipelines.model.ranges import Range, union
 from sluice.pipelines.planning import windows
 from sluice.pipelines.ports import Lake
 from sluice.pipelines.publishing import manifest
-from sluice.pipelines.vocabulary.errors import LogTruncated
-from sluice.pipelines.vocabulary.kafka import CommittedOffset, Key, PartitionState
-from sluice.pipelines.vocabulary.ranges import Range, union
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,9 +6,9 @@ from collections.abc import Iterator
 
 from sluice.pipelines.account.audit import AuditProblem
 from sluice.pipelines.ledger import Ledger
+from sluice.pipelines.model.receipts import PartKind
 from sluice.pipelines.ports import Lake, Table
 from sluice.pipelines.tables.check import compare, looked
-from sluice.pipelines.vocabulary.receipts import PartKind
 
 
 def table_problems(

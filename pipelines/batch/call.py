@@ -6,10 +6,10 @@ from dataclasses import dataclass
 
 from sluice.pipelines.feed.feed import Feed
 from sluice.pipelines.ledger import Ledger
+from sluice.pipelines.model.plans import Request
+from sluice.pipelines.model.progress import Reporter
+from sluice.pipelines.model.receipts import Owner
 from sluice.pipelines.ports import Edges
-from sluice.pipelines.vocabulary.plans import Request
-from sluice.pipelines.vocabulary.progress import Reporter
-from sluice.pipelines.vocabulary.receipts import Owner
 
 
 @dataclass(frozen=True, slots=True)

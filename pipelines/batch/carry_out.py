@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from sluice.pipelines.batch.call import LandingRun
 from sluice.pipelines.batch.progress import report_progress
 from sluice.pipelines.batch.result import BatchResult
+from sluice.pipelines.errors import LogTruncated, OffsetsLost
 from sluice.pipelines.feed.feed import Feed
 from sluice.pipelines.feed.sections import OnLoss, PublishPolicy
 from sluice.pipelines.landing.proof import prove
@@ -14,6 +15,10 @@ from sluice.pipelines.ledger import Batch, BatchStatus, State
 from sluice.pipelines.ledger.entries import (
     OwnEntry,
 )
+from sluice.pipelines.model.plans import Plan, Request
+from sluice.pipelines.model.progress import Progress
+from sluice.pipelines.model.receipts import Outcome, SliceFailure
+from sluice.pipelines.model.traffic import TaskTraffic
 from sluice.pipelines.planning import shapes
 from sluice.pipelines.ports import Job
 from sluice.pipelines.publishing.publish import abandon, check_owner, publish, roll_forward, roll_forward_own
@@ -21,11 +26,6 @@ from sluice.pipelines.quarantine.limit import check_quarantine
 from sluice.pipelines.records.shape import Shape
 from sluice.pipelines.validation.decision import check_contract
 from sluice.pipelines.validation.drift import check_drift
-from sluice.pipelines.vocabulary.errors import LogTruncated, OffsetsLost
-from sluice.pipelines.vocabulary.plans import Plan, Request
-from sluice.pipelines.vocabulary.progress import Progress
-from sluice.pipelines.vocabulary.receipts import Outcome, SliceFailure
-from sluice.pipelines.vocabulary.traffic import TaskTraffic
 from sluice.pipelines.watching.traffic import traffic_of
 
 

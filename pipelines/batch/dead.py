@@ -9,14 +9,14 @@ from functools import partial
 from sluice.pipelines.batch.call import Call, LandingRun
 from sluice.pipelines.batch.carry_out import carry_out, take_over
 from sluice.pipelines.batch.result import BatchResult, first_failure
+from sluice.pipelines.errors import BatchRefused, SluiceError
 from sluice.pipelines.lake import standing
 from sluice.pipelines.ledger import Batch, BatchStatus
+from sluice.pipelines.model.plans import RequestKind
+from sluice.pipelines.model.receipts import Fate, Verdict
 from sluice.pipelines.ports import Edges
 from sluice.pipelines.publishing import owners
 from sluice.pipelines.records.shape import Shape
-from sluice.pipelines.vocabulary.errors import BatchRefused, SluiceError
-from sluice.pipelines.vocabulary.plans import RequestKind
-from sluice.pipelines.vocabulary.receipts import Fate, Verdict
 
 
 def fate_of(call: Call, batch: Batch, in_the_way: Container[int] = ()) -> tuple[Fate, str]:

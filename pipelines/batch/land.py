@@ -34,6 +34,7 @@ from sluice.pipelines.batch.survey import (
     survey,
     with_holders,
 )
+from sluice.pipelines.errors import Failed, IncarnationChanged
 from sluice.pipelines.feed.feed import Feed
 from sluice.pipelines.feed.sections import CommitMode, OnLoss
 from sluice.pipelines.ledger import Batch, BatchStatus, Ledger, State
@@ -44,6 +45,11 @@ from sluice.pipelines.ledger.entries import (
     PlanEntry,
 )
 from sluice.pipelines.ledger.marks import check_marks, check_owner
+from sluice.pipelines.model.kafka import Key
+from sluice.pipelines.model.plans import Request, Slice
+from sluice.pipelines.model.progress import Progress, Reporter
+from sluice.pipelines.model.ranges import subtract
+from sluice.pipelines.model.receipts import Fate, Owner, Verdict
 from sluice.pipelines.planning import origins, shapes, windows
 from sluice.pipelines.planning import plan as planning
 from sluice.pipelines.planning.origins import Refusal
@@ -53,15 +59,6 @@ from sluice.pipelines.publishing import lost, owners
 from sluice.pipelines.publishing.manifest import write_manifests
 from sluice.pipelines.publishing.publish import roll_forward
 from sluice.pipelines.records.shape import Shape
-from sluice.pipelines.vocabulary.errors import (
-    Failed,
-    IncarnationChanged,
-)
-from sluice.pipelines.vocabulary.kafka import Key
-from sluice.pipelines.vocabulary.plans import Request, Slice
-from sluice.pipelines.vocabulary.progress import Progress, Reporter
-from sluice.pipelines.vocabulary.ranges import subtract
-from sluice.pipelines.vocabulary.receipts import Fate, Owner, Verdict
 
 MAX_ROUNDS = 6
 """How often one call plans again because of what others did: batches that it takes over from dead runs, records that

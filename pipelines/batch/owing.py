@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from sluice.pipelines.batch.survey import topics_read
+from sluice.pipelines.errors import SluiceError
 from sluice.pipelines.feed.feed import Feed
 from sluice.pipelines.ledger import Ledger
 from sluice.pipelines.planning.origins import key_of
 from sluice.pipelines.ports import Edges
-from sluice.pipelines.vocabulary.errors import SluiceError
 
 
 def may_owe(feed: Feed, edges: Edges) -> bool:

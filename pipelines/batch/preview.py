@@ -22,12 +22,16 @@ from sluice.pipelines.batch.survey import (
     survey,
     with_holders,
 )
+from sluice.pipelines.errors import SluiceError
 from sluice.pipelines.feed.feed import Feed
 from sluice.pipelines.lake import paths
 from sluice.pipelines.ledger import Ledger, State
 from sluice.pipelines.ledger.entries import (
     OriginEntry,
 )
+from sluice.pipelines.model.kafka import Key, PartitionState
+from sluice.pipelines.model.plans import Plan, Request
+from sluice.pipelines.model.receipts import Fate, Met
 from sluice.pipelines.planning import assignment, shapes, windows
 from sluice.pipelines.planning import plan as planning
 from sluice.pipelines.planning.assignment import Comparison
@@ -37,10 +41,6 @@ from sluice.pipelines.planning.plan import Owed
 from sluice.pipelines.planning.windows import PendingWindows
 from sluice.pipelines.ports import Edges
 from sluice.pipelines.publishing import lost, owners
-from sluice.pipelines.vocabulary.errors import SluiceError
-from sluice.pipelines.vocabulary.kafka import Key, PartitionState
-from sluice.pipelines.vocabulary.plans import Plan, Request
-from sluice.pipelines.vocabulary.receipts import Fate, Met
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,11 +7,11 @@ from contextlib import AbstractContextManager, contextmanager, suppress
 from threading import Event, Thread
 from time import monotonic
 
+from sluice.pipelines.errors import SluiceError
 from sluice.pipelines.lake import paths, receipt_files
+from sluice.pipelines.model.plans import Plan
+from sluice.pipelines.model.progress import Progress, Reporter
 from sluice.pipelines.ports import Lake
-from sluice.pipelines.vocabulary.errors import SluiceError
-from sluice.pipelines.vocabulary.plans import Plan
-from sluice.pipelines.vocabulary.progress import Progress, Reporter
 
 
 def report_progress(lake: Lake, feed: str, batch: int, plan: Plan, report: Reporter) -> AbstractContextManager[None]:

@@ -6,16 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from sluice.pipelines.contract.results import Result
-from sluice.pipelines.feed.feed import Feed
-from sluice.pipelines.feed.sections import OnLoss
-from sluice.pipelines.ledger.entries import (
-    KeyRange,
-)
-from sluice.pipelines.planning import origins
-from sluice.pipelines.planning.held_back import HeldBack
-from sluice.pipelines.planning.origins import Refusal
-from sluice.pipelines.planning.windows import PendingWindows
-from sluice.pipelines.vocabulary.errors import (
+from sluice.pipelines.errors import (
     BatchIncomplete,
     CorruptBatch,
     OffsetsLost,
@@ -24,10 +15,19 @@ from sluice.pipelines.vocabulary.errors import (
     RegistryUnavailable,
     UnsupportedBatch,
 )
-from sluice.pipelines.vocabulary.kafka import Key
-from sluice.pipelines.vocabulary.plans import Plan
-from sluice.pipelines.vocabulary.receipts import Counts, Receipt, SliceFailure
-from sluice.pipelines.vocabulary.traffic import NO_TRAFFIC, Traffic
+from sluice.pipelines.feed.feed import Feed
+from sluice.pipelines.feed.sections import OnLoss
+from sluice.pipelines.ledger.entries import (
+    KeyRange,
+)
+from sluice.pipelines.model.kafka import Key
+from sluice.pipelines.model.plans import Plan
+from sluice.pipelines.model.receipts import Counts, Receipt, SliceFailure
+from sluice.pipelines.model.traffic import NO_TRAFFIC, Traffic
+from sluice.pipelines.planning import origins
+from sluice.pipelines.planning.held_back import HeldBack
+from sluice.pipelines.planning.origins import Refusal
+from sluice.pipelines.planning.windows import PendingWindows
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,15 +8,15 @@ from dataclasses import dataclass, field, replace
 from sluice.pipelines.batch.result import BatchResult, registry_failed
 from sluice.pipelines.batch.survey import sizing
 from sluice.pipelines.feed.feed import Feed
+from sluice.pipelines.model.kafka import Key
+from sluice.pipelines.model.plans import Plan
+from sluice.pipelines.model.progress import Reporter
+from sluice.pipelines.model.ranges import Range, subtract, union
 from sluice.pipelines.planning import plan as planning
 from sluice.pipelines.planning.assignment import Sizing
 from sluice.pipelines.planning.plan import Owed
 from sluice.pipelines.ports import Edges
-from sluice.pipelines.vocabulary.kafka import Key
-from sluice.pipelines.vocabulary.plans import Plan
-from sluice.pipelines.vocabulary.progress import Reporter
-from sluice.pipelines.vocabulary.ranges import Range, subtract, union
-from sluice.pipelines.vocabulary.units import many
+from sluice.pipelines.util.units import many
 
 BATCH_SLICES, SLICES_A_CORE = 500, 4
 """About how many slices a batch has: a publish entry of half a megabyte. A batch has more if one window needs them, or

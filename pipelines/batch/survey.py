@@ -7,6 +7,7 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 
 from sluice.pipelines.batch.call import Call
+from sluice.pipelines.errors import KafkaUnavailable, UnknownTopic, UsageError, WindowHeld
 from sluice.pipelines.feed.feed import Feed
 from sluice.pipelines.feed.sections import CommitMode, Layout, OnLoss, StartKind
 from sluice.pipelines.feed.topics import match
@@ -16,6 +17,9 @@ from sluice.pipelines.ledger.entries import (
     OriginItem,
 )
 from sluice.pipelines.ledger.marks import Committed, check_marks, check_owner
+from sluice.pipelines.model.kafka import Key, PartitionState, TopicPartition
+from sluice.pipelines.model.plans import Assignor, Plan, Request, RequestKind
+from sluice.pipelines.model.receipts import Receipt
 from sluice.pipelines.planning import held_back, origins, windows
 from sluice.pipelines.planning import plan as planning
 from sluice.pipelines.planning.assignment import Before, Sizing, tasks_before
@@ -24,16 +28,7 @@ from sluice.pipelines.planning.origins import Refusal
 from sluice.pipelines.planning.plan import Owed
 from sluice.pipelines.ports import Cluster, Edges
 from sluice.pipelines.publishing.manifest import receipts_meeting, with_sharers
-from sluice.pipelines.vocabulary.errors import (
-    KafkaUnavailable,
-    UnknownTopic,
-    UsageError,
-    WindowHeld,
-)
-from sluice.pipelines.vocabulary.kafka import Key, PartitionState, TopicPartition
-from sluice.pipelines.vocabulary.plans import Assignor, Plan, Request, RequestKind
-from sluice.pipelines.vocabulary.receipts import Receipt
-from sluice.pipelines.vocabulary.units import many
+from sluice.pipelines.util.units import many
 
 
 @dataclass(frozen=True, slots=True)

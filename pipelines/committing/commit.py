@@ -17,23 +17,16 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
 
+from sluice.pipelines.errors import CommitFenced, EntriesLost, GroupMoved, KafkaUnavailable, LedgerCorrupt, Unknown
 from sluice.pipelines.feed.sections import CommitMode, OnGroupMoved
 from sluice.pipelines.ledger import Ledger, State
 from sluice.pipelines.ledger.entries import CommitEntry, IntentEntry, KeyOffset, KeyRange
 from sluice.pipelines.ledger.marks import Committed, Mark, foreign_error, foreign_mark, foreign_marks, traces
 from sluice.pipelines.ledger.tip import entries_lost
+from sluice.pipelines.model.kafka import CommittedOffset, Isolation, Key, TopicPartition
 from sluice.pipelines.planning.origins import skip_to
 from sluice.pipelines.ports import Cluster, Group, Membership
 from sluice.pipelines.quarantine import letters
-from sluice.pipelines.vocabulary.errors import (
-    CommitFenced,
-    EntriesLost,
-    GroupMoved,
-    KafkaUnavailable,
-    LedgerCorrupt,
-    Unknown,
-)
-from sluice.pipelines.vocabulary.kafka import CommittedOffset, Isolation, Key, TopicPartition
 
 
 @dataclass(frozen=True, slots=True)

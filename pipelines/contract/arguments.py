@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 from sluice.pipelines.contract.catalogue import CatalogueEntry, Kwarg, Takes
 from sluice.pipelines.contract.literals import Family, bound, family, member
 from sluice.pipelines.schema.schema import Kind, Type
-from sluice.pipelines.vocabulary.units import safe_text
+from sluice.pipelines.util.units import safe_text
 
 MOST_VALUES = 10_000
 MOST_COLUMNS = 32

@@ -21,7 +21,7 @@ import pyarrow.compute as pc
 from sluice.pipelines.contract.expectation import Severity
 from sluice.pipelines.contract.literals import PER_UNIT, Family, family, unit_of
 from sluice.pipelines.schema.schema import KAFKA, Field, Kind, Schema, Type
-from sluice.pipelines.vocabulary.units import many
+from sluice.pipelines.util.units import many
 
 ENOUGH = 200
 """The least number of rows, and of values in a column, for a proposal."""

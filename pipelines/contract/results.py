@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING
 
 from sluice.pipelines.contract.catalogue import Scope, argument, entry
 from sluice.pipelines.contract.expectation import Contract, Expectation, Severity
-from sluice.pipelines.vocabulary.receipts import EXAMPLES
+from sluice.pipelines.model.receipts import EXAMPLES
 
 if TYPE_CHECKING:
-    from sluice.pipelines.vocabulary.receipts import Receipt
+    from sluice.pipelines.model.receipts import Receipt
 
 
 @dataclass(frozen=True, slots=True)

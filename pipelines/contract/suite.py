@@ -19,7 +19,7 @@ from sluice.pipelines.contract.arguments import flaws
 from sluice.pipelines.contract.catalogue import ENTRIES, column_types
 from sluice.pipelines.contract.expectation import Contract, Expectation, Severity
 from sluice.pipelines.schema.schema import Schema, Type
-from sluice.pipelines.vocabulary.units import safe_text
+from sluice.pipelines.util.units import safe_text
 
 CONTRACT = ".contract.json"
 """The ending of a contract's file name. The name begins as its feed's file does."""

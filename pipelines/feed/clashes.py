@@ -8,7 +8,7 @@ from pathlib import Path
 from sluice.pipelines.feed.feed import Feed
 from sluice.pipelines.feed.sections import UNKNOWN_KAFKA
 from sluice.pipelines.feed.yaml_file import FileProblem
-from sluice.pipelines.vocabulary.pages import page
+from sluice.pipelines.model.pages import page
 
 
 def clashes(feed: Feed, others: Iterable[tuple[Path, Feed]]) -> tuple[FileProblem, ...]:

@@ -44,13 +44,13 @@ from sluice.pipelines.feed.sections import (
 from sluice.pipelines.feed.settings import Description, GroupName, LocalFile, Name, Settings, Text, below_root
 from sluice.pipelines.feed.table import TableSettings, check_address, check_holds
 from sluice.pipelines.feed.topics import TopicFilter
+from sluice.pipelines.model.kafka import Isolation
 from sluice.pipelines.records.keys import KeyReader
 from sluice.pipelines.records.reader import Reader
 from sluice.pipelines.records.readers import READERS
 from sluice.pipelines.records.shape import Shape
 from sluice.pipelines.records.wire import WireFormat
 from sluice.pipelines.schema.schema import EXTRA, KAFKA, Schema, parse_schema
-from sluice.pipelines.vocabulary.kafka import Isolation
 
 SHARED, OWN = "many", "own"
 """Values of `schedule`: the schedule that all feeds share which name no other, and the feed's own alone."""

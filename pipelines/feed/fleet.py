@@ -10,7 +10,7 @@ from pydantic import AfterValidator
 
 from sluice.pipelines.feed.optional import load_optional
 from sluice.pipelines.feed.settings import Count, Duration, Settings
-from sluice.pipelines.vocabulary.units import HOUR, MINUTE
+from sluice.pipelines.util.units import HOUR, MINUTE
 
 FLEET = "fleet.yaml"
 """The name of the file, in the project's folder."""

@@ -12,8 +12,8 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import AfterValidator, Field, SecretStr, StringConstraints, model_validator
 
+from sluice.pipelines.errors import FeedError
 from sluice.pipelines.feed.settings import LocalFile, Millis, Settings, Size, Text
-from sluice.pipelines.vocabulary.errors import FeedError
 
 Secret = Annotated[SecretStr, Field(min_length=1)]
 

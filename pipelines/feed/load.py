@@ -10,20 +10,20 @@ from typing import Any
 
 from sluice.pipelines.contract.expectation import Contract
 from sluice.pipelines.contract.suite import CONTRACT, ContractError, read_contract
+from sluice.pipelines.errors import FeedError
 from sluice.pipelines.feed.clashes import clashes
 from sluice.pipelines.feed.feed import Feed
 from sluice.pipelines.feed.problems import problems_of, raise_problems
 from sluice.pipelines.feed.registry import RegistrySettings
 from sluice.pipelines.feed.sections import BOOTSTRAP, LOCAL_KAFKA, LOCAL_LOGIN, LOCAL_REGISTRY, REGISTRY, UNKNOWN_KAFKA
 from sluice.pipelines.feed.yaml_file import FileProblem, YamlError, read_yaml
+from sluice.pipelines.model.pages import page
 from sluice.pipelines.records.keys import KEY_PREFIX, KeyReader
 from sluice.pipelines.records.reader import Reader, UnusableSchema
 from sluice.pipelines.records.readers import READERS
 from sluice.pipelines.records.wire import WireFormat
 from sluice.pipelines.schema.schema import SchemaError
-from sluice.pipelines.vocabulary.errors import FeedError
-from sluice.pipelines.vocabulary.pages import page
-from sluice.pipelines.vocabulary.units import safe_text
+from sluice.pipelines.util.units import safe_text
 
 
 def load_feed(path: Path, environ: Mapping[str, str], optional: Container[str] = ()) -> Feed:

@@ -9,12 +9,12 @@ from typing import Any, NoReturn, get_args
 from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
+from sluice.pipelines.errors import FeedError
 from sluice.pipelines.feed.kafka import KAFKA_OWNED
 from sluice.pipelines.feed.yaml_file import FileProblem
+from sluice.pipelines.model.pages import page
 from sluice.pipelines.schema.schema import SchemaError
-from sluice.pipelines.vocabulary.errors import FeedError
-from sluice.pipelines.vocabulary.pages import page
-from sluice.pipelines.vocabulary.units import safe_text
+from sluice.pipelines.util.units import safe_text
 
 _WHERE = (
     "write host:port, several with commas between; where a feed names none, the project's local Kafka serves: "

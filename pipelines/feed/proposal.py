@@ -10,9 +10,9 @@ import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
+from sluice.pipelines.model.pages import page
 from sluice.pipelines.schema.inference import GuessedField, Sampled
-from sluice.pipelines.vocabulary.pages import page
-from sluice.pipelines.vocabulary.units import DAY, HOUR, show_instant
+from sluice.pipelines.util.units import DAY, HOUR, show_instant
 
 MANY_RECORDS = 100_000_000
 """From here on a first run would read for a long time: a look-back is proposed instead of everything."""

@@ -15,7 +15,7 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
-from sluice.pipelines.vocabulary.errors import FeedError
+from sluice.pipelines.errors import FeedError
 
 MAX_BYTES = 1 << 20
 _NAME = re.compile(r"[a-z][a-z0-9_]{0,63}")

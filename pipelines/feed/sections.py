@@ -24,10 +24,10 @@ from pydantic import (
 
 from sluice.pipelines.feed.settings import Count, Duration, Settings, Size, Text, below_root, number
 from sluice.pipelines.feed.topics import TopicName
-from sluice.pipelines.vocabulary import units
-from sluice.pipelines.vocabulary.kafka import FetchLimits
-from sluice.pipelines.vocabulary.plans import Assignor
-from sluice.pipelines.vocabulary.units import DAY, HOUR, MINUTE, safe_text
+from sluice.pipelines.model.kafka import FetchLimits
+from sluice.pipelines.model.plans import Assignor
+from sluice.pipelines.util import units
+from sluice.pipelines.util.units import DAY, HOUR, MINUTE, safe_text
 
 
 class StartKind(StrEnum):

@@ -15,7 +15,7 @@ from pydantic import (
     ValidationInfo,
 )
 
-from sluice.pipelines.vocabulary.units import parse_duration, parse_size
+from sluice.pipelines.util.units import parse_duration, parse_size
 
 
 def number(value: object) -> object:

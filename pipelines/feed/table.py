@@ -9,10 +9,10 @@ from typing import Annotated, Any
 from pydantic import AfterValidator, BeforeValidator, Field, SecretStr, ValidationInfo, model_validator
 
 from sluice.pipelines.feed.settings import Duration, Settings, Text
+from sluice.pipelines.model.tables import DELTA, ICEBERG
 from sluice.pipelines.schema.schema import Field as Column
 from sluice.pipelines.schema.schema import Kind, Schema, Type, path_below
-from sluice.pipelines.vocabulary.tables import DELTA, ICEBERG
-from sluice.pipelines.vocabulary.units import DAY, safe_text
+from sluice.pipelines.util.units import DAY, safe_text
 
 _NAME = re.compile(r"[A-Za-z0-9_]+(\.[A-Za-z0-9_]+)+")
 _SQLITE = "sqlite:///"

@@ -14,8 +14,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, StringConstraints, model_validator
 
-from sluice.pipelines.vocabulary.errors import UnknownTopic
-from sluice.pipelines.vocabulary.topic_names import is_topic_name
+from sluice.pipelines.errors import UnknownTopic
+from sluice.pipelines.model.topic_names import is_topic_name
 
 MAX_PATTERN = 500
 

@@ -13,12 +13,12 @@ from contextlib import contextmanager, suppress
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from sluice.pipelines.errors import PartUnreadable
 from sluice.pipelines.lake import paths
+from sluice.pipelines.model.plans import Slice
+from sluice.pipelines.model.receipts import Part
+from sluice.pipelines.model.topic_names import decode_topic
 from sluice.pipelines.ports import Lake
-from sluice.pipelines.vocabulary.errors import PartUnreadable
-from sluice.pipelines.vocabulary.plans import Slice
-from sluice.pipelines.vocabulary.receipts import Part
-from sluice.pipelines.vocabulary.topic_names import decode_topic
 
 DAMAGE = (OSError, pa.ArrowException, ValueError, LookupError, TypeError, MemoryError)
 """The errors that reading damaged bytes raises: pyarrow's own, and Python's, from changed names, types and sizes."""

@@ -46,10 +46,10 @@ import re
 from datetime import UTC, datetime, timedelta
 from typing import Final, Literal, NamedTuple
 
-from sluice.pipelines.vocabulary.plans import Slice
-from sluice.pipelines.vocabulary.receipts import PartKind
-from sluice.pipelines.vocabulary.topic_names import encode_topic
-from sluice.pipelines.vocabulary.units import DAY, HOUR, parse_duration, parse_window, show_duration
+from sluice.pipelines.model.plans import Slice
+from sluice.pipelines.model.receipts import PartKind
+from sluice.pipelines.model.topic_names import encode_topic
+from sluice.pipelines.util.units import DAY, HOUR, parse_duration, parse_window, show_duration
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 

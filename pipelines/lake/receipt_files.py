@@ -11,9 +11,9 @@ from collections.abc import Iterable, Sequence
 from pydantic import TypeAdapter, ValidationError
 
 from sluice.pipelines.lake import paths
+from sluice.pipelines.model.plans import Slice, to_json
+from sluice.pipelines.model.receipts import Receipt, sharing
 from sluice.pipelines.ports import Lake
-from sluice.pipelines.vocabulary.plans import Slice, to_json
-from sluice.pipelines.vocabulary.receipts import Receipt, sharing
 
 _ONE_OR_MANY: TypeAdapter[Receipt | tuple[Receipt, ...]] = TypeAdapter(Receipt | tuple[Receipt, ...])
 

@@ -11,20 +11,14 @@ import json
 import secrets
 from contextlib import suppress
 
+from sluice.pipelines.errors import Failed, LedgerCorrupt, RegistryForbidden, RegistryUnavailable, SluiceError
 from sluice.pipelines.lake.paths import schema_path
+from sluice.pipelines.model.registered_schema import RegisteredSchema
 from sluice.pipelines.ports import Lake, Registry
 from sluice.pipelines.records.reader import UnusableSchema
 from sluice.pipelines.records.readers import prepared
 from sluice.pipelines.records.wire import Named
-from sluice.pipelines.vocabulary.errors import (
-    Failed,
-    LedgerCorrupt,
-    RegistryForbidden,
-    RegistryUnavailable,
-    SluiceError,
-)
-from sluice.pipelines.vocabulary.registered import RegisteredSchema
-from sluice.pipelines.vocabulary.units import safe_text
+from sluice.pipelines.util.units import safe_text
 
 MOST_UNKNOWN = 1000
 """Numbers that the registry may not know, until a task asks for no more."""

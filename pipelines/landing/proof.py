@@ -19,15 +19,15 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from sluice.pipelines.errors import PartUnreadable, ProofFailed, Retryable, SluiceError, Unknown
 from sluice.pipelines.lake import parquet, paths, receipt_files
 from sluice.pipelines.landing.writer import file_metadata, shared_metadata, shares_of
+from sluice.pipelines.model.plans import Plan, Slice
+from sluice.pipelines.model.ranges import Range
+from sluice.pipelines.model.receipts import Counts, Outcome, Part, PartKind, Receipt, SliceFailure, sharing
 from sluice.pipelines.ports import Lake
 from sluice.pipelines.schema.arrays import int64s
-from sluice.pipelines.vocabulary.errors import PartUnreadable, ProofFailed, Retryable, SluiceError, Unknown
-from sluice.pipelines.vocabulary.plans import Plan, Slice
-from sluice.pipelines.vocabulary.ranges import Range
-from sluice.pipelines.vocabulary.receipts import Counts, Outcome, Part, PartKind, Receipt, SliceFailure, sharing
-from sluice.pipelines.vocabulary.side_by_side import each
+from sluice.pipelines.util.parallel import each
 
 
 def prove(plan: Plan, batch: int, outcomes: Iterable[Outcome], lake: Lake) -> tuple[list[Receipt], list[SliceFailure]]:

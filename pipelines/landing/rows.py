@@ -10,13 +10,13 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from sluice.pipelines.errors import ProofFailed
 from sluice.pipelines.lake import parquet
 from sluice.pipelines.landing.proof import sha256
+from sluice.pipelines.model.receipts import Part
 from sluice.pipelines.ports import Lake
 from sluice.pipelines.records import landed_columns
 from sluice.pipelines.schema.arrays import fixed_width, int64s
-from sluice.pipelines.vocabulary.errors import ProofFailed
-from sluice.pipelines.vocabulary.receipts import Part
 
 READ_BYTES, READ_ROWS = 2 << 20, 1 << 16
 """The most bytes and rows of one file that are decoded at once."""

@@ -15,23 +15,23 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
+from sluice.pipelines.errors import Failed
 from sluice.pipelines.feed.feed import Feed
 from sluice.pipelines.lake import parquet
 from sluice.pipelines.landing.task import Assignment, Tools, run_task
 from sluice.pipelines.ledger import State
+from sluice.pipelines.model.kafka import FetchLimits, PartitionState, TopicPartition
+from sluice.pipelines.model.plans import Slice, Task
+from sluice.pipelines.model.progress import Progress, Reporter
+from sluice.pipelines.model.ranges import Range
+from sluice.pipelines.model.receipts import Part, PartKind, Receipt, SliceFailure
+from sluice.pipelines.model.traffic import TaskTraffic
 from sluice.pipelines.planning.windows import range_between
 from sluice.pipelines.ports import Cluster, Fetched, Fetcher, FetchFailed, Lake
 from sluice.pipelines.records.landed_columns import offset_column
 from sluice.pipelines.records.reader import WriterSchemas
 from sluice.pipelines.records.shape import Shape
 from sluice.pipelines.schema.schema import KAFKA
-from sluice.pipelines.vocabulary.errors import Failed
-from sluice.pipelines.vocabulary.kafka import FetchLimits, PartitionState, TopicPartition
-from sluice.pipelines.vocabulary.plans import Slice, Task
-from sluice.pipelines.vocabulary.progress import Progress, Reporter
-from sluice.pipelines.vocabulary.ranges import Range
-from sluice.pipelines.vocabulary.receipts import Part, PartKind, Receipt, SliceFailure
-from sluice.pipelines.vocabulary.traffic import TaskTraffic
 
 TOMBSTONE = f"{KAFKA}tombstone"
 NAME = "sample"

@@ -24,9 +24,9 @@ from sluice.pipelines.feed.sections import LandingSettings
 from sluice.pipelines.lake import receipt_files
 from sluice.pipelines.landing.proof import check_account
 from sluice.pipelines.landing.writer import PartTarget, SharedWriter
+from sluice.pipelines.model.plans import Slice
+from sluice.pipelines.model.receipts import Part, PartKind, Receipt
 from sluice.pipelines.ports import Lake
-from sluice.pipelines.vocabulary.plans import Slice
-from sluice.pipelines.vocabulary.receipts import Part, PartKind, Receipt
 
 SMALL_BYTES = 4 << 20
 """The most bytes of rows in memory of a slice that shares a file. One that has more gets files of its own."""

@@ -23,6 +23,7 @@ from typing import Any, cast
 
 import pyarrow as pa
 
+from sluice.pipelines.errors import CorruptBatch, Failed, KafkaUnavailable, ProofFailed, RegistryUnavailable
 from sluice.pipelines.feed.sections import LandingSettings
 from sluice.pipelines.lake import paths, receipt_files
 from sluice.pipelines.landing.proof import (
@@ -37,15 +38,14 @@ from sluice.pipelines.landing.proof import (
 )
 from sluice.pipelines.landing.sharing import SMALL_BYTES, WAITING_BYTES, Held, Sharing, may_share
 from sluice.pipelines.landing.writer import ROW_GROUP_BYTES, PartTarget, PartWriter
+from sluice.pipelines.model.kafka import FetchLimits, Isolation
+from sluice.pipelines.model.plans import Slice, Task
+from sluice.pipelines.model.receipts import Counts, Drift, Outcome, PartKind, Receipt, Tally, sharing
 from sluice.pipelines.ports import Fetched, Fetcher, FetchFailed, Lake
 from sluice.pipelines.records.decode import BatchDecoder
 from sluice.pipelines.records.format import Format, Formatted
 from sluice.pipelines.records.landed_columns import quarantine_rows
 from sluice.pipelines.validation.drift import Drifts
-from sluice.pipelines.vocabulary.errors import CorruptBatch, Failed, KafkaUnavailable, ProofFailed, RegistryUnavailable
-from sluice.pipelines.vocabulary.kafka import FetchLimits, Isolation
-from sluice.pipelines.vocabulary.plans import Slice, Task
-from sluice.pipelines.vocabulary.receipts import Counts, Drift, Outcome, PartKind, Receipt, Tally, sharing
 
 RESERVED_BYTES = 256 << 20
 """What the interpreter and its libraries take of a task's memory."""

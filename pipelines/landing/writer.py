@@ -23,16 +23,16 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
+from sluice.pipelines.errors import ProofFailed
 from sluice.pipelines.feed.sections import LandingSettings
 from sluice.pipelines.lake import paths
 from sluice.pipelines.lake.bounds import TimeBounds
 from sluice.pipelines.landing.encoding import options
+from sluice.pipelines.model.plans import Slice
+from sluice.pipelines.model.receipts import Part, PartKind, SharedFile
 from sluice.pipelines.ports import Lake
 from sluice.pipelines.records import landed_columns
 from sluice.pipelines.schema.arrays import fixed_width, int64s
-from sluice.pipelines.vocabulary.errors import ProofFailed
-from sluice.pipelines.vocabulary.plans import Slice
-from sluice.pipelines.vocabulary.receipts import Part, PartKind, SharedFile
 
 FORMAT_VERSION = "1"
 ROW_GROUP_BYTES = 16 << 20

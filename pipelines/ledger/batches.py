@@ -16,8 +16,8 @@ from heapq import merge
 import numpy as np
 
 from sluice.pipelines.ledger.columns import NONE
-from sluice.pipelines.vocabulary.plans import Plan, Request, RequestKind
-from sluice.pipelines.vocabulary.receipts import Owner
+from sluice.pipelines.model.plans import Plan, Request, RequestKind
+from sluice.pipelines.model.receipts import Owner
 
 KEPT = 100
 """The newest finished batches that are kept whole."""

@@ -29,9 +29,9 @@ from sluice.pipelines.ledger.fold import NO_PINS, State
 from sluice.pipelines.ledger.pins import Pins
 from sluice.pipelines.ledger.published import Published
 from sluice.pipelines.ledger.superseded import Superseded
-from sluice.pipelines.vocabulary.kafka import Key
-from sluice.pipelines.vocabulary.plans import Request
-from sluice.pipelines.vocabulary.ranges import Range
+from sluice.pipelines.model.kafka import Key
+from sluice.pipelines.model.plans import Request
+from sluice.pipelines.model.ranges import Range
 
 FORMAT = 6
 """A Sluice that only knows the formats before ignores it, and folds the log."""

@@ -26,17 +26,17 @@ from pydantic import (
 
 from sluice.pipelines.contract.results import Result
 from sluice.pipelines.contract.suite import recall
+from sluice.pipelines.errors import LedgerCorrupt, LedgerTooNew
 from sluice.pipelines.lake.paths import FORMER_PREFIX, FolderPrefix
+from sluice.pipelines.model.kafka import Key
+from sluice.pipelines.model.plans import Plan
+from sluice.pipelines.model.ranges import Range
+from sluice.pipelines.model.receipts import Owner, Receipt, SliceFailure
+from sluice.pipelines.model.traffic import Traffic
 from sluice.pipelines.records.reader import Reader
 from sluice.pipelines.records.readers import READERS
 from sluice.pipelines.records.wire import WireFormat
 from sluice.pipelines.schema.schema import parse_schema
-from sluice.pipelines.vocabulary.errors import LedgerCorrupt, LedgerTooNew
-from sluice.pipelines.vocabulary.kafka import Key
-from sluice.pipelines.vocabulary.plans import Plan
-from sluice.pipelines.vocabulary.ranges import Range
-from sluice.pipelines.vocabulary.receipts import Owner, Receipt, SliceFailure
-from sluice.pipelines.vocabulary.traffic import Traffic
 
 FORMAT: Literal[1] = 1
 SHARED_FORMAT: Literal[2] = 2

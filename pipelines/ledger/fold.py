@@ -40,11 +40,11 @@ from sluice.pipelines.ledger.entries import (
 from sluice.pipelines.ledger.pins import Pins
 from sluice.pipelines.ledger.published import Published
 from sluice.pipelines.ledger.superseded import NOTHING_SUPERSEDED, Superseded
+from sluice.pipelines.model.kafka import Key, TopicPartition
+from sluice.pipelines.model.plans import Slice
+from sluice.pipelines.model.ranges import Range, contiguous_end, subtract, union
+from sluice.pipelines.model.receipts import Receipt
 from sluice.pipelines.schema.wider import RAW_TYPES, one_table
-from sluice.pipelines.vocabulary.kafka import Key, TopicPartition
-from sluice.pipelines.vocabulary.plans import Slice
-from sluice.pipelines.vocabulary.ranges import Range, contiguous_end, subtract, union
-from sluice.pipelines.vocabulary.receipts import Receipt
 
 Accounted = dict[Key, tuple[Range, ...]]
 NO_PINS = Pins()

@@ -18,6 +18,7 @@ from functools import lru_cache
 from itertools import chain, islice
 from typing import NamedTuple
 
+from sluice.pipelines.errors import LedgerCorrupt, SluiceError, Unknown
 from sluice.pipelines.lake import paths
 from sluice.pipelines.ledger import checkpoint, segments
 from sluice.pipelines.ledger.batches import FORGOTTEN, Batch
@@ -26,13 +27,12 @@ from sluice.pipelines.ledger.fold import State, number_after
 from sluice.pipelines.ledger.neighbours import feed_of_ledger
 from sluice.pipelines.ledger.segments import Segment
 from sluice.pipelines.ledger.tip import Tip, Trace, beyond, entries_lost
+from sluice.pipelines.model.plans import Plan
+from sluice.pipelines.model.ranges import Range
+from sluice.pipelines.model.stat import Stat
+from sluice.pipelines.model.topic_names import encode_topic
 from sluice.pipelines.ports import Clock, Lake
-from sluice.pipelines.vocabulary.errors import LedgerCorrupt, SluiceError, Unknown
-from sluice.pipelines.vocabulary.plans import Plan
-from sluice.pipelines.vocabulary.ranges import Range
-from sluice.pipelines.vocabulary.side_by_side import AT_ONCE, each
-from sluice.pipelines.vocabulary.stat import Stat
-from sluice.pipelines.vocabulary.topic_names import encode_topic
+from sluice.pipelines.util.parallel import AT_ONCE, each
 
 CHECKPOINT_EVERY = 20
 CHECKPOINT_BYTES = 2 << 20

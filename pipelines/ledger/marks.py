@@ -10,10 +10,10 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from sluice.pipelines.errors import ForeignMarks
 from sluice.pipelines.ledger import Ledger, State
 from sluice.pipelines.ledger.tip import BEYOND, Trace, entries_lost
-from sluice.pipelines.vocabulary.errors import ForeignMarks
-from sluice.pipelines.vocabulary.kafka import CommittedOffset, Key, TopicPartition
+from sluice.pipelines.model.kafka import CommittedOffset, Key, TopicPartition
 
 Committed = Mapping[TopicPartition, CommittedOffset | None]
 """What a group holds; None for a partition without an offset."""

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Collection
 
+from sluice.pipelines.errors import LedgerCorrupt, LedgerTooNew
 from sluice.pipelines.lake import paths
 from sluice.pipelines.ledger.entries import parse
 from sluice.pipelines.ports import Lake
-from sluice.pipelines.vocabulary.errors import LedgerCorrupt, LedgerTooNew
-from sluice.pipelines.vocabulary.side_by_side import each
+from sluice.pipelines.util.parallel import each
 
 
 def feeds_without_files(lake: Lake, names: Collection[str]) -> list[str]:

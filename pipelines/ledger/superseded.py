@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Iterator
 
 import numpy as np
 
-from sluice.pipelines.vocabulary.ranges import Range
+from sluice.pipelines.model.ranges import Range
 
 
 class Superseded:

@@ -10,9 +10,9 @@ import json
 from collections.abc import Sequence
 from typing import NamedTuple
 
+from sluice.pipelines.errors import EntriesLost
 from sluice.pipelines.lake import paths
 from sluice.pipelines.ledger.fold import State
-from sluice.pipelines.vocabulary.errors import EntriesLost
 
 BEYOND = 1 << 61
 """Numbers from here on belong to no entry: no ledger grows so long."""

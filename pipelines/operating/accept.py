@@ -25,6 +25,17 @@ import pyarrow.parquet as pq
 
 from sluice.pipelines.batch.survey import changed_logs, open_ledger, survey, topics_read, with_first_windows
 from sluice.pipelines.committing.commit import CommitVerdict, adopt, log_ends, verdict, ways_out
+from sluice.pipelines.errors import (
+    CorruptBatch,
+    IncarnationChanged,
+    LogTruncated,
+    NothingToAccept,
+    PlanBusy,
+    SluiceError,
+    TopicRecreated,
+    UnsupportedBatch,
+    UsageError,
+)
 from sluice.pipelines.feed.feed import Feed
 from sluice.pipelines.feed.sections import CommitMode
 from sluice.pipelines.feed.topics import match
@@ -45,33 +56,15 @@ from sluice.pipelines.ledger.entries import (
 )
 from sluice.pipelines.ledger.marks import Foreign, Mark, check_marks, check_owner, foreign_marks, traces
 from sluice.pipelines.ledger.tip import Tip, Trace
+from sluice.pipelines.model.kafka import CommittedOffset, FetchLimits, Isolation, Key, PartitionState, TopicPartition
+from sluice.pipelines.model.plans import AskedRange, Request, RequestKind, Slice
+from sluice.pipelines.model.ranges import Range, intersect, subtract, union
+from sluice.pipelines.model.topic_names import encode_topic
 from sluice.pipelines.planning import origins
 from sluice.pipelines.planning import plan as planning
 from sluice.pipelines.ports import Edges, Fetcher, FetchFailed, Lake
 from sluice.pipelines.publishing import lost, owners
 from sluice.pipelines.records.decode import BatchDecoder
-from sluice.pipelines.vocabulary.errors import (
-    CorruptBatch,
-    IncarnationChanged,
-    LogTruncated,
-    NothingToAccept,
-    PlanBusy,
-    SluiceError,
-    TopicRecreated,
-    UnsupportedBatch,
-    UsageError,
-)
-from sluice.pipelines.vocabulary.kafka import (
-    CommittedOffset,
-    FetchLimits,
-    Isolation,
-    Key,
-    PartitionState,
-    TopicPartition,
-)
-from sluice.pipelines.vocabulary.plans import AskedRange, Request, RequestKind, Slice
-from sluice.pipelines.vocabulary.ranges import Range, intersect, subtract, union
-from sluice.pipelines.vocabulary.topic_names import encode_topic
 
 
 class AcceptEvent(StrEnum):

@@ -17,11 +17,11 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
+from sluice.pipelines.errors import CommitFenced, GroupHeld, Refused, SluiceError, Unknown, UsageError
 from sluice.pipelines.feed.sections import OffsetStore
+from sluice.pipelines.model.kafka import CommittedOffset, PartitionState, TopicPartition
 from sluice.pipelines.ports import Group, Groups
-from sluice.pipelines.vocabulary.errors import CommitFenced, GroupHeld, Refused, SluiceError, Unknown, UsageError
-from sluice.pipelines.vocabulary.kafka import CommittedOffset, PartitionState, TopicPartition
-from sluice.pipelines.vocabulary.units import many
+from sluice.pipelines.util.units import many
 
 Committed = Mapping[TopicPartition, CommittedOffset | None]
 _SHOWN = 5

@@ -18,15 +18,15 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 
 from sluice.pipelines.committing.commit import CommitVerdict, verdict
+from sluice.pipelines.errors import CommitFenced, GroupHeld, Refused, SluiceError, Unknown, UsageError
 from sluice.pipelines.ledger import Ledger, State
 from sluice.pipelines.ledger.entries import KeyOffset, MovedEntry
 from sluice.pipelines.ledger.marks import by_hand, check_owner, foreign_mark
+from sluice.pipelines.model.consumer_groups import GroupView
+from sluice.pipelines.model.kafka import CommittedOffset, Key, OffsetAtTime, PartitionState, TopicPartition
 from sluice.pipelines.planning.origins import incarnation_change
 from sluice.pipelines.ports import Groups
-from sluice.pipelines.vocabulary.errors import CommitFenced, GroupHeld, Refused, SluiceError, Unknown, UsageError
-from sluice.pipelines.vocabulary.groups import GroupView
-from sluice.pipelines.vocabulary.kafka import CommittedOffset, Key, OffsetAtTime, PartitionState, TopicPartition
-from sluice.pipelines.vocabulary.units import show_instant
+from sluice.pipelines.util.units import show_instant
 
 
 class Aim(StrEnum):

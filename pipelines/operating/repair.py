@@ -15,19 +15,19 @@ from io import BytesIO
 from typing import BinaryIO
 
 from sluice.pipelines.account.audit import live_receipts
+from sluice.pipelines.errors import PlanBusy, UsageError
 from sluice.pipelines.feed.sections import WindowSettings
 from sluice.pipelines.lake import paths
 from sluice.pipelines.ledger import Batch, BatchStatus, Ledger, State
+from sluice.pipelines.model.plans import AskedRange, Request, RequestKind
+from sluice.pipelines.model.receipts import Met, Owner, Part, Receipt, Verdict
+from sluice.pipelines.model.stat import Stat
 from sluice.pipelines.ports import Lake, Liveness
 from sluice.pipelines.publishing import kept, lost, owners
 from sluice.pipelines.publishing.manifest import write_manifests
 from sluice.pipelines.publishing.publish import abandon, roll_forward
 from sluice.pipelines.rewriting.expiry import remove_retired
-from sluice.pipelines.vocabulary.errors import PlanBusy, UsageError
-from sluice.pipelines.vocabulary.plans import AskedRange, Request, RequestKind
-from sluice.pipelines.vocabulary.receipts import Met, Owner, Part, Receipt, Verdict
-from sluice.pipelines.vocabulary.stat import Stat
-from sluice.pipelines.vocabulary.units import many, show_window
+from sluice.pipelines.util.units import many, show_window
 
 STALE_MS = 3_600_000
 """How long an unfinished write must have stood still before it counts as that of a killed process."""

@@ -13,20 +13,20 @@ from itertools import islice
 
 from sluice.pipelines.contract.expectation import Contract
 from sluice.pipelines.contract.results import ExpectationOutcome, Result, contract_results
+from sluice.pipelines.errors import UsageError
 from sluice.pipelines.ledger import Batch, BatchStatus, Ledger, State
 from sluice.pipelines.ledger.batches import oldest_first
+from sluice.pipelines.model.kafka import Key
+from sluice.pipelines.model.plans import Plan
+from sluice.pipelines.model.receipts import Counts, Part, PartKind, Receipt, SliceFailure, count_files
+from sluice.pipelines.model.traffic import NO_TRAFFIC, Traffic
 from sluice.pipelines.planning.shapes import shape_named
 from sluice.pipelines.ports import Lake
 from sluice.pipelines.quarantine.staged import receipts_in_staging
 from sluice.pipelines.records.shape import RAW, Shape
+from sluice.pipelines.util.parallel import each
 from sluice.pipelines.validation.volume import earlier_rows
 from sluice.pipelines.validation.whole import hold_whole
-from sluice.pipelines.vocabulary.errors import UsageError
-from sluice.pipelines.vocabulary.kafka import Key
-from sluice.pipelines.vocabulary.plans import Plan
-from sluice.pipelines.vocabulary.receipts import Counts, Part, PartKind, Receipt, SliceFailure, count_files
-from sluice.pipelines.vocabulary.side_by_side import each
-from sluice.pipelines.vocabulary.traffic import NO_TRAFFIC, Traffic
 from sluice.pipelines.watching.outlook import Outlook
 from sluice.pipelines.watching.timings import spent
 

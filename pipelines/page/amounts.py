@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 
+from sluice.pipelines.model.receipts import Counts, Receipt
+from sluice.pipelines.model.traffic import SHARES, BrokerTraffic, all_brokers
 from sluice.pipelines.page.account import BatchAccount, PartitionLag, Past
 from sluice.pipelines.page.markup import Html, cut, details, join_html, number, section, share, size, table, tag
 from sluice.pipelines.page.plots import Bar, lying, upright
-from sluice.pipelines.vocabulary.receipts import Counts, Receipt
-from sluice.pipelines.vocabulary.traffic import SHARES, BrokerTraffic, all_brokers
-from sluice.pipelines.vocabulary.units import many, show_about, show_instant, show_window
+from sluice.pipelines.util.units import many, show_about, show_instant, show_window
 from sluice.pipelines.watching.timings import ACTIVITIES
 from sluice.pipelines.watching.traffic import TopicTraffic, by_topic, notable
 

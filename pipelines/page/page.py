@@ -9,14 +9,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from sluice.pipelines.ledger import BatchStatus
+from sluice.pipelines.model.plans import Plan
 from sluice.pipelines.page import amounts, quality
 from sluice.pipelines.page.account import BatchAccount, PartitionLag, windows
 from sluice.pipelines.page.markup import Html, cut, number, plain, section, share, size, table, tag
 from sluice.pipelines.page.profiles import Profiles
 from sluice.pipelines.page.rejects import Rejects
 from sluice.pipelines.page.style import CSS
-from sluice.pipelines.vocabulary.plans import Plan
-from sluice.pipelines.vocabulary.units import many, show_instant, show_window
+from sluice.pipelines.util.units import many, show_instant, show_window
 
 POLICY = "default-src 'none'; style-src 'unsafe-inline'; img-src data:; base-uri 'none'; form-action 'none'"
 FAILURES = 40

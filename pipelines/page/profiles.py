@@ -18,13 +18,13 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
+from sluice.pipelines.errors import PartUnreadable
 from sluice.pipelines.lake import parquet
+from sluice.pipelines.model.receipts import Part, Receipt
 from sluice.pipelines.ports import Lake
 from sluice.pipelines.schema.arrays import fixed_width
-from sluice.pipelines.vocabulary import scratch
-from sluice.pipelines.vocabulary.errors import PartUnreadable
-from sluice.pipelines.vocabulary.receipts import Part, Receipt
-from sluice.pipelines.vocabulary.units import show_instant
+from sluice.pipelines.util import scratch
+from sluice.pipelines.util.units import show_instant
 
 if TYPE_CHECKING:
     import duckdb

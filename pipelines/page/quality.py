@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from sluice.pipelines.contract import catalogue
 from sluice.pipelines.contract.expectation import Contract, Expectation, Severity
 from sluice.pipelines.contract.results import ExpectationOutcome
+from sluice.pipelines.model.receipts import DriftKind
 from sluice.pipelines.page.account import BatchAccount
 from sluice.pipelines.page.markup import (
     Html,
@@ -28,9 +29,8 @@ from sluice.pipelines.page.plots import Bar, lying, upright
 from sluice.pipelines.page.profiles import Profile, Profiles
 from sluice.pipelines.page.rejects import SHOWN, Reject, Rejects, Sample
 from sluice.pipelines.quarantine.limit import QuarantineKind
+from sluice.pipelines.util.units import many, show_instant
 from sluice.pipelines.validation.drift import drift_of
-from sluice.pipelines.vocabulary.receipts import DriftKind
-from sluice.pipelines.vocabulary.units import many, show_instant
 
 REASONS = 40
 EXPECTATIONS = 100

@@ -11,11 +11,11 @@ from dataclasses import dataclass
 
 import pyarrow as pa
 
+from sluice.pipelines.errors import PartUnreadable
 from sluice.pipelines.lake import parquet
+from sluice.pipelines.model.receipts import Part, Receipt
 from sluice.pipelines.ports import Lake
 from sluice.pipelines.quarantine.limit import Fault, QuarantineKind, faults_of, rank_faults
-from sluice.pipelines.vocabulary.errors import PartUnreadable
-from sluice.pipelines.vocabulary.receipts import Part, Receipt
 
 MOST_FILES = 200
 """Files in quarantine that are read; of the others only the number of rows is known."""

@@ -10,9 +10,11 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from sluice.pipelines.contract import catalogue
+from sluice.pipelines.errors import BatchRefused
 from sluice.pipelines.feed.sections import Policies
 from sluice.pipelines.lake import paths, standing
 from sluice.pipelines.ledger import Ledger
+from sluice.pipelines.model.receipts import PartKind, SliceFailure
 from sluice.pipelines.page.account import BatchAccount, PartitionLag, account
 from sluice.pipelines.page.page import Page, html
 from sluice.pipelines.page.profiles import profiles
@@ -20,8 +22,6 @@ from sluice.pipelines.page.rejects import rejects
 from sluice.pipelines.ports import Lake
 from sluice.pipelines.quarantine.limit import check_quarantine
 from sluice.pipelines.validation.drift import check_drift
-from sluice.pipelines.vocabulary.errors import BatchRefused
-from sluice.pipelines.vocabulary.receipts import PartKind, SliceFailure
 
 TIMES = ("kafka_timestamp", "timestamp")
 """The column of the records' times, in typed feeds and in raw ones."""

@@ -14,8 +14,8 @@ from dataclasses import dataclass, field, replace
 from heapq import heapify, heappop, heappush
 from itertools import groupby
 
-from sluice.pipelines.vocabulary.kafka import TopicPartition
-from sluice.pipelines.vocabulary.plans import SEVERAL, Assignor, Plan, Slice, Task
+from sluice.pipelines.model.kafka import TopicPartition
+from sluice.pipelines.model.plans import SEVERAL, Assignor, Plan, Slice, Task
 
 Led = tuple[int, Slice]
 """A slice behind the id of the broker that leads its partition."""

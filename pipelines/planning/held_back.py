@@ -13,9 +13,9 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from sluice.pipelines.feed.feed import Feed
+from sluice.pipelines.model.kafka import BrokerConfig, OpenTransaction, PartitionState, TopicPartition
 from sluice.pipelines.ports import Cluster
-from sluice.pipelines.vocabulary.kafka import BrokerConfig, OpenTransaction, PartitionState, TopicPartition
-from sluice.pipelines.vocabulary.units import many, show_about, show_duration, show_instant
+from sluice.pipelines.util.units import many, show_about, show_duration, show_instant
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,12 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from sluice.pipelines.feed.sections import Start, StartKind
-from sluice.pipelines.ledger import Ledger, State
-from sluice.pipelines.ledger.entries import KeyRange, OriginItem, SkipEntry
-from sluice.pipelines.ledger.marks import Committed
-from sluice.pipelines.ports import Clock, Cluster
-from sluice.pipelines.vocabulary.errors import (
+from sluice.pipelines.errors import (
     ClusterChanged,
     LogTruncated,
     OffsetsLost,
@@ -23,8 +18,13 @@ from sluice.pipelines.vocabulary.errors import (
     TopicRecreated,
     UsageError,
 )
-from sluice.pipelines.vocabulary.kafka import CommittedOffset, Key, PartitionState, TopicPartition
-from sluice.pipelines.vocabulary.ranges import Range, subtract
+from sluice.pipelines.feed.sections import Start, StartKind
+from sluice.pipelines.ledger import Ledger, State
+from sluice.pipelines.ledger.entries import KeyRange, OriginItem, SkipEntry
+from sluice.pipelines.ledger.marks import Committed
+from sluice.pipelines.model.kafka import CommittedOffset, Key, PartitionState, TopicPartition
+from sluice.pipelines.model.ranges import Range, subtract
+from sluice.pipelines.ports import Clock, Cluster
 
 
 @dataclass(frozen=True, slots=True)

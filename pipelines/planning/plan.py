@@ -12,20 +12,20 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate
 
+from sluice.pipelines.errors import OffsetsLost, SluiceError, UsageError, WindowHeld
 from sluice.pipelines.feed.sections import WindowSettings
 from sluice.pipelines.lake import paths
 from sluice.pipelines.ledger import Batch, State
 from sluice.pipelines.ledger.fold import by_key
+from sluice.pipelines.model.kafka import Isolation, Key, PartitionState, TopicPartition
+from sluice.pipelines.model.plans import AskedRange, Plan, Request, RequestKind, Slice
+from sluice.pipelines.model.ranges import Range, cut, intersect, subtract, union
+from sluice.pipelines.model.receipts import Receipt, sharing
 from sluice.pipelines.planning import assignment, windows
 from sluice.pipelines.planning.assignment import Sizing
 from sluice.pipelines.planning.held_back import HeldBack
 from sluice.pipelines.planning.origins import Refusal, out_of_range
-from sluice.pipelines.vocabulary.errors import OffsetsLost, SluiceError, UsageError, WindowHeld
-from sluice.pipelines.vocabulary.kafka import Isolation, Key, PartitionState, TopicPartition
-from sluice.pipelines.vocabulary.plans import AskedRange, Plan, Request, RequestKind, Slice
-from sluice.pipelines.vocabulary.ranges import Range, cut, intersect, subtract, union
-from sluice.pipelines.vocabulary.receipts import Receipt, sharing
-from sluice.pipelines.vocabulary.units import show_window
+from sluice.pipelines.util.units import show_window
 
 DEFAULT_RECORD_BYTES = 256
 """Estimated bytes per offset where the cluster does not tell log sizes."""

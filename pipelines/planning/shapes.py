@@ -12,21 +12,21 @@ from dataclasses import replace
 from functools import partial
 
 from sluice.pipelines.contract.suite import recall
+from sluice.pipelines.errors import SchemaChanged
 from sluice.pipelines.feed.feed import Feed
 from sluice.pipelines.feed.sections import OnDrift
 from sluice.pipelines.feed.table import names_fit
 from sluice.pipelines.lake import paths
 from sluice.pipelines.ledger import Ledger, State
 from sluice.pipelines.ledger.entries import FOLDERS_FORMAT, FORMAT, READER_FORMAT, SchemaEntry, SchemaSource
+from sluice.pipelines.model.receipts import Drift, DriftKind, Receipt
 from sluice.pipelines.records.keys import KeyReader
 from sluice.pipelines.records.reader import Reader
 from sluice.pipelines.records.shape import Shape
 from sluice.pipelines.schema.schema import Field, Kind, Schema, SchemaError, Type, parse_schema, path_below
 from sluice.pipelines.schema.wider import RAW_TYPES, holds, one_table, parse_type
+from sluice.pipelines.util.units import many
 from sluice.pipelines.validation.drift import drift_of
-from sluice.pipelines.vocabulary.errors import SchemaChanged
-from sluice.pipelines.vocabulary.receipts import Drift, DriftKind, Receipt
-from sluice.pipelines.vocabulary.units import many
 
 MOST_EVOLVED = 200
 """How many columns, and members of structs, records may add to a feed's own. Further fields stay in `_extra`."""

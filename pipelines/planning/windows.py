@@ -15,18 +15,18 @@ from dataclasses import dataclass, replace
 from itertools import compress, pairwise
 from typing import NamedTuple
 
+from sluice.pipelines.errors import UsageError, WindowPending
 from sluice.pipelines.feed.sections import WindowSettings
 from sluice.pipelines.ledger import State
 from sluice.pipelines.ledger.entries import Boundaries, BoundaryEntry, OriginItem
 from sluice.pipelines.ledger.fold import NO_PINS
 from sluice.pipelines.ledger.pins import Pins
+from sluice.pipelines.model.kafka import Key, OffsetAtTime, PartitionState
+from sluice.pipelines.model.plans import Request
+from sluice.pipelines.model.ranges import Range, covers, cut
 from sluice.pipelines.ports import Clock, Cluster
-from sluice.pipelines.vocabulary.errors import UsageError, WindowPending
-from sluice.pipelines.vocabulary.kafka import Key, OffsetAtTime, PartitionState
-from sluice.pipelines.vocabulary.plans import Request
-from sluice.pipelines.vocabulary.ranges import Range, covers, cut
-from sluice.pipelines.vocabulary.side_by_side import each
-from sluice.pipelines.vocabulary.units import many, show_duration, show_instant, show_window
+from sluice.pipelines.util.parallel import each
+from sluice.pipelines.util.units import many, show_duration, show_instant, show_window
 
 Partitions = Mapping[Key, PartitionState]
 

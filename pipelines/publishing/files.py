@@ -10,16 +10,16 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from heapq import heappop, heappush
 
+from sluice.pipelines.errors import WindowIncomplete
 from sluice.pipelines.feed.sections import WindowSettings
 from sluice.pipelines.ledger import Ledger
+from sluice.pipelines.model.plans import Slice
+from sluice.pipelines.model.receipts import Part, PartKind
 from sluice.pipelines.planning.windows import check_begun
 from sluice.pipelines.ports import Lake
 from sluice.pipelines.publishing import manifest
 from sluice.pipelines.publishing.manifest import WindowFiles
-from sluice.pipelines.vocabulary.errors import WindowIncomplete
-from sluice.pipelines.vocabulary.plans import Slice
-from sluice.pipelines.vocabulary.receipts import Part, PartKind
-from sluice.pipelines.vocabulary.units import show_window
+from sluice.pipelines.util.units import show_window
 
 
 @dataclass(frozen=True, slots=True)

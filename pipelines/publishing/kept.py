@@ -12,7 +12,7 @@ from collections.abc import Iterable, Sequence
 
 from sluice.pipelines.lake import paths
 from sluice.pipelines.ports import Lake
-from sluice.pipelines.vocabulary.side_by_side import each
+from sluice.pipelines.util.parallel import each
 
 
 def remove(lake: Lake, feed: str, some: Sequence[str]) -> list[str]:

@@ -18,10 +18,10 @@ from sluice.pipelines.feed.sections import Layout, WindowSettings
 from sluice.pipelines.lake import paths
 from sluice.pipelines.ledger import BatchStatus, Ledger, State
 from sluice.pipelines.ledger.tip import BEYOND, Tip, Trace, beyond, entries_lost
+from sluice.pipelines.model.kafka import Key
 from sluice.pipelines.planning import windows
 from sluice.pipelines.ports import Lake
-from sluice.pipelines.vocabulary.kafka import Key
-from sluice.pipelines.vocabulary.side_by_side import each
+from sluice.pipelines.util.parallel import each
 
 LOOKED_AT = 1000
 """The most names of parts that a run looks at: one page of a listing."""

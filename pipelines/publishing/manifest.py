@@ -15,20 +15,20 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
+from sluice.pipelines.errors import SluiceError, WindowIncomplete, WindowRetired
 from sluice.pipelines.feed.sections import WindowSettings
 from sluice.pipelines.lake import paths, standing
 from sluice.pipelines.ledger import Ledger, State
 from sluice.pipelines.ledger.entries import PublishEntry, RetireEntry
 from sluice.pipelines.ledger.fold import by_key
 from sluice.pipelines.ledger.superseded import NOTHING_SUPERSEDED
+from sluice.pipelines.model.kafka import Key
+from sluice.pipelines.model.plans import Slice
+from sluice.pipelines.model.ranges import Range
+from sluice.pipelines.model.receipts import Part, PartKind, Receipt, sharing
 from sluice.pipelines.planning import windows
 from sluice.pipelines.ports import Lake
-from sluice.pipelines.vocabulary.errors import SluiceError, WindowIncomplete, WindowRetired
-from sluice.pipelines.vocabulary.kafka import Key
-from sluice.pipelines.vocabulary.plans import Slice
-from sluice.pipelines.vocabulary.ranges import Range
-from sluice.pipelines.vocabulary.receipts import Part, PartKind, Receipt, sharing
-from sluice.pipelines.vocabulary.units import show_instant, show_window
+from sluice.pipelines.util.units import show_instant, show_window
 
 FORMAT = 1
 _TOGETHER = 128

@@ -10,15 +10,15 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
+from sluice.pipelines.errors import PlanBusy
 from sluice.pipelines.lake import paths, receipt_files
 from sluice.pipelines.ledger import Batch, Ledger
+from sluice.pipelines.model.plans import Request, RequestKind, Slice
+from sluice.pipelines.model.progress import Progress, Reporter
+from sluice.pipelines.model.receipts import Fate, Life, Met, Owner, Verdict
 from sluice.pipelines.ports import Lake, Liveness
 from sluice.pipelines.publishing.publish import abandon
-from sluice.pipelines.vocabulary.errors import PlanBusy
-from sluice.pipelines.vocabulary.plans import Request, RequestKind, Slice
-from sluice.pipelines.vocabulary.progress import Progress, Reporter
-from sluice.pipelines.vocabulary.receipts import Fate, Life, Met, Owner, Verdict
-from sluice.pipelines.vocabulary.units import show_window
+from sluice.pipelines.util.units import show_window
 
 AGAIN = {RequestKind.COMPACT: "sluice compact {feed}", RequestKind.REPLAY: "sluice quarantine replay {feed}"}
 """The commands for the requests that write parts anew."""

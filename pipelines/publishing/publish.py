@@ -11,15 +11,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from sluice.pipelines.contract.results import Result
+from sluice.pipelines.errors import LedgerCorrupt, OwnershipLost
 from sluice.pipelines.lake import paths, receipt_files
 from sluice.pipelines.ledger import Appended, Batch, BatchStatus, Ledger, State
 from sluice.pipelines.ledger.entries import FORMAT, SHARED_FORMAT, AbandonEntry, PublishEntry
+from sluice.pipelines.model.receipts import Owner, Part, Receipt, SliceFailure
+from sluice.pipelines.model.traffic import NO_TRAFFIC, Traffic
 from sluice.pipelines.ports import Lake
 from sluice.pipelines.publishing import kept, lost
-from sluice.pipelines.vocabulary.errors import LedgerCorrupt, OwnershipLost
-from sluice.pipelines.vocabulary.receipts import Owner, Part, Receipt, SliceFailure
-from sluice.pipelines.vocabulary.side_by_side import each
-from sluice.pipelines.vocabulary.traffic import NO_TRAFFIC, Traffic
+from sluice.pipelines.util.parallel import each
 
 
 def publish(

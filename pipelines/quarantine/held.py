@@ -19,13 +19,13 @@ from sluice.pipelines.feed.sections import WindowSettings
 from sluice.pipelines.lake import parquet
 from sluice.pipelines.landing.rows import rows_of
 from sluice.pipelines.ledger import Ledger, State
+from sluice.pipelines.model.kafka import TopicPartition
+from sluice.pipelines.model.receipts import Part, PartKind, Receipt
 from sluice.pipelines.ports import Lake
 from sluice.pipelines.publishing import manifest
 from sluice.pipelines.quarantine.limit import ROWS_AT_ONCE, QuarantineKind, kinds_of
 from sluice.pipelines.quarantine.staged import staged_batches
 from sluice.pipelines.schema.arrays import fixed_width, int64s, text_array
-from sluice.pipelines.vocabulary.kafka import TopicPartition
-from sluice.pipelines.vocabulary.receipts import Part, PartKind, Receipt
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,20 +20,20 @@ from typing import Any, BinaryIO
 import numpy as np
 import pyarrow as pa
 
+from sluice.pipelines.errors import LakeUnavailable, ProofFailed
 from sluice.pipelines.feed.feed import Feed
 from sluice.pipelines.landing.proof import sha256
 from sluice.pipelines.landing.rows import in_order, rows_in
 from sluice.pipelines.ledger import Batch, Ledger, State
 from sluice.pipelines.ledger.entries import PublishEntry
 from sluice.pipelines.ledger.fold import by_key
+from sluice.pipelines.model.kafka import Key
+from sluice.pipelines.model.plans import Slice
+from sluice.pipelines.model.ranges import Range, intersect, subtract
+from sluice.pipelines.model.receipts import Part, PartKind, Receipt
 from sluice.pipelines.ports import Lake, Letter
 from sluice.pipelines.records.format import inside
 from sluice.pipelines.schema.arrays import fixed_width, int64s
-from sluice.pipelines.vocabulary.errors import LakeUnavailable, ProofFailed
-from sluice.pipelines.vocabulary.kafka import Key
-from sluice.pipelines.vocabulary.plans import Slice
-from sluice.pipelines.vocabulary.ranges import Range, intersect, subtract
-from sluice.pipelines.vocabulary.receipts import Part, PartKind, Receipt
 
 _READ_ROWS = 1 << 12
 """The most rows of a file that are made letters at once."""

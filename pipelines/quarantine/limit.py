@@ -14,12 +14,12 @@ from typing import NamedTuple
 
 import pyarrow as pa
 
+from sluice.pipelines.errors import Breach, QuarantineExceeded
 from sluice.pipelines.feed.sections import OnUndecodable, Policies
 from sluice.pipelines.lake import parquet
+from sluice.pipelines.model.receipts import Counts, Part, PartKind, Receipt
 from sluice.pipelines.ports import Lake
-from sluice.pipelines.vocabulary.errors import Breach, QuarantineExceeded
-from sluice.pipelines.vocabulary.receipts import Counts, Part, PartKind, Receipt
-from sluice.pipelines.vocabulary.units import many
+from sluice.pipelines.util.units import many
 
 MOST_FAULTS = 1000
 """The most kinds of fault that are told apart; all later ones count as one more kind."""

@@ -8,19 +8,19 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Sequence
 
+from sluice.pipelines.errors import BatchRefused
 from sluice.pipelines.feed.feed import Feed
 from sluice.pipelines.lake import paths
 from sluice.pipelines.landing.proof import receipts_at
 from sluice.pipelines.ledger import Batch, Ledger, State
+from sluice.pipelines.model.plans import Plan
+from sluice.pipelines.model.receipts import Receipt, sharing
 from sluice.pipelines.planning.shapes import effective_shape
 from sluice.pipelines.ports import Lake
 from sluice.pipelines.quarantine.limit import check_quarantine
+from sluice.pipelines.util.parallel import each
 from sluice.pipelines.validation.decision import check_contract
 from sluice.pipelines.validation.drift import check_drift
-from sluice.pipelines.vocabulary.errors import BatchRefused
-from sluice.pipelines.vocabulary.plans import Plan
-from sluice.pipelines.vocabulary.receipts import Receipt, sharing
-from sluice.pipelines.vocabulary.side_by_side import each
 
 
 def receipts_in_staging(lake: Lake, plan: Plan, batch: int) -> tuple[Receipt, ...]:

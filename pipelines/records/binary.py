@@ -13,6 +13,7 @@ from typing import Any, ClassVar, NamedTuple
 import numpy as np
 import pyarrow as pa
 
+from sluice.pipelines.model.receipts import Drift, DriftKind
 from sluice.pipelines.records import pieces
 from sluice.pipelines.records.compiled import Array
 from sluice.pipelines.records.format import Formatted
@@ -34,8 +35,7 @@ from sluice.pipelines.records.typed.typer import (
 )
 from sluice.pipelines.records.typed.unfit import missing
 from sluice.pipelines.records.wire import NUMBERED, Named, WireFormat
-from sluice.pipelines.vocabulary.receipts import Drift, DriftKind
-from sluice.pipelines.vocabulary.units import safe_text
+from sluice.pipelines.util.units import safe_text
 
 MOST_SCHEMAS = 10_000
 """How many writers' schemas are kept ready. Beyond that all are forgotten and made again when they are met."""

@@ -16,10 +16,10 @@ from typing import Protocol
 import numpy as np
 import pyarrow as pa
 
+from sluice.pipelines.model.plans import Slice
+from sluice.pipelines.model.ranges import Range, intersect
+from sluice.pipelines.model.receipts import Drift, Tally
 from sluice.pipelines.schema.arrays import fixed_width, text_array
-from sluice.pipelines.vocabulary.plans import Slice
-from sluice.pipelines.vocabulary.ranges import Range, intersect
-from sluice.pipelines.vocabulary.receipts import Drift, Tally
 
 _OFFSETS = Range(0, (1 << 63) - 1)
 

@@ -13,6 +13,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from sluice.pipelines.model.plans import Slice
+from sluice.pipelines.model.receipts import Drift
 from sluice.pipelines.records.compiled import Array
 from sluice.pipelines.records.format import Format, Formatted, RawFormat
 from sluice.pipelines.records.keys import KEY_PREFIX
@@ -21,8 +23,6 @@ from sluice.pipelines.records.runs import take_rows
 from sluice.pipelines.records.wire import IN_HEADERS, KEY_HEADERS, WireFormat
 from sluice.pipelines.schema.arrays import fixed_width, int64s, text_array
 from sluice.pipelines.schema.schema import Schema
-from sluice.pipelines.vocabulary.plans import Slice
-from sluice.pipelines.vocabulary.receipts import Drift
 
 _OFFSET, _TOMBSTONE = "kafka_offset", KAFKA_FIELDS[-1].name
 _WHY = [f.name for f in REFUSED if f.name not in RawFormat.schema.names]

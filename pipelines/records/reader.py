@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Protocol, runtime_checkable
 from sluice.pipelines.contract.expectation import Expectation
 from sluice.pipelines.records.wire import Named, WireFormat
 from sluice.pipelines.schema.schema import Schema
-from sluice.pipelines.vocabulary.units import safe_text
+from sluice.pipelines.util.units import safe_text
 
 if TYPE_CHECKING:
     from sluice.pipelines.records.format import Format

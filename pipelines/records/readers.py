@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from sluice.pipelines.model.registered_schema import AVRO, JSON, PROTOBUF, RegisteredSchema
 from sluice.pipelines.records.avro.merged import merged
 from sluice.pipelines.records.avro.reader import AvroReader
 from sluice.pipelines.records.avro.schema import parse
@@ -14,7 +15,6 @@ from sluice.pipelines.records.json_schema.reader import JsonSchemaReader
 from sluice.pipelines.records.protobuf import reader as protobuf
 from sluice.pipelines.records.reader import Reader
 from sluice.pipelines.records.wire import WireFormat
-from sluice.pipelines.vocabulary.registered import AVRO, JSON, PROTOBUF, RegisteredSchema
 
 
 @dataclass(frozen=True, slots=True)

@@ -27,7 +27,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from sluice.pipelines.vocabulary.progress import Progress, Reporter
+from sluice.pipelines.model.progress import Progress, Reporter
 
 SHARES = {
     "typed.scan": 23,

@@ -15,9 +15,12 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from sluice.pipelines.account.rescan import equal_rows
+from sluice.pipelines.errors import Refused
 from sluice.pipelines.lake import paths
 from sluice.pipelines.landing.rows import offsets_of
 from sluice.pipelines.ledger import Ledger
+from sluice.pipelines.model.kafka import FetchLimits, PartitionState
+from sluice.pipelines.model.plans import Slice
 from sluice.pipelines.ports import Fetcher, FetchFailed, Lake
 from sluice.pipelines.records.compiled import Array
 from sluice.pipelines.records.decode import BatchDecoder
@@ -29,9 +32,6 @@ from sluice.pipelines.republishing.plan import Republish, check_still_there
 from sluice.pipelines.republishing.rows import CHUNK_ROWS, Cursor, Shelf, records_of
 from sluice.pipelines.republishing.values import check_schema
 from sluice.pipelines.schema.arrays import fixed_width, int64s
-from sluice.pipelines.vocabulary.errors import Refused
-from sluice.pipelines.vocabulary.kafka import FetchLimits, PartitionState
-from sluice.pipelines.vocabulary.plans import Slice
 
 MOST = 1000
 """Findings that are named; the others are only counted."""

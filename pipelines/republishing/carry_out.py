@@ -24,9 +24,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pyarrow as pa
 
+from sluice.pipelines.errors import CommitFenced, Refused, UsageError
 from sluice.pipelines.lake import paths
 from sluice.pipelines.landing.rows import offsets_of
 from sluice.pipelines.ledger import Ledger
+from sluice.pipelines.model.kafka import CommittedOffset
 from sluice.pipelines.ports import Clock, Delivered, Lake, Target
 from sluice.pipelines.records.shape import Shape
 from sluice.pipelines.republishing import coordinates
@@ -34,9 +36,7 @@ from sluice.pipelines.republishing.partitioner import Partitioner
 from sluice.pipelines.republishing.plan import PartitionBy, Piece, Republish, check_still_there, pieces
 from sluice.pipelines.republishing.rows import CHUNK_ROWS, Cursor, Shelf, records_of
 from sluice.pipelines.republishing.where import opened
-from sluice.pipelines.vocabulary.errors import CommitFenced, Refused, UsageError
-from sluice.pipelines.vocabulary.kafka import CommittedOffset
-from sluice.pipelines.vocabulary.units import DAY
+from sluice.pipelines.util.units import DAY
 
 if TYPE_CHECKING:  # it loads compiled loops
     from sluice.pipelines.records.encode import SealedBatch

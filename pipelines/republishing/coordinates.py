@@ -16,11 +16,11 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from sluice.pipelines.lake import parquet, paths
+from sluice.pipelines.model.kafka import TopicPartition
 from sluice.pipelines.ports import Delivered, Lake
 from sluice.pipelines.republishing import plan as plans
 from sluice.pipelines.republishing.plan import Republish
 from sluice.pipelines.schema.arrays import fixed_width, text_array
-from sluice.pipelines.vocabulary.kafka import TopicPartition
 
 MAP = pa.schema(
     [

@@ -18,8 +18,11 @@ from pathlib import Path
 from pydantic import TypeAdapter
 
 from sluice.pipelines.batch.progress import reporting
+from sluice.pipelines.errors import SluiceError
 from sluice.pipelines.lake import paths
 from sluice.pipelines.ledger import Ledger
+from sluice.pipelines.model.plans import to_json
+from sluice.pipelines.model.progress import Progress, Reporter
 from sluice.pipelines.ports import Clock, Engine, Lake, Target
 from sluice.pipelines.records.shape import Shape
 from sluice.pipelines.republishing.carry_out import (
@@ -36,9 +39,6 @@ from sluice.pipelines.republishing.carry_out import (
 from sluice.pipelines.republishing.partitioner import load
 from sluice.pipelines.republishing.plan import Republish, pieces
 from sluice.pipelines.republishing.values import check_schema
-from sluice.pipelines.vocabulary.errors import SluiceError
-from sluice.pipelines.vocabulary.plans import to_json
-from sluice.pipelines.vocabulary.progress import Progress, Reporter
 
 STAGE = "send"
 _SENT = TypeAdapter(LaneSent)

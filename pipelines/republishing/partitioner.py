@@ -16,8 +16,8 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
+from sluice.pipelines.errors import UsageError
 from sluice.pipelines.rewriting.mending import module_of
-from sluice.pipelines.vocabulary.errors import UsageError
 
 _REMEDY = "mend it; nothing of this transaction was sent: def NAME(rows, partitions) returns a number for each row"
 

@@ -16,17 +16,17 @@ from typing import NamedTuple
 
 from pydantic import TypeAdapter, ValidationError
 
+from sluice.pipelines.errors import LedgerCorrupt, Refused, UsageError, WindowIncomplete, WindowRetired
 from sluice.pipelines.feed.feed import Feed
 from sluice.pipelines.lake import paths
 from sluice.pipelines.ledger import State
+from sluice.pipelines.model.kafka import Key
+from sluice.pipelines.model.plans import AskedRange, to_json
+from sluice.pipelines.model.ranges import Range, intersect, subtract, union
+from sluice.pipelines.model.receipts import PartKind
 from sluice.pipelines.planning import windows
 from sluice.pipelines.ports import Lake
-from sluice.pipelines.vocabulary.errors import LedgerCorrupt, Refused, UsageError, WindowIncomplete, WindowRetired
-from sluice.pipelines.vocabulary.kafka import Key
-from sluice.pipelines.vocabulary.plans import AskedRange, to_json
-from sluice.pipelines.vocabulary.ranges import Range, intersect, subtract, union
-from sluice.pipelines.vocabulary.receipts import PartKind
-from sluice.pipelines.vocabulary.units import many, show_window
+from sluice.pipelines.util.units import many, show_window
 
 PIECE = 20_000
 """Offsets of one partition that are sent before the next one's turn."""

@@ -13,9 +13,12 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from sluice.pipelines.account.audit import live_receipts
+from sluice.pipelines.errors import Refused, UsageError
 from sluice.pipelines.lake import parquet
 from sluice.pipelines.landing.rows import Rows, check_source, in_order, offsets_of, rows_in
 from sluice.pipelines.ledger import Ledger, State
+from sluice.pipelines.model.ranges import Range, union
+from sluice.pipelines.model.receipts import Part, Receipt
 from sluice.pipelines.ports import Lake
 from sluice.pipelines.records.format import HEADERS, TO_SEND
 from sluice.pipelines.records.shape import Shape
@@ -25,9 +28,6 @@ from sluice.pipelines.republishing.values import typed_values
 from sluice.pipelines.republishing.where import Condition
 from sluice.pipelines.schema.arrays import fixed_width, int64s, text_array
 from sluice.pipelines.schema.schema import KAFKA
-from sluice.pipelines.vocabulary.errors import Refused, UsageError
-from sluice.pipelines.vocabulary.ranges import Range, union
-from sluice.pipelines.vocabulary.receipts import Part, Receipt
 
 CHUNK_ROWS = 8192
 """The most rows that become records at once."""

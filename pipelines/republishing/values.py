@@ -23,6 +23,8 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from sluice.pipelines.errors import Refused, UsageError
+from sluice.pipelines.model.receipts import PartKind
 from sluice.pipelines.records.avro.reader import AvroReader
 from sluice.pipelines.records.protobuf.reader import ProtobufReader
 from sluice.pipelines.records.runs import take_rows
@@ -32,8 +34,6 @@ from sluice.pipelines.records.writing import Written, at
 from sluice.pipelines.republishing.plan import Wishes
 from sluice.pipelines.schema.arrays import int64s
 from sluice.pipelines.schema.schema import EXTRA, Kind, Schema, Type
-from sluice.pipelines.vocabulary.errors import Refused, UsageError
-from sluice.pipelines.vocabulary.receipts import PartKind
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _PER_SECOND = {"s": 1, "ms": 1_000, "us": 1_000_000, "ns": 1_000_000_000}

@@ -15,14 +15,14 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pyarrow as pa
 
+from sluice.pipelines.errors import UsageError
 from sluice.pipelines.landing.rows import Rows
+from sluice.pipelines.model.receipts import PartKind
 from sluice.pipelines.records.landed_columns import QUARANTINED, landed_schema
 from sluice.pipelines.records.runs import take_rows
 from sluice.pipelines.republishing.plan import Wishes
 from sluice.pipelines.schema.arrays import fixed_width
 from sluice.pipelines.schema.schema import Schema
-from sluice.pipelines.vocabulary.errors import UsageError
-from sluice.pipelines.vocabulary.receipts import PartKind
 
 if TYPE_CHECKING:
     import duckdb

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from sluice.pipelines.errors import UsageError
 from sluice.pipelines.republishing.carry_out import Pace
 from sluice.pipelines.republishing.plan import PartitionBy
-from sluice.pipelines.vocabulary.errors import UsageError
-from sluice.pipelines.vocabulary.units import parse_size
+from sluice.pipelines.util.units import parse_size
 
 _BY = (PartitionBy.KEY, PartitionBy.ROUND_ROBIN)
 

@@ -8,10 +8,14 @@ from dataclasses import dataclass
 
 import pyarrow as pa
 
+from sluice.pipelines.errors import LakeUnavailable, PartUnreadable, ProofFailed
 from sluice.pipelines.feed.feed import Feed
 from sluice.pipelines.lake import parquet
 from sluice.pipelines.landing.rows import check_source, rows_of
 from sluice.pipelines.ledger import Ledger
+from sluice.pipelines.model.plans import Slice
+from sluice.pipelines.model.progress import Progress, Reporter
+from sluice.pipelines.model.receipts import Part, PartKind, Receipt, sharing
 from sluice.pipelines.planning.shapes import effective_shape
 from sluice.pipelines.ports import Edges, Lake
 from sluice.pipelines.publishing import manifest
@@ -21,10 +25,6 @@ from sluice.pipelines.rewriting.mending import Mender
 from sluice.pipelines.rewriting.sorter import Sorter
 from sluice.pipelines.rewriting.trial import Trial
 from sluice.pipelines.schema.recast import unfit
-from sluice.pipelines.vocabulary.errors import LakeUnavailable, PartUnreadable, ProofFailed
-from sluice.pipelines.vocabulary.plans import Slice
-from sluice.pipelines.vocabulary.progress import Progress, Reporter
-from sluice.pipelines.vocabulary.receipts import Part, PartKind, Receipt, sharing
 
 OFFSET_WEIGHT = 8 << 10
 """How many bytes of files a re-landed record counts for: in batches of 2 GiB, an entry names some 250,000."""

@@ -17,22 +17,22 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+from sluice.pipelines.errors import SluiceError
 from sluice.pipelines.feed.feed import Feed
 from sluice.pipelines.feed.sections import CompactionSettings, WindowSettings
 from sluice.pipelines.lake import paths
 from sluice.pipelines.landing.writer import MAX_FOLDERS
 from sluice.pipelines.ledger import Ledger, State
 from sluice.pipelines.ledger.fold import NO_PINS
+from sluice.pipelines.model.plans import Request, RequestKind
+from sluice.pipelines.model.progress import Progress, Reporter
+from sluice.pipelines.model.receipts import Met, Owner, Receipt
 from sluice.pipelines.planning import windows
 from sluice.pipelines.ports import Edges, Lake
 from sluice.pipelines.publishing import manifest, owners
 from sluice.pipelines.publishing.publish import roll_forward
 from sluice.pipelines.rewriting.merging import MERGE_BYTES, Merge, Merger
 from sluice.pipelines.rewriting.rewriting import RewriteMethod, Rewriting, company, give_up_dead, is_free, rewriting
-from sluice.pipelines.vocabulary.errors import SluiceError
-from sluice.pipelines.vocabulary.plans import Request, RequestKind
-from sluice.pipelines.vocabulary.progress import Progress, Reporter
-from sluice.pipelines.vocabulary.receipts import Met, Owner, Receipt
 
 REQUEST = Request(RequestKind.COMPACT)
 

@@ -12,22 +12,22 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
+from sluice.pipelines.errors import UsageError, WindowIncomplete
 from sluice.pipelines.feed.sections import WindowSettings
 from sluice.pipelines.lake import paths
 from sluice.pipelines.ledger import Ledger, State
 from sluice.pipelines.ledger.entries import KeyRange, RetireEntry
 from sluice.pipelines.ledger.fold import NO_PINS
+from sluice.pipelines.model.kafka import Key
+from sluice.pipelines.model.progress import Reporter
+from sluice.pipelines.model.ranges import Range, union
+from sluice.pipelines.model.receipts import Receipt, sharing
 from sluice.pipelines.planning import windows
 from sluice.pipelines.ports import Lake, Liveness
 from sluice.pipelines.publishing import kept, manifest, owners
 from sluice.pipelines.publishing.publish import roll_forward
 from sluice.pipelines.rewriting.rewriting import give_up_dead
-from sluice.pipelines.vocabulary.errors import UsageError, WindowIncomplete
-from sluice.pipelines.vocabulary.kafka import Key
-from sluice.pipelines.vocabulary.progress import Reporter
-from sluice.pipelines.vocabulary.ranges import Range, union
-from sluice.pipelines.vocabulary.receipts import Receipt, sharing
-from sluice.pipelines.vocabulary.units import show_window
+from sluice.pipelines.util.units import show_window
 
 ENDLESS = 1 << 63
 

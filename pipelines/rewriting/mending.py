@@ -19,7 +19,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from sluice.pipelines.vocabulary.errors import UsageError
+from sluice.pipelines.errors import UsageError
 
 MOST_BYTES = 64 << 20
 """What a mended value may have."""

@@ -16,15 +16,15 @@ from threading import Event
 
 import pyarrow as pa
 
+from sluice.pipelines.errors import Failed, ProofFailed
 from sluice.pipelines.feed.sections import LandingSettings
 from sluice.pipelines.landing.proof import check_account
 from sluice.pipelines.landing.rows import Rows, check_source, in_order, rows_of, same_rows
 from sluice.pipelines.landing.writer import ROW_GROUP_BYTES, PartTarget, PartWriter
+from sluice.pipelines.model.plans import Slice
+from sluice.pipelines.model.ranges import union
+from sluice.pipelines.model.receipts import Counts, Drift, DriftKind, Part, PartKind, Receipt, Tally
 from sluice.pipelines.ports import Lake
-from sluice.pipelines.vocabulary.errors import Failed, ProofFailed
-from sluice.pipelines.vocabulary.plans import Slice
-from sluice.pipelines.vocabulary.ranges import union
-from sluice.pipelines.vocabulary.receipts import Counts, Drift, DriftKind, Part, PartKind, Receipt, Tally
 
 MERGE_BYTES = 128 << 20
 """What one merge takes, at most, of rows that are not huge."""

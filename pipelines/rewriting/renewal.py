@@ -11,14 +11,14 @@ from collections.abc import Collection
 
 from sluice.pipelines.feed.feed import Feed
 from sluice.pipelines.ledger import Ledger, State
+from sluice.pipelines.model.progress import Progress, Reporter
+from sluice.pipelines.model.receipts import Owner
 from sluice.pipelines.ports import Edges, Lake
 from sluice.pipelines.publishing import manifest
 from sluice.pipelines.publishing.publish import roll_forward
 from sluice.pipelines.rewriting.compaction import REQUEST, Compacted, threads
 from sluice.pipelines.rewriting.merging import Merge, Merger
 from sluice.pipelines.rewriting.rewriting import RewriteMethod, Rewriting, company, give_up_dead
-from sluice.pipelines.vocabulary.progress import Progress, Reporter
-from sluice.pipelines.vocabulary.receipts import Owner
 
 
 def renew(feed: Feed, edges: Edges, addresses: Collection[str], owner: Owner, report: Reporter) -> Compacted:

@@ -21,11 +21,16 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from sluice.pipelines.errors import Failed, ProofFailed
 from sluice.pipelines.feed.feed import Feed
 from sluice.pipelines.lake import paths
 from sluice.pipelines.landing.proof import check_account
 from sluice.pipelines.landing.rows import Rows, check_source, in_order, offsets_of, same_rows
 from sluice.pipelines.ledger import BatchStatus, Ledger
+from sluice.pipelines.model.plans import Request, RequestKind
+from sluice.pipelines.model.progress import Progress, Reporter
+from sluice.pipelines.model.ranges import Range, union
+from sluice.pipelines.model.receipts import Counts, Drift, DriftKind, Met, Owner, Part, PartKind, Receipt, sharing
 from sluice.pipelines.planning.shapes import check_one_table, declare, effective_shape
 from sluice.pipelines.ports import Edges, Lake
 from sluice.pipelines.publishing import owners
@@ -46,11 +51,6 @@ from sluice.pipelines.rewriting.sorter import NO_OFFSETS, Sorted, Sorter, with_o
 from sluice.pipelines.rewriting.trial import Trial, total
 from sluice.pipelines.schema.arrays import fixed_width
 from sluice.pipelines.schema.recast import plain, recast
-from sluice.pipelines.vocabulary.errors import Failed, ProofFailed
-from sluice.pipelines.vocabulary.plans import Request, RequestKind
-from sluice.pipelines.vocabulary.progress import Progress, Reporter
-from sluice.pipelines.vocabulary.ranges import Range, union
-from sluice.pipelines.vocabulary.receipts import Counts, Drift, DriftKind, Met, Owner, Part, PartKind, Receipt, sharing
 
 REQUEST = Request(RequestKind.REPLAY)
 

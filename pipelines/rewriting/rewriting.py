@@ -15,19 +15,19 @@ from dataclasses import dataclass
 from threading import Event
 from typing import Generic, Protocol, TypeVar
 
+from sluice.pipelines.errors import PlanBusy, ProofFailed, SluiceError
 from sluice.pipelines.feed.feed import Feed
 from sluice.pipelines.landing.proof import prove
 from sluice.pipelines.ledger import Batch, BatchStatus, Ledger, State
 from sluice.pipelines.ledger.entries import PlanEntry
 from sluice.pipelines.ledger.superseded import NOTHING_SUPERSEDED
+from sluice.pipelines.model.plans import Plan, Request, RequestKind, Slice, Task
+from sluice.pipelines.model.progress import Progress, Reporter
+from sluice.pipelines.model.receipts import Met, Owner, Part, Receipt, Verdict, sharing
 from sluice.pipelines.ports import Edges, Liveness
 from sluice.pipelines.publishing import owners
 from sluice.pipelines.publishing.publish import abandon, check_owner, publish, roll_forward
 from sluice.pipelines.rewriting.merging import RewriteContext
-from sluice.pipelines.vocabulary.errors import PlanBusy, ProofFailed, SluiceError
-from sluice.pipelines.vocabulary.plans import Plan, Request, RequestKind, Slice, Task
-from sluice.pipelines.vocabulary.progress import Progress, Reporter
-from sluice.pipelines.vocabulary.receipts import Met, Owner, Part, Receipt, Verdict, sharing
 
 MAX_PIECES = 1000
 """The most pieces that one batch writes."""

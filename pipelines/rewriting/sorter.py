@@ -11,6 +11,8 @@ import pyarrow as pa
 
 from sluice.pipelines.landing.rows import offsets_of
 from sluice.pipelines.landing.task import RowFindings
+from sluice.pipelines.model.plans import Slice
+from sluice.pipelines.model.receipts import Drift, DriftKind
 from sluice.pipelines.quarantine.held import without
 from sluice.pipelines.quarantine.limit import QuarantineKind, kinds_of
 from sluice.pipelines.records.format import Formatted, RawFormat
@@ -21,8 +23,6 @@ from sluice.pipelines.rewriting.mending import Botched, Mender, Record
 from sluice.pipelines.rewriting.trial import Trial, count_first
 from sluice.pipelines.schema.arrays import fixed_width, int64s
 from sluice.pipelines.schema.recast import plain, recast
-from sluice.pipelines.vocabulary.plans import Slice
-from sluice.pipelines.vocabulary.receipts import Drift, DriftKind
 
 MENDED_BYTES = 24 << 20
 """Mended values that are typed at once."""

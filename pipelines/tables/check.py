@@ -5,15 +5,15 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
+from sluice.pipelines.errors import TableDiffers
 from sluice.pipelines.lake import paths
 from sluice.pipelines.ledger import Ledger, State
 from sluice.pipelines.ledger.tip import Trace, entries_lost
+from sluice.pipelines.model.receipts import Part, PartKind
+from sluice.pipelines.model.tables import TableHead
 from sluice.pipelines.ports import Lake, Table
 from sluice.pipelines.tables.owed import OwedBatch, addresses, rows_of, since, witness
-from sluice.pipelines.vocabulary.errors import TableDiffers
-from sluice.pipelines.vocabulary.receipts import Part, PartKind
-from sluice.pipelines.vocabulary.tables import TableHead
-from sluice.pipelines.vocabulary.units import many
+from sluice.pipelines.util.units import many
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,13 +10,13 @@ from dataclasses import dataclass
 from sluice.pipelines.ledger import Batch, Ledger, State
 from sluice.pipelines.ledger.entries import PublishEntry, RetireEntry
 from sluice.pipelines.ledger.fold import NO_PINS
+from sluice.pipelines.model.ranges import Range, union
+from sluice.pipelines.model.receipts import Part, PartKind, Receipt
+from sluice.pipelines.model.tables import BATCHES, FEED, LEDGER, OFFSETS, WINDOWS
 from sluice.pipelines.ports import Lake
 from sluice.pipelines.schema.schema import EXTRA, KAFKA, Type
 from sluice.pipelines.schema.wider import QUARANTINED_TYPES, RAW_TYPES, parse_type
-from sluice.pipelines.vocabulary.ranges import Range, union
-from sluice.pipelines.vocabulary.receipts import Part, PartKind, Receipt
-from sluice.pipelines.vocabulary.tables import BATCHES, FEED, LEDGER, OFFSETS, WINDOWS
-from sluice.pipelines.vocabulary.units import show_instant, show_window
+from sluice.pipelines.util.units import show_instant, show_window
 
 GROUP_FILES, GROUP_BATCHES = 2000, 100
 """A commit of a backfill ends after so many files, or so many batches."""

@@ -15,9 +15,13 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
+from sluice.pipelines.errors import TableMoved, TableRefused
 from sluice.pipelines.feed.table import misnamed, unfit
 from sluice.pipelines.lake import paths
 from sluice.pipelines.ledger import BatchStatus, Ledger, State
+from sluice.pipelines.model.progress import Progress, Reporter
+from sluice.pipelines.model.receipts import PartKind
+from sluice.pipelines.model.tables import FEED, LEDGER, WINDOWS, TableChange, TableHead, TableOperation
 from sluice.pipelines.ports import Lake, Table
 from sluice.pipelines.publishing import kept
 from sluice.pipelines.publishing.publish import roll_forward
@@ -35,12 +39,8 @@ from sluice.pipelines.tables.owed import (
 )
 from sluice.pipelines.tables.tries import decided
 from sluice.pipelines.tables.windows import CompleteWindows
-from sluice.pipelines.vocabulary.errors import TableMoved, TableRefused
-from sluice.pipelines.vocabulary.progress import Progress, Reporter
-from sluice.pipelines.vocabulary.receipts import PartKind
-from sluice.pipelines.vocabulary.side_by_side import each
-from sluice.pipelines.vocabulary.tables import FEED, LEDGER, WINDOWS, TableChange, TableHead, TableOperation
-from sluice.pipelines.vocabulary.units import many
+from sluice.pipelines.util.parallel import each
+from sluice.pipelines.util.units import many
 
 READ_BATCHES = 500
 """Batches that a backfill reads from the log before it adds them."""

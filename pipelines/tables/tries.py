@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TypeVar
 
-from sluice.pipelines.vocabulary.errors import PartUnreadable, TableMoved, Unknown
+from sluice.pipelines.errors import PartUnreadable, TableMoved, Unknown
 
 TRIES = 20
 """How often a commit is decided anew because somebody else was faster."""

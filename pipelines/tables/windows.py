@@ -15,16 +15,16 @@ from dataclasses import dataclass
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from sluice.pipelines.errors import TableMoved
 from sluice.pipelines.feed.sections import WindowSettings
 from sluice.pipelines.lake import paths
 from sluice.pipelines.ledger import Ledger, State
+from sluice.pipelines.model.tables import FEED, LEDGER, TableChange, TableHead, TableOperation
 from sluice.pipelines.planning import windows
 from sluice.pipelines.ports import Lake, Table
 from sluice.pipelines.publishing.manifest import is_retired
 from sluice.pipelines.tables.check import check_owner
 from sluice.pipelines.tables.tries import decided
-from sluice.pipelines.vocabulary.errors import TableMoved
-from sluice.pipelines.vocabulary.tables import FEED, LEDGER, TableChange, TableHead, TableOperation
 
 COLUMNS = {"window_start": "timestamp(us)", "window_end": "timestamp(us)"}
 _FILE = re.compile(r"/([0-9a-f]{32})-([0-9]{20})\.parquet$")

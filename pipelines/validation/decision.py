@@ -10,14 +10,14 @@ from collections.abc import Sequence
 
 from sluice.pipelines.contract.catalogue import text
 from sluice.pipelines.contract.results import ExpectationOutcome, Result, contract_results
+from sluice.pipelines.errors import Breach, ContractBroken
 from sluice.pipelines.ledger import Batch, Ledger
+from sluice.pipelines.model.receipts import Receipt
 from sluice.pipelines.ports import Lake
 from sluice.pipelines.records.shape import Shape
+from sluice.pipelines.util.units import many
 from sluice.pipelines.validation.volume import earlier_rows
 from sluice.pipelines.validation.whole import hold_whole
-from sluice.pipelines.vocabulary.errors import Breach, ContractBroken
-from sluice.pipelines.vocabulary.receipts import Receipt
-from sluice.pipelines.vocabulary.units import many
 
 _SAID = 20
 

@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
-from sluice.pipelines.vocabulary.errors import Breach, SchemaDrifted
-from sluice.pipelines.vocabulary.receipts import Drift, DriftKind, Receipt
-from sluice.pipelines.vocabulary.units import many
+from sluice.pipelines.errors import Breach, SchemaDrifted
+from sluice.pipelines.model.receipts import Drift, DriftKind, Receipt
+from sluice.pipelines.util.units import many
 
 if TYPE_CHECKING:
     from sluice.pipelines.feed.sections import Policies

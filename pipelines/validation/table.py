@@ -17,12 +17,12 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from sluice.pipelines.contract.literals import Family, Value, family
+from sluice.pipelines.errors import Failed
 from sluice.pipelines.lake import parquet
+from sluice.pipelines.model.receipts import EXAMPLES, PartKind, Receipt
 from sluice.pipelines.ports import Lake
 from sluice.pipelines.schema.schema import KAFKA, Kind, Type
-from sluice.pipelines.vocabulary import scratch
-from sluice.pipelines.vocabulary.errors import Failed
-from sluice.pipelines.vocabulary.receipts import EXAMPLES, PartKind, Receipt
+from sluice.pipelines.util import scratch
 
 if TYPE_CHECKING:
     import duckdb

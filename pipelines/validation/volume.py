@@ -19,7 +19,7 @@ from typing import Any
 
 from sluice.pipelines.contract.expectation import Expectation
 from sluice.pipelines.ledger import State
-from sluice.pipelines.vocabulary.plans import Request
+from sluice.pipelines.model.plans import Request
 
 PARAMETER = "$PARAMETER"
 FUNCTIONS: Mapping[str, Callable[[Sequence[int]], float]] = {

@@ -22,13 +22,13 @@ from sluice.pipelines.contract.catalogue import ENTRIES, Scope, argument, column
 from sluice.pipelines.contract.expectation import Expectation
 from sluice.pipelines.contract.literals import Family
 from sluice.pipelines.contract.results import Result, enough
+from sluice.pipelines.model.receipts import Receipt
 from sluice.pipelines.ports import Lake
 from sluice.pipelines.records.shape import Shape
 from sluice.pipelines.schema.schema import Kind, Type
+from sluice.pipelines.util.units import many
 from sluice.pipelines.validation import volume
 from sluice.pipelines.validation.table import MEMORY, Counted, StagedTable
-from sluice.pipelines.vocabulary.receipts import Receipt
-from sluice.pipelines.vocabulary.units import many
 
 Number = int | float | Decimal
 NO_ROWS = "no rows"

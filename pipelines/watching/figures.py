@@ -6,8 +6,8 @@ from collections.abc import Iterable, Iterator, Sequence
 
 from sluice.pipelines.ledger import Batch, BatchStatus
 from sluice.pipelines.ledger.entries import PublishEntry
-from sluice.pipelines.vocabulary.figures import Figure, figure
-from sluice.pipelines.vocabulary.receipts import Counts, count_files
+from sluice.pipelines.model.figures import Figure, figure
+from sluice.pipelines.model.receipts import Counts, count_files
 from sluice.pipelines.watching import timings
 
 

@@ -12,9 +12,9 @@ from dataclasses import dataclass
 
 from sluice.pipelines.ledger import State
 from sluice.pipelines.ledger.fold import NO_PINS
-from sluice.pipelines.vocabulary.kafka import BrokerConfig, Key, PartitionState, TopicConfig
-from sluice.pipelines.vocabulary.ranges import Range, intersect
-from sluice.pipelines.vocabulary.units import DAY, show_about, show_duration
+from sluice.pipelines.model.kafka import BrokerConfig, Key, PartitionState, TopicConfig
+from sluice.pipelines.model.ranges import Range, intersect
+from sluice.pipelines.util.units import DAY, show_about, show_duration
 
 # -- what is owed
 

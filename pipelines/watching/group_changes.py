@@ -10,9 +10,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
-from sluice.pipelines.vocabulary.groups import GroupMember, GroupState, GroupView
-from sluice.pipelines.vocabulary.kafka import TopicPartition
-from sluice.pipelines.vocabulary.units import many
+from sluice.pipelines.model.consumer_groups import GroupMember, GroupState, GroupView
+from sluice.pipelines.model.kafka import TopicPartition
+from sluice.pipelines.util.units import many
 
 _S = GroupState
 PREDECESSORS: Mapping[GroupState, frozenset[GroupState]] = {

@@ -17,9 +17,9 @@ from sluice.pipelines.feed.sections import CommitMode, OffsetStore
 from sluice.pipelines.ledger import Ledger, State
 from sluice.pipelines.ledger.batches import oldest_first
 from sluice.pipelines.ledger.fold import NO_PINS
+from sluice.pipelines.model.kafka import BrokerConfig, Key, OffsetAtTime, PartitionState
 from sluice.pipelines.ports import Cluster
-from sluice.pipelines.vocabulary.kafka import BrokerConfig, Key, OffsetAtTime, PartitionState
-from sluice.pipelines.vocabulary.units import many
+from sluice.pipelines.util.units import many
 from sluice.pipelines.watching import forecast
 from sluice.pipelines.watching.forecast import AtRisk, Backlog, BatchPace, Deletion, KafkaExpiry
 

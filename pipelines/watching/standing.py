@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import StrEnum
 
-from sluice.pipelines.vocabulary.kafka import Key, OpenTransaction
-from sluice.pipelines.vocabulary.ranges import Range
+from sluice.pipelines.model.kafka import Key, OpenTransaction
+from sluice.pipelines.model.ranges import Range
 
 
 class Standing(StrEnum):

@@ -11,10 +11,10 @@ from dataclasses import dataclass, field
 
 from sluice.pipelines.feed.sections import WindowSettings
 from sluice.pipelines.ledger import Batch, Ledger, State
+from sluice.pipelines.model.kafka import Key, OpenTransaction, TopicPartition
+from sluice.pipelines.model.ranges import Range, intersect, subtract
 from sluice.pipelines.planning import windows
 from sluice.pipelines.publishing.manifest import is_retired
-from sluice.pipelines.vocabulary.kafka import Key, OpenTransaction, TopicPartition
-from sluice.pipelines.vocabulary.ranges import Range, intersect, subtract
 from sluice.pipelines.watching.standing import Owes, Standing, WindowStanding
 
 RECENT = 20

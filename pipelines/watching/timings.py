@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from sluice.pipelines.vocabulary.plans import Plan, Task
-from sluice.pipelines.vocabulary.receipts import Receipt
+from sluice.pipelines.model.plans import Plan, Task
+from sluice.pipelines.model.receipts import Receipt
 
 ACTIVITIES = {
     "wait": "waiting for Kafka",

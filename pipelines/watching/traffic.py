@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
-from sluice.pipelines.vocabulary.receipts import Receipt
-from sluice.pipelines.vocabulary.traffic import BrokerTraffic, TaskTraffic, Traffic, by_broker
-from sluice.pipelines.vocabulary.units import many
+from sluice.pipelines.model.receipts import Receipt
+from sluice.pipelines.model.traffic import BrokerTraffic, TaskTraffic, Traffic, by_broker
+from sluice.pipelines.util.units import many
 
 THROTTLED_SHARE = 0.1
 """The share of the time with a broker from which throttling is worth a word."""

@@ -11,15 +11,15 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TypeVar
 
+from sluice.pipelines.errors import SluiceError, UnknownTopic
 from sluice.pipelines.feed.feed import Feed
 from sluice.pipelines.feed.topics import match
 from sluice.pipelines.ledger import Ledger, State
+from sluice.pipelines.model.kafka import Isolation, Key, OpenTransaction, PartitionState, TopicPartition
 from sluice.pipelines.planning import origins, windows
 from sluice.pipelines.planning.held_back import HeldBack, held_back, unstable_partitions
 from sluice.pipelines.ports import Cluster
-from sluice.pipelines.vocabulary.errors import SluiceError, UnknownTopic
-from sluice.pipelines.vocabulary.kafka import Isolation, Key, OpenTransaction, PartitionState, TopicPartition
-from sluice.pipelines.vocabulary.units import many, show_about, show_duration, show_window
+from sluice.pipelines.util.units import many, show_about, show_duration, show_window
 from sluice.pipelines.watching import strip
 from sluice.pipelines.watching.outlook import Outlook, look_ahead
 from sluice.pipelines.watching.standing import Standing, WindowStanding

@@ -12,8 +12,8 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Generic, TypeVar
 
-from sluice.pipelines.vocabulary.errors import SluiceError
-from sluice.pipelines.vocabulary.health import Diagnosis, failed, of_error
+from sluice.pipelines.errors import SluiceError
+from sluice.pipelines.model.health import Diagnosis, failed, of_error
 
 SECONDS = 20.0
 """How long a check may take."""

@@ -9,16 +9,16 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing
 from dataclasses import dataclass, replace
 
+from sluice.pipelines.errors import FeedError, NotAuthorized, SluiceError
 from sluice.pipelines.feed.feed import Feed
 from sluice.pipelines.feed.kafka import KafkaSettings
 from sluice.pipelines.feed.rights import Operation, ResourceKind, Right, rights_of
 from sluice.pipelines.feed.sections import CommitMode, OffsetStore
 from sluice.pipelines.feed.topics import match
-from sluice.pipelines.vocabulary.errors import FeedError, NotAuthorized, SluiceError
-from sluice.pipelines.vocabulary.groups import GroupState
-from sluice.pipelines.vocabulary.health import Diagnosis, Health, failed, of_error, ok, skipped, warning
-from sluice.pipelines.vocabulary.side_by_side import each
-from sluice.pipelines.vocabulary.units import many, show_about, show_duration
+from sluice.pipelines.model.consumer_groups import GroupState
+from sluice.pipelines.model.health import Diagnosis, Health, failed, of_error, ok, skipped, warning
+from sluice.pipelines.util.parallel import each
+from sluice.pipelines.util.units import many, show_about, show_duration
 from sluice.resources.health.examine import Check, examine
 from sluice.resources.health.registry import examine_registry
 from sluice.resources.health.zookeeper import examine_offsets

@@ -12,18 +12,18 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from sluice.pipelines.batch.survey import topics_read
+from sluice.pipelines.errors import LedgerCorrupt, LedgerTooNew, Refused, SluiceError
 from sluice.pipelines.feed.feed import Feed
 from sluice.pipelines.feed.sections import CommitMode
 from sluice.pipelines.ledger import Ledger
 from sluice.pipelines.ledger.marks import check_marks, check_owner
 from sluice.pipelines.ledger.neighbours import feeds_without_files
+from sluice.pipelines.model.health import Diagnosis, Health, of_error, ok, skipped, warning
+from sluice.pipelines.model.pages import page
 from sluice.pipelines.ports import Edges
 from sluice.pipelines.publishing import lost
-from sluice.pipelines.vocabulary.errors import LedgerCorrupt, LedgerTooNew, Refused, SluiceError
-from sluice.pipelines.vocabulary.health import Diagnosis, Health, of_error, ok, skipped, warning
-from sluice.pipelines.vocabulary.pages import page
-from sluice.pipelines.vocabulary.side_by_side import each
-from sluice.pipelines.vocabulary.units import many
+from sluice.pipelines.util.parallel import each
+from sluice.pipelines.util.units import many
 from sluice.resources.health.examine import Check, examine
 
 if TYPE_CHECKING:

@@ -14,9 +14,9 @@ from pathlib import Path
 from packaging.requirements import Requirement
 from packaging.specifiers import SpecifierSet
 
-from sluice.pipelines.vocabulary.errors import SetupError
-from sluice.pipelines.vocabulary.extras import BRINGS
-from sluice.pipelines.vocabulary.health import Diagnosis, failed, of_error, ok, warning
+from sluice.pipelines.errors import SetupError
+from sluice.pipelines.model.health import Diagnosis, failed, of_error, ok, warning
+from sluice.pipelines.util.extras import BRINGS
 from sluice.resources.health.examine import Check
 from sluice.resources.local import java
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from sluice.pipelines.feed.feed import Feed
-from sluice.pipelines.vocabulary.health import Diagnosis, ok
-from sluice.pipelines.vocabulary.units import many
+from sluice.pipelines.model.health import Diagnosis, ok
+from sluice.pipelines.util.units import many
 from sluice.resources.registry import client_of
 
 

@@ -11,10 +11,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import partial
 
+from sluice.pipelines.errors import SetupError
 from sluice.pipelines.feed.feed import Feed
-from sluice.pipelines.vocabulary import extras
-from sluice.pipelines.vocabulary.errors import SetupError
-from sluice.pipelines.vocabulary.health import Diagnosis, failed, ok, skipped, warning
+from sluice.pipelines.model.health import Diagnosis, failed, ok, skipped, warning
+from sluice.pipelines.util import extras
 from sluice.resources.health.examine import Check, examine
 from sluice.resources.lakes import open_lake
 from sluice.resources.spark import executors, masters

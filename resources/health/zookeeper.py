@@ -7,9 +7,9 @@ from contextlib import closing
 
 from sluice.pipelines.feed.feed import Feed
 from sluice.pipelines.feed.sections import CommitMode
-from sluice.pipelines.vocabulary.groups import GroupState
-from sluice.pipelines.vocabulary.health import Diagnosis, ok, warning
-from sluice.pipelines.vocabulary.units import many
+from sluice.pipelines.model.consumer_groups import GroupState
+from sluice.pipelines.model.health import Diagnosis, ok, warning
+from sluice.pipelines.util.units import many
 from sluice.resources.kafka.settings import CLIENT_ID
 from sluice.resources.zookeeper.groups import ZooKeeperGroups
 

@@ -15,8 +15,8 @@ from typing import Any, TypeVar
 
 from kafka.errors import KafkaError, UnknownError, UnknownTopicOrPartitionError
 
-from sluice.pipelines.vocabulary.errors import BrokerTooOld, KafkaUnavailable, SluiceError
-from sluice.pipelines.vocabulary.kafka import (
+from sluice.pipelines.errors import BrokerTooOld, KafkaUnavailable, SluiceError
+from sluice.pipelines.model.kafka import (
     Configs,
     Isolation,
     OffsetAtTime,

@@ -12,9 +12,9 @@ from typing import Any
 from kafka import errors as kafka_errors
 from kafka.errors import KafkaError
 
+from sluice.pipelines.errors import Unknown
 from sluice.pipelines.feed.rights import Right
-from sluice.pipelines.vocabulary.errors import Unknown
-from sluice.pipelines.vocabulary.groups import Broker
+from sluice.pipelines.model.consumer_groups import Broker
 from sluice.resources.kafka.failures import AnswerLost, error_text
 from sluice.resources.kafka.wire import Patience, Wire
 

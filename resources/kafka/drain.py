@@ -19,9 +19,9 @@ from functools import partial
 from kafka import errors as kafka_errors
 from kafka.errors import KafkaError, LeaderNotAvailableError, UnknownTopicOrPartitionError
 
+from sluice.pipelines.errors import Unknown
 from sluice.pipelines.ports import Delivered
 from sluice.pipelines.records.encode.batches import Numbering, SealedBatch, split
-from sluice.pipelines.vocabulary.errors import Unknown
 from sluice.resources.kafka import group_messages
 from sluice.resources.kafka.coordinators import Coordinators
 from sluice.resources.kafka.failures import AnswerLost, error_text

@@ -1,6 +1,6 @@
 """Kafka's refusals and kafka-python's troubles, in Sluice's words.
 
-Promises: every error that leaves this package is one of `sluice.pipelines.vocabulary.errors`, names the bootstrap
+Promises: every error that leaves this package is one of `sluice.pipelines.errors`, names the bootstrap
 address, says what to do next, and holds no secret: of a remote error only its name and the broker's own words are told.
 """
 
@@ -14,8 +14,7 @@ from typing import Any
 from kafka import errors as kafka_errors
 from kafka.errors import BrokerResponseError, KafkaError, RetriableError
 
-from sluice.pipelines.feed.rights import Grantee, Right
-from sluice.pipelines.vocabulary.errors import (
+from sluice.pipelines.errors import (
     BrokerTooOld,
     CommitFenced,
     CorruptBatch,
@@ -26,6 +25,7 @@ from sluice.pipelines.vocabulary.errors import (
     UnknownTopic,
     UnsupportedBatch,
 )
+from sluice.pipelines.feed.rights import Grantee, Right
 from sluice.resources.kafka import refusals
 
 _NO_LOGIN = (

@@ -15,11 +15,11 @@ from dataclasses import replace
 
 from kafka.errors import KafkaError
 
+from sluice.pipelines.errors import KafkaUnavailable, SluiceError
+from sluice.pipelines.model.kafka import FetchLimits, Isolation, TopicPartition
+from sluice.pipelines.model.plans import Slice
+from sluice.pipelines.model.traffic import TaskTraffic
 from sluice.pipelines.ports import Fetched, FetchFailed
-from sluice.pipelines.vocabulary.errors import KafkaUnavailable, SluiceError
-from sluice.pipelines.vocabulary.kafka import FetchLimits, Isolation, TopicPartition
-from sluice.pipelines.vocabulary.plans import Slice
-from sluice.pipelines.vocabulary.traffic import TaskTraffic
 from sluice.resources.kafka.failures import is_passing
 from sluice.resources.kafka.lanes import Sources
 from sluice.resources.kafka.reader import SliceReader

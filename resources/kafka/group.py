@@ -17,10 +17,10 @@ from typing import Any
 from kafka import errors as kafka_errors
 from kafka.errors import KafkaError
 
+from sluice.pipelines.errors import CommitFenced, FeedError, GroupHeld, ProofFailed, SluiceError, UsageError
 from sluice.pipelines.feed.rights import Right
+from sluice.pipelines.model.kafka import CommittedOffset, TopicPartition
 from sluice.pipelines.ports import Letter, Member
-from sluice.pipelines.vocabulary.errors import CommitFenced, FeedError, GroupHeld, ProofFailed, SluiceError, UsageError
-from sluice.pipelines.vocabulary.kafka import CommittedOffset, TopicPartition
 from sluice.resources.kafka import group_messages, producing
 from sluice.resources.kafka.coordinators import Coordinators
 from sluice.resources.kafka.failures import error_text

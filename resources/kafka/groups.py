@@ -14,10 +14,10 @@ from typing import Any
 from kafka import errors as kafka_errors
 from kafka.errors import KafkaError
 
+from sluice.pipelines.errors import GroupHeld
 from sluice.pipelines.feed.rights import right_to_see, rights_to_commit
-from sluice.pipelines.vocabulary.errors import GroupHeld
-from sluice.pipelines.vocabulary.groups import GroupState, GroupView, ListedGroup
-from sluice.pipelines.vocabulary.kafka import CommittedOffset, TopicPartition
+from sluice.pipelines.model.consumer_groups import GroupState, GroupView, ListedGroup
+from sluice.pipelines.model.kafka import CommittedOffset, TopicPartition
 from sluice.resources.kafka import group_messages, groups_messages
 from sluice.resources.kafka.coordinators import Coordinators, Errors
 from sluice.resources.kafka.group_messages import GROUP

@@ -15,7 +15,7 @@ from kafka.protocol.api_message import ApiMessage
 from kafka.protocol.consumer import OffsetFetchRequest
 from kafka.protocol.consumer.metadata import ConsumerProtocolAssignment
 
-from sluice.pipelines.vocabulary.groups import (
+from sluice.pipelines.model.consumer_groups import (
     AssignedPartitions,
     Broker,
     GroupMember,
@@ -23,7 +23,7 @@ from sluice.pipelines.vocabulary.groups import (
     GroupView,
     ListedGroup,
 )
-from sluice.pipelines.vocabulary.kafka import CommittedOffset, TopicPartition
+from sluice.pipelines.model.kafka import CommittedOffset, TopicPartition
 from sluice.resources.kafka.failures import error_of
 from sluice.resources.kafka.group_messages import Seat, ask_commit
 from sluice.resources.kafka.messages import top_error

@@ -16,8 +16,8 @@ from typing import Any, Generic, TypeVar
 from kafka.errors import KafkaError
 from kafka.future import Future
 
-from sluice.pipelines.vocabulary.kafka import FetchLimits, Isolation, TopicPartition
-from sluice.pipelines.vocabulary.traffic import BrokerTraffic, Latency
+from sluice.pipelines.model.kafka import FetchLimits, Isolation, TopicPartition
+from sluice.pipelines.model.traffic import BrokerTraffic, Latency
 from sluice.resources.kafka import messages
 from sluice.resources.kafka.failures import AnswerLost, error_name
 from sluice.resources.kafka.messages import EARLIEST, LATEST, ClusterView, FetchAsk, FetchPart, Leadership

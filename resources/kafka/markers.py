@@ -13,7 +13,7 @@ from typing import Any
 
 from kafka.errors import OffsetOutOfRangeError
 
-from sluice.pipelines.vocabulary.kafka import Isolation, OffsetAtTime, TopicPartition
+from sluice.pipelines.model.kafka import Isolation, OffsetAtTime, TopicPartition
 from sluice.resources.kafka import messages
 from sluice.resources.kafka.lanes import WAIT_MS, parts_of
 from sluice.resources.kafka.messages import Code, FetchAsk, FetchPart, Leadership

@@ -30,14 +30,7 @@ from kafka.protocol.admin import (
 from kafka.protocol.consumer import FetchRequest, ListOffsetsRequest, OffsetForLeaderEpochRequest
 from kafka.protocol.metadata import MetadataRequest
 
-from sluice.pipelines.vocabulary.kafka import (
-    BrokerConfig,
-    Configs,
-    Isolation,
-    OpenTransaction,
-    TopicConfig,
-    TopicPartition,
-)
+from sluice.pipelines.model.kafka import BrokerConfig, Configs, Isolation, OpenTransaction, TopicConfig, TopicPartition
 from sluice.resources.kafka.failures import error_of
 
 FETCH_API = 1

@@ -23,7 +23,7 @@ from typing import Any
 
 from kafka.net.sasl.oauth import AbstractTokenProvider
 
-from sluice.pipelines.vocabulary.errors import FeedError, KafkaUnavailable, NotAuthorized, SluiceError
+from sluice.pipelines.errors import FeedError, KafkaUnavailable, NotAuthorized, SluiceError
 
 _SECONDS = 10.0
 _MAX_BYTES = 64 << 10

@@ -16,10 +16,10 @@ from typing import NoReturn
 from kafka import errors as kafka_errors
 from kafka.errors import KafkaError
 
+from sluice.pipelines.errors import CommitFenced, SluiceError, UnknownTopic, UsageError
 from sluice.pipelines.feed.rights import rights_to_produce
+from sluice.pipelines.model.kafka import TopicPartition
 from sluice.pipelines.ports import Letter
-from sluice.pipelines.vocabulary.errors import CommitFenced, SluiceError, UnknownTopic, UsageError
-from sluice.pipelines.vocabulary.kafka import TopicPartition
 from sluice.resources.kafka import group_messages, messages
 from sluice.resources.kafka.coordinators import Coordinators
 from sluice.resources.kafka.failures import error_text

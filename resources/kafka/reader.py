@@ -2,7 +2,7 @@
 
 Promises: bytes come in order and without gap; the position moves past what is invisible only on the leader's word;
 each leader epoch is checked against the slice before it is read from (KIP-320), the topic id before the first and
-after the last fetch. It ends in one of `sluice.pipelines.vocabulary.errors`, or having read all.
+after the last fetch. It ends in one of `sluice.pipelines.errors`, or having read all.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ from kafka.errors import (
     UnknownTopicOrPartitionError,
 )
 
+from sluice.pipelines.errors import LogTruncated, OffsetsLost, SluiceError, TopicRecreated
+from sluice.pipelines.model.kafka import Isolation
+from sluice.pipelines.model.plans import Slice
+from sluice.pipelines.model.traffic import BrokerTraffic
 from sluice.pipelines.ports import Fetched
 from sluice.pipelines.records.decode import next_position
-from sluice.pipelines.vocabulary.errors import LogTruncated, OffsetsLost, SluiceError, TopicRecreated
-from sluice.pipelines.vocabulary.kafka import Isolation
-from sluice.pipelines.vocabulary.plans import Slice
-from sluice.pipelines.vocabulary.traffic import BrokerTraffic
 from sluice.resources.kafka.lanes import Sources
 from sluice.resources.kafka.messages import FetchAsk, FetchPart, Leadership
 from sluice.resources.kafka.wire import Patience

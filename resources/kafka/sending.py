@@ -13,11 +13,11 @@ from typing import Any
 
 from kafka.errors import KafkaError
 
+from sluice.pipelines.errors import SluiceError, UsageError
 from sluice.pipelines.feed.rights import Right, rights_to_republish
+from sluice.pipelines.model.kafka import CommittedOffset, TopicPartition
 from sluice.pipelines.ports import Delivered
 from sluice.pipelines.records.encode.batches import SealedBatch
-from sluice.pipelines.vocabulary.errors import SluiceError, UsageError
-from sluice.pipelines.vocabulary.kafka import CommittedOffset, TopicPartition
 from sluice.resources.kafka import group_messages, producing
 from sluice.resources.kafka.coordinators import Coordinators
 from sluice.resources.kafka.drain import Drain, NotTaken

@@ -21,10 +21,10 @@ from dataclasses import dataclass, field, replace
 
 from kafka.errors import KafkaError
 
+from sluice.pipelines.errors import SluiceError, UnknownTopic
 from sluice.pipelines.feed.feed import Feed
 from sluice.pipelines.feed.topics import match
-from sluice.pipelines.vocabulary.errors import SluiceError, UnknownTopic
-from sluice.pipelines.vocabulary.kafka import (
+from sluice.pipelines.model.kafka import (
     CommittedOffset,
     Configs,
     Isolation,

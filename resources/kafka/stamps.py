@@ -15,8 +15,8 @@ from collections.abc import Generator
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, NamedTuple
 
-from sluice.pipelines.vocabulary.errors import CorruptBatch, UnsupportedBatch
-from sluice.pipelines.vocabulary.kafka import OffsetAtTime, TopicPartition
+from sluice.pipelines.errors import CorruptBatch, UnsupportedBatch
+from sluice.pipelines.model.kafka import OffsetAtTime, TopicPartition
 from sluice.resources.kafka.headers import Header, Unreadable, headers
 
 if TYPE_CHECKING:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from sluice.pipelines.vocabulary.kafka import TopicPartition
-from sluice.pipelines.vocabulary.traffic import BrokerTraffic, TaskTraffic
+from sluice.pipelines.model.kafka import TopicPartition
+from sluice.pipelines.model.traffic import BrokerTraffic, TaskTraffic
 
 
 class TrafficCounter:

@@ -15,8 +15,8 @@ from typing import Any
 
 from kafka.errors import KafkaError
 
-from sluice.pipelines.vocabulary.groups import Broker, GroupView
-from sluice.pipelines.vocabulary.kafka import BrokerConfig
+from sluice.pipelines.model.consumer_groups import Broker, GroupView
+from sluice.pipelines.model.kafka import BrokerConfig
 from sluice.resources.kafka import group_messages, visit_messages
 from sluice.resources.kafka.cluster import KafkaCluster
 from sluice.resources.kafka.coordinators import Coordinators

@@ -24,8 +24,8 @@ from kafka.errors import KafkaError
 from kafka.future import Future
 from kafka.net.selector import NetworkSelector
 
+from sluice.pipelines.errors import KafkaUnavailable, SluiceError
 from sluice.pipelines.feed.rights import Right
-from sluice.pipelines.vocabulary.errors import KafkaUnavailable, SluiceError
 from sluice.resources.kafka import group_messages, messages
 from sluice.resources.kafka.failures import (
     AnswerLost,

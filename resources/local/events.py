@@ -21,10 +21,10 @@ import pyarrow as pa
 from kafka import KafkaAdminClient
 from kafka.errors import KafkaError, TopicAlreadyExistsError
 
+from sluice.pipelines.errors import UsageError
 from sluice.pipelines.feed.kafka import KafkaSettings
 from sluice.pipelines.feed.rights import Right, rights_to_create, rights_to_produce
 from sluice.pipelines.records.format import HEADERS, TO_SEND
-from sluice.pipelines.vocabulary.errors import UsageError
 from sluice.resources.kafka.failures import explain
 from sluice.resources.kafka.receiving import client_of
 from sluice.resources.kafka.settings import KafkaAddress, grantee

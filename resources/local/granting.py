@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from contextlib import closing
 
+from sluice.pipelines.errors import SetupError
 from sluice.pipelines.feed.rights import Right
-from sluice.pipelines.vocabulary.errors import SetupError
 from sluice.resources.kafka.failures import explain
 from sluice.resources.kafka.settings import KafkaAddress, connecting
 from sluice.resources.local.kafka import LocalKafka

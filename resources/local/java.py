@@ -24,8 +24,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from xml.sax.saxutils import quoteattr
 
-from sluice.pipelines.vocabulary import extras
-from sluice.pipelines.vocabulary.errors import SetupError
+from sluice.pipelines.errors import SetupError
+from sluice.pipelines.util import extras
 
 MINIMUM = 17
 INSTALL_HINT = (

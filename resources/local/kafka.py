@@ -35,7 +35,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any, Self
 
-from sluice.pipelines.vocabulary.errors import SetupError
+from sluice.pipelines.errors import SetupError
 from sluice.resources.local import java, properties
 from sluice.resources.local.authority import last_certificate
 from sluice.resources.local.process import Process, spawn

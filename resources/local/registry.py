@@ -19,7 +19,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Self
 
-from sluice.pipelines.vocabulary.errors import SetupError
+from sluice.pipelines.errors import SetupError
 from sluice.resources.local import java
 from sluice.resources.local.kafka import free_ports
 from sluice.resources.local.process import Process, spawn

@@ -19,7 +19,7 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any, Protocol
 
-from sluice.pipelines.vocabulary.errors import SetupError
+from sluice.pipelines.errors import SetupError
 from sluice.resources.local.authority import Authority, left
 from sluice.resources.local.properties import HOST, Node, written
 

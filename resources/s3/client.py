@@ -26,15 +26,8 @@ from botocore import exceptions as boto
 from botocore.parsers import ResponseParserError
 from pydantic import SecretStr
 
+from sluice.pipelines.errors import LakeFull, LakeUnavailable, NotAuthorized, SetupError, SluiceError, Terminal
 from sluice.pipelines.feed.s3 import S3Settings
-from sluice.pipelines.vocabulary.errors import (
-    LakeFull,
-    LakeUnavailable,
-    NotAuthorized,
-    SetupError,
-    SluiceError,
-    Terminal,
-)
 
 _CONNECTIONS = 32
 Answer = TypeVar("Answer")

@@ -16,10 +16,10 @@ from datetime import datetime
 from itertools import compress
 from typing import Any, BinaryIO, cast
 
+from sluice.pipelines.errors import LakeUnavailable, ProofFailed, SluiceError, Terminal, Unknown
 from sluice.pipelines.feed.s3 import S3Settings, bucket_and_prefix
-from sluice.pipelines.vocabulary.errors import LakeUnavailable, ProofFailed, SluiceError, Terminal, Unknown
-from sluice.pipelines.vocabulary.side_by_side import each
-from sluice.pipelines.vocabulary.stat import Stat
+from sluice.pipelines.model.stat import Stat
+from sluice.pipelines.util.parallel import each
 from sluice.resources.s3 import probe
 from sluice.resources.s3.client import Bucket, NotThere, Taken, date
 from sluice.resources.s3.streams import UPLOADS, WRITE_ID, ObjectReader, Upload, new_write, written_by

@@ -13,7 +13,7 @@ import secrets
 from contextlib import suppress
 from typing import Any
 
-from sluice.pipelines.vocabulary.errors import SetupError, SluiceError
+from sluice.pipelines.errors import SetupError, SluiceError
 from sluice.resources.s3.client import Bucket, NotKnown, NotThere, Taken, skew, told_skew
 
 MAX_SKEW_S = 300

@@ -18,7 +18,7 @@ from functools import lru_cache
 from threading import Lock
 from typing import Any, BinaryIO
 
-from sluice.pipelines.vocabulary.errors import LakeFull, LakeUnavailable, SluiceError, Unknown
+from sluice.pipelines.errors import LakeFull, LakeUnavailable, SluiceError, Unknown
 from sluice.resources.s3.client import Block, Bucket, NotThere, OutOfRange, Taken
 
 WRITE_ID = "sluice-write"

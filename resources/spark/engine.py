@@ -28,12 +28,12 @@ from dataclasses import dataclass, replace
 from functools import cache, lru_cache, partial
 from typing import TYPE_CHECKING, Any, BinaryIO, Protocol, TypeVar
 
+from sluice.pipelines.errors import Failed, SetupError
 from sluice.pipelines.feed.sections import SparkSettings
+from sluice.pipelines.model.receipts import Outcome, TaskTime
+from sluice.pipelines.model.traffic import TaskTraffic
 from sluice.pipelines.ports import Job
-from sluice.pipelines.vocabulary import scratch, units
-from sluice.pipelines.vocabulary.errors import Failed, SetupError
-from sluice.pipelines.vocabulary.receipts import Outcome, TaskTime
-from sluice.pipelines.vocabulary.traffic import TaskTraffic
+from sluice.pipelines.util import scratch, units
 from sluice.resources import tracing
 from sluice.resources.local import java
 from sluice.resources.spark import executor, executors, failures, jvm, shipping

@@ -23,15 +23,15 @@ from pydantic import TypeAdapter
 from sluice.pipelines.feed.feed import Feed
 from sluice.pipelines.feed.kafka import KafkaSettings
 from sluice.pipelines.feed.sections import LandingSettings
+from sluice.pipelines.model.kafka import FetchLimits, Isolation
+from sluice.pipelines.model.plans import Task, to_json
+from sluice.pipelines.model.receipts import Outcome, Receipt, SliceFailure, TaskTime
+from sluice.pipelines.model.traffic import TaskTraffic
 from sluice.pipelines.ports import Job, Lake
 from sluice.pipelines.records import ready
 from sluice.pipelines.records.reader import WriterSchemas
 from sluice.pipelines.records.shape import Shape
 from sluice.pipelines.schema.arrays import text_array
-from sluice.pipelines.vocabulary.kafka import FetchLimits, Isolation
-from sluice.pipelines.vocabulary.plans import Task, to_json
-from sluice.pipelines.vocabulary.receipts import Outcome, Receipt, SliceFailure, TaskTime
-from sluice.pipelines.vocabulary.traffic import TaskTraffic
 from sluice.resources.lakes import memory_of, open_lake
 from sluice.resources.registry import writers_of
 from sluice.resources.spark.queues import Queue, queues

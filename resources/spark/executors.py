@@ -11,9 +11,9 @@ from contextlib import suppress
 from typing import Any
 from urllib.request import urlopen
 
+from sluice.pipelines.errors import SetupError
 from sluice.pipelines.feed.sections import SparkSettings
-from sluice.pipelines.vocabulary import units
-from sluice.pipelines.vocabulary.errors import SetupError
+from sluice.pipelines.util import units
 from sluice.resources.spark.failures import Ended
 from sluice.resources.spark.masters import is_connect, master
 

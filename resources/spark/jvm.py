@@ -28,7 +28,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from sluice.pipelines.vocabulary.errors import SetupError
+from sluice.pipelines.errors import SetupError
 from sluice.resources.local import java
 
 FLAGS = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
@@ -198,7 +198,7 @@ def _remove_useless(folder: Path) -> None:
 def _train(folder: Path) -> None:
     """Start Spark as PySpark does, run a job with Python workers, and let its JVM write down what it had loaded."""
     from sluice.pipelines.feed.sections import SparkSettings
-    from sluice.pipelines.vocabulary import scratch
+    from sluice.pipelines.util import scratch
     from sluice.resources.spark import engine
 
     archive, own = Archive(folder), f"-Djava.io.tmpdir={scratch.root()}"

@@ -36,8 +36,8 @@ from importlib.util import find_spec
 from pathlib import Path, PurePosixPath
 
 import sluice
-from sluice.pipelines.vocabulary.errors import SetupError
-from sluice.pipelines.vocabulary.progress import Progress, Reporter
+from sluice.pipelines.errors import SetupError
+from sluice.pipelines.model.progress import Progress, Reporter
 
 STAGE = "pack"
 _LAYOUT = 1

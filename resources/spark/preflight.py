@@ -25,8 +25,8 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+from sluice.pipelines.errors import SetupError
 from sluice.pipelines.ports import Lake
-from sluice.pipelines.vocabulary.errors import SetupError
 from sluice.resources.kafka.cluster import KafkaCluster
 from sluice.resources.kafka.settings import KafkaAccess
 from sluice.resources.spark import failures, probe

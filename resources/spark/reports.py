@@ -10,8 +10,8 @@ from datetime import UTC, datetime
 
 import pyarrow as pa
 
+from sluice.pipelines.errors import Failed
 from sluice.pipelines.feed.report import Report
-from sluice.pipelines.vocabulary.errors import Failed
 from sluice.resources.reading import Windows
 from sluice.resources.spark import engine, failures
 

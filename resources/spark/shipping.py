@@ -16,10 +16,10 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+from sluice.pipelines.errors import SetupError
 from sluice.pipelines.feed.sections import INSTALLED, PACK, SparkSettings
+from sluice.pipelines.model.progress import Reporter
 from sluice.pipelines.records import ready
-from sluice.pipelines.vocabulary.errors import SetupError
-from sluice.pipelines.vocabulary.progress import Reporter
 from sluice.resources.spark import pack
 from sluice.resources.spark.masters import is_local
 

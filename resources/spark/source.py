@@ -21,15 +21,15 @@ from typing import TYPE_CHECKING
 
 from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
 
-from sluice.pipelines.vocabulary.errors import UsageError
+from sluice.pipelines.errors import UsageError
 
 if TYPE_CHECKING:
     import pyarrow as pa
     from pyspark.sql.types import StructType
 
     from sluice.pipelines.feed.feed import Feed
-    from sluice.pipelines.vocabulary.kafka import Isolation
-    from sluice.pipelines.vocabulary.plans import Plan, Request, Task
+    from sluice.pipelines.model.kafka import Isolation
+    from sluice.pipelines.model.plans import Plan, Request, Task
     from sluice.resources.reading import Windows
     from sluice.resources.spark.executor import Wiring
     from sluice.resources.spark.parts import Share
@@ -197,8 +197,8 @@ def _plan_ranges(feed: Feed, offsets: str) -> Plan:
 
 
 def _request(offsets: str) -> Request:
-    from sluice.pipelines.vocabulary.plans import Request, RequestKind
-    from sluice.pipelines.vocabulary.spellings import asked_range
+    from sluice.pipelines.model.plans import Request, RequestKind
+    from sluice.pipelines.model.spellings import asked_range
 
     return Request(RequestKind.OFFSETS, tuple(asked_range(text.strip()) for text in offsets.split(",")))
 

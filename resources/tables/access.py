@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 from sluice.pipelines.feed.feed import Feed
 from sluice.pipelines.feed.s3 import bucket_and_prefix
-from sluice.pipelines.vocabulary import extras
+from sluice.pipelines.util import extras
 
 
 @dataclass(frozen=True, slots=True)

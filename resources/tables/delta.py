@@ -25,14 +25,11 @@ from urllib.parse import quote, unquote
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from sluice.pipelines.errors import CatalogUnavailable, NotAuthorized, SluiceError, TableDiffers, TableMoved
 from sluice.pipelines.feed.feed import Feed
 from sluice.pipelines.lake import paths
-from sluice.pipelines.ports import Lake
-from sluice.pipelines.vocabulary import extras
-from sluice.pipelines.vocabulary.errors import CatalogUnavailable, NotAuthorized, SluiceError, TableDiffers, TableMoved
-from sluice.pipelines.vocabulary.receipts import PartKind
-from sluice.pipelines.vocabulary.side_by_side import each
-from sluice.pipelines.vocabulary.tables import (
+from sluice.pipelines.model.receipts import PartKind
+from sluice.pipelines.model.tables import (
     BATCHES,
     COMPLETE,
     DELTA,
@@ -43,6 +40,9 @@ from sluice.pipelines.vocabulary.tables import (
     TableHead,
     TableOperation,
 )
+from sluice.pipelines.ports import Lake
+from sluice.pipelines.util import extras
+from sluice.pipelines.util.parallel import each
 from sluice.resources.tables.access import access_of
 from sluice.resources.tables.delta_types import bounded, delta_field, grown, says_all, stats_of
 from sluice.resources.tables.outcomes import Outcomes, readable

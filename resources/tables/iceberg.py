@@ -24,15 +24,10 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from sluice.pipelines.errors import CatalogUnavailable, PartUnreadable, SetupError, SluiceError
 from sluice.pipelines.feed.feed import Feed
 from sluice.pipelines.lake.bounds import bounds_of, misread_by_iceberg
-from sluice.pipelines.ports import Lake
-from sluice.pipelines.schema.schema import arrow_type
-from sluice.pipelines.schema.wider import parse_type
-from sluice.pipelines.vocabulary import extras
-from sluice.pipelines.vocabulary.errors import CatalogUnavailable, PartUnreadable, SetupError, SluiceError
-from sluice.pipelines.vocabulary.side_by_side import each
-from sluice.pipelines.vocabulary.tables import (
+from sluice.pipelines.model.tables import (
     BATCHES,
     COMPLETE,
     ICEBERG,
@@ -43,6 +38,11 @@ from sluice.pipelines.vocabulary.tables import (
     TableHead,
     TableOperation,
 )
+from sluice.pipelines.ports import Lake
+from sluice.pipelines.schema.schema import arrow_type
+from sluice.pipelines.schema.wider import parse_type
+from sluice.pipelines.util import extras
+from sluice.pipelines.util.parallel import each
 from sluice.resources.tables.access import access_of
 from sluice.resources.tables.outcomes import Outcomes, readable
 

@@ -11,7 +11,7 @@ from contextlib import contextmanager
 
 import pyarrow as pa
 
-from sluice.pipelines.vocabulary.errors import (
+from sluice.pipelines.errors import (
     CatalogUnavailable,
     NotAuthorized,
     PartUnreadable,

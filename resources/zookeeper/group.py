@@ -15,9 +15,9 @@ import socket
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
+from sluice.pipelines.errors import CommitFenced, GroupHeld, UsageError
+from sluice.pipelines.model.kafka import CommittedOffset, TopicPartition
 from sluice.pipelines.ports import Letter, Member
-from sluice.pipelines.vocabulary.errors import CommitFenced, GroupHeld, UsageError
-from sluice.pipelines.vocabulary.kafka import CommittedOffset, TopicPartition
 from sluice.resources.zookeeper import layout
 from sluice.resources.zookeeper.layout import Consumer
 from sluice.resources.zookeeper.tree import SESSION_SECONDS, Changed, Held, Operation, Tree, chunks, writes

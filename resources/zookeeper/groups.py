@@ -8,16 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from sluice.pipelines.vocabulary.errors import GroupHeld
-from sluice.pipelines.vocabulary.groups import (
-    ZOOKEEPER,
-    Broker,
-    GroupMember,
-    GroupState,
-    GroupView,
-    ListedGroup,
-)
-from sluice.pipelines.vocabulary.kafka import CommittedOffset, TopicPartition
+from sluice.pipelines.errors import GroupHeld
+from sluice.pipelines.model.consumer_groups import ZOOKEEPER, Broker, GroupMember, GroupState, GroupView, ListedGroup
+from sluice.pipelines.model.kafka import CommittedOffset, TopicPartition
 from sluice.resources.kafka.settings import CLIENT_ID
 from sluice.resources.zookeeper import layout
 from sluice.resources.zookeeper.layout import Consumer

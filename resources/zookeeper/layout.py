@@ -19,7 +19,7 @@ import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
-from sluice.pipelines.vocabulary.kafka import CommittedOffset, TopicPartition
+from sluice.pipelines.model.kafka import CommittedOffset, TopicPartition
 
 CONSUMERS = "/consumers"
 _OFFSET = re.compile(rb"\s*([0-9]{1,19})\s*")

@@ -17,9 +17,9 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, TypeVar
 
-from sluice.pipelines.vocabulary import extras
-from sluice.pipelines.vocabulary.errors import NotAuthorized, Refused, SetupError, Unknown, ZooKeeperUnavailable
-from sluice.pipelines.vocabulary.kafka import CommittedOffset, TopicPartition
+from sluice.pipelines.errors import NotAuthorized, Refused, SetupError, Unknown, ZooKeeperUnavailable
+from sluice.pipelines.model.kafka import CommittedOffset, TopicPartition
+from sluice.pipelines.util import extras
 from sluice.resources.zookeeper import layout
 from sluice.resources.zookeeper.layout import Consumer
 

@@ -6,7 +6,7 @@ import os.path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from sluice.pipelines.vocabulary import errors
+    from sluice.pipelines import errors
     from sluice.resources.reading import When, Windows
     from sluice.resources.stream import Place, Stream
 
@@ -31,7 +31,7 @@ def __getattr__(name: str) -> Any:
 
         return version("sluice")
     if name == "errors":
-        from sluice.pipelines.vocabulary import errors
+        from sluice.pipelines import errors
 
         return errors
     raise AttributeError(f"module 'sluice' has no attribute {name!r}")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dagster as dg
 
-from sluice.pipelines.vocabulary.errors import BatchIncomplete, QuarantineExceeded
+from sluice.pipelines.errors import BatchIncomplete, QuarantineExceeded
 from tests.assets.world import FEED, P0, SECRET, World, in_hour
 
 STRICT = f"{FEED}policies: {{quarantine_limit: {{share: 0.01, at_least: 1}}}}\n"

@@ -15,9 +15,9 @@ from sluice.assets.books import Books, Judged
 from sluice.assets.instance import open_instance
 from sluice.assets.location import build
 from sluice.assets.shown import landed_key, quarantined_key
-from sluice.pipelines.vocabulary.errors import ContractBroken, QuarantineExceeded, SchemaDrifted
-from sluice.pipelines.vocabulary.plans import Request, Slice
-from sluice.pipelines.vocabulary.receipts import Drift, DriftKind, Tally
+from sluice.pipelines.errors import ContractBroken, QuarantineExceeded, SchemaDrifted
+from sluice.pipelines.model.plans import Request, Slice
+from sluice.pipelines.model.receipts import Drift, DriftKind, Tally
 from tests.assets.world import FEED, P0, P1, World, cells, checks, hour, in_hour, windows
 
 LANDED, QUARANTINED = landed_key("orders"), quarantined_key("orders")

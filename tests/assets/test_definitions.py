@@ -11,7 +11,7 @@ import pytest
 from sluice.assets.feeds import remember_topics
 from sluice.assets.location import build
 from sluice.assets.session import RunSession
-from sluice.pipelines.vocabulary.errors import FeedError, UsageError
+from sluice.pipelines.errors import FeedError, UsageError
 from sluice.resources.project import Project
 from tests.assets.world import FEED, SECRET
 

@@ -19,8 +19,7 @@ from sluice.assets.metadata import tables
 from sluice.assets.shown import committed_key, landed_key, topic_key
 from sluice.assets.steps import ACCOUNT
 from sluice.pipelines.committing.commit import CommitStatus
-from sluice.pipelines.ports import Member
-from sluice.pipelines.vocabulary.errors import (
+from sluice.pipelines.errors import (
     BatchIncomplete,
     BatchRefused,
     Failed,
@@ -30,9 +29,10 @@ from sluice.pipelines.vocabulary.errors import (
     OffsetsLost,
     UsageError,
 )
-from sluice.pipelines.vocabulary.kafka import Configs, TopicConfig, TopicPartition
-from sluice.pipelines.vocabulary.plans import AskedRange, Request, RequestKind
-from sluice.pipelines.vocabulary.traffic import BrokerTraffic, Latency, TaskTraffic
+from sluice.pipelines.model.kafka import Configs, TopicConfig, TopicPartition
+from sluice.pipelines.model.plans import AskedRange, Request, RequestKind
+from sluice.pipelines.model.traffic import BrokerTraffic, Latency, TaskTraffic
+from sluice.pipelines.ports import Member
 from tests.assets.conftest import ON_FILES
 from tests.assets.world import FEED, HOUR, P0, P1, SECRET, World, cells, checks, in_hour, stored, windows
 

@@ -12,9 +12,9 @@ from markdown_it import MarkdownIt
 
 from sluice.assets import checks, contracts, reports
 from sluice.assets.markdown import plain
-from sluice.pipelines.vocabulary.errors import Breach, SchemaDrifted
-from sluice.pipelines.vocabulary.kafka import OpenTransaction
-from sluice.pipelines.vocabulary.receipts import Drift, DriftKind
+from sluice.pipelines.errors import Breach, SchemaDrifted
+from sluice.pipelines.model.kafka import OpenTransaction
+from sluice.pipelines.model.receipts import Drift, DriftKind
 from sluice.pipelines.watching.watch import Finding, WatchResult
 from tests.assets.world import FEED, World
 

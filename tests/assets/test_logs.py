@@ -14,7 +14,7 @@ import pytest
 
 from sluice.assets.execution import run_feeds
 from sluice.assets.instance import open_instance
-from sluice.pipelines.vocabulary import logs
+from sluice.pipelines.util import logs
 from tests.assets.world import CATCH_UP, SECRET, World, in_hour
 
 Lines = list[dict[str, Any]]

@@ -28,12 +28,12 @@ from sluice.assets.memory import remember
 from sluice.assets.recent_runs import recent_runs
 from sluice.assets.session import FEED_TAG, RunSession
 from sluice.pipelines.batch import rounds
+from sluice.pipelines.errors import Failed, FeedError, KafkaUnavailable, LakeUnavailable, WindowPending
 from sluice.pipelines.feed.feed import SHARED, Feed
 from sluice.pipelines.ledger import Ledger
+from sluice.pipelines.model.plans import Request, RequestKind
 from sluice.pipelines.ports import Edges, Job
-from sluice.pipelines.vocabulary.errors import Failed, FeedError, KafkaUnavailable, LakeUnavailable, WindowPending
-from sluice.pipelines.vocabulary.plans import Request, RequestKind
-from sluice.pipelines.vocabulary.units import show_window
+from sluice.pipelines.util.units import show_window
 from sluice.resources.local.s3 import LocalS3
 from sluice.resources.s3.lake import S3Lake
 from sluice.testing.group import MemoryGroup

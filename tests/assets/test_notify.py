@@ -16,8 +16,8 @@ import pytest
 
 from sluice.assets.sensors import Cursor, Tick
 from sluice.assets.session import RunSession
+from sluice.pipelines.errors import FeedError
 from sluice.pipelines.feed.notify import NotifySettings
-from sluice.pipelines.vocabulary.errors import FeedError
 from tests import mail
 from tests.assets.world import World
 

@@ -18,7 +18,7 @@ from sluice.assets.feeds import read_shapes
 from sluice.assets.location import feeds_of, knowing, windows_of
 from sluice.assets.session import RunSession
 from sluice.assets.shown import Shown
-from sluice.pipelines.vocabulary.errors import FeedError, UsageError
+from sluice.pipelines.errors import FeedError, UsageError
 from tests.assets.test_contracts import ROWS, agree
 from tests.assets.world import FEED, World, windows
 

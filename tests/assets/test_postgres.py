@@ -10,7 +10,7 @@ import pytest
 
 from sluice.assets.instance import open_instance
 from sluice.assets.shown import committed_key, landed_key
-from sluice.pipelines.vocabulary.errors import DagsterUnavailable
+from sluice.pipelines.errors import DagsterUnavailable
 from tests.assets.conftest import ON_POSTGRES, on_postgres
 from tests.assets.test_ui import kafka_is_away
 from tests.assets.ui import opened

@@ -10,8 +10,8 @@ from dagster._core.storage.event_log import SqliteEventLogStorage
 
 from sluice.assets.session import ERROR_TAG
 from sluice.assets.shown import committed_key, landed_key
+from sluice.pipelines.errors import BatchIncomplete, GroupHeld, KafkaUnavailable
 from sluice.pipelines.ports import Member
-from sluice.pipelines.vocabulary.errors import BatchIncomplete, GroupHeld, KafkaUnavailable
 from tests.assets.conftest import ON_FILES
 from tests.assets.test_schedule import tick
 from tests.assets.test_sensors import Sensor

@@ -17,8 +17,8 @@ from sluice.assets.instance import bury_dead_runs, holding, is_held, prepare_hom
 from sluice.assets.repair import reconcile
 from sluice.assets.session import FEED_TAG
 from sluice.assets.shown import committed_key, landed_key
+from sluice.pipelines.model.receipts import Life, Verdict
 from sluice.pipelines.operating.repair import RepairKind
-from sluice.pipelines.vocabulary.receipts import Life, Verdict
 from sluice.resources.liveness import Informed
 from sluice.testing.liveness import MemoryLiveness, owner
 from tests.assets.conftest import ON_FILES

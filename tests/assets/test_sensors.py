@@ -14,10 +14,10 @@ from sluice.assets.location import build
 from sluice.assets.sensors import SECONDS, SENSOR, WATCH, Cursor, Tick
 from sluice.assets.session import RunSession
 from sluice.assets.shown import landed_key
+from sluice.pipelines.errors import KafkaUnavailable
 from sluice.pipelines.feed.feed import Feed
+from sluice.pipelines.model.kafka import BrokerConfig, Configs, OpenTransaction, TopicConfig, TopicPartition
 from sluice.pipelines.ports import Edges
-from sluice.pipelines.vocabulary.errors import KafkaUnavailable
-from sluice.pipelines.vocabulary.kafka import BrokerConfig, Configs, OpenTransaction, TopicConfig, TopicPartition
 from sluice.testing.cluster import partition
 from tests.assets.world import FEED, HOUR, P0, P1, SECRET, World, cells, hour, in_hour
 

@@ -14,8 +14,8 @@ from pyiceberg.catalog import load_catalog
 
 from sluice.assets.location import build
 from sluice.assets.shown import landed_key
-from sluice.pipelines.vocabulary.errors import KafkaUnavailable
-from sluice.pipelines.vocabulary.units import show_window
+from sluice.pipelines.errors import KafkaUnavailable
+from sluice.pipelines.util.units import show_window
 from sluice.resources.lake_local import LocalLake
 from tests.assets.world import FEED, MadeUpEngine, World, checks, hour, in_hour, stored
 

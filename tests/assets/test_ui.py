@@ -15,9 +15,9 @@ from sluice.assets import definitions, internals
 from sluice.assets.instance import bury_dead_runs, prepare_home
 from sluice.assets.location import build
 from sluice.assets.shown import committed_key, landed_key
+from sluice.pipelines.errors import KafkaUnavailable, UsageError
+from sluice.pipelines.model.plans import Request
 from sluice.pipelines.ports import Member
-from sluice.pipelines.vocabulary.errors import KafkaUnavailable, UsageError
-from sluice.pipelines.vocabulary.plans import Request
 from tests.assets.test_schedule import tick as schedule_tick
 from tests.assets.test_sensors import Sensor
 from tests.assets.ui import WORKSPACE, Pages, opened

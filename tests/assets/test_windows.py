@@ -19,15 +19,9 @@ from sluice.assets.repair import reconcile
 from sluice.assets.session import AGAIN_TAG
 from sluice.assets.shown import committed_key, landed_key, quarantined_key
 from sluice.assets.steps import ACCOUNT, COMPLETE, FRONTIER
+from sluice.pipelines.errors import BatchIncomplete, KafkaUnavailable, UsageError, WindowHeld, WindowIncomplete
+from sluice.pipelines.model.plans import Request, RequestKind
 from sluice.pipelines.planning.windows import LISTED
-from sluice.pipelines.vocabulary.errors import (
-    BatchIncomplete,
-    KafkaUnavailable,
-    UsageError,
-    WindowHeld,
-    WindowIncomplete,
-)
-from sluice.pipelines.vocabulary.plans import Request, RequestKind
 from tests.assets.test_schedule import requests
 from tests.assets.ui import Pages, opened
 from tests.assets.world import (

@@ -24,14 +24,14 @@ from sluice.pipelines.feed.sections import LandingSettings
 from sluice.pipelines.lake import paths
 from sluice.pipelines.landing.writer import PartTarget, PartWriter
 from sluice.pipelines.ledger import Ledger, State
+from sluice.pipelines.model.kafka import OffsetAtTime, TopicPartition
+from sluice.pipelines.model.plans import Request, RequestKind, Slice, Task, to_json
+from sluice.pipelines.model.progress import Progress
+from sluice.pipelines.model.receipts import Counts, Drift, Outcome, Part, PartKind, Receipt, SliceFailure, Tally
+from sluice.pipelines.model.traffic import TaskTraffic
 from sluice.pipelines.ports import Edges, Group, Job
 from sluice.pipelines.records.format import HEADERS, RawFormat
 from sluice.pipelines.records.landed_columns import REFUSED, quarantine_rows
-from sluice.pipelines.vocabulary.kafka import OffsetAtTime, TopicPartition
-from sluice.pipelines.vocabulary.plans import Request, RequestKind, Slice, Task, to_json
-from sluice.pipelines.vocabulary.progress import Progress
-from sluice.pipelines.vocabulary.receipts import Counts, Drift, Outcome, Part, PartKind, Receipt, SliceFailure, Tally
-from sluice.pipelines.vocabulary.traffic import TaskTraffic
 from sluice.resources.project import Project
 from sluice.testing.clock import MemoryClock
 from sluice.testing.cluster import MemoryCluster, partition

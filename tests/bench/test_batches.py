@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from kafka.record import MemoryRecords
 
 from sluice.bench.batches import CODECS, EncodedBatch, batches
-from sluice.pipelines.vocabulary.errors import Failed
+from sluice.pipelines.errors import Failed
 
 Row = tuple[bytes, bytes, int, bytes | None]
 _rows = st.lists(

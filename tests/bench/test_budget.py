@@ -12,8 +12,8 @@ from sluice.bench.budget import MOST_RECORDS, HeldSlice, first, measure_parts
 from sluice.bench.peer_sluice import feed_of
 from sluice.bench.stand import PeerTask
 from sluice.bench.workloads import CHECKED_ORDERS, NESTED, ORDERS, Workload
+from sluice.pipelines.model.plans import Slice
 from sluice.pipelines.ports import Fetched
-from sluice.pipelines.vocabulary.plans import Slice
 
 
 def held(workload: Workload) -> HeldSlice:

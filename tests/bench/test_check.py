@@ -14,7 +14,7 @@ import pytest
 
 from sluice.bench.check import RAW, Digest, check_landed, digest_of_sent
 from sluice.bench.workloads import ESCAPES, NESTED, ORDERS, SMALL, TYPED_ORDERS, Workload
-from sluice.pipelines.vocabulary.errors import ProofFailed, UsageError
+from sluice.pipelines.errors import ProofFailed, UsageError
 
 WORKLOAD = ORDERS.of(1_000)
 PARTITIONS = range(len(WORKLOAD.weights))

@@ -18,7 +18,7 @@ from sluice.bench.results import BenchReport
 from sluice.bench.stand import PeerTask
 from sluice.bench.workloads import ORDERS
 from sluice.cli.main import app
-from sluice.pipelines.vocabulary.errors import Failed, UsageError
+from sluice.pipelines.errors import Failed, UsageError
 
 NOWHERE = PeerTask("127.0.0.1:1", "t", {0: 10}, 1)
 

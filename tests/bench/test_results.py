@@ -16,7 +16,7 @@ from sluice.bench.measure import Cost
 from sluice.bench.plot import plot
 from sluice.bench.render import PLOT, race_view, to_markdown, write
 from sluice.bench.results import BenchReport, CheckedLanding, PartTimes, PeerResult, Provenance, RaceResult
-from sluice.pipelines.vocabulary.errors import UsageError
+from sluice.pipelines.errors import UsageError
 
 
 def result(name: str, seconds: list[float], cpu: float | None) -> PeerResult:

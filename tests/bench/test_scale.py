@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from sluice.bench.made_up import EvenCluster
 from sluice.bench.scale import BEGINS, Balance, Topology, run
-from sluice.pipelines.vocabulary.kafka import Isolation
-from sluice.pipelines.vocabulary.plans import Plan, Request, RequestKind, Slice, Task
-from sluice.pipelines.vocabulary.units import DAY
+from sluice.pipelines.model.kafka import Isolation
+from sluice.pipelines.model.plans import Plan, Request, RequestKind, Slice, Task
+from sluice.pipelines.util.units import DAY
 
 SMALL = Topology(partitions=12, brokers=3)
 

@@ -21,8 +21,8 @@ import pyarrow.parquet as pq
 from sluice.pipelines.committing.commit import CommitSettings, commit
 from sluice.pipelines.feed.load import load_feed
 from sluice.pipelines.feed.sections import CommitMode, OnGroupMoved
-from sluice.pipelines.vocabulary.kafka import TopicPartition
-from sluice.pipelines.vocabulary.plans import AskedRange, Request, RequestKind
+from sluice.pipelines.model.kafka import TopicPartition
+from sluice.pipelines.model.plans import AskedRange, Request, RequestKind
 from sluice.testing.logs import ABORT, COMMIT, LogBatch, LogRecord
 from tests.checker import facts
 from tests.checker.facts import Committed, Evidence, Log, Seen, Sent, Transaction

@@ -17,11 +17,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from sluice.pipelines.errors import SluiceError
 from sluice.pipelines.feed.load import load_feed
 from sluice.pipelines.operating.accept import AcceptEvent, accept_log, accept_lost
 from sluice.pipelines.rewriting.expiry import expire
 from sluice.pipelines.rewriting.mending import Record
-from sluice.pipelines.vocabulary.errors import SluiceError
 from tests.checker.facts import Evidence
 from tests.checker.invariants import Settings, Verdict, check
 from tests.checker.lake import Folder

@@ -11,10 +11,10 @@ import pytest
 from sluice.cli import audit, explain, plan, run, status
 from sluice.cli.terminal import Terminal
 from sluice.pipelines.account.audit import live_receipts
+from sluice.pipelines.errors import KafkaUnavailable
 from sluice.pipelines.ledger.entries import PlanEntry
-from sluice.pipelines.vocabulary.errors import KafkaUnavailable
-from sluice.pipelines.vocabulary.kafka import CommittedOffset, Isolation
-from sluice.pipelines.vocabulary.plans import AskedRange, Plan, Request, RequestKind, Task
+from sluice.pipelines.model.kafka import CommittedOffset, Isolation
+from sluice.pipelines.model.plans import AskedRange, Plan, Request, RequestKind, Task
 from sluice.testing.cluster import partition
 from sluice.testing.liveness import owner
 from tests.assets.world import P1, SECRET, World

@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from sluice.cli import audit, compact, expire, explain, files, status, wait
-from sluice.pipelines.vocabulary.errors import UsageError, WindowIncomplete, WindowRetired
-from sluice.pipelines.vocabulary.plans import AskedRange, Request, RequestKind
-from sluice.pipelines.vocabulary.units import show_window
+from sluice.pipelines.errors import UsageError, WindowIncomplete, WindowRetired
+from sluice.pipelines.model.plans import AskedRange, Request, RequestKind
+from sluice.pipelines.util.units import show_window
 from tests.assets.world import P0, P1, World, hour
 from tests.cli.conftest import Tell
 

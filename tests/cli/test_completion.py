@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from sluice.assets.memory import remember
-from sluice.pipelines.vocabulary.units import HOUR, show_window
+from sluice.pipelines.util.units import HOUR, show_window
 from sluice.resources.local.kafka import LocalKafka
 from sluice.resources.project import Project
 from tests.cli.conftest import Sluice

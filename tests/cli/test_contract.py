@@ -15,8 +15,8 @@ from sluice.pipelines.contract.suite import read_contract
 from sluice.pipelines.feed.kafka import KafkaSettings
 from sluice.pipelines.feed.load import load_feed
 from sluice.pipelines.landing.sample import newest, stretches
-from sluice.pipelines.vocabulary.kafka import TopicPartition
-from sluice.pipelines.vocabulary.ranges import Range
+from sluice.pipelines.model.kafka import TopicPartition
+from sluice.pipelines.model.ranges import Range
 from sluice.resources.gx import refusals
 from sluice.resources.local.events import Mix, SampleEvent, Sending, orders, send
 from sluice.resources.local.kafka import LocalKafka

@@ -23,7 +23,7 @@ import pytest
 import yaml
 
 from sluice.cli import metrics
-from sluice.pipelines.vocabulary.kafka import Configs, TopicConfig
+from sluice.pipelines.model.kafka import Configs, TopicConfig
 from tests.assets.world import HOUR, World, in_hour
 from tests.cli.conftest import Tell
 from tests.cli.test_metrics import ROOT

@@ -27,7 +27,7 @@ from sluice.assets.instance import open_instance, prepare_home
 from sluice.assets.location import build
 from sluice.pipelines.feed.feed import SHARED
 from sluice.pipelines.feed.sections import WindowSettings
-from sluice.pipelines.vocabulary.units import HOUR, show_window
+from sluice.pipelines.util.units import HOUR, show_window
 from sluice.resources import tracing
 from sluice.resources.local.kafka import LocalKafka
 from sluice.resources.project import Project

@@ -10,7 +10,7 @@ from rich.text import Text
 from sluice.cli import fleet
 from sluice.cli.fleet import Line
 from sluice.cli.terminal import Terminal
-from sluice.pipelines.vocabulary.errors import GroupMoved, KafkaUnavailable, NotReached
+from sluice.pipelines.errors import GroupMoved, KafkaUnavailable, NotReached
 from tests.cli.conftest import FEED, Sluice
 
 AWAY = "no broker answers; 127.0.0.1:9: connection refused"

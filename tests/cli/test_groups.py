@@ -10,10 +10,10 @@ import pytest
 from sluice.cli import groups as groups_command
 from sluice.cli import offsets, offsets_compare
 from sluice.pipelines.committing.commit import CommitSettings, commit
+from sluice.pipelines.errors import IncarnationChanged, NotAuthorized, UsageError
 from sluice.pipelines.feed.sections import CommitMode, OnGroupMoved
-from sluice.pipelines.vocabulary.errors import IncarnationChanged, NotAuthorized, UsageError
-from sluice.pipelines.vocabulary.groups import GroupView
-from sluice.pipelines.vocabulary.kafka import BrokerConfig, CommittedOffset, Configs, TopicPartition
+from sluice.pipelines.model.consumer_groups import GroupView
+from sluice.pipelines.model.kafka import BrokerConfig, CommittedOffset, Configs, TopicPartition
 from sluice.testing.cluster import partition
 from sluice.testing.groups import MemoryGroups, member
 from tests.assets.world import FEED, P0, P1, World

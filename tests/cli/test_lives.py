@@ -8,7 +8,7 @@ import pytest
 
 from sluice.cli import accept, audit, explain, run, status
 from sluice.cli.partitions import lives
-from sluice.pipelines.vocabulary.kafka import Key
+from sluice.pipelines.model.kafka import Key
 from tests.assets.world import P0, P1, World
 from tests.cli.conftest import Tell
 

@@ -14,10 +14,10 @@ import pytest
 import typer
 
 from sluice.cli import main as main_module
+from sluice.pipelines.errors import GroupHeld
 from sluice.pipelines.feed.load import load_feed
 from sluice.pipelines.ledger import Ledger
 from sluice.pipelines.ledger.entries import SchemaEntry
-from sluice.pipelines.vocabulary.errors import GroupHeld
 from sluice.resources.lake_local import LocalLake
 from tests.cli.conftest import FEED, Sluice
 

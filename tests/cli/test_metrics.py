@@ -21,8 +21,8 @@ import yaml
 from prometheus_client.parser import text_string_to_metric_families
 
 from sluice.cli import metrics, status
-from sluice.pipelines.vocabulary.figures import FAMILIES, Kind
-from sluice.pipelines.vocabulary.kafka import Configs, TopicConfig
+from sluice.pipelines.model.figures import FAMILIES, Kind
+from sluice.pipelines.model.kafka import Configs, TopicConfig
 from tests.assets.world import CATCH_UP, HOUR, P1, SECRET, World, in_hour
 from tests.cli.conftest import Sluice, Tell
 from tests.resources.kafka.tools import free_port

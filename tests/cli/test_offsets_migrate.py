@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from sluice.cli import offsets_migrate
-from sluice.pipelines.vocabulary.errors import UsageError
-from sluice.pipelines.vocabulary.kafka import CommittedOffset
+from sluice.pipelines.errors import UsageError
+from sluice.pipelines.model.kafka import CommittedOffset
 from sluice.testing.group import MemoryGroup
 from sluice.testing.groups import MemoryGroups, member
 from tests.assets.world import P0, P1, World

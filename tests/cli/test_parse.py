@@ -7,9 +7,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sluice.cli import parse
-from sluice.pipelines.vocabulary.errors import UsageError
-from sluice.pipelines.vocabulary.kafka import TopicPartition
-from sluice.pipelines.vocabulary.plans import AskedRange
+from sluice.pipelines.errors import UsageError
+from sluice.pipelines.model.kafka import TopicPartition
+from sluice.pipelines.model.plans import AskedRange
 
 topics = st.from_regex(r"[A-Za-z0-9._-]{1,60}", fullmatch=True)
 numbers = st.integers(0, 10**17)

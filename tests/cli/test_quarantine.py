@@ -13,11 +13,11 @@ import pytest
 from sluice.assets.instance import open_instance
 from sluice.assets.shown import landed_key, quarantined_key
 from sluice.cli import audit, explain, files, quarantine
+from sluice.pipelines.errors import UsageError
+from sluice.pipelines.model.plans import RequestKind, Slice
+from sluice.pipelines.model.receipts import Counts, Outcome, PartKind, Receipt
 from sluice.pipelines.ports import Job
 from sluice.pipelines.records.landed_columns import quarantine_rows
-from sluice.pipelines.vocabulary.errors import UsageError
-from sluice.pipelines.vocabulary.plans import RequestKind, Slice
-from sluice.pipelines.vocabulary.receipts import Counts, Outcome, PartKind, Receipt
 from sluice.testing.liveness import owner
 from tests.assets.world import FEED, MadeUpEngine, World, versions, windows
 from tests.cli.conftest import Tell
@@ -188,8 +188,8 @@ def test_slices_that_are_left_alone_are_named_and_refuse(landed: World, tell: Te
 
 def _reserve(world: World, s: Slice) -> None:
     from sluice.pipelines.ledger.entries import PlanEntry
-    from sluice.pipelines.vocabulary.kafka import Isolation
-    from sluice.pipelines.vocabulary.plans import Plan, Request, Task
+    from sluice.pipelines.model.kafka import Isolation
+    from sluice.pipelines.model.plans import Plan, Request, Task
 
     asked = Request(RequestKind.CATCH_UP)
     plan = Plan("orders", world.cluster.id, asked, Isolation.READ_COMMITTED, (Task(0, 1, (s,)),))

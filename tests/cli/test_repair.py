@@ -14,8 +14,8 @@ from sluice.cli.prune import prune
 from sluice.cli.repair import repair
 from sluice.cli.unstick import unstick
 from sluice.pipelines.batch.land import land
+from sluice.pipelines.errors import PlanBusy, Refused, UsageError
 from sluice.pipelines.lake import paths
-from sluice.pipelines.vocabulary.errors import PlanBusy, Refused, UsageError
 from sluice.testing.liveness import owner
 from tests.assets.world import World, hour, in_hour
 from tests.cli.conftest import Sluice, Tell

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from sluice.cli import report
-from sluice.pipelines.vocabulary.errors import UsageError
+from sluice.pipelines.errors import UsageError
 from tests.assets.world import World, in_hour
 from tests.cli.conftest import Tell
 

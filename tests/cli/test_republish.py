@@ -10,7 +10,7 @@ import pytest
 
 from sluice.cli import republish
 from sluice.cli.session import Session
-from sluice.pipelines.vocabulary.plans import AskedRange, Request, RequestKind
+from sluice.pipelines.model.plans import AskedRange, Request, RequestKind
 from tests.assets.world import P0, P1, World
 from tests.cli.conftest import Sluice, Tell
 

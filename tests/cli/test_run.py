@@ -12,9 +12,9 @@ import pytest
 
 from sluice.cli import accept, plan, run
 from sluice.cli.terminal import Terminal
+from sluice.pipelines.model.kafka import CommittedOffset, OpenTransaction
+from sluice.pipelines.model.plans import Request, RequestKind
 from sluice.pipelines.ports import Member
-from sluice.pipelines.vocabulary.kafka import CommittedOffset, OpenTransaction
-from sluice.pipelines.vocabulary.plans import Request, RequestKind
 from tests.assets.world import CATCH_UP, P0, P1, World, hour
 from tests.cli.conftest import Over, Tell
 

@@ -8,10 +8,10 @@ import pytest
 
 from sluice.cli import quarantine, status
 from sluice.pipelines.batch.survey import open_ledger
+from sluice.pipelines.errors import QuarantineExceeded
 from sluice.pipelines.ledger.entries import PlanEntry
-from sluice.pipelines.vocabulary.errors import QuarantineExceeded
-from sluice.pipelines.vocabulary.kafka import BrokerConfig, Configs, Isolation, OpenTransaction, TopicConfig
-from sluice.pipelines.vocabulary.plans import Plan, Slice, Task
+from sluice.pipelines.model.kafka import BrokerConfig, Configs, Isolation, OpenTransaction, TopicConfig
+from sluice.pipelines.model.plans import Plan, Slice, Task
 from sluice.testing.liveness import owner
 from tests.assets.world import CATCH_UP, HOUR, P0, P1, World, hour, in_hour
 from tests.cli.conftest import Tell

@@ -11,8 +11,8 @@ pytest.importorskip("pyiceberg")
 from pyiceberg.catalog import load_catalog
 
 from sluice.cli import audit, compact, run, table
+from sluice.pipelines.errors import TableDiffers, UsageError
 from sluice.pipelines.landing import encoding
-from sluice.pipelines.vocabulary.errors import TableDiffers, UsageError
 from sluice.resources.lake_local import LocalLake
 from tests.assets.world import FEED, MadeUpEngine, World
 from tests.cli.conftest import Tell

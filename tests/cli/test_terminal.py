@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from sluice.cli.numbers import percent, size
 from sluice.cli.session import Harmless
 from sluice.cli.terminal import Terminal, facts, safe, table
-from sluice.pipelines.vocabulary.errors import Refused, UsageError
+from sluice.pipelines.errors import Refused, UsageError
 
 
 @given(st.text())
@@ -88,7 +88,7 @@ def test_with_json_only_the_document_is_on_stdout() -> None:
 def test_progress_is_silent_where_stderr_is_no_terminal(capfd: pytest.CaptureFixture[str]) -> None:
     terminal = Terminal()
     with terminal.working("asking"), terminal.progress() as meter:
-        from sluice.pipelines.vocabulary.progress import Progress
+        from sluice.pipelines.model.progress import Progress
 
         meter(Progress("land", 1, 2))
     assert capfd.readouterr() == ("", "")

@@ -10,10 +10,10 @@ import pytest
 
 from sluice.cli import files, plan, run, status, wait, windows
 from sluice.cli.terminal import Terminal
-from sluice.pipelines.vocabulary.errors import Failed, UsageError, WindowIncomplete, WindowPending
-from sluice.pipelines.vocabulary.kafka import Key, OpenTransaction
-from sluice.pipelines.vocabulary.ranges import Range
-from sluice.pipelines.vocabulary.units import show_window
+from sluice.pipelines.errors import Failed, UsageError, WindowIncomplete, WindowPending
+from sluice.pipelines.model.kafka import Key, OpenTransaction
+from sluice.pipelines.model.ranges import Range
+from sluice.pipelines.util.units import show_window
 from sluice.pipelines.watching.standing import Owes, Standing, WindowStanding
 from sluice.testing.groups import MemoryGroups
 from tests.assets.world import P0, P1, World, hour, in_hour

@@ -13,8 +13,8 @@ from pathlib import Path
 
 import pytest
 
+from sluice.pipelines.errors import SetupError
 from sluice.pipelines.feed.feed import Feed
-from sluice.pipelines.vocabulary.errors import SetupError
 from sluice.resources.local.spark_cluster import LocalSpark
 from sluice.resources.spark import engine
 from tests.cluster.conftest import AGAIN, MANY_TASKS, begun, landed, on

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from sluice.pipelines.vocabulary.errors import SetupError
+from sluice.pipelines.errors import SetupError
 from sluice.resources.local.spark_cluster import LocalSpark
 from tests.cluster.conftest import landed, on
 from tests.faults.nemeses.lakes import mounted

@@ -19,10 +19,10 @@ from typing import Any, Self
 from kafka import KafkaConsumer
 from kafka import TopicPartition as Plain
 
+from sluice.pipelines import errors
+from sluice.pipelines.errors import BatchIncomplete, SluiceError
 from sluice.pipelines.feed.feed import Feed
 from sluice.pipelines.feed.load import load_feed
-from sluice.pipelines.vocabulary import errors
-from sluice.pipelines.vocabulary.errors import BatchIncomplete, SluiceError
 from tests.checker.facts import TP
 from tests.checker.gather import checked, seen
 from tests.checker.invariants import NAMES, Settings, Verdict

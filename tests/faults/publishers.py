@@ -20,7 +20,7 @@ import boto3
 import duckdb
 import pyarrow as pa
 
-from sluice.pipelines.vocabulary.errors import SluiceError
+from sluice.pipelines.errors import SluiceError
 from sluice.resources.lake_local import LocalLake
 from sluice.resources.s3.lake import S3Lake
 from tests.pipelines.landed_world import A, B, World, pieces

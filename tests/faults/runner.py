@@ -24,9 +24,9 @@ from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
+from sluice.pipelines.errors import SluiceError
 from sluice.pipelines.feed.load import load_feed
 from sluice.pipelines.ledger import Ledger, log, segments
-from sluice.pipelines.vocabulary.errors import SluiceError
 from sluice.resources import edges, liveness
 from sluice.resources.clock import now
 from sluice.resources.lakes import open_lake

@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from sluice.pipelines.vocabulary.errors import CommitFenced, KafkaUnavailable, Unknown
+from sluice.pipelines.errors import CommitFenced, KafkaUnavailable, Unknown
 from tests.faults.account import SEED
 from tests.faults.field import Field
 from tests.faults.kinds import Kind, become, each_letter_once, history, kinds

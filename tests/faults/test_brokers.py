@@ -6,7 +6,7 @@ from contextlib import ExitStack
 
 import pytest
 
-from sluice.pipelines.vocabulary.errors import KafkaUnavailable
+from sluice.pipelines.errors import KafkaUnavailable
 from tests.faults.field import Field
 from tests.faults.nemeses import brokers, endured, hasty, network
 from tests.resources.kafka.proxy import END_TXN, FETCH, JOIN_GROUP, TXN_OFFSET_COMMIT

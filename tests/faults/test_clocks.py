@@ -12,7 +12,7 @@ import signal
 
 import pytest
 
-from sluice.pipelines.vocabulary.errors import SetupError
+from sluice.pipelines.errors import SetupError
 from tests.checker.invariants import Settings
 from tests.checker.producers import Noting
 from tests.faults.account import SEED

@@ -18,7 +18,7 @@ from pathlib import Path
 import dagster as dg
 import pytest
 
-from sluice.pipelines.vocabulary.units import HOUR, show_window
+from sluice.pipelines.util.units import HOUR, show_window
 from tests.checker.producers import Noting
 from tests.faults.account import SEED, Account
 from tests.faults.arena import Arena

@@ -22,7 +22,7 @@ from sluice.assets.fleet_runs import fleet_job
 from sluice.assets.shown import landed_key
 from sluice.pipelines.feed.feed import SHARED
 from sluice.pipelines.feed.sections import WindowSettings
-from sluice.pipelines.vocabulary.units import HOUR, show_window
+from sluice.pipelines.util.units import HOUR, show_window
 from tests.checker.gather import seen
 from tests.checker.producers import Noting
 from tests.faults.account import SEED, Account

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from sluice.pipelines.vocabulary.errors import (
+from sluice.pipelines.errors import (
     EntriesLost,
     ForeignMarks,
     LakeFull,

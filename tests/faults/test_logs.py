@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from sluice.pipelines.vocabulary.errors import LogTruncated, OffsetsLost, TopicRecreated, UsageError, WindowHeld
-from sluice.pipelines.vocabulary.plans import AskedRange, Request, RequestKind
+from sluice.pipelines.errors import LogTruncated, OffsetsLost, TopicRecreated, UsageError, WindowHeld
+from sluice.pipelines.model.plans import AskedRange, Request, RequestKind
 from tests.faults.account import SEED, Account
 from tests.faults.arena import Arena
 from tests.faults.field import Field

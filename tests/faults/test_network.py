@@ -7,7 +7,7 @@ from contextlib import suppress
 
 import pytest
 
-from sluice.pipelines.vocabulary.errors import KafkaUnavailable
+from sluice.pipelines.errors import KafkaUnavailable
 from tests.faults.field import Field, Running
 from tests.faults.nemeses import brokers, endured, hasty, network
 from tests.resources.kafka.proxy import END_TXN, FETCH, TXN_OFFSET_COMMIT

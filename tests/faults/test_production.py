@@ -27,7 +27,7 @@ from sluice.assets.internals import SCHEDULE_TAG
 from sluice.assets.schedule import UNDER_WAY, schedule_name
 from sluice.assets.shown import landed_key
 from sluice.cli.metrics import PORT
-from sluice.pipelines.vocabulary.units import HOUR, MINUTE, show_window
+from sluice.pipelines.util.units import HOUR, MINUTE, show_window
 from sluice.resources.project import Project
 from tests import postgres as servers
 from tests.checker.gather import seen

@@ -19,7 +19,7 @@ import pytest
 from kafka import KafkaProducer
 from kafka.admin import ACL, ACLOperation, ACLPermissionType, ResourcePattern, ResourceType
 
-from sluice.pipelines.vocabulary.errors import CommitFenced, KafkaUnavailable, NotAuthorized, UsageError
+from sluice.pipelines.errors import CommitFenced, KafkaUnavailable, NotAuthorized, UsageError
 from tests.checker import tools, way_back
 from tests.checker.facts import lines, logs
 from tests.faults.account import SEED, Account

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 
 import pytest
 
-from sluice.pipelines.vocabulary.errors import CommitFenced, GroupHeld, OwnershipLost, PlanBusy, UsageError
+from sluice.pipelines.errors import CommitFenced, GroupHeld, OwnershipLost, PlanBusy, UsageError
 from tests.checker.facts import Evidence
 from tests.checker.invariants import check
 from tests.faults import points

@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from sluice.pipelines.vocabulary.errors import GroupHeld, OwnershipLost, PlanBusy, Retryable, Unknown
+from sluice.pipelines.errors import GroupHeld, OwnershipLost, PlanBusy, Retryable, Unknown
 from tests.checker import zookeeper
 from tests.checker.facts import Evidence
 from tests.checker.invariants import Settings, Verdict, check

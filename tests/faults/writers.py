@@ -10,16 +10,16 @@ import time
 from pathlib import Path
 from typing import Any
 
+from sluice.pipelines.errors import SluiceError
 from sluice.pipelines.feed.feed import Feed
 from sluice.pipelines.feed.load import load_feed
+from sluice.pipelines.model.plans import Request, RequestKind
 from sluice.pipelines.quarantine.held import Filter
 from sluice.pipelines.rewriting.compaction import compact
 from sluice.pipelines.rewriting.mending import Mender, Record
 from sluice.pipelines.rewriting.replay import replay
 from sluice.pipelines.tables.sync import sync
-from sluice.pipelines.vocabulary.errors import SluiceError
-from sluice.pipelines.vocabulary.plans import Request, RequestKind
-from sluice.pipelines.vocabulary.units import MINUTE
+from sluice.pipelines.util.units import MINUTE
 from sluice.resources.edges import open_tables
 from sluice.resources.liveness import new_owner
 from tests.integration.support import edges, ledger, run

@@ -26,11 +26,11 @@ from sluice.pipelines.committing.commit import CommitResult, CommitSettings, com
 from sluice.pipelines.feed.feed import Feed
 from sluice.pipelines.feed.load import load_feed
 from sluice.pipelines.ledger import Ledger
+from sluice.pipelines.model.plans import AskedRange, Request, RequestKind
+from sluice.pipelines.model.receipts import Outcome, Owner
+from sluice.pipelines.model.traffic import TaskTraffic
 from sluice.pipelines.ports import Edges, Job
 from sluice.pipelines.quarantine.letters import Outlet
-from sluice.pipelines.vocabulary.plans import AskedRange, Request, RequestKind
-from sluice.pipelines.vocabulary.receipts import Outcome, Owner
-from sluice.pipelines.vocabulary.traffic import TaskTraffic
 from sluice.resources.edges import open_edges
 from sluice.resources.kafka.fetch import KafkaFetcher
 from sluice.resources.lakes import open_lake

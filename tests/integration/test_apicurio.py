@@ -11,13 +11,13 @@ from urllib.parse import quote, urlsplit
 
 import pytest
 
+from sluice.pipelines.errors import Failed
 from sluice.pipelines.feed.registry import RegistrySettings
 from sluice.pipelines.lake.schemas import KeptSchemas
+from sluice.pipelines.model.plans import Slice
+from sluice.pipelines.model.registered_schema import AVRO, PROTOBUF
 from sluice.pipelines.records.avro.format import AvroFormat
 from sluice.pipelines.records.wire import APICURIO_IDS, WireFormat, reference
-from sluice.pipelines.vocabulary.errors import Failed
-from sluice.pipelines.vocabulary.plans import Slice
-from sluice.pipelines.vocabulary.registered import AVRO, PROTOBUF
 from sluice.resources.local.registry import LocalRegistry
 from sluice.resources.registry import RegistryClient
 from sluice.testing.lake import MemoryLake

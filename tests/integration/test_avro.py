@@ -22,11 +22,11 @@ from confluent_kafka.schema_registry.avro import AvroSerializer
 from confluent_kafka.serialization import MessageField, SerializationContext
 
 from sluice.cli.main import main
+from sluice.pipelines.errors import SluiceError
 from sluice.pipelines.feed.feed import Feed
 from sluice.pipelines.feed.registry import RegistrySettings
 from sluice.pipelines.quarantine.held import Filter
 from sluice.pipelines.rewriting.replay import replay
-from sluice.pipelines.vocabulary.errors import SluiceError
 from sluice.resources.lakes import open_lake
 from sluice.resources.liveness import new_owner
 from sluice.resources.local.kafka import LocalKafka

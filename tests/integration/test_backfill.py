@@ -30,9 +30,9 @@ from sluice.pipelines.feed.load import load_feed
 from sluice.pipelines.lake import paths
 from sluice.pipelines.ledger import BatchStatus, Ledger, State
 from sluice.pipelines.ledger.entries import PublishEntry
+from sluice.pipelines.model.receipts import Receipt
 from sluice.pipelines.ports import Lake
-from sluice.pipelines.vocabulary.receipts import Receipt
-from sluice.pipelines.vocabulary.units import show_window
+from sluice.pipelines.util.units import show_window
 from sluice.resources import edges as resources
 from sluice.resources.lakes import open_lake
 from sluice.resources.local.kafka import LocalKafka

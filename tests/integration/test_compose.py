@@ -19,9 +19,9 @@ import yaml
 from kafka import KafkaAdminClient, KafkaProducer
 from kafka.errors import KafkaError
 
+from sluice.pipelines.errors import NotAuthorized
 from sluice.pipelines.feed.load import load_feed
 from sluice.pipelines.feed.rights import rights_of
-from sluice.pipelines.vocabulary.errors import NotAuthorized
 from sluice.resources.local.kafka import LocalKafka
 from tests.checker.tools import Java
 from tests.deployment import INFRA

@@ -13,11 +13,11 @@ from kafka import KafkaProducer
 
 from sluice.pipelines.account.audit import audit
 from sluice.pipelines.account.rescan import rescan
+from sluice.pipelines.errors import SchemaDrifted
+from sluice.pipelines.model.receipts import Counts, DriftKind
 from sluice.pipelines.quarantine.held import Filter
 from sluice.pipelines.rewriting.replay import replay
 from sluice.pipelines.validation.drift import drift_of
-from sluice.pipelines.vocabulary.errors import SchemaDrifted
-from sluice.pipelines.vocabulary.receipts import Counts, DriftKind
 from sluice.resources import reading
 from sluice.resources.kafka.fetch import KafkaFetcher
 from sluice.resources.liveness import new_owner

@@ -23,7 +23,7 @@ from sluice.assets.session import RunSession
 from sluice.bench.counting import Counting
 from sluice.pipelines.feed.feed import SHARED
 from sluice.pipelines.feed.kafka import KafkaSettings
-from sluice.pipelines.vocabulary.units import DAY
+from sluice.pipelines.util.units import DAY
 from sluice.resources.local import events
 from sluice.resources.local.kafka import LocalKafka
 from sluice.resources.local.s3 import LocalS3

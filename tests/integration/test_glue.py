@@ -16,7 +16,7 @@ import fastavro
 import pytest
 from moto.server import ThreadedMotoServer
 
-from sluice.pipelines.vocabulary.errors import SluiceError
+from sluice.pipelines.errors import SluiceError
 from sluice.resources.local.kafka import LocalKafka
 from tests.integration.conftest import Lines
 from tests.integration.support import Place, rescanned, run, visible

@@ -18,8 +18,8 @@ from kafka import KafkaConsumer
 
 from sluice.cli.main import main
 from sluice.pipelines.committing.commit import CommitStatus
+from sluice.pipelines.errors import GroupHeld, GroupMoved
 from sluice.pipelines.feed.feed import Feed
-from sluice.pipelines.vocabulary.errors import GroupHeld, GroupMoved
 from sluice.resources.local import java
 from sluice.resources.local import kafka as local_kafka
 from sluice.resources.local.kafka import LocalKafka

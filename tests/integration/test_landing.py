@@ -14,10 +14,10 @@ from sluice.pipelines.account.audit import audit
 from sluice.pipelines.account.explain import Class, explain
 from sluice.pipelines.account.rescan import rescan
 from sluice.pipelines.batch.preview import preview
+from sluice.pipelines.errors import Refused, UnknownTopic, UsageError
+from sluice.pipelines.model.kafka import TopicPartition
+from sluice.pipelines.model.ranges import Range
 from sluice.pipelines.records.shape import RAW
-from sluice.pipelines.vocabulary.errors import Refused, UnknownTopic, UsageError
-from sluice.pipelines.vocabulary.kafka import TopicPartition
-from sluice.pipelines.vocabulary.ranges import Range
 from sluice.resources.kafka.fetch import KafkaFetcher
 from sluice.resources.lakes import open_lake
 from sluice.resources.local.kafka import LocalKafka

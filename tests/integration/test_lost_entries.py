@@ -13,13 +13,13 @@ from sluice.pipelines.account.audit import audit
 from sluice.pipelines.account.rescan import rescan
 from sluice.pipelines.account.strict import strict
 from sluice.pipelines.batch.survey import survey
+from sluice.pipelines.errors import EntriesLost
 from sluice.pipelines.feed.feed import Feed
 from sluice.pipelines.feed.sections import CommitMode
 from sluice.pipelines.lake import paths
 from sluice.pipelines.ledger import Ledger, checkpoint
 from sluice.pipelines.operating.accept import accept_ledger
 from sluice.pipelines.ports import Lake
-from sluice.pipelines.vocabulary.errors import EntriesLost
 from sluice.resources.lakes import open_lake
 from sluice.resources.local.kafka import LocalKafka
 from sluice.resources.spark.executor import Wiring

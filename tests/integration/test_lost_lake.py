@@ -11,10 +11,10 @@ from pathlib import Path
 import pytest
 from kafka import KafkaAdminClient, KafkaProducer
 
+from sluice.pipelines.errors import ForeignMarks
 from sluice.pipelines.feed.feed import Feed
 from sluice.pipelines.ledger import Ledger
 from sluice.pipelines.operating.accept import Begin, accept_group
-from sluice.pipelines.vocabulary.errors import ForeignMarks
 from sluice.resources.lakes import open_lake
 from sluice.resources.local.kafka import LocalKafka
 from tests.checker.tools import Java

@@ -13,7 +13,7 @@ from kafka import TopicPartition as KafkaPartition
 
 from sluice.cli.main import main
 from sluice.pipelines.committing.commit import CommitStatus
-from sluice.pipelines.vocabulary.kafka import TopicPartition
+from sluice.pipelines.model.kafka import TopicPartition
 from sluice.resources.edges import open_stores
 from sluice.resources.kafka.groups import KafkaGroups
 from sluice.resources.local.kafka import LocalKafka

@@ -16,9 +16,9 @@ import pytest
 from kafka import KafkaAdminClient, KafkaProducer
 
 from sluice.pipelines.committing.commit import CommitStatus, commit
+from sluice.pipelines.errors import GroupHeld
 from sluice.pipelines.feed.feed import Feed
-from sluice.pipelines.vocabulary.errors import GroupHeld
-from sluice.pipelines.vocabulary.kafka import TopicPartition
+from sluice.pipelines.model.kafka import TopicPartition
 from sluice.resources.local.kafka import LocalKafka
 from sluice.resources.zookeeper.group import ZooKeeperGroup
 from tests.integration.support import Place, edges, ledger, rows, run, settings

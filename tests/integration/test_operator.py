@@ -15,13 +15,13 @@ from sluice.pipelines.account.explain import Class, explain
 from sluice.pipelines.account.rescan import rescan
 from sluice.pipelines.batch.land import land
 from sluice.pipelines.batch.result import Skip
+from sluice.pipelines.errors import NothingToAccept, OffsetsLost, TopicRecreated, UsageError
 from sluice.pipelines.feed.feed import Feed
+from sluice.pipelines.model.kafka import TopicPartition
+from sluice.pipelines.model.plans import Request, RequestKind
 from sluice.pipelines.operating.accept import AcceptEvent, accept_log, accept_lost
 from sluice.pipelines.publishing import manifest
 from sluice.pipelines.records.shape import RAW
-from sluice.pipelines.vocabulary.errors import NothingToAccept, OffsetsLost, TopicRecreated, UsageError
-from sluice.pipelines.vocabulary.kafka import TopicPartition
-from sluice.pipelines.vocabulary.plans import Request, RequestKind
 from sluice.resources.kafka.fetch import KafkaFetcher
 from sluice.resources.liveness import new_owner
 from sluice.resources.local.kafka import LocalKafka

@@ -16,7 +16,7 @@ import pytest
 from kafka import KafkaProducer
 
 import sluice
-from sluice.pipelines.vocabulary.units import show_window
+from sluice.pipelines.util.units import show_window
 from sluice.resources import edges
 from sluice.resources.local.kafka import LocalKafka
 from tests.integration.support import Inline

@@ -14,13 +14,13 @@ from confluent_kafka.schema_registry.protobuf import ProtobufDeserializer, Proto
 from confluent_kafka.serialization import MessageField, SerializationContext
 
 from sluice.cli.main import main
+from sluice.pipelines.errors import SluiceError
 from sluice.pipelines.feed.feed import Feed
+from sluice.pipelines.model.receipts import DriftKind
 from sluice.pipelines.quarantine.held import Filter
 from sluice.pipelines.records.protobuf.reader import from_file
 from sluice.pipelines.rewriting.replay import replay
 from sluice.pipelines.validation.drift import drift_of
-from sluice.pipelines.vocabulary.errors import SluiceError
-from sluice.pipelines.vocabulary.receipts import DriftKind
 from sluice.resources.liveness import new_owner
 from sluice.resources.local.kafka import LocalKafka
 from sluice.resources.local.registry import LocalRegistry

@@ -19,10 +19,10 @@ from pyspark.sql import DataFrame
 
 import sluice
 from sluice.cli.main import main
+from sluice.pipelines.errors import WindowIncomplete
 from sluice.pipelines.feed.feed import Feed
-from sluice.pipelines.vocabulary.errors import WindowIncomplete
-from sluice.pipelines.vocabulary.plans import Request, RequestKind
-from sluice.pipelines.vocabulary.units import show_window
+from sluice.pipelines.model.plans import Request, RequestKind
+from sluice.pipelines.util.units import show_window
 from sluice.resources.local.kafka import LocalKafka
 from sluice.resources.spark import engine
 from sluice.resources.spark.source import SluiceSource

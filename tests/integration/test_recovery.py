@@ -19,11 +19,7 @@ from kafka.structs import TopicPartition as KafkaTopicPartition
 from sluice.pipelines.account.audit import audit
 from sluice.pipelines.batch.land import land
 from sluice.pipelines.committing.commit import CommitStatus, commit
-from sluice.pipelines.feed.feed import Feed
-from sluice.pipelines.ledger.entries import PublishEntry
-from sluice.pipelines.ledger.marks import Mark
-from sluice.pipelines.ports import Job, Membership
-from sluice.pipelines.vocabulary.errors import (
+from sluice.pipelines.errors import (
     CommitFenced,
     GroupHeld,
     GroupMoved,
@@ -33,8 +29,12 @@ from sluice.pipelines.vocabulary.errors import (
     PlanBusy,
     Unknown,
 )
-from sluice.pipelines.vocabulary.kafka import TopicPartition
-from sluice.pipelines.vocabulary.receipts import Life, Outcome, Verdict
+from sluice.pipelines.feed.feed import Feed
+from sluice.pipelines.ledger.entries import PublishEntry
+from sluice.pipelines.ledger.marks import Mark
+from sluice.pipelines.model.kafka import TopicPartition
+from sluice.pipelines.model.receipts import Life, Outcome, Verdict
+from sluice.pipelines.ports import Job, Membership
 from sluice.resources.lakes import open_lake
 from sluice.resources.liveness import new_owner
 from sluice.resources.local.kafka import LocalKafka

@@ -23,11 +23,11 @@ from kafka.partitioner.default import murmur2
 from sluice.assets.location import build
 from sluice.cli.main import main
 from sluice.cli.terminal import Terminal
+from sluice.pipelines.errors import LakeUnavailable
+from sluice.pipelines.model.progress import Progress
 from sluice.pipelines.republishing import carry_out
 from sluice.pipelines.republishing import plan as plans
 from sluice.pipelines.republishing.lanes import Sending
-from sluice.pipelines.vocabulary.errors import LakeUnavailable
-from sluice.pipelines.vocabulary.progress import Progress
 from sluice.resources import way_back
 from sluice.resources.kafka.sending import KafkaTarget
 from sluice.resources.kafka.settings import KafkaAddress

@@ -21,20 +21,20 @@ from kafka import KafkaProducer
 from moto.server import ThreadedMotoServer
 
 from sluice.pipelines.account.audit import audit
+from sluice.pipelines.errors import Unknown
 from sluice.pipelines.feed.feed import Feed
 from sluice.pipelines.lake.paths import is_table_log
 from sluice.pipelines.ledger import Ledger
 from sluice.pipelines.ledger.entries import PublishEntry
+from sluice.pipelines.model.plans import AskedRange, Request, RequestKind
+from sluice.pipelines.model.receipts import Receipt
 from sluice.pipelines.quarantine.held import Filter
 from sluice.pipelines.rewriting.compaction import Compacted, compact
 from sluice.pipelines.rewriting.expiry import expire
 from sluice.pipelines.rewriting.mending import Mender, Record
 from sluice.pipelines.rewriting.replay import replay
 from sluice.pipelines.tables.sync import Synced, sync
-from sluice.pipelines.vocabulary.errors import Unknown
-from sluice.pipelines.vocabulary.plans import AskedRange, Request, RequestKind
-from sluice.pipelines.vocabulary.receipts import Receipt
-from sluice.pipelines.vocabulary.units import show_window
+from sluice.pipelines.util.units import show_window
 from sluice.resources.edges import open_tables
 from sluice.resources.liveness import new_owner
 from sluice.resources.local.kafka import LocalKafka

@@ -14,14 +14,14 @@ import pyarrow as pa
 import pytest
 from kafka import KafkaProducer
 
+from sluice.pipelines.errors import TableRefused
 from sluice.pipelines.feed.feed import Feed
+from sluice.pipelines.model.plans import Request, RequestKind
 from sluice.pipelines.quarantine.held import Filter
 from sluice.pipelines.rewriting.mending import Mender, Record
 from sluice.pipelines.rewriting.replay import replay
 from sluice.pipelines.tables.check import compare
 from sluice.pipelines.tables.sync import sync
-from sluice.pipelines.vocabulary.errors import TableRefused
-from sluice.pipelines.vocabulary.plans import Request, RequestKind
 from sluice.resources.edges import open_table, open_tables
 from sluice.resources.liveness import new_owner
 from sluice.resources.local.kafka import LocalKafka

@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
+from sluice.pipelines.errors import CatalogUnavailable, TableDiffers
+from sluice.pipelines.model.tables import TableChange
 from sluice.pipelines.rewriting.expiry import expire
 from sluice.pipelines.tables.check import compare
 from sluice.pipelines.tables.sync import Synced, sync
-from sluice.pipelines.vocabulary.errors import CatalogUnavailable, TableDiffers
-from sluice.pipelines.vocabulary.tables import TableChange
 from sluice.resources.edges import open_table, open_tables
 from sluice.resources.s3.lake import S3Lake
 from tests import rest_catalog

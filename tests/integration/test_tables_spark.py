@@ -11,9 +11,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from sluice.pipelines.model.tables import LEDGER, TableChange, TableOperation
 from sluice.pipelines.rewriting.expiry import expire
 from sluice.pipelines.tables.sync import sync
-from sluice.pipelines.vocabulary.tables import LEDGER, TableChange, TableOperation
 from sluice.resources.edges import open_tables
 from tests import spark_reader
 from tests.pipelines.landed_world import HOUR, START, A, B, pieces

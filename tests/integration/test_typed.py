@@ -15,10 +15,10 @@ import pytest
 from sluice.pipelines.account.audit import audit
 from sluice.pipelines.account.explain import Class, explain
 from sluice.pipelines.account.rescan import rescan
+from sluice.pipelines.errors import QuarantineExceeded
 from sluice.pipelines.feed.feed import Feed
 from sluice.pipelines.feed.kafka import KafkaSettings
-from sluice.pipelines.vocabulary.errors import QuarantineExceeded
-from sluice.pipelines.vocabulary.kafka import TopicPartition
+from sluice.pipelines.model.kafka import TopicPartition
 from sluice.resources.kafka.fetch import KafkaFetcher
 from sluice.resources.lakes import open_lake
 from sluice.resources.local.events import Mix, Sending, orders, send

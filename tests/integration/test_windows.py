@@ -19,16 +19,16 @@ from sluice.pipelines.account.rescan import rescan
 from sluice.pipelines.batch import rounds
 from sluice.pipelines.batch.land import land
 from sluice.pipelines.batch.result import Landed
+from sluice.pipelines.errors import BatchIncomplete, WindowHeld, WindowIncomplete
 from sluice.pipelines.feed.feed import Feed
+from sluice.pipelines.model.kafka import TopicPartition
+from sluice.pipelines.model.plans import Request, RequestKind, Slice
+from sluice.pipelines.model.receipts import Outcome, SliceFailure
+from sluice.pipelines.model.traffic import TaskTraffic
 from sluice.pipelines.planning import windows
 from sluice.pipelines.ports import Edges, Job
 from sluice.pipelines.publishing import manifest
 from sluice.pipelines.records.shape import RAW
-from sluice.pipelines.vocabulary.errors import BatchIncomplete, WindowHeld, WindowIncomplete
-from sluice.pipelines.vocabulary.kafka import TopicPartition
-from sluice.pipelines.vocabulary.plans import Request, RequestKind, Slice
-from sluice.pipelines.vocabulary.receipts import Outcome, SliceFailure
-from sluice.pipelines.vocabulary.traffic import TaskTraffic
 from sluice.resources.kafka.fetch import KafkaFetcher
 from sluice.resources.liveness import new_owner
 from sluice.resources.local.kafka import LocalKafka

@@ -12,9 +12,9 @@ from kafka import KafkaConsumer, KafkaProducer
 from kafka import TopicPartition as KafkaPartition
 
 from sluice.pipelines.committing.commit import CommitStatus, commit
+from sluice.pipelines.errors import CommitFenced, GroupHeld, GroupMoved, Refused
 from sluice.pipelines.feed.feed import Feed
-from sluice.pipelines.vocabulary.errors import CommitFenced, GroupHeld, GroupMoved, Refused
-from sluice.pipelines.vocabulary.kafka import CommittedOffset, TopicPartition
+from sluice.pipelines.model.kafka import CommittedOffset, TopicPartition
 from sluice.resources.kafka.group import KafkaMembership
 from sluice.resources.local.kafka import LocalKafka
 from sluice.resources.zookeeper.group import ZooKeeperGroup, ZooKeeperMembership

@@ -13,9 +13,7 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
 
-from sluice.pipelines.feed.feed import Feed
-from sluice.pipelines.feed.load import load_feed
-from sluice.pipelines.vocabulary.errors import (
+from sluice.pipelines.errors import (
     BatchIncomplete,
     EntriesLost,
     ForeignMarks,
@@ -25,7 +23,9 @@ from sluice.pipelines.vocabulary.errors import (
     SluiceError,
     Terminal,
 )
-from sluice.pipelines.vocabulary.kafka import CommittedOffset
+from sluice.pipelines.feed.feed import Feed
+from sluice.pipelines.feed.load import load_feed
+from sluice.pipelines.model.kafka import CommittedOffset
 from tests.model.programs import Spec, as_one, forgetful, heal, program
 from tests.model.scheduler import Deviation, Ran, Schedule
 from tests.model.watch import Watch

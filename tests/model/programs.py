@@ -17,9 +17,12 @@ from sluice.pipelines.batch import progress
 from sluice.pipelines.batch.land import land
 from sluice.pipelines.batch.result import Skip
 from sluice.pipelines.committing.commit import CommitSettings, commit
+from sluice.pipelines.errors import BatchIncomplete, NothingToAccept, OffsetsLost, SluiceError
 from sluice.pipelines.landing import task, writer
 from sluice.pipelines.ledger import Ledger, batches, segments
 from sluice.pipelines.ledger import log as ledger_log
+from sluice.pipelines.model.plans import AskedRange, Request, RequestKind
+from sluice.pipelines.model.receipts import Owner
 from sluice.pipelines.operating.accept import (
     AcceptEvent,
     Begin,
@@ -39,10 +42,7 @@ from sluice.pipelines.rewriting import rewriting
 from sluice.pipelines.rewriting.compaction import compact
 from sluice.pipelines.rewriting.expiry import expire, remove_retired
 from sluice.pipelines.rewriting.replay import replay
-from sluice.pipelines.vocabulary import side_by_side
-from sluice.pipelines.vocabulary.errors import BatchIncomplete, NothingToAccept, OffsetsLost, SluiceError
-from sluice.pipelines.vocabulary.plans import AskedRange, Request, RequestKind
-from sluice.pipelines.vocabulary.receipts import Owner
+from sluice.pipelines.util import parallel
 from sluice.testing.lake import MemoryLake
 from sluice.testing.logs import ABORT
 from tests.model.scheduler import current_actor
@@ -366,10 +366,10 @@ def as_one() -> Iterator[None]:
     """Sluice without threads, clocks and chance of its own."""
     still = SimpleNamespace(perf_counter_ns=lambda: 0)
     with ExitStack() as stack:
-        for module in (side_by_side, rewriting):
+        for module in (parallel, rewriting):
             stack.enter_context(patch.object(module, "ThreadPoolExecutor", Inline))
         # What runs inline marks the caller's own thread, which lives on.
-        stack.enter_context(patch.object(side_by_side, "_here", threading.local()))
+        stack.enter_context(patch.object(parallel, "_here", threading.local()))
         stack.enter_context(patch.object(ledger_log, "secrets", SimpleNamespace(token_hex=_write_id)))
         stack.enter_context(patch.object(progress, "Thread", NoThread))
         for module in (task, writer):

@@ -17,15 +17,7 @@ import pytest
 
 from sluice.pipelines.batch import land as landing
 from sluice.pipelines.batch.land import land
-from sluice.pipelines.ledger import Batch
-from sluice.pipelines.operating.repair import RepairTarget, repair
-from sluice.pipelines.planning import plan
-from sluice.pipelines.publishing import owners
-from sluice.pipelines.quarantine.held import Filter
-from sluice.pipelines.rewriting.compaction import compact
-from sluice.pipelines.rewriting.expiry import expire
-from sluice.pipelines.rewriting.replay import replay
-from sluice.pipelines.vocabulary.errors import (
+from sluice.pipelines.errors import (
     BatchIncomplete,
     NothingToAccept,
     OffsetsLost,
@@ -33,11 +25,19 @@ from sluice.pipelines.vocabulary.errors import (
     SluiceError,
     WindowIncomplete,
 )
-from sluice.pipelines.vocabulary.kafka import TopicPartition
-from sluice.pipelines.vocabulary.plans import AskedRange, Request, RequestKind
-from sluice.pipelines.vocabulary.progress import Progress
-from sluice.pipelines.vocabulary.receipts import Met
-from sluice.pipelines.vocabulary.units import parse_window
+from sluice.pipelines.ledger import Batch
+from sluice.pipelines.model.kafka import TopicPartition
+from sluice.pipelines.model.plans import AskedRange, Request, RequestKind
+from sluice.pipelines.model.progress import Progress
+from sluice.pipelines.model.receipts import Met
+from sluice.pipelines.operating.repair import RepairTarget, repair
+from sluice.pipelines.planning import plan
+from sluice.pipelines.publishing import owners
+from sluice.pipelines.quarantine.held import Filter
+from sluice.pipelines.rewriting.compaction import compact
+from sluice.pipelines.rewriting.expiry import expire
+from sluice.pipelines.rewriting.replay import replay
+from sluice.pipelines.util.units import parse_window
 from tests.model.explore import Scenario, prepared
 from tests.model.programs import Spec, _calm, as_one, owner, program
 from tests.model.scenarios import PIECES

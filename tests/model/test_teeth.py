@@ -42,12 +42,12 @@ import pytest
 from sluice.pipelines.batch import carry_out, land, survey
 from sluice.pipelines.committing import commit
 from sluice.pipelines.ledger import Appended, Ledger, State
+from sluice.pipelines.model.kafka import Key, OffsetAtTime
+from sluice.pipelines.model.ranges import contiguous_end
 from sluice.pipelines.operating import accept
 from sluice.pipelines.planning import plan, windows
 from sluice.pipelines.publishing import manifest
 from sluice.pipelines.quarantine import letters
-from sluice.pipelines.vocabulary.kafka import Key, OffsetAtTime
-from sluice.pipelines.vocabulary.ranges import contiguous_end
 from tests.model.explore import Violation, explored
 from tests.model.scenarios import BY_NAME
 from tests.model.world import Kafka

@@ -14,7 +14,7 @@ from typing import Any
 
 import pyarrow.parquet as pq
 
-from sluice.pipelines.vocabulary.kafka import CommittedOffset, Key, TopicPartition
+from sluice.pipelines.model.kafka import CommittedOffset, Key, TopicPartition
 from tests.checker.facts import Life
 from tests.checker.ledger import Book, Part, Receipt, fold
 from tests.model.world import FEED, HOUR, START, World, visible

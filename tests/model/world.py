@@ -19,14 +19,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import pyarrow as pa
 
-from sluice.pipelines.feed.feed import Feed
-from sluice.pipelines.lake import paths
-from sluice.pipelines.ledger import Ledger
-from sluice.pipelines.ports import Edges, Fetched, FetchFailed, Job, Letter, Member
-from sluice.pipelines.records.format import Formatted, RawFormat
-from sluice.pipelines.records.landed_columns import REFUSED
-from sluice.pipelines.schema.arrays import fixed_width, text_array
-from sluice.pipelines.vocabulary.errors import (
+from sluice.pipelines.errors import (
     CommitFenced,
     GroupHeld,
     IncarnationChanged,
@@ -35,7 +28,10 @@ from sluice.pipelines.vocabulary.errors import (
     OffsetsLost,
     Unknown,
 )
-from sluice.pipelines.vocabulary.kafka import (
+from sluice.pipelines.feed.feed import Feed
+from sluice.pipelines.lake import paths
+from sluice.pipelines.ledger import Ledger
+from sluice.pipelines.model.kafka import (
     CommittedOffset,
     FetchLimits,
     Isolation,
@@ -44,8 +40,12 @@ from sluice.pipelines.vocabulary.kafka import (
     PartitionState,
     TopicPartition,
 )
-from sluice.pipelines.vocabulary.plans import Slice
-from sluice.pipelines.vocabulary.receipts import Life
+from sluice.pipelines.model.plans import Slice
+from sluice.pipelines.model.receipts import Life
+from sluice.pipelines.ports import Edges, Fetched, FetchFailed, Job, Letter, Member
+from sluice.pipelines.records.format import Formatted, RawFormat
+from sluice.pipelines.records.landed_columns import REFUSED
+from sluice.pipelines.schema.arrays import fixed_width, text_array
 from sluice.testing.cluster import MemoryCluster
 from sluice.testing.engine import MemoryEngine
 from sluice.testing.lake import Files, MemoryLake

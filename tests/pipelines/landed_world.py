@@ -17,6 +17,9 @@ from sluice.pipelines.lake import paths
 from sluice.pipelines.landing.writer import PartTarget, PartWriter
 from sluice.pipelines.ledger import Ledger, State
 from sluice.pipelines.ledger.entries import Boundaries, BoundaryEntry, OriginEntry, OriginItem, PlanEntry
+from sluice.pipelines.model.kafka import Isolation, Key
+from sluice.pipelines.model.plans import Plan, Request, RequestKind, Slice, Task
+from sluice.pipelines.model.receipts import Counts, Part, PartKind, Receipt
 from sluice.pipelines.ports import Edges, Lake
 from sluice.pipelines.publishing import files
 from sluice.pipelines.publishing.manifest import write_manifests
@@ -24,9 +27,6 @@ from sluice.pipelines.publishing.publish import publish, roll_forward
 from sluice.pipelines.records.format import HEADERS, RawFormat
 from sluice.pipelines.records.landed_columns import REFUSED, quarantine_rows
 from sluice.pipelines.rewriting.compaction import Compacted, compact
-from sluice.pipelines.vocabulary.kafka import Isolation, Key
-from sluice.pipelines.vocabulary.plans import Plan, Request, RequestKind, Slice, Task
-from sluice.pipelines.vocabulary.receipts import Counts, Part, PartKind, Receipt
 from sluice.testing.cluster import MemoryCluster
 from sluice.testing.group import MemoryGroup
 from sluice.testing.lake import MemoryLake

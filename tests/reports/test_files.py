@@ -21,7 +21,7 @@ import pyarrow.dataset as ds
 import pyarrow.parquet as pq
 import pytest
 
-from sluice.pipelines.vocabulary.errors import FeedError
+from sluice.pipelines.errors import FeedError
 from tests.reports.test_avro import BARE, encode, member, record
 from tests.reports.world import JSON, land_values
 

@@ -17,7 +17,7 @@ import pytest
 import zstandard
 from kafka.record import MemoryRecords
 
-from sluice.pipelines.vocabulary.errors import SluiceError
+from sluice.pipelines.errors import SluiceError
 from sluice.testing.logs import (
     ABORT,
     COMMIT,

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
+from sluice.pipelines.errors import LogTruncated, SluiceError, TopicRecreated
+from sluice.pipelines.model.kafka import TopicPartition
 from sluice.pipelines.operating.accept import AcceptEvent
-from sluice.pipelines.vocabulary.errors import LogTruncated, SluiceError, TopicRecreated
-from sluice.pipelines.vocabulary.kafka import TopicPartition
 from sluice.testing.logs import Log, LogBatch, LogRecord, log
 from tests.reports.world import Topics
 

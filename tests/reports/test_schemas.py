@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
+from sluice.pipelines.errors import FeedError
+from sluice.pipelines.model.registered_schema import AVRO
 from sluice.pipelines.schema.inference import sampled
-from sluice.pipelines.vocabulary.errors import FeedError
-from sluice.pipelines.vocabulary.registered import AVRO
 from sluice.testing import LandedMessages, Message, land
 from sluice.testing.lake import MemoryLake
 from tests.pipelines.records.avro.rows import Schemas, convert, reader_of

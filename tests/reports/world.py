@@ -11,12 +11,12 @@ from sluice.pipelines.batch.land import land as land_batch
 from sluice.pipelines.feed.feed import Feed
 from sluice.pipelines.feed.load import load_feed
 from sluice.pipelines.lake.schemas import KeptSchemas
+from sluice.pipelines.model.kafka import TopicPartition
+from sluice.pipelines.model.plans import Request, RequestKind
+from sluice.pipelines.model.registered_schema import RegisteredSchema
 from sluice.pipelines.operating.accept import AcceptEvent, accept_log
 from sluice.pipelines.ports import Edges, Lake
 from sluice.pipelines.records import ready
-from sluice.pipelines.vocabulary.kafka import TopicPartition
-from sluice.pipelines.vocabulary.plans import Request, RequestKind
-from sluice.pipelines.vocabulary.registered import RegisteredSchema
 from sluice.resources.liveness import new_owner
 from sluice.testing import LandedMessages, Message, land
 from sluice.testing.clock import MemoryClock

@@ -12,10 +12,10 @@ from pathlib import Path
 
 from sluice.pipelines.feed.sections import LandingSettings
 from sluice.pipelines.landing.task import Tools
+from sluice.pipelines.model.kafka import FetchLimits, Isolation, TopicPartition
+from sluice.pipelines.model.plans import Slice
 from sluice.pipelines.ports import Fetched, FetchFailed
 from sluice.pipelines.records.shape import Shape
-from sluice.pipelines.vocabulary.kafka import FetchLimits, Isolation, TopicPartition
-from sluice.pipelines.vocabulary.plans import Slice
 from sluice.resources.lake_local import LocalLake
 from sluice.testing.fetcher import MemoryFetcher
 from sluice.testing.logs import Log

@@ -13,8 +13,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from sluice.pipelines.errors import ProofFailed, Terminal
 from sluice.pipelines.ports import Lake
-from sluice.pipelines.vocabulary.errors import ProofFailed, Terminal
 from sluice.resources.lake_local import LocalLake
 from sluice.resources.s3.lake import S3Lake
 from tests.stores import Store

@@ -14,7 +14,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from sluice.pipelines.vocabulary.errors import LakeFull, LakeUnavailable, Retryable, Terminal, Unknown
+from sluice.pipelines.errors import LakeFull, LakeUnavailable, Retryable, Terminal, Unknown
 from sluice.resources import lake_local
 from sluice.resources.lake_local import LocalLake
 
@@ -269,7 +269,7 @@ def test_what_waits_in_a_buffer_when_the_disk_fills_is_not_forgotten(small_disk:
 LIMITED = """
 import resource, sys
 from pathlib import Path
-from sluice.pipelines.vocabulary.errors import LakeFull
+from sluice.pipelines.errors import LakeFull
 from sluice.resources.lake_local import LocalLake
 resource.setrlimit(resource.RLIMIT_FSIZE, (1000, 1000))
 lake = LocalLake(Path(sys.argv[1]))

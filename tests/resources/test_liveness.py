@@ -16,8 +16,8 @@ from pathlib import Path
 
 import pytest
 
-from sluice.pipelines.vocabulary.errors import LakeUnavailable
-from sluice.pipelines.vocabulary.receipts import Life, Owner
+from sluice.pipelines.errors import LakeUnavailable
+from sluice.pipelines.model.receipts import Life, Owner
 from sluice.resources.lake_local import LocalLake
 from sluice.resources.liveness import LakeLiveness, new_owner, process_gone
 

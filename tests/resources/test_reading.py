@@ -12,9 +12,9 @@ import pyarrow.parquet as pq
 import pytest
 
 import sluice
+from sluice.pipelines.errors import FeedError, UsageError, WindowIncomplete
+from sluice.pipelines.model.receipts import PartKind
 from sluice.pipelines.publishing.files import File
-from sluice.pipelines.vocabulary.errors import FeedError, UsageError, WindowIncomplete
-from sluice.pipelines.vocabulary.receipts import PartKind
 from sluice.resources import reading
 from sluice.resources.lake_local import LocalLake
 from sluice.resources.spark import parts, types

@@ -12,11 +12,11 @@ from typing import Any
 
 import pytest
 
+from sluice.pipelines.errors import Failed, NotAuthorized, Refused, RegistryUnavailable, SluiceError
 from sluice.pipelines.feed.load import load_feed
 from sluice.pipelines.feed.registry import RegistrySettings
 from sluice.pipelines.lake.schemas import MOST_UNKNOWN, KeptSchemas
 from sluice.pipelines.records.reader import UnusableSchema
-from sluice.pipelines.vocabulary.errors import Failed, NotAuthorized, Refused, RegistryUnavailable, SluiceError
 from sluice.resources import registry
 from sluice.resources.registry import RegistryClient, number_of_own
 from sluice.testing.lake import MemoryLake

@@ -14,7 +14,7 @@ import pytest
 from kafka import TopicPartition as Plain
 
 import sluice
-from sluice.pipelines.vocabulary.errors import OffsetsLost, TopicRecreated, UsageError
+from sluice.pipelines.errors import OffsetsLost, TopicRecreated, UsageError
 from sluice.resources.local.kafka import LocalKafka
 from sluice.resources.stream import Stream
 from tests.resources.kafka.tools import admin, consumed, describe, produce, slice_of, transaction, until

@@ -9,17 +9,17 @@ from typing import Any
 
 import pytest
 
+from sluice.pipelines.errors import SchemaChanged
 from sluice.pipelines.lake.schemas import KeptSchemas
 from sluice.pipelines.ledger import Ledger
 from sluice.pipelines.ledger.entries import SchemaEntry, dump, parse
+from sluice.pipelines.model.registered_schema import AVRO, RegisteredSchema
 from sluice.pipelines.planning.shapes import shape_named
 from sluice.pipelines.ports import Edges
 from sluice.pipelines.quarantine.held import Filter
 from sluice.pipelines.records.avro.reader import AvroReader
 from sluice.pipelines.records.wire import WireFormat
 from sluice.pipelines.rewriting.replay import replay
-from sluice.pipelines.vocabulary.errors import SchemaChanged
-from sluice.pipelines.vocabulary.registered import AVRO, RegisteredSchema
 from sluice.resources.liveness import new_owner
 from sluice.testing import LandedMessages, Message, land
 from sluice.testing.clock import MemoryClock

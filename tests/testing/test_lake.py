@@ -6,7 +6,7 @@ from contextlib import suppress
 
 import pytest
 
-from sluice.pipelines.vocabulary.errors import Unknown
+from sluice.pipelines.errors import Unknown
 from sluice.testing.lake import MemoryLake
 
 

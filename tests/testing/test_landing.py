@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 
 from sluice.pipelines.contract.expectation import Severity
+from sluice.pipelines.errors import ContractBroken, FeedError, UnknownTopic, UsageError, WindowIncomplete
 from sluice.pipelines.ledger import Ledger
 from sluice.pipelines.ledger.entries import OriginEntry, OriginItem
-from sluice.pipelines.vocabulary.errors import ContractBroken, FeedError, UnknownTopic, UsageError, WindowIncomplete
-from sluice.pipelines.vocabulary.kafka import Key
+from sluice.pipelines.model.kafka import Key
 from sluice.resources.lake_local import LocalLake
 from sluice.resources.reading import of_feed
 from sluice.testing import Message, land

@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
+from sluice.pipelines.errors import TableRefused
 from sluice.pipelines.feed.feed import Feed
 from sluice.pipelines.feed.load import load_feed
 from sluice.pipelines.ledger import Ledger
 from sluice.pipelines.tables.sync import Synced, sync
-from sluice.pipelines.vocabulary.errors import TableRefused
 from sluice.resources.edges import open_table
 from sluice.resources.lake_local import LocalLake
 from sluice.testing import Message, land

@@ -8,13 +8,13 @@ from __future__ import annotations
 
 from typing import ClassVar
 
+from sluice.pipelines.model.receipts import DriftKind
 from sluice.pipelines.records.avro import loops
 from sluice.pipelines.records.avro.reader import AvroReader
 from sluice.pipelines.records.avro.reasons import REASONS
 from sluice.pipelines.records.avro.typer import AvroTyper
 from sluice.pipelines.records.binary import BinaryFormat
 from sluice.pipelines.records.reader import WriterSchemas
-from sluice.pipelines.vocabulary.receipts import DriftKind
 
 
 class AvroFormat(BinaryFormat):

@@ -14,6 +14,7 @@ import numpy as np
 import pyarrow as pa
 
 from sluice.pipelines.contract.expectation import Contract
+from sluice.pipelines.model.plans import Slice
 from sluice.pipelines.records import landed_columns
 from sluice.pipelines.records.checked.rows import Broken, RowChecks
 from sluice.pipelines.records.compiled import Array
@@ -21,7 +22,6 @@ from sluice.pipelines.records.format import Format, Formatted, RawFormat
 from sluice.pipelines.records.landed_columns import REFUSED
 from sluice.pipelines.records.runs import take_rows
 from sluice.pipelines.schema.arrays import fixed_width, int64s
-from sluice.pipelines.vocabulary.plans import Slice
 
 
 class ContractFormat:

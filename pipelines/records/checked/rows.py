@@ -15,6 +15,7 @@ import pyarrow as pa
 
 from sluice.pipelines.contract.catalogue import Scope, argument, columns, demand, entry
 from sluice.pipelines.contract.expectation import Contract, Expectation, Severity
+from sluice.pipelines.model.receipts import EXAMPLES, Tally
 from sluice.pipelines.records import landed_columns
 from sluice.pipelines.records.checked.arrays import places_of
 from sluice.pipelines.records.checked.checks import Check, check_of
@@ -22,7 +23,6 @@ from sluice.pipelines.records.compiled import Array
 from sluice.pipelines.records.landed_columns import KAFKA_FIELDS
 from sluice.pipelines.records.typed.reasons import Stage
 from sluice.pipelines.schema.arrays import fixed_width, int64s, text_array
-from sluice.pipelines.vocabulary.receipts import EXAMPLES, Tally
 
 _TOMBSTONE = KAFKA_FIELDS[-1].name
 

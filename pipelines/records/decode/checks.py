@@ -12,12 +12,12 @@ from collections.abc import Sequence
 import numpy as np
 from crc32c import crc32c
 
+from sluice.pipelines.errors import CorruptBatch, UnsupportedBatch
 from sluice.pipelines.records.compiled import Array
 from sluice.pipelines.records.decode import codecs, loops
 from sluice.pipelines.records.decode.errors import REASONS, BatchProblem, LogPlace
 from sluice.pipelines.records.decode.loops import Frame
 from sluice.pipelines.records.decode.transactions import Aborted
-from sluice.pipelines.vocabulary.errors import CorruptBatch, UnsupportedBatch
 
 _CONTROL_BYTES = 64 << 10
 

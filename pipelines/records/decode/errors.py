@@ -9,9 +9,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from sluice.pipelines.errors import CorruptBatch, UnsupportedBatch
 from sluice.pipelines.records.compiled import Array
 from sluice.pipelines.records.decode import loops
-from sluice.pipelines.vocabulary.errors import CorruptBatch, UnsupportedBatch
 
 BatchProblem = CorruptBatch | UnsupportedBatch
 

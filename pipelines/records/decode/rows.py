@@ -12,12 +12,12 @@ from time import perf_counter_ns
 import numpy as np
 import pyarrow as pa
 
+from sluice.pipelines.errors import CorruptBatch
 from sluice.pipelines.records.compiled import Array
 from sluice.pipelines.records.decode import loops
 from sluice.pipelines.records.decode.columns import Capacity, allocate, enlarge, to_arrow
 from sluice.pipelines.records.decode.errors import REASONS, LogPlace
 from sluice.pipelines.records.decode.loops import Columns, Frame
-from sluice.pipelines.vocabulary.errors import CorruptBatch
 
 
 class SliceRows:

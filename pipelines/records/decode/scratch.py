@@ -7,11 +7,11 @@ from __future__ import annotations
 
 import numpy as np
 
+from sluice.pipelines.errors import CorruptBatch
 from sluice.pipelines.records.compiled import Array
 from sluice.pipelines.records.decode import codecs, loops
 from sluice.pipelines.records.decode.errors import LogPlace
 from sluice.pipelines.records.decode.loops import Frame
-from sluice.pipelines.vocabulary.errors import CorruptBatch
 
 _USUAL_BYTES = 4 << 20
 _GROUP_BYTES = 1 << 20

@@ -23,7 +23,7 @@ from sluice.pipelines.records.typed.scan import SIZE_BITS, START_MASK
 from sluice.pipelines.records.typed.slots import Bytes, Numbers, Slots, Truths, slot_faults
 from sluice.pipelines.records.typed.tables import SchemaNode
 from sluice.pipelines.schema.schema import Kind
-from sluice.pipelines.vocabulary.extras import named
+from sluice.pipelines.util.extras import named
 
 _WIDE = {ProtoKind.UINT64: pa.uint64(), ProtoKind.FIXED64: pa.uint64(), ProtoKind.BOOL: pa.bool_()}
 

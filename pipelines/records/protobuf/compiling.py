@@ -21,8 +21,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from sluice.pipelines.records.reader import UnusableSchema
-from sluice.pipelines.vocabulary.extras import named, need
-from sluice.pipelines.vocabulary.units import safe_text
+from sluice.pipelines.util.extras import named, need
+from sluice.pipelines.util.units import safe_text
 
 if TYPE_CHECKING:
     from google.protobuf.descriptor_pb2 import FileDescriptorSet

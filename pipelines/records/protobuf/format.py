@@ -15,6 +15,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from sluice.pipelines.model.receipts import DriftKind
 from sluice.pipelines.records.binary import BinaryFormat
 from sluice.pipelines.records.compiled import Array
 from sluice.pipelines.records.opening import Opened
@@ -24,7 +25,6 @@ from sluice.pipelines.records.protobuf.reasons import REASONS
 from sluice.pipelines.records.protobuf.typer import ProtobufTyper
 from sluice.pipelines.records.reader import WriterSchemas
 from sluice.pipelines.records.wire import IN_HEADERS, NO_HEADER, WireFormat, reference
-from sluice.pipelines.vocabulary.receipts import DriftKind
 
 
 class ProtobufFormat(BinaryFormat):

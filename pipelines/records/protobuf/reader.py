@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
 
 from sluice.pipelines.contract.expectation import Expectation
+from sluice.pipelines.model.registered_schema import RegisteredSchema
 from sluice.pipelines.records.protobuf.compiling import WELL_KNOWN, beside, compiled
 from sluice.pipelines.records.protobuf.schema import (
     Meaning,
@@ -29,7 +30,6 @@ from sluice.pipelines.records.protobuf.schema import (
 from sluice.pipelines.records.reader import UnusableSchema, WriterSchemas
 from sluice.pipelines.records.wire import WireFormat, reference, varint
 from sluice.pipelines.schema.schema import Field, Kind, Schema, Type, parse_schema
-from sluice.pipelines.vocabulary.registered import RegisteredSchema
 
 if TYPE_CHECKING:
     from sluice.pipelines.records.format import Format

@@ -18,8 +18,8 @@ from typing import TYPE_CHECKING, Any
 
 from sluice.pipelines.records.protobuf.compiling import MOST_COMPILED, descriptor_set
 from sluice.pipelines.records.reader import UnusableSchema
-from sluice.pipelines.vocabulary.extras import named
-from sluice.pipelines.vocabulary.units import safe_text
+from sluice.pipelines.util.extras import named
+from sluice.pipelines.util.units import safe_text
 
 if TYPE_CHECKING:
     from google.protobuf.descriptor_pb2 import FileDescriptorSet

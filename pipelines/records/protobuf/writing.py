@@ -20,7 +20,7 @@ from sluice.pipelines.records.protobuf.schema import Meaning, ProtoField, ProtoK
 from sluice.pipelines.records.wire import varint
 from sluice.pipelines.records.writing import NotWritable, Written, at, chosen, floats, joined, symbols, truths
 from sluice.pipelines.schema.arrays import int64s
-from sluice.pipelines.vocabulary.extras import named
+from sluice.pipelines.util.extras import named
 
 _VARINT, _EIGHT, _SIZED, _BEGIN, _END, _FOUR = range(6)
 _WIRES = {

@@ -14,6 +14,8 @@ from typing import NamedTuple
 import numpy as np
 import pyarrow as pa
 
+from sluice.pipelines.model.plans import Slice
+from sluice.pipelines.model.receipts import Drift
 from sluice.pipelines.records.compiled import Array
 from sluice.pipelines.records.format import Formatted, RawFormat
 from sluice.pipelines.records.landed_columns import COORDINATES, KAFKA_FIELDS, REFUSED, landed_schema
@@ -26,8 +28,6 @@ from sluice.pipelines.records.typed.typer import RefusedRecords, TypedPiece, Typ
 from sluice.pipelines.records.typed.unfit import NewFields, UnknownFields, misfits, missing
 from sluice.pipelines.schema.arrays import int64s, text_array
 from sluice.pipelines.schema.schema import Schema
-from sluice.pipelines.vocabulary.plans import Slice
-from sluice.pipelines.vocabulary.receipts import Drift
 
 _KAFKA = pa.schema(KAFKA_FIELDS)
 _WIDE_HEADS = (0xFFFE, 0xFEFF, 0x7B00, 0x007B)

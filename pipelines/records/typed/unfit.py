@@ -12,6 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 import pyarrow as pa
 
+from sluice.pipelines.model.receipts import Drift, DriftKind
 from sluice.pipelines.records.compiled import Array
 from sluice.pipelines.records.typed import fill, names, scan
 from sluice.pipelines.records.typed.columns import column_of
@@ -19,7 +20,6 @@ from sluice.pipelines.records.typed.tables import SchemaNode
 from sluice.pipelines.records.typed.typer import RefusedRecords
 from sluice.pipelines.schema.schema import MOST_NAME, Kind, Type, path_below
 from sluice.pipelines.schema.wider import MOST_DIGITS, SIGNED, UNSIGNED, holds, join_texts
-from sluice.pipelines.vocabulary.receipts import Drift, DriftKind
 
 OTHERS = "…"
 """The name under which further fields are counted when there are too many."""

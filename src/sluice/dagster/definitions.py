@@ -16,8 +16,8 @@ from sluice.assets.sensors import SENSOR, watch_sensor
 from sluice.assets.session import RunSession
 from sluice.assets.shown import Shown
 from sluice.dagster.translator import FeedTranslator
+from sluice.pipelines.errors import UsageError
 from sluice.pipelines.feed.feed import SHARED
-from sluice.pipelines.vocabulary.errors import UsageError
 from sluice.resources.project import Project
 
 Folder = str | os.PathLike[str]

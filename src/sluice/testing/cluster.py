@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
-from sluice.pipelines.vocabulary.kafka import (
+from sluice.pipelines.model.kafka import (
     Configs,
     Isolation,
     OffsetAtTime,

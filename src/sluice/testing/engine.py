@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING
 
 from sluice.pipelines.feed.sections import LandingSettings
 from sluice.pipelines.lake.schemas import KeptSchemas
+from sluice.pipelines.model.kafka import FetchLimits
+from sluice.pipelines.model.plans import Task
+from sluice.pipelines.model.receipts import Outcome
 from sluice.pipelines.ports import Fetcher, Job, Lake
-from sluice.pipelines.vocabulary.kafka import FetchLimits
-from sluice.pipelines.vocabulary.plans import Task
-from sluice.pipelines.vocabulary.receipts import Outcome
 from sluice.testing.fetcher import MemoryFetcher
 from sluice.testing.lake import MemoryLake
 

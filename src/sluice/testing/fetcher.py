@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
+from sluice.pipelines.errors import SluiceError
+from sluice.pipelines.model.kafka import FetchLimits, TopicPartition
+from sluice.pipelines.model.plans import Slice
+from sluice.pipelines.model.traffic import TaskTraffic
 from sluice.pipelines.ports import Fetched, FetchFailed
-from sluice.pipelines.vocabulary.errors import SluiceError
-from sluice.pipelines.vocabulary.kafka import FetchLimits, TopicPartition
-from sluice.pipelines.vocabulary.plans import Slice
-from sluice.pipelines.vocabulary.traffic import TaskTraffic
 from sluice.testing.logs import Log
 
 

@@ -6,9 +6,9 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
+from sluice.pipelines.errors import CommitFenced, GroupHeld, Unknown, UnknownTopic
+from sluice.pipelines.model.kafka import CommittedOffset, TopicPartition
 from sluice.pipelines.ports import Letter, Member
-from sluice.pipelines.vocabulary.errors import CommitFenced, GroupHeld, Unknown, UnknownTopic
-from sluice.pipelines.vocabulary.kafka import CommittedOffset, TopicPartition
 
 
 @dataclass

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
-from sluice.pipelines.vocabulary.errors import GroupHeld, Unknown
-from sluice.pipelines.vocabulary.groups import Broker, GroupMember, GroupState, GroupView, ListedGroup
-from sluice.pipelines.vocabulary.kafka import CommittedOffset, TopicPartition
+from sluice.pipelines.errors import GroupHeld, Unknown
+from sluice.pipelines.model.consumer_groups import Broker, GroupMember, GroupState, GroupView, ListedGroup
+from sluice.pipelines.model.kafka import CommittedOffset, TopicPartition
 from sluice.testing.group import MemoryGroup
 
 BROKER = Broker(1, "kafka-1:9092")

@@ -11,8 +11,8 @@ from contextlib import contextmanager
 from hashlib import blake2b
 from typing import Any, BinaryIO, Self
 
-from sluice.pipelines.vocabulary.errors import Unknown
-from sluice.pipelines.vocabulary.stat import Stat
+from sluice.pipelines.errors import Unknown
+from sluice.pipelines.model.stat import Stat
 
 PAGE = 1000
 """Names that a store gives in one answer."""

@@ -21,24 +21,24 @@ import pyarrow as pa
 from sluice.pipelines.batch.land import land as land_batch
 from sluice.pipelines.batch.result import Landed
 from sluice.pipelines.contract.results import ExpectationOutcome, contract_results
+from sluice.pipelines.errors import UsageError
 from sluice.pipelines.feed.feed import Feed
 from sluice.pipelines.feed.load import load_feed
 from sluice.pipelines.feed.report import load_report
 from sluice.pipelines.feed.sections import LOCAL_KAFKA
 from sluice.pipelines.lake import parquet
 from sluice.pipelines.ledger import Ledger, State
+from sluice.pipelines.model.kafka import CommittedOffset, TopicPartition
+from sluice.pipelines.model.plans import Request, RequestKind
+from sluice.pipelines.model.receipts import Counts, Drift, PartKind, Receipt
 from sluice.pipelines.planning.shapes import table_of
 from sluice.pipelines.ports import Edges, Lake
 from sluice.pipelines.publishing.publish import abandon
 from sluice.pipelines.records import ready
 from sluice.pipelines.records.landed_columns import QUARANTINED, landed_schema
 from sluice.pipelines.schema.recast import plain
+from sluice.pipelines.util.units import parse_instant, show_window
 from sluice.pipelines.validation.drift import drift_of
-from sluice.pipelines.vocabulary.errors import UsageError
-from sluice.pipelines.vocabulary.kafka import CommittedOffset, TopicPartition
-from sluice.pipelines.vocabulary.plans import Request, RequestKind
-from sluice.pipelines.vocabulary.receipts import Counts, Drift, PartKind, Receipt
-from sluice.pipelines.vocabulary.units import parse_instant, show_window
 from sluice.resources.lake_local import LocalLake
 from sluice.resources.liveness import new_owner
 from sluice.resources.reading import When, Windows, instant
@@ -183,7 +183,7 @@ def land(
 
     Raises FeedError for a feed file or a contract that is wrong, and what a run would fail with: ContractBroken for a
     batch that breaks its contract, QuarantineExceeded, SchemaDrifted, and so on, from
-    `sluice.pipelines.vocabulary.errors`.
+    `sluice.pipelines.errors`.
     """
     if not isinstance(feed, Feed):
         feed = load_feed(Path(feed), {LOCAL_KAFKA: "memory:9092", **(os.environ if environ is None else environ)})

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
-from sluice.pipelines.vocabulary.receipts import Life, Owner, Verdict
+from sluice.pipelines.model.receipts import Life, Owner, Verdict
 
 
 @dataclass

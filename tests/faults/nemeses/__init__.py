@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 
-from sluice.pipelines.vocabulary.errors import GroupHeld, Retryable, Unknown
+from sluice.pipelines.errors import GroupHeld, Retryable, Unknown
 from tests.faults.account import SEED
 from tests.faults.field import Field, Run
 

@@ -10,8 +10,8 @@ from random import Random
 
 import cramjam
 
+from sluice.pipelines.errors import CorruptBatch
 from sluice.pipelines.records.decode import BatchDecoder, codecs
-from sluice.pipelines.vocabulary.errors import CorruptBatch
 from sluice.testing.logs import compress, raw_v2
 from tests.fuzz.mutation import mutated
 from tests.fuzz.target import Target

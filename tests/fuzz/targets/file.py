@@ -11,12 +11,12 @@ from random import Random
 import pyarrow as pa
 
 from sluice.pipelines.contract.suite import ContractError, parse_contract
+from sluice.pipelines.errors import FeedError, UsageError
 from sluice.pipelines.feed.load import load_feed
+from sluice.pipelines.model.kafka import TopicPartition
 from sluice.pipelines.operating import offset_file
 from sluice.pipelines.records.checked.rows import RowChecks
 from sluice.pipelines.schema.schema import parse_schema
-from sluice.pipelines.vocabulary.errors import FeedError, UsageError
-from sluice.pipelines.vocabulary.kafka import TopicPartition
 from tests.fuzz.mutation import ODD, mutated, mutated_json
 from tests.fuzz.target import Target
 from tests.pipelines.records.typed.rows import convert

@@ -14,6 +14,7 @@ from random import Random
 
 from sluice.pipelines.account.audit import audit
 from sluice.pipelines.account.strict import _stands_right
+from sluice.pipelines.errors import SluiceError
 from sluice.pipelines.lake import paths
 from sluice.pipelines.landing.proof import receipts_at
 from sluice.pipelines.ledger import Ledger, State, checkpoint
@@ -33,14 +34,13 @@ from sluice.pipelines.ledger.entries import (
     SchemaEntry,
     SkipEntry,
 )
+from sluice.pipelines.model.kafka import Key
+from sluice.pipelines.model.plans import RequestKind, to_json
+from sluice.pipelines.model.ranges import Range
+from sluice.pipelines.model.receipts import PartKind, Tally
+from sluice.pipelines.model.topic_names import decode_topic
 from sluice.pipelines.planning.shapes import shape_named, table_of
 from sluice.pipelines.publishing.publish import roll_forward
-from sluice.pipelines.vocabulary.errors import SluiceError
-from sluice.pipelines.vocabulary.kafka import Key
-from sluice.pipelines.vocabulary.plans import RequestKind, to_json
-from sluice.pipelines.vocabulary.ranges import Range
-from sluice.pipelines.vocabulary.receipts import PartKind, Tally
-from sluice.pipelines.vocabulary.topic_names import decode_topic
 from sluice.resources import liveness
 from sluice.testing.lake import MemoryLake
 from sluice.testing.liveness import owner

@@ -11,9 +11,9 @@ import pytest
 from sluice.pipelines.account import audited
 from sluice.pipelines.account.audit import AuditReport, audit
 from sluice.pipelines.account.audited import Audited
+from sluice.pipelines.errors import LakeUnavailable, LedgerCorrupt
 from sluice.pipelines.lake import paths
 from sluice.pipelines.rewriting.expiry import expire
-from sluice.pipelines.vocabulary.errors import LakeUnavailable, LedgerCorrupt
 from tests.pipelines.landed_world import HOUR, START, A, B, World, pieces
 
 NOON = 1_700_000_000_000

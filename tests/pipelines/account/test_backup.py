@@ -9,11 +9,11 @@ import pytest
 
 from sluice.pipelines.account.audit import audit
 from sluice.pipelines.committing.commit import CommitSettings, commit
+from sluice.pipelines.errors import EntriesLost
 from sluice.pipelines.feed.load import load_feed
 from sluice.pipelines.ledger import Ledger
+from sluice.pipelines.model.plans import Request, RequestKind
 from sluice.pipelines.operating.accept import accept_ledger
-from sluice.pipelines.vocabulary.errors import EntriesLost
-from sluice.pipelines.vocabulary.plans import Request, RequestKind
 from sluice.testing.lake import MemoryLake
 from tests.pipelines.batch.test_batch import HOUR, PARTITIONS, World, act
 

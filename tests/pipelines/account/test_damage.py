@@ -18,17 +18,17 @@ import pytest
 from sluice.pipelines.account import explain, strict
 from sluice.pipelines.account.audit import AuditReport, audit
 from sluice.pipelines.account.rescan import rescan
+from sluice.pipelines.errors import PartUnreadable, ProofFailed, SluiceError, Terminal
 from sluice.pipelines.feed.feed import Feed
 from sluice.pipelines.lake import parquet, paths
+from sluice.pipelines.model.kafka import TopicPartition
+from sluice.pipelines.model.receipts import PartKind
+from sluice.pipelines.model.topic_names import encode_topic
 from sluice.pipelines.page.profiles import profiles
 from sluice.pipelines.page.rejects import rejects
 from sluice.pipelines.ports import Lake
 from sluice.pipelines.quarantine import held
 from sluice.pipelines.quarantine.limit import faults_of
-from sluice.pipelines.vocabulary.errors import PartUnreadable, ProofFailed, SluiceError, Terminal
-from sluice.pipelines.vocabulary.kafka import TopicPartition
-from sluice.pipelines.vocabulary.receipts import PartKind
-from sluice.pipelines.vocabulary.topic_names import encode_topic
 from tests.pipelines.batch.test_batch import HOUR
 from tests.pipelines.landed_world import START, A, B, pieces
 from tests.pipelines.landed_world import World as Landed

@@ -10,6 +10,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from sluice.pipelines.account.explain import Class, explain
+from sluice.pipelines.errors import PartUnreadable
 from sluice.pipelines.ledger import Ledger
 from sluice.pipelines.ledger.entries import (
     Entry,
@@ -21,11 +22,10 @@ from sluice.pipelines.ledger.entries import (
     PublishEntry,
     SkipEntry,
 )
-from sluice.pipelines.vocabulary.errors import PartUnreadable
-from sluice.pipelines.vocabulary.kafka import Isolation, Key, TopicPartition
-from sluice.pipelines.vocabulary.plans import Plan, Request, RequestKind, Slice, Task
-from sluice.pipelines.vocabulary.ranges import Range
-from sluice.pipelines.vocabulary.receipts import Counts, Part, PartKind, Receipt
+from sluice.pipelines.model.kafka import Isolation, Key, TopicPartition
+from sluice.pipelines.model.plans import Plan, Request, RequestKind, Slice, Task
+from sluice.pipelines.model.ranges import Range
+from sluice.pipelines.model.receipts import Counts, Part, PartKind, Receipt
 from sluice.testing.lake import MemoryLake
 from sluice.testing.liveness import owner
 from tests.pipelines.landed_world import A, B, World

@@ -13,17 +13,17 @@ from sluice.pipelines.account.audit import AuditReport, audit
 from sluice.pipelines.account.strict import Strict, strict
 from sluice.pipelines.batch.survey import survey
 from sluice.pipelines.committing.commit import CommitSettings, commit
+from sluice.pipelines.errors import EntriesLost
 from sluice.pipelines.feed.load import load_feed
 from sluice.pipelines.feed.sections import CommitMode, OnGroupMoved
 from sluice.pipelines.lake import paths
 from sluice.pipelines.ledger.entries import CommitEntry, KeyOffset, KeyRange, RetireEntry
 from sluice.pipelines.ledger.marks import Mark
+from sluice.pipelines.model.kafka import CommittedOffset, Key
+from sluice.pipelines.model.plans import Request, RequestKind
+from sluice.pipelines.model.ranges import Range
 from sluice.pipelines.operating.accept import AcceptEvent, accept_log
 from sluice.pipelines.operating.repair import RepairKind, RepairTarget, repair
-from sluice.pipelines.vocabulary.errors import EntriesLost
-from sluice.pipelines.vocabulary.kafka import CommittedOffset, Key
-from sluice.pipelines.vocabulary.plans import Request, RequestKind
-from sluice.pipelines.vocabulary.ranges import Range
 from tests.pipelines.batch.test_batch import HOUR, PARTITIONS, START, World
 
 KEY, TP = Key("orders", 0, "id-1"), PARTITIONS[0]

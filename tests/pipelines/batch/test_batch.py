@@ -19,37 +19,23 @@ from sluice.pipelines.account.audit import audit, live_receipts
 from sluice.pipelines.batch import rounds
 from sluice.pipelines.batch.land import land
 from sluice.pipelines.batch.result import Landed, Skip
+from sluice.pipelines.errors import BatchIncomplete, LogTruncated, OffsetsLost, Refused, UsageError, WindowHeld
 from sluice.pipelines.feed.feed import Feed
 from sluice.pipelines.feed.load import load_feed
 from sluice.pipelines.feed.sections import OnLoss, parse_start
 from sluice.pipelines.lake import paths
 from sluice.pipelines.ledger import BatchStatus, Ledger
 from sluice.pipelines.ledger.entries import AcceptEntry, Entering, OriginItem, PlanEntry
+from sluice.pipelines.model.kafka import CommittedOffset, Isolation, Key, OffsetAtTime, PartitionState, TopicPartition
+from sluice.pipelines.model.plans import AskedRange, Request, RequestKind
+from sluice.pipelines.model.progress import Progress, Reporter
+from sluice.pipelines.model.ranges import Range
+from sluice.pipelines.model.receipts import Outcome, SliceFailure
 from sluice.pipelines.planning import windows
 from sluice.pipelines.planning.origins import Refusal
 from sluice.pipelines.ports import Edges, Job
 from sluice.pipelines.publishing import manifest
-from sluice.pipelines.vocabulary.errors import (
-    BatchIncomplete,
-    LogTruncated,
-    OffsetsLost,
-    Refused,
-    UsageError,
-    WindowHeld,
-)
-from sluice.pipelines.vocabulary.kafka import (
-    CommittedOffset,
-    Isolation,
-    Key,
-    OffsetAtTime,
-    PartitionState,
-    TopicPartition,
-)
-from sluice.pipelines.vocabulary.plans import AskedRange, Request, RequestKind
-from sluice.pipelines.vocabulary.progress import Progress, Reporter
-from sluice.pipelines.vocabulary.ranges import Range
-from sluice.pipelines.vocabulary.receipts import Outcome, SliceFailure
-from sluice.pipelines.vocabulary.units import show_window
+from sluice.pipelines.util.units import show_window
 from sluice.pipelines.watching.watch import view, watch
 from sluice.testing.cluster import MemoryCluster, partition
 from sluice.testing.engine import MemoryEngine

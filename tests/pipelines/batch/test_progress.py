@@ -9,8 +9,8 @@ from unittest.mock import Mock
 import pytest
 
 from sluice.pipelines.batch.progress import report_progress
-from sluice.pipelines.vocabulary.errors import LakeUnavailable
-from sluice.pipelines.vocabulary.progress import Progress
+from sluice.pipelines.errors import LakeUnavailable
+from sluice.pipelines.model.progress import Progress
 from sluice.testing.lake import MemoryLake
 
 PLAN = Mock(slices=())

@@ -16,13 +16,13 @@ from typing import Any
 import pytest
 
 from sluice.pipelines.batch import rounds
+from sluice.pipelines.errors import BatchIncomplete
 from sluice.pipelines.feed.load import load_feed
 from sluice.pipelines.lake.schemas import KeptSchemas
+from sluice.pipelines.model.plans import Request, RequestKind
+from sluice.pipelines.model.registered_schema import AVRO, RegisteredSchema
 from sluice.pipelines.ports import Edges, Job
 from sluice.pipelines.records.format import Format
-from sluice.pipelines.vocabulary.errors import BatchIncomplete
-from sluice.pipelines.vocabulary.plans import Request, RequestKind
-from sluice.pipelines.vocabulary.registered import AVRO, RegisteredSchema
 from sluice.resources import registry
 from sluice.resources.registry import LATE_TRIES, TRIES, writers_of
 from sluice.testing.engine import MemoryEngine

@@ -10,12 +10,12 @@ import pytest
 
 from sluice.pipelines.account.audit import audit
 from sluice.pipelines.account.explain import explain
+from sluice.pipelines.errors import LedgerTooNew, UsageError
 from sluice.pipelines.ledger.entries import PublishEntry
+from sluice.pipelines.model.plans import AskedRange, Request, RequestKind
+from sluice.pipelines.model.receipts import PartKind
 from sluice.pipelines.publishing.files import File, files, one_each
 from sluice.pipelines.rewriting import expiry
-from sluice.pipelines.vocabulary.errors import LedgerTooNew, UsageError
-from sluice.pipelines.vocabulary.plans import AskedRange, Request, RequestKind
-from sluice.pipelines.vocabulary.receipts import PartKind
 from tests.checker.planted import ONE, ZERO, Sound, asked
 
 

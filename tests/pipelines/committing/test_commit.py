@@ -3,6 +3,7 @@
 import pytest
 
 from sluice.pipelines.committing.commit import CommitResult, CommitSettings, CommitStatus, Moved, commit, ways_out
+from sluice.pipelines.errors import CommitFenced, EntriesLost, GroupHeld, GroupMoved, KafkaUnavailable, Unknown
 from sluice.pipelines.feed.sections import CommitMode, OnGroupMoved
 from sluice.pipelines.ledger import Ledger
 from sluice.pipelines.ledger.entries import (
@@ -15,17 +16,9 @@ from sluice.pipelines.ledger.entries import (
     OriginItem,
 )
 from sluice.pipelines.ledger.marks import Mark
+from sluice.pipelines.model.kafka import CommittedOffset, Key, TopicPartition
+from sluice.pipelines.model.ranges import Range
 from sluice.pipelines.ports import Member
-from sluice.pipelines.vocabulary.errors import (
-    CommitFenced,
-    EntriesLost,
-    GroupHeld,
-    GroupMoved,
-    KafkaUnavailable,
-    Unknown,
-)
-from sluice.pipelines.vocabulary.kafka import CommittedOffset, Key, TopicPartition
-from sluice.pipelines.vocabulary.ranges import Range
 from sluice.testing.cluster import MemoryCluster, partition
 from sluice.testing.group import MemoryGroup
 from sluice.testing.lake import MemoryLake

@@ -10,11 +10,11 @@ import pyarrow.parquet as pq
 import pytest
 
 from sluice.pipelines.contract.suite import parse_contract
+from sluice.pipelines.model.plans import Slice
+from sluice.pipelines.model.receipts import Counts, Part, PartKind, Receipt
 from sluice.pipelines.records.shape import Shape
 from sluice.pipelines.schema.schema import parse_schema
 from sluice.pipelines.validation.whole import hold_whole
-from sluice.pipelines.vocabulary.plans import Slice
-from sluice.pipelines.vocabulary.receipts import Counts, Part, PartKind, Receipt
 from sluice.testing.lake import MemoryLake
 
 SQL = ['x"; drop table t; --', "'); drop table t; --", "c0", "select", "$folder", "?", "{0}", "a b", "-- x", "/*"]

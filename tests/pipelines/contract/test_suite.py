@@ -15,9 +15,9 @@ from hypothesis import strategies as st
 
 from sluice.pipelines.contract.expectation import Contract, Severity
 from sluice.pipelines.contract.suite import MAX_BYTES, MOST, ContractError, parse_contract, read_contract, recall
+from sluice.pipelines.errors import FeedError
 from sluice.pipelines.feed.load import load_feed, load_feeds
 from sluice.pipelines.schema.schema import parse_schema
-from sluice.pipelines.vocabulary.errors import FeedError
 
 SCHEMA = parse_schema(
     {

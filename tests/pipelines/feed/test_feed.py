@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from kafka import KafkaAdminClient, KafkaConsumer, KafkaProducer
 from pydantic import BaseModel
 
+from sluice.pipelines.errors import FeedError
 from sluice.pipelines.feed.feed import Feed
 from sluice.pipelines.feed.kafka import CREDENTIALS, KAFKA_OWNED, KafkaSettings
 from sluice.pipelines.feed.load import load_feed, load_feeds
@@ -30,8 +31,7 @@ from sluice.pipelines.feed.sections import (
     StartKind,
 )
 from sluice.pipelines.feed.topics import TopicFilter
-from sluice.pipelines.vocabulary.errors import FeedError
-from sluice.pipelines.vocabulary.kafka import FetchLimits, Isolation
+from sluice.pipelines.model.kafka import FetchLimits, Isolation
 
 SECRET = "hunter2-s3cr3t"
 LEAST: Mapping[str, Any] = {"kafka": {"bootstrap": "127.0.0.1:9092"}, "topics": "orders", "start": "earliest"}

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from sluice.pipelines.errors import FeedError
 from sluice.pipelines.feed.load import load_feed
-from sluice.pipelines.vocabulary.errors import FeedError
 
 FEED = "kafka: {bootstrap: '127.0.0.1:9'}\ntopics: orders\nstart: earliest\n"
 

@@ -8,12 +8,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sluice.pipelines.lake import paths
+from sluice.pipelines.model.plans import Slice
+from sluice.pipelines.model.receipts import PartKind
+from sluice.pipelines.model.topic_names import encode_topic
 from sluice.pipelines.records import landed_columns
 from sluice.pipelines.records.landed_columns import landed_schema
 from sluice.pipelines.schema.schema import SchemaError, parse_schema
-from sluice.pipelines.vocabulary.plans import Slice
-from sluice.pipelines.vocabulary.receipts import PartKind
-from sluice.pipelines.vocabulary.topic_names import encode_topic
 
 HOUR = 3_600_000
 topics = st.text("abAB01._-", min_size=1, max_size=30).filter(lambda t: t not in (".", ".."))

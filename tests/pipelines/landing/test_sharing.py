@@ -12,16 +12,16 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from sluice.pipelines.errors import KafkaUnavailable, OffsetsLost
 from sluice.pipelines.feed.sections import LandingSettings
 from sluice.pipelines.lake import parquet, paths, receipt_files
 from sluice.pipelines.landing import sharing, task
 from sluice.pipelines.landing.proof import prove, receipts_at
 from sluice.pipelines.landing.task import Assignment, Tools, run_task
+from sluice.pipelines.model.kafka import FetchLimits, Isolation, TopicPartition
+from sluice.pipelines.model.plans import Plan, Request, RequestKind, Slice, Task, to_json
+from sluice.pipelines.model.receipts import Outcome, Part, PartKind, Receipt, SliceFailure
 from sluice.pipelines.records.format import RawFormat
-from sluice.pipelines.vocabulary.errors import KafkaUnavailable, OffsetsLost
-from sluice.pipelines.vocabulary.kafka import FetchLimits, Isolation, TopicPartition
-from sluice.pipelines.vocabulary.plans import Plan, Request, RequestKind, Slice, Task, to_json
-from sluice.pipelines.vocabulary.receipts import Outcome, Part, PartKind, Receipt, SliceFailure
 from sluice.resources.lake_local import LocalLake
 from sluice.testing.fetcher import MemoryFetcher
 from sluice.testing.logs import LZ4, Log, LogBatch, LogRecord, log

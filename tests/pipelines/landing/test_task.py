@@ -15,12 +15,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sluice.pipelines.feed.sections import LandingSettings
-from sluice.pipelines.lake import paths
-from sluice.pipelines.landing.task import Assignment, Tools, memory_shares, run_task, salvage
-from sluice.pipelines.records.format import Format, Formatted, RawFormat
-from sluice.pipelines.records.landed_columns import REFUSED
-from sluice.pipelines.vocabulary.errors import (
+from sluice.pipelines.errors import (
     IncarnationChanged,
     KafkaUnavailable,
     LakeFull,
@@ -28,9 +23,14 @@ from sluice.pipelines.vocabulary.errors import (
     OffsetsLost,
     SluiceError,
 )
-from sluice.pipelines.vocabulary.kafka import FetchLimits, Isolation, TopicPartition
-from sluice.pipelines.vocabulary.plans import Slice, Task
-from sluice.pipelines.vocabulary.receipts import Counts, Outcome, PartKind, Receipt, SliceFailure
+from sluice.pipelines.feed.sections import LandingSettings
+from sluice.pipelines.lake import paths
+from sluice.pipelines.landing.task import Assignment, Tools, memory_shares, run_task, salvage
+from sluice.pipelines.model.kafka import FetchLimits, Isolation, TopicPartition
+from sluice.pipelines.model.plans import Slice, Task
+from sluice.pipelines.model.receipts import Counts, Outcome, PartKind, Receipt, SliceFailure
+from sluice.pipelines.records.format import Format, Formatted, RawFormat
+from sluice.pipelines.records.landed_columns import REFUSED
 from sluice.pipelines.watching.timings import ACTIVITIES
 from sluice.resources.lake_local import LocalLake
 from sluice.testing.fetcher import MemoryFetcher

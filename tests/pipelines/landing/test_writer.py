@@ -16,13 +16,13 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from sluice.pipelines.errors import LakeFull, ProofFailed
 from sluice.pipelines.feed.sections import LandingSettings
 from sluice.pipelines.lake import paths
 from sluice.pipelines.landing.writer import MAX_FOLDERS, PartTarget, PartWriter
+from sluice.pipelines.model.plans import Slice
+from sluice.pipelines.model.receipts import Part
 from sluice.pipelines.records.format import HEADERS, RawFormat
-from sluice.pipelines.vocabulary.errors import LakeFull, ProofFailed
-from sluice.pipelines.vocabulary.plans import Slice
-from sluice.pipelines.vocabulary.receipts import Part
 from sluice.resources.lake_local import LocalLake
 
 SLICE = Slice("orders.v1", 3, "topic-id", 100, 10_000)

@@ -25,7 +25,7 @@ from sluice.pipelines.ledger.columns import NONE, packed, unpack, unpacked
 from sluice.pipelines.ledger.entries import Entry, PublishEntry, parse
 from sluice.pipelines.ledger.published import Published
 from sluice.pipelines.ledger.superseded import Superseded
-from sluice.pipelines.vocabulary.ranges import Range
+from sluice.pipelines.model.ranges import Range
 from sluice.testing.lake import MemoryLake
 
 FORMER = json.loads((Path(__file__).parent / "former.json").read_text())

@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sluice.pipelines.account.audit import audit
+from sluice.pipelines.errors import LedgerCorrupt, LedgerTooNew, OwnershipLost, Unknown
 from sluice.pipelines.lake import paths
 from sluice.pipelines.ledger import BatchStatus, Ledger, checkpoint
 from sluice.pipelines.ledger.entries import (
@@ -34,12 +35,11 @@ from sluice.pipelines.ledger.entries import (
     parse,
 )
 from sluice.pipelines.ledger.log import CHECKPOINT_BYTES, CHECKPOINTS_KEPT
+from sluice.pipelines.model.kafka import Isolation, Key
+from sluice.pipelines.model.plans import AskedRange, Plan, Request, RequestKind, Slice, Task
+from sluice.pipelines.model.ranges import Range
+from sluice.pipelines.model.receipts import Counts, Owner, Receipt
 from sluice.pipelines.publishing.publish import publish
-from sluice.pipelines.vocabulary.errors import LedgerCorrupt, LedgerTooNew, OwnershipLost, Unknown
-from sluice.pipelines.vocabulary.kafka import Isolation, Key
-from sluice.pipelines.vocabulary.plans import AskedRange, Plan, Request, RequestKind, Slice, Task
-from sluice.pipelines.vocabulary.ranges import Range
-from sluice.pipelines.vocabulary.receipts import Counts, Owner, Receipt
 from sluice.testing.lake import MemoryLake
 from sluice.testing.liveness import owner
 

@@ -20,12 +20,12 @@ from sluice.pipelines.feed.load import load_feed
 from sluice.pipelines.feed.sections import Layout
 from sluice.pipelines.lake import paths, standing
 from sluice.pipelines.ledger import BatchStatus
+from sluice.pipelines.model.kafka import CommittedOffset, TopicPartition
+from sluice.pipelines.model.plans import Request, RequestKind
 from sluice.pipelines.planning import windows
 from sluice.pipelines.publishing import manifest
 from sluice.pipelines.rewriting.compaction import compact
 from sluice.pipelines.rewriting.expiry import expire
-from sluice.pipelines.vocabulary.kafka import CommittedOffset, TopicPartition
-from sluice.pipelines.vocabulary.plans import Request, RequestKind
 from sluice.testing.liveness import owner
 from sluice.testing.logs import COMMIT
 from tests.pipelines.batch.test_batch import HOUR, PARTITIONS, World, act

@@ -5,11 +5,11 @@ from __future__ import annotations
 import pytest
 
 from sluice.pipelines.account.audit import audit
+from sluice.pipelines.errors import LedgerCorrupt
 from sluice.pipelines.lake import paths
 from sluice.pipelines.ledger import Ledger, log, segments
 from sluice.pipelines.ledger.entries import GapEntry
 from sluice.pipelines.ledger.segments import Segment
-from sluice.pipelines.vocabulary.errors import LedgerCorrupt
 from sluice.testing.lake import MemoryLake
 from tests.pipelines.landed_world import Died, dying
 from tests.pipelines.ledger.test_ledger import a_plan, begun, planned

@@ -9,20 +9,7 @@ import pytest
 
 from sluice.pipelines.account.audit import audit
 from sluice.pipelines.committing.commit import CommitSettings, CommitStatus, commit
-from sluice.pipelines.feed.feed import Feed
-from sluice.pipelines.feed.load import load_feed
-from sluice.pipelines.feed.sections import CommitMode, OnGroupMoved
-from sluice.pipelines.ledger import BatchStatus
-from sluice.pipelines.ledger.entries import KeyRange
-from sluice.pipelines.operating.accept import (
-    Accepted,
-    AcceptEvent,
-    accept_corrupt,
-    accept_log,
-    accept_lost,
-    accept_moved,
-)
-from sluice.pipelines.vocabulary.errors import (
+from sluice.pipelines.errors import (
     BatchIncomplete,
     ClusterChanged,
     GroupMoved,
@@ -33,9 +20,22 @@ from sluice.pipelines.vocabulary.errors import (
     TopicRecreated,
     UsageError,
 )
-from sluice.pipelines.vocabulary.kafka import CommittedOffset, Key, TopicPartition
-from sluice.pipelines.vocabulary.plans import AskedRange, Request, RequestKind
-from sluice.pipelines.vocabulary.ranges import Range
+from sluice.pipelines.feed.feed import Feed
+from sluice.pipelines.feed.load import load_feed
+from sluice.pipelines.feed.sections import CommitMode, OnGroupMoved
+from sluice.pipelines.ledger import BatchStatus
+from sluice.pipelines.ledger.entries import KeyRange
+from sluice.pipelines.model.kafka import CommittedOffset, Key, TopicPartition
+from sluice.pipelines.model.plans import AskedRange, Request, RequestKind
+from sluice.pipelines.model.ranges import Range
+from sluice.pipelines.operating.accept import (
+    Accepted,
+    AcceptEvent,
+    accept_corrupt,
+    accept_log,
+    accept_lost,
+    accept_moved,
+)
 from tests.pipelines.batch.test_batch import HOUR, PARTITIONS, START, World
 
 P0, P1 = PARTITIONS

@@ -12,16 +12,16 @@ import pytest
 from sluice.pipelines.batch.land import land
 from sluice.pipelines.batch.preview import preview
 from sluice.pipelines.batch.result import Landed
+from sluice.pipelines.errors import OffsetsLost, PlanBusy, QuarantineExceeded
 from sluice.pipelines.feed.feed import Feed
 from sluice.pipelines.lake import paths
 from sluice.pipelines.ledger import Batch, BatchStatus
 from sluice.pipelines.ledger.entries import PlanEntry
+from sluice.pipelines.model.kafka import Isolation, Key
+from sluice.pipelines.model.plans import AskedRange, Plan, Request, RequestKind, Slice, Task
+from sluice.pipelines.model.progress import Progress
+from sluice.pipelines.model.receipts import Fate, Met, Outcome, SliceFailure
 from sluice.pipelines.ports import Job
-from sluice.pipelines.vocabulary.errors import OffsetsLost, PlanBusy, QuarantineExceeded
-from sluice.pipelines.vocabulary.kafka import Isolation, Key
-from sluice.pipelines.vocabulary.plans import AskedRange, Plan, Request, RequestKind, Slice, Task
-from sluice.pipelines.vocabulary.progress import Progress
-from sluice.pipelines.vocabulary.receipts import Fate, Met, Outcome, SliceFailure
 from sluice.testing.engine import MemoryEngine
 from sluice.testing.liveness import owner
 from tests.pipelines.batch.test_batch import HOUR, PARTITIONS, START, World, feed

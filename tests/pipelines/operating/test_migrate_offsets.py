@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
+from sluice.pipelines.errors import GroupHeld, Refused
 from sluice.pipelines.feed.sections import OffsetStore
+from sluice.pipelines.model.kafka import CommittedOffset, PartitionState, TopicPartition
 from sluice.pipelines.operating.migrate_offsets import Step, Stores, migrate, plan, refusal
-from sluice.pipelines.vocabulary.errors import GroupHeld, Refused
-from sluice.pipelines.vocabulary.kafka import CommittedOffset, PartitionState, TopicPartition
 from sluice.resources.zookeeper.group import ZooKeeperGroup
 from sluice.testing.group import MemoryGroup
 from sluice.testing.groups import MemoryGroups, member

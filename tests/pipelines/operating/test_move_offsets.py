@@ -10,10 +10,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sluice.pipelines.committing.commit import CommitSettings, CommitStatus, commit
+from sluice.pipelines.errors import CommitFenced, GroupHeld, Refused, UsageError
 from sluice.pipelines.feed.sections import CommitMode, OnGroupMoved
 from sluice.pipelines.ledger import Ledger
 from sluice.pipelines.ledger.entries import KeyRange, LossEntry, MovedEntry, OriginEntry, OriginItem
 from sluice.pipelines.ledger.marks import Beside, Mark, by_hand
+from sluice.pipelines.model.kafka import CommittedOffset, Key, OffsetAtTime, TopicPartition
+from sluice.pipelines.model.ranges import Range
 from sluice.pipelines.operating.move_offsets import (
     Aim,
     Done,
@@ -27,9 +30,6 @@ from sluice.pipelines.operating.move_offsets import (
     stands,
 )
 from sluice.pipelines.operating.offset_file import dump, parse
-from sluice.pipelines.vocabulary.errors import CommitFenced, GroupHeld, Refused, UsageError
-from sluice.pipelines.vocabulary.kafka import CommittedOffset, Key, OffsetAtTime, TopicPartition
-from sluice.pipelines.vocabulary.ranges import Range
 from sluice.testing.cluster import partition
 from sluice.testing.group import MemoryGroup
 from sluice.testing.groups import MemoryGroups, member

@@ -8,19 +8,19 @@ from pathlib import Path
 
 import pytest
 
+from sluice.pipelines.errors import EntriesLost, PlanBusy, UsageError
 from sluice.pipelines.feed.sections import WindowSettings
 from sluice.pipelines.lake import paths
 from sluice.pipelines.ledger import BatchStatus, Ledger
 from sluice.pipelines.ledger.entries import KeyRange, OwnEntry, RetireEntry
+from sluice.pipelines.model.kafka import TopicPartition
+from sluice.pipelines.model.plans import AskedRange, Request, RequestKind, Slice
+from sluice.pipelines.model.ranges import Range
+from sluice.pipelines.model.receipts import Owner, Receipt
 from sluice.pipelines.operating.repair import STALE_MS, Pretended, RepairFinding, RepairKind, RepairTarget, repair
 from sluice.pipelines.ports import Lake
 from sluice.pipelines.publishing.owners import asking
 from sluice.pipelines.publishing.publish import publish
-from sluice.pipelines.vocabulary.errors import EntriesLost, PlanBusy, UsageError
-from sluice.pipelines.vocabulary.kafka import TopicPartition
-from sluice.pipelines.vocabulary.plans import AskedRange, Request, RequestKind, Slice
-from sluice.pipelines.vocabulary.ranges import Range
-from sluice.pipelines.vocabulary.receipts import Owner, Receipt
 from sluice.resources.lake_local import LocalLake
 from sluice.testing.lake import MemoryLake
 from sluice.testing.liveness import MemoryLiveness, owner

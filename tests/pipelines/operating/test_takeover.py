@@ -12,17 +12,17 @@ from sluice.pipelines.account.audit import audit
 from sluice.pipelines.batch.preview import preview
 from sluice.pipelines.batch.result import Skip
 from sluice.pipelines.committing.commit import CommitResult, CommitSettings, CommitStatus, commit
+from sluice.pipelines.errors import ForeignMarks, NothingToAccept, UsageError
 from sluice.pipelines.feed.feed import Feed
 from sluice.pipelines.feed.load import load_feed
 from sluice.pipelines.feed.sections import CommitMode, OnGroupMoved
 from sluice.pipelines.ledger import Ledger, checkpoint
 from sluice.pipelines.ledger.marks import Beside, Mark, by_hand
 from sluice.pipelines.ledger.tip import BEYOND
+from sluice.pipelines.model.kafka import CommittedOffset
+from sluice.pipelines.model.plans import AskedRange, Request, RequestKind
 from sluice.pipelines.operating.accept import Begin, accept_corrupt, accept_group, accept_lost, accept_moved
 from sluice.pipelines.operating.move_offsets import Stands, stands
-from sluice.pipelines.vocabulary.errors import ForeignMarks, NothingToAccept, UsageError
-from sluice.pipelines.vocabulary.kafka import CommittedOffset
-from sluice.pipelines.vocabulary.plans import AskedRange, Request, RequestKind
 from sluice.testing.lake import MemoryLake
 from tests.pipelines.batch.test_batch import HOUR, PARTITIONS, START, World
 from tests.pipelines.operating import test_move_offsets as moving

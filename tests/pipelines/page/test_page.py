@@ -15,11 +15,17 @@ import pyarrow as pa
 import pytest
 
 from sluice.pipelines.contract.suite import parse_contract
+from sluice.pipelines.errors import UsageError
 from sluice.pipelines.feed.sections import LandingSettings
 from sluice.pipelines.lake import paths
 from sluice.pipelines.landing.writer import PartTarget, PartWriter
 from sluice.pipelines.ledger import Ledger
 from sluice.pipelines.ledger.entries import OriginEntry, OriginItem, PlanEntry, SchemaEntry
+from sluice.pipelines.model.kafka import Isolation, Key
+from sluice.pipelines.model.plans import Plan, Request, RequestKind, Slice, Task, to_json
+from sluice.pipelines.model.ranges import Range
+from sluice.pipelines.model.receipts import Counts, Drift, DriftKind, PartKind, Receipt, SliceFailure, Tally
+from sluice.pipelines.model.traffic import BrokerTraffic, Latency, Traffic
 from sluice.pipelines.page import markup, profiles, store
 from sluice.pipelines.page.account import BatchAccount, PartitionLag, account, newest
 from sluice.pipelines.publishing.publish import publish, roll_forward
@@ -29,12 +35,6 @@ from sluice.pipelines.records.shape import Shape
 from sluice.pipelines.schema.schema import parse_schema
 from sluice.pipelines.validation.volume import earlier_rows
 from sluice.pipelines.validation.whole import hold_whole
-from sluice.pipelines.vocabulary.errors import UsageError
-from sluice.pipelines.vocabulary.kafka import Isolation, Key
-from sluice.pipelines.vocabulary.plans import Plan, Request, RequestKind, Slice, Task, to_json
-from sluice.pipelines.vocabulary.ranges import Range
-from sluice.pipelines.vocabulary.receipts import Counts, Drift, DriftKind, PartKind, Receipt, SliceFailure, Tally
-from sluice.pipelines.vocabulary.traffic import BrokerTraffic, Latency, Traffic
 from sluice.testing.lake import MemoryLake
 from sluice.testing.liveness import owner
 from tests.pipelines.landed_world import A, B, World, pieces
@@ -473,7 +473,7 @@ def _profiles(table: pa.Table, wanted: list[str], most: int = 10**6, group: int 
 
 
 def _part(path: str) -> Any:
-    from sluice.pipelines.vocabulary.receipts import Part
+    from sluice.pipelines.model.receipts import Part
 
     return Part(path, PartKind.LANDED, path, path, 0, 0, "")
 

@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from sluice.pipelines.model.kafka import Isolation, TopicPartition
+from sluice.pipelines.model.plans import SEVERAL, Assignor, Plan, Request, RequestKind, Slice
 from sluice.pipelines.planning.assignment import Sizing, compare, range_, round_robin, sticky, tasks, tasks_before
-from sluice.pipelines.vocabulary.kafka import Isolation, TopicPartition
-from sluice.pipelines.vocabulary.plans import SEVERAL, Assignor, Plan, Request, RequestKind, Slice
 
 SIZING = Sizing(slice_bytes=100, task_bytes=100, parallelism=3, max_tasks=64)
 

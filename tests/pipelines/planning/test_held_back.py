@@ -8,8 +8,8 @@ import pytest
 
 from sluice.pipelines.feed.feed import Feed
 from sluice.pipelines.feed.load import load_feed
+from sluice.pipelines.model.kafka import BrokerConfig, Configs, OpenTransaction, PartitionState, TopicPartition
 from sluice.pipelines.planning.held_back import by_partition, held_back, look
-from sluice.pipelines.vocabulary.kafka import BrokerConfig, Configs, OpenTransaction, PartitionState, TopicPartition
 from sluice.testing.cluster import MemoryCluster, partition
 
 NOW = 1_800_000_000_000

@@ -10,15 +10,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from sluice.pipelines.errors import UsageError
 from sluice.pipelines.feed.sections import WindowSettings
 from sluice.pipelines.ledger import State
 from sluice.pipelines.ledger.entries import KeyRange, LossEntry, OriginEntry, OriginItem
+from sluice.pipelines.model.kafka import Isolation, Key, PartitionState, TopicPartition
+from sluice.pipelines.model.plans import SEVERAL, AskedRange, Assignor, Plan, Request, RequestKind, to_json
+from sluice.pipelines.model.ranges import Range, subtract, union
 from sluice.pipelines.planning.assignment import Sizing
 from sluice.pipelines.planning.plan import build, owed_ranges
-from sluice.pipelines.vocabulary.errors import UsageError
-from sluice.pipelines.vocabulary.kafka import Isolation, Key, PartitionState, TopicPartition
-from sluice.pipelines.vocabulary.plans import SEVERAL, AskedRange, Assignor, Plan, Request, RequestKind, to_json
-from sluice.pipelines.vocabulary.ranges import Range, subtract, union
 from sluice.testing.cluster import partition
 from tests.examples import examples
 

@@ -10,9 +10,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from sluice.pipelines.errors import UsageError, WindowHeld
 from sluice.pipelines.feed.sections import WindowSettings
 from sluice.pipelines.ledger import Ledger, State, checkpoint
 from sluice.pipelines.ledger.entries import Boundaries, BoundaryEntry, OriginEntry, OriginItem
+from sluice.pipelines.model.kafka import Key, OffsetAtTime, PartitionState, TopicPartition
+from sluice.pipelines.model.plans import Request, RequestKind
+from sluice.pipelines.model.ranges import Range
 from sluice.pipelines.planning.plan import owed_ranges
 from sluice.pipelines.planning.windows import (
     LISTED,
@@ -27,10 +31,6 @@ from sluice.pipelines.planning.windows import (
     pieces,
     range_of,
 )
-from sluice.pipelines.vocabulary.errors import UsageError, WindowHeld
-from sluice.pipelines.vocabulary.kafka import Key, OffsetAtTime, PartitionState, TopicPartition
-from sluice.pipelines.vocabulary.plans import Request, RequestKind
-from sluice.pipelines.vocabulary.ranges import Range
 from sluice.testing.cluster import MemoryCluster, partition
 from sluice.testing.lake import MemoryLake
 from tests.examples import examples

@@ -17,6 +17,7 @@ from sluice.pipelines.account.strict import strict
 from sluice.pipelines.batch.preview import preview
 from sluice.pipelines.batch.survey import survey
 from sluice.pipelines.committing.commit import CommitSettings, commit
+from sluice.pipelines.errors import EntriesLost, LedgerCorrupt, NothingToAccept, OffsetsLost, PlanBusy
 from sluice.pipelines.feed.sections import CommitMode, OnLoss
 from sluice.pipelines.lake import paths
 from sluice.pipelines.ledger import checkpoint
@@ -24,7 +25,6 @@ from sluice.pipelines.ledger.entries import CommitEntry, GapEntry, dump
 from sluice.pipelines.ledger.tip import Tip
 from sluice.pipelines.operating.accept import accept_ledger
 from sluice.pipelines.operating.repair import RepairTarget, repair
-from sluice.pipelines.vocabulary.errors import EntriesLost, LedgerCorrupt, NothingToAccept, OffsetsLost, PlanBusy
 from sluice.testing.logs import COMMIT
 from tests.model.explore import Scenario, feed_of
 from tests.model.programs import CATCH_UP, as_one, program

@@ -7,10 +7,10 @@ import contextlib
 from sluice.pipelines.lake import paths
 from sluice.pipelines.ledger import Ledger
 from sluice.pipelines.ledger.entries import AbandonEntry, OriginEntry, OriginItem, PlanEntry
+from sluice.pipelines.model.kafka import Isolation, Key
+from sluice.pipelines.model.plans import Plan, Request, RequestKind, Slice, Task
+from sluice.pipelines.model.receipts import Counts, Part, PartKind, Receipt
 from sluice.pipelines.publishing.publish import abandon, publish, roll_forward, roll_forward_own
-from sluice.pipelines.vocabulary.kafka import Isolation, Key
-from sluice.pipelines.vocabulary.plans import Plan, Request, RequestKind, Slice, Task
-from sluice.pipelines.vocabulary.receipts import Counts, Part, PartKind, Receipt
 from sluice.testing.lake import MemoryLake
 from sluice.testing.liveness import owner
 

@@ -20,6 +20,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sluice.pipelines.committing.commit import CommitResult, CommitSettings, CommitStatus, commit
+from sluice.pipelines.errors import (
+    CommitFenced,
+    EntriesLost,
+    FeedError,
+    GroupHeld,
+    GroupMoved,
+    LakeUnavailable,
+    ProofFailed,
+    UnknownTopic,
+)
 from sluice.pipelines.feed.feed import Feed
 from sluice.pipelines.feed.load import load_feed
 from sluice.pipelines.feed.sections import CommitMode, OnGroupMoved
@@ -34,23 +44,13 @@ from sluice.pipelines.ledger.entries import (
     RetireEntry,
 )
 from sluice.pipelines.ledger.marks import Mark
+from sluice.pipelines.model.kafka import CommittedOffset, Isolation, Key
+from sluice.pipelines.model.plans import Plan, Request, RequestKind, Slice, Task
+from sluice.pipelines.model.ranges import Range
+from sluice.pipelines.model.receipts import Counts, Part, PartKind, Receipt
 from sluice.pipelines.ports import Letter, Member
 from sluice.pipelines.quarantine.letters import Outlet, owed_letters
 from sluice.pipelines.records.landed_columns import QUARANTINED
-from sluice.pipelines.vocabulary.errors import (
-    CommitFenced,
-    EntriesLost,
-    FeedError,
-    GroupHeld,
-    GroupMoved,
-    LakeUnavailable,
-    ProofFailed,
-    UnknownTopic,
-)
-from sluice.pipelines.vocabulary.kafka import CommittedOffset, Isolation, Key
-from sluice.pipelines.vocabulary.plans import Plan, Request, RequestKind, Slice, Task
-from sluice.pipelines.vocabulary.ranges import Range
-from sluice.pipelines.vocabulary.receipts import Counts, Part, PartKind, Receipt
 from sluice.testing.group import MemoryGroup
 from sluice.testing.lake import MemoryLake
 from sluice.testing.liveness import owner

@@ -11,16 +11,16 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from sluice.pipelines.errors import QuarantineExceeded
 from sluice.pipelines.feed.sections import LandingSettings, OnUndecodable, Policies, QuarantineLimit
 from sluice.pipelines.landing.proof import prove
 from sluice.pipelines.landing.task import Assignment, Tools, run_task
+from sluice.pipelines.model.kafka import FetchLimits, Isolation, TopicPartition
+from sluice.pipelines.model.plans import Plan, Request, RequestKind, Slice, Task
+from sluice.pipelines.model.receipts import Counts, PartKind, Receipt
 from sluice.pipelines.quarantine.limit import MOST_FAULTS, check_quarantine, faults_of
 from sluice.pipelines.records.typed.format import JsonFormat
 from sluice.pipelines.schema.schema import parse_schema
-from sluice.pipelines.vocabulary.errors import QuarantineExceeded
-from sluice.pipelines.vocabulary.kafka import FetchLimits, Isolation, TopicPartition
-from sluice.pipelines.vocabulary.plans import Plan, Request, RequestKind, Slice, Task
-from sluice.pipelines.vocabulary.receipts import Counts, PartKind, Receipt
 from sluice.resources.lake_local import LocalLake
 from sluice.testing.fetcher import MemoryFetcher
 from sluice.testing.logs import LZ4, LogBatch, LogRecord, log

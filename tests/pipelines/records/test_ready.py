@@ -13,8 +13,8 @@ from typing import Any
 
 import pytest
 
+from sluice.pipelines.model.progress import Progress
 from sluice.pipelines.records import ready
-from sluice.pipelines.vocabulary.progress import Progress
 
 PIPELINES = Path(ready.__file__).parent
 QUICK = "checked.forms"

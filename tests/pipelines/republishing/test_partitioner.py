@@ -9,9 +9,9 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
+from sluice.pipelines.errors import UsageError
 from sluice.pipelines.records.format import TO_SEND
 from sluice.pipelines.republishing.partitioner import Partitioner, load
-from sluice.pipelines.vocabulary.errors import UsageError
 
 ROWS = pa.RecordBatch.from_pylist(
     [{"key": b"%d" % n, "value": None, "timestamp": n, "headers": None} for n in range(4)], schema=TO_SEND

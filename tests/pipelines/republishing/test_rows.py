@@ -9,11 +9,11 @@ import pyarrow as pa
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from sluice.pipelines.model.ranges import Range
 from sluice.pipelines.records.format import HEADERS
 from sluice.pipelines.republishing.plan import PIECE, Republish, Source, Wishes, pieces
 from sluice.pipelines.republishing.rows import Cursor, with_coordinates
 from sluice.pipelines.schema.arrays import int64s
-from sluice.pipelines.vocabulary.ranges import Range
 from tests.examples import examples
 
 SOURCE = Source("orders", 3, "id", (Range(0, 100),))

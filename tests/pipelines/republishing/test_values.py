@@ -13,6 +13,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from sluice.pipelines.errors import Refused, UsageError
+from sluice.pipelines.model.receipts import PartKind
 from sluice.pipelines.records.json_schema.reader import JsonSchemaReader
 from sluice.pipelines.records.shape import Shape
 from sluice.pipelines.records.wire import WireFormat
@@ -20,8 +22,6 @@ from sluice.pipelines.records.writing import NotWritable
 from sluice.pipelines.republishing.plan import Wishes
 from sluice.pipelines.republishing.values import check_schema, check_sendable, json_values, typed_values
 from sluice.pipelines.schema.schema import EXTRA, Schema, parse_schema
-from sluice.pipelines.vocabulary.errors import Refused, UsageError
-from sluice.pipelines.vocabulary.receipts import PartKind
 from tests.examples import examples
 from tests.pipelines.records.avro import rows as avro
 from tests.pipelines.records.avro.test_properties import RECORDS, values

@@ -7,9 +7,9 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 
+from sluice.pipelines.errors import UsageError
 from sluice.pipelines.republishing import where
 from sluice.pipelines.republishing.where import Condition
-from sluice.pipelines.vocabulary.errors import UsageError
 
 SCHEMA = pa.schema(
     [

@@ -21,21 +21,21 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sluice.pipelines.account.explain import Class, explain
+from sluice.pipelines.errors import Failed, LakeUnavailable, OwnershipLost, PlanBusy, ProofFailed
 from sluice.pipelines.feed.feed import Feed
 from sluice.pipelines.feed.sections import CompactionSettings
 from sluice.pipelines.lake import paths
 from sluice.pipelines.landing.writer import PartWriter
 from sluice.pipelines.ledger.entries import Boundaries, BoundaryEntry
+from sluice.pipelines.model.plans import Plan, RequestKind
+from sluice.pipelines.model.progress import Progress
+from sluice.pipelines.model.receipts import Counts, Fate, Life, Part, PartKind, Receipt
 from sluice.pipelines.publishing import files as reading
 from sluice.pipelines.publishing.publish import abandon, publish, roll_forward
 from sluice.pipelines.records.landed_columns import quarantine_rows
 from sluice.pipelines.records.shape import Shape
 from sluice.pipelines.rewriting import compaction, merging, rewriting
 from sluice.pipelines.rewriting.compaction import Compacted, compact, find, foresee_compaction
-from sluice.pipelines.vocabulary.errors import Failed, LakeUnavailable, OwnershipLost, PlanBusy, ProofFailed
-from sluice.pipelines.vocabulary.plans import Plan, RequestKind
-from sluice.pipelines.vocabulary.progress import Progress
-from sluice.pipelines.vocabulary.receipts import Counts, Fate, Life, Part, PartKind, Receipt
 from sluice.testing.lake import MemoryLake
 from sluice.testing.liveness import owner
 from tests.examples import examples

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from sluice.pipelines.account.explain import Class, explain
+from sluice.pipelines.errors import PlanBusy, UsageError, WindowIncomplete, WindowRetired
 from sluice.pipelines.lake import paths
 from sluice.pipelines.ledger import BatchStatus, Ledger
 from sluice.pipelines.ledger.entries import (
@@ -20,15 +21,14 @@ from sluice.pipelines.ledger.entries import (
     OriginItem,
     RetireEntry,
 )
+from sluice.pipelines.model.kafka import Key
+from sluice.pipelines.model.plans import RequestKind
+from sluice.pipelines.model.receipts import PartKind
 from sluice.pipelines.planning import windows
 from sluice.pipelines.publishing import manifest
 from sluice.pipelines.publishing.publish import abandon, publish, roll_forward
 from sluice.pipelines.rewriting import expiry
 from sluice.pipelines.rewriting.expiry import Retired, expire, look, remove_retired
-from sluice.pipelines.vocabulary.errors import PlanBusy, UsageError, WindowIncomplete, WindowRetired
-from sluice.pipelines.vocabulary.kafka import Key
-from sluice.pipelines.vocabulary.plans import RequestKind
-from sluice.pipelines.vocabulary.receipts import PartKind
 from sluice.testing.lake import MemoryLake
 from sluice.testing.liveness import owner
 from tests.pipelines.landed_world import HOUR, START, A, B, Died, World, dying, pieces

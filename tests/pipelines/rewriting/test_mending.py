@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from sluice.pipelines.errors import UsageError
 from sluice.pipelines.rewriting.mending import Record, load
-from sluice.pipelines.vocabulary.errors import UsageError
 
 RECORD = Record(b"k", b"v", (), "orders", 0, 7, None, "schema", "missing", "id", "is missing", None)
 

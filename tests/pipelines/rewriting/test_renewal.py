@@ -9,9 +9,9 @@ import pytest
 pytest.importorskip("pyiceberg")
 
 from sluice.pipelines.landing import encoding
+from sluice.pipelines.model.receipts import PartKind
 from sluice.pipelines.rewriting.renewal import renew
 from sluice.pipelines.tables.check import comparison
-from sluice.pipelines.vocabulary.receipts import PartKind
 from sluice.testing.liveness import owner
 from tests.pipelines.landed_world import A, B, pieces
 from tests.pipelines.tables.worlds import IcebergWorld

@@ -19,9 +19,13 @@ import pytest
 
 from sluice.pipelines.account.audit import audit, live_receipts
 from sluice.pipelines.account.explain import Class, explain
+from sluice.pipelines.errors import LakeUnavailable, PartUnreadable, PlanBusy, ProofFailed, SchemaChanged
 from sluice.pipelines.feed.load import load_feed
 from sluice.pipelines.lake import paths
 from sluice.pipelines.ledger import BatchStatus
+from sluice.pipelines.model.plans import RequestKind
+from sluice.pipelines.model.ranges import Range
+from sluice.pipelines.model.receipts import Counts, Drift, DriftKind, PartKind, Receipt
 from sluice.pipelines.planning.shapes import declare
 from sluice.pipelines.publishing import files as reading
 from sluice.pipelines.publishing.publish import publish, roll_forward
@@ -32,10 +36,6 @@ from sluice.pipelines.rewriting import candidates, sorter
 from sluice.pipelines.rewriting.candidates import find
 from sluice.pipelines.rewriting.mending import Mender, Record
 from sluice.pipelines.rewriting.replay import Replayed, foresee_replay, replay
-from sluice.pipelines.vocabulary.errors import LakeUnavailable, PartUnreadable, PlanBusy, ProofFailed, SchemaChanged
-from sluice.pipelines.vocabulary.plans import RequestKind
-from sluice.pipelines.vocabulary.ranges import Range
-from sluice.pipelines.vocabulary.receipts import Counts, Drift, DriftKind, PartKind, Receipt
 from sluice.testing.liveness import owner
 from tests.pipelines.landed_world import FEED, HOUR, START, A, B, Died, World, decoded, dying, pieces
 

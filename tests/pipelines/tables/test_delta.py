@@ -17,17 +17,11 @@ pytest.importorskip("deltalake")
 from deltalake import DeltaTable, QueryBuilder, Schema
 from deltalake.transaction import AddAction
 
+from sluice.pipelines.errors import CatalogUnavailable, PartUnreadable, TableDiffers, TableMoved, TableRefused
+from sluice.pipelines.model.tables import TableChange, TableOperation
 from sluice.pipelines.ports import Lake
 from sluice.pipelines.schema.schema import arrow_type
 from sluice.pipelines.schema.wider import parse_type
-from sluice.pipelines.vocabulary.errors import (
-    CatalogUnavailable,
-    PartUnreadable,
-    TableDiffers,
-    TableMoved,
-    TableRefused,
-)
-from sluice.pipelines.vocabulary.tables import TableChange, TableOperation
 from sluice.resources.lake_local import LocalLake
 from sluice.resources.s3.lake import S3Lake
 from sluice.resources.tables.delta import DeltaLakeTable

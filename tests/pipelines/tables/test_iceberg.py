@@ -16,8 +16,8 @@ pytest.importorskip("pyiceberg")
 from pyiceberg.catalog import load_catalog
 from pyiceberg.expressions import EqualTo, GreaterThanOrEqual, In, IsNull, LessThanOrEqual
 
-from sluice.pipelines.vocabulary.errors import PartUnreadable, TableRefused
-from sluice.pipelines.vocabulary.tables import TableChange, TableOperation
+from sluice.pipelines.errors import PartUnreadable, TableRefused
+from sluice.pipelines.model.tables import TableChange, TableOperation
 from sluice.resources.lake_local import LocalLake
 from sluice.resources.tables.iceberg import IcebergTable
 from sluice.resources.tables.outcomes import Outcomes

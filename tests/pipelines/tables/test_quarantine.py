@@ -9,6 +9,8 @@ import duckdb
 import pyarrow as pa
 import pytest
 
+from sluice.pipelines.errors import TableDiffers
+from sluice.pipelines.model.receipts import PartKind
 from sluice.pipelines.records.format import RawFormat
 from sluice.pipelines.records.landed_columns import QUARANTINED
 from sluice.pipelines.rewriting.expiry import expire
@@ -16,8 +18,6 @@ from sluice.pipelines.schema.schema import arrow_type
 from sluice.pipelines.schema.wider import QUARANTINED_TYPES, RAW_TYPES, parse_type
 from sluice.pipelines.tables.check import compare
 from sluice.pipelines.tables.sync import Synced, sync
-from sluice.pipelines.vocabulary.errors import TableDiffers
-from sluice.pipelines.vocabulary.receipts import PartKind
 from sluice.resources.edges import open_tables
 from tests.pipelines.landed_world import HOUR, START, A, B, pieces
 from tests.pipelines.tables.worlds import DeltaWorld, IcebergWorld, TableWorld

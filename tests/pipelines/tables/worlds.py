@@ -12,11 +12,11 @@ import pyarrow.parquet as pq
 
 from sluice.pipelines.account.audit import AuditReport, audit
 from sluice.pipelines.lake.paths import is_table_log
+from sluice.pipelines.model.receipts import PartKind
 from sluice.pipelines.ports import Table
 from sluice.pipelines.publishing import files
 from sluice.pipelines.tables.check import compare
 from sluice.pipelines.tables.sync import Synced, sync
-from sluice.pipelines.vocabulary.receipts import PartKind
 from sluice.resources.edges import open_table
 from sluice.resources.lake_local import LocalLake
 from tests.pipelines.landed_world import HOUR, START, World

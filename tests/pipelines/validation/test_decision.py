@@ -14,16 +14,16 @@ import pytest
 from sluice.pipelines.account.audit import audit
 from sluice.pipelines.batch.result import BatchResult
 from sluice.pipelines.contract.results import ExpectationOutcome, Result, contract_results, enough
+from sluice.pipelines.errors import ContractBroken, QuarantineExceeded
 from sluice.pipelines.feed.feed import Feed
 from sluice.pipelines.feed.load import load_feed
 from sluice.pipelines.ledger.entries import CommitEntry, PublishEntry
+from sluice.pipelines.model.plans import Request, RequestKind, Slice
+from sluice.pipelines.model.receipts import Counts, Receipt, Tally
 from sluice.pipelines.ports import Edges
 from sluice.pipelines.records.shape import RAW
 from sluice.pipelines.validation.decision import check_contract
 from sluice.pipelines.validation.volume import earlier_rows
-from sluice.pipelines.vocabulary.errors import ContractBroken, QuarantineExceeded
-from sluice.pipelines.vocabulary.plans import Request, RequestKind, Slice
-from sluice.pipelines.vocabulary.receipts import Counts, Receipt, Tally
 from sluice.testing.engine import MemoryEngine
 from sluice.testing.fetcher import MemoryFetcher
 from sluice.testing.logs import LogBatch, LogRecord

@@ -17,19 +17,19 @@ from sluice.pipelines.account.rescan import rescan
 from sluice.pipelines.batch.land import land
 from sluice.pipelines.batch.preview import preview
 from sluice.pipelines.batch.result import Landed
+from sluice.pipelines.errors import FeedError, SchemaChanged, SchemaDrifted
 from sluice.pipelines.feed.feed import Feed
 from sluice.pipelines.feed.load import load_feed
 from sluice.pipelines.ledger import Ledger, State, checkpoint
 from sluice.pipelines.ledger.entries import SchemaEntry
+from sluice.pipelines.model.plans import Request, RequestKind, Slice
+from sluice.pipelines.model.receipts import Counts, Drift, DriftKind, PartKind, Receipt
 from sluice.pipelines.planning.shapes import declare, effective_shape, evolve, evolve_schema
 from sluice.pipelines.ports import Edges
 from sluice.pipelines.records.typed.typer import PieceBuilder
 from sluice.pipelines.schema.schema import Kind, Type, arrow_type, parse_schema
 from sluice.pipelines.schema.wider import holds, join, join_texts, parse_type
 from sluice.pipelines.validation.drift import MOST_FIELDS, OTHERS, Drifts, check_drift, drift_of
-from sluice.pipelines.vocabulary.errors import FeedError, SchemaChanged, SchemaDrifted
-from sluice.pipelines.vocabulary.plans import Request, RequestKind, Slice
-from sluice.pipelines.vocabulary.receipts import Counts, Drift, DriftKind, PartKind, Receipt
 from sluice.resources import reading
 from sluice.resources.lake_local import LocalLake
 from sluice.resources.spark import parts, types

@@ -27,12 +27,12 @@ from hypothesis import strategies as st
 from sluice.pipelines.contract.catalogue import ENTRIES, Scope
 from sluice.pipelines.contract.results import Result
 from sluice.pipelines.contract.suite import parse_contract
+from sluice.pipelines.errors import LakeUnavailable
+from sluice.pipelines.model.plans import Slice
+from sluice.pipelines.model.receipts import Counts, Part, PartKind, Receipt
 from sluice.pipelines.records.shape import RAW, Shape
 from sluice.pipelines.schema.schema import parse_schema
 from sluice.pipelines.validation.whole import DECIDED, NO_ROWS, hold_whole
-from sluice.pipelines.vocabulary.errors import LakeUnavailable
-from sluice.pipelines.vocabulary.plans import Slice
-from sluice.pipelines.vocabulary.receipts import Counts, Part, PartKind, Receipt
 from sluice.testing.lake import MemoryLake
 from tests.examples import examples
 
@@ -430,7 +430,7 @@ import numpy as np, pyarrow as pa, pyarrow.compute as pc, pyarrow.parquet as pq
 from sluice.testing.lake import MemoryLake
 from tests.pipelines.validation.test_whole import shape
 from sluice.pipelines.validation.whole import hold_whole
-from sluice.pipelines.vocabulary.receipts import Counts, Part, PartKind, Receipt, Slice
+from sluice.pipelines.model.receipts import Counts, Part, PartKind, Receipt, Slice
 lake, receipts, rows = MemoryLake(), [], 100_000
 asked = shape(
     ("expect_column_values_to_be_unique", {"column": "s"}),

@@ -20,11 +20,11 @@ from sluice.pipelines.ledger.entries import (
     PublishEntry,
     SkipEntry,
 )
-from sluice.pipelines.vocabulary.kafka import BrokerConfig, Key, OffsetAtTime, TopicConfig, TopicPartition
-from sluice.pipelines.vocabulary.plans import Request, RequestKind, Slice
-from sluice.pipelines.vocabulary.ranges import Range
-from sluice.pipelines.vocabulary.receipts import Counts, Receipt
-from sluice.pipelines.vocabulary.units import show_about
+from sluice.pipelines.model.kafka import BrokerConfig, Key, OffsetAtTime, TopicConfig, TopicPartition
+from sluice.pipelines.model.plans import Request, RequestKind, Slice
+from sluice.pipelines.model.ranges import Range
+from sluice.pipelines.model.receipts import Counts, Receipt
+from sluice.pipelines.util.units import show_about
 from sluice.pipelines.watching import forecast, outlook
 from sluice.pipelines.watching.forecast import Backlog, BatchPace
 from sluice.testing.cluster import MemoryCluster, partition

@@ -7,8 +7,8 @@ from itertools import pairwise, product
 
 import pytest
 
-from sluice.pipelines.vocabulary.groups import Broker, GroupMember, GroupState, GroupView
-from sluice.pipelines.vocabulary.kafka import TopicPartition
+from sluice.pipelines.model.consumer_groups import Broker, GroupMember, GroupState, GroupView
+from sluice.pipelines.model.kafka import TopicPartition
 from sluice.pipelines.watching.group_changes import PREDECESSORS, changes, way
 
 HERE = Broker(1, "127.0.0.1:9092")

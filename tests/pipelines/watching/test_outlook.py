@@ -6,7 +6,7 @@ from pathlib import Path
 
 from sluice.pipelines.committing.commit import CommitSettings, commit
 from sluice.pipelines.feed.sections import CommitMode, OffsetSettings, OffsetStore, OnGroupMoved
-from sluice.pipelines.vocabulary.kafka import BrokerConfig, Configs
+from sluice.pipelines.model.kafka import BrokerConfig, Configs
 from sluice.pipelines.watching.outlook import look_ahead
 from sluice.testing.cluster import MemoryCluster
 from sluice.testing.group import MemoryGroup

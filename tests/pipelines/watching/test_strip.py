@@ -14,8 +14,8 @@ from sluice.pipelines.ledger.entries import (
     OriginItem,
     SkipEntry,
 )
-from sluice.pipelines.vocabulary.kafka import Key, OpenTransaction
-from sluice.pipelines.vocabulary.ranges import Range
+from sluice.pipelines.model.kafka import Key, OpenTransaction
+from sluice.pipelines.model.ranges import Range
 from sluice.pipelines.watching.standing import Standing
 from sluice.pipelines.watching.strip import OutsideFacts, last_windows, standing, standings
 

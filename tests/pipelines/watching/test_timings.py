@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from sluice.pipelines.vocabulary.kafka import Isolation
-from sluice.pipelines.vocabulary.plans import Plan, Request, RequestKind, Slice, Task
-from sluice.pipelines.vocabulary.receipts import Counts, Receipt
+from sluice.pipelines.model.kafka import Isolation
+from sluice.pipelines.model.plans import Plan, Request, RequestKind, Slice, Task
+from sluice.pipelines.model.receipts import Counts, Receipt
 from sluice.pipelines.watching.timings import ACTIVITIES, Spent, by_task, spent
 
 SLICES = tuple(Slice("orders", p, "id", 0, 100) for p in range(3))

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from sluice.pipelines.vocabulary.plans import Slice
-from sluice.pipelines.vocabulary.receipts import Counts, Receipt
-from sluice.pipelines.vocabulary.traffic import BrokerTraffic, Latency, TaskTraffic, Traffic
+from sluice.pipelines.model.plans import Slice
+from sluice.pipelines.model.receipts import Counts, Receipt
+from sluice.pipelines.model.traffic import BrokerTraffic, Latency, TaskTraffic, Traffic
 from sluice.pipelines.watching.traffic import TopicTraffic, by_topic, notable, traffic_of
 
 

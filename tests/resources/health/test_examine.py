@@ -5,8 +5,8 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterator
 
-from sluice.pipelines.vocabulary.errors import KafkaUnavailable
-from sluice.pipelines.vocabulary.health import Diagnosis, Health, failed, ok
+from sluice.pipelines.errors import KafkaUnavailable
+from sluice.pipelines.model.health import Diagnosis, Health, failed, ok
 from sluice.resources.health.examine import Check, examine
 
 

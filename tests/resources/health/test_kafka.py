@@ -9,10 +9,10 @@ from typing import Any, cast
 import pytest
 from kafka.errors import TopicAuthorizationFailedError
 
+from sluice.pipelines.errors import KafkaUnavailable, NotAuthorized
 from sluice.pipelines.feed.feed import Feed
-from sluice.pipelines.vocabulary.errors import KafkaUnavailable, NotAuthorized
-from sluice.pipelines.vocabulary.groups import Broker
-from sluice.pipelines.vocabulary.health import Health
+from sluice.pipelines.model.consumer_groups import Broker
+from sluice.pipelines.model.health import Health
 from sluice.resources.health import kafka
 from sluice.resources.health.kafka import Cluster, OneFeed
 from sluice.resources.kafka.visit import KafkaVisit

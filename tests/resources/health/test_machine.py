@@ -10,7 +10,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from sluice.pipelines.vocabulary.health import Health
+from sluice.pipelines.model.health import Health
 from sluice.resources.health import machine
 from sluice.resources.health.examine import examine
 

@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
+from sluice.pipelines.errors import SetupError
 from sluice.pipelines.feed.feed import Feed
-from sluice.pipelines.vocabulary.errors import SetupError
-from sluice.pipelines.vocabulary.health import Diagnosis, Health
+from sluice.pipelines.model.health import Diagnosis, Health
 from sluice.resources.health.spark import examine_spark
 from sluice.resources.spark.engine import SparkEngine
 from sluice.resources.spark.preflight import Answer, Finding, Preflight

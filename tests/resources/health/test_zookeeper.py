@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
+from sluice.pipelines.errors import ZooKeeperUnavailable
 from sluice.pipelines.feed.feed import Feed
-from sluice.pipelines.vocabulary.errors import ZooKeeperUnavailable
-from sluice.pipelines.vocabulary.health import Health
+from sluice.pipelines.model.health import Health
 from sluice.resources.health.zookeeper import examine_offsets
 from sluice.resources.zookeeper import tree
 from tests.zookeepers import LocalZooKeeper

@@ -13,7 +13,7 @@ from typing import Any
 
 from kafka.errors import OffsetOutOfRangeError
 
-from sluice.pipelines.vocabulary.kafka import TopicPartition
+from sluice.pipelines.model.kafka import TopicPartition
 from sluice.resources.kafka.cluster import KafkaCluster
 from sluice.resources.kafka.messages import ClusterView, FetchAnswer, FetchPart, Leadership, printed_id
 from sluice.resources.kafka.settings import KafkaAddress

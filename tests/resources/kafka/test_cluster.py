@@ -8,8 +8,8 @@ from random import Random
 
 import pytest
 
-from sluice.pipelines.vocabulary.errors import KafkaUnavailable, NotAuthorized, UnknownTopic
-from sluice.pipelines.vocabulary.kafka import Isolation, OffsetAtTime, TopicPartition
+from sluice.pipelines.errors import KafkaUnavailable, NotAuthorized, UnknownTopic
+from sluice.pipelines.model.kafka import Isolation, OffsetAtTime, TopicPartition
 from sluice.resources.kafka.cluster import KafkaCluster
 from sluice.resources.kafka.settings import KafkaAddress
 from tests.resources.kafka.tools import (

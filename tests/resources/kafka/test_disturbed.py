@@ -12,11 +12,11 @@ import pyarrow as pa
 import pytest
 from kafka.admin import ACL, ACLOperation, ACLPermissionType, ResourcePattern, ResourceType
 
+from sluice.pipelines.errors import FeedError, KafkaUnavailable, NotAuthorized, Unknown
 from sluice.pipelines.feed.kafka import KafkaSettings
+from sluice.pipelines.model.kafka import CommittedOffset, FetchLimits, Isolation, TopicPartition
 from sluice.pipelines.ports import FetchFailed, Letter
 from sluice.pipelines.records.encode import TO_SEND, Accumulator
-from sluice.pipelines.vocabulary.errors import FeedError, KafkaUnavailable, NotAuthorized, Unknown
-from sluice.pipelines.vocabulary.kafka import CommittedOffset, FetchLimits, Isolation, TopicPartition
 from sluice.resources.kafka.cluster import KafkaCluster
 from sluice.resources.kafka.fetch import KafkaFetcher
 from sluice.resources.kafka.group import KafkaGroup

@@ -12,10 +12,10 @@ import pytest
 from kafka import TopicPartition as Plain
 from kafka.errors import KafkaConnectionError
 
+from sluice.pipelines.errors import KafkaUnavailable, LogTruncated, OffsetsLost, TopicRecreated, UnknownTopic
+from sluice.pipelines.model.kafka import FetchLimits, Isolation
+from sluice.pipelines.model.plans import Slice
 from sluice.pipelines.ports import Fetched, FetchFailed
-from sluice.pipelines.vocabulary.errors import KafkaUnavailable, LogTruncated, OffsetsLost, TopicRecreated, UnknownTopic
-from sluice.pipelines.vocabulary.kafka import FetchLimits, Isolation
-from sluice.pipelines.vocabulary.plans import Slice
 from sluice.pipelines.watching.traffic import notable
 from sluice.resources.kafka import messages
 from sluice.resources.kafka.fetch import KafkaFetcher

@@ -11,8 +11,8 @@ import pytest
 from kafka import KafkaConsumer, KafkaProducer, OffsetAndMetadata
 from kafka import TopicPartition as Plain
 
-from sluice.pipelines.vocabulary.errors import CommitFenced, GroupHeld, KafkaUnavailable, ProofFailed, UsageError
-from sluice.pipelines.vocabulary.kafka import CommittedOffset, TopicPartition
+from sluice.pipelines.errors import CommitFenced, GroupHeld, KafkaUnavailable, ProofFailed, UsageError
+from sluice.pipelines.model.kafka import CommittedOffset, TopicPartition
 from sluice.resources.kafka.failures import NotReached
 from sluice.resources.kafka.group import KafkaGroup, _Heart
 from sluice.resources.kafka.group_messages import Seat

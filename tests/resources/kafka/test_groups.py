@@ -14,9 +14,9 @@ from kafka import KafkaConsumer, OffsetAndMetadata
 from kafka import TopicPartition as Plain
 from kafka.protocol.consumer.metadata import ConsumerProtocolAssignment
 
-from sluice.pipelines.vocabulary.errors import GroupHeld, KafkaUnavailable
-from sluice.pipelines.vocabulary.groups import GroupState
-from sluice.pipelines.vocabulary.kafka import CommittedOffset, TopicPartition
+from sluice.pipelines.errors import GroupHeld, KafkaUnavailable
+from sluice.pipelines.model.consumer_groups import GroupState
+from sluice.pipelines.model.kafka import CommittedOffset, TopicPartition
 from sluice.resources.kafka import groups_messages
 from sluice.resources.kafka.groups import KafkaGroups
 from sluice.resources.kafka.settings import KafkaAddress

@@ -12,7 +12,7 @@ from kafka.protocol.admin import DescribeConfigsResponse
 from kafka.protocol.consumer import FetchResponse
 from kafka.protocol.producer import ProduceRequest
 
-from sluice.pipelines.vocabulary.kafka import BrokerConfig, TopicConfig, TopicPartition
+from sluice.pipelines.model.kafka import BrokerConfig, TopicConfig, TopicPartition
 from sluice.resources.kafka import messages
 from sluice.resources.kafka.group_messages import ProducerId, ask_produce
 from sluice.resources.kafka.messages import FetchPart

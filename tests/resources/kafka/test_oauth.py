@@ -21,8 +21,8 @@ from cryptography.hazmat.primitives import hashes
 from cryptography.hazmat.primitives.asymmetric import padding, rsa
 from pydantic import SecretStr
 
+from sluice.pipelines.errors import FeedError, KafkaUnavailable, NotAuthorized, SluiceError
 from sluice.pipelines.feed.kafka import KafkaSettings
-from sluice.pipelines.vocabulary.errors import FeedError, KafkaUnavailable, NotAuthorized, SluiceError
 from sluice.resources.kafka import oauth
 from sluice.resources.kafka.cluster import KafkaCluster
 from sluice.resources.kafka.oauth import ClientCredentials

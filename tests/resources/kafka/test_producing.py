@@ -12,10 +12,10 @@ import pytest
 from kafka import KafkaConsumer
 from kafka import TopicPartition as Plain
 
+from sluice.pipelines.errors import CommitFenced, KafkaUnavailable, UnknownTopic, UsageError
+from sluice.pipelines.model.kafka import CommittedOffset, TopicPartition
 from sluice.pipelines.ports import Letter
 from sluice.pipelines.records.header_keys import key_text
-from sluice.pipelines.vocabulary.errors import CommitFenced, KafkaUnavailable, UnknownTopic, UsageError
-from sluice.pipelines.vocabulary.kafka import CommittedOffset, TopicPartition
 from sluice.resources.kafka import group_messages, messages, producing
 from sluice.resources.kafka.group import KafkaGroup, KafkaMembership
 from sluice.resources.kafka.group_messages import TRANSACTION

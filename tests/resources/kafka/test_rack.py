@@ -6,7 +6,7 @@ from contextlib import closing
 
 import pytest
 
-from sluice.pipelines.vocabulary.kafka import FetchLimits, Isolation
+from sluice.pipelines.model.kafka import FetchLimits, Isolation
 from sluice.resources.kafka.fetch import KafkaFetcher
 from sluice.resources.kafka.lanes import Lane
 from sluice.resources.local.kafka import LocalKafka

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from sluice.pipelines.vocabulary.errors import KafkaUnavailable, NotAuthorized, SluiceError
+from sluice.pipelines.errors import KafkaUnavailable, NotAuthorized, SluiceError
 from sluice.resources.kafka.cluster import KafkaCluster
 from sluice.resources.kafka.settings import KafkaAddress
 from sluice.resources.local.kafka import LocalKafka

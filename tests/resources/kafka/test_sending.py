@@ -13,10 +13,10 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
+from sluice.pipelines.errors import CommitFenced, UnknownTopic, UsageError
+from sluice.pipelines.model.kafka import CommittedOffset
 from sluice.pipelines.records.encode import CODECS, TO_SEND, Accumulator, SealedBatch, by_key
 from sluice.pipelines.records.encode.batches import Numbering
-from sluice.pipelines.vocabulary.errors import CommitFenced, UnknownTopic, UsageError
-from sluice.pipelines.vocabulary.kafka import CommittedOffset
 from sluice.resources.kafka.sending import KafkaSender, KafkaTarget
 from sluice.resources.local.kafka import LocalKafka
 from tests.integration.support import consumed

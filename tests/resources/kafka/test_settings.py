@@ -10,9 +10,9 @@ from contextlib import closing
 import pytest
 from kafka import errors as kafka_errors
 
+from sluice.pipelines import errors
+from sluice.pipelines.errors import KafkaUnavailable
 from sluice.pipelines.feed.rights import Grantee
-from sluice.pipelines.vocabulary import errors
-from sluice.pipelines.vocabulary.errors import KafkaUnavailable
 from sluice.resources.kafka.cluster import KafkaCluster
 from sluice.resources.kafka.failures import AnswerLost, explain, is_passing
 from sluice.resources.kafka.settings import KafkaAddress, connecting

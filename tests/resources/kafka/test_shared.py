@@ -12,9 +12,9 @@ from typing import Any
 
 import pytest
 
+from sluice.pipelines.errors import KafkaUnavailable, UnknownTopic
 from sluice.pipelines.feed.feed import Feed
-from sluice.pipelines.vocabulary.errors import KafkaUnavailable, UnknownTopic
-from sluice.pipelines.vocabulary.kafka import CommittedOffset, Isolation, TopicPartition
+from sluice.pipelines.model.kafka import CommittedOffset, Isolation, TopicPartition
 from sluice.resources.edges import open_edges
 from sluice.resources.kafka import shared
 from sluice.resources.kafka.cluster import KafkaCluster

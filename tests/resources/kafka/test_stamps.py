@@ -10,8 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from kafka.errors import NotLeaderForPartitionError
 
-from sluice.pipelines.vocabulary.errors import KafkaUnavailable
-from sluice.pipelines.vocabulary.kafka import OffsetAtTime, TopicPartition
+from sluice.pipelines.errors import KafkaUnavailable
+from sluice.pipelines.model.kafka import OffsetAtTime, TopicPartition
 from sluice.resources.kafka import markers
 from sluice.resources.kafka.stamps import PROBE_BYTES
 from sluice.testing.logs import ABORT, COMMIT, GZIP, ZSTD, Log, LogBatch, LogRecord, log

@@ -15,9 +15,9 @@ from pathlib import Path
 import pytest
 from kafka.protocol.metadata import ApiVersionsRequest, ApiVersionsResponse, MetadataRequest, MetadataResponse
 
+from sluice.pipelines.errors import FeedError, KafkaUnavailable, NotAuthorized, SluiceError
 from sluice.pipelines.feed.kafka import KafkaSettings
 from sluice.pipelines.feed.rights import Grantee
-from sluice.pipelines.vocabulary.errors import FeedError, KafkaUnavailable, NotAuthorized, SluiceError
 from sluice.resources.kafka.cluster import KafkaCluster
 from sluice.resources.kafka.failures import Untrusted, explain
 from sluice.resources.kafka.settings import KafkaAddress

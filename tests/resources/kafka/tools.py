@@ -12,9 +12,9 @@ from kafka import KafkaAdminClient, KafkaConsumer, KafkaProducer
 from kafka import TopicPartition as Plain
 from kafka.record import MemoryRecords
 
+from sluice.pipelines.model.kafka import FetchLimits, Isolation, PartitionState, TopicPartition
+from sluice.pipelines.model.plans import Slice
 from sluice.pipelines.ports import Fetched, FetchFailed
-from sluice.pipelines.vocabulary.kafka import FetchLimits, Isolation, PartitionState, TopicPartition
-from sluice.pipelines.vocabulary.plans import Slice
 from sluice.resources.kafka.cluster import KafkaCluster
 from sluice.resources.kafka.fetch import KafkaFetcher
 from sluice.resources.kafka.settings import KafkaAddress

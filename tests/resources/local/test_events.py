@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from kafka import KafkaConsumer, TopicPartition
 
+from sluice.pipelines.errors import KafkaUnavailable
 from sluice.pipelines.feed.kafka import KafkaSettings
-from sluice.pipelines.vocabulary.errors import KafkaUnavailable
 from sluice.resources.local import events
 from sluice.resources.local.events import Mix, Sending
 from sluice.resources.local.kafka import LocalKafka

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from sluice.pipelines.vocabulary.errors import SetupError
+from sluice.pipelines.errors import SetupError
 from sluice.resources.local import java, kafka
 
 

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 from kafka import KafkaAdminClient, KafkaConsumer, KafkaProducer, TopicPartition
 
-from sluice.pipelines.vocabulary.errors import SetupError
+from sluice.pipelines.errors import SetupError
 from sluice.resources.local.kafka import LocalKafka
 from sluice.resources.local.process import Process
 

@@ -9,7 +9,7 @@ import pytest
 from kafka import KafkaAdminClient
 from kafka.errors import KafkaError, TopicAuthorizationFailedError
 
-from sluice.pipelines.vocabulary.errors import SetupError
+from sluice.pipelines.errors import SetupError
 from sluice.resources.kafka.receiving import client_of
 from sluice.resources.local.kafka import LocalKafka
 from sluice.resources.local.secured import ADMIN, USER, USERS, Secured

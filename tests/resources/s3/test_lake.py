@@ -13,13 +13,7 @@ from functools import partial
 import pytest
 from pydantic import SecretStr
 
-from sluice.pipelines.feed.s3 import S3Settings
-from sluice.pipelines.lake import paths
-from sluice.pipelines.ledger import Ledger
-from sluice.pipelines.ledger.entries import OriginEntry, OriginItem, SkipEntry
-from sluice.pipelines.operating.repair import RepairKind
-from sluice.pipelines.publishing.publish import abandon
-from sluice.pipelines.vocabulary.errors import (
+from sluice.pipelines.errors import (
     LakeFull,
     LakeUnavailable,
     NotAuthorized,
@@ -28,6 +22,12 @@ from sluice.pipelines.vocabulary.errors import (
     Terminal,
     Unknown,
 )
+from sluice.pipelines.feed.s3 import S3Settings
+from sluice.pipelines.lake import paths
+from sluice.pipelines.ledger import Ledger
+from sluice.pipelines.ledger.entries import OriginEntry, OriginItem, SkipEntry
+from sluice.pipelines.operating.repair import RepairKind
+from sluice.pipelines.publishing.publish import abandon
 from sluice.resources.s3 import client, probe, streams
 from sluice.resources.s3 import lake as lake_s3
 from sluice.resources.s3.client import Bucket

@@ -11,10 +11,10 @@ import sys
 import threading
 from pathlib import Path
 
+from sluice.pipelines.errors import Failed
 from sluice.pipelines.feed.sections import SparkSettings
 from sluice.pipelines.landing.proof import prove
 from sluice.pipelines.ports import Job
-from sluice.pipelines.vocabulary.errors import Failed
 from sluice.resources.lake_local import LocalLake
 from sluice.resources.spark.engine import SparkEngine
 from tests.resources.kafka.tools import until

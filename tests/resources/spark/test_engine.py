@@ -17,14 +17,14 @@ import duckdb
 import pyarrow as pa
 import pytest
 
+from sluice.pipelines.errors import Failed
 from sluice.pipelines.feed.sections import SparkSettings
 from sluice.pipelines.landing.proof import prove
+from sluice.pipelines.model.kafka import Isolation, TopicPartition
+from sluice.pipelines.model.plans import Plan, Request, RequestKind, Slice, Task, to_json
+from sluice.pipelines.model.receipts import Outcome, Receipt, SliceFailure
+from sluice.pipelines.model.traffic import BrokerTraffic, Latency, TaskTraffic
 from sluice.pipelines.ports import Job
-from sluice.pipelines.vocabulary.errors import Failed
-from sluice.pipelines.vocabulary.kafka import Isolation, TopicPartition
-from sluice.pipelines.vocabulary.plans import Plan, Request, RequestKind, Slice, Task, to_json
-from sluice.pipelines.vocabulary.receipts import Outcome, Receipt, SliceFailure
-from sluice.pipelines.vocabulary.traffic import BrokerTraffic, Latency, TaskTraffic
 from sluice.resources.lake_local import LocalLake
 from sluice.resources.spark import engine as spark
 from sluice.resources.spark import executor, masters
@@ -258,7 +258,7 @@ def test_a_full_temporary_folder_is_no_matter_of_the_feeds_settings(full: bool, 
 def test_a_machine_without_java_is_one_clear_error() -> None:
     said = _in_a_process(
         _START
-        + "from sluice.pipelines.vocabulary.errors import SetupError\n"
+        + "from sluice.pipelines.errors import SetupError\n"
         + "def home(): raise SetupError('no Java', remedy='install one')\n"
         + "java.java_home = home; spark.session(SparkSettings())"
     )

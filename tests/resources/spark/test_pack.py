@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 
 from sluice.cli.main import main
+from sluice.pipelines.errors import SetupError
 from sluice.pipelines.feed.sections import SparkSettings
-from sluice.pipelines.vocabulary.errors import SetupError
 from sluice.resources.spark import pack, shipping
 
 

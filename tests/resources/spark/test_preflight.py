@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from sluice.pipelines.vocabulary.errors import SetupError
+from sluice.pipelines.errors import SetupError
 from sluice.resources.kafka.settings import KafkaAddress
 from sluice.resources.lake_local import LocalLake
 from sluice.resources.spark import preflight, probe

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 from sluice.pipelines.feed.kafka import KafkaSettings
 from sluice.pipelines.feed.sections import LandingSettings
+from sluice.pipelines.model.kafka import FetchLimits, Isolation
 from sluice.pipelines.records.shape import RAW
-from sluice.pipelines.vocabulary.kafka import FetchLimits, Isolation
 from sluice.resources.spark import executor
 from sluice.resources.spark.queues import queues
 from sluice.testing.lake import MemoryLake

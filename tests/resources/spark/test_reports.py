@@ -10,13 +10,13 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from sluice.pipelines.errors import Failed
 from sluice.pipelines.feed.feed import Feed
 from sluice.pipelines.feed.report import Report
+from sluice.pipelines.model.receipts import PartKind
 from sluice.pipelines.publishing.files import File
 from sluice.pipelines.records.format import RawFormat
 from sluice.pipelines.schema.recast import plain
-from sluice.pipelines.vocabulary.errors import Failed
-from sluice.pipelines.vocabulary.receipts import PartKind
 from sluice.resources.reading import Windows
 from sluice.resources.spark.reports import ask
 

@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from sluice.pipelines.vocabulary.errors import CommitFenced, GroupHeld, SetupError, ZooKeeperUnavailable
-from sluice.pipelines.vocabulary.groups import GroupState
-from sluice.pipelines.vocabulary.kafka import CommittedOffset, TopicPartition
+from sluice.pipelines.errors import CommitFenced, GroupHeld, SetupError, ZooKeeperUnavailable
+from sluice.pipelines.model.consumer_groups import GroupState
+from sluice.pipelines.model.kafka import CommittedOffset, TopicPartition
 from sluice.resources.zookeeper import layout, tree
 from sluice.resources.zookeeper.group import ZooKeeperGroup
 from sluice.resources.zookeeper.groups import ZooKeeperGroups

@@ -11,10 +11,10 @@ from typing import Any
 import fastavro
 import pyarrow as pa
 
+from sluice.pipelines.model.plans import Slice
 from sluice.pipelines.records.avro.format import AvroFormat
 from sluice.pipelines.records.avro.reader import AvroReader
 from sluice.pipelines.records.wire import Named, WireFormat
-from sluice.pipelines.vocabulary.plans import Slice
 from tests.pipelines.records.typed.rows import FIRST, chunk
 
 

@@ -9,9 +9,9 @@ from uuid import UUID
 
 import pyarrow as pa
 
+from sluice.pipelines.model.plans import Slice
 from sluice.pipelines.records.avro.format import AvroFormat
 from sluice.pipelines.records.wire import ID_HEADER, Named, WireFormat
-from sluice.pipelines.vocabulary.plans import Slice
 from tests.pipelines.records.avro.rows import Schemas, encoded, reader_of
 from tests.pipelines.records.json_schema.rows import with_headers
 from tests.pipelines.records.typed.rows import FIRST, chunk

@@ -15,12 +15,12 @@ from hypothesis import strategies as st
 
 from sluice.pipelines.contract.expectation import Contract
 from sluice.pipelines.contract.suite import parse_contract
+from sluice.pipelines.model.plans import Slice
+from sluice.pipelines.model.receipts import EXAMPLES, Tally
 from sluice.pipelines.records.format import HEADERS, Formatted
 from sluice.pipelines.records.landed_columns import REFUSED
 from sluice.pipelines.records.shape import Shape
 from sluice.pipelines.schema.schema import Schema, parse_schema
-from sluice.pipelines.vocabulary.plans import Slice
-from sluice.pipelines.vocabulary.receipts import EXAMPLES, Tally
 from tests.examples import examples
 
 SCHEMA = parse_schema({"n": "int64", "s": "string"})

@@ -17,8 +17,8 @@ from kafka.errors import CorruptRecordError
 from kafka.record.default_records import DefaultRecordBatch
 from kafka.record.util import decode_varint
 
+from sluice.pipelines.errors import CorruptBatch, UnsupportedBatch
 from sluice.pipelines.records.decode import bytes_needed, next_position
-from sluice.pipelines.vocabulary.errors import CorruptBatch, UnsupportedBatch
 from sluice.testing.logs import (
     ABORT,
     COMMIT,

@@ -9,11 +9,11 @@ from typing import Any
 import pyarrow as pa
 
 from sluice.pipelines.contract.expectation import Contract
+from sluice.pipelines.model.plans import Slice
 from sluice.pipelines.records.decode import SCHEMA
 from sluice.pipelines.records.json_schema.reader import JsonSchemaReader
 from sluice.pipelines.records.shape import Shape
 from sluice.pipelines.records.wire import WireFormat
-from sluice.pipelines.vocabulary.plans import Slice
 from tests.pipelines.records.typed.rows import FIRST, chunk
 
 Headers = Sequence[list[tuple[str, bytes]]]

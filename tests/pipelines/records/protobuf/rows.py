@@ -14,12 +14,12 @@ from google.protobuf import json_format, message_factory
 from google.protobuf.descriptor_pool import DescriptorPool
 from google.protobuf.message import DecodeError
 
+from sluice.pipelines.model.plans import Slice
 from sluice.pipelines.records.decode import SCHEMA
 from sluice.pipelines.records.protobuf.format import ProtobufFormat
 from sluice.pipelines.records.protobuf.reader import ProtobufReader, from_file
 from sluice.pipelines.records.protobuf.schema import files_of
 from sluice.pipelines.records.wire import Named, WireFormat
-from sluice.pipelines.vocabulary.plans import Slice
 from tests.pipelines.records.protobuf import wild
 from tests.pipelines.records.typed.rows import FIRST, by_offset, chunk
 

@@ -9,8 +9,8 @@ from uuid import UUID
 
 import pytest
 
+from sluice.pipelines.model.receipts import DriftKind
 from sluice.pipelines.records.wire import ID_HEADER, WireFormat
-from sluice.pipelines.vocabulary.receipts import DriftKind
 from tests.pipelines.records.protobuf.rows import (
     Schemas,
     comparable,

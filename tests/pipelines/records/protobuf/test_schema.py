@@ -8,13 +8,13 @@ from pathlib import Path
 
 import pytest
 
+from sluice.pipelines.model.registered_schema import PROTOBUF, RegisteredSchema
 from sluice.pipelines.records.protobuf.compiling import compiled
 from sluice.pipelines.records.protobuf.reader import ProtobufReader, as_file, from_file, kept
 from sluice.pipelines.records.protobuf.schema import files_of, message_of, text_of
 from sluice.pipelines.records.reader import UnusableSchema
 from sluice.pipelines.records.wire import WireFormat
 from sluice.pipelines.schema.schema import SchemaError
-from sluice.pipelines.vocabulary.registered import PROTOBUF, RegisteredSchema
 from tests.pipelines.records.protobuf.rows import NOWHERE, message_class, read_by_google, reader_of, rows_of, whole
 
 MONEY = 'syntax = "proto3"; package acme.common; message Money { int64 units = 1; }'

@@ -10,12 +10,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from sluice.pipelines.model.registered_schema import PROTOBUF, RegisteredSchema
 from sluice.pipelines.records.protobuf.reader import ProtobufReader, from_file
 from sluice.pipelines.records.protobuf.writing import written
 from sluice.pipelines.records.reader import UnusableSchema
 from sluice.pipelines.records.wire import WireFormat
 from sluice.pipelines.records.writing import NotWritable
-from sluice.pipelines.vocabulary.registered import PROTOBUF, RegisteredSchema
 from tests.examples import examples
 from tests.pipelines.records.protobuf import wild
 from tests.pipelines.records.protobuf.rows import (

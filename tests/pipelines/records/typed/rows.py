@@ -10,10 +10,10 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
+from sluice.pipelines.model.plans import Slice
 from sluice.pipelines.records.decode import SCHEMA
 from sluice.pipelines.records.typed.format import JsonFormat
 from sluice.pipelines.schema.schema import Schema
-from sluice.pipelines.vocabulary.plans import Slice
 from tests.pipelines.records.typed.oracle import Number, Pairs
 
 FIRST = 1000

@@ -10,12 +10,12 @@ from itertools import islice
 import pyarrow as pa
 import pytest
 
+from sluice.pipelines.model.plans import Slice
 from sluice.pipelines.records.landed_columns import REFUSED, landed_schema
 from sluice.pipelines.records.shape import Shape
 from sluice.pipelines.records.typed import tables, typer
 from sluice.pipelines.records.typed.format import JsonFormat
 from sluice.pipelines.schema.schema import Schema, parse_schema
-from sluice.pipelines.vocabulary.plans import Slice
 from sluice.resources.local.events import Mix, orders
 from tests.pipelines.records.typed.oracle import judge
 from tests.pipelines.records.typed.rows import FIRST, by_offset, chunk, convert
@@ -153,7 +153,7 @@ from sluice.pipelines.schema.arrays import fixed_width, text_array
 from sluice.pipelines.records.decode import SCHEMA
 from sluice.pipelines.records.typed.format import JsonFormat
 from sluice.pipelines.schema.schema import parse_schema
-from sluice.pipelines.vocabulary.receipts import Slice
+from sluice.pipelines.model.receipts import Slice
 texts = text_array(['{"a": 0.12345678901234567890, "b": 7, "c": "x"}', '{"a": "b"}', '{"b": 300}']).cast(pa.binary())
 numbers = fixed_width(pa.int64(), np.arange(3))
 times, kinds = numbers.cast(SCHEMA.field("timestamp").type), fixed_width(pa.int32(), np.zeros(3, np.int32))

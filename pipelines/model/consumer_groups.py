@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 
-from sluice.pipelines.vocabulary.kafka import TopicPartition
+from sluice.pipelines.model.kafka import TopicPartition
 
 AssignedPartitions = tuple[TopicPartition, ...]
 

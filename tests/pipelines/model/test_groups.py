@@ -4,8 +4,15 @@ from __future__ import annotations
 
 import pytest
 
-from sluice.pipelines.vocabulary.groups import Counting, GroupState, GroupView, OffsetExpiry, expiry, kind_with_proposal
-from sluice.pipelines.vocabulary.kafka import TopicPartition
+from sluice.pipelines.model.consumer_groups import (
+    Counting,
+    GroupState,
+    GroupView,
+    OffsetExpiry,
+    expiry,
+    kind_with_proposal,
+)
+from sluice.pipelines.model.kafka import TopicPartition
 from sluice.testing.groups import BROKER, member
 
 WEEK = 7 * 86_400_000

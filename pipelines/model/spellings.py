@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import re
 
-from sluice.pipelines.vocabulary.errors import UsageError
-from sluice.pipelines.vocabulary.kafka import TopicPartition
-from sluice.pipelines.vocabulary.plans import AskedRange
+from sluice.pipelines.errors import UsageError
+from sluice.pipelines.model.kafka import TopicPartition
+from sluice.pipelines.model.plans import AskedRange
 
 _PARTITION = re.compile(r"([A-Za-z0-9._-]{1,249}):([0-9]{1,9})")
 _RANGE = re.compile(rf"{_PARTITION.pattern}:([0-9]{{1,18}})-([0-9]{{1,18}})")

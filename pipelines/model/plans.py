@@ -9,9 +9,9 @@ from enum import StrEnum
 from functools import cache
 from typing import Any
 
-from sluice.pipelines.vocabulary.kafka import Isolation, Key, TopicPartition
-from sluice.pipelines.vocabulary.ranges import Range
-from sluice.pipelines.vocabulary.units import show_window
+from sluice.pipelines.model.kafka import Isolation, Key, TopicPartition
+from sluice.pipelines.model.ranges import Range
+from sluice.pipelines.util.units import show_window
 
 
 class RequestKind(StrEnum):

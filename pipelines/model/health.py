@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import StrEnum
 
-from sluice.pipelines.vocabulary.errors import SluiceError
+from sluice.pipelines.errors import SluiceError
 
 
 class Health(StrEnum):

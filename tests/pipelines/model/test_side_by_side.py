@@ -4,7 +4,7 @@ import threading
 
 import pytest
 
-from sluice.pipelines.vocabulary.side_by_side import AT_ONCE, each
+from sluice.pipelines.util.parallel import AT_ONCE, each
 
 
 @pytest.mark.parametrize("patience", [0, 10])

@@ -13,11 +13,11 @@ from pathlib import Path
 
 import pytest
 
-from sluice.pipelines.vocabulary import scratch
+from sluice.pipelines.util import scratch
 
 _MAKES = """
 import sys
-from sluice.pipelines.vocabulary import scratch
+from sluice.pipelines.util import scratch
 (scratch.root() / "blockmgr-1").mkdir()
 (scratch.root() / "blockmgr-1" / "shuffle").write_text("x")
 print(scratch.root(), flush=True)

@@ -7,9 +7,9 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Protocol, TypeVar
 
+from sluice.pipelines.model.plans import Request, Slice
+from sluice.pipelines.model.ranges import Range
 from sluice.pipelines.schema.wider import join_texts
-from sluice.pipelines.vocabulary.plans import Request, Slice
-from sluice.pipelines.vocabulary.ranges import Range
 
 
 class PartKind(StrEnum):

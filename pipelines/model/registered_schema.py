@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from sluice.pipelines.vocabulary.errors import RegistryUnavailable
+from sluice.pipelines.errors import RegistryUnavailable
 
 AVRO, JSON, PROTOBUF = "AVRO", "JSON", "PROTOBUF"
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import NamedTuple
 
-from sluice.pipelines.vocabulary.units import show_instant
+from sluice.pipelines.util.units import show_instant
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,8 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import TypeAdapter
 
-from sluice.pipelines.vocabulary.plans import to_json
-from sluice.pipelines.vocabulary.traffic import (
+from sluice.pipelines.model.plans import to_json
+from sluice.pipelines.model.traffic import (
     BUCKETS,
     BrokerTraffic,
     Latency,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from sluice.pipelines.vocabulary.receipts import Met
+from sluice.pipelines.model.receipts import Met
 
 
 @dataclass(frozen=True, slots=True)

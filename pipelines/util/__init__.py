@@ -1,0 +1,1 @@
+"""Utilities without a domain: units, logs, scratch folders, extras, parallel calls."""
