@@ -31,9 +31,9 @@ from sluice.pipelines.landing.writer import PartTarget, PartWriter
 from sluice.pipelines.model.plans import Request, RequestKind, Slice
 from sluice.pipelines.model.receipts import PartKind
 from sluice.pipelines.ports import Fetched, FetchFailed, Lake
-from sluice.pipelines.records.decode import BatchDecoder
-from sluice.pipelines.records.format import Formatted
-from sluice.pipelines.records.landed_columns import quarantine_rows
+from sluice.pipelines.records.kafka_batches.decode import BatchDecoder
+from sluice.pipelines.records.rows.landed_columns import quarantine_rows
+from sluice.pipelines.records.rows.row_format import Formatted
 from sluice.resources.edges import open_edges
 from sluice.resources.kafka.fetch import KafkaFetcher
 from sluice.resources.lakes import open_lake

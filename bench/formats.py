@@ -15,8 +15,8 @@ from typing import Any
 
 import pyarrow as pa
 
-from sluice.pipelines.records.readers import READERS
-from sluice.pipelines.records.wire import PREFIX, WireFormat
+from sluice.pipelines.records.formats import READERS
+from sluice.pipelines.records.rows.wire_format import PREFIX, WireFormat
 from sluice.resources.local import avro_events, protobuf_events
 
 SCHEMA_ID = 1

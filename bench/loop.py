@@ -16,7 +16,7 @@ import pyarrow.parquet as pq
 from sluice.bench.formats import FORMATS
 from sluice.bench.stand import PeerTask
 from sluice.bench.types import fields
-from sluice.pipelines.records.format import HEADERS
+from sluice.pipelines.records.rows.row_format import HEADERS
 from sluice.pipelines.schema.schema import arrow_type
 
 ROWS = 100_000

@@ -29,8 +29,8 @@ from sluice.pipelines.model.plans import Request, RequestKind
 from sluice.pipelines.model.progress import Progress
 from sluice.pipelines.model.receipts import Owner
 from sluice.pipelines.model.registered_schema import RegisteredSchema
-from sluice.pipelines.records.readers import READERS
-from sluice.pipelines.records.wire import WireFormat
+from sluice.pipelines.records.formats import READERS
+from sluice.pipelines.records.rows.wire_format import WireFormat
 from sluice.pipelines.watching.timings import spent
 from sluice.resources.clock import now
 from sluice.resources.edges import open_edges

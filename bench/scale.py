@@ -38,7 +38,7 @@ from sluice.pipelines.model.plans import Plan, Request, RequestKind, Slice, to_j
 from sluice.pipelines.model.progress import Progress
 from sluice.pipelines.model.receipts import Counts, Outcome, Owner, Receipt
 from sluice.pipelines.ports import Edges
-from sluice.pipelines.records.format import HEADERS, RawFormat
+from sluice.pipelines.records.rows.row_format import HEADERS, RawFormat
 from sluice.pipelines.util.units import HOUR
 from sluice.testing.group import MemoryGroup
 from sluice.testing.lake import MemoryLake

@@ -13,7 +13,7 @@ import numpy as np
 import pyarrow as pa
 
 from sluice.pipelines.model.kafka import CommittedOffset
-from sluice.pipelines.records.encode import CODECS, TO_SEND, Accumulator, SealedBatch, spread
+from sluice.pipelines.records.kafka_batches.encode import CODECS, TO_SEND, Accumulator, SealedBatch, spread
 from sluice.pipelines.republishing.carry_out import TRANSACTION_BYTES
 from sluice.pipelines.republishing.rows import CHUNK_ROWS
 from sluice.pipelines.schema.arrays import fixed_width

@@ -28,7 +28,7 @@ from sluice.cli.numbers import count, size
 from sluice.cli.terminal import heading, table
 from sluice.pipelines.model.tables import DELTA, ICEBERG, LEDGER, TableChange, TableOperation
 from sluice.pipelines.ports import Table
-from sluice.pipelines.records.format import RawFormat
+from sluice.pipelines.records.rows.row_format import RawFormat
 from sluice.pipelines.schema.wider import RAW_TYPES
 from sluice.resources.lake_local import LocalLake
 from sluice.resources.tables.delta import DeltaLakeTable

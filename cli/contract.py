@@ -43,7 +43,7 @@ if TYPE_CHECKING:
     from sluice.pipelines.model.receipts import Counts, Receipt
     from sluice.pipelines.ports import Lake
     from sluice.pipelines.quarantine.limit import Fault
-    from sluice.pipelines.records.reader import WriterSchemas
+    from sluice.pipelines.records.rows.value_reader import WriterSchemas
     from sluice.pipelines.records.shape import Shape
 
 RECORDS = 20_000

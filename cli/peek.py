@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
     from sluice.pipelines.feed.feed import Feed
     from sluice.pipelines.ports import Fetched
-    from sluice.pipelines.records.decode import BatchDecoder
+    from sluice.pipelines.records.kafka_batches.decode import BatchDecoder
 
 STABLE, ABORTED, OPEN = "", "aborted", "not stable yet"
 SHOWN = 10
@@ -257,7 +257,7 @@ def _answers(feed: Feed, piece: Slice, isolation: Isolation) -> Iterator[Fetched
 
 
 def _decoder(piece: Slice, *, committed: bool) -> BatchDecoder:
-    from sluice.pipelines.records.decode import BatchDecoder
+    from sluice.pipelines.records.kafka_batches.decode import BatchDecoder
 
     place = (piece.topic, piece.partition, piece.start, piece.end)
     return BatchDecoder(*place, read_committed=committed, chunk_rows=10_000, chunk_bytes=_BYTES)

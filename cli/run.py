@@ -31,7 +31,7 @@ from sluice.pipelines.model.plans import Request, RequestKind
 from sluice.pipelines.model.progress import Progress, Reporter
 from sluice.pipelines.model.ranges import Range, union
 from sluice.pipelines.model.receipts import Counts, Drift, DriftKind, Met, Receipt, count_files
-from sluice.pipelines.records import ready
+from sluice.pipelines.records.compiled import cache
 from sluice.pipelines.util import extras
 from sluice.pipelines.util.units import many
 from sluice.pipelines.validation.drift import describe_drift, drift_of
@@ -218,7 +218,7 @@ def _together(session: Session, asked: Mapping[str, Request]) -> list[Ran]:
 
         def report_of(name: str) -> Reporter:
             heard[name] = met.MetRecorder(together.of(name))
-            return watches.setdefault(name, Stopwatch(heard[name], {ready.STAGE: compiled} if compiled else {}, "wait"))
+            return watches.setdefault(name, Stopwatch(heard[name], {cache.STAGE: compiled} if compiled else {}, "wait"))
 
         outcomes = run_feeds(session.project, asked, report_of, open_edges)
     return [
@@ -348,7 +348,7 @@ def _so_far() -> float:
 
 def execute(session: Session, feed: str, asked: Request, skip: Skip | None = None, spent: float = 0.0) -> Ran:
     """One run of the feed's job, with a meter on a terminal; `spent` are seconds that it has waited for already."""
-    before = {"start": spent, ready.STAGE: _compile_locally(session, feed)}
+    before = {"start": spent, cache.STAGE: _compile_locally(session, feed)}
     with session.terminal.progress() as meter:
         heard = met.MetRecorder(meter)
         watch = Stopwatch(heard, {stage: s for stage, s in before.items() if s})

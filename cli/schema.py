@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from sluice.pipelines.feed.feed import Feed
     from sluice.pipelines.feed.load import SchemaAsked
     from sluice.pipelines.model.registered_schema import RegisteredSchema
-    from sluice.pipelines.records.reader import Reader
+    from sluice.pipelines.records.rows.value_reader import Reader
     from sluice.pipelines.schema.schema import Schema
 
 group = typer.Typer(
@@ -90,7 +90,7 @@ def _write(found: RegisteredSchema, asked: SchemaAsked) -> None:
 
 def _to_be_edited(error: Failed, found: RegisteredSchema, asked: SchemaAsked) -> Failed:
     """The error, after the schema was written as it is where no file would be lost and a person can edit it."""
-    from sluice.pipelines.records.reader import UnusableSchema
+    from sluice.pipelines.records.rows.value_reader import UnusableSchema
 
     try:
         if asked.schema_file.exists():
@@ -155,9 +155,9 @@ def _of_registry(session: Session, feed: str) -> tuple[Reader, str, dict[str, An
 
 def _of_file(feed: Feed, file: Path) -> tuple[Reader, str, dict[str, Any]]:
     """The same for a schema in a file."""
-    from sluice.pipelines.records.reader import UnusableSchema
-    from sluice.pipelines.records.readers import READERS
-    from sluice.pipelines.records.wire import WireFormat
+    from sluice.pipelines.records.formats import READERS
+    from sluice.pipelines.records.rows.value_reader import UnusableSchema
+    from sluice.pipelines.records.rows.wire_format import WireFormat
 
     made = READERS[feed.format]
     try:

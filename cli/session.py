@@ -106,9 +106,9 @@ class Session:
 
     def compile(self) -> float:
         """Compile the loops that read records, if that was never done, and say so. Returns the seconds that it took."""
-        from sluice.pipelines.records import ready
+        from sluice.pipelines.records.compiled import cache
 
-        if ready.is_ready():
+        if cache.is_ready():
             return 0.0
         began = time.monotonic()
         with self.terminal.progress() as meter:
@@ -118,7 +118,7 @@ class Session:
                     self.terminal.note(progress.note)
                 meter(replace(progress, note=""))
 
-            ready.ready(told)
+            cache.ready(told)
         return time.monotonic() - began
 
     def lay_out_classes(self) -> float:

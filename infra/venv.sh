@@ -32,4 +32,4 @@ echo "installing the locked requirements into .venv (minutes the first time)"
 .venv/bin/pip install --quiet --disable-pip-version-check --no-compile --require-hashes --no-deps -r requirements.lock
 # setuptools is in the lock: nothing is fetched to build our own package.
 .venv/bin/pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation --editable .
-.venv/bin/python -m sluice.pipelines.records.ready
+.venv/bin/python -m sluice.pipelines.records.compiled.cache

@@ -30,11 +30,11 @@ from sluice.pipelines.model.registered_schema import RegisteredSchema
 from sluice.pipelines.model.stat import Stat
 from sluice.pipelines.model.tables import TableChange, TableFile, TableHead
 from sluice.pipelines.model.traffic import TaskTraffic
-from sluice.pipelines.records.reader import WriterSchemas
+from sluice.pipelines.records.rows.value_reader import WriterSchemas
 from sluice.pipelines.records.shape import RAW, Shape
 
 if TYPE_CHECKING:  # it loads compiled loops
-    from sluice.pipelines.records.encode.batches import SealedBatch
+    from sluice.pipelines.records.kafka_batches.encode.sealed_batch import SealedBatch
 
 
 class Groups(Protocol):

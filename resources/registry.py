@@ -30,11 +30,11 @@ from sluice.pipelines.feed.registry import RegistrySettings
 from sluice.pipelines.lake.schemas import KeptSchemas
 from sluice.pipelines.model.registered_schema import AVRO, RegisteredSchema, cannot_be_asked
 from sluice.pipelines.ports import Lake
-from sluice.pipelines.records.avro.reader import AvroReader
-from sluice.pipelines.records.protobuf.reader import ProtobufReader
-from sluice.pipelines.records.reader import Reader, UnusableSchema
-from sluice.pipelines.records.readers import READERS
-from sluice.pipelines.records.wire import WireFormat
+from sluice.pipelines.records.avro.reader_schema import AvroReader
+from sluice.pipelines.records.formats import READERS
+from sluice.pipelines.records.protobuf.reader_schema import ProtobufReader
+from sluice.pipelines.records.rows.value_reader import Reader, UnusableSchema
+from sluice.pipelines.records.rows.wire_format import WireFormat
 from sluice.pipelines.util import extras
 from sluice.pipelines.util.units import safe_text
 

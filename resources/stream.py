@@ -29,7 +29,7 @@ from sluice.pipelines.model.plans import Assignor, Slice
 from sluice.pipelines.planning.assignment import range_, round_robin
 from sluice.pipelines.planning.origins import key_of, out_of_range
 from sluice.pipelines.ports import Fetcher, FetchFailed
-from sluice.pipelines.records.decode import BatchDecoder
+from sluice.pipelines.records.kafka_batches.decode import BatchDecoder
 from sluice.pipelines.records.shape import RAW
 from sluice.resources.kafka.cluster import KafkaCluster
 from sluice.resources.kafka.fetch import KafkaFetcher

@@ -29,8 +29,8 @@ from sluice.pipelines.model.receipts import Counts, Part, PartKind, Receipt
 from sluice.pipelines.model.stat import Stat
 from sluice.pipelines.ports import Lake
 from sluice.pipelines.publishing import kept
-from sluice.pipelines.records import landed_columns
-from sluice.pipelines.records.format import inside
+from sluice.pipelines.records.rows import landed_columns
+from sluice.pipelines.records.rows.row_format import inside
 from sluice.pipelines.schema.arrays import int64s
 from sluice.pipelines.util.parallel import each
 

@@ -24,7 +24,7 @@ from sluice.pipelines.model.receipts import Part, PartKind, Receipt
 from sluice.pipelines.planning import windows
 from sluice.pipelines.ports import Lake
 from sluice.pipelines.publishing import manifest
-from sluice.pipelines.records import landed_columns
+from sluice.pipelines.records.rows import landed_columns
 from sluice.pipelines.schema.arrays import int64s
 
 

@@ -29,15 +29,15 @@ from sluice.pipelines.model.ranges import Range
 from sluice.pipelines.model.receipts import PartKind, Receipt
 from sluice.pipelines.planning.shapes import shape_named
 from sluice.pipelines.ports import Fetcher, FetchFailed, Lake
-from sluice.pipelines.records import landed_columns
-from sluice.pipelines.records.compiled import Array
-from sluice.pipelines.records.decode import BatchDecoder
-from sluice.pipelines.records.format import HEADERS, Format, RawFormat, inside
-from sluice.pipelines.records.header_keys import former_key_text
-from sluice.pipelines.records.json_schema.reader import JsonSchemaReader
-from sluice.pipelines.records.opening import Opener, without_prefix
+from sluice.pipelines.records.compiled.jit import Array
+from sluice.pipelines.records.json.schema_reader import JsonSchemaReader
+from sluice.pipelines.records.kafka_batches.decode import BatchDecoder
+from sluice.pipelines.records.rows import landed_columns
+from sluice.pipelines.records.rows.header_keys import former_key_text
+from sluice.pipelines.records.rows.row_format import HEADERS, Format, RawFormat, inside
+from sluice.pipelines.records.rows.wire_format import WireFormat
+from sluice.pipelines.records.rows.writer_schema_lookup import Opener, without_prefix
 from sluice.pipelines.records.shape import Shape
-from sluice.pipelines.records.wire import WireFormat
 from sluice.pipelines.schema.arrays import fixed_width, int64s
 from sluice.pipelines.schema.schema import Schema
 
@@ -273,7 +273,7 @@ class _SliceComparison:
         shape = self._makers[0].shape
         if landed is None or self._receipt.relanded or (records := json_values(shape, chunk)) is None:
             return None
-        from sluice.pipelines.records.typed.counting import values_of_rows, values_of_texts  # late: it takes numba
+        from sluice.pipelines.records.json.counting import values_of_rows, values_of_texts  # late: it takes numba
 
         wanted = values_of_texts(records)[np.searchsorted(there, mine)]
         counts = values_of_rows(landed, shape.of_values or Schema(()))

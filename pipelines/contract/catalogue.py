@@ -1,7 +1,7 @@
 """The expectations of Great Expectations' core that a contract can have: what each takes, concerns and says.
 
-`ENTRIES` is the table. `suite` reads files by it, tasks (`records.checked`) and the driver (`validation`) evaluate what
-is in it, and docs/contracts.md lists it. This module is light: it loads neither Arrow nor Great Expectations.
+`ENTRIES` is the table. `suite` reads files by it, `records.contract_rows` (tasks) and `validation` (driver) evaluate
+its expectations, and docs/contracts.md lists it. This module is light: it loads neither Arrow nor Great Expectations.
 """
 
 from __future__ import annotations

@@ -45,11 +45,11 @@ from sluice.pipelines.feed.settings import Description, GroupName, LocalFile, Na
 from sluice.pipelines.feed.table import TableSettings, check_address, check_holds
 from sluice.pipelines.feed.topics import TopicFilter
 from sluice.pipelines.model.kafka import Isolation
-from sluice.pipelines.records.keys import KeyReader
-from sluice.pipelines.records.reader import Reader
-from sluice.pipelines.records.readers import READERS
+from sluice.pipelines.records.formats import READERS
+from sluice.pipelines.records.rows.keys import KeyReader
+from sluice.pipelines.records.rows.value_reader import Reader
+from sluice.pipelines.records.rows.wire_format import WireFormat
 from sluice.pipelines.records.shape import Shape
-from sluice.pipelines.records.wire import WireFormat
 from sluice.pipelines.schema.schema import EXTRA, KAFKA, Schema, parse_schema
 
 SHARED, OWN = "many", "own"

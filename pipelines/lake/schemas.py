@@ -15,9 +15,9 @@ from sluice.pipelines.errors import Failed, LedgerCorrupt, RegistryForbidden, Re
 from sluice.pipelines.lake.paths import schema_path
 from sluice.pipelines.model.registered_schema import RegisteredSchema
 from sluice.pipelines.ports import Lake, Registry
-from sluice.pipelines.records.reader import UnusableSchema
-from sluice.pipelines.records.readers import prepared
-from sluice.pipelines.records.wire import Named
+from sluice.pipelines.records.formats import prepared
+from sluice.pipelines.records.rows.value_reader import UnusableSchema
+from sluice.pipelines.records.rows.wire_format import Named
 from sluice.pipelines.util.units import safe_text
 
 MOST_UNKNOWN = 1000

@@ -15,7 +15,7 @@ from sluice.pipelines.lake import parquet
 from sluice.pipelines.landing.proof import sha256
 from sluice.pipelines.model.receipts import Part
 from sluice.pipelines.ports import Lake
-from sluice.pipelines.records import landed_columns
+from sluice.pipelines.records.rows import landed_columns
 from sluice.pipelines.schema.arrays import fixed_width, int64s
 
 READ_BYTES, READ_ROWS = 2 << 20, 1 << 16

@@ -31,7 +31,7 @@ from sluice.pipelines.landing.encoding import options
 from sluice.pipelines.model.plans import Slice
 from sluice.pipelines.model.receipts import Part, PartKind, SharedFile
 from sluice.pipelines.ports import Lake
-from sluice.pipelines.records import landed_columns
+from sluice.pipelines.records.rows import landed_columns
 from sluice.pipelines.schema.arrays import fixed_width, int64s
 
 FORMAT_VERSION = "1"

@@ -33,9 +33,9 @@ from sluice.pipelines.model.plans import Plan
 from sluice.pipelines.model.ranges import Range
 from sluice.pipelines.model.receipts import Owner, Receipt, SliceFailure
 from sluice.pipelines.model.traffic import Traffic
-from sluice.pipelines.records.reader import Reader
-from sluice.pipelines.records.readers import READERS
-from sluice.pipelines.records.wire import WireFormat
+from sluice.pipelines.records.formats import READERS
+from sluice.pipelines.records.rows.value_reader import Reader
+from sluice.pipelines.records.rows.wire_format import WireFormat
 from sluice.pipelines.schema.schema import parse_schema
 
 FORMAT: Literal[1] = 1

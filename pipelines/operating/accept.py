@@ -64,7 +64,7 @@ from sluice.pipelines.planning import origins
 from sluice.pipelines.planning import plan as planning
 from sluice.pipelines.ports import Edges, Fetcher, FetchFailed, Lake
 from sluice.pipelines.publishing import lost, owners
-from sluice.pipelines.records.decode import BatchDecoder
+from sluice.pipelines.records.kafka_batches.decode import BatchDecoder
 
 
 class AcceptEvent(StrEnum):

@@ -32,7 +32,7 @@ from sluice.pipelines.model.plans import Slice
 from sluice.pipelines.model.ranges import Range, intersect, subtract
 from sluice.pipelines.model.receipts import Part, PartKind, Receipt
 from sluice.pipelines.ports import Lake, Letter
-from sluice.pipelines.records.format import inside
+from sluice.pipelines.records.rows.row_format import inside
 from sluice.pipelines.schema.arrays import fixed_width, int64s
 
 _READ_ROWS = 1 << 12

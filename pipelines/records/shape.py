@@ -11,14 +11,14 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from sluice.pipelines.contract.expectation import Contract
-from sluice.pipelines.records.keys import KeyReader
-from sluice.pipelines.records.reader import Reader, WriterSchemas
+from sluice.pipelines.records.rows.keys import KeyReader
+from sluice.pipelines.records.rows.value_reader import Reader, WriterSchemas
 from sluice.pipelines.schema.schema import Schema
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
-    from sluice.pipelines.records.format import Format
+    from sluice.pipelines.records.rows.row_format import Format
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,30 +66,30 @@ class Shape:
     @property
     def landed(self) -> pa.Schema:
         """The Arrow schema of landed rows."""
-        from sluice.pipelines.records.landed_columns import landed_schema
+        from sluice.pipelines.records.rows.landed_columns import landed_schema
 
         return landed_schema(self.columns)
 
     def format(self, writers: WriterSchemas | None = None) -> Format:
         """A new format that makes such rows. `writers` tells records' schemas; without it, none is known."""
-        from sluice.pipelines.records.format import RawFormat
+        from sluice.pipelines.records.rows.row_format import RawFormat
 
         form: Format = RawFormat()
         columns, base = self.of_values, self._of_values(self.base)
         if self.reader is not None and columns is not None:
             form = self.reader.rows(columns, writers, dropping=self.dropping, closed=self.closed, base=base)
         elif columns is not None:
-            from sluice.pipelines.records.typed.format import JsonFormat
+            from sluice.pipelines.records.json.format import JsonFormat
 
             form = JsonFormat(columns, dropping=self.dropping, closed=None if self.closed else (), base=base)
         if self.key is not None and self.columns is not None:
-            from sluice.pipelines.records.keyed import KeyedFormat
+            from sluice.pipelines.records.rows.keyed import KeyedFormat
 
             read = self.key.reader
             keys = read.rows(read.columns, writers, dropping=False, closed=False)
             form = KeyedFormat(form, keys, self.columns, read.wire, dropping=self.dropping)
         if self.contract is not None:
-            from sluice.pipelines.records.checked.format import ContractFormat
+            from sluice.pipelines.records.contract_rows.contract_format import ContractFormat
 
             form = ContractFormat(form, self.contract, dropping=self.dropping)
         return form

@@ -22,10 +22,10 @@ from sluice.pipelines.ledger import Ledger
 from sluice.pipelines.model.kafka import FetchLimits, PartitionState
 from sluice.pipelines.model.plans import Slice
 from sluice.pipelines.ports import Fetcher, FetchFailed, Lake
-from sluice.pipelines.records.compiled import Array
-from sluice.pipelines.records.decode import BatchDecoder
-from sluice.pipelines.records.format import HEADERS, TO_SEND, inside
-from sluice.pipelines.records.runs import take_rows
+from sluice.pipelines.records.compiled.jit import Array
+from sluice.pipelines.records.compiled.take_rows import take_rows
+from sluice.pipelines.records.kafka_batches.decode import BatchDecoder
+from sluice.pipelines.records.rows.row_format import HEADERS, TO_SEND, inside
 from sluice.pipelines.records.shape import Shape
 from sluice.pipelines.republishing import coordinates, where
 from sluice.pipelines.republishing.plan import Republish, check_still_there

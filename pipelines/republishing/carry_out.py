@@ -39,7 +39,7 @@ from sluice.pipelines.republishing.where import opened
 from sluice.pipelines.util.units import DAY
 
 if TYPE_CHECKING:  # it loads compiled loops
-    from sluice.pipelines.records.encode import SealedBatch
+    from sluice.pipelines.records.kafka_batches.encode import SealedBatch
 
 TRANSACTION_BYTES = 64 << 20
 """Of rows in one transaction, or a little more."""
@@ -298,7 +298,7 @@ class _Transaction:
 
     def batches(self) -> Iterator[SealedBatch]:
         """Sealed batches of the rows that follow, until the transaction is full."""
-        from sluice.pipelines.records.encode import Accumulator
+        from sluice.pipelines.records.kafka_batches.encode import Accumulator
 
         accumulator = Accumulator(self._run.codec)
         for source, rows in self._taken():
@@ -349,7 +349,7 @@ class _Transaction:
 
     def _where(self, records: pa.RecordBatch, source: int) -> np.ndarray:
         """The partition of each record."""
-        from sluice.pipelines.records.encode import by_key, spread
+        from sluice.pipelines.records.kafka_batches.encode import by_key, spread
 
         wishes = self._run.plan.wishes
         if wishes.by is PartitionBy.SAME:

@@ -20,9 +20,9 @@ from sluice.pipelines.ledger import Ledger, State
 from sluice.pipelines.model.ranges import Range, union
 from sluice.pipelines.model.receipts import Part, Receipt
 from sluice.pipelines.ports import Lake
-from sluice.pipelines.records.format import HEADERS, TO_SEND
+from sluice.pipelines.records.rows.row_format import HEADERS, TO_SEND
+from sluice.pipelines.records.rows.row_items import NotWritable
 from sluice.pipelines.records.shape import Shape
-from sluice.pipelines.records.writing import NotWritable
 from sluice.pipelines.republishing.plan import Republish, Source
 from sluice.pipelines.republishing.values import typed_values
 from sluice.pipelines.republishing.where import Condition

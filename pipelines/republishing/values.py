@@ -25,12 +25,12 @@ import pyarrow.compute as pc
 
 from sluice.pipelines.errors import Refused, UsageError
 from sluice.pipelines.model.receipts import PartKind
-from sluice.pipelines.records.avro.reader import AvroReader
-from sluice.pipelines.records.protobuf.reader import ProtobufReader
-from sluice.pipelines.records.runs import take_rows
+from sluice.pipelines.records.avro.reader_schema import AvroReader
+from sluice.pipelines.records.compiled.take_rows import take_rows
+from sluice.pipelines.records.protobuf.reader_schema import ProtobufReader
+from sluice.pipelines.records.rows.row_items import Written, at
+from sluice.pipelines.records.rows.wire_format import WireFormat, prefix
 from sluice.pipelines.records.shape import Shape
-from sluice.pipelines.records.wire import WireFormat, prefix
-from sluice.pipelines.records.writing import Written, at
 from sluice.pipelines.republishing.plan import Wishes
 from sluice.pipelines.schema.arrays import int64s
 from sluice.pipelines.schema.schema import EXTRA, Kind, Schema, Type
@@ -47,7 +47,7 @@ Texts = list[str | None]
 
 
 class _Member(NamedTuple):
-    """A column as text: what stands before a value, how the loop writes it (a mode of `encode.loops`), the values."""
+    """A column as text: the text before a value, the mode in which `encode.loops` writes it, and the values."""
 
     before: bytes
     mode: int
@@ -86,13 +86,13 @@ def typed_values(rows: pa.RecordBatch, shape: Shape, schema_id: int) -> pa.Array
         return json_values(rows, columns)
     before = prefix(reader.wire, schema_id)
     if isinstance(reader, AvroReader):
-        from sluice.pipelines.records.avro.writing import written
+        from sluice.pipelines.records.avro.encode import written
 
         return _written(rows, partial(written, t=reader.type), before)
     if isinstance(reader, ProtobufReader):
-        from sluice.pipelines.records.protobuf import writing
+        from sluice.pipelines.records.protobuf import encode
 
-        return _written(rows, partial(writing.written, message=reader.message), before + reader.naming)
+        return _written(rows, partial(encode.written, message=reader.message), before + reader.naming)
     return _behind(before, json_values(rows, columns))
 
 
@@ -125,7 +125,7 @@ def _binary(there: Array, ends: Array, data: pa.Buffer) -> pa.Array:
 
 def json_values(rows: pa.RecordBatch, schema: Schema) -> pa.Array:
     """The values of typed rows as JSON objects in UTF-8; null for tombstones."""
-    from sluice.pipelines.records.encode import loops  # late: it takes numba, and a second
+    from sluice.pipelines.records.kafka_batches.encode import loops  # late: it takes numba, and a second
 
     extra, inner = _extra(rows, schema)
     members = [
@@ -212,8 +212,8 @@ def _after(text: str, at: int) -> int:
 
 def _woven(members: Sequence[_Member], rows: int) -> tuple[Array, Array]:
     """Objects of these members: where each begins and the last one ends, and their bytes."""
-    from sluice.pipelines.records.encode import loops
-    from sluice.pipelines.records.encode.columns import binary
+    from sluice.pipelines.records.kafka_batches.encode import loops
+    from sluice.pipelines.records.kafka_batches.encode.columns import binary
 
     offsets = np.zeros((len(members), rows + 1), np.int64)
     valid = np.ones((len(members), rows), np.uint8)
@@ -250,7 +250,7 @@ def _woven(members: Sequence[_Member], rows: int) -> tuple[Array, Array]:
 
 def _spelled(column: pa.Array, kind: Type, extra: Texts | None = None) -> tuple[int, pa.Array]:
     """A column as text, with what `_extra` has for it, and how it is to be written."""
-    from sluice.pipelines.records.encode import loops
+    from sluice.pipelines.records.kafka_batches.encode import loops
 
     if extra is not None:
         return loops.BARE, _text_column(_texts(column, kind, extra))

@@ -37,10 +37,10 @@ from sluice.pipelines.publishing import owners
 from sluice.pipelines.publishing.publish import roll_forward
 from sluice.pipelines.quarantine.held import Filter, flags, without
 from sluice.pipelines.quarantine.limit import QuarantineKind
-from sluice.pipelines.records.checked.rows import RowChecks
-from sluice.pipelines.records.format import Formatted, RawFormat
-from sluice.pipelines.records.landed_columns import QUARANTINED
-from sluice.pipelines.records.reader import WriterSchemas
+from sluice.pipelines.records.contract_rows.row_expectations import RowChecks
+from sluice.pipelines.records.rows.landed_columns import QUARANTINED
+from sluice.pipelines.records.rows.row_format import Formatted, RawFormat
+from sluice.pipelines.records.rows.value_reader import WriterSchemas
 from sluice.pipelines.records.shape import Shape
 from sluice.pipelines.rewriting.candidates import Candidate, ReplayCandidates, find
 from sluice.pipelines.rewriting.compaction import threads

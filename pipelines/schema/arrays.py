@@ -24,3 +24,18 @@ def text_array(texts: Sequence[str]) -> pa.StringArray:
     data = [t.encode() for t in texts]
     ends = np.cumsum([0, *map(len, data)], dtype=np.int32)
     return pa.StringArray.from_buffers(len(data), pa.py_buffer(ends), pa.py_buffer(b"".join(data)))
+
+
+def buffers_of(values: pa.Array) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Returns an array's data, ends and validity bitmap; the bitmap is empty if all values are valid."""
+    if values.offset:
+        raise ValueError("an array that begins within its buffers")
+    bitmap, ends, data = values.buffers()
+    valid = np.frombuffer(bitmap, np.uint8) if bitmap is not None and values.null_count else np.empty(0, np.uint8)
+    bytes_ = np.frombuffer(data, np.uint8) if data is not None and data.size else np.empty(0, np.uint8)
+    return bytes_, np.frombuffer(ends, np.int32)[: len(values) + 1], valid
+
+
+def indices(rows: np.ndarray) -> pa.Array:
+    """Returns numbers of rows as an Arrow array, for `take`."""
+    return fixed_width(pa.int32(), rows)

@@ -21,7 +21,7 @@ from kafka.errors import KafkaError, LeaderNotAvailableError, UnknownTopicOrPart
 
 from sluice.pipelines.errors import Unknown
 from sluice.pipelines.ports import Delivered
-from sluice.pipelines.records.encode.batches import Numbering, SealedBatch, split
+from sluice.pipelines.records.kafka_batches.encode.sealed_batch import Numbering, SealedBatch, split
 from sluice.resources.kafka import group_messages
 from sluice.resources.kafka.coordinators import Coordinators
 from sluice.resources.kafka.failures import AnswerLost, error_text

@@ -35,8 +35,8 @@ from kafka.record.default_records import DefaultRecordBatchBuilder
 
 from sluice.pipelines.model.kafka import CommittedOffset, TopicPartition
 from sluice.pipelines.ports import Letter, Member
-from sluice.pipelines.records.header_keys import key_bytes
-from sluice.pipelines.records.wire import varint
+from sluice.pipelines.records.rows.header_keys import key_bytes
+from sluice.pipelines.records.rows.wire_format import varint
 from sluice.resources.kafka.failures import error_of
 from sluice.resources.kafka.messages import Code, by_topic, partition_errors, top_error
 

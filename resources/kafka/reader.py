@@ -22,7 +22,7 @@ from sluice.pipelines.model.kafka import Isolation
 from sluice.pipelines.model.plans import Slice
 from sluice.pipelines.model.traffic import BrokerTraffic
 from sluice.pipelines.ports import Fetched
-from sluice.pipelines.records.decode import next_position
+from sluice.pipelines.records.kafka_batches.decode import next_position
 from sluice.resources.kafka.lanes import Sources
 from sluice.resources.kafka.messages import FetchAsk, FetchPart, Leadership
 from sluice.resources.kafka.wire import Patience

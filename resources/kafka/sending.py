@@ -17,7 +17,7 @@ from sluice.pipelines.errors import SluiceError, UsageError
 from sluice.pipelines.feed.rights import Right, rights_to_republish
 from sluice.pipelines.model.kafka import CommittedOffset, TopicPartition
 from sluice.pipelines.ports import Delivered
-from sluice.pipelines.records.encode.batches import SealedBatch
+from sluice.pipelines.records.kafka_batches.encode.sealed_batch import SealedBatch
 from sluice.resources.kafka import group_messages, producing
 from sluice.resources.kafka.coordinators import Coordinators
 from sluice.resources.kafka.drain import Drain, NotTaken

@@ -248,7 +248,7 @@ def _decode_stamps(tp: TopicPartition, batch: Header, records: memoryview) -> Ba
     """Raises CorruptBatch, UnsupportedBatch."""
     import pyarrow as pa
 
-    from sluice.pipelines.records.decode import BatchDecoder  # its compiled loops take a moment to load
+    from sluice.pipelines.records.kafka_batches.decode import BatchDecoder  # its compiled loops take a moment to load
 
     decoder = BatchDecoder(tp.topic, tp.partition, batch.base, batch.last + 1, read_committed=False)
     chunks = [*decoder.feed(records), *decoder.finish()]

@@ -24,7 +24,7 @@ from kafka.errors import KafkaError, TopicAlreadyExistsError
 from sluice.pipelines.errors import UsageError
 from sluice.pipelines.feed.kafka import KafkaSettings
 from sluice.pipelines.feed.rights import Right, rights_to_create, rights_to_produce
-from sluice.pipelines.records.format import HEADERS, TO_SEND
+from sluice.pipelines.records.rows.row_format import HEADERS, TO_SEND
 from sluice.resources.kafka.failures import explain
 from sluice.resources.kafka.receiving import client_of
 from sluice.resources.kafka.settings import KafkaAddress, grantee
@@ -195,7 +195,7 @@ def send(
     Of the transactions, about the share `mix.aborted` is aborted. `progress` hears records sent so far. Raises
     UsageError for an unknown codec, KafkaUnavailable, NotAuthorized.
     """
-    from sluice.pipelines.records.encode import CODECS
+    from sluice.pipelines.records.kafka_batches.encode import CODECS
     from sluice.resources.kafka.sending import KafkaSender
 
     if (codec := CODECS.get(how.compression or "none")) is None:
@@ -214,7 +214,7 @@ class _Sending:
     def __init__(
         self, sender: KafkaSender, codec: int, mix: Mix, how: Sending, progress: Callable[[int], None]
     ) -> None:
-        from sluice.pipelines.records.encode import Accumulator
+        from sluice.pipelines.records.kafka_batches.encode import Accumulator
 
         self._sender, self._how, self._progress = sender, how, progress
         self._dice, self._aborted_share = Random(mix.seed + 2), mix.aborted
@@ -247,7 +247,7 @@ class _Sending:
             self._count(chunk)
 
     def _send(self, chunk: Sequence[SampleEvent]) -> None:
-        from sluice.pipelines.records.encode import by_key
+        from sluice.pipelines.records.kafka_batches.encode import by_key
 
         for number, topic in enumerate(self._how.topics):
             some = chunk[number :: len(self._how.topics)]

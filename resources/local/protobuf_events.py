@@ -6,7 +6,7 @@ import struct
 from datetime import datetime
 from typing import Any
 
-from sluice.pipelines.records.wire import reference, varint
+from sluice.pipelines.records.rows.wire_format import reference, varint
 
 SCHEMA = """\
 syntax = "proto3";

@@ -6,7 +6,7 @@ import json
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, NamedTuple
 
-from sluice.pipelines.records.wire import ID_HEADER, WireFormat, prefix
+from sluice.pipelines.records.rows.wire_format import ID_HEADER, WireFormat, prefix
 from sluice.resources.local import avro_events, protobuf_events
 from sluice.resources.local.events import CHANNELS, COUNTRIES, CURRENCIES, STATUSES, SampleEvent
 

@@ -14,7 +14,7 @@ from pyspark.daemon import manager
 LOADED = (
     "sluice.resources.spark.executor",
     "sluice.pipelines.landing.task",
-    "sluice.pipelines.records.typed.format",
+    "sluice.pipelines.records.json.format",
     "sluice.resources.kafka.fetch",
 )
 
@@ -23,7 +23,7 @@ if __name__ == "__main__":
     for module in LOADED:
         try:
             if module == LOADED[1]:  # the first that has compiled loops
-                importlib.import_module("sluice.pipelines.records.ready").ready()
+                importlib.import_module("sluice.pipelines.records.compiled.cache").ready()
             importlib.import_module(module)
         except Exception:  # noqa: BLE001 - a worker that needs it says so, where somebody reads it
             break

@@ -28,8 +28,8 @@ from sluice.pipelines.model.plans import Task, to_json
 from sluice.pipelines.model.receipts import Outcome, Receipt, SliceFailure, TaskTime
 from sluice.pipelines.model.traffic import TaskTraffic
 from sluice.pipelines.ports import Job, Lake
-from sluice.pipelines.records import ready
-from sluice.pipelines.records.reader import WriterSchemas
+from sluice.pipelines.records.compiled import cache
+from sluice.pipelines.records.rows.value_reader import WriterSchemas
 from sluice.pipelines.records.shape import Shape
 from sluice.pipelines.schema.arrays import text_array
 from sluice.resources.lakes import memory_of, open_lake
@@ -158,7 +158,7 @@ def run(work: TaskWork, numbers: Iterable[int]) -> Iterator[Row]:
 
 def call(called: Callable[[int], str], numbers: Iterable[int]) -> Iterator[Row]:
     """What Spark calls in a Python worker for other work: a row for each number, with what was said of it."""
-    ready.ready()
+    cache.ready()
     for number in numbers:
         yield _SAID, called(number)
 
@@ -173,13 +173,13 @@ def in_arrow(run: Runs, numbers: Iterator[pa.RecordBatch]) -> Iterator[pa.Record
 
 def prepare(numbers: Iterable[int]) -> None:
     """What Spark calls before a first batch: compile what a task needs, where this was never done."""
-    ready.ready()
+    cache.ready()
 
 
 def _carried_out(work: TaskWork, task: Task) -> list[Outcome | TaskTraffic]:
     # Imported late: the compiled loops belong to workers, not to whoever only wires a feed. On another machine than the
     # driver's, the first worker has them compiled, and the others wait for it.
-    ready.ready()
+    cache.ready()
     from sluice.pipelines.landing.task import Assignment, run_task, salvage
 
     wiring, attempt = work.wiring, f"{work.attempt}-{secrets.token_hex(4)}"

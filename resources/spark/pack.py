@@ -61,10 +61,10 @@ _ROOMS = ("pipelines", "resources")
 _IMPORTED = (
     "sluice.resources.spark.executor",
     "sluice.pipelines.landing.task",
-    "sluice.pipelines.records.typed.format",
-    "sluice.pipelines.records.checked.format",
+    "sluice.pipelines.records.json.format",
+    "sluice.pipelines.records.contract_rows.contract_format",
     "sluice.pipelines.records.avro.format",
-    "sluice.pipelines.records.json_schema.format",
+    "sluice.pipelines.records.json.schema_format",
     "sluice.pipelines.records.protobuf.format",
     "sluice.resources.kafka.fetch",
     *_PROTOBUF.values(),
@@ -315,7 +315,7 @@ def _prove(stage: Path, imported: Iterable[str]) -> None:
     imports = "; ".join(f"import {module}" for module in imported)
     # Bytecode that goes by its source's hash, unchecked: unpacking gives files other times.
     compiled = ["compileall", "-q", "-j", "0", "--invalidation-mode", "unchecked-hash", "-s", str(stage), str(stage)]
-    for command in (["-m", *compiled], ["-m", "sluice.pipelines.records.ready"], ["-c", imports]):
+    for command in (["-m", *compiled], ["-m", "sluice.pipelines.records.compiled.cache"], ["-c", imports]):
         alone = [sys.executable, "-S", *command]
         said = subprocess.run(alone, env=environment, cwd=stage, capture_output=True, text=True, check=False)
         if said.returncode:

@@ -19,7 +19,7 @@ from typing import Any
 from sluice.pipelines.errors import SetupError
 from sluice.pipelines.feed.sections import INSTALLED, PACK, SparkSettings
 from sluice.pipelines.model.progress import Reporter
-from sluice.pipelines.records import ready
+from sluice.pipelines.records.compiled import cache
 from sluice.resources.spark import pack
 from sluice.resources.spark.masters import is_local
 
@@ -33,7 +33,7 @@ def prepare(settings: SparkSettings, report: Reporter) -> None:
     """Do beforehand, and say so, what is slow once for a version: compile what tasks run, or pack what executors need.
     Raises SetupError."""
     if is_local(settings):
-        ready.ready(report)
+        cache.ready(report)
     else:
         archive(settings, report)
 

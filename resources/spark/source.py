@@ -109,7 +109,7 @@ def _find_feed(name: str, project: str | None, *, live: bool) -> Feed:
 
 
 def _raw_schema() -> pa.Schema:
-    from sluice.pipelines.records.format import RawFormat
+    from sluice.pipelines.records.rows.row_format import RawFormat
 
     return RawFormat.schema
 

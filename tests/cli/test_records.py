@@ -9,7 +9,7 @@ import pyarrow as pa
 from rich.console import Console
 
 from sluice.cli.records import typed_fields, typed_view
-from sluice.pipelines.records.format import RawFormat
+from sluice.pipelines.records.rows.row_format import RawFormat
 
 ROW = pa.table(
     {

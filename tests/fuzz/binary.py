@@ -12,10 +12,10 @@ from random import Random
 import numpy as np
 import pyarrow as pa
 
-from sluice.pipelines.records.binary import BinaryTyper
-from sluice.pipelines.records.reasons import Reasons
-from sluice.pipelines.records.typed import columns as typed_columns
-from sluice.pipelines.records.typed import slots
+from sluice.pipelines.records.json import columns as typed_columns
+from sluice.pipelines.records.slots import slots
+from sluice.pipelines.records.slots.binary import BinaryTyper
+from sluice.pipelines.records.slots.binary_reasons import Reasons
 from tests.fuzz.mutation import mutated
 from tests.guarded import Guarded
 

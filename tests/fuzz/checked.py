@@ -1,6 +1,6 @@
 """The compiled loops with every index checked: also where they read memory without numba's knowledge.
 
-NUMBA_BOUNDSCHECK=1 checks plain indexing. What `pipelines/records/compiled.py` loads and stores by address is checked
+NUMBA_BOUNDSCHECK=1 checks plain indexing. Loads and stores by address (`pipelines/records/compiled/jit.py`) are checked
 here: `install` goes before the loops are imported, with a cache of numba's of its own (NUMBA_CACHE_DIR).
 """
 
@@ -8,10 +8,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from sluice.pipelines.records import compiled
-from sluice.pipelines.records.compiled import CELLS, inner
+from sluice.pipelines.records.compiled import jit
+from sluice.pipelines.records.compiled.jit import CELLS, inner
 
-_byte, _word, _cell, _item, _put = compiled.byte, compiled.word, compiled.cell, compiled.item, compiled.put
+_byte, _word, _cell, _item, _put = jit.byte, jit.word, jit.cell, jit.item, jit.put
 
 
 @inner
@@ -52,4 +52,4 @@ def put(numbers: Any, at: int, number: int) -> None:
 def install() -> None:
     """From here on modules that import the loads and stores get these."""
     for checked in (byte, word, cell, item, put):
-        setattr(compiled, checked.__name__, checked)
+        setattr(jit, checked.__name__, checked)

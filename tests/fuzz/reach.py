@@ -22,7 +22,7 @@ from typing import Any
 import numba
 import numpy as np
 
-from sluice.pipelines.records import compiled
+from sluice.pipelines.records.compiled import jit as compiled
 from tests.fuzz.hunt import target
 from tests.fuzz.target import Target, line, load
 
@@ -79,7 +79,7 @@ def plain() -> None:
     for stand_in in (byte, word, cell, item, put, trailing_zeros, copy):
         setattr(compiled, stand_in.__name__, stand_in)
     np.seterr(all="ignore")
-    from sluice.pipelines.records.typed import scan
+    from sluice.pipelines.records.json import scan
 
     scan.pack = pack
 

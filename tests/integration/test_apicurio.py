@@ -17,14 +17,14 @@ from sluice.pipelines.lake.schemas import KeptSchemas
 from sluice.pipelines.model.plans import Slice
 from sluice.pipelines.model.registered_schema import AVRO, PROTOBUF
 from sluice.pipelines.records.avro.format import AvroFormat
-from sluice.pipelines.records.wire import APICURIO_IDS, WireFormat, reference
+from sluice.pipelines.records.rows.wire_format import APICURIO_IDS, WireFormat, reference
 from sluice.resources.local.registry import LocalRegistry
 from sluice.resources.registry import RegistryClient
 from sluice.testing.lake import MemoryLake
 from tests.pipelines.records.avro import rows as avro
+from tests.pipelines.records.json.rows import FIRST, chunk
 from tests.pipelines.records.json_schema.rows import with_headers
 from tests.pipelines.records.protobuf import rows as protobuf
-from tests.pipelines.records.typed.rows import FIRST, chunk
 
 pytestmark = pytest.mark.kafka
 

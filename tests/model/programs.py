@@ -36,8 +36,8 @@ from sluice.pipelines.planning import windows
 from sluice.pipelines.publishing.manifest import write_manifests
 from sluice.pipelines.quarantine.held import Filter
 from sluice.pipelines.quarantine.letters import Outlet
-from sluice.pipelines.records.decode import decoder
-from sluice.pipelines.records.decode import rows as decoded_rows
+from sluice.pipelines.records.kafka_batches.decode import decoder
+from sluice.pipelines.records.kafka_batches.decode import row_buffers as decoded_rows
 from sluice.pipelines.rewriting import rewriting
 from sluice.pipelines.rewriting.compaction import compact
 from sluice.pipelines.rewriting.expiry import expire, remove_retired

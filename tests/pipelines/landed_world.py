@@ -24,8 +24,8 @@ from sluice.pipelines.ports import Edges, Lake
 from sluice.pipelines.publishing import files
 from sluice.pipelines.publishing.manifest import write_manifests
 from sluice.pipelines.publishing.publish import publish, roll_forward
-from sluice.pipelines.records.format import HEADERS, RawFormat
-from sluice.pipelines.records.landed_columns import REFUSED, quarantine_rows
+from sluice.pipelines.records.rows.landed_columns import REFUSED, quarantine_rows
+from sluice.pipelines.records.rows.row_format import HEADERS, RawFormat
 from sluice.pipelines.rewriting.compaction import Compacted, compact
 from sluice.testing.cluster import MemoryCluster
 from sluice.testing.group import MemoryGroup

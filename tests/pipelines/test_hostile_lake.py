@@ -25,7 +25,7 @@ from sluice.pipelines.model.plans import Plan, Request, RequestKind, Slice, Task
 from sluice.pipelines.model.receipts import Counts, Part, PartKind, Receipt
 from sluice.pipelines.operating.repair import RepairTarget, repair
 from sluice.pipelines.publishing.publish import roll_forward
-from sluice.pipelines.records.format import RawFormat
+from sluice.pipelines.records.rows.row_format import RawFormat
 from sluice.pipelines.rewriting.expiry import expire, remove_retired
 from sluice.resources.lake_local import LocalLake
 from sluice.testing.fetcher import MemoryFetcher

@@ -16,7 +16,7 @@ from sluice.pipelines.model.plans import Request, RequestKind
 from sluice.pipelines.model.registered_schema import RegisteredSchema
 from sluice.pipelines.operating.accept import AcceptEvent, accept_log
 from sluice.pipelines.ports import Edges, Lake
-from sluice.pipelines.records import ready
+from sluice.pipelines.records.compiled import cache
 from sluice.resources.liveness import new_owner
 from sluice.testing import LandedMessages, Message, land
 from sluice.testing.clock import MemoryClock
@@ -91,7 +91,7 @@ class Topics:
 
     def _open(self) -> tuple[Feed, Edges]:
         feed = load_feed(feed_file(self.root, self.text), {"KAFKA_BOOTSTRAP": "memory:9092"})
-        ready.ready()
+        cache.ready()
         states = {
             tp: partition(*tp, topic_id=self.ids.get(tp.topic, "id-1"), log_start=log.start)
             for tp, log in self.logs.items()

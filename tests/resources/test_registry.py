@@ -16,7 +16,7 @@ from sluice.pipelines.errors import Failed, NotAuthorized, Refused, RegistryUnav
 from sluice.pipelines.feed.load import load_feed
 from sluice.pipelines.feed.registry import RegistrySettings
 from sluice.pipelines.lake.schemas import MOST_UNKNOWN, KeptSchemas
-from sluice.pipelines.records.reader import UnusableSchema
+from sluice.pipelines.records.rows.value_reader import UnusableSchema
 from sluice.resources import registry
 from sluice.resources.registry import RegistryClient, number_of_own
 from sluice.testing.lake import MemoryLake

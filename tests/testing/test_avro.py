@@ -17,8 +17,8 @@ from sluice.pipelines.model.registered_schema import AVRO, RegisteredSchema
 from sluice.pipelines.planning.shapes import shape_named
 from sluice.pipelines.ports import Edges
 from sluice.pipelines.quarantine.held import Filter
-from sluice.pipelines.records.avro.reader import AvroReader
-from sluice.pipelines.records.wire import WireFormat
+from sluice.pipelines.records.avro.reader_schema import AvroReader
+from sluice.pipelines.records.rows.wire_format import WireFormat
 from sluice.pipelines.rewriting.replay import replay
 from sluice.resources.liveness import new_owner
 from sluice.testing import LandedMessages, Message, land

@@ -14,7 +14,7 @@ from sluice.pipelines.lake.schemas import KeptSchemas
 from sluice.pipelines.ledger import Ledger
 from sluice.pipelines.model.registered_schema import AVRO, RegisteredSchema
 from sluice.pipelines.planning.shapes import newest, shape_named
-from sluice.pipelines.records.wire import KEY_ID_HEADER
+from sluice.pipelines.records.rows.wire_format import KEY_ID_HEADER
 from sluice.testing import LandedMessages, Message, land
 from sluice.testing.lake import MemoryLake
 from tests.pipelines.records.avro.rows import encoded

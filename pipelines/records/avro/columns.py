@@ -1,6 +1,6 @@
 """Slots into Arrow arrays: for each node of the feed's schema a column that grows block by block.
 
-Most are those of `records.typed`; enums and decimals have columns of their own.
+Most are those of `records.json`; enums and decimals have columns of their own.
 Promise: buffers hold what was appended and are not touched again once they are handed out.
 """
 
@@ -12,12 +12,12 @@ import numpy as np
 import pyarrow as pa
 
 from sluice.pipelines.records.avro import loops
-from sluice.pipelines.records.avro.reader import branches, nullable
+from sluice.pipelines.records.avro.reader_schema import branches, nullable
 from sluice.pipelines.records.avro.schema import AvroKind, AvroType
-from sluice.pipelines.records.compiled import Array
-from sluice.pipelines.records.typed.columns import NO_FAULTS, ColumnBuilder, Faults, Lists, Structs
-from sluice.pipelines.records.typed.slots import Bytes, Numbers, Slots, Truths, slot_faults
-from sluice.pipelines.records.typed.tables import SchemaNode
+from sluice.pipelines.records.compiled.jit import Array
+from sluice.pipelines.records.json.columns import NO_FAULTS, ColumnBuilder, Faults, Lists, Structs
+from sluice.pipelines.records.json.scan_tables import SchemaNode
+from sluice.pipelines.records.slots.slots import Bytes, Numbers, Slots, Truths, slot_faults
 from sluice.pipelines.schema.schema import Kind
 
 _FAR = 1 << 63

@@ -10,11 +10,11 @@ from typing import ClassVar
 
 from sluice.pipelines.model.receipts import DriftKind
 from sluice.pipelines.records.avro import loops
-from sluice.pipelines.records.avro.reader import AvroReader
+from sluice.pipelines.records.avro.reader_schema import AvroReader
 from sluice.pipelines.records.avro.reasons import REASONS
 from sluice.pipelines.records.avro.typer import AvroTyper
-from sluice.pipelines.records.binary import BinaryFormat
-from sluice.pipelines.records.reader import WriterSchemas
+from sluice.pipelines.records.rows.value_reader import WriterSchemas
+from sluice.pipelines.records.slots.binary import BinaryFormat
 
 
 class AvroFormat(BinaryFormat):

@@ -2,8 +2,8 @@
 
 A *program* (`programs.py`) is what one writer's schema and the feed's own come to: rows of `ops`, read one after
 another. One compile serves all schemas. For each node of the feed's schema a *slot* holds what an item is: the number
-itself, or the span of a text as `typed.scan` packs it; `there` says which slots hold something. Levels, spans and
-blocks are as in `typed.scan`. A record that is refused leaves no slot, only its place and a code. Promise: whatever the
+itself, or the span of a text as `json.scan` packs it; `there` says which slots hold something. Levels, spans and
+blocks are as in `json.scan`. A record that is refused leaves no slot, only its place and a code. Promise: whatever the
 bytes, nothing is read or written outside of the arrays, nothing recurses, the work for a record is bounded by its bytes
 and by the room of its lists, and no Python object is made for a record.
 """
@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from sluice.pipelines.records.compiled import (
+from sluice.pipelines.records.compiled.jit import (
     BYTES,
     CELLS,
     I8,
@@ -34,7 +34,8 @@ from sluice.pipelines.records.compiled import (
     types,
     uint64,
 )
-from sluice.pipelines.records.pieces import (
+from sluice.pipelines.records.json.scan import NULL, PLAIN, SIZE_BITS, START_MASK, pack
+from sluice.pipelines.records.slots.binary_loops import (
     AT_BYTE,
     AT_NODE,
     BAD_TEXT,
@@ -66,7 +67,6 @@ from sluice.pipelines.records.pieces import (
     step,
     undo,
 )
-from sluice.pipelines.records.typed.scan import NULL, PLAIN, SIZE_BITS, START_MASK, pack
 
 # --- operations: a row of `ops` is one, its node and level where it writes (node −1: nowhere), and up to four numbers
 

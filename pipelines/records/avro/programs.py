@@ -14,9 +14,9 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from sluice.pipelines.records.avro import loops
-from sluice.pipelines.records.avro.reader import DURATION, addable, branches, column_type, nullable, wrapped
+from sluice.pipelines.records.avro.reader_schema import DURATION, addable, branches, column_type, nullable, wrapped
 from sluice.pipelines.records.avro.schema import AvroField, AvroKind, AvroType, records_of
-from sluice.pipelines.records.typed.tables import SchemaNode
+from sluice.pipelines.records.json.scan_tables import SchemaNode
 from sluice.pipelines.schema.schema import Kind as ColumnKind
 from sluice.pipelines.schema.schema import path_below
 

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from sluice.pipelines.records.avro import loops
-from sluice.pipelines.records.reasons import Reasons
-from sluice.pipelines.records.typed.reasons import Reason
+from sluice.pipelines.records.json.reasons import Reason
+from sluice.pipelines.records.slots.binary_reasons import Reasons
 
 REASONS = Reasons(
     Reason.NOT_AVRO,

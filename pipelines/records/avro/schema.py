@@ -14,7 +14,7 @@ from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import Any
 
-from sluice.pipelines.records.reader import UnusableSchema
+from sluice.pipelines.records.rows.value_reader import UnusableSchema
 
 MOST_TEXT = 1 << 20
 """Bytes of a schema's text."""

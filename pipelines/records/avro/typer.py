@@ -1,4 +1,4 @@
-"""Turns the Avro values of a chunk into columns of the feed's schema, block by block (`records.binary`)."""
+"""Turns the Avro values of a chunk into columns of the feed's schema, block by block (`records.slots.binary`)."""
 
 from __future__ import annotations
 
@@ -6,18 +6,18 @@ from collections.abc import Callable, Iterator, Mapping
 
 import numpy as np
 
-from sluice.pipelines.records import pieces
 from sluice.pipelines.records.avro import loops
 from sluice.pipelines.records.avro.columns import columns_of
 from sluice.pipelines.records.avro.loops import Tables
 from sluice.pipelines.records.avro.programs import Incompatible, Pool, program
-from sluice.pipelines.records.avro.reader import AvroReader
+from sluice.pipelines.records.avro.reader_schema import AvroReader
 from sluice.pipelines.records.avro.schema import AvroType, parse
-from sluice.pipelines.records.binary import MOST_SCHEMAS, BinaryTyper, NewField
-from sluice.pipelines.records.compiled import Array
-from sluice.pipelines.records.reader import UnusableSchema, WriterSchemas
-from sluice.pipelines.records.typed.slots import SlotPiece, with_room
-from sluice.pipelines.records.wire import Named, WireFormat
+from sluice.pipelines.records.compiled.jit import Array
+from sluice.pipelines.records.rows.value_reader import UnusableSchema, WriterSchemas
+from sluice.pipelines.records.rows.wire_format import Named, WireFormat
+from sluice.pipelines.records.slots import binary_loops
+from sluice.pipelines.records.slots.binary import MOST_SCHEMAS, BinaryTyper, NewField
+from sluice.pipelines.records.slots.slots import SlotPiece, with_room
 
 _BARE = 0
 """The number under which a feed without a registry has its one schema."""
@@ -82,7 +82,7 @@ class AvroTyper(BinaryTyper):
             self._begin()
 
     def _ask(self) -> None:
-        schema = int(self._tables.state[pieces.NEED])
+        schema = int(self._tables.state[binary_loops.NEED])
         try:
             texts = self._texts(schema)
             writer = parse(texts) if texts else None
@@ -90,7 +90,7 @@ class AvroTyper(BinaryTyper):
             self._know(schema, self._incompatible(schema, error))
             return
         if writer is None:
-            self._know(schema, -pieces.NO_SCHEMA)
+            self._know(schema, -binary_loops.NO_SCHEMA)
         else:
             self._learn(schema, writer)
 
@@ -119,7 +119,7 @@ class AvroTyper(BinaryTyper):
         told = np.zeros((size, loops.OP_FIELDS), np.int64)
         self._places = {}
         for number, begin in known.items():
-            place = number * pieces.SPREAD & (size - 1)
+            place = number * binary_loops.SPREAD & (size - 1)
             while ids[place] >= 0:
                 place = (place + 1) & (size - 1)
             ids[place], starts[place], self._places[number] = number, begin, place
@@ -127,11 +127,11 @@ class AvroTyper(BinaryTyper):
                 told[place] = counted[number]
         self._tables = self._tables._replace(ids=ids, starts=starts, told=told)
         # Without a header, the loop looks where it looked last.
-        self._tables.state[pieces.KNOWN] = self._places[schema]
+        self._tables.state[binary_loops.KNOWN] = self._places[schema]
 
     def _no_tables(self) -> Tables:
         table = np.zeros((len(self.nodes), loops.OP_FIELDS), np.int64)
-        table[:, pieces.NODE_LEVEL] = [n.level for n in self.nodes]
+        table[:, binary_loops.NODE_LEVEL] = [n.level for n in self.nodes]
         made = Tables(
             ops=np.zeros((1, loops.OP_FIELDS), np.int64),
             lists=np.zeros(1, np.int64),

@@ -1,6 +1,6 @@
 """Slots into Arrow arrays: for each node of the feed's message a column that grows block by block.
 
-Most are those of `records.typed`; enums, JSON documents and maps have columns of their own. Promise: buffers hold what
+Most are those of `records.json`; enums, JSON documents and maps have columns of their own. Promise: buffers hold what
 was appended and are not touched again once they are handed out.
 """
 
@@ -14,14 +14,14 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from sluice.pipelines.records.compiled import Array
+from sluice.pipelines.records.compiled.jit import Array
+from sluice.pipelines.records.json.columns import NO_FAULTS, ColumnBuilder, Faults, Lists, Structs
+from sluice.pipelines.records.json.scan import SIZE_BITS, START_MASK
+from sluice.pipelines.records.json.scan_tables import SchemaNode
 from sluice.pipelines.records.protobuf import loops
 from sluice.pipelines.records.protobuf.programs import THERE
 from sluice.pipelines.records.protobuf.schema import Meaning, ProtoField, ProtoKind
-from sluice.pipelines.records.typed.columns import NO_FAULTS, ColumnBuilder, Faults, Lists, Structs
-from sluice.pipelines.records.typed.scan import SIZE_BITS, START_MASK
-from sluice.pipelines.records.typed.slots import Bytes, Numbers, Slots, Truths, slot_faults
-from sluice.pipelines.records.typed.tables import SchemaNode
+from sluice.pipelines.records.slots.slots import Bytes, Numbers, Slots, Truths, slot_faults
 from sluice.pipelines.schema.schema import Kind
 from sluice.pipelines.util.extras import named
 

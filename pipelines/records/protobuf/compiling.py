@@ -20,7 +20,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from sluice.pipelines.records.reader import UnusableSchema
+from sluice.pipelines.records.rows.value_reader import UnusableSchema
 from sluice.pipelines.util.extras import named, need
 from sluice.pipelines.util.units import safe_text
 

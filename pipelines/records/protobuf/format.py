@@ -16,15 +16,15 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from sluice.pipelines.model.receipts import DriftKind
-from sluice.pipelines.records.binary import BinaryFormat
-from sluice.pipelines.records.compiled import Array
-from sluice.pipelines.records.opening import Opened
+from sluice.pipelines.records.compiled.jit import Array
 from sluice.pipelines.records.protobuf import loops
-from sluice.pipelines.records.protobuf.reader import ProtobufReader
+from sluice.pipelines.records.protobuf.reader_schema import ProtobufReader
 from sluice.pipelines.records.protobuf.reasons import REASONS
 from sluice.pipelines.records.protobuf.typer import ProtobufTyper
-from sluice.pipelines.records.reader import WriterSchemas
-from sluice.pipelines.records.wire import IN_HEADERS, NO_HEADER, WireFormat, reference
+from sluice.pipelines.records.rows.value_reader import WriterSchemas
+from sluice.pipelines.records.rows.wire_format import IN_HEADERS, NO_HEADER, WireFormat, reference
+from sluice.pipelines.records.rows.writer_schema_lookup import Opened
+from sluice.pipelines.records.slots.binary import BinaryFormat
 
 
 class ProtobufFormat(BinaryFormat):

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from sluice.pipelines.records.compiled import (
+from sluice.pipelines.records.compiled.jit import (
     BYTES,
     I32,
     I64,
@@ -32,7 +32,9 @@ from sluice.pipelines.records.compiled import (
     types,
     uint64,
 )
-from sluice.pipelines.records.pieces import (
+from sluice.pipelines.records.json.scan import PLAIN, SIZE_BITS, START_MASK, pack
+from sluice.pipelines.records.rows.wire_format import NO_HEADER
+from sluice.pipelines.records.slots.binary_loops import (
     AT_BYTE,
     AT_NODE,
     BAD_TEXT,
@@ -63,8 +65,6 @@ from sluice.pipelines.records.pieces import (
     step,
     undo,
 )
-from sluice.pipelines.records.typed.scan import PLAIN, SIZE_BITS, START_MASK, pack
-from sluice.pipelines.records.wire import NO_HEADER
 
 # --- a field: a row of `fields` ------------------------------------------------------------------------------
 

@@ -7,11 +7,11 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from sluice.pipelines.records.compiled import CELLS, Array
+from sluice.pipelines.records.compiled.jit import CELLS, Array
+from sluice.pipelines.records.json.scan import PLAIN, SIZE_BITS
+from sluice.pipelines.records.json.scan_tables import SchemaNode
 from sluice.pipelines.records.protobuf import loops
 from sluice.pipelines.records.protobuf.schema import Meaning, ProtoField, ProtoKind, ProtoMessage
-from sluice.pipelines.records.typed.scan import PLAIN, SIZE_BITS
-from sluice.pipelines.records.typed.tables import SchemaNode
 
 THERE = (PLAIN << (2 * SIZE_BITS)) - (1 << 64)
 """The slot of a struct, or of an empty text or list, as a number with a sign."""

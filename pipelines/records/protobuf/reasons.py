@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+from sluice.pipelines.records.json.reasons import Reason
 from sluice.pipelines.records.protobuf import loops
-from sluice.pipelines.records.reasons import Reasons
-from sluice.pipelines.records.typed.reasons import Reason
+from sluice.pipelines.records.slots.binary_reasons import Reasons
 
 REASONS = Reasons(
     Reason.NOT_PROTOBUF,

@@ -17,7 +17,7 @@ from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 from sluice.pipelines.records.protobuf.compiling import MOST_COMPILED, descriptor_set
-from sluice.pipelines.records.reader import UnusableSchema
+from sluice.pipelines.records.rows.value_reader import UnusableSchema
 from sluice.pipelines.util.extras import named
 from sluice.pipelines.util.units import safe_text
 

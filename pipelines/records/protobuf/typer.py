@@ -1,4 +1,4 @@
-"""Turns the Protobuf values of a chunk into columns of the feed's message, block by block (`records.binary`)."""
+"""Turns the Protobuf values of a chunk into columns of the feed's message, block by block (`records.slots.binary`)."""
 
 from __future__ import annotations
 
@@ -7,22 +7,22 @@ from typing import Any
 
 import numpy as np
 
-from sluice.pipelines.records import pieces
-from sluice.pipelines.records.binary import MOST_SCHEMAS, BinaryTyper, NewField
-from sluice.pipelines.records.compiled import Array
+from sluice.pipelines.records.compiled.jit import Array
+from sluice.pipelines.records.json.columns import Faults, Lists
+from sluice.pipelines.records.json.scan_tables import SchemaNode
+from sluice.pipelines.records.json.typer import TypedPiece
 from sluice.pipelines.records.protobuf import loops
 from sluice.pipelines.records.protobuf.columns import Documents, Maps, columns_of, last_of_each
 from sluice.pipelines.records.protobuf.loops import Tables
 from sluice.pipelines.records.protobuf.programs import program
-from sluice.pipelines.records.protobuf.reader import ProtobufReader
+from sluice.pipelines.records.protobuf.reader_schema import ProtobufReader
 from sluice.pipelines.records.protobuf.schema import ProtoMessage, described, message_at, message_numbered, messages_of
-from sluice.pipelines.records.protobuf.writers import Incompatible, compare
-from sluice.pipelines.records.reader import UnusableSchema, WriterSchemas
-from sluice.pipelines.records.typed.columns import Faults, Lists
-from sluice.pipelines.records.typed.slots import SlotPiece, holder_of, slot_faults, with_room
-from sluice.pipelines.records.typed.tables import SchemaNode
-from sluice.pipelines.records.typed.typer import TypedPiece
-from sluice.pipelines.records.wire import Named, WireFormat, reference
+from sluice.pipelines.records.protobuf.schema_resolution import Incompatible, compare
+from sluice.pipelines.records.rows.value_reader import UnusableSchema, WriterSchemas
+from sluice.pipelines.records.rows.wire_format import Named, WireFormat, reference
+from sluice.pipelines.records.slots import binary_loops
+from sluice.pipelines.records.slots.binary import MOST_SCHEMAS, BinaryTyper, NewField
+from sluice.pipelines.records.slots.slots import SlotPiece, holder_of, slot_faults, with_room
 
 MOST_NEWS = 256
 """How many fields that the feed's message does not have are counted in a piece, about."""
@@ -64,7 +64,7 @@ class ProtobufTyper(BinaryTyper):
 
     def _ask(self) -> None:
         state = self._tables.state
-        schema, path = int(state[pieces.NEED]), int(state[loops.PATH])
+        schema, path = int(state[binary_loops.NEED]), int(state[loops.PATH])
         self._know(schema, path, self._asked(schema, path))
 
     def _asked(self, schema: int, path: int) -> int:
@@ -75,7 +75,7 @@ class ProtobufTyper(BinaryTyper):
         try:
             texts = self._texts(schema)
             if texts is None:
-                return -pieces.NO_SCHEMA
+                return -binary_loops.NO_SCHEMA
             file, _ = described(texts[-1])
             own = self._reader.message
             if self._wire is WireFormat.GLUE:
@@ -100,14 +100,14 @@ class ProtobufTyper(BinaryTyper):
         ids, paths, starts = np.full(size, -1, np.int64), np.zeros(size, np.int64), np.zeros(size, np.int64)
         self._places = {}
         for (number, of), begin in known.items():
-            place = (number + of) * pieces.SPREAD & (size - 1)
+            place = (number + of) * binary_loops.SPREAD & (size - 1)
             while ids[place] >= 0:
                 place = (place + 1) & (size - 1)
             ids[place], paths[place], starts[place] = number, of, begin
             self._places[number, of] = place
         told = np.zeros((size, 2), np.int64)
         self._tables = t._replace(ids=ids, paths=paths, starts=starts, told=told)
-        self._tables.state[pieces.KNOWN] = self._places[schema, path]
+        self._tables.state[binary_loops.KNOWN] = self._places[schema, path]
 
     def _tidy(self) -> None:
         if len(self._places) <= MOST_SCHEMAS:
@@ -116,7 +116,7 @@ class ProtobufTyper(BinaryTyper):
         self._names = {}
         self.causes.clear()
         self._tables = self._tables._replace(**_nobody())
-        self._tables.state[pieces.KNOWN] = 0
+        self._tables.state[binary_loops.KNOWN] = 0
 
     def _no_tables(self, closed: bool) -> Tables:
         made = Tables(

@@ -16,7 +16,7 @@ from sluice.testing.fetcher import MemoryFetcher
 from sluice.testing.lake import MemoryLake
 
 if TYPE_CHECKING:
-    from sluice.pipelines.records.format import Format
+    from sluice.pipelines.records.rows.row_format import Format
 
 TASK_BYTES = 512 << 20
 

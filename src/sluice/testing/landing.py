@@ -34,8 +34,8 @@ from sluice.pipelines.model.receipts import Counts, Drift, PartKind, Receipt
 from sluice.pipelines.planning.shapes import table_of
 from sluice.pipelines.ports import Edges, Lake
 from sluice.pipelines.publishing.publish import abandon
-from sluice.pipelines.records import ready
-from sluice.pipelines.records.landed_columns import QUARANTINED, landed_schema
+from sluice.pipelines.records.compiled import cache
+from sluice.pipelines.records.rows.landed_columns import QUARANTINED, landed_schema
 from sluice.pipelines.schema.recast import plain
 from sluice.pipelines.util.units import parse_instant, show_window
 from sluice.pipelines.validation.drift import drift_of
@@ -191,7 +191,7 @@ def land(
     if isinstance(place, LocalLake):
         feed = feed.model_copy(update={"lake": str(place.root)})
     unlimited = feed.limits.model_copy(update={"records": None, "bytes": None})
-    ready.ready()
+    cache.ready()
     clock = MemoryClock(BEGIN)
     ledger = Ledger(place, feed.name, clock, "", _CLUSTER)
     _refuse_real(ledger, lake)

@@ -5,10 +5,10 @@ from __future__ import annotations
 import json
 
 from sluice.pipelines.records.avro.programs import Incompatible, Pool, program
-from sluice.pipelines.records.avro.reader import AvroReader, as_record
+from sluice.pipelines.records.avro.reader_schema import AvroReader, as_record
 from sluice.pipelines.records.avro.schema import AvroSchemaError, canonical, parse
-from sluice.pipelines.records.typed.tables import nodes_of
-from sluice.pipelines.records.wire import WireFormat
+from sluice.pipelines.records.json.scan_tables import nodes_of
+from sluice.pipelines.records.rows.wire_format import WireFormat
 from sluice.pipelines.schema.schema import SchemaError
 from tests.fuzz.target import Target
 from tests.fuzz.targets.avro import NEWER, SCHEMAS

@@ -11,7 +11,7 @@ from random import Random
 import cramjam
 
 from sluice.pipelines.errors import CorruptBatch
-from sluice.pipelines.records.decode import BatchDecoder, codecs
+from sluice.pipelines.records.kafka_batches.decode import BatchDecoder, codecs
 from sluice.testing.logs import compress, raw_v2
 from tests.fuzz.mutation import mutated
 from tests.fuzz.target import Target

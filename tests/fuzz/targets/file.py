@@ -15,11 +15,11 @@ from sluice.pipelines.errors import FeedError, UsageError
 from sluice.pipelines.feed.load import load_feed
 from sluice.pipelines.model.kafka import TopicPartition
 from sluice.pipelines.operating import offset_file
-from sluice.pipelines.records.checked.rows import RowChecks
+from sluice.pipelines.records.contract_rows.row_expectations import RowChecks
 from sluice.pipelines.schema.schema import parse_schema
 from tests.fuzz.mutation import ODD, mutated, mutated_json
 from tests.fuzz.target import Target
-from tests.pipelines.records.typed.rows import convert
+from tests.pipelines.records.json.rows import convert
 
 _ROOT = Path(__file__).parents[3]
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 import json
 
 from sluice.pipelines.contract.catalogue import text
-from sluice.pipelines.records.json_schema.bundle import bundled
-from sluice.pipelines.records.json_schema.reader import JsonSchemaReader
-from sluice.pipelines.records.reader import UnusableSchema
-from sluice.pipelines.records.wire import WireFormat
+from sluice.pipelines.records.json.schema_bundle import bundled
+from sluice.pipelines.records.json.schema_reader import JsonSchemaReader
+from sluice.pipelines.records.rows.value_reader import UnusableSchema
+from sluice.pipelines.records.rows.wire_format import WireFormat
 from sluice.pipelines.schema.schema import SchemaError
 from sluice.resources.local.registered_events import JSON_SCHEMA
 from tests.fuzz.target import Target

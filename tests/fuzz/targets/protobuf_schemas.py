@@ -6,12 +6,12 @@ import base64
 import json
 from random import Random
 
+from sluice.pipelines.records.json.scan_tables import nodes_of
 from sluice.pipelines.records.protobuf.programs import program
-from sluice.pipelines.records.protobuf.reader import ProtobufReader
+from sluice.pipelines.records.protobuf.reader_schema import ProtobufReader
 from sluice.pipelines.records.protobuf.schema import files_of
-from sluice.pipelines.records.reader import UnusableSchema
-from sluice.pipelines.records.typed.tables import nodes_of
-from sluice.pipelines.records.wire import WireFormat
+from sluice.pipelines.records.rows.value_reader import UnusableSchema
+from sluice.pipelines.records.rows.wire_format import WireFormat
 from sluice.pipelines.schema.schema import SchemaError
 from tests.fuzz.target import Target
 from tests.pipelines.records.protobuf import wild

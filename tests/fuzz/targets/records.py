@@ -18,9 +18,9 @@ import pyarrow as pa
 from crc32c import crc32c
 
 from sluice.pipelines.errors import CorruptBatch, UnsupportedBatch
-from sluice.pipelines.records.decode import BatchDecoder, bytes_needed, columns, loops, next_position
-from sluice.pipelines.records.decode.errors import BatchProblem
-from sluice.pipelines.records.decode.scratch import Scratch
+from sluice.pipelines.records.kafka_batches.decode import BatchDecoder, bytes_needed, columns, loops, next_position
+from sluice.pipelines.records.kafka_batches.decode.decode_errors import BatchProblem
+from sluice.pipelines.records.kafka_batches.decode.decompression import Scratch
 from sluice.testing.logs import (
     ABORT,
     COMMIT,

@@ -15,17 +15,17 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from sluice.pipelines.records.typed import columns, typer
-from sluice.pipelines.records.typed.reasons import detail_of, reason_of
-from sluice.pipelines.records.typed.typer import TypedPiece, Typer
+from sluice.pipelines.records.json import columns, typer
+from sluice.pipelines.records.json.reasons import detail_of, reason_of
+from sluice.pipelines.records.json.typer import TypedPiece, Typer
 from sluice.pipelines.schema.schema import Schema, parse_schema
 from tests.fuzz.mutation import mutated, mutated_json
 from tests.fuzz.target import Target
 from tests.guarded import Guarded
-from tests.pipelines.records.typed.oracle import judge
-from tests.pipelines.records.typed.rows import FIRST, by_offset, convert, parsed
-from tests.pipelines.records.typed.test_bounds import RECORD, SCHEMA
-from tests.pipelines.records.typed.test_properties import EDGES, ODD_TIMES, same
+from tests.pipelines.records.json.oracle import judge
+from tests.pipelines.records.json.rows import FIRST, by_offset, convert, parsed
+from tests.pipelines.records.json.test_bounds import RECORD, SCHEMA
+from tests.pipelines.records.json.test_properties import EDGES, ODD_TIMES, same
 
 BETWEEN = b"\x1e"
 """No JSON holds it, and as good as any other byte that none holds."""

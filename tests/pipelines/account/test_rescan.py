@@ -18,7 +18,7 @@ from sluice.pipelines.lake import paths
 from sluice.pipelines.ledger.entries import PublishEntry, dump
 from sluice.pipelines.model.ranges import Range
 from sluice.pipelines.model.receipts import Receipt
-from sluice.pipelines.records.format import HEADERS
+from sluice.pipelines.records.rows.row_format import HEADERS
 from tests.pipelines.validation.test_drift import SCHEMA, World
 
 ROWS = [{"id": 1, "amount": 1.5, "note": "a"}, {"id": "x"}, {"id": 3, "amount": 2, "note": None}, None, b"nojson"]

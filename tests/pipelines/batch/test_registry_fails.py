@@ -22,7 +22,7 @@ from sluice.pipelines.lake.schemas import KeptSchemas
 from sluice.pipelines.model.plans import Request, RequestKind
 from sluice.pipelines.model.registered_schema import AVRO, RegisteredSchema
 from sluice.pipelines.ports import Edges, Job
-from sluice.pipelines.records.format import Format
+from sluice.pipelines.records.rows.row_format import Format
 from sluice.resources import registry
 from sluice.resources.registry import LATE_TRIES, TRIES, writers_of
 from sluice.testing.engine import MemoryEngine

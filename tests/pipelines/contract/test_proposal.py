@@ -16,8 +16,8 @@ from hypothesis import strategies as st
 from sluice.pipelines.contract.expectation import Contract, Severity
 from sluice.pipelines.contract.proposal import ENOUGH, Proposal, candidates, propose
 from sluice.pipelines.contract.suite import parse_contract
-from sluice.pipelines.records.checked.rows import RowChecks
-from sluice.pipelines.records.format import HEADERS
+from sluice.pipelines.records.contract_rows.row_expectations import RowChecks
+from sluice.pipelines.records.rows.row_format import HEADERS
 from sluice.pipelines.records.shape import Shape
 from sluice.pipelines.schema.schema import Schema, arrow_type, parse_schema
 from tests.examples import examples

@@ -11,8 +11,8 @@ from sluice.pipelines.lake import paths
 from sluice.pipelines.model.plans import Slice
 from sluice.pipelines.model.receipts import PartKind
 from sluice.pipelines.model.topic_names import encode_topic
-from sluice.pipelines.records import landed_columns
-from sluice.pipelines.records.landed_columns import landed_schema
+from sluice.pipelines.records.rows import landed_columns
+from sluice.pipelines.records.rows.landed_columns import landed_schema
 from sluice.pipelines.schema.schema import SchemaError, parse_schema
 
 HOUR = 3_600_000

@@ -29,8 +29,8 @@ from sluice.pipelines.landing.task import Assignment, Tools, memory_shares, run_
 from sluice.pipelines.model.kafka import FetchLimits, Isolation, TopicPartition
 from sluice.pipelines.model.plans import Slice, Task
 from sluice.pipelines.model.receipts import Counts, Outcome, PartKind, Receipt, SliceFailure
-from sluice.pipelines.records.format import Format, Formatted, RawFormat
-from sluice.pipelines.records.landed_columns import REFUSED
+from sluice.pipelines.records.rows.landed_columns import REFUSED
+from sluice.pipelines.records.rows.row_format import Format, Formatted, RawFormat
 from sluice.pipelines.watching.timings import ACTIVITIES
 from sluice.resources.lake_local import LocalLake
 from sluice.testing.fetcher import MemoryFetcher

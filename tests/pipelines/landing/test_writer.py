@@ -22,7 +22,7 @@ from sluice.pipelines.lake import paths
 from sluice.pipelines.landing.writer import MAX_FOLDERS, PartTarget, PartWriter
 from sluice.pipelines.model.plans import Slice
 from sluice.pipelines.model.receipts import Part
-from sluice.pipelines.records.format import HEADERS, RawFormat
+from sluice.pipelines.records.rows.row_format import HEADERS, RawFormat
 from sluice.resources.lake_local import LocalLake
 
 SLICE = Slice("orders.v1", 3, "topic-id", 100, 10_000)

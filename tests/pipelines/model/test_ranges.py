@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sluice.pipelines.model.ranges import Range, contiguous_end, covers, cut, intersect, subtract, union
-from sluice.pipelines.records.format import inside
+from sluice.pipelines.records.rows.row_format import inside
 
 ranges = st.builds(lambda a, n: Range(a, a + n), st.integers(0, 40), st.integers(0, 12))
 many = st.lists(ranges, max_size=8)

@@ -29,8 +29,8 @@ from sluice.pipelines.model.traffic import BrokerTraffic, Latency, Traffic
 from sluice.pipelines.page import markup, profiles, store
 from sluice.pipelines.page.account import BatchAccount, PartitionLag, account, newest
 from sluice.pipelines.publishing.publish import publish, roll_forward
-from sluice.pipelines.records.format import HEADERS
-from sluice.pipelines.records.landed_columns import quarantine_rows
+from sluice.pipelines.records.rows.landed_columns import quarantine_rows
+from sluice.pipelines.records.rows.row_format import HEADERS
 from sluice.pipelines.records.shape import Shape
 from sluice.pipelines.schema.schema import parse_schema
 from sluice.pipelines.validation.volume import earlier_rows

@@ -19,7 +19,7 @@ from sluice.pipelines.model.kafka import FetchLimits, Isolation, TopicPartition
 from sluice.pipelines.model.plans import Plan, Request, RequestKind, Slice, Task
 from sluice.pipelines.model.receipts import Counts, PartKind, Receipt
 from sluice.pipelines.quarantine.limit import MOST_FAULTS, check_quarantine, faults_of
-from sluice.pipelines.records.typed.format import JsonFormat
+from sluice.pipelines.records.json.format import JsonFormat
 from sluice.pipelines.schema.schema import parse_schema
 from sluice.resources.lake_local import LocalLake
 from sluice.testing.fetcher import MemoryFetcher

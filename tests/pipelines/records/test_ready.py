@@ -14,93 +14,93 @@ from typing import Any
 import pytest
 
 from sluice.pipelines.model.progress import Progress
-from sluice.pipelines.records import ready
+from sluice.pipelines.records.compiled import cache
 
-PIPELINES = Path(ready.__file__).parent
-QUICK = "checked.forms"
+PIPELINES = Path(cache.__file__).parent
+QUICK = "contract_rows.regex_tables"
 
 
 @pytest.fixture
 def kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Where numba keeps what it compiles; of all shares, the one that is quick."""
     monkeypatch.setenv("NUMBA_CACHE_DIR", str(tmp_path / "kept"))
-    monkeypatch.setattr(ready, "SHARES", {QUICK: 1})
-    ready._fingerprint.cache_clear()
+    monkeypatch.setattr(cache, "SHARES", {QUICK: 1})
+    cache._fingerprint.cache_clear()
     return tmp_path / "kept"
 
 
 @pytest.fixture(autouse=True)
 def own_fingerprint() -> Any:
     yield
-    ready._fingerprint.cache_clear()
+    cache._fingerprint.cache_clear()
 
 
 def test_every_module_with_entry_points_is_a_share() -> None:
     sources = {p: p.read_text() for p in PIPELINES.rglob("*.py") if p.name != "compiled.py"}
     found = {p for p, text in sources.items() if re.search(r"^@compiled\(", text, re.MULTILINE)}
-    assert {".".join(p.relative_to(PIPELINES).with_suffix("").parts) for p in found} == set(ready.SHARES)
+    assert {".".join(p.relative_to(PIPELINES).with_suffix("").parts) for p in found} == set(cache.SHARES)
 
 
 def test_what_is_compiled_is_compiled_once_and_said_before(kept: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     told: list[Progress] = []
-    assert not ready.is_ready()
-    ready.ready(told.append)
+    assert not cache.is_ready()
+    cache.ready(told.append)
     assert [(p.stage, p.done, p.total) for p in told] == [("compile", 0, 1), ("compile", 1, 1)]
     assert "once for this version of Sluice and numba; about" in told[0].note
     assert [p.name for p in kept.rglob("forms._forms-*.nbi")], "numba kept it"
-    assert ready.is_ready()
+    assert cache.is_ready()
     monkeypatch.setattr(subprocess, "Popen", None)
-    ready.ready(told.append)
+    cache.ready(told.append)
     assert len(told) == 2
 
 
 @pytest.mark.slow
 def test_a_share_compiles_its_own_entry_points_alone(kept: Path) -> None:
     """The module of names imports the one that scans, whose loop takes half a minute."""
-    subprocess.run([sys.executable, "-m", "sluice.pipelines.records.ready", "typed.names"], check=True)
+    subprocess.run([sys.executable, "-m", "sluice.pipelines.records.compiled.cache", "json.names"], check=True)
     made = {p.name.partition(".")[0] for p in kept.rglob("*.nbi")}
     assert made == {"names"}
 
 
 def test_a_share_that_fails_leaves_it_to_whoever_needs_it(kept: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ready, "SHARES", {"checked.nowhere": 1})
-    monkeypatch.setattr(ready, "_mark", lambda folder: folder / "mark")
-    ready.ready()
-    assert not ready.is_ready()
+    monkeypatch.setattr(cache, "SHARES", {"checked.nowhere": 1})
+    monkeypatch.setattr(cache, "_mark", lambda folder: folder / "mark")
+    cache.ready()
+    assert not cache.is_ready()
 
 
 def test_a_change_of_what_loops_share_is_compiled_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """numba looks at the file of an entry point alone."""
-    shutil.copytree(ready._HERE, tmp_path / "records")
-    monkeypatch.setattr(ready, "_HERE", tmp_path / "records")
-    before = {share: ready.source_stamp(share) for share in ready.SHARES}
+    shutil.copytree(cache._HERE, tmp_path / "records")
+    monkeypatch.setattr(cache, "_HERE", tmp_path / "records")
+    before = {share: cache.source_stamp(share) for share in cache.SHARES}
     (tmp_path / "records" / "pieces.py").write_text("changed")
-    changed = {share for share in ready.SHARES if ready.source_stamp(share) != before[share]}
+    changed = {share for share in cache.SHARES if cache.source_stamp(share) != before[share]}
     assert changed == {"avro.loops", "protobuf.loops"}
     (tmp_path / "records" / "compiled.py").write_text("changed")
-    assert all(ready.source_stamp(share) != before[share] for share in ready.SHARES)
+    assert all(cache.source_stamp(share) != before[share] for share in cache.SHARES)
 
 
 @pytest.mark.slow
 def test_numba_s_cache_is_stamped_with_all_that_loops_are_made_of(kept: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    command = [sys.executable, "-m", "sluice.pipelines.records.ready", QUICK]
+    command = [sys.executable, "-m", "sluice.pipelines.records.compiled.cache", QUICK]
     subprocess.run(command, check=True)
     (index,) = kept.rglob("forms._forms-*.nbi")
     data = index.read_bytes()
-    assert ready.source_stamp(QUICK).encode() in data
-    index.write_bytes(data.replace(ready.source_stamp(QUICK).encode(), b"0" * 64))
+    assert cache.source_stamp(QUICK).encode() in data
+    index.write_bytes(data.replace(cache.source_stamp(QUICK).encode(), b"0" * 64))
     subprocess.run(command, check=True)
-    assert ready.source_stamp(QUICK).encode() in index.read_bytes(), "compiled again"
+    assert cache.source_stamp(QUICK).encode() in index.read_bytes(), "compiled again"
 
 
 def test_two_processes_do_not_compile_the_same(kept: Path) -> None:
     kept.mkdir()
     told: list[Progress] = []
-    waiting = threading.Thread(target=ready.ready, args=(told.append,))
+    waiting = threading.Thread(target=cache.ready, args=(told.append,))
     with (kept / "sluice-loops.lock").open("a") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         waiting.start()
-        ready._mark(kept).touch()  # the other one is done
+        cache._mark(kept).touch()  # the other one is done
     waiting.join()
     assert (told, list(kept.rglob("*.nbi"))) == ([], [])
 
@@ -109,31 +109,31 @@ def test_two_processes_do_not_compile_the_same(kept: Path) -> None:
 def test_another_version_is_compiled_again(
     what: str, kept: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    before = ready._mark(kept)
-    ready._fingerprint.cache_clear()
+    before = cache._mark(kept)
+    cache._fingerprint.cache_clear()
     match what:
         case "sources":
             for name in ("compiled.py", "pieces.py", f"{QUICK.replace('.', '/')}.py"):
                 (tmp_path / name).parent.mkdir(exist_ok=True)
                 (tmp_path / name).write_text("changed")
-            monkeypatch.setattr(ready, "_HERE", tmp_path)
+            monkeypatch.setattr(cache, "_HERE", tmp_path)
         case "numba":
-            monkeypatch.setattr(ready, "version", lambda name: "9.9")
+            monkeypatch.setattr(cache, "version", lambda name: "9.9")
         case _:
-            monkeypatch.setattr(ready, "_processor", lambda: "another")
-    assert ready._mark(kept) != before
+            monkeypatch.setattr(cache, "_processor", lambda: "another")
+    assert cache._mark(kept) != before
 
 
 def test_what_is_kept_beside_the_sources_moves_with_them(
     kept: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    beside, apart = ready._mark(ready._HERE / "__pycache__").name, ready._mark(kept).name
+    beside, apart = cache._mark(cache._HERE / "__pycache__").name, cache._mark(kept).name
     moved = tmp_path / "moved" / "records"
-    shutil.copytree(ready._HERE, moved, ignore=shutil.ignore_patterns("__pycache__"))
-    monkeypatch.setattr(ready, "_HERE", moved)
-    ready._fingerprint.cache_clear()
-    assert ready._mark(moved / "__pycache__").name == beside
-    assert ready._mark(kept).name != apart
+    shutil.copytree(cache._HERE, moved, ignore=shutil.ignore_patterns("__pycache__"))
+    monkeypatch.setattr(cache, "_HERE", moved)
+    cache._fingerprint.cache_clear()
+    assert cache._mark(moved / "__pycache__").name == beside
+    assert cache._mark(kept).name != apart
 
 
 def test_where_nothing_can_be_kept_that_is_said_and_nothing_done(
@@ -142,9 +142,9 @@ def test_where_nothing_can_be_kept_that_is_said_and_nothing_done(
     (tmp_path / "file").touch()
     monkeypatch.setenv("NUMBA_CACHE_DIR", str(tmp_path / "file" / "below"))
     told: list[Progress] = []
-    ready.ready(told.append)
-    assert [p.note for p in told] == [ready.NOWHERE]
-    assert not ready.is_ready()
+    cache.ready(told.append)
+    assert [p.note for p in told] == [cache.NOWHERE]
+    assert not cache.is_ready()
 
 
 def test_the_users_folder_serves_where_the_package_cannot_be_written(
@@ -152,12 +152,12 @@ def test_the_users_folder_serves_where_the_package_cannot_be_written(
 ) -> None:
     monkeypatch.delenv("NUMBA_CACHE_DIR", raising=False)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    monkeypatch.setattr(ready, "_HERE", tmp_path / "package")
+    monkeypatch.setattr(cache, "_HERE", tmp_path / "package")
     (tmp_path / "package").touch()
-    assert ready._folder() == tmp_path / "sluice"
+    assert cache._folder() == tmp_path / "sluice"
 
 
 def test_from_a_shell_it_says_what_it_does(kept: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    ready._say(Progress("compile", 0, 1, "compiling"))
-    ready._say(Progress("compile", 1, 1))
+    cache._say(Progress("compile", 0, 1, "compiling"))
+    cache._say(Progress("compile", 1, 1))
     assert capsys.readouterr().err == "compiling\n"

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sluice.pipelines.records.runs import LEAST_RUN, take_rows
+from sluice.pipelines.records.compiled.take_rows import LEAST_RUN, take_rows
 from tests.examples import examples
 
 N = 1000

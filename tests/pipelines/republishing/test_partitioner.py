@@ -10,7 +10,7 @@ import pyarrow as pa
 import pytest
 
 from sluice.pipelines.errors import UsageError
-from sluice.pipelines.records.format import TO_SEND
+from sluice.pipelines.records.rows.row_format import TO_SEND
 from sluice.pipelines.republishing.partitioner import Partitioner, load
 
 ROWS = pa.RecordBatch.from_pylist(

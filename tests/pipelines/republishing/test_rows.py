@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sluice.pipelines.model.ranges import Range
-from sluice.pipelines.records.format import HEADERS
+from sluice.pipelines.records.rows.row_format import HEADERS
 from sluice.pipelines.republishing.plan import PIECE, Republish, Source, Wishes, pieces
 from sluice.pipelines.republishing.rows import Cursor, with_coordinates
 from sluice.pipelines.schema.arrays import int64s

@@ -15,10 +15,10 @@ from hypothesis import strategies as st
 
 from sluice.pipelines.errors import Refused, UsageError
 from sluice.pipelines.model.receipts import PartKind
-from sluice.pipelines.records.json_schema.reader import JsonSchemaReader
+from sluice.pipelines.records.json.schema_reader import JsonSchemaReader
+from sluice.pipelines.records.rows.row_items import NotWritable
+from sluice.pipelines.records.rows.wire_format import WireFormat
 from sluice.pipelines.records.shape import Shape
-from sluice.pipelines.records.wire import WireFormat
-from sluice.pipelines.records.writing import NotWritable
 from sluice.pipelines.republishing.plan import Wishes
 from sluice.pipelines.republishing.values import check_schema, check_sendable, json_values, typed_values
 from sluice.pipelines.schema.schema import EXTRA, Schema, parse_schema
@@ -26,10 +26,10 @@ from tests.examples import examples
 from tests.pipelines.records.avro import rows as avro
 from tests.pipelines.records.avro.test_properties import RECORDS, values
 from tests.pipelines.records.avro.test_properties import _empty as no_columns
+from tests.pipelines.records.json.oracle import Pairs
+from tests.pipelines.records.json.rows import by_offset, convert, parsed
+from tests.pipelines.records.json.test_properties import cases
 from tests.pipelines.records.protobuf import rows as protobuf
-from tests.pipelines.records.typed.oracle import Pairs
-from tests.pipelines.records.typed.rows import by_offset, convert, parsed
-from tests.pipelines.records.typed.test_properties import cases
 
 
 def again(schema: Schema, landed: pa.Table) -> tuple[list[bytes | None], pa.Table]:

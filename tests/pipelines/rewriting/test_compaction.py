@@ -32,7 +32,7 @@ from sluice.pipelines.model.progress import Progress
 from sluice.pipelines.model.receipts import Counts, Fate, Life, Part, PartKind, Receipt
 from sluice.pipelines.publishing import files as reading
 from sluice.pipelines.publishing.publish import abandon, publish, roll_forward
-from sluice.pipelines.records.landed_columns import quarantine_rows
+from sluice.pipelines.records.rows.landed_columns import quarantine_rows
 from sluice.pipelines.records.shape import Shape
 from sluice.pipelines.rewriting import compaction, merging, rewriting
 from sluice.pipelines.rewriting.compaction import Compacted, compact, find, foresee_compaction
@@ -442,7 +442,7 @@ def _document(i: int) -> bytes:
 
 
 def test_typed_rows_of_every_kind_come_through(tmp_path: Path) -> None:
-    from sluice.pipelines.records.typed.format import JsonFormat  # late: it loads compiled loops
+    from sluice.pipelines.records.json.format import JsonFormat  # late: it loads compiled loops
     from sluice.pipelines.schema.schema import parse_schema
 
     world, typed = World(tmp_path), JsonFormat(parse_schema(ALL_TYPES))

@@ -31,7 +31,7 @@ from sluice.pipelines.publishing import files as reading
 from sluice.pipelines.publishing.publish import publish, roll_forward
 from sluice.pipelines.quarantine.held import Filter, Listing, listing
 from sluice.pipelines.quarantine.limit import QuarantineKind
-from sluice.pipelines.records.landed_columns import quarantine_rows
+from sluice.pipelines.records.rows.landed_columns import quarantine_rows
 from sluice.pipelines.rewriting import candidates, sorter
 from sluice.pipelines.rewriting.candidates import find
 from sluice.pipelines.rewriting.mending import Mender, Record

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from sluice.pipelines.schema.inference import sampled
 from sluice.pipelines.schema.schema import parse_schema
 from tests.examples import examples
-from tests.pipelines.records.typed.rows import convert
+from tests.pipelines.records.json.rows import convert
 
 
 def guessed(*values: Any) -> dict[str, str]:

@@ -26,7 +26,7 @@ from sluice.pipelines.model.plans import Request, RequestKind, Slice
 from sluice.pipelines.model.receipts import Counts, Drift, DriftKind, PartKind, Receipt
 from sluice.pipelines.planning.shapes import declare, effective_shape, evolve, evolve_schema
 from sluice.pipelines.ports import Edges
-from sluice.pipelines.records.typed.typer import PieceBuilder
+from sluice.pipelines.records.json.typer import PieceBuilder
 from sluice.pipelines.schema.schema import Kind, Type, arrow_type, parse_schema
 from sluice.pipelines.schema.wider import holds, join, join_texts, parse_type
 from sluice.pipelines.validation.drift import MOST_FIELDS, OTHERS, Drifts, check_drift, drift_of

@@ -16,7 +16,7 @@ from sluice.pipelines.errors import FeedError, KafkaUnavailable, NotAuthorized, 
 from sluice.pipelines.feed.kafka import KafkaSettings
 from sluice.pipelines.model.kafka import CommittedOffset, FetchLimits, Isolation, TopicPartition
 from sluice.pipelines.ports import FetchFailed, Letter
-from sluice.pipelines.records.encode import TO_SEND, Accumulator
+from sluice.pipelines.records.kafka_batches.encode import TO_SEND, Accumulator
 from sluice.resources.kafka.cluster import KafkaCluster
 from sluice.resources.kafka.fetch import KafkaFetcher
 from sluice.resources.kafka.group import KafkaGroup

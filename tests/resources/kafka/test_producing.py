@@ -15,7 +15,7 @@ from kafka import TopicPartition as Plain
 from sluice.pipelines.errors import CommitFenced, KafkaUnavailable, UnknownTopic, UsageError
 from sluice.pipelines.model.kafka import CommittedOffset, TopicPartition
 from sluice.pipelines.ports import Letter
-from sluice.pipelines.records.header_keys import key_text
+from sluice.pipelines.records.rows.header_keys import key_text
 from sluice.resources.kafka import group_messages, messages, producing
 from sluice.resources.kafka.group import KafkaGroup, KafkaMembership
 from sluice.resources.kafka.group_messages import TRANSACTION

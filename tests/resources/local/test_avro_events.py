@@ -7,7 +7,7 @@ import json
 
 import fastavro
 
-from sluice.pipelines.records.wire import WireFormat
+from sluice.pipelines.records.rows.wire_format import WireFormat
 from sluice.resources.local.events import Mix, orders
 from sluice.resources.local.registered_events import SAMPLES, as_registered
 

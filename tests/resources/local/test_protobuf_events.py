@@ -7,7 +7,7 @@ import json
 import pytest
 from google.protobuf import json_format
 
-from sluice.pipelines.records.wire import WireFormat
+from sluice.pipelines.records.rows.wire_format import WireFormat
 from sluice.resources.local.events import Mix, orders
 from sluice.resources.local.registered_events import SAMPLES, as_registered
 from tests.pipelines.records.protobuf.rows import Schemas, convert, message_class, reader_of

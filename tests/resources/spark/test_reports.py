@@ -15,7 +15,7 @@ from sluice.pipelines.feed.feed import Feed
 from sluice.pipelines.feed.report import Report
 from sluice.pipelines.model.receipts import PartKind
 from sluice.pipelines.publishing.files import File
-from sluice.pipelines.records.format import RawFormat
+from sluice.pipelines.records.rows.row_format import RawFormat
 from sluice.pipelines.schema.recast import plain
 from sluice.resources.reading import Windows
 from sluice.resources.spark.reports import ask

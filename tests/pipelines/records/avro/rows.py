@@ -13,9 +13,9 @@ import pyarrow as pa
 
 from sluice.pipelines.model.plans import Slice
 from sluice.pipelines.records.avro.format import AvroFormat
-from sluice.pipelines.records.avro.reader import AvroReader
-from sluice.pipelines.records.wire import Named, WireFormat
-from tests.pipelines.records.typed.rows import FIRST, chunk
+from sluice.pipelines.records.avro.reader_schema import AvroReader
+from sluice.pipelines.records.rows.wire_format import Named, WireFormat
+from tests.pipelines.records.json.rows import FIRST, chunk
 
 
 class Schemas:

@@ -10,11 +10,11 @@ from typing import Any
 import pytest
 
 from sluice.pipelines.records.avro.programs import Pool, program
-from sluice.pipelines.records.avro.reader import as_record
+from sluice.pipelines.records.avro.reader_schema import as_record
 from sluice.pipelines.records.avro.schema import AvroKind, parse
-from sluice.pipelines.records.typed.tables import nodes_of
+from sluice.pipelines.records.json.scan_tables import nodes_of
 from tests.pipelines.records.avro.rows import Schemas, convert, encoded, reader_of
-from tests.pipelines.records.typed.rows import FIRST, by_offset
+from tests.pipelines.records.json.rows import FIRST, by_offset
 
 DOCS = (Path(__file__).parents[4] / "docs" / "formats.md").read_text().split("## Avro")[1].split("\n## ")[0]
 CASES = re.findall(r"^\| `(.+?)` \| `(.+)` \| `(.+)` \|$", DOCS, re.MULTILINE)

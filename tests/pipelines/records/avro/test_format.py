@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 
 from sluice.pipelines.model.receipts import DriftKind
-from sluice.pipelines.records.avro.reader import AvroReader
+from sluice.pipelines.records.avro.reader_schema import AvroReader
 from sluice.pipelines.records.avro.schema import AvroSchemaError
-from sluice.pipelines.records.wire import WireFormat
+from sluice.pipelines.records.rows.wire_format import WireFormat
 from sluice.pipelines.schema.schema import SchemaError
 from tests.pipelines.records.avro.rows import Schemas, convert, encoded, reader_of
 

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from sluice.pipelines.records.avro.schema import AvroSchemaError
 from tests.examples import examples
 from tests.pipelines.records.avro.rows import Schemas, convert, encoded, reader_of
-from tests.pipelines.records.typed.rows import FIRST, by_offset
+from tests.pipelines.records.json.rows import FIRST, by_offset
 
 NAMES = st.sampled_from(["a", "b", "id", "amount", "when_", "Zz9"])
 PRIMITIVES = ["null", "boolean", "int", "long", "float", "double", "bytes", "string"]

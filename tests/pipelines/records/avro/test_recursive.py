@@ -14,7 +14,7 @@ from sluice.pipelines.records.avro.loops import MOST_OPEN
 from tests.examples import examples
 from tests.pipelines.records.avro.rows import Schemas, convert, encoded, reader_of
 from tests.pipelines.records.avro.test_properties import landing, read
-from tests.pipelines.records.typed.rows import FIRST, by_offset
+from tests.pipelines.records.json.rows import FIRST, by_offset
 
 READER = {"type": "record", "name": "Ev", "fields": [{"name": "id", "type": "long"}, {"name": "end", "type": "string"}]}
 

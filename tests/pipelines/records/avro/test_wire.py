@@ -11,10 +11,10 @@ import pyarrow as pa
 
 from sluice.pipelines.model.plans import Slice
 from sluice.pipelines.records.avro.format import AvroFormat
-from sluice.pipelines.records.wire import ID_HEADER, Named, WireFormat
+from sluice.pipelines.records.rows.wire_format import ID_HEADER, Named, WireFormat
 from tests.pipelines.records.avro.rows import Schemas, encoded, reader_of
+from tests.pipelines.records.json.rows import FIRST, chunk
 from tests.pipelines.records.json_schema.rows import with_headers
-from tests.pipelines.records.typed.rows import FIRST, chunk
 
 OLD: dict[str, Any] = {"type": "record", "name": "R", "fields": [{"name": "id", "type": "int"}]}
 NEW = OLD | {"fields": [*OLD["fields"], {"name": "note", "type": "string", "default": "-"}]}

@@ -17,8 +17,8 @@ from sluice.pipelines.contract.expectation import Contract
 from sluice.pipelines.contract.suite import parse_contract
 from sluice.pipelines.model.plans import Slice
 from sluice.pipelines.model.receipts import EXAMPLES, Tally
-from sluice.pipelines.records.format import HEADERS, Formatted
-from sluice.pipelines.records.landed_columns import REFUSED
+from sluice.pipelines.records.rows.landed_columns import REFUSED
+from sluice.pipelines.records.rows.row_format import HEADERS, Formatted
 from sluice.pipelines.records.shape import Shape
 from sluice.pipelines.schema.schema import Schema, parse_schema
 from tests.examples import examples
@@ -180,7 +180,7 @@ def test_workers_do_not_load_pandas() -> None:
     script = f"""
 import sys
 import numpy as np, pyarrow as pa
-from sluice.pipelines.records.checked.rows import RowChecks
+from sluice.pipelines.records.contract_rows.row_expectations import RowChecks
 from sluice.pipelines.contract.suite import parse_contract
 from sluice.pipelines.schema.arrays import fixed_width, text_array
 from sluice.pipelines.schema.schema import parse_schema

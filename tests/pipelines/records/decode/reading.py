@@ -7,7 +7,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from sluice.pipelines.records.decode import SCHEMA, BatchDecoder, next_position
+from sluice.pipelines.records.kafka_batches.decode import SCHEMA, BatchDecoder, next_position
 from sluice.testing.logs import HUGE, Log, Row
 
 

@@ -18,7 +18,7 @@ from kafka.record.default_records import DefaultRecordBatch
 from kafka.record.util import decode_varint
 
 from sluice.pipelines.errors import CorruptBatch, UnsupportedBatch
-from sluice.pipelines.records.decode import bytes_needed, next_position
+from sluice.pipelines.records.kafka_batches.decode import bytes_needed, next_position
 from sluice.testing.logs import (
     ABORT,
     COMMIT,

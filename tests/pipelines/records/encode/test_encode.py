@@ -14,10 +14,18 @@ from kafka.partitioner.default import murmur2
 from kafka.record import MemoryRecords
 from kafka.record.default_records import DefaultRecordBatchBuilder
 
-from sluice.pipelines.records.decode import BatchDecoder
-from sluice.pipelines.records.encode import CODECS, TO_SEND, Accumulator, SealedBatch, by_key, split, spread
-from sluice.pipelines.records.encode.batches import Numbering
-from sluice.pipelines.records.header_keys import MARK, key_text
+from sluice.pipelines.records.kafka_batches.decode import BatchDecoder
+from sluice.pipelines.records.kafka_batches.encode import (
+    CODECS,
+    TO_SEND,
+    Accumulator,
+    SealedBatch,
+    by_key,
+    split,
+    spread,
+)
+from sluice.pipelines.records.kafka_batches.encode.sealed_batch import Numbering
+from sluice.pipelines.records.rows.header_keys import MARK, key_text
 from tests.examples import examples
 
 Row = dict[str, Any]

@@ -10,11 +10,11 @@ import pyarrow as pa
 
 from sluice.pipelines.contract.expectation import Contract
 from sluice.pipelines.model.plans import Slice
-from sluice.pipelines.records.decode import SCHEMA
-from sluice.pipelines.records.json_schema.reader import JsonSchemaReader
+from sluice.pipelines.records.json.schema_reader import JsonSchemaReader
+from sluice.pipelines.records.kafka_batches.decode import SCHEMA
+from sluice.pipelines.records.rows.wire_format import WireFormat
 from sluice.pipelines.records.shape import Shape
-from sluice.pipelines.records.wire import WireFormat
-from tests.pipelines.records.typed.rows import FIRST, chunk
+from tests.pipelines.records.json.rows import FIRST, chunk
 
 Headers = Sequence[list[tuple[str, bytes]]]
 

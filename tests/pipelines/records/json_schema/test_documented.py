@@ -10,10 +10,10 @@ from typing import Any
 import jsonschema
 import pytest
 
-from sluice.pipelines.records.json_schema.document import REFUSED
-from sluice.pipelines.records.reader import UnusableSchema
+from sluice.pipelines.records.json.schema_document import REFUSED
+from sluice.pipelines.records.rows.value_reader import UnusableSchema
+from tests.pipelines.records.json.rows import FIRST, by_offset
 from tests.pipelines.records.json_schema.rows import convert, reader_of
-from tests.pipelines.records.typed.rows import FIRST, by_offset
 
 DOCS = (Path(__file__).parents[4] / "docs" / "formats.md").read_text().split("## JSON Schema")[1].split("\n## ")[0]
 LANDS = re.findall(r"^\| `(.+?)` \| `(.+)` \| `(.+)` \|$", DOCS, re.MULTILINE)

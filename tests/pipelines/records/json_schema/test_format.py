@@ -9,10 +9,10 @@ from uuid import UUID
 
 import pytest
 
-from sluice.pipelines.records import opening
-from sluice.pipelines.records.wire import ID_HEADER, WireFormat
+from sluice.pipelines.records.rows import writer_schema_lookup
+from sluice.pipelines.records.rows.wire_format import ID_HEADER, WireFormat
+from tests.pipelines.records.json.rows import FIRST
 from tests.pipelines.records.json_schema.rows import convert, reader_of
-from tests.pipelines.records.typed.rows import FIRST
 
 SCHEMA: dict[str, Any] = {"type": "object", "properties": {"id": {"type": "integer"}}, "required": ["id"]}
 GUID = UUID("c0ffee00-0000-4000-8000-000000000001")
@@ -104,7 +104,7 @@ def test_glues_guids_compressed_or_not() -> None:
 
 
 def test_what_inflates_to_much_is_opened_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(opening, "MOST_INFLATED", 1000)
+    monkeypatch.setattr(writer_schema_lookup, "MOST_INFLATED", 1000)
     large = [b'{"id":%d,"note":"%s"}' % (i, b"a" * 600) for i in range(5)]
     bomb = glue(b'{"id":9,"note":"%s"}' % (b"a" * 2000), packed=True)
     values = [*(glue(v, packed=True) for v in large), bomb, glue(b'{"id":10}')]

@@ -10,8 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.examples import examples
+from tests.pipelines.records.json.rows import FIRST
 from tests.pipelines.records.json_schema.rows import convert, reader_of
-from tests.pipelines.records.typed.rows import FIRST
 
 NAMES = ("a", "b", "c", "d")
 TEXTS = st.sampled_from(["", "A", "ab", "AB", "é", "x" * 9, "42"])

@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 
 from sluice.pipelines.contract.catalogue import text
-from sluice.pipelines.records.json_schema.bundle import bundled
-from sluice.pipelines.records.json_schema.reader import JsonSchemaReader
-from sluice.pipelines.records.reader import UnusableSchema
-from sluice.pipelines.records.wire import WireFormat
+from sluice.pipelines.records.json.schema_bundle import bundled
+from sluice.pipelines.records.json.schema_reader import JsonSchemaReader
+from sluice.pipelines.records.rows.value_reader import UnusableSchema
+from sluice.pipelines.records.rows.wire_format import WireFormat
 from sluice.pipelines.schema.schema import SchemaError
 from sluice.resources.local.registered_events import SAMPLES
 from tests.pipelines.records.json_schema.rows import reader_of

@@ -15,13 +15,13 @@ from google.protobuf.descriptor_pool import DescriptorPool
 from google.protobuf.message import DecodeError
 
 from sluice.pipelines.model.plans import Slice
-from sluice.pipelines.records.decode import SCHEMA
+from sluice.pipelines.records.kafka_batches.decode import SCHEMA
 from sluice.pipelines.records.protobuf.format import ProtobufFormat
-from sluice.pipelines.records.protobuf.reader import ProtobufReader, from_file
+from sluice.pipelines.records.protobuf.reader_schema import ProtobufReader, from_file
 from sluice.pipelines.records.protobuf.schema import files_of
-from sluice.pipelines.records.wire import Named, WireFormat
+from sluice.pipelines.records.rows.wire_format import Named, WireFormat
+from tests.pipelines.records.json.rows import FIRST, by_offset, chunk
 from tests.pipelines.records.protobuf import wild
-from tests.pipelines.records.typed.rows import FIRST, by_offset, chunk
 
 NOWHERE = Path("/nowhere")
 

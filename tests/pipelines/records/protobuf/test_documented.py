@@ -9,8 +9,8 @@ import pytest
 from google.protobuf import json_format
 
 from sluice.pipelines.records.protobuf.schema import ProtoKind, kind_of
+from tests.pipelines.records.json.rows import FIRST, by_offset
 from tests.pipelines.records.protobuf.rows import comparable, convert, message_class, read_by_google, reader_of
-from tests.pipelines.records.typed.rows import FIRST, by_offset
 
 DOCS = (Path(__file__).parents[4] / "docs" / "formats.md").read_text().split("## Protobuf")[1].split("\n## ")[0]
 CASES = re.findall(r"^\| `(.+?)` \| `(.+)` \| `(.+)` \|$", DOCS, re.MULTILINE)

@@ -10,7 +10,7 @@ from uuid import UUID
 import pytest
 
 from sluice.pipelines.model.receipts import DriftKind
-from sluice.pipelines.records.wire import ID_HEADER, WireFormat
+from sluice.pipelines.records.rows.wire_format import ID_HEADER, WireFormat
 from tests.pipelines.records.protobuf.rows import (
     Schemas,
     comparable,

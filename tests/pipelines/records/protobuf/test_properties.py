@@ -8,9 +8,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.examples import examples
+from tests.pipelines.records.json.rows import FIRST, by_offset
 from tests.pipelines.records.protobuf import wild
 from tests.pipelines.records.protobuf.rows import comparable, convert, read_by_google, wild_message
-from tests.pipelines.records.typed.rows import FIRST, by_offset
 
 SEEDS = st.integers(0, 1 << 40)
 

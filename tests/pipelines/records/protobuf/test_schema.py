@@ -10,10 +10,10 @@ import pytest
 
 from sluice.pipelines.model.registered_schema import PROTOBUF, RegisteredSchema
 from sluice.pipelines.records.protobuf.compiling import compiled
-from sluice.pipelines.records.protobuf.reader import ProtobufReader, as_file, from_file, kept
+from sluice.pipelines.records.protobuf.reader_schema import ProtobufReader, as_file, from_file, kept
 from sluice.pipelines.records.protobuf.schema import files_of, message_of, text_of
-from sluice.pipelines.records.reader import UnusableSchema
-from sluice.pipelines.records.wire import WireFormat
+from sluice.pipelines.records.rows.value_reader import UnusableSchema
+from sluice.pipelines.records.rows.wire_format import WireFormat
 from sluice.pipelines.schema.schema import SchemaError
 from tests.pipelines.records.protobuf.rows import NOWHERE, message_class, read_by_google, reader_of, rows_of, whole
 

@@ -11,12 +11,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sluice.pipelines.model.registered_schema import PROTOBUF, RegisteredSchema
-from sluice.pipelines.records.protobuf.reader import ProtobufReader, from_file
-from sluice.pipelines.records.protobuf.writing import written
-from sluice.pipelines.records.reader import UnusableSchema
-from sluice.pipelines.records.wire import WireFormat
-from sluice.pipelines.records.writing import NotWritable
+from sluice.pipelines.records.protobuf.encode import written
+from sluice.pipelines.records.protobuf.reader_schema import ProtobufReader, from_file
+from sluice.pipelines.records.rows.row_items import NotWritable
+from sluice.pipelines.records.rows.value_reader import UnusableSchema
+from sluice.pipelines.records.rows.wire_format import WireFormat
 from tests.examples import examples
+from tests.pipelines.records.json.rows import FIRST
 from tests.pipelines.records.protobuf import wild
 from tests.pipelines.records.protobuf.rows import (
     NOWHERE,
@@ -28,7 +29,6 @@ from tests.pipelines.records.protobuf.rows import (
     whole,
     wild_message,
 )
-from tests.pipelines.records.typed.rows import FIRST
 
 
 def again(reader: ProtobufReader, values: list[bytes]) -> dict[int, bytes]:

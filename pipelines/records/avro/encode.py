@@ -1,0 +1,183 @@
+"""Rows of the feed's columns as Avro again: the bytes of a record by the feed's own schema, column by column.
+
+It is the way back of `loops`, in plain Python over whole columns. What a column lost on its way in is lost: the branch
+of a union of one type and null is the only one, and blocks of arrays and maps are one. Raises NotWritable for what the
+schema has no room for, such as a null where it has none.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Callable
+from decimal import Decimal
+from functools import partial
+from itertools import pairwise
+
+import numpy as np
+import pyarrow as pa
+
+from sluice.pipelines.records.avro.reader_schema import DURATION, branches
+from sluice.pipelines.records.avro.schema import AvroField, AvroKind, AvroType
+from sluice.pipelines.records.rows.row_items import NotWritable, Written, at, chosen, floats, joined, symbols, truths
+from sluice.pipelines.schema.arrays import int64s
+
+_FEW = 128  # numbers whose bytes are made once
+
+
+def written(rows: pa.RecordBatch, t: AvroType) -> Written:
+    """The bytes of each row by the record type `t`. A field whose column is not there is null."""
+    named = {name: rows.column(n) for n, name in enumerate(rows.schema.names)}
+    return joined([_written(_column(named, f, rows.num_rows), f.type, f.name) for f in t.fields], rows.num_rows)
+
+
+def _column(named: dict[str, pa.Array], f: AvroField, count: int) -> pa.Array:
+    found = next((named[name] for name in (f.name, *f.aliases) if name in named), None)
+    return pa.nulls(count) if found is None else found
+
+
+def _written(column: pa.Array, t: AvroType, place: str) -> Written:
+    """The bytes of each item, null or not."""
+    if t.kind is AvroKind.NULL:
+        return [b""] * len(column)
+    if t.kind is AvroKind.UNION:
+        return _union(column, t, place)
+    if column.null_count:
+        first = int(np.flatnonzero(truths(column.is_null()))[0])
+        raise NotWritable(first, place, "it is null, and the schema has no null there")
+    return _there(column, t, place)
+
+
+def _there(column: pa.Array, t: AvroType, place: str) -> Written:
+    """The bytes of each item, of which none is null."""
+    if isinstance(column, pa.DictionaryArray):
+        column = column.dictionary_decode()
+    if t.logical == "decimal":
+        return _decimals(column, t, place)
+    if t.logical == "duration":
+        months, days, millis = (column.field(name).to_pylist() for name in DURATION)
+        return [struct.pack("<III", *one) for one in zip(months, days, millis, strict=True)]
+    match t.kind:
+        case AvroKind.RECORD:
+            named = {f.name: column.field(f.name) for f in column.type}
+            parts = [_written(_column(named, f, len(column)), f.type, f"{place}.{f.name}") for f in t.fields]
+            return joined(parts, len(column))
+        case AvroKind.ARRAY | AvroKind.MAP:
+            return _blocks(column, t, place)
+        case AvroKind.ENUM:
+            return symbols(column, {symbol: _long(n) for n, symbol in enumerate(t.symbols)}, place, "symbol")
+        case AvroKind.FIXED:
+            return _fixed(column, t, place)
+    return _PLAIN[t.kind](column)
+
+
+def _union(column: pa.Array, t: AvroType, place: str) -> Written:
+    """Each item behind the number of its branch. Several branches are a struct's members, of which one is there."""
+    others = branches(t)
+    there = truths(column.is_valid())
+    out: list[bytes | None] = [None] * len(column)
+    kinds = [b.kind for b in t.inner]
+    if AvroKind.NULL in kinds:
+        null = _long(kinds.index(AvroKind.NULL))
+        for n in np.flatnonzero(~there).tolist():
+            out[n] = null
+    for branch in others:
+        member, theirs = column, there
+        if len(others) > 1:
+            if pa.types.is_null(column.type):
+                break
+            member = column.field(branch.short)
+            theirs = there & truths(member.is_valid())
+        places = np.flatnonzero(theirs)
+        if len(places):
+            head = _long(t.inner.index(branch))
+            some = chosen(member, places)
+            for n, data in zip(places.tolist(), at(places, partial(_there, some, branch, place)), strict=True):
+                out[n] = head + data
+    found = [data for data in out if data is not None]
+    if len(found) < len(out):
+        raise NotWritable(out.index(None), place, "it is null, and the schema has no null there")
+    return found
+
+
+def _blocks(column: pa.Array, t: AvroType, place: str) -> Written:
+    """Each list or map as one block and an end."""
+    ends = int64s(column.offsets.cast(pa.int64()))
+    first, stop = int(ends[0]), int(ends[-1])
+    owner = np.repeat(np.arange(len(column)), np.diff(ends))
+    if t.kind is AvroKind.ARRAY:
+        inside = column.values.slice(first, stop - first)
+        items = at(owner, partial(_written, inside, t.inner[0], f"{place}[]"))
+    else:
+        keys = _PLAIN[AvroKind.STRING](column.keys.slice(first, stop - first))
+        inside = column.items.slice(first, stop - first)
+        values = at(owner, partial(_written, inside, t.inner[0], f"{place}{{}}"))
+        items = [key + value for key, value in zip(keys, values, strict=True)]
+    bounds = (ends - first).tolist()
+    return [
+        _long(after - before) + b"".join(items[before:after]) + b"\0" if after > before else b"\0"
+        for before, after in pairwise(bounds)
+    ]
+
+
+def _fixed(column: pa.Array, t: AvroType, place: str) -> Written:
+    found: Written = column.to_pylist()
+    for n, data in enumerate(found):
+        if len(data) != t.size:
+            raise NotWritable(n, place, f"it has {len(data)} bytes, and the schema {t.size}")
+    return found
+
+
+def _decimals(column: pa.Array, t: AvroType, place: str) -> Written:
+    """Two's complement, big-endian: as few bytes as it takes, or those of a fixed type."""
+    out: Written = []
+    for n, value in enumerate(column.to_pylist()):
+        number = _unscaled(value, t.scale)
+        bits = (number + (number < 0)).bit_length() + 1
+        size = t.size if t.kind is AvroKind.FIXED else (bits + 7) // 8
+        if len(str(abs(number))) > t.precision or bits > 8 * size:
+            raise NotWritable(n, place, f"it is no decimal({t.precision},{t.scale})")
+        data = number.to_bytes(size, "big", signed=True)
+        out.append(data if t.kind is AvroKind.FIXED else _long(size) + data)
+    return out
+
+
+def _unscaled(value: Decimal, scale: int) -> int:
+    sign, digits, exponent = value.as_tuple()
+    number: int = int("".join(map(str, digits))) * 10 ** max(int(exponent) + scale, 0)
+    return -number if sign else number
+
+
+def _long(value: int) -> bytes:
+    """A zigzag varint."""
+    rest = (value << 1) ^ (value >> 63)
+    out = bytearray()
+    while rest > 0x7F:
+        out.append(rest & 0x7F | 0x80)
+        rest >>= 7
+    out.append(rest)
+    return bytes(out)
+
+
+_SMALL = {n: _long(n) for n in range(-_FEW, _FEW)}
+
+
+def _longs(column: pa.Array) -> Written:
+    if pa.types.is_date32(column.type):
+        column = column.cast(pa.int32())
+    return [_SMALL.get(n) or _long(n) for n in column.cast(pa.int64()).to_pylist()]
+
+
+def _texts(column: pa.Array) -> Written:
+    found = column.cast(pa.binary()).to_pylist()
+    return [(_SMALL.get(len(data)) or _long(len(data))) + data for data in found]
+
+
+_PLAIN: dict[AvroKind, Callable[[pa.Array], Written]] = {
+    AvroKind.BOOLEAN: lambda column: [b"\1" if v else b"\0" for v in column.to_pylist()],
+    AvroKind.INT: _longs,
+    AvroKind.LONG: _longs,
+    AvroKind.FLOAT: lambda column: floats(column, pa.float32()),
+    AvroKind.DOUBLE: lambda column: floats(column, pa.float64()),
+    AvroKind.BYTES: _texts,
+    AvroKind.STRING: _texts,
+}

@@ -1,0 +1,226 @@
+"""The feed's own Avro schema, by which it reads records of every writer, and the columns that follow from it. Light.
+
+docs/formats.md has the table of types. A field that may be null is a union with null; any other is `not null`. A union
+of several types lands as a struct with a member for each, of which one is not null.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from sluice.pipelines.contract.expectation import Expectation
+from sluice.pipelines.records.avro.schema import (
+    AvroField,
+    AvroKind,
+    AvroSchemaError,
+    AvroType,
+    canonical,
+    parse,
+    shown,
+)
+from sluice.pipelines.records.rows.value_reader import WriterSchemas
+from sluice.pipelines.records.rows.wire_format import WireFormat
+from sluice.pipelines.schema.schema import Field, Kind, Schema, Type, parse_schema, path_below
+from sluice.pipelines.schema.wider import MOST_DIGITS
+
+if TYPE_CHECKING:
+    from sluice.pipelines.records.rows.row_format import Format
+
+VALUE = "value"
+"""The column of a schema that is no record."""
+DURATION = ("months", "days", "millis")
+
+
+@dataclass(frozen=True)
+class AvroReader:
+    """How records are read: the texts of the feed's schema (the last, after what it refers to), and the wire format.
+
+    Raises AvroSchemaError, when it is made, for a schema that does not parse, and SchemaError for one that makes no
+    columns.
+    """
+
+    texts: tuple[str, ...]
+    wire: WireFormat
+    format = "avro"
+    expectations: ClassVar[tuple[Expectation, ...]] = ()
+
+    def __post_init__(self) -> None:
+        _ = self.columns
+
+    @cached_property
+    def type(self) -> AvroType:
+        """The feed's schema, as a record."""
+        return as_record(parse(self.texts))
+
+    @cached_property
+    def columns(self) -> Schema:
+        """The columns of rows."""
+        return parse_schema({f.name: _field(f, f.name).text for f in self.type.fields})
+
+    @cached_property
+    def fingerprint(self) -> str:
+        """16 hex digits. Readers that make the same rows of the same records have the same ones."""
+        said = "\n".join((*map(canonical, self.texts), *map(str, self.columns.texts().items()), self.wire))
+        return hashlib.sha256(said.encode()).hexdigest()[:16]
+
+    @property
+    def evolves(self) -> bool:
+        """Whether columns may come from records, too: fields that only their writers have."""
+        return self.asks and isinstance(json.loads(self.texts[-1]), dict)
+
+    def grown(self, columns: Schema) -> AvroReader:
+        """The reader with the columns that it lacks, each with null as its default."""
+        own = {f.name for f in self.columns.fields}
+        more = [{"name": f.name, "type": _or_null(f), "default": None} for f in columns.fields if f.name not in own]
+        if not more:
+            return self
+        said = json.loads(self.texts[-1])
+        return AvroReader((*self.texts[:-1], json.dumps(said | {"fields": [*said["fields"], *more]})), self.wire)
+
+    @property
+    def asks(self) -> bool:
+        """Whether records name the schemas that they were written by."""
+        return self.wire is not WireFormat.BARE
+
+    def rows(
+        self,
+        columns: Schema,
+        writers: WriterSchemas | None,
+        *,
+        dropping: bool,
+        closed: bool,
+        base: Schema | None = None,
+    ) -> Format:
+        """The format that makes rows of these columns."""
+        from sluice.pipelines.records.avro.format import AvroFormat
+
+        return AvroFormat(self.grown(columns), writers, dropping=dropping, closed=closed)
+
+
+def as_record(t: AvroType) -> AvroType:
+    """The type, as a record of one field if it is none."""
+    return t if t.kind is AvroKind.RECORD else wrapped(t)
+
+
+def wrapped(t: AvroType) -> AvroType:
+    """A record without a name, whose one field is of the type."""
+    return AvroType(AvroKind.RECORD, fields=(AvroField(VALUE, t),), weight=t.weight + 1, depth=t.depth + 1)
+
+
+def nullable(t: AvroType) -> AvroType | None:
+    """What the type is besides null, if it is a union of null and one other; else None."""
+    others = [b for b in t.inner if b.kind is not AvroKind.NULL]
+    return others[0] if t.kind is AvroKind.UNION and len(others) == 1 else None
+
+
+def branches(t: AvroType) -> Sequence[AvroType]:
+    """The branches of a union that are not null: the members of its struct, in order."""
+    return [b for b in t.inner if b.kind is not AvroKind.NULL]
+
+
+def addable(t: AvroType) -> bool:
+    """Whether a field of this type may become a column that no schema of the feed names (`AvroReader.grown`)."""
+    match t.kind:
+        case AvroKind.UNION:
+            inside = nullable(t)
+            return inside is not None and addable(inside)
+        case AvroKind.ARRAY | AvroKind.MAP:
+            return addable(t.inner[0])
+        case AvroKind.NULL | AvroKind.RECORD | AvroKind.ENUM | AvroKind.FIXED | AvroKind.AGAIN:
+            return False
+    return t.logical != "decimal"
+
+
+def _or_null(f: Field) -> list[Any]:
+    return ["null", _spelled(f.type)]
+
+
+def _spelled(t: Type) -> Any:
+    """The Avro type that makes such a column, of those that are `addable`."""
+    match t.kind:
+        case Kind.DATE:
+            return {"type": "int", "logicalType": "date"}
+        case Kind.TIMESTAMP:
+            return {"type": "long", "logicalType": f"timestamp-{_NAMES[t.unit]}"}
+        case Kind.LIST | Kind.MAP:
+            (inside,) = t.fields
+            type_, items = ("array", "items") if t.kind is Kind.LIST else ("map", "values")
+            return {"type": type_, items: _spelled(inside.type) if inside.required else _or_null(inside)}
+    return next(str(kind) for kind, made in _KINDS.items() if made is t.kind and kind is not AvroKind.FIXED)
+
+
+def column_type(t: AvroType) -> Type:
+    """The type of a column for it. Raises AvroSchemaError where no column can hold it."""
+    return _type(t, "")[0]
+
+
+def _field(f: AvroField, place: str) -> Field:
+    kind, required = _type(f.type, place)
+    return Field(f.name, kind, required)
+
+
+def _type(t: AvroType, place: str) -> tuple[Type, bool]:
+    """The type of a column, and whether it is always there."""
+    match t.kind:
+        case AvroKind.UNION:
+            return _union(t, place)
+        case AvroKind.NULL:
+            return Type(Kind.STRING), False
+        case AvroKind.AGAIN:
+            raise AvroSchemaError(place, f"holds itself: {shown(t.name)} is recursive, and a table is not")
+        case AvroKind.RECORD:
+            if not t.fields:
+                raise AvroSchemaError(place, "is a record without fields, which no column can be")
+            return Type(Kind.STRUCT, fields=tuple(_field(f, f"{place}.{f.name}") for f in t.fields)), True
+        case AvroKind.ARRAY | AvroKind.MAP:
+            kind = Kind.LIST if t.kind is AvroKind.ARRAY else Kind.MAP
+            inside, required = _type(t.inner[0], path_below(place, kind, ""))
+            return Type(kind, fields=(Field("", inside, required),)), True
+    return _scalar(t, place), True
+
+
+def _union(t: AvroType, place: str) -> tuple[Type, bool]:
+    others = branches(t)
+    required = len(others) == len(t.inner)
+    if not others:
+        return Type(Kind.STRING), False
+    if len(others) == 1:
+        return _type(others[0], place)[0], required
+    members = tuple(Field(b.short, _type(b, f"{place}.{b.short}")[0]) for b in others)
+    if len({m.name.casefold() for m in members}) < len(members):
+        raise AvroSchemaError(place, "is a union of types whose names differ by their namespace or case only")
+    return Type(Kind.STRUCT, fields=members), required
+
+
+_KINDS = {
+    AvroKind.BOOLEAN: Kind.BOOL,
+    AvroKind.INT: Kind.INT32,
+    AvroKind.LONG: Kind.INT64,
+    AvroKind.FLOAT: Kind.FLOAT32,
+    AvroKind.DOUBLE: Kind.FLOAT64,
+    AvroKind.BYTES: Kind.BINARY,
+    AvroKind.STRING: Kind.STRING,
+    AvroKind.FIXED: Kind.BINARY,
+    AvroKind.ENUM: Kind.STRING,
+}
+_UNITS = {"millis": "ms", "micros": "us", "nanos": "ns"}
+_NAMES = {unit: name for name, unit in _UNITS.items()}
+
+
+def _scalar(t: AvroType, place: str) -> Type:
+    if t.logical == "decimal":
+        if t.precision > MOST_DIGITS:
+            raise AvroSchemaError(place, f"is a decimal of {t.precision} digits; a column has at most {MOST_DIGITS}")
+        return Type(Kind.DECIMAL, t.precision, t.scale)
+    if t.logical == "date":
+        return Type(Kind.DATE)
+    if t.logical == "duration":
+        return Type(Kind.STRUCT, fields=tuple(Field(name, Type(Kind.UINT32), True) for name in DURATION))
+    if "timestamp" in t.logical:
+        return Type(Kind.TIMESTAMP, unit=_UNITS[t.logical.rpartition("-")[2]])
+    return Type(_KINDS[t.kind])

@@ -1,0 +1,1 @@
+"""Compiled loops: how they are compiled and cached, and taking rows out of columns."""

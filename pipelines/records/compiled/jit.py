@@ -1,0 +1,224 @@
+"""What compiled loops share: how they are compiled and cached, and loads and copies of a few bytes at once.
+
+Entry points (`compiled`) get explicit types, are compiled when their module is imported or loaded from numba's cache
+on disk, and release the GIL; `inner` functions become part of them. numba itself would only notice changes of the file
+that defines an entry point: what it keeps is stamped with all files that the entry point is made of.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, TypeVar, cast
+
+import numba
+import numpy as np
+import numpy.typing as npt
+from llvmlite import ir
+from numba.core import cgutils
+
+from sluice.pipelines.records.compiled.cache import source_stamp
+
+F = TypeVar("F", bound=Callable[..., Any])
+Array = npt.NDArray[Any]
+# To the type checker a compiled number is an int, and numba is what it is.
+int32: Callable[[Any], int] = cast(Any, np.int32)
+int64: Callable[[Any], int] = cast(Any, np.int64)
+uint64: Callable[[Any], int] = cast(Any, np.uint64)
+types: Any = numba.types
+intrinsic: Any = numba.extending.intrinsic
+_njit: Any = numba.njit
+_raw_memcpy: Any = cgutils.raw_memcpy
+_function: Any = cgutils.get_or_insert_function
+
+# Callers hold the arrays and nothing is allocated here: counting references would take ten times as long as the work.
+_OPTIONS = {"nogil": True, "_nrt": False}
+
+BYTES = types.Array(types.uint8, 1, "C", readonly=True)
+ENDS = types.Array(types.int32, 1, "C", readonly=True)
+"""Where Arrow's texts or lists end."""
+U8 = types.Array(types.uint8, 1, "C")
+I8 = types.Array(types.int8, 1, "C")
+I32 = types.Array(types.int32, 1, "C")
+I64 = types.Array(types.int64, 1, "C")
+F64 = types.Array(types.float64, 1, "C")
+TABLE = types.Array(types.int64, 2, "C")
+
+
+_ROOM = "sluice.pipelines.records."
+CELLS = 16
+"""Columns of the tables that `cell` reads."""
+
+
+def compiled(signature: Any) -> Callable[[F], F]:
+    """Compile a function when its module is imported, or load it from numba's cache on disk."""
+
+    def compile(f: F) -> F:
+        loop = _njit(**_OPTIONS)(f)
+        index = None
+        with suppress(RuntimeError):  # nowhere to write a cache: every process compiles for itself
+            loop.enable_caching()
+            index = loop._cache._cache_file
+            index._source_stamp = (index._source_stamp, source_stamp(f.__module__.removeprefix(_ROOM)))
+        try:
+            loop.compile(signature)
+        except (ImportError, AttributeError):  # an index that pickled classes of modules which an older version had
+            if index is None:
+                raise
+            Path(index._index_path).unlink(missing_ok=True)
+            loop.compile(signature)
+        loop.disable_compile()
+        return cast(F, loop)
+
+    return compile
+
+
+def inner(f: F) -> F:
+    """Compiled into the loops that call it."""
+    return cast(F, _njit(**_OPTIONS)(f))
+
+
+def inlined(f: F) -> F:
+    """The same for functions that take many arrays: passing these would take longer than what is done with them. Of an
+    `inner` function it makes another one that is inlined."""
+    return cast(F, _njit(forceinline=True, **_OPTIONS)(getattr(f, "py_func", f)))
+
+
+@intrinsic
+def byte(typingctx, buf, at):  # type: ignore[no-untyped-def]
+    """The byte at `at` as an int64; the caller has checked that it is there."""
+
+    def codegen(context, builder, signature, args):  # type: ignore[no-untyped-def]
+        data = context.make_array(signature.args[0])(context, builder, args[0]).data
+        return builder.zext(builder.load(builder.gep(data, [args[1]])), ir.IntType(64))
+
+    return types.int64(buf, types.int64), codegen
+
+
+@intrinsic
+def word(typingctx, buf, at):  # type: ignore[no-untyped-def]
+    """Eight bytes from `at` as a little-endian uint64; the caller has checked that they are there."""
+
+    def codegen(context, builder, signature, args):  # type: ignore[no-untyped-def]
+        data = context.make_array(signature.args[0])(context, builder, args[0]).data
+        place = builder.bitcast(builder.gep(data, [args[1]]), ir.IntType(64).as_pointer())
+        found = builder.load(place)
+        found.align = 1
+        return found
+
+    return types.uint64(buf, types.int64), codegen
+
+
+# Plain indexing looks at the sign of an index first, to count from the end: in the innermost loops that is a tenth of
+# the time.
+
+
+@intrinsic
+def cell(typingctx, table, row, column):  # type: ignore[no-untyped-def]
+    """An int64 of a table with CELLS columns; the caller knows that it is there."""
+
+    def codegen(context, builder, signature, args):  # type: ignore[no-untyped-def]
+        data = context.make_array(signature.args[0])(context, builder, args[0]).data
+        place = builder.add(builder.mul(args[1], ir.Constant(ir.IntType(64), CELLS)), args[2])
+        return builder.load(builder.gep(data, [place]))
+
+    return types.int64(table, types.int64, types.int64), codegen
+
+
+@intrinsic
+def item(typingctx, numbers, at):  # type: ignore[no-untyped-def]
+    """An int64 of an array; the caller knows that it is there."""
+
+    def codegen(context, builder, signature, args):  # type: ignore[no-untyped-def]
+        data = context.make_array(signature.args[0])(context, builder, args[0]).data
+        return builder.load(builder.gep(data, [args[1]]))
+
+    return types.int64(numbers, types.int64), codegen
+
+
+@intrinsic
+def put(typingctx, numbers, at, number):  # type: ignore[no-untyped-def]
+    """Write an int64 into an array; the caller knows that there is room."""
+
+    def codegen(context, builder, signature, args):  # type: ignore[no-untyped-def]
+        data = context.make_array(signature.args[0])(context, builder, args[0]).data
+        builder.store(args[2], builder.gep(data, [args[1]]))
+        return context.get_dummy_value()
+
+    return types.void(numbers, types.int64, types.int64), codegen
+
+
+@intrinsic
+def trailing_zeros(typingctx, x):  # type: ignore[no-untyped-def]
+    """Of a uint64 that is not 0."""
+
+    def codegen(context, builder, signature, args):  # type: ignore[no-untyped-def]
+        return builder.cttz(args[0], ir.Constant(ir.IntType(1), 1))
+
+    return types.int64(types.uint64), codegen
+
+
+@intrinsic
+def prefetch(typingctx, buf, at):  # type: ignore[no-untyped-def]
+    """Ask for the byte at `at`, and those around it, to be read soon; it need not be there."""
+
+    def codegen(context, builder, signature, args):  # type: ignore[no-untyped-def]
+        data = context.make_array(signature.args[0])(context, builder, args[0]).data
+        kind = ir.FunctionType(ir.VoidType(), [data.type, ir.IntType(32), ir.IntType(32), ir.IntType(32)])
+        asked = _function(builder.module, kind, "llvm.prefetch.p0i8")
+        read, keep, of_data = (ir.Constant(ir.IntType(32), n) for n in (0, 3, 1))
+        builder.call(asked, [builder.gep(data, [args[1]]), read, keep, of_data])
+        return context.get_dummy_value()
+
+    return types.void(buf, types.int64), codegen
+
+
+@intrinsic
+def _memcpy(typingctx, dst, dst_at, src, src_at, size):  # type: ignore[no-untyped-def]
+    def codegen(context, builder, signature, args):  # type: ignore[no-untyped-def]
+        target = context.make_array(signature.args[0])(context, builder, args[0])
+        source = context.make_array(signature.args[2])(context, builder, args[2])
+        to = builder.gep(target.data, [args[1]])
+        fro = builder.gep(source.data, [args[3]])
+        _raw_memcpy(builder, to, fro, args[4], 1)
+        return context.get_dummy_value()
+
+    return types.void(dst, types.int64, src, types.int64, types.int64), codegen
+
+
+@intrinsic
+def _sixteen(typingctx, dst, dst_at, src, src_at):  # type: ignore[no-untyped-def]
+    def codegen(context, builder, signature, args):  # type: ignore[no-untyped-def]
+        two = ir.VectorType(ir.IntType(64), 2).as_pointer()
+        target = context.make_array(signature.args[0])(context, builder, args[0])
+        source = context.make_array(signature.args[2])(context, builder, args[2])
+        found = builder.load(builder.bitcast(builder.gep(source.data, [args[3]]), two))
+        found.align = 1
+        stored = builder.store(found, builder.bitcast(builder.gep(target.data, [args[1]]), two))
+        stored.align = 1
+        return context.get_dummy_value()
+
+    return types.void(dst, types.int64, src, types.int64), codegen
+
+
+@inner
+def copy(dst: Array, dst_at: int, src: Array, src_at: int, size: int) -> None:
+    """`size` bytes, and up to 16 where both sides have them: what follows in `dst` is not yet written."""
+    if size <= 16 and dst_at >= 0 and src_at >= 0 and dst_at + 16 <= dst.size and src_at + 16 <= src.size:
+        _sixteen(dst, dst_at, src, src_at)
+        return
+    # Callers have checked both ends; this stands between a mistake of theirs and memory.
+    if size < 0 or dst_at < 0 or src_at < 0 or size > dst.size - dst_at or size > src.size - src_at:
+        raise IndexError("copy outside of a buffer")
+    _memcpy(dst, dst_at, src, src_at, size)
+
+
+@inner
+def clear(bitmap: Array, bit: int) -> None:
+    bitmap[bit >> 3] &= np.uint8(0xFF ^ (1 << (bit & 7)))
+
+
+@inner
+def bit_of(bitmap: Array, bit: int) -> bool:
+    return bool((bitmap[bit >> 3] >> (bit & 7)) & 1)

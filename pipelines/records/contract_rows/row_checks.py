@@ -1,0 +1,385 @@
+"""Each row expectation as a function over whole columns: which rows break it. docs/contracts.md says what each means.
+
+Checks mean what they mean in Great Expectations on pandas: nulls, and NaN as a null, are left out unless the
+expectation is about them. Promise: no value of a record makes a check raise, nothing is rounded, and while all rows are
+good a check makes hardly more than a bit per row.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from decimal import Decimal
+from fractions import Fraction
+from functools import partial, reduce
+from itertools import combinations
+from typing import Any, NamedTuple
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from sluice.pipelines.contract.arguments import digits_of_sum
+from sluice.pipelines.contract.catalogue import argument
+from sluice.pipelines.contract.expectation import Expectation
+from sluice.pipelines.contract.literals import PER_UNIT, bound, member, whole_range
+from sluice.pipelines.records.contract_rows.check_arrays import (
+    array_of,
+    as_bools,
+    int32s,
+    is_ascii,
+    numbers,
+    scalar,
+    type_of,
+    without_nan,
+)
+from sluice.pipelines.records.contract_rows.regex_tables import fixed_form
+from sluice.pipelines.records.contract_rows.short_text_sets import short_set
+from sluice.pipelines.schema.schema import Kind, Type
+
+Columns = Sequence[pa.Array]
+Check = Callable[[Columns], "CheckResult"]
+"""Checks the expectation's columns, given in its order."""
+Breaks = Callable[[pa.Array], "pa.BooleanArray | None"]
+"""Which values of a column break the expectation. Null and false are fine; None means that all are."""
+
+
+class CheckResult(NamedTuple):
+    """How many rows an expectation checked, and which broke it: true in `broken`, which is None when none did."""
+
+    checked: int
+    broken: pa.BooleanArray | None
+
+
+def check_of(expectation: Expectation, types: Sequence[pa.DataType]) -> Check:
+    """The check for a row expectation, on columns of these types."""
+    return _BUILDERS[expectation.type](expectation, types)
+
+
+# -- one column
+
+
+def _nulls(e: Expectation, types: Sequence[pa.DataType], *, wanted: bool) -> Check:
+    def check(columns: Columns) -> CheckResult:
+        column = without_nan(columns[0])
+        nulls = column.null_count
+        if nulls == (len(column) if wanted else 0):
+            return CheckResult(len(column), None)
+        return CheckResult(len(column), pc.is_valid(column) if wanted else pc.is_null(column))
+
+    return check
+
+
+def _values(breaks: Breaks) -> Check:
+    """A check of one column, without its nulls. In a column of few values, each value is checked once."""
+
+    def check(columns: Columns) -> CheckResult:
+        column = without_nan(columns[0])
+        few = pa.types.is_dictionary(column.type)
+        broken = breaks(column.dictionary if few else column)
+        if broken is not None and few:
+            broken = broken.take(column.indices)
+        if broken is not None and not broken.true_count:
+            broken = None
+        return CheckResult(len(column) - column.null_count, broken)
+
+    return check
+
+
+def _between(e: Expectation, types: Sequence[pa.DataType]) -> Check:
+    t = type_of(types[0])
+    plain = numbers(array_of(types[0], [])).type
+    limits = _limits(t, e) if t.kind not in _FLOATS else _float_limits(t, e)
+    if limits is None:
+        return _values(pc.is_valid)
+    low, high = (None if v is None else scalar(plain, v) for v in limits)
+    return _values(lambda column: _outside(numbers(column), low, high))
+
+
+def _outside(column: pa.Array, low: pa.Scalar | None, high: pa.Scalar | None) -> pa.BooleanArray | None:
+    below = None if low is None else pc.less(column, low)
+    above = None if high is None else pc.greater(column, high)
+    if below is None or not below.true_count:
+        return above
+    return below if above is None or not above.true_count else pc.or_(below, above)
+
+
+_FLOATS = {Kind.FLOAT32: np.float32, Kind.FLOAT64: np.float64}
+
+
+def _bounds(t: Type, e: Expectation) -> tuple[Any, Any]:
+    said = (e.kwargs.get("min_value"), e.kwargs.get("max_value"))
+    low, high = (None if v is None else bound(t, v) for v in said)
+    return low, high
+
+
+def _limits(t: Type, e: Expectation) -> tuple[int | None, int | None] | None:
+    """The smallest and largest number that the column can hold and that is allowed; None: no limit, or there is none
+    such at all."""
+    per = Fraction(10**t.scale, PER_UNIT.get(t.unit, 1))
+    low, high = (None if v is None else Fraction(v) * per for v in _bounds(t, e))
+    least, most = _range(t)
+    first = last = None
+    if low is not None:
+        first = math.floor(low) + 1 if argument(e, "strict_min") else math.ceil(low)
+    if high is not None:
+        last = math.ceil(high) - 1 if argument(e, "strict_max") else math.floor(high)
+    if (first is not None and first > most) or (last is not None and last < least):
+        return None
+    return (first if first is not None and first > least else None), (
+        last if last is not None and last < most else None
+    )
+
+
+def _range(t: Type) -> tuple[int, int]:
+    if t.kind is Kind.DECIMAL:
+        return 1 - 10**t.precision, 10**t.precision - 1
+    return whole_range({Kind.TIMESTAMP: Type(Kind.INT64), Kind.DATE: Type(Kind.INT32)}.get(t.kind, t))
+
+
+def _float_limits(t: Type, e: Expectation) -> tuple[float | None, float | None]:
+    """The allowed floats of the column's width that are nearest to the bounds."""
+    low, high = _bounds(t, e)
+    kind = _FLOATS[t.kind]
+    first = None if low is None else _float(kind, low, math.inf, strict=argument(e, "strict_min"))
+    last = None if high is None else _float(kind, high, -math.inf, strict=argument(e, "strict_max"))
+    return first, last
+
+
+def _float(kind: type[Any], limit: float, towards: float, *, strict: bool) -> float:
+    with np.errstate(over="ignore"):
+        near = kind(limit)
+    outside = float(near) < limit if towards > 0 else float(near) > limit
+    return float(np.nextafter(near, kind(towards)) if outside or (strict and float(near) == limit) else near)
+
+
+def _in_set(e: Expectation, types: Sequence[pa.DataType], *, wanted: bool) -> Check:
+    allowed = _members(types[0], argument(e, "value_set"))
+    among = short_set(allowed) or partial(pc.is_in, value_set=allowed)
+
+    def breaks(column: pa.Array) -> pa.BooleanArray | None:
+        found = among(column)
+        if not wanted:
+            return found
+        if found.true_count == len(column) - column.null_count:
+            return None
+        return pc.and_not(pc.is_valid(column), found)
+
+    return _values(breaks)
+
+
+def _members(arrow: pa.DataType, said: Sequence[object]) -> pa.Array:
+    """The members of a set as an array, each once. It holds zero with both signs: Arrow compares floats' bits."""
+    t = type_of(arrow)
+    plain = arrow.value_type if pa.types.is_dictionary(arrow) else arrow
+    found = [_to_units(t, member(t, v)) for v in said]
+    if t.kind in _FLOATS and 0 in found:
+        found += [0.0, -0.0]
+    return array_of(plain, found)
+
+
+def _to_units(t: Type, value: Any) -> Any:
+    if t.kind in _FLOATS:
+        return value + 0.0
+    return int(Fraction(value) * 10**t.scale) if t.kind is Kind.DECIMAL else value
+
+
+def _lengths(e: Expectation, types: Sequence[pa.DataType]) -> Check:
+    value = e.kwargs.get("value")
+    allowed = _limits(Type(Kind.UINT32), e) if value is None else (int(value), int(value))
+    low, high = allowed or (None, -1)
+    limits = [None if v is None else scalar(pa.int32(), min(v, _LONGEST)) for v in (low, high)]
+    return _values(lambda column: _outside(_length(column), *limits))
+
+
+_LONGEST = (1 << 31) - 1
+
+
+def _length(column: pa.StringArray) -> pa.Array:
+    """Lengths in Unicode characters. Where each character is one byte, the offsets alone tell them."""
+    return pc.binary_length(column) if is_ascii(column) else pc.utf8_length(column)
+
+
+def _regex(e: Expectation, types: Sequence[pa.DataType], *, wanted: bool) -> Check:
+    """Patterns match anywhere in the value, as in Great Expectations."""
+    patterns = [e.kwargs["regex"]] if "regex" in e.kwargs else e.kwargs["regex_list"]
+    every = wanted and "regex_list" in e.kwargs and argument(e, "match_on") == "all"
+    matching = [fixed_form(p) or partial(pc.match_substring_regex, pattern=p) for p in patterns]
+
+    def breaks(column: pa.Array) -> pa.BooleanArray | None:
+        found = (matches(column) for matches in matching)
+        if not wanted:
+            return reduce(pc.or_, found)
+        matched = reduce(pc.and_ if every else pc.or_, found)
+        return None if matched.true_count == len(column) - column.null_count else pc.invert(matched)
+
+    return _values(breaks)
+
+
+# -- several columns
+
+_IGNORED = {
+    "both_values_are_missing": pc.and_,
+    "all_values_are_missing": pc.and_,
+    "either_value_is_missing": pc.or_,
+    "any_value_is_missing": pc.or_,
+}
+
+
+def _several(e: Expectation, good: Callable[[Columns], pa.BooleanArray]) -> Check:
+    """`good` is null where a null keeps it from saying: such rows break it, unless they are ignored."""
+    ignored = _IGNORED.get(argument(e, "ignore_row_if"))
+
+    def check(columns: Columns) -> CheckResult:
+        plain = [_plain(c) for c in columns]
+        met = good(plain)
+        n = checked = len(met)
+        if ignored is not None and any(c.null_count for c in plain):
+            passed = reduce(ignored, map(pc.is_null, plain))
+            met, checked = pc.or_kleene(met, passed), n - passed.true_count
+        if met.true_count == n:
+            return CheckResult(checked, None)
+        return CheckResult(checked, pc.invert(pc.fill_null(met, _FALSE)))
+
+    return check
+
+
+_FALSE = scalar(pa.bool_(), False)
+
+
+def _plain(column: pa.Array) -> pa.Array:
+    if pa.types.is_dictionary(column.type):
+        return column.dictionary.take(column.indices)
+    return without_nan(column)
+
+
+def _pair(e: Expectation, types: Sequence[pa.DataType], *, greater: bool) -> Check:
+    compare = pc.equal
+    if greater:
+        compare = pc.greater_equal if argument(e, "or_equal") else pc.greater
+    alike = _alike(types)
+    return _several(e, lambda columns: compare(*alike(columns)))
+
+
+def _different(e: Expectation, types: Sequence[pa.DataType]) -> Check:
+    """Nulls count as equal to one another."""
+    alike = _alike(types)
+
+    def same(a: pa.Array, b: pa.Array) -> pa.BooleanArray:
+        equal = pc.equal(a, b)
+        if not a.null_count and not b.null_count:
+            return equal
+        return pc.if_else(pc.is_valid(equal), equal, pc.and_(pc.is_null(a), pc.is_null(b)))
+
+    def good(columns: Columns) -> pa.BooleanArray:
+        pairs = combinations(alike(columns), 2)
+        return pc.invert(reduce(pc.or_, (same(a, b) for a, b in pairs)))
+
+    return _several(e, good)
+
+
+def _alike(types: Sequence[pa.DataType]) -> Callable[[Columns], list[pa.Array]]:
+    """A function that makes columns exactly comparable, whatever is in them; whole numbers and floats become floats.
+
+    Arrow's own conversions would fail on values out of range.
+    """
+    kinds = {type_of(t).kind for t in types}
+    if len({*map(str, map(_value_type, types))}) == 1:
+        return lambda columns: [numbers(c) for c in columns]
+    if kinds & {*_FLOATS}:
+        return lambda columns: [pc.cast(c, pa.float64(), safe=False) for c in columns]
+    units = [PER_UNIT.get(type_of(t).unit, 1) for t in types]
+    finest = min(units)
+    return lambda columns: [_decimal(numbers(c), u // finest) for c, u in zip(columns, units, strict=True)]
+
+
+def _value_type(arrow: pa.DataType) -> pa.DataType:
+    return arrow.value_type if pa.types.is_dictionary(arrow) else arrow
+
+
+def _decimal(column: pa.Array, times: int = 1) -> pa.Array:
+    """The column as decimals: exact, whatever its width."""
+    if not pa.types.is_decimal(column.type):
+        digits = 20 if pa.types.is_uint64(column.type) else 19
+        column = pc.cast(column, pa.decimal128(digits, 0))
+    if times == 1:
+        return column
+    return pc.multiply(column, scalar(pa.decimal128(len(str(times)), 0), times))
+
+
+def _pairs(e: Expectation, types: Sequence[pa.DataType]) -> Check:
+    """Each value becomes its index among the members; absent values and nulls have indices of their own.
+
+    A table says which indices go together.
+    """
+    said = argument(e, "value_pairs_set")
+    known = [_distinct(types[k], [pair[k] for pair in said]) for k in (0, 1)]
+    table = np.zeros((len(known[0][0]) + 2, len(known[1][0]) + 2), np.bool_)
+    for a, b in zip(known[0][1], known[1][1], strict=True):
+        table[a, b] = True
+
+    def good(columns: Columns) -> pa.BooleanArray:
+        first, second = (_codes(c, members) for c, (members, _) in zip(columns, known, strict=True))
+        bits = np.packbits(table[first, second], bitorder="little")
+        return pa.Array.from_buffers(pa.bool_(), len(first), [None, pa.py_buffer(bits)])
+
+    return _several(e, good)
+
+
+def _distinct(arrow: pa.DataType, said: Sequence[object]) -> tuple[pa.Array, list[int]]:
+    """The distinct members, and for each given value its code among them."""
+    t = type_of(arrow)
+    measured = [None if v is None else _to_units(t, member(t, v)) for v in said]
+    order = {v: i for i, v in enumerate(dict.fromkeys(v for v in measured if v is not None))}
+    return array_of(_value_type(arrow), [*order]), [len(order) + 1 if v is None else order[v] for v in measured]
+
+
+def _codes(column: pa.Array, members: pa.Array) -> Any:
+    if pa.types.is_floating(column.type):
+        column = pc.add(column, scalar(column.type, 0.0))  # minus zero is zero
+    found = int32s(pc.index_in(column, members), len(members))
+    if not column.null_count:
+        return found
+    return np.where(as_bools(pc.is_valid(column)), found, len(members) + 1)
+
+
+def _sum(e: Expectation, types: Sequence[pa.DataType]) -> Check:
+    said = e.kwargs["sum_total"]
+    added = [type_of(t) for t in types]
+    if any(t.kind in _FLOATS for t in added):
+        return _several(e, _adds_up(lambda c: pc.cast(c, pa.float64(), safe=False), scalar(pa.float64(), said)))
+    if all(t.kind in _SMALL for t in added) and float(said).is_integer():
+        return _several(e, _adds_up(lambda c: pc.cast(c, pa.int64()), scalar(pa.int64(), int(said))))
+    digits, scale = digits_of_sum(added)
+    total = Fraction(Decimal(repr(said))) * 10**scale
+    if total.denominator != 1 or abs(total) >= 10**digits:
+        return _several(e, lambda columns: pc.not_equal(columns[0], columns[0]))
+    return _several(e, _adds_up(_decimal, scalar(pa.decimal128(digits, scale), int(total))))
+
+
+_SMALL = {Kind.INT8, Kind.INT16, Kind.INT32, Kind.UINT8, Kind.UINT16, Kind.UINT32}
+"""Whole-number types whose sums fit into 64 bits, with as many columns as an expectation can name."""
+
+
+def _adds_up(number: Callable[[pa.Array], pa.Array], total: pa.Scalar) -> Callable[[Columns], pa.BooleanArray]:
+    return lambda columns: pc.equal(reduce(pc.add, map(number, columns)), total)
+
+
+_BUILDERS: Mapping[str, Callable[[Expectation, Sequence[pa.DataType]], Check]] = {
+    "expect_column_values_to_not_be_null": partial(_nulls, wanted=False),
+    "expect_column_values_to_be_null": partial(_nulls, wanted=True),
+    "expect_column_values_to_be_in_set": partial(_in_set, wanted=True),
+    "expect_column_values_to_not_be_in_set": partial(_in_set, wanted=False),
+    "expect_column_values_to_be_between": _between,
+    "expect_column_value_lengths_to_be_between": _lengths,
+    "expect_column_value_lengths_to_equal": _lengths,
+    "expect_column_values_to_match_regex": partial(_regex, wanted=True),
+    "expect_column_values_to_not_match_regex": partial(_regex, wanted=False),
+    "expect_column_values_to_match_regex_list": partial(_regex, wanted=True),
+    "expect_column_values_to_not_match_regex_list": partial(_regex, wanted=False),
+    "expect_column_pair_values_a_to_be_greater_than_b": partial(_pair, greater=True),
+    "expect_column_pair_values_to_be_equal": partial(_pair, greater=False),
+    "expect_column_pair_values_to_be_in_set": _pairs,
+    "expect_select_column_values_to_be_unique_within_record": _different,
+    "expect_multicolumn_sum_to_equal": _sum,
+}

@@ -1,0 +1,54 @@
+"""The formats that have schemas of their own: a line for each. Light."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from sluice.pipelines.model.registered_schema import AVRO, JSON, PROTOBUF, RegisteredSchema
+from sluice.pipelines.records.avro.merged import merged
+from sluice.pipelines.records.avro.reader_schema import AvroReader
+from sluice.pipelines.records.avro.schema import parse
+from sluice.pipelines.records.json.schema_bundle import bundled
+from sluice.pipelines.records.json.schema_reader import JsonSchemaReader
+from sluice.pipelines.records.protobuf import reader_schema as protobuf
+from sluice.pipelines.records.rows.value_reader import Reader
+from sluice.pipelines.records.rows.wire_format import WireFormat
+
+
+@dataclass(frozen=True, slots=True)
+class SchemaFormat:
+    """A format: how a reader is made of its schema, what registries call such schemas, and one of theirs as a file,
+    with all that it refers to.
+
+    `read` makes a reader's texts of a file's, its folder and the name of the message in it; `kept` makes of a
+    registry's schema what the lake keeps. All raise UnusableSchema.
+    """
+
+    make: Callable[[tuple[str, ...], WireFormat], Reader]
+    registered: str
+    whole: Callable[[RegisteredSchema], str]
+    read: Callable[[str, Path, str], tuple[str, ...]] = lambda text, folder, message: (text,)
+    kept: Callable[[RegisteredSchema], RegisteredSchema] = lambda found: found
+
+
+def _merged(found: RegisteredSchema) -> str:
+    parse(found.texts)
+    return merged(found.texts)
+
+
+READERS: Mapping[str, SchemaFormat] = {
+    "avro": SchemaFormat(AvroReader, AVRO, _merged),
+    "json_schema": SchemaFormat(JsonSchemaReader, JSON, lambda found: bundled(found.texts, found.names)),
+    "protobuf": SchemaFormat(
+        protobuf.ProtobufReader, PROTOBUF, protobuf.as_file, read=protobuf.from_file, kept=protobuf.kept
+    ),
+}
+"""By the feed's word for the format."""
+
+
+def prepared(found: RegisteredSchema) -> RegisteredSchema:
+    """A registry's schema as readers take it. Raises UnusableSchema."""
+    of = (made for made in READERS.values() if made.registered == found.type)
+    return next((made.kept(found) for made in of), found)

@@ -1,0 +1,384 @@
+"""Spans into Arrow arrays: for each node of the schema a column that grows block by block.
+
+A column appends what `fill` makes of the spans of its node, says which items its type cannot hold, and becomes an
+Arrow array in the end. Promise: buffers hold what was appended and are not touched again once they are handed out.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from sluice.pipelines.records.compiled.jit import Array
+from sluice.pipelines.records.json import fill, scan
+from sluice.pipelines.records.json.scan_tables import SchemaNode
+from sluice.pipelines.schema.schema import Kind, Type, arrow_type
+
+_SEED = secrets.randbits(62)
+_INTEGERS = {
+    kind: np.dtype(str(kind))
+    for kind in (
+        Kind.INT8, Kind.INT16, Kind.INT32, Kind.INT64, Kind.UINT8, Kind.UINT16, Kind.UINT32, Kind.UINT64,
+    )
+}  # fmt: skip
+_DIGITS = {"ms": 3, "us": 6, "ns": 9}
+_UNITS = {"s": 0} | _DIGITS
+
+
+@dataclass(frozen=True, slots=True)
+class Faults:
+    """Items that their type cannot hold: their index in the column, the reason's code, and where their text begins."""
+
+    items: Array
+    codes: Array
+    starts: Array
+
+
+NO_FAULTS = Faults(np.empty(0, np.int64), np.empty(0, np.int8), np.empty(0, np.int64))
+
+
+def buffer(n: int, kind: Any) -> Array:
+    """Room for `n` items, from Arrow's pool. The pool reuses memory; fresh memory costs as much as filling it."""
+    return np.frombuffer(pa.allocate_buffer(n * np.dtype(kind).itemsize), kind) if n else np.empty(0, kind)
+
+
+def grow(old: Array, used: int, need: int) -> Array:
+    """The first `used` items, in an array with room for at least `need`."""
+    if need <= len(old):
+        return old
+    new = buffer(max(need, 2 * len(old)), old.dtype)
+    new[:used] = old[:used]
+    return new
+
+
+class ColumnBuilder:
+    """The base of all columns: a number of items, and a bitmap of those that are not null."""
+
+    def __init__(self, node: SchemaNode, items: int) -> None:
+        self.node = node
+        self.items, self._nulls = 0, 0
+        self._valid = np.full((items + 7) // 8, 0xFF, np.uint8)
+        self._state = np.zeros(fill.SLOTS, np.int64)
+
+    @property
+    def type(self) -> pa.DataType:
+        return arrow_type(self.node.type)
+
+    def append(self, values: Array, spans: Array) -> Faults:
+        """Append the items of a block's spans. Returns those that the type cannot hold."""
+        n = len(spans)
+        self._reserve(n)
+        self._state[:] = 0
+        faults = self._fill(values, spans)
+        self._nulls += int(self._state[fill.NULLS])
+        self.items += n
+        return faults
+
+    def _reserve(self, n: int) -> None:
+        size = (self.items + n + 7) // 8
+        if size > len(self._valid):
+            more = max(size, 2 * len(self._valid)) - len(self._valid)
+            self._valid = np.concatenate([self._valid, np.full(more, 0xFF, np.uint8)])
+
+    def _fill(self, values: Array, spans: Array) -> Faults:
+        raise NotImplementedError
+
+    def array(self, columns: Sequence[ColumnBuilder]) -> pa.Array:
+        """All items as an Arrow array. `columns` are the columns of all nodes, for the children."""
+        raise NotImplementedError
+
+    @property
+    def nbytes(self) -> int:
+        """About how many bytes the appended items take."""
+        raise NotImplementedError
+
+    @property
+    def validity(self) -> pa.Buffer | None:
+        return pa.py_buffer(self._valid) if self._nulls else None
+
+
+class Numbers(ColumnBuilder):
+    """A column with `width` 64-bit numbers per item. Subclasses fill and narrow them."""
+
+    kind: Any = np.int64
+    width = 1
+
+    def __init__(self, node: SchemaNode, items: int) -> None:
+        super().__init__(node, items)
+        self._out = buffer(items * self.width, self.kind)
+
+    def _reserve(self, n: int) -> None:
+        super()._reserve(n)
+        self._out = grow(self._out, self.items * self.width, (self.items + n) * self.width)
+
+    @property
+    def nbytes(self) -> int:
+        return 8 * self.items * self.width
+
+    def array(self, columns: Sequence[ColumnBuilder]) -> pa.Array:
+        data = self._narrow(self._out[: self.items * self.width])
+        return pa.Array.from_buffers(self.type, self.items, [self.validity, pa.py_buffer(data)])
+
+    def _narrow(self, data: Array) -> Array:
+        return data
+
+    def _faults(self, spans: Array, items: Array, codes: Array) -> Faults:
+        return faults_of(self._state, self.items, spans, items, codes)
+
+
+def faults_of(state: Array, at: int, spans: Array, items: Array, codes: Array) -> Faults:
+    """The faults that a loop noted, with their places in the values."""
+    n = int(state[fill.BADS])
+    if not n:
+        return NO_FAULTS
+    found = items[:n].astype(np.int64)
+    return Faults(found, codes[:n].copy(), spans[found - at] & scan.START_MASK)
+
+
+class Integers(Numbers):
+    """Signed and unsigned integers, and times that are written as one."""
+
+    def __init__(self, node: SchemaNode, items: int) -> None:
+        super().__init__(node, items)
+        self._kind = _INTEGERS.get(node.type.kind, np.dtype(np.int64))
+        self._times = 1000 if node.type.unit == "s" else 1
+        least, most = _bounds(node.type, self._kind)
+        self._most: Any = np.uint64(most)
+        self._least: Any = np.uint64(-least)
+
+    def _fill(self, values: Array, spans: Array) -> Faults:
+        items, codes = np.empty(len(spans), np.int32), np.empty(len(spans), np.int8)
+        fill.integers(
+            *(values, spans, self.items, self._out, self._valid, self._state, items, codes),
+            *(self._most, self._least, self._times),
+        )
+        return self._faults(spans, items, codes)
+
+    def _narrow(self, data: Array) -> Array:
+        return data if self._kind.itemsize == 8 else data.astype(self._kind)
+
+
+def _bounds(t: Type, kind: Any) -> tuple[int, int]:
+    """The smallest and the largest number that the type accepts."""
+    info = np.iinfo(kind)
+    if t.kind is not Kind.EPOCH:
+        return int(info.min), int(info.max)
+    units = 10 ** _UNITS[t.unit]
+    first, end = fill.FIRST_DAY * 86400 * units, (fill.LAST_DAY + 1) * 86400 * units
+    return max(first, int(info.min)), min(end - 1, int(info.max))
+
+
+class Decimals(Numbers):
+    """128-bit decimals."""
+
+    width = 2
+
+    def _fill(self, values: Array, spans: Array) -> Faults:
+        items, codes = np.empty(len(spans), np.int32), np.empty(len(spans), np.int8)
+        fill.decimals(
+            *(values, spans, self.items, self._out, self._valid, self._state, items, codes),
+            *(self.node.type.precision, self.node.type.scale),
+        )
+        return self._faults(spans, items, codes)
+
+
+class Times(Numbers):
+    """Dates and timestamps that are written as text."""
+
+    def __init__(self, node: SchemaNode, items: int) -> None:
+        super().__init__(node, items)
+        self._digits = _DIGITS.get(node.type.unit, -1)
+        self._scratch = np.empty(fill.TIME_SCRATCH, np.uint8)
+
+    def _fill(self, values: Array, spans: Array) -> Faults:
+        items, codes = np.empty(len(spans), np.int32), np.empty(len(spans), np.int8)
+        fill.times(
+            *(values, spans, self.items, self._out, self._valid, self._state, items, codes),
+            *(self._scratch, self._digits),
+        )
+        return self._faults(spans, items, codes)
+
+    def _narrow(self, data: Array) -> Array:
+        return data.astype(np.int32) if self._digits < 0 else data
+
+
+class Floats(Numbers):
+    """float32 and float64. Arrow's own parser, which rounds correctly, takes in bulk what the fast path leaves."""
+
+    kind = np.float64
+
+    def __init__(self, node: SchemaNode, items: int) -> None:
+        super().__init__(node, items)
+        self._single = node.type.kind is Kind.FLOAT32
+
+    def _fill(self, values: Array, spans: Array) -> Faults:
+        later = np.empty(len(spans), np.int32)
+        fill.floats(values, spans, self.items, self._out, self._valid, self._state, later, int(self._single))
+        n = int(self._state[fill.LATER])
+        return self._parse(values, spans, later[:n]) if n else NO_FAULTS
+
+    def _parse(self, values: Array, spans: Array, places: Array) -> Faults:
+        chosen = spans[places]
+        texts = Texts(SchemaNode(0, Type(Kind.STRING), "", 0, 0, ()), len(chosen))
+        texts.append(values, chosen)
+        parsed = texts.array(()).cast(self.type)
+        found = np.frombuffer(parsed.buffers()[1], np.float32 if self._single else np.float64)[: len(parsed)]
+        self._out[self.items + places] = found
+        wrong = np.isinf(found)
+        if not wrong.any():
+            return NO_FAULTS
+        n = int(wrong.sum())
+        codes = np.full(n, fill.OUT_OF_RANGE, np.int8)
+        return Faults((self.items + places[wrong]).astype(np.int64), codes, chosen[wrong] & scan.START_MASK)
+
+    def _narrow(self, data: Array) -> Array:
+        return data.astype(np.float32) if self._single else data
+
+
+class Truths(ColumnBuilder):
+    """Booleans, a bit each."""
+
+    def __init__(self, node: SchemaNode, items: int) -> None:
+        super().__init__(node, items)
+        self._out = self._valid.copy()
+
+    def _reserve(self, n: int) -> None:
+        super()._reserve(n)
+        if len(self._out) < len(self._valid):
+            self._out = np.concatenate([self._out, np.full(len(self._valid) - len(self._out), 0xFF, np.uint8)])
+
+    def _fill(self, values: Array, spans: Array) -> Faults:
+        fill.truths(values, spans, self.items, self._out, self._valid, self._state)
+        return NO_FAULTS
+
+    @property
+    def nbytes(self) -> int:
+        return self.items // 8
+
+    def array(self, columns: Sequence[ColumnBuilder]) -> pa.Array:
+        return pa.Array.from_buffers(self.type, self.items, [self.validity, pa.py_buffer(self._out)])
+
+
+class _Ends(ColumnBuilder):
+    """Columns with an end per item: texts and lists."""
+
+    def __init__(self, node: SchemaNode, items: int) -> None:
+        super().__init__(node, items)
+        self.ends = buffer(items + 1, np.int32)
+        self.ends[0] = 0
+
+    def _reserve(self, n: int) -> None:
+        super()._reserve(n)
+        self.ends = grow(self.ends, self.items + 1, self.items + n + 1)
+
+    @property
+    def nbytes(self) -> int:
+        return 4 * self.items + int(self.ends[self.items])
+
+
+class Texts(_Ends):
+    """Strings, JSON texts and, from Base64, binaries."""
+
+    def __init__(self, node: SchemaNode, items: int) -> None:
+        super().__init__(node, items)
+        self.data = buffer(0, np.uint8)
+        self._expected = items
+        self._binary = node.type.kind is Kind.BINARY
+
+    def _fill(self, values: Array, spans: Array) -> Faults:
+        used = int(self.ends[self.items])
+        self._make_room(used, fill.measure(spans), len(spans))
+        given = (values, spans, self.items, self.data, self.ends, self._valid, self._state)
+        if not self._binary:
+            fill.texts(*given)
+            return NO_FAULTS
+        items, codes = np.empty(len(spans), np.int32), np.empty(len(spans), np.int8)
+        fill.binaries(*given, items, codes)
+        return faults_of(self._state, self.items, spans, items, codes)
+
+    def _make_room(self, used: int, more: int, items: int) -> None:
+        """Make room for `more` bytes now and, at that rate, for as many items as are expected."""
+        need = used + more
+        if need > len(self.data):
+            done = self.items + items
+            self.data = grow(self.data, used, max(need, need * self._expected // max(done, 1) * 9 // 8))
+
+    def array(self, columns: Sequence[ColumnBuilder]) -> pa.Array:
+        n = self.items
+        buffers = [self.validity, pa.py_buffer(self.ends[: n + 1]), pa.py_buffer(self.data[: self.ends[n]])]
+        return pa.Array.from_buffers(self.type, n, buffers)
+
+
+class Structs(ColumnBuilder):
+    """Structs. The column only knows which are null; their members are in the columns of their children."""
+
+    def _fill(self, values: Array, spans: Array) -> Faults:
+        fill.presence(spans, self.items, self._valid, self._state)
+        return NO_FAULTS
+
+    @property
+    def nbytes(self) -> int:
+        return self.items // 8
+
+    def array(self, columns: Sequence[ColumnBuilder]) -> pa.Array:
+        children = [columns[c].array(columns) for c in self.node.children]
+        return pa.Array.from_buffers(self.type, self.items, [self.validity], children=children)
+
+
+class Lists(_Ends):
+    """Lists, and maps as lists of key and value."""
+
+    def _fill(self, values: Array, spans: Array) -> Faults:
+        fill.lengths(spans, self.items, self.ends, self._valid, self._state)
+        return NO_FAULTS
+
+    @property
+    def nbytes(self) -> int:
+        return 4 * self.items
+
+    def array(self, columns: Sequence[ColumnBuilder]) -> pa.Array:
+        buffers = [self.validity, pa.py_buffer(self.ends[: self.items + 1])]
+        children = [columns[c].array(columns) for c in self.node.children]
+        if self.node.type.kind is Kind.MAP:
+            entries = pa.struct([self.type.key_field, self.type.item_field])
+            children = [pa.Array.from_buffers(entries, len(children[0]), [None], children=children)]
+        return pa.Array.from_buffers(self.type, self.items, buffers, children=children)
+
+    def repeated(self, first: int, keys: Texts) -> Array:
+        """The indices of maps, from `first` on, that have a key twice."""
+        lists = self.ends[first : self.items + 1]
+        longest = int(np.diff(lists).max(initial=0))
+        if longest < 2:
+            return np.empty(0, np.int32)
+        table = np.full(1 << (2 * longest).bit_length(), -1, np.int32)
+        found = np.empty(self.items - first, np.int32)
+        n = fill.repeated(self.ends, first, self.items, keys.ends, keys.data, table, _SEED, found)
+        return found[:n]
+
+
+_COLUMNS: dict[Kind, type[ColumnBuilder]] = {
+    **dict.fromkeys(_INTEGERS, Integers),
+    Kind.EPOCH: Integers,
+    Kind.FLOAT32: Floats,
+    Kind.FLOAT64: Floats,
+    Kind.DECIMAL: Decimals,
+    Kind.BOOL: Truths,
+    Kind.STRING: Texts,
+    Kind.JSON: Texts,
+    Kind.BINARY: Texts,
+    Kind.DATE: Times,
+    Kind.TIMESTAMP: Times,
+    Kind.STRUCT: Structs,
+    Kind.LIST: Lists,
+    Kind.MAP: Lists,
+}
+
+
+def column_of(node: SchemaNode, items: int) -> ColumnBuilder:
+    """An empty column for the node, with room for about so many items."""
+    return _COLUMNS[node.type.kind](node, items)

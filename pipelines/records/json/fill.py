@@ -1,0 +1,744 @@
+"""The second compiled loops: spans → Arrow buffers, one loop for each type, a block at a time.
+
+Each loop takes the spans of one node and appends to its buffers from item `at` on; what has no value is cleared in the
+bitmap, which begins as all ones. A text that its type cannot hold is noted in `bad_item` and `bad_code`, and its item
+left without meaning. `state` gives the loop's own numbers back. Promise: whatever the texts, nothing is read or written
+outside of the arrays.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from sluice.pipelines.records.compiled.jit import (
+    BYTES,
+    F64,
+    I8,
+    I32,
+    I64,
+    U8,
+    Array,
+    byte,
+    clear,
+    compiled,
+    copy,
+    inner,
+    int64,
+    types,
+    uint64,
+    word,
+)
+from sluice.pipelines.records.json.scan import NULL, ODD, SIZE_BITS, START_MASK, unescape
+
+# --- `state`: what a loop gives back -----------------------------------------------------------------------------
+
+NULLS = 0
+BADS = 1
+LATER = 2  # texts that are left to a slower way
+SLOTS = 3
+
+OUT_OF_RANGE, INEXACT, NO_TIME, NO_BASE64 = 30, 31, 32, 33
+MOST_TIME_TEXT = 64
+"""Bytes of a longest text that may be a time."""
+TIME_SCRATCH = 6 * MOST_TIME_TEXT
+"""What it takes with each character escaped."""
+
+_FAR = 1 << 40
+_U64 = types.uint64
+_POWERS = np.array([10**i for i in range(20)], np.uint64)
+_EXACT = np.array([10.0**i for i in range(23)], np.float64)
+_DAYS = np.array([0, 31, 28, 31, 30, 31, 30, 31, 31, 30, 31, 30, 31], np.int64)
+_BASE64 = np.full(256, 64, np.int64)
+for _i, _c in enumerate(b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/"):
+    _BASE64[_c] = _i
+
+_DAY_SECONDS = 86400
+# 0001-01-01 and 9999-12-31 in days since the epoch.
+FIRST_DAY, LAST_DAY = -719162, 2932896
+
+
+@inner
+def _start(span: int) -> int:
+    return span & START_MASK
+
+
+@inner
+def _size(span: int) -> int:
+    return (span >> SIZE_BITS) & START_MASK
+
+
+@inner
+def _kind(span: int) -> int:
+    return (span >> (2 * SIZE_BITS)) & 3
+
+
+@inner
+def _bad(state: Array, bad_item: Array, bad_code: Array, item: int, code: int) -> None:
+    n = state[BADS]
+    bad_item[n] = item
+    bad_code[n] = code
+    state[BADS] = n + 1
+
+
+# --- texts -------------------------------------------------------------------------------------------------------
+
+
+@compiled(types.void(BYTES, I64, types.int64, U8, I32, U8, I64))
+def texts(values: Array, spans: Array, at: int, data: Array, ends: Array, valid: Array, state: Array) -> None:
+    """Strings, escapes resolved. `data` has room for all that the spans say."""
+    to = int64(ends[at])
+    for i in range(spans.size):
+        span = spans[i]
+        kind = _kind(span)
+        if kind > NULL:
+            start, size = _start(span), _size(span)
+            if kind == ODD:
+                to = unescape(data, to, values, start, start + size)
+            else:
+                copy(data, to, values, start, size)
+                to += size
+        else:
+            clear(valid, at + i)
+            state[NULLS] += 1
+        ends[at + i + 1] = to
+
+
+@inner
+def _sextets(values: Array, at: int) -> int:
+    """Four characters of Base64 as 24 bits; negative when one is none."""
+    a: int = _BASE64[byte(values, at)]
+    b: int = _BASE64[byte(values, at + 1)]
+    c: int = _BASE64[byte(values, at + 2)]
+    d: int = _BASE64[byte(values, at + 3)]
+    if (a | b | c | d) > 63:
+        return int64(-1)
+    return (a << 18) | (b << 12) | (c << 6) | d
+
+
+@inner
+def _base64(values: Array, at: int, end: int, data: Array, to: int) -> int:
+    """Decode into `data` from `to` on (also in place): the next byte; −1 when it is not canonical (RFC 4648 §3.5)."""
+    if (end - at) & 3:
+        return int64(-1)
+    while end - at > 4:
+        bits = _sextets(values, at)
+        if bits < 0:
+            return int64(-1)
+        data[to] = bits >> 16
+        data[to + 1] = (bits >> 8) & 0xFF
+        data[to + 2] = bits & 0xFF
+        at += 4
+        to += 3
+    if at == end:
+        return to
+    last, third = byte(values, at + 3), byte(values, at + 2)
+    if last != 0x3D:
+        bits = _sextets(values, at)
+        if bits < 0:
+            return int64(-1)
+        data[to] = bits >> 16
+        data[to + 1] = (bits >> 8) & 0xFF
+        data[to + 2] = bits & 0xFF
+        return to + 3
+    a, b = _BASE64[byte(values, at)], _BASE64[byte(values, at + 1)]
+    if (a | b) > 63:
+        return int64(-1)
+    if third == 0x3D:
+        if b & 15:
+            return int64(-1)
+        data[to] = (a << 2) | (b >> 4)
+        return to + 1
+    c = _BASE64[third]
+    if c > 63 or c & 3:
+        return int64(-1)
+    data[to] = (a << 2) | (b >> 4)
+    data[to + 1] = ((b & 15) << 4) | (c >> 2)
+    return to + 2
+
+
+@compiled(types.void(BYTES, I64, types.int64, U8, I32, U8, I64, I32, I8))
+def binaries(
+    values: Array,
+    spans: Array,
+    at: int,
+    data: Array,
+    ends: Array,
+    valid: Array,
+    state: Array,
+    bad_item: Array,
+    bad_code: Array,
+) -> None:
+    """Base64 → bytes. `data` has room for all that the spans say."""
+    to = int64(ends[at])
+    for i in range(spans.size):
+        span = spans[i]
+        kind = _kind(span)
+        if kind > NULL:
+            start, stop = _start(span), _start(span) + _size(span)
+            if kind == ODD:  # PHP and others write a slash as `\/`
+                stop = unescape(data, to, values, start, stop)
+                after = _base64(data, to, stop, data, to)
+            else:
+                after = _base64(values, start, stop, data, to)
+            if after < 0:
+                _bad(state, bad_item, bad_code, at + i, NO_BASE64)
+            else:
+                to = after
+        else:
+            clear(valid, at + i)
+            state[NULLS] += 1
+        ends[at + i + 1] = to
+
+
+# --- numbers -----------------------------------------------------------------------------------------------------
+
+
+@inner
+def _eight_digits(x: int) -> int:
+    """Their value."""
+    x = (x & uint64(0x0F0F0F0F0F0F0F0F)) * uint64(2561) >> uint64(8)
+    x = (x & uint64(0x00FF00FF00FF00FF)) * uint64(6553601) >> uint64(16)
+    return (x & uint64(0x0000FFFF0000FFFF)) * uint64(42949672960001) >> uint64(32)
+
+
+@inner
+def _whole(values: Array, at: int, end: int) -> int:
+    """Up to 19 digits."""
+    m = uint64(0)
+    while end - at >= 8:
+        m = m * uint64(100000000) + _eight_digits(word(values, at))
+        at += 8
+    while at < end:
+        m = m * uint64(10) + uint64(byte(values, at) - 0x30)
+        at += 1
+    return m
+
+
+@inner
+def _ten(high: int, low: int, digit: int) -> tuple[int, int]:
+    """128 bits times ten, plus a digit; the caller knows that it fits."""
+    a = (low & uint64(0xFFFFFFFF)) * uint64(10) + uint64(digit)
+    b = (low >> uint64(32)) * uint64(10) + (a >> uint64(32))
+    return high * uint64(10) + (b >> uint64(32)), (b << uint64(32)) | (a & uint64(0xFFFFFFFF))
+
+
+@inner
+def _exact(values: Array, at: int, end: int, digits: int, scale: int) -> tuple[int, int, int]:
+    """A number times 10^scale as 128 bits without sign, when it is whole and has at most `digits` (≤ 38) digits:
+    (high, low, 0); a code in the third place otherwise. `values[at:end]` was scanned."""
+    high = low = uint64(0)
+    count = int64(0)  # digits from the first that is not 0 to the last that is not
+    zeros = int64(0)  # seen since
+    power = int64(0)  # of ten, that the last digit stands for
+    point = False
+    exponent = int64(0)
+    p = at
+    if byte(values, p) == 0x2D:
+        p += 1
+    while p < end:
+        b = byte(values, p)
+        if b == 0x2E:
+            point = True
+        elif b | 0x20 == 0x65:
+            exponent = _exponent(values, p + 1, end)
+            break
+        else:
+            if point:
+                power -= 1
+            if b == 0x30:
+                if count > 0:
+                    zeros += 1
+            else:
+                count += zeros + 1
+                if count <= 38:
+                    for _ in range(zeros):
+                        high, low = _ten(high, low, 0)
+                    high, low = _ten(high, low, b - 0x30)
+                zeros = int64(0)
+        p += 1
+    if count == 0:
+        return uint64(0), uint64(0), int64(0)
+    power += zeros + exponent
+    if count + power > digits - scale:
+        return high, low, int64(OUT_OF_RANGE)
+    if power + scale < 0:
+        return high, low, int64(INEXACT)
+    for _ in range(power + scale):
+        high, low = _ten(high, low, 0)
+    return high, low, int64(0)
+
+
+@inner
+def _exponent(values: Array, at: int, end: int) -> int:
+    """The number after an `e`; what is beyond any use becomes some far one."""
+    negative = byte(values, at) == 0x2D
+    if negative or byte(values, at) == 0x2B:
+        at += 1
+    n = int64(0)
+    while at < end:
+        n = min(n * 10 + byte(values, at) - 0x30, _FAR)
+        at += 1
+    return -n if negative else n
+
+
+@compiled(types.void(BYTES, I64, types.int64, I64, U8, I64, I32, I8, _U64, _U64, types.int64))
+def integers(
+    values: Array,
+    spans: Array,
+    at: int,
+    out: Array,
+    valid: Array,
+    state: Array,
+    bad_item: Array,
+    bad_code: Array,
+    most: int,
+    least: int,
+    times: int,
+) -> None:
+    """Whole numbers up to `most` and, without their sign, down to `least`, each multiplied by `times`.
+
+    A uint64 stands in `out` with the bits that it has.
+    """
+    for i in range(spans.size):
+        span = spans[i]
+        kind = _kind(span)
+        if kind <= NULL:
+            clear(valid, at + i)
+            state[NULLS] += 1
+            out[at + i] = 0
+            continue
+        start, end = _start(span), _start(span) + _size(span)
+        negative = byte(values, start) == 0x2D
+        code = int64(0)
+        if kind != ODD and end - start <= 19:
+            m = _whole(values, start + 1 if negative else start, end)
+        else:
+            high, m, code = _exact(values, start, end, 20, 0)
+            if code == 0 and high != uint64(0):
+                code = int64(OUT_OF_RANGE)
+        if code == 0 and m > (least if negative else most):
+            code = int64(OUT_OF_RANGE)
+        if code != 0:
+            _bad(state, bad_item, bad_code, at + i, code)
+            m = uint64(0)
+        found = int64(m)
+        out[at + i] = (-found if negative else found) * times
+
+
+@inner
+def _short_decimal(values: Array, at: int, end: int, precision: int, scale: int) -> tuple[int, bool]:
+    """What most decimals are: some digits, a point, not more digits than the scale, 18 in all."""
+    if end - at > 19 or precision > 18:
+        return uint64(0), False
+    m = uint64(0)
+    after = int64(-1)
+    for p in range(at, end):
+        b = byte(values, p)
+        if b == 0x2E:
+            after = int64(0)
+        else:
+            d = uint64(b - 0x30)
+            if d > uint64(9):
+                return uint64(0), False
+            m = m * uint64(10) + d
+            if after >= 0:
+                after += 1
+    if after < 0:
+        after = int64(0)
+    left = scale - after
+    if left < 0 or m >= _POWERS[precision - left if precision > left else 0]:
+        return uint64(0), m == uint64(0)
+    return m * _POWERS[left], True
+
+
+@compiled(types.void(BYTES, I64, types.int64, I64, U8, I64, I32, I8, types.int64, types.int64))
+def decimals(
+    values: Array,
+    spans: Array,
+    at: int,
+    out: Array,
+    valid: Array,
+    state: Array,
+    bad_item: Array,
+    bad_code: Array,
+    precision: int,
+    scale: int,
+) -> None:
+    """Decimals of 128 bits: two items of `out` each, the low one first."""
+    for i in range(spans.size):
+        span = spans[i]
+        kind = _kind(span)
+        to = 2 * (at + i)
+        if kind <= NULL:
+            clear(valid, at + i)
+            state[NULLS] += 1
+            out[to] = 0
+            out[to + 1] = 0
+            continue
+        start, end = _start(span), _start(span) + _size(span)
+        negative = byte(values, start) == 0x2D
+        high = uint64(0)
+        low, done = _short_decimal(values, start + 1 if negative else start, end, precision, scale)
+        if not done:
+            high, low, code = _exact(values, start, end, precision, scale)
+            if code != 0:
+                _bad(state, bad_item, bad_code, at + i, code)
+                high = low = uint64(0)
+        if negative:
+            low = ~low + uint64(1)
+            high = ~high
+            if low == uint64(0):
+                high += uint64(1)
+        out[to] = int64(low)
+        out[to + 1] = int64(high)
+
+
+@inner
+def _single_is_sure(x: float) -> bool:
+    """Whether rounding a float64 that is itself rounded gives the nearest float32: not halfway between two of them,
+    and in the range where they have all their digits."""
+    bits = np.float64(x).view(np.uint64)
+    return bits & uint64(0x1FFFFFFF) != uint64(0x10000000) and 1.1754944e-38 < x < 3.4e38
+
+
+@inner
+def _parts(values: Array, at: int, end: int) -> tuple[int, int, bool]:
+    """A number without its sign: (up to 19 digits, their power of ten, whether that is all of it)."""
+    m = uint64(0)
+    count = int64(0)
+    power = int64(0)
+    point = False
+    exact = True
+    exponent = int64(0)
+    while at < end:
+        b = byte(values, at)
+        d = uint64(b - 0x30)
+        if d < uint64(10):
+            if count < 19:
+                m = m * uint64(10) + d
+                if m != uint64(0):
+                    count += 1
+                if point:
+                    power -= 1
+            else:
+                exact = exact and d == uint64(0)
+                if not point:
+                    power += 1
+        elif b == 0x2E:
+            point = True
+        else:
+            exponent = _exponent(values, at + 1, end)
+            break
+        at += 1
+    return m, power + exponent, exact
+
+
+@compiled(types.void(BYTES, I64, types.int64, F64, U8, I64, I32, types.int64))
+def floats(
+    values: Array, spans: Array, at: int, out: Array, valid: Array, state: Array, later: Array, single: int
+) -> None:
+    """The nearest float64, or the nearest float32 (`single`) as one, where both digits and power of ten are exact
+    (Clinger's fast path). The rest goes by its place in `spans` into `later`.
+    """
+    for i in range(spans.size):
+        span = spans[i]
+        kind = _kind(span)
+        if kind <= NULL:
+            clear(valid, at + i)
+            state[NULLS] += 1
+            out[at + i] = 0.0
+            continue
+        start, end = _start(span), _start(span) + _size(span)
+        negative = byte(values, start) == 0x2D
+        m, power, sure = _parts(values, start + 1 if negative else start, end)
+        found = 0.0
+        if m != uint64(0):
+            if sure and m <= uint64(1 << 53) and -22 <= power <= 22:
+                found = np.float64(m)
+                found = found / _EXACT[-power] if power < 0 else found * _EXACT[power]
+                if single:
+                    sure = _single_is_sure(found)
+                    found = np.float64(np.float32(found))
+            else:
+                sure = False
+            if not sure:
+                later[state[LATER]] = i
+                state[LATER] += 1
+        out[at + i] = -found if negative else found
+
+
+@compiled(types.void(BYTES, I64, types.int64, U8, U8, I64))
+def truths(values: Array, spans: Array, at: int, out: Array, valid: Array, state: Array) -> None:
+    """Booleans, a bit each; `out` begins as all ones."""
+    for i in range(spans.size):
+        span = spans[i]
+        if _kind(span) <= NULL:
+            clear(valid, at + i)
+            state[NULLS] += 1
+        elif byte(values, _start(span)) == 0x66:
+            clear(out, at + i)
+
+
+# --- times -------------------------------------------------------------------------------------------------------
+
+
+@inner
+def _two(buf: Array, at: int) -> int:
+    """Two digits; a large number when they are none. The caller has checked that two bytes are there."""
+    a: int = byte(buf, at) - 0x30
+    b: int = byte(buf, at + 1) - 0x30
+    if uint64(a) > uint64(9) or uint64(b) > uint64(9):
+        return int64(1000)
+    return 10 * a + b
+
+
+@inner
+def _day(buf: Array, at: int) -> int:
+    """Days since the epoch of the ten bytes `YYYY-MM-DD`; a number below FIRST_DAY when they say no day."""
+    century, years, month, day = _two(buf, at), _two(buf, at + 2), _two(buf, at + 5), _two(buf, at + 8)
+    if byte(buf, at + 4) != 0x2D or byte(buf, at + 7) != 0x2D or century > 99 or years > 99:
+        return int64(FIRST_DAY - 1)
+    year = 100 * century + years
+    if year < 1 or month < 1 or month > 12 or day < 1:
+        return int64(FIRST_DAY - 1)
+    leap = year % 4 == 0 and (year % 100 != 0 or year % 400 == 0)
+    if day > _DAYS[month] + (1 if leap and month == 2 else 0):
+        return int64(FIRST_DAY - 1)
+    # Howard Hinnant's days_from_civil: years begin in March, eras have 400 of them.
+    if month <= 2:
+        year -= 1
+    era = year // 400
+    of_era = year - 400 * era
+    of_year = (153 * (month + (-3 if month > 2 else 9)) + 2) // 5 + day - 1
+    return 146097 * era + 365 * of_era + of_era // 4 - of_era // 100 + of_year - 719468
+
+
+@inner
+def _offset(buf: Array, at: int, end: int) -> int:
+    """Seconds east of UTC of `Z`, `+hh`, `+hhmm` or `+hh:mm`, or of nothing (0); a large number when it is none."""
+    if at == end:
+        return int64(0)
+    sign = byte(buf, at)
+    if sign | 0x20 == 0x7A:
+        return int64(0) if at + 1 == end else int64(_FAR)
+    if sign != 0x2B and sign != 0x2D:
+        return int64(_FAR)
+    size = end - at
+    if size != 3 and size != 5 and (size != 6 or byte(buf, at + 3) != 0x3A):
+        return int64(_FAR)
+    hours = _two(buf, at + 1)
+    minutes = int64(0) if size == 3 else _two(buf, end - 2)
+    if hours > 23 or minutes > 59:
+        return int64(_FAR)
+    seconds = 3600 * hours + 60 * minutes
+    return -seconds if sign == 0x2D else seconds
+
+
+@inner
+def _minute(buf: Array, at: int) -> int:
+    """Seconds since the epoch of the sixteen bytes `YYYY-MM-DDThh:mm`; _FAR when they say none."""
+    day = _day(buf, at)
+    hour, minute = _two(buf, at + 11), _two(buf, at + 14)
+    if day < FIRST_DAY or hour > 23 or minute > 59 or byte(buf, at + 13) != 0x3A:
+        return int64(_FAR)
+    if byte(buf, at + 10) | 0x20 != 0x74 and byte(buf, at + 10) != 0x20:
+        return int64(_FAR)
+    return day * _DAY_SECONDS + 3600 * hour + 60 * minute
+
+
+@inner
+def _instant(minute: int, buf: Array, at: int, end: int, digits: int) -> tuple[int, int]:
+    """A time from what comes after its minute: (units of 10^−digits seconds since the epoch, OK or a code)."""
+    second = fraction = int64(0)
+    if end - at >= 3 and byte(buf, at) == 0x3A:
+        second = _two(buf, at + 1)
+        at += 3
+        if at < end and byte(buf, at) == 0x2E:
+            at += 1
+            seen = int64(0)
+            while at < end and uint64(byte(buf, at) - 0x30) < uint64(10):
+                if seen < digits:
+                    fraction = fraction * 10 + byte(buf, at) - 0x30
+                seen += 1
+                at += 1
+            if seen == 0:
+                return int64(0), int64(NO_TIME)
+            while seen < digits:
+                fraction *= 10
+                seen += 1
+    east = _offset(buf, at, end)
+    if minute == _FAR or second > 59 or east == _FAR:
+        return int64(0), int64(NO_TIME)
+    seconds = minute + second - east
+    if seconds < FIRST_DAY * _DAY_SECONDS or seconds >= (LAST_DAY + 1) * _DAY_SECONDS:
+        return int64(0), int64(OUT_OF_RANGE)
+    if digits == 9 and _beyond_64_bits(seconds, fraction):
+        return int64(0), int64(OUT_OF_RANGE)
+    return seconds * int64(_POWERS[digits]) + fraction, int64(0)
+
+
+@inner
+def _beyond_64_bits(seconds: int, nanoseconds: int) -> bool:
+    """Whether a time has no number of nanoseconds since the epoch: 64 bits begin and end within a second."""
+    if seconds < 0:
+        return seconds < -9223372037 or (seconds == -9223372037 and nanoseconds < 145224192)
+    return seconds > 9223372036 or (seconds == 9223372036 and nanoseconds > 854775807)
+
+
+@inner
+def _time(buf: Array, at: int, end: int, digits: int) -> tuple[int, int]:
+    if end - at == 10:
+        day = _day(buf, at)
+        if day < FIRST_DAY:
+            return int64(0), int64(NO_TIME)
+        if digits < 0:
+            return day, int64(0)
+        return _instant(day * _DAY_SECONDS, buf, end, end, digits)
+    if digits < 0 or end - at < 16 or end - at > MOST_TIME_TEXT:
+        return int64(0), int64(NO_TIME)
+    return _instant(_minute(buf, at), buf, at + 16, end, digits)
+
+
+@compiled(types.void(BYTES, I64, types.int64, I64, U8, I64, I32, I8, U8, types.int64))
+def times(
+    values: Array,
+    spans: Array,
+    at: int,
+    out: Array,
+    valid: Array,
+    state: Array,
+    bad_item: Array,
+    bad_code: Array,
+    scratch: Array,
+    digits: int,
+) -> None:
+    """ISO 8601 texts → units of 10^−digits seconds since the epoch; digits −1: days. `scratch`: TIME_SCRATCH bytes.
+
+    Digits of the fraction beyond the unit are cut off. Times often share their minute with the one before, which is
+    not worked out again then.
+    """
+    first = second = uint64(0)
+    minute = int64(_FAR)
+    for i in range(spans.size):
+        span = spans[i]
+        kind = _kind(span)
+        if kind <= NULL:
+            clear(valid, at + i)
+            state[NULLS] += 1
+            out[at + i] = 0
+            continue
+        start, end = _start(span), _start(span) + _size(span)
+        if kind == ODD:
+            if end - start > TIME_SCRATCH:
+                code = int64(NO_TIME)
+                found = int64(0)
+            else:
+                end = unescape(scratch, 0, values, start, end)
+                found, code = _time(scratch, int64(0), end, digits)
+        elif 16 <= end - start <= MOST_TIME_TEXT and digits >= 0:
+            if word(values, start) != first or word(values, start + 8) != second:
+                first, second = word(values, start), word(values, start + 8)
+                minute = _minute(values, start)
+            found, code = _instant(minute, values, start + 16, end, digits)
+        else:
+            found, code = _time(values, start, end, digits)
+        if code != 0:
+            _bad(state, bad_item, bad_code, at + i, code)
+        out[at + i] = found
+
+
+# --- what holds others -------------------------------------------------------------------------------------------
+
+
+@compiled(types.void(I64, types.int64, U8, I64))
+def presence(spans: Array, at: int, valid: Array, state: Array) -> None:
+    """Structs: there or not."""
+    for i in range(spans.size):
+        if _kind(spans[i]) <= NULL:
+            clear(valid, at + i)
+            state[NULLS] += 1
+
+
+@compiled(types.void(I64, types.int64, I32, U8, I64))
+def lengths(spans: Array, at: int, ends: Array, valid: Array, state: Array) -> None:
+    """Lists and maps: where the elements of each end."""
+    to = int64(ends[at])
+    for i in range(spans.size):
+        if _kind(spans[i]) <= NULL:
+            clear(valid, at + i)
+            state[NULLS] += 1
+        else:
+            to += _size(spans[i])
+        ends[at + i + 1] = to
+
+
+@compiled(types.int64(I64))
+def measure(spans: Array) -> int:
+    """Bytes that the texts of the spans take at most."""
+    total = int64(0)
+    for i in range(spans.size):
+        if _kind(spans[i]) > NULL:
+            total += _size(spans[i])
+    return total
+
+
+@inner
+def _hash(data: Array, at: int, end: int, seed: int) -> int:
+    """Keyed, so that nobody can prepare keys that meet."""
+    h = uint64(seed) ^ uint64(end - at)
+    while at < end:
+        x = uint64(0)
+        if at + 8 <= end:
+            x = word(data, at)
+        else:
+            for i in range(at, end):
+                x = (x << uint64(8)) | uint64(byte(data, i))
+        h = (h ^ x) * uint64(0x9E3779B97F4A7C15)
+        h ^= h >> uint64(29)
+        h = h * (uint64(seed) | uint64(1))
+        h ^= h >> uint64(32)
+        at += 8
+    return h
+
+
+@inner
+def _same(data: Array, ends: Array, a: int, b: int) -> bool:
+    size = int64(ends[a + 1]) - ends[a]
+    if int64(ends[b + 1]) - ends[b] != size:
+        return False
+    for i in range(size):  # noqa: SIM110 - compiled
+        if byte(data, int64(ends[a]) + i) != byte(data, int64(ends[b]) + i):
+            return False
+    return True
+
+
+@compiled(types.int64(I32, types.int64, types.int64, I32, U8, I32, types.int64, I32))
+def repeated(
+    lists: Array, first: int, last: int, ends: Array, data: Array, table: Array, seed: int, found: Array
+) -> int:
+    """Which of the maps `first` to `last` (excluded) have a key twice: how many, their numbers in `found`.
+
+    `lists`: where each map's entries end; `ends` and `data`: their keys; `table`: −1, or what calls for earlier maps
+    left there; at least twice as long as the longest map, a power of two.
+    """
+    n = int64(0)
+    mask = table.size - 1
+    for m in range(first, last):
+        begin, stop = int64(lists[m]), int64(lists[m + 1])
+        twice = False
+        if stop - begin <= 8:
+            for a in range(begin, stop):
+                for b in range(begin, a):
+                    twice = twice or _same(data, ends, a, b)
+        else:
+            # Entries are numbered through all maps: what earlier maps left in the table is below `begin`.
+            for a in range(begin, stop):
+                place = int64(_hash(data, int64(ends[a]), int64(ends[a + 1]), seed)) & mask
+                while table[place] >= begin and not _same(data, ends, a, int64(table[place])):
+                    place = (place + 1) & mask
+                twice = twice or table[place] >= begin
+                table[place] = a
+        if twice:
+            found[n] = m
+            n += 1
+    return n

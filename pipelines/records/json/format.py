@@ -1,0 +1,241 @@
+"""The format of typed feeds: JSON values become typed rows, or quarantined rows with their bytes and a reason.
+
+Landed rows have the schema's fields, `_extra`, and the record's coordinates under `kafka_`. Quarantined rows have the
+columns of raw feeds and the reason. docs/formats.md says what happens to every kind of value.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from dataclasses import replace
+from functools import partial
+from typing import NamedTuple
+
+import numpy as np
+import pyarrow as pa
+
+from sluice.pipelines.model.plans import Slice
+from sluice.pipelines.model.receipts import Drift
+from sluice.pipelines.records.compiled.jit import Array
+from sluice.pipelines.records.compiled.take_rows import take_rows
+from sluice.pipelines.records.json import scan
+from sluice.pipelines.records.json.fallback import Fallback
+from sluice.pipelines.records.json.reasons import UNKNOWN, WIDE_TEXT, Reason, detail_of, reason_of, stage_of
+from sluice.pipelines.records.json.typer import RefusedRecords, TypedPiece, Typer
+from sluice.pipelines.records.json.unfit import NewFields, UnknownFields, misfits, missing
+from sluice.pipelines.records.rows.landed_columns import COORDINATES, KAFKA_FIELDS, REFUSED, landed_schema
+from sluice.pipelines.records.rows.row_format import Formatted, RawFormat
+from sluice.pipelines.records.rows.writer_schema_lookup import Opened
+from sluice.pipelines.schema.arrays import buffers_of, indices, int64s, text_array
+from sluice.pipelines.schema.schema import Schema
+
+_KAFKA = pa.schema(KAFKA_FIELDS)
+_WIDE_HEADS = (0xFFFE, 0xFEFF, 0x7B00, 0x007B)
+"""How an object in UTF-16 or UTF-32 begins: with a byte order mark, or a brace."""
+_COORDINATES = [RawFormat.schema.get_field_index(f.name) for f in COORDINATES]
+
+
+class Records(NamedTuple):
+    """Records of a slice: as they came, their coordinates, their offsets, and what of them is typed."""
+
+    raw: pa.RecordBatch
+    kafka: pa.RecordBatch
+    offsets: Array
+    opened: Opened
+
+
+class TypedFormat:
+    """The base of formats that type values: coordinates beside the columns, refused records beside the rows.
+
+    With `dropping`, records that do not fit are counted and left out instead of quarantined.
+    """
+
+    def __init__(self, schema: Schema, *, dropping: bool = False) -> None:
+        self.schema = landed_schema(schema)
+        self.contract = ""
+        self._names = [f.name for f in schema.fields]
+        self._raw, self._dropping = RawFormat(), dropping
+
+    def convert(self, s: Slice, chunk: pa.RecordBatch) -> Iterator[Formatted]:
+        """Typed and quarantined rows, both in offset order.
+
+        Yields several pieces when the typed columns take much more memory than the values.
+        """
+        for records, opened in self._opened(chunk):
+            offsets = int64s(records.column(records.schema.get_field_index("offset")))
+            (raw,) = self._raw.convert(s, records)
+            columns = [raw.landed.column(place) for place in _COORDINATES]
+            kafka = pa.RecordBatch.from_arrays([*columns, _nulls(opened.values)], schema=_KAFKA)
+            # Nothing here holds a piece while its rows are written: a contract makes a copy of them, without some.
+            yield from map(partial(self._formatted, Records(raw.landed, kafka, offsets, opened)), self._pieces(opened))
+
+    def _opened(self, chunk: pa.RecordBatch) -> Iterator[tuple[pa.RecordBatch, Opened]]:
+        """The records, in one part or several, and of each what is typed."""
+        yield chunk, Opened(chunk.column(chunk.schema.get_field_index("value")))
+
+    def _pieces(self, opened: Opened) -> Iterator[TypedPiece]:
+        """The typed rows of values. A null becomes a row of nulls."""
+        raise NotImplementedError
+
+    def _formatted(self, records: Records, piece: TypedPiece) -> Formatted:
+        """One piece of the records, formatted."""
+        raise NotImplementedError
+
+    def _landed(self, kafka: pa.RecordBatch, piece: TypedPiece) -> tuple[pa.RecordBatch, int]:
+        """The rows that land, and how many of them have a value."""
+        rows = _coordinates_of(kafka, piece)
+        landed = pa.RecordBatch.from_arrays([*piece.arrays, *rows.columns], schema=self.schema)
+        return landed, landed.num_rows - rows.columns[-1].true_count
+
+
+class JsonFormat(TypedFormat):
+    """Types JSON objects by a schema.
+
+    Records with fields that the schema does not name, in structs of the paths `closed`, are quarantined; in any struct,
+    if `closed` is None. `base` is the schema without fields that came from records: values that do not fit these stay
+    in `_extra`.
+    """
+
+    def __init__(
+        self,
+        schema: Schema,
+        *,
+        dropping: bool = False,
+        closed: Collection[str] | None = (),
+        base: Schema | None = None,
+    ) -> None:
+        super().__init__(schema, dropping=dropping)
+        self._typer = Typer(schema)
+        self._unknown = UnknownFields(self._typer.nodes, self._typer.tables, closed)
+        self._fallback = Fallback(schema, self._typer.nodes, base) if base else None
+
+    def _pieces(self, opened: Opened) -> Iterator[TypedPiece]:
+        return self._typer.pieces(opened.values)
+
+    def _formatted(self, records: Records, piece: TypedPiece) -> Formatted:
+        raw, kafka, offsets, opened = records
+        faults: Iterable[Drift] = ()
+        if len(piece.refused.rows):
+            found = piece.refused
+            if self._fallback:
+                piece, found = self._fallback.read(piece, opened.values)
+            faults = misfits(self._typer.nodes, found, opened.values, offsets)
+            piece = replace(piece, refused=_named_encoding(piece.refused, opened))
+        unknown = self._unknown.of(piece.arrays[-1], offsets[piece.rows])
+        if unknown and unknown.refused:
+            piece = _without_unknown(piece, unknown, len(self._typer.nodes))
+        landed, typed = self._landed(kafka, piece)
+        first = int(offsets[piece.rows[0]]) if typed else -1
+        drift = (*(unknown.drift if unknown else ()), *missing(self._names, piece.arrays, typed, first), *faults)
+        return self._sorted_out(landed, raw, piece.refused, unknown, typed, drift)
+
+    def _sorted_out(
+        self,
+        landed: pa.RecordBatch,
+        raw: pa.RecordBatch,
+        refused: RefusedRecords,
+        unknown: NewFields | None,
+        typed: int,
+        drift: tuple[Drift, ...],
+    ) -> Formatted:
+        n = len(refused.rows)
+        if not n or self._dropping:
+            return Formatted(landed, None, n, drift=drift, typed=typed)
+        rows = self._refused(raw.take(indices(refused.rows)), refused, unknown.called if unknown else ())
+        return Formatted(landed, rows, drift=drift, typed=typed)
+
+    def _refused(self, raw: pa.RecordBatch, refused: RefusedRecords, unknown: tuple[str, ...]) -> pa.RecordBatch:
+        """The refused records as they came, with reasons. Makes Python objects per kind of reason, never per record."""
+        known = self._typer.nodes
+        called = [*(n.path for n in known), *unknown]
+        many = len(called) + 1
+        kinds, places = np.unique(refused.codes.astype(np.int64) * many + refused.nodes + 1, return_inverse=True)
+        codes, nodes = (kinds // many).tolist(), (kinds % many - 1).tolist()
+        fields = [known[n] if 0 <= n < len(known) else None for n in nodes]
+        paths = [called[n] if n >= 0 else "" for n in nodes]
+        said = [(reason_of(code), f, detail_of(code, node)) for code, f, node in zip(codes, paths, fields, strict=True)]
+        return refused_rows(raw, refused, said, places)
+
+
+def _named_encoding(refused: RefusedRecords, opened: Opened) -> RefusedRecords:
+    """The same, with a reason of its own for records that begin as JSON in UTF-16 or UTF-32."""
+    chosen = np.flatnonzero(np.isin(refused.codes, (scan.NO_VALUE, scan.NO_NAME)))
+    data, ends, _ = buffers_of(opened.values)
+    begins = ends[refused.rows[chosen]].astype(np.int64) + opened.skip
+    chosen, begins = (a[begins + 1 < ends[refused.rows[chosen] + 1]] for a in (chosen, begins))
+    heads = data[begins].astype(np.int64) << 8 | data[begins + 1]
+    codes = refused.codes.copy()
+    codes[chosen[np.isin(heads, _WIDE_HEADS)]] = WIDE_TEXT
+    return replace(refused, codes=codes)
+
+
+Said = Callable[[int, int, int], tuple[Reason, str, str]]
+
+
+def refused_by_schema(raw: pa.RecordBatch, refused: RefusedRecords, schemas: Array, said: Said) -> pa.RecordBatch:
+    """Refused records, each with its reason: what `said` says of a code, a node (−1: none) and a schema's number."""
+    many = int(refused.nodes.max()) + 2
+    kinds = np.stack([refused.codes.astype(np.int64) * many + refused.nodes + 1, schemas], 1)
+    found, places = np.unique(kinds, axis=0, return_inverse=True)
+    texts = [said(kind // many, kind % many - 1, schema) for kind, schema in found.tolist()]
+    return refused_rows(raw, refused, texts, places)
+
+
+def refused_rows(
+    raw: pa.RecordBatch, refused: RefusedRecords, said: Sequence[tuple[Reason, str, str]], places: Array
+) -> pa.RecordBatch:
+    """Records as they came, each with its reason: `said` has reasons, paths and details, `places` which is whose."""
+    at = places.reshape(-1).astype(np.int16)
+    stages = _few([str(stage_of(reason)) for reason, _, _ in said], at)
+    reasons = _few([str(reason) for reason, _, _ in said], at)
+    expectations = _few([""], np.zeros(len(at), np.int16), np.zeros(len(at), np.bool_))
+    fields = _few([path for _, path, _ in said], at, refused.nodes >= 0)
+    where = pa.Array.from_buffers(
+        pa.int32(), len(at), [_bits(refused.places >= 0), pa.py_buffer(refused.places.astype(np.int32))]
+    )
+    details = _few([detail for _, _, detail in said], at)
+    return pa.RecordBatch.from_arrays(
+        [*raw.columns, stages, reasons, expectations, fields, details, where], schema=REFUSED
+    )
+
+
+def _without_unknown(piece: TypedPiece, unknown: NewFields, nodes: int) -> TypedPiece:
+    """The piece without rows that have unknown fields. These are refused, each for its first unknown field."""
+    bad = np.flatnonzero(unknown.firsts >= 0)
+    keep = indices(np.flatnonzero(unknown.firsts < 0).astype(np.int32))
+    firsts = unknown.firsts[bad]
+    fields = np.where(firsts < len(unknown.called), nodes + firsts, -1)
+    more = (piece.rows[bad], np.full(len(bad), UNKNOWN), fields, np.full(len(bad), -1))
+    before = (piece.refused.rows, piece.refused.codes, piece.refused.nodes, piece.refused.places)
+    both = [np.concatenate(pair).astype(np.int32) for pair in zip(before, more, strict=True)]
+    order = np.argsort(both[0], kind="stable")
+    arrays = tuple(a.take(keep) for a in piece.arrays)
+    rows = piece.rows[unknown.firsts < 0]
+    return TypedPiece(piece.start, piece.stop, arrays, rows, RefusedRecords(*(c[order] for c in both)))
+
+
+def _coordinates_of(kafka: pa.RecordBatch, piece: TypedPiece) -> pa.RecordBatch:
+    """The Kafka coordinates of a piece's rows. Copies nothing unless rows were refused."""
+    if len(piece.refused.rows):
+        return take_rows(kafka, piece.rows)
+    return kafka.slice(piece.start, piece.stop - piece.start)
+
+
+def _nulls(values: pa.Array) -> pa.Array:
+    """A boolean array: where an array without offset is null."""
+    bitmap = values.buffers()[0]
+    if bitmap is None or not values.null_count:
+        inverted = np.zeros((len(values) + 7) // 8, np.uint8)
+    else:
+        inverted = ~np.frombuffer(bitmap, np.uint8)
+    return pa.Array.from_buffers(pa.bool_(), len(values), [None, pa.py_buffer(inverted)])
+
+
+def _few(texts: list[str], places: Array, valid: Array | None = None) -> pa.DictionaryArray:
+    bitmap = None if valid is None else _bits(valid)
+    chosen = pa.Array.from_buffers(pa.int16(), len(places), [bitmap, pa.py_buffer(places)])
+    return pa.DictionaryArray.from_arrays(chosen, text_array(texts))
+
+
+def _bits(valid: Array) -> pa.Buffer:
+    return pa.py_buffer(np.packbits(valid, bitorder="little"))

@@ -1,0 +1,994 @@
+"""The first compiled loop: JSON values → spans, checked against RFC 8259 and the schema's shape.
+
+`scan` goes over the values of a chunk, record by record, and notes for each node of the schema where its text lies.
+It checks the whole grammar, UTF-8 and the JSON type of each field; what the text of a number or a time says is for
+`fill`. A record that is refused leaves no span, only its place and a code. Promise: whatever the bytes, nothing is
+read or written outside of the arrays, nothing recurses, and no Python object is made for a record.
+
+A span is one int64: 31 bits of start, 31 of length, 2 of what it is (MISSING, NULL, PLAIN, ODD). A node that is not
+inside of a list or map has a slot for each row; the children of a list or map have one for each of its elements, all
+rows' elements one after another: that is a *level*.
+
+Records of one producer are alike but for their values. What stands around the values of one record is kept as a
+*template*, and records that fit it byte by byte are read by that: `_fitted`. Any other one goes the general way,
+`_record`, which alone decides what is wrong; both give the same spans.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+
+from sluice.pipelines.records.compiled.jit import (
+    BYTES,
+    CELLS,
+    I32,
+    I64,
+    TABLE,
+    U8,
+    Array,
+    bit_of,
+    byte,
+    cell,
+    compiled,
+    copy,
+    inlined,
+    inner,
+    int64,
+    item,
+    put,
+    trailing_zeros,
+    types,
+    uint64,
+    word,
+)
+
+MOST_DEPTH = 100
+"""Objects and arrays inside one another, those of unknown fields included."""
+LONGEST_KEY = 8192
+"""Bytes of a key with escapes that may still be a field's name."""
+
+# --- what a node is: a row of `nodes`; children of a struct follow one another --------------------------------
+
+SHAPE = 0
+LEVEL = 1  # whose elements its slots are: 0 for rows
+BASE = 2  # where its slots begin in `spans`
+REQUIRED = 3
+CHILD = 4  # first child; a map has two, key and value
+COUNT = 5  # a struct's fields
+INNER = 6  # the level that a list or map opens
+NAME_AT = 7  # its name and a closing quote, in `names`
+NAME_SIZE = 8
+NAME_WORD = 9  # the first eight bytes of these, and which of them count
+NAME_MASK = 10
+LOOKUP_AT = 11  # a struct's hash table: places of its children in `lookup`, −1 where there is none
+LOOKUP_MASK = 12
+FOLLOW_AT = 13  # a struct's guesses, learned from its records: which child came after which, in `follow`
+DEMANDS = 14  # whether any child of a struct is required
+NODE_FIELDS = CELLS
+
+TEXT, NUMBER, TRUTH, ANYTHING, STRUCT, LIST, MAP = 0, 1, 2, 3, 4, 5, 6
+
+MISSING, NULL, PLAIN, ODD = 0, 1, 2, 3  # ODD: a text with escapes, a number with point or exponent
+# --- a template: a row of `steps` for each value, and one for what comes after the last --------------------------
+
+STEP_NODE = 0
+STEP_SHAPE = 1
+STEP_REQUIRED = 2
+STEP_SIZE = 3  # bytes before the value, which begin so far into `words`; which bytes of their last word count
+STEP_WORD = 4
+STEP_MASK = 5
+STEP_DEPTH = 6  # objects that it is in
+TEMPLATE_WORDS = 512
+DOUBT, MOST_DOUBT = 8, 128
+"""What a record that does not fit adds to the doubt, from which each that fits takes one; beyond, a block does without
+a template."""
+
+SIZE_BITS = 31
+START_MASK = (1 << SIZE_BITS) - 1
+
+# --- what the loop remembers ---------------------------------------------------------------------------------
+
+ROW = 0  # next record of the chunk
+LAST = 1  # one past the last
+OUT = 2  # rows noted in this block
+MOST_OUT = 3
+BAD = 4  # records refused in this block
+EXTRA = 5  # bytes of `extra` in use
+EXTRAS = 6  # rows of this block that have some
+NEED = 7  # bytes of `extra`, or the level, that want room
+BITMAP_AT = 8  # bit and offset of record 0 of the chunk
+NOTE = 9  # the first thing found wrong with the record at hand: code, node, byte
+NOTE_NODE = 10
+NOTE_AT = 11
+STEPS = 12  # values of the template; −1: there is none
+UNFIT = 13  # whether the record before did not fit
+DOUBTS = 14
+TRAIL = 15  # values of the record at hand, in their order; −1: it makes no template
+INSIDE = 16  # whether the record at hand has unknown members inside of its fields
+INSIDES = 17  # rows of this block that have
+SLOTS = 18
+
+# --- how a call ended, and why a record is refused ---------------------------------------------------------------
+
+DONE, FULL, GROW_EXTRA, GROW_LEVEL = 0, 1, 2, 3
+OK = 0
+NO_VALUE, NO_LITERAL, NO_NUMBER, NO_NAME, NO_COLON, NO_COMMA = 1, 2, 3, 4, 5, 6
+CUT, CONTROL, BAD_ESCAPE, MORE, BAD_UTF8, TOO_DEEP, TOO_LARGE = 7, 8, 9, 10, 11, 12, 13
+NO_OBJECT, WRONG_TYPE, IS_NULL, IS_MISSING, TWICE, SURROGATE = 14, 15, 16, 17, 18, 19
+_CROWDED = 99  # a level is full: no fault of the record
+
+
+class Tables(NamedTuple):
+    """A schema as arrays, and the room that scanning needs. `follow`, `counts` and what comes after are written.
+
+    `trail` has node and place of each value of the record at hand, `steps` and `words` are the template.
+    """
+
+    nodes: Array
+    names: Array
+    lookup: Array
+    follow: Array
+    spans: Array
+    counts: Array
+    room: Array
+    kept: Array
+    stack: Array
+    nest: Array
+    scratch: Array
+    trail: Array
+    steps: Array
+    words: Array
+    state: Array
+
+
+class Found(NamedTuple):
+    """What a block gives besides spans: for each row its record and the end of its extra text; refused records.
+
+    `extra` has members of the records themselves. `inside` are the records whose unknown members are not all among
+    these: some are inside of fields (`unnamed`).
+    """
+
+    source: Array
+    extra: Array
+    extra_ends: Array
+    inside: Array
+    bad_row: Array
+    bad_code: Array
+    bad_node: Array
+    bad_at: Array
+
+
+TABLES = types.NamedTuple([TABLE, U8, I32, I32, I64, I64, I64, I64, I64, U8, U8, I64, TABLE, I64, I64], Tables)
+_FOUND = types.NamedTuple([I32, U8, I32, I32, I32, I32, I32, I32], Found)
+
+_HEX = np.full(256, -1, np.int64)
+for _i, _c in enumerate(b"0123456789abcdef"):
+    _HEX[_c] = _HEX[ord(chr(_c).upper())] = _i
+
+_LITERALS = np.array([list(b"true\0"), list(b"false"), list(b"null\0")], np.int64)
+_ONES = 0x0101010101010101
+_TOPS = 0x8080808080808080
+
+
+@inner
+def pack(start: int, stop: int, kind: int) -> int:
+    return (kind << (2 * SIZE_BITS)) | ((stop - start) << SIZE_BITS) | start
+
+
+@inner
+def blank(buf: Array, at: int, end: int) -> int:
+    """The next byte that is no white space."""
+    while at < end:
+        b = byte(buf, at)
+        if b > 0x20 or not (b == 0x20 or b == 0x0A or b == 0x0D or b == 0x09):
+            break
+        at += 1
+    return at
+
+
+@inner
+def _sequence(buf: Array, at: int, end: int) -> int:
+    """The byte after the UTF-8 sequence at `at`; −1 when it is none (RFC 3629: no surrogates, nothing overlong)."""
+    a = byte(buf, at)
+    if a < 0xE0:
+        if a < 0xC2 or at + 2 > end or byte(buf, at + 1) >> 6 != 2:
+            return int64(-1)
+        return at + 2
+    if a < 0xF0:
+        if at + 3 > end:
+            return int64(-1)
+        b = byte(buf, at + 1)
+        if b >> 6 != 2 or byte(buf, at + 2) >> 6 != 2 or (a == 0xE0 and b < 0xA0) or (a == 0xED and b > 0x9F):
+            return int64(-1)
+        return at + 3
+    if a > 0xF4 or at + 4 > end:
+        return int64(-1)
+    b = byte(buf, at + 1)
+    if b >> 6 != 2 or byte(buf, at + 2) >> 6 != 2 or byte(buf, at + 3) >> 6 != 2:
+        return int64(-1)
+    if (a == 0xF0 and b < 0x90) or (a == 0xF4 and b > 0x8F):
+        return int64(-1)
+    return at + 4
+
+
+@inner
+def _hex4(buf: Array, at: int) -> int:
+    """Four hexadecimal digits; negative when they are not. The caller has checked that there are four bytes."""
+    a: int = _HEX[byte(buf, at)]
+    b: int = _HEX[byte(buf, at + 1)]
+    c: int = _HEX[byte(buf, at + 2)]
+    d: int = _HEX[byte(buf, at + 3)]
+    if a < 0 or b < 0 or c < 0 or d < 0:
+        return int64(-1)
+    return (a << 12) | (b << 8) | (c << 4) | d
+
+
+@inner
+def _escape(buf: Array, at: int, end: int) -> tuple[int, int]:
+    """The escape at `at` (a backslash): (next byte, what it is), next byte −1 when it is none; SURROGATE for a lone
+    one."""
+    if at + 1 >= end:
+        return int64(-1), CUT
+    b = byte(buf, at + 1)
+    if b != 0x75:
+        if b == 0x22 or b == 0x5C or b == 0x2F or b == 0x62 or b == 0x66 or b == 0x6E or b == 0x72 or b == 0x74:
+            return at + 2, OK
+        return int64(-1), BAD_ESCAPE
+    if at + 6 > end:
+        return int64(-1), BAD_ESCAPE
+    code = _hex4(buf, at + 2)
+    if code < 0:
+        return int64(-1), BAD_ESCAPE
+    at += 6
+    if code < 0xD800 or code > 0xDFFF:
+        return at, OK
+    if code < 0xDC00 and at + 6 <= end and byte(buf, at) == 0x5C and byte(buf, at + 1) == 0x75:
+        low = _hex4(buf, at + 2)
+        if 0xDC00 <= low <= 0xDFFF:
+            return at + 6, OK
+    return at, SURROGATE
+
+
+@inner
+def string(buf: Array, at: int, end: int) -> tuple[int, int]:
+    """From the byte after a quote: (the closing quote, PLAIN, ODD or SURROGATE), or (−1 − byte, code)."""
+    kind = PLAIN
+    last_word = buf.size - 8
+    while True:
+        while at <= last_word:
+            x = word(buf, at)
+            y = x ^ uint64(0x2222222222222222)
+            z = x ^ uint64(0x5C5C5C5C5C5C5C5C)
+            special = (y - uint64(_ONES)) & ~y | (z - uint64(_ONES)) & ~z | (x - uint64(0x2020202020202020)) & ~x | x
+            special &= uint64(_TOPS)
+            if special != uint64(0):
+                at += trailing_zeros(special) >> 3
+                break
+            at += 8
+        else:
+            while at < end:
+                b = byte(buf, at)
+                if b == 0x22 or b == 0x5C or b < 0x20 or b > 0x7F:
+                    break
+                at += 1
+        if at >= end:
+            return -1 - end, CUT
+        b = byte(buf, at)
+        if b == 0x22:
+            return at, kind
+        if b == 0x5C:
+            after, what = _escape(buf, at, end)
+            if after < 0:
+                return -1 - at, what
+            if what == SURROGATE:
+                kind = SURROGATE
+            elif kind == PLAIN:
+                kind = ODD
+            at = after
+        elif b < 0x20:
+            return -1 - at, CONTROL
+        else:
+            while at < end and byte(buf, at) > 0x7F:
+                after = _sequence(buf, at, end)
+                if after < 0:
+                    return -1 - at, BAD_UTF8
+                at = after
+
+
+@inner
+def _digits(buf: Array, at: int, end: int) -> int:
+    while at < end and uint64(byte(buf, at) - 0x30) < uint64(10):
+        at += 1
+    return at
+
+
+@inner
+def number(buf: Array, at: int, end: int) -> tuple[int, int]:
+    """The number at `at`: (next byte, PLAIN or ODD), or (−1 − byte, code)."""
+    kind = PLAIN
+    if byte(buf, at) == 0x2D:
+        at += 1
+    begin = at
+    at = _digits(buf, at, end)
+    if at == begin or (byte(buf, begin) == 0x30 and at > begin + 1):
+        return -1 - begin, NO_NUMBER
+    if at < end and byte(buf, at) == 0x2E:
+        kind = ODD
+        begin = at + 1
+        at = _digits(buf, begin, end)
+        if at == begin:
+            return -1 - at, NO_NUMBER
+    if at < end and byte(buf, at) | 0x20 == 0x65:
+        kind = ODD
+        begin = at + 1
+        if begin < end and (byte(buf, begin) == 0x2B or byte(buf, begin) == 0x2D):
+            begin += 1
+        at = _digits(buf, begin, end)
+        if at == begin:
+            return -1 - at, NO_NUMBER
+    return at, kind
+
+
+@inner
+def _literal(buf: Array, at: int, end: int) -> int:
+    """The byte after `true`, `false` or `null`; −1 when it is none."""
+    for i in range(3):
+        size = 5 if i == 1 else 4
+        if byte(buf, at) == _LITERALS[i, 0] and at + size <= end:
+            for k in range(1, size):
+                if byte(buf, at + k) != _LITERALS[i, k]:
+                    return int64(-1)
+            return at + size
+    return int64(-1)
+
+
+@inner
+def _scalar(buf: Array, at: int, end: int) -> tuple[int, int]:
+    """Any value that is no object or array: (next byte, code or kind), or (−1 − byte, code)."""
+    b = byte(buf, at)
+    if b == 0x22:
+        stop, kind = string(buf, at + 1, end)
+        if stop < 0:
+            return stop, kind
+        return stop + 1, kind
+    if b == 0x2D or uint64(b - 0x30) < uint64(10):
+        return number(buf, at, end)
+    stop = _literal(buf, at, end)
+    if stop < 0:
+        return -1 - at, NO_LITERAL if 0x61 <= b <= 0x7A else NO_VALUE
+    return stop, PLAIN
+
+
+@inner
+def skip(buf: Array, at: int, end: int, depth: int, nest: Array) -> tuple[int, int]:
+    """Any value, checked and passed over, below `depth` levels: (next byte, OK), or (−1 − byte, code)."""
+    ground = depth
+    while True:
+        # a value begins at `at`
+        if at >= end:
+            return -1 - end, CUT
+        b = byte(buf, at)
+        if b == 0x7B or b == 0x5B:
+            if depth >= MOST_DEPTH:
+                return -1 - at, TOO_DEEP
+            nest[depth] = b
+            depth += 1
+            at = blank(buf, at + 1, end)
+            if at >= end:
+                return -1 - end, CUT
+            if byte(buf, at) != b + 2:
+                if b == 0x7B:
+                    at, code = _name(buf, at, end)
+                    if at < 0:
+                        return at, code
+                continue
+            depth -= 1
+            at += 1
+        else:
+            at, code = _scalar(buf, at, end)
+            if at < 0:
+                return at, code
+        # a value ended before `at`
+        while True:
+            if depth == ground:
+                return at, OK
+            at = blank(buf, at, end)
+            if at >= end:
+                return -1 - end, CUT
+            b = byte(buf, at)
+            opened = nest[depth - 1]
+            if b == 0x2C:
+                at = blank(buf, at + 1, end)
+                if opened == 0x7B:
+                    at, code = _name(buf, at, end)
+                    if at < 0:
+                        return at, code
+                break
+            if b != opened + 2:
+                return -1 - at, NO_COMMA
+            depth -= 1
+            at += 1
+
+
+@inner
+def _name(buf: Array, at: int, end: int) -> tuple[int, int]:
+    """A name that nobody asked for, and its colon: (where the value begins, OK), or (−1 − byte, code)."""
+    if at >= end:
+        return -1 - end, CUT
+    if byte(buf, at) != 0x22:
+        return -1 - at, NO_NAME
+    stop, code = string(buf, at + 1, end)
+    if stop < 0:
+        return stop, code
+    return colon(buf, stop + 1, end)
+
+
+@inner
+def colon(buf: Array, at: int, end: int) -> tuple[int, int]:
+    """Past a colon and the white space around it: (where the value begins, OK), or (−1 − byte, code)."""
+    at = blank(buf, at, end)
+    if at >= end:
+        return -1 - end, CUT
+    if byte(buf, at) != 0x3A:
+        return -1 - at, NO_COLON
+    return blank(buf, at + 1, end), OK
+
+
+@inner
+def unescape(dst: Array, to: int, buf: Array, at: int, end: int) -> int:
+    """A string's text without its escapes, as UTF-8: the next byte of `dst`. `buf[at:end]` was scanned; it never grows.
+    The caller has checked that `dst` has room for as many bytes as it is long."""
+    while at < end:
+        b = byte(buf, at)
+        if b != 0x5C:
+            dst[to] = b
+            to += 1
+            at += 1
+            continue
+        b = byte(buf, at + 1)
+        at += 2
+        if b != 0x75:
+            if b == 0x6E:
+                b = 0x0A
+            elif b == 0x74:
+                b = 0x09
+            elif b == 0x72:
+                b = 0x0D
+            elif b == 0x62:
+                b = 0x08
+            elif b == 0x66:
+                b = 0x0C
+            dst[to] = b
+            to += 1
+            continue
+        code = _hex4(buf, at)
+        at += 4
+        if code < 0x80:
+            dst[to] = code
+            to += 1
+        elif code < 0x800:
+            dst[to] = 0xC0 | (code >> 6)
+            dst[to + 1] = 0x80 | (code & 0x3F)
+            to += 2
+        elif code < 0xD800 or code > 0xDFFF:
+            dst[to] = 0xE0 | (code >> 12)
+            dst[to + 1] = 0x80 | ((code >> 6) & 0x3F)
+            dst[to + 2] = 0x80 | (code & 0x3F)
+            to += 3
+        else:
+            code = 0x10000 + ((code - 0xD800) << 10) + _hex4(buf, at + 2) - 0xDC00
+            at += 6
+            dst[to] = 0xF0 | (code >> 18)
+            dst[to + 1] = 0x80 | ((code >> 12) & 0x3F)
+            dst[to + 2] = 0x80 | ((code >> 6) & 0x3F)
+            dst[to + 3] = 0x80 | (code & 0x3F)
+            to += 4
+    return to
+
+
+@inlined
+def _same(buf: Array, at: int, end: int, t: Tables, node: int) -> bool:
+    """Whether the node's name and a closing quote stand at `at`."""
+    size = cell(t.nodes, node, NAME_SIZE)
+    if size > end - at or at > buf.size - 8:
+        return _same_bytes(buf, at, end, t.names, cell(t.nodes, node, NAME_AT), size, 0)
+    if (word(buf, at) ^ uint64(cell(t.nodes, node, NAME_WORD))) & uint64(cell(t.nodes, node, NAME_MASK)) != uint64(0):
+        return False
+    return size <= 8 or _same_bytes(buf, at, end, t.names, cell(t.nodes, node, NAME_AT), size, 8)
+
+
+@inner
+def _same_bytes(buf: Array, at: int, end: int, names: Array, name_at: int, size: int, done: int) -> bool:
+    if size > end - at:
+        return False
+    for i in range(done, size):  # noqa: SIM110 - compiled
+        if byte(buf, at + i) != byte(names, name_at + i):
+            return False
+    return True
+
+
+@inner
+def find(buf: Array, at: int, stop: int, t: Tables, node: int) -> int:
+    """The place among the struct's children of the name `buf[at:stop]`, without escapes; −1: none."""
+    hashed = uint64(0xCBF29CE484222325)
+    for i in range(at, stop):
+        hashed = (hashed ^ uint64(byte(buf, i))) * uint64(0x100000001B3)
+    begin, mask = cell(t.nodes, node, LOOKUP_AT), cell(t.nodes, node, LOOKUP_MASK)
+    probe = int64(hashed ^ (hashed >> uint64(32))) & mask
+    while True:
+        child = t.lookup[begin + probe]
+        if child < 0:
+            return int64(-1)
+        named = cell(t.nodes, node, CHILD) + child
+        size = cell(t.nodes, named, NAME_SIZE) - 1
+        if size == stop - at and _same_bytes(buf, at, stop, t.names, cell(t.nodes, named, NAME_AT), size, 0):
+            return int64(child)
+        probe = (probe + 1) & mask
+
+
+@inlined
+def member(buf: Array, at: int, stop: int, kind: int, t: Tables, node: int) -> int:
+    """The place of a name that was not guessed, escapes resolved."""
+    if kind == PLAIN:
+        return find(buf, at, stop, t, node)
+    if kind == SURROGATE or stop - at > LONGEST_KEY:
+        return int64(-1)
+    size = unescape(t.scratch, 0, buf, at, stop)
+    return find(t.scratch, 0, size, t, node)
+
+
+@inner
+def _note(state: Array, code: int, node: int, at: int) -> None:
+    if state[NOTE] == OK:
+        state[NOTE] = code
+        state[NOTE_NODE] = node
+        state[NOTE_AT] = at
+
+
+@inlined
+def _set(t: Tables, node: int, span: int, at: int) -> None:
+    """Note the span in the node's slot; a second one for the same field is a fault."""
+    slot = cell(t.nodes, node, BASE) + item(t.counts, cell(t.nodes, node, LEVEL))
+    if item(t.spans, slot) != 0:
+        _note(t.state, TWICE, node, at)
+    put(t.spans, slot, span)
+
+
+@inner
+def _demand(t: Tables, struct: int, at: int) -> None:
+    """Note a required field of the struct that did not come."""
+    for child in range(cell(t.nodes, struct, CHILD), cell(t.nodes, struct, CHILD) + cell(t.nodes, struct, COUNT)):
+        if (
+            cell(t.nodes, child, REQUIRED)
+            and t.spans[cell(t.nodes, child, BASE) + t.counts[cell(t.nodes, child, LEVEL)]] == 0
+        ):
+            _note(t.state, IS_MISSING, child, at)
+
+
+@inlined
+def _extra(t: Tables, found: Found, buf: Array, name: int, name_end: int, at: int, stop: int, first: bool) -> None:
+    """Append a member that no field has a name for: `,"name":value`, both as they stand."""
+    to = t.state[EXTRA]
+    found.extra[to] = 0x7B if first else 0x2C
+    copy(found.extra, to + 1, buf, name, name_end - name)
+    to += 1 + name_end - name
+    found.extra[to] = 0x3A
+    copy(found.extra, to + 1, buf, at, stop - at)
+    t.state[EXTRA] = to + 1 + stop - at
+
+
+@inlined
+def _record(buf: Array, at: int, end: int, t: Tables, found: Found) -> tuple[int, int]:
+    """One value: (code of what is wrong with its JSON, byte), (OK, −) otherwise; what its types lack is in NOTE."""
+    nodes, spans, counts, stack, state = t.nodes, t.spans, t.counts, t.stack, t.state
+    state[TRAIL] = -1
+    state[INSIDE] = 0
+    trail = int64(0)
+    begin = at
+    if end - at >= 3 and byte(buf, at) == 0xEF and byte(buf, at + 1) == 0xBB and byte(buf, at + 2) == 0xBF:
+        at += 3
+    at = blank(buf, at, end)
+    if at >= end:
+        return CUT, end - begin
+    if byte(buf, at) != 0x7B:
+        stop, code = skip(buf, at, end, int64(0), t.nest)
+        if stop < 0:
+            return code, -1 - stop - begin
+        at, stop = stop, at
+        at = blank(buf, at, end)
+        if at < end:
+            return MORE, at - begin
+        return NO_OBJECT, stop - begin
+    node = int64(0)
+    depth = int64(1)
+    before = int64(0)  # which member of the struct came last, counted from 1
+    fresh = True
+    extras = False
+    at += 1
+    while True:
+        # A member or element begins, or the container ends without any.
+        at = blank(buf, at, end)
+        if at >= end:
+            return CUT, end - begin
+        shape = cell(nodes, node, SHAPE)
+        b = byte(buf, at)
+        if fresh and b == (0x5D if shape == LIST else 0x7D):
+            closing = True
+        else:
+            closing = False
+            child = int64(-1)
+            name = at
+            name_end = at
+            if shape == LIST:
+                child = cell(nodes, node, CHILD)
+            else:
+                if b != 0x22:
+                    return NO_NAME, at - begin
+                at += 1
+                if shape == STRUCT:
+                    guess = t.follow[cell(nodes, node, FOLLOW_AT) + before]
+                    if guess >= 0 and _same(buf, at, end, t, cell(nodes, node, CHILD) + guess):
+                        child = cell(nodes, node, CHILD) + guess
+                        before = int64(guess) + 1
+                        at += cell(nodes, child, NAME_SIZE)
+                    else:
+                        stop, kind = string(buf, at, end)
+                        if stop < 0:
+                            return kind, -1 - stop - begin
+                        place = member(buf, at, stop, kind, t, node)
+                        if place >= 0:
+                            child = cell(nodes, node, CHILD) + place
+                            if kind == PLAIN:  # a guess goes by the name's own bytes: no JSON if it needs escapes
+                                t.follow[cell(nodes, node, FOLLOW_AT) + before] = place
+                            before = place + 1
+                        at = stop + 1
+                else:
+                    stop, kind = string(buf, at, end)
+                    if stop < 0:
+                        return kind, -1 - stop - begin
+                    child = cell(nodes, node, CHILD) + 1
+                    if counts[cell(nodes, node, INNER)] >= t.room[cell(nodes, node, INNER)]:
+                        state[NEED] = cell(nodes, node, INNER)
+                        return _CROWDED, at - begin
+                    if kind == SURROGATE:
+                        _note(state, SURROGATE, child - 1, at - begin)
+                    _set(t, child - 1, pack(at, stop, kind & ODD), at - begin)
+                    at = stop + 1
+                name_end = at
+                at, code = colon(buf, at, end)
+                if at < 0:
+                    return code, -1 - at - begin
+            if shape == LIST and counts[cell(nodes, node, INNER)] >= t.room[cell(nodes, node, INNER)]:
+                state[NEED] = cell(nodes, node, INNER)
+                return _CROWDED, at - begin
+            # Its value begins.
+            if at >= end:
+                return CUT, end - begin
+            b = byte(buf, at)
+            if child < 0:
+                trail = int64(-1)
+                stop, code = skip(buf, at, end, depth, t.nest)
+                if stop < 0:
+                    return code, -1 - stop - begin
+                if depth == 1:
+                    _extra(t, found, buf, name, name_end, at, stop, not extras)
+                    extras = True
+                else:
+                    state[INSIDE] = 1
+                at = stop
+            else:
+                want = cell(nodes, child, SHAPE)
+                if want > STRUCT or 2 * trail + 2 > t.trail.size:
+                    trail = int64(-1)
+                elif trail >= 0:
+                    put(t.trail, 2 * trail, child)
+                    put(t.trail, 2 * trail + 1, at)
+                    trail += 1
+                if want == TEXT and b == 0x22:
+                    stop, kind = string(buf, at + 1, end)
+                    if stop < 0:
+                        return kind, -1 - stop - begin
+                    if kind == SURROGATE:
+                        _note(state, SURROGATE, child, at - begin)
+                    _set(t, child, pack(at + 1, stop, kind & ODD), at - begin)
+                    at = stop + 1
+                elif want == NUMBER and (uint64(b - 0x30) < uint64(10) or b == 0x2D):
+                    stop, kind = number(buf, at, end)
+                    if stop < 0:
+                        return kind, -1 - stop - begin
+                    _set(t, child, pack(at, stop, kind), at - begin)
+                    at = stop
+                elif b == 0x6E:
+                    stop = _literal(buf, at, end)
+                    if stop < 0:
+                        return NO_LITERAL, at - begin
+                    if cell(nodes, child, REQUIRED):
+                        _note(state, IS_NULL, child, at - begin)
+                    _set(t, child, pack(at, stop, NULL), at - begin)
+                    at = stop
+                elif want == TRUTH and (b == 0x74 or b == 0x66):
+                    stop = _literal(buf, at, end)
+                    if stop < 0:
+                        return NO_LITERAL, at - begin
+                    _set(t, child, pack(at, stop, PLAIN), at - begin)
+                    at = stop
+                elif (want == LIST and b == 0x5B) or (want >= STRUCT and want != LIST and b == 0x7B):
+                    if depth >= MOST_DEPTH:
+                        return TOO_DEEP, at - begin
+                    first = int64(0) if want == STRUCT else counts[cell(nodes, child, INNER)]
+                    _set(t, child, pack(first, first, PLAIN), at - begin)
+                    stack[2 * depth] = node
+                    stack[2 * depth + 1] = before
+                    depth += 1
+                    node = child
+                    before = int64(0)
+                    fresh = True
+                    at += 1
+                    continue
+                else:
+                    stop, code = skip(buf, at, end, depth, t.nest)
+                    if stop < 0:
+                        return code, -1 - stop - begin
+                    if want == ANYTHING:
+                        _set(t, child, pack(at, stop, PLAIN), at - begin)
+                    else:
+                        _note(state, WRONG_TYPE, child, at - begin)
+                    at = stop
+        # A value ended, and with it perhaps what it is in.
+        while True:
+            if not closing:
+                if cell(nodes, node, SHAPE) != STRUCT:
+                    counts[cell(nodes, node, INNER)] += 1
+                at = blank(buf, at, end)
+                if at >= end:
+                    return CUT, end - begin
+                b = byte(buf, at)
+                if b == 0x2C:
+                    fresh = False
+                    at += 1
+                    break
+                if b != (0x5D if cell(nodes, node, SHAPE) == LIST else 0x7D):
+                    return NO_COMMA, at - begin
+            closing = False
+            if cell(nodes, node, SHAPE) != STRUCT:
+                slot = cell(nodes, node, BASE) + counts[cell(nodes, node, LEVEL)]
+                first = spans[slot] & START_MASK
+                spans[slot] = pack(first, counts[cell(nodes, node, INNER)], PLAIN)
+            elif cell(nodes, node, DEMANDS):
+                _demand(t, node, at - begin)
+            at += 1
+            depth -= 1
+            if depth == 0:
+                if extras:
+                    found.extra[state[EXTRA]] = 0x7D
+                    state[EXTRA] += 1
+                    state[EXTRAS] += 1
+                at = blank(buf, at, end)
+                if at < end:
+                    return MORE, at - begin
+                state[TRAIL] = trail
+                return OK, int64(0)
+            node = stack[2 * depth]
+            before = stack[2 * depth + 1]
+
+
+@inlined
+def _learn(buf: Array, at: int, end: int, t: Tables) -> None:
+    """Make a template of the record that was read the general way, if it can be one."""
+    values, used, depth = t.state[TRAIL], int64(0), int64(1)
+    t.state[STEPS] = -1
+    if values < 0:
+        return
+    for k in range(values + 1):
+        node = int64(0)
+        stop = end
+        if k < values:
+            node, stop = item(t.trail, 2 * k), item(t.trail, 2 * k + 1)
+        size = stop - at
+        words = (size + 7) >> 3
+        if words > TEMPLATE_WORDS - used:
+            return
+        bits = uint64(0)
+        for i in range(size):
+            bits |= uint64(byte(buf, at + i)) << uint64(8 * (i & 7))
+            if i & 7 == 7 or i == size - 1:
+                put(t.words, used + (i >> 3), int64(bits))
+                bits = uint64(0)
+        step = t.steps[k]
+        step[STEP_NODE] = node
+        step[STEP_SHAPE] = cell(t.nodes, node, SHAPE)
+        step[STEP_REQUIRED] = cell(t.nodes, node, REQUIRED)
+        step[STEP_SIZE], step[STEP_WORD] = size, used
+        step[STEP_MASK] = int64(~uint64(0) >> uint64(8 * (8 * words - size)))
+        step[STEP_DEPTH] = depth
+        used += words
+        at = stop
+        if k < values:
+            span = t.spans[cell(t.nodes, node, BASE) + t.counts[0]]
+            if step[STEP_SHAPE] == STRUCT:
+                if (span >> (2 * SIZE_BITS)) & 3 == NULL:
+                    return
+                depth += 1
+                at += 1
+            else:
+                at = (span & START_MASK) + ((span >> SIZE_BITS) & START_MASK)
+                if step[STEP_SHAPE] == TEXT and byte(buf, stop) == 0x22:
+                    at += 1
+    t.state[STEPS] = values
+
+
+@inlined
+def _as_before(buf: Array, at: int, end: int, t: Tables, k: int) -> int:
+    """The byte after what the template has before its value `k`; −1 when something else stands at `at`."""
+    size: int = cell(t.steps, k, STEP_SIZE)
+    if size == 0:
+        return at
+    words = (size + 7) >> 3
+    if size > end - at or 8 * words > buf.size - at:
+        return int64(-1)
+    first = cell(t.steps, k, STEP_WORD)
+    for i in range(words - 1):
+        if word(buf, at + 8 * i) != uint64(item(t.words, first + i)):
+            return int64(-1)
+    last = words - 1
+    different = word(buf, at + 8 * last) ^ uint64(item(t.words, first + last))
+    if different & uint64(cell(t.steps, k, STEP_MASK)) != uint64(0):
+        return int64(-1)
+    return at + size
+
+
+# Where most values are read, a call takes as long as they do.
+_string = inlined(string)
+_number = inlined(number)
+
+
+@inlined
+def _value_like_before(buf: Array, at: int, end: int, t: Tables, k: int) -> tuple[int, int]:
+    """A value where the template has its value `k`: (the byte after it, its span), or −1 when it is unusual."""
+    want = cell(t.steps, k, STEP_SHAPE)
+    b = byte(buf, at)
+    if want == TEXT and b == 0x22:
+        stop, kind = _string(buf, at + 1, end)
+        if stop < 0 or kind == SURROGATE:
+            return int64(-1), int64(0)
+        return stop + 1, pack(at + 1, stop, kind & ODD)
+    if want == NUMBER and (uint64(b - 0x30) < uint64(10) or b == 0x2D):
+        stop, kind = _number(buf, at, end)
+        if stop < 0:
+            return int64(-1), int64(0)
+        return stop, pack(at, stop, kind)
+    if want == STRUCT:
+        return (at + 1 if b == 0x7B else int64(-1)), pack(0, 0, PLAIN)
+    if b == 0x6E and not cell(t.steps, k, STEP_REQUIRED):
+        return _literal(buf, at, end), pack(at, at + 4, NULL)
+    if want == TRUTH and (b == 0x74 or b == 0x66):
+        stop = _literal(buf, at, end)
+        return stop, pack(at, stop, PLAIN)
+    if want == ANYTHING and b != 0x6E:
+        stop, _ = skip(buf, at, end, cell(t.steps, k, STEP_DEPTH), t.nest)
+        if stop < 0:
+            return int64(-1), int64(0)
+        return stop, pack(at, stop, PLAIN)
+    return int64(-1), int64(0)
+
+
+@inlined
+def _fitted(buf: Array, at: int, end: int, t: Tables) -> bool:
+    """Whether the record is as the template says; its spans are noted then, and none otherwise."""
+    values, out = t.state[STEPS], t.counts[0]
+    k = int64(0)
+    while True:
+        at = _as_before(buf, at, end, t, k)
+        if k == values and at == end:
+            return True
+        if at < 0 or at >= end or k == values:
+            break
+        at, span = _value_like_before(buf, at, end, t, k)
+        if at < 0:
+            break
+        put(t.spans, cell(t.nodes, cell(t.steps, k, STEP_NODE), BASE) + out, span)
+        k += 1
+    for done in range(k):
+        put(t.spans, cell(t.nodes, cell(t.steps, done, STEP_NODE), BASE) + out, 0)
+    return False
+
+
+@inner
+def _wipe(t: Tables) -> None:
+    """Empty the slots that the record at hand took, and take its elements back."""
+    out = t.state[OUT]
+    for node in range(t.nodes.shape[0]):
+        level, base = cell(t.nodes, node, LEVEL), cell(t.nodes, node, BASE)
+        if level == 0:
+            t.spans[base + out] = 0
+        else:
+            for slot in range(t.kept[level], min(t.counts[level] + 1, t.room[level])):
+                t.spans[base + slot] = 0
+    for level in range(t.counts.size):
+        t.counts[level] = t.kept[level]
+
+
+@compiled(types.int64(BYTES, I32, BYTES, TABLES, _FOUND))
+def scan(values: Array, ends: Array, valid: Array, t: Tables, found: Found) -> int:
+    """The records from `state[ROW]` on → a block of spans.
+
+    `ends`: offsets of the values, one more than there are; `valid`: their bitmap (empty: all are valid), which begins
+    at bit `state[BITMAP_AT]`. Returns DONE after the last record; FULL when the block is; GROW_EXTRA when `extra`
+    wants NEED bytes more; GROW_LEVEL when one record alone wants more elements of level NEED. Call again for the rest:
+    each call begins a block, with the spans of the last one emptied.
+    """
+    state = t.state
+    for node in range(t.nodes.shape[0]):
+        base = cell(t.nodes, node, BASE)
+        used = state[OUT] if cell(t.nodes, node, LEVEL) == 0 else item(t.counts, cell(t.nodes, node, LEVEL))
+        for slot in range(base, base + used):
+            t.spans[slot] = 0
+    state[OUT] = state[BAD] = state[EXTRAS] = state[DOUBTS] = state[INSIDES] = 0
+    for level in range(t.counts.size):
+        t.counts[level] = 0
+    while state[ROW] < state[LAST]:
+        row = state[ROW]
+        if state[OUT] >= state[MOST_OUT] or state[BAD] >= state[MOST_OUT]:
+            return FULL
+        at, end = int64(ends[row]), int64(ends[row + 1])
+        if at < 0 or at > end or end > values.size:
+            raise IndexError("values outside of their buffer")
+        code = int64(OK)
+        where = int64(0)
+        if valid.size == 0 or bit_of(valid, state[BITMAP_AT] + row):
+            extra = state[EXTRA]
+            extras = state[EXTRAS]
+            if end - at + 32 > found.extra.size - extra:
+                state[NEED] = end - at + 32
+                return GROW_EXTRA
+            for level in range(t.counts.size):
+                t.kept[level] = t.counts[level]
+            t.counts[0] = state[OUT]
+            state[NOTE] = OK
+            trying = state[DOUBTS] <= MOST_DOUBT
+            fits = False
+            if trying and state[STEPS] >= 0:
+                fits = _fitted(values, at, end, t)
+            if fits:
+                state[UNFIT] = 0
+                state[DOUBTS] = max(state[DOUBTS] - 1, 0)
+            else:
+                code, where = _record(values, at, end, t, found)
+                if code == OK and state[NOTE] == OK and state[INSIDE]:
+                    found.inside[state[INSIDES]] = row
+                    state[INSIDES] += 1
+            if code == _CROWDED:
+                _wipe(t)
+                state[EXTRA] = extra
+                state[EXTRAS] = extras
+                if state[OUT] > 0:
+                    return FULL
+                return GROW_LEVEL
+            node = int64(-1)
+            if code == OK and state[NOTE] != OK:
+                code, node, where = state[NOTE], state[NOTE_NODE], state[NOTE_AT]
+            if code != OK:
+                _wipe(t)
+                state[EXTRA] = extra
+                state[EXTRAS] = extras
+                bad = state[BAD]
+                found.bad_row[bad] = row
+                found.bad_code[bad] = code
+                found.bad_node[bad] = node
+                found.bad_at[bad] = where
+                state[BAD] = bad + 1
+            elif trying and not fits:
+                # One that is unlike the others does not take the template's place; two in a row do.
+                if state[UNFIT] or state[STEPS] < 0:
+                    _learn(values, at, end, t)
+                state[UNFIT] = 1
+                state[DOUBTS] += DOUBT
+        if code == OK:
+            out = state[OUT]
+            found.source[out] = row
+            found.extra_ends[out] = state[EXTRA]
+            state[OUT] = out + 1
+        state[ROW] = row + 1
+    return DONE

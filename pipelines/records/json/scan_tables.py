@@ -1,0 +1,172 @@
+"""A schema as the arrays that the compiled loops read: nodes, names, hash tables of names, levels.
+
+Nodes are numbered breadth first, so that the children of a struct follow one another. Node 0 is the record itself.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from sluice.pipelines.records.compiled.jit import Array
+from sluice.pipelines.records.json import scan
+from sluice.pipelines.records.json.scan import Tables
+from sluice.pipelines.schema.schema import Field, Kind, Schema, Type, path_below
+
+BLOCK_SLOTS = 1 << 16
+"""About how many spans a block of rows takes: few enough to stay in the processor's caches until they are filled."""
+BLOCK_ROWS = (64, 8192)
+MOST_SLOTS = 1 << 22
+"""The most spans that the lists and maps of one level may take in one record."""
+
+_SHAPES = {
+    **dict.fromkeys((Kind.STRING, Kind.BINARY, Kind.DATE, Kind.TIMESTAMP), scan.TEXT),
+    Kind.BOOL: scan.TRUTH,
+    Kind.JSON: scan.ANYTHING,
+    Kind.STRUCT: scan.STRUCT,
+    Kind.LIST: scan.LIST,
+    Kind.MAP: scan.MAP,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class SchemaNode:
+    """A place in the schema.
+
+    `path` is its name for people: `lines[].sku`, `tags{}`. `level` is the list or map that it lies in, counted from 0
+    for the record; `inner` is the level of its own elements. `children` are the numbers of the nodes below it.
+    """
+
+    index: int
+    type: Type
+    path: str
+    level: int
+    inner: int
+    children: tuple[int, ...]
+    required: bool = False
+    name: str = ""
+
+
+@dataclass(slots=True)
+class _Growing:
+    """A node while its children are still counted."""
+
+    said: Field
+    path: str
+    level: int
+    inner: int = 0
+    children: list[int] = field(default_factory=list)
+
+
+def nodes_of(schema: Schema) -> tuple[SchemaNode, ...]:
+    """All nodes of a schema, breadth first."""
+    queue = [_Growing(Field("", Type(Kind.STRUCT, fields=schema.fields)), "", 0)]
+    levels = 1
+    for node in queue:
+        t = node.said.type
+        node.inner = node.level
+        if t.kind in (Kind.LIST, Kind.MAP):
+            node.inner, levels = levels, levels + 1
+        for child in _children(t):
+            node.children.append(len(queue))
+            queue.append(_Growing(child, path_below(node.path, t.kind, child.name), node.inner))
+    return tuple(
+        SchemaNode(i, g.said.type, g.path, g.level, g.inner, tuple(g.children), g.said.required, g.said.name)
+        for i, g in enumerate(queue)
+    )
+
+
+def _children(t: Type) -> Iterator[Field]:
+    if t.kind is Kind.MAP:
+        yield Field("", Type(Kind.STRING), required=True)
+    yield from t.fields
+
+
+def tables_of(nodes: tuple[SchemaNode, ...]) -> Tables:
+    """The arrays for these nodes, with room for one block."""
+    table = np.zeros((len(nodes), scan.NODE_FIELDS), np.int64)
+    names = bytearray()
+    lookups: list[Array] = []
+    follows: list[Array] = []
+    for n in nodes:
+        row = table[n.index]
+        row[scan.SHAPE] = _SHAPES.get(n.type.kind, scan.NUMBER)
+        row[scan.LEVEL], row[scan.INNER], row[scan.REQUIRED] = n.level, n.inner, n.required
+        row[scan.CHILD], row[scan.COUNT] = n.children[0] if n.children else 0, len(n.children)
+        _name(row, names, n.name)
+        if n.type.kind is Kind.STRUCT:
+            children = [nodes[c] for c in n.children]
+            row[scan.DEMANDS] = any(c.required for c in children)
+            row[scan.LOOKUP_AT], row[scan.FOLLOW_AT] = sum(map(len, lookups)), sum(map(len, follows))
+            lookups.append(_lookup([c.name.encode() for c in children]))
+            row[scan.LOOKUP_MASK] = len(lookups[-1]) - 1
+            follows.append(np.full(len(children) + 1, -1, np.int32))
+    levels = 1 + max(n.inner for n in nodes)
+    rows = min(max(BLOCK_SLOTS // len(nodes), BLOCK_ROWS[0]), BLOCK_ROWS[1])
+    room = np.full(levels, 2 * rows, np.int64)
+    room[0] = rows
+    state = np.zeros(scan.SLOTS, np.int64)
+    state[scan.MOST_OUT], state[scan.STEPS] = rows, -1
+    found = Tables(
+        nodes=table,
+        names=np.frombuffer(bytes(names) + bytes(8), np.uint8).copy(),
+        lookup=np.concatenate(lookups),
+        follow=np.concatenate(follows),
+        spans=np.empty(0, np.int64),
+        counts=np.zeros(levels, np.int64),
+        room=room,
+        kept=np.zeros(levels, np.int64),
+        stack=np.zeros(2 * (scan.MOST_DEPTH + 1), np.int64),
+        nest=np.zeros(scan.MOST_DEPTH, np.uint8),
+        scratch=np.zeros(scan.LONGEST_KEY, np.uint8),
+        trail=np.zeros(2 * len(nodes), np.int64),
+        steps=np.zeros((len(nodes) + 1, scan.NODE_FIELDS), np.int64),
+        words=np.zeros(scan.TEMPLATE_WORDS, np.int64),
+        state=state,
+    )
+    return with_room(found, room)
+
+
+def with_room(t: Tables, room: Array) -> Tables:
+    """The same tables with empty slots: `room` gives the number of elements of each level."""
+    sizes = room[t.nodes[:, scan.LEVEL]]
+    t.nodes[:, scan.BASE] = np.cumsum(sizes) - sizes
+    t.counts[:] = 0
+    t.state[scan.OUT] = 0
+    return t._replace(spans=np.zeros(int(sizes.sum()), np.int64), room=room)
+
+
+def most_elements(nodes: tuple[SchemaNode, ...], level: int) -> int:
+    """How many elements of one level a record may have."""
+    return MOST_SLOTS // sum(n.level == level for n in nodes)
+
+
+def _name(row: Any, names: bytearray, name: str) -> None:
+    text = name.encode() + b'"'
+    row[scan.NAME_AT], row[scan.NAME_SIZE] = len(names), len(text)
+    first = text[:8]
+    row[scan.NAME_WORD] = int.from_bytes(first.ljust(8, b"\0"), "little", signed=True)
+    row[scan.NAME_MASK] = int.from_bytes((b"\xff" * len(first)).ljust(8, b"\0"), "little", signed=True)
+    names += text
+
+
+def _lookup(names: list[bytes]) -> Array:
+    """Open addressing by FNV-1a, at most half full."""
+    size = 1 << (2 * len(names)).bit_length()
+    table = np.full(size, -1, np.int32)
+    for place, name in enumerate(names):
+        at = _hash_name(name) & (size - 1)
+        while table[at] >= 0:
+            at = (at + 1) & (size - 1)
+        table[at] = place
+    return table
+
+
+def _hash_name(name: bytes) -> int:
+    h = 0xCBF29CE484222325
+    for b in name:
+        h = ((h ^ b) * 0x100000001B3) & 0xFFFFFFFFFFFFFFFF
+    return h ^ (h >> 32)

@@ -1,0 +1,375 @@
+"""The feed's own JSON Schema: the columns that follow from it, and what it expects of rows beyond their types. Light.
+
+docs/formats.md has the table of types, and of keywords. What cannot be a column or an expectation is refused by the
+place of its keyword.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from decimal import Decimal
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from sluice.pipelines.contract.arguments import flaws
+from sluice.pipelines.contract.catalogue import ENTRIES
+from sluice.pipelines.contract.expectation import Expectation
+from sluice.pipelines.records.json.schema_document import Document, Node
+from sluice.pipelines.records.rows.value_reader import MOST_PROBLEMS, UnusableSchema, WriterSchemas
+from sluice.pipelines.records.rows.wire_format import WireFormat
+from sluice.pipelines.schema.schema import Field, Kind, Schema, Type, parse_schema, path_below
+from sluice.pipelines.schema.wider import MOST_DIGITS
+
+if TYPE_CHECKING:
+    from sluice.pipelines.records.rows.row_format import Format
+
+_BETWEEN = "expect_column_values_to_be_between"
+_IN_SET = "expect_column_values_to_be_in_set"
+_LENGTHS = "expect_column_value_lengths_to_be_between"
+_REGEX = "expect_column_values_to_match_regex"
+_NULL = "expect_column_values_to_be_null"
+_MOST_LONG = (1 << 63) - 1
+
+
+@dataclass(frozen=True)
+class JsonSchemaReader:
+    """How records are read that are JSON, described by a JSON Schema: the last of `texts`; and the wire format.
+
+    Raises UnusableSchema, when it is made, for a schema that columns and a contract cannot hold, and SchemaError for
+    names that no column can have.
+    """
+
+    texts: tuple[str, ...]
+    wire: WireFormat
+    format = "json_schema"
+    asks = False
+    """JSON can be read without the schema that it was written by."""
+    evolves = True
+
+    def __post_init__(self) -> None:
+        _ = self._made
+
+    @cached_property
+    def _made(self) -> _Made:
+        return _read(Document(self.texts[-1]))
+
+    @property
+    def columns(self) -> Schema:
+        """The columns of rows."""
+        return self._made.columns
+
+    @property
+    def expectations(self) -> tuple[Expectation, ...]:
+        """What rows must be beyond their types."""
+        return self._made.expectations
+
+    @property
+    def closed(self) -> tuple[str, ...]:
+        """The paths of objects that may have no other fields (`additionalProperties: false`); the record's is empty."""
+        return self._made.closed
+
+    @cached_property
+    def fingerprint(self) -> str:
+        """16 hex digits. Readers that make the same rows of the same records have the same ones."""
+        makes = [*self.columns.texts().items(), self.wire, *([self.closed] if self.closed else [])]
+        return hashlib.sha256(json.dumps(makes).encode()).hexdigest()[:16]
+
+    def rows(
+        self,
+        columns: Schema,
+        writers: WriterSchemas | None,
+        *,
+        dropping: bool,
+        closed: bool,
+        base: Schema | None = None,
+    ) -> Format:
+        """The format that makes rows of these columns."""
+        from sluice.pipelines.records.json.schema_format import JsonSchemaFormat
+
+        names = None if closed else self.closed
+        return JsonSchemaFormat(columns, self.wire, dropping=dropping, closed=names, base=base)
+
+
+class _Made(NamedTuple):
+    columns: Schema
+    expectations: tuple[Expectation, ...]
+    closed: tuple[str, ...]
+
+
+class _Limit(NamedTuple):
+    """An expectation of one column, and the keywords that it comes from."""
+
+    type: str
+    kwargs: Mapping[str, Any]
+    places: tuple[str, ...]
+
+
+class _Found(NamedTuple):
+    """What a schema comes to: a type, whether it allows null, and what it expects beyond the type. `closed` are the
+    paths, from here, of objects that may have no other fields."""
+
+    type: Type
+    or_null: bool
+    limits: tuple[_Limit, ...] = ()
+    closed: tuple[str, ...] = ()
+
+
+def _read(document: Document) -> _Made:
+    node = document.root()
+    if "properties" not in node or _kinds(node) - {"object"}:
+        raise UnusableSchema(node.place, "is no object with properties, and these are the columns")
+    made = _Columns(document)
+    made.problems += node.refused
+    fields, limits = [], []
+    closed = [""] if node.get("additionalProperties") is False else []
+    for name, found, required in made.members(node):
+        fields.append(Field(name, found.type, required and not found.or_null))
+        limits += [(name, limit) for limit in found.limits]
+        closed += [name + path for path in found.closed]
+    expectations: list[Expectation] = []
+    if node.get("additionalProperties") not in (None, True, False, {}):
+        what = "says what other fields must be; they are kept as they are in _extra"
+        made.problems.append(UnusableSchema(node.place_of("additionalProperties"), what))
+    types = {f.name: f.type for f in fields}
+    for name, limit in limits:
+        with made.collected():
+            expectations.append(_expectation(len(expectations), name, limit, types))
+    if made.problems:
+        raise UnusableSchema.of_all(made.problems)
+    return _Made(parse_schema({f.name: f.text for f in fields}), tuple(expectations), tuple(closed))
+
+
+def _expectation(place: int, column: str, limit: _Limit, types: Mapping[str, Type]) -> Expectation:
+    kwargs = {"column": column, **limit.kwargs}
+    for flaw in flaws(ENTRIES[limit.type], kwargs, types):
+        what = f"cannot be part of a contract for a column of {types[column]}: {flaw.name} {flaw.what}"
+        raise UnusableSchema(limit.places[0], what)
+    return Expectation(place, limit.type, kwargs)
+
+
+class _Columns:
+    """Makes types of schemas. Goes on after what cannot be one: `problems` are all of these."""
+
+    def __init__(self, document: Document) -> None:
+        self._document = document
+        self.problems: list[UnusableSchema] = []
+
+    @contextmanager
+    def collected(self) -> Iterator[None]:
+        """Keep what is wrong in the block, and go on behind it."""
+        try:
+            yield
+        except UnusableSchema as error:
+            if len(self.problems) <= MOST_PROBLEMS:
+                self.problems.append(error)
+
+    def members(self, node: Node) -> Iterator[tuple[str, _Found, bool]]:
+        """The properties of an object: the name, the type, and whether it must be there."""
+        names, required = node.get("properties"), node.get("required") or []
+        if not isinstance(required, list) or not all(isinstance(n, str) for n in required):
+            raise UnusableSchema(node.place_of("required"), "is no list of names")
+        for name in required:
+            if name not in names:
+                raise UnusableSchema(node.place_of("required"), "names a field that is none of the properties")
+        for name in names:
+            found = _Found(Type(Kind.JSON), True)
+            with self.collected():
+                found = self._found(self._document.within(node, "properties", name))
+            yield name, found, name in required
+
+    def _found(self, node: Node) -> _Found:
+        self.problems += node.refused
+        kinds = _kinds(node)
+        or_null = node.or_null or "null" in kinds
+        kinds -= {"null"}
+        if "integer" in kinds and "number" in kinds:
+            kinds -= {"integer"}
+        if len(kinds) > 1:
+            raise UnusableSchema(node.place_of("type"), "allows values of several kinds; a column has one type")
+        if not kinds:
+            return self._anything(node, or_null)
+        found = _MAKERS[kinds.pop()](self, node)
+        return found._replace(or_null=or_null or found.or_null)
+
+    def _anything(self, node: Node, or_null: bool) -> _Found:
+        """Of no type: anything, as JSON text; or null alone."""
+        left = [keyword for keyword in node.said if keyword not in ("type", "const", "enum")]
+        if left:
+            raise UnusableSchema(node.place_of(left[0]), "is said without a type")
+        if not node.said:
+            return _Found(Type(Kind.JSON), True)
+        place = next(iter(node.said.values())).place
+        return _Found(Type(Kind.JSON), True, (_Limit(_NULL, {}, (place,)),))
+
+    def _boolean(self, node: Node) -> _Found:
+        return _Found(Type(Kind.BOOL), False, (*_members(node),))
+
+    def _integer(self, node: Node) -> _Found:
+        if node.get("multipleOf") not in (None, 1):
+            raise UnusableSchema(node.place_of("multipleOf"), "has no counterpart in columns or a contract")
+        least, most = node.get("minimum"), node.get("maximum")
+        large = _is_number(most) and most > _MOST_LONG and _is_number(least) and least >= 0
+        return _Found(Type(Kind.UINT64 if large else Kind.INT64), False, (*_bounds(node), *_members(node)))
+
+    def _number(self, node: Node) -> _Found:
+        kind = Type(Kind.FLOAT64)
+        if "multipleOf" in node:
+            scale = _scale(node.get("multipleOf"))
+            if scale is None:
+                raise UnusableSchema(node.place_of("multipleOf"), "is no power of ten such as 0.01, of a decimal")
+            kind = Type(Kind.DECIMAL, MOST_DIGITS, scale)
+        return _Found(kind, False, (*_bounds(node), *_members(node)))
+
+    def _string(self, node: Node) -> _Found:
+        kind = _FORMATS.get(str(node.get("format")), Type(Kind.STRING))
+        if node.get("contentEncoding") == "base64":
+            kind = Type(Kind.BINARY)
+        limits = list(_members(node))
+        sizes = {k: node.get(w) for k, w in (("min_value", "minLength"), ("max_value", "maxLength")) if w in node}
+        if sizes and sizes != {"min_value": 0}:
+            limits.append(_Limit(_LENGTHS, sizes, _places(node, "minLength", "maxLength")))
+        if "pattern" in node:
+            limits.append(_Limit(_REGEX, {"regex": node.get("pattern")}, _places(node, "pattern")))
+        return _Found(kind, False, tuple(limits))
+
+    def _array(self, node: Node) -> _Found:
+        if isinstance(node.get("items"), list):
+            raise UnusableSchema(node.place_of("items"), "is a schema for each place; a list has one type")
+        inside = self._inside(node, "items") if "items" in node else _Found(Type(Kind.JSON), True)
+        return _holder(Kind.LIST, inside)
+
+    def _object(self, node: Node) -> _Found:
+        if node.get("properties"):
+            return self._struct(node)
+        rest = node.get(
+            "additionalProperties",
+        )
+        if rest is False:
+            raise UnusableSchema(node.place_of("additionalProperties"), "allows no fields at all")
+        if node.get("required"):
+            raise UnusableSchema(node.place_of("required"), "names a field that is none of the properties")
+        if not rest or rest is True:
+            return _Found(Type(Kind.MAP, fields=(Field("", Type(Kind.JSON)),)), False)
+        return _holder(Kind.MAP, self._inside(node, "additionalProperties"))
+
+    def _struct(self, node: Node) -> _Found:
+        if node.get("additionalProperties") not in (None, True, False, {}):
+            raise UnusableSchema(node.place_of("additionalProperties"), "is said beside properties; a struct has those")
+        fields = []
+        closed = [""] if node.get("additionalProperties") is False else []
+        for name, found, required in self.members(node):
+            self._refuse_limits(found)
+            fields.append(Field(name, found.type, required and not found.or_null))
+            closed += [f".{name}{path}" for path in found.closed]
+        return _Found(Type(Kind.STRUCT, fields=tuple(fields)), False, closed=tuple(closed))
+
+    def _inside(self, node: Node, keyword: str) -> _Found:
+        found = self._found(self._document.within(node, keyword))
+        self._refuse_limits(found)
+        return found
+
+    def _refuse_limits(self, found: _Found) -> None:
+        what = "limits a field inside another, and a contract is about columns"
+        self.problems += [UnusableSchema(place, what) for limit in found.limits for place in limit.places]
+
+
+def _holder(kind: Kind, inside: _Found) -> _Found:
+    """A list or map of these."""
+    path = path_below("", kind, "")
+    element = Field("", inside.type, not inside.or_null)
+    return _Found(Type(kind, fields=(element,)), False, closed=tuple(path + below for below in inside.closed))
+
+
+_MAKERS: Mapping[str, Callable[[_Columns, Node], _Found]] = {
+    "boolean": _Columns._boolean,
+    "integer": _Columns._integer,
+    "number": _Columns._number,
+    "string": _Columns._string,
+    "array": _Columns._array,
+    "object": _Columns._object,
+}
+_FORMATS = {"date-time": Type(Kind.TIMESTAMP, unit="us"), "date": Type(Kind.DATE)}
+
+
+def _kinds(node: Node) -> set[str]:
+    """The types that a schema allows; those of its values where it names values only."""
+    said = node.get("type")
+    if said is None:
+        if "properties" in node:
+            return {"object"}
+        values = [*_values(node)]
+        return {_kind_of(v, node) for v in values}
+    found = said if isinstance(said, list) else [said]
+    kinds = {kind for kind in found if isinstance(kind, str)}
+    if not kinds or len(kinds) < len(found) or not kinds <= {*_MAKERS, "null"}:
+        raise UnusableSchema(node.place_of("type"), "is no type that we know")
+    return kinds
+
+
+def _values(node: Node) -> Iterator[Any]:
+    if "const" in node:
+        yield node.get("const")
+    elif isinstance(found := node.get("enum"), list):
+        yield from found
+
+
+def _kind_of(value: Any, node: Node) -> str:
+    match value:
+        case None:
+            return "null"
+        case bool():
+            return "boolean"
+        case str():
+            return "string"
+        case int():
+            return "integer"
+        case float():
+            return "number"
+    place = node.place_of("const" if "const" in node else "enum")
+    raise UnusableSchema(place, "has an object or a list among its values")
+
+
+def _members(node: Node) -> Iterator[_Limit]:
+    """The values that are allowed by name."""
+    values = [*_values(node)]
+    if values:
+        allowed = [v for v in values if v is not None]
+        yield _Limit(_IN_SET, {"value_set": allowed}, _places(node, "const", "enum"))
+
+
+def _bounds(node: Node) -> Iterator[_Limit]:
+    """What a number may be. In draft 4, `exclusiveMinimum` says whether `minimum` itself is left out."""
+    kwargs: dict[str, Any] = {}
+    for side, edge, open_ in (("min", "minimum", "exclusiveMinimum"), ("max", "maximum", "exclusiveMaximum")):
+        least, strict = node.get(edge), node.get(open_)
+        if isinstance(strict, bool):
+            strict, least = (least, None) if strict else (None, least)
+        if _is_number(least) and _is_number(strict):
+            inner = max if side == "min" else min
+            least, strict = (None, strict) if inner(least, strict) == strict else (least, None)
+        if strict is not None:
+            kwargs |= {f"{side}_value": strict, f"strict_{side}": True}
+        elif least is not None:
+            kwargs |= {f"{side}_value": least}
+    if kwargs:
+        yield _Limit(_BETWEEN, kwargs, _places(node, "minimum", "exclusiveMinimum", "maximum", "exclusiveMaximum"))
+
+
+def _places(node: Node, *keywords: str) -> tuple[str, ...]:
+    return tuple(node.place_of(k) for k in keywords if k in node)
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def _scale(step: Any) -> int | None:
+    """How many digits follow the point in multiples of this power of ten; None if it is none."""
+    if not _is_number(step):
+        return None
+    _, digits, exponent = Decimal(repr(step)).normalize().as_tuple()
+    return -exponent if digits == (1,) and isinstance(exponent, int) and -MOST_DIGITS < exponent <= 0 else None

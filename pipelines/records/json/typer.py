@@ -1,0 +1,260 @@
+"""Turns the JSON values of a chunk into columns of the schema, block by block.
+
+`scan` notes where values lie (spans), and `fill` turns spans into buffers. A block has so few rows that their bytes and
+spans stay in the processor's caches in between. Promise: each record of a chunk is either typed or refused. A chunk
+comes in several pieces when its columns would take much more memory than its values. The result depends on the values
+alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from sluice.pipelines.records.compiled.jit import Array
+from sluice.pipelines.records.compiled.take_rows import take_rows
+from sluice.pipelines.records.json import scan
+from sluice.pipelines.records.json.columns import ColumnBuilder, Faults, Lists, Texts, buffer, column_of, grow
+from sluice.pipelines.records.json.scan import Found
+from sluice.pipelines.records.json.scan_tables import SchemaNode, most_elements, nodes_of, tables_of, with_room
+from sluice.pipelines.records.json.unnamed import no_frames, unnamed
+from sluice.pipelines.schema.arrays import buffers_of
+from sluice.pipelines.schema.schema import Kind, Schema
+
+PIECE_BYTES = 8 << 20
+"""Bytes that a piece may take, besides twice the bytes of its chunk."""
+KEPT_SLOTS = 1 << 20
+"""How many spans are kept from one chunk to the next. Room that a huge record took is given back."""
+
+
+@dataclass(frozen=True, slots=True)
+class RefusedRecords:
+    """Records that were not typed, in order.
+
+    For each: its row in the chunk, the code of the reason, the node (−1: the value as a whole), and the byte of the
+    value.
+    """
+
+    rows: Array
+    codes: Array
+    nodes: Array
+    places: Array
+
+
+@dataclass(frozen=True, slots=True)
+class TypedPiece:
+    """Rows [start, stop) of a chunk, typed.
+
+    `arrays` are the schema's fields and `_extra`. `rows` are the rows of the chunk that they came from.
+    """
+
+    start: int
+    stop: int
+    arrays: tuple[pa.Array, ...]
+    rows: Array
+    refused: RefusedRecords
+
+
+class Typer:
+    """Types chunk after chunk by one schema. Not safe for two threads at once."""
+
+    def __init__(self, schema: Schema) -> None:
+        self.nodes = nodes_of(schema)
+        self._tables = tables_of(self.nodes)
+        self._room = self._tables.room.copy()
+        self._block = int(self._room[0])
+        self._found = _empty_found(self._block, 1 << 16)
+
+    @property
+    def tables(self) -> scan.Tables:
+        """The schema as arrays. Those of its room are replaced when a record needs more."""
+        return self._tables
+
+    def pieces(self, values: pa.Array) -> Iterator[TypedPiece]:
+        """The typed rows of a binary array without an Arrow offset. A null becomes a row of nulls."""
+        if not len(values):
+            return
+        data, ends, valid = buffers_of(values)
+        state = self._tables.state
+        state[scan.ROW], state[scan.LAST], state[scan.BITMAP_AT] = 0, len(values), 0
+        while state[scan.ROW] < len(values):
+            yield self._piece(data, ends, valid)
+        if len(self._tables.spans) > KEPT_SLOTS:
+            self._tables = with_room(self._tables, self._room.copy())
+        if len(self._found.extra) > KEPT_SLOTS:
+            self._found = _empty_found(self._block, 1 << 16)
+
+    def _piece(self, data: Array, ends: Array, valid: Array) -> TypedPiece:
+        state = self._tables.state
+        start, last = int(state[scan.ROW]), int(state[scan.LAST])
+        columns = [column_of(n, last - start if n.level == 0 else 0) for n in self.nodes]
+        out = PieceBuilder(self.nodes, columns)
+        most = PIECE_BYTES + 2 * int(ends[last] - ends[0])
+        state[scan.EXTRA] = 0
+        while state[scan.ROW] < last and out.nbytes < most:
+            code = scan.scan(data, ends, valid, self._tables, self._found)
+            out.add(data, self._tables, self._found)
+            if state[scan.INSIDES]:
+                rows = self._found.inside[: state[scan.INSIDES]].copy()
+                out.add_unnamed(rows, unnamed_texts(data, ends, rows, self._tables))
+            self._make_room(code, out)
+        piece = out.finish(start, int(state[scan.ROW]), ends, self._found.extra)
+        if state[scan.EXTRA]:
+            self._found = self._found._replace(extra=buffer(1 << 16, np.uint8))
+        return piece
+
+    def _make_room(self, code: int, out: PieceBuilder) -> None:
+        """Make the room that the loop asked for, or refuse a record that asks for too much."""
+        t, state = self._tables, self._tables.state
+        if code == scan.GROW_EXTRA:
+            used = int(state[scan.EXTRA])
+            self._found = self._found._replace(extra=grow(self._found.extra, used, used + int(state[scan.NEED])))
+        elif code == scan.GROW_LEVEL:
+            level, room = int(state[scan.NEED]), t.room.copy()
+            most = max(most_elements(self.nodes, level), int(self._room[level]))
+            if room[level] < most:
+                room[level] = min(2 * room[level], most)
+                self._tables = with_room(t, room)
+            else:
+                out.refuse(int(state[scan.ROW]), scan.TOO_LARGE, self._holder(level))
+                state[scan.ROW] += 1
+
+    def _holder(self, level: int) -> int:
+        """The list or map that opens a level."""
+        return next(n.index for n in self.nodes if n.inner == level and n.inner != n.level)
+
+
+def _empty_found(rows: int, extra: int) -> Found:
+    return Found(np.empty(rows, np.int32), buffer(extra, np.uint8), *(np.empty(rows, np.int32) for _ in range(6)))
+
+
+def unnamed_texts(data: Array, ends: Array, rows: Array, t: scan.Tables) -> pa.Array:
+    """What of these records of a chunk no field has a name for, as JSON."""
+    room = int((ends[rows + 1] - ends[rows]).sum(dtype=np.int64)) + 32
+    out, found = buffer(room, np.uint8), np.zeros(len(rows) + 1, np.int32)
+    unnamed(data, ends, rows, t, no_frames(), out, found)
+    return pa.Array.from_buffers(pa.string(), len(rows), [None, pa.py_buffer(found), pa.py_buffer(out)])
+
+
+class PieceBuilder:
+    """Builds one piece, block by block."""
+
+    def __init__(self, nodes: tuple[SchemaNode, ...], columns: Sequence[ColumnBuilder]) -> None:
+        self._nodes = nodes
+        self._columns = columns
+        self._source: list[Array] = []
+        self._extra_ends: list[Array] = []
+        self._refused: list[tuple[Array, ...]] = []
+        self._faults: list[tuple[SchemaNode, Faults]] = []
+        self._unnamed: list[tuple[Array, pa.Array]] = []
+
+    @property
+    def nbytes(self) -> int:
+        return sum(c.nbytes for c in self._columns)
+
+    def add(self, data: Array, t: scan.Tables, found: Found) -> None:
+        """Append the block that the tables hold."""
+        out, bad = int(t.state[scan.OUT]), int(t.state[scan.BAD])
+        if bad:
+            lists = (found.bad_row, found.bad_code, found.bad_node, found.bad_at)
+            self._refused.append(tuple(a[:bad].copy() for a in lists))
+        if not out:
+            return
+        self._source.append(found.source[:out].copy())
+        self._extra_ends.append(found.extra_ends[:out].copy())
+        before = [c.items for c in self._columns]
+        for node, column in zip(self._nodes, self._columns, strict=True):
+            base = int(t.nodes[node.index, scan.BASE])
+            n = int(t.counts[node.level]) if node.level else out
+            self._note(node, column.append(data, t.spans[base : base + n]))
+        self.check_maps(before)
+
+    def add_unnamed(self, rows: Array, texts: pa.Array) -> None:
+        """Note what `_extra` has of rows of the chunk with unknown members inside of fields."""
+        self._unnamed.append((rows, texts))
+
+    def check_maps(self, before: Sequence[int]) -> None:
+        """Note the maps, from these items of each column on, that have a key twice."""
+        for node in self._nodes:
+            if node.type.kind is Kind.MAP:
+                self._note(node, self._repeated(node, before[node.index]))
+
+    def refuse(self, row: int, code: int, node: int) -> None:
+        """Refuse one record."""
+        self._refused.append(tuple(np.array([x], np.int32) for x in (row, code, node, 0)))
+
+    def finish(self, start: int, stop: int, ends: Array, extra: Array) -> TypedPiece:
+        """The finished piece, of rows [start, stop) of the chunk. `ends` are the ends of the chunk's values."""
+        rows = np.concatenate([np.empty(0, np.int32), *self._source])
+        arrays = [self._columns[c].array(self._columns) for c in self._nodes[0].children]
+        arrays.append(
+            self._extra(rows, _extra_array(np.concatenate([np.zeros(1, np.int32), *self._extra_ends]), extra))
+        )
+        if self._faults:
+            faulty = self._faulty(rows, ends)
+            self._refused.append(faulty)
+            kept = np.flatnonzero(~np.isin(rows, faulty[0]))
+            arrays = take_rows(pa.RecordBatch.from_arrays(arrays, [*map(str, range(len(arrays)))]), kept).columns
+            rows = rows[kept]
+        return TypedPiece(start, stop, tuple(arrays), rows, self._all_refused())
+
+    def _extra(self, rows: Array, members: pa.Array) -> pa.Array:
+        """The column `_extra` of these rows: members of the records themselves, or what `unnamed` made."""
+        if not self._unnamed:
+            return members
+        inside = np.isin(rows, np.concatenate([some for some, _ in self._unnamed]))
+        return pc.replace_with_mask(members, pa.array(inside), pa.concat_arrays([texts for _, texts in self._unnamed]))
+
+    def _note(self, node: SchemaNode, faults: Faults) -> None:
+        if len(faults.items):
+            self._faults.append((node, faults))
+
+    def _repeated(self, node: SchemaNode, first: int) -> Faults:
+        """Faults of the maps, from item `first` on, that have a key twice."""
+        maps, keys = self._columns[node.index], self._columns[node.children[0]]
+        if not isinstance(maps, Lists) or not isinstance(keys, Texts):
+            raise TypeError(f"{node.path} is no map")
+        items = maps.repeated(first, keys).astype(np.int64)
+        return Faults(items, np.full(len(items), scan.TWICE, np.int8), np.full(len(items), -1, np.int64))
+
+    def _faulty(self, rows: Array, ends: Array) -> tuple[Array, ...]:
+        """Records with an item that its type cannot hold: the row, code, node and byte of the first in each."""
+        found = [(self._rows_of(n.level, f.items), f.codes, np.full(len(f.items), n.index), f.starts)
+                 for n, f in self._faults]  # fmt: skip
+        out, codes, nodes, starts = (np.concatenate(column) for column in zip(*found, strict=True))
+        order = np.lexsort((starts, nodes, out))
+        _, firsts = np.unique(out[order], return_index=True)
+        chosen = order[firsts]
+        records = rows[out[chosen]]
+        places = np.where(starts[chosen] < 0, -1, starts[chosen] - ends[records])
+        return tuple(a.astype(np.int32) for a in (records, codes[chosen], nodes[chosen], places))
+
+    def _rows_of(self, level: int, items: Array) -> Array:
+        """The rows in which elements of a level are."""
+        while level:
+            holder = next(n for n in self._nodes if n.inner == level and n.inner != n.level)
+            column = self._columns[holder.index]
+            if not isinstance(column, Lists):
+                raise TypeError(f"{holder.path} holds no elements")
+            items = np.searchsorted(column.ends[1 : column.items + 1], items, side="right")
+            level = holder.level
+        return items
+
+    def _all_refused(self) -> RefusedRecords:
+        if not self._refused:
+            return RefusedRecords(*(np.empty(0, np.int32) for _ in range(4)))
+        columns = [np.concatenate(column) for column in zip(*self._refused, strict=True)]
+        order = np.argsort(columns[0], kind="stable")
+        return RefusedRecords(*(c[order] for c in columns))
+
+
+def _extra_array(ends: Array, data: Array) -> pa.Array:
+    """Unknown fields as JSON texts; null where there are none. An object of unknown fields is never empty."""
+    n = len(ends) - 1
+    valid = np.packbits(ends[1:] > ends[:-1], bitorder="little")
+    buffers = [pa.py_buffer(valid), pa.py_buffer(ends), pa.py_buffer(data[: ends[n]])]
+    return pa.Array.from_buffers(pa.string(), n, buffers)

@@ -1,0 +1,223 @@
+"""How the records of a piece differ from their schema: unknown fields, missing fields, and values that do not fit.
+
+Records that fit and have no unknown fields cost only a look at each column's null count. Counts are exact. Types are
+found by trying them on the values themselves.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import pyarrow as pa
+
+from sluice.pipelines.model.receipts import Drift, DriftKind
+from sluice.pipelines.records.compiled.jit import Array
+from sluice.pipelines.records.json import fill, names, scan
+from sluice.pipelines.records.json.columns import column_of
+from sluice.pipelines.records.json.scan_tables import SchemaNode
+from sluice.pipelines.records.json.typer import RefusedRecords
+from sluice.pipelines.schema.schema import MOST_NAME, Kind, Type, path_below
+from sluice.pipelines.schema.wider import MOST_DIGITS, SIGNED, UNSIGNED, holds, join_texts
+
+OTHERS = "…"
+"""The name under which further fields are counted when there are too many."""
+_KINDS = {
+    names.BOOL: "bool",
+    names.INT: "int64",
+    names.FLOAT: "float64",
+    names.BIG: "json",
+    names.TEXT: "string",
+    names.NESTED: "json",
+}
+_FAULTS = (scan.WRONG_TYPE, fill.OUT_OF_RANGE, fill.INEXACT, fill.NO_TIME, fill.NO_BASE64)
+_WIDENING = {fill.OUT_OF_RANGE: DriftKind.OUT_OF_RANGE, fill.INEXACT: DriftKind.INEXACT}
+
+
+@dataclass(frozen=True, slots=True)
+class NewFields:
+    """Fields of a piece's rows that the schema does not name.
+
+    `firsts` holds, for each row, the index in `called` of its first field in a struct that allows no others: −1 for
+    none, and an index beyond the end for a field without a name of its own. `called` are their paths.
+    """
+
+    drift: tuple[Drift, ...]
+    firsts: Array
+    called: tuple[str, ...]
+
+    @property
+    def refused(self) -> bool:
+        """Whether any row has a field that its struct does not allow."""
+        return bool((self.firsts >= 0).any())
+
+
+class UnknownFields:
+    """Finds fields that a schema does not name, in piece after piece. In structs of the paths `closed` none is allowed;
+    of all structs, if `closed` is None."""
+
+    def __init__(self, nodes: Sequence[SchemaNode], tables: scan.Tables, closed: Collection[str] | None) -> None:
+        self._nodes, self._tables, self._names = nodes, tables, names.no_names()
+        self._closed = np.array([closed is None or n.path in closed for n in nodes], np.uint8)
+        self._nested = any(n.type.kind is Kind.STRUCT for n in nodes[1:])
+
+    def of(self, extra: pa.Array, offsets: Array) -> NewFields | None:
+        """The fields in the column `_extra` of rows with these offsets; None when there are none."""
+        if extra.null_count == len(extra):
+            return None
+        found = self._names
+        found.used[0], found.told[:] = 0, 0
+        found.told[:, names.LAST] = -1
+        firsts = np.empty(len(extra), np.int32)
+        _, ends, data = extra.buffers()
+        ends = np.frombuffer(ends, np.int32)[: len(extra) + 1]
+        names.names(np.frombuffer(data, np.uint8), ends, self._tables, self._closed, found, firsts)
+        called = tuple(map(self._path, range(int(found.used[0]))))
+        rows = [(name, found.told[i]) for i, name in enumerate(called)]
+        if found.told[names.MOST_NAMES, names.COUNT]:
+            rows.append((OTHERS, found.told[names.MOST_NAMES]))
+        return NewFields(tuple(_new(name, told, offsets) for name, told in rows), firsts, called)
+
+    def _path(self, place: int) -> str:
+        begin, told = place * names.MOST_BYTES, self._names.told[place]
+        name = printable(bytes(self._names.text[begin : begin + told[names.SIZE]]))
+        # A dot of a name is no step of a path.
+        return path_below(
+            self._nodes[told[names.NODE]].path, Kind.STRUCT, name.replace(".", "\\.") if self._nested else name
+        )
+
+
+def _new(name: str, told: Array, offsets: Array) -> Drift:
+    types = join_texts(*(t for bit, t in _KINDS.items() if told[names.KINDS] & bit))
+    return Drift(DriftKind.NEW, name, int(told[names.COUNT]), int(offsets[told[names.FIRST]]), types)
+
+
+def printable(name: bytes) -> str:
+    """A name from outside, for people: unprintable characters are escaped, and long names are cut."""
+    text = name.decode("utf-8", "backslashreplace").replace("\\", "\\\\")
+    shown = "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
+    return shown if len(shown) <= MOST_NAME else shown[:MOST_NAME] + "…"
+
+
+def missing(fields: Sequence[str], arrays: Sequence[pa.Array], typed: int, first: int) -> Iterator[Drift]:
+    """Fields that no row has. `typed` rows have a value; `first` is the offset of the first row."""
+    if typed:
+        for name, array in zip(fields, arrays, strict=False):
+            if array.null_count == len(array):
+                yield Drift(DriftKind.MISSING, name, typed, first)
+
+
+def misfits(nodes: Sequence[SchemaNode], refused: RefusedRecords, values: pa.Array, offsets: Array) -> Iterator[Drift]:
+    """Fields whose values made records be refused. `values` and `offsets` are the whole chunk's."""
+    _, ends, data = values.buffers()
+    ends, data = np.frombuffer(ends, np.int32).astype(np.int64), np.frombuffer(data or b"", np.uint8)
+    of_schema = np.isin(refused.codes, _FAULTS) & (refused.nodes >= 0) & (refused.places >= 0)
+    for code, node in sorted({(int(c), int(n)) for c, n in zip(*_columns(refused, of_schema), strict=True)}):
+        rows = np.flatnonzero(of_schema & (refused.codes == code) & (refused.nodes == node))
+        chosen = refused.rows[rows]
+        group = _Misfits(data, ends[chosen] + refused.places[rows], ends[chosen + 1], offsets[chosen])
+        yield from _of_group(nodes[node], code, group)
+
+
+def _columns(refused: RefusedRecords, chosen: Array) -> tuple[Array, Array]:
+    pairs = np.unique(np.stack([refused.codes[chosen], refused.nodes[chosen]], 1), axis=0)
+    return pairs[:, 0], pairs[:, 1]
+
+
+@dataclass(frozen=True, slots=True)
+class _Misfits:
+    """The values that one field refused for one reason: where they begin, where their records end, and the offsets."""
+
+    data: Array
+    starts: Array
+    ends: Array
+    offsets: Array
+
+    def only(self, chosen: Array) -> _Misfits:
+        return _Misfits(self.data, self.starts[chosen], self.ends[chosen], self.offsets[chosen])
+
+    def spans(self, *, texts: bool) -> Array:
+        found = np.empty(len(self.starts), np.int64)
+        names.spans_at(self.data, self.starts, self.ends, texts, found)
+        return found
+
+    def drift(self, kind: DriftKind, field: str, type_: str) -> Iterator[Drift]:
+        if len(self.offsets):
+            yield Drift(kind, field, len(self.offsets), int(self.offsets.min()), type_)
+
+
+def _of_group(node: SchemaNode, code: int, group: _Misfits) -> Iterator[Drift]:
+    if code not in _WIDENING:
+        kind = DriftKind.WRONG if code == scan.WRONG_TYPE else DriftKind.MALFORMED
+        yield from group.drift(kind, node.path, _type_of_values(group, code))
+        return
+    if node.type.kind is Kind.DECIMAL:
+        held, wide = _wider_decimal(node.type, group)
+    else:
+        held, wide = _wider(node.type, _candidates(node.type, code), group)
+    yield from group.only(held).drift(DriftKind.WIDENED, node.path, wide)
+    yield from group.only(~held).drift(_WIDENING[code], node.path, _unheld_type(node.type))
+
+
+def _type_of_values(group: _Misfits, code: int) -> str:
+    """The type that would hold values of another kind than their field's."""
+    if code != scan.WRONG_TYPE:
+        return "string"
+    heads = group.data[group.starts]
+    digits = group.only((heads == 0x2D) | ((heads >= 0x30) & (heads <= 0x39)))
+    odd = digits.spans(texts=False) >> (2 * scan.SIZE_BITS) == scan.ODD
+    found = {
+        "string": heads == 0x22,
+        "bool": (heads == 0x74) | (heads == 0x66),
+        "json": (heads == 0x7B) | (heads == 0x5B),
+        "float64": odd,
+        "int64": ~odd,
+    }
+    return join_texts(*(t for t, there in found.items() if there.any()))
+
+
+def _unheld_type(t: Type) -> str:
+    """The type of values that no wider type of their field's kind holds."""
+    return "string" if t.kind is Kind.TIMESTAMP else "float64"
+
+
+def _candidates(t: Type, code: int) -> list[Type]:
+    """Wider types to try, the likeliest first."""
+    if t.kind is Kind.TIMESTAMP:
+        return [Type(t.kind, unit="us")] if t.unit == "ms" else []
+    if code == fill.INEXACT or t.kind is Kind.FLOAT32:
+        wider = [Type(Kind.FLOAT64)]
+    else:
+        wider = [Type(k) for k in ((*UNSIGNED, *SIGNED) if t.kind in UNSIGNED else SIGNED)]
+    return [w for w in wider if w != t and holds(w, t)]
+
+
+def _wider(t: Type, candidates: Sequence[Type], group: _Misfits) -> tuple[Array, str]:
+    """Which values some wider type holds (as booleans), and the smallest type that holds all of these."""
+    left = np.ones(len(group.starts), np.bool_)
+    spans, taken = group.spans(texts=t.kind is Kind.TIMESTAMP), [str(t)]
+    for wide in candidates:
+        places = np.flatnonzero(left)
+        if not len(places):
+            break
+        faults = column_of(SchemaNode(0, wide, "", 0, 0, ()), len(places)).append(group.data, spans[places])
+        held = np.ones(len(places), np.bool_)
+        held[faults.items] = False
+        left[places[held]] = False
+        taken += [str(wide)] if held.any() else []
+    return ~left, join_texts(*taken)
+
+
+def _wider_decimal(t: Type, group: _Misfits) -> tuple[Array, str]:
+    whole, scale = np.empty(len(group.starts), np.int64), np.empty(len(group.starts), np.int64)
+    names.digits_of(group.data, group.starts, group.ends, whole, scale)
+    whole, scale = np.maximum(whole, t.precision - t.scale), np.maximum(scale, t.scale)
+    held = whole + scale <= MOST_DIGITS
+    if not held.any():
+        return held, ""
+    most, digits = int(scale[held].max()), int(whole[held].max())
+    if digits + most > MOST_DIGITS:  # each alone would have room, not all together
+        held &= scale == t.scale
+        most, digits = t.scale, int(whole[held].max(initial=0))
+    return held, str(Type(t.kind, digits + most, most)) if held.any() else ""

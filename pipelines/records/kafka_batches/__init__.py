@@ -1,0 +1,1 @@
+"""Kafka's record batches (message format v2): decoded into Arrow columns and encoded from them."""

@@ -1,0 +1,14 @@
+"""Turns Kafka record bytes into Arrow columns, in compiled, bounds-checked loops (DESIGN §6).
+
+    fetch response ─► frames (headers) ─► checks (CRC, transactions) ─► scratch (codecs) ─► rows (Arrow)
+
+`BatchDecoder` takes the responses of one slice. `next_position` and `bytes_needed` tell the fetcher how far a response
+reaches. Importing this package loads the compiled loops from numba's cache beside the source, or in the user's cache if
+that cannot be written. The first import compiles them, which takes seconds.
+"""
+
+from sluice.pipelines.records.kafka_batches.decode.columns import SCHEMA
+from sluice.pipelines.records.kafka_batches.decode.decoder import BatchDecoder, OffsetCounts
+from sluice.pipelines.records.kafka_batches.decode.frames import bytes_needed, next_position
+
+__all__ = ["SCHEMA", "BatchDecoder", "OffsetCounts", "bytes_needed", "next_position"]

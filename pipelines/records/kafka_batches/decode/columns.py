@@ -1,0 +1,141 @@
+"""One preallocated set of Arrow buffers, filled by the compiled loops and handed out as a record batch.
+
+Schema: key, value (binary, null kept apart from empty), offset (int64), timestamp (milliseconds, UTC, any int64),
+timestampType (0 CreateTime, 1 LogAppendTime, −1 none), headers (null when there are none, as in Spark's Kafka
+source). Promise: buffers hold exactly the rows written, are never touched again once handed out, and grow with what
+comes, also for one huge value.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from sluice.pipelines.records.compiled.jit import Array
+from sluice.pipelines.records.kafka_batches.decode import loops
+from sluice.pipelines.records.kafka_batches.decode.loops import Columns
+from sluice.pipelines.records.rows.header_keys import key_column
+
+HEADERS = pa.list_(pa.struct([("key", pa.string()), ("value", pa.binary())]))
+SCHEMA = pa.schema(
+    [
+        ("key", pa.binary()),
+        ("value", pa.binary()),
+        ("offset", pa.int64()),
+        ("timestamp", pa.timestamp("ms", tz="UTC")),
+        ("timestampType", pa.int32()),
+        ("headers", HEADERS),
+    ]
+)
+
+# For each buffer: item type, what its length follows, and how: an item each, one more, or a bit each.
+_LAYOUT: tuple[tuple[Any, str, str], ...] = (
+    (np.uint8, "key_bytes", "item"),
+    (np.int32, "rows", "ends"),
+    (np.uint8, "rows", "bits"),
+    (np.uint8, "value_bytes", "item"),
+    (np.int32, "rows", "ends"),
+    (np.uint8, "rows", "bits"),
+    (np.int64, "rows", "item"),
+    (np.int64, "rows", "item"),
+    (np.int32, "rows", "item"),
+    (np.int32, "rows", "ends"),
+    (np.uint8, "rows", "bits"),
+    (np.uint8, "header_key_bytes", "item"),
+    (np.int32, "headers", "ends"),
+    (np.uint8, "header_value_bytes", "item"),
+    (np.int32, "headers", "ends"),
+    (np.uint8, "headers", "bits"),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Capacity:
+    """How much a set of buffers holds: rows, headers, and bytes by column."""
+
+    rows: int
+    key_bytes: int
+    value_bytes: int
+    headers: int = 0
+    header_key_bytes: int = 0
+    header_value_bytes: int = 0
+
+    def grown(self, need: Capacity) -> Capacity:
+        """A capacity of at least `need`. What is too small at least doubles."""
+        pairs = ((getattr(self, f), getattr(need, f)) for f in self.__dataclass_fields__)
+        return Capacity(*(have if have >= want else max(want, 2 * have) for have, want in pairs))
+
+
+def allocate(capacity: Capacity) -> Columns:
+    """Empty buffers. Offsets begin with 0 and bitmaps are all ones; the rest is uninitialised."""
+    return Columns(*(_buffer(capacity, *layout) for layout in _LAYOUT))
+
+
+def enlarge(columns: Columns, capacity: Capacity) -> Columns:
+    """The same rows in buffers of at least the given capacity. Buffers that suffice are kept."""
+    return Columns(*(_enlarge_buffer(old, capacity, *layout) for old, layout in zip(columns, _LAYOUT, strict=True)))
+
+
+def _length(capacity: Capacity, measure: str, how: str) -> int:
+    n: int = getattr(capacity, measure)
+    return {"item": n, "ends": n + 1, "bits": (n + 7) // 8}[how]
+
+
+def _buffer(capacity: Capacity, kind: Any, measure: str, how: str) -> Array:
+    # Arrow's pool keeps what was freed: memory fresh from the system costs as much as decoding into it.
+    n = _length(capacity, measure, how)
+    new = np.frombuffer(pa.allocate_buffer(n * np.dtype(kind).itemsize), kind) if n else np.empty(0, kind)
+    if how == "bits":
+        new.fill(0xFF)
+    elif how == "ends":
+        new[0] = 0
+    return new
+
+
+def _enlarge_buffer(old: Array, capacity: Capacity, kind: Any, measure: str, how: str) -> Array:
+    if _length(capacity, measure, how) <= len(old):
+        return old
+    new = _buffer(capacity, kind, measure, how)
+    new[: len(old)] = old
+    return new
+
+
+def to_arrow(columns: Columns, state: Array) -> pa.RecordBatch:
+    """The rows written so far, without a copy. The buffers now belong to the record batch."""
+    c, rows = columns, int(state[loops.ROWS])
+    arrays = [
+        _blobs(c.keys, c.key_offsets, rows, _validity(c.key_valid, state[loops.NULL_KEYS])),
+        _blobs(c.values, c.value_offsets, rows, _validity(c.value_valid, state[loops.NULL_VALUES])),
+        _numbers("offset", c.offsets, rows),
+        _numbers("timestamp", c.timestamps, rows),
+        _numbers("timestampType", c.timestamp_types, rows),
+        _headers(c, state, rows),
+    ]
+    return pa.RecordBatch.from_arrays(arrays, schema=SCHEMA)
+
+
+def _numbers(name: str, data: Array, rows: int) -> pa.Array:
+    return pa.Array.from_buffers(SCHEMA.field(name).type, rows, [None, pa.py_buffer(data[:rows])])
+
+
+def _blobs(data: Array, ends: Array, n: int, validity: pa.Buffer | None = None) -> pa.Array:
+    buffers = [validity, pa.py_buffer(ends[: n + 1]), pa.py_buffer(data[: ends[n]])]
+    return pa.Array.from_buffers(pa.binary(), n, buffers)
+
+
+def _validity(bitmap: Array, nulls: int) -> pa.Buffer | None:
+    return pa.py_buffer(bitmap) if nulls else None
+
+
+def _headers(c: Columns, state: Array, rows: int) -> pa.Array:
+    n = int(state[loops.HEADERS])
+    validity = _validity(c.header_values_valid, state[loops.NULL_HEADER_VALUES])
+    keys = key_column(_blobs(c.header_keys, c.header_key_offsets, n))
+    values = _blobs(c.header_values, c.header_value_offsets, n, validity)
+    pairs = pa.StructArray.from_arrays([keys, values], fields=list(HEADERS.value_type))
+    validity = _validity(c.header_lists_valid, state[loops.NULL_HEADERS])
+    buffers = [validity, pa.py_buffer(c.header_lists[: rows + 1])]
+    return pa.Array.from_buffers(HEADERS, rows, buffers, children=[pairs])

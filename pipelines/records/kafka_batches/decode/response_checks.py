@@ -1,0 +1,114 @@
+"""Checks a response, and decides for each frame whether its records are emitted, hidden or passed over.
+
+Promise: no batch is decoded whose checksum does not match. A batch is hidden exactly when Kafka's own consumer hides it
+(KIP-98): control batches always, and batches of aborted transactions under read_committed.
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Sequence
+
+import numpy as np
+from crc32c import crc32c
+
+from sluice.pipelines.errors import CorruptBatch, UnsupportedBatch
+from sluice.pipelines.records.compiled.jit import Array
+from sluice.pipelines.records.kafka_batches.decode import codecs, loops
+from sluice.pipelines.records.kafka_batches.decode.decode_errors import REASONS, BatchProblem, LogPlace
+from sluice.pipelines.records.kafka_batches.decode.loops import Frame
+from sluice.pipelines.records.kafka_batches.decode.transactions import Aborted
+
+_CONTROL_BYTES = 64 << 10
+
+
+class Checks:
+    """Checks the responses of one slice, one after another."""
+
+    def __init__(self, place: LogPlace, end: int, *, read_committed: bool, check_crc: bool) -> None:
+        self._place, self._end = place, end
+        self._read_committed, self._check_crc = read_committed, check_crc
+        self._aborted = Aborted()
+
+    def begin(self, aborted: Sequence[tuple[int, int]], position: int) -> None:
+        """Begin a response that was fetched at `position`. `aborted` holds (producer id, first offset) pairs."""
+        self._aborted.begin(aborted, position)
+
+    def run(self, view: memoryview, table: Array, position: int) -> tuple[int, BatchProblem | None]:
+        """Set the modes of these frames. Returns how many come before the first bad one, and what is wrong with it.
+
+        Frames from the slice's end on are left out; the first of them only moves the position.
+        """
+        good, problem = self._checksums(view, table) if self._check_crc else (len(table), None)
+        modes, firsts, lasts = table[:good, loops.MODE], table[:good, loops.BASE], table[:good, loops.LAST]
+        special = (modes == loops.LOOK) | (lasts < position) | (firsts >= self._end)
+        for i in np.flatnonzero(special).tolist():
+            frame = Frame(*table[i].tolist())
+            if frame.base >= self._end:
+                table[i, [loops.MODE, loops.COUNT, loops.LAST]] = loops.PASS, 0, frame.base - 1
+                return i + 1, None
+            try:
+                table[i, [loops.MODE, loops.COUNT]] = self._decide(view, frame, position)
+            except (CorruptBatch, UnsupportedBatch) as e:
+                return i, e
+        return good, problem
+
+    def _checksums(self, view: memoryview, table: Array) -> tuple[int, BatchProblem | None]:
+        cells = table[:, loops.CHECKED : loops.KIND + 1].tolist()
+        for i, (checked, stop, crc, kind) in enumerate(cells):
+            if kind == loops.BATCH:
+                found = crc32c(view[checked:stop])
+            elif kind == loops.WRAPPER:
+                found = zlib.crc32(view[checked:stop])
+            else:
+                continue  # plain messages have one each, which the loop checks
+            if found != crc:
+                frame = Frame(*table[i].tolist())
+                return i, self._corrupt(frame, f"its checksum is {found:#010x}, it says {crc:#010x}")
+        return len(cells), None
+
+    def _decide(self, view: memoryview, f: Frame, position: int) -> tuple[int, int]:
+        """The mode of a frame, and how many records count when it is passed over."""
+        if not codecs.is_known(f.codec, in_old=f.kind != loops.BATCH):
+            raise self._place.unsupported(f"codec {f.codec}", f.first, f.last)
+        if f.kind != loops.BATCH:
+            return (loops.PASS, 0) if f.last < position else (loops.EMIT, 0)
+        if not 0 <= f.records <= f.last - f.base + 1:
+            raise self._corrupt(f, REASONS[loops.BAD_COUNT])
+        hidden = self._is_hidden(view, f)
+        if f.last < position or not f.records:
+            return loops.PASS, 0
+        if not hidden:
+            return loops.EMIT, f.records
+        # At the edges of the slice only a look at its records tells how many of them lie inside.
+        whole = f.base >= position and f.last < self._end
+        return (loops.PASS if whole else loops.HIDE), f.records
+
+    def _is_hidden(self, view: memoryview, f: Frame) -> bool:
+        if f.attributes & loops.CONTROL:
+            if self._read_committed and f.producer >= 0 and f.records:
+                self._marker(view, f)
+            return True
+        if not self._read_committed or not f.attributes & loops.TRANSACTIONAL:
+            return False
+        return self._aborted.covers(f.producer, f.last)
+
+    def _marker(self, view: memoryview, f: Frame) -> None:
+        data = view[f.first_byte : f.stop_byte]
+        if f.codec:
+            data = self._inflated(data, f)
+        kind = loops.control_type(np.frombuffer(data, np.uint8), 0, len(data))
+        if kind < 0:
+            raise self._corrupt(f, "a control record that does not parse")
+        if kind in (loops.ABORT, loops.COMMIT):
+            self._aborted.end(f.producer, f.last)
+
+    def _inflated(self, data: memoryview, f: Frame) -> memoryview:
+        out = memoryview(bytearray(_CONTROL_BYTES))
+        try:
+            return out[: codecs.decompress(f.codec, data, out)].toreadonly()
+        except (codecs.Undecodable, codecs.NoRoom) as e:
+            raise self._corrupt(f, f"a control batch that does not decompress: {e}") from None
+
+    def _corrupt(self, f: Frame, reason: str) -> CorruptBatch:
+        return self._place.corrupt(reason, f.first, f.last)

@@ -1,0 +1,181 @@
+"""The feed's own message, by which it reads records of every writer, and the columns that follow from it. Light.
+
+docs/formats.md has the table of types. A field whose presence is known may be null; one without presence has its
+default value where it is missing, and is `not null`, as lists and maps are.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, ClassVar
+
+from sluice.pipelines.contract.expectation import Expectation
+from sluice.pipelines.model.registered_schema import RegisteredSchema
+from sluice.pipelines.records.protobuf.compiling import WELL_KNOWN, beside, compiled
+from sluice.pipelines.records.protobuf.schema import (
+    Meaning,
+    ProtoField,
+    ProtoKind,
+    ProtoMessage,
+    described,
+    files_of,
+    is_compiled,
+    message_of,
+    path_to,
+    text_of,
+)
+from sluice.pipelines.records.rows.value_reader import UnusableSchema, WriterSchemas
+from sluice.pipelines.records.rows.wire_format import WireFormat, reference, varint
+from sluice.pipelines.schema.schema import Field, Kind, Schema, Type, parse_schema
+
+if TYPE_CHECKING:
+    from sluice.pipelines.records.rows.row_format import Format
+
+
+@dataclass(frozen=True)
+class ProtobufReader:
+    """How records are read: the text of the feed's compiled schema, which names the message, and the wire format.
+
+    Raises UnusableSchema, when it is made, for a schema that no table has room for, and SchemaError for one that makes
+    no columns.
+    """
+
+    texts: tuple[str, ...]
+    wire: WireFormat
+    format = "protobuf"
+    expectations: ClassVar[tuple[Expectation, ...]] = ()
+    evolves = False
+
+    def __post_init__(self) -> None:
+        _ = self.columns
+
+    @cached_property
+    def message(self) -> ProtoMessage:
+        """The feed's message."""
+        return message_of(self.texts[-1])
+
+    @cached_property
+    def columns(self) -> Schema:
+        """The columns of rows."""
+        if not self.message.fields:
+            raise UnusableSchema(self.message.name, "is a message without fields, which makes no columns")
+        return parse_schema({f.name: column_of(f).text for f in self.message.fields})
+
+    @cached_property
+    def fingerprint(self) -> str:
+        """16 hex digits. Readers that make the same rows of the same records have the same ones."""
+        said = repr((self.message, self.columns.texts(), str(self.wire)))
+        return hashlib.sha256(said.encode()).hexdigest()[:16]
+
+    @property
+    def asks(self) -> bool:
+        """Whether records name the schemas that they were written by."""
+        return self.wire is not WireFormat.BARE
+
+    @cached_property
+    def path(self) -> tuple[int, ...]:
+        """The message's indexes in its file and in messages of it."""
+        file, _ = described(self.texts[-1])
+        return path_to(file, self.message.name) or ()
+
+    @property
+    def naming(self) -> bytes:
+        """What stands behind a schema's number, and says which message of it a record is."""
+        if self.wire in (WireFormat.APICURIO, WireFormat.APICURIO3):
+            return reference(self.message.name)
+        if self.wire is not WireFormat.CONFLUENT:
+            return b""
+        return b"\0" if self.path == (0,) else b"".join(map(varint, (2 * len(self.path), *(2 * n for n in self.path))))
+
+    def is_of(self, found: RegisteredSchema) -> bool:
+        """Whether a record by the feed's message is one by this schema of a registry: rows of it are the same, and its
+        message is named alike. Raises UnusableSchema."""
+        files, _ = files_of(kept(found).texts[-1])
+        other = ProtobufReader((text_of(files, self.message.name),), self.wire)
+        return (self.fingerprint, self.path) == (other.fingerprint, other.path)
+
+    def rows(
+        self,
+        columns: Schema,
+        writers: WriterSchemas | None,
+        *,
+        dropping: bool,
+        closed: bool,
+        base: Schema | None = None,
+    ) -> Format:
+        """The format that makes rows. Columns are those of the message: nothing else can be known of other fields."""
+        from sluice.pipelines.records.protobuf.format import ProtobufFormat
+
+        return ProtobufFormat(self, writers, dropping=dropping, closed=closed)
+
+
+def from_file(text: str, folder: Path, message: str) -> tuple[str, ...]:
+    """The texts of a reader: from a `.proto` file, which may import others in its folder, or from a compiled schema.
+
+    `message` names the one that the feed reads (empty: the file's only one). Raises UnusableSchema.
+    """
+    if is_compiled(text):
+        files, own = files_of(text)
+        return (text_of(files, message or own),)
+    imported = beside(text, folder)
+    return (text_of(compiled((*imported.values(), text), tuple(imported)), message),)
+
+
+def kept(found: RegisteredSchema) -> RegisteredSchema:
+    """A registry's schema, compiled, as the lake keeps it. Raises UnusableSchema."""
+    if is_compiled(found.texts[-1]):
+        return found
+    return RegisteredSchema(
+        found.id, found.type, (text_of(compiled(found.texts, found.names)),), found.subject, found.version
+    )
+
+
+def as_file(found: RegisteredSchema) -> str:
+    """A registry's schema as one file: its text, where that is all there is to it, else compiled."""
+    files = compiled(found.texts, found.names)
+    plain = WELL_KNOWN.issuperset(found.names) and "{" in found.texts[-1]
+    return found.texts[-1].rstrip() if plain else text_of(files)
+
+
+def column_of(f: ProtoField) -> Field:
+    """The column, or the member of a struct, that a field makes."""
+    entry = f.entry
+    if entry is not None:
+        value = entry.fields[1]
+        return Field(f.name, Type(Kind.MAP, fields=(Field("", _type(value), True),)), True)
+    if f.repeated:
+        return Field(f.name, Type(Kind.LIST, fields=(Field("", _type(f), True),)), True)
+    return Field(f.name, _type(f), f.required or not f.presence)
+
+
+_KINDS = {
+    ProtoKind.DOUBLE: Kind.FLOAT64,
+    ProtoKind.FLOAT: Kind.FLOAT32,
+    **dict.fromkeys((ProtoKind.INT32, ProtoKind.SINT32, ProtoKind.SFIXED32), Kind.INT32),
+    **dict.fromkeys((ProtoKind.INT64, ProtoKind.SINT64, ProtoKind.SFIXED64), Kind.INT64),
+    **dict.fromkeys((ProtoKind.UINT32, ProtoKind.FIXED32), Kind.UINT32),
+    **dict.fromkeys((ProtoKind.UINT64, ProtoKind.FIXED64), Kind.UINT64),
+    ProtoKind.BOOL: Kind.BOOL,
+    ProtoKind.STRING: Kind.STRING,
+    ProtoKind.BYTES: Kind.BINARY,
+    ProtoKind.ENUM: Kind.STRING,
+}
+
+
+def _type(f: ProtoField) -> Type:
+    """The type of one value of a field."""
+    if f.message is None:
+        return Type(_KINDS[f.kind])
+    match f.message.meaning:
+        case Meaning.TIME:
+            return Type(Kind.TIMESTAMP, unit="us")
+        case Meaning.JSON:
+            return Type(Kind.JSON)
+        case Meaning.EMPTY:
+            return Type(Kind.BOOL)
+        case Meaning.WRAPPER:
+            return _type(f.message.fields[0])
+    return Type(Kind.STRUCT, fields=tuple(map(column_of, f.message.fields)))

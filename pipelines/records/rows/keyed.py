@@ -1,0 +1,154 @@
+"""A `Format` that reads records' keys beside another format's rows.
+
+Promise: a record lands if its value and its key fit, and is else quarantined as it came, for what its value breaks
+first. Rows stay in offset order. Works on whole columns.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from sluice.pipelines.model.plans import Slice
+from sluice.pipelines.model.receipts import Drift
+from sluice.pipelines.records.compiled.jit import Array
+from sluice.pipelines.records.compiled.take_rows import take_rows
+from sluice.pipelines.records.rows.keys import KEY_PREFIX
+from sluice.pipelines.records.rows.landed_columns import KAFKA_FIELDS, REFUSED, landed_schema
+from sluice.pipelines.records.rows.row_format import Format, Formatted, RawFormat
+from sluice.pipelines.records.rows.wire_format import IN_HEADERS, KEY_HEADERS, WireFormat
+from sluice.pipelines.schema.arrays import fixed_width, int64s, text_array
+from sluice.pipelines.schema.schema import Schema
+
+_OFFSET, _TOMBSTONE = "kafka_offset", KAFKA_FIELDS[-1].name
+_WHY = [f.name for f in REFUSED if f.name not in RawFormat.schema.names]
+
+
+class KeyedFormat:
+    """Puts the columns of keys, read by `key`, beside the rows of `behind`, in the order of `columns`.
+
+    With `dropping`, records whose key does not fit are counted and left out instead of quarantined.
+    """
+
+    def __init__(
+        self, behind: Format, key: Format, columns: Schema, wire: WireFormat, *, dropping: bool = False
+    ) -> None:
+        self.schema, self.contract = landed_schema(columns), behind.contract
+        self._behind, self._key, self._raw, self._dropping = behind, key, RawFormat(), dropping
+        self._in_headers = wire in IN_HEADERS
+
+    def convert(self, s: Slice, chunk: pa.RecordBatch) -> Iterator[Formatted]:
+        """The other format's pieces with the keys' columns, and without the rows whose key does not fit."""
+        keys = _Keys(list(self._key.convert(s, self._keys_as_values(chunk))), self._key.schema)
+        drift = keys.drift
+        for piece in self._behind.convert(s, chunk):
+            offsets = int64s(piece.landed.column(piece.landed.schema.get_field_index(_OFFSET)))
+            places, found = keys.places(offsets)
+            if not found.all():
+                kept = np.flatnonzero(found)
+                piece, places = self._without(s, chunk, piece, offsets[~found], kept, keys), places[kept]
+            yield replace(piece, landed=self._joined(piece.landed, keys, places), drift=(*piece.drift, *drift))
+            drift = ()
+
+    def _keys_as_values(self, chunk: pa.RecordBatch) -> pa.RecordBatch:
+        """The records with their keys, and what is said of these, in place of their values."""
+        names = chunk.schema.names
+        columns = dict(zip(names, chunk.columns, strict=True))
+        columns["value"] = columns["key"]
+        if self._in_headers:
+            columns["headers"] = _with_other_names(columns["headers"])
+        return pa.RecordBatch.from_arrays([columns[name] for name in names], schema=chunk.schema)
+
+    def _joined(self, landed: pa.RecordBatch, keys: _Keys, places: Array) -> pa.RecordBatch:
+        own = keys.rows(places)
+        columns = [
+            landed.column(at) if (at := landed.schema.get_field_index(f.name)) >= 0
+            else own.column(own.schema.get_field_index(f.name.removeprefix(KEY_PREFIX)))
+            for f in self.schema
+        ]  # fmt: skip
+        return pa.RecordBatch.from_arrays(columns, schema=self.schema)
+
+    def _without(
+        self, s: Slice, chunk: pa.RecordBatch, piece: Formatted, gone: Array, kept: Array, keys: _Keys
+    ) -> Formatted:
+        """The piece without the records at these offsets, whose keys do not fit."""
+        landed = take_rows(piece.landed, kept)
+        alive = (piece.landed, landed)
+        fewer = [rows.num_rows - rows.column(rows.schema.get_field_index(_TOMBSTONE)).true_count for rows in alive]
+        piece = replace(piece, landed=landed, typed=piece.typed - (fewer[0] - fewer[1]))
+        if self._dropping:
+            return replace(piece, dropped=piece.dropped + len(gone))
+        all_ = int64s(chunk.column(chunk.schema.get_field_index("offset")))
+        records = chunk.take(fixed_width(pa.int32(), np.searchsorted(all_, gone).astype(np.int32)))
+        (raw,) = self._raw.convert(s, records)
+        refused = pa.RecordBatch.from_arrays([*raw.landed.columns, *keys.why(gone)], schema=REFUSED)
+        if piece.quarantined is not None:
+            both = pa.Table.from_batches([piece.quarantined, refused])
+            order = np.argsort(int64s(both.column("offset").combine_chunks()))
+            refused = both.take(fixed_width(pa.int64(), order)).combine_chunks().to_batches()[0]
+        return replace(piece, quarantined=refused)
+
+
+class _Keys:
+    """The keys of a chunk: those that fit as rows, and why the others do not."""
+
+    def __init__(self, pieces: list[Formatted], schema: pa.Schema) -> None:
+        self._landed = pa.Table.from_batches([p.landed for p in pieces], schema).combine_chunks()
+        held = [p.quarantined for p in pieces if p.quarantined is not None]
+        self._refused = pa.Table.from_batches(held, REFUSED).combine_chunks()
+        self._offsets = _offsets(self._landed, _OFFSET)
+        self._gone = _offsets(self._refused, "offset")
+        self.drift = tuple(_renamed(d) for p in pieces for d in p.drift)
+
+    def places(self, offsets: Array) -> tuple[Array, Array]:
+        """Where the rows of these offsets are, and whether they are there."""
+        places = np.searchsorted(self._offsets, offsets)
+        inside = np.minimum(places, max(len(self._offsets) - 1, 0))
+        found = self._offsets[inside] == offsets if len(self._offsets) else np.zeros(len(offsets), np.bool_)
+        return places, found
+
+    def rows(self, places: Array) -> pa.RecordBatch:
+        """The rows at these places, which ascend."""
+        if not len(places):
+            return pa.RecordBatch.from_pylist([], self._landed.schema)
+        if places[-1] - places[0] == len(places) - 1:
+            return self._landed.slice(int(places[0]), len(places)).combine_chunks().to_batches()[0]
+        return take_rows(self._landed.to_batches()[0], places)
+
+    def why(self, gone: Array) -> list[pa.Array]:
+        """What `REFUSED` says beside the record itself, of keys at these offsets."""
+        chosen = self._refused.take(fixed_width(pa.int64(), np.searchsorted(self._gone, gone)))
+        said = {name: chosen.column(name).combine_chunks() for name in _WHY}
+        said["field"] = _texts(said["field"], KEY_PREFIX, "")
+        said["detail"] = _texts(said["detail"], "", " (in the key)")
+        return [said[name] for name in _WHY]
+
+
+def _with_other_names(headers: pa.ListArray) -> pa.ListArray:
+    """Records' headers, of which the key's schema is named as the value's is."""
+    names, values = headers.values.field(0), headers.values.field(1)
+    chosen = text_array([""])[0]
+    for own, as_value in KEY_HEADERS.items():
+        chosen = pc.if_else(pc.equal(names, text_array([own])[0]), text_array([as_value])[0], chosen)
+    held = pa.StructArray.from_arrays([chosen, values], fields=list(headers.type.value_type))
+    buffers = headers.buffers()
+    return pa.Array.from_buffers(headers.type, len(headers), buffers[:2], offset=headers.offset, children=[held])
+
+
+def _offsets(rows: pa.Table, name: str) -> Array:
+    found = rows.column(name)
+    return np.concatenate([np.empty(0, np.int64), *map(int64s, found.chunks)])
+
+
+def _renamed(drift: Drift) -> Drift:
+    return replace(drift, field=KEY_PREFIX + drift.field)
+
+
+def _texts(column: pa.DictionaryArray, before: str, after: str) -> pa.DictionaryArray:
+    """The column with something around each of its few texts."""
+    texts = [before + text + after for text in column.dictionary.to_pylist()]
+    return pa.DictionaryArray.from_arrays(column.indices, text_array(texts))

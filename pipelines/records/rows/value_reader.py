@@ -1,0 +1,114 @@
+"""How records of a format with schemas of its own are read: the protocol `Reader`, and what a reader asks. Light."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Protocol, runtime_checkable
+
+from sluice.pipelines.contract.expectation import Expectation
+from sluice.pipelines.records.rows.wire_format import Named, WireFormat
+from sluice.pipelines.schema.schema import Schema
+from sluice.pipelines.util.units import safe_text
+
+if TYPE_CHECKING:
+    from sluice.pipelines.records.rows.row_format import Format
+
+
+MOST_PROBLEMS = 50
+"""How many problems of one schema a message names."""
+
+
+class UnusableSchema(ValueError):
+    """A schema that does not parse, or that no table has room for. `place` is the path in it, `problems` all of them
+    with what is wrong there."""
+
+    def __init__(self, place: str, what: str, more: Iterable[tuple[str, str]] = ()) -> None:
+        super().__init__(f"{place}: {what}" if place else what)
+        self.place, self.what = place, what
+        self.problems = (*dict.fromkeys([(place, what), *more]),)
+
+    @classmethod
+    def of_all(cls, errors: Iterable[UnusableSchema]) -> UnusableSchema:
+        """One error of several."""
+        (place, what), *more = (problem for error in errors for problem in error.problems)
+        return cls(place, what, more)
+
+    @property
+    def text(self) -> str:
+        """All problems for people, whatever the schema's names: one on the same line, several on lines of their own."""
+        lines = [safe_text(f"{place}: {what}" if place else what, most=600) for place, what in self.problems]
+        more = len(lines) - MOST_PROBLEMS
+        shown = [*lines[:MOST_PROBLEMS], *([f"and {more} more"] if more > 0 else [])]
+        return shown[0] if len(shown) == 1 else "".join(f"\n    {line}" for line in shown)
+
+
+class WriterSchemas(Protocol):
+    """Schemas that records were written by."""
+
+    def texts(self, id: Named) -> tuple[str, ...] | None:
+        """The schema of that number or GUID, the last, after all that it refers to; None where there is certainly none.
+
+        Raises UnusableSchema for one that can read no record, and a SluiceError when nobody can tell now.
+        """
+        ...
+
+
+@runtime_checkable
+class Reader(Protocol):
+    """How records are read: by the feed's own schema, `texts` (the last, after what it refers to), and the wire format.
+
+    Readers are frozen, and compare by what they read. Making one raises UnusableSchema, or SchemaError for a schema
+    that makes no columns.
+    """
+
+    @property
+    def format(self) -> str:
+        """The feed's word for it, such as `avro`."""
+        ...
+
+    @property
+    def texts(self) -> tuple[str, ...]: ...
+
+    @property
+    def wire(self) -> WireFormat: ...
+
+    @property
+    def columns(self) -> Schema:
+        """The columns of rows."""
+        ...
+
+    @property
+    def expectations(self) -> tuple[Expectation, ...]:
+        """What rows must be beyond their types. It becomes part of the feed's contract."""
+        ...
+
+    @property
+    def evolves(self) -> bool:
+        """Whether columns may come from records, too."""
+        ...
+
+    @property
+    def fingerprint(self) -> str:
+        """16 hex digits. Readers that make the same rows of the same records have the same ones."""
+        ...
+
+    @property
+    def asks(self) -> bool:
+        """Whether it asks for the schemas that records were written by."""
+        ...
+
+    def rows(
+        self,
+        columns: Schema,
+        writers: WriterSchemas | None,
+        *,
+        dropping: bool,
+        closed: bool,
+        base: Schema | None = None,
+    ) -> Format:
+        """A new format that makes rows of these columns. `writers` tells the schemas that the reader asks for.
+
+        With `closed`, a record with other fields does not fit, whatever the schema allows. `base` are the columns
+        without fields that came from records, where the format keeps values that do not fit these.
+        """
+        ...

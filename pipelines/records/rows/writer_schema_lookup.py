@@ -1,0 +1,300 @@
+"""Finds the schema that each record names, and the record's own bytes, for whole columns (`wire.WireFormat`).
+
+Schemas get numbers: the registry's own, or for GUIDs and Apicurio's headers one that counts up. Promise: as many values
+as records, in their order, whose places are those of the records' own bytes unless zlib made them; no Python object for
+a record that is not compressed; a compressed one takes at most MOST_INFLATED bytes.
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Iterator
+from dataclasses import dataclass
+from uuid import UUID
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from sluice.pipelines.records.compiled.jit import Array
+from sluice.pipelines.records.rows.wire_format import (
+    APICURIO_IDS,
+    APICURIO_MESSAGE,
+    ID_HEADER,
+    NO_HEADER,
+    NOT_INFLATED,
+    PREFIX,
+    Named,
+    WireFormat,
+)
+from sluice.pipelines.schema.arrays import buffers_of, indices, text_array
+
+MOST_INFLATED = 64 << 20
+"""Bytes of a compressed record; of several that are opened at once, too, but for the last."""
+MOST_GUIDS = 10_000
+"""How many GUIDs are kept. Beyond that all are forgotten, and counted on."""
+_FIRST_GUID = 1 << 40
+_MAGIC = {WireFormat.CONFLUENT: 0, WireFormat.APICURIO: 0, WireFormat.APICURIO3: 0, WireFormat.GLUE: 3}
+_COMPRESSED = 5
+_LONG = 17
+"""The bytes of a header with a GUID."""
+_NUMBER = 8
+"""The bytes of one of Apicurio's numbers in a header."""
+_MOST_BEHIND = 64
+"""Bytes behind it that anybody looks at."""
+_MOST_NAME = 1024
+"""Bytes of a message's name that count."""
+_SPACE = 0x20
+_BOM = np.frombuffer(b"\xef\xbb\xbf", np.uint8)
+
+
+@dataclass(frozen=True, slots=True)
+class Opened:
+    """Values to decode, as many as the records that they came from.
+
+    `schemas` has for each the number of its schema, or below 0 the code for which it is refused; None where the decoder
+    looks itself, or where no record names any. `skip` bytes are before the record's own. `paths` has for each which
+    message of its schema it is, where a format asks for that.
+    """
+
+    values: pa.Array
+    schemas: Array | None = None
+    skip: int = 0
+    paths: Array | None = None
+
+
+class Opener:
+    """Opens the records of one feed, batch after batch. Not safe for two threads at once."""
+
+    def __init__(self, wire: WireFormat) -> None:
+        self._wire = wire
+        self._skip = PREFIX.get(wire, 0)
+        self._guids: dict[bytes, int] = {}
+        self._named: dict[int, str] = {}
+        self._next = _FIRST_GUID
+
+    def open(self, records: pa.RecordBatch) -> Iterator[tuple[pa.RecordBatch, Opened]]:
+        """The records with their values; in several parts where inflated ones take much room."""
+        values = records.column(records.schema.get_field_index("value"))
+        schemas = self.schemas(records)
+        if self._wire is not WireFormat.GLUE:
+            yield records, Opened(values, schemas, self._skip)
+            return
+        data, ends, _ = buffers_of(values)
+        begins = ends[:-1].astype(np.int64)
+        packed = np.flatnonzero((schemas >= 0) & (np.diff(ends) >= self._skip))
+        packed = packed[data[begins[packed] + 1] == _COMPRESSED]
+        start = 0
+        while start < len(values):
+            inflated, stop = _inflated(data, ends, packed[packed >= start], self._skip, len(values))
+            for row, found in inflated.items():
+                if found is None:
+                    schemas[row] = -NOT_INFLATED
+            if (start, stop) == (0, len(values)):
+                yield records, Opened(_rebuilt(values, inflated, self._skip), schemas, self._skip)
+                return
+            part = records.take(indices(np.arange(start, stop, dtype=np.int32)))
+            own = part.column(part.schema.get_field_index("value"))
+            here = {row - start: found for row, found in inflated.items()}
+            yield part, Opened(_rebuilt(own, here, self._skip), schemas[start:stop], self._skip)
+            start = stop
+
+    def schemas(self, records: pa.RecordBatch) -> Array:
+        """The number of each record's schema, or below 0 the code for which it is refused."""
+        if self._wire is WireFormat.BARE:
+            return np.full(records.num_rows, -NO_HEADER, np.int64)
+        if self._wire is WireFormat.CONFLUENT_HEADERS:
+            return self._of_headers(_headers_of(records))
+        if self._wire is WireFormat.APICURIO_HEADERS:
+            return self._of_apicurio(_headers_of(records))
+        data, ends, _ = buffers_of(records.column(records.schema.get_field_index("value")))
+        found = np.full(records.num_rows, -NO_HEADER, np.int64)
+        begins = ends[:-1].astype(np.int64)
+        whole = np.flatnonzero(np.diff(ends) >= self._skip)
+        whole = whole[data[begins[whole]] == _MAGIC[self._wire]]
+        if self._wire is WireFormat.GLUE:
+            whole = whole[np.isin(data[begins[whole] + 1], (0, _COMPRESSED))]
+            found[whole] = self._counted(_bytes_at(data, begins[whole] + 2, 16))
+        else:
+            numbers = _whole_numbers(_bytes_at(data, begins[whole] + 1, self._skip - 1))
+            found[whole] = np.where(numbers < 0, -NO_HEADER, numbers)
+        return found
+
+    def name(self, schema: int) -> Named:
+        """What the schema of that number is called by its registry."""
+        return self._named.get(schema, schema) if schema >= _FIRST_GUID else schema
+
+    def behind(self, records: pa.RecordBatch) -> tuple[list[bytes], Array]:
+        """What records' headers have behind the number or GUID of the schema: each kind once, and which is whose."""
+        rows, data, begins, sizes = _in_headers(_headers_of(records), ID_HEADER)
+        marks = data[begins] if len(rows) else np.empty(0, np.uint8)
+        own = np.where(marks == 0, PREFIX[WireFormat.CONFLUENT], _LONG)
+        more = np.minimum(sizes - own, _MOST_BEHIND)
+        return _kinds(records.num_rows, rows, data, begins + own, more)
+
+    def messages(self, records: pa.RecordBatch) -> tuple[list[bytes], Array]:
+        """The names of messages in records' headers, empty for none: each once, and which is whose."""
+        rows, data, begins, sizes = _in_headers(_headers_of(records), APICURIO_MESSAGE, last=True)
+        return _kinds(records.num_rows, rows, data, begins, np.minimum(sizes, _MOST_NAME))
+
+    def _of_headers(self, headers: pa.Array) -> Array:
+        found = np.full(len(headers), -NO_HEADER, np.int64)
+        rows, data, begins, sizes = _in_headers(headers, ID_HEADER)
+        if not len(rows):
+            return found
+        short = np.flatnonzero(sizes >= PREFIX[WireFormat.CONFLUENT])
+        short = short[data[begins[short]] == 0]
+        found[rows[short]] = _whole_numbers(_bytes_at(data, begins[short] + 1, 4))
+        long = np.flatnonzero(sizes >= _LONG)
+        long = long[data[begins[long]] == 1]
+        found[rows[long]] = self._counted(_bytes_at(data, begins[long] + 1, _LONG - 1))
+        return found
+
+    def _of_apicurio(self, headers: pa.Array) -> Array:
+        found = np.full(len(headers), -NO_HEADER, np.int64)
+        for kind, name in reversed([*enumerate(APICURIO_IDS.values())]):
+            rows, data, begins, sizes = _in_headers(headers, name, last=True)
+            right = np.flatnonzero(sizes == _NUMBER)
+            right = right[data[begins[right]] < 0x80]  # no number is below 0
+            both = np.zeros((len(right), 2 * _NUMBER), np.uint8)
+            both[:, 0], both[:, _NUMBER:] = kind, _bytes_at(data, begins[right], _NUMBER)
+            found[rows[right]] = self._counted(both)
+        return found
+
+    def _counted(self, guids: Array) -> Array:
+        """The numbers of GUIDs, 16 bytes each. Runs of the same GUID are looked up once."""
+        if not len(guids):
+            return np.empty(0, np.int64)
+        halves = np.ascontiguousarray(guids).view(np.uint64)
+        starts = np.flatnonzero(np.concatenate([[True], (halves[1:] != halves[:-1]).any(axis=1)]))
+        kinds, places = np.unique(halves[starts], axis=0, return_inverse=True)
+        numbers = np.array([self._number(kind.tobytes()) for kind in kinds], np.int64)
+        found: Array = np.repeat(numbers[places.reshape(-1)], np.diff(np.append(starts, len(guids))))
+        return found
+
+    def _number(self, guid: bytes) -> int:
+        if guid not in self._guids:
+            if len(self._guids) >= MOST_GUIDS:
+                self._guids.clear()
+                self._named.clear()
+            self._guids[guid] = self._next
+            self._named[self._next] = self._spelled(guid)
+            self._next += 1
+        return self._guids[guid]
+
+    def _spelled(self, guid: bytes) -> str:
+        if self._wire is not WireFormat.APICURIO_HEADERS:
+            return str(UUID(bytes=guid))
+        return f"{[*APICURIO_IDS][guid[0]]}-{int.from_bytes(guid[_NUMBER:], 'big')}"
+
+
+def without_prefix(opened: Opened) -> pa.Array:
+    """The values with white space over what is before the records' own bytes, for a format that allows it there; and
+    over a byte order mark that these begin with.
+
+    A record that is refused begins with a byte that no text has. Places in the values stay what they were.
+    """
+    refused = opened.schemas < 0 if opened.schemas is not None else np.zeros(0, np.bool_)
+    if not opened.skip and not refused.any():
+        return opened.values
+    data, ends, _ = buffers_of(opened.values)
+    begins, sizes = ends[:-1].astype(np.int64), np.diff(ends)
+    own = data.copy()
+    named = np.flatnonzero(~refused & (sizes >= opened.skip))
+    own[begins[named][:, None] + np.arange(opened.skip)] = _SPACE
+    firsts = begins[named[sizes[named] >= opened.skip + len(_BOM)]] + opened.skip
+    own[firsts[(_bytes_at(data, firsts, len(_BOM)) == _BOM).all(axis=1)][:, None] + np.arange(len(_BOM))] = _SPACE
+    own[begins[refused & (sizes > 0)]] = 0
+    buffers = opened.values.buffers()
+    return pa.Array.from_buffers(opened.values.type, len(sizes), [buffers[0], buffers[1], pa.py_buffer(own)])
+
+
+def _headers_of(records: pa.RecordBatch) -> pa.Array:
+    return records.column(records.schema.get_field_index("headers"))
+
+
+def _kinds(records: int, rows: Array, data: Array, begins: Array, sizes: Array) -> tuple[list[bytes], Array]:
+    """The texts of these sizes at these places, each once; and which is whose of so many records, first none's."""
+    kinds, which = {b"": 0}, np.zeros(records, np.int64)
+    for size in np.unique(sizes[sizes > 0]).tolist():
+        chosen = np.flatnonzero(sizes == size)
+        found, places = np.unique(_bytes_at(data, begins[chosen], size), axis=0, return_inverse=True)
+        numbers = np.array([kinds.setdefault(kind.tobytes(), len(kinds)) for kind in found], np.int64)
+        which[rows[chosen]] = numbers[places.reshape(-1)]
+    return list(kinds), which
+
+
+def _in_headers(headers: pa.Array, name: str, *, last: bool = False) -> tuple[Array, Array, Array, Array]:
+    """The rows that have a header of this name; the data of such headers, their places and sizes in it. Of several in a
+    row the first counts, or the last."""
+    none = (np.empty(0, np.int64), np.empty(0, np.uint8), np.empty(0, np.int64), np.empty(0, np.int64))
+    if headers.values is None or not len(headers.values):
+        return none
+    named = pc.indices_nonzero(pc.equal(headers.values.field(0), text_array([name])[0]))
+    at = np.frombuffer(named.buffers()[1], np.uint64, len(named), named.offset * 8).astype(np.int64)
+    ends = np.frombuffer(headers.buffers()[1], np.int32, len(headers) + 1, headers.offset * 4)
+    at = at[(at >= ends[0]) & (at < ends[-1])]
+    if not len(at):
+        return none
+    at = at[::-1] if last else at
+    rows, firsts = np.unique(np.searchsorted(ends[1:], at, side="right"), return_index=True)
+    data, begins, sizes = _spans(headers.values.field(1), at[firsts])
+    held = np.flatnonzero(sizes > 0)
+    return rows[held], data, begins[held], sizes[held]
+
+
+def _bytes_at(data: Array, begins: Array, size: int) -> Array:
+    """`size` bytes from each place on: a row for each."""
+    found: Array = data[begins[:, None] + np.arange(size)]
+    return found
+
+
+def _whole_numbers(given: Array) -> Array:
+    """Big-endian numbers of four or eight bytes, a row each."""
+    found: Array = np.ascontiguousarray(given).view(f">i{given.shape[1]}" if given.shape[1] == 8 else ">u4")[:, 0]
+    return found.astype(np.int64)
+
+
+def _spans(values: pa.Array, chosen: Array) -> tuple[Array, Array, Array]:
+    """The data of a binary array; where the chosen values begin in it, and their sizes."""
+    ends = np.frombuffer(values.buffers()[1], np.int32, len(values) + 1, values.offset * 4)
+    held = values.buffers()[2]
+    data = np.frombuffer(held, np.uint8) if held is not None else np.empty(0, np.uint8)
+    begins = ends[chosen].astype(np.int64)
+    return data, begins, ends[chosen + 1] - begins
+
+
+def _inflated(data: Array, ends: Array, packed: Array, skip: int, last: int) -> tuple[dict[int, bytes | None], int]:
+    """What compressed records hold, by their rows (None: nothing that may be), until it is much; and the next row."""
+    found, total = dict[int, bytes | None](), 0
+    for row in packed.tolist():
+        inflater = zlib.decompressobj()
+        try:
+            own = inflater.decompress(data[ends[row] + skip : ends[row + 1]].tobytes(), MOST_INFLATED + 1)
+        except zlib.error:
+            own = b""
+        whole = inflater.eof and not inflater.unused_data and len(own) <= MOST_INFLATED
+        found[row] = own if whole else None
+        total += len(own) if whole else 0
+        if total >= MOST_INFLATED:
+            return found, row + 1
+    return found, last
+
+
+def _rebuilt(values: pa.Array, inflated: dict[int, bytes | None], skip: int) -> pa.Array:
+    """The values with these in place of what they were compressed to, behind their prefix."""
+    changed = {row: found for row, found in inflated.items() if found is not None}
+    if not changed:
+        return values
+    data, ends, _ = buffers_of(values)
+    sizes = np.diff(ends).astype(np.int64)
+    pieces, done = list[bytes](), int(ends[0])
+    for row, found in changed.items():
+        stop = int(ends[row]) + skip
+        pieces += [data[done:stop].tobytes(), found]
+        sizes[row], done = skip + len(found), int(ends[row + 1])
+    pieces.append(data[done : int(ends[-1])].tobytes())
+    made = np.concatenate([np.zeros(1, np.int32), np.cumsum(sizes, dtype=np.int32)])
+    return pa.Array.from_buffers(
+        values.type, len(values), [values.buffers()[0], pa.py_buffer(made), pa.py_buffer(b"".join(pieces))]
+    )

@@ -1,0 +1,232 @@
+"""What the formats share whose records are read by compiled loops over binary values: Avro and Protobuf.
+
+Records of several writers' schemas may follow one another: the loop asks for a schema when it meets one for the first
+time. Promise: each record of a chunk is either typed or refused; a chunk comes in several pieces when its columns would
+take much more memory than its values; the result depends on the values and the writers' schemas alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any, ClassVar, NamedTuple
+
+import numpy as np
+import pyarrow as pa
+
+from sluice.pipelines.model.receipts import Drift, DriftKind
+from sluice.pipelines.records.compiled.jit import Array
+from sluice.pipelines.records.json.format import Records, TypedFormat, refused_by_schema
+from sluice.pipelines.records.json.reasons import Reason
+from sluice.pipelines.records.json.scan_tables import BLOCK_ROWS, BLOCK_SLOTS, nodes_of
+from sluice.pipelines.records.json.typer import KEPT_SLOTS, PIECE_BYTES, RefusedRecords, TypedPiece
+from sluice.pipelines.records.json.unfit import missing
+from sluice.pipelines.records.rows.row_format import Formatted
+from sluice.pipelines.records.rows.value_reader import Reader, WriterSchemas
+from sluice.pipelines.records.rows.wire_format import NUMBERED, Named, WireFormat
+from sluice.pipelines.records.rows.writer_schema_lookup import Opened, Opener
+from sluice.pipelines.records.slots import binary_loops as pieces
+from sluice.pipelines.records.slots.binary_loops import Found
+from sluice.pipelines.records.slots.binary_reasons import Reasons
+from sluice.pipelines.records.slots.slots import SlotPiece, first_room, holder_of, more_room, with_room
+from sluice.pipelines.schema.arrays import buffers_of, indices
+from sluice.pipelines.util.units import safe_text
+
+MOST_SCHEMAS = 10_000
+"""How many writers' schemas are kept ready. Beyond that all are forgotten and made again when they are met."""
+MOST_CAUSE = 300
+"""Characters of the cause why a schema cannot be read as the feed's."""
+_NONE = np.zeros(1, np.int64)
+
+
+class NewField(NamedTuple):
+    """A field that the feed's schema does not have: its place, how many records have it, the row of the first, and its
+    type where it can become a column."""
+
+    path: str
+    records: int
+    row: int
+    type: str = ""
+
+
+class BinaryTyper:
+    """Types chunk after chunk by one schema. Not safe for two threads at once.
+
+    `news` are, for the piece that came last, the fields that the feed's schema does not have; `causes` say, by schemas'
+    numbers, why these cannot be read as the feed's. `named` tells what a schema of a number is called by its registry.
+    """
+
+    _tables: Any
+
+    def __init__(self, reader: Reader, writers: WriterSchemas | None, named: Callable[[int], Named]) -> None:
+        self.nodes = nodes_of(reader.columns)
+        self.news: list[NewField] = []
+        self.causes: dict[int, str] = {}
+        self._wire, self._writers, self._named = reader.wire, writers, named
+        self._block = min(max(BLOCK_SLOTS // len(self.nodes), BLOCK_ROWS[0]), BLOCK_ROWS[1])
+        self._found = Found(*(np.empty(self._block, np.int32) for _ in range(5)))
+
+    def pieces(
+        self, values: pa.Array, schemas: Array | None = None, paths: Array | None = None, skip: int = 0
+    ) -> Iterator[TypedPiece]:
+        """The typed rows of a binary array without an Arrow offset. A null becomes a row of nulls.
+
+        `schemas` are the numbers of the records' schemas and `paths` their messages (where a format has such), below 0
+        a code for which one is refused, and `skip` bytes are before each record. Without these the records begin as the
+        wire format has it.
+        """
+        if not len(values):
+            return
+        data, ends, valid = buffers_of(values)
+        state = self._tables.state
+        given = pieces.BEFORE if self._wire in NUMBERED else pieces.NOWHERE
+        state[pieces.HEADER], state[pieces.SKIPPED] = given if schemas is None else pieces.GIVEN, skip
+        self._given = (_NONE if schemas is None else schemas, _NONE if paths is None else paths)
+        state[pieces.ROW], state[pieces.LAST] = 0, len(values)
+        while state[pieces.ROW] < len(values):
+            yield self._piece(data, ends, valid)
+        if len(self._tables.spans) > KEPT_SLOTS:
+            self._make_room(first_room(self.nodes, self._block))
+        self._tidy()
+
+    def _piece(self, data: Array, ends: Array, valid: Array) -> TypedPiece:
+        """The next rows of the chunk, from state[ROW] on."""
+        state = self._tables.state
+        start, last = int(state[pieces.ROW]), int(state[pieces.LAST])
+        out = self._begun(last - start)
+        most = PIECE_BYTES + 2 * int(ends[last] - ends[0])
+        self._tables.told[:] = 0
+        while state[pieces.ROW] < last and out.nbytes < most:
+            code, read = self._scan(data, ends, valid)
+            out.take(read, self._tables, self._found, int(state[pieces.OUT]), int(state[pieces.BAD]))
+            self._answer(code, out)
+        self.news = list(self._new_fields())
+        return out.finished(start, int(state[pieces.ROW]), ends)
+
+    def _begun(self, rows: int) -> SlotPiece:
+        """A new piece, with room for so many rows."""
+        raise NotImplementedError
+
+    def _scan(self, data: Array, ends: Array, valid: Array) -> tuple[int, Array]:
+        """Run the loop for a block: what it says, and the bytes that its slots point into."""
+        raise NotImplementedError
+
+    def _new_fields(self) -> Iterable[NewField]:
+        """The fields of this piece that the feed's schema does not have."""
+        raise NotImplementedError
+
+    def _ask(self) -> None:
+        """Learn the schema that the loop wants. Raises a SluiceError when nobody can tell it now."""
+        raise NotImplementedError
+
+    def _tidy(self) -> None:
+        """Forget schemas when there are more than MOST_SCHEMAS."""
+        raise NotImplementedError
+
+    def _texts(self, schema: int) -> tuple[str, ...] | None:
+        """The texts of the schema of that number; None where there is none."""
+        return self._writers.texts(self._named(schema)) if self._writers else None
+
+    def _incompatible(self, schema: int, why: ValueError) -> int:
+        """The code, below 0, that refuses records of a schema, whose cause is kept."""
+        self.causes[schema] = safe_text(str(why))[:MOST_CAUSE]
+        return -pieces.INCOMPATIBLE
+
+    def _answer(self, code: int, out: SlotPiece) -> None:
+        """Give the loop what it asked for: room, a schema; or refuse a record that asks for too much."""
+        state = self._tables.state
+        if code == pieces.WANT:
+            self._ask()
+        elif code == pieces.GROW_LEVEL:
+            level = int(state[pieces.NEED])
+            room = more_room(self.nodes, self._tables.room, level) if level >= 0 else None
+            if room is not None:
+                self._make_room(room)
+            elif level >= 0 or not state[pieces.OUT]:
+                out.refuse(int(state[pieces.ROW]), pieces.MANY, holder_of(self.nodes, level) if level >= 0 else -1)
+                state[pieces.ROW] += 1
+
+    def _make_room(self, room: Array) -> None:
+        self._tables = with_room(self._tables, self.nodes, room)
+        self._tables.state[pieces.OUT] = 0
+
+    def _first_tables(self, slots: int) -> dict[str, Array]:
+        """What the tables of all loops begin with; `slots` is the size of their state."""
+        room = first_room(self.nodes, self._block)
+        numbers = np.zeros(len(room), np.int64)
+        state = np.zeros(slots, np.int64)
+        state[pieces.MOST_OUT] = self._block
+        return {
+            "bases": np.zeros(len(self.nodes), np.int64),
+            "spans": np.empty(0, np.int64),
+            "there": np.empty(0, np.uint8),
+            "counts": numbers.copy(),
+            "room": room,
+            "kept": numbers.copy(),
+            "at": numbers.copy(),
+            "state": state,
+        }
+
+
+class BinaryFormat(TypedFormat):
+    """The base of their formats: types records by a typer, and says what was new or wrong.
+
+    `wrong`: the codes of values that are not what their field takes, and how these differ from it.
+    """
+
+    _typer: BinaryTyper
+    _reasons: Reasons
+    _wrong: ClassVar[Mapping[int, DriftKind]]
+
+    def __init__(self, reader: Reader, *, dropping: bool) -> None:
+        super().__init__(reader.columns, dropping=dropping)
+        self._wire, self._opener = reader.wire, Opener(reader.wire)
+
+    def _opened(self, chunk: pa.RecordBatch) -> Iterator[tuple[pa.RecordBatch, Opened]]:
+        if self._wire in (WireFormat.BARE, *NUMBERED):  # their loops look themselves
+            return super()._opened(chunk)
+        return self._opener.open(chunk)
+
+    def _pieces(self, opened: Opened) -> Iterator[TypedPiece]:
+        return self._typer.pieces(opened.values, opened.schemas, opened.paths, opened.skip)
+
+    def _formatted(self, records: Records, piece: TypedPiece) -> Formatted:
+        raw, kafka, offsets, _ = records
+        landed, typed = self._landed(kafka, piece)
+        first = int(offsets[piece.rows[0]]) if typed else -1
+        refused = piece.refused
+        drift = (
+            *self._new_fields(offsets),
+            *missing(self._names, piece.arrays, typed, first),
+            *self._misfits(refused, offsets),
+        )
+        n = len(refused.rows)
+        if not n or self._dropping:
+            return Formatted(landed, None, n, drift=drift, typed=typed)
+        return Formatted(landed, self._refused(raw.take(indices(refused.rows)), refused), drift=drift, typed=typed)
+
+    def _new_fields(self, offsets: Array) -> Iterator[Drift]:
+        """Fields that the feed's schema does not have: how many records have them."""
+        found: dict[str, Drift] = {}
+        for path, records, row, type_ in self._typer.news:
+            new = Drift(DriftKind.NEW, path, records, int(offsets[row]), type_)
+            found[path] = found[path] + new if path in found else new
+        yield from found.values()
+
+    def _misfits(self, refused: RefusedRecords, offsets: Array) -> Iterator[Drift]:
+        """Fields whose values made records be refused."""
+        for code, kind in self._wrong.items():
+            chosen = (refused.codes == code) & (refused.nodes > 0)  # 0 is the record, which is no field
+            for node in np.unique(refused.nodes[chosen]).tolist():
+                at = offsets[refused.rows[chosen & (refused.nodes == node)]]
+                yield Drift(kind, self._typer.nodes[node].path, len(at), int(at.min()), "")
+
+    def _refused(self, raw: pa.RecordBatch, refused: RefusedRecords) -> pa.RecordBatch:
+        """The refused records as they came, with reasons. Makes Python objects per kind of reason, never per record."""
+
+        def said(code: int, place: int, schema: int) -> tuple[Reason, str, str]:
+            node = self._typer.nodes[place] if place >= 0 else None
+            named = self._opener.name(schema) if schema >= 0 else None
+            why = self._typer.causes.get(schema, "") if code == pieces.INCOMPATIBLE else ""
+            return self._reasons.reason(code), node.path if node else "", self._reasons.detail(code, node, named, why)
+
+        return refused_by_schema(raw, refused, np.maximum(self._opener.schemas(raw), -1), said)

@@ -1,0 +1,203 @@
+"""Pieces of compiled loops over binary formats: what a loop remembers and gives, how a record is opened, refused and
+taken back, a check of UTF-8, numbers of a fixed width.
+
+A format's loops have tables of their own, a named tuple; what is used of them here has the same name in each.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+from sluice.pipelines.records.compiled.jit import (
+    I32,
+    Array,
+    bit_of,
+    byte,
+    cell,
+    inlined,
+    inner,
+    int64,
+    types,
+    uint64,
+    word,
+)
+from sluice.pipelines.records.rows.wire_format import NO_HEADER
+
+_TOPS = 0x8080808080808080
+
+# --- what a loop remembers, in `state`; what else a format's loop does comes behind ----------------------------------
+
+ROW = 0  # next record of the chunk
+LAST = 1
+OUT = 2  # rows of this block
+MOST_OUT = 3
+BAD = 4
+NEED = 5  # the level that wants room, or the number of the schema that is wanted
+HEADER = 6  # where the number of a record's schema is: NOWHERE, BEFORE or GIVEN
+KNOWN = 7  # the slot of the schema of the record before, in `ids`
+AT_NODE = 8  # where a record was found wrong
+AT_BYTE = 9
+SKIPPED = 10  # bytes before a record, when its schema is GIVEN
+OWN = 11  # the first of the format's own
+
+NOWHERE, BEFORE, GIVEN = 0, 1, 2  # one schema for all; before each record, as Confluent writes it; in a list
+
+NODE_LEVEL = 2
+"""The column of `nodes` that has a node's level."""
+
+# --- how a call ended, and why a record is refused ---------------------------------------------------------------
+
+DONE, FULL, GROW_LEVEL, WANT = 0, 1, 2, 3
+OK = 0
+NO_SCHEMA, INCOMPATIBLE, CUT, BAD_TEXT, MANY = 71, 72, 73, 74, 75
+
+SPREAD = 40503
+"""What a schema's number is multiplied by to find its place in `ids`."""
+_HEADER_BYTES = 5
+"""A zero byte and a schema's number, before a record."""
+READ, PASSED = 2, 3  # what `step` says, besides FULL
+
+
+class Found(NamedTuple):
+    """What a block gives besides slots: the record of each row, and refused records.
+
+    One class for all loops: numba takes two of the same name and fields for one another.
+    """
+
+    source: Array
+    bad_row: Array
+    bad_code: Array
+    bad_node: Array
+    bad_at: Array
+
+
+FOUND = types.NamedUniTuple(I32, 5, Found)
+
+
+@inlined
+def begin(t: Any) -> None:
+    """Begin a block."""
+    t.state[OUT] = 0
+    t.state[BAD] = 0
+    for level in range(t.counts.size):
+        t.counts[level] = 0
+
+
+@inlined
+def step(valid: Array, t: Any, found: Found) -> int:
+    """What to do with the record at hand: READ it; PASSED, when it was a null, which is a row; FULL, when the block is.
+
+    `valid`: the bitmap of values that are not null, or empty.
+    """
+    state = t.state
+    if state[OUT] >= state[MOST_OUT] or state[BAD] >= found.bad_row.size:
+        return int64(FULL)
+    if valid.size > 0 and not bit_of(valid, state[ROW]):
+        found.source[state[OUT]] = state[ROW]
+        state[OUT] += 1
+        state[ROW] += 1
+        return int64(PASSED)
+    return int64(READ)
+
+
+@inlined
+def opened(data: Array, p: int, end: int, schemas: Array, row: int, state: Array) -> tuple[int, int]:
+    """The number of the schema that a record names (0: none is asked for; below 0 the code that refuses it), and the
+    first byte behind it."""
+    if state[HEADER] == NOWHERE:
+        return int64(0), p
+    if state[HEADER] == GIVEN:
+        return schemas[row], p + state[SKIPPED]
+    if end - p < _HEADER_BYTES or byte(data, p) != 0:
+        return int64(-NO_HEADER), p
+    schema: int = byte(data, p + 1) << 24 | byte(data, p + 2) << 16 | byte(data, p + 3) << 8 | byte(data, p + 4)
+    return schema, p + _HEADER_BYTES
+
+
+@inlined
+def landed(t: Any, found: Found, row: int, out: int, place: int) -> None:
+    """The record `row` is row `out` of the block. `place` is its schema's, in `ids`."""
+    state = t.state
+    found.source[out] = row
+    if t.told[place, 0] == 0:
+        t.told[place, 1] = row
+    t.told[place, 0] += 1
+    state[OUT] = out + 1
+    state[ROW] = row + 1
+
+
+@inner
+def refuse(t: Any, found: Found, code: int, node: int, at: int) -> None:
+    """The record at hand is refused."""
+    n = t.state[BAD]
+    found.bad_row[n] = t.state[ROW]
+    found.bad_code[n] = code
+    found.bad_node[n] = node
+    found.bad_at[n] = at
+    t.state[BAD] = n + 1
+    t.state[ROW] += 1
+
+
+@inner
+def undo(t: Any) -> None:
+    """Take back what a record left before it was refused."""
+    row = t.state[OUT]
+    for n in range(t.bases.size):
+        level = cell(t.nodes, n, NODE_LEVEL)
+        first = row if level == 0 else t.kept[level]
+        stop = row + 1 if level == 0 else t.counts[level]
+        for i in range(first, stop):
+            t.spans[t.bases[n] + i] = 0
+            t.there[t.bases[n] + i] = 0
+    for level in range(1, t.counts.size):
+        t.counts[level] = t.kept[level]
+
+
+@inner
+def _sequence(data: Array, at: int, end: int) -> int:
+    """The byte after the UTF-8 sequence at `at`; −1 when it is none (RFC 3629)."""
+    a = byte(data, at)
+    if a < 0xE0:
+        if a < 0xC2 or at + 2 > end or byte(data, at + 1) >> 6 != 2:
+            return int64(-1)
+        return at + 2
+    if a < 0xF0:
+        if at + 3 > end:
+            return int64(-1)
+        b = byte(data, at + 1)
+        if b >> 6 != 2 or byte(data, at + 2) >> 6 != 2 or (a == 0xE0 and b < 0xA0) or (a == 0xED and b > 0x9F):
+            return int64(-1)
+        return at + 3
+    if a > 0xF4 or at + 4 > end:
+        return int64(-1)
+    b = byte(data, at + 1)
+    if b >> 6 != 2 or byte(data, at + 2) >> 6 != 2 or byte(data, at + 3) >> 6 != 2:
+        return int64(-1)
+    if (a == 0xF0 and b < 0x90) or (a == 0xF4 and b > 0x8F):
+        return int64(-1)
+    return at + 4
+
+
+@inner
+def not_utf8(data: Array, at: int, end: int) -> int:
+    """The first byte that is not UTF-8; −1 when all are."""
+    while at < end:
+        while at + 8 <= end and word(data, at) & uint64(_TOPS) == uint64(0):
+            at += 8
+        while at < end and byte(data, at) < 0x80:
+            at += 1
+        while at < end and byte(data, at) > 0x7F:
+            after = _sequence(data, at, end)
+            if after < 0:
+                return at
+            at = after
+    return int64(-1)
+
+
+@inner
+def bits(data: Array, at: int, size: int) -> int:
+    """Four or eight bytes, little-endian; the caller has checked that they are there."""
+    if size == 8:
+        return int64(word(data, at))
+    found: int = byte(data, at) | byte(data, at + 1) << 8 | byte(data, at + 2) << 16 | byte(data, at + 3) << 24
+    return found

@@ -1,0 +1,209 @@
+"""What formats share whose loops leave values in slots: columns of these, blocks of them, room for them.
+
+A slot is the number itself, or the span of a text as `json.scan` packs it; `there` says which slots hold something.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Protocol, TypeVar
+
+import numpy as np
+import pyarrow as pa
+
+from sluice.pipelines.records.compiled.jit import Array
+from sluice.pipelines.records.json import fill
+from sluice.pipelines.records.json.columns import NO_FAULTS, ColumnBuilder, Faults, Texts, buffer, grow
+from sluice.pipelines.records.json.scan_tables import SchemaNode, most_elements
+from sluice.pipelines.records.json.typer import PieceBuilder, TypedPiece
+from sluice.pipelines.schema.schema import Kind
+
+_UNITS = {"ms": 10**3, "us": 10**6, "ns": 10**9}
+_DAY_SECONDS = 86_400
+
+
+class Slots(ColumnBuilder):
+    """A column whose slots hold its items themselves, `width` numbers of `kind` each."""
+
+    width = 1
+
+    def __init__(self, node: SchemaNode, items: int, kind: Any = np.int64) -> None:
+        super().__init__(node, items)
+        self._out = buffer(items * self.width, kind)
+        self._there: list[Array] = []
+
+    def append_slots(self, data: Array, slots: Array, there: Array) -> Faults:
+        """Append the items of a block. Returns those that the type cannot hold."""
+        n = len(slots)
+        self._out = grow(self._out, self.items * self.width, (self.items + n) * self.width)
+        self._there.append(there.copy())
+        self._nulls += n - int(np.count_nonzero(there))
+        faults = self._take(data, slots)
+        self.items += n
+        return faults
+
+    def _take(self, data: Array, slots: Array) -> Faults:
+        raise NotImplementedError
+
+    @property
+    def nbytes(self) -> int:
+        return int(self._out.itemsize) * self.items * self.width
+
+    @property
+    def validity(self) -> pa.Buffer | None:
+        if not self._nulls:
+            return None
+        return pa.py_buffer(np.packbits(np.concatenate(self._there), bitorder="little"))
+
+    def array(self, columns: Sequence[ColumnBuilder]) -> pa.Array:
+        data = self._out[: self.items * self.width]
+        return pa.Array.from_buffers(self.type, self.items, [self.validity, pa.py_buffer(data)])
+
+
+class Numbers(Slots):
+    """Whole numbers, floats and times. A time outside of the years 1 to 9999 is a fault."""
+
+    def __init__(self, node: SchemaNode, items: int) -> None:
+        self._bounds = _bounds(node)
+        t = node.type
+        kinds: dict[Kind, Any] = {Kind.FLOAT32: np.uint32, Kind.FLOAT64: np.int64, Kind.DATE: np.int32}
+        named = t.kind in (Kind.INT32, Kind.UINT32)
+        super().__init__(node, items, np.dtype(str(t.kind)) if named else kinds.get(t.kind, np.int64))
+
+    def _take(self, data: Array, slots: Array) -> Faults:
+        self._out[self.items : self.items + len(slots)] = slots
+        if self._bounds is None:
+            return NO_FAULTS
+        bad = np.flatnonzero((slots < self._bounds[0]) | (slots > self._bounds[1]))
+        return slot_faults(self.items + bad, np.full(len(bad), fill.OUT_OF_RANGE))
+
+
+def _bounds(node: SchemaNode) -> tuple[int, int] | None:
+    """The first and the last time that the column takes, in its units; None where that is no question."""
+    match node.type.kind:
+        case Kind.DATE:
+            return fill.FIRST_DAY, fill.LAST_DAY
+        case Kind.TIMESTAMP if node.type.unit != "ns":
+            units = _UNITS[node.type.unit] * _DAY_SECONDS
+            return fill.FIRST_DAY * units, (fill.LAST_DAY + 1) * units - 1
+    return None
+
+
+def slot_faults(items: Array, codes: Array) -> Faults:
+    return Faults(items.astype(np.int64), codes.astype(np.int8), np.full(len(items), -1, np.int64))
+
+
+class Truths(Slots):
+    """Booleans."""
+
+    def __init__(self, node: SchemaNode, items: int) -> None:
+        super().__init__(node, items, np.uint8)
+
+    def _take(self, data: Array, slots: Array) -> Faults:
+        self._out[self.items : self.items + len(slots)] = slots
+        return NO_FAULTS
+
+    def array(self, columns: Sequence[ColumnBuilder]) -> pa.Array:
+        bits = np.packbits(self._out[: self.items], bitorder="little")
+        return pa.Array.from_buffers(self.type, self.items, [self.validity, pa.py_buffer(bits)])
+
+
+class Bytes(Texts):
+    """Strings and binaries as they are in the record."""
+
+    def _fill(self, values: Array, spans: Array) -> Faults:
+        used = int(self.ends[self.items])
+        self._make_room(used, fill.measure(spans), len(spans))
+        fill.texts(values, spans, self.items, self.data, self.ends, self._valid, self._state)
+        return NO_FAULTS
+
+
+class _Tables(Protocol):
+    """What the tables of all such loops have: where each node's slots begin, and the elements of each level."""
+
+    @property
+    def bases(self) -> Array: ...
+    @property
+    def spans(self) -> Array: ...
+    @property
+    def there(self) -> Array: ...
+    @property
+    def counts(self) -> Array: ...
+
+
+class _Found(Protocol):
+    """What all such loops give besides slots: the record of each row, and refused records."""
+
+    @property
+    def source(self) -> Array: ...
+    @property
+    def bad_row(self) -> Array: ...
+    @property
+    def bad_code(self) -> Array: ...
+    @property
+    def bad_node(self) -> Array: ...
+    @property
+    def bad_at(self) -> Array: ...
+
+
+class SlotPiece(PieceBuilder):
+    """Builds one piece of such records, block by block."""
+
+    def take(self, data: Array, t: _Tables, found: _Found, out: int, bad: int) -> None:
+        """Append the block of `out` rows and `bad` refused records that the tables hold, and empty the slots."""
+        if bad:
+            lists = (found.bad_row, found.bad_code, found.bad_node, found.bad_at)
+            self._refused.append(tuple(a[:bad].copy() for a in lists))
+        if not out:
+            return
+        self._source.append(found.source[:out].copy())
+        self._extra_ends.append(np.zeros(out, np.int32))
+        before = [c.items for c in self._columns]
+        for node, column in zip(self._nodes, self._columns, strict=True):
+            base, n = int(t.bases[node.index]), int(t.counts[node.level]) if node.level else out
+            slots, there = t.spans[base : base + n], t.there[base : base + n]
+            append: Any = getattr(column, "append_slots", None)
+            self._note(node, append(data, slots, there) if append else column.append(data, slots))
+            slots[:] = 0
+            there[:] = 0
+        self.check_maps(before)
+
+    def finished(self, start: int, stop: int, ends: Array) -> TypedPiece:
+        """The finished piece, of rows [start, stop) of the chunk."""
+        return self.finish(start, stop, ends, np.empty(0, np.uint8))
+
+
+_Room = TypeVar("_Room", bound=Any)
+
+
+def first_room(nodes: tuple[SchemaNode, ...], rows: int) -> Array:
+    room = np.full(1 + max(n.inner for n in nodes), 2 * rows, np.int64)
+    room[0] = rows
+    return room
+
+
+def more_room(nodes: tuple[SchemaNode, ...], room: Array, level: int) -> Array | None:
+    """Room for twice the elements of a level; None when it has all that a record may take."""
+    most = max(most_elements(nodes, level), int(room[level]))
+    if room[level] >= most:
+        return None
+    more = room.copy()
+    more[level] = min(2 * room[level], most)
+    return more
+
+
+def holder_of(nodes: tuple[SchemaNode, ...], level: int) -> int:
+    """The list or map that opens a level."""
+    return next(n.index for n in nodes if n.inner == level and n.inner != n.level)
+
+
+def with_room(t: _Room, nodes: tuple[SchemaNode, ...], room: Array) -> _Room:
+    """The same tables with empty slots: `room` gives the number of elements of each level."""
+    sizes = room[[n.level for n in nodes]]
+    t.bases[:] = np.cumsum(sizes) - sizes
+    t.counts[:] = 0
+    total = int(sizes.sum())
+    spans, there = buffer(total, np.int64), buffer(total, np.uint8)
+    spans[:], there[:] = 0, 0
+    found: _Room = t._replace(spans=spans, there=there, room=room)
+    return found

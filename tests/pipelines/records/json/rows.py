@@ -1,0 +1,108 @@
+"""Chunks as the decoder makes them, through the format, and back as plain values that keep all that Arrow has."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Collection, Sequence
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from sluice.pipelines.model.plans import Slice
+from sluice.pipelines.records.json.format import JsonFormat
+from sluice.pipelines.records.kafka_batches.decode import SCHEMA
+from sluice.pipelines.schema.schema import Schema
+from tests.pipelines.records.json.oracle import Number, Pairs
+
+FIRST = 1000
+"""The offset of the first record."""
+
+
+def chunk(values: Sequence[bytes | None]) -> pa.RecordBatch:
+    """Records with these values, one offset after the other."""
+    n = len(values)
+    offsets = np.arange(FIRST, FIRST + n)
+    columns = [
+        pa.array([b"k%d" % i for i in range(n)], pa.binary()),
+        pa.array(values, pa.binary()),
+        pa.array(offsets, pa.int64()),
+        pa.array(offsets * 10, pa.int64()).cast(SCHEMA.field("timestamp").type),
+        pa.array(np.zeros(n), pa.int32()),
+        pa.array([None if i % 3 else [{"key": "a", "value": b"1"}] for i in range(n)], SCHEMA.field("headers").type),
+    ]
+    return pa.RecordBatch.from_arrays(columns, schema=SCHEMA)
+
+
+def drift(schema: Schema, values: Sequence[bytes | None]) -> dict[tuple[str, str], int]:
+    """In how many records of one chunk fields differ from the schema, by kind and path."""
+    pieces = JsonFormat(schema).convert(Slice("orders", 3, "id", FIRST, FIRST + len(values)), chunk(values))
+    found: Counter[tuple[str, str]] = Counter()
+    for d in (d for p in pieces for d in p.drift):
+        found[d.kind, d.field] += d.records
+    return dict(found)
+
+
+def convert(
+    schema: Schema, values: Sequence[bytes | None], closed: Collection[str] | None = ()
+) -> tuple[pa.Table, pa.Table | None]:
+    """Landed and quarantined rows of one chunk; all of its records, each once."""
+    form = JsonFormat(schema, closed=closed)
+    pieces = list(form.convert(Slice("orders", 3, "id", FIRST, FIRST + len(values)), chunk(values)))
+    for piece in pieces:
+        piece.landed.validate(full=True)
+    assert sum(p.total for p in pieces) == len(values)
+    landed = pa.Table.from_batches([p.landed for p in pieces], form.schema)
+    held = [p.quarantined for p in pieces if p.quarantined is not None]
+    for batch in held:
+        batch.validate(full=True)
+    quarantined = pa.Table.from_batches(held) if held else None
+    offsets = landed["kafka_offset"].to_pylist() + (quarantined["offset"].to_pylist() if quarantined else [])
+    assert sorted(offsets) == list(range(FIRST, FIRST + len(values)))
+    return landed, quarantined
+
+
+def by_offset(table: pa.Table | None, column: str) -> dict[int, dict[str, Any]]:
+    """Rows by their offset."""
+    if table is None:
+        return {}
+    columns = {name: plain(table[name].combine_chunks()) for name in table.column_names}
+    return {o: {k: v[i] for k, v in columns.items()} for i, o in enumerate(columns[column])}
+
+
+def plain(array: pa.Array) -> list[Any]:
+    """Values as Python's; times as integers in their unit, maps as lists of pairs."""
+    kind = array.type
+    if pa.types.is_dictionary(kind):
+        return plain(array.dictionary_decode())
+    if pa.types.is_timestamp(kind):
+        return array.cast(pa.int64()).to_pylist()  # type: ignore[no-any-return]
+    if pa.types.is_date(kind):
+        return array.cast(pa.int32()).to_pylist()  # type: ignore[no-any-return]
+    there = array.is_valid().to_pylist()
+    if pa.types.is_struct(kind):
+        children = [plain(array.field(i)) for i in range(kind.num_fields)]
+        names = [kind.field(i).name for i in range(kind.num_fields)]
+        return [
+            dict(zip(names, row, strict=True)) if ok else None
+            for ok, row in zip(there, zip(*children, strict=True), strict=True)
+        ]
+    if pa.types.is_map(kind):
+        pairs = list(zip(plain(array.keys), plain(array.items), strict=True))
+        return _cut(array, pairs, there)
+    if pa.types.is_list(kind):
+        return _cut(array, plain(array.values), there)
+    return array.to_pylist()  # type: ignore[no-any-return]
+
+
+def _cut(array: pa.Array, elements: list[Any], there: list[bool]) -> list[Any]:
+    ends = array.offsets.to_pylist()
+    return [elements[a:b] if ok else None for a, b, ok in zip(ends, ends[1:], there, strict=False)]
+
+
+def parsed(text: str | None) -> Any:
+    """JSON that was kept as text, as the oracle reads it."""
+    if text is None:
+        return None
+    return json.loads(text, parse_int=Number, parse_float=Number, object_pairs_hook=Pairs)

@@ -1,0 +1,167 @@
+"""Chunks of all sizes through the format: blocks and pieces leave no trace, memory is bounded, order is kept."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from itertools import islice
+
+import pyarrow as pa
+import pytest
+
+from sluice.pipelines.model.plans import Slice
+from sluice.pipelines.records.json import scan_tables, typer
+from sluice.pipelines.records.json.format import JsonFormat
+from sluice.pipelines.records.rows.landed_columns import REFUSED, landed_schema
+from sluice.pipelines.records.shape import Shape
+from sluice.pipelines.schema.schema import Schema, parse_schema
+from sluice.resources.local.events import Mix, orders
+from tests.pipelines.records.json.oracle import judge
+from tests.pipelines.records.json.rows import FIRST, by_offset, chunk, convert
+
+ORDERS = parse_schema(
+    {
+        "order_id": "string not null",
+        "customer": "string",
+        "ts": "timestamp",
+        "amount": "decimal(12,2)",
+        "currency": "string",
+        "items": "int32",
+        "country": "string",
+        "channel": "string",
+        "status": "string",
+    }
+)
+NESTED = parse_schema({"id": "int64", "lines": "list<struct<sku:string, tags:map<string, list<int16>>>>", "b": "bool"})
+
+
+def nested(i: int) -> bytes:
+    tags = {f"t{k}": [k, None] for k in range(i % 12)}
+    lines = [None if k == 4 else {"sku": f"s{k}" * (k % 3), "tags": tags} for k in range(i % 7)]
+    return json.dumps(
+        {"id": i, "lines": lines if i % 5 else None, "b": i % 2 == 0, "n": i} if i % 11 else "no"
+    ).encode()
+
+
+@pytest.mark.parametrize("name", ['qu"ote', "back\\slash", 'a much longer qu"ote'])
+def test_a_name_that_json_escapes_is_known_by_its_escapes_alone(name: str) -> None:
+    schema = parse_schema({name: "int8"})
+    sound, broken = json.dumps({name: 1}).encode(), f'{{"{name}":1}}'.encode()
+    values = [broken, sound, broken, sound, sound, broken]
+    landed, quarantined = convert(schema, values)
+    assert [r["kafka_offset"] - FIRST for r in landed.to_pylist()] == [1, 3, 4]
+    assert [r["offset"] - FIRST for r in quarantined.to_pylist()] == [0, 2, 5]
+
+
+@pytest.mark.parametrize("schema", [ORDERS, NESTED], ids=["flat", "nested"])
+def test_many_blocks_give_what_single_records_give(schema: Schema) -> None:
+    mixed = [e.value for e in orders(Mix(3, bad=0.05, tombstones=0.02), 14_000, 0, 10**12)]
+    values = mixed if schema is ORDERS else [nested(i) for i in range(14_000)]
+    landed, quarantined = convert(schema, values)
+    rows, held = by_offset(landed, "kafka_offset"), by_offset(quarantined, "offset")
+    assert list(rows) == sorted(rows)
+    assert list(held) == sorted(held)
+    for offset, value in islice(enumerate(values, FIRST), None, None, 31):
+        said = judge(schema, value)
+        assert (offset in rows) is (said.row is not None)
+        if said.row:
+            assert {f.name: rows[offset][f.name] for f in schema.fields} == {
+                f.name: said.row[f.name] for f in schema.fields
+            }
+        else:
+            assert held[offset]["reason"] in said.reasons
+            assert held[offset]["value"] == value
+
+
+def test_the_columns_are_those_that_the_schema_says() -> None:
+    landed, quarantined = convert(ORDERS, [b"{", b'{"order_id":"o"}'])
+    assert landed.schema.equals(landed_schema(ORDERS))
+    assert quarantined is not None
+    assert quarantined.schema.equals(REFUSED)
+
+
+def test_a_format_goes_on_after_anything() -> None:
+    form = JsonFormat(NESTED)
+    first = [nested(i) for i in range(50)]
+    huge = b'{"lines":[' + b",".join([b'{"tags":{"a":[1,2,3]}}'] * 50_000) + b'],"x":"' + b"y" * 3_000_000 + b'"}'
+    found = []
+    for values in (first, [huge, b"[" * 10_000, huge[:-1]], first):
+        pieces = list(form.convert(Slice("t", 0, "i", FIRST, FIRST + len(values)), chunk(values)))
+        found.append(pa.Table.from_batches([p.landed for p in pieces]))
+    assert found[0].equals(found[2])
+    assert found[1].num_rows == 1
+    assert len(found[1]["lines"][0]) == 50_000
+
+
+def test_a_large_value_lands() -> None:
+    landed, _ = convert(parse_schema({"x": "string"}), [b'{"x":"' + b"\\u00e9" * (50 << 20 >> 3) + b'"}'])
+    assert landed["x"][0].as_py() == "é" * (50 << 20 >> 3)
+
+
+def test_too_many_elements_are_refused_and_their_neighbours_are_not(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(scan_tables, "MOST_SLOTS", 30_000)
+    short, long = (b'{"x":[' + b",".join([b"1"] * n) + b"]}" for n in (30_000, 30_001))
+    landed, quarantined = convert(parse_schema({"x": "list<int8>"}), [b"{}", short, long, short, b"{}"])
+    assert landed["kafka_offset"].to_pylist() == [FIRST, FIRST + 1, FIRST + 3, FIRST + 4]
+    assert [len(x) for x in landed["x"].to_pylist() if x] == [30_000, 30_000]
+    assert quarantined is not None
+    assert quarantined.select(["reason", "field"]).to_pylist() == [{"reason": "too_large", "field": "x"}]
+
+
+def test_a_piece_is_held_by_nobody_but_its_consumer() -> None:
+    records = chunk([e.value for e in orders(Mix(3), 14_000, 0, 10**12)])
+    pieces = JsonFormat(ORDERS).convert(Slice("t", 0, "i", FIRST, FIRST + 14_000), records)
+    piece = next(pieces)
+    landed, before = piece.landed.nbytes, pa.total_allocated_bytes()
+    del piece
+    assert before - pa.total_allocated_bytes() > landed / 2
+
+
+def test_what_grows_much_comes_in_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
+    schema = parse_schema({"x": "list<struct<a:decimal(38,2), b:string, c:timestamp>>"})
+    values = [b'{"x":[' + b",".join([b"{}"] * 3000) + b"]}" if i % 5 else b"{" for i in range(60)]
+    whole = convert(schema, values)
+    monkeypatch.setattr(typer, "PIECE_BYTES", 0)
+    pieces = list(JsonFormat(schema).convert(Slice("orders", 3, "id", FIRST, FIRST + 60), chunk(values)))
+    assert len(pieces) > 3
+    cut = convert(schema, values)
+    assert [t and t.equals(w) for t, w in zip(cut, whole, strict=True)] == [True, True]
+
+
+def test_nothing_in_nothing_out() -> None:
+    assert list(JsonFormat(ORDERS).convert(Slice("t", 0, "i", 0, 5), chunk([]))) == []
+
+
+def test_dropping_counts() -> None:
+    (piece,) = JsonFormat(ORDERS, dropping=True).convert(Slice("t", 0, "i", FIRST, FIRST + 3), chunk([b"", b"{", None]))
+    assert (piece.landed.num_rows, piece.quarantined, piece.dropped) == (1, None, 2)
+
+
+def test_names_tell_formats_apart() -> None:
+    other = parse_schema(ORDERS.texts() | {"items": "int64"})
+    names = {Shape(s, dropping=d).name for s in (ORDERS, other) for d in (True, False)}
+    assert len(names) == 4
+    assert Shape(parse_schema(ORDERS.texts())).name in names
+
+
+def test_typing_imports_no_pandas() -> None:
+    code = """
+import sys
+import numpy as np, pyarrow as pa
+from sluice.pipelines.schema.arrays import fixed_width, text_array
+from sluice.pipelines.records.decode import SCHEMA
+from sluice.pipelines.records.json.format import JsonFormat
+from sluice.pipelines.schema.schema import parse_schema
+from sluice.pipelines.model.receipts import Slice
+texts = text_array(['{"a": 0.12345678901234567890, "b": 7, "c": "x"}', '{"a": "b"}', '{"b": 300}']).cast(pa.binary())
+numbers = fixed_width(pa.int64(), np.arange(3))
+times, kinds = numbers.cast(SCHEMA.field("timestamp").type), fixed_width(pa.int32(), np.zeros(3, np.int32))
+columns = [texts, texts, numbers, times, kinds, pa.nulls(3, SCHEMA.field("headers").type)]
+chunk = pa.RecordBatch.from_arrays(columns, schema=SCHEMA)
+form = JsonFormat(parse_schema({"a": "float64", "b": "int8", "c": "string"}))
+(piece,) = form.convert(Slice("t", 0, "i", 0, 3), chunk)
+assert piece.landed.num_rows == 1 and piece.quarantined.num_rows == 2
+assert "pandas" not in sys.modules
+"""
+    subprocess.run([sys.executable, "-c", code], check=True)
