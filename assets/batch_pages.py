@@ -14,8 +14,8 @@ from sluice.pipelines.errors import BatchRefused
 from sluice.pipelines.ledger import Ledger
 from sluice.pipelines.model.receipts import SliceFailure
 from sluice.pipelines.ports import Edges
+from sluice.pipelines.status.outlook import Outlook
 from sluice.pipelines.util.units import many
-from sluice.pipelines.watching.outlook import Outlook
 
 
 class Context(Protocol):
@@ -51,8 +51,8 @@ def _keep(
     failures: Sequence[SliceFailure] = (),
     outlook: Outlook | None = None,
 ) -> None:
-    from sluice.pipelines.page import store
-    from sluice.pipelines.page.account import behind
+    from sluice.pipelines.batch_report import store
+    from sluice.pipelines.batch_report.batch_facts import behind
 
     try:
         path = store.keep(ledger, edges.lake, batch, behind(outlook) if outlook else None, why, failures)

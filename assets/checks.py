@@ -26,8 +26,8 @@ from sluice.assets.metadata.watched import watch_metadata
 from sluice.pipelines.batch.result import Landed
 from sluice.pipelines.errors import SluiceError
 from sluice.pipelines.planning.windows import count_marker_searches
+from sluice.pipelines.status.watch import LAG, WatchResult
 from sluice.pipelines.util.units import many, show_window
-from sluice.pipelines.watching.watch import LAG, WatchResult
 
 COMPLETE, BOUNDARY, ACCOUNT, FRONTIER, WATCH = "complete", "boundary", "account", "frontier", "watch"
 """Are a window's rows all there? Are its boundaries known to be first records, or was one searched for? Is the whole

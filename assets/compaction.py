@@ -17,9 +17,9 @@ from sluice.assets.session import FEED_TAG, RunSession
 from sluice.assets.table import bring_up_table
 from sluice.pipelines.errors import UsageError
 from sluice.pipelines.feed.sections import WindowSettings
+from sluice.pipelines.maintenance.compaction import Compacted, compact
 from sluice.pipelines.model.receipts import count_files
 from sluice.pipelines.planning.windows import check_aligned
-from sluice.pipelines.rewriting.compaction import Compacted, compact
 from sluice.pipelines.util.units import parse_window, show_window
 from sluice.resources.liveness import new_owner
 

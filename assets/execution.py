@@ -31,7 +31,7 @@ from sluice.pipelines.batch.result import Landed, Skip
 from sluice.pipelines.committing.commit import CommitResult
 from sluice.pipelines.errors import Failed, SluiceError
 from sluice.pipelines.feed.feed import SHARED, Feed
-from sluice.pipelines.feed.report import load_report
+from sluice.pipelines.feed.sql_report import load_report
 from sluice.pipelines.model.plans import Request, RequestKind
 from sluice.pipelines.model.progress import Reporter
 from sluice.pipelines.util.units import show_window

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from sluice.pipelines.batch.survey import open_ledger
 from sluice.pipelines.feed.feed import Feed
-from sluice.pipelines.feed.s3 import S3Settings
+from sluice.pipelines.feed.s3_section import S3Settings
 from sluice.pipelines.feed.sections import WindowSettings
 from sluice.pipelines.lake import paths
 from sluice.pipelines.ledger import Ledger

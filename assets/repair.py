@@ -15,7 +15,7 @@ from sluice.assets.books import Books
 from sluice.assets.evidence import outputs
 from sluice.pipelines.model.plans import Request, RequestKind
 from sluice.pipelines.model.progress import Reporter
-from sluice.pipelines.operating.repair import RepairFinding, RepairKind, ends
+from sluice.pipelines.operating.repairs import RepairFinding, RepairKind, ends
 from sluice.pipelines.publishing.owners import asking
 from sluice.pipelines.util.units import many, parse_window, show_window
 

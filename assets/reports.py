@@ -24,7 +24,7 @@ from sluice.assets.markdown import plain
 from sluice.assets.metadata.tables import Metadata, columns_of
 from sluice.assets.session import RunSession
 from sluice.pipelines.errors import FeedError
-from sluice.pipelines.feed.report import Report, load_report
+from sluice.pipelines.feed.sql_report import Report, load_report
 from sluice.pipelines.lake import paths
 from sluice.pipelines.ledger import Ledger
 from sluice.pipelines.model.receipts import PartKind

@@ -27,7 +27,7 @@ from sluice.pipelines.util.units import parse_window
 
 if TYPE_CHECKING:  # only who sends needs them, not who loads definitions
     from sluice.pipelines.republishing.lanes import Sent
-    from sluice.pipelines.republishing.plan import Republish
+    from sluice.pipelines.republishing.republish_plan import Republish
 
 POOL = "sluice_republish"
 _CODECS = ("none", "gzip", "snappy", "lz4", "zstd")
@@ -66,7 +66,7 @@ class RepublishConfig(dg.Config):
 
     def planned(self, feed: Feed, state: State, edges: Edges, partitions: int) -> "Republish":
         """The plan for this. `partitions`: of the target. Raises as `plan_republish`."""
-        from sluice.pipelines.republishing import plan as plans
+        from sluice.pipelines.republishing import republish_plan as plans
         from sluice.pipelines.republishing.wording import name_of, way_of
         from sluice.resources.way_back import by_own_schema
 
@@ -164,7 +164,7 @@ def republish_step(context: dg.OpExecutionContext, session: RunSession, name: st
 
 
 def _plan(feed: Feed, asked: RepublishConfig, ledger: Ledger, edges: Edges) -> "Republish":
-    from sluice.pipelines.republishing import plan as plans
+    from sluice.pipelines.republishing import republish_plan as plans
     from sluice.pipelines.republishing import where as conditions
     from sluice.pipelines.republishing.wording import name_of
     from sluice.resources.edges import open_target

@@ -26,11 +26,11 @@ from sluice.assets.markdown import plain
 from sluice.assets.session import RunSession
 from sluice.pipelines.errors import SluiceError
 from sluice.pipelines.feed.feed import Feed
-from sluice.pipelines.feed.kafka import KafkaSettings
-from sluice.pipelines.feed.notify import NotifySettings
+from sluice.pipelines.feed.kafka_section import KafkaSettings
+from sluice.pipelines.feed.notify_section import NotifySettings
 from sluice.pipelines.ledger import Ledger
 from sluice.pipelines.ports import Cluster
-from sluice.pipelines.watching.watch import View, WatchResult, view, watch
+from sluice.pipelines.status.watch import View, WatchResult, view, watch
 from sluice.resources.notify import notify
 
 SENSOR = "watch_feeds"

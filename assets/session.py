@@ -24,7 +24,7 @@ from sluice.pipelines.batch.result import Landed
 from sluice.pipelines.committing.commit import CommitResult
 from sluice.pipelines.errors import Retryable, SluiceError, WindowHeld, WindowIncomplete
 from sluice.pipelines.feed.feed import Feed
-from sluice.pipelines.feed.report import Report
+from sluice.pipelines.feed.sql_report import Report
 from sluice.pipelines.model.progress import Progress, Reporter
 from sluice.pipelines.ports import Edges, Lake
 from sluice.pipelines.util import logs

@@ -51,10 +51,10 @@ from sluice.pipelines.model.progress import Progress
 from sluice.pipelines.planning.origins import key_of
 from sluice.pipelines.planning.windows import PendingWindows, earliest, settled_part
 from sluice.pipelines.ports import Edges, Engine
-from sluice.pipelines.quarantine.letters import Outlet
+from sluice.pipelines.quarantine.dead_letters import Outlet
+from sluice.pipelines.status.outlook import Outlook, look_ahead
+from sluice.pipelines.status.watch import WatchResult, view, watch
 from sluice.pipelines.util.units import many, parse_window, show_duration, show_window
-from sluice.pipelines.watching.outlook import Outlook, look_ahead
-from sluice.pipelines.watching.watch import WatchResult, view, watch
 from sluice.resources import lineage
 from sluice.resources.liveness import new_owner
 from sluice.resources.spark import shipping

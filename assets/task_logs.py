@@ -8,9 +8,9 @@ from typing import Any
 from sluice.pipelines.batch.result import BatchResult, Landed
 from sluice.pipelines.model.plans import Task
 from sluice.pipelines.model.receipts import SliceFailure
+from sluice.pipelines.status.timings import Spent, by_task
 from sluice.pipelines.util import logs
 from sluice.pipelines.util.units import many, show_window
-from sluice.pipelines.watching.timings import Spent, by_task
 
 log = logging.getLogger(f"{logs.OURS}.tasks")
 

@@ -31,9 +31,9 @@ from sluice.bench.made_up import EvenCluster, UnreadEngine
 from sluice.cli.looking import look
 from sluice.cli.numbers import count, size
 from sluice.cli.terminal import heading, table
-from sluice.pipelines.account import audited
-from sluice.pipelines.account.audit import audit
-from sluice.pipelines.account.audited import Audited
+from sluice.pipelines.audit import audit_cache
+from sluice.pipelines.audit.audit import audit
+from sluice.pipelines.audit.audit_cache import Audited
 from sluice.pipelines.batch.land import land
 from sluice.pipelines.batch.preview import preview
 from sluice.pipelines.batch.survey import open_ledger
@@ -44,6 +44,7 @@ from sluice.pipelines.lake import paths
 from sluice.pipelines.ledger import Ledger, State, log
 from sluice.pipelines.ledger.marks import Mark
 from sluice.pipelines.ledger.tip import Tip
+from sluice.pipelines.maintenance import compaction
 from sluice.pipelines.model.kafka import CommittedOffset, Key, OffsetAtTime, TopicPartition
 from sluice.pipelines.model.plans import Request, RequestKind, Slice
 from sluice.pipelines.model.progress import Progress
@@ -51,7 +52,6 @@ from sluice.pipelines.model.receipts import Owner, PartKind
 from sluice.pipelines.model.stat import Stat
 from sluice.pipelines.ports import Edges
 from sluice.pipelines.publishing.manifest import write_manifests
-from sluice.pipelines.rewriting import compaction
 from sluice.pipelines.util.units import DAY, HOUR, many
 from sluice.resources.lake_local import LocalLake
 from sluice.testing.group import MemoryGroup
@@ -283,7 +283,7 @@ class _World:
             "fold without a checkpoint": self.fold_anew,
             "audit --all": lambda: self.look(None),
             "an hour later": next_hour,
-            "audit": lambda: self.look(audited.kept(self.edges().lake, self.feed.name)),
+            "audit": lambda: self.look(audit_cache.kept(self.edges().lake, self.feed.name)),
         }
 
     def fold_anew(self) -> None:
@@ -297,7 +297,7 @@ class _World:
         report = audit(self.ledger(), edges.lake, self.feed.name, known=known, at=self.cluster.now, quick=True)
         if report.problems:
             raise ProofFailed(f"the benchmark's own ledger does not close: {report.problems[0]}")
-        audited.keep(edges.lake, self.feed.name, report.audited, known, report.at)
+        audit_cache.keep(edges.lake, self.feed.name, report.audited, known, report.at)
 
     def costing(self, work: Callable[[], object]) -> Asked:
         log.loaded.cache_clear()

@@ -34,7 +34,7 @@ from sluice.bench.start import adopting_orphans, environment, reap, removing
 from sluice.bench.workloads import TYPED_ORDERS
 from sluice.cli.terminal import facts, heading, table
 from sluice.pipelines.errors import Failed, ProofFailed
-from sluice.pipelines.feed.kafka import KafkaSettings
+from sluice.pipelines.feed.kafka_section import KafkaSettings
 from sluice.pipelines.records.kafka_batches.encode import Accumulator
 from sluice.pipelines.util.units import HOUR
 from sluice.resources.kafka.sending import KafkaSender

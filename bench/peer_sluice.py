@@ -31,7 +31,7 @@ from sluice.pipelines.model.receipts import Owner
 from sluice.pipelines.model.registered_schema import RegisteredSchema
 from sluice.pipelines.records.formats import READERS
 from sluice.pipelines.records.rows.wire_format import WireFormat
-from sluice.pipelines.watching.timings import spent
+from sluice.pipelines.status.timings import spent
 from sluice.resources.clock import now
 from sluice.resources.edges import open_edges
 from sluice.resources.lakes import open_lake

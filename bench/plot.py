@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 
 from sluice.bench.peers import SLUICE, SPARK
 from sluice.bench.results import PeerResult, RaceResult
-from sluice.pipelines.page.markup import Html, tag
+from sluice.pipelines.batch_report.markup import Html, tag
 
 _WIDTH, _LEFT, _RIGHT, _TOP = 760, 120, 220, 56
 _BAR, _STEP, _BETWEEN = 12, 17, 12

@@ -14,8 +14,8 @@ import pyarrow as pa
 
 from sluice.pipelines.model.kafka import CommittedOffset
 from sluice.pipelines.records.kafka_batches.encode import CODECS, TO_SEND, Accumulator, SealedBatch, spread
-from sluice.pipelines.republishing.carry_out import TRANSACTION_BYTES
-from sluice.pipelines.republishing.rows import CHUNK_ROWS
+from sluice.pipelines.republishing.republish_rows import CHUNK_ROWS
+from sluice.pipelines.republishing.send_lane import TRANSACTION_BYTES
 from sluice.pipelines.schema.arrays import fixed_width
 from sluice.resources.kafka.sending import KafkaSender, KafkaTarget
 from sluice.resources.kafka.settings import KafkaAddress

@@ -18,7 +18,7 @@ from sluice.pipelines.util.units import many
 if TYPE_CHECKING:
     from sluice.pipelines.feed.feed import Feed
     from sluice.pipelines.ledger.entries import KeyRange
-    from sluice.pipelines.operating.accept import Accepted
+    from sluice.pipelines.operating.acceptance import Accepted
     from sluice.pipelines.ports import Edges
 
 _BEGINS = ("committed", "start")
@@ -123,7 +123,7 @@ def _accept(
     *,
     adopting: bool,
 ) -> Accepted:
-    from sluice.pipelines.operating import accept as accepting
+    from sluice.pipelines.operating import acceptance as accepting
     from sluice.resources.spark.executor import Wiring
 
     narrowed = tuple(parse.partition(text) for text in only or ())

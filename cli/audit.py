@@ -24,8 +24,8 @@ from sluice.pipelines.model.progress import Progress
 from sluice.pipelines.util.units import many, show_instant
 
 if TYPE_CHECKING:
-    from sluice.pipelines.account.audit import AuditProblem, AuditReport, PartitionAccount
-    from sluice.pipelines.account.strict import Strict
+    from sluice.pipelines.audit.audit import AuditProblem, AuditReport, PartitionAccount
+    from sluice.pipelines.audit.strict_audit import Strict
     from sluice.pipelines.errors import SluiceError
     from sluice.pipelines.feed.feed import Feed
     from sluice.pipelines.ledger import Ledger
@@ -104,7 +104,7 @@ class Asked(NamedTuple):
 
 
 def _of_table(session: Session, feed: Feed) -> tuple[AuditProblem, ...]:
-    from sluice.pipelines.account.table import table_problems
+    from sluice.pipelines.audit.table_audit import table_problems
     from sluice.pipelines.ledger import Ledger
     from sluice.resources.edges import open_tables
 
@@ -120,15 +120,15 @@ def prove(session: Session, feed: Feed, *, rescan: bool) -> AuditReport:
 
 def _proved(session: Session, feed: Feed, asked: Asked) -> tuple[AuditReport, Strict | None, SluiceError | None]:
     """The report, what the strict audit found, and why the proof could not be kept."""
-    from sluice.pipelines.account import audited
-    from sluice.pipelines.account.audit import audit as of_ledger
+    from sluice.pipelines.audit import audit_cache
+    from sluice.pipelines.audit.audit import audit as of_ledger
     from sluice.pipelines.ledger import Ledger
     from sluice.pipelines.publishing import lost
 
     with session.open_edges(feed) as edges:
         ledger = Ledger(edges.lake, feed.name, edges.clock)
         with session.terminal.working("checking files"):
-            before = audited.kept(edges.lake, feed.name)
+            before = audit_cache.kept(edges.lake, feed.name)
             known = None if asked.everything else before
             if known and known.settled:
                 lost.check_recent(ledger, edges.lake, feed)
@@ -141,11 +141,11 @@ def _proved(session: Session, feed: Feed, asked: Asked) -> tuple[AuditReport, St
         if more:
             found = replace(report.audited, strictly=more.strictly)
             report = replace(report, problems=report.problems + more.problems, audited=found)
-        return report, more, audited.keep(edges.lake, feed.name, report.audited, before, report.at)
+        return report, more, audit_cache.keep(edges.lake, feed.name, report.audited, before, report.at)
 
 
 def _strict(feed: Feed, edges: Edges, ledger: Ledger, report: AuditReport) -> Strict:
-    from sluice.pipelines.account.strict import strict
+    from sluice.pipelines.audit.strict_audit import strict
     from sluice.pipelines.batch.survey import survey
 
     return strict(ledger, edges.lake, feed, survey(feed, edges, ledger), report)
@@ -153,7 +153,7 @@ def _strict(feed: Feed, edges: Edges, ledger: Ledger, report: AuditReport) -> St
 
 def _rescan(session: Session, feed: Feed, edges: Edges, ledger: Ledger, report: AuditReport) -> AuditReport:
     session.compile()
-    from sluice.pipelines.account.rescan import rescan
+    from sluice.pipelines.audit.rescan import rescan
     from sluice.pipelines.batch.survey import survey
     from sluice.resources.spark.executor import Wiring
 

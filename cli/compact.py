@@ -21,8 +21,8 @@ from sluice.pipelines.util.units import many, show_window
 
 if TYPE_CHECKING:
     from sluice.pipelines.feed.feed import Feed
+    from sluice.pipelines.maintenance.compaction import Compacted
     from sluice.pipelines.model.receipts import Met
-    from sluice.pipelines.rewriting.compaction import Compacted
 
 
 def register(app: typer.Typer) -> None:
@@ -72,14 +72,14 @@ class CompactionRun:
 
 
 def _foresee(session: Session, feed: Feed, asked: Sequence[int] | None) -> tuple[Compacted, tuple[Met, ...]]:
-    from sluice.pipelines.rewriting.compaction import foresee_compaction
+    from sluice.pipelines.maintenance.compaction import foresee_compaction
 
     with session.open_edges(feed) as edges, session.terminal.working("looking for small files"):
         return foresee_compaction(feed, edges, asked), ()
 
 
 def _merge(session: Session, feed: Feed, asked: Sequence[int] | None) -> tuple[Compacted, tuple[Met, ...]]:
-    from sluice.pipelines.rewriting.compaction import compact
+    from sluice.pipelines.maintenance.compaction import compact
     from sluice.resources.liveness import new_owner
 
     with session.open_edges(feed) as edges, session.terminal.progress() as meter:

@@ -82,7 +82,7 @@ def places(ctx: typer.Context, incomplete: str) -> Iterator[str]:
 @_quietly
 def topics(ctx: typer.Context, incomplete: str) -> list[str]:
     """The topics of the Kafka that `--bootstrap` or the environment names."""
-    from sluice.pipelines.feed.kafka import KafkaSettings
+    from sluice.pipelines.feed.kafka_section import KafkaSettings
     from sluice.pipelines.feed.sections import BOOTSTRAP
     from sluice.resources.project import Project
 

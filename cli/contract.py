@@ -34,8 +34,8 @@ from sluice.pipelines.util.units import many
 if TYPE_CHECKING:
     import pyarrow as pa
 
+    from sluice.pipelines.contract.contract_proposal import Proposal
     from sluice.pipelines.contract.expectation import Contract
-    from sluice.pipelines.contract.proposal import Proposal
     from sluice.pipelines.contract.results import ExpectationOutcome, Result
     from sluice.pipelines.feed.feed import Feed
     from sluice.pipelines.model.kafka import TopicPartition
@@ -155,7 +155,7 @@ def _looking(session: Session, feed: Feed, shape: Shape, asked: _SampleRequest) 
 
 def _slices(session: Session, feed: Feed, asked: _SampleRequest) -> tuple[tuple[Slice, ...], bool, Sequence[int]]:
     """What to read, whether that is everything requested, and the rows of the batches before."""
-    from sluice.pipelines.feed.topics import match
+    from sluice.pipelines.feed.topic_selection import match
     from sluice.pipelines.landing.sample import newest, stretches, window_ranges
     from sluice.pipelines.ledger import Ledger, State
     from sluice.pipelines.model.plans import Request, RequestKind
@@ -228,7 +228,7 @@ def init(
     $ sluice contract init orders --records 200000 --output proposed.json
     $ sluice contract init orders --window 2026-11-20T14 --force
     """
-    from sluice.pipelines.contract.proposal import ENOUGH, candidates, propose
+    from sluice.pipelines.contract.contract_proposal import ENOUGH, candidates, propose
     from sluice.pipelines.landing.sample import read_landed
     from sluice.pipelines.quarantine.limit import faults_of
 

@@ -37,7 +37,7 @@ from sluice.pipelines.util.units import HOUR, many, show_window
 
 if TYPE_CHECKING:
     from sluice.pipelines.feed.feed import Feed
-    from sluice.pipelines.feed.kafka import KafkaSettings
+    from sluice.pipelines.feed.kafka_section import KafkaSettings
     from sluice.resources.local.events import Mix, Sent
     from sluice.resources.local.kafka import LocalKafka
 

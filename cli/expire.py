@@ -23,9 +23,9 @@ from sluice.pipelines.util.units import many, show_window
 if TYPE_CHECKING:
     from sluice.pipelines.feed.feed import Feed
     from sluice.pipelines.ledger import Ledger
+    from sluice.pipelines.maintenance.expiry import Retired, Retirement
     from sluice.pipelines.model.receipts import Receipt
     from sluice.pipelines.ports import Edges
-    from sluice.pipelines.rewriting.expiry import Retired, Retirement
 
 
 def register(app: typer.Typer) -> None:
@@ -91,7 +91,7 @@ def _time(feed: Feed, text: str, now: int) -> int:
 
 
 def _show_expiry(session: Session, feed: Feed, ledger: Ledger, edges: Edges, before: int) -> None:
-    from sluice.pipelines.rewriting.expiry import look
+    from sluice.pipelines.maintenance.expiry import look
 
     found = look(ledger, before, feed.window, edges.liveness)
     last = Text("  A dry run: nothing was changed. Add --apply and --reason to do it.", style="bold")
@@ -100,7 +100,7 @@ def _show_expiry(session: Session, feed: Feed, ledger: Ledger, edges: Edges, bef
 
 
 def _apply(session: Session, feed: Feed, ledger: Ledger, edges: Edges, before: int, reason: str) -> None:
-    from sluice.pipelines.rewriting.expiry import expire
+    from sluice.pipelines.maintenance.expiry import expire
 
     heard = met.MetRecorder(lambda progress: None)
     done = expire(ledger, edges.lake, before, feed.window, reason, edges.liveness, heard)
@@ -138,7 +138,7 @@ def _amounts(receipts: Sequence[Receipt]) -> tuple[int, int, int]:
 
 
 def _windows(feed: Feed, found: Retirement) -> Iterator[tuple[int | None, list[Receipt]]]:
-    from sluice.pipelines.rewriting.expiry import windows_of
+    from sluice.pipelines.maintenance.expiry import windows_of
 
     return windows_of(found, feed.window)
 

@@ -19,7 +19,7 @@ from sluice.cli.terminal import good, heading
 if TYPE_CHECKING:
     import pyarrow as pa
 
-    from sluice.pipelines.account.explain import Explanation
+    from sluice.pipelines.audit.explain_offset import Explanation
     from sluice.pipelines.ports import Lake
     from sluice.pipelines.republishing.coordinates import Moved
 
@@ -47,7 +47,7 @@ def explain(session: Session, feed: FeedName, place: Place) -> None:
     $ sluice explain orders orders:0:150
     $ sluice explain orders orders-again:2:7
     """
-    from sluice.pipelines.account.explain import explain as of_ledger
+    from sluice.pipelines.audit.explain_offset import explain as of_ledger
     from sluice.pipelines.ledger import Ledger
     from sluice.pipelines.republishing.coordinates import whence_and_whither
 

@@ -135,7 +135,7 @@ def refresh(session: Session) -> int:
 
 def _topics(session: Session, feed: Feed) -> tuple[str, ...] | SluiceError:
     from sluice.assets.feeds import remember_topics
-    from sluice.pipelines.feed.topics import match
+    from sluice.pipelines.feed.topic_selection import match
 
     try:
         with session.open_edges(feed) as edges:

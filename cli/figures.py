@@ -12,8 +12,8 @@ from sluice.cli.looking import FeedStatus, look_through
 from sluice.pipelines.errors import LakeUnavailable, PartUnreadable, SluiceError
 from sluice.pipelines.model.figures import Figure, figure
 from sluice.pipelines.model.receipts import Life, PartKind
+from sluice.pipelines.status.window_state import Standing
 from sluice.pipelines.util.parallel import each
-from sluice.pipelines.watching.standing import Standing
 
 if TYPE_CHECKING:
     from sluice.cli.session import OpenEdges, Session
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from sluice.pipelines.ledger import Ledger
     from sluice.pipelines.ledger.entries import PublishEntry
     from sluice.pipelines.ports import Lake
-    from sluice.pipelines.watching.outlook import Outlook
+    from sluice.pipelines.status.outlook import Outlook
 
 LIVES = {Life.ALIVE: "alive", Life.DEAD: "dead", Life.UNKNOWN: "unknown"}
 
@@ -95,7 +95,7 @@ def _of_outlook(feed: str, outlook: Outlook) -> Iterator[Figure]:
 
 def _of_ledger(ledger: Ledger, lake: Lake) -> Iterator[Figure]:
     """Totals, and the newest batch that landed something. Raises LakeUnavailable."""
-    from sluice.pipelines.watching.figures import newest_landed, of_batch, of_batches
+    from sluice.pipelines.status.ledger_figures import newest_landed, of_batch, of_batches
 
     batches = [b for b in ledger.read().batches.values() if not b.rewrites]
     yield from of_batches(ledger.feed, batches)

@@ -16,7 +16,7 @@ from sluice.pipelines.util.units import show_window
 
 if TYPE_CHECKING:
     from sluice.pipelines.feed.feed import Feed
-    from sluice.pipelines.publishing.files import File
+    from sluice.pipelines.publishing.published_files import File
 
 
 def register(app: typer.Typer) -> None:
@@ -43,7 +43,7 @@ def files(
     $ sluice files orders --window 2026-11-20T14
     $ sluice files orders --from 2026-11-20 --to 2026-11-21 | xargs ls -l
     """
-    from sluice.pipelines.publishing import files as reading
+    from sluice.pipelines.publishing import published_files as reading
 
     found = session.feed(feed)
     kind = PartKind.QUARANTINED if quarantine else PartKind.LANDED
@@ -60,7 +60,7 @@ def _list_files(
     partial: bool,
 ) -> tuple[Sequence[int], tuple[File, ...]]:
     from sluice.pipelines.ledger import Ledger
-    from sluice.pipelines.publishing import files as reading
+    from sluice.pipelines.publishing import published_files as reading
 
     if not any(spelled):
         raise UsageError("no window", remedy=f"name one: sluice files {feed.name} --window 2026-11-20T14")

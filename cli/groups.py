@@ -264,7 +264,7 @@ def _state_named(text: str) -> str:
 
 def _looks(groups: Groups, name: str) -> Iterator[tuple[GroupView, list[dict[str, Any]]]]:
     """The group at each look, and a line for each change since the one before; the first look is a line of its own."""
-    from sluice.pipelines.watching.group_changes import changes
+    from sluice.pipelines.status.group_changes import changes
     from sluice.resources.clock import now
 
     seen, since = groups.view(name), time.monotonic()
@@ -343,7 +343,7 @@ def log_ends(cluster: Cluster, tps: Iterable[TopicPartition]) -> dict[TopicParti
 
 def read_by(feed: Feed, topics: set[str]) -> set[str]:
     """The topics that the feed reads, of those given."""
-    from sluice.pipelines.feed.topics import match
+    from sluice.pipelines.feed.topic_selection import match
 
     if feed.topics.names:
         return topics & set(feed.topics.names)

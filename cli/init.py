@@ -28,8 +28,8 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
     from sluice.pipelines.feed.feed import Feed
-    from sluice.pipelines.feed.kafka import KafkaSettings
-    from sluice.pipelines.feed.proposal import Proposed, TopicLook
+    from sluice.pipelines.feed.feed_proposal import Proposed, TopicLook
+    from sluice.pipelines.feed.kafka_section import KafkaSettings
     from sluice.resources.kafka.cluster import KafkaCluster
 
 SAMPLE = 1000
@@ -91,7 +91,7 @@ def init(
     $ sluice init --bootstrap kafka.example:9092 --topic orders
     $ sluice init shop_orders --bootstrap kafka.example:9093 --topic orders --kafka security_protocol=SSL
     """
-    from sluice.pipelines.feed.proposal import Proposed, feed_name, feed_text, format_of
+    from sluice.pipelines.feed.feed_proposal import Proposed, feed_name, feed_text, format_of
     from sluice.resources.kafka.cluster import KafkaCluster
 
     root = (session.folder or Path.cwd()).resolve()
@@ -192,8 +192,8 @@ def _feeds_folder(root: Path) -> Iterator[None]:
 
 def _probe(root: Path, given: Mapping[str, str]) -> Feed:
     """A feed of no topic yet, with the `kafka:` section as a feed file's reader takes it. Raises FeedError."""
+    from sluice.pipelines.feed.feed_proposal import kafka_text
     from sluice.pipelines.feed.load import load_feed
-    from sluice.pipelines.feed.proposal import kafka_text
 
     with NamedTemporaryFile("w", suffix=".yaml", prefix="sluice_init_", dir=root / "feeds") as file:
         file.write(f"{kafka_text(given)}feed: sluice_init\ntopics: any\nstart: earliest\n")
@@ -202,7 +202,7 @@ def _probe(root: Path, given: Mapping[str, str]) -> Feed:
 
 
 def _reading(feed: Feed, topic: str) -> Feed:
-    from sluice.pipelines.feed.topics import TopicFilter
+    from sluice.pipelines.feed.topic_selection import TopicFilter
 
     return feed.model_copy(update={"topics": TopicFilter(names=(topic,))})
 
@@ -284,7 +284,7 @@ def _look(feed: Feed, topic: str, places: _SamplePlaces) -> TopicLook:
     """The newest records of each partition, as far as SAMPLE_BYTES."""
     import pyarrow as pa
 
-    from sluice.pipelines.feed.proposal import TopicLook
+    from sluice.pipelines.feed.feed_proposal import TopicLook
     from sluice.pipelines.schema.inference import sampled
 
     keyed, newest, read, values = 0, None, 0, list[bytes | None]()

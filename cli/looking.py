@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from sluice.pipelines.errors import BatchRefused, SluiceError
 from sluice.pipelines.model.kafka import BrokerConfig, Key, OpenTransaction, PartitionState, TopicPartition
 from sluice.pipelines.model.receipts import Met
-from sluice.pipelines.watching.standing import WindowStanding
+from sluice.pipelines.status.window_state import WindowStanding
 
 if TYPE_CHECKING:
     from sluice.cli.session import OpenEdges
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from sluice.pipelines.ledger import Batch, Ledger, State
     from sluice.pipelines.planning.held_back import HeldBack
     from sluice.pipelines.ports import Edges
-    from sluice.pipelines.watching.outlook import Outlook
+    from sluice.pipelines.status.outlook import Outlook
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,7 +101,7 @@ def look_through(edges: Edges, feed: Feed, ledger: Ledger, last: int) -> FeedSta
     from sluice.pipelines.ledger import State
     from sluice.pipelines.planning.held_back import unstable_partitions
     from sluice.pipelines.planning.origins import check_cluster
-    from sluice.pipelines.watching.outlook import look_ahead
+    from sluice.pipelines.status.outlook import look_ahead
 
     found = _FeedReading(State())
     try:
@@ -177,7 +177,7 @@ def _refused_batches(
 def _windows(
     feed: Feed, edges: Edges, ledger: Ledger, found: _FeedReading, last: int, gone: Sequence[Batch]
 ) -> tuple[WindowStanding, ...]:
-    from sluice.pipelines.watching import strip
+    from sluice.pipelines.status import strip
 
     state, now = found.state, edges.clock()
     asked = strip.last_windows(state, feed.window, now, last)

@@ -92,7 +92,7 @@ def open_desk(session: Session, feed: Feed, other: str | None) -> Iterator[Offse
 
 def _spots(feed: Feed, edges: Edges, groups: Groups, name: str, state: State) -> tuple[Spot, ...]:
     """The partitions that the feed reads; of another group those that it has offsets in, if it has any."""
-    from sluice.pipelines.feed.topics import match
+    from sluice.pipelines.feed.topic_selection import match
     from sluice.pipelines.operating.move_offsets import Spot
     from sluice.pipelines.planning.origins import key_of
 

@@ -15,8 +15,8 @@ from sluice.pipelines.util.units import DAY, many, show_about, show_instant
 if TYPE_CHECKING:
     from sluice.pipelines.errors import SluiceError
     from sluice.pipelines.planning.held_back import HeldBack
-    from sluice.pipelines.watching.forecast import AtRisk
-    from sluice.pipelines.watching.outlook import Outlook
+    from sluice.pipelines.status.forecast import AtRisk
+    from sluice.pipelines.status.outlook import Outlook
 
 _TOLD = 5
 """How many partitions are named; the rest are counted."""

@@ -106,7 +106,7 @@ def _follow(session: Session, feed: Feed, tp: TopicPartition, offset: int, numbe
     """Records as they come, a table for each batch of them."""
     import pyarrow as pa
 
-    from sluice.pipelines.feed.topics import TopicFilter
+    from sluice.pipelines.feed.topic_selection import TopicFilter
     from sluice.resources.stream import of_feed
 
     here = feed.model_copy(update={"topics": TopicFilter(names=(tp.topic,))})
@@ -159,7 +159,7 @@ def _reader_of(session: Session, topic: str) -> Feed:
 
 
 def _reads(feed: Feed, topic: str) -> bool:
-    from sluice.pipelines.feed.topics import match
+    from sluice.pipelines.feed.topic_selection import match
 
     if feed.topics.names:
         return topic in feed.topics.names

@@ -197,7 +197,7 @@ def view(sent: Sent, topics: tuple[str, ...]) -> tuple[RenderableType, ...]:
 
 def _topics(session: Session, feed: Feed, partitions: int, create: bool) -> tuple[str, ...]:
     """The feed's topics as Kafka has them; named ones that are missing are created where that is allowed."""
-    from sluice.pipelines.feed.topics import match
+    from sluice.pipelines.feed.topic_selection import match
     from sluice.resources.local import events
 
     kafka = session.project.writer(feed)

@@ -14,9 +14,9 @@ from sluice.cli.numbers import count, seconds, size
 from sluice.cli.terminal import heading, table
 from sluice.pipelines.model.plans import Task
 from sluice.pipelines.model.traffic import SHARES, BrokerTraffic, Traffic, all_brokers, bound_us
+from sluice.pipelines.status.broker_traffic import TopicTraffic, by_topic
+from sluice.pipelines.status.timings import Spent, by_task, spent
 from sluice.pipelines.util.units import many
-from sluice.pipelines.watching.timings import Spent, by_task, spent
-from sluice.pipelines.watching.traffic import TopicTraffic, by_topic
 
 if TYPE_CHECKING:
     from sluice.pipelines.batch.result import BatchResult

@@ -25,12 +25,12 @@ from sluice.pipelines.util.units import many, show_window
 
 if TYPE_CHECKING:
     from sluice.pipelines.feed.feed import Feed
+    from sluice.pipelines.maintenance.replay import Replayed
+    from sluice.pipelines.maintenance.trial import Trial
     from sluice.pipelines.model.receipts import Met
     from sluice.pipelines.ports import Edges
     from sluice.pipelines.quarantine.held import Filter, Listing
     from sluice.pipelines.quarantine.limit import QuarantineKind
-    from sluice.pipelines.rewriting.replay import Replayed
-    from sluice.pipelines.rewriting.trial import Trial
 
 group = typer.Typer(
     cls=Group, help="Records that did not fit: count them, look at them, land them after all.", no_args_is_help=True
@@ -309,7 +309,7 @@ def replay(
     $ sluice quarantine replay orders --window 2026-11-20T14 --field amount
     $ sluice quarantine replay orders --mend mends.py:cents_to_euros --reason out_of_range
     """
-    from sluice.pipelines.rewriting.mending import load
+    from sluice.pipelines.maintenance.fixers import load
 
     found = session.feed(feed)
     asked = _filter_of(session, found, (window, start, end), reason, field, expectation, offset)
@@ -338,7 +338,7 @@ Done = tuple["Replayed", tuple["Met", ...]]
 
 def _foresee(session: Session, feed: Feed, asked: Filter, mender: Any) -> Done:
     session.compile()
-    from sluice.pipelines.rewriting.replay import foresee_replay
+    from sluice.pipelines.maintenance.replay import foresee_replay
 
     with session.open_edges(feed) as edges, session.terminal.progress() as meter:
         return foresee_replay(feed, edges, asked, mender, meter), ()
@@ -346,7 +346,7 @@ def _foresee(session: Session, feed: Feed, asked: Filter, mender: Any) -> Done:
 
 def _replay(session: Session, feed: Feed, asked: Filter, mender: Any) -> Done:
     session.compile()
-    from sluice.pipelines.rewriting.replay import replay as carry_out
+    from sluice.pipelines.maintenance.replay import replay as carry_out
     from sluice.resources.liveness import new_owner
 
     with session.open_edges(feed) as edges:

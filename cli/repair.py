@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
     from sluice.pipelines.feed.feed import Feed
     from sluice.pipelines.model.progress import Reporter
-    from sluice.pipelines.operating.repair import RepairFinding
+    from sluice.pipelines.operating.repairs import RepairFinding
 
 
 def register(app: typer.Typer) -> None:
@@ -96,8 +96,8 @@ def look(
     from sluice.assets.instance import with_dagster_liveness
     from sluice.assets.repair import reconcile
     from sluice.pipelines.ledger import Ledger
-    from sluice.pipelines.operating.repair import Pretended, RepairTarget
-    from sluice.pipelines.operating.repair import repair as mend
+    from sluice.pipelines.operating.repairs import Pretended, RepairTarget
+    from sluice.pipelines.operating.repairs import repair as mend
 
     with session.open_edges(feed) as opened:
         edges = with_dagster_liveness(opened, instance)
@@ -110,7 +110,7 @@ def look(
 
 
 def _code(found: Sequence[RepairFinding]) -> int:
-    from sluice.pipelines.operating.repair import RepairKind
+    from sluice.pipelines.operating.repairs import RepairKind
 
     return int(any(f.kind is RepairKind.MISSING for f in found))
 
@@ -137,7 +137,7 @@ def view(feed: str, found: Sequence[RepairFinding], *, dry_run: bool) -> list[Re
 
 def _line(found: RepairFinding, dry_run: bool) -> Text:
     """What was found, what became of it or what to do about it, and the evidence."""
-    from sluice.pipelines.operating.repair import RepairKind
+    from sluice.pipelines.operating.repairs import RepairKind
 
     if found.act:
         line = warn(f"to be {found.act}: {found.text}") if dry_run else good(f"{found.act}: {found.text}")

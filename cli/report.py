@@ -10,8 +10,8 @@ import typer
 from sluice.cli.session import FeedName, Session, command
 
 if TYPE_CHECKING:
+    from sluice.pipelines.batch_report.batch_facts import BatchAccount
     from sluice.pipelines.feed.feed import Feed
-    from sluice.pipelines.page.account import BatchAccount
     from sluice.pipelines.ports import Clock, Lake
 
 
@@ -52,9 +52,9 @@ def report(
 
 def _stored_report(feed: Feed, lake: Lake, clock: Clock, batch: int | None) -> tuple[BatchAccount, str, bytes, bool]:
     """The batch, where its report stands, the report, and whether it had to be made. Raises UsageError."""
+    from sluice.pipelines.batch_report import store
+    from sluice.pipelines.batch_report.batch_facts import account, newest
     from sluice.pipelines.ledger import Ledger
-    from sluice.pipelines.page import store
-    from sluice.pipelines.page.account import account, newest
 
     ledger = Ledger(lake, feed.name, clock)
     told = account(ledger, lake, newest(ledger.read(), feed.name) if batch is None else batch)

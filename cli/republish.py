@@ -22,9 +22,9 @@ if TYPE_CHECKING:
     from sluice.pipelines.feed.feed import Feed
     from sluice.pipelines.ledger import Ledger, State
     from sluice.pipelines.ports import Edges
-    from sluice.pipelines.republishing.carry_out import Pace
     from sluice.pipelines.republishing.lanes import Sent
-    from sluice.pipelines.republishing.plan import Republish, Wishes
+    from sluice.pipelines.republishing.republish_plan import Republish, Wishes
+    from sluice.pipelines.republishing.send_lane import Pace
 
 _CODECS = ("none", "gzip", "snappy", "lz4", "zstd")
 
@@ -147,7 +147,7 @@ def republish(
         from sluice.assets.memory import remember_target
         from sluice.pipelines.ledger import Ledger
         from sluice.pipelines.model.receipts import PartKind
-        from sluice.pipelines.republishing import plan as plans
+        from sluice.pipelines.republishing import republish_plan as plans
         from sluice.pipelines.republishing import where as conditions
         from sluice.resources.way_back import by_own_schema
 
@@ -205,7 +205,7 @@ def _asked(
 ) -> list[Any]:
     """The ranges that the options name."""
     from sluice.pipelines.planning.windows import check_aligned
-    from sluice.pipelines.republishing.plan import asked_offsets, asked_windows
+    from sluice.pipelines.republishing.republish_plan import asked_offsets, asked_windows
 
     if offsets and (window or start or end):
         raise UsageError("--offsets and windows together", remedy="--offsets names exactly what to send")
@@ -228,7 +228,7 @@ def _asked(
 
 def _show_plan(session: Session, plan: Republish, ledger: Ledger, edges: Edges) -> None:
     from sluice.pipelines.lake import paths
-    from sluice.pipelines.republishing.rows import Shelf
+    from sluice.pipelines.republishing.republish_rows import Shelf
 
     shelf = Shelf(edges.lake, ledger, ledger.read(), plan)
     amounts = [shelf.amount(n) for n in range(len(plan.sources))]

@@ -15,7 +15,7 @@ from sluice.pipelines.util.units import many
 
 if TYPE_CHECKING:
     from sluice.pipelines.feed.feed import Feed
-    from sluice.pipelines.republishing.audit import RepublishAudit
+    from sluice.pipelines.republishing.republish_audit import RepublishAudit
 
 
 def audit(session: Session, feed: Feed, name: str) -> int:
@@ -31,7 +31,8 @@ def _compare(session: Session, feed: Feed, name: str) -> RepublishAudit:
     from sluice.pipelines.ledger import Ledger
     from sluice.pipelines.model.kafka import Isolation
     from sluice.pipelines.records.shape import RAW
-    from sluice.pipelines.republishing import audit, plan
+    from sluice.pipelines.republishing import republish_audit as audit
+    from sluice.pipelines.republishing import republish_plan as plan
     from sluice.resources.spark.executor import Wiring
 
     committed = Isolation.READ_COMMITTED

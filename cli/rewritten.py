@@ -15,9 +15,9 @@ from sluice.pipelines.util.units import many, show_window
 
 if TYPE_CHECKING:
     from sluice.pipelines.feed.feed import Feed
+    from sluice.pipelines.maintenance.compaction import Compacted
+    from sluice.pipelines.maintenance.merging import Merge
     from sluice.pipelines.model.receipts import Receipt
-    from sluice.pipelines.rewriting.compaction import Compacted
-    from sluice.pipelines.rewriting.merging import Merge
 
 
 @dataclass(frozen=True)

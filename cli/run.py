@@ -32,10 +32,10 @@ from sluice.pipelines.model.progress import Progress, Reporter
 from sluice.pipelines.model.ranges import Range, union
 from sluice.pipelines.model.receipts import Counts, Drift, DriftKind, Met, Receipt, count_files
 from sluice.pipelines.records.compiled import cache
+from sluice.pipelines.status.broker_traffic import notable
 from sluice.pipelines.util import extras
 from sluice.pipelines.util.units import many
 from sluice.pipelines.validation.drift import describe_drift, drift_of
-from sluice.pipelines.watching.traffic import notable
 from sluice.resources.local import process
 
 if TYPE_CHECKING:
@@ -44,7 +44,7 @@ if TYPE_CHECKING:
     from sluice.pipelines.committing.commit import CommitResult, Moved
     from sluice.pipelines.feed.feed import Feed
     from sluice.pipelines.ledger.entries import KeyRange
-    from sluice.pipelines.watching.standing import WindowStanding
+    from sluice.pipelines.status.window_state import WindowStanding
 
 
 FeedNames = Annotated[
@@ -311,7 +311,7 @@ def _rest(number: int, of: int, spent: float, ran: Ran) -> list[RenderableType]:
 
 def stands_after(session: Session, feed: Feed, ran: Ran) -> WindowStanding | None:
     """The state of the window that a run was for; None for other runs, and if there is no such window."""
-    from sluice.pipelines.watching.strip import OutsideFacts, standing
+    from sluice.pipelines.status.strip import OutsideFacts, standing
 
     if ran.asked.window is None or ran.asked.until is not None or isinstance(ran.outcome.error, UsageError):
         return None

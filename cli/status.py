@@ -19,15 +19,15 @@ from sluice.cli.session import Session, command
 from sluice.cli.terminal import bad, facts, good, heading, safe, shorten, table, warn
 from sluice.pipelines.errors import BatchRefused, ContractBroken, QuarantineExceeded, SchemaDrifted, SluiceError
 from sluice.pipelines.model.receipts import Life, Met
+from sluice.pipelines.status.window_state import Standing
 from sluice.pipelines.util.parallel import each
 from sluice.pipelines.util.units import many, show_about, show_duration, show_instant, show_window
-from sluice.pipelines.watching.standing import Standing
 
 if TYPE_CHECKING:
     from sluice.cli.terminal import Terminal
     from sluice.pipelines.ledger import Batch
     from sluice.pipelines.planning.held_back import HeldBack
-    from sluice.pipelines.watching.standing import WindowStanding
+    from sluice.pipelines.status.window_state import WindowStanding
 
 
 def register(app: typer.Typer) -> None:

@@ -13,8 +13,8 @@ from sluice.cli.session import FeedName, Session, command
 from sluice.cli.windows import OneWindow
 from sluice.pipelines.errors import Failed
 from sluice.pipelines.model.progress import Progress
+from sluice.pipelines.status.window_state import Standing, WindowStanding
 from sluice.pipelines.util.units import show_duration, show_window
-from sluice.pipelines.watching.standing import Standing, WindowStanding
 
 if TYPE_CHECKING:
     from sluice.pipelines.feed.feed import Feed
@@ -74,7 +74,7 @@ def _looking(feed: Feed, edges: Edges, asked: int) -> Look:
     from sluice.pipelines.ledger import Ledger
     from sluice.pipelines.planning.windows import check_aligned, check_begun
     from sluice.pipelines.publishing import manifest
-    from sluice.pipelines.watching.strip import standing
+    from sluice.pipelines.status.strip import standing
 
     check_aligned(asked, feed.window)
     ledger = Ledger(edges.lake, feed.name, edges.clock)

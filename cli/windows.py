@@ -16,8 +16,8 @@ from sluice.cli import completing, parse
 from sluice.cli.numbers import count
 from sluice.cli.terminal import bad, good, warn, work
 from sluice.pipelines.errors import UsageError
+from sluice.pipelines.status.window_state import Owes, Standing, WindowStanding
 from sluice.pipelines.util.units import DAY, HOUR, many, show_duration, show_window
-from sluice.pipelines.watching.standing import Owes, Standing, WindowStanding
 
 if TYPE_CHECKING:
     from rich.console import RenderableType

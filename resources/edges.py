@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from sluice.pipelines.errors import UsageError
 from sluice.pipelines.feed.feed import Feed
-from sluice.pipelines.feed.kafka import KafkaSettings
+from sluice.pipelines.feed.kafka_section import KafkaSettings
 from sluice.pipelines.feed.rights import rights_of
-from sluice.pipelines.feed.table import QUARANTINE_TABLE, WINDOWS_TABLE
+from sluice.pipelines.feed.table_section import QUARANTINE_TABLE, WINDOWS_TABLE
 from sluice.pipelines.model.pages import page
 from sluice.pipelines.model.receipts import PartKind
 from sluice.pipelines.operating.migrate_offsets import Stores
@@ -33,7 +33,7 @@ from sluice.resources.zookeeper.group import ZooKeeperGroup
 from sluice.resources.zookeeper.groups import ZooKeeperGroups
 
 if TYPE_CHECKING:
-    from sluice.pipelines.tables.windows import CompleteWindows
+    from sluice.pipelines.tables.table_windows import CompleteWindows
     from sluice.resources.kafka.sending import KafkaTarget
 
 
@@ -135,7 +135,7 @@ class FeedTables(NamedTuple):
 @contextmanager
 def open_tables(feed: Feed, lake: Lake) -> Iterator[FeedTables]:
     """The tables that the feed names. Raises as `open_table`."""
-    from sluice.pipelines.tables.windows import CompleteWindows  # late: it takes pyarrow
+    from sluice.pipelines.tables.table_windows import CompleteWindows  # late: it takes pyarrow
 
     with ExitStack() as opened:
         rows = opened.enter_context(closing(open_table(feed, lake)))

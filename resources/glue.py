@@ -16,7 +16,7 @@ from botocore import exceptions as boto
 from botocore.config import Config
 
 from sluice.pipelines.errors import Failed, RegistryForbidden, RegistryUnavailable, SluiceError
-from sluice.pipelines.feed.registry import RegistrySettings
+from sluice.pipelines.feed.registry_section import RegistrySettings
 from sluice.pipelines.model.registered_schema import AVRO, JSON, PROTOBUF, RegisteredSchema, cannot_be_asked
 
 TRIES = 3

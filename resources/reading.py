@@ -27,8 +27,8 @@ from sluice.pipelines.ledger import Ledger, State
 from sluice.pipelines.model.receipts import PartKind
 from sluice.pipelines.planning.shapes import describe_overridden, table_of
 from sluice.pipelines.ports import Lake
-from sluice.pipelines.publishing import files as reading
-from sluice.pipelines.publishing.files import File
+from sluice.pipelines.publishing import published_files as reading
+from sluice.pipelines.publishing.published_files import File
 from sluice.pipelines.records.rows.landed_columns import QUARANTINED, landed_schema
 from sluice.pipelines.schema.recast import plain
 from sluice.pipelines.util import extras, units

@@ -26,7 +26,7 @@ from urllib.parse import quote, urlsplit
 from sluice.pipelines.errors import Failed, Refused, RegistryForbidden, RegistryUnavailable, SetupError
 from sluice.pipelines.feed.feed import Feed
 from sluice.pipelines.feed.load import SchemaAsked
-from sluice.pipelines.feed.registry import RegistrySettings
+from sluice.pipelines.feed.registry_section import RegistrySettings
 from sluice.pipelines.lake.schemas import KeptSchemas
 from sluice.pipelines.model.registered_schema import AVRO, RegisteredSchema, cannot_be_asked
 from sluice.pipelines.ports import Lake

@@ -21,7 +21,7 @@ import pyarrow as pa
 
 from sluice.pipelines.errors import TopicRecreated, UsageError
 from sluice.pipelines.feed.feed import Feed
-from sluice.pipelines.feed.topics import match
+from sluice.pipelines.feed.topic_selection import match
 from sluice.pipelines.ledger import State
 from sluice.pipelines.model import spellings
 from sluice.pipelines.model.kafka import FetchLimits, Isolation, PartitionState, TopicPartition

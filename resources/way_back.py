@@ -11,9 +11,9 @@ from pathlib import Path
 from sluice.pipelines.feed.feed import Feed
 from sluice.pipelines.model.receipts import PartKind
 from sluice.pipelines.ports import Lake
-from sluice.pipelines.republishing.carry_out import TRANSACTION_SECONDS, Pace
 from sluice.pipelines.republishing.lanes import Sending
-from sluice.pipelines.republishing.plan import Republish, Wishes
+from sluice.pipelines.republishing.republish_plan import Republish, Wishes
+from sluice.pipelines.republishing.send_lane import TRANSACTION_SECONDS, Pace
 from sluice.pipelines.republishing.values import check_sendable
 from sluice.resources.clock import now
 from sluice.resources.kafka.sending import KafkaTarget

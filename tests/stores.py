@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
-from sluice.pipelines.feed.s3 import S3Settings
+from sluice.pipelines.feed.s3_section import S3Settings
 from sluice.resources.local.s3 import LocalS3
 
 

@@ -19,9 +19,9 @@ from sluice.pipelines.model.receipts import Counts, DriftKind, Part, PartKind, R
 from sluice.pipelines.model.traffic import SHARES, BrokerTraffic, Traffic, all_brokers
 from sluice.pipelines.planning import windows
 from sluice.pipelines.ports import Lake
+from sluice.pipelines.status.broker_traffic import TopicTraffic, by_topic, notable
+from sluice.pipelines.status.timings import spent
 from sluice.pipelines.validation.drift import drift_of
-from sluice.pipelines.watching.timings import spent
-from sluice.pipelines.watching.traffic import TopicTraffic, by_topic, notable
 
 
 def batch_metadata(books: Books, batch: Batch) -> Metadata:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from sluice.assets.metadata.tables import Metadata, table
-from sluice.pipelines.watching.outlook import Outlook
-from sluice.pipelines.watching.watch import WatchResult
+from sluice.pipelines.status.outlook import Outlook
+from sluice.pipelines.status.watch import WatchResult
 
 
 def watch_metadata(seen: WatchResult) -> Metadata:

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from sluice.pipelines.batch.call import LandingRun
-from sluice.pipelines.batch.progress import report_progress
 from sluice.pipelines.batch.result import BatchResult
+from sluice.pipelines.batch.task_progress import report_progress
 from sluice.pipelines.errors import LogTruncated, OffsetsLost
 from sluice.pipelines.feed.feed import Feed
 from sluice.pipelines.feed.sections import OnLoss, PublishPolicy
@@ -24,9 +24,9 @@ from sluice.pipelines.ports import Job
 from sluice.pipelines.publishing.publish import abandon, check_owner, publish, roll_forward, roll_forward_own
 from sluice.pipelines.quarantine.limit import check_quarantine
 from sluice.pipelines.records.shape import Shape
+from sluice.pipelines.status.broker_traffic import traffic_of
 from sluice.pipelines.validation.decision import check_contract
 from sluice.pipelines.validation.drift import check_drift
-from sluice.pipelines.watching.traffic import traffic_of
 
 
 def take_over(run: LandingRun, batch: Batch) -> bool:

@@ -10,7 +10,7 @@ from sluice.pipelines.batch.call import Call
 from sluice.pipelines.errors import KafkaUnavailable, UnknownTopic, UsageError, WindowHeld
 from sluice.pipelines.feed.feed import Feed
 from sluice.pipelines.feed.sections import CommitMode, Layout, OnLoss, StartKind
-from sluice.pipelines.feed.topics import match
+from sluice.pipelines.feed.topic_selection import match
 from sluice.pipelines.ledger import Ledger, State
 from sluice.pipelines.ledger.entries import (
     BoundaryEntry,

@@ -26,7 +26,7 @@ from sluice.pipelines.ledger.tip import entries_lost
 from sluice.pipelines.model.kafka import CommittedOffset, Isolation, Key, TopicPartition
 from sluice.pipelines.planning.origins import skip_to
 from sluice.pipelines.ports import Cluster, Group, Membership
-from sluice.pipelines.quarantine import letters
+from sluice.pipelines.quarantine import dead_letters as letters
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,9 +18,9 @@ from pydantic import (
 )
 
 from sluice.pipelines.contract.expectation import Contract
-from sluice.pipelines.feed.kafka import KafkaSettings
-from sluice.pipelines.feed.registry import RegistrySettings
-from sluice.pipelines.feed.s3 import S3Settings, s3_address
+from sluice.pipelines.feed.kafka_section import KafkaSettings
+from sluice.pipelines.feed.registry_section import RegistrySettings
+from sluice.pipelines.feed.s3_section import S3Settings, s3_address
 from sluice.pipelines.feed.sections import (
     Alerts,
     CommitMode,
@@ -42,8 +42,8 @@ from sluice.pipelines.feed.sections import (
     parse_start,
 )
 from sluice.pipelines.feed.settings import Description, GroupName, LocalFile, Name, Settings, Text, below_root
-from sluice.pipelines.feed.table import TableSettings, check_address, check_holds
-from sluice.pipelines.feed.topics import TopicFilter
+from sluice.pipelines.feed.table_section import TableSettings, check_address, check_holds
+from sluice.pipelines.feed.topic_selection import TopicFilter
 from sluice.pipelines.model.kafka import Isolation
 from sluice.pipelines.records.formats import READERS
 from sluice.pipelines.records.rows.keys import KeyReader

@@ -14,7 +14,7 @@ from sluice.pipelines.errors import FeedError
 from sluice.pipelines.feed.clashes import clashes
 from sluice.pipelines.feed.feed import Feed
 from sluice.pipelines.feed.problems import problems_of, raise_problems
-from sluice.pipelines.feed.registry import RegistrySettings
+from sluice.pipelines.feed.registry_section import RegistrySettings
 from sluice.pipelines.feed.sections import BOOTSTRAP, LOCAL_KAFKA, LOCAL_LOGIN, LOCAL_REGISTRY, REGISTRY, UNKNOWN_KAFKA
 from sluice.pipelines.feed.yaml_file import FileProblem, YamlError, read_yaml
 from sluice.pipelines.model.pages import page

@@ -10,7 +10,7 @@ from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
 from sluice.pipelines.errors import FeedError
-from sluice.pipelines.feed.kafka import KAFKA_OWNED
+from sluice.pipelines.feed.kafka_section import KAFKA_OWNED
 from sluice.pipelines.feed.yaml_file import FileProblem
 from sluice.pipelines.model.pages import page
 from sluice.pipelines.schema.schema import SchemaError

@@ -23,7 +23,7 @@ from pydantic import (
 )
 
 from sluice.pipelines.feed.settings import Count, Duration, Settings, Size, Text, below_root, number
-from sluice.pipelines.feed.topics import TopicName
+from sluice.pipelines.feed.topic_selection import TopicName
 from sluice.pipelines.model.kafka import FetchLimits
 from sluice.pipelines.model.plans import Assignor
 from sluice.pipelines.util import units

@@ -15,7 +15,7 @@ from sluice.pipelines.contract.suite import recall
 from sluice.pipelines.errors import SchemaChanged
 from sluice.pipelines.feed.feed import Feed
 from sluice.pipelines.feed.sections import OnDrift
-from sluice.pipelines.feed.table import names_fit
+from sluice.pipelines.feed.table_section import names_fit
 from sluice.pipelines.lake import paths
 from sluice.pipelines.ledger import Ledger, State
 from sluice.pipelines.ledger.entries import FOLDERS_FORMAT, FORMAT, READER_FORMAT, SchemaEntry, SchemaSource

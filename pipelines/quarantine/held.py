@@ -17,7 +17,7 @@ import pyarrow.compute as pc
 from sluice.pipelines.feed.feed import Feed
 from sluice.pipelines.feed.sections import WindowSettings
 from sluice.pipelines.lake import parquet
-from sluice.pipelines.landing.rows import rows_of
+from sluice.pipelines.landing.landed_rows import rows_of
 from sluice.pipelines.ledger import Ledger, State
 from sluice.pipelines.model.kafka import TopicPartition
 from sluice.pipelines.model.receipts import Part, PartKind, Receipt

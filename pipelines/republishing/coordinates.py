@@ -18,8 +18,8 @@ import pyarrow.parquet as pq
 from sluice.pipelines.lake import parquet, paths
 from sluice.pipelines.model.kafka import TopicPartition
 from sluice.pipelines.ports import Delivered, Lake
-from sluice.pipelines.republishing import plan as plans
-from sluice.pipelines.republishing.plan import Republish
+from sluice.pipelines.republishing import republish_plan as plans
+from sluice.pipelines.republishing.republish_plan import Republish
 from sluice.pipelines.schema.arrays import fixed_width, text_array
 
 MAP = pa.schema(

@@ -17,7 +17,7 @@ from pathlib import Path
 
 from pydantic import TypeAdapter
 
-from sluice.pipelines.batch.progress import reporting
+from sluice.pipelines.batch.task_progress import reporting
 from sluice.pipelines.errors import SluiceError
 from sluice.pipelines.lake import paths
 from sluice.pipelines.ledger import Ledger
@@ -25,7 +25,9 @@ from sluice.pipelines.model.plans import to_json
 from sluice.pipelines.model.progress import Progress, Reporter
 from sluice.pipelines.ports import Clock, Engine, Lake, Target
 from sluice.pipelines.records.shape import Shape
-from sluice.pipelines.republishing.carry_out import (
+from sluice.pipelines.republishing.partitioner import load
+from sluice.pipelines.republishing.republish_plan import Republish, pieces
+from sluice.pipelines.republishing.send_lane import (
     FREELY,
     TRANSACTION_SECONDS,
     LaneSent,
@@ -36,8 +38,6 @@ from sluice.pipelines.republishing.carry_out import (
     finish,
     progress_of,
 )
-from sluice.pipelines.republishing.partitioner import load
-from sluice.pipelines.republishing.plan import Republish, pieces
 from sluice.pipelines.republishing.values import check_schema
 
 STAGE = "send"

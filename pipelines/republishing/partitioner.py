@@ -17,7 +17,7 @@ import numpy as np
 import pyarrow as pa
 
 from sluice.pipelines.errors import UsageError
-from sluice.pipelines.rewriting.mending import module_of
+from sluice.pipelines.maintenance.fixers import module_of
 
 _REMEDY = "mend it; nothing of this transaction was sent: def NAME(rows, partitions) returns a number for each row"
 

@@ -31,7 +31,7 @@ from sluice.pipelines.records.protobuf.reader_schema import ProtobufReader
 from sluice.pipelines.records.rows.row_items import Written, at
 from sluice.pipelines.records.rows.wire_format import WireFormat, prefix
 from sluice.pipelines.records.shape import Shape
-from sluice.pipelines.republishing.plan import Wishes
+from sluice.pipelines.republishing.republish_plan import Wishes
 from sluice.pipelines.schema.arrays import int64s
 from sluice.pipelines.schema.schema import EXTRA, Kind, Schema, Type
 

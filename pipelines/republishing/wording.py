@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from sluice.pipelines.errors import UsageError
-from sluice.pipelines.republishing.carry_out import Pace
-from sluice.pipelines.republishing.plan import PartitionBy
+from sluice.pipelines.republishing.republish_plan import PartitionBy
+from sluice.pipelines.republishing.send_lane import Pace
 from sluice.pipelines.util.units import parse_size
 
 _BY = (PartitionBy.KEY, PartitionBy.ROUND_ROBIN)

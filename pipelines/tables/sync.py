@@ -16,7 +16,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from sluice.pipelines.errors import TableMoved, TableRefused
-from sluice.pipelines.feed.table import misnamed, unfit
+from sluice.pipelines.feed.table_section import misnamed, unfit
 from sluice.pipelines.lake import paths
 from sluice.pipelines.ledger import BatchStatus, Ledger, State
 from sluice.pipelines.model.progress import Progress, Reporter
@@ -37,8 +37,8 @@ from sluice.pipelines.tables.owed import (
     groups,
     since,
 )
+from sluice.pipelines.tables.table_windows import CompleteWindows
 from sluice.pipelines.tables.tries import decided
-from sluice.pipelines.tables.windows import CompleteWindows
 from sluice.pipelines.util.parallel import each
 from sluice.pipelines.util.units import many
 

@@ -28,7 +28,7 @@ from sluice.pipelines.records.shape import Shape
 from sluice.pipelines.schema.schema import Kind, Type
 from sluice.pipelines.util.units import many
 from sluice.pipelines.validation import volume
-from sluice.pipelines.validation.table import MEMORY, Counted, StagedTable
+from sluice.pipelines.validation.duckdb_table import MEMORY, Counted, StagedTable
 
 Number = int | float | Decimal
 NO_ROWS = "no rows"

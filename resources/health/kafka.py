@@ -11,10 +11,10 @@ from dataclasses import dataclass, replace
 
 from sluice.pipelines.errors import FeedError, NotAuthorized, SluiceError
 from sluice.pipelines.feed.feed import Feed
-from sluice.pipelines.feed.kafka import KafkaSettings
+from sluice.pipelines.feed.kafka_section import KafkaSettings
 from sluice.pipelines.feed.rights import Operation, ResourceKind, Right, rights_of
 from sluice.pipelines.feed.sections import CommitMode, OffsetStore
-from sluice.pipelines.feed.topics import match
+from sluice.pipelines.feed.topic_selection import match
 from sluice.pipelines.model.consumer_groups import GroupState
 from sluice.pipelines.model.health import Diagnosis, Health, failed, of_error, ok, skipped, warning
 from sluice.pipelines.util.parallel import each

@@ -13,7 +13,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from sluice.pipelines.feed.s3 import S3Settings, bucket_and_prefix
+from sluice.pipelines.feed.s3_section import S3Settings, bucket_and_prefix
 from sluice.pipelines.model.health import Diagnosis, failed, ok, skipped
 from sluice.resources.health.examine import Check, examine
 from sluice.resources.health.machine import room

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from sluice.pipelines.feed.kafka import KafkaSettings
+from sluice.pipelines.feed.kafka_section import KafkaSettings
 from sluice.pipelines.feed.rights import Grantee
 
 CLIENT_ID = "sluice"
@@ -20,7 +20,7 @@ _SHOWN = ("security_protocol", "sasl_mechanism", "client_id", "client_dns_lookup
 
 
 class KafkaAccess(Protocol):
-    """What the resources need of a feed's Kafka settings (`sluice.pipelines.feed.kafka.KafkaSettings` is one)."""
+    """Settings of a feed's Kafka that the resources need (implemented by `feed.kafka_section.KafkaSettings`)."""
 
     @property
     def bootstrap(self) -> str:

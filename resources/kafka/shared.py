@@ -23,7 +23,7 @@ from kafka.errors import KafkaError
 
 from sluice.pipelines.errors import SluiceError, UnknownTopic
 from sluice.pipelines.feed.feed import Feed
-from sluice.pipelines.feed.topics import match
+from sluice.pipelines.feed.topic_selection import match
 from sluice.pipelines.model.kafka import (
     CommittedOffset,
     Configs,

@@ -22,7 +22,7 @@ from kafka import KafkaAdminClient
 from kafka.errors import KafkaError, TopicAlreadyExistsError
 
 from sluice.pipelines.errors import UsageError
-from sluice.pipelines.feed.kafka import KafkaSettings
+from sluice.pipelines.feed.kafka_section import KafkaSettings
 from sluice.pipelines.feed.rights import Right, rights_to_create, rights_to_produce
 from sluice.pipelines.records.rows.row_format import HEADERS, TO_SEND
 from sluice.resources.kafka.failures import explain

@@ -18,7 +18,7 @@ from typing import Any
 from urllib.request import urlopen
 
 from sluice.pipelines.errors import SetupError
-from sluice.pipelines.feed.s3 import S3Settings
+from sluice.pipelines.feed.s3_section import S3Settings
 from sluice.resources.s3.client import Bucket
 
 HOST, REGION, BUCKET = "127.0.0.1", "us-east-1", "lake"

@@ -27,7 +27,7 @@ from botocore.parsers import ResponseParserError
 from pydantic import SecretStr
 
 from sluice.pipelines.errors import LakeFull, LakeUnavailable, NotAuthorized, SetupError, SluiceError, Terminal
-from sluice.pipelines.feed.s3 import S3Settings
+from sluice.pipelines.feed.s3_section import S3Settings
 
 _CONNECTIONS = 32
 Answer = TypeVar("Answer")

@@ -17,7 +17,7 @@ from itertools import compress
 from typing import Any, BinaryIO, cast
 
 from sluice.pipelines.errors import LakeUnavailable, ProofFailed, SluiceError, Terminal, Unknown
-from sluice.pipelines.feed.s3 import S3Settings, bucket_and_prefix
+from sluice.pipelines.feed.s3_section import S3Settings, bucket_and_prefix
 from sluice.pipelines.model.stat import Stat
 from sluice.pipelines.util.parallel import each
 from sluice.resources.s3 import probe

@@ -21,7 +21,7 @@ import pyarrow as pa
 from pydantic import TypeAdapter
 
 from sluice.pipelines.feed.feed import Feed
-from sluice.pipelines.feed.kafka import KafkaSettings
+from sluice.pipelines.feed.kafka_section import KafkaSettings
 from sluice.pipelines.feed.sections import LandingSettings
 from sluice.pipelines.model.kafka import FetchLimits, Isolation
 from sluice.pipelines.model.plans import Task, to_json

@@ -18,7 +18,7 @@ from sluice.resources.spark.types import arrow_schema, conform
 if TYPE_CHECKING:
     from pyspark.sql.types import StructType
 
-    from sluice.pipelines.publishing.files import File
+    from sluice.pipelines.publishing.published_files import File
 
 TASK_BYTES = 64 << 20
 """Of Parquet in one Spark task: small files are read together, large ones by row group."""
@@ -34,7 +34,7 @@ class Share:
 
 def shares(lake: Lake, files: Sequence[File]) -> list[Share]:
     """The files in order, each once, in shares of about `TASK_BYTES`."""
-    from sluice.pipelines.publishing.files import one_each  # late: workers have no need of it
+    from sluice.pipelines.publishing.published_files import one_each  # late: workers have no need of it
 
     out: list[Share] = []
     group: list[tuple[str, tuple[int, ...] | None]] = []

@@ -11,7 +11,7 @@ from datetime import UTC, datetime
 import pyarrow as pa
 
 from sluice.pipelines.errors import Failed
-from sluice.pipelines.feed.report import Report
+from sluice.pipelines.feed.sql_report import Report
 from sluice.resources.reading import Windows
 from sluice.resources.spark import engine, failures
 

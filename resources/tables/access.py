@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from sluice.pipelines.feed.feed import Feed
-from sluice.pipelines.feed.s3 import bucket_and_prefix
+from sluice.pipelines.feed.s3_section import bucket_and_prefix
 from sluice.pipelines.util import extras
 
 

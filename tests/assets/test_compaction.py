@@ -11,9 +11,9 @@ from sluice.assets.location import build
 from sluice.assets.reports import report_key
 from sluice.assets.session import RunSession
 from sluice.assets.shown import landed_key
-from sluice.pipelines.account.audit import audit
+from sluice.pipelines.audit.audit import audit
+from sluice.pipelines.maintenance.expiry import expire
 from sluice.pipelines.model.plans import AskedRange, Request, RequestKind
-from sluice.pipelines.rewriting.expiry import expire
 from tests.assets.world import P0, P1, World, hour, in_hour, stored, versions, windows
 
 LANDED, COMMITTED = landed_key("orders"), dg.AssetKey(["orders", "committed"])

@@ -15,7 +15,7 @@ from sluice.assets.markdown import plain
 from sluice.pipelines.errors import Breach, SchemaDrifted
 from sluice.pipelines.model.kafka import OpenTransaction
 from sluice.pipelines.model.receipts import Drift, DriftKind
-from sluice.pipelines.watching.watch import Finding, WatchResult
+from sluice.pipelines.status.watch import Finding, WatchResult
 from tests.assets.world import FEED, World
 
 EVIL = [

@@ -17,7 +17,7 @@ import pytest
 from sluice.assets.sensors import Cursor, Tick
 from sluice.assets.session import RunSession
 from sluice.pipelines.errors import FeedError
-from sluice.pipelines.feed.notify import NotifySettings
+from sluice.pipelines.feed.notify_section import NotifySettings
 from tests import mail
 from tests.assets.world import World
 

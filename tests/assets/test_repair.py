@@ -18,7 +18,7 @@ from sluice.assets.repair import reconcile
 from sluice.assets.session import FEED_TAG
 from sluice.assets.shown import committed_key, landed_key
 from sluice.pipelines.model.receipts import Life, Verdict
-from sluice.pipelines.operating.repair import RepairKind
+from sluice.pipelines.operating.repairs import RepairKind
 from sluice.resources.liveness import Informed
 from sluice.testing.liveness import MemoryLiveness, owner
 from tests.assets.conftest import ON_FILES

@@ -19,9 +19,9 @@ from hypothesis import strategies as st
 
 from sluice.pipelines.errors import SluiceError
 from sluice.pipelines.feed.load import load_feed
-from sluice.pipelines.operating.accept import AcceptEvent, accept_log, accept_lost
-from sluice.pipelines.rewriting.expiry import expire
-from sluice.pipelines.rewriting.mending import Record
+from sluice.pipelines.maintenance.expiry import expire
+from sluice.pipelines.maintenance.fixers import Record
+from sluice.pipelines.operating.acceptance import AcceptEvent, accept_log, accept_lost
 from tests.checker.facts import Evidence
 from tests.checker.invariants import Settings, Verdict, check
 from tests.checker.lake import Folder
@@ -30,7 +30,7 @@ from tests.checker.planted import ONE, ZERO, Sound, land_again, log_of, sized, t
 from tests.pipelines import landed_world
 from tests.pipelines.batch.test_batch import PARTITIONS, act, steps
 from tests.pipelines.landed_world import HOUR, START, A, B, pieces
-from tests.pipelines.rewriting import test_replay
+from tests.pipelines.maintenance import test_replay
 from tests.pipelines.validation import test_drift
 
 HEALED = Settings(healed=True)

@@ -10,7 +10,7 @@ import pytest
 
 from sluice.cli import audit, explain, plan, run, status
 from sluice.cli.terminal import Terminal
-from sluice.pipelines.account.audit import live_receipts
+from sluice.pipelines.audit.audit import live_receipts
 from sluice.pipelines.errors import KafkaUnavailable
 from sluice.pipelines.ledger.entries import PlanEntry
 from sluice.pipelines.model.kafka import CommittedOffset, Isolation

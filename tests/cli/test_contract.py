@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from sluice.pipelines.contract.suite import read_contract
-from sluice.pipelines.feed.kafka import KafkaSettings
+from sluice.pipelines.feed.kafka_section import KafkaSettings
 from sluice.pipelines.feed.load import load_feed
 from sluice.pipelines.landing.sample import newest, stretches
 from sluice.pipelines.model.kafka import TopicPartition

@@ -20,7 +20,7 @@ from kafka import KafkaProducer
 pytest.importorskip("pyiceberg")
 pytest.importorskip("deltalake")
 
-from sluice.pipelines.account.audit import audit
+from sluice.pipelines.audit.audit import audit
 from sluice.pipelines.feed.feed import Feed
 from sluice.pipelines.tables.check import compare
 from sluice.resources.edges import open_tables

@@ -13,11 +13,11 @@ from typing import Any
 from sluice.pipelines.errors import SluiceError
 from sluice.pipelines.feed.feed import Feed
 from sluice.pipelines.feed.load import load_feed
+from sluice.pipelines.maintenance.compaction import compact
+from sluice.pipelines.maintenance.fixers import Mender, Record
+from sluice.pipelines.maintenance.replay import replay
 from sluice.pipelines.model.plans import Request, RequestKind
 from sluice.pipelines.quarantine.held import Filter
-from sluice.pipelines.rewriting.compaction import compact
-from sluice.pipelines.rewriting.mending import Mender, Record
-from sluice.pipelines.rewriting.replay import replay
 from sluice.pipelines.tables.sync import sync
 from sluice.pipelines.util.units import MINUTE
 from sluice.resources.edges import open_tables

@@ -12,7 +12,7 @@ import sys
 from typing import Any
 
 from sluice.cli import main as cli
-from sluice.pipelines.republishing import carry_out, coordinates, lanes, plan
+from sluice.pipelines.republishing import coordinates, lanes, republish_plan, send_lane
 from sluice.resources.kafka.sending import KafkaTarget
 
 STEPS: dict[str, tuple[Any, str]] = {
@@ -20,7 +20,7 @@ STEPS: dict[str, tuple[Any, str]] = {
     "sent": (KafkaTarget, "send"),
     "mapped": (coordinates, "write"),
     "committed": (KafkaTarget, "commit"),
-    "lane": (carry_out.Run, "_finish"),
+    "lane": (send_lane.Run, "_finish"),
     "all": (lanes, "finish"),
 }
 
@@ -41,8 +41,8 @@ def cut(step: str, times: int) -> None:
 
 
 def main(step: str, times: str, lane_offsets: str, *words: str) -> int:
-    carry_out.TRANSACTION_BYTES, vars(carry_out)["CHUNK_ROWS"] = 3000, 100
-    plan.LANE_OFFSETS = int(lane_offsets)
+    send_lane.TRANSACTION_BYTES, vars(send_lane)["CHUNK_ROWS"] = 3000, 100
+    republish_plan.LANE_OFFSETS = int(lane_offsets)
     cut(step, int(times))
     return cli.main(list(words))
 

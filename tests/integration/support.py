@@ -17,8 +17,8 @@ import duckdb
 import pyarrow as pa
 from kafka import KafkaConsumer, TopicPartition
 
-from sluice.pipelines.account.audit import AuditReport, audit
-from sluice.pipelines.account.rescan import rescan
+from sluice.pipelines.audit.audit import AuditReport, audit
+from sluice.pipelines.audit.rescan import rescan
 from sluice.pipelines.batch.land import land
 from sluice.pipelines.batch.result import Landed
 from sluice.pipelines.batch.survey import open_ledger
@@ -30,7 +30,7 @@ from sluice.pipelines.model.plans import AskedRange, Request, RequestKind
 from sluice.pipelines.model.receipts import Outcome, Owner
 from sluice.pipelines.model.traffic import TaskTraffic
 from sluice.pipelines.ports import Edges, Job
-from sluice.pipelines.quarantine.letters import Outlet
+from sluice.pipelines.quarantine.dead_letters import Outlet
 from sluice.resources.edges import open_edges
 from sluice.resources.kafka.fetch import KafkaFetcher
 from sluice.resources.lakes import open_lake

@@ -12,7 +12,7 @@ from urllib.parse import quote, urlsplit
 import pytest
 
 from sluice.pipelines.errors import Failed
-from sluice.pipelines.feed.registry import RegistrySettings
+from sluice.pipelines.feed.registry_section import RegistrySettings
 from sluice.pipelines.lake.schemas import KeptSchemas
 from sluice.pipelines.model.plans import Slice
 from sluice.pipelines.model.registered_schema import AVRO, PROTOBUF

@@ -24,9 +24,9 @@ from confluent_kafka.serialization import MessageField, SerializationContext
 from sluice.cli.main import main
 from sluice.pipelines.errors import SluiceError
 from sluice.pipelines.feed.feed import Feed
-from sluice.pipelines.feed.registry import RegistrySettings
+from sluice.pipelines.feed.registry_section import RegistrySettings
+from sluice.pipelines.maintenance.replay import replay
 from sluice.pipelines.quarantine.held import Filter
-from sluice.pipelines.rewriting.replay import replay
 from sluice.resources.lakes import open_lake
 from sluice.resources.liveness import new_owner
 from sluice.resources.local.kafka import LocalKafka

@@ -8,15 +8,15 @@ from pathlib import Path
 import pytest
 from kafka import KafkaProducer
 
-from sluice.pipelines.account.audit import AuditReport, audit
-from sluice.pipelines.account.rescan import rescan
+from sluice.pipelines.audit.audit import AuditReport, audit
+from sluice.pipelines.audit.rescan import rescan
 from sluice.pipelines.errors import WindowRetired
 from sluice.pipelines.feed.feed import Feed
 from sluice.pipelines.ledger import Ledger
+from sluice.pipelines.maintenance.compaction import compact
+from sluice.pipelines.maintenance.expiry import expire
 from sluice.pipelines.planning import windows
 from sluice.pipelines.records.shape import RAW
-from sluice.pipelines.rewriting.compaction import compact
-from sluice.pipelines.rewriting.expiry import expire
 from sluice.resources.kafka.fetch import KafkaFetcher
 from sluice.resources.liveness import new_owner
 from sluice.resources.local.kafka import LocalKafka

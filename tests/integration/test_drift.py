@@ -11,12 +11,12 @@ from typing import Any
 import pytest
 from kafka import KafkaProducer
 
-from sluice.pipelines.account.audit import audit
-from sluice.pipelines.account.rescan import rescan
+from sluice.pipelines.audit.audit import audit
+from sluice.pipelines.audit.rescan import rescan
 from sluice.pipelines.errors import SchemaDrifted
+from sluice.pipelines.maintenance.replay import replay
 from sluice.pipelines.model.receipts import Counts, DriftKind
 from sluice.pipelines.quarantine.held import Filter
-from sluice.pipelines.rewriting.replay import replay
 from sluice.pipelines.validation.drift import drift_of
 from sluice.resources import reading
 from sluice.resources.kafka.fetch import KafkaFetcher

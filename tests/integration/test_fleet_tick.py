@@ -22,7 +22,7 @@ from sluice.assets.location import windows_of
 from sluice.assets.session import RunSession
 from sluice.bench.counting import Counting
 from sluice.pipelines.feed.feed import SHARED
-from sluice.pipelines.feed.kafka import KafkaSettings
+from sluice.pipelines.feed.kafka_section import KafkaSettings
 from sluice.pipelines.util.units import DAY
 from sluice.resources.local import events
 from sluice.resources.local.kafka import LocalKafka

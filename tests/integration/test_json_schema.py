@@ -18,8 +18,8 @@ from confluent_kafka.serialization import MessageField, SerializationContext
 
 from sluice.cli.main import main
 from sluice.pipelines.feed.feed import Feed
+from sluice.pipelines.maintenance.replay import replay
 from sluice.pipelines.quarantine.held import Filter
-from sluice.pipelines.rewriting.replay import replay
 from sluice.resources.liveness import new_owner
 from sluice.resources.local.kafka import LocalKafka
 from sluice.resources.local.registered_events import SAMPLES

@@ -10,9 +10,9 @@ import kafka as kafka_client
 import pytest
 from kafka import KafkaAdminClient, KafkaProducer
 
-from sluice.pipelines.account.audit import audit
-from sluice.pipelines.account.explain import Class, explain
-from sluice.pipelines.account.rescan import rescan
+from sluice.pipelines.audit.audit import audit
+from sluice.pipelines.audit.explain_offset import Class, explain
+from sluice.pipelines.audit.rescan import rescan
 from sluice.pipelines.batch.preview import preview
 from sluice.pipelines.errors import Refused, UnknownTopic, UsageError
 from sluice.pipelines.model.kafka import TopicPartition

@@ -9,16 +9,16 @@ from pathlib import Path
 import pytest
 from kafka import KafkaProducer
 
-from sluice.pipelines.account.audit import audit
-from sluice.pipelines.account.rescan import rescan
-from sluice.pipelines.account.strict import strict
+from sluice.pipelines.audit.audit import audit
+from sluice.pipelines.audit.rescan import rescan
+from sluice.pipelines.audit.strict_audit import strict
 from sluice.pipelines.batch.survey import survey
 from sluice.pipelines.errors import EntriesLost
 from sluice.pipelines.feed.feed import Feed
 from sluice.pipelines.feed.sections import CommitMode
 from sluice.pipelines.lake import paths
 from sluice.pipelines.ledger import Ledger, checkpoint
-from sluice.pipelines.operating.accept import accept_ledger
+from sluice.pipelines.operating.acceptance import accept_ledger
 from sluice.pipelines.ports import Lake
 from sluice.resources.lakes import open_lake
 from sluice.resources.local.kafka import LocalKafka

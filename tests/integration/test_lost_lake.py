@@ -14,7 +14,7 @@ from kafka import KafkaAdminClient, KafkaProducer
 from sluice.pipelines.errors import ForeignMarks
 from sluice.pipelines.feed.feed import Feed
 from sluice.pipelines.ledger import Ledger
-from sluice.pipelines.operating.accept import Begin, accept_group
+from sluice.pipelines.operating.acceptance import Begin, accept_group
 from sluice.resources.lakes import open_lake
 from sluice.resources.local.kafka import LocalKafka
 from tests.checker.tools import Java

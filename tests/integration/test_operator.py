@@ -10,16 +10,16 @@ import pytest
 from kafka import KafkaAdminClient
 from kafka import TopicPartition as Plain
 
-from sluice.pipelines.account.audit import audit
-from sluice.pipelines.account.explain import Class, explain
-from sluice.pipelines.account.rescan import rescan
+from sluice.pipelines.audit.audit import audit
+from sluice.pipelines.audit.explain_offset import Class, explain
+from sluice.pipelines.audit.rescan import rescan
 from sluice.pipelines.batch.land import land
 from sluice.pipelines.batch.result import Skip
 from sluice.pipelines.errors import NothingToAccept, OffsetsLost, TopicRecreated, UsageError
 from sluice.pipelines.feed.feed import Feed
 from sluice.pipelines.model.kafka import TopicPartition
 from sluice.pipelines.model.plans import Request, RequestKind
-from sluice.pipelines.operating.accept import AcceptEvent, accept_log, accept_lost
+from sluice.pipelines.operating.acceptance import AcceptEvent, accept_log, accept_lost
 from sluice.pipelines.publishing import manifest
 from sluice.pipelines.records.shape import RAW
 from sluice.resources.kafka.fetch import KafkaFetcher

@@ -16,10 +16,10 @@ from confluent_kafka.serialization import MessageField, SerializationContext
 from sluice.cli.main import main
 from sluice.pipelines.errors import SluiceError
 from sluice.pipelines.feed.feed import Feed
+from sluice.pipelines.maintenance.replay import replay
 from sluice.pipelines.model.receipts import DriftKind
 from sluice.pipelines.quarantine.held import Filter
 from sluice.pipelines.records.protobuf.reader_schema import from_file
-from sluice.pipelines.rewriting.replay import replay
 from sluice.pipelines.validation.drift import drift_of
 from sluice.resources.liveness import new_owner
 from sluice.resources.local.kafka import LocalKafka

@@ -12,15 +12,15 @@ from typing import Any
 import pytest
 from kafka import KafkaProducer
 
-from sluice.pipelines.account.audit import audit
-from sluice.pipelines.account.explain import Class, explain
-from sluice.pipelines.account.rescan import rescan
+from sluice.pipelines.audit.audit import audit
+from sluice.pipelines.audit.explain_offset import Class, explain
+from sluice.pipelines.audit.rescan import rescan
 from sluice.pipelines.errors import Failed
 from sluice.pipelines.feed.feed import Feed
+from sluice.pipelines.maintenance.fixers import Mender, Record
+from sluice.pipelines.maintenance.replay import Replayed, Replayer, replay
 from sluice.pipelines.model.kafka import TopicPartition
 from sluice.pipelines.quarantine.held import Filter, listing
-from sluice.pipelines.rewriting.mending import Mender, Record
-from sluice.pipelines.rewriting.replay import Replayed, Replayer, replay
 from sluice.resources.kafka.fetch import KafkaFetcher
 from sluice.resources.liveness import new_owner
 from sluice.resources.local.kafka import LocalKafka

@@ -16,7 +16,7 @@ from kafka import KafkaConsumer, KafkaProducer
 from kafka.structs import OffsetAndMetadata
 from kafka.structs import TopicPartition as KafkaTopicPartition
 
-from sluice.pipelines.account.audit import audit
+from sluice.pipelines.audit.audit import audit
 from sluice.pipelines.batch.land import land
 from sluice.pipelines.committing.commit import CommitStatus, commit
 from sluice.pipelines.errors import (

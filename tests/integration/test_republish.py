@@ -25,8 +25,8 @@ from sluice.cli.main import main
 from sluice.cli.terminal import Terminal
 from sluice.pipelines.errors import LakeUnavailable
 from sluice.pipelines.model.progress import Progress
-from sluice.pipelines.republishing import carry_out
-from sluice.pipelines.republishing import plan as plans
+from sluice.pipelines.republishing import republish_plan as plans
+from sluice.pipelines.republishing import send_lane
 from sluice.pipelines.republishing.lanes import Sending
 from sluice.resources import way_back
 from sluice.resources.kafka.sending import KafkaTarget
@@ -194,7 +194,7 @@ def test_of_two_runs_the_one_that_began_last_goes_on(
 
     def overtaken(self: KafkaTarget) -> Any:
         if not begun:
-            carry_out.claim(lake, plans.load(lake, "orders", "twice"))
+            send_lane.claim(lake, plans.load(lake, "orders", "twice"))
         begun.append("later")
         return begin(self)
 
@@ -276,7 +276,7 @@ def test_one_after_the_other_at_most_so_many_a_second(
     asked = ["republish", "orders", "--offsets", f"{place.topic}:1:10-90", "--to", again, "--headers", "--apply"]
     asked += ["--partition-by", "round-robin", "--project", str(tmp_path)]
     clock = Clock()
-    monkeypatch.setattr(carry_out, "time", clock)
+    monkeypatch.setattr(send_lane, "time", clock)
     done = said(capfd, *asked, "--rate", "40", "--id", "by-records")
     assert (done["records"], done["partition_by"], done["partitions"]) == (80, "round-robin", {"0": 40, "1": 40})
     found = seen(kafka, again, 80)
@@ -287,7 +287,7 @@ def test_one_after_the_other_at_most_so_many_a_second(
     done = said(capfd, *asked, "--rate", "1KB", "--id", "by-bytes")
     bytes_sent = sum(len(r["key"] or b"") + len(r["value"] or b"") for r in found)
     assert bytes_sent / 1000 < clock.slept < 4 * bytes_sent / 1000
-    assert clock.slept / done["transactions"] < carry_out.TRANSACTION_SECONDS + 2, "none stays open while it waits"
+    assert clock.slept / done["transactions"] < send_lane.TRANSACTION_SECONDS + 2, "none stays open while it waits"
     assert [done["records"], len(seen(kafka, again, 160))] == [80, 160]
 
     told = list[Progress]()
@@ -298,7 +298,7 @@ def test_one_after_the_other_at_most_so_many_a_second(
     assert {p.note for p in sent} == {"(paused by a quota for 12 s)"}
     assert (sent[-1].done, sent[-1].total) == (80, 80)
     lake = LocalLake(tmp_path / ".sluice/lake")
-    assert carry_out.progress_of(lake, plans.load(lake, "orders", "by-quota"), 0) == (80, 12_400), "as tasks tell it"
+    assert send_lane.progress_of(lake, plans.load(lake, "orders", "by-quota"), 0) == (80, 12_400), "as tasks tell it"
 
 
 class Clock:
@@ -432,8 +432,8 @@ def test_times_that_the_target_does_not_take_and_a_mark_that_was_forgotten(
     def end(*_: object) -> None:
         raise LakeUnavailable("the lake is away")
 
-    monkeypatch.setattr(carry_out, "TRANSACTION_BYTES", 1)
-    monkeypatch.setattr(carry_out.Run, "_finish", end)
+    monkeypatch.setattr(send_lane, "TRANSACTION_BYTES", 1)
+    monkeypatch.setattr(send_lane.Run, "_finish", end)
     assert main([*asked, "--to", again, "--id", "cut"]) == 1
     monkeypatch.undo()
     assert "--resume cut" in capfd.readouterr().err

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from sluice.pipelines.lake.paths import is_table_log
-from sluice.pipelines.rewriting.expiry import expire
+from sluice.pipelines.maintenance.expiry import expire
 from sluice.pipelines.tables.sync import sync
 from sluice.resources.edges import open_table, open_tables
 from sluice.resources.s3.lake import S3Lake

@@ -20,19 +20,19 @@ import pytest
 from kafka import KafkaProducer
 from moto.server import ThreadedMotoServer
 
-from sluice.pipelines.account.audit import audit
+from sluice.pipelines.audit.audit import audit
 from sluice.pipelines.errors import Unknown
 from sluice.pipelines.feed.feed import Feed
 from sluice.pipelines.lake.paths import is_table_log
 from sluice.pipelines.ledger import Ledger
 from sluice.pipelines.ledger.entries import PublishEntry
+from sluice.pipelines.maintenance.compaction import Compacted, compact
+from sluice.pipelines.maintenance.expiry import expire
+from sluice.pipelines.maintenance.fixers import Mender, Record
+from sluice.pipelines.maintenance.replay import replay
 from sluice.pipelines.model.plans import AskedRange, Request, RequestKind
 from sluice.pipelines.model.receipts import Receipt
 from sluice.pipelines.quarantine.held import Filter
-from sluice.pipelines.rewriting.compaction import Compacted, compact
-from sluice.pipelines.rewriting.expiry import expire
-from sluice.pipelines.rewriting.mending import Mender, Record
-from sluice.pipelines.rewriting.replay import replay
 from sluice.pipelines.tables.sync import Synced, sync
 from sluice.pipelines.util.units import show_window
 from sluice.resources.edges import open_tables

@@ -16,10 +16,10 @@ from kafka import KafkaProducer
 
 from sluice.pipelines.errors import TableRefused
 from sluice.pipelines.feed.feed import Feed
+from sluice.pipelines.maintenance.fixers import Mender, Record
+from sluice.pipelines.maintenance.replay import replay
 from sluice.pipelines.model.plans import Request, RequestKind
 from sluice.pipelines.quarantine.held import Filter
-from sluice.pipelines.rewriting.mending import Mender, Record
-from sluice.pipelines.rewriting.replay import replay
 from sluice.pipelines.tables.check import compare
 from sluice.pipelines.tables.sync import sync
 from sluice.resources.edges import open_table, open_tables

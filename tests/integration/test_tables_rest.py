@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from sluice.pipelines.errors import CatalogUnavailable, TableDiffers
+from sluice.pipelines.maintenance.expiry import expire
 from sluice.pipelines.model.tables import TableChange
-from sluice.pipelines.rewriting.expiry import expire
 from sluice.pipelines.tables.check import compare
 from sluice.pipelines.tables.sync import Synced, sync
 from sluice.resources.edges import open_table, open_tables

@@ -11,8 +11,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from sluice.pipelines.maintenance.expiry import expire
 from sluice.pipelines.model.tables import LEDGER, TableChange, TableOperation
-from sluice.pipelines.rewriting.expiry import expire
 from sluice.pipelines.tables.sync import sync
 from sluice.resources.edges import open_tables
 from tests import spark_reader

@@ -12,12 +12,12 @@ from typing import Any
 import pyarrow.parquet as pq
 import pytest
 
-from sluice.pipelines.account.audit import audit
-from sluice.pipelines.account.explain import Class, explain
-from sluice.pipelines.account.rescan import rescan
+from sluice.pipelines.audit.audit import audit
+from sluice.pipelines.audit.explain_offset import Class, explain
+from sluice.pipelines.audit.rescan import rescan
 from sluice.pipelines.errors import QuarantineExceeded
 from sluice.pipelines.feed.feed import Feed
-from sluice.pipelines.feed.kafka import KafkaSettings
+from sluice.pipelines.feed.kafka_section import KafkaSettings
 from sluice.pipelines.model.kafka import TopicPartition
 from sluice.resources.kafka.fetch import KafkaFetcher
 from sluice.resources.lakes import open_lake

@@ -13,7 +13,7 @@ from kafka import TopicPartition as Plain
 from sluice.pipelines.batch.survey import open_ledger
 from sluice.pipelines.feed.feed import Feed
 from sluice.pipelines.model.kafka import TopicConfig, TopicPartition
-from sluice.pipelines.watching.watch import Finding, WatchResult, view, watch
+from sluice.pipelines.status.watch import Finding, WatchResult, view, watch
 from sluice.resources.clock import now
 from sluice.resources.local.kafka import LocalKafka
 from tests.integration.conftest import Lines

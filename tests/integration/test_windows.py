@@ -13,9 +13,9 @@ from typing import Any
 import pytest
 from kafka import KafkaProducer
 
-from sluice.pipelines.account.audit import audit
-from sluice.pipelines.account.explain import Class, explain
-from sluice.pipelines.account.rescan import rescan
+from sluice.pipelines.audit.audit import audit
+from sluice.pipelines.audit.explain_offset import Class, explain
+from sluice.pipelines.audit.rescan import rescan
 from sluice.pipelines.batch import rounds
 from sluice.pipelines.batch.land import land
 from sluice.pipelines.batch.result import Landed

@@ -11,9 +11,9 @@ from types import SimpleNamespace
 from typing import Any
 from unittest.mock import patch
 
-from sluice.pipelines.account import audited, settled
-from sluice.pipelines.account.audit import audit
-from sluice.pipelines.batch import progress
+from sluice.pipelines.audit import audit_cache, settled_entries
+from sluice.pipelines.audit.audit import audit
+from sluice.pipelines.batch import task_progress
 from sluice.pipelines.batch.land import land
 from sluice.pipelines.batch.result import Skip
 from sluice.pipelines.committing.commit import CommitSettings, commit
@@ -21,9 +21,13 @@ from sluice.pipelines.errors import BatchIncomplete, NothingToAccept, OffsetsLos
 from sluice.pipelines.landing import task, writer
 from sluice.pipelines.ledger import Ledger, batches, segments
 from sluice.pipelines.ledger import log as ledger_log
+from sluice.pipelines.maintenance import rewrite
+from sluice.pipelines.maintenance.compaction import compact
+from sluice.pipelines.maintenance.expiry import expire, remove_retired
+from sluice.pipelines.maintenance.replay import replay
 from sluice.pipelines.model.plans import AskedRange, Request, RequestKind
 from sluice.pipelines.model.receipts import Owner
-from sluice.pipelines.operating.accept import (
+from sluice.pipelines.operating.acceptance import (
     AcceptEvent,
     Begin,
     accept_group,
@@ -34,14 +38,10 @@ from sluice.pipelines.operating.accept import (
 )
 from sluice.pipelines.planning import windows
 from sluice.pipelines.publishing.manifest import write_manifests
+from sluice.pipelines.quarantine.dead_letters import Outlet
 from sluice.pipelines.quarantine.held import Filter
-from sluice.pipelines.quarantine.letters import Outlet
 from sluice.pipelines.records.kafka_batches.decode import decoder
 from sluice.pipelines.records.kafka_batches.decode import row_buffers as decoded_rows
-from sluice.pipelines.rewriting import rewriting
-from sluice.pipelines.rewriting.compaction import compact
-from sluice.pipelines.rewriting.expiry import expire, remove_retired
-from sluice.pipelines.rewriting.replay import replay
 from sluice.pipelines.util import parallel
 from sluice.testing.lake import MemoryLake
 from sluice.testing.logs import ABORT
@@ -168,9 +168,9 @@ def _outsider(world: World, name: str) -> str:
 def _audit(world: World, name: str) -> str:
     """What changed since the last audit, beside whatever else goes on."""
     lake, ledger = world.edges(name).lake, world.ledger(name)
-    before = audited.kept(lake, FEED)
+    before = audit_cache.kept(lake, FEED)
     report = audit(ledger, lake, FEED, known=before, at=world.now, quick=True)
-    audited.keep(lake, FEED, report.audited, before, report.at)
+    audit_cache.keep(lake, FEED, report.audited, before, report.at)
     return f"looked at {report.looked}"
 
 
@@ -240,7 +240,7 @@ def heal(
 def _looked_at(world: World) -> str:
     """An audit of what changed finds what one of everything finds."""
     lake, ledger = world.edges("auditor").lake, world.ledger("auditor")
-    if (before := audited.kept(lake, FEED)) is None:
+    if (before := audit_cache.kept(lake, FEED)) is None:
         return ""
     quick, whole = (audit(ledger, lake, FEED, known=known, quick=True) for known in (before, None))
     said = [(sorted(map(str, r.problems)), r.accounts, r.batches) for r in (quick, whole)]
@@ -356,7 +356,7 @@ def forgetful() -> Iterator[None]:
     """What the state forgets is forgotten at once, folds begin at checkpoints, segments hold few entries, and what
     audits know of entries is soon in files of its own."""
     small = patch.object(segments, "ENTRIES", 3)
-    old = patch.object(settled, "ENTRIES", 4), patch.object(audited, "BLOCK", 2)
+    old = patch.object(settled_entries, "ENTRIES", 4), patch.object(audit_cache, "BLOCK", 2)
     with patch.object(batches, "KEPT", 1), patch.object(ledger_log, "CHECKPOINT_EVERY", 4), small, old[0], old[1]:
         yield
 
@@ -366,12 +366,12 @@ def as_one() -> Iterator[None]:
     """Sluice without threads, clocks and chance of its own."""
     still = SimpleNamespace(perf_counter_ns=lambda: 0)
     with ExitStack() as stack:
-        for module in (parallel, rewriting):
+        for module in (parallel, rewrite):
             stack.enter_context(patch.object(module, "ThreadPoolExecutor", Inline))
         # What runs inline marks the caller's own thread, which lives on.
         stack.enter_context(patch.object(parallel, "_here", threading.local()))
         stack.enter_context(patch.object(ledger_log, "secrets", SimpleNamespace(token_hex=_write_id)))
-        stack.enter_context(patch.object(progress, "Thread", NoThread))
+        stack.enter_context(patch.object(task_progress, "Thread", NoThread))
         for module in (task, writer):
             stack.enter_context(patch.object(module, "time", still))
         for module in (decoder, decoded_rows):

@@ -26,17 +26,17 @@ from sluice.pipelines.errors import (
     WindowIncomplete,
 )
 from sluice.pipelines.ledger import Batch
+from sluice.pipelines.maintenance.compaction import compact
+from sluice.pipelines.maintenance.expiry import expire
+from sluice.pipelines.maintenance.replay import replay
 from sluice.pipelines.model.kafka import TopicPartition
 from sluice.pipelines.model.plans import AskedRange, Request, RequestKind
 from sluice.pipelines.model.progress import Progress
 from sluice.pipelines.model.receipts import Met
-from sluice.pipelines.operating.repair import RepairTarget, repair
+from sluice.pipelines.operating.repairs import RepairTarget, repair
 from sluice.pipelines.planning import plan
 from sluice.pipelines.publishing import owners
 from sluice.pipelines.quarantine.held import Filter
-from sluice.pipelines.rewriting.compaction import compact
-from sluice.pipelines.rewriting.expiry import expire
-from sluice.pipelines.rewriting.replay import replay
 from sluice.pipelines.util.units import parse_window
 from tests.model.explore import Scenario, prepared
 from tests.model.programs import Spec, _calm, as_one, owner, program

@@ -44,10 +44,10 @@ from sluice.pipelines.committing import commit
 from sluice.pipelines.ledger import Appended, Ledger, State
 from sluice.pipelines.model.kafka import Key, OffsetAtTime
 from sluice.pipelines.model.ranges import contiguous_end
-from sluice.pipelines.operating import accept
+from sluice.pipelines.operating import acceptance
 from sluice.pipelines.planning import plan, windows
 from sluice.pipelines.publishing import manifest
-from sluice.pipelines.quarantine import letters
+from sluice.pipelines.quarantine import dead_letters
 from tests.model.explore import Violation, explored
 from tests.model.scenarios import BY_NAME
 from tests.model.world import Kafka
@@ -100,7 +100,7 @@ def ackfrom(patch: Patch) -> None:
             self._state = State(**{f.name: getattr(state, f.name) for f in fields(state)})
             return replace(self._state, current=Newest(self))
 
-    patch.setattr(accept, "Ledger", Blind)
+    patch.setattr(acceptance, "Ledger", Blind)
 
 
 def mine(patch: Patch) -> None:
@@ -167,13 +167,13 @@ def readmark(patch: Patch) -> None:
 
 
 def deadletters(patch: Patch) -> None:
-    real = letters.owed_letters
+    real = dead_letters.owed_letters
 
     def newest(ledger: Ledger, state: State, since: int) -> Any:
         published = [b.published for b in state.batches.values() if b.published is not None]
         return real(ledger, state, max([since, *(n - 1 for n in published)]))
 
-    patch.setattr(letters, "owed_letters", newest)
+    patch.setattr(dead_letters, "owed_letters", newest)
 
 
 def fromorigin(patch: Patch) -> None:

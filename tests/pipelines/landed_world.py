@@ -11,22 +11,22 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from sluice.pipelines.account.audit import audit
+from sluice.pipelines.audit.audit import audit
 from sluice.pipelines.feed.load import load_feed
 from sluice.pipelines.lake import paths
 from sluice.pipelines.landing.writer import PartTarget, PartWriter
 from sluice.pipelines.ledger import Ledger, State
 from sluice.pipelines.ledger.entries import Boundaries, BoundaryEntry, OriginEntry, OriginItem, PlanEntry
+from sluice.pipelines.maintenance.compaction import Compacted, compact
 from sluice.pipelines.model.kafka import Isolation, Key
 from sluice.pipelines.model.plans import Plan, Request, RequestKind, Slice, Task
 from sluice.pipelines.model.receipts import Counts, Part, PartKind, Receipt
 from sluice.pipelines.ports import Edges, Lake
-from sluice.pipelines.publishing import files
+from sluice.pipelines.publishing import published_files
 from sluice.pipelines.publishing.manifest import write_manifests
 from sluice.pipelines.publishing.publish import publish, roll_forward
 from sluice.pipelines.records.rows.landed_columns import REFUSED, quarantine_rows
 from sluice.pipelines.records.rows.row_format import HEADERS, RawFormat
-from sluice.pipelines.rewriting.compaction import Compacted, compact
 from sluice.testing.cluster import MemoryCluster
 from sluice.testing.group import MemoryGroup
 from sluice.testing.lake import MemoryLake
@@ -121,7 +121,7 @@ class World:
         partitions: Sequence[int] = (0, 1),
     ) -> pa.Table:
         """What readers get of the hours, by the ledger."""
-        found = files.files(self.fresh_ledger(), self.lake, "orders", windows, self.feed.window, kind)  # type: ignore[arg-type]
+        found = published_files.files(self.fresh_ledger(), self.lake, "orders", windows, self.feed.window, kind)  # type: ignore[arg-type]
         tables = [pq.read_table(self.lake.open(f.path)) for f in found if f.partition in partitions]
         return pa.concat_tables(tables).combine_chunks() if tables else pa.table({})
 

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from sluice.pipelines.account.audit import audit
+from sluice.pipelines.audit.audit import audit
 from sluice.pipelines.errors import LedgerCorrupt, Terminal, WindowIncomplete
 from sluice.pipelines.feed.sections import LandingSettings, WindowSettings
 from sluice.pipelines.lake import paths
@@ -20,13 +20,13 @@ from sluice.pipelines.landing.proof import prove
 from sluice.pipelines.landing.task import Assignment, Tools, run_task
 from sluice.pipelines.ledger import Ledger, checkpoint
 from sluice.pipelines.ledger.entries import OriginEntry, OriginItem, PlanEntry, PublishEntry, RetireEntry
+from sluice.pipelines.maintenance.expiry import expire, remove_retired
 from sluice.pipelines.model.kafka import FetchLimits, Isolation, Key, TopicPartition
 from sluice.pipelines.model.plans import Plan, Request, RequestKind, Slice, Task
 from sluice.pipelines.model.receipts import Counts, Part, PartKind, Receipt
-from sluice.pipelines.operating.repair import RepairTarget, repair
+from sluice.pipelines.operating.repairs import RepairTarget, repair
 from sluice.pipelines.publishing.publish import roll_forward
 from sluice.pipelines.records.rows.row_format import RawFormat
-from sluice.pipelines.rewriting.expiry import expire, remove_retired
 from sluice.resources.lake_local import LocalLake
 from sluice.testing.fetcher import MemoryFetcher
 from sluice.testing.lake import MemoryLake

@@ -8,7 +8,7 @@ import pytest
 
 from sluice.pipelines.errors import LogTruncated, SluiceError, TopicRecreated
 from sluice.pipelines.model.kafka import TopicPartition
-from sluice.pipelines.operating.accept import AcceptEvent
+from sluice.pipelines.operating.acceptance import AcceptEvent
 from sluice.testing.logs import Log, LogBatch, LogRecord, log
 from tests.reports.world import Topics
 

@@ -14,7 +14,7 @@ from sluice.pipelines.lake.schemas import KeptSchemas
 from sluice.pipelines.model.kafka import TopicPartition
 from sluice.pipelines.model.plans import Request, RequestKind
 from sluice.pipelines.model.registered_schema import RegisteredSchema
-from sluice.pipelines.operating.accept import AcceptEvent, accept_log
+from sluice.pipelines.operating.acceptance import AcceptEvent, accept_log
 from sluice.pipelines.ports import Edges, Lake
 from sluice.pipelines.records.compiled import cache
 from sluice.resources.liveness import new_owner

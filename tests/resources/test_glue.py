@@ -15,7 +15,7 @@ from moto import mock_aws
 
 from sluice.pipelines.errors import Failed, FeedError, NotAuthorized, RegistryUnavailable, SluiceError
 from sluice.pipelines.feed.load import load_feed, schema_asked
-from sluice.pipelines.feed.registry import RegistrySettings
+from sluice.pipelines.feed.registry_section import RegistrySettings
 from sluice.resources.glue import GlueClient
 from sluice.resources.health.registry import examine_registry
 from sluice.resources.registry import client_of, file_of, reader_of, registered, writers_of

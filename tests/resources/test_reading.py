@@ -14,7 +14,7 @@ import pytest
 import sluice
 from sluice.pipelines.errors import FeedError, UsageError, WindowIncomplete
 from sluice.pipelines.model.receipts import PartKind
-from sluice.pipelines.publishing.files import File
+from sluice.pipelines.publishing.published_files import File
 from sluice.resources import reading
 from sluice.resources.lake_local import LocalLake
 from sluice.resources.spark import parts, types

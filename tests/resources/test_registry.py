@@ -14,7 +14,7 @@ import pytest
 
 from sluice.pipelines.errors import Failed, NotAuthorized, Refused, RegistryUnavailable, SluiceError
 from sluice.pipelines.feed.load import load_feed
-from sluice.pipelines.feed.registry import RegistrySettings
+from sluice.pipelines.feed.registry_section import RegistrySettings
 from sluice.pipelines.lake.schemas import MOST_UNKNOWN, KeptSchemas
 from sluice.pipelines.records.rows.value_reader import UnusableSchema
 from sluice.resources import registry

@@ -24,8 +24,8 @@ from sluice.pipelines.contract.results import ExpectationOutcome, contract_resul
 from sluice.pipelines.errors import UsageError
 from sluice.pipelines.feed.feed import Feed
 from sluice.pipelines.feed.load import load_feed
-from sluice.pipelines.feed.report import load_report
 from sluice.pipelines.feed.sections import LOCAL_KAFKA
+from sluice.pipelines.feed.sql_report import load_report
 from sluice.pipelines.lake import parquet
 from sluice.pipelines.ledger import Ledger, State
 from sluice.pipelines.model.kafka import CommittedOffset, TopicPartition

@@ -12,8 +12,8 @@ from functools import cache
 from pathlib import Path
 from random import Random
 
-from sluice.pipelines.account.audit import audit
-from sluice.pipelines.account.strict import _stands_right
+from sluice.pipelines.audit.audit import audit
+from sluice.pipelines.audit.strict_audit import _stands_right
 from sluice.pipelines.errors import SluiceError
 from sluice.pipelines.lake import paths
 from sluice.pipelines.landing.proof import receipts_at

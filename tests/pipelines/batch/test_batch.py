@@ -15,7 +15,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from sluice.pipelines.account.audit import audit, live_receipts
+from sluice.pipelines.audit.audit import audit, live_receipts
 from sluice.pipelines.batch import rounds
 from sluice.pipelines.batch.land import land
 from sluice.pipelines.batch.result import Landed, Skip
@@ -35,8 +35,8 @@ from sluice.pipelines.planning import windows
 from sluice.pipelines.planning.origins import Refusal
 from sluice.pipelines.ports import Edges, Job
 from sluice.pipelines.publishing import manifest
+from sluice.pipelines.status.watch import view, watch
 from sluice.pipelines.util.units import show_window
-from sluice.pipelines.watching.watch import view, watch
 from sluice.testing.cluster import MemoryCluster, partition
 from sluice.testing.engine import MemoryEngine
 from sluice.testing.fetcher import MemoryFetcher

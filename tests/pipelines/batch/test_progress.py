@@ -8,7 +8,7 @@ from unittest.mock import Mock
 
 import pytest
 
-from sluice.pipelines.batch.progress import report_progress
+from sluice.pipelines.batch.task_progress import report_progress
 from sluice.pipelines.errors import LakeUnavailable
 from sluice.pipelines.model.progress import Progress
 from sluice.testing.lake import MemoryLake

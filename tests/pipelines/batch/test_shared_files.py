@@ -8,14 +8,14 @@ from typing import Any
 
 import pytest
 
-from sluice.pipelines.account.audit import audit
-from sluice.pipelines.account.explain import explain
+from sluice.pipelines.audit.audit import audit
+from sluice.pipelines.audit.explain_offset import explain
 from sluice.pipelines.errors import LedgerTooNew, UsageError
 from sluice.pipelines.ledger.entries import PublishEntry
+from sluice.pipelines.maintenance import expiry
 from sluice.pipelines.model.plans import AskedRange, Request, RequestKind
 from sluice.pipelines.model.receipts import PartKind
-from sluice.pipelines.publishing.files import File, files, one_each
-from sluice.pipelines.rewriting import expiry
+from sluice.pipelines.publishing.published_files import File, files, one_each
 from tests.checker.planted import ONE, ZERO, Sound, asked
 
 

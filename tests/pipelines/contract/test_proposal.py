@@ -13,8 +13,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from sluice.pipelines.contract.contract_proposal import ENOUGH, Proposal, candidates, propose
 from sluice.pipelines.contract.expectation import Contract, Severity
-from sluice.pipelines.contract.proposal import ENOUGH, Proposal, candidates, propose
 from sluice.pipelines.contract.suite import parse_contract
 from sluice.pipelines.records.contract_rows.row_expectations import RowChecks
 from sluice.pipelines.records.rows.row_format import HEADERS

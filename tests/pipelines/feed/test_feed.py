@@ -18,7 +18,7 @@ from pydantic import BaseModel
 
 from sluice.pipelines.errors import FeedError
 from sluice.pipelines.feed.feed import Feed
-from sluice.pipelines.feed.kafka import CREDENTIALS, KAFKA_OWNED, KafkaSettings
+from sluice.pipelines.feed.kafka_section import CREDENTIALS, KAFKA_OWNED, KafkaSettings
 from sluice.pipelines.feed.load import load_feed, load_feeds
 from sluice.pipelines.feed.sections import (
     CommitMode,
@@ -30,7 +30,7 @@ from sluice.pipelines.feed.sections import (
     Start,
     StartKind,
 )
-from sluice.pipelines.feed.topics import TopicFilter
+from sluice.pipelines.feed.topic_selection import TopicFilter
 from sluice.pipelines.model.kafka import FetchLimits, Isolation
 
 SECRET = "hunter2-s3cr3t"

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from sluice.pipelines.errors import UnknownTopic
-from sluice.pipelines.feed.topics import TopicFilter, match
+from sluice.pipelines.feed.topic_selection import TopicFilter, match
 from sluice.pipelines.model.topic_names import MAX_ENCODED, decode_topic, encode_topic, is_topic_name
 
 SIGNS = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789._-"

@@ -31,7 +31,7 @@ from sluice.pipelines.model.plans import Slice, Task
 from sluice.pipelines.model.receipts import Counts, Outcome, PartKind, Receipt, SliceFailure
 from sluice.pipelines.records.rows.landed_columns import REFUSED
 from sluice.pipelines.records.rows.row_format import Format, Formatted, RawFormat
-from sluice.pipelines.watching.timings import ACTIVITIES
+from sluice.pipelines.status.timings import ACTIVITIES
 from sluice.resources.lake_local import LocalLake
 from sluice.testing.fetcher import MemoryFetcher
 from sluice.testing.lake import MemoryLake

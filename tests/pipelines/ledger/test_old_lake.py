@@ -13,19 +13,19 @@ from typing import Any
 
 import pytest
 
-from sluice.pipelines.account.audit import audit
-from sluice.pipelines.account.explain import Class, explain
+from sluice.pipelines.audit.audit import audit
+from sluice.pipelines.audit.explain_offset import Class, explain
 from sluice.pipelines.committing.commit import CommitSettings, CommitStatus, commit
 from sluice.pipelines.feed.load import load_feed
 from sluice.pipelines.feed.sections import Layout
 from sluice.pipelines.lake import paths, standing
 from sluice.pipelines.ledger import BatchStatus
+from sluice.pipelines.maintenance.compaction import compact
+from sluice.pipelines.maintenance.expiry import expire
 from sluice.pipelines.model.kafka import CommittedOffset, TopicPartition
 from sluice.pipelines.model.plans import Request, RequestKind
 from sluice.pipelines.planning import windows
 from sluice.pipelines.publishing import manifest
-from sluice.pipelines.rewriting.compaction import compact
-from sluice.pipelines.rewriting.expiry import expire
 from sluice.testing.liveness import owner
 from sluice.testing.logs import COMMIT
 from tests.pipelines.batch.test_batch import HOUR, PARTITIONS, World, act

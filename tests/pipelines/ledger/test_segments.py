@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from sluice.pipelines.account.audit import audit
+from sluice.pipelines.audit.audit import audit
 from sluice.pipelines.errors import LedgerCorrupt
 from sluice.pipelines.lake import paths
 from sluice.pipelines.ledger import Ledger, log, segments

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from sluice.pipelines.account.audit import audit
+from sluice.pipelines.audit.audit import audit
 from sluice.pipelines.committing.commit import CommitSettings, CommitStatus, commit
 from sluice.pipelines.errors import (
     BatchIncomplete,
@@ -28,7 +28,7 @@ from sluice.pipelines.ledger.entries import KeyRange
 from sluice.pipelines.model.kafka import CommittedOffset, Key, TopicPartition
 from sluice.pipelines.model.plans import AskedRange, Request, RequestKind
 from sluice.pipelines.model.ranges import Range
-from sluice.pipelines.operating.accept import (
+from sluice.pipelines.operating.acceptance import (
     Accepted,
     AcceptEvent,
     accept_corrupt,

@@ -17,7 +17,7 @@ from sluice.pipelines.model.kafka import TopicPartition
 from sluice.pipelines.model.plans import AskedRange, Request, RequestKind, Slice
 from sluice.pipelines.model.ranges import Range
 from sluice.pipelines.model.receipts import Owner, Receipt
-from sluice.pipelines.operating.repair import STALE_MS, Pretended, RepairFinding, RepairKind, RepairTarget, repair
+from sluice.pipelines.operating.repairs import STALE_MS, Pretended, RepairFinding, RepairKind, RepairTarget, repair
 from sluice.pipelines.ports import Lake
 from sluice.pipelines.publishing.owners import asking
 from sluice.pipelines.publishing.publish import publish

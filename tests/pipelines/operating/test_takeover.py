@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from sluice.pipelines.account.audit import audit
+from sluice.pipelines.audit.audit import audit
 from sluice.pipelines.batch.preview import preview
 from sluice.pipelines.batch.result import Skip
 from sluice.pipelines.committing.commit import CommitResult, CommitSettings, CommitStatus, commit
@@ -21,7 +21,7 @@ from sluice.pipelines.ledger.marks import Beside, Mark, by_hand
 from sluice.pipelines.ledger.tip import BEYOND
 from sluice.pipelines.model.kafka import CommittedOffset
 from sluice.pipelines.model.plans import AskedRange, Request, RequestKind
-from sluice.pipelines.operating.accept import Begin, accept_corrupt, accept_group, accept_lost, accept_moved
+from sluice.pipelines.operating.acceptance import Begin, accept_corrupt, accept_group, accept_lost, accept_moved
 from sluice.pipelines.operating.move_offsets import Stands, stands
 from sluice.testing.lake import MemoryLake
 from tests.pipelines.batch.test_batch import HOUR, PARTITIONS, START, World

@@ -12,8 +12,8 @@ from functools import cache
 
 import pytest
 
-from sluice.pipelines.account.audit import audit
-from sluice.pipelines.account.strict import strict
+from sluice.pipelines.audit.audit import audit
+from sluice.pipelines.audit.strict_audit import strict
 from sluice.pipelines.batch.preview import preview
 from sluice.pipelines.batch.survey import survey
 from sluice.pipelines.committing.commit import CommitSettings, commit
@@ -23,8 +23,8 @@ from sluice.pipelines.lake import paths
 from sluice.pipelines.ledger import checkpoint
 from sluice.pipelines.ledger.entries import CommitEntry, GapEntry, dump
 from sluice.pipelines.ledger.tip import Tip
-from sluice.pipelines.operating.accept import accept_ledger
-from sluice.pipelines.operating.repair import RepairTarget, repair
+from sluice.pipelines.operating.acceptance import accept_ledger
+from sluice.pipelines.operating.repairs import RepairTarget, repair
 from sluice.testing.logs import COMMIT
 from tests.model.explore import Scenario, feed_of
 from tests.model.programs import CATCH_UP, as_one, program

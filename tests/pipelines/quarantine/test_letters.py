@@ -49,7 +49,7 @@ from sluice.pipelines.model.plans import Plan, Request, RequestKind, Slice, Task
 from sluice.pipelines.model.ranges import Range
 from sluice.pipelines.model.receipts import Counts, Part, PartKind, Receipt
 from sluice.pipelines.ports import Letter, Member
-from sluice.pipelines.quarantine.letters import Outlet, owed_letters
+from sluice.pipelines.quarantine.dead_letters import Outlet, owed_letters
 from sluice.pipelines.records.rows.landed_columns import QUARANTINED
 from sluice.testing.group import MemoryGroup
 from sluice.testing.lake import MemoryLake

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 from sluice.pipelines.model.ranges import Range
 from sluice.pipelines.records.rows.row_format import HEADERS
-from sluice.pipelines.republishing.plan import PIECE, Republish, Source, Wishes, pieces
-from sluice.pipelines.republishing.rows import Cursor, with_coordinates
+from sluice.pipelines.republishing.republish_plan import PIECE, Republish, Source, Wishes, pieces
+from sluice.pipelines.republishing.republish_rows import Cursor, with_coordinates
 from sluice.pipelines.schema.arrays import int64s
 from tests.examples import examples
 

@@ -19,7 +19,7 @@ from sluice.pipelines.records.json.schema_reader import JsonSchemaReader
 from sluice.pipelines.records.rows.row_items import NotWritable
 from sluice.pipelines.records.rows.wire_format import WireFormat
 from sluice.pipelines.records.shape import Shape
-from sluice.pipelines.republishing.plan import Wishes
+from sluice.pipelines.republishing.republish_plan import Wishes
 from sluice.pipelines.republishing.values import check_schema, check_sendable, json_values, typed_values
 from sluice.pipelines.schema.schema import EXTRA, Schema, parse_schema
 from tests.examples import examples

@@ -13,10 +13,10 @@ from typing import Any
 import pytest
 
 from sluice.pipelines.errors import CatalogUnavailable, EntriesLost, TableDiffers, TableRefused, Unknown
+from sluice.pipelines.maintenance.expiry import expire
 from sluice.pipelines.model.tables import TableChange
 from sluice.pipelines.publishing import kept
 from sluice.pipelines.publishing.publish import roll_forward
-from sluice.pipelines.rewriting.expiry import expire
 from sluice.pipelines.tables.sync import Synced, sync
 from sluice.resources.lake_local import LocalLake
 from tests.pipelines.landed_world import HOUR, START, A, B, Died, World, pieces

@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 
 from sluice.pipelines.errors import TableDiffers, Unknown
+from sluice.pipelines.maintenance.expiry import expire
 from sluice.pipelines.model.tables import TableChange
-from sluice.pipelines.rewriting.expiry import expire
 from sluice.pipelines.tables.sync import sync
-from sluice.pipelines.tables.windows import CompleteWindows
+from sluice.pipelines.tables.table_windows import CompleteWindows
 from sluice.resources.edges import open_tables
 from tests.pipelines.landed_world import HOUR, START, A, B, Died, pieces
 from tests.pipelines.tables.worlds import DeltaWorld, IcebergWorld, TableWorld

@@ -10,11 +10,11 @@ import duckdb
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from sluice.pipelines.account.audit import AuditReport, audit
+from sluice.pipelines.audit.audit import AuditReport, audit
 from sluice.pipelines.lake.paths import is_table_log
 from sluice.pipelines.model.receipts import PartKind
 from sluice.pipelines.ports import Table
-from sluice.pipelines.publishing import files
+from sluice.pipelines.publishing import published_files as files
 from sluice.pipelines.tables.check import compare
 from sluice.pipelines.tables.sync import Synced, sync
 from sluice.resources.edges import open_table

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from sluice.pipelines.account.audit import audit
+from sluice.pipelines.audit.audit import audit
 from sluice.pipelines.batch.result import BatchResult
 from sluice.pipelines.contract.results import ExpectationOutcome, Result, contract_results, enough
 from sluice.pipelines.errors import ContractBroken, QuarantineExceeded

@@ -12,8 +12,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sluice.pipelines.account.audit import audit
-from sluice.pipelines.account.rescan import rescan
+from sluice.pipelines.audit.audit import audit
+from sluice.pipelines.audit.rescan import rescan
 from sluice.pipelines.batch.land import land
 from sluice.pipelines.batch.preview import preview
 from sluice.pipelines.batch.result import Landed

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from sluice.pipelines.feed.s3 import S3Settings
+from sluice.pipelines.feed.s3_section import S3Settings
 from sluice.pipelines.model.health import Diagnosis, Health
 from sluice.resources.health.lake import examine_lake
 from sluice.resources.s3.lake import S3Lake

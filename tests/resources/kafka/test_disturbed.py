@@ -13,7 +13,7 @@ import pytest
 from kafka.admin import ACL, ACLOperation, ACLPermissionType, ResourcePattern, ResourceType
 
 from sluice.pipelines.errors import FeedError, KafkaUnavailable, NotAuthorized, Unknown
-from sluice.pipelines.feed.kafka import KafkaSettings
+from sluice.pipelines.feed.kafka_section import KafkaSettings
 from sluice.pipelines.model.kafka import CommittedOffset, FetchLimits, Isolation, TopicPartition
 from sluice.pipelines.ports import FetchFailed, Letter
 from sluice.pipelines.records.kafka_batches.encode import TO_SEND, Accumulator

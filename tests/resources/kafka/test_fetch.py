@@ -16,7 +16,7 @@ from sluice.pipelines.errors import KafkaUnavailable, LogTruncated, OffsetsLost,
 from sluice.pipelines.model.kafka import FetchLimits, Isolation
 from sluice.pipelines.model.plans import Slice
 from sluice.pipelines.ports import Fetched, FetchFailed
-from sluice.pipelines.watching.traffic import notable
+from sluice.pipelines.status.broker_traffic import notable
 from sluice.resources.kafka import messages
 from sluice.resources.kafka.fetch import KafkaFetcher
 from sluice.resources.kafka.settings import KafkaAddress

@@ -22,7 +22,7 @@ from cryptography.hazmat.primitives.asymmetric import padding, rsa
 from pydantic import SecretStr
 
 from sluice.pipelines.errors import FeedError, KafkaUnavailable, NotAuthorized, SluiceError
-from sluice.pipelines.feed.kafka import KafkaSettings
+from sluice.pipelines.feed.kafka_section import KafkaSettings
 from sluice.resources.kafka import oauth
 from sluice.resources.kafka.cluster import KafkaCluster
 from sluice.resources.kafka.oauth import ClientCredentials

@@ -16,7 +16,7 @@ import pytest
 from kafka.protocol.metadata import ApiVersionsRequest, ApiVersionsResponse, MetadataRequest, MetadataResponse
 
 from sluice.pipelines.errors import FeedError, KafkaUnavailable, NotAuthorized, SluiceError
-from sluice.pipelines.feed.kafka import KafkaSettings
+from sluice.pipelines.feed.kafka_section import KafkaSettings
 from sluice.pipelines.feed.rights import Grantee
 from sluice.resources.kafka.cluster import KafkaCluster
 from sluice.resources.kafka.failures import Untrusted, explain

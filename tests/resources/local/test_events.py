@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from kafka import KafkaConsumer, TopicPartition
 
 from sluice.pipelines.errors import KafkaUnavailable
-from sluice.pipelines.feed.kafka import KafkaSettings
+from sluice.pipelines.feed.kafka_section import KafkaSettings
 from sluice.resources.local import events
 from sluice.resources.local.events import Mix, Sending
 from sluice.resources.local.kafka import LocalKafka

@@ -22,11 +22,11 @@ from sluice.pipelines.errors import (
     Terminal,
     Unknown,
 )
-from sluice.pipelines.feed.s3 import S3Settings
+from sluice.pipelines.feed.s3_section import S3Settings
 from sluice.pipelines.lake import paths
 from sluice.pipelines.ledger import Ledger
 from sluice.pipelines.ledger.entries import OriginEntry, OriginItem, SkipEntry
-from sluice.pipelines.operating.repair import RepairKind
+from sluice.pipelines.operating.repairs import RepairKind
 from sluice.pipelines.publishing.publish import abandon
 from sluice.resources.s3 import client, probe, streams
 from sluice.resources.s3 import lake as lake_s3

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sluice.pipelines.feed.kafka import KafkaSettings
+from sluice.pipelines.feed.kafka_section import KafkaSettings
 from sluice.pipelines.feed.sections import LandingSettings
 from sluice.pipelines.model.kafka import FetchLimits, Isolation
 from sluice.pipelines.records.shape import RAW

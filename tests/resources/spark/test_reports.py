@@ -12,9 +12,9 @@ import pytest
 
 from sluice.pipelines.errors import Failed
 from sluice.pipelines.feed.feed import Feed
-from sluice.pipelines.feed.report import Report
+from sluice.pipelines.feed.sql_report import Report
 from sluice.pipelines.model.receipts import PartKind
-from sluice.pipelines.publishing.files import File
+from sluice.pipelines.publishing.published_files import File
 from sluice.pipelines.records.rows.row_format import RawFormat
 from sluice.pipelines.schema.recast import plain
 from sluice.resources.reading import Windows

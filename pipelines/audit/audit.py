@@ -1,0 +1,490 @@
+"""Does the account close? Every offset from origin to frontier is in exactly one class, every part is where and what
+the ledger says, and nothing else lies under `data/` (DESIGN §8; invariants by their number in §12).
+
+`audit` proves it from ledger and files; `rescan` proves it against Kafka itself, value by value.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from sluice.pipelines.audit.audit_cache import Audited, Log, shown, still_counts, still_there, tag
+from sluice.pipelines.audit.receipt_rows import COUNTS, NEVER, PROOFS, SUMMED, Row, Rows
+from sluice.pipelines.audit.settled_entries import Settled, place_of, runs, summed
+from sluice.pipelines.errors import Terminal
+from sluice.pipelines.lake import parquet
+from sluice.pipelines.landing.proof import sha256
+from sluice.pipelines.ledger import Ledger, State
+from sluice.pipelines.ledger.entries import Entry, PublishEntry, parse
+from sluice.pipelines.model.kafka import Key
+from sluice.pipelines.model.ranges import Range, union
+from sluice.pipelines.model.receipts import Counts, Part, PartKind, Receipt
+from sluice.pipelines.model.stat import Stat
+from sluice.pipelines.ports import Lake
+from sluice.pipelines.publishing import kept
+from sluice.pipelines.records.rows import landed_columns
+from sluice.pipelines.records.rows.row_format import inside
+from sluice.pipelines.schema.arrays import int64s
+from sluice.pipelines.util.parallel import each
+
+
+@dataclass(frozen=True, slots=True)
+class AuditProblem:
+    """One way in which the account does not close. `invariant` is its number in DESIGN §12.
+
+    If it is about a file, `file` is its place in the lake and `remedy` says what mends it.
+    """
+
+    invariant: int
+    text: str
+    file: str = ""
+    remedy: str = ""
+
+    def __str__(self) -> str:
+        return f"I{self.invariant}: {self.text}"
+
+
+@dataclass(frozen=True, slots=True)
+class PartitionAccount:
+    """Where one partition's offsets are. `holes` lie between the frontier and what landed; `files` counts parts."""
+
+    key: Key
+    origin: int
+    frontier: int
+    counts: Counts
+    lost: int
+    skipped: int
+    retired: int
+    committed: int | None
+    holes: tuple[Range, ...]
+    reserved: tuple[Range, ...]
+    files: int
+    bytes: int
+    relanded: int = 0
+    """Landed records that had been in quarantine before."""
+    mended: int = 0
+    """Records among these with other bytes than the log had."""
+
+
+@dataclass(frozen=True, slots=True)
+class AuditReport:
+    """`closes` when there is no problem. `compared` counts records compared with Kafka by a rescan.
+
+    Of `batches` publish entries that count, `looked` were looked at, and all their files; the others were proven by
+    earlier audits, the first and the last of them at the times `proven` (ms). `audited` is what the next audit may rely
+    on; `rest` are receipts that count and have something wrong about them, with the numbers of their entries.
+    """
+
+    feed: str
+    accounts: tuple[PartitionAccount, ...]
+    problems: tuple[AuditProblem, ...]
+    parts: int
+    rows: int
+    audited: Audited
+    rest: tuple[tuple[int, Receipt], ...] = ()
+    looked: int = 0
+    batches: int = 0
+    proven: tuple[int, int] | None = None
+    unlisted: int = 0
+    """Of how many batches no file was looked for: they are old, and a quick audit takes them in turns."""
+    seen: int = 0
+    """When the last of these was there, at least (ms)."""
+    at: int = 0
+    """When it was (ms)."""
+    compared: int = 0
+    not_comparable: int = 0
+    """Landed records that Kafka no longer holds, so that a rescan cannot compare them."""
+    compared_before: int = 0
+    """Landed records that earlier rescans compared."""
+    foreign: tuple[str, ...] = ()
+    """Files of other writers beside the feed's, which kept snapshots of its table name."""
+
+    @property
+    def closes(self) -> bool:
+        return not self.problems
+
+    def uncompared(self) -> list[Row]:
+        """The receipts that were never compared with Kafka, as far as is known."""
+        rows = self.audited.rows
+        return rows.where(rows.column("compared") == NEVER).named() + [
+            Row(n, r.slice.key, r.slice.range, r.counts.landed) for n, r in self.rest
+        ]
+
+
+def live_receipts(ledger: Ledger, state: State) -> list[Receipt]:
+    """The receipts of every publish entry that still count, oldest first."""
+    published = ((n, e) for n, e in ledger.entries() if isinstance(e, PublishEntry))
+    return [r for n, e in published for r in state.receipts(n, e)]
+
+
+def audit(
+    ledger: Ledger,
+    lake: Lake,
+    feed: str,
+    *,
+    hashes: bool = False,
+    known: Audited | None = None,
+    at: int = 0,
+    quick: bool = False,
+) -> AuditReport:
+    """Prove the account from the ledger and the files. `hashes` reads every byte; otherwise only sizes and footers.
+
+    Without `known` everything is looked at. With it, only what changed since, as listings of log and files show, and
+    batches that had something wrong about them; `at` is the time now (ms), which is noted. `quick` lists no old batches
+    either, but those that an entry since has superseded, and one portion of them in turn. A file that cannot be read
+    is a problem like any other. Raises LedgerCorrupt, LedgerTooNew, LakeUnavailable.
+    """
+    state, before = ledger.read(), known
+    due: tuple[Settled, ...] = ()
+    if known is not None:
+        due = known.due(state) if quick and known.may_be_quick(state) else known.settled
+        known = known.with_settled(lake, feed, due)
+    others = known.settled if known else ()
+    log = Log(ledger, state, known.numbers(due), known.log) if known and others else Log(ledger, state)
+    if known is not None and not log.begin(known):
+        known, others, log = None, (), Log(ledger, state)
+    proof = "hashed" if hashes else "looked"
+    listing = _Listing(ledger, lake, state, known)
+    found = _Found(ledger, state, listing, known, log, proof)
+    if found.unread:  # a file of old rows is gone, or another: everything is looked at
+        return audit(ledger, lake, feed, hashes=hashes, at=at)
+    files = found.files()
+    checked = each(lambda held: _file(lake, feed, held, hashes=hashes), list(files.values()))
+    wrong = {path for path, problems in zip(files, checked, strict=True) if problems}
+    wrong_sums = [list(_sums([r])) for _, r in found.receipts]
+    sound = [not s and not wrong.intersection(p.path for p in r.parts)
+             for s, (_, r) in zip(wrong_sums, found.receipts, strict=True)]  # fmt: skip
+    proofs = {"looked": at // 1000, "hashed": at // 1000 if hashes else NEVER}
+    looked = Rows.of(found.receipts, found.tag, [proofs.get(p, NEVER) for p in PROOFS])
+    everything = found.rows.plus(looked)
+    if others and not _tiles(state, everything, others):  # which rows overlap is told by an audit that has all of them
+        return audit(ledger, lake, feed, hashes=hashes, known=before, at=at)
+    strangers = found.strangers()
+    foreign = kept.foreign(lake, feed).intersection(strangers) if strangers else frozenset()
+    problems = [
+        *itertools.chain.from_iterable(wrong_sums),
+        *_overlaps(state, everything),
+        *_commits(state),
+        *_strangers(ledger, lake, state, [path for path in strangers if path not in foreign]),
+        *_copies(log),
+        *itertools.chain.from_iterable(checked),
+    ]
+    rest = tuple(held for held, right in zip(found.receipts, sound, strict=True) if not right)
+    when = found.rows.column(proof)
+    times = [*map(int, (when.min(), when.max()) if len(when) else ()), *(t for s in others for t in s.looked)]
+    return AuditReport(
+        feed,
+        _accounts(state, everything, others),
+        tuple(problems),
+        len(np.unique(everything.tags)) + sum(s.parts for s in others),
+        int(everything.column("rows").sum()) + sum(s.rows for s in others),
+        Audited(
+            state.ledger_id,
+            state.number,
+            found.rows.plus(looked.where(np.array(sound, bool))),
+            tuple(sorted({n for n, _ in rest})),
+            log.blocks(),
+            known.strictly if known else None,
+            others,
+            strange=tuple(sorted({place_of(path) for path in strangers})),
+            tagged={tag: place_of(path) for path, tag in found.listed.items()},
+        ),
+        rest,
+        len({n for n, _ in found.receipts}),
+        len(np.unique(everything.column("number"))) + sum(s.batches for s in others),
+        (min(times) * 1000, max(times) * 1000) if times else None,
+        sum(s.batches for s in others),
+        min((s.seen for s in others), default=0) * 1000,
+        at,
+        foreign=tuple(sorted(foreign)),
+    )
+
+
+def _tiles(state: State, rows: Rows, others: Sequence[Settled]) -> bool:
+    """Whether the receipts that count hold as many offsets as landed: so no two of them overlap."""
+    mine = rows.spans()
+    keys = {*mine, *state.landed, *(k for s in others for k in s.sums)}
+    landed = {key: sum(r.span for r in state.landed.get(key, ())) for key in keys}
+    return all(landed[key] == mine.get(key, 0) + summed(others, key, "span") for key in keys)
+
+
+class _Listing:
+    """Lists the feed's visible files: all, or where some rows are not open, those in the folders of what is looked at.
+    `beside` are rows that are not open and have files there."""
+
+    def __init__(self, ledger: Ledger, lake: Lake, state: State, known: Audited | None) -> None:
+        self._ledger, self._lake, self._state, self._known = ledger, lake, state, known
+        self.beside: tuple[Settled, ...] = ()
+
+    def __call__(self, new: Iterable[tuple[int, Receipt]]) -> dict[str, int]:
+        known = self._known
+        if known is None or not known.settled:
+            return shown(self._lake, self._ledger.feed)
+        again = ((n, e) for n in known.again if isinstance(e := self._ledger.entry(n), PublishEntry))
+        old = (r for n, e in again for r in self._state.receipts(n, e))
+        wanted = {
+            *(known.places or ()),
+            *known.strange,
+            *(place_of(p.path) for r in (*(r for _, r in new), *old) for p in r.parts),
+        }
+        self.beside = tuple(s for s in known.settled if not wanted.isdisjoint(s.places))
+        if "" in wanted:
+            self.beside = known.settled
+            return shown(self._lake, self._ledger.feed)
+        every = {p for s in known.settled for p in s.places}
+        return shown(self._lake, self._ledger.feed, list(runs(wanted, every)))
+
+    def tags_beside(self) -> list[Rows | None]:
+        """The rows `beside`; None for a file that is not the one that was kept."""
+        return [s.load(self._lake, self._ledger.feed) for s in self.beside]
+
+
+class _Found:
+    """What there is to look at. `rows` are those of `known` that still hold, all files and entries as they were;
+    `receipts` count, with the numbers of their entries, and are to be looked at.
+
+    An entry is looked at as a whole: where anything of it changed, none of its rows holds.
+    """
+
+    def __init__(
+        self, ledger: Ledger, state: State, listing: _Listing, known: Audited | None, log: Log, proof: str
+    ) -> None:
+        self._ledger, self._state = ledger, state
+        since = known.number if known else 0
+        self.receipts: list[tuple[int, Receipt]] = []
+        for number, path, data in log.entries(since):
+            self._take(number, parse(data, path))
+        self.listed = listed = listing(self.receipts)
+        beside = listing.tags_beside()
+        self.unread = None in beside
+        self._beside = {tag for rows in beside if rows for tag in rows.tags.tolist()}
+        rows = known.rows if known else Rows.of((), self.tag, ())
+        counts = still_counts(rows, state, since)
+        holds = counts & still_there(rows, listed) & (rows.column(proof) != NEVER)
+        again = {*(known.again if known else ()), *rows.column("number")[counts & ~holds].tolist()}
+        self.rows, left = rows.where(holds), rows.where(~holds).tags
+        while len(again := again | self._sharing(left)):
+            left = self._read_again(again)
+            again = set()
+
+    def _take(self, number: int, entry: Entry) -> None:
+        if isinstance(entry, PublishEntry):
+            self.receipts += [(number, r) for r in self._state.receipts(number, entry)]
+
+    def _sharing(self, left: Any) -> set[int]:
+        """The entries of rows that have a file in common with a receipt whose rows do not hold, or is looked at."""
+        paths_ = [p.path for _, r in self.receipts for p in r.parts]
+        tags = np.array([self.listed[p] for p in paths_ if p in self.listed], np.uint64)
+        shared = np.isin(self.rows.tags, np.concatenate([tags, left]))
+        return {*self.rows.column("number")[np.unique(self.rows.owners[shared])].tolist()}
+
+    def _read_again(self, numbers: set[int]) -> Any:
+        """Read the entries; returns the tags of their rows, which hold no longer."""
+        gone = np.isin(self.rows.column("number"), sorted(numbers))
+        left, self.rows = self.rows.where(gone).tags, self.rows.where(~gone)
+        for number in sorted(numbers):
+            self._take(number, self._ledger.entry(number))
+        return left
+
+    def tag(self, path: str) -> int:
+        """The file's, as it is listed; of one that is not there, something that no other has."""
+        return self.listed[path] if path in self.listed else tag(Stat(path, -1, ""))
+
+    def files(self) -> dict[str, list[tuple[Receipt, Part]]]:
+        """The files to be looked at, each with all of its slices."""
+        out: dict[str, list[tuple[Receipt, Part]]] = {}
+        for _, r in self.receipts:
+            for p in r.parts:
+                out.setdefault(p.path, []).append((r, p))
+        return out
+
+    def strangers(self) -> list[str]:
+        """What is visible, and in no receipt that counts."""
+        live, held = {p.path for _, r in self.receipts for p in r.parts}, {*self.rows.tags.tolist(), *self._beside}
+        return [path for path, tag in self.listed.items() if path not in live and tag not in held]
+
+
+def _accounts(state: State, rows: Rows, others: Sequence[Settled]) -> tuple[PartitionAccount, ...]:
+    totals = rows.totals(*SUMMED)
+    of = {k: {n: totals.get(k, {}).get(n, 0) + summed(others, k, n) for n in (*SUMMED, "files")} for k in state.origins}
+    return tuple(_account(state, key, of[key]) for key in sorted(state.origins))
+
+
+def _account(state: State, key: Key, of: dict[str, int]) -> PartitionAccount:
+    return PartitionAccount(
+        key=key,
+        origin=state.origins[key].offset,
+        frontier=state.frontier(key),
+        counts=Counts(**{name: of[name] for name in COUNTS}),
+        lost=sum(r.span for r in state.lost.get(key, ())),
+        skipped=sum(r.span for r in state.skipped.get(key, ())),
+        retired=sum(r.span for r in state.retired.get(key, ())),
+        committed=state.commits.get(key),
+        holes=state.holes(key),
+        reserved=state.reserved(key),
+        files=of["files"],
+        bytes=of["bytes"],
+        relanded=of["relanded"],
+        mended=of["mended"],
+    )
+
+
+def _sums(receipts: Iterable[Receipt]) -> Iterator[AuditProblem]:
+    for r in receipts:
+        if r.counts.total != r.slice.span:
+            yield AuditProblem(5, f"{r.slice}: classes add up to {r.counts.total}, the span is {r.slice.span}")
+        for kind, count in ((PartKind.LANDED, r.counts.landed), (PartKind.QUARANTINED, r.counts.quarantined)):
+            rows = sum(p.rows for p in r.of(kind))
+            if rows != count:
+                yield AuditProblem(5, f"{r.slice}: {count} records {kind}, {rows} rows in its parts")
+        yield from _again(r)
+
+
+def _again(r: Receipt) -> Iterator[AuditProblem]:
+    """Re-landed offsets must be among the landed ones, and mended ones among the re-landed."""
+    relanded, span = union(r.relanded), sum(x.span for x in r.relanded)
+    inside = not relanded or (r.slice.start <= relanded[0].start and relanded[-1].end <= r.slice.end)
+    if span > r.counts.landed or not inside:
+        yield AuditProblem(5, f"{r.slice}: {span} records re-landed are not among the {r.counts.landed} that landed")
+    if union((*relanded, *r.mended)) != relanded:
+        yield AuditProblem(5, f"{r.slice}: records are mended that were never re-landed")
+
+
+def _overlaps(state: State, rows: Rows) -> Iterator[AuditProblem]:
+    names = ("landed", "lost", "retired", "skipped")
+    others = [(key, r, n) for n, by in enumerate((state.lost, state.retired, state.skipped), 1)
+              for key, ranges in by.items() for r in ranges]  # fmt: skip
+    keys = sorted({*rows.keys, *(key for key, _, _ in others)})
+    place = {key: i for i, key in enumerate(keys)}
+    at = np.array([place[k] for k in rows.keys] or [0], np.int64)
+    mine = np.stack([at[rows.column("key")], rows.column("start"), rows.column("end"), np.zeros(len(rows), np.int64)])
+    theirs = np.array([(place[k], *r, n) for k, r, n in others], np.int64).reshape(-1, 4).T
+    held = np.concatenate([mine, theirs], axis=1)
+    key, start, end, name = held = held[:, np.lexsort(held[::-1])]
+    meets = (key[1:] == key[:-1]) & (start[:-1] < end[1:]) & (start[1:] < end[:-1])
+    for i in np.flatnonzero(meets).tolist():
+        a, b = (Range(int(start[j]), int(end[j])) for j in (i, i + 1))
+        what, other = names[int(name[i])], names[int(name[i + 1])]
+        yield AuditProblem(2, f"{keys[int(key[i])]}: {what} {a} and {other} {b} overlap")
+
+
+def _commits(state: State) -> Iterator[AuditProblem]:
+    for key, offset in sorted(state.commits.items()):
+        frontier = state.frontier(key) if key in state.origins else 0
+        if offset > frontier:
+            yield AuditProblem(7, f"{key}: committed {offset} is above the frontier {frontier}")
+
+
+def _strangers(ledger: Ledger, lake: Lake, state: State, others: Sequence[str]) -> Iterator[AuditProblem]:
+    """A problem for each of these visible files."""
+    feed = ledger.feed
+    replaced = ledger.replaced(others, state)
+    stay = bool(replaced) and kept.has_table(lake, feed)
+    for path in others:
+        if path in replaced and stay:
+            continue  # older snapshots of the feed's table may name it
+        if path in replaced:
+            yield AuditProblem(
+                10, f"{path} does not count any more and is still visible; `sluice repair {feed}` removes it"
+            )
+        else:
+            foreign = kept.may_be_foreign(path) and kept.has_table(lake, feed)
+            mend = f"sluice table sync {feed} --repair, if another writer of the table made it" if foreign else ""
+            yield AuditProblem(10, f"{path} is in no publish entry of the ledger", path if mend else "", mend)
+
+
+def _copies(log: Log) -> Iterator[AuditProblem]:
+    for number, path in log.copied_wrongly:
+        text = f"{path} does not say what entry {number} says"
+        yield AuditProblem(11, text, path, "remove that file; the next `sluice compact` writes it anew")
+
+
+def _file(lake: Lake, feed: str, held: Sequence[tuple[Receipt, Part]], *, hashes: bool) -> list[AuditProblem]:
+    """What is wrong with one file, whose slices are given."""
+    r, part = held[0]
+    size = lake.size(part.path)
+    said = f"{part.path} ({_slices(held)}, {sum(p.rows for _, p in held)} rows)"
+    if size is None and lake.size(part.staged) is not None:
+        what, way_out = "not visible yet", f"the next run makes it visible: sluice run {feed}"
+        return [AuditProblem(1, f"{said} is {what}", part.path, way_out)]
+    missing = [AuditProblem(1, f"{said} is missing")]
+    found, way_out = missing if size is None else _wrong(lake, held, size, hashes), parquet.of_slice(feed, r.slice)
+    return [replace(p, file=part.path, remedy=way_out) for p in found]
+
+
+def _slices(held: Sequence[tuple[Receipt, Part]]) -> str:
+    """The first slice and how many more there are."""
+    return f"{held[0][0].slice}" + (f" and {len(held) - 1} more slices" if len(held) > 1 else "")
+
+
+def _wrong(lake: Lake, held: Sequence[tuple[Receipt, Part]], size: int, hashes: bool) -> list[AuditProblem]:
+    """What is wrong with the file, which has this many bytes."""
+    part = held[0][1]
+    if any(p.file_bytes != size for _, p in held):
+        return [AuditProblem(3, f"{part.path} has {size} bytes, the ledger says {part.file_bytes}")]
+    try:
+        with parquet.readable(part.path):
+            return list(_content(lake, held, hashes=hashes))
+    except Terminal as e:  # damaged, or the lake refuses it for good
+        return [AuditProblem(3, e.message)]
+
+
+def _content(lake: Lake, held: Sequence[tuple[Receipt, Part]], *, hashes: bool) -> Iterator[AuditProblem]:
+    part = held[0][1]
+    if hashes:
+        with lake.open(part.path) as f:
+            digest = sha256(f)
+        if any(p.sha256 != digest for _, p in held):
+            yield AuditProblem(3, f"{part.path}: its SHA-256 is not the ledger's")
+            return
+    yield from _shared(held)
+    with parquet.open_parquet(lake, part.path) as file:
+        told = part.shared.rows if part.shared else part.rows
+        if file.metadata.num_rows != told:
+            yield AuditProblem(5, f"{part.path} has {file.metadata.num_rows} rows, the ledger says {told}")
+        offset = landed_columns.offset_column(file.schema_arrow)
+        partition = offset.replace("offset", "partition")
+        found = file.read(columns=[offset, partition] if part.shared else [offset])
+    for r, p in held:
+        own = found.slice(p.shared.first, p.rows) if p.shared else found
+        yield from _offsets(r, p, own.column(offset))
+        if p.shared and pc.unique(own.column(partition)).to_pylist() != [r.slice.partition]:
+            yield AuditProblem(3, f"{p.path}: the rows of {r.slice} are not all of its partition")
+
+
+def _shared(held: Sequence[tuple[Receipt, Part]]) -> Iterator[AuditProblem]:
+    """The rows of a shared file are each of one slice that counts; any other file is of one alone."""
+    part, at = held[0][1], 0
+    if len(held) > 1 and any(p.shared is None for _, p in held):
+        yield AuditProblem(2, f"{part.path} is the file of {_slices(held)}, and not as one that they share")
+    elif part.shared:
+        for first, rows in sorted((p.shared.first, p.rows) for _, p in held if p.shared):
+            if first != at:
+                yield AuditProblem(2 if first < at else 3, f"{part.path}: rows {at} to {first} are of no one slice")
+            at = max(at, first + rows)
+        if at != part.shared.rows:
+            yield AuditProblem(3, f"{part.path}: {part.shared.rows - at} of its rows are of no slice that counts")
+
+
+def _offsets(r: Receipt, part: Part, offsets: pa.ChunkedArray) -> Iterator[AuditProblem]:
+    values = offsets.combine_chunks() if offsets.num_chunks != 1 else offsets.chunk(0)
+    if not len(values):
+        return
+    steps = pc.subtract(values[1:], values[:-1]) if len(values) > 1 else None
+    if steps is not None and pc.min(steps).as_py() < 1:
+        yield AuditProblem(6, f"{part.path}: offsets do not strictly increase")
+    first, last = values[0].as_py(), values[-1].as_py()
+    if first < r.slice.start or last >= r.slice.end:
+        yield AuditProblem(3, f"{part.path}: holds offsets {first}..{last}, its range is {r.slice.range}")
+    if part.kind is PartKind.QUARANTINED and r.relanded:
+        known = int64s(values)
+        both = known[inside(known, r.relanded)]
+        if len(both):
+            yield AuditProblem(2, f"{part.path}: holds offset {both[0]}, which was re-landed")

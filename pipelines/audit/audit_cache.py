@@ -1,0 +1,333 @@
+"""What audits have looked at and found right, in a file beside the ledger: the next one looks at what changed since.
+
+What is kept says of which log it is: the ledger's id, and a hash of what its entries say, in blocks. Files are known by
+path, size and the store's tag, so a listing shows what is missing, changed or new. A receipt with anything wrong about
+it, or about its files, is never kept. What cannot be read is as if it were not there: everything is looked at.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import zlib
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from hashlib import blake2b
+from itertools import takewhile
+from typing import Any
+
+import numpy as np
+
+from sluice.pipelines.audit import settled_entries as settled
+from sluice.pipelines.audit.receipt_rows import Rows
+from sluice.pipelines.audit.settled_entries import Settled, place_of
+from sluice.pipelines.errors import SluiceError
+from sluice.pipelines.lake import paths
+from sluice.pipelines.ledger import Ledger, State
+from sluice.pipelines.ledger.columns import MOST, inflate
+from sluice.pipelines.model.ranges import union
+from sluice.pipelines.model.stat import Stat
+from sluice.pipelines.ports import Lake
+
+FORMAT = 1
+BLOCK = 1000
+"""Entries whose hash is kept together: where a listing shows that one of them is another file, all of them are read."""
+
+
+@dataclass(frozen=True, slots=True)
+class Block:
+    """Entries of a block up to some number: `files` is a hash of what a listing showed, `said` one of their bytes."""
+
+    files: str
+    said: str
+
+
+@dataclass(frozen=True, slots=True)
+class Strictly:
+    """What only a strict audit looks at. Every commit entry below `number` was held against the fold below it (there
+    were `recorded`), and `state` is a checkpoint there. `manifests` are tags of those that were read."""
+
+    number: int
+    recorded: int
+    state: bytes
+    manifests: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Audited:
+    """The entries below `number` of the ledger with this id were read. `rows` are the receipts that counted then and
+    have nothing wrong about them, but for those that are settled; publish entries in `again` have other receipts, too.
+    `places` are the folders of the rows' files, None where that is not known."""
+
+    ledger: str
+    number: int
+    rows: Rows
+    again: tuple[int, ...]
+    log: tuple[Block, ...]
+    strictly: Strictly | None = None
+    settled: tuple[Settled, ...] = ()
+    places: tuple[str, ...] | None = None
+    strange: tuple[str, ...] = ()
+    """Folders with files that nobody knew: they are listed each time."""
+    tagged: Mapping[int, str] = field(default_factory=dict, repr=False, compare=False)
+    """By tag, the folder of a file: what an audit has listed. Not kept."""
+
+    def with_settled(self, lake: Lake, feed: str, some: Collection[Settled] | None = None) -> Audited | None:
+        """With the rows that are settled, or some of them, among the others; None where a file of them is not the one
+        that was kept."""
+        rows, taken = self.rows, self.settled if some is None else tuple(some)
+        for one in taken:
+            if (more := one.load(lake, feed)) is None:
+                return None
+            rows = rows.plus(more)
+        left = tuple(s for s in self.settled if s not in taken)
+        lie_in = None if self.places is None else tuple({*self.places, *(p for s in taken for p in s.places)})
+        return replace(self, rows=rows, settled=left, places=lie_in)
+
+    def may_be_quick(self, state: State) -> bool:
+        """Whether it is known where files lie, and no entries were lost since."""
+        return self.places is not None and not any(after > self.number for _, after in state.gaps)
+
+    def due(self, state: State) -> tuple[Settled, ...]:
+        """The settled rows that a quick audit looks at: those that may have changed, and those whose turn it is."""
+        changed = [s for s in self.settled if self._again_in(s) or s.meets(state, self.number)]
+        others = [s for s in self.settled if s not in changed]
+        return (*changed, *([min(others, key=lambda s: (s.seen, s.first))] if others else ()))
+
+    def numbers(self, due: Sequence[Settled]) -> list[tuple[int, int | None]]:
+        """The entries that a quick audit lists: those of the settled rows that it looks at, and the newest."""
+        newest = self.number // BLOCK * BLOCK
+        return [*((s.first, s.end) for s in sorted(due, key=lambda s: s.first)), (newest, None)]
+
+    def _again_in(self, s: Settled) -> bool:
+        return any(s.first <= n < s.end for n in self.again)
+
+    def dump(self) -> bytes:
+        raw = settled.document(self.rows) | {
+            "format": FORMAT,
+            "ledger": self.ledger,
+            "number": self.number,
+            "places": self.places,
+            "strange": self.strange,
+            "settled": [s.document() for s in self.settled],
+            "again": self.again,
+            "log": [(b.files, b.said) for b in self.log],
+            "strictly": self.strictly and _strictly(self.strictly),
+        }
+        return zlib.compress(json.dumps(raw, separators=(",", ":")).encode(), 1)
+
+    @classmethod
+    def load(cls, data: bytes) -> Audited | None:
+        """None for anything that is not such a file."""
+        try:
+            raw = json.loads(inflate(data, MOST))
+            return _audited(raw) if raw["format"] == FORMAT else None
+        except (ValueError, LookupError, TypeError, AttributeError, ArithmeticError, RecursionError, zlib.error):
+            return None
+
+
+def _audited(raw: dict[str, Any]) -> Audited:
+    rows = settled.parse(raw)
+    number, log = int(raw["number"]), tuple(Block(str(a), str(b)) for a, b in raw["log"])
+    if len(log) != -(-number // BLOCK):
+        raise ValueError("not one value for each block")
+    again = tuple(int(n) for n in raw["again"])
+    old = tuple(Settled.parse(one) for one in raw.get("settled", ()))  # there were none at first
+    places = None if raw.get("places") is None else tuple(str(p) for p in raw["places"])
+    strange, strictly = tuple(str(p) for p in raw.get("strange", ())), _strictly_of(raw["strictly"])
+    return Audited(str(raw["ledger"]), number, rows, again, log, strictly, old, places, strange)
+
+
+def _strictly(s: Strictly) -> dict[str, Any]:
+    return {
+        "number": s.number,
+        "recorded": s.recorded,
+        "state": base64.b64encode(s.state).decode(),
+        "manifests": list(s.manifests),
+    }
+
+
+def _strictly_of(raw: dict[str, Any] | None) -> Strictly | None:
+    if raw is None:
+        return None
+    state, manifests = base64.b64decode(raw["state"]), tuple(int(t) for t in raw["manifests"])
+    return Strictly(int(raw["number"]), int(raw["recorded"]), state, manifests)
+
+
+# -- files
+
+
+def tag(found: Stat) -> int:
+    """What stands for the file as it is now."""
+    said = f"{found.size}:{found.tag}:{found.path}".encode("utf-8", "surrogatepass")
+    return int.from_bytes(blake2b(said, digest_size=8).digest(), "little")
+
+
+def shown(lake: Lake, feed: str, runs: Sequence[tuple[str, str]] | None = None) -> dict[str, int]:
+    """Every visible file of the feed by its path, with its tag; or those in runs of folders, from the first to the
+    last of each."""
+    if runs is None:
+        found = (s for root in paths.visible_roots(feed) for s in lake.stats(root))
+    else:
+        found = (s for root in paths.visible_roots(feed) for run in runs for s in _within(lake, root, *run))
+    return {s.path: tag(s) for s in found if not paths.is_table_log(s.path)}
+
+
+def _within(lake: Lake, root: str, first: str, last: str) -> Iterator[Stat]:
+    for found in lake.stats(root, f"{root}/{first}"):
+        lies_in = f"{place_of(found.path)}/"
+        if lies_in > f"{last}/":
+            return
+        if lies_in >= f"{first}/":
+            yield found
+
+
+def still_there(rows: Rows, listed: Mapping[str, int]) -> Any:
+    """A mask: which rows have all of their files as they were."""
+    there = np.fromiter(listed.values(), np.uint64, len(listed))
+    missing = ~np.isin(rows.tags, there)
+    out = np.ones(len(rows), bool)
+    out[rows.owners[missing]] = False
+    return out
+
+
+def still_counts(rows: Rows, state: State, since: int) -> Any:
+    """A mask: which rows, that counted below entry `since`, no entry from there on has superseded."""
+    out, order = np.ones(len(rows), bool), np.argsort(rows.column("key"), kind="stable")
+    begins = np.searchsorted(rows.column("key")[order], np.arange(len(rows.keys) + 1))
+    for i, key in enumerate(rows.keys):
+        newer = state.superseded.get(key)
+        over = union(r for n, r in newer if n >= since) if newer and newer.numbers[-1] >= since else ()
+        if over:
+            mine = order[begins[i] : begins[i + 1]]
+            starts, ends = np.array(over, np.int64).T
+            first = np.searchsorted(ends, rows.column("start")[mine], "right")
+            out[mine] = first >= np.searchsorted(starts, rows.column("end")[mine], "left")
+    return out
+
+
+# -- the log
+
+
+class Log:
+    """The entries below a number as a listing shows them, and what they say, by blocks.
+
+    With `listed`, ranges of numbers in order, which begin and end with blocks (without an end: all that follow), only
+    these are looked at; of others `known` is what they were.
+    """
+
+    def __init__(
+        self,
+        ledger: Ledger,
+        state: State,
+        listed: Sequence[tuple[int, int | None]] = ((0, None),),
+        known: Sequence[Block] = (),
+    ) -> None:
+        self._ledger, self._state, self._listed, self._known = ledger, state, listed, known
+        found = ((n, s) for first, end in listed for n, s in ledger.stats(first, end))
+        self._files = [(n, f"{n}:{s.size}:{s.tag};".encode()) for n, s in found if not state.lost_entry(n)]
+        ledger.check_end(n for n, _ in self._files)
+        self._said: dict[int, bytes] = {}
+        self.copied_wrongly: list[tuple[int, str]] = []
+        """Entries, with the segment that says anything else than the log does."""
+
+    def files(self, below: int) -> list[str]:
+        """Of each block, what a listing shows of its entries below the number."""
+        hashes = [blake2b(digest_size=16) for _ in range(-(-below // BLOCK))]
+        for n, said in takewhile(lambda f: f[0] < below, self._files):
+            hashes[n // BLOCK].update(said)
+        return [h.hexdigest() if self._looks_at(i) else self._known[i].files for i, h in enumerate(hashes)]
+
+    def _looks_at(self, block: int) -> bool:
+        number = block * BLOCK
+        return any(first <= number and (end is None or number < end) for first, end in self._listed)
+
+    def begin(self, before: Audited) -> bool:
+        """Go on from what an audit knew. False where the log says anything else than it did."""
+        if before.ledger != self._state.ledger_id or not 0 < before.number <= self._state.number:
+            return False
+        now = self.files(before.number)
+        self._said = {i: bytes.fromhex(b.said) for i, b in enumerate(before.log)}
+        others = [i for i, (files, b) in enumerate(zip(now, before.log, strict=True)) if files != b.files]
+        return all(self._reread(i, before.number) == self._said[i] for i in others)
+
+    def _reread(self, block: int, below: int) -> bytes:
+        """What the entries of the block say, those below a number."""
+        said, number = b"", block * BLOCK
+        while self._state.lost_entry(number):
+            number += 1
+        for at, _, data in self._ledger.raw(number):
+            if at >= min(below, (block + 1) * BLOCK):
+                break
+            said = _linked(said, data)
+        return said
+
+    def entries(self, first: int) -> Iterator[tuple[int, str, bytes]]:
+        """(number, path, content) of those from a number on, which is where `begin` went on from, or 0."""
+        if first >= self._state.number:
+            return
+        copies = self._copies() if first == 0 else iter(())
+        copied = next(copies, None)
+        end = self._state.number
+        for number, path, data in self._ledger.by_number(first, end) if first else self._ledger.raw(0):
+            if number >= end:
+                return
+            if copied and copied[0] == number:
+                self.copied_wrongly += [(number, copied[2])] if copied[1] != data else []
+                copied = next(copies, None)
+            self._said[number // BLOCK] = _linked(self._said.get(number // BLOCK, b""), data)
+            yield number, path, data
+
+    def _copies(self) -> Iterator[tuple[int, bytes, str]]:
+        """Number and content of the entries in segments, and the segment."""
+        for segment in self._ledger.segments():
+            path = paths.segment_path(self._ledger.feed, segment.entries[0][0], segment.end)
+            yield from ((number, data, path) for number, data in segment.entries)
+
+    def blocks(self) -> tuple[Block, ...]:
+        """Once all entries were taken."""
+        files = self.files(self._state.number)
+        return tuple(Block(f, self._said.get(i, b"").hex()) for i, f in enumerate(files))
+
+
+def _linked(said: bytes, data: bytes) -> bytes:
+    return blake2b(said + data, digest_size=16).digest()
+
+
+def keep(lake: Lake, feed: str, now: Audited, before: Audited | None, at: int) -> SluiceError | None:
+    """Keep what an audit found right at a time (ms), for the next one, with what was proven before of the same receipts
+    and files. Returns the error where it cannot be kept: who audits may have no right to write."""
+    try:
+        if before is not None and before.ledger == now.ledger:
+            known = before.with_settled(lake, feed, _of(before, now.rows, at // 1000)) or before
+            now = replace(now, rows=now.rows.also(known.rows, at // 1000))
+        now = _settling(lake, feed, now, at // 1000)
+        lake.put(paths.audited_path(feed), now.dump())
+        for gone in {s.first for s in (before.settled if before else ())} - {s.first for s in now.settled}:
+            lake.remove(paths.settled_path(feed, gone))
+    except SluiceError as error:
+        return error
+    return None
+
+
+def _of(before: Audited, rows: Rows, at: int) -> list[Settled]:
+    """The settled ones that know of entries which were looked at anew, at that time."""
+    anew = np.unique(rows.column("number")[rows.column("looked") == at])
+    return [s for s in before.settled if ((s.first <= anew) & (anew < s.end)).any()]
+
+
+def _settling(lake: Lake, feed: str, now: Audited, at: int) -> Audited:
+    """What is old goes into files of its own, which are there before the note names them."""
+    rows, old = settled.split(now.rows, now.number, now.tagged)
+    there = {s.first: s for s in now.settled}
+    for first, (mine, places) in old.items():
+        there[first], data = Settled.of(first, mine, places, at)
+        settled.put(lake, feed, first, data)
+    places = {now.tagged.get(t, "") for t in rows.tags.tolist()}
+    known = None if "" in places else tuple(sorted(places))
+    return replace(now, rows=rows, settled=tuple(there[n] for n in sorted(there)), places=known)
+
+
+def kept(lake: Lake, feed: str) -> Audited | None:
+    """What earlier audits kept."""
+    return Audited.load(lake.get(paths.audited_path(feed)) or b"")

@@ -1,0 +1,393 @@
+"""Proof against Kafka itself: landed and quarantined records are compared with what the log holds now (invariants 1
+and 3).
+
+Rows are made again by the shape that made them, which the ledger has, so the feed's schema and contract may have
+changed since. Which rows the contract refused is taken from the quarantine; that their bytes are the log's is checked.
+A row that a replay re-landed was made by one of the shapes that its slice has had. One with mended bytes is not
+compared.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from sluice.pipelines.audit.audit import AuditProblem, AuditReport
+from sluice.pipelines.audit.receipt_rows import NEVER, Row
+from sluice.pipelines.errors import PartUnreadable, Terminal
+from sluice.pipelines.lake import parquet
+from sluice.pipelines.lake.schemas import KeptSchemas
+from sluice.pipelines.ledger import Ledger
+from sluice.pipelines.ledger.entries import PublishEntry
+from sluice.pipelines.model.kafka import FetchLimits, Isolation, Key, PartitionState
+from sluice.pipelines.model.plans import Slice
+from sluice.pipelines.model.ranges import Range
+from sluice.pipelines.model.receipts import PartKind, Receipt
+from sluice.pipelines.planning.shapes import shape_named
+from sluice.pipelines.ports import Fetcher, FetchFailed, Lake
+from sluice.pipelines.records.compiled.jit import Array
+from sluice.pipelines.records.json.schema_reader import JsonSchemaReader
+from sluice.pipelines.records.kafka_batches.decode import BatchDecoder
+from sluice.pipelines.records.rows import landed_columns
+from sluice.pipelines.records.rows.header_keys import former_key_text
+from sluice.pipelines.records.rows.row_format import HEADERS, Format, RawFormat, inside
+from sluice.pipelines.records.rows.wire_format import WireFormat
+from sluice.pipelines.records.rows.writer_schema_lookup import Opener, without_prefix
+from sluice.pipelines.records.shape import Shape
+from sluice.pipelines.schema.arrays import fixed_width, int64s
+from sluice.pipelines.schema.schema import Schema
+
+
+@dataclass(frozen=True, slots=True)
+class Compared:
+    """The comparison of one slice: how many landed records were compared, and the first difference, if any."""
+
+    records: int
+    problem: AuditProblem | None
+
+
+def rescan(
+    report: AuditReport,
+    ledger: Ledger,
+    lake: Lake,
+    fetcher: Fetcher,
+    shape: Shape,
+    isolation: Isolation,
+    partitions: Mapping[Key, PartitionState],
+    progress: Callable[[int, int], None] = lambda done, total: None,
+) -> AuditReport:
+    """The report, after reading again and comparing every landed slice that Kafka still holds, but for those that an
+    earlier rescan compared, as far as the report relies on it.
+
+    `shape` is the feed's, for slices whose shape the ledger does not have; `partitions` is today's log by key. Slices
+    of other incarnations, or below the log start, are counted as not comparable. Anything unreadable, in the lake or in
+    the log, is a problem and ends the comparison of its slice only. `progress` is called with (offsets done, all).
+    """
+    unproven = report.uncompared()
+    there = [row for row in unproven if _log_holds(row, partitions)]
+    makers = _Makers(ledger, shape, lake)
+    total, done, compared = sum(row.range.span for row in there), 0, 0
+    told = {p.file for p in report.problems if p.file}
+    problems: list[AuditProblem] = []
+    right: list[Row] = []
+    for row, r in _receipts(ledger, there):
+        result = _compare_slice(ledger.feed, r, makers.of(r), lake, _from_kafka(r.slice, fetcher, isolation))
+        compared += result.records
+        problems += [p for p in [result.problem] if p and p.file not in told]
+        right += [] if result.problem else [row]
+        done += r.slice.span
+        progress(done, total)
+    rows = report.audited.rows
+    return replace(
+        report,
+        problems=report.problems + tuple(problems),
+        compared=compared,
+        not_comparable=max(sum(r.landed for r in unproven) - sum(r.landed for r in there), 0),
+        compared_before=int(rows.column("landed")[rows.column("compared") != NEVER].sum()),
+        audited=replace(report.audited, rows=rows.marked("compared", right, report.at // 1000)),
+    )
+
+
+def _receipts(ledger: Ledger, rows: Iterable[Row]) -> Iterator[tuple[Row, Receipt]]:
+    """The receipts, entry by entry."""
+    by_entry: dict[int, dict[tuple[Key, Range], Row]] = {}
+    for row in rows:
+        by_entry.setdefault(row.number, {})[row.key, row.range] = row
+    for number, asked in sorted(by_entry.items()):
+        entry = ledger.entry(number)
+        for r in entry.receipts if isinstance(entry, PublishEntry) else ():
+            if (found := asked.pop((r.slice.key, r.slice.range), None)) is not None:
+                yield found, r
+
+
+def _log_holds(row: Row, partitions: Mapping[Key, PartitionState]) -> bool:
+    today = partitions.get(row.key)
+    return today is not None and today.log_start <= row.range.start and row.range.end <= today.high_watermark
+
+
+@dataclass(frozen=True, slots=True)
+class _Maker:
+    """A shape and the format that makes its rows, without its contract."""
+
+    shape: Shape
+    format: Format
+
+
+class _Makers:
+    """Finds what made the rows of a receipt."""
+
+    def __init__(self, ledger: Ledger, shape: Shape, lake: Lake) -> None:
+        self._ledger, self._state, self._own = ledger, ledger.read(), shape
+        self._writers = KeptSchemas(lake, ledger.feed)
+        self._made: dict[str, _Maker] = {}
+
+    def of(self, r: Receipt) -> list[_Maker]:
+        """The maker of the receipt's rows, and, after a replay, those of the receipts that it replaced."""
+        names = [r.format]
+        if r.relanded:
+            names += [b.format for b in self._before(r)]
+        return [self._named(name) for name in dict.fromkeys(names)]
+
+    def _before(self, r: Receipt) -> Iterator[Receipt]:
+        """Every receipt ever published for the slice's offsets."""
+        published = (e for _, e in self._ledger.entries() if isinstance(e, PublishEntry))
+        mine = (b for e in published for b in e.receipts if b.slice.key == r.slice.key)
+        return (b for b in mine if b.slice.start < r.slice.end and r.slice.start < b.slice.end)
+
+    def _named(self, name: str) -> _Maker:
+        if name not in self._made:
+            shape = shape_named(self._ledger, self._state, name) or self._own
+            bare = replace(shape, contract=None, dropping=False)
+            self._made[name] = _Maker(shape, bare.format(self._writers))
+        return self._made[name]
+
+
+class _LogUnreadable(Exception):
+    pass
+
+
+def _from_kafka(s: Slice, fetcher: Fetcher, isolation: Isolation) -> Iterator[pa.RecordBatch]:
+    committed = isolation is Isolation.READ_COMMITTED
+    decoder = BatchDecoder(s.topic, s.partition, s.start, s.end, read_committed=committed)
+    for fetched in fetcher.stream([s], FetchLimits()):
+        if isinstance(fetched, FetchFailed):
+            raise _LogUnreadable(fetched.error.message)
+        yield from decoder.feed(fetched.records, fetched.aborted)
+    yield from decoder.finish()
+
+
+def _compare_slice(
+    feed: str, r: Receipt, makers: Sequence[_Maker], lake: Lake, log: Iterator[pa.RecordBatch]
+) -> Compared:
+    """Compare one slice's files with its log, whatever state they are in."""
+    s, remedy = r.slice, parquet.of_slice(feed, r.slice)
+    try:
+        return _SliceComparison(r, makers, lake).compare(log)
+    except PartUnreadable as e:
+        return Compared(0, AuditProblem(3, e.message, e.path, remedy))
+    except _LogUnreadable as e:
+        return Compared(0, AuditProblem(1, f"{s}: cannot be read again: {e}"))
+    except Terminal as e:  # the log holds what does not parse, or the lake refuses a file for good
+        return Compared(0, AuditProblem(1, f"{s}: cannot be compared: {e.message}", "", e.remedy))
+    except parquet.DAMAGE as e:  # read without a complaint, and yet not what a part holds
+        return Compared(
+            0, AuditProblem(3, f"{s}: its files cannot be compared with the log: {parquet.why(e)}", "", remedy)
+        )
+
+
+class _SliceComparison:
+    """One slice's files beside its log."""
+
+    def __init__(self, r: Receipt, makers: Sequence[_Maker], lake: Lake) -> None:
+        self._receipt, self._makers, self._raw = r, makers, RawFormat()
+        self._landed, self._refused = (_RowCursor(_parts(r, lake, kind)) for kind in PartKind)
+        self._mended = [m for m in r.mended if m.start < r.slice.end]
+        self._compared = self._dropped = 0
+
+    def compare(self, log: Iterator[pa.RecordBatch]) -> Compared:
+        """Compare chunk by chunk, up to the first difference."""
+        s = self._receipt.slice
+        for chunk in filter(len, log):
+            problem = self._chunk(chunk)
+            if problem:
+                return Compared(self._compared, problem)
+        if self._landed.upto(s.end) is not None or self._refused.upto(s.end) is not None:
+            return Compared(self._compared, AuditProblem(3, f"{s}: more rows are there than the log holds"))
+        if self._dropped != self._receipt.counts.dropped:
+            said = f"{self._dropped} records are nowhere, and {self._receipt.counts.dropped} were dropped"
+            return Compared(self._compared, AuditProblem(1, f"{s}: {said}"))
+        return Compared(self._compared, None)
+
+    def _chunk(self, chunk: pa.RecordBatch) -> AuditProblem | None:
+        there = int64s(chunk.column(chunk.schema.get_field_index("offset")))
+        landed, refused = self._landed.upto(int(there[-1])), self._refused.upto(int(there[-1]))
+        mine, bad = _offsets(landed), _offsets(refused)
+        return (
+            self._placed(there, mine, bad)
+            or self._same_bytes(chunk, there, refused, bad)
+            or self._same_rows(chunk, landed, mine, bad)
+            or self._as_many_values(chunk, there, landed, mine)
+        )
+
+    def _placed(self, there: Array, mine: Array, bad: Array) -> AuditProblem | None:
+        """Each record of the log is in exactly one place, and nothing else is there."""
+        s, ours = self._receipt.slice, np.concatenate([mine, bad])
+        strange = ours[~np.isin(ours, there)]
+        if len(strange):
+            return AuditProblem(3, f"{s}: offset {strange.min()} is not in the log")
+        if len(np.unique(ours)) < len(ours):
+            return AuditProblem(3, f"{s}: an offset is there twice")
+        absent = there[~np.isin(there, ours)]
+        if len(absent) and not self._makers[0].shape.dropping:
+            return AuditProblem(1, f"{s}: offset {absent[0]} is not landed")
+        self._dropped += len(absent)
+        return None
+
+    def _same_bytes(
+        self, chunk: pa.RecordBatch, there: Array, refused: pa.Table | None, bad: Array
+    ) -> AuditProblem | None:
+        """Quarantined records have the log's bytes."""
+        if refused is None:
+            return None
+        records = chunk.take(fixed_width(pa.int32(), np.searchsorted(there, bad).astype(np.int32)))
+        (raw,) = self._raw.convert(self._receipt.slice, records)
+        differ = np.flatnonzero(
+            ~equal_rows(refused.select(raw.landed.schema.names), pa.Table.from_batches([raw.landed]))
+        )
+        return self._problem(bad[differ[0]], "in quarantine is not the log's") if len(differ) else None
+
+    def _same_rows(
+        self, chunk: pa.RecordBatch, landed: pa.Table | None, mine: Array, bad: Array
+    ) -> AuditProblem | None:
+        """Each landed row is what one of the makers makes of the record."""
+        left = ~inside(mine, self._mended)
+        self._compared += int(left.sum())
+        differ: list[str] = []
+        for maker in self._makers:
+            made = pa.Table.from_batches([p.landed for p in maker.format.convert(self._receipt.slice, chunk)])
+            offsets = _offsets(made)
+            if problem := self._fitting(maker, offsets, mine, bad):
+                return problem
+            if landed is None or not left.any():
+                continue
+            both = np.flatnonzero(left & np.isin(mine, offsets))
+            places = np.searchsorted(offsets, mine[both])
+            equal = equal_rows(_rows_at(landed, both), _rows_at(made, places))
+            left[both[equal]] = False
+            if not equal.all():
+                first = np.flatnonzero(~equal)[:1]
+                differ = different_columns(_rows_at(landed, both[first]), _rows_at(made, places[first]))
+        wrong = np.flatnonzero(left)
+        self._compared -= len(wrong)
+        what = f"is not what landed: {', '.join(differ)}" if differ else "is not what landed"
+        return self._problem(mine[wrong[0]], what) if len(wrong) else None
+
+    def _as_many_values(
+        self, chunk: pa.RecordBatch, there: Array, landed: pa.Table | None, mine: Array
+    ) -> AuditProblem | None:
+        """Each value of a JSON record is in its row, whatever made that. After a replay, several shapes may have."""
+        shape = self._makers[0].shape
+        if landed is None or self._receipt.relanded or (records := json_values(shape, chunk)) is None:
+            return None
+        from sluice.pipelines.records.json.counting import values_of_rows, values_of_texts  # late: it takes numba
+
+        wanted = values_of_texts(records)[np.searchsorted(there, mine)]
+        counts = values_of_rows(landed, shape.of_values or Schema(()))
+        wrong = np.flatnonzero((wanted != counts) & ~inside(mine, self._mended))
+        if not len(wrong):
+            return None
+        first = wrong[0]
+        return self._problem(mine[first], f"has {wanted[first]} values, and its row {counts[first]}")
+
+    def _fitting(self, maker: _Maker, offsets: Array, mine: Array, bad: Array) -> AuditProblem | None:
+        """Without a contract, and before any replay, a record that fits is neither in quarantine nor dropped."""
+        if self._receipt.relanded or maker.shape.contract:
+            return None
+        kept_back = offsets[~np.isin(offsets, mine)]
+        where = "fits, and is in quarantine" if np.isin(kept_back[:1], bad).any() else "fits, and was dropped"
+        return self._problem(kept_back[0], where) if len(kept_back) else None
+
+    def _problem(self, offset: int, what: str) -> AuditProblem:
+        return AuditProblem(3, f"{self._receipt.slice}: the record at offset {offset} {what}")
+
+
+def json_values(shape: Shape, chunk: pa.RecordBatch) -> pa.Array | None:
+    """The records of a chunk as JSON, whatever is before it in them; None where they are none."""
+    if shape.columns is None or (shape.reader is not None and shape.reader.format != JsonSchemaReader.format):
+        return None
+    if shape.reader is None or shape.reader.wire is WireFormat.BARE:
+        return chunk.column(chunk.schema.get_field_index("value"))
+    return pa.concat_arrays([without_prefix(opened) for _, opened in Opener(shape.reader.wire).open(chunk)])
+
+
+def _offsets(rows: pa.Table | None) -> Array:
+    if rows is None or not rows.num_rows:
+        return np.empty(0, np.int64)
+    return int64s(rows.column(landed_columns.offset_column(rows.schema)).combine_chunks())
+
+
+def _rows_at(rows: pa.Table, places: Array) -> pa.Table:
+    whole = len(places) == rows.num_rows
+    return rows if whole else rows.take(fixed_width(pa.int64(), places.astype(np.int64)))
+
+
+def equal_rows(mine: pa.Table, made: pa.Table) -> Array:
+    """Which rows are equal in all columns of `mine`. Columns that are not made are null."""
+    same = np.ones(mine.num_rows, np.bool_)
+    for field, column in zip(mine.schema, mine.columns, strict=True):
+        if field.name not in made.schema.names:
+            same &= _mask(column.is_null())
+            continue
+        try:
+            other = made.column(field.name).cast(field.type)
+        except pa.ArrowInvalid:  # a type that does not hold the value: not made by this shape
+            return np.zeros(mine.num_rows, np.bool_)
+        if column.equals(other):
+            continue
+        equal = _equal_items(column, other)
+        if field.type.equals(HEADERS) and not equal.all():  # a file written before keys of headers were escaped
+            equal |= _equal_items(column, pa.chunked_array([_former_headers(other)]))
+        same &= equal
+    return same
+
+
+def different_columns(mine: pa.Table, made: pa.Table) -> list[str]:
+    """The columns of `mine` in which any row is another."""
+    return [name for name in mine.schema.names if not equal_rows(mine.select([name]), made).all()]
+
+
+def _equal_items(a: pa.ChunkedArray, b: pa.ChunkedArray) -> Array:
+    if pa.types.is_nested(a.type):
+        return np.array([x == y for x, y in zip(a.to_pylist(), b.to_pylist(), strict=True)], np.bool_)
+    return _mask(pc.or_(pc.fill_null(pc.equal(a, b), False), pc.and_(a.is_null(), b.is_null())))
+
+
+def _former_headers(column: pa.ChunkedArray) -> pa.Array:
+    pairs = ([(former_key_text(h["key"]), h["value"]) for h in row] if row else row for row in column.to_pylist())
+    return pa.array([[{"key": k, "value": v} for k, v in row] if row else row for row in pairs], HEADERS)
+
+
+def _mask(truths: pa.ChunkedArray) -> Array:
+    return np.array(truths.to_pylist(), np.bool_)
+
+
+def _parts(r: Receipt, lake: Lake, kind: PartKind) -> Iterator[pa.RecordBatch]:
+    """The rows of a kind in offset order. Files cut by record time are merged."""
+    batches = _batches(r, lake, kind)
+    if not r.slice.by_time:
+        yield from batches
+    elif held := list(batches):
+        table = pa.Table.from_batches(held)
+        yield from table.sort_by(landed_columns.offset_column(table.schema)).to_batches(1 << 16)
+
+
+def _batches(r: Receipt, lake: Lake, kind: PartKind) -> Iterator[pa.RecordBatch]:
+    for part in r.parts:
+        if part.kind is kind:
+            yield from parquet.rows_of_part(lake, part, part.path, 1 << 16)
+
+
+class _RowCursor:
+    """Rows in offset order, taken up to a given offset each time."""
+
+    def __init__(self, batches: Iterator[pa.RecordBatch]) -> None:
+        self._batches = batches
+        self._next: pa.RecordBatch | None = next(batches, None)
+
+    def upto(self, last: int) -> pa.Table | None:
+        """The next rows, none of them after the offset `last`; None when there are none."""
+        taken: list[pa.RecordBatch] = []
+        while self._next is not None:
+            schema = self._next.schema
+            offsets = int64s(self._next.column(schema.get_field_index(landed_columns.offset_column(schema))))
+            n = int(np.searchsorted(offsets, last, side="right"))
+            taken += [self._next.slice(0, n)] if n else []
+            if n < len(offsets):
+                self._next = self._next.slice(n)
+                break
+            self._next = next(self._batches, None)
+        return pa.Table.from_batches(taken) if taken else None

@@ -1,0 +1,245 @@
+"""The strict audit: everything that Sluice can check beyond the account, against Kafka and the lake as they are now.
+
+It checks the committed offsets in Kafka, and every commit in the ledger, against what was published by then (invariants
+7 and 8); cluster, topic ids and the ends of logs (12, 3); windows and their manifests (4). What cannot be compared is
+named, so that nobody takes silence for proof.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+from sluice.pipelines.audit.audit import AuditProblem, AuditReport
+from sluice.pipelines.audit.audit_cache import Strictly, tag
+from sluice.pipelines.audit.receipt_rows import Row
+from sluice.pipelines.batch.survey import Survey
+from sluice.pipelines.committing.commit import CommitVerdict, verdict
+from sluice.pipelines.errors import LogTruncated
+from sluice.pipelines.feed.feed import Feed
+from sluice.pipelines.feed.sections import CommitMode
+from sluice.pipelines.lake import paths
+from sluice.pipelines.ledger import Ledger, State, checkpoint
+from sluice.pipelines.ledger.entries import CommitEntry, Entry, IntentEntry
+from sluice.pipelines.ledger.marks import Mark
+from sluice.pipelines.model.kafka import CommittedOffset, Key, PartitionState
+from sluice.pipelines.model.ranges import Range, union
+from sluice.pipelines.planning import windows
+from sluice.pipelines.ports import Lake
+from sluice.pipelines.publishing import manifest
+
+
+@dataclass(frozen=True, slots=True)
+class Unseen:
+    """Landed records that were not compared because Kafka no longer holds them, and why."""
+
+    key: Key
+    ranges: tuple[Range, ...]
+    records: int
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
+class Strict:
+    """The problems, and how much was checked: committed offsets (in Kafka and in the ledger), and windows."""
+
+    problems: tuple[AuditProblem, ...]
+    unseen: tuple[Unseen, ...]
+    commits: int = 0
+    """Partitions whose committed offset Kafka tells."""
+    recorded: int = 0
+    """Commit entries of the ledger."""
+    windows: int = 0
+    strictly: Strictly | None = None
+    """What the next strict audit may rely on."""
+    expired: tuple[Key, ...] = ()
+    """Partitions whose committed offset the ledger knows and Kafka does not any more: nobody moved it."""
+
+
+def strict(ledger: Ledger, lake: Lake, feed: Feed, found: Survey, report: AuditReport) -> Strict:
+    """Check ledger, committed offsets and manifests against one another. `found` is Kafka as it is now; `report` is the
+    account, with what earlier audits knew.
+
+    The survey has already refused a ledger that lost entries, so no mark is above the fold.
+    """
+    state, before = found.state, _believed(report.audited.strictly, found.state)
+    by_ledger, recorded, below = _in_the_ledger(ledger, before, state)
+    by_kafka = list(_in_kafka(ledger, state, found)) if feed.commit is not CommitMode.NONE else []
+    shown = windows.manifest_windows(state, feed.window)
+    by_manifest, read = _manifests(lake, feed, state, before)
+    expired = tuple(k for k in state.known() if k in state.commits and found.committed.get(k.tp, _OTHER) is None)
+    return Strict(
+        problems=(*_ids(state, found), *by_ledger, *by_kafka, *by_manifest),
+        unseen=tuple(_unseen(report.uncompared(), found.partitions)),
+        commits=sum(found.committed.get(k.tp) is not None for k in state.known() if k in found.partitions),
+        recorded=recorded,
+        windows=len(shown),
+        strictly=None if by_ledger else Strictly(below.number, recorded, checkpoint.dump(below), read),
+        expired=expired if feed.commit is not CommitMode.NONE else (),
+    )
+
+
+def _believed(before: Strictly | None, state: State) -> Strictly | None:
+    """What is known, unless entries were lost since: what had been accounted for need not be any more."""
+    if before is None or any(number >= before.number for number, _ in state.gaps):
+        return None
+    return before
+
+
+_OTHER = CommittedOffset(0)
+
+
+# -- cluster, topics, ends
+
+
+def _ids(state: State, found: Survey) -> Iterator[AuditProblem]:
+    if state.cluster and state.cluster != found.cluster_id:
+        yield AuditProblem(12, f"the ledger belongs to cluster {state.cluster}, Kafka answers as {found.cluster_id}")
+    for r in found.refusals:
+        yield AuditProblem(3 if isinstance(r.error, LogTruncated) else 12, r.error.message)
+    there = {k.tp for k in found.partitions} | {r.tp for r in found.refusals}
+    for key in state.known():
+        if key.tp not in there:
+            yield AuditProblem(12, f"{key}: the ledger knows topic id {key.topic_id}, and Kafka has no such partition")
+
+
+# -- committed offsets
+
+
+def _in_the_ledger(ledger: Ledger, before: Strictly | None, now: State) -> tuple[list[AuditProblem], int, State]:
+    """Check every commit entry against the fold below it, those that were not checked before; also how many there are,
+    and the fold up to the newest entry."""
+    begun = checkpoint.load(before.state) if before else None
+    sound = before is not None and begun is not None and begun.number == before.number <= now.number
+    state, looked = (begun, before.recorded) if sound and begun and before else (State(), 0)
+    problems, waiting = list[AuditProblem](), list[Entry]()
+    for number, entry in ledger.entries(state.number) if state.number < now.number else ():
+        if number >= now.number:
+            break
+        if isinstance(entry, CommitEntry):
+            state, waiting = state.extended(waiting), []
+            looked += 1
+            problems += _ahead(state, number, entry)
+        waiting.append(entry)
+    return problems, looked, state.extended(waiting)
+
+
+def _ahead(state: State, number: int, entry: CommitEntry) -> Iterator[AuditProblem]:
+    for item in entry.offsets:
+        frontier = state.frontier(item.key) if item.key in state.origins else 0
+        if item.offset > frontier:
+            said = f"{item.key}: entry {number} records {item.offset} as committed"
+            yield AuditProblem(7, f"{said}, and published was up to {frontier}")
+
+
+def _in_kafka(ledger: Ledger, state: State, found: Survey) -> Iterator[AuditProblem]:
+    """Check Kafka's offsets: none ahead of what was published when it was committed, none behind the ledger."""
+    for key, frontier in state.frontiers().items():
+        held = found.committed.get(key.tp)
+        if held is None or key not in found.partitions:
+            continue
+        if held.offset > frontier:
+            yield AuditProblem(7, f"{key}: the group holds {held.offset}, and published is up to {frontier}")
+            continue
+        yield from _check_verdict(ledger, state, key, frontier, held)
+
+
+def _check_verdict(
+    ledger: Ledger, state: State, key: Key, frontier: int, held: CommittedOffset
+) -> Iterator[AuditProblem]:
+    last = state.commits.get(key)
+    match verdict(state, key, frontier, held):
+        case CommitVerdict.MOVED:
+            expected = last if last is not None else state.origins[key].committed
+            yield AuditProblem(8, f"{key}: the group holds {held.offset}, the ledger expects {expected}")
+        case _:
+            yield from _check_mark(ledger, state, key, held)
+
+
+def _check_mark(ledger: Ledger, state: State, key: Key, held: CommittedOffset) -> Iterator[AuditProblem]:
+    """The mark beside the offset must name the intent that wrote it, in this life of the topic."""
+    mark = Mark.parse(held.metadata)
+    if mark is None or mark.ledger != state.ledger_id or mark.incarnation != key.incarnation:
+        return
+    if state.lost_entry(mark.number):
+        return  # somebody accepted that it is gone; the next commit puts a mark that stands
+    entry = ledger.entry(mark.number)
+    meant = entry.offsets if isinstance(entry, IntentEntry) else ()
+    if not any(o.key == key and o.offset == held.offset for o in meant):
+        yield AuditProblem(
+            11, f"{key}: committed {held.offset} names entry {mark.number}, which meant nothing of the kind"
+        )
+
+
+# -- windows
+
+
+def _manifests(
+    lake: Lake, feed: Feed, state: State, before: Strictly | None
+) -> tuple[list[AuditProblem], tuple[int, ...]]:
+    """A window must have a manifest exactly when it is complete, with the pinned boundaries. Also the tags of those
+    that stand right; such that were read before are not read again."""
+    standing = {s.path: tag(s) for s in lake.stats(paths.manifest_folder(feed.name))}
+    problems, right, length = list[AuditProblem](), list[int](), feed.window.length
+    declared = set(map(paths.manifest_window, standing))
+    missing = [w for w in windows.manifest_windows(state, feed.window) if (w, length) not in declared]
+    for window in windows.complete_of(state, missing, feed.window):
+        if not manifest.is_retired(state, window, length):
+            path = paths.window_path(feed.name, window, length)
+            said = f"{path} is missing, and its window is complete"
+            problems.append(AuditProblem(4, said, path, f"write it: sluice repair {feed.name}"))
+    known = set(before.manifests) if before else set()
+    for path, now in sorted(standing.items()):
+        lasts = paths.manifest_window(path)
+        wrong = list(_stands_right(lake, path, state)) if now not in known or lasts is None else []
+        if now in known and lasts and manifest.is_retired(state, *lasts):
+            wrong = [AuditProblem(4, f"{path} stands, and rows of its window were retired")]
+        problems += wrong
+        right += [] if wrong else [now]
+    return problems, tuple(right)
+
+
+def _stands_right(lake: Lake, path: str, state: State) -> Iterator[AuditProblem]:
+    """A window declared complete must be accounted for, at the boundaries it names, in any life of the topic."""
+    lasts, content = paths.manifest_window(path), lake.get(path)
+    if lasts is None or content is None:
+        yield AuditProblem(10, f"{path} is no window's manifest", path, "move that file out of the lake's folder")
+        return
+    try:
+        said = json.loads(content)
+        named = [
+            (b["topic"], b["partition"], b["topic_id"], int(b["start"]), int(b["end"])) for b in said["boundaries"]
+        ]
+    except (ValueError, KeyError, TypeError, OverflowError, RecursionError):
+        remedy = f"remove that file, then: sluice repair {paths.feed_of(path)}   writes it anew"
+        yield AuditProblem(4, f"{path} cannot be read", path, remedy)
+        return
+    if manifest.is_retired(state, *lasts):
+        yield AuditProblem(4, f"{path} stands, and rows of its window were retired")
+    for topic, partition, topic_id, start, end in named:
+        lives = [k for k in state.origins if (k.topic, k.partition, k.topic_id) == (topic, partition, topic_id)]
+        held = union(r for k in lives for r in state.accounted(k))
+        if start < end and not any(r.start <= start and end <= r.end for r in held):
+            yield AuditProblem(4, f"{path} says complete, and of {topic}:{partition}:{start}-{end} something is owed")
+
+
+# -- what cannot be compared
+
+
+def _unseen(rows: list[Row], partitions: Mapping[Key, PartitionState]) -> Iterator[Unseen]:
+    found: dict[tuple[Key, str], list[Row]] = {}
+    for r in rows:
+        if r.landed and (why := _why_not(r, partitions)):
+            found.setdefault((r.key, why), []).append(r)
+    for (key, why), mine in sorted(found.items()):
+        yield Unseen(key, union(r.range for r in mine), sum(r.landed for r in mine), why)
+
+
+def _why_not(r: Row, partitions: Mapping[Key, PartitionState]) -> str:
+    today = partitions.get(r.key)
+    if today is None:
+        return "of an earlier life of the topic, or of a partition that changed"
+    if r.range.start < today.log_start:
+        return f"below the log start {today.log_start}"
+    return f"beyond the log's end {today.high_watermark}" if r.range.end > today.high_watermark else ""

@@ -1,0 +1,33 @@
+"""The account of a feed's table: at its mark, exactly the files and rows that the ledger says (invariant 17)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from sluice.pipelines.audit.audit import AuditProblem
+from sluice.pipelines.ledger import Ledger
+from sluice.pipelines.model.receipts import PartKind
+from sluice.pipelines.ports import Lake, Table
+from sluice.pipelines.tables.check import compare, looked
+
+
+def table_problems(
+    ledger: Ledger, lake: Lake, table: Table, kind: PartKind = PartKind.LANDED
+) -> Iterator[AuditProblem]:
+    """What is wrong with the table of such files; nothing where the next sync will add what is owed.
+
+    Raises TableDiffers for a table of somebody else's, EntriesLost, CatalogUnavailable, LedgerCorrupt.
+    """
+    head, state = looked(ledger, table)
+    mend = f"sluice table sync {ledger.feed} --repair"
+    if head is None:
+        return
+    found = compare(ledger, lake, table, head, state, kind)
+    for address in found.missing:
+        yield AuditProblem(17, f"{address} is missing in {table.name}", address, mend)
+    for address in found.foreign:
+        yield AuditProblem(17, f"{address} is in {table.name}, and is no file of the feed", address, mend)
+    for address, told, counted in found.rows:
+        yield AuditProblem(17, f"{address} has {told} rows in {table.name}, the ledger says {counted}", address, mend)
+    if found.deletes:
+        yield AuditProblem(17, f"{table.name} deletes rows, by {found.deletes} of its files")

@@ -1,0 +1,285 @@
+"""Sections of the page about amounts and times: rows, lag, time, brokers, history, slices."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+
+from sluice.pipelines.batch_report.batch_facts import BatchAccount, PartitionLag, Past
+from sluice.pipelines.batch_report.markup import Html, cut, details, join_html, number, section, share, size, table, tag
+from sluice.pipelines.batch_report.plots import Bar, lying, upright
+from sluice.pipelines.model.receipts import Counts, Receipt
+from sluice.pipelines.model.traffic import SHARES, BrokerTraffic, all_brokers
+from sluice.pipelines.status.broker_traffic import TopicTraffic, by_topic, notable
+from sluice.pipelines.status.timings import ACTIVITIES
+from sluice.pipelines.util.units import many, show_about, show_instant, show_window
+
+PARTITIONS = 40
+WINDOWS = 60
+SLICES = 60
+LAGGING = 40
+BROKERS = 40
+LEGEND = (("landed", ""), ("quarantined", "reject"), ("invisible or dropped", "hidden"))
+
+
+def legend(pairs: Sequence[tuple[str, str]]) -> Html:
+    """What the colours mean."""
+    marks = (tag("span", lying([(1, kind)], 1), name) for name, kind in pairs)
+    return tag("div", *(Html(m.replace(' class="bar"', "")) for m in marks), class_="legend")
+
+
+# -- rows
+
+
+def rows(a: BatchAccount) -> Html:
+    """Rows by partition and by window."""
+    if not a.receipts:
+        return section("rows", "Rows", note="No slice was finished: nothing landed.")
+    by_partition = _sum_by_name((str(r.slice.tp), r.counts) for r in sorted(a.receipts, key=lambda r: r.slice.key))
+    ordered = sorted(a.receipts, key=lambda r: (r.slice.window is None, r.slice.window or 0))
+    by_window = _sum_by_name((_window(r), r.counts) for r in ordered)
+    spans = many(a.plan.span, "offset")
+    note = f"{spans} in {many(len(by_partition), 'partition')} and {many(len(by_window), 'window')}."
+    return section(
+        "rows",
+        "Rows",
+        legend(LEGEND),
+        tag("h3", "By partition"),
+        _table("Rows by partition", "partition", by_partition, PARTITIONS),
+        tag("h3", "By window"),
+        _plot(by_window) if len(by_window) > 5 else "",
+        _table("Rows by window", "window", by_window, WINDOWS // 5 if len(by_window) > WINDOWS else WINDOWS),
+        note=note,
+    )
+
+
+def _window(r: Receipt) -> str:
+    return "outside windows" if r.slice.window is None else show_window(r.slice.window)
+
+
+def _sum_by_name(each: Iterable[tuple[str, Counts]]) -> dict[str, Counts]:
+    found: dict[str, Counts] = {}
+    for name, counts in each:
+        found[name] = found[name] + counts if name in found else counts
+    return found
+
+
+def _plot(by_window: Mapping[str, Counts]) -> Html:
+    shown = list(by_window.items())[-WINDOWS:]
+    bars = [
+        Bar(name, c.landed, said=f"{number(c.landed)} landed, {number(c.quarantined)} quarantined") for name, c in shown
+    ]
+    most = number(max(c.landed for _, c in shown))
+    left_out = f"; the last {WINDOWS} of {len(by_window)}" if len(by_window) > WINDOWS else ""
+    return upright("Rows landed by window", bars, [shown[0][0], shown[-1][0]], f"up to {most} rows landed{left_out}")
+
+
+def _table(caption: str, name: str, counts: Mapping[str, Counts], most: int) -> Html:
+    items = list(counts.items())
+    longest = max((c.total for c in counts.values()), default=0)
+    shown = [_row(n, c, longest) for n, c in items[:most]]
+    if rest := items[most:]:
+        shown.append(_row(f"{len(rest):,} more", sum((c for _, c in rest), Counts()), 0))
+    columns = [name, "", "landed", "quarantined", "share", "invisible"]
+    return table(caption, columns, shown, right=columns[2:])
+
+
+def _row(name: str, c: Counts, longest: int) -> list[str]:
+    pieces = [(c.landed, ""), (c.quarantined, "reject"), (c.invisible + c.dropped, "hidden")]
+    bar = tag("div", lying(pieces, longest), class_="w1") if longest else ""
+    seen = c.landed + c.quarantined
+    return [
+        tag("span", name, class_="p"),
+        bar,
+        number(c.landed),
+        number(c.quarantined),
+        share(c.quarantined, seen),
+        number(c.invisible + c.dropped),
+    ]
+
+
+# -- lag
+
+
+def lag(behind: Sequence[PartitionLag] | None) -> Html:
+    """What was owed when the batch was done."""
+    if behind is None:
+        return section("lag", "Lag", note="Not known: this report was made without asking Kafka.")
+    if not behind:
+        return section(
+            "lag", "Lag", tag("p", tag("span", "✓ ", class_="good"), "Nothing was owed when the batch was done.")
+        )
+    ranked = sorted(behind, key=lambda b: (-b.offsets, b.key))
+    most, all_ = ranked[0].offsets, sum(b.offsets for b in ranked)
+    shown = [[str(b.key), lying([(b.offsets, "")], most), number(b.offsets), _age(b.age)] for b in ranked[:LAGGING]]
+    if rest := ranked[LAGGING:]:
+        shown.append([f"{len(rest):,} more", "", number(sum(b.offsets for b in rest)), ""])
+    columns = ["partition", "", "offsets behind", "oldest owed record"]
+    note = f"When the batch was done, {many(all_, 'offset')} in {many(len(ranked), 'partition')} were owed."
+    return section("lag", "Lag", table("Lag by partition", columns, shown, right=columns[2:]), note=note)
+
+
+def _age(ms: int | None) -> str:
+    return "not known" if ms is None else f"{show_about(ms)} old"
+
+
+# -- time
+
+
+def timings(a: BatchAccount) -> Html:
+    """Where the time of tasks went."""
+    spent = a.timings
+    all_ = sum(spent.values())
+    if not all_:
+        return section("time", "Time", note="Nothing is known: no task of this batch read anything.")
+    kinds = {name: f"t{i % 8}" for i, name in enumerate([*ACTIVITIES, *sorted(spent.keys() - ACTIVITIES.keys())])}
+    whole = tag("div", lying([(ns, kinds[name]) for name, ns in spent.items()], all_), class_="thick")
+    shown = [
+        [
+            cut(ACTIVITIES.get(name, name), 40),
+            lying([(ns, kinds[name])], max(spent.values())),
+            _seconds(ns),
+            share(ns, all_),
+        ]
+        for name, ns in list(spent.items())[:20]
+    ]
+    columns = ["activity", "", "time", "share"]
+    read = sum(r.input_bytes for r in a.receipts)
+    adopted = sum(r.adopted for r in a.receipts)
+    note = f"{_seconds(all_)} of all tasks together, for {size(read)} read from Kafka." + (
+        f" {many(adopted, 'slice')} were finished by an earlier attempt." if adopted else ""
+    )
+    return section(
+        "time",
+        "Where task time went",
+        whole,
+        table("Task time by activity", columns, shown, right=columns[2:]),
+        note=note,
+    )
+
+
+def _seconds(ns: int) -> str:
+    """A duration in words."""
+    if ns < 1e9:
+        return f"{ns / 1e6:,.0f} ms"
+    return f"{ns / 1e9:,.2f} s" if ns < 100e9 else f"{ns / 1e9:,.0f} s"
+
+
+# -- brokers
+
+
+def brokers(a: BatchAccount) -> Html | None:
+    """What fetching asked of each broker, and what was read of each topic."""
+    found = a.traffic.brokers
+    if not found:
+        return None
+    shown = [_broker(f"{b.node} {b.address}", b) for b in found[:BROKERS]]
+    if rest := found[BROKERS:]:
+        shown.append(_broker(f"{len(rest):,} more", all_brokers(rest)))
+    columns = ["broker", "fetches", "size", *SHARES, "waiting", "held", "throttled", "moved", "errors"]
+    asked = table("Fetching by broker", columns, shown, right=columns[2:-1])
+    topics = by_topic(a.receipts, a.traffic)
+    read = [[t.topic, number(t.records), size(t.bytes), _behind(t)] for t in topics[:BROKERS]]
+    named = ["topic", "records", "size", "behind"]
+    said = (tag("p", line, class_="note") for line in notable(found))
+    note = (
+        "How long answers took (half, 95 % and 99 % of them), waited for in all; how long requests were held because"
+        " this side had no room, and how long the broker had us pause. Behind: offsets to the end of the log."
+    )
+    inside = (*said, asked, table("Reading by topic", named, read, right=named[1:]))
+    return section("brokers", "What brokers were asked", *inside, note=note)
+
+
+def _broker(name: str, b: BrokerTraffic) -> list[str | Html]:
+    return [
+        name.strip(),
+        number(b.requests),
+        size(b.bytes),
+        *(f"{b.latency.percentile_ms(share):,.1f} ms" for share in SHARES.values()),
+        *(_seconds(ns) for ns in (b.latency.total_us * 1000, b.held_us * 1000, b.throttle_ms * 1_000_000)),
+        number(b.moved),
+        cut(", ".join(f"{name} {n:,}" for name, n in sorted(b.errors.items())) or "–", 80),
+    ]
+
+
+def _behind(t: TopicTraffic) -> str:
+    return "not known" if t.behind is None else number(t.behind)
+
+
+# -- history
+
+
+def history(a: BatchAccount) -> Html:
+    """The batches up to this one."""
+    past = a.past
+    if len(past) == 1:
+        return section("history", "History", note="This is the feed's first batch.")
+    ends = [_when(past[0]), _when(past[-1])]
+    landed = [Bar(f"batch {p.batch}", p.landed, _kind(p, a, ""), f"{number(p.landed)} rows, {_when(p)}") for p in past]
+    shares = [Bar(f"batch {p.batch}", p.share, "reject", f"{_share(p)} quarantined, {_when(p)}") for p in past]
+    worst = max(p.share for p in past)
+    plots = tag(
+        "div",
+        tag(
+            "div",
+            tag("h3", "Rows landed"),
+            upright("Rows landed by batch", landed, ends, f"up to {number(max(p.landed for p in past))}"),
+        ),
+        tag(
+            "div",
+            tag("h3", "Share quarantined"),
+            upright("Share quarantined by batch", shares, ends, f"up to {worst:.2%}" if worst else "none"),
+        ),
+        class_="two",
+    )
+    rows_ = [[str(p.batch), _when(p), number(p.landed), number(p.quarantined), _share(p)] for p in reversed(past)]
+    columns = ["batch", "published", "landed", "quarantined", "share"]
+    note = "This batch is the one on the right."
+    every = details("As a table", table("Batches", columns, rows_, right=columns[2:]))
+    return section("history", f"The last {many(len(past), 'batch', 'batches')}", plots, every, note=note)
+
+
+def _kind(p: Past, a: BatchAccount, usual: str) -> str:
+    return "now" if p.batch == a.batch.id else usual
+
+
+def _share(p: Past) -> str:
+    return share(p.quarantined, p.landed + p.quarantined)
+
+
+def _when(p: Past) -> str:
+    return "not published" if p.at is None else show_instant(p.at - p.at % 1000)
+
+
+# -- slices
+
+
+def slices(a: BatchAccount) -> Html | None:
+    """The slices of the batch, each with its files."""
+    if not a.receipts:
+        return None
+    ordered = sorted(a.receipts, key=lambda r: (r.slice.key, r.slice.start))
+    shown = [_slice(r, published=a.published) for r in ordered[:SLICES]]
+    rest = ordered[SLICES:]
+    columns = ["partition", "offsets", "window", "landed", "quarantined", "files"]
+    note = f"{many(len(ordered), 'slice')} in {many(a.files, 'file')}." + (
+        f" The first {SLICES} are shown; the others hold {number(sum(r.counts.landed for r in rest))} rows."
+        if rest
+        else ""
+    )
+    inside = table("Slices", columns, shown, right=["landed", "quarantined"], cards=["window"])
+    return section("slices", "Slices", inside if len(shown) <= 8 else details(f"All {len(shown)}", inside), note=note)
+
+
+def _slice(r: Receipt, *, published: bool) -> list[str]:
+    s = r.slice
+    files = [tag("code", p.path if published else p.staged) for p in r.parts[:2]]
+    more = [tag("span", f"and {len(r.parts) - 2} more", class_="soft")] if len(r.parts) > 2 else []
+    every = join_html(tag("div", f) for f in (*files, *more))
+    return [
+        str(s.tp),
+        tag("span", f"{s.start:,} – {s.end:,}", class_="p"),
+        _window(r),
+        number(r.counts.landed),
+        number(r.counts.quarantined),
+        every,
+    ]

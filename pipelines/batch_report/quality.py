@@ -1,0 +1,303 @@
+"""Sections of the page about the records: quarantine, contract, columns, drift."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from sluice.pipelines.batch_report.batch_facts import BatchAccount
+from sluice.pipelines.batch_report.column_profiles import Profile, Profiles
+from sluice.pipelines.batch_report.markup import (
+    Html,
+    cut,
+    details,
+    harmless,
+    join_html,
+    number,
+    plain,
+    readable,
+    section,
+    share,
+    size,
+    table,
+    tag,
+    value,
+)
+from sluice.pipelines.batch_report.plots import Bar, lying, upright
+from sluice.pipelines.batch_report.rejects import SHOWN, Reject, Rejects, Sample
+from sluice.pipelines.contract import catalogue
+from sluice.pipelines.contract.expectation import Contract, Expectation, Severity
+from sluice.pipelines.contract.results import ExpectationOutcome
+from sluice.pipelines.model.receipts import DriftKind
+from sluice.pipelines.quarantine.limit import QuarantineKind
+from sluice.pipelines.util.units import many, show_instant
+from sluice.pipelines.validation.drift import drift_of
+
+REASONS = 40
+EXPECTATIONS = 100
+DRIFTS = 60
+NAME = 80
+"""Characters of a name from outside."""
+
+# -- quarantine
+
+
+def quarantine(a: BatchAccount, found: Rejects) -> Html:
+    """What was refused, most frequent first, with a few records of each kind."""
+    refused, seen = a.counts.quarantined, a.counts.quarantined + a.counts.landed
+    if not refused:
+        if a.counts.dropped:
+            said = f"{many(a.counts.dropped, 'record')} did not fit and were dropped, as the feed asks: none is kept."
+            return section("quarantine", "Quarantine", note=said)
+        return section("quarantine", "Quarantine", tag("p", tag("span", "✓ ", class_="good"), "Every record fits."))
+    note = f"{many(refused, 'record')} of {number(seen)} ({share(refused, seen)}) did not fit; quarantine keeps them."
+    if found.unread:
+        note += f" {number(found.unread)} of them are in {many(found.files, 'file')} that were not read for this."
+    shown = [r for r in found.kinds[:SHOWN] if r.samples]
+    samples = details("What they look like", *(_samples(r) for r in shown)) if shown else Html("")
+    opened = Html(samples.replace("<details>", "<details open>", 1))
+    return section("quarantine", "Quarantine", _ranked_faults(found, refused), opened, note=note)
+
+
+def _ranked_faults(found: Rejects, all_: int) -> Html:
+    faults = [r.fault for r in found.kinds]
+    most = faults[0].records if faults else 0
+    rows = [
+        [
+            *_kind_lines(f.kind),
+            lying([(f.records, "reject")], most),
+            number(f.records),
+            share(f.records, all_),
+            tag("code", f.first),
+        ]
+        for f in faults[:REASONS]
+    ]
+    if rest := faults[REASONS:]:
+        left = sum(f.records for f in rest)
+        rows.append(["", f"{len(rest):,} more reasons", "", "", number(left), share(left, all_), ""])
+    columns = ["stage", "reason", "where", "", "records", "share", "the first"]
+    return table("Quarantined records by reason", columns, rows, right=["records", "share"], cards=["the first"])
+
+
+def _kind_lines(kind: QuarantineKind) -> list[str]:
+    where = [value(kind.field, NAME)] if kind.field else []
+    expectation = [tag("div", cut(kind.expectation, NAME), class_="soft")] if kind.expectation else []
+    why = join_html([tag("b", cut(kind.reason, NAME)), tag("div", cut(kind.detail, 160), class_="soft any")])
+    return [cut(kind.stage, NAME), why, join_html([*where, *expectation])]
+
+
+def _samples(r: Reject) -> Html:
+    kind = r.fault.kind
+    where = [" · ", value(kind.field, NAME)] if kind.field else []
+    head = tag("h3", cut(kind.reason, NAME), *where)
+    return tag("div", head, *(_sample(s) for s in r.samples), class_="kind")
+
+
+def _sample(s: Sample) -> Html:
+    stamp = "" if s.timestamp is None else f" · {show_instant(s.timestamp)}"
+    key = [] if s.key is None else [" · key ", tag("code", value(readable(s.key, 80)))]
+    line = tag("div", tag("code", s.place), stamp, *key, f" · {size(s.size)}", class_="soft any")
+    if s.value is None:
+        return join_html([line, tag("div", "no value (a tombstone)", class_="sample soft")])
+    return join_html([line, tag("code", *_marked_value(s), class_="sample")])
+
+
+def _marked_value(s: Sample) -> Iterator[Html]:
+    """The value, with a mark at the byte that is wrong."""
+    data, byte = s.value or b"", s.byte
+    if byte is None or byte >= len(data):
+        yield value(("…" if s.cut else "") + readable(data))
+        return
+    end = next((i for i in range(byte + 1, byte + 5) if i >= len(data) or data[i] & 0xC0 != 0x80), byte + 1)
+    yield value(_last(data[:byte], cut_=s.cut))
+    yield tag("mark", readable(data[byte:end], 8))
+    yield value(readable(data[end:], 120))
+
+
+def _last(data: bytes, most: int = 120, *, cut_: bool) -> str:
+    """The end of the text before it."""
+    text = data.decode("utf-8", "backslashreplace").replace("\n", "\\n")
+    return ("…" if cut_ or len(text) > most else "") + text[-most:]
+
+
+# -- the contract
+
+_MARKS = {"good": "✓", "warn": "!", "bad": "✗", "info": "·"}
+
+
+def contract(a: BatchAccount, found: Profiles) -> Html:
+    """Every expectation in words, broken ones first, with examples."""
+    if a.contract is None:
+        return section("contract", "Contract", note="This batch was held against no contract.")
+    decided = {o.expectation.place: o for o in a.outcomes}
+    ranked = sorted(a.contract.expectations, key=lambda e: (_rank(decided.get(e.place)), e.place))
+    shown = [_expectation(e, decided.get(e.place), found) for e in ranked[:EXPECTATIONS]]
+    columns = ["holds", "expectation", "severity", "observed", "rows", "unexpected", "share"]
+    inside = table("Expectations", columns, shown, right=["rows", "unexpected", "share"], cards=["observed"])
+    return section("contract", "Contract", inside, note=_summary(a.contract, decided, len(ranked) - len(shown)))
+
+
+def _summary(held: Contract, decided: dict[int, ExpectationOutcome], left_out: int) -> str:
+    broken = sum(not o.passed for o in decided.values())
+    rows = sum(o.passed and o.unexpected > 0 for o in decided.values())
+    some = len(held.expectations) - len(decided)
+    said = [f"{many(len(held.expectations), 'expectation')}: {len(decided) - broken - rows} hold without exception"]
+    said += [f"{broken} broken"] if broken else []
+    said += [f"{rows} hold with exceptions"] if rows else []
+    said += [f"{some} not decided"] if some else []
+    return ", ".join(said) + "." + (f" {left_out} that hold are not shown." if left_out else "")
+
+
+def _state(o: ExpectationOutcome | None) -> str:
+    """The colour of the result."""
+    if o is None:
+        return "info"
+    if o.passed and not o.unexpected:
+        return "good"
+    if o.refuses or (o.quarantines and o.unexpected):
+        return "bad"
+    return "info" if o.severity is Severity.INFO else "good" if o.passed else "warn"
+
+
+_WORDS = {"good": "holds", "warn": "broken", "bad": "broken", "info": "recorded"}
+
+
+def _rank(o: ExpectationOutcome | None) -> int:
+    return ["bad", "warn", "info", "good"].index(_state(o)) if o else 2
+
+
+def _expectation(e: Expectation, o: ExpectationOutcome | None, found: Profiles) -> list[str]:
+    state = _state(o)
+    word = "not decided" if o is None else _WORDS[state]
+    mark = tag("span", _MARKS[state], class_=state, title=word, role="img", aria_label=word)
+    said = join_html(
+        [tag("div", catalogue.text(e), class_="any"), tag("div", e.type, class_="soft"), *_examples(o, found)]
+    )
+    pill = tag(
+        "span",
+        str(e.severity),
+        class_=f"pill {state if state in ('bad', 'warn') else 'info'}",
+    )
+    if o is None:
+        return [mark, said, pill, tag("span", "not decided", class_="soft"), "", "", ""]
+    figures = [number(o.checked), number(o.unexpected), share(o.unexpected, o.checked)] if o.checked else ["", "", ""]
+    return [mark, said, pill, tag("span", cut(o.observed, 160), class_="any") if o.observed else "", *figures]
+
+
+def _examples(o: ExpectationOutcome | None, found: Profiles) -> list[Html]:
+    """Where the first rows are that broke it, and the values of its columns there, if known."""
+    if o is None or not o.first:
+        return []
+    said = []
+    for place in o.first:
+        row = found.examples.get(place, {})
+        cells = [(c, row[c]) for c in dict.fromkeys(catalogue.columns(o.expectation)) if c in row][:4]
+        values = (tag("span", "  ", cut(c, NAME), " = ", value(v, 60)) for c, v in cells)
+        said.append(tag("div", tag("code", place), *values))
+    return [tag("div", *said, class_="soft any")]
+
+
+# -- columns
+
+
+def columns(a: BatchAccount, found: Profiles) -> Html | None:
+    """How the values are spread."""
+    if not found.columns and not found.missing:
+        return None
+    note = "Of the records' times, and of the columns that the contract is about."
+    if found.sampled:
+        note += f" Of a sample of {number(found.rows)} of {number(found.all_)} rows."
+    if found.missing:
+        note += f" {many(found.missing, 'file')} of it are not there any more (landed anew, merged or retired)."
+    if found.left_out:
+        note += f" {many(len(found.left_out), 'column')} more are not shown."
+    drawn = sorted(found.columns, key=lambda p: (not p.bins, not _repeats(p), -len(p.top)))
+    cards = (_card(p) for p in drawn)
+    return section("columns", "Columns", tag("div", *cards, class_="cards"), note=note)
+
+
+def _card(p: Profile) -> Html:
+    nulls = f"{share(p.nulls, p.rows)} null" if p.nulls else "no nulls"
+    stats = " · ".join([f"{name} {said}" for name, said in p.stats] + [nulls])
+    head = [
+        tag("h3", value(p.name, NAME), " ", tag("span", cut(p.type, 40), class_="soft")),
+        tag("div", stats, class_="stats"),
+    ]
+    if p.bins:
+        return tag("div", *head, *_histogram(p), class_="card")
+    if _repeats(p):
+        return tag("div", *head, _most_frequent(p), class_="card")
+    return tag("div", *head, class_="card")
+
+
+def _repeats(p: Profile) -> bool:
+    """Whether some values occur more than once: otherwise a list is not worth it."""
+    return bool(p.top) and p.top[0][1] > 1
+
+
+def _histogram(p: Profile) -> list[Html]:
+    most = max(b.rows for b in p.bins)
+    bars = [Bar(b.label, b.rows, "other" if b.edge else "") for b in p.bins]
+    name = harmless(cut(p.name, NAME))
+    beyond = "; grey: beyond what is drawn" if any(b.edge for b in p.bins) else ""
+    plot = upright(f"Histogram of {name}", bars, p.ends, f"{p.of}, up to {number(most)} rows a bar{beyond}")
+    rows = [[b.label, number(b.rows)] for b in p.bins if b.rows]
+    return [plot, details("As a table", table(f"Histogram of {name}", [p.of, "rows"], rows, right=["rows"]))]
+
+
+def _most_frequent(p: Profile) -> Html:
+    most = p.top[0][1]
+    rows = [[_text(v), lying([(n, "")], most), number(n), share(n, p.rows)] for v, n in p.top]
+    return table(
+        f"Most frequent values of {cut(p.name, NAME)}", ["value", "", "rows", "share"], rows, right=["rows", "share"]
+    )
+
+
+def _text(v: str) -> Html:
+    return tag("span", "empty text", class_="soft") if not v else value(v, 60)
+
+
+# -- drift
+
+_DRIFTS = {
+    DriftKind.NEW: "a field that the schema does not name",
+    DriftKind.MISSING: "a field that no record has",
+    DriftKind.WIDENED: "values of a larger type",
+    DriftKind.WRONG: "values of another type",
+    DriftKind.OUT_OF_RANGE: "values out of range",
+    DriftKind.INEXACT: "numbers with more digits than the type holds",
+    DriftKind.MALFORMED: "texts that are not written as the type has it",
+    DriftKind.UNLISTED: "values that the enum does not have",
+}
+
+
+def drift(a: BatchAccount) -> Html:
+    """How records differ from the schema."""
+    found = sorted(drift_of(a.receipts), key=lambda d: (-d.records, d.kind, d.field))
+    if not found:
+        return section(
+            "drift", "Drift", tag("p", tag("span", "✓ ", class_="good"), "No field drifted from the schema.")
+        )
+    most = found[0].records
+    rows = [
+        [
+            str(d.kind),
+            value(d.field, NAME),
+            plain(a.types.get(d.field, "–"), 60),
+            plain(d.type or "–", 60),
+            lying([(d.records, "other")], most),
+            number(d.records),
+            f"{d.first:,}",
+        ]
+        for d in found[:DRIFTS]
+    ]
+    if rest := found[DRIFTS:]:
+        rows.append([f"{len(rest):,} more", "", "", "", "", number(sum(d.records for d in rest)), ""])
+    columns_ = ["kind", "field", "schema", "would hold it", "", "records", "first offset"]
+    kinds = dict.fromkeys(d.kind for d in found)
+    note = "Records that differ from the feed's schema. " + "; ".join(f"{k}: {_DRIFTS[k]}" for k in kinds) + "."
+    return section(
+        "drift",
+        "Drift",
+        table("Drift by field", columns_, rows, right=columns_[5:], cards=["schema", "would hold it"]),
+        note=note,
+    )

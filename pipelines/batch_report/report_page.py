@@ -1,0 +1,209 @@
+"""The page: what is known of a batch, what it refused and how its columns look, in one HTML file.
+
+Pure: values in, text out. Every table is bounded and says what it leaves out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from sluice.pipelines.batch_report import amounts, quality
+from sluice.pipelines.batch_report.batch_facts import BatchAccount, PartitionLag, windows
+from sluice.pipelines.batch_report.column_profiles import Profiles
+from sluice.pipelines.batch_report.markup import Html, cut, number, plain, section, share, size, table, tag
+from sluice.pipelines.batch_report.rejects import Rejects
+from sluice.pipelines.batch_report.style import CSS
+from sluice.pipelines.ledger import BatchStatus
+from sluice.pipelines.model.plans import Plan
+from sluice.pipelines.util.units import many, show_instant, show_window
+
+POLICY = "default-src 'none'; style-src 'unsafe-inline'; img-src data:; base-uri 'none'; form-action 'none'"
+FAILURES = 40
+LARGEST = 290_000
+"""Bytes of the whole file."""
+
+
+@dataclass(frozen=True, slots=True)
+class Page:
+    """Everything a page shows. `behind`: what each partition owed when the batch was done; None: not asked."""
+
+    account: BatchAccount
+    rejects: Rejects
+    profiles: Profiles
+    behind: tuple[PartitionLag, ...] | None = None
+
+
+def html(page: Page) -> str:
+    """The file."""
+    a = page.account
+    sections = _within_size_limit(_sections(page))
+    title = f"{a.feed}: batch {a.batch.id}"
+    head = tag(
+        "head",
+        tag("meta", charset="utf-8"),
+        tag("meta", http_equiv="Content-Security-Policy", content=POLICY),
+        tag("meta", name="viewport", content="width=device-width, initial-scale=1"),
+        tag("meta", name="referrer", content="no-referrer"),
+        tag("title", title),
+        Html(f"<style>{CSS}</style>"),
+    )
+    body = tag("body", _header(a, [name for name, _ in sections]), tag("main", *(s for _, s in sections)), _footer(a))
+    return "<!DOCTYPE html>\n" + tag("html", head, body, lang="en") + "\n"
+
+
+def _sections(page: Page) -> list[tuple[tuple[str, str], Html]]:
+    a = page.account
+    found = {
+        ("rows", "Rows"): amounts.rows(a),
+        ("quarantine", "Quarantine"): quality.quarantine(a, page.rejects),
+        ("contract", "Contract"): quality.contract(a, page.profiles),
+        ("columns", "Columns"): quality.columns(a, page.profiles),
+        ("drift", "Drift"): quality.drift(a),
+        ("failures", "Failures"): _failures(a),
+        ("lag", "Lag"): amounts.lag(page.behind),
+        ("time", "Time"): amounts.timings(a),
+        ("brokers", "Brokers"): amounts.brokers(a),
+        ("history", "History"): amounts.history(a),
+        ("slices", "Slices"): amounts.slices(a),
+        ("origin", "Provenance"): _provenance(a),
+    }
+    return [(name, said) for name, said in found.items() if said]
+
+
+def _within_size_limit(sections: list[tuple[tuple[str, str], Html]]) -> list[tuple[tuple[str, str], Html]]:
+    """The sections, without the largest ones if the page would be too large: even counts can have long names."""
+    left = LARGEST - len(CSS) - 20_000  # for the head
+    while sum(len(s.encode()) for _, s in sections) > left:
+        i = max(range(len(sections)), key=lambda i: len(sections[i][1]))
+        (name, title), _ = sections[i]
+        sections[i] = (name, title), section(name, title, note="Left out: it is too large to be shown.")
+    return sections
+
+
+# -- the head
+
+
+def _header(a: BatchAccount, names: Sequence[tuple[str, str]]) -> Html:
+    word, kind, said = verdict(a)
+    return tag(
+        "header",
+        tag("div", "Sluice · a batch's report", class_="brand"),
+        tag("h1", tag("bdi", a.feed), f" · batch {a.batch.id}"),
+        tag("div", tag("span", word, class_=f"pill {kind}"), " ", said, class_="verdict"),
+        _why(a),
+        _tiles(a),
+        tag("nav", *(tag("a", title, href=f"#{name}") for name, title in names), aria_label="Sections"),
+    )
+
+
+def verdict(a: BatchAccount) -> tuple[str, str, str]:
+    """The outcome of the batch: a word, its colour, and a sentence."""
+    when = _request(a.plan) + ("" if a.at is None else f", published {show_instant(a.at - a.at % 1000)}")
+    if a.batch.status is BatchStatus.ABANDONED:
+        return "given up", "bad", f"{when}. Nothing of it is published; its ranges are owed again."
+    if not a.published:
+        word = "refused" if a.why or _refusing(a) else "not published"
+        return word, "bad", f"{when}. Nothing of it is visible; it stays staged, and its ranges are owed."
+    if a.failures:
+        return "published in part", "warn", f"{when}. {many(len(a.failures), 'slice')} failed and stay owed."
+    warned = [o for o in a.outcomes if not o.passed and not o.quarantines]
+    if warned:
+        broken = f"{many(len(warned), 'expectation')} of its contract not met"
+        return "published", "warn", f"{when}, with {broken}."
+    return "published", "good", f"{when}."
+
+
+def _refusing(a: BatchAccount) -> bool:
+    return any(o.refuses for o in a.outcomes)
+
+
+def _request(plan: Plan) -> str:
+    said = str(plan.request)
+    return said[:1].upper() + said[1:]
+
+
+def _why(a: BatchAccount) -> Html:
+    if a.published:
+        return Html("")
+    broken = [o for o in a.outcomes if o.refuses]
+    why = a.why or (f"Not met: {many(len(broken), 'critical expectation')} about the whole batch." if broken else "")
+    return tag("div", why, class_="why", role="note") if why else Html("")
+
+
+def _tiles(a: BatchAccount) -> Html:
+    counts = a.counts
+    seen = counts.landed + counts.quarantined
+    rate = f"{counts.landed * 1000 / a.took:,.0f}" if a.took else "–"
+    tiles = [
+        (number(counts.landed), "rows landed" if a.published else "rows would land"),
+        (number(counts.quarantined), f"quarantined, {share(counts.quarantined, seen)}"),
+        (number(counts.invisible), "invisible offsets"),
+        *([(number(counts.dropped), "dropped by policy")] if counts.dropped else []),
+        (size(a.bytes), f"in {many(a.files, 'file')}"),
+        *([] if a.took is None else [(_took(a.took), "from plan to publish"), (rate, "rows a second")]),
+        *_contract_tile(a),
+    ]
+    return tag(
+        "div",
+        *(tag("div", tag("b", figure), tag("span", said), class_="tile") for figure, said in tiles),
+        class_="tiles",
+    )
+
+
+def _contract_tile(a: BatchAccount) -> list[tuple[str, str]]:
+    if not a.outcomes:
+        return []
+    met = sum(o.passed and not o.unexpected for o in a.outcomes)
+    return [(f"{met} / {len(a.outcomes)}", "expectations without exception")]
+
+
+def _took(ms: int) -> str:
+    return f"{ms / 1000:.1f} s" if ms < 120_000 else f"{ms // 60_000} min {ms // 1000 % 60} s"
+
+
+# -- the rest of the frame
+
+
+def _failures(a: BatchAccount) -> Html | None:
+    if not a.failures:
+        return None
+    rows = [
+        [tag("code", str(f.slice)), plain(f.error), tag("span", cut(f.message, 300), class_="any")]
+        for f in a.failures[:FAILURES]
+    ]
+    rest = len(a.failures) - len(rows)
+    note = "Slices that did not land; they stay owed." + (f" {rest:,} more are not shown." if rest else "")
+    inside = table("Slices that failed", ["slice", "error", "what happened"], rows)
+    return tag("section", tag("h2", "Failures"), tag("p", note, class_="note"), inside, id="failures")
+
+
+def _provenance(a: BatchAccount) -> Html:
+    facts = [
+        ("request", str(a.plan.request)),
+        ("windows", _windows(a)),
+        ("isolation", str(a.plan.isolation)),
+        ("planned", show_instant(a.batch.planned_at)),
+        ("published", "not published" if a.at is None else f"{show_instant(a.at)}, ledger entry {a.batch.published}"),
+        ("run", a.batch.owner.run or "none"),
+        ("plan", a.batch.hash),
+        ("contract", a.contract.hash if a.contract else "none"),
+        ("rows are made by", ", ".join(sorted({r.format for r in a.receipts})) or "–"),
+        ("ledger", a.ledger_id),
+        ("cluster", a.plan.cluster),
+    ]
+    said = (piece for name, text in facts for piece in (tag("dt", name), tag("dd", tag("code", text))))
+    return tag("section", tag("h2", "Provenance"), tag("dl", *said), id="origin")
+
+
+def _windows(a: BatchAccount) -> str:
+    found = list(windows(a.receipts))
+    if not found:
+        return "none: outside windows"
+    first = show_window(found[0])
+    return first if len(found) == 1 else f"{many(len(found), 'window')}, {first} to {show_window(found[-1])}"
+
+
+def _footer(a: BatchAccount) -> Html:
+    said = "This file holds values of records: share it as you would share the data. It needs no network."
+    return tag("footer", said)

@@ -1,0 +1,141 @@
+"""Which receipts hold the quarantined records that were asked for, and how trying these records turns out."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import pyarrow as pa
+
+from sluice.pipelines.errors import LakeUnavailable, PartUnreadable, ProofFailed
+from sluice.pipelines.feed.feed import Feed
+from sluice.pipelines.lake import parquet
+from sluice.pipelines.landing.landed_rows import check_source, rows_of
+from sluice.pipelines.ledger import Ledger
+from sluice.pipelines.maintenance.fixers import Mender
+from sluice.pipelines.maintenance.sorter import Sorter
+from sluice.pipelines.maintenance.trial import Trial
+from sluice.pipelines.model.plans import Slice
+from sluice.pipelines.model.progress import Progress, Reporter
+from sluice.pipelines.model.receipts import Part, PartKind, Receipt, sharing
+from sluice.pipelines.planning.shapes import effective_shape
+from sluice.pipelines.ports import Edges, Lake
+from sluice.pipelines.publishing import manifest
+from sluice.pipelines.quarantine.held import Filter
+from sluice.pipelines.records.shape import Shape
+from sluice.pipelines.schema.recast import unfit
+
+OFFSET_WEIGHT = 8 << 10
+"""How many bytes of files a re-landed record counts for: in batches of 2 GiB, an entry names some 250,000."""
+
+
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """A receipt with quarantined records that were asked for, and the outcome of trying them."""
+
+    receipt: Receipt
+    trial: Trial
+
+    @property
+    def slice(self) -> Slice:
+        return self.receipt.slice
+
+    @property
+    def parts(self) -> tuple[Part, ...]:
+        return self.receipt.parts
+
+    @property
+    def bytes(self) -> int:
+        """The size that bounds a batch: its files, and the offsets of re-landed records in its ledger entry."""
+        return sum(p.bytes for p in self.parts) + OFFSET_WEIGHT * self.trial.fit.total()
+
+
+@dataclass(frozen=True, slots=True)
+class ReplayCandidates:
+    """What a replay would do, by the state below entry `number`: the candidates in order. `unfit` are slices whose
+    landed rows would lose something in today's types, each with what it would lose. `beside` are slices that share a
+    file with a candidate: what is written anew are whole files."""
+
+    number: int
+    shape: Shape
+    candidates: tuple[Candidate, ...]
+    unfit: tuple[tuple[Slice, str], ...] = ()
+    beside: tuple[Candidate, ...] = ()
+
+    @property
+    def fitting(self) -> tuple[Candidate, ...]:
+        """The candidates of which a record fits, and those that share a file with one."""
+        lost = {s for s, _ in self.unfit}
+        groups = sharing([*self.candidates, *self.beside])
+        chosen = (g for g in groups if any(c.trial.fit.total() for c in g) and lost.isdisjoint(c.slice for c in g))
+        return tuple(c for g in chosen for c in g)
+
+
+def find(
+    feed: Feed, edges: Edges, ledger: Ledger, asked: Filter, mender: Mender | None, report: Reporter = lambda p: None
+) -> ReplayCandidates:
+    """Try the quarantined records that were asked for. Writes nothing. Raises ProofFailed for a part that is not what
+    the ledger says, LakeUnavailable for one that was replaced meanwhile."""
+    state, lake = ledger.read(), edges.lake
+    shape = effective_shape(feed, state)
+    receipts = [r for r in asked.receipts(ledger, state, feed.window) if r.counts.quarantined]
+    whole, done = sum(r.counts.quarantined for r in receipts), 0
+    candidates: list[Candidate] = []
+    for r in receipts:
+        with _still_there(ledger, r):
+            for part in r.of(PartKind.QUARANTINED):
+                check_source(lake, feed.name, part)
+            trial = _try_records(edges, r, asked, shape, mender)
+        done += r.counts.quarantined
+        report(Progress("try", done, whole))
+        if trial.tried:
+            candidates.append(Candidate(r, trial))
+    reasons = []
+    for c in (c for c in candidates if c.trial.fit):
+        with _still_there(ledger, c.receipt):
+            reasons.append((c.slice, _unfit(lake, c.receipt, shape.landed)))
+    known = {c.slice for c in candidates}
+    sharers = manifest.with_sharers(ledger, state, [c.receipt for c in candidates if c.trial.fit])
+    beside = tuple(Candidate(r, Trial()) for r in sharers if r.slice not in known)
+    unfit_slices = tuple((s, why) for s, why in reasons if why)
+    return ReplayCandidates(state.number, shape, tuple(candidates), unfit_slices, beside)
+
+
+@contextmanager
+def _still_there(ledger: Ledger, r: Receipt) -> Iterator[None]:
+    """Raises LakeUnavailable, not damage, when a file cannot be read because its receipt was replaced meanwhile."""
+    try:
+        yield
+    except (PartUnreadable, ProofFailed):
+        if not ledger.replaced([p.path for p in r.parts]):
+            raise
+        raise _replaced_meanwhile(r) from None
+
+
+def _replaced_meanwhile(r: Receipt) -> LakeUnavailable:
+    return LakeUnavailable(
+        f"{r.slice}: its files went away while its records were tried: it was merged, replayed or landed anew",
+        remedy="nothing was changed; run it again",
+    )
+
+
+def _try_records(edges: Edges, r: Receipt, asked: Filter, shape: Shape, mender: Mender | None) -> Trial:
+    sorter = Sorter(r.slice, shape, mender, edges.writers)
+    for part in r.of(PartKind.QUARANTINED):
+        for rows in rows_of(edges.lake, part, part.path):
+            chosen, _ = asked.split(rows, r.slice.tp)
+            if chosen.num_rows:
+                sorter.sort_out(chosen)
+    return sorter.trial
+
+
+def _unfit(lake: Lake, r: Receipt, schema: pa.Schema) -> str:
+    """Why the slice's landed rows do not fit today's types; empty when they do."""
+    for part in r.parts:
+        if part.kind is PartKind.LANDED:
+            with parquet.open_parquet(lake, part.path) as file:
+                landed = file.schema_arrow
+            if why := unfit(landed, schema):
+                return why
+    return ""

@@ -1,0 +1,208 @@
+"""Compaction: merges the many small parts of a window into few, without Kafka and without Spark.
+
+    find small parts that follow each other → plan (reserves, names what it replaces) → merge → prove → publish → swap
+
+Guarantees: rows, offsets and coordinates stay as they are, and so does the account. Each row is in exactly one part
+that counts: before, after, and at any crash in between. It is a batch like any other, but all or nothing. When its run
+dies, the parts are as they were, and the next command that meets the batch gives it up.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from bisect import bisect_left, bisect_right
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from sluice.pipelines.errors import SluiceError
+from sluice.pipelines.feed.feed import Feed
+from sluice.pipelines.feed.sections import CompactionSettings, WindowSettings
+from sluice.pipelines.lake import paths
+from sluice.pipelines.landing.writer import MAX_FOLDERS
+from sluice.pipelines.ledger import Ledger, State
+from sluice.pipelines.ledger.fold import NO_PINS
+from sluice.pipelines.maintenance.merging import MERGE_BYTES, Merge, Merger
+from sluice.pipelines.maintenance.rewrite import RewriteMethod, Rewriting, company, give_up_dead, is_free, rewriting
+from sluice.pipelines.model.plans import Request, RequestKind
+from sluice.pipelines.model.progress import Progress, Reporter
+from sluice.pipelines.model.receipts import Met, Owner, Receipt
+from sluice.pipelines.planning import windows
+from sluice.pipelines.ports import Edges, Lake
+from sluice.pipelines.publishing import manifest, owners
+from sluice.pipelines.publishing.publish import roll_forward
+
+REQUEST = Request(RequestKind.COMPACT)
+
+
+@dataclass(frozen=True, slots=True)
+class PendingMerges:
+    """What there is to merge by the state below entry `number`, oldest windows first.
+
+    `incomplete` are windows (their starts, ms) whose small parts are left alone because part of the window is owed.
+    """
+
+    number: int
+    merges: tuple[Merge, ...]
+    incomplete: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Compacted:
+    """What was merged, each with the receipt that took its place (None in a dry run), and the `batches` that did it.
+
+    `busy` says by window (None: outside windows) which other live batch reserves parts, which were therefore left
+    alone. `met` reports these batches: whether their runs are alive, and the ways out.
+    """
+
+    merged: tuple[tuple[Merge, Receipt | None], ...] = ()
+    batches: tuple[int, ...] = ()
+    busy: Mapping[int | None, int] = field(default_factory=dict)
+    incomplete: tuple[int, ...] = ()
+    met: tuple[Met, ...] = ()
+
+
+# -- what there is to merge
+
+
+def find(feed: Feed, ledger: Ledger, asked: Sequence[int] | None = None) -> PendingMerges:
+    """Small parts of complete windows (those that start at `asked`; None: all, and rows outside windows)."""
+    return _find(feed, ledger, asked, None)
+
+
+def _find(feed: Feed, ledger: Ledger, asked: Sequence[int] | None, seen: _Seen | None) -> PendingMerges:
+    """As `find`. What was `seen` before, and nothing was published in since, is left out."""
+    state, window = ledger.read(), feed.window
+    if asked is not None:
+        lie_in = _lying_in(state, asked, window)
+    else:
+        lie_in = {*state.published_in} if seen is None else seen.new(state, window)
+    merges = list(_merges(state, manifest.receipts_in(ledger, state, lie_in), feed.compaction))
+    starts = {window.start_of(m.slice.window) for m in merges if m.slice.window is not None}
+    whole = {w for w in starts if windows.complete(state, w, window)}
+    whole_merges = (m for m in merges if m.slice.window is None or window.start_of(m.slice.window) in whole)
+    in_order = sorted(whole_merges, key=lambda m: (m.slice.window or 0, m.slice.key, m.slice.start))
+    return PendingMerges(state.number, tuple(in_order), tuple(sorted(starts - whole)))
+
+
+class _Seen(NamedTuple):
+    """The note of a compaction of everything: below entry `number`, only the windows in `left` (None: rows outside
+    windows) still had parts to merge into files of `target` bytes. Windows were of this `length` (ms) then."""
+
+    ledger: str
+    number: int
+    target: int
+    length: int
+    left: tuple[int | None, ...]
+
+    @classmethod
+    def read(cls, lake: Lake, feed: Feed, state: State) -> _Seen | None:
+        """None for anything that is not such a note, of this ledger and these settings."""
+        try:
+            found = cls(**json.loads(lake.get(paths.compacted_path(feed.name)) or b""))
+            here = (state.ledger_id, feed.compaction.target_file_bytes, feed.window.length)
+            same = (found.ledger, found.target, found.length) == here and 0 <= found.number <= state.number
+            unbroken = not any(after > found.number for _, after in state.gaps)
+            return found._replace(left=tuple(found.left)) if same and unbroken else None
+        except (ValueError, TypeError, RecursionError):
+            return None
+
+    def dump(self) -> bytes:
+        return json.dumps(self._asdict()).encode() + b"\n"
+
+    def new(self, state: State, window: WindowSettings) -> set[int | None]:
+        """In what to look: where something was published since, and in what was left."""
+        left = _lying_in(state, (w for w in self.left if w is not None), window)
+        return state.published_in.since(self.number) | left | {w for w in self.left if w is None}
+
+
+def _lying_in(state: State, asked: Iterable[int], window: WindowSettings) -> set[int | None]:
+    """The windows that lie in those asked for: themselves, and those of when windows were shorter."""
+    return {t for w in asked for t in windows.begun_within(state, w, window)}
+
+
+def _merges(state: State, receipts: Iterable[Receipt], settings: CompactionSettings) -> Iterator[Merge]:
+    """Runs of small receipts with the same key, window and folder that fit into one file and save files.
+
+    Files that slices share are left alone: they are few already."""
+    alike: dict[tuple[object, ...], list[Receipt]] = {}
+    for r in receipts:
+        s = r.slice
+        if state.current.get(s.tp) == s.key and not any(p.shared for p in r.parts):
+            alike.setdefault((s.key, s.window, s.folder, s.by_time, r.format), []).append(r)
+    for held in alike.values():
+        in_order = sorted(held, key=lambda r: r.slice.start)
+        runs = (Merge(run) for run in _runs(state, in_order, settings.target_file_bytes))
+        yield from (m for m in runs if len(m.receipts) > 1 and m.files_after < len(m.parts))
+
+
+def _runs(state: State, receipts: Sequence[Receipt], target: int) -> Iterator[tuple[Receipt, ...]]:
+    """Neighbours that fit into one file. Receipts of half a file or more are left alone, so that rewriting ends."""
+    run: list[Receipt] = []
+    held, folders = 0, frozenset[str]()
+    for r in receipts:
+        size, lies_in = sum(p.bytes for p in r.parts), frozenset(p.path.rpartition("/")[0] for p in r.parts)
+        small = size < target // 2
+        fits = held + size <= target and len(folders | lies_in) <= MAX_FOLDERS
+        if run and not (small and fits and _follows(state, run, r)):
+            yield tuple(run)
+            run, held, folders = [], 0, frozenset()
+        if small:
+            run.append(r)
+            held, folders = held + size, folders | lies_in
+    yield tuple(run)
+
+
+def _follows(state: State, run: Sequence[Receipt], r: Receipt) -> bool:
+    """Whether it starts where the run ends, with no window boundary in between; boundaries may be pinned later, too."""
+    offsets, s = state.boundaries.get(r.slice.key, NO_PINS).offsets, r.slice
+    bounded = bisect_right(offsets, run[0].slice.start) < bisect_left(offsets, s.end)
+    return run[-1].slice.end == s.start and not bounded
+
+
+def foresee_compaction(feed: Feed, edges: Edges, asked: Sequence[int] | None = None) -> Compacted:
+    """What `compact` would merge now, including what a dead run was merging. Writes nothing."""
+    ledger = Ledger.offline(edges.lake, feed.name, edges.clock)
+    found, busy = _find(feed, ledger, asked, _Seen.read(edges.lake, feed, ledger.read())), dict[int | None, int]()
+    state = ledger.read()
+    dead = {i for i, said in owners.judge_batches(edges.liveness, rewriting(state)).items() if said.dead}
+    free = [m for m in found.merges if is_free(state, m.slice, found.number, busy, dead)]
+    met = company(feed.name, ledger, edges.liveness, busy.values())
+    return Compacted(tuple((m, None) for m in free), (), busy, found.incomplete, met)
+
+
+# -- carried out
+
+
+def compact(feed: Feed, edges: Edges, asked: Sequence[int] | None, owner: Owner, report: Reporter) -> Compacted:
+    """Merge what `find` finds, batch by batch. What one batch put in place stays, whatever stops the next.
+
+    Rewriting batches of dead runs are given up first, and reported. Raises PlanBusy while another run merges,
+    OwnershipLost, ProofFailed for a part that is not what the ledger says, LakeFull, LakeUnavailable.
+    """
+    with edges.liveness.beat(owner):
+        ledger = Ledger.offline(edges.lake, feed.name, edges.clock, owner.run)
+        report(Progress("roll forward"))
+        give_up_dead(ledger, edges.liveness, REQUEST.kind, report)
+        roll_forward(ledger, edges.lake, feed.name)
+        report(Progress("find"))
+        found = _find(feed, ledger, asked, _Seen.read(edges.lake, feed, ledger.read()))
+        at_once = threads(feed.compaction, os.cpu_count() or 1)
+        how = RewriteMethod(REQUEST, "merge", lambda desk: Merger(desk).merge, at_once)
+        run = Rewriting(feed, edges, ledger, owner, report, how, found.number)
+        run.all(found.merges)
+        if asked is None:
+            left = {*found.incomplete, *(b if b is None else feed.window.start_of(b) for b in run.busy)}
+            of = (ledger.read().ledger_id, found.number, feed.compaction.target_file_bytes, feed.window.length)
+            with suppress(SluiceError):  # the next one looks at more, and packs what this one did not
+                edges.lake.put(paths.compacted_path(feed.name), _Seen(*of, tuple(left)).dump())
+                ledger.pack()
+        met = company(feed.name, ledger, edges.liveness, run.busy.values())
+    return Compacted(tuple(run.done), tuple(run.batches), run.busy, found.incomplete, met)
+
+
+def threads(settings: CompactionSettings, cores: int) -> int:
+    """How many merges run at once."""
+    return max(min(cores, settings.memory // MERGE_BYTES), 1)

@@ -1,0 +1,244 @@
+"""Expiry: what landed before a time is no longer kept. First the decision in the ledger, then the files.
+
+Guarantees: the decision is made on the state just below its entry, for whole windows of every partition, and only if
+nothing is owed there and nobody is at work. The account stays closed: what had landed is retired. A crash leaves files
+that do not count; `remove_retired` removes them; anybody may call it, any number of times.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+
+from sluice.pipelines.errors import UsageError, WindowIncomplete
+from sluice.pipelines.feed.sections import WindowSettings
+from sluice.pipelines.lake import paths
+from sluice.pipelines.ledger import Ledger, State
+from sluice.pipelines.ledger.entries import KeyRange, RetireEntry
+from sluice.pipelines.ledger.fold import NO_PINS
+from sluice.pipelines.maintenance.rewrite import give_up_dead
+from sluice.pipelines.model.kafka import Key
+from sluice.pipelines.model.progress import Reporter
+from sluice.pipelines.model.ranges import Range, union
+from sluice.pipelines.model.receipts import Receipt, sharing
+from sluice.pipelines.planning import windows
+from sluice.pipelines.ports import Lake, Liveness
+from sluice.pipelines.publishing import kept, manifest, owners
+from sluice.pipelines.publishing.publish import roll_forward
+from sluice.pipelines.util.units import show_window
+
+ENDLESS = 1 << 63
+
+
+@dataclass(frozen=True, slots=True)
+class Retirement:
+    """What there is to retire before a time (ms): receipts that lie wholly below the boundary of their partition.
+
+    Those in `across` lie across the boundary, outside windows, and are kept.
+    """
+
+    before: int
+    receipts: tuple[Receipt, ...]
+    across: tuple[Receipt, ...] = ()
+
+    @property
+    def ranges(self) -> tuple[KeyRange, ...]:
+        by_key: dict[Key, list[Range]] = {}
+        for r in self.receipts:
+            by_key.setdefault(r.slice.key, []).append(r.slice.range)
+        return tuple(KeyRange(key=k, range=r) for k, held in sorted(by_key.items()) for r in union(held))
+
+    @property
+    def paths(self) -> tuple[str, ...]:
+        return tuple(dict.fromkeys(p.path for r in self.receipts for p in r.parts))
+
+
+@dataclass(frozen=True, slots=True)
+class Retired:
+    """`number` is the entry's; None when there was nothing to retire. `removed` includes files of earlier decisions."""
+
+    expiry: Retirement
+    number: int | None
+    removed: Removed
+
+
+@dataclass(frozen=True, slots=True)
+class Removed:
+    """Lake paths of removed parts, of the manifests of windows that are no longer whole, and of pages: the reports of
+    batches, and notes of replays, of which nothing is left. Parts in `kept` stay for a table's older snapshots."""
+
+    parts: tuple[str, ...] = ()
+    manifests: tuple[str, ...] = ()
+    pages: tuple[str, ...] = ()
+    kept: tuple[str, ...] = ()
+
+
+def look(ledger: Ledger, before: int, settings: WindowSettings, liveness: Liveness) -> Retirement:
+    """What `expire` would retire now. Raises as `expire` does, and writes nothing."""
+    return _retirement(ledger, ledger.read(), before, settings, liveness)
+
+
+def expire(
+    ledger: Ledger,
+    lake: Lake,
+    before: int,
+    settings: WindowSettings,
+    reason: str,
+    liveness: Liveness,
+    report: Reporter = lambda p: None,
+) -> Retired:
+    """Retire everything that landed before a boundary of windows (ms), then remove its files.
+
+    Rewriting batches of dead runs are given up first, and reported. Raises UsageError for a time at which no window
+    begins, or none has ended yet in some partition; WindowIncomplete while anything before it is owed; PlanBusy while
+    any other live batch reserves something there.
+    """
+    give_up_dead(ledger, liveness, None, report)
+    found = Retirement(before, ())
+
+    def decide(state: State) -> RetireEntry | None:
+        nonlocal found
+        found = _retirement(ledger, state, before, settings, liveness)
+        if not found.receipts:
+            return None
+        return RetireEntry(before=before, ranges=found.ranges, parts=found.paths, reason=reason)
+
+    appended = ledger.append(decide)
+    number = appended.number if appended else None
+    return Retired(found, number, remove_retired(ledger, lake))
+
+
+def remove_retired(ledger: Ledger, lake: Lake) -> Removed:
+    """Remove visible files that no longer count, and the manifests of windows with retired rows. Idempotent.
+
+    Staged files of such parts go first, so that a sleeping run with an old fold cannot bring one back (DESIGN §13).
+    """
+    feed = ledger.feed
+    roll_forward(ledger, lake, feed)
+    state = ledger.read()
+    visible = (p for root in paths.visible_roots(feed) for p in lake.list(root))
+    parts = sorted(ledger.replaced(visible, state))
+    removed = kept.remove(lake, feed, parts)
+    stay = () if removed else tuple(parts)
+    manifests, pages = manifest.withdraw(state, lake, feed), tuple(_pages(state, lake, feed))
+    for path in pages:
+        lake.remove(path)
+    return Removed(tuple(removed), manifests, pages, stay)
+
+
+def _pages(state: State, lake: Lake, feed: str) -> Iterator[str]:
+    """The reports and notes of batches that published in retired windows only."""
+    if not any(state.retired.values()):
+        return
+    left = {n for w, numbers in state.published_in.items() for n in numbers if not _gone(state, w, n)}
+    reports, notes = paths.batch_page_folder(feed), paths.relanded_folder(feed)
+    for folder, batch_of in ((reports, paths.page_batch), (notes, paths.relanded_batch)):
+        for path in lake.list(folder):
+            number = batch_of(path)
+            batch = None if number is None else state.batches.get(number)
+            if batch is not None and batch.published is not None and batch.published not in left:
+                yield path
+
+
+def _gone(state: State, window: int | None, number: int) -> bool:
+    """Whether everything that entry `number` published in the window was retired since."""
+    after = bisect_right(state.boundary_times, window) if window is not None else len(state.boundary_times)
+    if window is None or after == len(state.boundary_times):
+        return False
+    for key, pins in state.boundaries.items():
+        first, end = pins.position(window), pins.position(state.boundary_times[after])
+        if first == len(pins) or end == len(pins):
+            continue
+        r = Range(pins.offsets[first], pins.offsets[end])
+        retired = any(x.start <= r.start and r.end <= x.end for x in state.retired.get(key, ()))
+        if r.span and not (retired and state.superseded[key].after(number, r)):
+            return False
+    return True
+
+
+# -- decided
+
+
+def _retirement(ledger: Ledger, state: State, before: int, settings: WindowSettings, liveness: Liveness) -> Retirement:
+    feed = ledger.feed
+    windows.check_aligned(before, settings)
+    _check_pinned(state, feed, before, settings)
+    ends = {k: _end(state, k, before) for k in state.origins}
+    _check_nothing_owed(state, feed, ends, settings)
+    _check_free(state, feed, ends, liveness)
+    earlier = (r for r in manifest.receipts_lying(ledger, state, lambda w: w is None or w < before))
+    receipts = sorted(earlier, key=lambda r: (r.slice.key, r.slice.start))
+    groups = sharing(receipts)
+    below = [r for g in groups if all(r.slice.end <= ends[r.slice.key] for r in g) for r in g]
+    gone = {r.slice for r in below}
+    across = [r for r in receipts if r.slice not in gone and r.slice.start < ends[r.slice.key]]
+    return Retirement(before, tuple(sorted(below, key=lambda r: (r.slice.key, r.slice.start))), tuple(across))
+
+
+def _check_pinned(state: State, feed: str, before: int, settings: WindowSettings) -> None:
+    keys = state.known()
+    if not keys:
+        raise UsageError(f"nothing of feed {feed} has landed yet", remedy="there is nothing to retire")
+    open_ = [k for k in keys if windows.boundary_of(state, k, before) is None]
+    if not open_:
+        return
+    earlier = (t for t in reversed(state.boundary_times) if t < before and t % settings.length == 0)
+    nearest = next((t for t in earlier if all(windows.boundary_of(state, k, t) is not None for k in keys)), None)
+    raise UsageError(
+        f"no window of feed {feed} has ended at {show_window(before)} yet, in {open_[0]}"
+        + (f" and {len(open_) - 1} more partitions" if len(open_) > 1 else ""),
+        remedy="no window has ended in all partitions: there is nothing to retire"
+        if nearest is None
+        else f"the nearest end of a window before it is {show_window(nearest)}",
+    )
+
+
+def _end(state: State, key: Key, before: int) -> int:
+    """Where to cut the partition. A life that ended before the time lies wholly below it."""
+    at = windows.boundary_of(state, key, before)
+    if at is not None:
+        return at
+    pinned = state.boundaries.get(key, NO_PINS)
+    place = pinned.position(before)
+    return ENDLESS if place == len(pinned) else pinned.offsets[place - 1]
+
+
+def _check_nothing_owed(state: State, feed: str, ends: dict[Key, int], settings: WindowSettings) -> None:
+    owed = [(k, r) for k in state.known() for r in state.owed(k, ends[k])]
+    if not owed:
+        return
+    pieces = [p for k, r in owed for p in windows.pieces(state, k, r)]
+    starts = sorted({settings.start_of(p.window) for p in pieces if p.window is not None})
+    named = ", ".join(f"{k} {r}" for k, r in owed[:3]) + (f" and {len(owed) - 3} more ranges" if len(owed) > 3 else "")
+    raise WindowIncomplete(
+        f"feed {feed} still owes what is to be retired: {named}",
+        remedy=f"land it, or skip it, first: sluice run {feed} {_asking(starts, settings)}".rstrip(),
+    )
+
+
+def _asking(starts: Sequence[int], settings: WindowSettings) -> str:
+    """The options that ask for the windows."""
+    if not starts:
+        return ""
+    if all(b - a == settings.length for a, b in pairwise(starts)) and len(starts) > 1:
+        return f"--from {show_window(starts[0])} --to {show_window(starts[-1] + settings.length)}"
+    return " ".join(f"--window {show_window(w)}" for w in starts[:5])
+
+
+def _check_free(state: State, feed: str, ends: dict[Key, int], liveness: Liveness) -> None:
+    found = {b.id: (b, s) for b, s in state.live_slices() if s.start < ends.get(s.key, 0)}
+    verdicts = owners.judge_batches(liveness, (b for b, _ in found.values()))
+    for batch, s in found.values():
+        if not (batch.rewrites and verdicts[batch.id].dead):
+            raise owners.busy(feed, batch, s, verdicts[batch.id])
+
+
+def windows_of(expiry: Retirement, settings: WindowSettings) -> Iterator[tuple[int | None, list[Receipt]]]:
+    """The receipts by their window (its start, ms; None: outside windows), oldest first."""
+    by_window: dict[int | None, list[Receipt]] = {}
+    for r in expiry.receipts:
+        w = r.slice.window
+        by_window.setdefault(None if w is None else settings.start_of(w), []).append(r)
+    yield from sorted(by_window.items(), key=lambda item: (item[0] is not None, item[0] or 0))

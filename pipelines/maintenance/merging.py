@@ -1,0 +1,178 @@
+"""Writes the parts of adjoining slices anew as parts of one slice, with every row as it was and in order.
+
+Promises: a part is read only while its SHA-256 is what the ledger says. What was written is read back and compared, row
+by row, with its source. Memory holds a few row groups, however large the parts are. Settings, folders, names and file
+metadata are as in landing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from functools import cached_property
+from itertools import chain
+from threading import Event
+
+import pyarrow as pa
+
+from sluice.pipelines.errors import Failed, ProofFailed
+from sluice.pipelines.feed.sections import LandingSettings
+from sluice.pipelines.landing.landed_rows import Rows, check_source, in_order, rows_of, same_rows
+from sluice.pipelines.landing.proof import check_account
+from sluice.pipelines.landing.writer import ROW_GROUP_BYTES, PartTarget, PartWriter
+from sluice.pipelines.model.plans import Slice
+from sluice.pipelines.model.ranges import union
+from sluice.pipelines.model.receipts import Counts, Drift, DriftKind, Part, PartKind, Receipt, Tally
+from sluice.pipelines.ports import Lake
+
+MERGE_BYTES = 128 << 20
+"""What one merge takes, at most, of rows that are not huge."""
+
+
+@dataclass(frozen=True)
+class Merge:
+    """Receipts of slices that follow each other without a gap. `slice` covers them all."""
+
+    receipts: tuple[Receipt, ...]
+
+    @cached_property
+    def slice(self) -> Slice:
+        first, last = self.receipts[0].slice, self.receipts[-1].slice
+        return replace(first, end=last.end, leader_epoch=last.leader_epoch, estimated_bytes=self.bytes)
+
+    @cached_property
+    def parts(self) -> tuple[Part, ...]:
+        return tuple(p for r in self.receipts for p in r.parts)
+
+    @cached_property
+    def bytes(self) -> int:
+        return sum(p.bytes for p in self.parts)
+
+    @property
+    def files_after(self) -> int:
+        """The number of files afterwards: one of each kind in each folder."""
+        return len({(p.kind, p.path.rpartition("/")[0]) for p in self.parts})
+
+
+@dataclass(frozen=True, slots=True)
+class RewriteContext:
+    """What the threads of one batch share to read parts and write them anew. Once `stop` is set, they end with
+    Failed."""
+
+    lake: Lake
+    feed: str
+    batch: int
+    plan_hash: str
+    attempt: str
+    settings: LandingSettings
+    stop: Event
+
+    def writer(self, s: Slice, kind: PartKind, schema: pa.Schema) -> PartWriter:
+        """A writer for the slice's rows of one kind."""
+        target = PartTarget(self.feed, self.batch, self.plan_hash, self.attempt, s, kind)
+        return PartWriter(self.lake, target, schema, self.settings, ROW_GROUP_BYTES)
+
+    def rows(self, receipts: Sequence[Receipt], kind: PartKind, place: Callable[[Part], str]) -> Rows:
+        """The rows of the receipts' parts of one kind, in offset order."""
+        for r in receipts:
+            files = [self.rows_of(p, place(p)) for p in r.of(kind)]
+            # Files by the records' own time lie beside each other in the order, all others one after the other.
+            yield from in_order(files) if r.slice.by_time and len(files) > 1 else chain.from_iterable(files)
+
+    def rows_of(self, part: Part, path: str) -> Rows:
+        """The rows of one part, in batches that take little memory."""
+        for rows in rows_of(self.lake, part, path):
+            if self.stop.is_set():
+                raise Failed("it was ended early", remedy="nothing was changed; run it again")
+            yield rows
+
+
+@dataclass(frozen=True, slots=True)
+class Merger:
+    """Carries out the merges of one batch."""
+
+    desk: RewriteContext
+
+    def merge(self, m: Merge) -> Receipt:
+        """Stage the parts of one slice and return its receipt. A failure leaves none behind.
+
+        Raises ProofFailed, LakeFull, LakeUnavailable.
+        """
+        for part in m.parts:
+            check_source(self.desk.lake, self.desk.feed, part)
+        writers: list[PartWriter] = []
+        try:
+            for kind in PartKind:
+                self._write(m, kind, writers)
+            made = self._receipt(m, tuple(p for w in writers for p in w.close()))
+            for kind in PartKind:
+                self._check_same(m, made, kind)
+        except BaseException:
+            for writer in writers:
+                with suppress(Exception):
+                    writer.abandon()
+            raise
+        return made
+
+    def _write(self, m: Merge, kind: PartKind, writers: list[PartWriter]) -> None:
+        writer: PartWriter | None = None
+        for rows in self.desk.rows(m.receipts, kind, visible_path):
+            if writer is None:
+                writer = self.desk.writer(m.slice, kind, rows.schema.remove_metadata())
+                writers.append(writer)
+            writer.write(rows)
+
+    def _receipt(self, m: Merge, parts: tuple[Part, ...]) -> Receipt:
+        """The merged receipt: the sums of counts and input bytes, and the tallies and drift of all rows."""
+        rs, last = m.receipts, m.receipts[-1]
+        counts = sum((r.counts for r in rs), Counts())
+        tallies, drift = sum_tallies_and_drift(rs, counts.landed)
+        made = Receipt(
+            m.slice,
+            last.position,
+            counts,
+            parts,
+            self.desk.attempt,
+            sum(r.input_bytes for r in rs),
+            format=last.format,
+            tallies=tallies,
+            drift=drift,
+            relanded=union(x for r in rs for x in r.relanded),
+            mended=union(x for r in rs for x in r.mended),
+        )
+        check_account(made)
+        return made
+
+    def _check_same(self, m: Merge, made: Receipt, kind: PartKind) -> None:
+        before, after = self.desk.rows(m.receipts, kind, visible_path), self.desk.rows((made,), kind, staged_path)
+        if not same_rows(before, after):
+            raise ProofFailed(
+                f"{m.slice}: the {kind} rows of its merged parts are not those of the {len(m.parts)} parts before",
+                remedy="nothing was changed; this is a bug in merging, or a disk that forgets: report it",
+            )
+
+
+def sum_tallies_and_drift(receipts: Iterable[Receipt], landed: int) -> tuple[tuple[Tally, ...], tuple[Drift, ...]]:
+    """The tallies and drift of slices of one format, added up. A field is missing only if none of the `landed` rows
+    has it."""
+    tallies: dict[int, Tally] = {}
+    drifts: dict[tuple[DriftKind, str], Drift] = {}
+    for r in receipts:
+        for t in r.tallies:
+            tallies[t.expectation] = tallies[t.expectation] + t if t.expectation in tallies else t
+        for d in r.drift:
+            drifts[d.kind, d.field] = drifts[d.kind, d.field] + d if (d.kind, d.field) in drifts else d
+    found = (d for _, d in sorted(drifts.items()))
+    kept = tuple(d for d in found if d.kind is not DriftKind.MISSING or d.records == landed)
+    return tuple(t for _, t in sorted(tallies.items())), kept
+
+
+def visible_path(part: Part) -> str:
+    """Where readers find the part."""
+    return part.path
+
+
+def staged_path(part: Part) -> str:
+    """Where the part was staged."""
+    return part.staged

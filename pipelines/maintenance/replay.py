@@ -1,0 +1,304 @@
+"""Replay: makes rows of quarantined records, after their cause was mended, and puts them where they belong.
+
+    try each record by the feed's shape of today → plan → old rows and new ones in offset order, the rest stays →
+    prove → publish → swap
+
+Guarantees: Kafka is not asked. A record is landed or in quarantine: before, after, and at any crash in between. Landed
+rows keep their values, in today's types. What stays in quarantine keeps its bytes, whatever was tried on them.
+Positions, manifests and commits stay as they are. A record that was tried and does not fit gets today's reason, and so
+does one that a mending function left alone. One that was mended in vain, or not asked for, keeps its old reason.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from sluice.pipelines.errors import Failed, ProofFailed
+from sluice.pipelines.feed.feed import Feed
+from sluice.pipelines.lake import paths
+from sluice.pipelines.landing.landed_rows import Rows, check_source, in_order, offsets_of, same_rows
+from sluice.pipelines.landing.proof import check_account
+from sluice.pipelines.ledger import BatchStatus, Ledger
+from sluice.pipelines.maintenance.candidates import Candidate, ReplayCandidates, find
+from sluice.pipelines.maintenance.compaction import threads
+from sluice.pipelines.maintenance.fixers import Mender
+from sluice.pipelines.maintenance.merging import RewriteContext, staged_path, sum_tallies_and_drift, visible_path
+from sluice.pipelines.maintenance.rewrite import RewriteMethod, Rewriting, are_free, company, give_up_dead, rewriting
+from sluice.pipelines.maintenance.sorter import NO_OFFSETS, Sorted, Sorter, with_offsets
+from sluice.pipelines.maintenance.trial import Trial, total
+from sluice.pipelines.model.plans import Request, RequestKind
+from sluice.pipelines.model.progress import Progress, Reporter
+from sluice.pipelines.model.ranges import Range, union
+from sluice.pipelines.model.receipts import Counts, Drift, DriftKind, Met, Owner, Part, PartKind, Receipt, sharing
+from sluice.pipelines.planning.shapes import check_one_table, declare, effective_shape
+from sluice.pipelines.ports import Edges, Lake
+from sluice.pipelines.publishing import owners
+from sluice.pipelines.publishing.publish import roll_forward
+from sluice.pipelines.quarantine.held import Filter, flags, without
+from sluice.pipelines.quarantine.limit import QuarantineKind
+from sluice.pipelines.records.contract_rows.row_expectations import RowChecks
+from sluice.pipelines.records.rows.landed_columns import QUARANTINED
+from sluice.pipelines.records.rows.row_format import Formatted, RawFormat
+from sluice.pipelines.records.rows.value_reader import WriterSchemas
+from sluice.pipelines.records.shape import Shape
+from sluice.pipelines.schema.arrays import fixed_width
+from sluice.pipelines.schema.recast import plain, recast
+
+REQUEST = Request(RequestKind.REPLAY)
+
+RELANDED = pa.schema(
+    [
+        *(QUARANTINED.field(n) for n in ("offset", *QuarantineKind._fields, "batch", "contract")),
+        pa.field("mended", pa.bool_(), nullable=False),
+    ]
+)
+"""What is kept about a re-landed record beside its row: why it was in quarantine."""
+
+
+@dataclass(frozen=True, slots=True)
+class Replayed:
+    """What was re-landed, each with the receipt that took its place (None in a dry run), and the `batches` that did it.
+
+    `busy` says by window (None: outside windows) which other live batch reserves slices, which were therefore left
+    alone. `met` reports these batches: whether their runs are alive, and the ways out.
+    """
+
+    found: ReplayCandidates
+    done: tuple[tuple[Candidate, Receipt | None], ...] = ()
+    batches: tuple[int, ...] = ()
+    busy: Mapping[int | None, int] = field(default_factory=dict)
+    met: tuple[Met, ...] = ()
+
+    @property
+    def trial(self) -> Trial:
+        """The outcome of trying everything that was asked for."""
+        return total(c.trial for c in self.found.candidates)
+
+    @property
+    def landed(self) -> Trial:
+        """The outcome for the slices that were written anew, or would be."""
+        return total(c.trial for c, _ in self.done)
+
+
+def foresee_replay(feed: Feed, edges: Edges, asked: Filter, mender: Mender | None, report: Reporter) -> Replayed:
+    """What `replay` would do now. Writes nothing. Raises SchemaChanged."""
+    ledger = Ledger.offline(edges.lake, feed.name, edges.clock)
+    check_one_table(feed, effective_shape(feed, ledger.read()), ledger.read())
+    found, busy = find(feed, edges, ledger, asked, mender, report), dict[int | None, int]()
+    state = ledger.read()
+    dead = {i for i, said in owners.judge_batches(edges.liveness, rewriting(state)).items() if said.dead}
+    groups = sharing(found.fitting)
+    free = [c for g in groups if are_free(state, g, found.number, busy, dead) for c in g]
+    met = company(feed.name, ledger, edges.liveness, busy.values())
+    return Replayed(found, tuple((c, None) for c in free), busy=busy, met=met)
+
+
+def replay(feed: Feed, edges: Edges, asked: Filter, mender: Mender | None, owner: Owner, report: Reporter) -> Replayed:
+    """Land what fits by now, batch by batch. What one batch put in place stays, whatever stops the next.
+
+    A mending function is called twice for each record. Rewriting batches of dead runs are given up first, and reported.
+    Raises SchemaChanged, PlanBusy while another run replays, OwnershipLost, ProofFailed for a part that is not what the
+    ledger says, LakeFull, LakeUnavailable.
+    """
+    with edges.liveness.beat(owner):
+        ledger = Ledger.offline(edges.lake, feed.name, edges.clock, owner.run)
+        report(Progress("roll forward"))
+        give_up_dead(ledger, edges.liveness, REQUEST.kind, report)
+        roll_forward(ledger, edges.lake, feed.name)
+        _tidy(ledger, edges.lake)
+        if ledger.read().origins:  # else nothing is in quarantine, and only a landing may begin a ledger
+            declare(feed, ledger)
+        found = find(feed, edges, ledger, asked, mender, report)
+        # One thread calls a mending function: nobody promised that it is thread-safe.
+        at_once = 1 if mender else threads(feed.compaction, os.cpu_count() or 1)
+        how: RewriteMethod[Candidate] = RewriteMethod(
+            REQUEST, "replay", lambda desk: Replayer(desk, asked, found.shape, mender, edges.writers).replay, at_once
+        )
+        run = Rewriting(feed, edges, ledger, owner, report, how, found.number)
+        run.all(found.fitting)
+        met = company(feed.name, ledger, edges.liveness, run.busy.values())
+    return Replayed(found, tuple(run.done), tuple(run.batches), run.busy, met)
+
+
+def _tidy(ledger: Ledger, lake: Lake) -> None:
+    """Remove the notes of abandoned batches about records that they would have landed."""
+    batches = ledger.read().batches
+    for path in list(lake.list(paths.relanded_folder(ledger.feed))):
+        held = batches.get(paths.relanded_batch(path) or 0)
+        if held is not None and held.status is BatchStatus.ABANDONED:
+            lake.remove(path)
+
+
+@dataclass(frozen=True, slots=True)
+class Replayer:
+    """Carries out the replays of one batch."""
+
+    desk: RewriteContext
+    asked: Filter
+    shape: Shape
+    mender: Mender | None
+    writers: WriterSchemas | None
+
+    def replay(self, c: Candidate) -> Receipt:
+        """Stage the parts of one slice and return its receipt. A failure leaves none behind.
+
+        Raises ProofFailed, LakeFull, LakeUnavailable, and Failed for a landed value that today's types do not hold.
+        """
+        for part in c.parts:
+            check_source(self.desk.lake, self.desk.feed, part)
+        work = _SliceReplay(self, c.receipt)
+        try:
+            return work.carry_out()
+        except pa.ArrowInvalid as error:
+            work.abandon()
+            raise Failed(
+                f"{c.slice}: {error}", remedy="nothing was changed; widen the schema and run it again"
+            ) from None
+        except BaseException:
+            work.abandon()
+            raise
+
+
+class _SliceReplay:
+    """One slice on its way from its old parts to its new ones."""
+
+    def __init__(self, by: Replayer, receipt: Receipt) -> None:
+        self._by, self._old, self._desk = by, receipt, by.desk
+        self._schema = by.shape.landed
+        self._sorter = Sorter(receipt.slice, by.shape, by.mender, by.writers)
+        self._checks = RowChecks(by.shape.contract) if by.shape.contract else None
+        s = receipt.slice
+        self._landed = self._desk.writer(s, PartKind.LANDED, self._schema)
+        self._refused = self._desk.writer(s, PartKind.QUARANTINED, QUARANTINED)
+        self._new: list[Any] = [NO_OFFSETS]
+        self._mended: list[Any] = [NO_OFFSETS]
+        self._notes = paths.relanded_path(self._desk.feed, self._desk.batch, s)
+
+    def carry_out(self) -> Receipt:
+        book = pa.BufferOutputStream()
+        with pq.ParquetWriter(book, RELANDED, compression="zstd", store_schema=False) as notes:
+            for rows in in_order([self._before(), self._relanded(notes)]):
+                self._landed.write(rows)
+        made = self._receipt((*self._landed.close(), *self._refused.close()))
+        self._check_same(made)
+        self._desk.lake.put(self._notes, book.getvalue().to_pybytes())
+        return made
+
+    def abandon(self) -> None:
+        """Leave nothing behind."""
+        for writer in (self._landed, self._refused):
+            with suppress(Exception):
+                writer.abandon()
+        with suppress(Exception):
+            self._desk.lake.remove(self._notes)
+
+    def _before(self) -> Rows:
+        """The rows that had landed, in today's types. Today's contract sees them, too."""
+        for rows in self._desk.rows((self._old,), PartKind.LANDED, visible_path):
+            now = recast(rows, self._schema)
+            if self._checks:
+                self._sorter.seen.add(Formatted(now, tallies=self._checks.hold(now).tallies))
+            yield now
+
+    def _relanded(self, notes: pq.ParquetWriter) -> Rows:
+        """The rows that fit now. On the way, the others are written to the new, smaller quarantine."""
+        for rows in self._desk.rows((self._old,), PartKind.QUARANTINED, visible_path):
+            chosen, rest = self._by.asked.split(rows, self._old.slice.tp)
+            found = self._sorter.sort_out(chosen) if chosen.num_rows else Sorted((), None, NO_OFFSETS)
+            if rest.num_rows and self._checks:
+                self._sorter.look_at(rest)
+            self._stay(rows, found)
+            self._note(notes, chosen, found)
+            if found.landed:
+                yield in_offset_order(found.landed)
+
+    def _stay(self, rows: pa.RecordBatch, found: Sorted) -> None:
+        left = without(rows, found.offsets)
+        if found.refused is not None:
+            kept = without(left, offsets_of(found.refused))
+            left = in_offset_order([recast(kept, plain(QUARANTINED)), recast(found.refused, plain(QUARANTINED))])
+        self._refused.write(recast(left, QUARANTINED))
+
+    def _note(self, notes: pq.ParquetWriter, rows: pa.RecordBatch, found: Sorted) -> None:
+        """Note why the records that fit were in quarantine."""
+        if not len(found.offsets):
+            return
+        self._new.append(found.offsets)
+        self._mended.append(found.mended)
+        were = with_offsets(rows, found.offsets)
+        mended = np.isin(offsets_of(were), found.mended)
+        notes.write_batch(recast(were.append_column(RELANDED.field("mended"), flags(mended)), RELANDED))
+
+    def _receipt(self, parts: tuple[Part, ...]) -> Receipt:
+        """The new receipt: today's counts and contract results, and the drift seen when the records were read."""
+        old, new, mended = self._old, _ranges(self._new), _ranges(self._mended)
+        n = sum(r.span for r in new)
+        counts = old.counts + Counts(landed=n, quarantined=-n)
+        made = replace(
+            old,
+            counts=counts,
+            parts=parts,
+            attempt=self._desk.attempt,
+            timings={},
+            format=self._by.shape.name,
+            tallies=self._sorter.seen.tallies,
+            drift=self._drift(counts.landed),
+            relanded=union((*old.relanded, *new)),
+            mended=union((*old.mended, *mended)),
+            adopted=False,
+        )
+        check_account(made)
+        return made
+
+    def _drift(self, landed: int) -> tuple[Drift, ...]:
+        """The drift seen when the records were read. A field stays missing when no re-landed record has it either."""
+        known = [d.field for d in self._old.drift if d.kind is DriftKind.MISSING]
+        more = tuple(self._sorter.missing[f] for f in known if f in self._sorter.missing)
+        return sum_tallies_and_drift([self._old, replace(self._old, tallies=(), drift=more)], landed)[1]
+
+    def _check_same(self, made: Receipt) -> None:
+        """Read back: apart from what was re-landed, the rows of both kinds are unchanged."""
+        new = np.concatenate(self._new)
+        self._same(made, PartKind.LANDED, plain(self._schema), before=NO_OFFSETS, after=new)
+        self._same(made, PartKind.QUARANTINED, plain(RawFormat.schema), before=new, after=NO_OFFSETS)
+
+    def _same(self, made: Receipt, kind: PartKind, schema: pa.Schema, before: Any, after: Any) -> None:
+        old = _seen_as(self._desk.rows((self._old,), kind, visible_path), schema, before)
+        now = _seen_as(self._desk.rows((made,), kind, staged_path), schema, after)
+        if not same_rows(old, now):
+            raise ProofFailed(
+                f"{made.slice}: the {kind} rows that a replay leaves alone are not what they were",
+                remedy="nothing was changed; this is a bug in replaying, or a disk that forgets: report it",
+            )
+
+
+def _seen_as(rows: Rows, schema: pa.Schema, but: Any) -> Rows:
+    """The rows in these columns, without those at the offsets `but`."""
+    for some in rows:
+        keep = np.flatnonzero(~np.isin(offsets_of(some), but))
+        if len(keep):
+            yield recast(some.take(fixed_width(pa.int64(), keep)), schema)
+
+
+def in_offset_order(batches: Sequence[pa.RecordBatch]) -> pa.RecordBatch:
+    """The rows of all batches in one, in offset order."""
+    together = pa.concat_batches(batches)
+    return together.take(fixed_width(pa.int64(), np.argsort(offsets_of(together), kind="stable")))
+
+
+def _ranges(offsets: Sequence[Any]) -> tuple[Range, ...]:
+    """Increasing offsets as ranges."""
+    all_ = np.concatenate(offsets)
+    if not len(all_):
+        return ()
+    cuts = np.flatnonzero(np.diff(all_) != 1) + 1
+    starts, ends = all_[np.concatenate([[0], cuts])], all_[np.concatenate([cuts - 1, [len(all_) - 1]])] + 1
+    return tuple(Range(a, b) for a, b in zip(starts.tolist(), ends.tolist(), strict=True))

@@ -1,0 +1,218 @@
+"""Writes landed parts anew, without Kafka and without Spark: what compaction and replay have in common.
+
+    plan (reserves, names what it replaces) → write → prove → publish → swap
+
+Guarantees: a batch is all or nothing. Each row is in exactly one part that counts: before, after, and at any crash in
+between. When its run dies, the parts are as they were, and the next command that meets the batch gives it up.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Container, Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor, as_completed
+from contextlib import suppress
+from dataclasses import dataclass
+from threading import Event
+from typing import Generic, Protocol, TypeVar
+
+from sluice.pipelines.errors import PlanBusy, ProofFailed, SluiceError
+from sluice.pipelines.feed.feed import Feed
+from sluice.pipelines.landing.proof import prove
+from sluice.pipelines.ledger import Batch, BatchStatus, Ledger, State
+from sluice.pipelines.ledger.entries import PlanEntry
+from sluice.pipelines.ledger.superseded import NOTHING_SUPERSEDED
+from sluice.pipelines.maintenance.merging import RewriteContext
+from sluice.pipelines.model.plans import Plan, Request, RequestKind, Slice, Task
+from sluice.pipelines.model.progress import Progress, Reporter
+from sluice.pipelines.model.receipts import Met, Owner, Part, Receipt, Verdict, sharing
+from sluice.pipelines.ports import Edges, Liveness
+from sluice.pipelines.publishing import owners
+from sluice.pipelines.publishing.publish import abandon, check_owner, publish, roll_forward
+
+MAX_PIECES = 1000
+"""The most pieces that one batch writes."""
+_ENDLESS = 1 << 62
+
+
+class RewritePiece(Protocol):
+    """Parts to be written anew. `slice` covers all of them."""
+
+    @property
+    def slice(self) -> Slice: ...
+    @property
+    def parts(self) -> tuple[Part, ...]: ...
+    @property
+    def bytes(self) -> int: ...
+
+
+P = TypeVar("P", bound=RewritePiece)
+
+
+@dataclass(frozen=True, slots=True)
+class RewriteMethod(Generic[P]):
+    """One way of writing anew: the request, the name of the stage, what writes a piece, and how many at once."""
+
+    request: Request
+    stage: str
+    writer: Callable[[RewriteContext], Callable[[P], Receipt]]
+    threads: int
+
+
+def rewriting(state: State) -> list[Batch]:
+    """The live batches that write parts anew."""
+    return [b for b in state.live() if b.rewrites]
+
+
+def give_up_dead(ledger: Ledger, liveness: Liveness, kind: RequestKind | None, report: Reporter) -> None:
+    """Give up the rewriting batches of dead runs, and report them. Raises PlanBusy while one of this kind is at
+    work."""
+    found = rewriting(ledger.read())
+    verdicts = owners.judge_batches(liveness, found)
+    owners.give_up(ledger, found, verdicts, report)
+    for batch in found:
+        if batch.request.kind is kind and not verdicts[batch.id].dead:
+            raise _one_at_once(ledger.feed, batch, verdicts[batch.id])
+
+
+def _one_at_once(feed: str, batch: Batch, verdict: Verdict) -> PlanBusy:
+    return PlanBusy(
+        f"{owners.met(feed, batch, verdict)}; one of this kind at a time writes parts of feed {feed} anew",
+        remedy=owners.way_out(feed, batch, verdict),
+    )
+
+
+def company(feed: str, ledger: Ledger, liveness: Liveness, busy: Iterable[int]) -> tuple[Met, ...]:
+    """Reports of the busy batches: whether their runs are alive, and the ways out."""
+    batches = ledger.read().batches
+    found = [b for i in sorted(set(busy)) if (b := batches[i]).status is BatchStatus.PLANNED]
+    verdicts = owners.judge_batches(liveness, found)
+    return tuple(owners.met(feed, b, verdicts[b.id]) for b in found)
+
+
+def is_free(
+    state: State, s: Slice, since: int, busy: dict[int | None, int], dead: Container[int] = frozenset()
+) -> bool:
+    """Whether what counted of the slice below entry `since` still counts, and no live batch reserves any of it. A batch
+    that does is put into `busy`, by window."""
+    if state.superseded.get(s.key, NOTHING_SUPERSEDED).after(since - 1, s.range):
+        return False
+    for batch, other in state.live_slices():
+        if other.key == s.key and other.range.meets(s.range) and batch.id not in dead:
+            busy[s.window] = batch.id
+            return False
+    return state.current.get(s.tp) == s.key
+
+
+def are_free(
+    state: State, group: Sequence[P], since: int, busy: dict[int | None, int], dead: Container[int] = frozenset()
+) -> bool:
+    """Whether all pieces of a group that shares files are free."""
+    free = [is_free(state, p.slice, since, busy, dead) for p in group]  # each may add to `busy`
+    return all(free)
+
+
+class Rewriting(Generic[P]):
+    """One call that rewrites what counted below entry `since`. Pieces that share files are written in one batch.
+
+    `done`, `batches` and `busy` grow as it goes on.
+    """
+
+    def __init__(
+        self,
+        feed: Feed,
+        edges: Edges,
+        ledger: Ledger,
+        owner: Owner,
+        report: Reporter,
+        how: RewriteMethod[P],
+        since: int,
+    ) -> None:
+        self.done: list[tuple[P, Receipt]] = []
+        self.batches: list[int] = []
+        self.busy: dict[int | None, int] = {}
+        self._feed, self._edges, self._ledger, self._owner, self._report = feed, edges, ledger, owner, report
+        self._how, self._since = how, since
+        self._total = self._written = 0
+
+    def all(self, pieces: Sequence[P]) -> None:
+        """Rewrite the pieces, batch by batch. What one batch put in place stays, whatever stops the next."""
+        self._total = sum(p.slice.span for p in pieces)
+        for some in _batches(pieces, self._feed.compaction.batch_bytes):
+            if (planned := self._plan_free(some)) is not None:
+                self._carry_out(*planned)
+
+    def _plan_free(self, pieces: Sequence[P]) -> tuple[int, Plan, Sequence[P]] | None:
+        """Plan the pieces that nobody else works on; None when none is left."""
+        left: list[P] = []
+
+        def decide(state: State) -> PlanEntry | None:
+            nonlocal left
+            kind = self._how.request.kind
+            for batch in rewriting(state):
+                if batch.request.kind is kind:
+                    raise _one_at_once(self._feed.name, batch, owners.NEW)
+            left = [p for g in sharing(pieces) if are_free(state, g, self._since, self.busy) for p in g]
+            plan = self._plan(state, left)
+            return PlanEntry(plan=plan, hash=plan.hash, owner=self._owner) if left else None
+
+        appended = self._ledger.append(decide)
+        if appended is None or not isinstance(appended.entry, PlanEntry):
+            return None
+        return appended.number, appended.entry.plan, left
+
+    def _plan(self, state: State, pieces: Sequence[P]) -> Plan:
+        tasks = tuple(Task(i, -1, (p.slice,)) for i, p in enumerate(pieces))
+        replaces = tuple(dict.fromkeys(part.path for p in pieces for part in p.parts))
+        return Plan(self._feed.name, state.cluster, self._how.request, self._feed.isolation, tasks, replaces)
+
+    def _carry_out(self, batch: int, plan: Plan, pieces: Sequence[P]) -> None:
+        ledger, lake, feed = self._ledger, self._edges.lake, self._feed.name
+        try:
+            try:
+                receipts = self._write(batch, plan, pieces)
+            finally:  # a run that was taken for dead may find its files gone
+                check_owner(ledger, batch, self._owner)
+            proven, failures = prove(plan, batch, receipts, lake)
+            if failures:
+                raise ProofFailed(failures[0].message, remedy=failures[0].remedy)
+        except BaseException:
+            with suppress(SluiceError):
+                abandon(ledger, batch, "writing parts anew ended early; they are as they were")
+                roll_forward(ledger, lake, feed)
+            raise
+        publish(ledger, batch, self._owner, proven, ())
+        roll_forward(ledger, lake, feed)
+        self.done += zip(pieces, proven, strict=True)
+        self.batches.append(batch)
+
+    def _write(self, batch: int, plan: Plan, pieces: Sequence[P]) -> list[Receipt]:
+        """The receipts of all pieces. The first failure ends the others."""
+        feed, stop, out = self._feed, Event(), []
+        whole = feed.landing.model_copy(update={"target_file_bytes": _ENDLESS})
+        write = self._how.writer(
+            RewriteContext(self._edges.lake, feed.name, batch, plan.hash, self._owner.token, whole, stop)
+        )
+        with ThreadPoolExecutor(self._how.threads, "sluice-rewrite") as pool:
+            try:
+                for done in as_completed([pool.submit(write, p) for p in pieces]):
+                    out.append(done.result())
+                    self._written += out[-1].slice.span
+                    self._report(Progress(self._how.stage, self._written, self._total))
+            except BaseException:
+                stop.set()
+                pool.shutdown(wait=False, cancel_futures=True)
+                raise
+        return out
+
+
+def _batches(pieces: Iterable[P], most: int) -> Iterator[list[P]]:
+    """The pieces in order, in groups of at most `most` bytes, or of one shared file."""
+    batch: list[P] = []
+    for group in sharing(list(pieces)):
+        size = sum(p.bytes for p in group)
+        if batch and (len(batch) + len(group) > MAX_PIECES or sum(b.bytes for b in batch) + size > most):
+            yield batch
+            batch = []
+        batch += group
+    if batch:
+        yield batch

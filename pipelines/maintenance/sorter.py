@@ -1,0 +1,190 @@
+"""Tries the quarantined records of one slice by a shape, after a mending function if there is one."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from sluice.pipelines.landing.landed_rows import offsets_of
+from sluice.pipelines.landing.task import RowFindings
+from sluice.pipelines.maintenance.fixers import Botched, Mender, Record
+from sluice.pipelines.maintenance.trial import Trial, count_first
+from sluice.pipelines.model.plans import Slice
+from sluice.pipelines.model.receipts import Drift, DriftKind
+from sluice.pipelines.quarantine.held import without
+from sluice.pipelines.quarantine.limit import QuarantineKind, kinds_of
+from sluice.pipelines.records.rows.landed_columns import QUARANTINED, quarantine_rows
+from sluice.pipelines.records.rows.row_format import Formatted, RawFormat
+from sluice.pipelines.records.rows.value_reader import WriterSchemas
+from sluice.pipelines.records.shape import Shape
+from sluice.pipelines.schema.arrays import fixed_width, int64s
+from sluice.pipelines.schema.recast import plain, recast
+
+MENDED_BYTES = 24 << 20
+"""Mended values that are typed at once."""
+
+_DECODED = pa.schema([f for f in RawFormat.schema if f.name not in ("topic", "partition")])
+
+NO_OFFSETS = np.empty(0, np.int64)
+
+
+@dataclass(frozen=True, slots=True)
+class Sorted:
+    """A chunk of tried records: the rows that fit, and, as the quarantine has them, those that do not and were not
+    mended. `mended` are the offsets of fitting rows whose bytes are not the log's."""
+
+    landed: tuple[pa.RecordBatch, ...]
+    refused: pa.RecordBatch | None
+    mended: Any
+
+    @property
+    def offsets(self) -> Any:
+        """The offsets of the rows that fit."""
+        found = [offsets_of(rows) for rows in self.landed]
+        return np.concatenate(found) if found else NO_OFFSETS
+
+
+class Sorter:
+    """Tries the quarantined records of one slice by a shape, after a mending function if there is one.
+
+    `trial`, `seen` and `missing` grow with it.
+    """
+
+    def __init__(self, s: Slice, shape: Shape, mender: Mender | None, writers: WriterSchemas | None = None) -> None:
+        self.trial, self.seen = Trial(), RowFindings()
+        self.missing: dict[str, Drift] = {}
+        """By the field, what no re-landed record has so far."""
+        self._slice, self._mender = s, mender
+        self._alone: list[int] = []
+        """The rows at hand that the mending function gave no value for."""
+        self._format = replace(shape, dropping=False).format(writers)
+
+    def sort_out(self, rows: pa.RecordBatch) -> Sorted:
+        """Try quarantined rows. Those that do not fit are returned with today's reason."""
+        for kind, records, _ in kinds_of(rows):
+            self.trial.tried[kind] += records
+        landed: list[pa.RecordBatch] = []
+        refused: list[pa.RecordBatch] = []
+        mended: list[Any] = [NO_OFFSETS]
+        for records, changed in self._records(rows):
+            for piece in self._format.convert(self._slice, records):
+                self._see(piece)
+                if piece.landed.num_rows:
+                    landed.append(piece.landed)
+                    mended.append(np.intersect1d(offsets_of(piece.landed), changed))
+                if piece.quarantined is not None:
+                    refused.append(self._renewed(rows, piece.quarantined, changed))
+        if self._alone:
+            refused += self._left_alone(rows)
+        found = Sorted(tuple(landed), _together(refused), np.concatenate(mended))
+        for kind, n, _ in kinds_of(with_offsets(rows, found.offsets)):
+            self.trial.fit[kind] += n
+        self.trial.mended += len(found.mended)
+        return found
+
+    def _left_alone(self, rows: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
+        """The rows for which the function gave no value: they stay, with the reason why they do not fit today."""
+        alone = rows.take(fixed_width(pa.int64(), np.array(self._alone, np.int64)))
+        for piece in self._format.convert(self._slice, _records(alone)):
+            self.seen.add(piece)
+            self.trial.left_fit += piece.landed.num_rows
+            if piece.quarantined is not None:
+                yield self._renewed(rows, piece.quarantined, NO_OFFSETS)
+
+    def _see(self, piece: Formatted) -> None:
+        self.seen.add(piece)
+        for d in piece.drift:
+            if d.kind is DriftKind.MISSING:
+                self.missing[d.field] = self.missing[d.field] + d if d.field in self.missing else d
+
+    def look_at(self, rows: pa.RecordBatch) -> None:
+        """Show the contract rows that stay in quarantine."""
+        for piece in self._format.convert(self._slice, _records(rows)):
+            self.seen.add(piece)
+
+    def _renewed(self, rows: pa.RecordBatch, refused: pa.RecordBatch, changed: Any) -> pa.RecordBatch:
+        """Today's reasons, with the batch that read the records; without records that were mended in vain."""
+        now = recast(quarantine_rows(refused, 0, self._format.contract), plain(QUARANTINED))
+        for kind, records, first in kinds_of(now):
+            count_first(self.trial.why, kind, records, f"{self._slice.tp}:{first}")
+        now = without(now, changed)
+        batches = with_offsets(rows, offsets_of(now)).column("batch")
+        return now.set_column(now.schema.get_field_index("batch"), QUARANTINED.field("batch"), batches)
+
+    def _records(self, rows: pa.RecordBatch) -> Iterator[tuple[pa.RecordBatch, Any]]:
+        """The records to try, a bounded amount at a time, with the offsets of those whose bytes differ."""
+        if self._mender is None:
+            yield _records(rows), NO_OFFSETS
+            return
+        held: list[tuple[int, bytes]] = []
+        for row, value in self._mended(rows):
+            held.append((row, value))
+            if sum(len(v) for _, v in held[-1024:]) > MENDED_BYTES or len(held) >= 1024:
+                yield _with_values(rows, held)
+                held = []
+        if held:
+            yield _with_values(rows, held)
+
+    def _mended(self, rows: pa.RecordBatch) -> Iterator[tuple[int, bytes]]:
+        self._alone = []
+        for at, record in enumerate(_as_given(rows)):
+            try:
+                value = self._mender.mend(record) if self._mender else None
+            except Botched as what:
+                count_first(self.trial.botched, str(what), 1, f"{self._slice.tp}:{record.offset}")
+                continue
+            if value is None:
+                self.trial.left += 1
+                self._alone.append(at)
+            else:
+                yield at, value
+
+
+def _records(rows: pa.RecordBatch) -> pa.RecordBatch:
+    """Rows of the quarantine as the decoder made them, in buffers of their own."""
+    fresh = rows.take(fixed_width(pa.int64(), np.arange(rows.num_rows, dtype=np.int64)))
+    return recast(fresh, _DECODED)
+
+
+def _with_values(rows: pa.RecordBatch, held: Sequence[tuple[int, bytes]]) -> tuple[pa.RecordBatch, Any]:
+    """The chosen rows as the decoder would have made them with these values, and the offsets that differ."""
+    some = _records(rows.take(fixed_width(pa.int64(), np.array([at for at, _ in held], np.int64))))
+    values = _binary([value for _, value in held])
+    column = some.schema.get_field_index("value")
+    before = some.column(column)
+    differs = [not v.is_valid or v.as_buffer() != pa.py_buffer(new) for v, (_, new) in zip(before, held, strict=True)]
+    offsets = offsets_of(some)[np.array(differs, np.bool_)]
+    return some.set_column(column, _DECODED.field(column), values), offsets
+
+
+def _binary(values: Sequence[bytes]) -> pa.Array:
+    ends = np.cumsum([0, *map(len, values)], dtype=np.int32)
+    return pa.BinaryArray.from_buffers(
+        pa.binary(), len(values), [None, pa.py_buffer(ends), pa.py_buffer(b"".join(values))]
+    )
+
+
+_GIVEN = ("key", "value", "headers", "topic", "partition", "offset", "timestamp", *QuarantineKind._fields)
+
+
+def _as_given(rows: pa.RecordBatch) -> Iterator[Record]:
+    """Rows of the quarantine as a mending function gets them."""
+    at = rows.schema.get_field_index("timestamp")
+    rows = rows.set_column(at, "timestamp", rows.column(at).cast(pa.int64()))
+    for row in rows.select(list(_GIVEN)).to_pylist():
+        row["headers"] = tuple((h["key"], h["value"]) for h in row["headers"] or ())
+        yield Record(**row)
+
+
+def with_offsets(rows: pa.RecordBatch, offsets: Any) -> pa.RecordBatch:
+    """The rows of these offsets, in order."""
+    mine = int64s(rows.column(rows.schema.get_field_index("offset")))
+    return rows.take(fixed_width(pa.int64(), np.flatnonzero(np.isin(mine, offsets))))
+
+
+def _together(batches: Sequence[pa.RecordBatch]) -> pa.RecordBatch | None:
+    return pa.concat_batches(batches) if batches else None

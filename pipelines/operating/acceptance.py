@@ -1,0 +1,587 @@
+"""The ways out when Sluice refuses: somebody accepts what happened to Kafka, with a reason (DESIGN §8, §13).
+
+    lost        owed offsets fell below the log start     → a loss; the frontier moves on
+    recreated   the topic was deleted and created again   → a new life of each partition, from 0
+    truncated   the log lost records that were read       → a new life, from where the log ends
+    cluster     another cluster took the old one's place  → new lives, from the log starts
+    moved       the group's committed offsets were moved  → the next commit goes on from there, or they become skips
+    corrupt     a batch cannot be read                    → a loss of exactly its offsets
+    ledger      the ledger lost its newest entries        → files of lost entries are set aside, and owed again
+    group       another ledger committed for the group    → the feed takes it over, from there or from its `start`
+
+Guarantees: only what has happened can be accepted (else NothingToAccept). Each decision is made on the state just below
+its entry. Nothing that landed and counts is touched, and nothing is deleted.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from sluice.pipelines.batch.survey import changed_logs, open_ledger, survey, topics_read, with_first_windows
+from sluice.pipelines.committing.commit import CommitVerdict, adopt, log_ends, verdict, ways_out
+from sluice.pipelines.errors import (
+    CorruptBatch,
+    IncarnationChanged,
+    LogTruncated,
+    NothingToAccept,
+    PlanBusy,
+    SluiceError,
+    TopicRecreated,
+    UnsupportedBatch,
+    UsageError,
+)
+from sluice.pipelines.feed.feed import Feed
+from sluice.pipelines.feed.sections import CommitMode
+from sluice.pipelines.feed.topic_selection import match
+from sluice.pipelines.lake import paths
+from sluice.pipelines.ledger import Batch, Ledger, State
+from sluice.pipelines.ledger.entries import (
+    AcceptEntry,
+    Entering,
+    GapEntry,
+    KeyOffset,
+    KeyRange,
+    LossEntry,
+    MovedEntry,
+    OriginEntry,
+    OriginItem,
+    TakeEntry,
+    TakenMark,
+)
+from sluice.pipelines.ledger.marks import Foreign, Mark, check_marks, check_owner, foreign_marks, traces
+from sluice.pipelines.ledger.tip import Tip, Trace
+from sluice.pipelines.model.kafka import CommittedOffset, FetchLimits, Isolation, Key, PartitionState, TopicPartition
+from sluice.pipelines.model.plans import AskedRange, Request, RequestKind, Slice
+from sluice.pipelines.model.ranges import Range, intersect, subtract, union
+from sluice.pipelines.model.topic_names import encode_topic
+from sluice.pipelines.planning import origins
+from sluice.pipelines.planning import plan as planning
+from sluice.pipelines.ports import Edges, Fetcher, FetchFailed, Lake
+from sluice.pipelines.publishing import lost, owners
+from sluice.pipelines.records.kafka_batches.decode import BatchDecoder
+
+
+class AcceptEvent(StrEnum):
+    LOST = "lost"
+    RECREATED = "recreated"
+    TRUNCATED = "truncated"
+    CLUSTER = "cluster"
+    MOVED = "moved"
+    CORRUPT = "corrupt"
+    LEDGER = "ledger"
+    GROUP = "group"
+
+
+class Begin(StrEnum):
+    """Where a feed goes on that takes a group over from another ledger."""
+
+    COMMITTED = "committed"
+    START = "start"
+
+
+@dataclass(frozen=True, slots=True)
+class Accepted:
+    """What was recorded. `number` is the newest entry that did so; `abandoned` are the batches that ended.
+
+    For a ledger that lost entries, `next` is the number with which it continues, `aside` are the files that were moved
+    into the folder of that number, and `gone` are ranges that they cover and Kafka no longer holds. For a group that
+    was taken over, `begun` are the feed's new origins.
+    """
+
+    event: AcceptEvent
+    number: int
+    lost: tuple[KeyRange, ...] = ()
+    skipped: tuple[KeyRange, ...] = ()
+    entered: tuple[Entering, ...] = ()
+    moved: tuple[KeyOffset, ...] = ()
+    abandoned: tuple[int, ...] = ()
+    next: int = 0
+    aside: tuple[str, ...] = ()
+    gone: tuple[KeyRange, ...] = ()
+    begun: tuple[OriginItem, ...] = ()
+
+
+Only = Sequence[TopicPartition]
+
+
+# -- lost
+
+
+def accept_lost(feed: Feed, edges: Edges, reason: str, only: Only = ()) -> Accepted:
+    """Record as lost what is owed below the log start, in the given partitions or in all.
+
+    Batches of dead runs that reserve some of it are abandoned first. Raises NothingToAccept, PlanBusy.
+    """
+    ledger = open_ledger(feed, edges)
+    partitions = _choose_partitions(survey(feed, edges, ledger).partitions, only)
+    abandoned = _abandon_dead(edges, ledger, _lost(feed, ledger.read(), partitions))
+
+    def decide(state: State) -> LossEntry | None:
+        gone = _lost(feed, state, partitions)
+        if in_the_way := _reserving(state, gone):
+            raise owners.busy(feed.name, *in_the_way[0], owners.NEW)
+        return LossEntry(ranges=gone, reason=reason) if gone else None
+
+    appended = ledger.append(decide)
+    if appended is None or not isinstance(appended.entry, LossEntry):
+        raise NothingToAccept(
+            f"nothing that feed {feed.name} owes has fallen below a log start",
+            remedy=f"see what is owed: sluice status {feed.name}",
+        )
+    return Accepted(AcceptEvent.LOST, appended.number, lost=appended.entry.ranges, abandoned=abandoned)
+
+
+def _lost(feed: Feed, state: State, partitions: Mapping[Key, PartitionState]) -> tuple[KeyRange, ...]:
+    planned = {k: p for k, p in partitions.items() if state.current.get(k.tp) == k}
+    owed, _ = planning.owed_ranges(Request(RequestKind.CATCH_UP), state, planned, feed.window)
+    return tuple(KeyRange(key=o.key, range=r) for o in owed for r in o.lost)
+
+
+def _reserving(state: State, ranges: Iterable[KeyRange]) -> list[tuple[Batch, Slice]]:
+    """The live batches with a slice that meets one of the ranges."""
+    wanted = list(ranges)
+    return [(b, s) for b, s in state.live_slices() if any(w.key == s.key and w.range.meets(s.range) for w in wanted)]
+
+
+def _abandon_dead(edges: Edges, ledger: Ledger, ranges: Iterable[KeyRange]) -> tuple[int, ...]:
+    """Abandon the batches that reserve some of the ranges. Raises PlanBusy when one is at work."""
+    found = {b.id: (b, s) for b, s in _reserving(ledger.read(), ranges)}
+    batches = [b for b, _ in found.values()]
+    verdicts = owners.judge_batches(edges.liveness, batches)
+    for batch, s in found.values():
+        if not verdicts[batch.id].dead:
+            raise owners.busy(ledger.feed, batch, s, verdicts[batch.id])
+    return owners.give_up(ledger, batches, verdicts, lambda p: None, "some of it was accepted as lost")
+
+
+# -- another log
+
+
+def accept_log(feed: Feed, edges: Edges, event: AcceptEvent, reason: str, only: Only = ()) -> Accepted:
+    """Leave the life of the log that the ledger knows for the one in Kafka now: recreated, truncated, or on another
+    cluster. Live batches that touch the old life end. Raises NothingToAccept.
+    """
+    ledger = Ledger(edges.lake, feed.name, edges.clock, "", edges.cluster.cluster_id())
+    known = ledger.read()
+    found = _unlike(feed, edges, known, event)
+    chosen = {tp: each for tp, each in found.items() if not only or tp in only}
+    committed = edges.group.committed(list(chosen))
+    ended: tuple[int, ...] = ()
+
+    def decide(state: State) -> AcceptEntry | None:
+        nonlocal ended
+        items = tuple(
+            _entering(state, event, p, error, committed.get(tp))
+            for tp, (p, error) in sorted(chosen.items())
+            if tp in state.current and state.current[tp] == known.current.get(tp)  # else somebody accepted it before us
+        )
+        left = {i.leaves for i in items}
+        ended = tuple(sorted({b.id for b, s in state.live_slices() if s.key in left}))
+        # Nobody will ever read what is owed in an earlier life.
+        passed = tuple(KeyRange(key=k, range=r) for k in sorted(left) for r in state.holes(k))
+        return AcceptEntry(event=event, items=items, passed=passed, reason=reason) if items else None
+
+    appended = ledger.append(decide) if chosen or event is AcceptEvent.CLUSTER else None
+    if appended is None or not isinstance(appended.entry, AcceptEntry):
+        raise NothingToAccept(
+            f"no topic of feed {feed.name} {_SAID[event]}" + (f" among {', '.join(map(str, only))}" if only else ""),
+            remedy=f"see how Kafka and the ledger stand: sluice plan {feed.name}",
+        )
+    return Accepted(
+        event, appended.number, entered=appended.entry.items, skipped=appended.entry.passed, abandoned=ended
+    )
+
+
+_SAID = {
+    AcceptEvent.RECREATED: "was deleted and created again since the ledger knew it",
+    AcceptEvent.TRUNCATED: "lost records that were read",
+    AcceptEvent.CLUSTER: "is on another cluster than the ledger's",
+}
+
+
+def _unlike(
+    feed: Feed, edges: Edges, state: State, event: AcceptEvent
+) -> dict[TopicPartition, tuple[PartitionState, SluiceError | None]]:
+    """The partitions affected by the event, with the refusal that says so. Raises ClusterChanged, NothingToAccept."""
+    topics = match(feed.topics, edges.cluster.topics())
+    partitions = edges.cluster.partitions(topics, feed.isolation)
+    if event is AcceptEvent.CLUSTER:
+        if not state.cluster or state.cluster == edges.cluster.cluster_id():
+            raise NothingToAccept(
+                f"the ledger of feed {feed.name} belongs to the cluster that answers ({edges.cluster.cluster_id()})",
+                remedy="there is nothing to accept",
+            )
+        return {p.tp: (p, None) for p in partitions}
+    origins.check_cluster(state, edges.cluster.cluster_id(), feed.name)
+    kind: type[IncarnationChanged] = TopicRecreated if event is AcceptEvent.RECREATED else LogTruncated
+    refused = {r.tp: r.error for r in changed_logs(feed.name, state, partitions, edges.cluster)}
+    still = edges.cluster.topics()  # a topic recreated meanwhile has other epochs under the same name
+    same = [p for p in partitions if still.get(p.topic) == p.topic_id]
+    return {p.tp: (p, refused[p.tp]) for p in same if isinstance(refused.get(p.tp), kind)}
+
+
+def _entering(
+    state: State, event: AcceptEvent, p: PartitionState, error: SluiceError | None, committed: CommittedOffset | None
+) -> Entering:
+    starts = {AcceptEvent.RECREATED: 0, AcceptEvent.CLUSTER: p.log_start}
+    offset = starts.get(event, error.start if error and error.start is not None else p.log_start)
+    origin = OriginItem(
+        key=_unused_life(state, Key(p.topic, p.partition, p.topic_id)),
+        offset=offset,
+        committed=committed.offset if committed else None,
+        why=f"accepted: {event}",
+        opens=state.boundary_times[-1] if state.boundary_times else None,
+    )
+    return Entering(leaves=state.current[p.tp], enters=origin)
+
+
+def _unused_life(state: State, key: Key) -> Key:
+    """The first life with this topic id that the ledger does not know yet."""
+    number, found = 0, key
+    while found in state.origins:
+        number += 1
+        found = key._replace(incarnation=f"{key.topic_id}#{number}")
+    return found
+
+
+# -- moved offsets
+
+
+def accept_moved(feed: Feed, edges: Edges, reason: str, only: Only = (), *, adopting: bool = False) -> Accepted:
+    """Let the next commit go on from the offsets that somebody moved. With `adopting`, skip what they pass over.
+
+    Raises NothingToAccept, UsageError, ForeignMarks, and GroupMoved for an offset beyond the end of its log.
+    """
+    if feed.commit is CommitMode.NONE:
+        raise UsageError(f"feed {feed.name} commits no offsets", remedy="nobody's offsets are in its way")
+    ledger = open_ledger(feed, edges)
+    state = ledger.read()
+    targets = {k: o for k, o in state.frontiers().items() if not only or k.tp in only}
+    committed = edges.group.committed([k.tp for k in targets])
+    check_owner(ledger, state := ledger.read(), committed)
+    verdicts = {k: verdict(state, k, o, committed.get(k.tp)) for k, o in targets.items()}
+    moved = [k for k, v in verdicts.items() if v is CommitVerdict.MOVED]
+    if not moved:
+        raise NothingToAccept(
+            f"the committed offsets of group {feed.group} are where feed {feed.name} expects them",
+            remedy=f"see them: sluice offsets show {feed.name}",
+        )
+    if not adopting:  # offsets that somebody put at the frontier would be in the way once it moves on
+        moved += [k for k, v in verdicts.items() if v is CommitVerdict.DONE and state.commits.get(k) != targets[k]]
+    offsets = tuple(KeyOffset(key=k, offset=o.offset) for k in moved if (o := committed.get(k.tp)))
+    if adopting:
+        _check_ahead(ledger.feed, edges, offsets, targets)
+    skipped = adopt(ledger, moved, committed, edges.cluster, reason) if adopting else ()
+    appended = ledger.append(lambda _: MovedEntry(offsets=offsets, reason=reason))
+    return Accepted(AcceptEvent.MOVED, appended.number if appended else -1, skipped=skipped, moved=offsets)
+
+
+def _check_ahead(feed: str, edges: Edges, offsets: Sequence[KeyOffset], frontiers: Mapping[Key, int]) -> None:
+    """Raises UsageError, with the commands that help, if one of the offsets passes over nothing."""
+    back = [at for at in offsets if at.offset < frontiers[at.key]]
+    if not back:
+        return
+    said = "; ".join(
+        f"{at.key}: the group's offset {at.offset} is below the frontier {frontiers[at.key]}" for at in back
+    )
+    ends = log_ends(edges.cluster, [at.key for at in offsets])
+    raise UsageError(
+        f"{said}: nothing is passed over by it",
+        remedy=ways_out(feed, {at.key: (frontiers[at.key], at.offset) for at in offsets}, ends),
+    )
+
+
+# -- a batch that cannot be read
+
+
+def accept_corrupt(feed: Feed, edges: Edges, fetcher: Fetcher, asked: AskedRange, reason: str) -> Accepted:
+    """Record the first unreadable batch in the range as lost: exactly those of its offsets that are owed.
+
+    The range is read again for this. Raises NothingToAccept when all of it can be read, PlanBusy, and any error that
+    keeps it from being read at all.
+    """
+    ledger = open_ledger(feed, edges)
+    found = survey(feed, edges, ledger)
+    request = Request(RequestKind.OFFSETS, (asked,))
+    owed, _ = planning.owed_ranges(request, found.state, found.partitions, feed.window)
+    due = [(o.key, o.partition, r) for o in owed for r in o.ranges]
+    damaged = next((d for key, p, r in due if (d := _damaged_range(feed, fetcher, key, p, r))), None)
+    if damaged is None:
+        raise NothingToAccept(
+            f"every batch that is owed in {asked.topic}:{asked.partition}:{asked.start}-{asked.end} can be read",
+            remedy=f"land it: sluice run {feed.name}",
+        )
+    abandoned = _abandon_dead(edges, ledger, [damaged])
+
+    def decide(state: State) -> LossEntry | None:
+        current = state.current.get(damaged.key.tp) == damaged.key
+        gone = subtract(damaged.range, state.accounted(damaged.key)) if current else ()
+        ranges = tuple(KeyRange(key=damaged.key, range=r) for r in gone)
+        return LossEntry(ranges=ranges, reason=reason) if ranges else None
+
+    appended = ledger.append(decide)
+    lost = appended.entry.ranges if appended and isinstance(appended.entry, LossEntry) else ()
+    return Accepted(AcceptEvent.CORRUPT, appended.number if appended else -1, lost=lost, abandoned=abandoned)
+
+
+def _damaged_range(feed: Feed, fetcher: Fetcher, key: Key, p: PartitionState, r: Range) -> KeyRange | None:
+    """The offsets of the first unreadable batch in the range; up to the range's end if its own is unknown."""
+    piece = Slice(*key, r.start, r.end, p.leader_epoch)
+    committed = feed.isolation is Isolation.READ_COMMITTED
+    decoder = BatchDecoder(key.topic, key.partition, r.start, r.end, read_committed=committed)
+    try:
+        for fetched in fetcher.stream([piece], FetchLimits()):
+            if isinstance(fetched, FetchFailed):
+                raise fetched.error
+            for _ in decoder.feed(fetched.records, fetched.aborted):
+                pass
+        for _ in decoder.finish():
+            pass
+    except (CorruptBatch, UnsupportedBatch) as error:
+        start = r.start if error.start is None else error.start
+        held = intersect([Range(start, error.end or r.end)], r)
+        return KeyRange(key=key, range=held[0]) if held else None
+    return None
+
+
+# -- a ledger that lost entries
+
+
+@dataclass(frozen=True, slots=True)
+class _LedgerRemains:
+    """A ledger without its newest entries, and what Kafka holds beside it. `ledger_id` is its own, or that of a ledger
+    that was lost as a whole."""
+
+    state: State
+    ledger_id: str
+    partitions: tuple[PartitionState, ...]
+    committed: Mapping[TopicPartition, CommittedOffset | None]
+    traces: tuple[Trace, ...]
+
+
+def accept_ledger(feed: Feed, edges: Edges, reason: str) -> Accepted:
+    """Continue with the entries that stand. Files of lost entries are set aside and owed again; live batches end.
+
+    The next number is above all numbers known to be used, so that no name and no mark ever means two things. Raises
+    NothingToAccept, and PlanBusy while any run is at work.
+    """
+    ledger = Ledger(edges.lake, feed.name, edges.clock, "", edges.cluster.cluster_id(), whole=False)
+    origins.check_cluster(ledger.read(), edges.cluster.cluster_id(), feed.name)
+    left = _ledger_remains(feed, edges, ledger.read())
+    if not left.traces:
+        raise NothingToAccept(
+            f"nothing tells of entries that the ledger of feed {feed.name} lost",
+            remedy=f"hold all of it against Kafka: sluice audit {feed.name} --strict --rescan",
+        )
+    _check_idle(feed, edges, left.state)
+    after = max(left.state.number, *(t.number for t in left.traces)) + 1
+    # From here on the loss is known, even if this process dies.
+    edges.lake.put(paths.tip_path(feed.name), Tip(left.ledger_id, after - 1).dump())
+    aside = lost.strays(feed, edges.lake, left.state)
+    begun, gone = _begun_at(edges, left, aside), _not_in_kafka(edges.lake, left, aside)
+    lost.set_aside(edges.lake, feed.name, after, aside)
+    appended = ledger.append(lambda state: _gap(left, after, reason) if state.number == left.state.number else None)
+    if appended is None:
+        raise NothingToAccept("somebody accepted it meanwhile", remedy=f"see: sluice status {feed.name}")
+    _originate(feed, edges, ledger, left, begun)
+    ended = tuple(b.id for b in left.state.live())
+    return Accepted(AcceptEvent.LEDGER, appended.number, abandoned=ended, next=after, aside=tuple(aside), gone=gone)
+
+
+def _ledger_remains(feed: Feed, edges: Edges, state: State) -> _LedgerRemains:
+    partitions = edges.cluster.partitions(match(feed.topics, edges.cluster.topics()), feed.isolation)
+    committed = edges.group.committed([p.tp for p in partitions])
+    found = lost.traces(feed, edges.lake, state)
+    tip = lost.read_tip(edges.lake, feed.name)
+    marks = [m.ledger for c in committed.values() if c and (m := Mark.parse(c.metadata))]
+    ledger_id = state.ledger_id or (tip.ledger if tip else "") or (marks[0] if marks and found else "")
+    return _LedgerRemains(state, ledger_id, partitions, committed, (*found, *traces(state, committed, ledger_id)))
+
+
+def _check_idle(feed: Feed, edges: Edges, state: State) -> None:
+    """Raises PlanBusy while a run may be at work that still knows the lost entries."""
+    known = (*edges.liveness.owners(), *(b.owner for b in state.live()))
+    verdicts = edges.liveness.judge(dict.fromkeys(known))
+    for owner in known:
+        if not verdicts[owner.token].dead:
+            who = owner.describe() if owner.run else f"owner {owner.token[:8]}"
+            raise PlanBusy(
+                f"{who} is at work on feed {feed.name}, and may know of more than the ledger holds",
+                remedy=f"end it, or wait for its end; then again: {origins.accepting(feed.name, 'ledger')}",
+            )
+
+
+def _gap(left: _LedgerRemains, after: int, reason: str) -> GapEntry:
+    """The gap entry. It names the committed offsets that lost entries had put there."""
+    marked = {t for t, c in left.committed.items() if c and traces(left.state, {t: c}, left.ledger_id)}
+    held = [(origins.key_of(left.state, p), c.offset) for p in left.partitions if (c := left.committed.get(p.tp))]
+    return GapEntry(
+        next=after,
+        evidence=tuple(t.said for t in left.traces[:20]),
+        ledger="" if left.state.ledger_id else left.ledger_id,
+        committed=tuple(KeyOffset(key=k, offset=o) for k, o in held if k.tp in marked),
+        reason=reason,
+    )
+
+
+def _begun_at(edges: Edges, left: _LedgerRemains, aside: Iterable[str]) -> tuple[OriginItem, ...]:
+    """New origins for partitions whose origin is lost: the first offset of this log that had landed."""
+    names = sorted((start, path, tp) for path in aside for tp, (start, _) in _ranges_in(edges.lake, path))
+    found: dict[TopicPartition, OriginItem] = {}
+    for p in origins.missing_origins(left.state, left.partitions):
+        mine = (encode_topic(p.topic), p.partition)
+        first = (start for start, path, tp in names if tp == mine and _life(edges, path) == p.topic_id)
+        if (start := next(first, None)) is not None:
+            held = left.committed.get(p.tp)
+            found[p.tp] = OriginItem(
+                key=origins.key_of(left.state, p),
+                offset=start,
+                committed=held.offset if held else None,
+                why="the ledger lost its origin: the first offset that had landed",
+            )
+    return tuple(found.values())
+
+
+def _ranges_in(lake: Lake, path: str) -> list[tuple[tuple[str, int], Range]]:
+    """The slices of a part's file, each as (encoded topic, partition) and range; none of another file.
+
+    They are in its name, or, of a shared file, in its footer. A shared one that cannot be read tells its first slice.
+    """
+    if (name := paths.parse_part(path)) is None:
+        return []
+    own = [((name.topic, name.partition), Range(name.start, name.end))]
+    if not name.shared:
+        return own
+    try:
+        with lake.open(path) as file:
+            about = pq.read_metadata(file).metadata or {}
+        return [_slice_named(text) for text, _ in json.loads(about[b"sluice.slices"])]
+    except (OSError, pa.ArrowException, ValueError, TypeError, KeyError):
+        return own
+
+
+def _slice_named(text: str) -> tuple[tuple[str, int], Range]:
+    """A slice as it is written: `topic:partition:start-end`."""
+    topic, partition, offsets = text.rsplit(":", 2)
+    start, end = offsets.split("-")
+    return (encode_topic(topic), int(partition)), Range(int(start), int(end))
+
+
+def _life(edges: Edges, path: str) -> str:
+    """The life of the log that the part names; empty if it cannot be read."""
+    try:
+        with edges.lake.open(path) as file:
+            about = pq.read_metadata(file).metadata or {}
+    except (OSError, pa.ArrowException):
+        return ""
+    return str(about.get(b"sluice.topic_id", b""), errors="replace")
+
+
+def _originate(feed: Feed, edges: Edges, ledger: Ledger, left: _LedgerRemains, begun: tuple[OriginItem, ...]) -> None:
+    if begun:
+        keyed = {origins.key_of(left.state, p): p for p in left.partitions}
+        items = with_first_windows(feed, edges, ledger.read(), keyed, begun)
+        ledger.append(lambda _: OriginEntry(items=items))
+
+
+def _not_in_kafka(lake: Lake, left: _LedgerRemains, aside: Iterable[str]) -> tuple[KeyRange, ...]:
+    """What the parts cover and the logs no longer hold: the next run cannot land it again."""
+    named, out = [each for path in aside for each in _ranges_in(lake, path)], list[KeyRange]()
+    for p in left.partitions:
+        mine = (r for tp, r in named if tp == (encode_topic(p.topic), p.partition))
+        below = union(Range(r.start, min(r.end, p.log_start)) for r in mine if r.start < p.log_start)
+        out += [KeyRange(key=origins.key_of(left.state, p), range=r) for r in below]
+    return tuple(out)
+
+
+# -- a group of another ledger
+
+
+def accept_group(feed: Feed, edges: Edges, begin: Begin, reason: str) -> Accepted:
+    """Take the group over from the ledgers whose marks its committed offsets carry. Newer marks are refused again.
+
+    A partition that the feed has not planned begins at the committed offset, or as `start` says. One that it has
+    planned goes on from its frontier, or skips what lies up to the committed offset. Raises NothingToAccept,
+    UsageError, EntriesLost, GroupMoved.
+    """
+    ledger = open_ledger(feed, edges)
+    partitions = edges.cluster.partitions(topics_read(feed, edges.cluster), feed.isolation)
+    committed = edges.group.committed([p.tp for p in partitions])
+    state = check_marks(ledger, ledger.read(), committed)
+    marks = foreign_marks(state, committed, commits=feed.commit is not CommitMode.NONE)
+    if not marks:
+        raise NothingToAccept(
+            f"no committed offset of group {feed.group} belongs to another ledger than that of feed {feed.name}",
+            remedy=f"see them: sluice offsets show {feed.name}",
+        )
+    entry = _takeover(feed, edges, state, partitions, committed, marks, begin, reason)
+    ahead = [at.key for at in entry.committed if at.key in state.origins and at.offset > state.frontier(at.key)]
+    skipped = adopt(ledger, ahead, committed, edges.cluster, reason) if begin is Begin.COMMITTED and ahead else ()
+    appended = ledger.append(lambda state: _still_missing(state, entry))
+    begun = appended.entry.origins if appended and isinstance(appended.entry, TakeEntry) else ()
+    number = appended.number if appended else -1
+    return Accepted(AcceptEvent.GROUP, number, skipped=skipped, moved=entry.committed, begun=begun)
+
+
+def _takeover(
+    feed: Feed,
+    edges: Edges,
+    state: State,
+    partitions: Sequence[PartitionState],
+    committed: Mapping[TopicPartition, CommittedOffset | None],
+    marks: Sequence[Foreign],
+    begin: Begin,
+    reason: str,
+) -> TakeEntry:
+    """The entry. It pins an origin in every partition without one: `start` counts only in a feed's first origins."""
+    keyed, by_tp = {origins.key_of(state, p): p for p in partitions}, {p.tp: p for p in partitions}
+    if begin is Begin.COMMITTED:
+        _check_of_this_log(feed.name, state, marks, by_tp)
+    theirs = {mark.tp for mark in marks}
+    counted = {tp: c for tp, c in committed.items() if begin is Begin.COMMITTED or tp not in theirs}
+    began = origins.resolve_origins(state, partitions, counted, feed.start, edges.cluster, edges.clock)
+    began = with_first_windows(feed, edges, state, keyed, began)
+    offsets = {mark.tp: mark.offset for mark in marks}
+    newest = {m.ledger: max(n.number for n in marks if n.ledger == m.ledger) for m in marks}
+    return TakeEntry(
+        marks=tuple(TakenMark(ledger=ledger, number=number) for ledger, number in sorted(newest.items())),
+        committed=tuple(KeyOffset(key=k, offset=offsets[p.tp]) for k, p in sorted(keyed.items()) if p.tp in offsets),
+        origins=tuple(o.model_copy(update={"committed": offsets.get(o.key.tp, o.committed)}) for o in began),
+        begin=begin.value,
+        reason=reason,
+    )
+
+
+def _check_of_this_log(
+    feed: str, state: State, marks: Sequence[Foreign], partitions: Mapping[TopicPartition, PartitionState]
+) -> None:
+    """Raises UsageError for a committed offset at which no feed can begin: it is beyond the log, or of another log."""
+    for mark in (mark for mark in marks if mark.tp not in state.current):
+        p = partitions[mark.tp]
+        beyond = f"its log ends at {p.high_watermark}" if mark.offset > p.high_watermark else ""
+        another = (
+            f"it is of topic id {mark.topic_id}, now {p.topic_id}" if mark.topic_id not in ("", p.topic_id) else ""
+        )
+        if beyond or another:
+            raise UsageError(
+                f"{mark.tp} cannot begin at the committed offset {mark.offset}: {beyond or another}",
+                remedy=f"begin as `start` says: {origins.accepting(feed, 'group', ' --begin start')}",
+                topic=mark.tp.topic,
+                partition=mark.tp.partition,
+            )
+
+
+def _still_missing(state: State, entry: TakeEntry) -> TakeEntry:
+    """The entry, without origins that somebody else has pinned since."""
+    return entry.model_copy(update={"origins": tuple(o for o in entry.origins if o.key.tp not in state.current)})
+
+
+def _choose_partitions(partitions: Mapping[Key, PartitionState], only: Only) -> dict[Key, PartitionState]:
+    planning.check_only(only, {k.tp: k for k in partitions})
+    return {k: p for k, p in partitions.items() if not only or k.tp in only}

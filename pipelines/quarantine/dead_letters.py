@@ -1,0 +1,203 @@
+"""Dead letters: quarantined records, sent to a topic of their own together with the offsets (DESIGN §7).
+
+A mark `n` in Kafka says two things, by one transaction: the offsets are committed, and the letters of everything that
+landing had published below number n are sent. So a commit owes the letters of what was published since the newest mark.
+
+Guarantees: an offset's letter is in at most one transaction that took effect, through crashes, refusals, lost answers,
+merges, replays and re-landing. A record that came into quarantine between two commits is in the second one, unless it
+was landed anew from a slice whose letters were sent. Only rows that the ledger names are sent, checked by SHA-256.
+Memory holds a few megabytes of rows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from itertools import chain
+from typing import Any, BinaryIO
+
+import numpy as np
+import pyarrow as pa
+
+from sluice.pipelines.errors import LakeUnavailable, ProofFailed
+from sluice.pipelines.feed.feed import Feed
+from sluice.pipelines.landing.landed_rows import in_order, rows_in
+from sluice.pipelines.landing.proof import sha256
+from sluice.pipelines.ledger import Batch, Ledger, State
+from sluice.pipelines.ledger.entries import PublishEntry
+from sluice.pipelines.ledger.fold import by_key
+from sluice.pipelines.model.kafka import Key
+from sluice.pipelines.model.plans import Slice
+from sluice.pipelines.model.ranges import Range, intersect, subtract
+from sluice.pipelines.model.receipts import Part, PartKind, Receipt
+from sluice.pipelines.ports import Lake, Letter
+from sluice.pipelines.records.rows.row_format import inside
+from sluice.pipelines.schema.arrays import fixed_width, int64s
+
+_READ_ROWS = 1 << 12
+"""The most rows of a file that are made letters at once."""
+_WHERE = ("topic", "partition", "offset", "timestamp")
+_WHY = ("stage", "reason", "field", "expectation", "detail", "batch")
+_HEADERS = (*_WHERE, *_WHY, "feed", "contract")
+_COLUMNS = ["key", "value", "headers", *_WHERE, *_WHY, "contract"]
+
+
+@dataclass(frozen=True, slots=True)
+class Outlet:
+    """Where a feed's dead letters go, and the lake that holds their records."""
+
+    feed: str
+    topic: str
+    lake: Lake
+
+    @classmethod
+    def of(cls, feed: Feed, lake: Lake) -> Outlet | None:
+        """None for a feed without dead letters."""
+        return cls(feed.name, feed.dead_letters.topic, lake) if feed.dead_letters else None
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """Files of a slice's quarantined rows, and the offsets whose letters are owed."""
+
+    slice: Slice
+    parts: tuple[Part, ...]
+    ranges: tuple[Range, ...]
+
+
+def owed_letters(ledger: Ledger, state: State, since: int) -> tuple[Source, ...]:
+    """The sources of the letters that a commit by `state` owes, if the newest mark that took effect is `since`.
+
+    In log order; empty when nothing is owed. `ranges` separate the due rows of a file from its others.
+    """
+    first: list[tuple[Key, Range]] = []
+    anew: list[tuple[Key, Range]] = []
+    lying: list[Receipt] = []
+    for batch in state.batches.published_since(since):
+        # What replaces a part is published later than the part, so nothing due lies in an older batch.
+        entry = ledger.publication(batch)
+        lying += [r for r in state.receipts(batch.published or 0, entry) if r.of(PartKind.QUARANTINED)]
+        (anew if batch.request.replace else first).extend(_refused_ranges(batch, entry))
+    due = by_key((*_ranges_not_committed(state, first), *_ranges_without_letter(ledger, state, anew, since)))
+    return tuple(sorted(_sources(lying, due), key=lambda s: (s.slice.key, s.slice.start)))
+
+
+def build_letters(outlet: Outlet, ledger: Ledger, state: State, since: int, partitions: int) -> Letters | None:
+    """The owed letters, for a topic with so many partitions; None when there are none."""
+    sources = owed_letters(ledger, state, since)
+    return Letters(outlet, sources, partitions) if sources else None
+
+
+def _refused_ranges(batch: Batch, entry: PublishEntry) -> list[tuple[Key, Range]]:
+    """The ranges of the slices in which the batch quarantined records when it landed them."""
+    receipts = () if batch.rewrites else entry.receipts
+    return [(r.slice.key, r.slice.range) for r in receipts if r.counts.quarantined]
+
+
+def _ranges_not_committed(state: State, first: Sequence[tuple[Key, Range]]) -> Iterator[tuple[Key, Range]]:
+    """The landed ranges that no lost entry had committed: the letters of the others went with its offsets."""
+    return ((key, rest) for key, r in first for rest in subtract(r, [Range(0, state.ahead.get(key, 0))]))
+
+
+def _ranges_without_letter(
+    ledger: Ledger, state: State, anew: Sequence[tuple[Key, Range]], since: int
+) -> Iterator[tuple[Key, Range]]:
+    """The ranges that were landed anew and of which no letter can have been sent."""
+    before = [b for b in state.batches.values() if b.published is not None and b.published <= since] if anew else []
+    landed = (b for b in before if not b.rewrites)
+    told = by_key(each for b in landed for each in _refused_ranges(b, ledger.publication(b)))
+    return ((key, rest) for key, r in anew for rest in subtract(r, told.get(key, ())))
+
+
+def _sources(lying: Iterable[Receipt], due: Mapping[Key, Sequence[Range]]) -> Iterator[Source]:
+    """The quarantined parts of the receipts, where letters of them are due."""
+    for r in lying:
+        if ranges := intersect(due.get(r.slice.key, ()), r.slice.range):
+            yield Source(r.slice, r.of(PartKind.QUARANTINED), ranges)
+
+
+# -- the letters themselves
+
+
+class Letters:
+    """The letters of the sources, made one by one as they are taken. `taken` counts them.
+
+    A letter is the record as it was (key, value, headers, timestamp) with our headers after its own. It goes to the
+    partition with its record's number, modulo the `partitions` of the topic, so that order is kept.
+    """
+
+    def __init__(self, outlet: Outlet, sources: Sequence[Source], partitions: int) -> None:
+        self._outlet, self._sources, self._partitions = outlet, sources, partitions
+        self.topic = outlet.topic
+        self.taken = 0
+
+    def __iter__(self) -> Iterator[Letter]:
+        """Raises LakeUnavailable for a part that is gone, ProofFailed for one that is not what the ledger says."""
+        for source in self._sources:
+            files = [_rows(self._outlet.lake, part, source.ranges) for part in source.parts]
+            # Files cut by record time overlap in offsets and are merged; all others follow one another.
+            for rows in in_order(files) if source.slice.by_time else chain.from_iterable(files):
+                for row in rows.to_pylist():
+                    self.taken += 1
+                    yield self._letter(row)
+
+    def _letter(self, row: Mapping[str, Any]) -> Letter:
+        source = f"{row['topic']}:{row['partition']}:{row['offset']}"
+        theirs = tuple((h["key"], h["value"]) for h in row["headers"] or ())
+        stamp = -1 if row["timestamp"] is None else row["timestamp"]
+        where = row["partition"] % self._partitions
+        return Letter(where, stamp, row["key"], row["value"], (*theirs, *self._headers(row)), source)
+
+    def _headers(self, row: Mapping[str, Any]) -> Iterator[tuple[str, bytes]]:
+        for name in _HEADERS:
+            value = self._outlet.feed if name == "feed" else row.get(name)
+            yield f"sluice.{name}", b"" if value is None else str(value).encode()
+
+
+@contextmanager
+def _open_part(lake: Lake, part: Part) -> Iterator[BinaryIO]:
+    """The part, visible or still staged: the run that published it may have died before showing it."""
+    file: BinaryIO | None = None
+    for path in (part.path, part.staged):
+        with suppress(FileNotFoundError):
+            file = lake.open(path)
+            break
+    if file is None:
+        raise _gone(part)
+    try:
+        with file:
+            if sha256(file) != part.sha256:
+                raise _not_itself(part)
+            file.seek(0)
+            yield file
+    except FileNotFoundError:
+        raise _gone(part) from None
+    except (pa.ArrowException, OSError):
+        raise _not_itself(part) from None
+
+
+def _rows(lake: Lake, part: Part, ranges: Sequence[Range]) -> Iterator[pa.RecordBatch]:
+    """The due rows of a part, in its order, a few at a time."""
+    with _open_part(lake, part) as opened:
+        for rows in rows_in(opened, part, _COLUMNS, _READ_ROWS):
+            stamps = rows.column("timestamp").cast(pa.int64())
+            stamped = rows.set_column(rows.schema.get_field_index("timestamp"), "timestamp", stamps)
+            due = np.flatnonzero(inside(int64s(rows.column("offset")), ranges))
+            if len(due):
+                yield stamped.take(fixed_width(pa.int64(), due))
+
+
+def _gone(part: Part) -> LakeUnavailable:
+    return LakeUnavailable(
+        f"{part.path} went away before its letters were sent: it is being merged, replayed or landed anew",
+        remedy="nothing was sent; the next run commits again. If it says so again, see: sluice audit",
+    )
+
+
+def _not_itself(part: Part) -> ProofFailed:
+    return ProofFailed(
+        f"{part.path} is not the file that the ledger tells of: its letters cannot be sent",
+        remedy="nothing was sent, and landing goes on; see what else is: sluice audit --hashes; then bring the file"
+        " back from a backup, or land its offsets anew with --replace",
+    )

@@ -1,0 +1,172 @@
+"""The rows of a republish, in log order, and the records that they become.
+
+Promises: a part is read only while its SHA-256 is what the ledger says. Memory holds one batch of rows of each source.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from itertools import chain
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from sluice.pipelines.audit.audit import live_receipts
+from sluice.pipelines.errors import Refused, UsageError
+from sluice.pipelines.lake import parquet
+from sluice.pipelines.landing.landed_rows import Rows, check_source, in_order, offsets_of, rows_in
+from sluice.pipelines.ledger import Ledger, State
+from sluice.pipelines.model.ranges import Range, union
+from sluice.pipelines.model.receipts import Part, Receipt
+from sluice.pipelines.ports import Lake
+from sluice.pipelines.records.rows.row_format import HEADERS, TO_SEND
+from sluice.pipelines.records.rows.row_items import NotWritable
+from sluice.pipelines.records.shape import Shape
+from sluice.pipelines.republishing.republish_plan import Republish, Source
+from sluice.pipelines.republishing.values import typed_values
+from sluice.pipelines.republishing.where import Condition
+from sluice.pipelines.schema.arrays import fixed_width, int64s, text_array
+from sluice.pipelines.schema.schema import KAFKA
+
+CHUNK_ROWS = 8192
+"""The most rows that become records at once."""
+_ENTRY = HEADERS.value_type
+
+
+class Shelf:
+    """Where the rows of a plan lie: the receipts that count, by source. Of rows, those that meet the condition."""
+
+    def __init__(
+        self, lake: Lake, ledger: Ledger, state: State, plan: Republish, condition: Condition | None = None
+    ) -> None:
+        self._lake, self._feed, self._kind, self._condition = lake, plan.feed, plan.wishes.kind, condition
+        self._checked: set[str] = set()
+        self._receipts: list[list[Receipt]] = [[] for _ in plan.sources]
+        at = {s.key: n for n, s in enumerate(plan.sources)}
+        for receipt in live_receipts(ledger, state):
+            n = at.get(receipt.slice.key)
+            if n is not None and any(receipt.slice.range.meets(r) for r in plan.sources[n].ranges):
+                self._receipts[n].append(receipt)
+        for receipts in self._receipts:
+            receipts.sort(key=lambda r: r.slice.start)
+
+    def amount(self, source: int) -> tuple[int, int]:
+        """The rows of a source and the bytes of their files; more where only some of a slice's offsets are sent."""
+        parts = [p for r in self._receipts[source] for p in r.of(self._kind)]
+        return sum(p.rows for p in parts), sum(p.bytes for p in parts)
+
+    def replayed(self, source: int) -> Sequence[Range]:
+        """Offsets of a source that a replay took out of quarantine and landed."""
+        return union(x for r in self._receipts[source] for x in r.relanded)
+
+    def cursor(self, source: int, first: int) -> Cursor:
+        """A cursor over the rows of a source, from offset `first` on."""
+        rows = self._rows(r for r in self._receipts[source] if r.slice.end > first)
+        return Cursor(self._condition.filter(rows) if self._condition else rows)
+
+    def _rows(self, receipts: Iterator[Receipt]) -> Rows:
+        for receipt in receipts:
+            files = [self._part(p) for p in receipt.of(self._kind)]
+            # Files by the records' own time lie beside each other in the order, all others one after the other.
+            yield from in_order(files) if receipt.slice.by_time else chain.from_iterable(files)
+
+    def _part(self, part: Part) -> Rows:
+        if part.path not in self._checked:
+            check_source(self._lake, self._feed, part)
+            self._checked.add(part.path)
+        with parquet.readable(part.path), self._lake.open(part.path) as opened:
+            yield from rows_in(opened, part)
+
+
+class Cursor:
+    """Rows of one source, taken in ascending pieces."""
+
+    def __init__(self, rows: Rows) -> None:
+        self._rows = rows
+        self._rest: pa.RecordBatch | None = None
+
+    def between(self, start: int, end: int, most: Callable[[], int]) -> Iterator[pa.RecordBatch]:
+        """The rows with offsets in [start, end), at most so many at once. Pieces must not go back."""
+        while (batch := self._next()) is not None:
+            first, stop = (int(n) for n in np.searchsorted(offsets_of(batch), (start, end)))
+            stop_here = min(stop, first + most())
+            if stop_here < batch.num_rows:
+                self._rest = batch.slice(stop_here)  # before the rows: whoever takes them may take no more
+            if first < stop_here:
+                yield batch.slice(first, stop_here - first)
+            elif stop < batch.num_rows:
+                return
+
+    def _next(self) -> pa.RecordBatch | None:
+        batch, self._rest = self._rest, None
+        return batch if batch is not None else next(self._rows, None)
+
+
+def records_of(rows: pa.RecordBatch, source: Source, plan: Republish, shape: Shape, now: int) -> pa.RecordBatch:
+    """The rows as records to send (`records.format.TO_SEND`). `shape`: the feed's; `now` (ms): the time of records
+    whose own is not kept. Raises UsageError, and Refused for a row that its schema has no room for."""
+    wishes, typed = plan.wishes, KAFKA + "offset" in rows.schema.names
+    prefix = KAFKA if typed else ""
+    value = _typed_values(rows, source, plan, shape) if typed else rows.column("value")
+    if wishes.keep_timestamps:
+        stamps = pc.fill_null(rows.column(f"{prefix}timestamp").cast(pa.timestamp("ms", "UTC")).cast(pa.int64()), -1)
+    else:
+        stamps = fixed_width(pa.int64(), np.full(rows.num_rows, now, np.int64))
+    headers = rows.column(f"{prefix}headers").cast(HEADERS)
+    if wishes.headers:
+        headers = with_coordinates(headers, source, offsets_of(rows))
+    return pa.RecordBatch.from_arrays(
+        [rows.column(f"{prefix}key").cast(pa.binary()), value.cast(pa.binary()), stamps, headers], schema=TO_SEND
+    )
+
+
+def _typed_values(rows: pa.RecordBatch, source: Source, plan: Republish, shape: Shape) -> pa.Array:
+    if shape.columns is None:
+        raise UsageError(
+            f"rows of {plan.feed} are typed, and its feed file has no schema any more",
+            remedy="put the schema back to send them",
+        )
+    try:
+        return typed_values(rows, shape, plan.wishes.schema_id)
+    except NotWritable as error:
+        raise Refused(
+            f"the row of {source.key}:{int(offsets_of(rows)[error.item])} does not fit the feed's own schema: {error}",
+            remedy="nothing of this transaction was sent; leave such rows out with --where, under a new --id",
+        ) from None
+
+
+_COORDINATES = ("sluice.topic", "sluice.partition", "sluice.offset")
+
+
+def with_coordinates(headers: pa.Array, source: Source, offsets: np.ndarray) -> pa.Array:
+    """Headers with those of the record's old coordinates after them, as in dead letters."""
+    rows, each = len(offsets), len(_COORDINATES)
+    lists = int64s(headers.offsets.cast(pa.int64())) if rows else np.zeros(1, np.int64)
+    counts = int64s(pc.fill_null(pc.list_value_length(headers), 0).cast(pa.int64()))
+    ends = np.concatenate([[0], np.cumsum(counts + each)])
+    ours = _coordinate_entries(source, offsets)
+    base = len(headers.values)
+    # Where each entry comes from: the record's own first, then ours.
+    takes = np.empty(int(ends[-1]), np.int64)
+    row = np.repeat(np.arange(rows), counts + each)
+    within = np.arange(len(takes)) - ends[row]
+    own = within < counts[row]
+    takes[own] = (lists[:-1][row] + within)[own]
+    takes[~own] = (base + row * each + within - counts[row])[~own]
+    entries = pa.concat_arrays([headers.values.cast(_ENTRY), ours]).take(fixed_width(pa.int64(), takes))
+    return pa.ListArray.from_arrays(fixed_width(pa.int32(), ends.astype(np.int32)), entries, type=HEADERS)
+
+
+def _coordinate_entries(source: Source, offsets: np.ndarray) -> pa.StructArray:
+    """Three for each row. Topic and partition are the same for all."""
+    rows, each = len(offsets), len(_COORDINATES)
+    texts = pa.concat_arrays(
+        [text_array([source.topic, str(source.partition)]), fixed_width(pa.int64(), offsets).cast(pa.string())]
+    )
+    places = np.tile(np.arange(each), rows)
+    chosen = places.copy()
+    chosen[each - 1 :: each] += np.arange(rows)
+    columns = [text_array(_COORDINATES).take(fixed_width(pa.int64(), places))]
+    columns.append(texts.take(fixed_width(pa.int64(), chosen)).cast(pa.binary()))
+    return pa.StructArray.from_arrays(columns, fields=list(_ENTRY))

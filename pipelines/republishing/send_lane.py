@@ -1,0 +1,381 @@
+"""Carries a lane of a republish out: transaction by transaction, each with its records, its part of the map, and its
+mark.
+
+1. `begin` fences whoever else carries the lane out, and tells the newest mark that took effect.
+2. Rows that follow the mark become records and are sent, until the transaction is large or old enough.
+3. The map of the transaction is written into the lake.
+4. The transaction ends with a new mark: records and mark are there for readers together, or not at all.
+
+Guarantee: whatever ends a run, and whenever, the next one goes on behind the newest mark. So a reader of committed
+records sees each record once, and those of one old partition in their old order. This rests on transactions and marks
+alone. Which run goes on where two meet is settled by a token in the lake: the one that began last does.
+"""
+
+from __future__ import annotations
+
+import json
+import secrets
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pyarrow as pa
+
+from sluice.pipelines.errors import CommitFenced, Refused, UsageError
+from sluice.pipelines.lake import paths
+from sluice.pipelines.landing.landed_rows import offsets_of
+from sluice.pipelines.ledger import Ledger
+from sluice.pipelines.model.kafka import CommittedOffset
+from sluice.pipelines.ports import Clock, Delivered, Lake, Target
+from sluice.pipelines.records.shape import Shape
+from sluice.pipelines.republishing import coordinates
+from sluice.pipelines.republishing.partitioner import Partitioner
+from sluice.pipelines.republishing.republish_plan import PartitionBy, Piece, Republish, check_still_there, pieces
+from sluice.pipelines.republishing.republish_rows import CHUNK_ROWS, Cursor, Shelf, records_of
+from sluice.pipelines.republishing.where import opened
+from sluice.pipelines.util.units import DAY
+
+if TYPE_CHECKING:  # it loads compiled loops
+    from sluice.pipelines.records.kafka_batches.encode import SealedBatch
+
+TRANSACTION_BYTES = 64 << 20
+"""Of rows in one transaction, or a little more."""
+TRANSACTION_SECONDS = 10.0
+"""How long rows are sent in one transaction at most; it must end before the coordinator gives it up."""
+
+_USUAL_ROW_BYTES = 1000
+_TRIES = 3
+"""How often a lane goes on that was fenced by a run which is over by now, or by time."""
+
+
+@dataclass(frozen=True, slots=True)
+class Pace:
+    """How fast to send at most, in records and bytes a second; None: as fast as it goes."""
+
+    records: float | None = None
+    bytes: float | None = None
+
+
+FREELY = Pace()
+Report = Callable[[int, int], None]
+"""Takes the offsets of a lane that are done, and for how long (ms) brokers had this run of it pause."""
+
+
+@dataclass(frozen=True, slots=True)
+class LaneSent:
+    """What a lane has sent: by this run, and `in_all`. `partitions` counts this run's records by partition of the
+    target; `bytes` are those of its records before they are compressed; `before`: it was done already; `throttled_ms`:
+    how long brokers had it pause."""
+
+    lane: int
+    records: int
+    bytes: int
+    transactions: int
+    in_all: int
+    before: bool = False
+    partitions: dict[int, int] = field(default_factory=dict)
+    throttled_ms: int = 0
+
+
+def claim(lake: Lake, plan: Republish) -> str:
+    """From now on the run with the token that is returned carries the republish out, and no other one."""
+    token = secrets.token_hex(8)
+    lake.put(paths.republish_run_path(plan.feed, plan.id), json.dumps({"run": token}).encode())
+    return token
+
+
+@dataclass(frozen=True, slots=True)
+class Mark:
+    """How far a lane is: the pieces that are done, the next offset of the one after them, the newest file of the map,
+    and the records that were sent."""
+
+    done: int = 0
+    at: int = -1
+    file: str = ""
+    records: int = 0
+
+    def committed(self, plan: Republish, lane: int) -> CommittedOffset:
+        said = {**_said_of(plan, lane), "at": self.at, "file": self.file, "records": self.records}
+        return CommittedOffset(self.done, metadata=json.dumps(said, separators=(",", ":")))
+
+    @classmethod
+    def read(cls, found: CommittedOffset, plan: Republish, lane: int) -> Mark:
+        try:
+            said: dict[str, Any] = json.loads(found.metadata)
+            mark = cls(found.offset, int(said.pop("at")), str(said.pop("file")), int(said.pop("records")))
+            if said == _said_of(plan, lane):
+                return mark
+        except (ValueError, KeyError, TypeError, AttributeError):
+            pass
+        name = plan.lane_name(lane)
+        raise Refused(
+            f"the group {name} has committed something that is no mark of this republish",
+            remedy=f"somebody else uses that group; choose another name with --id, or delete the group {name}",
+        )
+
+    def offsets(self, todo: Sequence[Piece]) -> int:
+        """The offsets that are done, of these pieces."""
+        done = sum(p.end - p.start for p in todo[: self.done])
+        return done + (self.at - todo[self.done].start if self.at >= 0 else 0)
+
+
+def _said_of(plan: Republish, lane: int) -> dict[str, Any]:
+    """What a mark says of whose it is: the same lane of a plan in other lanes has other pieces."""
+    return {"republish": plan.digest} | ({"lane": lane, "lanes": plan.lanes} if plan.lanes > 1 else {})
+
+
+def progress_of(lake: Lake, plan: Republish, lane: int) -> tuple[int, int]:
+    """The offsets of a lane that are done at least, and for how long (ms) brokers had it pause, as the lake has it."""
+    done, at, *paused = _least(lake, plan, lane)
+    return Mark(done, at).offsets(pieces(plan, lane)), sum(paused)
+
+
+def _least(lake: Lake, plan: Republish, lane: int) -> list[int]:
+    """How far the lane is at least: pieces, the next offset, and the pauses (ms), which lakes of before do not tell."""
+    found: list[int] = json.loads(lake.get(paths.republish_progress_path(plan.feed, plan.id, lane)) or b"[0,-1]")
+    return found
+
+
+@dataclass
+class Run:
+    """One run over a lane of a plan, which `token` says is ours. `pace` bounds how fast it sends, `seconds` for how
+    long rows go into one transaction; `codec` is a number of Kafka's CompressionType, `shape` the feed's; `partitioner`
+    is the function that the plan names."""
+
+    plan: Republish
+    lane: int
+    token: str
+    ledger: Ledger
+    lake: Lake
+    target: Target
+    shape: Shape
+    clock: Clock
+    codec: int = 3
+    pace: Pace = FREELY
+    partitioner: Partitioner | None = None
+    report: Report = lambda offsets, paused: None
+    seconds: float = TRANSACTION_SECONDS
+    cursors: dict[int, Cursor] = field(default_factory=dict, init=False)
+    _records: int = field(default=0, init=False)
+    _bytes: int = field(default=0, init=False)
+    _transactions: int = field(default=0, init=False)
+    _partitions: dict[int, int] = field(default_factory=dict, init=False)
+
+    @cached_property
+    def todo(self) -> list[Piece]:
+        """Everything that the lane sends, in order."""
+        return pieces(self.plan, self.lane)
+
+    def carry_out(self) -> LaneSent:
+        """Send what is left. Raises Refused, UsageError, UnknownTopic, NotAuthorized, KafkaUnavailable, CommitFenced,
+        Unknown, LakeUnavailable: then run it again."""
+        if (in_all := done_records(self.lake, self.plan, self.lane)) is not None:
+            return LaneSent(self.lane, 0, 0, 0, in_all, before=True)
+        self._check_partitions()
+        left = _TRIES
+        while True:
+            try:
+                mark = self._sent()
+            except CommitFenced as error:
+                self._check_ours()
+                left -= 1
+                if not left:
+                    raise self._too_slow() if self.target.throttled_ms else error from None
+            else:
+                counted = self._records, self._bytes, self._transactions
+                throttled = self.target.throttled_ms
+                return LaneSent(self.lane, *counted, mark.records, partitions=self._partitions, throttled_ms=throttled)
+
+    def _too_slow(self) -> CommitFenced:
+        return CommitFenced(
+            f"brokers had republish {self.plan.id} pause for {self.target.throttled_ms / 1000:.0f} s, and its"
+            " transactions did not end in their time",
+            remedy="nothing is sent twice; raise Kafka's quota for this client (producer_byte_rate), or"
+            " kafka.transaction_timeout_ms in the feed, and run it again",
+            topic=self.plan.wishes.to,
+        )
+
+    def _sent(self) -> Mark:
+        """Send what follows the newest mark, to the end."""
+        plan, state = self.plan, self.ledger.read()
+        mark = self._begun()
+        if mark.done < len(self.todo):
+            check_still_there(state, plan)
+        self.cursors.clear()
+        with opened(plan.wishes) as condition:
+            shelf = Shelf(self.lake, self.ledger, state, plan, condition)
+            while mark.done < len(self.todo):
+                transaction = _Transaction(self, shelf, mark)
+                sent = self.target.send(transaction.batches(), transaction.describe)
+                mark = self._end(transaction, sent, mark)
+        self._finish(mark)
+        return mark
+
+    def _check_partitions(self) -> None:
+        now = self.target.partitions()
+        if now < self.plan.wishes.partitions:
+            raise Refused(
+                f"topic {self.plan.wishes.to} has {now} partitions, and {self.plan.wishes.partitions} when this"
+                " republish was planned: it is another topic by now",
+                remedy="plan a new one with --id",
+            )
+
+    def _check_ours(self) -> None:
+        found = self.lake.get(paths.republish_run_path(self.plan.feed, self.plan.id))
+        if found is None or json.loads(found)["run"] != self.token:
+            raise CommitFenced(
+                f"another run carries republish {self.plan.id} of {self.plan.feed} out now",
+                remedy="nothing is sent twice; wait for its end",
+            )
+
+    def _begun(self) -> Mark:
+        self._check_ours()  # before others are fenced, and afterwards: whoever began last fences whom it met
+        found = self.target.begin()
+        self._check_ours()
+        mark = Mark() if found is None else Mark.read(found, self.plan, self.lane)
+        old = self.clock() - self.plan.created > DAY
+        forgotten = found is None and old and coordinates.files(self.lake, self.plan, self.lane)
+        if [mark.done, mark.at] < _least(self.lake, self.plan, self.lane)[:2] or forgotten:
+            raise Refused(
+                f"how far republish {self.plan.id} is, Kafka has forgotten: its group {self.plan.lane_name(self.lane)}"
+                " was deleted, set back, or left alone for longer than Kafka keeps offsets",
+                remedy="nothing was sent; look at what is in the target, and send the rest by a new one with --id",
+            )
+        return mark
+
+    def _end(self, transaction: _Transaction, sent: list[Delivered], before: Mark) -> Mark:
+        done, at = transaction.reached
+        name = coordinates.file_name(self.plan, self.lane, before.done, before.at + 1)
+        coordinates.write(self.lake, self.plan, name, before.file, sent, *transaction.origins())
+        mark = Mark(done, at, name, before.records + transaction.rows)
+        self.target.commit(mark.committed(self.plan, self.lane))
+        path = paths.republish_progress_path(self.plan.feed, self.plan.id, self.lane)
+        paused = self.target.throttled_ms
+        self.lake.put(path, json.dumps([mark.done, mark.at, paused]).encode())
+        self._records += transaction.rows
+        self._bytes += transaction.bytes
+        self._transactions += 1
+        for d in sent:
+            self._partitions[d.partition] = self._partitions.get(d.partition, 0) + len(d.numbers)
+        self.report(mark.offsets(self.todo), paused)
+        return mark
+
+    def _finish(self, mark: Mark) -> None:
+        files = coordinates.chain(self.lake, self.plan, mark.file)
+        coordinates.remove_others(self.lake, self.plan, self.lane, files)
+        said = {"records": mark.records, "files": files}
+        self.lake.put(paths.republish_lane_path(self.plan.feed, self.plan.id, self.lane), json.dumps(said).encode())
+
+
+def done_records(lake: Lake, plan: Republish, lane: int) -> int | None:
+    """The records of a lane that is done; None for one that is not."""
+    found = lake.get(paths.republish_lane_path(plan.feed, plan.id, lane))
+    return None if found is None else int(json.loads(found)["records"])
+
+
+def finish(lake: Lake, plan: Republish, now: int) -> int:
+    """Keep that every lane is done. Returns the records that all have sent."""
+    lanes = [json.loads(lake.get(paths.republish_lane_path(plan.feed, plan.id, n)) or b"") for n in range(plan.lanes)]
+    records = sum(lane["records"] for lane in lanes)
+    said = {"records": records, "files": [name for lane in lanes for name in lane["files"]], "at": now}
+    lake.put(paths.republish_done_path(plan.feed, plan.id), json.dumps(said).encode())
+    return int(records)
+
+
+class _Transaction:
+    """The rows of one transaction: taken while they are sent, and remembered by their numbers."""
+
+    def __init__(self, run: Run, shelf: Shelf, mark: Mark) -> None:
+        self._run, self._shelf = run, shelf
+        self.reached = (mark.done, mark.at)
+        self.rows = self.bytes = self.held = 0
+        self._began = time.monotonic()
+        self._sources: list[np.ndarray] = []
+        self._offsets: list[np.ndarray] = []
+
+    def batches(self) -> Iterator[SealedBatch]:
+        """Sealed batches of the rows that follow, until the transaction is full."""
+        from sluice.pipelines.records.kafka_batches.encode import Accumulator
+
+        accumulator = Accumulator(self._run.codec)
+        for source, rows in self._taken():
+            plan = self._run.plan
+            records = records_of(rows, plan.sources[source], plan, self._run.shape, self._run.clock())
+            numbers = np.arange(self.rows, self.rows + rows.num_rows)
+            self._sources.append(np.full(rows.num_rows, source, np.int32))
+            self._offsets.append(offsets_of(rows).copy())
+            yield from self._counted(accumulator.add(records, self._where(records, source), numbers))
+            self.rows += rows.num_rows
+            self.held += records.nbytes
+            self._wait()
+        yield from self._counted(accumulator.flush())
+
+    def _counted(self, batches: Iterable[SealedBatch]) -> Iterator[SealedBatch]:
+        for batch in batches:
+            self.bytes += batch.plain_bytes
+            yield batch
+
+    def _taken(self) -> Iterator[tuple[int, pa.RecordBatch]]:
+        """Rows with their source. `reached` moves behind rows when the next ones are asked for."""
+        todo, cursors = self._run.todo, self._run.cursors
+        while self.reached[0] < len(todo) and not self._full():
+            done, at = self.reached
+            source, first, end = todo[done]
+            start = max(first, at)
+            if source not in cursors:
+                cursors[source] = self._shelf.cursor(source, start)
+            for rows in cursors[source].between(start, end, self._most):
+                yield source, rows
+                self.reached = (done, int(offsets_of(rows)[-1]) + 1)
+                if self._full():
+                    return
+            self.reached = (done + 1, -1)
+
+    def _most(self) -> int:
+        """The rows of a second, at most: a slow republish must not keep a transaction open for long."""
+        pace, row_bytes = self._run.pace, self.held / self.rows if self.rows else _USUAL_ROW_BYTES
+        most = min(pace.bytes or np.inf, self._most_bytes)
+        return max(1, int(min(CHUNK_ROWS, pace.records or CHUNK_ROWS, most / row_bytes)))
+
+    @property
+    def _most_bytes(self) -> int:
+        return min(TRANSACTION_BYTES, self._run.target.most_bytes or TRANSACTION_BYTES)
+
+    def _full(self) -> bool:
+        return self.held >= self._most_bytes or time.monotonic() - self._began > self._run.seconds
+
+    def _where(self, records: pa.RecordBatch, source: int) -> np.ndarray:
+        """The partition of each record."""
+        from sluice.pipelines.records.kafka_batches.encode import by_key, spread
+
+        wishes = self._run.plan.wishes
+        if wishes.by is PartitionBy.SAME:
+            return np.full(records.num_rows, self._run.plan.sources[source].partition, np.int64)
+        if wishes.by is PartitionBy.FUNCTION:
+            if self._run.partitioner is None:
+                raise UsageError(f"the function {wishes.function} was not loaded")
+            return self._run.partitioner(records, wishes.partitions)
+        spreading = spread(self._offsets[-1] + source, wishes.partitions)
+        if wishes.by is PartitionBy.ROUND_ROBIN:
+            return spreading
+        return by_key(records.column("key"), wishes.partitions, spreading)
+
+    def _wait(self) -> None:
+        pace = self._run.pace
+        due = max(self.rows / (pace.records or np.inf), self.held / (pace.bytes or np.inf))
+        ahead = due - (time.monotonic() - self._began)
+        if ahead > 0:
+            time.sleep(ahead)
+
+    def origins(self) -> tuple[np.ndarray, np.ndarray]:
+        """The source and the old offset of each row, by number."""
+        empty = np.empty(0, np.int64)
+        return np.concatenate([*self._sources, empty]).astype(np.int32), np.concatenate([*self._offsets, empty])
+
+    def describe(self, number: int) -> str:
+        sources, offsets = self.origins()
+        source = self._run.plan.sources[int(sources[number])]
+        return f"{source.key}:{int(offsets[number])}"

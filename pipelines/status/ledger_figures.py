@@ -1,0 +1,43 @@
+"""What a ledger says, in figures: totals, and the newest batch that landed something."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+
+from sluice.pipelines.ledger import Batch, BatchStatus
+from sluice.pipelines.ledger.entries import PublishEntry
+from sluice.pipelines.model.figures import Figure, figure
+from sluice.pipelines.model.receipts import Counts, count_files
+from sluice.pipelines.status import timings
+
+
+def of_batches(feed: str, batches: Sequence[Batch]) -> Iterator[Figure]:
+    """Totals of these batches."""
+    for outcome in (BatchStatus.PUBLISHED, BatchStatus.ABANDONED):
+        yield figure("batches_total", sum(b.status is outcome for b in batches), feed, str(outcome))
+    yield figure("landed_rows_total", sum(b.rows for b in batches if b.published is not None), feed)
+
+
+def newest_landed(batches: Iterable[Batch]) -> Batch | None:
+    """The batch that was published last, of these."""
+    published = ((b.published, b) for b in batches if b.published is not None)
+    return max(published, key=lambda p: p[0], default=(0, None))[1]
+
+
+def of_batch(feed: str, batch: Batch, entry: PublishEntry) -> Iterator[Figure]:
+    """What a batch did, all of which is known, by its publish entry."""
+    receipts = entry.receipts
+    counts = sum((r.counts for r in receipts), Counts())
+    yield figure("last_batch_published_timestamp_seconds", entry.at / 1000, feed)
+    yield figure("last_batch_duration_seconds", max(0, entry.at - batch.planned_at) / 1000, feed)
+    for outcome in ("landed", "quarantined", "dropped", "invisible"):
+        yield figure("last_batch_offsets", getattr(counts, outcome), feed, outcome)
+    yield figure("last_batch_bytes", sum(p.bytes for r in receipts for p in r.parts), feed)
+    yield figure("last_batch_files", count_files(receipts), feed)
+    spent = timings.spent(receipts)
+    yield figure("last_batch_input_bytes", spent.input_bytes, feed)
+    for activity, ns in spent.ns.items():
+        yield figure("last_batch_task_seconds", ns / 1e9, feed, activity)
+    throttled = sum(b.throttle_ms for b in entry.traffic.brokers) / 1000
+    yield figure("last_batch_throttled_seconds", throttled, feed)
+    yield figure("last_batch_failed_slices", len(entry.failures), feed)

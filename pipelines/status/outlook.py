@@ -1,0 +1,228 @@
+"""What is about to happen to one feed: how far behind it is, how old that is, and what Kafka will delete or forget.
+
+`look_ahead` asks Kafka and the ledger and puts the answers of `forecast` together. `stamps` finds how old owed records
+are without reading any: it asks Kafka for first records by time, all partitions at once. A position at a pinned
+boundary, where a feed of whole windows stands, is found by the first question; the others by bisecting their window.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, bisect_right
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import islice
+
+from sluice.pipelines.feed.feed import Feed
+from sluice.pipelines.feed.sections import CommitMode, OffsetStore
+from sluice.pipelines.ledger import Ledger, State
+from sluice.pipelines.ledger.batches import oldest_first
+from sluice.pipelines.ledger.fold import NO_PINS
+from sluice.pipelines.model.kafka import BrokerConfig, Key, OffsetAtTime, PartitionState
+from sluice.pipelines.ports import Cluster
+from sluice.pipelines.status import forecast
+from sluice.pipelines.status.forecast import AtRisk, Backlog, BatchPace, Deletion, KafkaExpiry
+from sluice.pipelines.util.units import many
+
+QUESTIONS = 8
+"""The most requests to each leader, however many partitions there are."""
+
+_FINENESS = 16
+"""An age is exact to a 16th of it, and never too young if stamps are in order."""
+
+
+def stamps(cluster: Cluster, state: State, positions: Mapping[Key, int], now: int) -> dict[Key, int]:
+    """When (ms) the first record at or above each position was stamped, or shortly before. Positions without such a
+    record are left out.
+
+    If stamps are out of order, this may be the start of the position's window: only reading would tell more.
+    """
+    searches = {k: _search(state, k, position, now) for k, position in positions.items()}
+    for _ in range(QUESTIONS):
+        open_ = {k: s for k, s in searches.items() if not s.done(now)}
+        if not open_:
+            break
+        found = cluster.offsets_at({k.tp: s.question for k, s in open_.items()})
+        for key, search in open_.items():
+            search.hear(found.get(key.tp))
+    return {k: s.low for k, s in searches.items() if s.low}
+
+
+@dataclass(slots=True)
+class _TimeSearch:
+    """The record at `position` is stamped between `low` and `high` (ms), most likely at `hint` or soon after."""
+
+    position: int
+    hint: int
+    low: int
+    high: int
+    asked: bool = False
+    exact: bool = False
+
+    @property
+    def question(self) -> int:
+        """The hint; then the log's first record if nothing is known before the position; then the middle."""
+        return (self.low and (self.low + self.high) // 2) if self.asked else self.hint
+
+    def done(self, now: int) -> bool:
+        return self.exact or (self.asked and self.high - self.low <= max(1000, (now - self.low) // _FINENESS))
+
+    def hear(self, hit: OffsetAtTime | None) -> None:
+        time, first, self.asked = self.question, not self.asked, True
+        if hit is None or hit.offset > self.position:  # the record is older than that, or there is none
+            self.high, self.exact = time, time == 0
+            self.low = hit.timestamp if hit and self.exact else self.low
+        elif hit.offset == self.position:
+            self.low, self.exact = hit.timestamp, True
+        elif hit.timestamp >= self.high:  # a record before the position, stamped after all this, hides the rest
+            self.low, self.exact = (time if first else self.low), True
+        else:
+            self.low = max(hit.timestamp, 1)
+
+
+def _search(state: State, key: Key, position: int, now: int) -> _TimeSearch:
+    """A search between the boundaries around the position. A late record may be older than a boundary there."""
+    pins = state.boundaries.get(key, NO_PINS)
+    before, at = bisect_left(pins.offsets, position), bisect_right(pins.offsets, position)
+    low = pins.times[before - 1] if before else 0
+    hint = pins.times[at - 1] if at else 0
+    high = pins.times[at] if at < len(pins) else now
+    return _TimeSearch(position, hint, low, max(hint, high))
+
+
+RECENT = 5
+"""How many published batches the landing rate is computed from."""
+
+
+@dataclass(frozen=True, slots=True)
+class Unwarned:
+    """Topics whose settings this client may not read, so that nothing can warn of retention."""
+
+    topics: tuple[str, ...]
+    bootstrap: str
+
+    @property
+    def text(self) -> str:
+        first, rest = self.topics[0], len(self.topics) - 1
+        more = f"; nor of {many(rest, 'more topic')}" if rest else ""
+        return f"how long {first} keeps its records may not be asked: nothing warns before they are deleted{more}"
+
+    @property
+    def remedy(self) -> str:
+        return (
+            f"kafka-acls.sh --bootstrap-server {self.bootstrap} --add --allow-principal User:NAME --operation"
+            f" DescribeConfigs --topic {self.topics[0]}"
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Outlook:
+    """One feed at `now` (ms). Rates are in offsets a second, None if unknown. `eta` (ms) is how long consecutive runs
+    take to catch up; None if that is unknown, or never.
+    """
+
+    now: int
+    owed: tuple[Backlog, ...] = ()
+    lag: int = 0
+    landing: float | None = None
+    production: float | None = None
+    eta: int | None = None
+    at_risk: tuple[AtRisk, ...] = ()
+    expiries: tuple[KafkaExpiry, ...] = ()
+    broker: BrokerConfig = field(default_factory=BrokerConfig)
+    compacted: tuple[str, ...] = ()
+    """Topics that Kafka compacts: it may keep only the newest record of a key, whether older ones landed or not."""
+    unwarned: Unwarned | None = None
+    kept: int | None = None
+    """How long (ms) Kafka keeps a record, in the partition where that is shortest; None if it deletes none, as far as
+    is known."""
+
+    @property
+    def lost(self) -> tuple[Backlog, ...]:
+        """The partitions that owe something which is gone from Kafka."""
+        return tuple(o for o in self.owed if o.lost)
+
+    @property
+    def since(self) -> int | None:
+        """When the oldest owed record was stamped (ms), if known."""
+        return min((o.since for o in self.owed if o.since is not None), default=None)
+
+    @property
+    def age(self) -> int | None:
+        """How old (ms) the oldest owed record is; 0 when nothing is owed."""
+        if not self.owed:
+            return 0
+        return None if self.since is None else max(0, self.now - self.since)
+
+    @property
+    def falls_behind(self) -> bool:
+        """Whether more is produced than lands, as far as is known."""
+        return bool(self.landing and self.production and self.production >= self.landing)
+
+    def ages(self) -> dict[Key, int]:
+        """How old (ms) the oldest owed record of each partition is, where known."""
+        return {o.key: max(0, self.now - o.since) for o in self.owed if o.since is not None}
+
+
+def look_ahead(
+    feed: Feed, ledger: Ledger, state: State, cluster: Cluster, partitions: Mapping[Key, PartitionState], now: int
+) -> Outlook:
+    """What is about to happen to the feed, given the state of its partitions.
+
+    Raises KafkaUnavailable, LakeUnavailable.
+    """
+    owed = _with_stamps(cluster, state, forecast.backlogs(state, partitions), now)
+    rates = {
+        k: r for k, p in partitions.items() if (r := forecast.production(state, k, p.high_watermark, now)) is not None
+    }
+    lag = sum(max(0, p.stable_end - state.frontier(k)) for k, p in partitions.items() if k in state.origins)
+    recent, produced = work(ledger, state), sum(rates.values()) if rates else None
+    eta = forecast.eta(lag, recent, produced)
+    configs = cluster.configs({p.topic for p in partitions.values()})
+    notice = feed.alerts.retention
+    due = list(forecast.deletions(owed, configs.topics, rates, now, notice, eta or 0))
+    transactional = feed.transactional_id if feed.commit is CommitMode.TRANSACTIONAL else None
+    committed = _committed_at(ledger, state) if feed.offsets.store is OffsetStore.KAFKA else None  # ZooKeeper's stay
+    return Outlook(
+        now=now,
+        owed=owed,
+        lag=lag,
+        landing=forecast.landing(recent),
+        production=produced,
+        eta=eta,
+        at_risk=_at_risk(cluster, due),
+        expiries=forecast.expiries(feed.group, transactional, committed, configs.broker),
+        broker=configs.broker,
+        compacted=tuple(sorted(t for t, c in configs.topics.items() if c.compacts)),
+        unwarned=Unwarned(configs.denied, feed.kafka.bootstrap) if configs.denied else None,
+        kept=forecast.kept(partitions, configs.topics, rates),
+    )
+
+
+def _with_stamps(cluster: Cluster, state: State, owed: Sequence[Backlog], now: int) -> tuple[Backlog, ...]:
+    first = {o.key: o.held[0].start for o in owed if o.held}
+    found = stamps(cluster, state, first, now) if first else {}
+    return tuple(replace(o, since=found.get(o.key)) for o in owed)
+
+
+def _at_risk(cluster: Cluster, due: Sequence[Deletion]) -> tuple[AtRisk, ...]:
+    """The ranges at risk, the first to go first. Kafka is asked once for all their ends."""
+    times = {d.owed.key.tp: d.stamped + 1 for d in due if d.stamped is not None}
+    ends = cluster.offsets_at(times) if times else {}
+    hits = ((d, ends.get(d.owed.key.tp)) for d in due)
+    return tuple(sorted((d.at_risk(hit.offset if hit else None) for d, hit in hits), key=lambda r: (r.at, r.key)))
+
+
+def work(ledger: Ledger, state: State) -> list[BatchPace]:
+    """The pace of the newest batches that landed something. Left out are batches that wrote parts anew, and those that
+    adopted slices of an earlier attempt, whose time is not their own.
+    """
+    landed = (b for b in state.batches.newest_first() if b.published is not None and not b.rewrites)
+    recent = [ledger.recall(b) for b in oldest_first(islice(landed, RECENT))]
+    entries = ((b, ledger.publication(b)) for b in recent)
+    own = ((b, e) for b, e in entries if not any(r.adopted for r in e.receipts))
+    return [BatchPace(sum(r.slice.span for r in e.receipts), max(e.at - b.planned_at, 1)) for b, e in own]
+
+
+def _committed_at(ledger: Ledger, state: State) -> int | None:
+    """When (ms) offsets were last written, by the time of the intent."""
+    return ledger.entry(state.last_mark).at if state.last_mark >= 0 else None

@@ -1,0 +1,158 @@
+"""The strip of a feed's windows: how each of them stands, at a glance.
+
+From the folded ledger alone, and, where somebody asked Kafka anyway, from the stable ends: then a window that an open
+transaction holds is told from one that is only owed. Pure, and linear in windows × partitions.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from sluice.pipelines.feed.sections import WindowSettings
+from sluice.pipelines.ledger import Batch, Ledger, State
+from sluice.pipelines.model.kafka import Key, OpenTransaction, TopicPartition
+from sluice.pipelines.model.ranges import Range, intersect, subtract
+from sluice.pipelines.planning import windows
+from sluice.pipelines.publishing.manifest import is_retired
+from sluice.pipelines.status.window_state import Owes, Standing, WindowStanding
+
+RECENT = 20
+"""How many of the newest partly failed batches are looked at for what failed."""
+
+
+@dataclass(frozen=True, slots=True)
+class OutsideFacts:
+    """What is known beside the ledger. `stable_ends` and `holders` come from Kafka. `running` and `failed` are batches
+    by window: `running` are live batches whose run is alive, `failed` are live batches whose run is dead and batches
+    that published only in part.
+    """
+
+    stable_ends: Mapping[Key, int] = field(default_factory=dict)
+    holders: Mapping[TopicPartition, OpenTransaction] = field(default_factory=dict)
+    running: Mapping[int, int] = field(default_factory=dict)
+    failed: Mapping[int, int] = field(default_factory=dict)
+
+
+LEDGER_ALONE = OutsideFacts()
+
+
+def last_windows(state: State, settings: WindowSettings, now: int, count: int) -> range:
+    """The starts of the newest windows, including the open one; none before the feed's first."""
+    if state.first_window is None:
+        return range(0)
+    end = settings.start_of(now) + settings.length
+    return range(max(settings.start_of(state.first_window), end - count * settings.length), end, settings.length)
+
+
+def outside_facts(
+    ledger: Ledger,
+    state: State,
+    stable_ends: Mapping[Key, int],
+    holders: Mapping[TopicPartition, OpenTransaction],
+    gone: Sequence[Batch],
+) -> OutsideFacts:
+    """Collect the facts: what live batches work on, and what failed. `gone` are live batches whose run is dead."""
+    dead = {b.id for b in gone}
+    running = {w: b.id for b, w in _reserved_windows(state) if b.id not in dead}
+    unfinished = {w: b.id for b, w in _reserved_windows(state) if b.id in dead}
+    return OutsideFacts(stable_ends, holders, running, _failed_in_part(ledger, state) | unfinished)
+
+
+def _reserved_windows(state: State) -> Iterator[tuple[Batch, int]]:
+    return ((b, s.window) for b, s in state.live_slices() if s.window is not None)
+
+
+def _failed_in_part(ledger: Ledger, state: State) -> dict[int, int]:
+    """By window, the newest batch that failed in part of it and published the rest."""
+    entries = map(ledger.publication, state.batches.failed_in_part()[-RECENT:])
+    return {f.slice.window: e.batch for e in entries for f in e.failures if f.slice.window is not None}
+
+
+def standings(
+    state: State, settings: WindowSettings, asked: Sequence[int], now: int, outside: OutsideFacts
+) -> tuple[WindowStanding, ...]:
+    """How each of the windows `asked` for (their starts, ms) stands, in that order."""
+    partitions = [_Partition(state, k, settings) for k in state.known()]
+    return tuple(_standing(state, partitions, settings, window, now, outside) for window in asked)
+
+
+def standing(
+    state: State, settings: WindowSettings, window: int, now: int, outside: OutsideFacts = LEDGER_ALONE
+) -> WindowStanding:
+    """How one window stands."""
+    return standings(state, settings, (window,), now, outside)[0]
+
+
+class _Partition:
+    """One partition's account, looked at window by window."""
+
+    def __init__(self, state: State, key: Key, settings: WindowSettings) -> None:
+        self.key = key
+        self._state, self._settings = state, settings
+        self._accounted, self._frontier = state.accounted(key), state.frontier(key)
+
+    def look(self, window: int, outside: OutsideFacts) -> tuple[int, int | None, Owes | None]:
+        """(offsets accounted, offsets in all, what is owed) of a window."""
+        r = windows.range_of(self._state, self.key, window, self._settings)
+        if r is None:
+            return self._unresolved(window), None, Owes(self.key, None)
+        if r.end <= self._frontier:
+            return r.span, r.span, None
+        due = subtract(r, self._accounted)
+        if not due:
+            return r.span, r.span, None
+        stable_end = outside.stable_ends.get(self.key, r.end)
+        held = (stable_end, outside.holders.get(self.key.tp)) if stable_end < r.end else (None, None)
+        return r.span - sum(d.span for d in due), r.span, Owes(self.key, due, *held)
+
+    def _unresolved(self, window: int) -> int:
+        """What has landed above the start of a window whose end is not pinned. All of it lies in this window, or in
+        later ones that are not pinned either.
+        """
+        start = windows.boundary_of(self._state, self.key, window)
+        if start is None:
+            return 0
+        end = max((r.end for r in self._accounted), default=start)
+        return sum(r.span for r in intersect(self._accounted, Range(start, max(start, end))))
+
+
+def _standing(
+    state: State,
+    partitions: Sequence[_Partition],
+    settings: WindowSettings,
+    window: int,
+    now: int,
+    outside: OutsideFacts,
+) -> WindowStanding:
+    looked = [p.look(window, outside) for p in partitions]
+    done, spans = sum(d for d, _, _ in looked), [span for _, span, _ in looked]
+    owes = tuple(o for _, _, o in looked if o is not None)
+    span = None if None in spans or not spans else sum(s or 0 for s in spans)
+    found = _standing_of(settings, window, now, outside, done, owes, bool(looked))
+    if found is Standing.LANDED and is_retired(state, window, settings.length):
+        found = Standing.RETIRED
+    batch = {Standing.RUNNING: outside.running, Standing.FAILED: outside.failed}.get(found, {}).get(window)
+    return WindowStanding(window, found, done, span, owes, batch)
+
+
+def _standing_of(
+    settings: WindowSettings,
+    window: int,
+    now: int,
+    outside: OutsideFacts,
+    done: int,
+    owes: Sequence[Owes],
+    known: bool,
+) -> Standing:
+    if known and not owes:
+        return Standing.LANDED
+    if window in outside.running:
+        return Standing.RUNNING
+    if not settings.closed(window, now):
+        return Standing.OPEN
+    if window in outside.failed:
+        return Standing.FAILED
+    if any(o.held_at is not None for o in owes):
+        return Standing.HELD
+    return Standing.PARTIAL if done else Standing.OWED

@@ -1,0 +1,230 @@
+"""What somebody should look at: new and recreated topics, lag, hanging transactions, windows that stay partial, and
+records that retention takes. Each finding has its way out in its text.
+
+Kafka is asked once for all feeds that read it (`view`); then each feed is checked against its ledger (`watch`). Nothing
+is changed, and a feed that never ran has no findings.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import TypeVar
+
+from sluice.pipelines.errors import SluiceError, UnknownTopic
+from sluice.pipelines.feed.feed import Feed
+from sluice.pipelines.feed.topic_selection import match
+from sluice.pipelines.ledger import Ledger, State
+from sluice.pipelines.model.kafka import Isolation, Key, OpenTransaction, PartitionState, TopicPartition
+from sluice.pipelines.planning import origins, windows
+from sluice.pipelines.planning.held_back import HeldBack, held_back, unstable_partitions
+from sluice.pipelines.ports import Cluster
+from sluice.pipelines.status import strip
+from sluice.pipelines.status.outlook import Outlook, look_ahead
+from sluice.pipelines.status.window_state import Standing, WindowStanding
+from sluice.pipelines.util.units import many, show_about, show_duration, show_window
+
+T = TypeVar("T")
+
+LAG = "lag"
+"""The subject of the finding that a feed is late."""
+
+WINDOWS = 100
+"""How many of the oldest owed windows are checked for those that stay partial."""
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """`about` identifies a finding within its feed, and stays the same as long as the finding lasts.
+
+    `severe`: records are or will be lost, or nothing lands any more.
+    """
+
+    about: str
+    text: str
+    remedy: str
+    severe: bool = False
+
+    def __str__(self) -> str:
+        return f"{self.text} → {self.remedy}"
+
+
+@dataclass(frozen=True, slots=True)
+class WatchResult:
+    """One feed's findings, severe ones first, and its outlook (None: it never ran, or Kafka is another cluster)."""
+
+    findings: tuple[Finding, ...]
+    outlook: Outlook | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class View:
+    """One Kafka at one moment, for every feed that reads it. Partitions are seen as with read_committed."""
+
+    cluster_id: str
+    topics: Mapping[str, str]
+    partitions: Mapping[str, Sequence[PartitionState]]
+    holders: Mapping[TopicPartition, OpenTransaction]
+
+
+def view(cluster: Cluster, feeds: Iterable[Feed]) -> View:
+    """Everything the feeds need to know about their Kafka. Raises KafkaUnavailable and the like."""
+    topics = cluster.topics()
+    wanted = sorted({t for f in feeds for t in _matched_topics(f, topics)[0]})
+    found: dict[str, list[PartitionState]] = {t: [] for t in wanted}
+    for p in cluster.partitions(wanted, Isolation.READ_COMMITTED) if wanted else ():
+        found[p.topic].append(p)
+    waiting = [p.tp for ps in found.values() for p in unstable_partitions(ps)]
+    return View(cluster.cluster_id(), topics, found, cluster.open_transactions(waiting) if waiting else {})
+
+
+def watch(feed: Feed, ledger: Ledger, cluster: Cluster, seen: View, now: int) -> WatchResult:
+    """The findings for one feed at `now` (ms). Raises KafkaUnavailable, LakeUnavailable, LedgerCorrupt."""
+    state = ledger.read()
+    if not state.origins:
+        return WatchResult(())
+    try:
+        origins.check_cluster(state, seen.cluster_id, feed.name)
+    except SluiceError as error:
+        return WatchResult((Finding("cluster", error.message, error.remedy, severe=True),))
+    topics, gone = _matched_topics(feed, seen.topics)
+    partitions = [_under(feed, p) for t in topics for p in seen.partitions.get(t, ())]
+    if _unlike(feed, state, partitions):  # perhaps a run landed more since we asked Kafka: ask once more
+        cluster.forget()
+        partitions = [_under(feed, p) for p in cluster.partitions(topics, Isolation.READ_COMMITTED)]
+    changed = _unlike(feed, state, partitions)
+    sound = {origins.key_of(state, p): p for p in partitions if p.tp not in changed}
+    outlook = look_ahead(feed, ledger, state, cluster, sound, now)
+    found = [
+        *(Finding("topics", e.message, e.remedy, severe=True) for e in gone),
+        *_changed_log_findings(changed),
+        *_lost(feed, outlook),
+        *_at_risk(feed, outlook),
+        *_unwarned_findings(outlook),
+        *_late(feed, outlook),
+        *hanging(held_back(feed, sound.values(), seen.holders, outlook.broker, now)),
+        *_partial(feed, ledger, state, sound, now),
+        *_new(feed, state, partitions),
+    ]
+    return WatchResult(tuple(sorted(found, key=lambda f: not f.severe)), outlook)
+
+
+def _matched_topics(feed: Feed, available: Mapping[str, str]) -> tuple[tuple[str, ...], tuple[UnknownTopic, ...]]:
+    """The feed's topics that exist, and errors for those that do not."""
+    try:
+        return match(feed.topics, available), ()
+    except UnknownTopic as error:
+        return tuple(sorted(set(feed.topics.names) & available.keys())), (error,)
+
+
+def _under(feed: Feed, p: PartitionState) -> PartitionState:
+    return p if feed.isolation is Isolation.READ_COMMITTED else replace(p, stable_end=p.high_watermark)
+
+
+# -- the log is another, or short of records
+
+
+def _unlike(feed: Feed, state: State, partitions: Iterable[PartitionState]) -> dict[TopicPartition, SluiceError]:
+    return {r.tp: r.error for p in partitions if (r := origins.incarnation_change(state, p, {}, feed.name))}
+
+
+def _changed_log_findings(changed: Mapping[TopicPartition, SluiceError]) -> Iterator[Finding]:
+    for topic, errors in _by(changed.values(), lambda e: e.topic or "").items():
+        text = errors[0].message + _more("; ", errors)
+        yield Finding(f"changed {topic}", text, errors[0].remedy, severe=True)
+
+
+def _lost(feed: Feed, outlook: Outlook) -> Iterator[Finding]:
+    for topic, lost in _by(outlook.lost, lambda o: o.key.topic).items():
+        start = lost[0].lost[0].start
+        first = origins.out_of_range(start, lost[0].key, lost[0].partition, feed.name)
+        if first is not None:
+            text = first.message + _more("; so it is in ", lost)
+            yield Finding(f"lost {topic}", text, first.remedy, severe=True)
+
+
+def _at_risk(feed: Feed, outlook: Outlook) -> Iterator[Finding]:
+    for topic, risks in _by(outlook.at_risk, lambda r: r.key.topic).items():
+        text = risks[0].describe(outlook.now) + _more("; then ranges of ", risks)
+        yield Finding(f"retention {topic}", text, f"land it before: sluice run {feed.name}", severe=True)
+
+
+def _unwarned_findings(outlook: Outlook) -> Iterator[Finding]:
+    if outlook.unwarned:
+        yield Finding("settings", outlook.unwarned.text, outlook.unwarned.remedy)
+
+
+# -- it is late
+
+
+def _late(feed: Feed, outlook: Outlook) -> Iterator[Finding]:
+    late = feed.alerts.late(feed.window)
+    if outlook.age is None or outlook.age <= late:
+        return
+    oldest = min((o for o in outlook.owed if o.since is not None), key=lambda o: o.since or 0)
+    pace = "; more is produced than lands" if outlook.falls_behind else ""
+    takes = "" if outlook.eta is None else f", which takes about {show_about(outlook.eta)}"
+    yield Finding(
+        LAG,
+        f"the oldest record that is owed, of {oldest.key}, is {show_about(outlook.age)} old (alerts.lag "
+        f"{show_duration(late)}); {outlook.lag} offsets are behind{pace}",
+        f"catch up: sluice run {feed.name}{takes}; see that its schedule is on and its runs succeed",
+    )
+
+
+def hanging(held: Iterable[HeldBack]) -> Iterator[Finding]:
+    """Findings for transactions that hold records back and have been idle for long."""
+    for each in held:
+        if each.overdue and each.by is not None:
+            yield Finding(f"transaction {each.by.producer_id} {each.held[0].tp}", each.text, each.remedy)
+
+
+def _partial(
+    feed: Feed, ledger: Ledger, state: State, sound: Mapping[Key, PartitionState], now: int
+) -> Iterator[Finding]:
+    """A finding for the oldest window that closed long ago and has landed only in part."""
+    closed = now - feed.alerts.partial - feed.window.settle - feed.window.length
+    late = [w for w in windows.owed_windows(state, feed.window, now) if w <= closed][:WINDOWS]
+    ends = {k: p.stable_end for k, p in sound.items()}
+    known = strip.outside_facts(ledger, state, ends, {}, ()) if late else strip.LEDGER_ALONE
+    found = (s for s in strip.standings(state, feed.window, late, now, known) if s.done or s.batch is not None)
+    partial = [s for s in found if s.standing in (Standing.PARTIAL, Standing.FAILED)]
+    for s in partial[:1]:
+        name, since = show_window(s.window), show_about(now - s.window - feed.window.length)
+        text = f"window {name} ended {since} ago and is {s.standing}: {_owing(s)}{_more('; ', partial, 'window')}"
+        remedy = f"sluice status {feed.name} says why; then sluice run {feed.name} --window {name}"
+        yield Finding("partial", text, remedy)
+
+
+def _owing(s: WindowStanding) -> str:
+    first = s.owes[0]
+    ranges = "its end is not resolved" if not first.ranges else f"owes {first.ranges[0]}"
+    return f"{first.key} {ranges}" + _more(", and ", s.owes)
+
+
+# -- there is more to read
+
+
+def _new(feed: Feed, state: State, partitions: Sequence[PartitionState]) -> Iterator[Finding]:
+    known = {tp.topic for tp in state.current}
+    new = _by((p for p in partitions if p.tp not in state.current), lambda p: p.topic)
+    for topic, found in new.items():
+        run = f"the next run reads them: sluice run {feed.name}"
+        if topic in known:
+            numbers = ", ".join(str(p.partition) for p in found[:5]) + (" …" if len(found) > 5 else "")
+            yield Finding(f"partitions {topic}", f"{topic} has new partitions: {numbers}", run)
+        else:
+            text = f"{topic} is new and matches `{feed.topics}` ({many(len(found), 'partition')})"
+            yield Finding(f"topic {topic}", text, f"{run}; then reload definitions to see the topic in the graph")
+
+
+def _more(before: str, items: Sequence[object], what: str = "partition") -> str:
+    """`; 2 more partitions`, where there are others than the first."""
+    return f"{before}{many(len(items) - 1, f'more {what}')}" if len(items) > 1 else ""
+
+
+def _by(items: Iterable[T], name: Callable[[T], str]) -> dict[str, list[T]]:
+    found: dict[str, list[T]] = {}
+    for item in items:
+        found.setdefault(name(item), []).append(item)
+    return found

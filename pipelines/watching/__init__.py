@@ -1,5 +1,0 @@
-"""Looks ahead and raises the alarm: what is late, what Kafka will delete, and how each window stands.
-
-It reads the ledger and Kafka through their ports and writes nothing. It may know publishing, planning and the rooms
-below. Open `watch` first; `outlook` and `forecast` work out what is at risk, `strip` and `standing` tell of windows.
-"""

@@ -1,0 +1,267 @@
+"""A part that cannot be read, whatever is wrong with it: a finding of each audit, which goes on; readers name it."""
+
+from __future__ import annotations
+
+import io
+import json
+import shutil
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from sluice.pipelines.audit import explain_offset, strict_audit
+from sluice.pipelines.audit.audit import AuditReport, audit
+from sluice.pipelines.audit.rescan import rescan
+from sluice.pipelines.batch_report.column_profiles import profiles
+from sluice.pipelines.batch_report.rejects import rejects
+from sluice.pipelines.errors import PartUnreadable, ProofFailed, SluiceError, Terminal
+from sluice.pipelines.feed.feed import Feed
+from sluice.pipelines.lake import parquet, paths
+from sluice.pipelines.model.kafka import TopicPartition
+from sluice.pipelines.model.receipts import PartKind
+from sluice.pipelines.model.topic_names import encode_topic
+from sluice.pipelines.ports import Lake
+from sluice.pipelines.quarantine import held
+from sluice.pipelines.quarantine.limit import faults_of
+from tests.pipelines.batch.test_batch import HOUR
+from tests.pipelines.landed_world import START, A, B, pieces
+from tests.pipelines.landed_world import World as Landed
+from tests.pipelines.validation.test_drift import SCHEMA, World
+
+ROWS = [{"id": n, "amount": 1.5, "note": f"note {n}"} for n in range(300)]
+Damage = Callable[[bytes], bytes | None]
+
+
+def _flipped(data: bytes, at: int) -> bytes:
+    return data[:at] + bytes([data[at] ^ 0xFF]) + data[at + 1 :]
+
+
+def _other_rows(data: bytes) -> bytes:
+    out = io.BytesIO()
+    pq.write_table(pq.read_table(io.BytesIO(data)).slice(1), out)
+    return out.getvalue()
+
+
+def _renamed(data: bytes) -> bytes:
+    """No column is called as it should be."""
+    table, out = pq.read_table(io.BytesIO(data)), io.BytesIO()
+    pq.write_table(table.rename_columns([f"x{i}" for i in range(table.num_columns)]), out)
+    return out.getvalue()
+
+
+_UNSEEN = {"another number of rows", "other columns", "a flipped byte in the first column chunk"}
+"""Who reads the reasons alone has no way to see these."""
+DAMAGE: dict[str, Damage] = {
+    "cut in its middle": lambda d: d[: len(d) // 2],
+    "cut by a byte": lambda d: d[:-1],
+    "empty": lambda d: b"",
+    "missing": lambda d: None,
+    "no Parquet": lambda d: b"a page of HTML" * 99,
+    "a flipped byte in the footer": lambda d: _flipped(d, len(d) - 40),
+    "a flipped byte in the footer's length": lambda d: _flipped(d, len(d) - 6),
+    "a flipped byte in the first column chunk": lambda d: _flipped(d, 5),
+    "another number of rows": _other_rows,
+    "other columns": _renamed,
+}
+
+
+def damage(lake: Any, path: str, how: Damage) -> None:
+    after = how(lake.get(path) or b"")
+    lake.remove(path) if after is None else lake.put(path, after)
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> World:
+    """Two landed batches, of which the tests damage the first and the quarantine, each in a copy of its own."""
+    whole = World(tmp_path_factory.mktemp("whole"))
+    feed = whole.feed(SCHEMA)
+    whole.landed(feed, *ROWS, b"nojson", {"id": "x"})
+    whole.landed(feed, *ROWS)
+    return whole
+
+
+@pytest.fixture
+def world(tmp_path: Path, whole: World) -> World:
+    shutil.copytree(whole.root / "lake", tmp_path / "lake")
+    copy = World(tmp_path)
+    copy.runs, copy.liveness.dead = whole.runs, set(whole.liveness.dead)
+    copy.topic.batches = {tp: list(batches) for tp, batches in whole.topic.batches.items()}
+    return copy
+
+
+@pytest.fixture
+def feed(world: World) -> Feed:
+    return world.feed(SCHEMA)
+
+
+def files(world: World, folder: str) -> list[str]:
+    return [p for p in world.lake.list(f"{folder}/orders") if p.endswith(".parquet")]
+
+
+def audited(world: World, feed: Feed, *, hashes: bool = False) -> AuditReport:
+    report = audit(world.ledger, world.lake, "orders", hashes=hashes)
+    current = world.ledger.read().current
+    today = {current[p.tp]: p for p in world.topic.partitions(["orders"], feed.isolation)}
+    fetcher: Any = world.topic.fetcher()
+    return rescan(report, world.ledger, world.lake, fetcher, feed.shape, feed.isolation, today)
+
+
+@pytest.mark.parametrize("hashes", [False, True])
+@pytest.mark.parametrize("folder", ["data", "quarantine"])
+@pytest.mark.parametrize("how", DAMAGE.values(), ids=DAMAGE.keys())
+def test_a_broken_file_is_a_finding_and_the_rescan_goes_on(
+    world: World, feed: Feed, how: Damage, folder: str, hashes: bool
+) -> None:
+    path = files(world, folder)[0]
+    damage(world.lake, path, how)
+    report = audited(world, feed, hashes=hashes)
+    (problem,) = [p for p in report.problems if p.file]
+    assert problem.file == path
+    assert path in problem.text
+    assert "sluice run orders --offsets orders:0:0-302 --replace" in problem.remedy
+    assert report.compared >= len(ROWS), "the other slice is compared all the same"
+
+
+def test_every_broken_file_is_told_of(world: World, feed: Feed) -> None:
+    paths = [*files(world, "data"), *files(world, "quarantine")]
+    for path in paths:
+        damage(world.lake, path, lambda d: d[:-1])
+    assert sorted(p.file for p in audited(world, feed).problems) == sorted(paths)
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_no_flipped_byte_stops_a_rescan(world: World, feed: Feed, seed: int) -> None:
+    path, random = Random(seed).choice([*files(world, "data"), *files(world, "quarantine")]), Random(seed)
+    data = bytearray(world.lake.get(path) or b"")
+    for _ in range(random.choice([1, 1, 8])):
+        data[random.randrange(len(data))] ^= 1 << random.randrange(8)
+    world.lake.put(path, bytes(data))
+    audited(world, feed)
+    assert [p.file for p in audit(world.ledger, world.lake, "orders", hashes=True).problems] == [path]
+
+
+def test_a_file_that_the_lake_refuses_is_a_finding(world: World, feed: Feed) -> None:
+    path = files(world, "data")[0]
+
+    class Refusing:
+        def __getattr__(self, name: str) -> Any:
+            return getattr(world.lake, name)
+
+        def open(self, at: str) -> Any:
+            if at == path:
+                raise Terminal(f"the lake refused {at}: Permission denied", remedy="give rights")
+            return world.lake.open(at)
+
+    lake: Any = Refusing()
+    (problem,) = audit(world.ledger, lake, "orders").problems
+    assert (problem.file, problem.text) == (path, f"the lake refused {path}: Permission denied")
+
+
+def test_readers_name_the_file(world: World, feed: Feed) -> None:
+    window = world.window(feed)
+    (path, *_) = files(world, "data")
+    damage(world.lake, path, DAMAGE["a flipped byte in the first column chunk"])
+    with pytest.raises(PartUnreadable, match=path):
+        window.arrow()
+    whole = replace(window, files=window.files[1:])
+    with pytest.raises(pa.ArrowInvalid, match="nowhere"):
+        whole.arrow(columns=["nowhere"])
+    damage(world.lake, path, DAMAGE["cut by a byte"])
+    for name in ("arrow", "duckdb", "dataset"):
+        with pytest.raises(PartUnreadable, match=path):
+            getattr(replace(window), name)()
+    with pytest.raises(PartUnreadable, match=path) as found:
+        explain_offset.explain(world.ledger, world.lake, TopicPartition("orders", 0), 7)
+    assert found.value.fields()["file"] == path
+    assert "--replace" in found.value.remedy
+
+
+@pytest.mark.parametrize("how", [h for n, h in DAMAGE.items() if n not in _UNSEEN])
+def test_readers_of_the_quarantine_name_the_file(world: World, feed: Feed, how: Damage) -> None:
+    (path,) = files(world, "quarantine")
+    damage(world.lake, path, how)
+    everything, settings = held.Filter(), feed.window
+    with pytest.raises(PartUnreadable, match=path):
+        held.listing(world.ledger, world.lake, everything, settings)
+    receipts = everything.receipts(world.ledger, world.ledger.read(), settings)
+    with pytest.raises(PartUnreadable, match=path):
+        list(held.samples(world.lake, receipts, everything, 5))
+    with pytest.raises(PartUnreadable, match=path):
+        faults_of([path], world.lake)
+    parts = [(r, p) for r in receipts for p in r.parts if p.kind is PartKind.QUARANTINED]
+    found = rejects(parts, world.lake, published=True)
+    assert (found.unread, found.files) == (2, 1)
+
+
+def test_columns_that_are_not_there_are_damage_too(world: World, feed: Feed) -> None:
+    (path,) = files(world, "quarantine")
+    damage(world.lake, path, _renamed)
+    with pytest.raises(PartUnreadable, match=path):
+        held.listing(world.ledger, world.lake, held.Filter(), feed.window)
+    with pytest.raises(PartUnreadable, match=path):
+        faults_of([path], world.lake)
+
+
+@pytest.mark.parametrize("how", DAMAGE.values(), ids=DAMAGE.keys())
+def test_a_report_counts_a_broken_file_as_not_read(world: World, feed: Feed, how: Damage) -> None:
+    entry = next(world.ledger.publication(b) for b in world.ledger.read().batches.values())
+    parts = [(r, p) for r in entry.receipts for p in r.parts if p.kind is PartKind.LANDED]
+    whole = profiles(parts, world.lake, ["id"], [], published=True)
+    damage(world.lake, parts[0][1].path, how)
+    assert profiles(parts, world.lake, ["id"], [], published=True).rows <= whole.rows
+
+
+@pytest.mark.parametrize("how", DAMAGE.values(), ids=DAMAGE.keys())
+def test_merging_names_the_file(tmp_path: Path, how: Damage) -> None:
+    world = Landed(tmp_path)
+    world.land(*pieces(A, 50), *pieces(B, 50))
+    path = world.visible()[0]
+    damage(world.lake, path, how)
+    with pytest.raises(ProofFailed, match=path) as found:
+        world.compact([START])
+    assert "sluice run orders --offsets orders:0:0-50 --replace" in found.value.remedy
+
+
+def test_a_name_that_was_cut_is_no_error_of_its_own() -> None:
+    name = encode_topic("A" * 249)
+    assert "~1" in name
+    assert "TOPIC:0:0-5" in parquet.remedy(f"data/orders/{name}-0-0-5-b3.parquet")
+    assert "backup" in parquet.remedy("_sluice/orders/staging/3/a/data/x.parquet")
+
+
+# -- what stands beside the parts
+
+
+@pytest.mark.parametrize("content", [b"", b"{", b"[]", b'{"boundaries": [{}]}', b"\xff\x00", b"[" * 100_000])
+def test_a_broken_manifest_is_a_finding(tmp_path: Path, content: bytes) -> None:
+    world = Landed(tmp_path)
+    world.land((A, 0, 100))
+    path = paths.window_path("orders", START, HOUR)
+    world.lake.put(path, content)
+    (problem,) = strict_audit._stands_right(world.lake, path, world.state())  # type: ignore[arg-type]
+    assert (problem.file, problem.remedy) == (path, "remove that file, then: sluice repair orders   writes it anew")
+
+
+def test_errors_of_damage_cross_process_borders() -> None:
+    import pickle
+
+    error = PartUnreadable("x cannot be read", remedy="mend it", path="x", gone=True)
+    again = pickle.loads(pickle.dumps(error))
+    assert isinstance(again, SluiceError)
+    assert (again.path, again.gone, json.dumps(again.fields())) == ("x", True, json.dumps(error.fields()))
+
+
+def test_what_the_lake_says_goes_through(world: World) -> None:
+    class Away:
+        def open(self, path: str) -> Any:
+            raise Terminal("the store is away")
+
+    lake: Lake = Away()  # type: ignore[assignment]
+    with pytest.raises(Terminal, match="away"), parquet.open_parquet(lake, "data/x"):
+        pass

@@ -1,0 +1,135 @@
+"""Where a record is: each class that an offset can end in is told by its name."""
+
+from __future__ import annotations
+
+import io
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from sluice.pipelines.audit.explain_offset import Class, explain
+from sluice.pipelines.errors import PartUnreadable
+from sluice.pipelines.ledger import Ledger
+from sluice.pipelines.ledger.entries import (
+    Entry,
+    KeyRange,
+    LossEntry,
+    OriginEntry,
+    OriginItem,
+    PlanEntry,
+    PublishEntry,
+    SkipEntry,
+)
+from sluice.pipelines.model.kafka import Isolation, Key, TopicPartition
+from sluice.pipelines.model.plans import Plan, Request, RequestKind, Slice, Task
+from sluice.pipelines.model.ranges import Range
+from sluice.pipelines.model.receipts import Counts, Part, PartKind, Receipt
+from sluice.testing.lake import MemoryLake
+from sluice.testing.liveness import owner
+from tests.pipelines.landed_world import A, B, World
+
+KEY = Key("orders", 0, "id-1")
+ORIGIN = 5
+
+
+class Book:
+    """A ledger of one partition, whose origin is offset 5."""
+
+    def __init__(self) -> None:
+        self.lake = MemoryLake()
+        self.ledger = Ledger(self.lake, "orders", lambda: 0)
+        self.put(OriginEntry(items=(OriginItem(key=KEY, offset=ORIGIN, committed=None, why="test", opens=0),)))
+
+    def put(self, entry: Entry) -> int:
+        appended = self.ledger.append(lambda state: entry)
+        assert appended is not None
+        return appended.number
+
+    def plan(self, start: int, end: int) -> tuple[int, Slice]:
+        s = Slice(*KEY, start, end, window=0)
+        plan = Plan("orders", "c", Request(RequestKind.CATCH_UP), Isolation.READ_COMMITTED, (Task(0, 1, (s,)),))
+        return self.put(PlanEntry(plan=plan, hash=plan.hash, owner=owner())), s
+
+    def publish(self, start: int, end: int, landed: list[int], bad: list[int], **others: int) -> None:
+        batch, s = self.plan(start, end)
+        parts = tuple(
+            self.part(kind, offsets)
+            for kind, offsets in ((PartKind.LANDED, landed), (PartKind.QUARANTINED, bad))
+            if offsets
+        )
+        receipt = Receipt(s, end, Counts(landed=len(landed), quarantined=len(bad), **others), parts, "a")
+        self.put(PublishEntry(batch=batch, token=owner().token, receipts=(receipt,)))
+
+    def part(self, kind: PartKind, offsets: list[int]) -> Part:
+        path = f"{kind}/{offsets[0]}.parquet"
+        few = pa.array(["bad"] * len(offsets))
+        columns = {"offset": pa.array(offsets), "reason": few, "field": few, "detail": few}
+        sink = io.BytesIO()
+        pq.write_table(pa.table(columns | {"byte": pa.nulls(len(offsets), pa.int32())}), sink, row_group_size=2)
+        self.lake.files[path] = sink.getvalue()
+        return Part(path, kind, path, path, len(offsets), 1, "0" * 64)
+
+    def told(self, offset: int) -> tuple[Class, str]:
+        said = explain(Ledger(self.lake, "orders", lambda: 0), self.lake, KEY.tp, offset)
+        return said.found, said.text
+
+
+@pytest.fixture
+def book() -> Book:
+    book = Book()
+    book.publish(5, 12, landed=[5, 6, 8, 11], bad=[7], control=1, aborted=1)
+    book.publish(12, 15, landed=[12, 14], bad=[], dropped=1)
+    book.put(LossEntry(ranges=(KeyRange(key=KEY, range=Range(15, 18)),), reason="retention"))
+    book.put(SkipEntry(ranges=(KeyRange(key=KEY, range=Range(18, 20)),), reason="poison"))
+    book.plan(20, 25)
+    return book
+
+
+@pytest.mark.parametrize(
+    ("offset", "found", "says"),
+    [
+        (8, Class.LANDED, "row 0 of row group 1 in memory://landed/5.parquet"),
+        (7, Class.QUARANTINED, "memory://quarantined/7.parquet; bad: bad: bad"),
+        (
+            9,
+            Class.INVISIBLE,
+            "a control record or in an aborted transaction (slice orders:0:5-12 has 1 control, 1 aborted)",
+        ),
+        (13, Class.DROPPED, "dropped, as the feed's on_undecodable says"),
+        (16, Class.LOST, "[15, 18)"),
+        (19, Class.SKIPPED, "[18, 20)"),
+        (22, Class.RESERVED, "run run-1"),
+        (25, Class.OWED, "the frontier is 20"),
+        (4, Class.BELOW_ORIGIN, "origin 5"),
+    ],
+)
+def test_each_class_is_told_by_its_name(book: Book, offset: int, found: Class, says: str) -> None:
+    kind, text = book.told(offset)
+    assert kind is found
+    assert says in text
+
+
+@pytest.mark.parametrize("offset", [6, 9, 13, 14])
+def test_files_that_were_swapped_are_reported(book: Book, offset: int) -> None:
+    files = book.lake.files
+    files["landed/5.parquet"], files["landed/12.parquet"] = files["landed/12.parquet"], files["landed/5.parquet"]
+    with pytest.raises(PartUnreadable, match=r"the file is another one") as found:
+        book.told(offset)
+    assert "sluice run orders --offsets orders:0:" in found.value.remedy
+
+
+def test_a_file_of_another_partition_with_the_same_offsets_is_reported(tmp_path: Path) -> None:
+    world = World(tmp_path)
+    world.land((A, 0, 100), (B, 0, 100))
+    one, other = (p for p in sorted(world.visible()) if p.startswith("data"))
+    files = world.lake.files
+    files[one], files[other] = files[other], files[one]
+    with pytest.raises(PartUnreadable, match=r"is not the file that landed orders:1:0-100: it has .* orders:0:0-100"):
+        explain(world.ledger, world.lake, B.tp, 7)
+
+
+def test_a_partition_that_nobody_knows(book: Book) -> None:
+    said = explain(book.ledger, book.lake, TopicPartition("orders", 9), 1)
+    assert said.found is Class.UNKNOWN_PARTITION

@@ -1,0 +1,132 @@
+"""The rescan has teeth: what is in the lake is what its own shape makes of the log, in rows and in quarantine."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+import pytest
+
+from sluice.pipelines.audit.rescan import equal_rows
+from sluice.pipelines.feed.feed import Feed
+from sluice.pipelines.lake import paths
+from sluice.pipelines.ledger.entries import PublishEntry, dump
+from sluice.pipelines.model.ranges import Range
+from sluice.pipelines.model.receipts import Receipt
+from sluice.pipelines.records.rows.row_format import HEADERS
+from tests.pipelines.validation.test_drift import SCHEMA, World
+
+ROWS = [{"id": 1, "amount": 1.5, "note": "a"}, {"id": "x"}, {"id": 3, "amount": 2, "note": None}, None, b"nojson"]
+Change = Callable[[pa.Table], pa.Table]
+
+
+@pytest.fixture
+def world(tmp_path: Path) -> World:
+    return World(tmp_path)
+
+
+@pytest.fixture
+def feed(world: World) -> Feed:
+    feed = world.feed(SCHEMA)
+    world.landed(feed, *ROWS)
+    assert world.audited(feed) == []
+    return feed
+
+
+def files(world: World, folder: str) -> list[str]:
+    return [p for p in world.lake.list(f"{folder}/orders") if p.endswith(".parquet")]
+
+
+def rewrite(world: World, folder: str, change: Change) -> None:
+    """Change the file of a kind behind the ledger's back."""
+    (path,) = files(world, folder)
+    table = pq.read_table(io.BytesIO(world.lake.get(path) or b""))
+    out = io.BytesIO()
+    pq.write_table(change(table), out)
+    world.lake.put(path, out.getvalue())
+
+
+def published(world: World, change: Callable[[Receipt], Receipt]) -> None:
+    """Change what the publish entry says of its one receipt."""
+    number, entry = next((n, e) for n, e in world.ledger.entries() if isinstance(e, PublishEntry))
+    changed = entry.model_copy(update={"receipts": tuple(map(change, entry.receipts))})
+    world.lake.put(paths.log_path("orders", number), dump(changed))
+
+
+def with_value(table: pa.Table, name: str, row: int, value: object) -> pa.Table:
+    items = table.column(name).to_pylist()
+    items[row] = value
+    at = table.schema.get_field_index(name)
+    return table.set_column(at, table.schema.field(name), pa.array(items, table.schema.field(name).type))
+
+
+@pytest.mark.parametrize(
+    ("folder", "change", "says"),
+    [
+        ("data", lambda t: with_value(t, "id", 1, 4), "the record at offset 2 is not what landed"),
+        ("data", lambda t: with_value(t, "note", 0, None), "the record at offset 0 is not what landed"),
+        ("data", lambda t: with_value(t, "kafka_tombstone", 2, False), "the record at offset 3 is not what landed"),
+        ("data", lambda t: t.slice(0, 2), "offset 3 is not landed"),
+        ("data", lambda t: pa.concat_tables([t.slice(0, 1), t]), "an offset is there twice"),
+        ("data", lambda t: with_value(t, "kafka_offset", 2, 4), "an offset is there twice"),
+        ("data", lambda t: with_value(t, "kafka_offset", 2, 9), "more rows are there than the log holds|not landed"),
+        ("quarantine", lambda t: with_value(t, "value", 0, b"{}"), "offset 1 in quarantine is not the log's"),
+        ("quarantine", lambda t: with_value(t, "key", 1, None), "offset 4 in quarantine is not the log's"),
+        ("quarantine", lambda t: t.filter(pc.equal(t.column("offset"), 1)), "offset 4 is not landed"),
+    ],
+)
+def test_what_differs_from_the_log_is_told(world: World, feed: Feed, folder: str, change: Change, says: str) -> None:
+    rewrite(world, folder, change)
+    problems = [p for p in world.audited(feed) if "orders:0:0-5" in p]
+    assert any(part in p for p in problems for part in says.split("|")), problems
+
+
+def test_what_fits_and_is_in_quarantine_all_the_same_is_told(world: World, feed: Feed) -> None:
+    moved: list[pa.Table] = []
+    rewrite(world, "data", lambda t: moved.append(t.slice(2)) or t.slice(0, 2))  # type: ignore[func-returns-value]
+    tombstone = {"value": None, "offset": 3, "byte": None}
+
+    def held(table: pa.Table) -> pa.Table:
+        rows = table.to_pylist()
+        return pa.Table.from_pylist([rows[0], rows[0] | tombstone, rows[1]], table.schema)
+
+    rewrite(world, "quarantine", held)
+    assert any("offset 3 fits, and is in quarantine" in p for p in world.audited(feed))
+
+
+def test_rows_are_made_by_the_shape_that_made_them_whatever_the_feed_says_now(world: World, feed: Feed) -> None:
+    other = world.feed({"amount": "decimal(20,4)", "more": "list<string>"})
+    assert world.audited(other) == []
+    world.landed(other, {"amount": 1, "more": ["a"]}, {"more": 1})
+    assert world.audited(world.feed(SCHEMA)) == []
+
+
+def test_mended_rows_are_not_compared_and_relanded_ones_may_be_of_any_shape_of_their_slice(
+    world: World, feed: Feed
+) -> None:
+    def added(table: pa.Table) -> pa.Table:
+        rows = table.to_pylist()
+        return pa.Table.from_pylist([rows[0], rows[0] | {"kafka_offset": 1, "id": 77}, *rows[1:]], table.schema)
+
+    rewrite(world, "data", added)
+    rewrite(world, "quarantine", lambda t: t.slice(1))
+    published(world, lambda r: replace(r, relanded=(Range(1, 2),)))
+    assert any("offset 1 is not what landed" in p for p in world.audited(feed))
+    published(world, lambda r: replace(r, mended=(Range(1, 2),)))
+    assert [p for p in world.audited(feed) if "offset" in p and "what landed" in p] == []
+
+
+def test_keys_of_headers_in_files_from_before_they_were_escaped_are_the_logs(tmp_path: Path) -> None:
+    def rows(*keys: str) -> pa.Table:
+        headers = [[{"key": key, "value": b"v"}] for key in keys]
+        pq.write_table(pa.table({"headers": pa.array([*headers, None], HEADERS)}), tmp_path / "rows.parquet")
+        return pq.read_table(tmp_path / "rows.parquet")
+
+    made = rows("sluice.hex:41ff42", "plain", "sluice.hex:41ff42")
+    assert equal_rows(rows("A\ufffdB", "plain", "A\ufffdC"), made).tolist() == [True, True, False, True]
+    assert equal_rows(made, made).all()

@@ -1,0 +1,230 @@
+"""The strict audit: committed offsets, ids and manifests against the ledger; what cannot be compared is named."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from sluice.pipelines.audit.audit import AuditReport, audit
+from sluice.pipelines.audit.strict_audit import Strict, strict
+from sluice.pipelines.batch.survey import survey
+from sluice.pipelines.committing.commit import CommitSettings, commit
+from sluice.pipelines.errors import EntriesLost
+from sluice.pipelines.feed.load import load_feed
+from sluice.pipelines.feed.sections import CommitMode, OnGroupMoved
+from sluice.pipelines.lake import paths
+from sluice.pipelines.ledger.entries import CommitEntry, KeyOffset, KeyRange, RetireEntry
+from sluice.pipelines.ledger.marks import Mark
+from sluice.pipelines.model.kafka import CommittedOffset, Key
+from sluice.pipelines.model.plans import Request, RequestKind
+from sluice.pipelines.model.ranges import Range
+from sluice.pipelines.operating.acceptance import AcceptEvent, accept_log
+from sluice.pipelines.operating.repairs import RepairKind, RepairTarget, repair
+from tests.pipelines.batch.test_batch import HOUR, PARTITIONS, START, World
+
+KEY, TP = Key("orders", 0, "id-1"), PARTITIONS[0]
+COMMITS = CommitSettings(CommitMode.TRANSACTIONAL, "tid", OnGroupMoved.REFUSE)
+
+
+def audited(world: World) -> Strict:
+    found = survey(world.feed, world.edges(), world.ledger)
+    report = audit(world.ledger, world.lake, "orders")  # type: ignore[arg-type]
+    return strict(world.ledger, world.lake, world.feed, found, report)  # type: ignore[arg-type]
+
+
+@pytest.fixture
+def world(tmp_path: Path) -> World:
+    """Two hours of two partitions, landed and committed."""
+    (tmp_path / "orders.yaml").write_text("kafka: {bootstrap: 'a:1'}\ntopics: orders\nstart: earliest\n")
+    made = World(load_feed(tmp_path / "orders.yaml", {}))
+    for hour in range(2):
+        for tp in PARTITIONS:
+            made.topic.write(tp, [START + hour * HOUR] * 5, False)
+    made.now += 4 * HOUR
+    made.land(Request(RequestKind.CATCH_UP))
+    commit(made.ledger, made.group, COMMITS)  # type: ignore[arg-type]
+    return made
+
+
+def put(world: World, offset: int, mark: int | None = None, incarnation: str = "id-1") -> None:
+    """Kafka holds another committed offset for partition 0."""
+    ledger = world.ledger.read().ledger_id
+    metadata = Mark(ledger, mark, incarnation).dump() if mark is not None else ""
+    world.group.offsets[TP] = CommittedOffset(offset, 0, metadata)
+
+
+def test_a_sound_feed(world: World) -> None:
+    found = audited(world)
+    assert found.problems == ()
+    assert (found.commits, found.recorded, found.unseen, found.expired) == (2, 1, (), ())
+    assert found.windows == 3
+
+
+def test_an_idle_groups_offsets_expire_and_nothing_is_wrong(world: World) -> None:
+    del world.group.offsets[TP]
+    found = audited(world)
+    assert (found.problems, found.expired) == ((), (KEY,))
+
+
+def ahead(w: World) -> None:
+    put(w, 11)
+
+
+def back(w: World) -> None:
+    put(w, 4)
+
+
+def a_mark_of_nothing(w: World) -> None:
+    put(w, 10, mark=1)
+
+
+def a_mark_above_the_ledger(w: World) -> None:
+    put(w, 9, mark=99)
+
+
+def recorded_ahead(w: World) -> None:
+    w.ledger.append(lambda s: CommitEntry(mode="plain", mark=0, offsets=(KeyOffset(key=KEY, offset=11),)))
+    del w.group.offsets[TP]
+
+
+def another_cluster(w: World) -> None:
+    w.topic.id = "cluster-2"
+
+
+def recreated(w: World) -> None:
+    w.topic.topic_id = "id-2"
+
+
+def truncated(w: World) -> None:
+    w.topic.batches[TP].pop()
+
+
+def no_manifest(w: World) -> None:
+    w.lake.remove(next(iter(w.lake.list(paths.manifest_folder("orders")))))
+
+
+def a_manifest_too_early(w: World) -> None:
+    path = next(iter(w.lake.list(paths.manifest_folder("orders"))))
+    said = json.loads(w.lake.files[path])
+    said["boundaries"][0]["end"] = 30
+    w.lake.put(path, json.dumps(said).encode())
+
+
+def a_manifest_of_what_was_retired(w: World) -> None:
+    gone = (KeyRange(key=KEY, range=Range(0, 5)),)
+    w.ledger.append(lambda s: RetireEntry(before=START + HOUR, ranges=gone, parts=(), reason="old"))
+
+
+def _a_manifest_that_says(content: bytes) -> Callable[[World], None]:
+    def plant(w: World) -> None:
+        w.lake.put(next(iter(w.lake.list(paths.manifest_folder("orders")))), content)
+
+    return plant
+
+
+def no_manifest_at_all(w: World) -> None:
+    w.lake.put(f"{paths.manifest_folder('orders')}/what.json", b"{}")
+
+
+@pytest.mark.parametrize(
+    ("plant", "invariant", "says"),
+    [
+        (ahead, 7, "orders:0: the group holds 11, and published is up to 10"),
+        (back, 8, "orders:0: the group holds 4, the ledger expects 10"),
+        (a_mark_of_nothing, 11, "names entry 1, which meant nothing of the kind"),
+        (recorded_ahead, 7, "records 11 as committed, and published was up to 10"),
+        (another_cluster, 12, "belongs to cluster cluster-1, Kafka answers as cluster-2"),
+        (recreated, 12, "was deleted and created again"),
+        (truncated, 3, "it was truncated"),
+        (no_manifest, 4, "is missing, and its window is complete"),
+        (a_manifest_too_early, 4, "something is owed"),
+        (a_manifest_of_what_was_retired, 4, "rows of its window were retired"),
+        (_a_manifest_that_says(b"[" * 50_000), 4, "cannot be read"),
+        (
+            _a_manifest_that_says(b'{"boundaries":[{"topic":0,"partition":0,"topic_id":0,"start":[],"end":1}]}'),
+            4,
+            "cannot be read",
+        ),
+        (no_manifest_at_all, 10, "is no window's manifest"),
+    ],
+)
+def test_what_does_not_agree_is_named(world: World, plant: Callable[[World], None], invariant: int, says: str) -> None:
+    plant(world)
+    found = audited(world)
+    assert {p.invariant for p in found.problems} == {invariant}
+    assert says in found.problems[0].text
+
+
+@pytest.mark.parametrize("plant", [no_manifest, _a_manifest_that_says(b"{")], ids=["missing", "unreadable"])
+def test_the_remedy_for_a_manifest_writes_it(world: World, plant: Callable[[World], None]) -> None:
+    """Repair does. A run looks only for windows that became complete since the last one."""
+    plant(world)
+    (problem,) = audited(world).problems
+    assert "sluice repair orders" in problem.remedy
+    world.lake.remove(problem.file)
+    target = RepairTarget("orders", world.ledger, world.lake, world.liveness, world.feed.window)  # type: ignore[arg-type]
+    assert [f.kind for f in repair(target)] == [RepairKind.MANIFEST]
+    assert audited(world).problems == ()
+
+
+def again(world: World, before: AuditReport, found: Strict) -> tuple[AuditReport, Strict]:
+    """The audit that comes after one."""
+    known = replace(before.audited, strictly=found.strictly)
+    report = audit(world.ledger, world.lake, "orders", known=known)  # type: ignore[arg-type]
+    look = survey(world.feed, world.edges(), world.ledger)
+    return report, strict(world.ledger, world.lake, world.feed, look, report)  # type: ignore[arg-type]
+
+
+def test_what_was_looked_at_strictly_is_not_read_again(world: World) -> None:
+    report = audit(world.ledger, world.lake, "orders")  # type: ignore[arg-type]
+    first = strict(world.ledger, world.lake, world.feed, survey(world.feed, world.edges(), world.ledger), report)  # type: ignore[arg-type]
+    read: list[str] = []
+    world.lake.before["get"] = read.append
+    report, second = again(world, report, first)
+    assert (second.problems, second.recorded, second.windows) == ((), first.recorded, first.windows)
+    assert not [p for p in read if p.startswith(paths.manifest_folder("orders"))]
+    a_manifest_too_early(world)
+    recorded_ahead(world)
+    for _ in range(2):
+        report, found = again(world, report, second)
+        assert sorted({p.invariant for p in found.problems}) == [4, 7], "each time, until it is mended"
+        second = found
+
+
+def test_a_ledger_that_lost_entries_is_not_audited(world: World) -> None:
+    a_mark_above_the_ledger(world)
+    with pytest.raises(EntriesLost, match="has the mark of entry"):
+        audited(world)
+
+
+def test_what_kafka_no_longer_holds_is_named(world: World) -> None:
+    world.topic.log_start = 7
+    (first, second) = audited(world).unseen
+    assert (first.key, first.why) == (KEY, "below the log start 7")
+    assert first.ranges[0].start == 0
+    assert first.records + second.records == 20
+    assert audited(world).problems == ()
+
+
+@pytest.mark.parametrize("event", [AcceptEvent.RECREATED, AcceptEvent.TRUNCATED])
+def test_another_life_of_the_log_is_no_fault_once_it_is_accepted(world: World, event: AcceptEvent) -> None:
+    recreated(world) if event is AcceptEvent.RECREATED else truncated(world)
+    accept_log(world.feed, world.edges(), event, "a test")
+    world.topic.write(TP, [world.now] * 3, False)
+    world.now += 2 * HOUR
+    world.land(Request(RequestKind.CATCH_UP))
+    commit(world.ledger, world.group, COMMITS)  # type: ignore[arg-type]
+    found = audited(world)
+    assert found.problems == ()
+    assert {u.why for u in found.unseen} == {"of an earlier life of the topic, or of a partition that changed"}
+
+
+def test_without_commits_the_group_is_not_asked(world: World) -> None:
+    put(world, 99)
+    world.feed = world.feed.model_copy(update={"commit": CommitMode.NONE})
+    assert audited(world).problems == ()
+    assert replace(audited(world), unseen=()).expired == ()

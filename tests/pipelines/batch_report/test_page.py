@@ -1,0 +1,570 @@
+"""A batch's report: what it says, that nothing from outside becomes markup, and that it stays small."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+
+from sluice.pipelines.batch_report import column_profiles, markup, store
+from sluice.pipelines.batch_report.batch_facts import BatchAccount, PartitionLag, account, newest
+from sluice.pipelines.contract.suite import parse_contract
+from sluice.pipelines.errors import UsageError
+from sluice.pipelines.feed.sections import LandingSettings
+from sluice.pipelines.lake import paths
+from sluice.pipelines.landing.writer import PartTarget, PartWriter
+from sluice.pipelines.ledger import Ledger
+from sluice.pipelines.ledger.entries import OriginEntry, OriginItem, PlanEntry, SchemaEntry
+from sluice.pipelines.model.kafka import Isolation, Key
+from sluice.pipelines.model.plans import Plan, Request, RequestKind, Slice, Task, to_json
+from sluice.pipelines.model.ranges import Range
+from sluice.pipelines.model.receipts import Counts, Drift, DriftKind, PartKind, Receipt, SliceFailure, Tally
+from sluice.pipelines.model.traffic import BrokerTraffic, Latency, Traffic
+from sluice.pipelines.publishing.publish import publish, roll_forward
+from sluice.pipelines.records.rows.landed_columns import quarantine_rows
+from sluice.pipelines.records.rows.row_format import HEADERS
+from sluice.pipelines.records.shape import Shape
+from sluice.pipelines.schema.schema import parse_schema
+from sluice.pipelines.validation.volume import earlier_rows
+from sluice.pipelines.validation.whole import hold_whole
+from sluice.testing.lake import MemoryLake
+from sluice.testing.liveness import owner
+from tests.pipelines.landed_world import A, B, World, pieces
+
+HOUR = 3_600_000
+START = 400_000 * HOUR
+KEY = Key("orders", 0, "id-1")
+COLUMNS = {"id": "int64", "name": "string", "price": "float64", "blob": "binary", "tags": "list<string>", "ok": "bool"}
+EVIL = "<script>alert(1)</script>\" onload='x' \u202eevil\u2066 \x00\x1b[2J \U0001f600 &amp; javascript:alert(1)"
+_ELEMENTS = {
+    *[
+        "html",
+        "head",
+        "meta",
+        "title",
+        "style",
+        "body",
+        "header",
+        "main",
+        "footer",
+        "nav",
+        "section",
+        "div",
+        "span",
+        "p",
+        "a",
+        "b",
+        "h1",
+        "h2",
+        "h3",
+        "bdi",
+        "code",
+        "mark",
+    ],
+    *[
+        "table",
+        "caption",
+        "thead",
+        "tbody",
+        "tr",
+        "th",
+        "td",
+        "details",
+        "summary",
+        "dl",
+        "dt",
+        "dd",
+        "svg",
+        "g",
+        "rect",
+    ],
+}
+_VOID = {"meta", "rect"}
+
+
+class Outline(HTMLParser):
+    """The file as a browser takes it: elements in balance, and none that could do anything."""
+
+    def __init__(self, page: bytes) -> None:
+        super().__init__(convert_charrefs=True)
+        self.open: list[str] = []
+        self.elements: list[tuple[str, dict[str, str | None]]] = []
+        self.words: list[str] = []
+        self.feed(page.decode())
+        self.close()
+        assert self.open == []
+        self.text = " ".join(" ".join(self.words).split())
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        assert tag in _ELEMENTS, tag
+        for name, said in attrs:
+            assert not name.startswith("on"), name
+            assert name not in ("src", "style", "srcdoc", "action", "xlink:href"), name
+            assert name != "href" or (said or "").startswith("#"), said
+        self.elements.append((tag, dict(attrs)))
+        if tag not in _VOID:
+            self.open.append(tag)
+
+    def handle_endtag(self, tag: str) -> None:
+        if tag not in _VOID:
+            assert self.open.pop() == tag
+
+    def handle_data(self, data: str) -> None:
+        if self.open and self.open[-1] != "style":
+            self.words.append(data)
+
+    def of(self, element: str) -> list[dict[str, str | None]]:
+        return [attributes for name, attributes in self.elements if name == element]
+
+    def section(self, name: str) -> bool:
+        return any(a.get("id") == name for a in self.of("section"))
+
+
+def parsed(page: bytes) -> Outline:
+    """Checks besides what must hold of every report."""
+    text = page.decode()
+    assert len(page) < 300_000
+    assert all(c.isprintable() or c == "\n" for c in text)
+    outline = Outline(page)
+    policy = next(a for a in outline.of("meta") if a.get("http-equiv") == "Content-Security-Policy")
+    assert (policy["content"] or "").startswith("default-src 'none'; style-src 'unsafe-inline'; img-src data:")
+    assert "url(" not in text.partition("<style>")[2].partition("</style>")[0]
+    for drawn in re.findall(r"<svg[^>]*role=\"img\"[^>]*>(.{0,10})", text):
+        assert drawn.startswith("<title>")
+    return outline
+
+
+Records = Sequence[bytes | None]
+
+
+class Typed:
+    """A typed feed of one partition: records are made to rows by its own format, and land by hand."""
+
+    def __init__(self, *expectations: dict[str, Any], columns: dict[str, str] | None = None, name: str = "orders"):
+        self.columns, self.name = columns or COLUMNS, name
+        schema = parse_schema(self.columns)
+        contract = parse_contract(json.dumps({"expectations": expectations}).encode(), schema) if expectations else None
+        self.shape = Shape(schema, contract)
+        self.lake, self.now, self.at = MemoryLake(), START + HOUR, 0
+        self.ledger = Ledger(self.lake, name, lambda: self.now, "run-1", "c")
+        origin = OriginItem(key=KEY, offset=0, committed=None, why="test", opens=START)
+        self.ledger.append(lambda s: OriginEntry(items=(origin,)))
+        text = contract.text if contract else ""
+        self.ledger.append(lambda s: SchemaEntry(shape=self.shape.name, columns=self.columns, contract=text))
+
+    def land(
+        self,
+        records: Records,
+        *,
+        published: bool = True,
+        mend: Callable[[Receipt], Receipt] = lambda r: r,
+        failures: Sequence[SliceFailure] = (),
+    ) -> int:
+        """The number of the batch."""
+        end = self.at + max(len(records), 1)
+        s = Slice(*KEY, self.at, end, 3, 0, START, paths.window_folder(START, HOUR, paths.PREFIX))
+        plan = Plan(
+            self.name, "c", Request(RequestKind.WINDOW, window=START), Isolation.READ_COMMITTED, (Task(0, 1, (s,)),)
+        )
+        me = owner(f"t{self.at}")
+        appended = self.ledger.append(lambda _: PlanEntry(plan=plan, hash=plan.hash, owner=me))
+        assert appended is not None
+        receipt = mend(self._receipt(s, appended.number, plan.hash, me.token, records))
+        self.lake.put(paths.receipt_path(self.name, appended.number, me.token, s), to_json(receipt).encode())
+        self.now, self.at = self.now + 2000, end
+        if published:
+            earlier = earlier_rows(appended.state, plan.request, appended.number)
+            results = hold_whole(self.shape, [receipt], self.lake, earlier)  # type: ignore[arg-type]
+            publish(self.ledger, appended.number, me, [receipt], failures, results)
+            roll_forward(self.ledger, self.lake, self.name)  # type: ignore[arg-type]
+        return appended.number
+
+    def _receipt(self, s: Slice, batch: int, plan: str, attempt: str, records: Records) -> Receipt:
+        form, parts, tallies, drift = self.shape.format(), [], dict[int, Tally](), list[Drift]()
+        landed = refused = 0
+        for made in form.convert(s, _chunk(s.start, records)) if records else ():
+            bad = quarantine_rows(made.quarantined, batch, form.contract) if made.quarantined is not None else None
+            for kind, rows in ((PartKind.LANDED, made.landed), (PartKind.QUARANTINED, bad)):
+                if rows is not None and rows.num_rows:
+                    target = PartTarget(self.name, batch, plan, attempt, s, kind)
+                    writer = PartWriter(self.lake, target, rows.schema, LandingSettings(), 1 << 20)  # type: ignore[arg-type]
+                    writer.write(rows)
+                    parts += writer.close()
+            landed, refused = landed + made.landed.num_rows, refused + (bad.num_rows if bad is not None else 0)
+            tallies |= {t.expectation: t for t in made.tallies}
+            drift += made.drift
+        counts = Counts(landed=landed, quarantined=refused, compacted=s.span - landed - refused)
+        times = {"wait": 3_000_000, "type": 1_000_000}
+        return Receipt(
+            s, s.end, counts, tuple(parts), attempt, 1000, times, self.shape.name, tuple(tallies.values()), tuple(drift)
+        )
+
+    def told(self, batch: int, **more: Any) -> BatchAccount:
+        return account(self.ledger, self.lake, batch, **more)  # type: ignore[arg-type]
+
+    def page(self, batch: int, behind: Sequence[PartitionLag] | None = None, **more: Any) -> Outline:
+        found = self.told(batch, **more)
+        page = store.make(found, self.lake, behind)  # type: ignore[arg-type]
+        assert page == store.make(found, self.lake, behind), "the same batch, the same file"  # type: ignore[arg-type]
+        return parsed(page)
+
+
+def _chunk(start: int, records: Records) -> pa.RecordBatch:
+    n = len(records)
+    columns = {
+        "key": pa.array([EVIL.encode() + b"\xff"] * n, pa.binary()),
+        "value": pa.array(records, pa.binary()),
+        "offset": pa.array(np.arange(start, start + n), pa.int64()),
+        "timestamp": pa.array(START + np.arange(n), pa.int64()).cast(pa.timestamp("ms", "UTC")),
+        "timestampType": pa.array(np.zeros(n, np.int32)),
+        "headers": pa.nulls(n, HEADERS),
+    }
+    return pa.RecordBatch.from_pydict(columns)
+
+
+def rows(n: int, **fields: Any) -> list[bytes]:
+    return [
+        json.dumps({"id": i, "name": f"n{i % 3}", "price": i / 4, "ok": i % 2 == 0} | fields).encode() for i in range(n)
+    ]
+
+
+def expect(type_: str, severity: str = "critical", **kwargs: Any) -> dict[str, Any]:
+    return {"type": f"expect_{type_}", "kwargs": kwargs, "severity": severity}
+
+
+BETWEEN = expect("column_values_to_be_between", column="id", min_value=0, max_value=89)
+NAMES = expect("column_values_to_be_in_set", "warning", column="name", value_set=["n0", "n1"])
+PRICE = expect("column_values_to_be_between", "info", column="price", min_value=0)
+
+
+# -- what it says
+
+
+def test_a_published_batch() -> None:
+    feed = Typed(BETWEEN, NAMES, PRICE, expect("column_mean_to_be_between", column="price", min_value=0, max_value=20))
+    feed.land(rows(10))
+    said = feed.page(feed.land([*rows(100), b"{"]), [PartitionLag(KEY, 1280, 95_000)])
+    for words in (
+        "orders · batch 4",
+        "Window 2015-08-19T16:00, published 2015-08-19T17:00:04Z, with 1 expectation of its contract not met.",
+        "90 rows landed",
+        "11 quarantined, 10.89 %",
+        "2.0 s from plan to publish",
+        "45 rows a second",
+        "contract out_of_bounds id should be between 0 and 89 id expect_column_values_to_be_between 10 90.91 %",
+        "10 90.91 % orders:0:100",
+        "decode not_json",
+        "4 expectations: 2 hold without exception, 2 broken.",
+        'name is one of "n0", "n1"',
+        "orders:0:12 name = n2",
+        "the mean of price is between 0 and 20",
+        "1,280",
+        "95 s old",
+        "waiting for Kafka 3 ms 75.00 %",
+        "The last 2 batches",
+        "run-1",
+        f"data/orders/{paths.window_folder(START, HOUR, paths.PREFIX)}/orders-0-10-111-b4.parquet",
+    ):
+        assert words in said.text, words
+    assert feed.told(4).batch.hash in said.text
+    assert feed.shape.name in said.text
+    assert {s["id"] for s in said.of("section")} == {
+        "rows", "quarantine", "contract", "columns", "drift", "lag", "time", "history", "slices", "origin",
+    }  # fmt: skip
+    assert len(said.of("caption")) == len(said.of("table"))
+
+
+def test_what_brokers_were_asked() -> None:
+    feed = Typed()
+    told = feed.told(feed.land(rows(10)))
+    asked = BrokerTraffic(
+        7, "b7:9092", 3, 0, 2_000_000, Latency.of(20_000), {"no answer": 1}, throttled=1, throttle_ms=4000
+    )
+    many = (asked, *(BrokerTraffic(node, EVIL, 1) for node in range(8, 100)))
+    page = parsed(store.make(replace(told, traffic=Traffic(many, {"orders": 12})), feed.lake))  # type: ignore[arg-type]
+    assert page.section("brokers")
+    for words in (
+        "broker 7 at b7:9092 throttled this client for 4.0 s",
+        "7 b7:9092 3 2 MB 20.0 ms 20.0 ms 20.0 ms 20 ms 0 ms 4.00 s 0 no answer 1",
+        "53 more",
+        "orders 10 1 kB 12",
+    ):
+        assert words in page.text, words
+    assert not feed.page(told.batch.id).section("brokers"), "an entry of before says nothing of brokers"
+
+
+def test_columns_are_drawn() -> None:
+    feed = Typed(BETWEEN, NAMES)
+    batch = feed.land(rows(90))
+    found = store.columns_to_profile(feed.told(batch))
+    assert found == ["kafka_timestamp", "id", "name"]
+    said = feed.page(batch)
+    histograms = [a["aria-label"] for a in said.of("svg") if (a.get("aria-label") or "").startswith("Histogram")]
+    assert histograms == ["Histogram of kafka_timestamp", "Histogram of id"]
+    assert "least 0 · median 44.5 · mean 44.5 · most 89 · no nulls" in said.text
+    assert "n0 30 33.33 % n1 30 33.33 % n2 30 33.33 %" in said.text
+
+
+def test_a_refused_batch_is_read_where_it_is_staged() -> None:
+    feed = Typed(BETWEEN, expect("column_mean_to_be_between", column="price", min_value=1000))
+    batch = feed.land(rows(100), published=False)
+    said = feed.page(batch)
+    assert "refused Window 2015-08-19T16:00. Nothing of it is visible" in said.text
+    assert "Not met: 1 critical expectation about the whole batch." in said.text
+    assert "the mean of price is at least 1,000" in said.text
+    assert "contract out_of_bounds" in said.text
+    assert "_sluice/orders/staging/" in said.text
+    assert "too much is bad" in feed.page(batch, why="too much is bad\n    the first").text
+    told = feed.told(batch)
+    assert store.path_of(told) == f"_sluice/orders/reports/0/{batch}-{told.batch.owner.token}.html"
+
+
+def test_a_batch_published_in_part() -> None:
+    feed = Typed()
+    gone = SliceFailure(Slice(*KEY, 500, 600), "OffsetsLost", EVIL * 100, fatal=True)
+    said = feed.page(feed.land(rows(3), failures=[gone]))
+    assert "published in part" in said.text
+    assert "orders:0:500-600 OffsetsLost <script>alert(1)" in said.text
+    assert "This batch was held against no contract." in said.text
+
+
+def test_a_field_that_some_slices_have_is_not_missing() -> None:
+    feed = Typed()
+    told = feed.told(feed.land(rows(5)))
+    (r,) = told.receipts
+    wrong, absent = Drift(DriftKind.WRONG, "qty", 2, 7, "string"), Drift(DriftKind.MISSING, "name", 5, r.slice.start)
+    both = replace(r, drift=(wrong, absent)), replace(r, slice=replace(r.slice, partition=1), drift=(wrong,))
+    said = parsed(store.make(replace(told, receipts=both), feed.lake))  # type: ignore[arg-type]
+    assert "values of another type" in said.text
+    assert "a field that no record has" not in said.text
+
+
+def test_receipts_that_say_nothing_sound_are_no_account() -> None:
+    feed = Typed()
+    unsound = feed.land(rows(3), published=False, mend=lambda r: replace(r, counts=replace(r.counts, landed=9)))
+    assert feed.told(unsound).receipts == ()
+
+
+def test_raw_batches_and_merged_ones(tmp_path: Path) -> None:
+    world = World(tmp_path)
+    world.land(*pieces(A, 25), *pieces(B, 25), bad=1)
+    world.compact()
+    assert len(world.state().batches) > 1
+    for batch in world.state().batches:
+        found = account(world.fresh_ledger(), world.lake, batch)  # type: ignore[arg-type]
+        said = parsed(store.make(found, world.lake))  # type: ignore[arg-type]
+        assert " rows landed" in said.text
+        assert "Not known: this report was made without asking Kafka." in said.text
+    assert "not there any more" in parsed(store.make(account(world.ledger, world.lake, 2), world.lake)).text  # type: ignore[arg-type]
+
+
+def test_batches_that_are_not_there() -> None:
+    feed = Typed()
+    with pytest.raises(UsageError, match="no batch yet"):
+        newest(feed.ledger.read(), "orders")
+    with pytest.raises(UsageError, match="no batch 7"):
+        feed.told(7)
+    batch = feed.land(rows(1))
+    assert newest(feed.ledger.read(), "orders") == batch
+
+
+def test_it_is_kept_in_the_lake() -> None:
+    feed = Typed()
+    batch = feed.land(rows(2))
+    path = store.keep(feed.ledger, feed.lake, batch)  # type: ignore[arg-type]
+    assert path == f"_sluice/orders/reports/0/{batch}.html"
+    parsed(feed.lake.files[path])
+
+
+# -- what is odd
+
+
+@pytest.mark.parametrize("records", [[], [b"nonsense"] * 20, [None] * 5, rows(1)], ids=["none", "bad", "dead", "one"])
+def test_few_rows_or_none(records: list[bytes | None]) -> None:
+    feed = Typed(BETWEEN, NAMES, PRICE, expect("column_values_to_be_unique", column="name"))
+    for published in (True, False):
+        said = feed.page(feed.land(records, published=published))
+        assert said.section("contract")
+
+
+def test_values_that_are_no_numbers() -> None:
+    feed = Typed(PRICE, NAMES, expect("column_values_to_not_be_null", "info", column="blob"))
+    batch = feed.land(rows(20, name=None, price=None))
+    said = feed.page(batch)
+    assert said.text.count("100 % null") == 3
+    table = {
+        "price": pa.array([float("nan"), float("inf"), -float("inf"), None, 1.0, 1e300, -1e-300] * 5),
+        "kafka_offset": pa.array(range(35), pa.int64()),
+    }
+    found = _profile(pa.table(table), ["price"])
+    assert dict(found[0].stats)["NaN or infinite"] == "15"
+    assert sum(b.rows for b in found[0].bins) == 15
+
+
+def test_every_kind_of_column() -> None:
+    columns = {
+        "i8": pa.array([-128, 127, None, 0], pa.int8()),
+        "u64": pa.array([0, 2**64 - 1, 5, None], pa.uint64()),
+        "text": pa.array(["", "a\0b", "x" * 2_000_000, None]),
+        "bytes": pa.array([b"", b"\xff" * 5, None, b"a"]),
+        "yes": pa.array([True, None, False, True]),
+        "day": pa.array([0, 20_000, None, -1], pa.date32()),
+        "at": pa.array([0, 1 << 62, None, -5], pa.timestamp("us", "UTC")),
+        "money": pa.array(["1.20", None, "-99999999999999999999.99", "0"]).cast(pa.decimal128(38, 2)),
+        "list": pa.array([[1], None, [], [2]]),
+        "struct": pa.array([{"a": 1}, None, {"a": None}, {"a": 2}]),
+        "one": pa.array([7, 7, 7, 7]),
+        "few": pa.array(["a", "a", "b", None]).dictionary_encode(),
+    }
+    table = pa.table(columns | {"offset": pa.array(range(4), pa.int64())})
+    found = {p.name: p for p in _profile(table, list(columns))}
+    assert [*found] == list(columns)
+    assert {n: p.nulls for n, p in found.items()} == {n: c.null_count for n, c in columns.items()}
+    assert found["few"].top == (("a", 2), ("b", 1))
+    assert found["yes"].top == (("true", 2), ("false", 1))
+    assert found["one"].bins == (column_profiles.Bin("7", 4),)
+    assert found["bytes"].of == "lengths in bytes"
+    assert dict(found["text"].stats) == {"different": "3", "length": "0 to 2,000,000, 666,667.7 on average"}
+    assert max(len(v) for v, _ in found["text"].top) == column_profiles.TEXT
+    assert all(sum(b.rows for b in p.bins) == 4 - p.nulls for p in found.values() if p.bins)
+    assert {n for n, p in found.items() if p.bins} == {"i8", "u64", "bytes", "day", "at", "money", "one"}
+
+
+def test_a_few_values_far_outside_do_not_hide_the_others() -> None:
+    values = [*range(1000), 10**9, -(10**9)]
+    table = pa.table({"v": pa.array(values, pa.int64()), "offset": pa.array(range(1002), pa.int64())})
+    (found,) = _profile(table, ["v"])
+    assert sum(b.rows for b in found.bins) == 1002
+    assert [b.edge for b in found.bins].count(True) == 2
+    assert sum(not b.edge and b.rows > 20 for b in found.bins) > 20
+
+
+def test_of_a_large_batch_a_sample_is_read() -> None:
+    table = pa.table({"v": pa.array(range(10_000), pa.int64()), "offset": pa.array(range(10_000), pa.int64())})
+    found = _profiles(table, ["v"], most=1000, group=100)
+    assert (found.rows, found.all_, found.sampled) == (1000, 10_000, True)
+    (v,) = found.columns
+    assert [b.rows > 0 for b in v.bins].count(True) >= 10, "from everywhere"
+
+
+def _profile(table: pa.Table, wanted: list[str]) -> tuple[column_profiles.Profile, ...]:
+    return _profiles(table, wanted).columns
+
+
+def _profiles(table: pa.Table, wanted: list[str], most: int = 10**6, group: int = 1 << 20) -> column_profiles.Profiles:
+    import io
+
+    import pyarrow.parquet as pq
+
+    lake, sink = MemoryLake(), io.BytesIO()
+    pq.write_table(table, sink, row_group_size=group)
+    lake.put("part", sink.getvalue())
+    part = replace(_part("part"), rows=table.num_rows)
+    receipt = Receipt(Slice(*KEY, 0, 4), 4, Counts(4), (part,), "a")
+    return column_profiles.profiles([(receipt, part)], lake, wanted, published=True, most=most)  # type: ignore[arg-type]
+
+
+def _part(path: str) -> Any:
+    from sluice.pipelines.model.receipts import Part
+
+    return Part(path, PartKind.LANDED, path, path, 0, 0, "")
+
+
+# -- what is hostile
+
+
+def test_records_are_text() -> None:
+    evil = expect("column_values_to_not_match_regex", column="name", regex='<b onclick="x">|</td><script>')
+    feed = Typed(evil, NAMES, columns={**COLUMNS, "x<script>y": "string", 'q"&': "int32"})
+    records = [
+        *rows(50, name=EVIL),
+        *rows(5, name="</td><script>alert(2)</script>"),
+        EVIL.encode("utf-8", "surrogatepass"),
+        b'{"name": "' + b"<script>" * 130_000 + b'", "id": "no"}',
+        b'{"name": "' + b"\xf0\x9f\x98\x80" * 9 + b"\xff\xfe\x00" * 50,
+        json.dumps({"name": "<script>" * 100_000, "id": 1}).encode(),
+    ]
+    drifts = tuple(Drift(DriftKind.NEW, f"{EVIL}{i}" * 5, 3, 7, "string") for i in range(200))
+    batch = feed.land(records, mend=lambda r: replace(r, drift=drifts, timings={"<script>": 5}))
+    said = feed.page(batch)
+    assert "<script>alert(1)</script>" in said.text, "shown as what it is"
+    assert "\\u202eevil\\u2066 \\x00\\x1b[2J \U0001f600 &amp; javascript:alert(1)" in said.text
+    assert "\\xff\\xfe\\x00" in said.text
+    assert "140 more" in said.text
+    feed.page(feed.land(records, published=False), why=EVIL * 10_000)
+
+
+def test_feeds_topics_and_columns_are_text() -> None:
+    columns = {f'"><script>{i}': "int32" for i in range(40)}
+    checks = [expect("column_values_to_be_between", "warning", column=c, min_value=5) for c in columns]
+    feed = Typed(*checks, columns=columns)
+    batch = feed.land([json.dumps(dict.fromkeys(columns, 1)).encode()] * 9)
+    said = feed.page(batch)
+    assert "25 columns more are not shown" in said.text
+    told = replace(feed.told(batch), feed=EVIL, ledger_id=EVIL)
+    evil = tuple(replace(r, slice=replace(r.slice, topic=EVIL)) for r in told.receipts)
+    parsed(store.make(replace(told, receipts=evil), feed.lake))  # type: ignore[arg-type]
+
+
+@pytest.mark.slow
+def test_whatever_there_is_it_stays_small() -> None:
+    checks = [
+        expect("column_values_to_be_in_set", "warning", column="name", value_set=["&" * 60, f"{i}"]) for i in range(500)
+    ]
+    feed = Typed(*checks, columns={**COLUMNS, **{f"c{i}": "int32" for i in range(60)}})
+    told = feed.told(feed.land([*rows(300, name="\"'&<>" * 99), *(b'{"c%d": "' % i + b"&" * 5000 for i in range(60))]))
+    receipts = tuple(_elsewhere(told.receipts[0], i) for i in range(1000))
+    failures = tuple(SliceFailure(r.slice, "&" * 900, "<" * 900) for r in receipts)
+    behind = tuple(PartitionLag(Key(f"{'&' * 200}{i}", i, "x"), i + 1, 5) for i in range(2000))
+    page = store.make(replace(told, receipts=receipts, failures=failures), feed.lake, behind)  # type: ignore[arg-type]
+    said = parsed(page)
+    assert "Left out: it is too large to be shown." in said.text
+    assert "90 rows landed" not in said.text
+
+
+def _elsewhere(r: Receipt, i: int) -> Receipt:
+    """The same in a partition and a window of its own."""
+    s = replace(r.slice, topic="&" * 200, partition=i, window=START + i * HOUR)
+    return replace(r, slice=s, relanded=(Range(0, 1),))
+
+
+@pytest.mark.parametrize("text", ["", "a", "\x00", "\u202e", "\ud800", "é", "\U0001f468\u200d\U0001f469", "\n", "&lt;"])
+def test_text_comes_back_as_it_is_seen(text: str) -> None:
+    words = list(_texts(f"<p>{markup.plain(text)}</p>"))
+    assert "".join(words) == markup.harmless(text)
+    assert len(markup.plain(text * 100_000)) < 10 * markup.LONGEST
+
+
+def _texts(page: str) -> Iterator[str]:
+    class Words(HTMLParser):
+        def handle_data(self, data: str) -> None:
+            found.append(data)
+
+    found: list[str] = []
+    parser = Words()
+    parser.feed(page)
+    parser.close()
+    yield from found
+
+
+@pytest.mark.parametrize(
+    ("part", "whole", "said"),
+    [
+        (0, 0, "–"),
+        (0, 5, "0 %"),
+        (5, 5, "100 %"),
+        (1, 10**9, "< 0.01 %"),
+        (10**9 - 1, 10**9, "99.99 %"),
+        (1, 3, "33.33 %"),
+    ],
+)
+def test_shares(part: int, whole: int, said: str) -> None:
+    assert markup.share(part, whole) == said

@@ -1,0 +1,293 @@
+"""Expiry: whole windows of all partitions, by a decision that stands before a file goes; the account still closes, and
+whoever asks for a retired window is told so.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from pathlib import Path
+
+import pytest
+
+from sluice.pipelines.audit.explain_offset import Class, explain
+from sluice.pipelines.errors import PlanBusy, UsageError, WindowIncomplete, WindowRetired
+from sluice.pipelines.lake import paths
+from sluice.pipelines.ledger import BatchStatus, Ledger
+from sluice.pipelines.ledger.entries import (
+    AcceptEntry,
+    Boundaries,
+    BoundaryEntry,
+    Entering,
+    OriginItem,
+    RetireEntry,
+)
+from sluice.pipelines.maintenance import expiry
+from sluice.pipelines.maintenance.expiry import Retired, expire, look, remove_retired
+from sluice.pipelines.model.kafka import Key
+from sluice.pipelines.model.plans import RequestKind
+from sluice.pipelines.model.receipts import PartKind
+from sluice.pipelines.planning import windows
+from sluice.pipelines.publishing import manifest
+from sluice.pipelines.publishing.publish import abandon, publish, roll_forward
+from sluice.testing.lake import MemoryLake
+from sluice.testing.liveness import owner
+from tests.pipelines.landed_world import HOUR, START, A, B, Died, World, dying, pieces
+
+
+@pytest.fixture
+def world(tmp_path: Path) -> World:
+    """Both hours of both partitions have landed."""
+    world = World(tmp_path)
+    world.land(*pieces(A, 25), *pieces(B, 50), bad=1, gaps=2)
+    return world
+
+
+def by_hand(world: World, before: int = START + HOUR) -> Retired:
+    ledger = Ledger(world.lake, "orders", lambda: world.now, "ada on hal", "c")  # type: ignore[arg-type]
+    return expire(ledger, world.lake, before, world.feed.window, "kept for a day", world.liveness)  # type: ignore[arg-type]
+
+
+def first_hour(path: str) -> bool:
+    return f"/{paths.window_folder(START, HOUR, paths.FORMER_PREFIX)}/" in path
+
+
+# -- what becomes of rows, files and accounts
+
+
+def test_rows_before_it_are_retired_and_the_account_closes(world: World) -> None:
+    kept = world.rows(windows=[START + HOUR])
+    files = [p for p in world.visible() if first_hour(p)]
+    done = by_hand(world)
+    assert sorted(done.removed.parts) == files
+    assert world.visible() == [p for p in world.visible() if not first_hour(p)]
+    assert world.rows(windows=[START + HOUR]).equals(kept)
+    world.check()
+    state = world.state()
+    assert {k: [tuple(r) for r in held] for k, held in state.retired.items()} == {A: [(0, 100)], B: [(0, 100)]}
+    assert state.frontiers() == {A: 200, B: 200}
+    entry = world.ledger.entry(done.number or -1)
+    assert isinstance(entry, RetireEntry)
+    assert (entry.before, sorted(entry.parts), entry.run, entry.reason) == (
+        START + HOUR,
+        files,
+        "ada on hal",
+        "kept for a day",
+    )
+
+
+def test_a_look_changes_nothing(world: World) -> None:
+    before = dict(world.lake.files)
+    found = look(world.ledger, START + HOUR, world.feed.window, world.liveness)
+    assert world.lake.files == before
+    assert [(w, sum(len(r.parts) for r in held)) for w, held in expiry.windows_of(found, world.feed.window)] == [
+        (START, 12)
+    ]
+
+
+def test_readers_are_told_by_whom_and_why(world: World) -> None:
+    by_hand(world)
+    with pytest.raises(WindowRetired, match=r"was retired on 2015-08-20T01:00:00Z by ada on hal: kept for a day"):
+        world.rows(windows=[START])
+    with pytest.raises(WindowRetired):
+        world.rows(PartKind.QUARANTINED, windows=[START + HOUR, START])
+    found = explain(world.ledger, world.lake, A.tp, 50)  # type: ignore[arg-type]
+    assert found.found is Class.RETIRED
+    assert explain(world.ledger, world.lake, A.tp, 100).found is Class.LANDED  # type: ignore[arg-type]
+
+
+def test_the_window_stays_complete_and_its_manifest_goes_for_good(world: World) -> None:
+    assert manifest.stands(world.lake, "orders", START, world.feed.window)  # type: ignore[arg-type]
+    done = by_hand(world)
+    assert done.removed.manifests == (paths.window_path("orders", START, HOUR),)
+    manifest.write_manifests(world.fresh_ledger(), world.lake, "orders", world.feed.window)  # type: ignore[arg-type]
+    assert not manifest.stands(world.lake, "orders", START, world.feed.window)  # type: ignore[arg-type]
+    assert manifest.stands(world.lake, "orders", START + HOUR, world.feed.window)  # type: ignore[arg-type]
+    assert windows.complete(world.state(), START, world.feed.window)
+    assert windows.owed_windows(world.state(), world.feed.window, world.now)[:1] != [START]
+
+
+def test_reports_of_batches_of_which_nothing_is_left_go(tmp_path: Path) -> None:
+    """A batch that landed in both hours keeps its own."""
+    world = World(tmp_path)
+    world.land((A, 0, 50), (B, 0, 50))
+    world.land((A, 50, 100))
+    world.land((B, 50, 100), (B, 100, 150))
+    world.land((A, 100, 200), (B, 150, 200))
+    published = {b.id: world.ledger.publication(b) for b in world.state().batches.values() if b.published is not None}
+    for id in published:
+        world.lake.put(paths.batch_page_path("orders", id), b"<html>")
+    world.lake.put(paths.batch_page_path("orders", 99), b"<html>")
+    old = [i for i, e in published.items() if all(r.slice.window == START for r in e.receipts)]
+    done = by_hand(world)
+    assert done.removed.pages == tuple(paths.batch_page_path("orders", i) for i in sorted(old, key=str))
+    assert len(old) == 2
+    left = set(world.lake.list(paths.batch_page_folder("orders")))
+    assert left == {paths.batch_page_path("orders", i) for i in (*set(published).difference(old), 99)}
+    assert by_hand(world).removed.pages == ()
+
+
+def test_landed_anew_a_retired_window_can_be_read_again(world: World) -> None:
+    before = world.rows(windows=[START])
+    by_hand(world)
+    world.land(*pieces(A, 25, end=100), *pieces(B, 50, end=100), bad=1, gaps=2)
+    assert world.rows(windows=[START]).equals(before)
+    assert manifest.stands(world.lake, "orders", START, world.feed.window)  # type: ignore[arg-type]
+    world.check()
+
+
+def test_twice_is_once_and_later_takes_the_rest(world: World) -> None:
+    assert by_hand(world).number is not None
+    again = by_hand(world)
+    assert (again.number, again.removed.parts) == (None, ())
+    assert by_hand(world, START + 2 * HOUR).number is not None
+    assert world.visible() == []
+    world.check()
+
+
+def test_compacted_windows_are_retired_all_the_same(world: World) -> None:
+    world.compact()
+    by_hand(world)
+    assert len(world.visible()) == 4
+    world.check()
+    assert world.compact(by="again").merged == ()
+
+
+def test_a_life_of_a_partition_that_is_over_goes_by_its_own_windows(world: World) -> None:
+    fresh = Key("orders", 0, "id-2")
+    begins = OriginItem(key=fresh, offset=0, committed=None, why="recreated", opens=START + 2 * HOUR)
+    entering = Entering(leaves=A, enters=begins)
+    world.ledger.append(lambda s: AcceptEntry(event="recreated", items=(entering,), reason="test"))
+    pins = tuple(Boundaries(key=k, times=(START + 3 * HOUR,), offsets=(o,)) for k, o in ((fresh, 40), (B, 200)))
+    world.ledger.append(lambda s: BoundaryEntry(items=pins))
+    world.land((fresh, 0, 40))
+    done = by_hand(world, START + 2 * HOUR)
+    assert {(i.key, tuple(i.range)) for i in done.expiry.ranges} == {(A, (0, 200)), (B, (0, 200))}
+    with pytest.raises(WindowRetired):
+        world.rows(windows=[START + HOUR])
+    world.check()
+    assert by_hand(world, START + 3 * HOUR).number is not None
+    assert world.visible() == []
+
+
+def test_what_lies_across_it_outside_windows_stays(world: World) -> None:
+    s = world.slice(A, 190, 210, window=0)
+    batch = world.plan([s])
+    plan = world.ledger.plan(batch)
+
+    publish(world.ledger, batch, owner("landing"), [world.landed(s, batch, plan.hash, 0, 1)], [])
+    found = look(world.ledger, START + 2 * HOUR, world.feed.window, world.liveness)
+    assert [str(r.slice) for r in found.across] == ["orders:0:190-210"]
+
+
+# -- refused
+
+
+def test_only_at_a_boundary_that_every_partition_has(world: World) -> None:
+    for before, says in (
+        (START + HOUR // 2, "is not the start of a window"),
+        (START + 3 * HOUR, "the nearest end of a window before it is 2015-08-19T18:00"),
+    ):
+        with pytest.raises(UsageError) as refused:
+            by_hand(world, before)
+        assert says in str(refused.value)
+    pin = Boundaries(key=A, times=(START + 3 * HOUR,), offsets=(200,))
+    world.ledger.append(lambda s: BoundaryEntry(items=(pin,)))
+    with pytest.raises(UsageError, match="in orders:1"):
+        by_hand(world, START + 3 * HOUR)
+    with pytest.raises(UsageError, match="nothing of feed orders has landed"):
+        look(Ledger(MemoryLake(), "orders", lambda: 0), START, world.feed.window, world.liveness)  # type: ignore[arg-type]
+
+
+def test_what_is_owed_before_it_is_named_with_the_command(tmp_path: Path) -> None:
+    world = World(tmp_path)
+    world.land(*pieces(A, 100), *pieces(B, 50, end=50))
+    with pytest.raises(WindowIncomplete) as refused:
+        by_hand(world)
+    assert "orders:1 [50, 100)" in refused.value.message
+    assert "sluice run orders --window 2015-08-19T16:00" in refused.value.remedy
+    with pytest.raises(WindowIncomplete) as refused:
+        by_hand(world, START + 2 * HOUR)
+    assert "--from 2015-08-19T16:00 --to 2015-08-19T18:00" in refused.value.remedy
+    assert world.state().retired == {}
+
+
+def test_while_somebody_is_at_work_there_nothing_is_retired(world: World) -> None:
+    batch = world.plan([world.slice(B, 50, 100)], RequestKind.COMPACT, by="rival")
+    with pytest.raises(PlanBusy, match=f"batch {batch}"):
+        by_hand(world)
+    assert len(world.visible()) == 24
+
+
+def test_a_dead_run_s_batch_is_in_the_way_with_its_ways_out_or_given_up_where_it_landed_nothing(world: World) -> None:
+    batch = world.plan([world.slice(B, 50, 100)], by="rival")
+    world.liveness.dead.add("rival")
+    with pytest.raises(
+        PlanBusy, match=rf"batch {batch} .* is unfinished, and run run-1 .* is dead: so it was"
+    ) as refused:
+        by_hand(world)
+    assert f"`sluice repair orders --abandon {batch}` gives it up" in refused.value.remedy
+    abandon(world.ledger, batch, "by hand")
+    merging = world.plan([world.slice(B, 50, 100)], RequestKind.COMPACT, by="rival")
+    assert look(world.ledger, START + HOUR, world.feed.window, world.liveness).receipts
+    assert by_hand(world).number is not None
+    assert world.state().batches[merging].status is BatchStatus.ABANDONED
+
+
+def test_what_begins_just_before_the_decision_is_seen(world: World) -> None:
+    def rival_first(path: str) -> None:
+        world.lake.before.clear()
+        world.plan([world.slice(B, 50, 100)], by="rival")
+
+    world.lake.before["put_if_absent"] = rival_first
+    with pytest.raises(PlanBusy):
+        by_hand(world)
+    assert world.state().retired == {}
+
+
+# -- whatever goes wrong
+
+
+def test_a_crash_at_any_write_is_brought_home_by_the_next(tmp_path: Path) -> None:
+    at, ended = 0, False
+    while not ended:
+        world = World(tmp_path / str(at))
+        world.land(*pieces(A, 50), *pieces(B, 50), bad=1)
+        files = world.visible()
+        with contextlib.suppress(Died), dying(world.lake, at):
+            by_hand(world)
+            ended = True
+        if world.state().retired:
+            with pytest.raises(WindowRetired):
+                world.rows(windows=[START])
+            remove_retired(world.fresh_ledger(), world.lake)  # type: ignore[arg-type]
+            world.check()
+            assert world.visible() == [p for p in files if not first_hour(p)]
+            assert not manifest.stands(world.lake, "orders", START, world.feed.window)  # type: ignore[arg-type]
+        else:
+            assert world.visible() == files
+        at += 1
+    assert at > 10, "every write was tried"
+
+
+def test_a_part_that_is_still_staged_cannot_come_back(world: World) -> None:
+    """Published, and whoever was to show it sleeps: it is retired before he wakes up."""
+    slices = [world.slice(A, 200, 250)]
+    pins = tuple(Boundaries(key=k, times=(START + 3 * HOUR,), offsets=(o,)) for k, o in ((A, 250), (B, 200)))
+    world.ledger.append(lambda s: BoundaryEntry(items=pins))
+    batch = world.plan(slices)
+    plan = world.ledger.plan(batch)
+    receipt = world.landed(slices[0], batch, plan.hash, 0, 1)
+    show, woken = world.lake.show, []
+
+    def sleep_then_show(source: str, target: str) -> None:
+        world.lake.show = show  # type: ignore[method-assign]
+        by_hand(world, START + 3 * HOUR)
+        woken.append(target)
+        show(source, target)
+
+    publish(world.ledger, batch, owner("landing"), [receipt], [])
+    world.lake.show = sleep_then_show  # type: ignore[method-assign]
+    roll_forward(world.ledger, world.lake, "orders")  # type: ignore[arg-type]
+    assert woken
+    assert world.visible() == []
+    world.check()

@@ -1,0 +1,56 @@
+"""Files whose Parquet statistics Spark misreads in Iceberg are written anew, with every row as it was."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("pyiceberg")
+
+from sluice.pipelines.landing import encoding
+from sluice.pipelines.maintenance.renewal import renew
+from sluice.pipelines.model.receipts import PartKind
+from sluice.pipelines.tables.check import comparison
+from sluice.testing.liveness import owner
+from tests.pipelines.landed_world import A, B, pieces
+from tests.pipelines.tables.worlds import IcebergWorld
+
+
+def _misread(world: IcebergWorld) -> tuple[str, ...]:
+    table = world.table()
+    assert table.look()
+    return table.misread()
+
+
+def _renew(world: IcebergWorld) -> int:
+    done = renew(world.feed, world.edges, frozenset(_misread(world)), owner("renewing", "compact"), lambda p: None)
+    world.liveness.dead.add("renewing")
+    return len(done.merged)
+
+
+def test_old_files_of_a_table_are_replaced_and_the_others_stay(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    world = IcebergWorld(tmp_path)
+    with monkeypatch.context() as earlier:
+        earlier.setattr(encoding, "in_milliseconds", lambda schema: [])
+        world.land(*pieces(A, 50), bad=3)
+    world.sync()
+    old = world.files()
+    world.land(*pieces(B, 50), bad=3)
+    world.sync()
+    assert set(_misread(world)) == set(old)
+    table = world.table()
+    assert not comparison(world.fresh_ledger(), world.lake, table).right
+
+    before = [world.rows(kind) for kind in PartKind]
+    newer = set(world.files()).difference(old)
+    assert _renew(world) == len(old)
+    world.sync()
+    assert [world.rows(kind) for kind in PartKind] == before
+    assert world.operations()[-1] == "replace"
+    assert set(world.files()).isdisjoint(old)
+    assert set(world.files()).issuperset(newer)
+    world.check()
+    world.check_same()
+    assert comparison(world.fresh_ledger(), world.lake, world.table()).right
+    assert _renew(world) == 0

@@ -1,0 +1,638 @@
+"""Replay: what fits by now lands where it belongs, the rest stays as it was; whatever is in the way, and wherever it
+dies.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from sluice.pipelines.audit.audit import audit, live_receipts
+from sluice.pipelines.audit.explain_offset import Class, explain
+from sluice.pipelines.errors import LakeUnavailable, PartUnreadable, PlanBusy, ProofFailed, SchemaChanged
+from sluice.pipelines.feed.load import load_feed
+from sluice.pipelines.lake import paths
+from sluice.pipelines.ledger import BatchStatus
+from sluice.pipelines.maintenance import candidates, sorter
+from sluice.pipelines.maintenance.candidates import find
+from sluice.pipelines.maintenance.fixers import Mender, Record
+from sluice.pipelines.maintenance.replay import Replayed, foresee_replay, replay
+from sluice.pipelines.model.plans import RequestKind
+from sluice.pipelines.model.ranges import Range
+from sluice.pipelines.model.receipts import Counts, Drift, DriftKind, PartKind, Receipt
+from sluice.pipelines.planning.shapes import declare
+from sluice.pipelines.publishing import published_files as reading
+from sluice.pipelines.publishing.publish import publish, roll_forward
+from sluice.pipelines.quarantine.held import Filter, Listing, listing
+from sluice.pipelines.quarantine.limit import QuarantineKind
+from sluice.pipelines.records.rows.landed_columns import quarantine_rows
+from sluice.testing.liveness import owner
+from tests.pipelines.landed_world import FEED, HOUR, START, A, B, Died, World, decoded, dying, pieces
+
+STRICT = {"id": "int64 not null", "amount": "int32", "name": "string"}
+WIDER = {**STRICT, "amount": "int64", "more": "string"}
+LARGE = 1 << 40
+ALL = Filter()
+
+
+class Typed(World):
+    """The same partitions, of JSON: each tenth record's amount is too large, each seventh is no JSON."""
+
+    def __init__(self, root: Path, more: str = "", by_time: bool = False) -> None:
+        super().__init__(root, _said(STRICT) + more, by_time)
+        self.root, self.more = root, more
+
+    def says(self, schema: Mapping[str, str], more: str = "") -> None:
+        """The feed's file from now on."""
+        (self.root / "feeds" / "orders.yaml").write_text(FEED + _said(schema) + self.more + more)
+        self.feed = load_feed(self.root / "feeds" / "orders.yaml", {})
+
+    def land(self, *ranges: Any, bad: int = 0, gaps: int = 1) -> None:
+        declare(self.feed, self.ledger)
+        super().land(*ranges, bad=bad, gaps=gaps)
+
+    def value(self, offset: int) -> bytes:
+        if offset % 7 == 3:
+            return b"no %d" % offset
+        amount = LARGE + offset if offset % 10 == 5 else offset
+        return json.dumps({"id": offset, "amount": amount, "name": f"n{offset}"}).encode()
+
+    def landed(self, s: Any, batch: int, plan_hash: str, bad: int, gaps: int) -> Receipt:
+        offsets = np.arange(s.start, s.end, gaps)
+        rows = decoded(offsets)
+        values = pa.array([self.value(o) for o in offsets.tolist()], pa.binary())
+        rows = rows.set_column(rows.schema.get_field_index("value"), "value", values)
+        form, parts, counts = self.feed.shape.format(), (), Counts(compacted=s.span - len(offsets))
+        for made in form.convert(s, rows):
+            parts += self.write(s, batch, plan_hash, PartKind.LANDED, made.landed)
+            counts += Counts(landed=made.landed.num_rows)
+            if made.quarantined is not None:
+                refused = quarantine_rows(made.quarantined, batch, form.contract)
+                parts += self.write(s, batch, plan_hash, PartKind.QUARANTINED, refused)
+                counts += Counts(quarantined=refused.num_rows)
+        drift = (Drift(DriftKind.WRONG, "amount", 1, s.start),)
+        return Receipt(s, s.end, counts, parts, "a", input_bytes=s.span, format=self.feed.shape.name, drift=drift)
+
+    def replay(self, asked: Filter = ALL, mend: Any = None, by: str = "replaying") -> Replayed:
+        mender = Mender(mend, __file__) if mend else None
+        try:
+            return replay(self.feed, self.edges, asked, mender, owner(by, "replay"), lambda progress: None)
+        finally:
+            self.liveness.dead.add(by)
+
+    def foreseen(self, asked: Filter = ALL, mend: Any = None) -> Replayed:
+        return foresee_replay(
+            self.feed, self.edges, asked, Mender(mend, __file__) if mend else None, lambda progress: None
+        )
+
+    def held(self, asked: Filter = ALL) -> Listing:
+        return listing(self.fresh_ledger(), self.lake, asked, self.feed.window)  # type: ignore[arg-type]
+
+    def where(self, kind: PartKind = PartKind.LANDED) -> list[tuple[int, int]]:
+        """Partition and offset of each row that readers get, in their order."""
+        names = ["kafka_partition", "kafka_offset"] if kind is PartKind.LANDED else ["partition", "offset"]
+        ledger, windows = self.fresh_ledger(), (START, START + HOUR)
+        found = reading.files(ledger, self.lake, "orders", windows, self.feed.window, kind)  # type: ignore[arg-type]
+        tables = [pq.read_table(self.lake.open(f.path), columns=names).to_pydict() for f in found]
+        return [place for t in tables for place in zip(*(t[n] for n in names), strict=True)]
+
+    def path_of(self, root: str, start: int, partition: int = 0) -> str:
+        """The visible file of the slice that starts there."""
+        (found,) = (p for p in self.visible() if p.startswith(root) and f"/orders-{partition}-{start}-" in p)
+        return found
+
+    def receipts(self) -> list[Receipt]:
+        ledger = self.fresh_ledger()
+        return live_receipts(ledger, ledger.read())
+
+
+def _said(schema: Mapping[str, str]) -> str:
+    return f"format: json\nschema: {json.dumps(dict(schema))}\n"
+
+
+@pytest.fixture
+def world(tmp_path: Path) -> Typed:
+    return Typed(tmp_path)
+
+
+def large(offsets: Sequence[int] = range(200)) -> list[int]:
+    return [o for o in offsets if o % 10 == 5 and o % 7 != 3]
+
+
+def broken(offsets: Sequence[int] = range(200)) -> list[int]:
+    return [o for o in offsets if o % 7 == 3]
+
+
+# -- what becomes of rows
+
+
+def test_what_fits_the_mended_schema_lands_in_its_place_and_the_rest_stays(world: Typed) -> None:
+    world.land(*pieces(A, 50), *pieces(B, 100))
+    before = world.rows()
+    state, manifests = world.state(), list(world.lake.list(paths.manifest_folder("orders")))
+    refused = {(r["partition"], r["offset"]): r for r in world.rows(PartKind.QUARANTINED).to_pylist()}
+    world.says(WIDER)
+    done = world.replay()
+    world.check()
+    assert world.where() == [(p, o) for h in (0, 100) for p in (0, 1) for o in range(h, h + 100) if o % 7 != 3]
+    rows = world.rows().to_pylist()
+    assert [(r["id"], r["amount"], r["name"], r["more"]) for r in rows] == [
+        (o, LARGE + o if o % 10 == 5 else o, f"n{o}", None) for o in (r["kafka_offset"] for r in rows)
+    ]
+    kept = [r for r in rows if r["kafka_offset"] not in large()]
+    assert [{k: v for k, v in r.items() if k != "more"} for r in kept] == before.to_pylist()
+    assert world.rows(PartKind.QUARANTINED).to_pylist() == [
+        refused[p, o] for h in (0, 100) for p in (0, 1) for o in broken(range(h, h + 100))
+    ], "with their bytes, their batch and their reason"
+    assert {r.format for r in world.receipts()} == {world.feed.shape.name}
+    for r in world.receipts():
+        s = r.slice
+        assert r.relanded == tuple(Range(o, o + 1) for o in large(range(s.start, s.end)))
+        assert (r.mended, r.drift) == ((), (Drift(DriftKind.WRONG, "amount", 1, s.start),))
+        assert r.counts.landed + r.counts.quarantined == s.span
+    after = world.state()
+    assert (after.frontiers(), after.commits, after.boundaries) == (state.frontiers(), state.commits, state.boundaries)
+    assert list(world.lake.list(paths.manifest_folder("orders"))) == manifests
+    assert list(world.lake.list(paths.staging_root("orders"))) == []
+    assert (done.landed.fit.total(), done.trial.tried.total()) == (2 * len(large()), 2 * len(large() + broken()))
+    assert world.replay().done == ()
+
+
+def test_a_replayed_file_is_as_landing_would_have_made_it(world: Typed) -> None:
+    world.land((A, 0, 100), *pieces(B, 100))
+    world.says(WIDER)
+    world.land((A, 100, 200))
+    fresh = {k: pq.ParquetFile(world.lake.open(world.path_of(k, 100))).schema for k in ("data", "quarantine")}
+    world.replay(Filter(windows=frozenset({START})))
+    for kind, schema in fresh.items():
+        file = pq.ParquetFile(world.lake.open(world.path_of(kind, 0)))
+        assert file.schema.equals(schema)
+        said = {k.decode(): v.decode() for k, v in file.metadata.metadata.items()}
+        assert said["sluice.range"] == "orders:0:0-100"
+
+
+def test_rows_by_their_own_time_go_to_their_folders(tmp_path: Path) -> None:
+    world = Typed(tmp_path, "landing: {layout: record_time}\n", by_time=True)
+    world.land(*pieces(A, 100), *pieces(B, 100))
+    world.says(WIDER)
+    assert len(world.replay().done) == 4
+    world.check()
+    assert sorted(world.where()) == [(p, o) for p in (0, 1) for o in range(200) if o % 7 != 3]
+    for path in (p for p in world.visible() if p.startswith("data")):
+        rows = pq.read_table(world.lake.open(path), columns=["kafka_timestamp"]).column(0).cast(pa.int64())
+        hours = {t // HOUR * HOUR for t in rows.to_pylist()}
+        assert [paths.window_folder(h, HOUR, world.folder_prefix) for h in hours] == [
+            paths.folder_of(path, "orders", PartKind.LANDED)
+        ]
+
+
+@pytest.mark.parametrize(
+    ("asked", "offsets"),
+    [
+        (Filter(windows=frozenset({START + HOUR})), large(range(100, 200))),
+        (Filter(reasons=("out_of_range",)), large()),
+        (Filter(reasons=("not_json",)), []),
+        (Filter(fields=("amount", "name")), large()),
+        (Filter(fields=("name",)), []),
+        (Filter(expectations=("expect_column_values_to_be_between",)), []),
+        (Filter(places=((A.tp, 15), (A.tp, 125), (B.tp, 15), (A.tp, 16))), [15, 125]),
+    ],
+)
+def test_only_what_is_asked_for_is_tried(world: Typed, asked: Filter, offsets: list[int]) -> None:
+    world.land(*pieces(A, 50), *pieces(B, 100))
+    before = set(world.where())
+    world.says(WIDER)
+    world.replay(asked)
+    world.check()
+    here = {o for p, o in set(world.where()) - before if p == 0}
+    assert here == set(offsets)
+    assert set(world.where(PartKind.QUARANTINED)) == {(p, o) for p in (0, 1) for o in range(200)} - set(world.where())
+
+
+def test_a_dry_run_says_the_same_and_writes_nothing(world: Typed) -> None:
+    world.land(*pieces(A, 50), *pieces(B, 100))
+    world.says(WIDER)
+    files = dict(world.lake.files)
+    told = world.foreseen()
+    assert world.lake.files == files
+    done = world.replay()
+    assert told.trial == done.trial
+    assert [c.slice for c, _ in told.done] == [c.slice for c, _ in done.done]
+    assert told.landed.fit == {
+        QuarantineKind("schema", "out_of_range", None, "amount", "too large for int32"): 2 * len(large())
+    }
+    ((kind, (records, first)),) = told.trial.why.items()
+    assert (kind.reason, records, first) == ("not_json", 2 * len(broken()), "orders:0:3")
+
+
+def test_what_fails_otherwise_now_says_so(world: Typed) -> None:
+    world.land(*pieces(A, 100), *pieces(B, 100))
+    refused = {r["offset"]: r for r in world.rows(PartKind.QUARANTINED).to_pylist()}
+    world.says({**WIDER, "name": "string", "other": "string not null"})
+    assert world.replay().done == ()
+    assert {r["offset"]: r for r in world.rows(PartKind.QUARANTINED).to_pylist()} == refused
+
+    def some(record: Record) -> bytes | None:
+        return b'{"id": 3, "other": "x"}' if record.offset == 3 else record.value
+
+    world.replay(mend=some)
+    now = {r["offset"]: r for r in world.rows(PartKind.QUARANTINED, windows=(START,), partitions=(0,)).to_pylist()}
+    assert (now[15]["reason"], now[15]["field"], now[15]["batch"]) == ("missing", "other", refused[15]["batch"])
+    assert now[10] == refused[10] | {k: now[10][k] for k in ("partition", "key", "headers", "timestamp")}
+    world.check()
+
+
+def test_rows_that_today_s_types_would_lose_something_of_are_left_alone(world: Typed) -> None:
+    world.land(*pieces(A, 100), *pieces(B, 100))
+    world.says({"id": "int64 not null", "amount": "int64"})
+    before = world.rows()
+    done = world.replay()
+    assert done.done == ()
+    assert {why for _, why in done.found.unfit} == {"column name is not in the schema any more"}
+    assert len(done.found.unfit) == 4
+    assert world.rows().equals(before)
+    world.says({**WIDER, "id": "string"})
+    for ask in (world.foreseen, world.replay):
+        with pytest.raises(SchemaChanged, match="id is string, and has landed as int64"):
+            ask()
+
+
+def test_a_feed_that_drops_what_does_not_fit_drops_nothing_here(world: Typed) -> None:
+    world.land(*pieces(A, 100), *pieces(B, 100))
+    world.says(WIDER, "policies: {on_undecodable: drop}\n")
+    assert len(world.replay().done) == 4
+    assert sorted(world.where(PartKind.QUARANTINED)) == [(p, o) for p in (0, 1) for o in broken()]
+    world.check()
+
+
+# -- contracts
+
+
+def between(most: int, severity: str = "critical") -> dict[str, Any]:
+    kwargs = {"column": "id", "min_value": 0, "max_value": most}
+    return {"type": "expect_column_values_to_be_between", "kwargs": kwargs, "severity": severity}
+
+
+def contract(world: Typed, *expectations: dict[str, Any]) -> None:
+    said = {"name": "orders", "expectations": expectations, "meta": {"great_expectations_version": "1.24.1"}}
+    (world.root / "feeds" / "orders.contract.json").write_text(json.dumps(said))
+    world.says(STRICT)
+
+
+def test_rows_land_once_the_contract_was_mended_and_its_tallies_are_todays(world: Typed) -> None:
+    contract(world, between(150), between(120, "warning"))
+    world.land(*pieces(A, 100), *pieces(B, 100))
+    good = [o for o in range(200) if o not in large() + broken()]
+    assert [o for p, o in world.where() if p == 0] == [o for o in good if o <= 150]
+    reasons = {h.kind.expectation: h.records for h in world.held().held if h.kind.stage == "contract"}
+    assert reasons == {"expect_column_values_to_be_between": 2 * len([o for o in good if o > 150])}
+    before = [r.tallies for r in world.receipts()]
+    assert world.replay().done == ()
+    contract(world, between(180))
+    done = world.replay(Filter(expectations=("expect_column_values_to_be_between",)))
+    world.check()
+    assert [o for p, o in world.where() if p == 0] == [o for o in good if o <= 180]
+    (why,) = [(k.reason, n) for k, (n, _) in done.trial.why.items()]
+    assert why[1] == 2 * len([o for o in good if o > 180])
+    for r in world.receipts():
+        mine = [o for o in good if r.slice.start <= o < r.slice.end]
+        assert world.feed.contract is not None
+        if world.feed.contract.hash in r.format:
+            ((checked, unexpected),) = [(t.checked, t.unexpected) for t in r.tallies]
+            assert (checked, unexpected) == (len(mine), len([o for o in mine if o > 180]))
+        else:
+            assert r.slice.end <= 100, "nothing of it was quarantined by the contract"
+            assert r.tallies in before
+    left = world.rows(PartKind.QUARANTINED, windows=(START + HOUR,), partitions=(0,)).to_pylist()
+    hashes = {r["contract"] for r in left if r["stage"] == "contract"}
+    assert hashes == {world.feed.contract.hash if world.feed.contract else None}, "they were tried today"
+
+
+def test_rows_that_were_not_asked_for_still_count_for_the_contract(world: Typed) -> None:
+    contract(world, between(150))
+    world.land(*pieces(A, 100), *pieces(B, 100))
+    contract(world, between(160))
+    world.replay(Filter(places=((A.tp, 151),)))
+    world.check()
+    (r,) = [r for r in world.receipts() if r.relanded]
+    good = [o for o in range(100, 200) if o not in large() + broken()]
+    assert [(t.checked, t.unexpected) for t in r.tallies] == [(len(good), len([o for o in good if o > 160]))]
+    assert r.counts.quarantined == len([o for o in range(100, 200) if o not in good or o > 150]) - 1
+
+
+# -- mended
+
+
+def test_mended_records_land_and_are_known_as_such(world: Typed) -> None:
+    world.land(*pieces(A, 100), *pieces(B, 100))
+    seen: list[Record] = []
+
+    def mend(record: Record) -> Any:
+        seen.append(record)
+        if record.reason != "not_json":
+            return None
+        assert record.value is not None
+        return {"id": int(record.value.split()[1]), "name": "mended"}
+
+    done = world.replay(mend=mend)
+    world.check()
+    assert sorted(world.where(PartKind.QUARANTINED)) == [(p, o) for p in (0, 1) for o in large()]
+    rows = {r["kafka_offset"]: r for r in world.rows(partitions=(0,)).to_pylist()}
+    assert (rows[3]["id"], rows[3]["name"], rows[3]["kafka_key"]) == (3, "mended", b"k3")
+    assert (done.trial.left, done.trial.mended) == (2 * len(large()), 2 * len(broken()))
+    for r in world.receipts():
+        assert r.mended == r.relanded == tuple(Range(o, o + 1) for o in broken(range(r.slice.start, r.slice.end)))
+    first = seen[0]
+    assert (first.offset, first.value, first.key, first.headers) == (3, b"no 3", b"k3", (("h", b"3"),))
+    assert (first.topic, first.partition, first.stage, first.reason) == ("orders", 0, "decode", "not_json")
+    assert first.timestamp == START + 3 * 7919 % 5 * HOUR
+
+
+@pytest.mark.parametrize(
+    ("answer", "landed"),
+    [
+        (b'{"id": 1}', True),
+        ('{"id": 1}', True),
+        ({"id": 1}, True),
+        ({"amount": 1}, False),
+        (b"still no JSON", False),
+        ("\ud800", False),
+        ({"id": float("nan")}, False),
+        ({"id": {1, 2}}, False),
+        ([1], False),
+        (7, False),
+        (None, False),
+    ],
+)
+def test_whatever_a_mending_function_returns(world: Typed, answer: Any, landed: bool) -> None:
+    world.land(*pieces(A, 100), *pieces(B, 100))
+    before = world.rows(PartKind.QUARANTINED)
+    done = world.replay(Filter(places=((A.tp, 3),)), lambda record: answer)
+    assert len(done.done) == landed
+    assert ((0, 3) in world.where()) is landed
+    if not landed:
+        assert world.rows(PartKind.QUARANTINED).equals(before)
+    world.check()
+
+
+def test_a_function_that_raises_is_counted_and_the_replay_goes_on(world: Typed) -> None:
+    world.land(*pieces(A, 100), *pieces(B, 100))
+
+    def mend(record: Record) -> Any:
+        if record.offset % 2:
+            raise KeyError("a secret")
+        if record.offset == 10:
+            raise SystemExit
+        if record.offset == 24:
+            return 7
+        return {"id": record.offset}
+
+    done = world.replay(Filter(windows=frozenset({START})), mend)
+    said = {what.partition(" at ")[0]: (n, first) for what, (n, first) in done.trial.botched.items()}
+    odd = [o for o in range(100) if o % 2 and (o in large() or o in broken())]
+    assert said == {
+        "KeyError": (2 * len(odd), f"orders:0:{odd[0]}"),
+        "SystemExit": (2, "orders:0:10"),
+        "returned int": (2, "orders:0:24"),
+    }
+    assert "secret" not in str(done.trial)
+    assert all("test_replay.py:" in what for what in done.trial.botched if not what.startswith("returned"))
+    assert {o for p, o in world.where() if p == 0 and o < 100} >= {38, 52}
+    world.check()
+
+
+def test_bytes_that_stay_as_they_are_are_not_mended(world: Typed) -> None:
+    world.land(*pieces(A, 100), *pieces(B, 100))
+    world.says(WIDER)
+    world.replay(mend=lambda record: record.value)
+    assert all(r.relanded and not r.mended for r in world.receipts())
+    world.check()
+
+
+def test_large_mended_values_are_typed_a_few_at_a_time(world: Typed, monkeypatch: pytest.MonkeyPatch) -> None:
+    from sluice.pipelines.maintenance import fixers
+
+    monkeypatch.setattr(sorter, "MENDED_BYTES", 100)
+    monkeypatch.setattr(fixers, "MOST_BYTES", 1000)
+    world.land(*pieces(A, 100), *pieces(B, 100))
+    done = world.replay(mend=lambda r: {"id": r.offset, "name": "x" * (5000 if r.offset == 10 else 60)})
+    assert sorted(world.where(PartKind.QUARANTINED)) == [(0, 10), (1, 10)]
+    assert list(done.trial.botched.values()) == [(2, "orders:0:10")]
+    world.check()
+
+
+# -- again, and together with others
+
+
+def test_what_was_re_landed_is_carried_on_by_replays_and_by_compaction(world: Typed) -> None:
+    world.land(*pieces(A, 50), *pieces(B, 100))
+    world.says(WIDER)
+    world.replay()
+    world.replay(mend=lambda r: {"id": r.offset})
+    assert world.where(PartKind.QUARANTINED) == []
+    assert all("quarantine" not in p for p in world.visible())
+    both = {r.slice.start: (r.relanded, r.mended) for r in world.receipts() if r.slice.partition == 0}
+    for start, (relanded, mended) in both.items():
+        here = range(start, start + 50)
+        assert [o for r in relanded for o in range(*r)] == sorted(large(here) + broken(here))
+        assert [o for r in mended for o in range(*r)] == broken(here)
+    assert world.compact().merged
+    world.check()
+    merged = [r for r in world.receipts() if r.slice.partition == 0]
+    assert [o for r in merged for x in r.relanded for o in range(*x)] == sorted(large() + broken())
+    assert [o for r in merged for x in r.mended for o in range(*x)] == broken()
+    assert [d.records for d in merged[0].drift] == [2]
+    listed = world.held()
+    assert listed.held == ()
+    assert [(w.relanded, w.mended, w.quarantined) for w in listed.windows] == [
+        (2 * len([o for o in large() + broken() if o // 100 == h]), 2 * len([o for o in broken() if o // 100 == h]), 0)
+        for h in (0, 1)
+    ]
+
+
+def test_it_is_told_where_a_record_is_and_why_it_had_been_in_quarantine(world: Typed) -> None:
+    world.land(*pieces(A, 50), *pieces(B, 100))
+    world.says(WIDER)
+    world.replay()
+    (batch,) = {b.id for b in world.state().batches.values() if b.request.kind is RequestKind.REPLAY}
+    for _ in range(2):
+        told = explain(world.fresh_ledger(), world.lake, A.tp, 15)  # type: ignore[arg-type]
+        assert told.found is Class.LANDED
+        assert f"re-landed by batch {batch}" in told.text
+        assert "it was quarantined by batch 3: amount: out_of_range: too large for int32" in told.text
+        plain = explain(world.fresh_ledger(), world.lake, A.tp, 16)  # type: ignore[arg-type]
+        assert "re-landed" not in plain.text
+        world.compact()
+    world.replay(mend=lambda r: {"id": r.offset})
+    told = explain(world.fresh_ledger(), world.lake, A.tp, 3)  # type: ignore[arg-type]
+    assert "mended" in told.text
+    assert "not_json" in told.text
+
+
+def test_what_a_mending_function_leaves_alone_says_why_it_does_not_fit_today(world: Typed) -> None:
+    """The slice is written anew for those that it mended; what stays beside them is what it is today."""
+    world.land(*pieces(A, 100), *pieces(B, 100))
+    world.says({**WIDER, "name": "string", "other": "string not null"})
+
+    def mend(record: Record) -> Any:
+        return {"id": 1, "other": "mended"} if record.reason == "not_json" else None
+
+    done = world.replay(mend=mend)
+    world.check()
+    stay = world.rows(PartKind.QUARANTINED).to_pylist()
+    assert {(r["reason"], r["field"]) for r in stay} == {("missing", "other")}
+    assert (done.trial.left, done.trial.left_fit) == (len(stay), 0)
+    assert {str(h.kind) for h in world.held().held} == {"other: missing"}
+
+
+def test_what_a_mending_function_leaves_alone_although_it_fits_is_counted(world: Typed) -> None:
+    world.land(*pieces(A, 100), *pieces(B, 100))
+    world.says({**WIDER, "name": "string"})
+    done = world.replay(mend=lambda record: None)
+    assert (done.batches, done.trial.fit.total()) == ((), 0)
+    assert (done.trial.left, done.trial.left_fit) == (2 * len(large() + broken()), 2 * len(large()))
+
+
+def test_what_is_in_quarantine_is_counted_by_reason(world: Typed) -> None:
+    world.land(*pieces(A, 50), *pieces(B, 100))
+    found = world.held()
+    top = found.held[0]
+    assert (top.window, top.kind.reason, top.kind.stage, top.first) == (
+        START + HOUR,
+        "not_json",
+        "decode",
+        "orders:0:101",
+    )
+    assert sum(h.records for h in found.held) == 2 * len(large() + broken())
+    assert [(w.window, w.quarantined, w.relanded) for w in found.windows] == [
+        (START + h * HOUR, 2 * len([o for o in large() + broken() if o // 100 == h]), 0) for h in (0, 1)
+    ]
+    assert world.held(Filter(reasons=("nothing",))).held == ()
+
+
+# -- rivals
+
+
+def test_one_replay_at_a_time(world: Typed) -> None:
+    world.land(*pieces(A, 50), *pieces(B, 100))
+    world.says(WIDER)
+    rival = world.plan([world.slice(B, 0, 100)], RequestKind.REPLAY, by="rival")
+    with pytest.raises(PlanBusy, match=f"batch {rival} .*replay of what was quarantined"):
+        world.replay()
+    assert world.foreseen().busy == {START: rival}
+    world.liveness.dead.add("rival")
+    assert len(world.replay().done) == 6
+    assert world.state().batches[rival].status is BatchStatus.ABANDONED
+    world.check()
+
+
+def test_records_that_another_replay_landed_while_they_were_tried(
+    world: Typed, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    world.land((A, 0, 100))
+    world.says(WIDER)
+    check_source = candidates.check_source
+
+    def overtaken(lake: Any, feed: str, part: Any) -> None:
+        check_source(lake, feed, part)
+        monkeypatch.setattr(candidates, "check_source", check_source)
+        world.replay(by="another")
+
+    monkeypatch.setattr(candidates, "check_source", overtaken)
+    with pytest.raises(LakeUnavailable, match="went away"):
+        world.replay()
+    world.check()
+
+
+def test_it_begins_no_ledger(world: Typed) -> None:
+    """One that was begun without asking Kafka would never know its cluster."""
+    world.lake.files.clear()
+    assert world.replay().done == ()
+    assert world.lake.files == {}
+
+
+def test_where_another_batch_is_at_work_is_left_out_and_named(world: Typed) -> None:
+    world.land(*pieces(A, 50), *pieces(B, 100))
+    world.says(WIDER)
+    rival = world.plan([world.slice(A, 60, 70)], by="replacing")
+    done = world.replay()
+    assert done.busy == {START: rival}
+    assert len(done.done) == 5
+    world.check()
+
+
+# -- whatever goes wrong
+
+
+@pytest.mark.slow
+def test_a_crash_at_any_write_leaves_every_record_exactly_once(tmp_path: Path) -> None:
+    crashed, at = 0, 0
+    while crashed == at:
+        world = Typed(tmp_path / str(at))
+        world.land((A, 0, 100), (A, 100, 200), *pieces(B, 100))
+        world.says(WIDER)
+        before = {kind: sorted(world.where(kind)) for kind in PartKind}
+        files = world.visible()
+        with contextlib.suppress(Died), dying(world.lake, at):
+            world.replay(Filter(windows=frozenset({START})))
+            at -= 1
+        crashed, at = crashed + 1, at + 1
+        roll_forward(world.fresh_ledger(), world.lake, "orders")  # type: ignore[arg-type]
+        world.check()
+        now = {kind: sorted(world.where(kind)) for kind in PartKind}
+        published = any(r.relanded for r in world.receipts())
+        assert (now == before and world.visible() == files) is not published
+        assert sorted(now[PartKind.LANDED] + now[PartKind.QUARANTINED]) == [(p, o) for p in (0, 1) for o in range(200)]
+        world.replay(by="next")
+        assert sorted(world.where()) == [(p, o) for p in (0, 1) for o in range(200) if o % 7 != 3]
+        assert list(world.lake.list(paths.staging_root("orders"))) == []
+        noted = {paths.relanded_batch(p) for p in world.lake.list(paths.relanded_folder("orders"))}
+        assert {world.state().batches[b].status for b in noted if b} == {BatchStatus.PUBLISHED}
+        world.check()
+    assert crashed > 12, "every write was tried"
+
+
+@pytest.mark.parametrize("damage", ["flip", "gone"])
+@pytest.mark.parametrize("kind", ["data", "quarantine"])
+def test_a_part_that_is_not_the_ledgers_is_never_used(damage: str, kind: str, world: Typed) -> None:
+    world.land(*pieces(A, 100), *pieces(B, 100))
+    world.says(WIDER)
+    found = find(world.feed, world.edges, world.fresh_ledger(), Filter(), None)  # type: ignore[arg-type]
+    path = world.path_of(kind, 0)
+    data = world.lake.files.pop(path)
+    if damage == "flip":
+        world.lake.files[path] = data[:100] + bytes([data[100] ^ 1]) + data[101:]
+    with pytest.raises((ProofFailed, PartUnreadable), match=path):
+        world.replay()
+    assert (world.state().live(), len(found.fitting)) == ((), 4)
+
+
+@pytest.mark.parametrize(
+    ("again", "says"),
+    [
+        ({"relanded": (Range(8, 9),), "mended": (Range(8, 9),)}, ""),
+        ({"relanded": (Range(3, 4),)}, "I2: .*holds offset 3, which was re-landed"),
+        ({"relanded": (Range(8, 9),), "mended": (Range(9, 10),)}, "I5: .*mended that were never re-landed"),
+        ({"relanded": (Range(98, 101),)}, "I5: .*3 records re-landed are not among"),
+    ],
+)
+def test_the_audit_holds_what_receipts_say_of_replays(world: Typed, again: dict[str, Any], says: str) -> None:
+    world.land((A, 100, 200), *pieces(B, 100))
+    s = world.slice(A, 0, 100)
+    batch = world.plan([s])
+    plan = world.ledger.plan(batch)
+    publish(world.ledger, batch, owner("landing"), [replace(world.landed(s, batch, plan.hash, 0, 1), **again)], [])
+    roll_forward(world.ledger, world.lake, "orders")  # type: ignore[arg-type]
+    found = audit(world.fresh_ledger(), world.lake, "orders")  # type: ignore[arg-type]
+    assert len(found.problems) == bool(says)
+    assert all(re.search(says, str(p)) for p in found.problems)

@@ -1,0 +1,327 @@
+"""What is about to happen: how old what is owed is, when it will be landed, and what retention takes before."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from sluice.pipelines.ledger import Batch, BatchStatus, State
+from sluice.pipelines.ledger.batches import Batches
+from sluice.pipelines.ledger.entries import (
+    Boundaries,
+    BoundaryEntry,
+    KeyRange,
+    OriginEntry,
+    OriginItem,
+    PublishEntry,
+    SkipEntry,
+)
+from sluice.pipelines.model.kafka import BrokerConfig, Key, OffsetAtTime, TopicConfig, TopicPartition
+from sluice.pipelines.model.plans import Request, RequestKind, Slice
+from sluice.pipelines.model.ranges import Range
+from sluice.pipelines.model.receipts import Counts, Receipt
+from sluice.pipelines.status import forecast, outlook
+from sluice.pipelines.status.forecast import Backlog, BatchPace
+from sluice.pipelines.util.units import show_about
+from sluice.testing.cluster import MemoryCluster, partition
+from sluice.testing.liveness import owner
+
+MINUTE, HOUR, DAY = 60_000, 3_600_000, 86_400_000
+KEY = Key("orders", 0, "id-1")
+NOW = 1_000 * HOUR
+
+
+def state(pins: Mapping[int, int] | None = None, done: int = 0, origin: int = 0) -> State:
+    """One partition, accounted for up to `done`; `pins` maps the times of boundaries to their offsets."""
+    times = sorted(pins or {990 * HOUR: 0})
+    opens = OriginItem(key=KEY, offset=origin, committed=None, why="", opens=times[0])
+    offsets = tuple((pins or {})[t] for t in times[1:])
+    items = (Boundaries(key=KEY, times=tuple(times[1:]), offsets=offsets),)
+    passed = (KeyRange(key=KEY, range=Range(origin, done)),) if done > origin else ()
+    return State().extended(
+        [OriginEntry(items=(opens,)), BoundaryEntry(items=items), SkipEntry(ranges=passed, reason="")]
+    )
+
+
+# -- ages
+
+
+@dataclass
+class Stamped(MemoryCluster):
+    """Records stamped as given, by offset; counts the questions."""
+
+    stamps: tuple[int, ...] = ()
+    asked: int = 0
+
+    def offsets_at(self, times: Mapping[TopicPartition, int]) -> Mapping[TopicPartition, OffsetAtTime | None]:
+        self.asked += 1
+        (time,) = times.values()
+        return {KEY.tp: next((OffsetAtTime(o, s) for o, s in enumerate(self.stamps) if s >= time), None)}
+
+
+def age_of(cluster: Stamped, known: State, position: int) -> int | None:
+    return outlook.stamps(cluster, known, {KEY: position}, NOW).get(KEY)
+
+
+def test_a_position_at_a_boundary_is_found_by_one_question() -> None:
+    stamps = tuple(990 * HOUR + n * MINUTE for n in range(600))
+    cluster = Stamped(stamps=stamps)
+    known = state({990 * HOUR: 0, 993 * HOUR: 180, 994 * HOUR: 240}, done=180)
+    assert age_of(cluster, known, 180) == stamps[180]
+    assert cluster.asked == 1
+
+
+@given(
+    steps=st.lists(st.integers(0, 20 * MINUTE), min_size=1, max_size=200),
+    position=st.integers(0, 199),
+    pinned=st.booleans(),
+)
+def test_an_age_is_never_younger_than_it_is_and_costs_few_questions(
+    steps: list[int], position: int, pinned: bool
+) -> None:
+    stamps = [NOW - 100 * HOUR]
+    for step in steps:
+        stamps.append(min(stamps[-1] + step, NOW))
+    position = min(position, len(stamps) - 1)
+    begin = stamps[0] - stamps[0] % HOUR
+    bounds = {begin: 0}
+    for time in range(begin + HOUR, NOW, HOUR) if pinned else ():
+        bounds[time] = next((o for o, s in enumerate(stamps) if s >= time), len(stamps))
+    cluster = Stamped(stamps=tuple(stamps))
+    found = age_of(cluster, state(bounds, done=position), position)
+    assert found is not None
+    true, told = NOW - stamps[position], NOW - found
+    # Equal stamps cannot be told apart by time: the first of them speaks for all.
+    assert told >= true
+    assert told - true <= max(1000, told // 8, (100 * HOUR >> (outlook.QUESTIONS - 2)) if not pinned else 0)
+    assert cluster.asked <= outlook.QUESTIONS
+
+
+def test_a_record_from_the_future_before_the_position_does_not_make_it_young() -> None:
+    stamps = (990 * HOUR, NOW + 14 * 365 * DAY, *(990 * HOUR + n * MINUTE for n in range(2, 100)))
+    known = state({990 * HOUR: 0, 991 * HOUR: 60, 992 * HOUR: 100}, done=70)
+    for position in (60, 70):
+        found = age_of(Stamped(stamps=stamps), known, position)
+        assert found == 991 * HOUR, "the start of its window is what is known"
+
+
+def test_records_that_came_late_are_as_old_as_their_stamps() -> None:
+    """Quiet hours are pinned; then come records of before."""
+    stamps = (980 * HOUR, *(981 * HOUR + n * 10 * MINUTE for n in range(30)))
+    known = state({980 * HOUR: 0} | {h * HOUR: 1 for h in range(981, 1000)}, done=1)
+    found = age_of(Stamped(stamps=stamps), known, 1)
+    assert found is not None
+    assert 980 * HOUR <= found <= 981 * HOUR
+
+
+def test_nothing_at_all_there_is_no_age() -> None:
+    assert age_of(Stamped(), state({0: 0}), 0) is None
+
+
+# -- owed, rates
+
+
+def test_what_is_owed_is_told_apart_from_what_is_gone() -> None:
+    known = state(done=100).extended([SkipEntry(ranges=(KeyRange(key=KEY, range=Range(300, 400)),), reason="")])
+    (found,) = forecast.backlogs(known, {KEY: partition(log_start=150, stable_end=500)})
+    assert found.ranges == (Range(100, 300), Range(400, 500))
+    assert (found.lost, found.held) == ((Range(100, 150),), (Range(150, 300), Range(400, 500)))
+    assert forecast.backlogs(known, {KEY: partition(stable_end=100)}) == ()
+    assert forecast.backlogs(known, {Key("new", 0, "id-2"): partition("new")}) == (), "no origin: nothing is owed yet"
+
+
+def test_production_is_told_from_a_boundary_of_a_day_ago_up_to_now() -> None:
+    known = state({NOW - 30 * HOUR: 0, NOW - 24 * HOUR: 1_000, NOW - HOUR: 50_000})
+    assert forecast.production(known, KEY, 1_000 + 864_000, NOW) == pytest.approx(10)
+    stale = state({NOW - 50 * HOUR: 0})
+    assert forecast.production(stale, KEY, 50 * 3600, NOW) == pytest.approx(1)
+    assert forecast.production(State(), KEY, 10, NOW) is None
+
+
+def test_landing_is_told_from_the_fastest_batch() -> None:
+    assert forecast.landing([BatchPace(10, 5_000), BatchPace(1_000_000, 10_000)]) == 100_000
+    assert forecast.landing([]) is None
+    assert forecast.landing([BatchPace(0, 5_000)]) is None
+    assert forecast.landing([BatchPace(83, 1)]) is None, "of the clock's own grain"
+
+
+def test_eta_is_what_is_gained_on_producers() -> None:
+    a_hundred, ten = [BatchPace(500, 5_000)], [BatchPace(500, 50_000)]
+    assert forecast.eta(9_000, a_hundred, 10.0) == 100_000
+    assert forecast.eta(9_000, a_hundred, None) == 90_000
+    assert forecast.eta(9_000, ten, 10.0) is None
+    assert forecast.eta(9_000, [], 10.0) is None
+    assert forecast.eta(0, ten, 1.0) == 0
+
+
+def test_an_eta_is_no_less_than_a_run_and_none_for_what_is_far_beyond_what_ever_landed() -> None:
+    assert forecast.eta(5, [BatchPace(50_000, 4_000), BatchPace(10, 3_000)], None) == 3_000
+    assert forecast.eta(50_000, [BatchPace(500, 5_000)], None) == 500_000
+    assert forecast.eta(50_001, [BatchPace(500, 5_000)], None) is None
+
+
+class Published:
+    """A ledger of nothing but publish entries."""
+
+    def __init__(self, entries: Mapping[int, PublishEntry]) -> None:
+        self._entries = entries
+
+    def publication(self, batch: Batch) -> PublishEntry:
+        return self._entries[batch.id]
+
+    def recall(self, batch: Batch) -> Batch:
+        return batch
+
+
+def test_rates_are_told_by_batches_that_read_all_that_they_published() -> None:
+    def batch(id_: int, kind: RequestKind) -> Batch:
+        return Batch(id_, None, Request(kind), "hash", owner(), BatchStatus.PUBLISHED, 0, published=id_ + 1)
+
+    def entry(batch: int, *, adopted: bool) -> PublishEntry:
+        read = Receipt(Slice(*KEY, 0, 1000), 1000, Counts(landed=1000), (), "a", adopted=adopted)
+        return PublishEntry(batch=batch, token="t", at=2_000, receipts=(read,))
+
+    entries = {1: entry(1, adopted=True), 3: entry(3, adopted=False), 5: entry(5, adopted=False)}
+    kinds = {1: RequestKind.CATCH_UP, 3: RequestKind.REPLAY, 5: RequestKind.CATCH_UP}
+    known = State(batches=Batches(batch(n, kind) for n, kind in kinds.items()))
+    assert outlook.work(Published(entries), known) == [BatchPace(1000, 2_000)]  # type: ignore[arg-type]
+
+
+# -- retention
+
+
+def deletion(
+    config: TopicConfig | None,
+    since: int | None = NOW - 4 * DAY,
+    rate: float | None = None,
+    notice: int = DAY,
+    needed: int = 0,
+    **changes: object,
+) -> forecast.Deletion | None:
+    p = partition(**{"log_start": 100, "stable_end": 900, "high_watermark": 900} | changes)
+    owed = Backlog(KEY, p, (Range(120, 900),), since)
+    configs = {} if config is None else {"orders": config}
+    return next(forecast.deletions([owed], configs, {} if rate is None else {KEY: rate}, NOW, notice, needed), None)
+
+
+def test_retention_by_time_is_warned_of_before() -> None:
+    keeps = TopicConfig(retention_ms=4 * DAY + 3 * HOUR)
+    found = deletion(keeps)
+    assert found is not None
+    assert found.at == NOW + 3 * HOUR
+    assert found.stamped == NOW + DAY - keeps.retention_ms, "what will be old enough within the notice"
+    said = found.at_risk(700)
+    assert said.ranges == (Range(120, 700),)
+    assert said.describe(NOW) == "orders:0 [120, 700) will begin to be deleted in about 3 h (retention.ms 99h)"
+    assert found.at_risk(None).ranges == (Range(120, 900),)
+    assert deletion(keeps, notice=2 * HOUR) is None
+    assert deletion(keeps, notice=2 * HOUR, needed=5 * HOUR) is not None, "landing takes longer than is left"
+    late = deletion(TopicConfig(retention_ms=DAY))
+    assert late is not None
+    assert "may be deleted at any moment" in late.at_risk(None).describe(NOW)
+
+
+def test_a_topic_that_keeps_little_is_warned_of_at_half_of_it() -> None:
+    keeps = TopicConfig(retention_ms=2 * HOUR)
+    assert deletion(keeps, since=NOW - 30 * MINUTE) is None
+    assert deletion(keeps, since=NOW - 61 * MINUTE) is not None
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        None,
+        TopicConfig(),
+        TopicConfig(retention_ms=1, deletes=False, compacts=True),
+    ],
+)
+def test_without_deletion_or_without_knowing_nothing_is_said(config: TopicConfig | None) -> None:
+    assert deletion(config) is None
+
+
+def test_an_unknown_age_is_no_alarm() -> None:
+    assert deletion(TopicConfig(retention_ms=1), since=None) is None
+
+
+def test_retention_by_size_counts_the_room_that_is_left() -> None:
+    """800 offsets in 8000 bytes; 780 of them are owed."""
+    keeps = TopicConfig(retention_bytes=8_800)  # 880 offsets: room for 100 more
+    found = deletion(keeps, rate=0.01, log_bytes=8_000)
+    assert found is not None
+    assert found.at == NOW + 10_000_000
+    assert found.at_risk(None).ranges == (Range(120, 884),), "864 offsets come in a day"
+    assert deletion(keeps, rate=0.001, log_bytes=8_000) is None
+    assert deletion(keeps, log_bytes=8_000) is None, "how fast it grows is not known, and there is room"
+    assert deletion(keeps, rate=0.01) is None, "nor how large it is"
+    full = deletion(TopicConfig(retention_bytes=7_000), log_bytes=8_000)
+    assert full is not None
+    assert full.at == NOW
+
+
+def test_what_comes_first_is_told() -> None:
+    both = TopicConfig(retention_ms=4 * DAY + 3 * HOUR, retention_bytes=8_800)
+    found = deletion(both, rate=0.1, log_bytes=8_000)
+    assert found is not None
+    assert "retention.bytes" in found.why
+    assert found.at == NOW + 1_000_000
+
+
+@given(
+    since=st.integers(0, NOW),
+    retention=st.integers(1, 2 * NOW),
+    notice=st.integers(0, 30 * DAY),
+    needed=st.integers(0, 30 * DAY),
+    end=st.none() | st.integers(0, 2000),
+)
+def test_what_is_at_risk_lies_in_what_is_held(
+    since: int, retention: int, notice: int, needed: int, end: int | None
+) -> None:
+    found = deletion(TopicConfig(retention_ms=retention), since=since, notice=notice, needed=needed)
+    if found is None:
+        assert since + retention > NOW + min(notice, retention // 2)
+        return
+    (r,) = found.at_risk(end).ranges
+    assert 120 == r.start < r.end <= 900
+
+
+def test_what_has_landed_is_not_at_risk() -> None:
+    owed = Backlog(KEY, partition(stable_end=900), (Range(0, 300), Range(400, 900)), NOW - DAY)
+    (found,) = forecast.deletions([owed], {"orders": TopicConfig(retention_ms=DAY)}, {}, NOW, DAY)
+    assert found.at_risk(600).ranges == (Range(0, 300), Range(400, 600))
+    assert "[0, 300) and 1 more may be deleted" in found.at_risk(600).describe(NOW)
+
+
+# -- what Kafka forgets
+
+
+def test_offsets_and_transactional_ids_expire() -> None:
+    broker = BrokerConfig(offsets_retention=7 * DAY, transactional_id_expiration=DAY)
+    offsets, ids = forecast.expiries("g", "t", NOW - 6 * DAY, broker)
+    assert offsets.describe(NOW) == (
+        "committed offsets of group g: kept for about 24 h more (offsets.retention.minutes 7d)"
+    )
+    assert ids.describe(NOW) == "transactional id t: no longer kept (transactional.id.expiration.ms 1d)"
+    assert len(forecast.expiries("g", None, NOW, broker)) == 1, "commits without a transactional id"
+    assert forecast.expiries("g", "t", None, broker) == (), "never committed"
+    assert forecast.expiries("g", "t", NOW, BrokerConfig()) == (), "the cluster does not tell"
+
+
+@pytest.mark.parametrize(
+    ("ms", "said"),
+    [
+        (0, "0 s"),
+        (-5, "0 s"),
+        (90_000, "90 s"),
+        (12 * MINUTE, "12 min"),
+        (3 * HOUR + 20 * MINUTE, "3 h 20 min"),
+        (DAY, "24 h"),
+        (2 * DAY + 4 * HOUR, "2 d 4 h"),
+        (30 * DAY + 4 * HOUR, "30 d"),
+    ],
+)
+def test_spans_of_time_as_people_say_them(ms: int, said: str) -> None:
+    assert show_about(ms) == said

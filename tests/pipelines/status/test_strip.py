@@ -1,0 +1,81 @@
+"""How windows stand by the ledger alone, and which windows a strip shows."""
+
+from __future__ import annotations
+
+import pytest
+
+from sluice.pipelines.feed.sections import WindowSettings
+from sluice.pipelines.ledger import State
+from sluice.pipelines.ledger.entries import (
+    Boundaries,
+    BoundaryEntry,
+    KeyRange,
+    OriginEntry,
+    OriginItem,
+    SkipEntry,
+)
+from sluice.pipelines.model.kafka import Key, OpenTransaction
+from sluice.pipelines.model.ranges import Range
+from sluice.pipelines.status.strip import OutsideFacts, last_windows, standing, standings
+from sluice.pipelines.status.window_state import Standing
+
+HOUR = 3_600_000
+KEYS = [Key("orders", n, "id-1") for n in range(2)]
+HOURLY = WindowSettings()
+NOW = 5 * HOUR
+
+
+def state(*accounted: tuple[int, int, int]) -> State:
+    """Two partitions, ten offsets an hour from hour 1 to hour 4; `accounted` as (partition, start, end)."""
+    origins = tuple(OriginItem(key=k, offset=0, committed=None, why="", opens=HOUR) for k in KEYS)
+    pins = tuple(Boundaries(key=k, times=(2 * HOUR, 3 * HOUR, 4 * HOUR), offsets=(10, 20, 30)) for k in KEYS)
+    ranges = tuple(KeyRange(key=KEYS[n], range=Range(start, end)) for n, start, end in accounted)
+    entries = [OriginEntry(items=origins), BoundaryEntry(items=pins), SkipEntry(ranges=ranges, reason="")]
+    return State().extended(entries)
+
+
+def test_a_window_is_landed_when_nothing_of_it_is_owed() -> None:
+    found = standings(state((0, 0, 30), (1, 0, 13)), HOURLY, [HOUR, 2 * HOUR, 3 * HOUR], NOW, OutsideFacts())
+    assert [s.standing for s in found] == [Standing.LANDED, Standing.PARTIAL, Standing.PARTIAL]
+    assert [(s.done, s.span) for s in found] == [(20, 20), (13, 20), (10, 20)]
+    assert [o.ranges for s in found for o in s.owes] == [(Range(13, 20),), (Range(20, 30),)]
+
+
+def test_what_is_known_besides_the_ledger_gives_it_a_better_name() -> None:
+    held = OpenTransaction(12, 7, 0)
+    nothing = state()
+    for seen, expected in (
+        (OutsideFacts(), Standing.OWED),
+        (OutsideFacts({KEYS[1]: 12}, {KEYS[1].tp: held}), Standing.HELD),
+        (OutsideFacts({KEYS[1]: 12}, failed={2 * HOUR: 4}), Standing.FAILED),
+        (OutsideFacts({KEYS[1]: 12}, running={2 * HOUR: 5}, failed={2 * HOUR: 4}), Standing.RUNNING),
+    ):
+        found = standing(nothing, HOURLY, 2 * HOUR, NOW, seen)
+        assert found.standing is expected
+        assert found.batch == {Standing.FAILED: 4, Standing.RUNNING: 5}.get(expected)
+    by_partition = standing(nothing, HOURLY, 2 * HOUR, NOW, OutsideFacts({KEYS[1]: 12}, {KEYS[1].tp: held})).owes
+    assert [(o.held_at, o.held_by) for o in by_partition] == [(None, None), (12, held)]
+
+
+def test_a_window_whose_end_is_not_resolved_is_owed_once_it_is_closed() -> None:
+    caught_up = state((0, 0, 35), (1, 0, 30))
+    still_open = standing(caught_up, HOURLY, 4 * HOUR, NOW)
+    assert (still_open.standing, still_open.done, still_open.span) == (Standing.OPEN, 5, None)
+    later = standing(caught_up, HOURLY, 4 * HOUR, NOW + HOUR)
+    assert later.standing is Standing.PARTIAL
+    assert standing(caught_up, HOURLY, 5 * HOUR, NOW + 2 * HOUR).standing is Standing.OWED
+    assert standing(State(), HOURLY, HOUR, NOW).standing is Standing.OWED
+
+
+@pytest.mark.parametrize(
+    ("length", "count", "expected"),
+    [
+        ("1h", 24, [1, 2, 3, 4, 5]),
+        ("1h", 2, [4, 5]),
+        ("2h", 24, [0, 2, 4]),
+    ],
+)
+def test_the_newest_windows_from_the_first_to_the_open_one(length: str, count: int, expected: list[int]) -> None:
+    shown = last_windows(state(), WindowSettings.model_validate(length), NOW, count)
+    assert [w // HOUR for w in shown] == expected
+    assert not last_windows(State(), HOURLY, NOW, count)
