@@ -35,7 +35,7 @@ from sluice.pipelines.records.kafka_batches.decode import BatchDecoder
 from sluice.pipelines.records.rows.landed_columns import quarantine_rows
 from sluice.pipelines.records.rows.row_format import Formatted
 from sluice.resources.edges import open_edges
-from sluice.resources.kafka.fetch import KafkaFetcher
+from sluice.resources.kafka.fetch.fetch import KafkaFetcher
 from sluice.resources.lakes import open_lake
 from sluice.resources.registry import writers_of
 from sluice.resources.spark.executor import Wiring

@@ -37,8 +37,8 @@ from sluice.pipelines.errors import Failed, ProofFailed
 from sluice.pipelines.feed.kafka_section import KafkaSettings
 from sluice.pipelines.records.kafka_batches.encode import Accumulator
 from sluice.pipelines.util.units import HOUR
-from sluice.resources.kafka.sending import KafkaSender
-from sluice.resources.kafka.settings import KafkaAddress
+from sluice.resources.kafka.connection.connection_settings import KafkaAddress
+from sluice.resources.kafka.produce.sender import KafkaSender
 from sluice.resources.local import events
 from sluice.resources.local.kafka import LocalKafka
 

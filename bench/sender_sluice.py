@@ -17,8 +17,8 @@ from sluice.pipelines.records.kafka_batches.encode import CODECS, TO_SEND, Accum
 from sluice.pipelines.republishing.republish_rows import CHUNK_ROWS
 from sluice.pipelines.republishing.send_lane import TRANSACTION_BYTES
 from sluice.pipelines.schema.arrays import fixed_width
-from sluice.resources.kafka.sending import KafkaSender, KafkaTarget
-from sluice.resources.kafka.settings import KafkaAddress
+from sluice.resources.kafka.connection.connection_settings import KafkaAddress
+from sluice.resources.kafka.produce.sender import KafkaSender, KafkaTarget
 
 _CHUNKS = 8  # different ones, which are sent again and again
 

@@ -40,7 +40,7 @@ def acls(
     $ sluice acls orders --republish orders-again
     """
     from sluice.pipelines.feed.rights import Grantee, rights_of, rights_to_republish
-    from sluice.resources.kafka.settings import grantee
+    from sluice.resources.kafka.connection.connection_settings import grantee
 
     found = session.feed(feed)
     rights = rights_of(found)

@@ -94,7 +94,7 @@ def topics(ctx: typer.Context, incomplete: str) -> list[str]:
 def _ask(settings: Any) -> list[str]:
     from contextlib import closing
 
-    from sluice.resources.kafka.cluster import KafkaCluster
+    from sluice.resources.kafka.cluster.cluster import KafkaCluster
 
     with closing(KafkaCluster(settings)) as cluster:
         return sorted(name for name in cluster.topics() if not name.startswith("__"))

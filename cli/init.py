@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from sluice.pipelines.feed.feed import Feed
     from sluice.pipelines.feed.feed_proposal import Proposed, TopicLook
     from sluice.pipelines.feed.kafka_section import KafkaSettings
-    from sluice.resources.kafka.cluster import KafkaCluster
+    from sluice.resources.kafka.cluster.cluster import KafkaCluster
 
 SAMPLE = 1000
 """Records that are looked at, in all partitions together."""
@@ -92,7 +92,7 @@ def init(
     $ sluice init shop_orders --bootstrap kafka.example:9093 --topic orders --kafka security_protocol=SSL
     """
     from sluice.pipelines.feed.feed_proposal import Proposed, feed_name, feed_text, format_of
-    from sluice.resources.kafka.cluster import KafkaCluster
+    from sluice.resources.kafka.cluster.cluster import KafkaCluster
 
     root = (session.folder or Path.cwd()).resolve()
     given = _kafka_section(session, root, bootstrap, settings or [], local)

@@ -27,7 +27,7 @@ def group_owners(session: Session, feed: Feed) -> dict[str, str]:
 
 def strangers(feed: Feed, view: GroupView) -> tuple[GroupMember, ...]:
     """Members that are not a run of the feed: a commit waits for the feed's own, and refuses because of these."""
-    from sluice.resources.kafka.settings import CLIENT_ID
+    from sluice.resources.kafka.connection.connection_settings import CLIENT_ID
 
     ours = CLIENT_ID if view.kind == ZOOKEEPER else feed.kafka.client_id or CLIENT_ID
     return tuple(m for m in view.members or () if m.client_id != ours)

@@ -171,7 +171,7 @@ def _reads(feed: Feed, topic: str) -> bool:
 
 def _partition(feed: Feed, tp: TopicPartition) -> PartitionState:
     """The partition under read_committed: its stable end is the last stable offset."""
-    from sluice.resources.kafka.cluster import KafkaCluster
+    from sluice.resources.kafka.cluster.cluster import KafkaCluster
 
     with closing(KafkaCluster(feed.kafka)) as cluster:
         found = cluster.partitions([tp.topic], Isolation.READ_COMMITTED)
@@ -247,7 +247,7 @@ def _read_by_schema(feed: Feed, chunks: Sequence[pa.RecordBatch], piece: Slice) 
 def _answers(feed: Feed, piece: Slice, isolation: Isolation) -> Iterator[Fetched]:
     from sluice.pipelines.model.kafka import FetchLimits
     from sluice.pipelines.ports import FetchFailed
-    from sluice.resources.kafka.fetch import KafkaFetcher
+    from sluice.resources.kafka.fetch.fetch import KafkaFetcher
 
     with closing(KafkaFetcher(feed.kafka, isolation)) as fetcher:
         for answer in fetcher.stream([piece], FetchLimits(1, _BYTES, _BYTES, _BYTES)):

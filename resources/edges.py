@@ -18,11 +18,11 @@ from sluice.pipelines.operating.migrate_offsets import Stores
 from sluice.pipelines.ports import Edges, Groups, Lake, Table
 from sluice.resources.both_stores import BothGroup, BothGroups
 from sluice.resources.clock import now
-from sluice.resources.kafka.cluster import KafkaCluster
-from sluice.resources.kafka.group import KafkaGroup
-from sluice.resources.kafka.groups import KafkaGroups
-from sluice.resources.kafka.shared import SharedKafka
-from sluice.resources.kafka.wire import Wire
+from sluice.resources.kafka.cluster.cluster import KafkaCluster
+from sluice.resources.kafka.cluster.shared_cluster import SharedKafka
+from sluice.resources.kafka.connection.connections import Wire
+from sluice.resources.kafka.group.all_groups import KafkaGroups
+from sluice.resources.kafka.group.group import KafkaGroup
 from sluice.resources.lakes import open_lake
 from sluice.resources.liveness import LakeLiveness
 from sluice.resources.registry import writers_of
@@ -34,7 +34,7 @@ from sluice.resources.zookeeper.groups import ZooKeeperGroups
 
 if TYPE_CHECKING:
     from sluice.pipelines.tables.table_windows import CompleteWindows
-    from sluice.resources.kafka.sending import KafkaTarget
+    from sluice.resources.kafka.produce.sender import KafkaTarget
 
 
 @contextmanager
@@ -96,7 +96,9 @@ def open_stores(feed: Feed) -> Iterator[Stores]:
 
 def open_target(feed: Feed, topic: str) -> AbstractContextManager[KafkaTarget]:
     """A topic of the feed's Kafka to ask about; no connection is opened before the first question."""
-    from sluice.resources.kafka.sending import KafkaTarget  # late: what encodes records takes numba, and a second
+    from sluice.resources.kafka.produce.sender import (
+        KafkaTarget,  # late: what encodes records takes numba, and a second
+    )
 
     return closing(KafkaTarget(feed.kafka, topic, ""))
 

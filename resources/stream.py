@@ -31,8 +31,8 @@ from sluice.pipelines.planning.origins import key_of, out_of_range
 from sluice.pipelines.ports import Fetcher, FetchFailed
 from sluice.pipelines.records.kafka_batches.decode import BatchDecoder
 from sluice.pipelines.records.shape import RAW
-from sluice.resources.kafka.cluster import KafkaCluster
-from sluice.resources.kafka.fetch import KafkaFetcher
+from sluice.resources.kafka.cluster.cluster import KafkaCluster
+from sluice.resources.kafka.fetch.fetch import KafkaFetcher
 from sluice.resources.lakes import open_lake
 from sluice.resources.reading import When, instant
 from sluice.resources.registry import writers_of

@@ -16,8 +16,8 @@ from sluice.pipelines.republishing.republish_plan import Republish, Wishes
 from sluice.pipelines.republishing.send_lane import TRANSACTION_SECONDS, Pace
 from sluice.pipelines.republishing.values import check_sendable
 from sluice.resources.clock import now
-from sluice.resources.kafka.sending import KafkaTarget
-from sluice.resources.kafka.settings import KafkaAccess
+from sluice.resources.kafka.connection.connection_settings import KafkaAccess
+from sluice.resources.kafka.produce.sender import KafkaTarget
 from sluice.resources.registry import number_of_own
 
 

@@ -18,7 +18,7 @@ import pytest
 from hypothesis import HealthCheck, settings
 from kafka import KafkaAdminClient, KafkaConsumer, KafkaProducer
 
-from sluice.resources.kafka.receiving import ClosingClient
+from sluice.resources.kafka.connection.zero_copy_transport import ClosingClient
 from sluice.resources.local.kafka import LocalKafka
 from tests.stores import Store, store
 from tests.zookeepers import LocalZooKeeper

@@ -30,16 +30,16 @@ MAY_IMPORT = {
     # an executor of our own
     "assets/side_by_side.py": ("dagster._", "dagster_shared"),
     # connections, and what is sent and received on them
-    "resources/kafka/wire.py": ("kafka.net", "kafka.future"),
-    "resources/kafka/lanes.py": ("kafka.future",),
-    "resources/kafka/receiving.py": ("kafka.net",),
+    "resources/kafka/connection/connections.py": ("kafka.net", "kafka.future"),
+    "resources/kafka/fetch/broker_sessions.py": ("kafka.future",),
+    "resources/kafka/connection/zero_copy_transport.py": ("kafka.net",),
     # the class that kafka-python's documentation names for providers of tokens
-    "resources/kafka/oauth.py": ("kafka.net.sasl.oauth",),
+    "resources/kafka/connection/oauth.py": ("kafka.net.sasl.oauth",),
     # requests and answers, one module for each conversation
-    "resources/kafka/messages.py": ("kafka.protocol",),
-    "resources/kafka/group_messages.py": ("kafka.protocol", "kafka.record"),
-    "resources/kafka/groups_messages.py": ("kafka.protocol",),
-    "resources/kafka/visit_messages.py": ("kafka.protocol",),
+    "resources/kafka/protocol/messages.py": ("kafka.protocol",),
+    "resources/kafka/protocol/group_api.py": ("kafka.protocol", "kafka.record"),
+    "resources/kafka/protocol/admin_api.py": ("kafka.protocol",),
+    "resources/kafka/protocol/visit_api.py": ("kafka.protocol",),
     # the logs of made-up partitions, written as a producer would
     "src/sluice/testing/logs.py": ("kafka.record",),
     # commits that take files out and put others in
@@ -48,8 +48,8 @@ MAY_IMPORT = {
 
 MAY_REACH_INTO = {
     "assets/kept_open.py": {"_conn_string"},
-    "resources/kafka/wire.py": {"_brokers", "_conns", "_coordinator_brokers", "_io_thread"},
-    "resources/kafka/receiving.py": {"_close"},
+    "resources/kafka/connection/connections.py": {"_brokers", "_conns", "_coordinator_brokers", "_io_thread"},
+    "resources/kafka/connection/zero_copy_transport.py": {"_close"},
     "resources/spark/executors.py": {"_jsc"},
     "resources/spark/failures.py": {"_jsc"},
     "resources/spark/engine.py": {

@@ -1,9 +1,10 @@
 """A batch's report: one HTML file that tells people what a batch landed, what it refused, and how its columns look.
 
-    batch_facts (ledger, receipts) ─► rejects, column_profiles (files of the batch) ─► report_page ─► `_sluice/<feed>/reports/`
+    batch_facts (ledger, receipts) ─► rejects, column_profiles (its files) ─► report_page ─► `_sluice/<feed>/reports/`
 
 It reads the ledger, the batch's files and what `status` reports, and writes one file. Open `store` first, which makes
-and keeps a report; `report_page` puts it together, `amounts` and `quality` are its sections, `markup` and `plots` its tools.
+and keeps a report; `report_page` composes it; `amounts` and `quality` are its sections, `markup` and `plots` its
+tools.
 
 Promises: the file needs nothing but itself, runs no script, and stays below 300 kB. Everything in it that came from
 outside is escaped and cut. Values of records appear only here; settings of Kafka and the lake never do. The same batch,

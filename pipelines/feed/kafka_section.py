@@ -85,7 +85,7 @@ _TLS = ("SSL", "SASL_SSL")
 _NOT_FOR_ALL = {"bootstrap", "session_timeout_ms", "transaction_timeout_ms"}
 
 
-_OURS = "sluice.resources.kafka.oauth:ClientCredentials"
+_OURS = "sluice.resources.kafka.connection.oauth:ClientCredentials"
 CREDENTIALS = {
     "sasl_oauth_token_endpoint": "endpoint",
     "sasl_oauth_client_id": "client_id",

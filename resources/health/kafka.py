@@ -22,10 +22,10 @@ from sluice.pipelines.util.units import many, show_about, show_duration
 from sluice.resources.health.examine import Check, examine
 from sluice.resources.health.registry import examine_registry
 from sluice.resources.health.zookeeper import examine_offsets
-from sluice.resources.kafka.failures import explain
-from sluice.resources.kafka.group import SESSION_SECONDS, TRANSACTION_SECONDS
-from sluice.resources.kafka.settings import CLIENT_ID, grantee
-from sluice.resources.kafka.visit import KafkaVisit
+from sluice.resources.kafka.cluster.visit import KafkaVisit
+from sluice.resources.kafka.connection.connection_settings import CLIENT_ID, grantee
+from sluice.resources.kafka.group.group import SESSION_SECONDS, TRANSACTION_SECONDS
+from sluice.resources.kafka.protocol.kafka_errors import explain
 
 OLDEST = (2, 8)
 """The first Kafka with topic ids."""

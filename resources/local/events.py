@@ -25,12 +25,12 @@ from sluice.pipelines.errors import UsageError
 from sluice.pipelines.feed.kafka_section import KafkaSettings
 from sluice.pipelines.feed.rights import Right, rights_to_create, rights_to_produce
 from sluice.pipelines.records.rows.row_format import HEADERS, TO_SEND
-from sluice.resources.kafka.failures import explain
-from sluice.resources.kafka.receiving import client_of
-from sluice.resources.kafka.settings import KafkaAddress, grantee
+from sluice.resources.kafka.connection.connection_settings import KafkaAddress, grantee
+from sluice.resources.kafka.connection.zero_copy_transport import client_of
+from sluice.resources.kafka.protocol.kafka_errors import explain
 
 if TYPE_CHECKING:  # it loads compiled loops
-    from sluice.resources.kafka.sending import KafkaSender
+    from sluice.resources.kafka.produce.sender import KafkaSender
 
 CUSTOMERS = 5_000
 CURRENCIES = ("EUR", "EUR", "EUR", "USD", "USD", "GBP", "CHF", "SEK")
@@ -196,7 +196,7 @@ def send(
     UsageError for an unknown codec, KafkaUnavailable, NotAuthorized.
     """
     from sluice.pipelines.records.kafka_batches.encode import CODECS
-    from sluice.resources.kafka.sending import KafkaSender
+    from sluice.resources.kafka.produce.sender import KafkaSender
 
     if (codec := CODECS.get(how.compression or "none")) is None:
         raise UsageError(f"{how.compression!r} is no codec", remedy=f"one of {', '.join(CODECS)}")

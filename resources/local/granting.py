@@ -7,8 +7,8 @@ from contextlib import closing
 
 from sluice.pipelines.errors import SetupError
 from sluice.pipelines.feed.rights import Right
-from sluice.resources.kafka.failures import explain
-from sluice.resources.kafka.settings import KafkaAddress, connecting
+from sluice.resources.kafka.connection.connection_settings import KafkaAddress, connecting
+from sluice.resources.kafka.protocol.kafka_errors import explain
 from sluice.resources.local.kafka import LocalKafka
 from sluice.resources.local.secured import USER
 
@@ -29,7 +29,7 @@ def _change(kafka: LocalKafka, rights: Iterable[Right], user: str, change: str) 
     from kafka.admin import ACL, ACLOperation, ACLPermissionType, ACLResourcePatternType, ResourcePattern, ResourceType
     from kafka.errors import KafkaError
 
-    from sluice.resources.kafka.receiving import client_of
+    from sluice.resources.kafka.connection.zero_copy_transport import client_of
 
     if kafka.secured is None:
         raise SetupError("this local Kafka has no users and asks for no rights", remedy="everybody may do everything")

@@ -267,7 +267,7 @@ class LocalKafka:
         from kafka import KafkaAdminClient
         from kafka.admin import ConfigResource, ConfigResourceType
 
-        from sluice.resources.kafka.receiving import client_of
+        from sluice.resources.kafka.connection.zero_copy_transport import client_of
 
         node = self._node(broker)
         if node.secured is None:
@@ -459,7 +459,7 @@ class _BrokerNode:
         from kafka import KafkaAdminClient
         from kafka.errors import KafkaError
 
-        from sluice.resources.kafka.receiving import client_of
+        from sluice.resources.kafka.connection.zero_copy_transport import client_of
 
         try:
             with socket.create_connection((HOST, self.port), timeout=1):

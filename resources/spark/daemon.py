@@ -15,7 +15,7 @@ LOADED = (
     "sluice.resources.spark.executor",
     "sluice.pipelines.landing.task",
     "sluice.pipelines.records.json.format",
-    "sluice.resources.kafka.fetch",
+    "sluice.resources.kafka.fetch.fetch",
 )
 
 if __name__ == "__main__":

@@ -94,7 +94,7 @@ class Wiring:
     def open(self, isolation: Isolation, shape: Shape) -> Iterator[Tools]:
         """Opens no connection by itself. Reads from replicas in the machine's rack, where it names one."""
         from sluice.pipelines.landing.task import Tools
-        from sluice.resources.kafka.fetch import KafkaFetcher
+        from sluice.resources.kafka.fetch.fetch import KafkaFetcher
 
         with closing(KafkaFetcher(self.kafka, isolation, rack=os.environ.get(RACK) or self.rack)) as fetcher:
             yield Tools(fetcher, self.lake, shape.format(self.writers))

@@ -66,7 +66,7 @@ _IMPORTED = (
     "sluice.pipelines.records.avro.format",
     "sluice.pipelines.records.json.schema_format",
     "sluice.pipelines.records.protobuf.format",
-    "sluice.resources.kafka.fetch",
+    "sluice.resources.kafka.fetch.fetch",
     *_PROTOBUF.values(),
     *(("sluice.resources.s3.lake", "sluice.resources.glue", "boto3") if _S3 else ()),
 )

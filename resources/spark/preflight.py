@@ -27,8 +27,8 @@ from typing import Any
 
 from sluice.pipelines.errors import SetupError
 from sluice.pipelines.ports import Lake
-from sluice.resources.kafka.cluster import KafkaCluster
-from sluice.resources.kafka.settings import KafkaAccess
+from sluice.resources.kafka.cluster.cluster import KafkaCluster
+from sluice.resources.kafka.connection.connection_settings import KafkaAccess
 from sluice.resources.spark import failures, probe
 
 SECONDS = 20.0

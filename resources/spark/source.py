@@ -178,7 +178,7 @@ def _plan_ranges(feed: Feed, offsets: str) -> Plan:
     from sluice.pipelines.planning import plan as planning
     from sluice.pipelines.planning.assignment import Sizing
     from sluice.pipelines.planning.origins import key_of, out_of_range
-    from sluice.resources.kafka.cluster import KafkaCluster
+    from sluice.resources.kafka.cluster.cluster import KafkaCluster
 
     request, nothing = _request(offsets), State()
     with closing(KafkaCluster(feed.kafka)) as cluster:

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from sluice.pipelines.errors import GroupHeld
 from sluice.pipelines.model.consumer_groups import ZOOKEEPER, Broker, GroupMember, GroupState, GroupView, ListedGroup
 from sluice.pipelines.model.kafka import CommittedOffset, TopicPartition
-from sluice.resources.kafka.settings import CLIENT_ID
+from sluice.resources.kafka.connection.connection_settings import CLIENT_ID
 from sluice.resources.zookeeper import layout
 from sluice.resources.zookeeper.layout import Consumer
 from sluice.resources.zookeeper.tree import Changed, Tree, chunks, writes

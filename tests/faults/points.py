@@ -17,7 +17,7 @@ from unittest.mock import patch
 
 from sluice.pipelines.lake import paths
 from sluice.resources import lake_local
-from sluice.resources.kafka.wire import Wire
+from sluice.resources.kafka.connection.connections import Wire
 from sluice.resources.lake_local import LocalLake
 from sluice.resources.zookeeper.tree import Tree
 

@@ -48,7 +48,7 @@ _server.set_forkserver_preload(
         "sluice.pipelines.records.kafka_batches.encode",
         "sluice.pipelines.records.json.format",
         "sluice.pipelines.records.contract_rows.contract_format",
-        "sluice.resources.kafka.fetch",
+        "sluice.resources.kafka.fetch.fetch",
         "sluice.resources.s3.lake",
         "boto3",
         "duckdb",

@@ -13,7 +13,7 @@ from typing import Any
 
 from sluice.cli import main as cli
 from sluice.pipelines.republishing import coordinates, lanes, republish_plan, send_lane
-from sluice.resources.kafka.sending import KafkaTarget
+from sluice.resources.kafka.produce.sender import KafkaTarget
 
 STEPS: dict[str, tuple[Any, str]] = {
     "begun": (KafkaTarget, "begin"),

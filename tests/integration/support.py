@@ -32,7 +32,7 @@ from sluice.pipelines.model.traffic import TaskTraffic
 from sluice.pipelines.ports import Edges, Job
 from sluice.pipelines.quarantine.dead_letters import Outlet
 from sluice.resources.edges import open_edges
-from sluice.resources.kafka.fetch import KafkaFetcher
+from sluice.resources.kafka.fetch.fetch import KafkaFetcher
 from sluice.resources.lakes import open_lake
 from sluice.resources.liveness import new_owner
 from sluice.resources.local.kafka import LocalKafka

@@ -16,7 +16,7 @@ from sluice.pipelines.feed.rights import rights_of
 from sluice.pipelines.model.receipts import Outcome
 from sluice.pipelines.model.traffic import TaskTraffic
 from sluice.pipelines.ports import Job
-from sluice.resources.kafka.cluster import KafkaCluster
+from sluice.resources.kafka.cluster.cluster import KafkaCluster
 from sluice.resources.liveness import new_owner
 from sluice.resources.local.granting import grant, revoke
 from sluice.resources.local.kafka import LocalKafka

@@ -17,7 +17,7 @@ from sluice.pipelines.maintenance.compaction import compact
 from sluice.pipelines.maintenance.expiry import expire
 from sluice.pipelines.planning import windows
 from sluice.pipelines.records.shape import RAW
-from sluice.resources.kafka.fetch import KafkaFetcher
+from sluice.resources.kafka.fetch.fetch import KafkaFetcher
 from sluice.resources.liveness import new_owner
 from sluice.resources.local.kafka import LocalKafka
 from sluice.resources.reading import of_feed

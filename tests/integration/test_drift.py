@@ -19,7 +19,7 @@ from sluice.pipelines.model.receipts import Counts, DriftKind
 from sluice.pipelines.quarantine.held import Filter
 from sluice.pipelines.validation.drift import drift_of
 from sluice.resources import reading
-from sluice.resources.kafka.fetch import KafkaFetcher
+from sluice.resources.kafka.fetch.fetch import KafkaFetcher
 from sluice.resources.liveness import new_owner
 from sluice.resources.local.kafka import LocalKafka
 from sluice.resources.spark import engine

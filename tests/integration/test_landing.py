@@ -18,7 +18,7 @@ from sluice.pipelines.errors import Refused, UnknownTopic, UsageError
 from sluice.pipelines.model.kafka import TopicPartition
 from sluice.pipelines.model.ranges import Range
 from sluice.pipelines.records.shape import RAW
-from sluice.resources.kafka.fetch import KafkaFetcher
+from sluice.resources.kafka.fetch.fetch import KafkaFetcher
 from sluice.resources.lakes import open_lake
 from sluice.resources.local.kafka import LocalKafka
 from tests.integration.conftest import Lines

@@ -15,7 +15,7 @@ from sluice.cli.main import main
 from sluice.pipelines.committing.commit import CommitStatus
 from sluice.pipelines.model.kafka import TopicPartition
 from sluice.resources.edges import open_stores
-from sluice.resources.kafka.groups import KafkaGroups
+from sluice.resources.kafka.group.all_groups import KafkaGroups
 from sluice.resources.local.kafka import LocalKafka
 from sluice.resources.zookeeper.group import ZooKeeperMembership
 from tests.integration.support import Place, commit_feed, run

@@ -22,7 +22,7 @@ from sluice.pipelines.model.plans import Request, RequestKind
 from sluice.pipelines.operating.acceptance import AcceptEvent, accept_log, accept_lost
 from sluice.pipelines.publishing import manifest
 from sluice.pipelines.records.shape import RAW
-from sluice.resources.kafka.fetch import KafkaFetcher
+from sluice.resources.kafka.fetch.fetch import KafkaFetcher
 from sluice.resources.liveness import new_owner
 from sluice.resources.local.kafka import LocalKafka
 from tests.integration.conftest import Lines

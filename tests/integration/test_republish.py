@@ -29,8 +29,8 @@ from sluice.pipelines.republishing import republish_plan as plans
 from sluice.pipelines.republishing import send_lane
 from sluice.pipelines.republishing.lanes import Sending
 from sluice.resources import way_back
-from sluice.resources.kafka.sending import KafkaTarget
-from sluice.resources.kafka.settings import KafkaAddress
+from sluice.resources.kafka.connection.connection_settings import KafkaAddress
+from sluice.resources.kafka.produce.sender import KafkaTarget
 from sluice.resources.lake_local import LocalLake
 from sluice.resources.local.kafka import LocalKafka
 from sluice.resources.project import Project

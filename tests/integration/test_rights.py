@@ -17,7 +17,7 @@ from sluice.pipelines.errors import NotAuthorized, UnknownTopic
 from sluice.pipelines.feed.feed import Feed
 from sluice.pipelines.feed.load import load_feed
 from sluice.pipelines.feed.rights import Grantee, NamePattern, Operation, ResourceKind, Right, rights_of
-from sluice.resources.kafka.cluster import KafkaCluster
+from sluice.resources.kafka.cluster.cluster import KafkaCluster
 from sluice.resources.local.granting import grant, revoke
 from sluice.resources.local.kafka import LocalKafka
 from sluice.resources.local.secured import USER

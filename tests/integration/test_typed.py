@@ -19,7 +19,7 @@ from sluice.pipelines.errors import QuarantineExceeded
 from sluice.pipelines.feed.feed import Feed
 from sluice.pipelines.feed.kafka_section import KafkaSettings
 from sluice.pipelines.model.kafka import TopicPartition
-from sluice.resources.kafka.fetch import KafkaFetcher
+from sluice.resources.kafka.fetch.fetch import KafkaFetcher
 from sluice.resources.lakes import open_lake
 from sluice.resources.local.events import Mix, Sending, orders, send
 from sluice.resources.local.kafka import LocalKafka

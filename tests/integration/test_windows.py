@@ -29,7 +29,7 @@ from sluice.pipelines.planning import windows
 from sluice.pipelines.ports import Edges, Job
 from sluice.pipelines.publishing import manifest
 from sluice.pipelines.records.shape import RAW
-from sluice.resources.kafka.fetch import KafkaFetcher
+from sluice.resources.kafka.fetch.fetch import KafkaFetcher
 from sluice.resources.liveness import new_owner
 from sluice.resources.local.kafka import LocalKafka
 from tests.integration.conftest import Lines

@@ -9,8 +9,8 @@ from random import Random
 from kafka.errors import KafkaError
 
 from sluice.pipelines.ledger.marks import Beside, Mark, by_hand
-from sluice.resources.kafka.messages import FETCH_VERSIONS, read_fetch
-from sluice.resources.kafka.receiving import _ResponseFrame
+from sluice.resources.kafka.connection.zero_copy_transport import _ResponseFrame
+from sluice.resources.kafka.protocol.messages import FETCH_VERSIONS, read_fetch
 from tests.fuzz.mutation import mutated, mutated_json
 from tests.fuzz.target import Target
 

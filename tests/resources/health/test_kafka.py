@@ -15,8 +15,8 @@ from sluice.pipelines.model.consumer_groups import Broker
 from sluice.pipelines.model.health import Health
 from sluice.resources.health import kafka
 from sluice.resources.health.kafka import Cluster, OneFeed
-from sluice.resources.kafka.visit import KafkaVisit
-from sluice.resources.kafka.visit_messages import TopicSeen
+from sluice.resources.kafka.cluster.visit import KafkaVisit
+from sluice.resources.kafka.protocol.visit_api import TopicSeen
 
 HERE = Broker(1, "a:1")
 

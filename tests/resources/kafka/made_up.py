@@ -14,9 +14,9 @@ from typing import Any
 from kafka.errors import OffsetOutOfRangeError
 
 from sluice.pipelines.model.kafka import TopicPartition
-from sluice.resources.kafka.cluster import KafkaCluster
-from sluice.resources.kafka.messages import ClusterView, FetchAnswer, FetchPart, Leadership, printed_id
-from sluice.resources.kafka.settings import KafkaAddress
+from sluice.resources.kafka.cluster.cluster import KafkaCluster
+from sluice.resources.kafka.connection.connection_settings import KafkaAddress
+from sluice.resources.kafka.protocol.messages import ClusterView, FetchAnswer, FetchPart, Leadership, printed_id
 from sluice.testing.logs import Log
 
 TOPIC_ID = printed_id(uuid.UUID(int=7))

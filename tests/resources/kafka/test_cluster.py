@@ -10,8 +10,8 @@ import pytest
 
 from sluice.pipelines.errors import KafkaUnavailable, NotAuthorized, UnknownTopic
 from sluice.pipelines.model.kafka import Isolation, OffsetAtTime, TopicPartition
-from sluice.resources.kafka.cluster import KafkaCluster
-from sluice.resources.kafka.settings import KafkaAddress
+from sluice.resources.kafka.cluster.cluster import KafkaCluster
+from sluice.resources.kafka.connection.connection_settings import KafkaAddress
 from tests.resources.kafka.tools import (
     address,
     admin,

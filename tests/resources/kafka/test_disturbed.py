@@ -17,12 +17,12 @@ from sluice.pipelines.feed.kafka_section import KafkaSettings
 from sluice.pipelines.model.kafka import CommittedOffset, FetchLimits, Isolation, TopicPartition
 from sluice.pipelines.ports import FetchFailed, Letter
 from sluice.pipelines.records.kafka_batches.encode import TO_SEND, Accumulator
-from sluice.resources.kafka.cluster import KafkaCluster
-from sluice.resources.kafka.fetch import KafkaFetcher
-from sluice.resources.kafka.group import KafkaGroup
-from sluice.resources.kafka.groups import KafkaGroups
-from sluice.resources.kafka.sending import KafkaTarget
-from sluice.resources.kafka.settings import KafkaAddress
+from sluice.resources.kafka.cluster.cluster import KafkaCluster
+from sluice.resources.kafka.connection.connection_settings import KafkaAddress
+from sluice.resources.kafka.fetch.fetch import KafkaFetcher
+from sluice.resources.kafka.group.all_groups import KafkaGroups
+from sluice.resources.kafka.group.group import KafkaGroup
+from sluice.resources.kafka.produce.sender import KafkaTarget
 from sluice.resources.local import events
 from tests.resources.kafka.proxy import (
     API_VERSIONS,

@@ -17,9 +17,9 @@ from sluice.pipelines.model.kafka import FetchLimits, Isolation
 from sluice.pipelines.model.plans import Slice
 from sluice.pipelines.ports import Fetched, FetchFailed
 from sluice.pipelines.status.broker_traffic import notable
-from sluice.resources.kafka import messages
-from sluice.resources.kafka.fetch import KafkaFetcher
-from sluice.resources.kafka.settings import KafkaAddress
+from sluice.resources.kafka.connection.connection_settings import KafkaAddress
+from sluice.resources.kafka.fetch.fetch import KafkaFetcher
+from sluice.resources.kafka.protocol import messages
 from tests.resources.kafka.tools import (
     address,
     admin,
@@ -262,7 +262,7 @@ def test_only_the_first_slice_is_waited_for_while_nobody_answers(monkeypatch):
                 raise KafkaConnectionError("gone")
             self._sources.next_answer()
 
-    monkeypatch.setattr("sluice.resources.kafka.fetch.SliceReader", Stub)
+    monkeypatch.setattr("sluice.resources.kafka.fetch.fetch.SliceReader", Stub)
     order = ["gone", "gone", "also gone", "healthy", "moved", "gone"]
     pieces = [Slice(topic, 0, "id", n, n + 1) for n, topic in enumerate(order)]
     with closing(KafkaFetcher(KafkaAddress("127.0.0.1:1"), Isolation.READ_COMMITTED, patience=60.0)) as fetcher:

@@ -13,11 +13,11 @@ from kafka import TopicPartition as Plain
 
 from sluice.pipelines.errors import CommitFenced, GroupHeld, KafkaUnavailable, ProofFailed, UsageError
 from sluice.pipelines.model.kafka import CommittedOffset, TopicPartition
-from sluice.resources.kafka.failures import NotReached
-from sluice.resources.kafka.group import KafkaGroup, _Heart
-from sluice.resources.kafka.group_messages import Seat
-from sluice.resources.kafka.settings import KafkaAddress
-from sluice.resources.kafka.wire import Wire
+from sluice.resources.kafka.connection.connection_settings import KafkaAddress
+from sluice.resources.kafka.connection.connections import Wire
+from sluice.resources.kafka.group.group import KafkaGroup, _Heart
+from sluice.resources.kafka.protocol.group_api import Seat
+from sluice.resources.kafka.protocol.kafka_errors import NotReached
 from sluice.resources.local import java
 from sluice.resources.local import kafka as local_kafka
 from tests.resources.kafka.tools import address, admin, until
@@ -147,8 +147,8 @@ def test_a_second_committer_fences_the_first(kafka, group, topic):
 def test_a_crashed_run_of_ours_is_waited_for(kafka, group, topic):
     crash = (
         "import os, sys\n"
-        "from sluice.resources.kafka.group import KafkaGroup\n"
-        "from sluice.resources.kafka.settings import KafkaAddress\n"
+        "from sluice.resources.kafka.group.group import KafkaGroup\n"
+        "from sluice.resources.kafka.connection.connection_settings import KafkaAddress\n"
         "with KafkaGroup(KafkaAddress(sys.argv[1]), sys.argv[2], session=2.0).join([sys.argv[3]], None):\n"
         "    os._exit(9)\n"
     )

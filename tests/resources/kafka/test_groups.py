@@ -17,9 +17,9 @@ from kafka.protocol.consumer.metadata import ConsumerProtocolAssignment
 from sluice.pipelines.errors import GroupHeld, KafkaUnavailable
 from sluice.pipelines.model.consumer_groups import GroupState
 from sluice.pipelines.model.kafka import CommittedOffset, TopicPartition
-from sluice.resources.kafka import groups_messages
-from sluice.resources.kafka.groups import KafkaGroups
-from sluice.resources.kafka.settings import KafkaAddress
+from sluice.resources.kafka.connection.connection_settings import KafkaAddress
+from sluice.resources.kafka.group.all_groups import KafkaGroups
+from sluice.resources.kafka.protocol import admin_api
 from sluice.resources.local.kafka import LocalKafka
 from tests.resources.kafka.tools import address, until
 
@@ -113,10 +113,10 @@ def test_an_assignment_as_consumers_write_it(held: dict[str, list[int]], version
     entries = [one(topic=topic, partitions=numbers) for topic, numbers in held.items()]
     data = ConsumerProtocolAssignment(version=version, assigned_partitions=entries, user_data=b"x").encode(header=True)
     expected = tuple(sorted(TopicPartition(topic, p) for topic, numbers in held.items() for p in numbers))
-    assert groups_messages.read_assignment(bytes(data)) == expected
+    assert admin_api.read_assignment(bytes(data)) == expected
 
 
 @given(st.binary(max_size=80))
 def test_whatever_bytes_a_member_was_assigned(data: bytes) -> None:
-    found = groups_messages.read_assignment(data)
+    found = admin_api.read_assignment(data)
     assert found is None or all(isinstance(tp, TopicPartition) for tp in found)

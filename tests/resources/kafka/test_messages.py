@@ -13,9 +13,9 @@ from kafka.protocol.consumer import FetchResponse
 from kafka.protocol.producer import ProduceRequest
 
 from sluice.pipelines.model.kafka import BrokerConfig, TopicConfig, TopicPartition
-from sluice.resources.kafka import messages
-from sluice.resources.kafka.group_messages import ProducerId, ask_produce
-from sluice.resources.kafka.messages import FetchPart
+from sluice.resources.kafka.protocol import messages
+from sluice.resources.kafka.protocol.group_api import ProducerId, ask_produce
+from sluice.resources.kafka.protocol.messages import FetchPart
 
 int64 = st.integers(0, 2**62)
 parts = st.fixed_dictionaries(

@@ -23,9 +23,9 @@ from pydantic import SecretStr
 
 from sluice.pipelines.errors import FeedError, KafkaUnavailable, NotAuthorized, SluiceError
 from sluice.pipelines.feed.kafka_section import KafkaSettings
-from sluice.resources.kafka import oauth
-from sluice.resources.kafka.cluster import KafkaCluster
-from sluice.resources.kafka.oauth import ClientCredentials
+from sluice.resources.kafka.cluster.cluster import KafkaCluster
+from sluice.resources.kafka.connection import oauth
+from sluice.resources.kafka.connection.oauth import ClientCredentials
 from sluice.resources.local.authority import Authority
 from sluice.resources.local.kafka import LocalKafka
 

@@ -16,9 +16,10 @@ from sluice.pipelines.errors import CommitFenced, KafkaUnavailable, UnknownTopic
 from sluice.pipelines.model.kafka import CommittedOffset, TopicPartition
 from sluice.pipelines.ports import Letter
 from sluice.pipelines.records.rows.header_keys import key_text
-from sluice.resources.kafka import group_messages, messages, producing
-from sluice.resources.kafka.group import KafkaGroup, KafkaMembership
-from sluice.resources.kafka.group_messages import TRANSACTION
+from sluice.resources.kafka.group.group import KafkaGroup, KafkaMembership
+from sluice.resources.kafka.produce import dead_letter_sender
+from sluice.resources.kafka.protocol import group_api, messages
+from sluice.resources.kafka.protocol.group_api import TRANSACTION
 from tests.resources.kafka.tools import address, until
 
 PRODUCE, ADD_PARTITIONS = 0, 24
@@ -77,7 +78,7 @@ def as_meant(letters):
 
 
 def test_letters_are_there_with_the_offsets_in_order_and_as_they_were(kafka, group, spot, fresh_topic, monkeypatch):
-    monkeypatch.setattr(producing, "CHUNK_BYTES", 20_000)
+    monkeypatch.setattr(dead_letter_sender, "CHUNK_BYTES", 20_000)
     topic = fresh_topic(partitions=3)
     odd = letter(0, 2, key=None, value=None, headers=(), timestamp=-1)
     first = [odd, *(letter(n, n % 3) for n in range(1, 1000))]
@@ -117,7 +118,7 @@ def test_a_failed_transaction_leaves_nothing_and_the_next_one_goes_through(kafka
 
 
 def test_a_newer_committer_fences_what_is_half_sent(kafka, group, spot, fresh_topic, monkeypatch):
-    monkeypatch.setattr(producing, "CHUNK_BYTES", 1000)
+    monkeypatch.setattr(dead_letter_sender, "CHUNK_BYTES", 1000)
     topic = fresh_topic()
     with (
         closing(KafkaGroup(address(kafka), f"other-{topic}")) as other,
@@ -172,7 +173,7 @@ def test_what_the_topic_does_not_take_is_named(kafka, group, spot, fresh_topic, 
 
 
 def test_a_transaction_that_takes_too_long_says_what_to_raise(kafka, spot, fresh_topic, monkeypatch):
-    monkeypatch.setattr(producing, "CHUNK_BYTES", 100)
+    monkeypatch.setattr(dead_letter_sender, "CHUNK_BYTES", 100)
     topic = fresh_topic()
     with (
         closing(KafkaGroup(address(kafka), f"g-{topic}", session=6.0, transaction=1.0)) as hasty,
@@ -192,12 +193,12 @@ def test_a_committer_that_sleeps_once_its_letters_are_sent_is_fenced(kafka, grou
 
     async def asleep(member, producer, offsets):
         await member._coordinators.ask(
-            TRANSACTION, f"t-{topic}", partial(group_messages.ask_producer, f"t-{topic}", 9000), messages.top_error
+            TRANSACTION, f"t-{topic}", partial(group_api.ask_producer, f"t-{topic}", 9000), messages.top_error
         )
         clock.monotonic = lambda: time.monotonic() + 3600
         await adding(member, producer, offsets)
 
-    monkeypatch.setattr(producing, "time", clock)
+    monkeypatch.setattr(dead_letter_sender, "time", clock)
     monkeypatch.setattr(KafkaMembership, "_add", asleep)
     with group.join([spot.topic], f"t-{topic}") as member:
         member.init_transactions()
@@ -209,7 +210,7 @@ def test_a_committer_that_sleeps_once_its_letters_are_sent_is_fenced(kafka, grou
 @pytest.mark.faults
 @pytest.mark.parametrize("key", [PRODUCE, ADD_PARTITIONS])
 def test_lost_answers_double_nothing(behind, fresh_topic, monkeypatch, key):
-    monkeypatch.setattr(producing, "CHUNK_BYTES", 2000)
+    monkeypatch.setattr(dead_letter_sender, "CHUNK_BYTES", 2000)
     topic, source = fresh_topic(partitions=2, cluster=behind.cluster), fresh_topic(cluster=behind.cluster)
     letters = [letter(n, n % 2) for n in range(200)]
     with (
@@ -244,6 +245,6 @@ def test_a_leader_that_does_not_come_back_commits_nothing(behind, fresh_topic):
 def test_a_letter_has_the_bytes_of_the_records_header_keys() -> None:
     raw = (b"A\xffB", b"plain", b"sluice.hex:41")
     sent = letter(0, headers=tuple((key_text(k), b"x") for k in raw))
-    data = group_messages.record_batch(group_messages.ProducerId(id=7, epoch=3, transactional_id="x"), 0, [sent])
+    data = group_api.record_batch(group_api.ProducerId(id=7, epoch=3, transactional_id="x"), 0, [sent])
     assert all(bytes([2 * len(k)]) + k + b"\x02x" in data for k in raw)
     assert data.count(b"sluice.hex:") == 1

@@ -7,8 +7,8 @@ from contextlib import closing
 import pytest
 
 from sluice.pipelines.model.kafka import FetchLimits, Isolation
-from sluice.resources.kafka.fetch import KafkaFetcher
-from sluice.resources.kafka.lanes import Lane
+from sluice.resources.kafka.fetch.broker_sessions import Lane
+from sluice.resources.kafka.fetch.fetch import KafkaFetcher
 from sluice.resources.local.kafka import LocalKafka
 from tests.resources.kafka.tools import address, describe, fetch, produce, slices, unpacked
 

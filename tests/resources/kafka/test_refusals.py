@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 
 from sluice.pipelines.errors import KafkaUnavailable, NotAuthorized, SluiceError
-from sluice.resources.kafka.cluster import KafkaCluster
-from sluice.resources.kafka.settings import KafkaAddress
+from sluice.resources.kafka.cluster.cluster import KafkaCluster
+from sluice.resources.kafka.connection.connection_settings import KafkaAddress
 from sluice.resources.local.kafka import LocalKafka
 from sluice.resources.local.secured import ADMIN, USER, Secured
 

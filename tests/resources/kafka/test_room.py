@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from sluice.resources.kafka.room import FIRST_BYTES, MOST_BYTES, Room
+from sluice.resources.kafka.produce.backpressure import FIRST_BYTES, MOST_BYTES, Room
 
 
 def test_room_grows_with_what_was_taken_up_to_its_bound() -> None:

@@ -13,10 +13,10 @@ from kafka import errors as kafka_errors
 from sluice.pipelines import errors
 from sluice.pipelines.errors import KafkaUnavailable
 from sluice.pipelines.feed.rights import Grantee
-from sluice.resources.kafka.cluster import KafkaCluster
-from sluice.resources.kafka.failures import AnswerLost, explain, is_passing
-from sluice.resources.kafka.settings import KafkaAddress, connecting
-from sluice.resources.kafka.wire import Wire
+from sluice.resources.kafka.cluster.cluster import KafkaCluster
+from sluice.resources.kafka.connection.connection_settings import KafkaAddress, connecting
+from sluice.resources.kafka.connection.connections import Wire
+from sluice.resources.kafka.protocol.kafka_errors import AnswerLost, explain, is_passing
 
 SECRETS = {
     "sasl_plain_username": "ali",

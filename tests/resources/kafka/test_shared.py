@@ -16,11 +16,11 @@ from sluice.pipelines.errors import KafkaUnavailable, UnknownTopic
 from sluice.pipelines.feed.feed import Feed
 from sluice.pipelines.model.kafka import CommittedOffset, Isolation, TopicPartition
 from sluice.resources.edges import open_edges
-from sluice.resources.kafka import shared
-from sluice.resources.kafka.cluster import KafkaCluster
-from sluice.resources.kafka.group import KafkaGroup
-from sluice.resources.kafka.shared import SharedKafka
-from sluice.resources.kafka.wire import Wire
+from sluice.resources.kafka.cluster import shared_cluster
+from sluice.resources.kafka.cluster.cluster import KafkaCluster
+from sluice.resources.kafka.cluster.shared_cluster import SharedKafka
+from sluice.resources.kafka.connection.connections import Wire
+from sluice.resources.kafka.group.group import KafkaGroup
 from tests.resources.kafka.tools import address, produce, transaction, until
 
 pytestmark = pytest.mark.kafka
@@ -174,7 +174,7 @@ def test_what_is_out_of_date_is_asked_for_anew(kafka, feeds, monkeypatch):
         cluster.forget()
         assert end() == 5
         assert other.partitions([topic], COMMITTED)[0].stable_end == 3
-        monkeypatch.setattr(shared, "AGE", 0.0)
+        monkeypatch.setattr(shared_cluster, "AGE", 0.0)
         assert other.partitions([topic], COMMITTED)[0].stable_end == 5
     assert feed.group
 

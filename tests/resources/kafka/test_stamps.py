@@ -12,8 +12,8 @@ from kafka.errors import NotLeaderForPartitionError
 
 from sluice.pipelines.errors import KafkaUnavailable
 from sluice.pipelines.model.kafka import OffsetAtTime, TopicPartition
-from sluice.resources.kafka import markers
-from sluice.resources.kafka.stamps import PROBE_BYTES
+from sluice.resources.kafka.cluster import markers
+from sluice.resources.kafka.cluster.offsets_by_time import PROBE_BYTES
 from sluice.testing.logs import ABORT, COMMIT, GZIP, ZSTD, Log, LogBatch, LogRecord, log
 from tests.resources.kafka.made_up import Brokers, first_records
 

@@ -18,10 +18,10 @@ from kafka.protocol.metadata import ApiVersionsRequest, ApiVersionsResponse, Met
 from sluice.pipelines.errors import FeedError, KafkaUnavailable, NotAuthorized, SluiceError
 from sluice.pipelines.feed.kafka_section import KafkaSettings
 from sluice.pipelines.feed.rights import Grantee
-from sluice.resources.kafka.cluster import KafkaCluster
-from sluice.resources.kafka.failures import Untrusted, explain
-from sluice.resources.kafka.settings import KafkaAddress
-from sluice.resources.kafka.wire import Wire
+from sluice.resources.kafka.cluster.cluster import KafkaCluster
+from sluice.resources.kafka.connection.connection_settings import KafkaAddress
+from sluice.resources.kafka.connection.connections import Wire
+from sluice.resources.kafka.protocol.kafka_errors import Untrusted, explain
 from sluice.resources.local import events
 from tests.resources.kafka.proxy import Proxy, _frames, _self_signed
 

@@ -15,9 +15,9 @@ from kafka.record import MemoryRecords
 from sluice.pipelines.model.kafka import FetchLimits, Isolation, PartitionState, TopicPartition
 from sluice.pipelines.model.plans import Slice
 from sluice.pipelines.ports import Fetched, FetchFailed
-from sluice.resources.kafka.cluster import KafkaCluster
-from sluice.resources.kafka.fetch import KafkaFetcher
-from sluice.resources.kafka.settings import KafkaAddress
+from sluice.resources.kafka.cluster.cluster import KafkaCluster
+from sluice.resources.kafka.connection.connection_settings import KafkaAddress
+from sluice.resources.kafka.fetch.fetch import KafkaFetcher
 from sluice.resources.local.kafka import LocalKafka
 
 Record = tuple[int, bytes | None, bytes | None, tuple[tuple[str, bytes], ...], int]

@@ -10,7 +10,7 @@ from kafka import KafkaAdminClient
 from kafka.errors import KafkaError, TopicAuthorizationFailedError
 
 from sluice.pipelines.errors import SetupError
-from sluice.resources.kafka.receiving import client_of
+from sluice.resources.kafka.connection.zero_copy_transport import client_of
 from sluice.resources.local.kafka import LocalKafka
 from sluice.resources.local.secured import ADMIN, USER, USERS, Secured
 

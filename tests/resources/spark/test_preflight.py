@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from sluice.pipelines.errors import SetupError
-from sluice.resources.kafka.settings import KafkaAddress
+from sluice.resources.kafka.connection.connection_settings import KafkaAddress
 from sluice.resources.lake_local import LocalLake
 from sluice.resources.spark import preflight, probe
 from sluice.resources.spark.preflight import Answer, Finding, Ports, Preflight, answers, failed, findings

@@ -40,8 +40,8 @@ def test_brokers_take_turns(leaders: list[int]) -> None:
 def test_a_machine_says_its_rack_itself(feeds: str, machines: str, used: str, monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[str] = []
     monkeypatch.setenv(executor.RACK, machines)
-    monkeypatch.setattr("sluice.resources.kafka.fetch.KafkaFetcher.__init__", lambda *_, rack: asked.append(rack))
-    monkeypatch.setattr("sluice.resources.kafka.fetch.KafkaFetcher.close", lambda _: None)
+    monkeypatch.setattr("sluice.resources.kafka.fetch.fetch.KafkaFetcher.__init__", lambda *_, rack: asked.append(rack))
+    monkeypatch.setattr("sluice.resources.kafka.fetch.fetch.KafkaFetcher.close", lambda _: None)
     kafka = KafkaSettings(bootstrap="127.0.0.1:9")
     wiring = executor.Wiring(kafka, MemoryLake(), LandingSettings(), FetchLimits(), feeds, 1 << 30)
     with wiring.open(Isolation.READ_COMMITTED, RAW):

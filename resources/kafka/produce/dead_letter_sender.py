@@ -20,11 +20,11 @@ from sluice.pipelines.errors import CommitFenced, SluiceError, UnknownTopic, Usa
 from sluice.pipelines.feed.rights import rights_to_produce
 from sluice.pipelines.model.kafka import TopicPartition
 from sluice.pipelines.ports import Letter
-from sluice.resources.kafka import group_messages, messages
-from sluice.resources.kafka.coordinators import Coordinators
-from sluice.resources.kafka.failures import error_text
-from sluice.resources.kafka.group_messages import TRANSACTION, ProducerId
-from sluice.resources.kafka.wire import Patience, Wire
+from sluice.resources.kafka.connection.connections import Patience, Wire
+from sluice.resources.kafka.connection.coordinators import Coordinators
+from sluice.resources.kafka.protocol import group_api, messages
+from sluice.resources.kafka.protocol.group_api import TRANSACTION, ProducerId
+from sluice.resources.kafka.protocol.kafka_errors import error_text
 
 CHUNK_BYTES = 900_000
 """Letters that are held, and sent to each partition in one batch: less than what a topic takes by default."""
@@ -129,8 +129,8 @@ class Outbox:
         await self.coordinators.ask(
             TRANSACTION,
             self.producer.transactional_id,
-            partial(group_messages.ask_add_partitions, self.producer, self.topic, sorted(partitions)),
-            group_messages.added_errors,
+            partial(group_api.ask_add_partitions, self.producer, self.topic, sorted(partitions)),
+            group_api.added_errors,
         )
         self.added |= partitions
 
@@ -151,7 +151,7 @@ class Outbox:
 
     async def _batch(self, tp: TopicPartition, letters: Sequence[Letter]) -> None:
         """Until its leader has it: asked again, it is the same batch with the same numbers."""
-        records = group_messages.record_batch(self.producer, self.sequences.get(tp, 0), letters)
+        records = group_api.record_batch(self.producer, self.sequences.get(tp, 0), letters)
         patience = Patience(self.wire, self.seconds)
         while True:
             try:
@@ -167,8 +167,8 @@ class Outbox:
         place = (await self.wire.layout([tp.topic])).places.get(tp)
         if place is None or place.leader < 0:
             raise messages.missing(place)
-        request = group_messages.ask_produce(self.producer, tp.topic, {tp.partition: records})
-        said = group_messages.read_produced(await self.wire.send(place.leader, request))[tp.partition]
+        request = group_api.ask_produce(self.producer, tp.topic, {tp.partition: records})
+        said = group_api.read_produced(await self.wire.send(place.leader, request))[tp.partition]
         if said.error:
             raise _NotTaken(said.error(), said.blamed) if said.error in NOT_TAKEN else said.error()
 

@@ -24,12 +24,12 @@ from sluice.pipelines.model.kafka import (
     PartitionState,
     TopicPartition,
 )
-from sluice.resources.kafka import messages
-from sluice.resources.kafka.failures import is_passing
-from sluice.resources.kafka.markers import Markers
-from sluice.resources.kafka.messages import EARLIEST, LATEST, ClusterView, Code, Leadership
-from sluice.resources.kafka.settings import KafkaAccess
-from sluice.resources.kafka.wire import Patience, Wire
+from sluice.resources.kafka.cluster.markers import Markers
+from sluice.resources.kafka.connection.connection_settings import KafkaAccess
+from sluice.resources.kafka.connection.connections import Patience, Wire
+from sluice.resources.kafka.protocol import messages
+from sluice.resources.kafka.protocol.kafka_errors import is_passing
+from sluice.resources.kafka.protocol.messages import EARLIEST, LATEST, ClusterView, Code, Leadership
 
 _MOVING_STARTS = 5  # so often retention may take what was just looked up
 _MOMENT = 5.0  # seconds for which what is known of leaders is as good as asked anew

@@ -14,10 +14,10 @@ from typing import Any
 from kafka.errors import OffsetOutOfRangeError
 
 from sluice.pipelines.model.kafka import Isolation, OffsetAtTime, TopicPartition
-from sluice.resources.kafka import messages
-from sluice.resources.kafka.lanes import WAIT_MS, parts_of
-from sluice.resources.kafka.messages import Code, FetchAsk, FetchPart, Leadership
-from sluice.resources.kafka.stamps import Answer, Finding, PartitionLog, StampSearch, Want
+from sluice.resources.kafka.cluster.offsets_by_time import Answer, Finding, PartitionLog, StampSearch, Want
+from sluice.resources.kafka.fetch.broker_sessions import WAIT_MS, parts_of
+from sluice.resources.kafka.protocol import messages
+from sluice.resources.kafka.protocol.messages import Code, FetchAsk, FetchPart, Leadership
 
 REQUEST_BYTES = 16 << 20
 """Asked for in one fetch."""

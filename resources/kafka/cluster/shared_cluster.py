@@ -33,13 +33,13 @@ from sluice.pipelines.model.kafka import (
     PartitionState,
     TopicPartition,
 )
-from sluice.resources.kafka import group_messages
-from sluice.resources.kafka.cluster import KafkaCluster
-from sluice.resources.kafka.group import KafkaGroup, KafkaMembership
-from sluice.resources.kafka.group_messages import GROUP
-from sluice.resources.kafka.messages import ClusterView
-from sluice.resources.kafka.settings import KafkaAccess
-from sluice.resources.kafka.wire import Wire
+from sluice.resources.kafka.cluster.cluster import KafkaCluster
+from sluice.resources.kafka.connection.connection_settings import KafkaAccess
+from sluice.resources.kafka.connection.connections import Wire
+from sluice.resources.kafka.group.group import KafkaGroup, KafkaMembership
+from sluice.resources.kafka.protocol import group_api
+from sluice.resources.kafka.protocol.group_api import GROUP
+from sluice.resources.kafka.protocol.messages import ClusterView
 
 AGE = 5.0
 """Seconds after which a look is out of date for everybody."""
@@ -209,8 +209,8 @@ class SharedKafka:
 
         async def one(broker: int, mine: Mapping[str, Sequence[TopicPartition]]) -> None:
             with contextlib.suppress(KafkaError):
-                response = await self.wire.send(broker, group_messages.ask_committed_of(mine))
-                found.update(group_messages.read_committed_of(response))
+                response = await self.wire.send(broker, group_api.ask_committed_of(mine))
+                found.update(group_api.read_committed_of(response))
             for group in mine.keys() - found.keys():
                 self._coordinators.pop(group, None)  # it may have moved
 

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from sluice.pipelines.errors import CorruptBatch, UnsupportedBatch
 from sluice.pipelines.model.kafka import OffsetAtTime, TopicPartition
-from sluice.resources.kafka.headers import Header, Unreadable, headers
+from sluice.resources.kafka.protocol.batch_headers import Header, Unreadable, headers
 
 if TYPE_CHECKING:
     import numpy as np

@@ -25,8 +25,8 @@ from kafka.net.manager import KafkaConnectionManager
 from kafka.net.selector import NetworkSelector
 from kafka.net.transport import KafkaSSLTransport, KafkaTCPTransport
 
-from sluice.resources.kafka import messages
-from sluice.resources.kafka.failures import Untrusted
+from sluice.resources.kafka.protocol import messages
+from sluice.resources.kafka.protocol.kafka_errors import Untrusted
 
 T = TypeVar("T")
 _HEADER_BYTES = 64  # more than any response header holds

@@ -24,9 +24,9 @@ from sluice.pipelines.model.consumer_groups import (
     ListedGroup,
 )
 from sluice.pipelines.model.kafka import CommittedOffset, TopicPartition
-from sluice.resources.kafka.failures import error_of
-from sluice.resources.kafka.group_messages import Seat, ask_commit
-from sluice.resources.kafka.messages import top_error
+from sluice.resources.kafka.protocol.group_api import Seat, ask_commit
+from sluice.resources.kafka.protocol.kafka_errors import error_of
+from sluice.resources.kafka.protocol.messages import top_error
 
 _NOBODY = ""
 _NO_GENERATION = -1

@@ -21,14 +21,15 @@ from sluice.pipelines.errors import CommitFenced, FeedError, GroupHeld, ProofFai
 from sluice.pipelines.feed.rights import Right
 from sluice.pipelines.model.kafka import CommittedOffset, TopicPartition
 from sluice.pipelines.ports import Letter, Member
-from sluice.resources.kafka import group_messages, producing
-from sluice.resources.kafka.coordinators import Coordinators
-from sluice.resources.kafka.failures import error_text
-from sluice.resources.kafka.group_messages import GROUP, TRANSACTION, ProducerId, Seat
-from sluice.resources.kafka.messages import partition_errors, top_error
-from sluice.resources.kafka.producing import Outbox
-from sluice.resources.kafka.settings import KafkaAccess
-from sluice.resources.kafka.wire import Wire
+from sluice.resources.kafka.connection.connection_settings import KafkaAccess
+from sluice.resources.kafka.connection.connections import Wire
+from sluice.resources.kafka.connection.coordinators import Coordinators
+from sluice.resources.kafka.produce import dead_letter_sender
+from sluice.resources.kafka.produce.dead_letter_sender import Outbox
+from sluice.resources.kafka.protocol import group_api
+from sluice.resources.kafka.protocol.group_api import GROUP, TRANSACTION, ProducerId, Seat
+from sluice.resources.kafka.protocol.kafka_errors import error_text
+from sluice.resources.kafka.protocol.messages import partition_errors, top_error
 
 _TAKEN = (
     kafka_errors.InconsistentGroupProtocolError,
@@ -120,26 +121,26 @@ class KafkaGroup:
         response = await self._coordinators.ask(
             GROUP,
             self._group,
-            partial(group_messages.ask_committed, self._group, tps),
-            group_messages.committed_errors,
+            partial(group_api.ask_committed, self._group, tps),
+            group_api.committed_errors,
         )
-        return group_messages.read_committed(response)
+        return group_api.read_committed(response)
 
     async def _members(self) -> tuple[Member, ...]:
         response = await self._coordinators.ask(
             GROUP,
             self._group,
-            partial(group_messages.ask_group, self._group),
-            group_messages.group_errors,
+            partial(group_api.ask_group, self._group),
+            group_api.group_errors,
         )
-        described = group_messages.read_group(response)
+        described = group_api.read_group(response)
         if not described.known:
             await self._not_of_a_newer_protocol()
         return described.members
 
     async def _not_of_a_newer_protocol(self) -> None:
-        response = await self._coordinators.ask(GROUP, self._group, group_messages.ask_groups, top_error)
-        kind, state = group_messages.read_groups(response).get(self._group, ("", ""))
+        response = await self._coordinators.ask(GROUP, self._group, group_api.ask_groups, top_error)
+        kind, state = group_api.read_groups(response).get(self._group, ("", ""))
         if kind not in ("", "classic") and state not in ("empty", "dead"):
             raise GroupHeld(
                 f"group {self._group} has members of the newer '{kind}' group protocol (it is {state})",
@@ -171,7 +172,7 @@ class KafkaGroup:
         try:
             if [m.member_id for m in joined.members] != [seat.member_id]:
                 raise self._held("somebody joined at the same moment")
-            await self._coordinators.ask(GROUP, self._group, partial(group_messages.ask_sync, seat), top_error)
+            await self._coordinators.ask(GROUP, self._group, partial(group_api.ask_sync, seat), top_error)
         except _TAKEN as error:
             await self._leave(seat.member_id)
             raise self._held(error_text(error)) from None
@@ -204,13 +205,13 @@ class KafkaGroup:
         return await self._coordinators.ask(
             GROUP,
             self._group,
-            partial(group_messages.ask_join, self._group, member_id, topics, times, times),
+            partial(group_api.ask_join, self._group, member_id, topics, times, times),
             lambda answer: top_error(answer) - ({kafka_errors.MemberIdRequiredError} if not member_id else set()),
             self._session + 15,  # an empty group is held open for a moment, for others to come in
         )
 
     async def _leave(self, member_id: str) -> None:
-        await _farewell(self._wire, GROUP, self._group, group_messages.ask_leave(self._group, member_id))
+        await _farewell(self._wire, GROUP, self._group, group_api.ask_leave(self._group, member_id))
 
     def _held(self, by: str) -> GroupHeld:
         return GroupHeld(
@@ -245,7 +246,7 @@ class KafkaMembership:
             f"starting transactions as {key}",
             TRANSACTION,
             key,
-            partial(group_messages.ask_producer, key, milliseconds),
+            partial(group_api.ask_producer, key, milliseconds),
             top_error,
         )
         self._producer = ProducerId(key, response.producer_id, response.producer_epoch)
@@ -257,7 +258,7 @@ class KafkaMembership:
 
     def partitions_of(self, topic: str) -> int:
         """How many partitions the topic has. Raises UnknownTopic, NotAuthorized, KafkaUnavailable; never creates it."""
-        return producing.partitions_of(self._coordinators.wire, topic, self._timeout)
+        return dead_letter_sender.partitions_of(self._coordinators.wire, topic, self._timeout)
 
     def commit_transaction(self, offsets: Offsets, topic: str = "", letters: Iterable[Letter] = ()) -> None:
         """All offsets in one transaction under our member id and generation, and with them the letters to `topic`.
@@ -289,7 +290,7 @@ class KafkaMembership:
                 f"committing the offsets of group {self._seat.group}",
                 GROUP,
                 self._seat.group,
-                partial(group_messages.ask_commit, self._seat, offsets),
+                partial(group_api.ask_commit, self._seat, offsets),
                 partition_errors,
                 final=True,
             )
@@ -312,17 +313,17 @@ class KafkaMembership:
 
     async def _add(self, producer: ProducerId, offsets: Offsets) -> None:
         key, seat, ask = producer.transactional_id, self._seat, self._coordinators.ask
-        await ask(TRANSACTION, key, partial(group_messages.ask_add_offsets, producer, seat.group), top_error)
-        sending = partial(group_messages.ask_commit_in, producer, seat, offsets)
+        await ask(TRANSACTION, key, partial(group_api.ask_add_offsets, producer, seat.group), top_error)
+        sending = partial(group_api.ask_commit_in, producer, seat, offsets)
         await ask(GROUP, seat.group, sending, partition_errors)
 
     async def _end(self, producer: ProducerId) -> None:
-        ending = partial(group_messages.ask_end, producer, commit=True)
+        ending = partial(group_api.ask_end, producer, commit=True)
         await self._coordinators.ask(TRANSACTION, producer.transactional_id, ending, top_error, final=True)
 
     async def _abort(self, producer: ProducerId) -> None:
         """Otherwise readers of the committed offsets wait until the transaction times out."""
-        ending = group_messages.ask_end(producer, commit=False)
+        ending = group_api.ask_end(producer, commit=False)
         await _farewell(self._coordinators.wire, TRANSACTION, producer.transactional_id, ending)
 
 
@@ -346,7 +347,7 @@ class _Heart:
     async def _beat(self) -> None:
         others_waited = 0
         while self._beating and others_waited < _BEATS_WHILE_OTHERS_WAIT:
-            beat = group_messages.ask_heartbeat(self._seat)
+            beat = group_api.ask_heartbeat(self._seat)
             try:
                 errors = top_error(await _tell(self._wire, GROUP, self._seat.group, beat, self._seconds))
             except KafkaError:

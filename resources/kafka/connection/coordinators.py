@@ -15,8 +15,8 @@ from kafka.errors import KafkaError
 from sluice.pipelines.errors import Unknown
 from sluice.pipelines.feed.rights import Right
 from sluice.pipelines.model.consumer_groups import Broker
-from sluice.resources.kafka.failures import AnswerLost, error_text
-from sluice.resources.kafka.wire import Patience, Wire
+from sluice.resources.kafka.connection.connections import Patience, Wire
+from sluice.resources.kafka.protocol.kafka_errors import AnswerLost, error_text
 
 _MAYBE_DONE = (
     AnswerLost,

@@ -18,11 +18,11 @@ from kafka.future import Future
 
 from sluice.pipelines.model.kafka import FetchLimits, Isolation, TopicPartition
 from sluice.pipelines.model.traffic import BrokerTraffic, Latency
-from sluice.resources.kafka import messages
-from sluice.resources.kafka.failures import AnswerLost, error_name
-from sluice.resources.kafka.messages import EARLIEST, LATEST, ClusterView, FetchAsk, FetchPart, Leadership
-from sluice.resources.kafka.traffic import TrafficCounter
-from sluice.resources.kafka.wire import Wire
+from sluice.resources.kafka.connection.connections import Wire
+from sluice.resources.kafka.fetch.traffic_counter import TrafficCounter
+from sluice.resources.kafka.protocol import messages
+from sluice.resources.kafka.protocol.kafka_errors import AnswerLost, error_name
+from sluice.resources.kafka.protocol.messages import EARLIEST, LATEST, ClusterView, FetchAsk, FetchPart, Leadership
 
 WAIT_MS = 500
 """How long a broker may hold a fetch that finds nothing: Kafka's own default, which tiered storage counts on."""

@@ -22,13 +22,13 @@ from kafka.errors import KafkaError, LeaderNotAvailableError, UnknownTopicOrPart
 from sluice.pipelines.errors import Unknown
 from sluice.pipelines.ports import Delivered
 from sluice.pipelines.records.kafka_batches.encode.sealed_batch import Numbering, SealedBatch, split
-from sluice.resources.kafka import group_messages
-from sluice.resources.kafka.coordinators import Coordinators
-from sluice.resources.kafka.failures import AnswerLost, error_text
-from sluice.resources.kafka.group_messages import TRANSACTION, Produced, ProducerId
-from sluice.resources.kafka.producing import NOT_TAKEN, TOO_LARGE
-from sluice.resources.kafka.room import Room
-from sluice.resources.kafka.wire import Patience
+from sluice.resources.kafka.connection.connections import Patience
+from sluice.resources.kafka.connection.coordinators import Coordinators
+from sluice.resources.kafka.produce.backpressure import Room
+from sluice.resources.kafka.produce.dead_letter_sender import NOT_TAKEN, TOO_LARGE
+from sluice.resources.kafka.protocol import group_api
+from sluice.resources.kafka.protocol.group_api import TRANSACTION, Produced, ProducerId
+from sluice.resources.kafka.protocol.kafka_errors import AnswerLost, error_text
 
 REQUEST_BYTES = 8 << 20
 """Of one round's batches, unless one is larger."""
@@ -230,10 +230,8 @@ class Drain:
 
     async def _add(self, partitions: set[int]) -> None:
         if partitions and self._producer.transactional_id:
-            asking = partial(group_messages.ask_add_partitions, self._producer, self._topic, sorted(partitions))
-            await self._coordinators.ask(
-                TRANSACTION, self._producer.transactional_id, asking, group_messages.added_errors
-            )
+            asking = partial(group_api.ask_add_partitions, self._producer, self._topic, sorted(partitions))
+            await self._coordinators.ask(TRANSACTION, self._producer.transactional_id, asking, group_api.added_errors)
             self._added |= partitions
 
     async def _by_leader(self, heads: Mapping[int, SealedBatch]) -> dict[int, list[SealedBatch]]:
@@ -255,11 +253,11 @@ class Drain:
 
     async def _ask(self, leader: int, batches: Iterable[SealedBatch]) -> dict[int, Produced | KafkaError]:
         records = {b.partition: b.numbered(self._numbering(b.partition)) for b in batches}
-        request = group_messages.ask_produce(self._producer, self._topic, records)
+        request = group_api.ask_produce(self._producer, self._topic, records)
         try:
             answer = await self._wire.send(leader, request)
             self._room.answered(sum(map(len, records.values())), answer.throttle_time_ms)
-            return dict(group_messages.read_produced(answer))
+            return dict(group_api.read_produced(answer))
         except KafkaError as error:
             return dict.fromkeys(records, error)
 

@@ -31,7 +31,7 @@ from kafka.protocol.consumer import FetchRequest, ListOffsetsRequest, OffsetForL
 from kafka.protocol.metadata import MetadataRequest
 
 from sluice.pipelines.model.kafka import BrokerConfig, Configs, Isolation, OpenTransaction, TopicConfig, TopicPartition
-from sluice.resources.kafka.failures import error_of
+from sluice.resources.kafka.protocol.kafka_errors import error_of
 
 FETCH_API = 1
 FETCH_VERSIONS = 12, 13

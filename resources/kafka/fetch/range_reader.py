@@ -23,9 +23,9 @@ from sluice.pipelines.model.plans import Slice
 from sluice.pipelines.model.traffic import BrokerTraffic
 from sluice.pipelines.ports import Fetched
 from sluice.pipelines.records.kafka_batches.decode import next_position
-from sluice.resources.kafka.lanes import Sources
-from sluice.resources.kafka.messages import FetchAsk, FetchPart, Leadership
-from sluice.resources.kafka.wire import Patience
+from sluice.resources.kafka.connection.connections import Patience
+from sluice.resources.kafka.fetch.broker_sessions import Sources
+from sluice.resources.kafka.protocol.messages import FetchAsk, FetchPart, Leadership
 
 _EMPTY_FOR_A_GAP = 2
 _UNKNOWN_TOPIC_TRIES = 4

@@ -17,15 +17,15 @@ from kafka.errors import KafkaError
 
 from sluice.pipelines.model.consumer_groups import Broker, GroupView
 from sluice.pipelines.model.kafka import BrokerConfig
-from sluice.resources.kafka import group_messages, visit_messages
-from sluice.resources.kafka.cluster import KafkaCluster
-from sluice.resources.kafka.coordinators import Coordinators
-from sluice.resources.kafka.failures import error_of, is_passing
-from sluice.resources.kafka.group_messages import GROUP, TRANSACTION
-from sluice.resources.kafka.groups import KafkaGroups
-from sluice.resources.kafka.settings import KafkaAccess, KafkaAddress
-from sluice.resources.kafka.visit_messages import TopicSeen
-from sluice.resources.kafka.wire import Wire
+from sluice.resources.kafka.cluster.cluster import KafkaCluster
+from sluice.resources.kafka.connection.connection_settings import KafkaAccess, KafkaAddress
+from sluice.resources.kafka.connection.connections import Wire
+from sluice.resources.kafka.connection.coordinators import Coordinators
+from sluice.resources.kafka.group.all_groups import KafkaGroups
+from sluice.resources.kafka.protocol import group_api, visit_api
+from sluice.resources.kafka.protocol.group_api import GROUP, TRANSACTION
+from sluice.resources.kafka.protocol.kafka_errors import error_of, is_passing
+from sluice.resources.kafka.protocol.visit_api import TopicSeen
 
 SECONDS = 5.0
 
@@ -68,23 +68,19 @@ class KafkaVisit:
 
     def topics_seen(self, topics: Iterable[str]) -> Mapping[str, TopicSeen]:
         """Each of the topics, with what this client may do to it."""
-        request = visit_messages.ask_topics(sorted(topics))
-        return visit_messages.read_topics(self._wire.run("describing topics", self._wire.send, None, request))
+        request = visit_api.ask_topics(sorted(topics))
+        return visit_api.read_topics(self._wire.run("describing topics", self._wire.send, None, request))
 
     def group_rights(self, group: str) -> frozenset[str]:
         """What this client may do to the group, also to one that nobody made yet. Raises NotAuthorized."""
-        request = partial(visit_messages.ask_group_rights, group)
-        response = self._coordinators.run(
-            f"describing group {group}", GROUP, group, request, group_messages.group_errors
-        )
-        return visit_messages.read_group_rights(response)
+        request = partial(visit_api.ask_group_rights, group)
+        response = self._coordinators.run(f"describing group {group}", GROUP, group, request, group_api.group_errors)
+        return visit_api.read_group_rights(response)
 
     def cluster_rights(self) -> frozenset[str]:
         """What this client may do to the cluster as a whole."""
-        request = visit_messages.ask_cluster_rights()
-        return visit_messages.read_cluster_rights(
-            self._wire.run("describing the cluster", self._wire.send, None, request)
-        )
+        request = visit_api.ask_cluster_rights()
+        return visit_api.read_cluster_rights(self._wire.run("describing the cluster", self._wire.send, None, request))
 
     def group(self, group: str) -> GroupView:
         """The group as it is. Raises NotAuthorized."""
@@ -100,14 +96,14 @@ class KafkaVisit:
         """Whether this client may WRITE to the transactional id that the feed of that group commits by. Begins no
         transaction."""
         doing = f"asking for the rights on transactional id {transactional_id}"
-        request = partial(visit_messages.ask_to_write, transactional_id, group)
+        request = partial(visit_api.ask_to_write, transactional_id, group)
 
         def refused(response: Any) -> set[type[KafkaError]]:
             """What passes: the coordinator moves, or loads."""
             error = error_of(response.error_code)
             return {error} if error and is_passing(error) else set()
 
-        return visit_messages.may_write(self._coordinators.run(doing, TRANSACTION, transactional_id, request, refused))
+        return visit_api.may_write(self._coordinators.run(doing, TRANSACTION, transactional_id, request, refused))
 
     def limits(self) -> BrokerConfig:
         """The brokers' time limits; those that this client may not see are None."""
@@ -118,8 +114,8 @@ class KafkaVisit:
 
     async def _ahead(self) -> float | None:
         asked = time.time()
-        response = await self._wire.send(None, visit_messages.ask_quorum())
-        answered, there = time.time(), visit_messages.read_clock(response)
+        response = await self._wire.send(None, visit_api.ask_quorum())
+        answered, there = time.time(), visit_api.read_clock(response)
         if there is None:
             return None
         return min(0.0, answered - there / 1000) or max(0.0, asked - there / 1000)

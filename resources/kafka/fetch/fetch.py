@@ -20,12 +20,12 @@ from sluice.pipelines.model.kafka import FetchLimits, Isolation, TopicPartition
 from sluice.pipelines.model.plans import Slice
 from sluice.pipelines.model.traffic import TaskTraffic
 from sluice.pipelines.ports import Fetched, FetchFailed
-from sluice.resources.kafka.failures import is_passing
-from sluice.resources.kafka.lanes import Sources
-from sluice.resources.kafka.reader import SliceReader
-from sluice.resources.kafka.settings import KafkaAccess
-from sluice.resources.kafka.traffic import TrafficCounter
-from sluice.resources.kafka.wire import Wire
+from sluice.resources.kafka.connection.connection_settings import KafkaAccess
+from sluice.resources.kafka.connection.connections import Wire
+from sluice.resources.kafka.fetch.broker_sessions import Sources
+from sluice.resources.kafka.fetch.range_reader import SliceReader
+from sluice.resources.kafka.fetch.traffic_counter import TrafficCounter
+from sluice.resources.kafka.protocol.kafka_errors import is_passing
 
 _ANSWER_BYTES = 1 << 30
 """The largest answer that is believed: a fetch of the request's size, or one record batch of any size in use."""

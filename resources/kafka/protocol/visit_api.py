@@ -19,10 +19,10 @@ from kafka.errors import (
 from kafka.protocol.admin import DescribeClusterRequest, DescribeGroupsRequest, DescribeQuorumRequest
 from kafka.protocol.metadata import MetadataRequest
 
-from sluice.resources.kafka import group_messages
-from sluice.resources.kafka.failures import error_of
-from sluice.resources.kafka.group_messages import ProducerId
-from sluice.resources.kafka.messages import Code, printed_id, top_error
+from sluice.resources.kafka.protocol import group_api
+from sluice.resources.kafka.protocol.group_api import ProducerId
+from sluice.resources.kafka.protocol.kafka_errors import error_of
+from sluice.resources.kafka.protocol.messages import Code, printed_id, top_error
 
 _OPERATIONS = {3: "READ", 4: "WRITE", 5: "CREATE", 8: "DESCRIBE", 10: "DESCRIBE_CONFIGS"}
 """Kafka's codes of the operations that Sluice has a use for."""
@@ -90,7 +90,7 @@ def ask_to_write(transactional_id: str, group: str) -> Any:
     """AddOffsetsToTxn of a producer that nobody can be: a broker looks whether this client may WRITE to the
     transactional id, then whether it may READ the group, then for the producer, and refuses. Only requests that write
     tell of that right; this one changes nothing, whatever the state of the id."""
-    return group_messages.ask_add_offsets(ProducerId(transactional_id, _NOBODY, 0), group)
+    return group_api.ask_add_offsets(ProducerId(transactional_id, _NOBODY, 0), group)
 
 
 def may_write(response: Any) -> bool:

@@ -26,8 +26,10 @@ from kafka.net.selector import NetworkSelector
 
 from sluice.pipelines.errors import KafkaUnavailable, SluiceError
 from sluice.pipelines.feed.rights import Right
-from sluice.resources.kafka import group_messages, messages
-from sluice.resources.kafka.failures import (
+from sluice.resources.kafka.connection.connection_settings import Connecting, KafkaAccess, connecting
+from sluice.resources.kafka.connection.zero_copy_transport import Manager
+from sluice.resources.kafka.protocol import group_api, messages
+from sluice.resources.kafka.protocol.kafka_errors import (
     AnswerLost,
     NoAddress,
     NotReached,
@@ -36,8 +38,6 @@ from sluice.resources.kafka.failures import (
     is_hopeless,
     is_passing,
 )
-from sluice.resources.kafka.receiving import Manager
-from sluice.resources.kafka.settings import Connecting, KafkaAccess, connecting
 
 ANSWER_BYTES = 100 << 20
 """The largest answer that is not a fetch: metadata of a very large cluster."""
@@ -284,22 +284,22 @@ class Wire:
             self._coordinators[known] = self._dedicated(await self.find_coordinator(kind, key), borrower)
         return self._coordinators[known]
 
-    async def find_coordinator(self, kind: int, key: str) -> group_messages.Coordinator:
+    async def find_coordinator(self, kind: int, key: str) -> group_api.Coordinator:
         """The broker that coordinates a group or transactional id now. Raises its error where there is none."""
-        found = group_messages.read_coordinator(await self.send(None, group_messages.ask_coordinator(kind, key)))
+        found = group_api.read_coordinator(await self.send(None, group_api.ask_coordinator(kind, key)))
         if found.error:
             raise found.error()
         return found
 
     async def find_coordinators(self, kind: int, keys: Iterable[str]) -> dict[str, int]:
         """The brokers that coordinate these now; keys without one are left out. Raises its error below Kafka 3.0."""
-        response = await self.send(None, group_messages.ask_coordinators(kind, keys))
-        return group_messages.read_coordinators(response)
+        response = await self.send(None, group_api.ask_coordinators(kind, keys))
+        return group_api.read_coordinators(response)
 
     def forget_coordinator(self, kind: int, key: str, borrower: str = "") -> None:
         self._coordinators.pop((kind, key, borrower), None)
 
-    def _dedicated(self, found: group_messages.Coordinator, borrower: str) -> str:
+    def _dedicated(self, found: group_api.Coordinator, borrower: str) -> str:
         """A connection of its own, also for each who borrows the wire: a join that waits would hold up what is sent
         after it."""
         node = f"{_DEDICATED}{borrower}{found.node}"

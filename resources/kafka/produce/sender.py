@@ -18,16 +18,17 @@ from sluice.pipelines.feed.rights import Right, rights_to_republish
 from sluice.pipelines.model.kafka import CommittedOffset, TopicPartition
 from sluice.pipelines.ports import Delivered
 from sluice.pipelines.records.kafka_batches.encode.sealed_batch import SealedBatch
-from sluice.resources.kafka import group_messages, producing
-from sluice.resources.kafka.coordinators import Coordinators
-from sluice.resources.kafka.drain import Drain, NotTaken
-from sluice.resources.kafka.group import KafkaGroup
-from sluice.resources.kafka.group_messages import GROUP, TRANSACTION, ProducerId, Seat
-from sluice.resources.kafka.messages import partition_errors, top_error
-from sluice.resources.kafka.producing import NOT_TAKEN
-from sluice.resources.kafka.room import Room
-from sluice.resources.kafka.settings import KafkaAccess
-from sluice.resources.kafka.wire import Patience, Wire
+from sluice.resources.kafka.connection.connection_settings import KafkaAccess
+from sluice.resources.kafka.connection.connections import Patience, Wire
+from sluice.resources.kafka.connection.coordinators import Coordinators
+from sluice.resources.kafka.group.group import KafkaGroup
+from sluice.resources.kafka.produce import dead_letter_sender
+from sluice.resources.kafka.produce.backpressure import Room
+from sluice.resources.kafka.produce.dead_letter_sender import NOT_TAKEN
+from sluice.resources.kafka.produce.send_queue import Drain, NotTaken
+from sluice.resources.kafka.protocol import group_api
+from sluice.resources.kafka.protocol.group_api import GROUP, TRANSACTION, ProducerId, Seat
+from sluice.resources.kafka.protocol.messages import partition_errors, top_error
 
 _MISSING = "nothing was sent; create the topic (Sluice never does), or grant DESCRIBE and WRITE on it"
 Describe = Callable[[int], str]
@@ -62,7 +63,7 @@ class KafkaSender:
 
     def partitions(self, topic: str, what: str = "the topic to send to") -> int:
         """How many partitions the topic has. Raises UnknownTopic; it is never created."""
-        return producing.partitions_of(self.wire, topic, self._patience, what, _MISSING)
+        return dead_letter_sender.partitions_of(self.wire, topic, self._patience, what, _MISSING)
 
     def begin(self) -> None:
         """Get a producer id. With a transactional id: fence whoever else has it, and end what they left open."""
@@ -105,7 +106,7 @@ class KafkaSender:
             self._producer = producer
             self.give_up()
             raise
-        ending = partial(group_messages.ask_end, producer, commit=commit)
+        ending = partial(group_api.ask_end, producer, commit=commit)
         self.coordinators.run(doing, TRANSACTION, self._name, ending, top_error, final=True)
         self._producer = producer
         for drain in self._drains.values():
@@ -142,7 +143,7 @@ class KafkaSender:
     # -- on the background thread
 
     async def _new_producer(self) -> ProducerId:
-        request = partial(group_messages.ask_producer, self._name, int(self._seconds * 1000))
+        request = partial(group_api.ask_producer, self._name, int(self._seconds * 1000))
         if self._name:
             response = await self.coordinators.ask(TRANSACTION, self._name, request, top_error)
         else:
@@ -161,7 +162,7 @@ class KafkaSender:
                 await patience.trouble(error)
 
     async def _abort(self, producer: ProducerId) -> None:
-        ending = partial(group_messages.ask_end, producer, commit=False)
+        ending = partial(group_api.ask_end, producer, commit=False)
         with contextlib.suppress(KafkaError):
             await self.coordinators.ask(TRANSACTION, producer.transactional_id, ending, top_error)
 
@@ -223,8 +224,8 @@ class KafkaTarget:
     async def _add_mark(self, mark: CommittedOffset, producer: ProducerId) -> None:
         """The group has no members: whoever sends by this name is fenced by the transactional id alone."""
         key, ask = producer.transactional_id, self._sender.coordinators.ask
-        await ask(TRANSACTION, key, partial(group_messages.ask_add_offsets, producer, self._name), top_error)
-        sending = partial(group_messages.ask_commit_in, producer, Seat(self._name, "", -1), {self._mark_place: mark})
+        await ask(TRANSACTION, key, partial(group_api.ask_add_offsets, producer, self._name), top_error)
+        sending = partial(group_api.ask_commit_in, producer, Seat(self._name, "", -1), {self._mark_place: mark})
         await ask(GROUP, self._name, sending, partition_errors)
 
 

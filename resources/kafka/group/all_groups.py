@@ -18,12 +18,12 @@ from sluice.pipelines.errors import GroupHeld
 from sluice.pipelines.feed.rights import right_to_see, rights_to_commit
 from sluice.pipelines.model.consumer_groups import GroupState, GroupView, ListedGroup
 from sluice.pipelines.model.kafka import CommittedOffset, TopicPartition
-from sluice.resources.kafka import group_messages, groups_messages
-from sluice.resources.kafka.coordinators import Coordinators, Errors
-from sluice.resources.kafka.group_messages import GROUP
-from sluice.resources.kafka.messages import partition_errors, top_error
-from sluice.resources.kafka.settings import KafkaAccess
-from sluice.resources.kafka.wire import Patience, Wire
+from sluice.resources.kafka.connection.connection_settings import KafkaAccess
+from sluice.resources.kafka.connection.connections import Patience, Wire
+from sluice.resources.kafka.connection.coordinators import Coordinators, Errors
+from sluice.resources.kafka.protocol import admin_api, group_api
+from sluice.resources.kafka.protocol.group_api import GROUP
+from sluice.resources.kafka.protocol.messages import partition_errors, top_error
 
 _HAS_MEMBERS = (
     kafka_errors.UnknownMemberIdError,
@@ -65,10 +65,10 @@ class KafkaGroups:
     def committed(self, group: str) -> Mapping[TopicPartition, CommittedOffset]:
         """All that the group has committed, with require_stable. Raises NotAuthorized, KafkaUnavailable."""
         doing = f"reading the committed offsets of group {group}"
-        request = partial(groups_messages.ask_every_committed, group)
-        errors, rights = group_messages.committed_errors, [right_to_see(group)]
+        request = partial(admin_api.ask_every_committed, group)
+        errors, rights = group_api.committed_errors, [right_to_see(group)]
         response = self._coordinators.run(doing, GROUP, group, request, errors, rights=rights)
-        return {tp: held for tp, held in group_messages.read_committed(response).items() if held is not None}
+        return {tp: held for tp, held in group_api.read_committed(response).items() if held is not None}
 
     def put(self, group: str, offsets: Mapping[TopicPartition, CommittedOffset]) -> None:
         """Commit in nobody's name. Raises GroupHeld when the group has members, Unknown when an answer was lost."""
@@ -94,25 +94,25 @@ class KafkaGroups:
 
     async def _listed_by(self, broker: int) -> _BrokerGroups:
         places = (await self._wire.layout([_KEPT_IN], broker)).places.values()
-        response = await self._wire.send(broker, group_messages.ask_groups())
+        response = await self._wire.send(broker, group_api.ask_groups())
         for error in top_error(response):
             raise error()
         led = frozenset(p.tp for p in places if p.leader == broker)
-        return _BrokerGroups(groups_messages.read_listed(response, broker), led, frozenset(p.tp for p in places))
+        return _BrokerGroups(admin_api.read_listed(response, broker), led, frozenset(p.tp for p in places))
 
     async def _view(self, group: str) -> GroupView:
         """By the classic request first: all brokers have it, and it tells where there is no group of that kind."""
         coordinator = await self._coordinators.broker(GROUP, group)
-        response = await self._ask(group, partial(group_messages.ask_group, group), group_messages.group_errors)
-        classic = groups_messages.read_view(response, coordinator)
+        response = await self._ask(group, partial(group_api.ask_group, group), group_api.group_errors)
+        classic = admin_api.read_view(response, coordinator)
         if classic.exists:
             return classic
-        listed = await self._ask(group, group_messages.ask_groups, top_error)
-        kind, state = group_messages.read_groups(listed).get(group, ("", ""))
+        listed = await self._ask(group, group_api.ask_groups, top_error)
+        kind, state = group_api.read_groups(listed).get(group, ("", ""))
         if kind == "consumer":
-            request = partial(groups_messages.ask_newer, group)
-            response = await self._ask(group, request, groups_messages.newer_errors)
-            return groups_messages.read_newer(response, coordinator)
+            request = partial(admin_api.ask_newer, group)
+            response = await self._ask(group, request, admin_api.newer_errors)
+            return admin_api.read_newer(response, coordinator)
         if kind in ("", _PLAIN):
             return classic
         return GroupView(group, kind, state.capitalize() or GroupState.STABLE, kind, "", coordinator, None)
@@ -121,7 +121,7 @@ class KafkaGroups:
         return await self._coordinators.ask(GROUP, group, request, errors)
 
     async def _put(self, group: str, offsets: Mapping[TopicPartition, CommittedOffset]) -> None:
-        request = partial(groups_messages.ask_put, group, offsets)
+        request = partial(admin_api.ask_put, group, offsets)
         try:
             await self._coordinators.ask(GROUP, group, request, partition_errors, final=True)
         except _HAS_MEMBERS:

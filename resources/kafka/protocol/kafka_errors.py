@@ -26,7 +26,7 @@ from sluice.pipelines.errors import (
     UnsupportedBatch,
 )
 from sluice.pipelines.feed.rights import Grantee, Right
-from sluice.resources.kafka import refusals
+from sluice.resources.kafka.protocol import remedies
 
 _NO_LOGIN = (
     kafka_errors.SaslAuthenticationFailedError,
@@ -148,10 +148,10 @@ def _verdict(
     bootstrap = client.bootstrap
     match error:
         case kafka_errors.AuthorizationError():
-            remedy = client.remedy(refusals.missing(type(error), rights, topic))
+            remedy = client.remedy(remedies.missing(type(error), rights, topic))
             return NotAuthorized, f"{remedy}{_here(bootstrap, 'grants a feed its rights by: sluice kafka grant FEED')}"
         case _ if isinstance(error, _NO_LOGIN):
-            return NotAuthorized, refusals.login(error)
+            return NotAuthorized, remedies.login(error)
         case kafka_errors.UnsupportedVersionError():
             return BrokerTooOld, "Sluice needs brokers of Apache Kafka 2.8 or newer"
         case _ if isinstance(error, _UNKNOWN_TOPIC):
@@ -164,8 +164,8 @@ def _verdict(
             return UnsupportedBatch, "the topic holds a codec that this version of the protocol does not carry"
         case Untrusted():
             if error.code:
-                return KafkaUnavailable, refusals.of_broker(error.code, bootstrap)
-            return NotAuthorized, refusals.of_client(error.shown)
+                return KafkaUnavailable, remedies.of_broker(error.code, bootstrap)
+            return NotAuthorized, remedies.of_client(error.shown)
         case OSError() | ValueError() if is_hopeless(error):
             return FeedError, "check the feed's `kafka:` section: files of certificate and key, password, proxy_url"
         case NoAddress():

@@ -37,8 +37,8 @@ from sluice.pipelines.model.kafka import CommittedOffset, TopicPartition
 from sluice.pipelines.ports import Letter, Member
 from sluice.pipelines.records.rows.header_keys import key_bytes
 from sluice.pipelines.records.rows.wire_format import varint
-from sluice.resources.kafka.failures import error_of
-from sluice.resources.kafka.messages import Code, by_topic, partition_errors, top_error
+from sluice.resources.kafka.protocol.kafka_errors import error_of
+from sluice.resources.kafka.protocol.messages import Code, by_topic, partition_errors, top_error
 
 GROUP, TRANSACTION = 0, 1
 """Kinds of coordinator."""

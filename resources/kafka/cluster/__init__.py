@@ -1,0 +1,1 @@
+"""Reads the state of a cluster: topics, offsets, offsets by time, settings."""

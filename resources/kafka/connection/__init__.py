@@ -1,0 +1,1 @@
+"""Connections to the brokers of one cluster: settings, tokens, sockets, coordinators."""

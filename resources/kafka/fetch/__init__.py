@@ -1,0 +1,1 @@
+"""Fetches bounded offset ranges, raw, from the leaders of their partitions."""

@@ -1,0 +1,1 @@
+"""Consumer groups: membership, committed offsets, and every group of a cluster."""

@@ -1,0 +1,1 @@
+"""Kafka's idempotent and transactional producer over sealed batches."""

@@ -1,0 +1,1 @@
+"""Kafka's protocol: values to requests, responses to values, errors to remedies."""
