@@ -23,7 +23,7 @@ from sluice.assets.stuck import under_way
 from sluice.pipelines.model.health import Diagnosis, failed, of_error, ok, skipped, warning
 from sluice.pipelines.model.pages import page
 from sluice.pipelines.util.units import many, show_about
-from sluice.resources.health.examine import Check, examine
+from sluice.resources.health.run_checks import Check, examine
 from sluice.resources.project import Project
 
 _DATABASES = ("history/runs.db", "history/runs/index.db", "schedules/schedules.db")

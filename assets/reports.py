@@ -32,7 +32,7 @@ from sluice.pipelines.util.units import parse_window, show_window
 from sluice.resources.project import Project
 
 if TYPE_CHECKING:
-    from sluice.resources.reading import Windows
+    from sluice.reading import Windows
 
 POOL = "sluice_reports"
 PREVIEW_ROWS = 20
@@ -133,7 +133,7 @@ def report_step(context: dg.AssetExecutionContext, session: RunSession, name: st
 
 def _rows(books: Books, window: int) -> "Windows":
     """The window's files. Raises WindowIncomplete, UsageError."""
-    from sluice.resources.reading import Windows
+    from sluice.reading import Windows
 
     return Windows.of(books.feed, books.ledger, books.lake, (window,), PartKind.LANDED)
 

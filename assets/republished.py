@@ -68,7 +68,7 @@ class RepublishConfig(dg.Config):
         """The plan for this. `partitions`: of the target. Raises as `plan_republish`."""
         from sluice.pipelines.republishing import republish_plan as plans
         from sluice.pipelines.republishing.wording import name_of, way_of
-        from sluice.resources.way_back import by_own_schema
+        from sluice.resources.republish_tasks import by_own_schema
 
         kind = PartKind.QUARANTINED if self.quarantined else PartKind.LANDED
         by, function = way_of(self.keep_partitions, self.partition_by)
@@ -133,8 +133,8 @@ def republish_step(context: dg.OpExecutionContext, session: RunSession, name: st
     """Send what the run's configuration says, and report it. Raises dagster.Failure, or an interrupt."""
     from sluice.pipelines.republishing.lanes import carry_out
     from sluice.pipelines.republishing.wording import check_resumed, pace_of
+    from sluice.resources.republish_tasks import sending
     from sluice.resources.spark import shipping
-    from sluice.resources.way_back import sending
 
     with session.step(context, name):
         feed, asked = session.feed(name), RepublishConfig(**context.op_config)
@@ -167,7 +167,7 @@ def _plan(feed: Feed, asked: RepublishConfig, ledger: Ledger, edges: Edges) -> "
     from sluice.pipelines.republishing import republish_plan as plans
     from sluice.pipelines.republishing import where as conditions
     from sluice.pipelines.republishing.wording import name_of
-    from sluice.resources.edges import open_target
+    from sluice.resources.open_ports import open_target
 
     if asked.resume:
         return plans.load(edges.lake, feed.name, name_of(asked.resume))

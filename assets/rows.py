@@ -16,7 +16,7 @@ from sluice.pipelines.model.receipts import PartKind
 from sluice.pipelines.util.units import parse_window
 
 if TYPE_CHECKING:
-    from sluice.resources.reading import Windows
+    from sluice.reading import Windows
 
 
 class LandedRows(dg.IOManager):
@@ -33,7 +33,7 @@ class LandedRows(dg.IOManager):
 
         Raises dagster.Failure for a window that is not complete.
         """
-        from sluice.resources.reading import Windows  # late: definitions load without it
+        from sluice.reading import Windows  # late: definitions load without it
 
         try:
             feed = self._session.readable_feed(self._feed)

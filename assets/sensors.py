@@ -31,7 +31,7 @@ from sluice.pipelines.feed.notify_section import NotifySettings
 from sluice.pipelines.ledger import Ledger
 from sluice.pipelines.ports import Cluster
 from sluice.pipelines.status.watch import View, WatchResult, view, watch
-from sluice.resources.notify import notify
+from sluice.resources.observe.notifications import notify
 
 SENSOR = "watch_feeds"
 EVERY_SECONDS = 300

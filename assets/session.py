@@ -29,13 +29,13 @@ from sluice.pipelines.model.progress import Progress, Reporter
 from sluice.pipelines.ports import Edges, Lake
 from sluice.pipelines.util import logs
 from sluice.pipelines.util.units import MINUTE
-from sluice.resources import tracing
+from sluice.resources.observe import tracing
 from sluice.resources.project import Project
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
-    from sluice.resources.reading import Windows
+    from sluice.reading import Windows
 
 FEED_TAG = "sluice/feed"
 AGAIN_TAG = "sluice/again"
@@ -59,21 +59,21 @@ def pool(feed: str) -> str:
 
 def open_real_edges(feed: Feed) -> AbstractContextManager[Edges]:
     """The feed's edges. Imported late: loading definitions needs neither Spark nor a Kafka client."""
-    from sluice.resources.edges import open_edges
+    from sluice.resources.open_ports import open_edges
 
     return open_edges(feed)
 
 
 def open_real_lake(feed: Feed) -> Lake:
     """The feed's lake, imported late like its edges."""
-    from sluice.resources.lakes import open_lake
+    from sluice.resources.lake.open_lake import open_lake
 
     return open_lake(feed)
 
 
 def ask_spark(report: Report, rows: Windows) -> pa.Table:
     """The report's result, by Spark."""
-    from sluice.resources.spark.reports import ask
+    from sluice.resources.spark.run_sql import ask
 
     return ask(report, rows)
 
@@ -129,7 +129,7 @@ class RunSession:
         if self.open_edges is not open_real_edges:
             yield self
             return
-        from sluice.resources.edges import shared_edges
+        from sluice.resources.open_ports import shared_edges
 
         with shared_edges(feeds) as open_edges:
             yield replace(self, open_edges=open_edges)

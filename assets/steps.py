@@ -55,8 +55,8 @@ from sluice.pipelines.quarantine.dead_letters import Outlet
 from sluice.pipelines.status.outlook import Outlook, look_ahead
 from sluice.pipelines.status.watch import WatchResult, view, watch
 from sluice.pipelines.util.units import many, parse_window, show_duration, show_window
-from sluice.resources import lineage
 from sluice.resources.liveness import new_owner
+from sluice.resources.observe import lineage
 from sluice.resources.spark import shipping
 
 Context = dg.AssetExecutionContext | dg.OpExecutionContext

@@ -40,7 +40,7 @@ def bring_up_table(
     feed = session.feed(name)
     if feed.table is None:
         return
-    from sluice.resources.edges import open_tables
+    from sluice.resources.open_ports import open_tables
 
     key, report = session.keys(name).table, session.reporter(context.log)
     try:
@@ -79,7 +79,7 @@ def table_check(feed: Feed, session: RunSession) -> dg.AssetChecksDefinition:
 
 
 def _compared(session: RunSession, name: str) -> Said:
-    from sluice.resources.edges import open_tables
+    from sluice.resources.open_ports import open_tables
 
     feed = session.feed(name)
     try:

@@ -53,7 +53,7 @@ from sluice.pipelines.model.stat import Stat
 from sluice.pipelines.ports import Edges
 from sluice.pipelines.publishing.manifest import write_manifests
 from sluice.pipelines.util.units import DAY, HOUR, many
-from sluice.resources.lake_local import LocalLake
+from sluice.resources.lake.local_lake import LocalLake
 from sluice.testing.group import MemoryGroup
 from sluice.testing.liveness import MemoryLiveness
 

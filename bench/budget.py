@@ -34,10 +34,10 @@ from sluice.pipelines.ports import Fetched, FetchFailed, Lake
 from sluice.pipelines.records.kafka_batches.decode import BatchDecoder
 from sluice.pipelines.records.rows.landed_columns import quarantine_rows
 from sluice.pipelines.records.rows.row_format import Formatted
-from sluice.resources.edges import open_edges
 from sluice.resources.kafka.fetch.fetch import KafkaFetcher
-from sluice.resources.lakes import open_lake
-from sluice.resources.registry import writers_of
+from sluice.resources.lake.open_lake import open_lake
+from sluice.resources.open_ports import open_edges
+from sluice.resources.registry.confluent import writers_of
 from sluice.resources.spark.executor import Wiring
 
 MOST_RECORDS, MOST_BYTES = 600_000, 48 << 20

@@ -24,11 +24,11 @@ from sluice.cli.terminal import heading, table
 from sluice.pipelines.batch.land import land
 from sluice.pipelines.feed.feed import Feed
 from sluice.pipelines.model.plans import Request, RequestKind
-from sluice.resources.edges import open_edges
 from sluice.resources.liveness import new_owner
-from sluice.resources.local.kafka import LocalKafka
+from sluice.resources.local.local_kafka import LocalKafka
 from sluice.resources.local.spark_cluster import LocalSpark
-from sluice.resources.spark import pack
+from sluice.resources.open_ports import open_edges
+from sluice.resources.spark import pack_archive
 from sluice.resources.spark.engine import context
 
 Note = Callable[[str], None]
@@ -66,7 +66,7 @@ class ClusterReport:
 
 def run(records: int, repeat: int, folder: Path, note: Note) -> ClusterReport:
     """Measure both in `folder`, where the topic stays loaded. Raises SetupError, Failed."""
-    packed = pack.pack()  # once for a version: not what a landing costs
+    packed = pack_archive.pack()  # once for a version: not what a landing costs
     with LocalKafka(folder / "kafka-1") as kafka:
         topic = ensure(TYPED_ORDERS.of(records), kafka.bootstrap, folder / "topics", note).topic
         place = folder / f"cluster-{secrets.token_hex(4)}"

@@ -40,7 +40,7 @@ from sluice.pipelines.util.units import HOUR
 from sluice.resources.kafka.connection.connection_settings import KafkaAddress
 from sluice.resources.kafka.produce.sender import KafkaSender
 from sluice.resources.local import events
-from sluice.resources.local.kafka import LocalKafka
+from sluice.resources.local.local_kafka import LocalKafka
 
 Note = Callable[[str], None]
 

@@ -27,11 +27,11 @@ from sluice.pipelines.ledger import Ledger
 from sluice.pipelines.ledger.entries import SkipEntry, dump
 from sluice.pipelines.model.plans import AskedRange, Request, RequestKind
 from sluice.resources.clock import now
-from sluice.resources.edges import open_edges
-from sluice.resources.lakes import open_lake
+from sluice.resources.lake.open_lake import open_lake
 from sluice.resources.liveness import new_owner
-from sluice.resources.local.kafka import LocalKafka
-from sluice.resources.local.s3 import LocalS3
+from sluice.resources.local.local_kafka import LocalKafka
+from sluice.resources.local.local_s3 import LocalS3
+from sluice.resources.open_ports import open_edges
 
 Note = Callable[[str], None]
 

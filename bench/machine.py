@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from sluice.resources.local import java
-from sluice.resources.local.kafka import VERSION
+from sluice.resources.local.local_kafka import VERSION
 
 _SHOWN = ("sluice", "pyspark", "pyarrow", "numba", "duckdb", "kafka-python")
 

@@ -33,8 +33,8 @@ from sluice.pipelines.records.formats import READERS
 from sluice.pipelines.records.rows.wire_format import WireFormat
 from sluice.pipelines.status.timings import spent
 from sluice.resources.clock import now
-from sluice.resources.edges import open_edges
-from sluice.resources.lakes import open_lake
+from sluice.resources.lake.open_lake import open_lake
+from sluice.resources.open_ports import open_edges
 
 
 @contextmanager

@@ -22,7 +22,7 @@ from sluice.bench.peers import BUDGET, SLUICE, Peer, Running, connector_jars, ru
 from sluice.bench.results import CheckedLanding, PartTimes, Pass, PeerResult, RaceResult
 from sluice.bench.stand import PeerTask
 from sluice.bench.workloads import Workload
-from sluice.resources.local.kafka import LocalKafka
+from sluice.resources.local.local_kafka import LocalKafka
 
 Note = Callable[[str], None]
 

@@ -34,7 +34,7 @@ from sluice.cli.terminal import facts, heading, table
 from sluice.pipelines.errors import Failed, ProofFailed
 from sluice.pipelines.records.kafka_batches.encode.accumulator import BATCH_BYTES
 from sluice.resources.local import events, java
-from sluice.resources.local.kafka import ARTIFACTS, VERSION, LocalKafka
+from sluice.resources.local.local_kafka import ARTIFACTS, VERSION, LocalKafka
 from sluice.resources.spark.engine import WORKERS_ENVIRONMENT
 
 Note = Callable[[str], None]

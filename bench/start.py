@@ -37,10 +37,10 @@ from sluice.pipelines.feed.feed import Feed
 from sluice.pipelines.model.plans import Request, RequestKind
 from sluice.pipelines.ports import Edges
 from sluice.pipelines.util.units import HOUR, show_window
-from sluice.resources.edges import open_edges
 from sluice.resources.liveness import new_owner
 from sluice.resources.local import events
-from sluice.resources.local.kafka import LocalKafka
+from sluice.resources.local.local_kafka import LocalKafka
+from sluice.resources.open_ports import open_edges
 from sluice.resources.spark.engine import context
 
 Note = Callable[[str], None]

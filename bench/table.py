@@ -30,7 +30,7 @@ from sluice.pipelines.model.tables import DELTA, ICEBERG, LEDGER, TableChange, T
 from sluice.pipelines.ports import Table
 from sluice.pipelines.records.rows.row_format import RawFormat
 from sluice.pipelines.schema.wider import RAW_TYPES
-from sluice.resources.lake_local import LocalLake
+from sluice.resources.lake.local_lake import LocalLake
 from sluice.resources.tables.delta import DeltaLakeTable
 from sluice.resources.tables.iceberg import IcebergTable, described, without_history
 

@@ -106,7 +106,7 @@ class Asked(NamedTuple):
 def _of_table(session: Session, feed: Feed) -> tuple[AuditProblem, ...]:
     from sluice.pipelines.audit.table_audit import table_problems
     from sluice.pipelines.ledger import Ledger
-    from sluice.resources.edges import open_tables
+    from sluice.resources.open_ports import open_tables
 
     with session.open_edges(feed) as edges, open_tables(feed, edges.lake) as of_feed:
         ledger = Ledger(edges.lake, feed.name, edges.clock)

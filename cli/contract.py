@@ -136,9 +136,9 @@ def _looking(session: Session, feed: Feed, shape: Shape, asked: _SampleRequest) 
     """
     session.compile()
     from sluice.pipelines.landing.sample import look
-    from sluice.resources.lake_local import LocalLake
-    from sluice.resources.lakes import open_lake
-    from sluice.resources.registry import writers_of
+    from sluice.resources.lake.local_lake import LocalLake
+    from sluice.resources.lake.open_lake import open_lake
+    from sluice.resources.registry.confluent import writers_of
     from sluice.resources.spark.executor import Wiring
 
     slices, whole, earlier = _slices(session, feed, asked)
@@ -271,7 +271,7 @@ def _output(session: Session, feed: Feed, given: Path | None, force: bool) -> Pa
 def _suite(feed: Feed, proposals: Sequence[Proposal], seen: _SampleRead, rows: int) -> str:
     """The file's text, checked against what Sluice supports. Raises Failed."""
     from sluice.pipelines.contract.suite import ContractError, parse_contract
-    from sluice.resources.gx import suite_text
+    from sluice.resources.great_expectations import suite_text
 
     offsets = [str(r.slice) for r in seen.receipts]
     told = {"proposed_by": "sluice contract init", "feed": feed.name, "rows": rows, "offsets": offsets}
@@ -447,7 +447,7 @@ def _contract(session: Session, feed: Feed, file: Path | None) -> Contract:
 
 
 def _of_gx(path: Path) -> list[tuple[str, str, str]]:
-    from sluice.resources.gx import refusals
+    from sluice.resources.great_expectations import refusals
 
     items = json.loads(path.read_bytes())["expectations"]
     remedy = "see Great Expectations' gallery for what it takes"

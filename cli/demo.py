@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from sluice.pipelines.feed.feed import Feed
     from sluice.pipelines.feed.kafka_section import KafkaSettings
     from sluice.resources.local.events import Mix, Sent
-    from sluice.resources.local.kafka import LocalKafka
+    from sluice.resources.local.local_kafka import LocalKafka
 
 FEED = "orders"
 PARTITIONS = 6
@@ -204,7 +204,7 @@ def _store(session: Session, kind: LakeKind) -> Iterator[str]:
     if kind is LakeKind.LOCAL:
         yield ""
         return
-    from sluice.resources.local.s3 import LocalS3
+    from sluice.resources.local.local_s3 import LocalS3
 
     with LocalS3() as store:
         yield _LAKE_LINES.format(lake=store.lake, endpoint=store.endpoint, region=store.settings.region)
@@ -213,8 +213,8 @@ def _store(session: Session, kind: LakeKind) -> Iterator[str]:
 @contextmanager
 def _kafka(session: Session, folder: Path, keep: bool, secure: bool, lake: str, events: EventFormat) -> Iterator[None]:
     """A fresh cluster in a fresh project. It is stopped however the block ends, unless it is kept and all went well."""
-    from sluice.resources.local.kafka import VERSION, LocalKafka
-    from sluice.resources.local.registry import LocalRegistry
+    from sluice.resources.local.local_kafka import VERSION, LocalKafka
+    from sluice.resources.local.local_registry import LocalRegistry
 
     _clear(folder)
     for name in ("feeds", "reports"):
@@ -276,8 +276,8 @@ def _grant(session: Session, folder: Path, kafka: LocalKafka) -> None:
 
 def _clear(folder: Path) -> None:
     """Stop the cluster of an earlier demo, and remove what it left."""
-    from sluice.resources.local.kafka import LocalKafka
-    from sluice.resources.local.registry import LocalRegistry
+    from sluice.resources.local.local_kafka import LocalKafka
+    from sluice.resources.local.local_registry import LocalRegistry
 
     if not folder.exists():
         return
@@ -377,7 +377,7 @@ class _Show:
         """The hour's files, read by a tool that knows nothing of Sluice except where they are."""
         import duckdb
 
-        from sluice.resources.reading import of_feed
+        from sluice.reading import of_feed
 
         landed = of_feed(self.feed, hour)
         files = landed.paths
@@ -401,7 +401,7 @@ class _Show:
         """The records that did not fit the schema: nothing is lost, nothing is guessed."""
         import duckdb
 
-        from sluice.resources.reading import of_feed
+        from sluice.reading import of_feed
 
         with duckdb.connect() as db:
             of_feed(self.feed, hour, kind="quarantined").duckdb(db).create_view("quarantined")
@@ -417,7 +417,7 @@ class _Show:
         import pyarrow.parquet as pq
 
         from sluice.assets.execution import run_report
-        from sluice.resources.lakes import arrow_files
+        from sluice.resources.lake.open_lake import arrow_files
 
         with self.session.terminal.working("asking Spark"):
             path = run_report(self.session.project, REPORT, hour, self.session.open_edges)
@@ -462,8 +462,8 @@ class _Show:
         """The table that the runs have filled, read by its format's own library and asked by DuckDB."""
         import duckdb
 
-        from sluice.resources.edges import open_table
-        from sluice.resources.lakes import open_lake
+        from sluice.resources.lake.open_lake import open_lake
+        from sluice.resources.open_ports import open_table
 
         with closing(open_table(self.feed, open_lake(self.feed))) as found:
             head, rows = found.look(), found.rows(("currency", "amount"))

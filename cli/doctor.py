@@ -83,10 +83,10 @@ class Group:
 
 def _groups(session: Session, names: Sequence[str], *, spark: bool) -> Iterator[Group]:
     """The groups that there are to look at: one for each different Kafka, lake and Spark. Raises FeedError."""
-    from sluice.resources.health import machine
-    from sluice.resources.health.examine import examine
+    from sluice.resources.health import machine_checks
+    from sluice.resources.health.run_checks import examine
 
-    yield Group("This machine", lambda: examine(None, machine.CHECKS))
+    yield Group("This machine", lambda: examine(None, machine_checks.CHECKS))
     try:
         files = session.files
     except UsageError as error:
@@ -119,8 +119,8 @@ def _project(session: Session, files: FeedFiles) -> list[Diagnosis]:
 
 
 def _of_feeds(feeds: Sequence[Feed], names: Collection[str], *, spark: bool) -> Iterator[Group]:
-    from sluice.resources.health.kafka import examine_kafka
-    from sluice.resources.health.spark import examine_spark
+    from sluice.resources.health.kafka_checks import examine_kafka
+    from sluice.resources.health.spark_checks import examine_spark
 
     for of in _alike(feeds, lambda f: f.kafka):
         kafka = of[0].kafka
@@ -133,14 +133,14 @@ def _of_feeds(feeds: Sequence[Feed], names: Collection[str], *, spark: bool) -> 
 
 def _lake(feeds: Sequence[Feed], names: Collection[str]) -> list[Diagnosis]:
     """The lake, and the ledgers in it where it answers. `names` are those of all feed files of the project."""
-    from sluice.resources.health.lake import examine_lake
+    from sluice.resources.health.lake_checks import examine_lake
 
     lake = examine_lake(feeds[0].lake, feeds[0].s3)
     if any(one.health is Health.FAILED for one in lake):
         return [*lake, skipped("ledger", "not read: see above")]
     try:
         with extras.named():
-            from sluice.resources.health.ledgers import examine_ledgers
+            from sluice.resources.health.ledger_checks import examine_ledgers
     except SetupError as error:  # who only reads has no client of Kafka
         return [*lake, skipped("ledger", error.message, error.remedy)]
     return [*lake, *examine_ledgers(feeds, names)]

@@ -86,7 +86,7 @@ def check(
 def _overridden(feeds: Mapping[str, Feed], offline: bool) -> dict[str, str]:
     """By feed, which columns tools that read its folder override. With `offline`, of local lakes only."""
     from sluice.pipelines.lake import paths
-    from sluice.resources.reading import overridden
+    from sluice.reading import overridden
 
     former = paths.folder_keys(0, paths.FORMER_PREFIX)
     asked = {
@@ -101,7 +101,7 @@ def _overridden(feeds: Mapping[str, Feed], offline: bool) -> dict[str, str]:
 def _schema(session: Session, feed: Feed) -> str | SluiceError:
     """What the registry has for the feed, beside its schema_file."""
     from sluice.pipelines.feed.load import schema_asked
-    from sluice.resources.registry import reader_of, registered
+    from sluice.resources.registry.confluent import reader_of, registered
 
     try:
         asked = schema_asked(session.project.feeds_folder / f"{feed.name}.yaml", session.project.environ())

@@ -210,7 +210,7 @@ def _reading(feed: Feed, topic: str) -> Feed:
 def _start_local(session: Session, root: Path) -> None:
     """The project's local Kafka, with sample events of the last hours where it has none."""
     from sluice.resources.local import events
-    from sluice.resources.local.kafka import LocalKafka
+    from sluice.resources.local.local_kafka import LocalKafka
     from sluice.resources.project import Project
 
     folder = Project(root).kafka_folder
@@ -303,7 +303,7 @@ def _look(feed: Feed, topic: str, places: _SamplePlaces) -> TopicLook:
 
 
 def _batches(feed: Feed, places: _SamplePlaces, *, typed: bool) -> Iterator[pa.RecordBatch]:
-    from sluice.resources.stream import of_feed
+    from sluice.stream import of_feed
 
     if not places.starts:
         return
@@ -329,7 +329,7 @@ def _made(root: Path, path: Path, text: str) -> Feed:
 
 def _overridden(feed: Feed) -> str:
     """Which columns of the feed tools override that read its folder, where its lake is an old one."""
-    from sluice.resources.reading import overridden
+    from sluice.reading import overridden
 
     return overridden(feed)
 

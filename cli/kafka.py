@@ -13,7 +13,7 @@ from sluice.cli.session import FeedName, Session, command
 from sluice.cli.terminal import bad, copyable, facts, good, table
 
 if TYPE_CHECKING:
-    from sluice.resources.local.kafka import ClusterStatus, LocalKafka
+    from sluice.resources.local.local_kafka import ClusterStatus, LocalKafka
 
 group = typer.Typer(cls=Group, help="The local Apache Kafka (KRaft) of this project.", no_args_is_help=True)
 
@@ -69,7 +69,7 @@ def start(session: Session, brokers: Brokers = None, secure: Secure = False, reg
     $ sluice kafka start --secure
     $ sluice kafka start --registry
     """
-    from sluice.resources.local.kafka import LocalKafka
+    from sluice.resources.local.local_kafka import LocalKafka
 
     folder = session.project.kafka_folder
     if (folder / "cluster.json").exists():
@@ -94,7 +94,7 @@ def grant(session: Session, feed: FeedName) -> None:
     """
     from sluice.pipelines.feed.rights import rights_of
     from sluice.resources.local import granting
-    from sluice.resources.local.kafka import LocalKafka
+    from sluice.resources.local.local_kafka import LocalKafka
 
     rights = rights_of(session.feed(feed))
     kafka = LocalKafka.attach(session.project.kafka_folder)
@@ -112,7 +112,7 @@ def renew(session: Session) -> None:
 
     $ sluice kafka renew
     """
-    from sluice.resources.local.kafka import LocalKafka
+    from sluice.resources.local.local_kafka import LocalKafka
 
     kafka = LocalKafka.attach(session.project.kafka_folder)
     with session.terminal.working("renewing certificates"):
@@ -127,7 +127,7 @@ def stop(session: Session) -> None:
 
     $ sluice kafka stop
     """
-    from sluice.resources.local.kafka import LocalKafka
+    from sluice.resources.local.local_kafka import LocalKafka
 
     cluster = LocalKafka.attach(session.project.kafka_folder)
     with session.terminal.working("stopping Kafka"):
@@ -146,7 +146,7 @@ def status(session: Session) -> int:
 
     $ sluice kafka status --json
     """
-    from sluice.resources.local.kafka import LocalKafka
+    from sluice.resources.local.local_kafka import LocalKafka
 
     folder = session.project.kafka_folder
     if not (folder / "cluster.json").exists():

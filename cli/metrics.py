@@ -20,7 +20,7 @@ from sluice.pipelines.util.units import many, show_duration
 
 if TYPE_CHECKING:
     from sluice.pipelines.feed.feed import Feed
-    from sluice.resources.prometheus import Gateway
+    from sluice.resources.observe.prometheus import Gateway
 
 HOST, PORT = "127.0.0.1", 9477
 EVERY = "1m"
@@ -78,7 +78,7 @@ def metrics(
     if serve and (output or push):
         raise UsageError("--serve beside --output or --push", remedy="run two of them")
     extras.need("prometheus_client")
-    from sluice.resources import prometheus
+    from sluice.resources.observe import prometheus
 
     gateway = prometheus.Gateway.at(push, job, os.environ) if push else None
     pause = parse.duration(every or EVERY) / 1000 if every or serve else None
@@ -107,7 +107,7 @@ def _chosen(session: Session, names: Sequence[str]) -> tuple[list[Feed], int]:
 def _tell(
     session: Session, found: Sequence[Figure], output: Path | None, gateway: Gateway | None, *, quiet: bool
 ) -> None:
-    from sluice.resources import prometheus
+    from sluice.resources.observe import prometheus
 
     if output:
         prometheus.write(found, output)
@@ -127,7 +127,7 @@ def _tell(
 
 
 def _serve(session: Session, take: Callable[[], list[Figure]], host: str, port: int, pause: float) -> int:
-    from sluice.resources import prometheus
+    from sluice.resources.observe import prometheus
 
     kept = prometheus.Kept()
     with prometheus.serving(kept, host, port):

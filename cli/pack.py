@@ -52,7 +52,7 @@ def pack(session: Session, output: Output = None, modules: With = None) -> None:
     $ sluice pack --output /mnt/shared/sluice.tar.gz
     """
     from sluice.pipelines.errors import UsageError
-    from sluice.resources.spark import pack as packing
+    from sluice.resources.spark import pack_archive as packing
 
     if output is not None and not output.name.endswith((".tar.gz", ".tgz")):
         raise UsageError(f"{output} is no name for a pack", remedy="Spark goes by the name: let it end in .tar.gz")

@@ -107,7 +107,7 @@ def _follow(session: Session, feed: Feed, tp: TopicPartition, offset: int, numbe
     import pyarrow as pa
 
     from sluice.pipelines.feed.topic_selection import TopicFilter
-    from sluice.resources.stream import of_feed
+    from sluice.stream import of_feed
 
     here = feed.model_copy(update={"topics": TopicFilter(names=(tp.topic,))})
     (stream,) = of_feed(here, 1, {str(tp): offset}, follow=True)
@@ -227,8 +227,8 @@ def _read_by_schema(feed: Feed, chunks: Sequence[pa.RecordBatch], piece: Slice) 
     """What the feed's reader makes of the records, by their offsets; of those that do not fit, why."""
     import pyarrow as pa
 
-    from sluice.resources.lakes import open_lake
-    from sluice.resources.registry import writers_of
+    from sluice.resources.lake.open_lake import open_lake
+    from sluice.resources.registry.confluent import writers_of
 
     form = replace(feed.shape, contract=None).format(writers_of(feed, open_lake(feed), keep=False))
     found: dict[int, dict[str, Any]] = {}

@@ -146,7 +146,7 @@ def in_format(session: Session, feed: Feed, stream: Iterator[SampleEvent]) -> It
     from sluice.pipelines.feed.load import schema_asked
     from sluice.pipelines.records.formats import READERS
     from sluice.resources.local.registered_events import SAMPLES, WIRES, as_registered
-    from sluice.resources.registry import RegistryClient
+    from sluice.resources.registry.confluent import RegistryClient
 
     sample, number = SAMPLES[reader.format], 0
     if reader.wire not in WIRES:

@@ -149,7 +149,7 @@ def republish(
         from sluice.pipelines.model.receipts import PartKind
         from sluice.pipelines.republishing import republish_plan as plans
         from sluice.pipelines.republishing import where as conditions
-        from sluice.resources.way_back import by_own_schema
+        from sluice.resources.republish_tasks import by_own_schema
 
         ledger = Ledger(edges.lake, feed, edges.clock)
         if resume is not None:
@@ -177,7 +177,7 @@ def republish(
 
 def _send(session: Session, feed: Feed, plan: Republish, edges: Edges, codec: int, pace: Pace, here: bool) -> None:
     from sluice.pipelines.republishing.lanes import carry_out
-    from sluice.resources.way_back import sending
+    from sluice.resources.republish_tasks import sending
 
     work = sending(feed, edges.lake, plan, codec, pace, session.project.root)
     with session.terminal.progress() as meter:

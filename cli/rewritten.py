@@ -59,7 +59,7 @@ def table_after(session: Session, feed: Feed) -> Iterator[Text]:
         return
     from sluice.pipelines.ledger import Ledger
     from sluice.pipelines.tables.sync import sync
-    from sluice.resources.edges import open_tables
+    from sluice.resources.open_ports import open_tables
 
     try:
         with session.open_edges(feed) as edges, open_tables(feed, edges.lake) as (table, refused, windows):

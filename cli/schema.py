@@ -65,7 +65,7 @@ def pull(session: Session, feed: FeedName) -> None:
 
     $ sluice schema pull orders
     """
-    from sluice.resources.registry import reader_of, registered
+    from sluice.resources.registry.confluent import reader_of, registered
 
     asked = _asked(session, feed)
     with session.terminal.working("asking the registry"):
@@ -82,7 +82,7 @@ def pull(session: Session, feed: FeedName) -> None:
 
 
 def _write(found: RegisteredSchema, asked: SchemaAsked) -> None:
-    from sluice.resources.registry import file_of
+    from sluice.resources.registry.confluent import file_of
 
     asked.schema_file.parent.mkdir(parents=True, exist_ok=True)
     asked.schema_file.write_text(file_of(found, asked) + "\n")
@@ -145,7 +145,7 @@ def diff(session: Session, feed: FeedName, file: Candidate = None) -> int:
 
 def _of_registry(session: Session, feed: str) -> tuple[Reader, str, dict[str, Any]]:
     """What reads by the registry's schema, and which one that is, in words and as a document."""
-    from sluice.resources.registry import reader_of, registered
+    from sluice.resources.registry.confluent import reader_of, registered
 
     asked = _asked(session, feed)
     with session.terminal.working("asking the registry"):
@@ -188,7 +188,7 @@ def _refusal(feed: Feed, columns: Schema) -> SchemaChanged | None:
     from sluice.pipelines.ledger import Ledger
     from sluice.pipelines.planning.shapes import check_one_table
     from sluice.resources.clock import now
-    from sluice.resources.lakes import open_lake
+    from sluice.resources.lake.open_lake import open_lake
 
     state = Ledger.offline(open_lake(feed), feed.name, now).read()
     try:

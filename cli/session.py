@@ -151,7 +151,7 @@ class Session:
     @contextmanager
     def open_edges(self, feed: Feed) -> Iterator[Edges]:
         """The feed's edges, with what Dagster knows about runs; no connection is opened before the first question."""
-        from sluice.resources.edges import open_edges
+        from sluice.resources.open_ports import open_edges
 
         with open_edges(feed) as edges:
             yield self._informed(edges)
@@ -160,7 +160,7 @@ class Session:
     def shared_edges(self, feeds: Iterable[Feed]) -> Iterator[OpenEdges]:
         """`open_edges` for many feeds at once: what reaches one Kafka shares connections and answers meanwhile."""
         with loading():
-            from sluice.resources.edges import shared_edges
+            from sluice.resources.open_ports import shared_edges
 
         with shared_edges(feeds) as open_one:
 
@@ -184,19 +184,19 @@ class Session:
 
     def open_groups(self, feed: Feed) -> AbstractContextManager[Groups]:
         """All groups of the store that the feed's offsets are in; no connection is opened before the first question."""
-        from sluice.resources.edges import open_groups
+        from sluice.resources.open_ports import open_groups
 
         return open_groups(feed)
 
     def open_stores(self, feed: Feed) -> AbstractContextManager[Stores]:
         """Both stores of the feed's group. Raises UsageError without ZooKeeper's address."""
-        from sluice.resources.edges import open_stores
+        from sluice.resources.open_ports import open_stores
 
         return open_stores(feed)
 
     def open_target(self, feed: Feed, topic: str) -> AbstractContextManager[Target]:
         """A topic of the feed's Kafka to ask about."""
-        from sluice.resources.edges import open_target
+        from sluice.resources.open_ports import open_target
 
         return open_target(feed, topic)
 

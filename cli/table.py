@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from sluice.pipelines.ports import Lake, Table
     from sluice.pipelines.tables.check import Compared
     from sluice.pipelines.tables.sync import Synced
-    from sluice.resources.edges import FeedTables
+    from sluice.resources.open_ports import FeedTables
 
 group = typer.Typer(cls=Group, help="A feed's table: what landed, by name and by SQL.", no_args_is_help=True)
 
@@ -206,7 +206,7 @@ def comparisons(session: Session, feed: Feed) -> list[tuple[str, Compared]]:
 def _opened(session: Session, feed: Feed) -> Iterator[tuple[Ledger, Lake, FeedTables, int]]:
     """The feed's ledger, lake and tables, and the time (ms)."""
     from sluice.pipelines.ledger import Ledger
-    from sluice.resources.edges import open_tables
+    from sluice.resources.open_ports import open_tables
 
     with session.open_edges(feed) as edges, open_tables(feed, edges.lake) as tables:
         yield Ledger(edges.lake, feed.name, edges.clock), edges.lake, tables, edges.clock()

@@ -135,8 +135,8 @@ def python() -> str:
     """The functions of `sluice`, what they return, and every error."""
     import sluice
     from sluice.pipelines import errors
-    from sluice.resources.reading import Windows
-    from sluice.resources.stream import Stream
+    from sluice.reading import Windows
+    from sluice.stream import Stream
 
     out = ["# Python", "", "`import sluice` is cheap: Arrow and Kafka's client are loaded when they are needed.", ""]
     for name in sluice.__all__:

@@ -17,8 +17,8 @@ from sluice.pipelines.feed.kafka_section import KafkaSettings
 from sluice.pipelines.feed.load import load_feed, load_feeds
 from sluice.pipelines.feed.notify_section import NotifySettings, load_notify
 from sluice.pipelines.feed.sections import BOOTSTRAP, LOCAL_KAFKA, LOCAL_LOGIN, LOCAL_REGISTRY
-from sluice.resources.local.kafka import LocalKafka
-from sluice.resources.local.registry import LocalRegistry
+from sluice.resources.local.local_kafka import LocalKafka
+from sluice.resources.local.local_registry import LocalRegistry
 
 NOWHERE = "127.0.0.1:9"
 """Used for an unset address if Kafka is not asked."""

@@ -19,7 +19,7 @@ from hypothesis import HealthCheck, settings
 from kafka import KafkaAdminClient, KafkaConsumer, KafkaProducer
 
 from sluice.resources.kafka.connection.zero_copy_transport import ClosingClient
-from sluice.resources.local.kafka import LocalKafka
+from sluice.resources.local.local_kafka import LocalKafka
 from tests.stores import Store, store
 from tests.zookeepers import LocalZooKeeper
 

@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 
 from sluice.pipelines.feed.s3_section import S3Settings
-from sluice.resources.local.s3 import LocalS3
+from sluice.resources.local.local_s3 import LocalS3
 
 
 @dataclass(frozen=True)

@@ -186,7 +186,7 @@ def test_brokers_on_this_host_know_each_other_and_are_where_the_secrets_say() ->
         assert f"{name}:/var/lib/kafka/data" in brokers[name]["volumes"]
     example = (INFRA / "compose/secrets.env.example").read_text()
     assert f"KAFKA_BOOTSTRAP={','.join(f'{name}:9093' for name in brokers)}\n" in example
-    from sluice.resources.local.kafka import VERSION
+    from sluice.resources.local.local_kafka import VERSION
 
     assert {s["image"] for s in brokers.values()} == {f"apache/kafka:{VERSION}"}
 

@@ -9,7 +9,7 @@ from sluice.pipelines.errors import SetupError
 from sluice.pipelines.feed.rights import Right
 from sluice.resources.kafka.connection.connection_settings import KafkaAddress, connecting
 from sluice.resources.kafka.protocol.kafka_errors import explain
-from sluice.resources.local.kafka import LocalKafka
+from sluice.resources.local.local_kafka import LocalKafka
 from sluice.resources.local.secured import USER
 
 

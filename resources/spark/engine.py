@@ -34,9 +34,9 @@ from sluice.pipelines.model.receipts import Outcome, TaskTime
 from sluice.pipelines.model.traffic import TaskTraffic
 from sluice.pipelines.ports import Job
 from sluice.pipelines.util import scratch, units
-from sluice.resources import tracing
 from sluice.resources.local import java
-from sluice.resources.spark import executor, executors, failures, jvm, shipping
+from sluice.resources.observe import tracing
+from sluice.resources.spark import executor, executors, jvm, shipping, spark_errors
 from sluice.resources.spark.masters import is_connect, is_local, master, tries
 
 if TYPE_CHECKING:
@@ -102,7 +102,7 @@ class SparkEngine:
         self._settings, self._ports, self._per_broker = settings, ports, per_broker
         self._cancelled = threading.Event()
         self._starved = threading.Event()
-        self._ended = failures.Ended(_jvm_printed)
+        self._ended = spark_errors.Ended(_jvm_printed)
 
     def start(self) -> None:
         """Start Spark if this process has none. Elsewhere than here, wait for executors, ask them whether they reach
@@ -171,7 +171,7 @@ class SparkEngine:
             with self._watched(spark):
                 found = preflight.preflight(spark, ports, shipping.python(self._settings))
         except Exception as error:
-            if failures.ended(str(error)) and not self._cancelled.is_set():
+            if spark_errors.ended(str(error)) and not self._cancelled.is_set():
                 told, way = executors.given_up(self._settings, self._ended)
                 raise SetupError(told, remedy=way) from None
             raise
@@ -229,8 +229,8 @@ class SparkEngine:
         """What to do about a host of the cluster, or this one, that Spark's error tells of; empty where it does not."""
         if is_local(self._settings):
             return _room(error)
-        ways = [failures.ROOM_THERE] if failures.full(error) else []
-        return "; ".join([*ways, failures.EXCLUSION] if failures.excluded(error) else ways)
+        ways = [spark_errors.ROOM_THERE] if spark_errors.full(error) else []
+        return "; ".join([*ways, spark_errors.EXCLUSION] if spark_errors.excluded(error) else ways)
 
     def _jobs(self, spark: Any) -> _Jobs:
         if is_connect(self._settings):
@@ -274,7 +274,7 @@ class SparkEngine:
             return _jvm_death(code, again)
         if self._starved.is_set():
             return _no_executors(self._settings, self._ended, again)
-        if failures.ended(str(error)) and not is_local(self._settings):
+        if spark_errors.ended(str(error)) and not is_local(self._settings):
             said, remedy = executors.given_up(self._settings, self._ended)
             return Failed(said, remedy=f"{remedy}; {again}")
         if is_connect(self._settings) and (gone := executors.unreachable(self._settings)):
@@ -283,13 +283,13 @@ class SparkEngine:
 
     def _salvaged(self, jobs: _Jobs, work: executor.TaskWork, error: Exception) -> list[executor.Sent]:
         try:
-            return _outcomes(jobs, replace(work, salvage=failures.cause(error)))
+            return _outcomes(jobs, replace(work, salvage=spark_errors.cause(error)))
         except Exception:  # noqa: BLE001 - the first error is the one that tells
             raise self._failed(error) from None
 
     def _failed(self, error: Exception) -> Failed:
         return Failed(
-            f"the Spark job failed: {failures.cause(error)}",
+            f"the Spark job failed: {spark_errors.cause(error)}",
             remedy=self._way_out(str(error))
             or "the same Python environment must be on driver and executors; run again when it is mended",
         )
@@ -384,7 +384,7 @@ class _Jobs(Protocol):
 class _ContextJobs:
     """Jobs of a context, as a group."""
 
-    def __init__(self, spark: SparkContext, settings: SparkSettings, ended: failures.Ended) -> None:
+    def __init__(self, spark: SparkContext, settings: SparkSettings, ended: spark_errors.Ended) -> None:
         self._spark, self._group = spark, f"sluice-{uuid.uuid4()}"
         self._local, self._ended = is_local(settings), ended
 
@@ -532,7 +532,7 @@ def _forget_jvm() -> None:
     SparkSession._instantiatedSession = SparkSession._activeSession = None
 
 
-def _no_executors(settings: SparkSettings, ended: failures.Ended, again: str = _ADOPTED) -> Failed:
+def _no_executors(settings: SparkSettings, ended: spark_errors.Ended, again: str = _ADOPTED) -> Failed:
     said, remedy = ended.told()
     return Failed(
         f"every executor of {settings.master} was lost, and no other came"
@@ -635,7 +635,9 @@ def _not_started(settings: SparkSettings, error: Exception, said: BinaryIO) -> S
     if is_connect(settings):
         fits = "Spark Connect needs its server up, `spark.master` right, and `pip install 'pyspark[connect]'` here"
     return SetupError(
-        "\n    ".join([f"Spark did not start on {where}: {failures.cause(error)}", *(line[:300] for line in telling)]),
+        "\n    ".join(
+            [f"Spark did not start on {where}: {spark_errors.cause(error)}", *(line[:300] for line in telling)]
+        ),
         remedy=_room(*lines) or fits,
     )
 
@@ -643,7 +645,7 @@ def _not_started(settings: SparkSettings, error: Exception, said: BinaryIO) -> S
 def _room(*said: str) -> str:
     """The remedy where what was said tells of a full disk: it is Spark's own, not the lake's."""
     way = "free space in Spark's temporary folder (SPARK_LOCAL_DIRS or TMPDIR, else /tmp), then run again"
-    return way if failures.full(*said) else ""
+    return way if spark_errors.full(*said) else ""
 
 
 def _environment(settings: SparkSettings) -> None:

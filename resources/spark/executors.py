@@ -14,8 +14,8 @@ from urllib.request import urlopen
 from sluice.pipelines.errors import SetupError
 from sluice.pipelines.feed.sections import SparkSettings
 from sluice.pipelines.util import units
-from sluice.resources.spark.failures import Ended
 from sluice.resources.spark.masters import is_connect, master
+from sluice.resources.spark.spark_errors import Ended
 
 _TRY_SECONDS = 5.0
 _UI_PORT = "spark.master.ui.port"

@@ -29,7 +29,7 @@ from sluice.pipelines.errors import SetupError
 from sluice.pipelines.ports import Lake
 from sluice.resources.kafka.cluster.cluster import KafkaCluster
 from sluice.resources.kafka.connection.connection_settings import KafkaAccess
-from sluice.resources.spark import failures, probe
+from sluice.resources.spark import executor_probe, spark_errors
 
 SECONDS = 20.0
 """How long an executor tries to reach Kafka and the lake."""
@@ -132,7 +132,9 @@ def _reached(address: str) -> str:
 def here() -> Answer:
     """This process, as an executor would answer."""
     releases = {name: version(name) for name in (*_SAME, *_LIKE)}
-    return Answer(socket.gethostname(), platform.python_version(), platform.machine(), probe.processor(), releases)
+    return Answer(
+        socket.gethostname(), platform.python_version(), platform.machine(), executor_probe.processor(), releases
+    )
 
 
 def findings(driver: Answer, answers: Iterable[Answer]) -> tuple[Finding, ...]:
@@ -207,10 +209,13 @@ def _minor(release: str) -> str:
 
 def failed(error: str, python: str) -> Finding:
     """Why no executor answered, from Spark's error; `python` is the interpreter that was asked for."""
-    place = failures.host(error)
+    place = spark_errors.host(error)
     said, remedy = _why(error, python)
-    if failures.excluded(error):
-        said, remedy = f"{said}; Spark has excluded every executor that there was", f"{remedy}; {failures.EXCLUSION}"
+    if spark_errors.excluded(error):
+        said, remedy = (
+            f"{said}; Spark has excluded every executor that there was",
+            f"{remedy}; {spark_errors.EXCLUSION}",
+        )
     return Finding(f"executors{f' on {place}' if place else ''} {said}", remedy)
 
 
@@ -219,14 +224,14 @@ def _why(error: str, python: str) -> tuple[str, str]:
     if other := re.search(r"in worker[^0-9]*\(?(\d+)[., ]+(\d+)\)?[^0-9]*driver", error):
         said, remedy, _ = _other_python(f"{other[1]}.{other[2]}", ours)
         return said, remedy
-    if failures.full(error):
-        return "have no space left on their disks", failures.ROOM_THERE
+    if spark_errors.full(error):
+        return "have no space left on their disks", spark_errors.ROOM_THERE
     if re.search(r"Cannot run program|No such file or directory", error) and python in error:
         remedy = f"install Python {ours} there, or name theirs: `spark: {{python: /path/to/python{ours}}}`"
         return f"have no {python}", remedy
     if missing := re.search(r"No module named '?([\w.]+)", error):
         return f"have no module {missing[1]}", f"{_SENT}, or install Sluice on every host"
-    return f"do not answer: {failures.telling(error)[:300] or 'no reason given'}", failures.PRINTED
+    return f"do not answer: {spark_errors.telling(error)[:300] or 'no reason given'}", spark_errors.PRINTED
 
 
 # -- how they are asked
@@ -250,7 +255,7 @@ def carried(text: str, question: Mapping[str, Any]) -> Callable[[Iterable[int]],
 def look(ports: Ports) -> Callable[[Iterable[int]], Iterator[dict[str, Any]]]:
     """The function that executors run."""
     question = {"releases": [*_SAME, *_LIKE], "ports": pickle.dumps(ports), "seconds": SECONDS}
-    return carried(inspect.getsource(probe), question)
+    return carried(inspect.getsource(executor_probe), question)
 
 
 def answers(told: Iterable[Mapping[str, Any]], began: int, ended: int) -> tuple[Answer, ...]:
@@ -271,7 +276,7 @@ def preflight(spark: Any, ports: Ports, python: str) -> Preflight:
     try:
         told = spark.parallelize(range(count), count).mapPartitions(look(ports)).collect()
     except Exception as error:
-        if failures.ended(str(error)):
+        if spark_errors.ended(str(error)):
             raise
         return Preflight((), (failed(str(error), python),))
     heard = answers(told, began, _now())

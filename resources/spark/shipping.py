@@ -20,7 +20,7 @@ from sluice.pipelines.errors import SetupError
 from sluice.pipelines.feed.sections import INSTALLED, PACK, SparkSettings
 from sluice.pipelines.model.progress import Reporter
 from sluice.pipelines.records.compiled import cache
-from sluice.resources.spark import pack
+from sluice.resources.spark import pack_archive
 from sluice.resources.spark.masters import is_local
 
 FOLDER = "sluice-env"
@@ -44,7 +44,7 @@ def archive(settings: SparkSettings, report: Reporter = lambda progress: None) -
     if settings.environment == INSTALLED:
         return None
     if settings.environment == PACK:
-        return str(pack.pack(report, settings.modules).path)
+        return str(pack_archive.pack(report, settings.modules).path)
     named = settings.environment
     if "://" not in named and not named.startswith("local:") and not Path(named).is_file():
         raise SetupError(
@@ -116,4 +116,4 @@ def _arrival() -> Callable[[bytes, str], Any]:
 def python(settings: SparkSettings) -> str:
     """The interpreter that executors run: what the feed says, PYSPARK_PYTHON as this process was given it, or ours by
     its name."""
-    return settings.python or _GIVEN or pack.python()
+    return settings.python or _GIVEN or pack_archive.python()

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from sluice.pipelines import errors
-    from sluice.resources.reading import When, Windows
-    from sluice.resources.stream import Place, Stream
+    from sluice.reading import When, Windows
+    from sluice.stream import Place, Stream
 
 __all__ = ["__version__", "errors", "read", "stream", "streams"]
 
@@ -59,7 +59,7 @@ def read(
     `quarantined`. Raises FeedError, UsageError for what is no window of the feed, and WindowIncomplete while records
     of it are missing, all from `sluice.errors`.
     """
-    from sluice.resources import reading  # late: `import sluice` stays cheap
+    from sluice import reading  # late: `import sluice` stays cheap
 
     return reading.read(feed, window, to=to, project=project, kind=kind)
 
@@ -111,7 +111,7 @@ def streams(
     from pathlib import Path  # late: `import sluice` stays cheap
 
     from sluice.resources.project import Project
-    from sluice.resources.stream import of_feed
+    from sluice.stream import of_feed
 
     found = Project.find(Path(project) if project else None).feed(feed)
     return of_feed(found, count, start, end, follow=follow, typed=typed, timeout=timeout, assignor=assignor)

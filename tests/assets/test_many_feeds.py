@@ -34,8 +34,8 @@ from sluice.pipelines.ledger import Ledger
 from sluice.pipelines.model.plans import Request, RequestKind
 from sluice.pipelines.ports import Edges, Job
 from sluice.pipelines.util.units import show_window
-from sluice.resources.local.s3 import LocalS3
-from sluice.resources.s3.lake import S3Lake
+from sluice.resources.lake.s3_lake import S3Lake
+from sluice.resources.local.local_s3 import LocalS3
 from sluice.testing.group import MemoryGroup
 from tests.assets.ui import opened
 from tests.assets.world import CATCH_UP, FEED, HOUR, MadeUpEngine, World, hour, in_hour

@@ -17,7 +17,7 @@ from sluice.assets.session import RunSession
 from sluice.assets.shown import landed_key
 from sluice.pipelines.errors import FeedError
 from sluice.pipelines.feed.sql_report import Report, load_report
-from sluice.resources.reading import Windows
+from sluice.reading import Windows
 from tests.assets.world import P1, World, in_hour, versions, windows
 from tests.pipelines.validation.test_drift import SCHEMA
 from tests.pipelines.validation.test_drift import World as Drifting

@@ -16,7 +16,7 @@ from sluice.assets.location import build
 from sluice.assets.shown import landed_key
 from sluice.pipelines.errors import KafkaUnavailable
 from sluice.pipelines.util.units import show_window
-from sluice.resources.lake_local import LocalLake
+from sluice.resources.lake.local_lake import LocalLake
 from tests.assets.world import FEED, MadeUpEngine, World, checks, hour, in_hour, stored
 
 TABLE = dg.AssetKey(["orders", "table"])

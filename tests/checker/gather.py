@@ -14,7 +14,7 @@ from tests.checker.lake import Folder
 from tests.checker.tools import Java
 
 if TYPE_CHECKING:
-    from sluice.resources.local.kafka import LocalKafka
+    from sluice.resources.local.local_kafka import LocalKafka
 
 
 def gather(

@@ -12,8 +12,8 @@ import pytest
 from kafka import KafkaAdminClient, TopicPartition
 
 from sluice.cli.main import main as sluice_main
-from sluice.resources.lakes import open_lake
-from sluice.resources.local.kafka import LocalKafka
+from sluice.resources.lake.open_lake import open_lake
+from sluice.resources.local.local_kafka import LocalKafka
 from tests.checker.__main__ import main
 from tests.checker.gather import checked
 from tests.checker.invariants import Settings

@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from tests.checker.facts import TP, EvidenceError, base, write_lines
 
 if TYPE_CHECKING:
-    from sluice.resources.local.kafka import LocalKafka
+    from sluice.resources.local.local_kafka import LocalKafka
 
 _CONSOLE = "org.apache.kafka.tools.consumer.ConsoleConsumer"
 _OFFSETS = "org.apache.kafka.tools.GetOffsetShell"
@@ -54,10 +54,10 @@ class Java:
     @classmethod
     def of_local_kafka(cls, cluster: LocalKafka | None = None) -> Java:
         """The jars that the local cluster runs on; its administrator, where it has one."""
-        from sluice.resources.local import java, kafka
+        from sluice.resources.local import java, local_kafka
 
         login = cluster.secured.java_properties() if cluster and cluster.secured else None
-        return cls(java.jars(f"kafka-{kafka.VERSION}", kafka.ARTIFACTS), str(java.find_java()), login)
+        return cls(java.jars(f"kafka-{local_kafka.VERSION}", local_kafka.ARTIFACTS), str(java.find_java()), login)
 
     def reaching(self, bootstrap: str) -> tuple[str, ...]:
         """The options of a tool that asks brokers."""

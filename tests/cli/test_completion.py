@@ -13,7 +13,7 @@ import pytest
 
 from sluice.assets.memory import remember
 from sluice.pipelines.util.units import HOUR, show_window
-from sluice.resources.local.kafka import LocalKafka
+from sluice.resources.local.local_kafka import LocalKafka
 from sluice.resources.project import Project
 from tests.cli.conftest import Sluice
 

@@ -17,9 +17,9 @@ from sluice.pipelines.feed.load import load_feed
 from sluice.pipelines.landing.sample import newest, stretches
 from sluice.pipelines.model.kafka import TopicPartition
 from sluice.pipelines.model.ranges import Range
-from sluice.resources.gx import refusals
+from sluice.resources.great_expectations import refusals
 from sluice.resources.local.events import Mix, SampleEvent, Sending, orders, send
-from sluice.resources.local.kafka import LocalKafka
+from sluice.resources.local.local_kafka import LocalKafka
 from sluice.testing.cluster import partition
 from tests.cli.conftest import Sluice
 

@@ -28,8 +28,8 @@ from sluice.assets.location import build
 from sluice.pipelines.feed.feed import SHARED
 from sluice.pipelines.feed.sections import WindowSettings
 from sluice.pipelines.util.units import HOUR, show_window
-from sluice.resources import tracing
-from sluice.resources.local.kafka import LocalKafka
+from sluice.resources.local.local_kafka import LocalKafka
+from sluice.resources.observe import tracing
 from sluice.resources.project import Project
 from tests import telling
 from tests.checker.producers import Noting

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from sluice.resources.local.kafka import LocalKafka
+from sluice.resources.local.local_kafka import LocalKafka
 from tests.cli.conftest import Sluice
 from tests.resources.kafka.tools import produce
 

@@ -18,7 +18,7 @@ from sluice.pipelines.errors import GroupHeld
 from sluice.pipelines.feed.load import load_feed
 from sluice.pipelines.ledger import Ledger
 from sluice.pipelines.ledger.entries import SchemaEntry
-from sluice.resources.lake_local import LocalLake
+from sluice.resources.lake.local_lake import LocalLake
 from tests.cli.conftest import FEED, Sluice
 
 COMMANDS = [
@@ -206,7 +206,9 @@ def test_light_commands_load_no_heavy_library() -> None:
 
 
 def test_who_only_looks_at_feeds_does_not_load_what_reads_and_writes_records() -> None:
-    loaded = _loaded_by("sluice.resources.edges, sluice.assets.feeds, sluice.cli.status, sluice.pipelines.batch.survey")
+    loaded = _loaded_by(
+        "sluice.resources.open_ports, sluice.assets.feeds, sluice.cli.status, sluice.pipelines.batch.survey"
+    )
     assert not loaded & {"dagster", "pyspark", "numba", "scipy", "duckdb", "pandas", "boto3"}
 
 

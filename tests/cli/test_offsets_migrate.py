@@ -67,7 +67,7 @@ def test_stores_are_two_and_known(
 
 
 def test_a_feed_that_does_not_say_where_zookeeper_is(world: World) -> None:
-    from sluice.resources.edges import open_stores
+    from sluice.resources.open_ports import open_stores
     from tests.assets.world import FEED
 
     assert "connect" not in FEED

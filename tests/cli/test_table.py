@@ -13,7 +13,7 @@ from pyiceberg.catalog import load_catalog
 from sluice.cli import audit, compact, run, table
 from sluice.pipelines.errors import TableDiffers, UsageError
 from sluice.pipelines.landing import encoding
-from sluice.resources.lake_local import LocalLake
+from sluice.resources.lake.local_lake import LocalLake
 from tests.assets.world import FEED, MadeUpEngine, World
 from tests.cli.conftest import Tell
 

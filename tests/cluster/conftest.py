@@ -12,11 +12,11 @@ from kafka import KafkaProducer
 from sluice.pipelines.batch.land import land
 from sluice.pipelines.batch.result import Landed
 from sluice.pipelines.feed.feed import Feed
-from sluice.resources.edges import open_edges
-from sluice.resources.lakes import open_lake
+from sluice.resources.lake.open_lake import open_lake
 from sluice.resources.liveness import new_owner
-from sluice.resources.local.kafka import LocalKafka
+from sluice.resources.local.local_kafka import LocalKafka
 from sluice.resources.local.spark_cluster import LocalSpark
+from sluice.resources.open_ports import open_edges
 from sluice.resources.spark import engine
 from tests.integration.support import CATCH_UP, Place
 

@@ -17,7 +17,7 @@ import pytest
 
 from sluice.pipelines.feed.feed import Feed
 from sluice.resources.local.spark_cluster import LocalSpark
-from sluice.resources.spark import pack
+from sluice.resources.spark import pack_archive
 from tests.cluster.conftest import AGAIN, MANY_TASKS, begun, on
 from tests.cluster.executors import daemons, executors
 from tests.integration.support import Place, consumed, rows
@@ -35,7 +35,7 @@ class Run:
     root: Path
 
     def __post_init__(self) -> None:
-        pack.pack()  # what takes long once is no part of a run
+        pack_archive.pack()  # what takes long once is no part of a run
         self.temporary = self.root / f"tmp-{time.monotonic_ns()}"
         self.temporary.mkdir()
         with (self.temporary.with_suffix(".err")).open("wb") as noise:

@@ -13,9 +13,8 @@ from unittest.mock import patch
 from kafka import KafkaAdminClient
 from kafka import TopicPartition as Plain
 
-from sluice.resources.local import kafka as local_kafka
-from sluice.resources.local import properties
-from sluice.resources.local.kafka import LocalKafka
+from sluice.resources.local import local_kafka, properties
+from sluice.resources.local.local_kafka import LocalKafka
 from tests.resources.kafka.proxy import Proxy
 from tests.resources.kafka.tools import until
 

@@ -30,6 +30,6 @@ def moved(ahead: str) -> Iterator[None]:
     with (
         patch.object(time, "time_ns", now_ns),
         patch.object(time, "time", lambda: now_ns() / 1e9),
-        patch("sluice.resources.s3.client.datetime", Moved),
+        patch("sluice.resources.lake.s3_client.datetime", Moved),
     ):
         yield

@@ -16,7 +16,7 @@ from tests.faults.account import SEED, Account
 from tests.faults.arena import Arena, opened
 from tests.faults.field import Field
 from tests.faults.nemeses.lakes import on_s3
-from tests.resources.s3.s3_faults import Proxy, proxy
+from tests.resources.lake.s3_faults import Proxy, proxy
 from tests.stores import Store
 
 

@@ -16,9 +16,9 @@ from typing import Any
 from unittest.mock import patch
 
 from sluice.pipelines.lake import paths
-from sluice.resources import lake_local
 from sluice.resources.kafka.connection.connections import Wire
-from sluice.resources.lake_local import LocalLake
+from sluice.resources.lake import local_lake
+from sluice.resources.lake.local_lake import LocalLake
 from sluice.resources.zookeeper.tree import Tree
 
 _ENTRIES = {"own": "take over", "commit": "record"}
@@ -78,7 +78,7 @@ def planted(point: str, sign: signal.Signals = signal.SIGKILL, lake: type = Loca
         for name in ("put_if_absent", "put", "show", "remove"):
             stack.enter_context(patch.object(lake, name, trap.around(name, getattr(lake, name))))
         stack.enter_context(patch.object(lake, "create", trap.creating(lake.create)))  # type: ignore[attr-defined]
-        stack.enter_context(patch.object(lake_local, "_link", trap.linking(lake_local._link)))
+        stack.enter_context(patch.object(local_lake, "_link", trap.linking(local_lake._link)))
         stack.enter_context(patch.object(Wire, "send", trap.sending(Wire.send)))
         stack.enter_context(patch.object(Tree, "transact", trap.transacting(Tree.transact)))
         yield

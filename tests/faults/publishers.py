@@ -21,10 +21,10 @@ import duckdb
 import pyarrow as pa
 
 from sluice.pipelines.errors import SluiceError
-from sluice.resources.lake_local import LocalLake
-from sluice.resources.s3.lake import S3Lake
+from sluice.resources.lake.local_lake import LocalLake
+from sluice.resources.lake.s3_lake import S3Lake
 from tests.pipelines.landed_world import A, B, World, pieces
-from tests.resources.s3.s3_faults import Proxy
+from tests.resources.lake.s3_faults import Proxy
 from tests.stores import Store
 
 _PROCESSES = multiprocessing.get_context("forkserver")
@@ -74,8 +74,8 @@ def _publish(root: Path, pipe: Connection, dies: str = "", repair: bool = False)
     from sluice.pipelines.ledger import Ledger
     from sluice.pipelines.tables.sync import sync
     from sluice.resources.clock import now
-    from sluice.resources.edges import open_tables
-    from sluice.resources.lakes import open_lake
+    from sluice.resources.lake.open_lake import open_lake
+    from sluice.resources.open_ports import open_tables
 
     feed = load_feed(root / "feeds" / "orders.yaml", {})
     lake = open_lake(feed)

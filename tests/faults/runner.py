@@ -27,10 +27,10 @@ from unittest.mock import patch
 from sluice.pipelines.errors import SluiceError
 from sluice.pipelines.feed.load import load_feed
 from sluice.pipelines.ledger import Ledger, log, segments
-from sluice.resources import edges, liveness
+from sluice.resources import liveness, open_ports
 from sluice.resources.clock import now
-from sluice.resources.lakes import open_lake
-from sluice.resources.zookeeper.group import ZooKeeperGroup
+from sluice.resources.lake.open_lake import open_lake
+from sluice.resources.zookeeper.zookeeper_group import ZooKeeperGroup
 from tests.faults.clock import CLOCK, moved
 from tests.faults.points import planted
 from tests.integration.support import commit_feed, run
@@ -49,7 +49,7 @@ _server.set_forkserver_preload(
         "sluice.pipelines.records.json.format",
         "sluice.pipelines.records.contract_rows.contract_format",
         "sluice.resources.kafka.fetch.fetch",
-        "sluice.resources.s3.lake",
+        "sluice.resources.lake.s3_lake",
         "boto3",
         "duckdb",
         "pandas",  # by Arrow, when rows become Python's
@@ -113,17 +113,17 @@ def main(path: str, point: str = "") -> int:
         stack.enter_context(patch.object(log, "CHECKPOINT_EVERY", CHECKPOINT_EVERY))
         if bound := int(os.environ.get(BOUND_MS, 0)):
             quick = partial(liveness.LakeLiveness, bound_ms=bound, beat_ms=bound // 5)
-            stack.enter_context(patch.object(edges, "LakeLiveness", quick))
+            stack.enter_context(patch.object(open_ports, "LakeLiveness", quick))
         if session := float(os.environ.get(SESSION, 0)):
             brief = partial(ZooKeeperGroup, session=session)
-            stack.enter_context(patch.object(edges, "ZooKeeperGroup", brief))
+            stack.enter_context(patch.object(open_ports, "ZooKeeperGroup", brief))
         if machine := os.environ.get(MACHINE):
             stack.enter_context(patch.object(liveness, "machine", lambda: machine))
         if ahead := os.environ.get(CLOCK):
             stack.enter_context(moved(ahead))
         if feed.lake.startswith("s3://"):
-            stack.enter_context(patch("sluice.resources.s3.client.pause", lambda attempt: None))
-            stack.enter_context(patch("sluice.resources.s3.client.patience", lambda *_: 0))
+            stack.enter_context(patch("sluice.resources.lake.s3_client.pause", lambda attempt: None))
+            stack.enter_context(patch("sluice.resources.lake.s3_client.patience", lambda *_: 0))
         if point:
             sign = signal.Signals[os.environ.get(SIGNAL, "SIGKILL")]
             stack.enter_context(planted(point, sign, type(open_lake(feed))))

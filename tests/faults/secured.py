@@ -22,12 +22,12 @@ from kafka import TopicPartition as Plain
 
 from sluice.pipelines.feed.rights import rights_of
 from sluice.pipelines.ports import Lake
-from sluice.resources.lakes import open_lake
+from sluice.resources.lake.open_lake import open_lake
 from sluice.resources.local.granting import grant
-from sluice.resources.local.kafka import LocalKafka
+from sluice.resources.local.local_kafka import LocalKafka
 from sluice.resources.local.secured import USER
 from sluice.resources.local.spark_cluster import LocalSpark
-from sluice.resources.spark import pack
+from sluice.resources.spark import pack_archive
 from tests.checker.gather import checked
 from tests.checker.invariants import NAMES, Verdict
 from tests.checker.producers import Noting
@@ -206,7 +206,7 @@ def systems(root: Path, store: Store, monkeypatch: pytest.MonkeyPatch) -> Iterat
         monkeypatch.setenv(name, "local")
     monkeypatch.setenv("AWS_DEFAULT_REGION", store.settings.region or "")
     monkeypatch.setenv("AWS_ENDPOINT_URL_S3", store.settings.endpoint or "")
-    pack.pack()  # what takes long once is no part of a course
+    pack_archive.pack()  # what takes long once is no part of a course
     own = {
         "SPARK_DAEMON_JAVA_OPTS": f"-Dspark.authenticate=true -Dspark.authenticate.secret={_SPARK_SECRET}",
         "SPARK_WORKER_OPTS": "",  # what executors printed stays: it is searched for passwords

@@ -21,7 +21,7 @@ from tests.faults.field import Field
 from tests.faults.runner import BOUND_MS, MACHINE
 from tests.resources.kafka.proxy import FETCH
 from tests.resources.kafka.tools import until
-from tests.resources.s3.s3_faults import Proxy, Rule
+from tests.resources.lake.s3_faults import Proxy, Rule
 
 pytestmark = pytest.mark.faults
 BROKERS = 1

@@ -42,7 +42,7 @@ from tests.faults.nemeses.lakes import (
     without_privileges,
 )
 from tests.faults.nemeses.logs import accepted
-from tests.resources.s3.s3_faults import Proxy, Rule
+from tests.resources.lake.s3_faults import Proxy, Rule
 
 pytestmark = pytest.mark.faults
 BROKERS = 1

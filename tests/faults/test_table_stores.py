@@ -15,7 +15,7 @@ pytest.importorskip("deltalake")
 from tests.faults.account import SEED
 from tests.faults.publishers import Course, ending
 from tests.pipelines.landed_world import A, B, pieces
-from tests.resources.s3.s3_faults import Proxy, Rule
+from tests.resources.lake.s3_faults import Proxy, Rule
 from tests.stores import Store
 
 pytestmark = pytest.mark.faults

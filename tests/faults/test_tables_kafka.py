@@ -23,8 +23,8 @@ pytest.importorskip("deltalake")
 from sluice.pipelines.audit.audit import audit
 from sluice.pipelines.feed.feed import Feed
 from sluice.pipelines.tables.check import compare
-from sluice.resources.edges import open_tables
-from sluice.resources.local.kafka import LocalKafka
+from sluice.resources.local.local_kafka import LocalKafka
+from sluice.resources.open_ports import open_tables
 from tests.faults.account import SEED
 from tests.faults.writers import WRITERS, begin, bring_up, land, mend, merge
 from tests.integration.support import Place, consumed, edges, ledger

@@ -20,8 +20,8 @@ from sluice.pipelines.model.plans import Request, RequestKind
 from sluice.pipelines.quarantine.held import Filter
 from sluice.pipelines.tables.sync import sync
 from sluice.pipelines.util.units import MINUTE
-from sluice.resources.edges import open_tables
 from sluice.resources.liveness import new_owner
+from sluice.resources.open_ports import open_tables
 from tests.integration.support import edges, ledger, run
 
 _PROCESSES = multiprocessing.get_context("forkserver")

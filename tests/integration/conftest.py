@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from sluice.resources.local.registry import LocalRegistry
+from sluice.resources.local.local_registry import LocalRegistry
 
 LAKES = {"local": ["local"], "s3": ["s3"], "both": ["local", "s3"]}
 

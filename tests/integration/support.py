@@ -31,11 +31,11 @@ from sluice.pipelines.model.receipts import Outcome, Owner
 from sluice.pipelines.model.traffic import TaskTraffic
 from sluice.pipelines.ports import Edges, Job
 from sluice.pipelines.quarantine.dead_letters import Outlet
-from sluice.resources.edges import open_edges
 from sluice.resources.kafka.fetch.fetch import KafkaFetcher
-from sluice.resources.lakes import open_lake
+from sluice.resources.lake.open_lake import open_lake
 from sluice.resources.liveness import new_owner
-from sluice.resources.local.kafka import LocalKafka
+from sluice.resources.local.local_kafka import LocalKafka
+from sluice.resources.open_ports import open_edges
 from sluice.resources.spark import executor
 
 CATCH_UP = Request(RequestKind.CATCH_UP)

@@ -18,8 +18,8 @@ from sluice.pipelines.model.plans import Slice
 from sluice.pipelines.model.registered_schema import AVRO, PROTOBUF
 from sluice.pipelines.records.avro.format import AvroFormat
 from sluice.pipelines.records.rows.wire_format import APICURIO_IDS, WireFormat, reference
-from sluice.resources.local.registry import LocalRegistry
-from sluice.resources.registry import RegistryClient
+from sluice.resources.local.local_registry import LocalRegistry
+from sluice.resources.registry.confluent import RegistryClient
 from sluice.testing.lake import MemoryLake
 from tests.pipelines.records.avro import rows as avro
 from tests.pipelines.records.json.rows import FIRST, chunk

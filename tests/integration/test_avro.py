@@ -27,11 +27,11 @@ from sluice.pipelines.feed.feed import Feed
 from sluice.pipelines.feed.registry_section import RegistrySettings
 from sluice.pipelines.maintenance.replay import replay
 from sluice.pipelines.quarantine.held import Filter
-from sluice.resources.lakes import open_lake
+from sluice.resources.lake.open_lake import open_lake
 from sluice.resources.liveness import new_owner
-from sluice.resources.local.kafka import LocalKafka
-from sluice.resources.local.registry import LocalRegistry
-from sluice.resources.registry import RegistryClient
+from sluice.resources.local.local_kafka import LocalKafka
+from sluice.resources.local.local_registry import LocalRegistry
+from sluice.resources.registry.confluent import RegistryClient
 from tests.integration.conftest import Lines
 from tests.integration.support import Place, asked, consumed, edges, rescanned, run, visible
 

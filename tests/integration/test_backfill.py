@@ -33,9 +33,9 @@ from sluice.pipelines.ledger.entries import PublishEntry
 from sluice.pipelines.model.receipts import Receipt
 from sluice.pipelines.ports import Lake
 from sluice.pipelines.util.units import show_window
-from sluice.resources import edges as resources
-from sluice.resources.lakes import open_lake
-from sluice.resources.local.kafka import LocalKafka
+from sluice.resources import open_ports as resources
+from sluice.resources.lake.open_lake import open_lake
+from sluice.resources.local.local_kafka import LocalKafka
 from sluice.resources.project import Project
 from tests.integration.conftest import Lines
 from tests.integration.support import Place, commit_feed, consumed, edges, rows, run
@@ -123,7 +123,7 @@ class Shell:
 SHELL = """
 import json, os, signal, sys, time
 from unittest.mock import patch
-import sluice.resources.edges as real
+import sluice.resources.open_ports as real
 from sluice.pipelines.landing.task import PartWriter
 from tests.integration import support
 
@@ -387,7 +387,7 @@ import os, signal, sys, time
 from pathlib import Path
 sys.path.insert(0, ".")
 from sluice.resources import edges as resources
-from sluice.resources.lake_local import LocalLake
+from sluice.resources.lake.local_lake import LocalLake
 from sluice.resources.liveness import LakeLiveness, new_owner
 with LakeLiveness(LocalLake(Path(sys.argv[1])), "orders", lambda: time.time_ns() // 1_000_000).beat(new_owner("gone")):
     os.kill(os.getpid(), signal.SIGKILL)

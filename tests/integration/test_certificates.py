@@ -19,7 +19,7 @@ from sluice.pipelines.ports import Job
 from sluice.resources.kafka.cluster.cluster import KafkaCluster
 from sluice.resources.liveness import new_owner
 from sluice.resources.local.granting import grant, revoke
-from sluice.resources.local.kafka import LocalKafka
+from sluice.resources.local.local_kafka import LocalKafka
 from sluice.resources.spark import executor
 from tests.integration.support import CATCH_UP, Inline, commit_feed, edges, rows
 

@@ -17,10 +17,10 @@ from sluice.pipelines.maintenance.compaction import compact
 from sluice.pipelines.maintenance.expiry import expire
 from sluice.pipelines.planning import windows
 from sluice.pipelines.records.shape import RAW
+from sluice.reading import of_feed
 from sluice.resources.kafka.fetch.fetch import KafkaFetcher
 from sluice.resources.liveness import new_owner
-from sluice.resources.local.kafka import LocalKafka
-from sluice.resources.reading import of_feed
+from sluice.resources.local.local_kafka import LocalKafka
 from tests.integration.conftest import Lines
 from tests.integration.support import Place, commit_feed, consumed, edges, offsets, rows, run
 

@@ -22,7 +22,7 @@ from kafka.errors import KafkaError
 from sluice.pipelines.errors import NotAuthorized
 from sluice.pipelines.feed.load import load_feed
 from sluice.pipelines.feed.rights import rights_of
-from sluice.resources.local.kafka import LocalKafka
+from sluice.resources.local.local_kafka import LocalKafka
 from tests.checker.tools import Java
 from tests.deployment import INFRA
 from tests.integration.support import rows, run

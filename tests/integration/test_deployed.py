@@ -14,7 +14,7 @@ import dagster as dg
 import pytest
 
 from sluice.assets.instance import open_instance
-from sluice.resources.local.kafka import LocalKafka
+from sluice.resources.local.local_kafka import LocalKafka
 from sluice.resources.project import Project
 from tests import postgres as servers
 from tests.deployment import Deployment, ended, served, worker

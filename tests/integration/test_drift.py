@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from kafka import KafkaProducer
 
+from sluice import reading
 from sluice.pipelines.audit.audit import audit
 from sluice.pipelines.audit.rescan import rescan
 from sluice.pipelines.errors import SchemaDrifted
@@ -18,10 +19,9 @@ from sluice.pipelines.maintenance.replay import replay
 from sluice.pipelines.model.receipts import Counts, DriftKind
 from sluice.pipelines.quarantine.held import Filter
 from sluice.pipelines.validation.drift import drift_of
-from sluice.resources import reading
 from sluice.resources.kafka.fetch.fetch import KafkaFetcher
 from sluice.resources.liveness import new_owner
-from sluice.resources.local.kafka import LocalKafka
+from sluice.resources.local.local_kafka import LocalKafka
 from sluice.resources.spark import engine
 from tests.integration.support import Place, edges, ledger, offsets, run, visible
 

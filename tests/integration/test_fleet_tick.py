@@ -25,8 +25,8 @@ from sluice.pipelines.feed.feed import SHARED
 from sluice.pipelines.feed.kafka_section import KafkaSettings
 from sluice.pipelines.util.units import DAY
 from sluice.resources.local import events
-from sluice.resources.local.kafka import LocalKafka
-from sluice.resources.local.s3 import LocalS3
+from sluice.resources.local.local_kafka import LocalKafka
+from sluice.resources.local.local_s3 import LocalS3
 from sluice.resources.project import Project
 
 pytestmark = [pytest.mark.soak, pytest.mark.kafka, pytest.mark.spark]

@@ -17,7 +17,7 @@ import pytest
 from moto.server import ThreadedMotoServer
 
 from sluice.pipelines.errors import SluiceError
-from sluice.resources.local.kafka import LocalKafka
+from sluice.resources.local.local_kafka import LocalKafka
 from tests.integration.conftest import Lines
 from tests.integration.support import Place, rescanned, run, visible
 from tests.integration.test_avro import FIRST, SECOND, avro_feed, held, landed, order, send

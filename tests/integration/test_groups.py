@@ -20,9 +20,8 @@ from sluice.cli.main import main
 from sluice.pipelines.committing.commit import CommitStatus
 from sluice.pipelines.errors import GroupHeld, GroupMoved
 from sluice.pipelines.feed.feed import Feed
-from sluice.resources.local import java
-from sluice.resources.local import kafka as local_kafka
-from sluice.resources.local.kafka import LocalKafka
+from sluice.resources.local import java, local_kafka
+from sluice.resources.local.local_kafka import LocalKafka
 from tests.integration.conftest import Lines
 from tests.integration.support import Place, commit_feed, run
 from tests.resources.kafka.tools import produce, until

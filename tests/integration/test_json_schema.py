@@ -21,9 +21,9 @@ from sluice.pipelines.feed.feed import Feed
 from sluice.pipelines.maintenance.replay import replay
 from sluice.pipelines.quarantine.held import Filter
 from sluice.resources.liveness import new_owner
-from sluice.resources.local.kafka import LocalKafka
+from sluice.resources.local.local_kafka import LocalKafka
+from sluice.resources.local.local_registry import LocalRegistry
 from sluice.resources.local.registered_events import SAMPLES
-from sluice.resources.local.registry import LocalRegistry
 from tests.integration.conftest import Lines
 from tests.integration.support import Place, edges, rescanned, run
 from tests.integration.test_avro import held, landed, send

@@ -18,7 +18,7 @@ from kafka import TopicPartition as Plain
 from sluice.pipelines.committing.commit import CommitStatus
 from sluice.pipelines.errors import UnknownTopic
 from sluice.pipelines.feed.feed import Feed
-from sluice.resources.local.kafka import LocalKafka
+from sluice.resources.local.local_kafka import LocalKafka
 from tests.integration.support import Place, commit_feed, consumed, edges, run
 from tests.resources.kafka.tools import until
 

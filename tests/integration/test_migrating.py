@@ -14,10 +14,10 @@ from kafka import TopicPartition as KafkaPartition
 from sluice.cli.main import main
 from sluice.pipelines.committing.commit import CommitStatus
 from sluice.pipelines.model.kafka import TopicPartition
-from sluice.resources.edges import open_stores
 from sluice.resources.kafka.group.all_groups import KafkaGroups
-from sluice.resources.local.kafka import LocalKafka
-from sluice.resources.zookeeper.group import ZooKeeperMembership
+from sluice.resources.local.local_kafka import LocalKafka
+from sluice.resources.open_ports import open_stores
+from sluice.resources.zookeeper.zookeeper_group import ZooKeeperMembership
 from tests.integration.support import Place, commit_feed, run
 from tests.resources.kafka.tools import produce
 from tests.zookeepers import LocalZooKeeper

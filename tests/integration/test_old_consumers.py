@@ -19,8 +19,8 @@ from sluice.pipelines.committing.commit import CommitStatus, commit
 from sluice.pipelines.errors import GroupHeld
 from sluice.pipelines.feed.feed import Feed
 from sluice.pipelines.model.kafka import TopicPartition
-from sluice.resources.local.kafka import LocalKafka
-from sluice.resources.zookeeper.group import ZooKeeperGroup
+from sluice.resources.local.local_kafka import LocalKafka
+from sluice.resources.zookeeper.zookeeper_group import ZooKeeperGroup
 from tests.integration.support import Place, edges, ledger, rows, run, settings
 from tests.old_kafka import VERSIONS, OldConsumer, OldKafka, long, old_consumer
 from tests.zookeepers import LocalZooKeeper

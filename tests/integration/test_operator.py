@@ -24,7 +24,7 @@ from sluice.pipelines.publishing import manifest
 from sluice.pipelines.records.shape import RAW
 from sluice.resources.kafka.fetch.fetch import KafkaFetcher
 from sluice.resources.liveness import new_owner
-from sluice.resources.local.kafka import LocalKafka
+from sluice.resources.local.local_kafka import LocalKafka
 from tests.integration.conftest import Lines
 from tests.integration.support import CATCH_UP, Place, commit_feed, consumed, edges, ledger, offsets, rows, run
 from tests.resources.kafka.tools import producing, until

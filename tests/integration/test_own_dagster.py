@@ -17,8 +17,8 @@ from kafka import KafkaProducer
 
 import sluice
 from sluice.pipelines.util.units import show_window
-from sluice.resources import edges
-from sluice.resources.local.kafka import LocalKafka
+from sluice.resources import open_ports
+from sluice.resources.local.local_kafka import LocalKafka
 from tests.integration.support import Inline
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
@@ -42,7 +42,7 @@ def hour(tmp_path: Path, kafka: LocalKafka, fresh_topic: Callable[..., str], mon
 
 
 def test_definitions_with_an_asset_of_ones_own(tmp_path: Path, hour: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(edges, "SparkEngine", lambda *_: Inline())
+    monkeypatch.setattr(open_ports, "SparkEngine", lambda *_: Inline())
     project = shutil.copytree(EXAMPLES / "dagster_project", tmp_path / "dagster_project")
     spec = importlib.util.spec_from_file_location("example_definitions", project / "definitions.py")
     assert spec

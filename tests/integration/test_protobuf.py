@@ -22,8 +22,8 @@ from sluice.pipelines.quarantine.held import Filter
 from sluice.pipelines.records.protobuf.reader_schema import from_file
 from sluice.pipelines.validation.drift import drift_of
 from sluice.resources.liveness import new_owner
-from sluice.resources.local.kafka import LocalKafka
-from sluice.resources.local.registry import LocalRegistry
+from sluice.resources.local.local_kafka import LocalKafka
+from sluice.resources.local.local_registry import LocalRegistry
 from tests.integration.conftest import Lines
 from tests.integration.support import Place, consumed, edges, rescanned, run, visible
 from tests.integration.test_avro import Gate, held, landed, send

@@ -23,7 +23,7 @@ from sluice.pipelines.model.kafka import TopicPartition
 from sluice.pipelines.quarantine.held import Filter, listing
 from sluice.resources.kafka.fetch.fetch import KafkaFetcher
 from sluice.resources.liveness import new_owner
-from sluice.resources.local.kafka import LocalKafka
+from sluice.resources.local.local_kafka import LocalKafka
 from tests.integration.support import Place, asked, commit_feed, consumed, edges, ledger, run, visible
 
 HOUR = 3_600_000

@@ -23,9 +23,9 @@ from sluice.pipelines.errors import WindowIncomplete
 from sluice.pipelines.feed.feed import Feed
 from sluice.pipelines.model.plans import Request, RequestKind
 from sluice.pipelines.util.units import show_window
-from sluice.resources.local.kafka import LocalKafka
+from sluice.resources.local.local_kafka import LocalKafka
 from sluice.resources.spark import engine
-from sluice.resources.spark.source import SluiceSource
+from sluice.spark_source import SluiceSource
 from tests.integration.conftest import Lines
 from tests.integration.support import Place, consumed, run
 

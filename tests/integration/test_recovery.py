@@ -35,9 +35,9 @@ from sluice.pipelines.ledger.marks import Mark
 from sluice.pipelines.model.kafka import TopicPartition
 from sluice.pipelines.model.receipts import Life, Outcome, Verdict
 from sluice.pipelines.ports import Job, Membership
-from sluice.resources.lakes import open_lake
+from sluice.resources.lake.open_lake import open_lake
 from sluice.resources.liveness import new_owner
-from sluice.resources.local.kafka import LocalKafka
+from sluice.resources.local.local_kafka import LocalKafka
 from tests.integration.conftest import Lines
 from tests.integration.support import (
     CATCH_UP,

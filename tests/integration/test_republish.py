@@ -28,11 +28,11 @@ from sluice.pipelines.model.progress import Progress
 from sluice.pipelines.republishing import republish_plan as plans
 from sluice.pipelines.republishing import send_lane
 from sluice.pipelines.republishing.lanes import Sending
-from sluice.resources import way_back
+from sluice.resources import republish_tasks
 from sluice.resources.kafka.connection.connection_settings import KafkaAddress
 from sluice.resources.kafka.produce.sender import KafkaTarget
-from sluice.resources.lake_local import LocalLake
-from sluice.resources.local.kafka import LocalKafka
+from sluice.resources.lake.local_lake import LocalLake
+from sluice.resources.local.local_kafka import LocalKafka
 from sluice.resources.project import Project
 from tests.checker import tools
 from tests.integration import dying
@@ -135,13 +135,13 @@ def test_lanes_in_tasks_of_spark_through_kills(
     for step, times in (("begun", 2), ("sent", 1), ("mapped", 1), ("committed", 2)):
         killed(step, times, *asked, "--apply", "--here", lane_offsets=300)
 
-    honest = way_back.sending
+    honest = republish_tasks.sending
 
     def mortal(*given: Any) -> Sending:
         made = honest(*given)
         return replace(made, open_target=partial(dying.opened, made.open_target, tmp_path))
 
-    monkeypatch.setattr(way_back, "sending", mortal)
+    monkeypatch.setattr(republish_tasks, "sending", mortal)
     done = said(capfd, *asked, "--apply")
     assert done["records_in_all"] == 1197
     name = f"sluice-republish-orders-{done['id']}"

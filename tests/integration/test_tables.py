@@ -10,8 +10,8 @@ import pytest
 from sluice.pipelines.lake.paths import is_table_log
 from sluice.pipelines.maintenance.expiry import expire
 from sluice.pipelines.tables.sync import sync
-from sluice.resources.edges import open_table, open_tables
-from sluice.resources.s3.lake import S3Lake
+from sluice.resources.lake.s3_lake import S3Lake
+from sluice.resources.open_ports import open_table, open_tables
 from tests import postgres
 from tests.pipelines.landed_world import HOUR, START, A, B, World, pieces
 from tests.stores import Store

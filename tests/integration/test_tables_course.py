@@ -35,9 +35,9 @@ from sluice.pipelines.model.receipts import Receipt
 from sluice.pipelines.quarantine.held import Filter
 from sluice.pipelines.tables.sync import Synced, sync
 from sluice.pipelines.util.units import show_window
-from sluice.resources.edges import open_tables
 from sluice.resources.liveness import new_owner
-from sluice.resources.local.kafka import LocalKafka
+from sluice.resources.local.local_kafka import LocalKafka
+from sluice.resources.open_ports import open_tables
 from tests import postgres, rest_catalog
 from tests.cli.test_end_to_end import run_apart
 from tests.integration.support import CATCH_UP, Place, consumed, edges, ledger, run

@@ -22,9 +22,9 @@ from sluice.pipelines.model.plans import Request, RequestKind
 from sluice.pipelines.quarantine.held import Filter
 from sluice.pipelines.tables.check import compare
 from sluice.pipelines.tables.sync import sync
-from sluice.resources.edges import open_table, open_tables
 from sluice.resources.liveness import new_owner
-from sluice.resources.local.kafka import LocalKafka
+from sluice.resources.local.local_kafka import LocalKafka
+from sluice.resources.open_ports import open_table, open_tables
 from tests.integration.support import Place, consumed, edges, ledger, run
 
 HOUR = 3_600_000

@@ -13,8 +13,8 @@ from sluice.pipelines.maintenance.expiry import expire
 from sluice.pipelines.model.tables import TableChange
 from sluice.pipelines.tables.check import compare
 from sluice.pipelines.tables.sync import Synced, sync
-from sluice.resources.edges import open_table, open_tables
-from sluice.resources.s3.lake import S3Lake
+from sluice.resources.lake.s3_lake import S3Lake
+from sluice.resources.open_ports import open_table, open_tables
 from tests import rest_catalog
 from tests.pipelines.landed_world import HOUR, START, A, B, World, pieces
 from tests.stores import Store

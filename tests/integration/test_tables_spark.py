@@ -14,7 +14,7 @@ import pytest
 from sluice.pipelines.maintenance.expiry import expire
 from sluice.pipelines.model.tables import LEDGER, TableChange, TableOperation
 from sluice.pipelines.tables.sync import sync
-from sluice.resources.edges import open_tables
+from sluice.resources.open_ports import open_tables
 from tests import spark_reader
 from tests.pipelines.landed_world import HOUR, START, A, B, pieces
 from tests.pipelines.tables.values import COLUMNS, ROWS, SIGNED, told, write_as_landing

@@ -16,8 +16,8 @@ import pytest
 from kafka import KafkaProducer
 
 from sluice.cli.main import main
-from sluice.resources import lineage, tracing
-from sluice.resources.local.kafka import LocalKafka
+from sluice.resources.local.local_kafka import LocalKafka
+from sluice.resources.observe import lineage, tracing
 from tests.integration.support import Place
 from tests.resources.kafka.tools import free_port
 from tests.telling import SECRET, environment, listening

@@ -20,9 +20,9 @@ from sluice.pipelines.feed.feed import Feed
 from sluice.pipelines.feed.kafka_section import KafkaSettings
 from sluice.pipelines.model.kafka import TopicPartition
 from sluice.resources.kafka.fetch.fetch import KafkaFetcher
-from sluice.resources.lakes import open_lake
+from sluice.resources.lake.open_lake import open_lake
 from sluice.resources.local.events import Mix, Sending, orders, send
-from sluice.resources.local.kafka import LocalKafka
+from sluice.resources.local.local_kafka import LocalKafka
 from tests.integration.conftest import Lines
 from tests.integration.support import Place, asked, consumed, edges, ledger, run, visible
 

@@ -15,7 +15,7 @@ from sluice.pipelines.feed.feed import Feed
 from sluice.pipelines.model.kafka import TopicConfig, TopicPartition
 from sluice.pipelines.status.watch import Finding, WatchResult, view, watch
 from sluice.resources.clock import now
-from sluice.resources.local.kafka import LocalKafka
+from sluice.resources.local.local_kafka import LocalKafka
 from tests.integration.conftest import Lines
 from tests.integration.support import Place, edges, run
 from tests.resources.kafka.tools import producing, transaction, until

@@ -27,7 +27,7 @@ from sluice.pipelines.model.receipts import Counts, Part, PartKind, Receipt
 from sluice.pipelines.operating.repairs import RepairTarget, repair
 from sluice.pipelines.publishing.publish import roll_forward
 from sluice.pipelines.records.rows.row_format import RawFormat
-from sluice.resources.lake_local import LocalLake
+from sluice.resources.lake.local_lake import LocalLake
 from sluice.testing.fetcher import MemoryFetcher
 from sluice.testing.lake import MemoryLake
 from sluice.testing.liveness import MemoryLiveness, owner

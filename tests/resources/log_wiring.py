@@ -16,7 +16,7 @@ from sluice.pipelines.model.kafka import FetchLimits, Isolation, TopicPartition
 from sluice.pipelines.model.plans import Slice
 from sluice.pipelines.ports import Fetched, FetchFailed
 from sluice.pipelines.records.shape import Shape
-from sluice.resources.lake_local import LocalLake
+from sluice.resources.lake.local_lake import LocalLake
 from sluice.testing.fetcher import MemoryFetcher
 from sluice.testing.logs import Log
 

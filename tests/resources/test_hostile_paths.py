@@ -13,8 +13,8 @@ import pytest
 from sluice.pipelines.feed.load import load_feed
 from sluice.pipelines.model.receipts import PartKind
 from sluice.pipelines.publishing.published_files import File
-from sluice.resources.reading import Windows, _escape_glob
-from sluice.resources.s3.lake import S3Lake
+from sluice.reading import Windows, _escape_glob
+from sluice.resources.lake.s3_lake import S3Lake
 from tests.stores import Store
 
 EVIL = '"; drop table t; --'

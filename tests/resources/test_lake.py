@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 
 from sluice.pipelines.errors import ProofFailed, Terminal
 from sluice.pipelines.ports import Lake
-from sluice.resources.lake_local import LocalLake
-from sluice.resources.s3.lake import S3Lake
+from sluice.resources.lake.local_lake import LocalLake
+from sluice.resources.lake.s3_lake import S3Lake
 from tests.stores import Store
 
 _numbers = itertools.count()

@@ -15,8 +15,8 @@ import pyarrow.parquet as pq
 import pytest
 
 from sluice.pipelines.errors import LakeFull, LakeUnavailable, Retryable, Terminal, Unknown
-from sluice.resources import lake_local
-from sluice.resources.lake_local import LocalLake
+from sluice.resources.lake import local_lake
+from sluice.resources.lake.local_lake import LocalLake
 
 
 @pytest.fixture
@@ -109,7 +109,7 @@ def test_its_addresses(lake: LocalLake) -> None:
 RIVAL = """
 import sys
 from pathlib import Path
-from sluice.resources.lake_local import LocalLake
+from sluice.resources.lake.local_lake import LocalLake
 lake, me = LocalLake(Path(sys.argv[1])), sys.argv[2]
 print("ready", flush=True)
 sys.stdin.readline()
@@ -166,7 +166,7 @@ def test_a_killed_writer_leaves_only_a_temporary_file_that_no_call_shows(lake: L
     ended = subprocess.run([sys.executable, "-c", KILLED, str(lake.root), during], check=False)
     assert ended.returncode == -signal.SIGKILL
     (left,) = files(lake)
-    assert Path(left).name.startswith(lake_local.TEMPORARY)
+    assert Path(left).name.startswith(local_lake.TEMPORARY)
     assert list(lake.list("")) == []
     assert lake.put_if_absent("d/x", b"whole")
     assert list(lake.list("")) == ["d/x"]
@@ -270,7 +270,7 @@ LIMITED = """
 import resource, sys
 from pathlib import Path
 from sluice.pipelines.errors import LakeFull
-from sluice.resources.lake_local import LocalLake
+from sluice.resources.lake.local_lake import LocalLake
 resource.setrlimit(resource.RLIMIT_FSIZE, (1000, 1000))
 lake = LocalLake(Path(sys.argv[1]))
 for write in (lake.put, lake.put_if_absent):
@@ -391,7 +391,7 @@ def test_what_is_not_permitted_is_told_by_what_was_tried(
         second = (None, str(names[1])) if link else ()
         raise PermissionError(errno.EPERM, os.strerror(errno.EPERM), str(names[0]), *second)
 
-    monkeypatch.setattr(*((os, "link") if link else (lake_local, "_Draining")), refuse)
+    monkeypatch.setattr(*((os, "link") if link else (local_lake, "_Draining")), refuse)
     with pytest.raises(Terminal) as caught:
         lake.put_if_absent("log/1", b"")
     assert says in caught.value.remedy

@@ -18,7 +18,7 @@ import pytest
 
 from sluice.pipelines.errors import LakeUnavailable
 from sluice.pipelines.model.receipts import Life, Owner
-from sluice.resources.lake_local import LocalLake
+from sluice.resources.lake.local_lake import LocalLake
 from sluice.resources.liveness import LakeLiveness, new_owner, process_gone
 
 BOUND, BEAT = 60_000, 5_000
@@ -139,7 +139,7 @@ import sys
 from pathlib import Path
 from dataclasses import asdict
 import json
-from sluice.resources.lake_local import LocalLake
+from sluice.resources.lake.local_lake import LocalLake
 from sluice.resources.liveness import LakeLiveness, new_owner
 owner = new_owner("other")
 with LakeLiveness(LocalLake(Path(sys.argv[1])), "orders", lambda: int(sys.argv[2])).beat(owner):

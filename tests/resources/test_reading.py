@@ -12,13 +12,13 @@ import pyarrow.parquet as pq
 import pytest
 
 import sluice
+from sluice import reading
 from sluice.pipelines.errors import FeedError, UsageError, WindowIncomplete
 from sluice.pipelines.model.receipts import PartKind
 from sluice.pipelines.publishing.published_files import File
-from sluice.resources import reading
-from sluice.resources.lake_local import LocalLake
+from sluice.resources.lake.local_lake import LocalLake
 from sluice.resources.spark import parts, types
-from sluice.resources.spark.source import SluiceSource
+from sluice.spark_source import SluiceSource
 
 HOUR = 3_600_000
 FEED = "kafka: {bootstrap: '${KAFKA_BOOTSTRAP}'}\ntopics: orders\nstart: earliest\nwindow: 1h\n"

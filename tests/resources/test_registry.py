@@ -17,8 +17,8 @@ from sluice.pipelines.feed.load import load_feed
 from sluice.pipelines.feed.registry_section import RegistrySettings
 from sluice.pipelines.lake.schemas import MOST_UNKNOWN, KeptSchemas
 from sluice.pipelines.records.rows.value_reader import UnusableSchema
-from sluice.resources import registry
-from sluice.resources.registry import RegistryClient, number_of_own
+from sluice.resources.registry import confluent
+from sluice.resources.registry.confluent import RegistryClient, number_of_own
 from sluice.testing.lake import MemoryLake
 
 SECRET = "s3cr3t-word"
@@ -29,7 +29,7 @@ Serve = Callable[[Answers], RegistryClient]
 @pytest.fixture
 def serve(monkeypatch: pytest.MonkeyPatch) -> Iterator[Serve]:
     """A registry that answers paths as it is told: JSON, a status, or bytes. It knows one user."""
-    monkeypatch.setattr(registry, "_PAUSE", 0.0)
+    monkeypatch.setattr(confluent, "_PAUSE", 0.0)
     answers: Answers = {}
 
     class Handler(BaseHTTPRequestHandler):

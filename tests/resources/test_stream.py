@@ -15,8 +15,8 @@ from kafka import TopicPartition as Plain
 
 import sluice
 from sluice.pipelines.errors import OffsetsLost, TopicRecreated, UsageError
-from sluice.resources.local.kafka import LocalKafka
-from sluice.resources.stream import Stream
+from sluice.resources.local.local_kafka import LocalKafka
+from sluice.stream import Stream
 from tests.resources.kafka.tools import admin, consumed, describe, produce, slice_of, transaction, until
 
 pytestmark = pytest.mark.kafka

@@ -21,7 +21,7 @@ from sluice.pipelines.feed.feed import Feed
 from sluice.pipelines.feed.load import load_feed
 from sluice.pipelines.ledger import Ledger
 from sluice.pipelines.ledger.entries import SchemaEntry
-from sluice.resources.lake_local import LocalLake
+from sluice.resources.lake.local_lake import LocalLake
 from sluice.testing import LandedMessages, Message, land
 
 MINUTE, HOUR, DAY = 60_000, 3_600_000, 86_400_000

@@ -12,8 +12,8 @@ from sluice.pipelines.feed.feed import Feed
 from sluice.pipelines.feed.load import load_feed
 from sluice.pipelines.ledger import Ledger
 from sluice.pipelines.tables.sync import Synced, sync
-from sluice.resources.edges import open_table
-from sluice.resources.lake_local import LocalLake
+from sluice.resources.lake.local_lake import LocalLake
+from sluice.resources.open_ports import open_table
 from sluice.testing import Message, land
 
 FEED = """

@@ -39,9 +39,9 @@ from sluice.pipelines.records.rows.landed_columns import QUARANTINED, landed_sch
 from sluice.pipelines.schema.recast import plain
 from sluice.pipelines.util.units import parse_instant, show_window
 from sluice.pipelines.validation.drift import drift_of
-from sluice.resources.lake_local import LocalLake
+from sluice.reading import When, Windows, instant
+from sluice.resources.lake.local_lake import LocalLake
 from sluice.resources.liveness import new_owner
-from sluice.resources.reading import When, Windows, instant
 from sluice.testing.clock import MemoryClock
 from sluice.testing.cluster import MemoryCluster, partition
 from sluice.testing.engine import MemoryEngine
@@ -124,7 +124,7 @@ class LandedMessages:
         FeedError for a file that is no report, WindowIncomplete, Failed with what Spark says of the SQL, and SetupError
         without Spark.
         """
-        from sluice.resources.spark.reports import ask  # late: landing does without Spark
+        from sluice.resources.spark.run_sql import ask  # late: landing does without Spark
 
         report = load_report(Path(path))
         if report.feed != self.feed.name:

@@ -11,7 +11,7 @@ from kafka import KafkaConsumer
 from kafka import TopicPartition as Plain
 from kafka.structs import OffsetAndMetadata
 
-from sluice.resources.local import java, kafka
+from sluice.resources.local import java, local_kafka
 from tests.faults.field import Field
 from tests.resources.kafka.tools import until
 
@@ -71,7 +71,7 @@ def joined_by_the_newer_protocol(field: Field) -> Iterator[None]:
     words = ["--bootstrap-server", field.arena.kafka.bootstrap, "--topic", field.topic, "--group", field.group]
     for setting in ("group.protocol=consumer", "client.id=newer", "enable.auto.commit=false"):
         words += ["--command-property", setting]
-    jars = java.jars(f"kafka-{kafka.VERSION}", kafka.ARTIFACTS)
+    jars = java.jars(f"kafka-{local_kafka.VERSION}", local_kafka.ARTIFACTS)
     command = [str(java.find_java()), "-Xmx128m", "-cp", f"{jars}/*", _CONSOLE, *words]
     with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as process:
         try:

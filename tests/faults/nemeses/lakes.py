@@ -18,12 +18,12 @@ from pathlib import Path
 from typing import Any
 
 from sluice.pipelines.lake import paths
-from sluice.resources.lakes import open_lake
-from sluice.resources.local.s3 import REGION
+from sluice.resources.lake.open_lake import open_lake
+from sluice.resources.local.local_s3 import REGION
 from tests.checker.facts import EvidenceError
 from tests.faults.account import SEED
 from tests.faults.field import Field, Running
-from tests.resources.s3.s3_faults import Proxy, Rule
+from tests.resources.lake.s3_faults import Proxy, Rule
 
 # -- a folder
 

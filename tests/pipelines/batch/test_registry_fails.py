@@ -23,8 +23,8 @@ from sluice.pipelines.model.plans import Request, RequestKind
 from sluice.pipelines.model.registered_schema import AVRO, RegisteredSchema
 from sluice.pipelines.ports import Edges, Job
 from sluice.pipelines.records.rows.row_format import Format
-from sluice.resources import registry
-from sluice.resources.registry import LATE_TRIES, TRIES, writers_of
+from sluice.resources.registry import confluent
+from sluice.resources.registry.confluent import LATE_TRIES, TRIES, writers_of
 from sluice.testing.engine import MemoryEngine
 from sluice.testing.logs import LogBatch, LogRecord
 from tests.pipelines.batch.test_batch import HOUR, PARTITIONS, World
@@ -123,7 +123,7 @@ class Registered(World):
 
 @pytest.fixture
 def start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[Any], tuple[Registered, Server]]]:
-    monkeypatch.setattr(registry, "_PAUSE", 0.0)
+    monkeypatch.setattr(confluent, "_PAUSE", 0.0)
     with socket.create_server(("127.0.0.1", 0)) as listening:
 
         def started(behave: Callable[[socket.socket], None]) -> tuple[Registered, Server]:

@@ -23,7 +23,7 @@ from sluice.pipelines.landing.writer import MAX_FOLDERS, PartTarget, PartWriter
 from sluice.pipelines.model.plans import Slice
 from sluice.pipelines.model.receipts import Part
 from sluice.pipelines.records.rows.row_format import HEADERS, RawFormat
-from sluice.resources.lake_local import LocalLake
+from sluice.resources.lake.local_lake import LocalLake
 
 SLICE = Slice("orders.v1", 3, "topic-id", 100, 10_000)
 TARGET = PartTarget("sales", 12, "hash", "a-1", SLICE)

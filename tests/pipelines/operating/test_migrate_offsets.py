@@ -13,7 +13,7 @@ from sluice.pipelines.errors import GroupHeld, Refused
 from sluice.pipelines.feed.sections import OffsetStore
 from sluice.pipelines.model.kafka import CommittedOffset, PartitionState, TopicPartition
 from sluice.pipelines.operating.migrate_offsets import Step, Stores, migrate, plan, refusal
-from sluice.resources.zookeeper.group import ZooKeeperGroup
+from sluice.resources.zookeeper.zookeeper_group import ZooKeeperGroup
 from sluice.testing.group import MemoryGroup
 from sluice.testing.groups import MemoryGroups, member
 from tests.zookeepers import LocalZooKeeper
@@ -103,7 +103,7 @@ def test_a_kill_at_any_step_is_mended_by_the_same_command(
 def _plant(place: Place, patch: pytest.MonkeyPatch, point: str, source: OffsetStore) -> None:
     """Let it be killed before or after an effect."""
     from sluice.pipelines.operating import migrate_offsets as module
-    from sluice.resources.zookeeper.group import ZooKeeperMembership
+    from sluice.resources.zookeeper.zookeeper_group import ZooKeeperMembership
 
     def killed(*_: Any, **__: Any) -> Any:
         raise Killed

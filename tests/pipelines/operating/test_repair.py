@@ -21,7 +21,7 @@ from sluice.pipelines.operating.repairs import STALE_MS, Pretended, RepairFindin
 from sluice.pipelines.ports import Lake
 from sluice.pipelines.publishing.owners import asking
 from sluice.pipelines.publishing.publish import publish
-from sluice.resources.lake_local import LocalLake
+from sluice.resources.lake.local_lake import LocalLake
 from sluice.testing.lake import MemoryLake
 from sluice.testing.liveness import MemoryLiveness, owner
 from tests.pipelines.publishing.test_publish import KEY

@@ -21,7 +21,7 @@ from sluice.pipelines.model.receipts import Counts, PartKind, Receipt
 from sluice.pipelines.quarantine.limit import MOST_FAULTS, check_quarantine, faults_of
 from sluice.pipelines.records.json.format import JsonFormat
 from sluice.pipelines.schema.schema import parse_schema
-from sluice.resources.lake_local import LocalLake
+from sluice.resources.lake.local_lake import LocalLake
 from sluice.testing.fetcher import MemoryFetcher
 from sluice.testing.logs import LZ4, LogBatch, LogRecord, log
 

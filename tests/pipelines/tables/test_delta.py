@@ -22,8 +22,8 @@ from sluice.pipelines.model.tables import TableChange, TableOperation
 from sluice.pipelines.ports import Lake
 from sluice.pipelines.schema.schema import arrow_type
 from sluice.pipelines.schema.wider import parse_type
-from sluice.resources.lake_local import LocalLake
-from sluice.resources.s3.lake import S3Lake
+from sluice.resources.lake.local_lake import LocalLake
+from sluice.resources.lake.s3_lake import S3Lake
 from sluice.resources.tables.delta import DeltaLakeTable
 from sluice.resources.tables.delta_types import delta_field
 from tests.pipelines.landed_world import A, B, pieces

@@ -18,7 +18,7 @@ from pyiceberg.expressions import EqualTo, GreaterThanOrEqual, In, IsNull, LessT
 
 from sluice.pipelines.errors import PartUnreadable, TableRefused
 from sluice.pipelines.model.tables import TableChange, TableOperation
-from sluice.resources.lake_local import LocalLake
+from sluice.resources.lake.local_lake import LocalLake
 from sluice.resources.tables.iceberg import IcebergTable
 from sluice.resources.tables.outcomes import Outcomes
 from tests.pipelines.tables.values import (

@@ -18,7 +18,7 @@ from sluice.pipelines.schema.schema import arrow_type
 from sluice.pipelines.schema.wider import QUARANTINED_TYPES, RAW_TYPES, parse_type
 from sluice.pipelines.tables.check import compare
 from sluice.pipelines.tables.sync import Synced, sync
-from sluice.resources.edges import open_tables
+from sluice.resources.open_ports import open_tables
 from tests.pipelines.landed_world import HOUR, START, A, B, pieces
 from tests.pipelines.tables.worlds import DeltaWorld, IcebergWorld, TableWorld
 

@@ -18,7 +18,7 @@ from sluice.pipelines.model.tables import TableChange
 from sluice.pipelines.publishing import kept
 from sluice.pipelines.publishing.publish import roll_forward
 from sluice.pipelines.tables.sync import Synced, sync
-from sluice.resources.lake_local import LocalLake
+from sluice.resources.lake.local_lake import LocalLake
 from tests.pipelines.landed_world import HOUR, START, A, B, Died, World, pieces
 from tests.pipelines.tables.worlds import DeltaWorld, IcebergWorld, TableWorld
 

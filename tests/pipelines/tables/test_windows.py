@@ -13,7 +13,7 @@ from sluice.pipelines.maintenance.expiry import expire
 from sluice.pipelines.model.tables import TableChange
 from sluice.pipelines.tables.sync import sync
 from sluice.pipelines.tables.table_windows import CompleteWindows
-from sluice.resources.edges import open_tables
+from sluice.resources.open_ports import open_tables
 from tests.pipelines.landed_world import HOUR, START, A, B, Died, pieces
 from tests.pipelines.tables.worlds import DeltaWorld, IcebergWorld, TableWorld
 

@@ -17,8 +17,8 @@ from sluice.pipelines.ports import Table
 from sluice.pipelines.publishing import published_files as files
 from sluice.pipelines.tables.check import compare
 from sluice.pipelines.tables.sync import Synced, sync
-from sluice.resources.edges import open_table
-from sluice.resources.lake_local import LocalLake
+from sluice.resources.lake.local_lake import LocalLake
+from sluice.resources.open_ports import open_table
 from tests.pipelines.landed_world import HOUR, START, World
 
 Said = dict[str, Any]

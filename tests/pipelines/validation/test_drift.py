@@ -12,6 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from sluice import reading
 from sluice.pipelines.audit.audit import audit
 from sluice.pipelines.audit.rescan import rescan
 from sluice.pipelines.batch.land import land
@@ -30,8 +31,7 @@ from sluice.pipelines.records.json.typer import PieceBuilder
 from sluice.pipelines.schema.schema import Kind, Type, arrow_type, parse_schema
 from sluice.pipelines.schema.wider import holds, join, join_texts, parse_type
 from sluice.pipelines.validation.drift import MOST_FIELDS, OTHERS, Drifts, check_drift, drift_of
-from sluice.resources import reading
-from sluice.resources.lake_local import LocalLake
+from sluice.resources.lake.local_lake import LocalLake
 from sluice.resources.spark import parts, types
 from sluice.testing.engine import MemoryEngine
 from sluice.testing.group import MemoryGroup

@@ -13,8 +13,8 @@ from sluice.pipelines.errors import KafkaUnavailable, NotAuthorized
 from sluice.pipelines.feed.feed import Feed
 from sluice.pipelines.model.consumer_groups import Broker
 from sluice.pipelines.model.health import Health
-from sluice.resources.health import kafka
-from sluice.resources.health.kafka import Cluster, OneFeed
+from sluice.resources.health import kafka_checks
+from sluice.resources.health.kafka_checks import Cluster, OneFeed
 from sluice.resources.kafka.cluster.visit import KafkaVisit
 from sluice.resources.kafka.protocol.visit_api import TopicSeen
 
@@ -66,14 +66,14 @@ def healths(found: Iterable[Any]) -> list[Health]:
     ],
 )
 def test_clocks(ahead: Any, health: Health, said: str) -> None:
-    (found,) = kafka.clock(cluster(ahead=ahead))
+    (found,) = kafka_checks.clock(cluster(ahead=ahead))
     assert found.health is health
     assert said in found.found
 
 
 def test_brokers_that_are_old_or_advertise_what_cannot_be_reached() -> None:
-    assert healths(kafka.brokers(cluster(brokers=(HERE,), release=(2, 7)))) == [Health.FAILED]
-    (found,) = kafka.brokers(cluster(brokers=(HERE,), release=KafkaUnavailable("no route")))
+    assert healths(kafka_checks.brokers(cluster(brokers=(HERE,), release=(2, 7)))) == [Health.FAILED]
+    (found,) = kafka_checks.brokers(cluster(brokers=(HERE,), release=KafkaUnavailable("no route")))
     assert (found.health, "advertised.listeners" in found.remedy) == (Health.FAILED, True)
 
 
@@ -83,6 +83,6 @@ def test_topics_that_are_hidden_or_have_no_id() -> None:
         "old": TopicSeen(None, "", 3, frozenset()),
         "sound": TopicSeen(None, "x", 3, frozenset()),
     }
-    found = [*kafka.topics(one(feed(topics=list(seen)), topics_seen=seen))]
+    found = [*kafka_checks.topics(one(feed(topics=list(seen)), topics_seen=seen))]
     assert healths(found) == [Health.SKIPPED, Health.FAILED, Health.OK]
     assert found[0].found == "hidden: not told: this client may not see it; see `rights`"

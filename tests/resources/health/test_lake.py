@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from sluice.pipelines.feed.s3_section import S3Settings
 from sluice.pipelines.model.health import Diagnosis, Health
-from sluice.resources.health.lake import examine_lake
-from sluice.resources.s3.lake import S3Lake
+from sluice.resources.health.lake_checks import examine_lake
+from sluice.resources.lake.s3_lake import S3Lake
 from tests.stores import Store
 
 

@@ -11,12 +11,12 @@ from types import SimpleNamespace
 import pytest
 
 from sluice.pipelines.model.health import Health
-from sluice.resources.health import machine
-from sluice.resources.health.examine import examine
+from sluice.resources.health import machine_checks
+from sluice.resources.health.run_checks import examine
 
 
 def test_this_machine_runs_sluice() -> None:
-    found = examine(None, machine.CHECKS)
+    found = examine(None, machine_checks.CHECKS)
     assert {d.title for d in found} == {"Python", "Java", "packages", "scratch"}
     assert Health.FAILED not in {d.health for d in found}
     assert sys.executable in found[0].found
@@ -31,7 +31,7 @@ def test_packages_that_differ_are_named(monkeypatch: pytest.MonkeyPatch) -> None
         return "1.0.0" if name == "dagster" else said(name)
 
     monkeypatch.setattr(metadata, "version", version)
-    (found,) = machine.packages(None)
+    (found,) = machine_checks.packages(None)
     assert (found.health, found.found) == (
         Health.FAILED,
         f"pyarrow is missing; dagster is 1.0.0, not dagster=={said('dagster')}",
@@ -43,4 +43,4 @@ def test_packages_that_differ_are_named(monkeypatch: pytest.MonkeyPatch) -> None
 )
 def test_room(free: int, health: Health, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(shutil, "disk_usage", lambda place: SimpleNamespace(free=free))
-    assert machine.room("scratch", tmp_path, "TMPDIR").health is health
+    assert machine_checks.room("scratch", tmp_path, "TMPDIR").health is health

@@ -10,7 +10,7 @@ import pytest
 from sluice.pipelines.errors import SetupError
 from sluice.pipelines.feed.feed import Feed
 from sluice.pipelines.model.health import Diagnosis, Health
-from sluice.resources.health.spark import examine_spark
+from sluice.resources.health.spark_checks import examine_spark
 from sluice.resources.spark.engine import SparkEngine
 from sluice.resources.spark.preflight import Answer, Finding, Preflight
 from tests.resources.kafka.tools import free_port

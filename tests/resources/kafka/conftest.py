@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from sluice.resources.local.kafka import LocalKafka
+from sluice.resources.local.local_kafka import LocalKafka
 from tests.resources.kafka.proxy import Proxy
 
 

@@ -18,8 +18,7 @@ from sluice.resources.kafka.connection.connections import Wire
 from sluice.resources.kafka.group.group import KafkaGroup, _Heart
 from sluice.resources.kafka.protocol.group_api import Seat
 from sluice.resources.kafka.protocol.kafka_errors import NotReached
-from sluice.resources.local import java
-from sluice.resources.local import kafka as local_kafka
+from sluice.resources.local import java, local_kafka
 from tests.resources.kafka.tools import address, admin, until
 
 

@@ -20,7 +20,7 @@ from sluice.pipelines.model.kafka import CommittedOffset, TopicPartition
 from sluice.resources.kafka.connection.connection_settings import KafkaAddress
 from sluice.resources.kafka.group.all_groups import KafkaGroups
 from sluice.resources.kafka.protocol import admin_api
-from sluice.resources.local.kafka import LocalKafka
+from sluice.resources.local.local_kafka import LocalKafka
 from tests.resources.kafka.tools import address, until
 
 

@@ -27,7 +27,7 @@ from sluice.resources.kafka.cluster.cluster import KafkaCluster
 from sluice.resources.kafka.connection import oauth
 from sluice.resources.kafka.connection.oauth import ClientCredentials
 from sluice.resources.local.authority import Authority
-from sluice.resources.local.kafka import LocalKafka
+from sluice.resources.local.local_kafka import LocalKafka
 
 SECRET = "s3same+/="
 PLAIN = "org.apache.kafka.common.security.plain.PlainLoginModule"

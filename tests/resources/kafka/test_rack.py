@@ -9,7 +9,7 @@ import pytest
 from sluice.pipelines.model.kafka import FetchLimits, Isolation
 from sluice.resources.kafka.fetch.broker_sessions import Lane
 from sluice.resources.kafka.fetch.fetch import KafkaFetcher
-from sluice.resources.local.kafka import LocalKafka
+from sluice.resources.local.local_kafka import LocalKafka
 from tests.resources.kafka.tools import address, describe, fetch, produce, slices, unpacked
 
 pytestmark = [pytest.mark.kafka, pytest.mark.soak]

@@ -14,7 +14,7 @@ import pytest
 from sluice.pipelines.errors import KafkaUnavailable, NotAuthorized, SluiceError
 from sluice.resources.kafka.cluster.cluster import KafkaCluster
 from sluice.resources.kafka.connection.connection_settings import KafkaAddress
-from sluice.resources.local.kafka import LocalKafka
+from sluice.resources.local.local_kafka import LocalKafka
 from sluice.resources.local.secured import ADMIN, USER, Secured
 
 pytestmark = pytest.mark.kafka

@@ -15,12 +15,12 @@ import pytest
 from sluice.pipelines.errors import KafkaUnavailable, UnknownTopic
 from sluice.pipelines.feed.feed import Feed
 from sluice.pipelines.model.kafka import CommittedOffset, Isolation, TopicPartition
-from sluice.resources.edges import open_edges
 from sluice.resources.kafka.cluster import shared_cluster
 from sluice.resources.kafka.cluster.cluster import KafkaCluster
 from sluice.resources.kafka.cluster.shared_cluster import SharedKafka
 from sluice.resources.kafka.connection.connections import Wire
 from sluice.resources.kafka.group.group import KafkaGroup
+from sluice.resources.open_ports import open_edges
 from tests.resources.kafka.tools import address, produce, transaction, until
 
 pytestmark = pytest.mark.kafka

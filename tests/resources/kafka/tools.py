@@ -18,7 +18,7 @@ from sluice.pipelines.ports import Fetched, FetchFailed
 from sluice.resources.kafka.cluster.cluster import KafkaCluster
 from sluice.resources.kafka.connection.connection_settings import KafkaAddress
 from sluice.resources.kafka.fetch.fetch import KafkaFetcher
-from sluice.resources.local.kafka import LocalKafka
+from sluice.resources.local.local_kafka import LocalKafka
 
 Record = tuple[int, bytes | None, bytes | None, tuple[tuple[str, bytes], ...], int]
 """Offset, key, value, headers, timestamp."""

@@ -14,7 +14,7 @@ from sluice.pipelines.errors import KafkaUnavailable
 from sluice.pipelines.feed.kafka_section import KafkaSettings
 from sluice.resources.local import events
 from sluice.resources.local.events import Mix, Sending
-from sluice.resources.local.kafka import LocalKafka
+from sluice.resources.local.local_kafka import LocalKafka
 
 HOUR = 3_600_000
 NOW = 1_795_000_000_000

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from sluice.pipelines.errors import SetupError
-from sluice.resources.local import java, kafka
+from sluice.resources.local import java, local_kafka
 
 
 @pytest.fixture(autouse=True)
@@ -79,7 +79,7 @@ def test_what_cannot_be_fetched_is_quoted_and_leaves_nothing(monkeypatch: pytest
 def test_a_program_starts_from_the_classes_of_its_first_run_whatever_became_of_them(tmp_path: Path) -> None:
     """The version is all that it may print: an archive that is no good is passed over without a word."""
     jars = tmp_path / "jars"
-    jars.symlink_to(java.jars(f"kafka-{kafka.VERSION}", kafka.ARTIFACTS))
+    jars.symlink_to(java.jars(f"kafka-{local_kafka.VERSION}", local_kafka.ARTIFACTS))
     classes = java.SharedClasses(jars, "org.apache.kafka.tools.GetOffsetShell", tmp_path / "made.jsa")
 
     def run() -> tuple[int, str, str]:
@@ -88,7 +88,7 @@ def test_a_program_starts_from_the_classes_of_its_first_run_whatever_became_of_t
         return done.returncode, done.stdout.split()[0], done.stderr
 
     said = run()
-    assert said[:2] == (0, kafka.VERSION)
+    assert said[:2] == (0, local_kafka.VERSION)
     classes.keep()
     archive = classes.archive
     assert archive

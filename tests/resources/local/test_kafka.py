@@ -15,7 +15,7 @@ import pytest
 from kafka import KafkaAdminClient, KafkaConsumer, KafkaProducer, TopicPartition
 
 from sluice.pipelines.errors import SetupError
-from sluice.resources.local.kafka import LocalKafka
+from sluice.resources.local.local_kafka import LocalKafka
 from sluice.resources.local.process import Process
 
 pytestmark = pytest.mark.kafka
@@ -119,7 +119,7 @@ def test_a_cluster_that_is_not_kept_leaves_only_what_was_there(tmp_path: Path) -
 @pytest.mark.faults
 def test_a_cluster_that_is_not_kept_ends_with_the_process_that_started_it(tmp_path: Path) -> None:
     code = (
-        "import os, signal; from pathlib import Path; from sluice.resources.local.kafka import LocalKafka\n"
+        "import os, signal; from pathlib import Path; from sluice.resources.local.local_kafka import LocalKafka\n"
         f"LocalKafka(Path({str(tmp_path)!r}), keep=False).start(); print('up', flush=True); input()"
     )
     with subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as starter:

@@ -11,7 +11,7 @@ from kafka.errors import KafkaError, TopicAuthorizationFailedError
 
 from sluice.pipelines.errors import SetupError
 from sluice.resources.kafka.connection.zero_copy_transport import client_of
-from sluice.resources.local.kafka import LocalKafka
+from sluice.resources.local.local_kafka import LocalKafka
 from sluice.resources.local.secured import ADMIN, USER, USERS, Secured
 
 

@@ -15,7 +15,7 @@ from sluice.pipelines.errors import Failed
 from sluice.pipelines.feed.sections import SparkSettings
 from sluice.pipelines.landing.proof import prove
 from sluice.pipelines.ports import Job
-from sluice.resources.lake_local import LocalLake
+from sluice.resources.lake.local_lake import LocalLake
 from sluice.resources.spark.engine import SparkEngine
 from tests.resources.kafka.tools import until
 from tests.resources.log_wiring import LogWiring

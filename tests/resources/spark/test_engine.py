@@ -25,7 +25,7 @@ from sluice.pipelines.model.plans import Plan, Request, RequestKind, Slice, Task
 from sluice.pipelines.model.receipts import Outcome, Receipt, SliceFailure
 from sluice.pipelines.model.traffic import BrokerTraffic, Latency, TaskTraffic
 from sluice.pipelines.ports import Job
-from sluice.resources.lake_local import LocalLake
+from sluice.resources.lake.local_lake import LocalLake
 from sluice.resources.spark import engine as spark
 from sluice.resources.spark import executor, masters
 from sluice.resources.spark.engine import SparkEngine

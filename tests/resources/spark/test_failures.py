@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from sluice.resources.spark.failures import Ended, cause, ended, excluded, full, host, told
+from sluice.resources.spark.spark_errors import Ended, cause, ended, excluded, full, host, told
 
 CRASHED = """An error occurred while calling o127.collectToPython.
 : org.apache.spark.SparkException: Job aborted due to stage failure: Task 0 in stage 8.0 failed 3 times, most recent \

@@ -14,12 +14,12 @@ import pytest
 from sluice.cli.main import main
 from sluice.pipelines.errors import SetupError
 from sluice.pipelines.feed.sections import SparkSettings
-from sluice.resources.spark import pack, shipping
+from sluice.resources.spark import pack_archive, shipping
 
 
 @pytest.mark.cluster
 def test_a_pack_serves_a_python_that_has_nothing(tmp_path: Path) -> None:
-    made = pack.pack()
+    made = pack_archive.pack()
     with tarfile.open(made.path) as archive:
         names = archive.getnames()
         archive.extractall(tmp_path, filter="data")
@@ -35,9 +35,9 @@ def test_a_pack_serves_a_python_that_has_nothing(tmp_path: Path) -> None:
 
 def test_protoc_runs_where_only_pythonpath_leads_to_packages(tmp_path: Path) -> None:
     """As on an executor, which has a pack and nothing else: of Protobuf, what a task needs for a new schema."""
-    assert {"protobuf", "grpcio-tools"} <= {*pack._distributions()}
-    theirs = (pack._theirs(d) for d in pack._distributions().values())
-    for file in (*pack._ours(), *(file for files in theirs for file in files)):
+    assert {"protobuf", "grpcio-tools"} <= {*pack_archive._distributions()}
+    theirs = (pack_archive._theirs(d) for d in pack_archive._distributions().values())
+    for file in (*pack_archive._ours(), *(file for files in theirs for file in files)):
         (tmp_path / file.place).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / file.place).symlink_to(file.source)
     ask = (
@@ -46,14 +46,14 @@ def test_protoc_runs_where_only_pythonpath_leads_to_packages(tmp_path: Path) -> 
         "print([f.name for f in compiled([text], []).file])"
     )
     bare = {"PYTHONPATH": str(tmp_path), "PYTHONDONTWRITEBYTECODE": "1", "HOME": str(tmp_path)}
-    outside = Path(sys.base_prefix, "bin", pack.python())  # not our environment's, which has the packages
+    outside = Path(sys.base_prefix, "bin", pack_archive.python())  # not our environment's, which has the packages
     said = subprocess.run([outside, "-S", "-c", ask], env=bare, capture_output=True, text=True, check=False)
     assert "schema.proto" in said.stdout, said.stderr
 
 
 @pytest.mark.cluster
 def test_a_pack_is_made_once(capfd: pytest.CaptureFixture[str], tmp_path: Path) -> None:
-    pack.pack()
+    pack_archive.pack()
     assert main(["pack", "--json", "--output", str(tmp_path / "p.tar.gz")]) == 0
     said = json.loads(capfd.readouterr().out)
     assert (said["made"], said["path"]) == (False, str(tmp_path / "p.tar.gz"))
@@ -62,12 +62,12 @@ def test_a_pack_is_made_once(capfd: pytest.CaptureFixture[str], tmp_path: Path) 
 
 
 def test_another_release_or_another_file_is_another_pack(tmp_path: Path) -> None:
-    found, ours = pack._distributions(), pack._ours()
+    found, ours = pack_archive._distributions(), pack_archive._ours()
     (tmp_path / "changed.py").write_text("x = 1")
     digests = {
-        pack._digest(found, ours),
-        pack._digest({k: v for k, v in found.items() if k != "six"}, ours),
-        pack._digest(found, [*ours, pack._File("sluice/changed.py", tmp_path / "changed.py")]),
+        pack_archive._digest(found, ours),
+        pack_archive._digest({k: v for k, v in found.items() if k != "six"}, ours),
+        pack_archive._digest(found, [*ours, pack_archive._File("sluice/changed.py", tmp_path / "changed.py")]),
     }
     assert len(digests) == 3
 
@@ -99,7 +99,7 @@ def test_an_archive_that_is_not_there_is_told(tmp_path: Path) -> None:
 
 def test_executors_run_the_python_that_is_named() -> None:
     assert shipping.python(SparkSettings(python="/opt/python/bin/python3")) == "/opt/python/bin/python3"
-    assert pack.python() == f"python3.{sys.version_info[1]}"
+    assert pack_archive.python() == f"python3.{sys.version_info[1]}"
 
 
 def test_a_module_of_the_users_goes_along(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -109,14 +109,14 @@ def test_a_module_of_the_users_goes_along(tmp_path: Path, monkeypatch: pytest.Mo
         (tmp_path / "company" / name).write_text("")
     (tmp_path / "alone.py").write_text("")
     monkeypatch.syspath_prepend(tmp_path)
-    found = pack._Module.of("company")
+    found = pack_archive._Module.of("company")
     assert sorted(f.place for f in found.files) == ["company/__init__.py", "company/scopes.json", "company/tokens.py"]
-    assert [f.place for f in pack._Module.of("alone").files] == ["alone.py"]
-    installed = pack._Module.of("typer")
+    assert [f.place for f in pack_archive._Module.of("alone").files] == ["alone.py"]
+    installed = pack_archive._Module.of("typer")
     assert (installed.roots, installed.files) == (("typer",), ())
-    assert "rich" in pack._distributions((*pack._ROOTS, *installed.roots))
+    assert "rich" in pack_archive._distributions((*pack_archive._ROOTS, *installed.roots))
     with pytest.raises(SetupError, match="no module nowhere"):
-        pack.pack(modules=["nowhere.tokens"])
+        pack_archive.pack(modules=["nowhere.tokens"])
 
 
 def test_modules_go_into_packs_only() -> None:

@@ -10,8 +10,8 @@ import pytest
 
 from sluice.pipelines.errors import SetupError
 from sluice.resources.kafka.connection.connection_settings import KafkaAddress
-from sluice.resources.lake_local import LocalLake
-from sluice.resources.spark import preflight, probe
+from sluice.resources.lake.local_lake import LocalLake
+from sluice.resources.spark import executor_probe, preflight
 from sluice.resources.spark.preflight import Answer, Finding, Ports, Preflight, answers, failed, findings
 
 DRIVER = Answer("driver", "3.11.7", "x86_64", "a processor", {"sluice": "0.1.0", "pyspark": "4.3.0", "pyarrow": "26.0"})
@@ -62,7 +62,9 @@ def test_files_that_the_feed_names_are_looked_for(tmp_path: Path) -> None:
     access = KafkaAddress("127.0.0.1:9", {"security_protocol": "SSL", "ssl_cafile": str(tmp_path / "ca.pem")})
     ports = Ports(access, LocalLake(tmp_path))
     question = {"releases": [], "ports": pickle.dumps(ports), "seconds": 5}
-    assert probe.answer(question)["kafka"] == {"": f"FileNotFoundError: there is no {tmp_path}/ca.pem (ssl_cafile)"}
+    assert executor_probe.answer(question)["kafka"] == {
+        "": f"FileNotFoundError: there is no {tmp_path}/ca.pem (ssl_cafile)"
+    }
 
 
 def test_hosts_with_the_same_trouble_are_one_finding() -> None:
@@ -114,7 +116,7 @@ def test_why_no_executor_answered(error: str, said: str) -> None:
 
 
 def test_a_clock_is_off_by_what_the_jobs_time_does_not_explain() -> None:
-    told = probe.answer({"releases": [], "ports": b"", "seconds": 1})
+    told = executor_probe.answer({"releases": [], "ports": b"", "seconds": 1})
     assert told["imports"], "and what cannot be loaded is told"
 
     def skew(clock: int) -> int:

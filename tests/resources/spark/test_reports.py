@@ -17,8 +17,8 @@ from sluice.pipelines.model.receipts import PartKind
 from sluice.pipelines.publishing.published_files import File
 from sluice.pipelines.records.rows.row_format import RawFormat
 from sluice.pipelines.schema.recast import plain
-from sluice.resources.reading import Windows
-from sluice.resources.spark.reports import ask
+from sluice.reading import Windows
+from sluice.resources.spark.run_sql import ask
 
 pytestmark = pytest.mark.spark
 

@@ -24,7 +24,7 @@ from sluice.pipelines.ports import Edges
 from sluice.pipelines.publishing import lost
 from sluice.pipelines.util.parallel import each
 from sluice.pipelines.util.units import many
-from sluice.resources.health.examine import Check, examine
+from sluice.resources.health.run_checks import Check, examine
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -43,7 +43,7 @@ def examine_ledgers(feeds: Sequence[Feed], names: Collection[str]) -> list[Diagn
 
 def ledgers(feeds: Sequence[Feed]) -> Iterator[Diagnosis]:
     """One line for each ledger that is not sound, and one for all others."""
-    from sluice.resources.edges import shared_edges  # late: it loads the clients
+    from sluice.resources.open_ports import shared_edges  # late: it loads the clients
 
     until = time.monotonic() + SECONDS
     hasty = [_hasty(feed) for feed in feeds]
@@ -92,7 +92,7 @@ def _in_lake_and_group(title: str, feed: Feed, edges: Edges) -> Diagnosis:
 
 def without_files(names: Collection[str], feeds: Sequence[Feed]) -> Iterator[Diagnosis]:
     """The ledgers of feeds that were renamed or removed."""
-    from sluice.resources.lakes import open_lake
+    from sluice.resources.lake.open_lake import open_lake
 
     if others := feeds_without_files(open_lake(feeds[0]), names):
         more = f" and {len(others) - _SHOWN} more" if len(others) > _SHOWN else ""

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from sluice.pipelines.feed.feed import Feed
     from sluice.pipelines.model.kafka import Isolation
     from sluice.pipelines.model.plans import Plan, Request, Task
-    from sluice.resources.reading import Windows
+    from sluice.reading import Windows
     from sluice.resources.spark.executor import Wiring
     from sluice.resources.spark.parts import Share
 
@@ -49,7 +49,7 @@ class SluiceSource(DataSource):
         return "sluice"
 
     def schema(self) -> StructType:
-        from sluice.resources import reading
+        from sluice import reading
         from sluice.resources.spark import types
 
         asked = _SourceOptions.of(self.options)
@@ -92,7 +92,7 @@ class _SourceOptions:
         return cls(feed, given.get("window"), given.get("from"), given.get("to"), given.get("offsets"), kind)
 
     def windows(self) -> Windows:
-        from sluice.resources import reading
+        from sluice import reading
 
         if self.start and not self.end:
             raise UsageError("`from` without `to`", remedy="say which window is the first to be left out")
@@ -126,7 +126,7 @@ class _LandedReader(DataSourceReader):
     """Rows of the windows' files, in Spark's types."""
 
     def __init__(self, windows: Windows, schema: StructType) -> None:
-        from sluice.resources.lakes import open_lake
+        from sluice.resources.lake.open_lake import open_lake
 
         self._lake, self._files, self._schema = open_lake(windows.feed), windows.files, schema
 
@@ -206,7 +206,7 @@ def _request(offsets: str) -> Request:
 def _records(task: Task, wiring: Wiring, isolation: Isolation) -> Iterator[pa.RecordBatch]:
     """All visible records of the task's slices, each slice's in offset order. Raises what keeps one from its end."""
     from sluice.pipelines.records.shape import RAW
-    from sluice.resources.stream import decoded
+    from sluice.stream import decoded
 
     with wiring.open(isolation, RAW) as tools:
         for s, _, chunk in decoded(tools.fetcher, task.slices, wiring.limits, isolation):

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from sluice.pipelines.feed.feed import Feed
 from sluice.pipelines.model.health import Diagnosis, ok
 from sluice.pipelines.util.units import many
-from sluice.resources.registry import client_of
+from sluice.resources.registry.confluent import client_of
 
 
 def examine_registry(feed: Feed) -> Iterator[Diagnosis]:

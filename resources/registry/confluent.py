@@ -39,7 +39,7 @@ from sluice.pipelines.util import extras
 from sluice.pipelines.util.units import safe_text
 
 if TYPE_CHECKING:
-    from sluice.resources.glue import GlueClient
+    from sluice.resources.registry.glue import GlueClient
 
 MOST_ANSWER = 4 << 20
 """Bytes of an answer."""
@@ -67,7 +67,7 @@ def client_of(settings: RegistrySettings) -> RegistryClient | GlueClient:
     if settings.glue is None:
         return RegistryClient(settings)
     with extras.named():
-        from sluice.resources.glue import GlueClient  # late: only Glue's registry needs boto3
+        from sluice.resources.registry.glue import GlueClient  # late: only Glue's registry needs boto3
 
     return GlueClient(settings)
 

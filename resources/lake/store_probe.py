@@ -14,7 +14,7 @@ from contextlib import suppress
 from typing import Any
 
 from sluice.pipelines.errors import SetupError, SluiceError
-from sluice.resources.s3.client import Bucket, NotKnown, NotThere, Taken, skew, told_skew
+from sluice.resources.lake.s3_client import Bucket, NotKnown, NotThere, Taken, skew, told_skew
 
 MAX_SKEW_S = 300
 NOTE = "_sluice/.probe.json"

@@ -19,7 +19,7 @@ from threading import Lock
 from typing import Any, BinaryIO
 
 from sluice.pipelines.errors import LakeFull, LakeUnavailable, SluiceError, Unknown
-from sluice.resources.s3.client import Block, Bucket, NotThere, OutOfRange, Taken
+from sluice.resources.lake.s3_client import Block, Bucket, NotThere, OutOfRange, Taken
 
 WRITE_ID = "sluice-write"
 """The key in an object's own metadata for the id of the write that made it."""

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from sluice.pipelines.feed.feed import Feed
 from sluice.pipelines.ports import Lake
 from sluice.pipelines.util import extras
-from sluice.resources.lake_local import LocalLake
+from sluice.resources.lake.local_lake import LocalLake
 
 if TYPE_CHECKING:
     from pyarrow.fs import FileSystem
@@ -22,7 +22,7 @@ def open_lake(feed: Feed) -> Lake:
     if not feed.lake.startswith("s3://"):
         return LocalLake(Path(feed.lake))
     with extras.named():
-        from sluice.resources.s3.lake import S3Lake  # imported late: a local lake needs no boto3
+        from sluice.resources.lake.s3_lake import S3Lake  # imported late: a local lake needs no boto3
 
     return S3Lake(feed.lake, feed.s3)
 
@@ -36,6 +36,6 @@ def arrow_files(feed: Feed) -> FileSystem | None:
     """The file system by which Arrow reads addresses in the feed's lake; None if they are paths."""
     if not feed.lake.startswith("s3://"):
         return None
-    from sluice.resources.s3.arrow import filesystem
+    from sluice.resources.lake.s3_arrow import filesystem
 
     return filesystem(feed.lake, feed.s3)

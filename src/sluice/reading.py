@@ -33,7 +33,7 @@ from sluice.pipelines.records.rows.landed_columns import QUARANTINED, landed_sch
 from sluice.pipelines.schema.recast import plain
 from sluice.pipelines.util import extras, units
 from sluice.pipelines.util.units import show_window
-from sluice.resources.lakes import arrow_files, open_lake
+from sluice.resources.lake.open_lake import arrow_files, open_lake
 from sluice.resources.project import Project
 
 if TYPE_CHECKING:

@@ -21,7 +21,7 @@ from typing import Self
 
 from sluice.pipelines.errors import SetupError
 from sluice.resources.local import java
-from sluice.resources.local.kafka import free_ports
+from sluice.resources.local.local_kafka import free_ports
 from sluice.resources.local.process import Process, spawn
 
 VERSION = "3.3.3"

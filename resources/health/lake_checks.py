@@ -15,12 +15,12 @@ from typing import TYPE_CHECKING
 
 from sluice.pipelines.feed.s3_section import S3Settings, bucket_and_prefix
 from sluice.pipelines.model.health import Diagnosis, failed, ok, skipped
-from sluice.resources.health.examine import Check, examine
-from sluice.resources.health.machine import room
-from sluice.resources.lake_local import LocalLake
+from sluice.resources.health.machine_checks import room
+from sluice.resources.health.run_checks import Check, examine
+from sluice.resources.lake.local_lake import LocalLake
 
 if TYPE_CHECKING:
-    from sluice.resources.s3.client import Bucket
+    from sluice.resources.lake.s3_client import Bucket
 
 LEDGERS = "_sluice"
 _HASTY_MS = 5_000
@@ -106,7 +106,7 @@ class Bucketed:
 
     @cached_property
     def bucket(self) -> Bucket:
-        from sluice.resources.s3.client import Bucket  # late: a local lake does without boto3
+        from sluice.resources.lake.s3_client import Bucket  # late: a local lake does without boto3
 
         s = self.settings
         hasty = {n: min(_HASTY_MS, getattr(s, n)) for n in ("connect_timeout_ms", "read_timeout_ms")}
@@ -115,8 +115,8 @@ class Bucketed:
 
 def reached(lake: Bucketed) -> Iterator[Diagnosis]:
     """One listing: address, region, credentials, bucket and the right to list, all at once."""
-    from sluice.resources.s3.client import skew, told_skew
-    from sluice.resources.s3.probe import MAX_SKEW_S
+    from sluice.resources.lake.s3_client import skew, told_skew
+    from sluice.resources.lake.store_probe import MAX_SKEW_S
 
     answer = lake.bucket.call("list_objects_v2", "", Prefix=f"{lake.prefix}{LEDGERS}/", MaxKeys=1)
     found = "the ledger can be listed" if answer.get("KeyCount") else "it can be listed, and nothing has landed yet"
@@ -130,8 +130,8 @@ def reached(lake: Bucketed) -> Iterator[Diagnosis]:
 
 def conditional_writes(lake: Bucketed) -> Iterator[Diagnosis]:
     """Whether the store was found right by the first process that wrote: its note says so."""
-    from sluice.resources.s3.client import NotThere
-    from sluice.resources.s3.probe import NOTE
+    from sluice.resources.lake.s3_client import NotThere
+    from sluice.resources.lake.store_probe import NOTE
 
     with suppress(NotThere):
         lake.bucket.call("head_object", lake.prefix + NOTE)

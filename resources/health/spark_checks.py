@@ -15,8 +15,8 @@ from sluice.pipelines.errors import SetupError
 from sluice.pipelines.feed.feed import Feed
 from sluice.pipelines.model.health import Diagnosis, failed, ok, skipped, warning
 from sluice.pipelines.util import extras
-from sluice.resources.health.examine import Check, examine
-from sluice.resources.lakes import open_lake
+from sluice.resources.health.run_checks import Check, examine
+from sluice.resources.lake.open_lake import open_lake
 from sluice.resources.spark import executors, masters
 from sluice.resources.spark.engine import SparkEngine
 from sluice.resources.spark.preflight import Answer, Ports

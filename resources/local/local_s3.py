@@ -19,7 +19,7 @@ from urllib.request import urlopen
 
 from sluice.pipelines.errors import SetupError
 from sluice.pipelines.feed.s3_section import S3Settings
-from sluice.resources.s3.client import Bucket
+from sluice.resources.lake.s3_client import Bucket
 
 HOST, REGION, BUCKET = "127.0.0.1", "us-east-1", "lake"
 

@@ -12,8 +12,8 @@ import pyarrow as pa
 
 from sluice.pipelines.errors import Failed
 from sluice.pipelines.feed.sql_report import Report
-from sluice.resources.reading import Windows
-from sluice.resources.spark import engine, failures
+from sluice.reading import Windows
+from sluice.resources.spark import engine, spark_errors
 
 
 def ask(report: Report, windows: Windows) -> pa.Table:
@@ -26,7 +26,7 @@ def ask(report: Report, windows: Windows) -> pa.Table:
         return session.sql(report.sql, args={"window_start": _time(begin), "window_end": _time(end)}).toArrow()
     except Exception as error:  # noqa: BLE001 - Spark has no common error over classic, Py4J and Connect
         raise Failed(
-            f"report {report.name} failed: {failures.cause(error)}",
+            f"report {report.name} failed: {spark_errors.cause(error)}",
             remedy=f"mend reports/{report.name}.sql, then run it again for this window",
         ) from None
 

@@ -10,7 +10,7 @@ from urllib.parse import urlsplit
 from pyarrow.fs import AwsStandardS3RetryStrategy, S3FileSystem
 
 from sluice.pipelines.feed.s3_section import S3Settings, bucket_and_prefix
-from sluice.resources.s3.client import Bucket
+from sluice.resources.lake.s3_client import Bucket
 
 
 def filesystem(address: str, settings: S3Settings) -> S3FileSystem:

@@ -28,14 +28,14 @@ from sluice.pipelines.ledger import Ledger
 from sluice.pipelines.ledger.entries import OriginEntry, OriginItem, SkipEntry
 from sluice.pipelines.operating.repairs import RepairKind
 from sluice.pipelines.publishing.publish import abandon
-from sluice.resources.s3 import client, probe, streams
-from sluice.resources.s3 import lake as lake_s3
-from sluice.resources.s3.client import Bucket
-from sluice.resources.s3.lake import S3Lake
+from sluice.resources.lake import s3_client, s3_streams, store_probe
+from sluice.resources.lake import s3_lake as lake_s3
+from sluice.resources.lake.s3_client import Bucket
+from sluice.resources.lake.s3_lake import S3Lake
 from sluice.testing.liveness import MemoryLiveness
 from tests.pipelines.operating.test_repair import World
 from tests.pipelines.publishing.test_publish import KEY
-from tests.resources.s3.s3_faults import Proxy, Rule, proxy
+from tests.resources.lake.s3_faults import Proxy, Rule, proxy
 from tests.stores import Store
 
 MIB = 1 << 20
@@ -44,9 +44,9 @@ MIB = 1 << 20
 @pytest.fixture(autouse=True)
 def no_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
     """Pauses between tries are for networks."""
-    monkeypatch.setattr(client.time, "sleep", lambda _: None)
-    monkeypatch.setattr("sluice.resources.s3.client.patience", lambda *_: 0)
-    monkeypatch.setattr(probe, "_checked", set())
+    monkeypatch.setattr(s3_client.time, "sleep", lambda _: None)
+    monkeypatch.setattr("sluice.resources.lake.s3_client.patience", lambda *_: 0)
+    monkeypatch.setattr(store_probe, "_checked", set())
 
 
 @pytest.fixture(scope="module")
@@ -168,7 +168,7 @@ def test_a_clock_an_hour_off_is_refused_by_a_store_that_does_not_care(
 def test_the_probe_costs_one_request_where_it_was_made(s3_store: Store, between: Proxy) -> None:
     lake = lake_at(s3_store, between.endpoint)
     assert lake.put_if_absent("log/1", b"")
-    probe._checked.clear()  # as in another process
+    store_probe._checked.clear()  # as in another process
     between.seen.clear()
     assert lake.put_if_absent("log/2", b"")
     assert lake.put_if_absent("log/3", b"")
@@ -242,7 +242,7 @@ def test_no_credentials_and_no_profile(monkeypatch: pytest.MonkeyPatch, tmp_path
     for name in ("AWS_CONFIG_FILE", "AWS_SHARED_CREDENTIALS_FILE"):
         monkeypatch.setenv(name, f"{tmp_path}/none")
     monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
-    client._forget()
+    s3_client._forget()
     with pytest.raises(NotAuthorized, match="no credentials for s3://b"):
         S3Lake("s3://b", S3Settings(region="eu-west-1")).get("x")
     with pytest.raises(SetupError, match="nobody"):
@@ -352,18 +352,18 @@ def test_memory_is_bounded_whatever_waits(lake: S3Lake, s3_store: Store) -> None
     """40 files of 6 MiB begun at once, under a bound of 16 MiB: what is more waits on disk."""
     bounded = S3Lake(lake.uri, s3_store.settings.model_copy(update={"buffer_bytes": 16 * MIB, "part_bytes": 8 * MIB}))
     tracemalloc.start()
-    begun = [streams.Upload(bounded.bucket, bounded._key(f"x/{n}")) for n in range(40)]
+    begun = [s3_streams.Upload(bounded.bucket, bounded._key(f"x/{n}")) for n in range(40)]
     for _ in range(6):
         for upload in begun:
             upload.write(bytes(MIB))
     _, peak = tracemalloc.get_traced_memory()
     tracemalloc.stop()
-    assert streams._memory._held <= 16 * MIB
+    assert s3_streams._memory._held <= 16 * MIB
     assert peak < 32 * MIB
     begun[0].finish()
     for upload in begun[1:]:
         upload.abort()
-    assert streams._memory._held == 0
+    assert s3_streams._memory._held == 0
     assert [bounded.size("x/0"), bounded.size("x/1")] == [6 * MIB, None]
 
 
@@ -372,7 +372,7 @@ def test_a_disk_without_room_for_what_waits_is_told_where_it_is_written(
 ) -> None:
     """Also the few bytes that a buffer would have kept until the upload."""
     monkeypatch.setattr("tempfile.TemporaryFile", partial(open, "/dev/full", "w+b"))
-    monkeypatch.setattr(streams._memory, "_held", MIB)
+    monkeypatch.setattr(s3_streams._memory, "_held", MIB)
     bounded = S3Lake(lake.uri, s3_store.settings.model_copy(update={"buffer_bytes": MIB, "part_bytes": 8 * MIB}))
     with pytest.raises(LakeFull) as refused, bounded.create("x") as file:
         file.write(b"a few")
@@ -381,7 +381,7 @@ def test_a_disk_without_room_for_what_waits_is_told_where_it_is_written(
 
 
 def test_parts_grow_so_that_any_object_fits_into_ten_thousand() -> None:
-    upload = streams.Upload(Bucket("b", S3Settings(part_bytes=8 * MIB)), "x")
+    upload = s3_streams.Upload(Bucket("b", S3Settings(part_bytes=8 * MIB)), "x")
     sizes = []
     for upload._sent in range(10_000):
         sizes.append(upload._part_size())
@@ -424,7 +424,7 @@ def test_repair_ends_uploads_that_nobody_can_be_at_and_no_others(lake: S3Lake) -
     staging = paths.staging_root("orders")
     made = [f"{staging}/{live}/a/data/x", f"{staging}/{given_up}/a/data/x", "data/orders/x"]
     for path in made:
-        upload = streams.Upload(lake.bucket, lake._key(path))
+        upload = s3_streams.Upload(lake.bucket, lake._key(path))
         upload.write(bytes(5 * MIB))
         upload._collect(0)
     (found,) = [f for f in world.repair() if f.kind is RepairKind.UNFINISHED]

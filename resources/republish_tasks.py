@@ -18,7 +18,7 @@ from sluice.pipelines.republishing.values import check_sendable
 from sluice.resources.clock import now
 from sluice.resources.kafka.connection.connection_settings import KafkaAccess
 from sluice.resources.kafka.produce.sender import KafkaTarget
-from sluice.resources.registry import number_of_own
+from sluice.resources.registry.confluent import number_of_own
 
 
 def sending(feed: Feed, lake: Lake, plan: Republish, codec: int, pace: Pace, root: Path) -> Sending:

@@ -619,7 +619,7 @@ def _write(path: Path, text: str) -> None:
 def _new_guard(root: Path) -> subprocess.Popen[bytes]:
     """A process that waits for our end, told by the closing of its input, and stops what is left of ours."""
     return subprocess.Popen(
-        [sys.executable, "-m", "sluice.resources.local.kafka", str(root)],
+        [sys.executable, "-m", "sluice.resources.local.local_kafka", str(root)],
         stdin=subprocess.PIPE,
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,

@@ -20,9 +20,9 @@ from sluice.pipelines.errors import LakeUnavailable, ProofFailed, SluiceError, T
 from sluice.pipelines.feed.s3_section import S3Settings, bucket_and_prefix
 from sluice.pipelines.model.stat import Stat
 from sluice.pipelines.util.parallel import each
-from sluice.resources.s3 import probe
-from sluice.resources.s3.client import Bucket, NotThere, Taken, date
-from sluice.resources.s3.streams import UPLOADS, WRITE_ID, ObjectReader, Upload, new_write, written_by
+from sluice.resources.lake import store_probe
+from sluice.resources.lake.s3_client import Bucket, NotThere, Taken, date
+from sluice.resources.lake.s3_streams import UPLOADS, WRITE_ID, ObjectReader, Upload, new_write, written_by
 
 COPIED_AT_ONCE = 5 << 30
 """S3's limit for one copy: a larger object is copied by ranges."""
@@ -47,7 +47,7 @@ class S3Lake:
         Raises Unknown if no answer came, SetupError if the store cannot promise it.
         """
         key, write = self._key(path), new_write()
-        probe.check(self.bucket, self._prefix)
+        store_probe.check(self.bucket, self._prefix)
         try:
             return create(self.bucket, key, data, write)
         except LakeUnavailable as error:

@@ -11,7 +11,7 @@ from sluice.pipelines.model.consumer_groups import GroupState
 from sluice.pipelines.model.health import Diagnosis, ok, warning
 from sluice.pipelines.util.units import many
 from sluice.resources.kafka.connection.connection_settings import CLIENT_ID
-from sluice.resources.zookeeper.groups import ZooKeeperGroups
+from sluice.resources.zookeeper.zookeeper_groups import ZooKeeperGroups
 
 
 def examine_offsets(feed: Feed) -> Iterator[Diagnosis]:

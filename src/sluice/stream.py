@@ -31,11 +31,11 @@ from sluice.pipelines.planning.origins import key_of, out_of_range
 from sluice.pipelines.ports import Fetcher, FetchFailed
 from sluice.pipelines.records.kafka_batches.decode import BatchDecoder
 from sluice.pipelines.records.shape import RAW
+from sluice.reading import When, instant
 from sluice.resources.kafka.cluster.cluster import KafkaCluster
 from sluice.resources.kafka.fetch.fetch import KafkaFetcher
-from sluice.resources.lakes import open_lake
-from sluice.resources.reading import When, instant
-from sluice.resources.registry import writers_of
+from sluice.resources.lake.open_lake import open_lake
+from sluice.resources.registry.confluent import writers_of
 
 Place = When | Mapping[str, int]
 """`earliest`, `latest`, a time (as windows are written, ms, or a datetime), or offsets by partition (`orders:0`)."""

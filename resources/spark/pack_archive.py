@@ -68,7 +68,7 @@ _IMPORTED = (
     "sluice.pipelines.records.protobuf.format",
     "sluice.resources.kafka.fetch.fetch",
     *_PROTOBUF.values(),
-    *(("sluice.resources.s3.lake", "sluice.resources.glue", "boto3") if _S3 else ()),
+    *(("sluice.resources.lake.s3_lake", "sluice.resources.registry.glue", "boto3") if _S3 else ()),
 )
 # Tests, headers, sources of compiled modules and stubs are for building and typing; the large libraries are of parts
 # of Arrow that no task imports. Of AWS, tasks speak to S3, to Glue and to what hands out credentials.
@@ -199,7 +199,7 @@ def _required(line: str) -> str:
 def _ours() -> list[_File]:
     """Sluice's own files, wherever an installation or a checkout with links has them, and their compiled loops."""
     root = Path(sluice.__file__).parent
-    files = [_File(f"sluice/{name}", root / name) for name in ("__init__.py", "py.typed")]
+    files = [_File(f"sluice/{p.name}", p) for p in sorted(root.iterdir()) if p.suffix == ".py" or p.name == "py.typed"]
     for room in _ROOMS:
         for folder, folders, names in os.walk(root / room, followlinks=True):
             folders.sort()

@@ -1,0 +1,1 @@
+"""Reports runs to other systems: traces, lineage, metrics, notifications."""

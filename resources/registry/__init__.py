@@ -1,0 +1,1 @@
+"""Schema registries: Confluent, Apicurio and Karapace over REST, and AWS Glue."""

@@ -1,1 +1,0 @@
-"""The lake on S3."""
