@@ -9,8 +9,8 @@ import sys
 
 import dagster as dg
 
-from sluice.assets.instance import check_home
-from sluice.assets.location import build
+from sluice.assets.factory.location import build
+from sluice.assets.instance.instance import check_home
 from sluice.resources.project import Project
 
 

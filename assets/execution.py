@@ -14,19 +14,19 @@ from typing import Any
 
 import dagster as dg
 
-from sluice.assets import side_by_side
-from sluice.assets.factory import catch_up_job, feed_definitions, land_job, run_config
-from sluice.assets.feeds import FeedFiles, read_feeds, topics_of
-from sluice.assets.fleet import Fleet, many_job
-from sluice.assets.fleet_runs import fleet_config
-from sluice.assets.instance import bury_dead_runs, holding, open_instance, prepare_home
-from sluice.assets.internals import belong
-from sluice.assets.kept_open import kept_open
-from sluice.assets.memory import recall
-from sluice.assets.reports import report_definitions, report_key
-from sluice.assets.session import FEED_TAG, OpenEdges, RunSession, Witness, open_real_edges
-from sluice.assets.shown import Shown
-from sluice.assets.windows import now, partitions_of
+from sluice.assets.factory.feed_definitions import catch_up_job, feed_definitions, land_job, run_config
+from sluice.assets.instance.instance import bury_dead_runs, holding, open_instance, prepare_home
+from sluice.assets.instance.internals import belong
+from sluice.assets.instance.sqlite_cache import kept_open
+from sluice.assets.jobs import thread_executor
+from sluice.assets.jobs.fleet_job import Fleet, many_job
+from sluice.assets.jobs.report_assets import report_definitions, report_key
+from sluice.assets.runs.fleet_runs import fleet_config
+from sluice.assets.runs.run_session import FEED_TAG, OpenEdges, RunSession, Witness, open_real_edges
+from sluice.assets.specs.asset_specs import Shown
+from sluice.assets.specs.feed_files import FeedFiles, read_feeds, topics_of
+from sluice.assets.specs.last_seen import recall
+from sluice.assets.specs.partitions_def import now, partitions_of
 from sluice.pipelines.batch.result import Landed, Skip
 from sluice.pipelines.committing.commit import CommitResult
 from sluice.pipelines.errors import Failed, SluiceError
@@ -126,7 +126,7 @@ def _run_alike(
         fleet = Fleet(RunSession(project, open_edges, on_interrupt=cancel, files=files), report_of=report_of)
         with _canceled_by_interrupt(instance, run_id):
             job, config = many_job(fleet), fleet_config(SHARED, asked) | _SILENT
-            result = side_by_side.execute(job, config, instance, run_id)
+            result = thread_executor.execute(job, config, instance, run_id)
             if any(fleet.witness(name).interrupted for name in asked) or _was_interrupted(result):
                 raise KeyboardInterrupt
     unexplained = not result.success and not fleet.failed

@@ -59,7 +59,7 @@ def windows(ctx: typer.Context, incomplete: str) -> Iterator[str]:
     """The feed's newest windows that have ended, newest first, back to the first that a run saw."""
     import time
 
-    from sluice.assets.memory import recall
+    from sluice.assets.specs.last_seen import recall
 
     project = _project(ctx)
     feed = project.readable_feed(_feed_name(ctx) or "")
@@ -117,7 +117,7 @@ def _within(seconds: float, ask: Callable[[], list[str]]) -> list[str]:
 
 
 def _topics(ctx: typer.Context) -> Iterator[str]:
-    from sluice.assets.memory import recall
+    from sluice.assets.specs.last_seen import recall
 
     project, named = _project(ctx), _feed_name(ctx)
     for feed in [project.readable_feed(named)] if named else project.feeds().values():

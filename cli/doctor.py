@@ -22,7 +22,7 @@ from sluice.pipelines.util import extras
 from sluice.pipelines.util.units import many
 
 if TYPE_CHECKING:
-    from sluice.assets.feeds import FeedFiles
+    from sluice.assets.specs.feed_files import FeedFiles
     from sluice.pipelines.feed.feed import Feed
 
 WRONG = 1
@@ -112,7 +112,7 @@ def _only(files: FeedFiles, names: Sequence[str]) -> FeedFiles:
 def _project(session: Session, files: FeedFiles) -> list[Diagnosis]:
     try:
         with extras.named():
-            from sluice.assets.health import examine_project  # late: it loads Dagster
+            from sluice.assets.operations.dagster_health import examine_project  # late: it loads Dagster
     except SetupError as error:  # who only reads needs none
         return [*(of_error("feeds", e) for e in files.broken.values()), skipped("Dagster", error.message, error.remedy)]
     return examine_project(session.project, files)

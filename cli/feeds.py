@@ -134,7 +134,7 @@ def refresh(session: Session) -> int:
 
 
 def _topics(session: Session, feed: Feed) -> tuple[str, ...] | SluiceError:
-    from sluice.assets.feeds import remember_topics
+    from sluice.assets.specs.feed_files import remember_topics
     from sluice.pipelines.feed.topic_selection import match
 
     try:

@@ -127,7 +127,7 @@ def _of_runs(session: Session, feeds: Sequence[Feed]) -> list[Figure]:
 
     try:
         need("dagster")
-        from sluice.assets.recent_runs import recent_runs
+        from sluice.assets.operations.recent_runs import recent_runs
 
         found = recent_runs(session.project, feeds)
     except SluiceError:

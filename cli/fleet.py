@@ -19,7 +19,7 @@ from sluice.pipelines.model.progress import Progress, Reporter
 from sluice.pipelines.util.units import many
 
 if TYPE_CHECKING:
-    from sluice.assets.feeds import FeedFiles
+    from sluice.assets.specs.feed_files import FeedFiles
 
 LAST_STAGE = "finish"
 """The stage that a feed's run reports when it has committed."""

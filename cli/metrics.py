@@ -98,7 +98,7 @@ def metrics(
 
 def _chosen(session: Session, names: Sequence[str]) -> tuple[list[Feed], int]:
     """The feeds as their files say now, and how many files are wrong. Raises FeedError for a name that is none."""
-    from sluice.assets.feeds import read_feeds
+    from sluice.assets.specs.feed_files import read_feeds
 
     files = read_feeds(session.project, session.project.environ())
     return [files.feed(n) for n in names] if names else [*files.feeds.values()], len(files.broken)

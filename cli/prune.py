@@ -17,7 +17,7 @@ from sluice.pipelines.model.progress import Progress
 from sluice.pipelines.util.units import many, parse_duration, show_instant
 
 if TYPE_CHECKING:
-    from sluice.assets.history import RunLog
+    from sluice.assets.instance.history import RunLog
 
 
 def register(app: typer.Typer) -> None:
@@ -42,8 +42,8 @@ def prune(
     $ sluice prune --dry-run
     $ sluice prune --older 7d
     """
-    from sluice.assets.history import old_logs, remove
-    from sluice.assets.instance import open_instance
+    from sluice.assets.instance.history import old_logs, remove
+    from sluice.assets.instance.instance import open_instance
 
     now = datetime.now(UTC).timestamp() * 1000
     before = int(now - _span(older))

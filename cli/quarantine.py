@@ -360,9 +360,9 @@ def _replay(session: Session, feed: Feed, asked: Filter, mender: Any) -> Done:
 
 def _tell(session: Session, feed: Feed, edges: Edges) -> None:
     """Let Dagster know of the batches: a commit waits for that."""
-    from sluice.assets import evidence
-    from sluice.assets.books import Books
-    from sluice.assets.instance import open_instance
+    from sluice.assets.events import evidence
+    from sluice.assets.events.ledger_view import Books
+    from sluice.assets.instance.instance import open_instance
     from sluice.pipelines.ledger import Ledger
 
     with session.terminal.working("telling Dagster"), open_instance(session.project) as instance:

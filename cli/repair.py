@@ -61,7 +61,7 @@ def repair(
     $ sluice repair orders --dry-run
     $ sluice repair orders --abandon 57
     """
-    from sluice.assets.instance import open_instance
+    from sluice.assets.instance.instance import open_instance
 
     if abandon and feed is None:
         raise UsageError("--abandon without a feed", remedy="name the feed whose batch it is: sluice repair FEED …")
@@ -92,9 +92,9 @@ def look(
     dry_run: bool,
 ) -> list[RepairFinding]:
     """Repair one feed, or look at what that would be. Raises PlanBusy, UsageError."""
-    from sluice.assets.books import Books
-    from sluice.assets.instance import with_dagster_liveness
-    from sluice.assets.repair import reconcile
+    from sluice.assets.events.ledger_view import Books
+    from sluice.assets.instance.instance import with_dagster_liveness
+    from sluice.assets.operations.event_log_repair import reconcile
     from sluice.pipelines.ledger import Ledger
     from sluice.pipelines.operating.repairs import Pretended, RepairTarget
     from sluice.pipelines.operating.repairs import repair as mend

@@ -254,7 +254,7 @@ def _skip(asked: WorkOptions, to: str | None, reason: str | None) -> Skip | None
         raise UsageError(
             "--skip-to together with windows or offsets", remedy="skip first (with --only, if need be), then land those"
         )
-    from sluice.assets.factory import skip_of
+    from sluice.assets.runs.run_config import skip_of
 
     return skip_of(to, reason or "")
 

@@ -28,7 +28,7 @@ from sluice.pipelines.errors import UsageError
 from sluice.pipelines.util import logs
 
 if TYPE_CHECKING:
-    from sluice.assets.feeds import FeedFiles
+    from sluice.assets.specs.feed_files import FeedFiles
     from sluice.pipelines.feed.feed import Feed
     from sluice.pipelines.model.progress import Progress
     from sluice.pipelines.operating.migrate_offsets import Stores
@@ -96,7 +96,7 @@ class Session:
     def files(self) -> FeedFiles:
         """The project's feed files, each by itself: a broken one does not stop a command for another."""
         with loading():
-            from sluice.assets.feeds import read_feeds
+            from sluice.assets.specs.feed_files import read_feeds
 
         return read_feeds(self.project, self.project.environ())
 
@@ -178,7 +178,7 @@ class Session:
 
     def _ended(self, runs: Iterable[str]) -> Mapping[str, str]:
         """The runs, of those given, that the project's Dagster knows as ended. Dagster is loaded only for this."""
-        from sluice.assets.instance import ended_runs
+        from sluice.assets.instance.instance import ended_runs
 
         return ended_runs(self.project, runs)
 

@@ -135,12 +135,12 @@ Servers = dict[str, _Server]
 
 def _start(project: Project, address: str, servers: Servers) -> None:
     """Start the servers, into `servers`: the code server first, since the others ask it for the code."""
-    from sluice.assets import compaction, reports
-    from sluice.assets.feeds import read_shapes
-    from sluice.assets.fleet_runs import fleet_pool
-    from sluice.assets.instance import bury_dead_runs, limit_pools, open_instance, prepare_home
-    from sluice.assets.internals import LOCATION, MODULE, workspace
-    from sluice.assets.session import pool
+    from sluice.assets.instance.instance import bury_dead_runs, limit_pools, open_instance, prepare_home
+    from sluice.assets.instance.internals import LOCATION, MODULE, workspace
+    from sluice.assets.jobs import compaction_job, report_assets
+    from sluice.assets.runs.fleet_runs import fleet_pool
+    from sluice.assets.runs.run_session import pool
+    from sluice.assets.specs.feed_files import read_shapes
 
     if importlib.util.find_spec("dagster_webserver") is None:
         raise extras.lacks("dagster_webserver")
@@ -148,7 +148,7 @@ def _start(project: Project, address: str, servers: Servers) -> None:
     with open_instance(project) as instance:
         feeds = read_shapes(project).feeds  # a wrong file shows there, and keeps nobody from looking
         fleets = {fleet_pool(feed.schedule) for feed in feeds.values()}
-        limit_pools(instance, [reports.POOL, compaction.POOL, *map(pool, feeds), *fleets])
+        limit_pools(instance, [report_assets.POOL, compaction_job.POOL, *map(pool, feeds), *fleets])
         bury_dead_runs(instance, home)  # otherwise runs that wait for their pools would wait for ever
     env = {**os.environ, "DAGSTER_HOME": str(home), "SLUICE_PROJECT": str(project.root)}
     meeting = _meeting_place() / "code.sock"
@@ -214,7 +214,7 @@ def _watch(servers: Servers, changes: reloading.Changes, address: str, terminal:
 
 
 def _reloaded(address: str, changed: Sequence[str]) -> Text:
-    from sluice.assets.internals import LOCATION
+    from sluice.assets.instance.internals import LOCATION
 
     what = f"{changed[0]} and {many(len(changed) - 1, 'other')}" if len(changed) > 1 else changed[0]
     try:

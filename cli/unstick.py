@@ -20,7 +20,7 @@ from sluice.pipelines.util.units import many, show_instant
 if TYPE_CHECKING:
     import dagster as dg
 
-    from sluice.assets.stuck import LeftBatch, UnderWay
+    from sluice.assets.operations.dead_runs import LeftBatch, UnderWay
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +78,7 @@ def unstick(
     $ sluice unstick
     $ sluice unstick --run 1f9c02d4 --force
     """
-    from sluice.assets.instance import open_instance
+    from sluice.assets.instance.instance import open_instance
 
     if force and run is None:
         raise UsageError("--force without a run", remedy="name the run: sluice unstick --run ID --force")
@@ -95,26 +95,28 @@ def look(
     session: Session, instance: dg.DagsterInstance, run: str | None, feed: str | None, *, force: bool, dry_run: bool
 ) -> Unstuck:
     """End dead runs, or list those that it would end. Raises Refused for a named run that is not known to be dead."""
-    from sluice.assets import stuck
+    from sluice.assets.operations import dead_runs
 
-    lakes = stuck.Lakes(session.files.feeds.values(), session.open_edges)
+    lakes = dead_runs.Lakes(session.files.feeds.values(), session.open_edges)
     named = _find_run(instance, run) if run else None
-    found = stuck.under_way(instance, session.project, lakes.beats, feed)
+    found = dead_runs.under_way(instance, session.project, lakes.beats, feed)
     if named is not None:
         found = [f for f in found if f.id == named]
         _check(found, force=force)
     dead = [f for f in found if f.is_dead or force]
-    pools = {f.id: stuck.pools(instance, f.run) if dry_run else stuck.end(instance, session.project, f) for f in dead}
-    freed = () if dry_run or named else stuck.free_leaked_slots(instance)
+    pools = {
+        f.id: dead_runs.pools(instance, f.run) if dry_run else dead_runs.end(instance, session.project, f) for f in dead
+    }
+    freed = () if dry_run or named else dead_runs.free_leaked_slots(instance)
     ended = tuple(EndedRun(f, pools[f.id], lakes.left_by(f.id)) for f in dead)
-    return Unstuck(ended, tuple(f for f in found if f not in dead), freed, stuck.queued_runs(instance))
+    return Unstuck(ended, tuple(f for f in found if f not in dead), freed, dead_runs.queued_runs(instance))
 
 
 def _find_run(instance: dg.DagsterInstance, run: str) -> str:
     """The id of the run that begins so. Raises UsageError if none or several do, or if the run has ended."""
     import dagster as dg
 
-    from sluice.assets.stuck import BEGUN
+    from sluice.assets.operations.dead_runs import BEGUN
 
     runs = instance.get_runs(dg.RunsFilter(statuses=list(BEGUN)))
     found = [r.run_id for r in runs if r.run_id.startswith(run)]

@@ -27,7 +27,7 @@ from typing import Any
 import dagster as dg
 from dagster._core.storage.dagster_run import FINISHED_STATUSES
 
-from sluice.assets.internals import LOCATION
+from sluice.assets.instance.internals import LOCATION
 from tests.resources.kafka.tools import until
 
 INFRA = Path(__file__).parents[1] / "infra"

@@ -15,7 +15,7 @@ from unittest.mock import patch
 import pytest
 import yaml
 
-from sluice.assets.internals import LOCATION, MODULE
+from sluice.assets.instance.internals import LOCATION, MODULE
 from sluice.cli import metrics
 from tests import deployment
 from tests.deployment import INFRA, UNITS

@@ -23,12 +23,12 @@ INTERNALS = (
 """What of other packages is internal. `kafka`, `kafka.admin`, `kafka.errors` and `kafka.partitioner` are public."""
 
 MAY_IMPORT = {
-    "assets/internals.py": ("dagster._",),
+    "assets/instance/internals.py": ("dagster._",),
     # which storages are files
-    "assets/kept_open.py": ("dagster._",),
-    "assets/quiet_logs.py": ("dagster._",),
+    "assets/instance/sqlite_cache.py": ("dagster._",),
+    "assets/instance/silent_compute_logs.py": ("dagster._",),
     # an executor of our own
-    "assets/side_by_side.py": ("dagster._", "dagster_shared"),
+    "assets/jobs/thread_executor.py": ("dagster._", "dagster_shared"),
     # connections, and what is sent and received on them
     "resources/kafka/connection/connections.py": ("kafka.net", "kafka.future"),
     "resources/kafka/fetch/broker_sessions.py": ("kafka.future",),
@@ -47,7 +47,7 @@ MAY_IMPORT = {
 }
 
 MAY_REACH_INTO = {
-    "assets/kept_open.py": {"_conn_string"},
+    "assets/instance/sqlite_cache.py": {"_conn_string"},
     "resources/kafka/connection/connections.py": {"_brokers", "_conns", "_coordinator_brokers", "_io_thread"},
     "resources/kafka/connection/zero_copy_transport.py": {"_close"},
     "resources/spark/executors.py": {"_jsc"},

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 import sluice
-from sluice.assets.reports import read_reports
+from sluice.assets.jobs.report_assets import read_reports
 from sluice.cli.main import main
 from sluice.pipelines.feed.load import load_feed
 from sluice.resources.project import Project

@@ -13,7 +13,7 @@ from pathlib import Path
 import dagster as dg
 import pytest
 
-from sluice.assets.instance import open_instance, prepare_home
+from sluice.assets.instance.instance import open_instance, prepare_home
 from tests import postgres as servers
 from tests.assets.world import World
 from tests.postgres import Postgres

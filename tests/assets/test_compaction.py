@@ -7,10 +7,10 @@ from __future__ import annotations
 import dagster as dg
 import pytest
 
-from sluice.assets.location import build
-from sluice.assets.reports import report_key
-from sluice.assets.session import RunSession
-from sluice.assets.shown import landed_key
+from sluice.assets.factory.location import build
+from sluice.assets.jobs.report_assets import report_key
+from sluice.assets.runs.run_session import RunSession
+from sluice.assets.specs.asset_specs import landed_key
 from sluice.pipelines.audit.audit import audit
 from sluice.pipelines.maintenance.expiry import expire
 from sluice.pipelines.model.plans import AskedRange, Request, RequestKind

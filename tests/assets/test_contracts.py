@@ -11,10 +11,10 @@ from typing import Any
 import dagster as dg
 import pytest
 
-from sluice.assets.books import Books, Judged
-from sluice.assets.instance import open_instance
-from sluice.assets.location import build
-from sluice.assets.shown import landed_key, quarantined_key
+from sluice.assets.events.ledger_view import Books, Judged
+from sluice.assets.factory.location import build
+from sluice.assets.instance.instance import open_instance
+from sluice.assets.specs.asset_specs import landed_key, quarantined_key
 from sluice.pipelines.errors import ContractBroken, QuarantineExceeded, SchemaDrifted
 from sluice.pipelines.model.plans import Request, Slice
 from sluice.pipelines.model.receipts import Drift, DriftKind, Tally

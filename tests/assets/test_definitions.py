@@ -8,9 +8,9 @@ from pathlib import Path
 import dagster as dg
 import pytest
 
-from sluice.assets.feeds import remember_topics
-from sluice.assets.location import build
-from sluice.assets.session import RunSession
+from sluice.assets.factory.location import build
+from sluice.assets.runs.run_session import RunSession
+from sluice.assets.specs.feed_files import remember_topics
 from sluice.pipelines.errors import FeedError, UsageError
 from sluice.resources.project import Project
 from tests.assets.world import FEED, SECRET

@@ -12,12 +12,12 @@ from typing import Any
 import dagster as dg
 import pytest
 
-from sluice.assets import evidence
-from sluice.assets.instance import DAGSTER_YAML, bury_dead_runs, holding, open_instance, prepare_home
-from sluice.assets.location import build
-from sluice.assets.metadata import tables
-from sluice.assets.shown import committed_key, landed_key, topic_key
-from sluice.assets.steps import ACCOUNT
+from sluice.assets.events import evidence
+from sluice.assets.factory.location import build
+from sluice.assets.instance.instance import DAGSTER_YAML, bury_dead_runs, holding, open_instance, prepare_home
+from sluice.assets.specs import metadata_tables
+from sluice.assets.specs.asset_specs import committed_key, landed_key, topic_key
+from sluice.assets.steps.steps import ACCOUNT
 from sluice.pipelines.committing.commit import CommitStatus
 from sluice.pipelines.errors import (
     BatchIncomplete,
@@ -491,7 +491,7 @@ def test_a_run_whose_process_is_gone_is_buried(world: World, instance: dg.Dagste
 
 
 def test_tables_are_bounded(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tables, "MAX_ROWS", 3)
+    monkeypatch.setattr(metadata_tables, "MAX_ROWS", 3)
     world = World(root)
     for i in range(5):
         world.cluster.write(TopicPartition("orders", i), [world.clock()])

@@ -6,9 +6,9 @@ from datetime import UTC, datetime, timedelta
 
 import dagster as dg
 
-from sluice.assets import history, internals
-from sluice.assets.location import build
-from sluice.assets.shown import committed_key, landed_key
+from sluice.assets.factory.location import build
+from sluice.assets.instance import history, internals
+from sluice.assets.specs.asset_specs import committed_key, landed_key
 from tests.assets.conftest import ON_FILES
 from tests.assets.world import World, in_hour, windows
 

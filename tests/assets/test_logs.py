@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from sluice.assets.execution import run_feeds
-from sluice.assets.instance import open_instance
+from sluice.assets.instance.instance import open_instance
 from sluice.pipelines.util import logs
 from tests.assets.world import CATCH_UP, SECRET, World, in_hour
 

@@ -13,20 +13,20 @@ from typing import Any
 import dagster as dg
 import pytest
 
-from sluice.assets import internals
 from sluice.assets.execution import RunOutcome, run_feeds
-from sluice.assets.factory import land_job
-from sluice.assets.feeds import read_feeds
-from sluice.assets.fleet import Fleet as Feeds
-from sluice.assets.fleet import many_job
-from sluice.assets.fleet_runs import DONE_TAG, FAILED_TAG, FLEET_TAG, LAND, LEFT_TAG, fleet_config, fleet_job
-from sluice.assets.fleet_schedule import Tick
-from sluice.assets.instance import open_instance
-from sluice.assets.location import build, windows_of
-from sluice.assets.looks import MORE_TAG
-from sluice.assets.memory import remember
-from sluice.assets.recent_runs import recent_runs
-from sluice.assets.session import FEED_TAG, RunSession
+from sluice.assets.factory.feed_definitions import land_job
+from sluice.assets.factory.location import build, windows_of
+from sluice.assets.instance import internals
+from sluice.assets.instance.instance import open_instance
+from sluice.assets.jobs.fleet_job import Fleet as Feeds
+from sluice.assets.jobs.fleet_job import many_job
+from sluice.assets.operations.recent_runs import recent_runs
+from sluice.assets.runs.fleet_runs import DONE_TAG, FAILED_TAG, FLEET_TAG, LAND, LEFT_TAG, fleet_config, fleet_job
+from sluice.assets.runs.run_session import FEED_TAG, RunSession
+from sluice.assets.runs.tick_policy import MORE_TAG
+from sluice.assets.schedules.fleet_schedule import Tick
+from sluice.assets.specs.feed_files import read_feeds
+from sluice.assets.specs.last_seen import remember
 from sluice.pipelines.batch import rounds
 from sluice.pipelines.errors import Failed, FeedError, KafkaUnavailable, LakeUnavailable, WindowPending
 from sluice.pipelines.feed.feed import SHARED, Feed

@@ -14,8 +14,8 @@ from typing import Any
 import dagster as dg
 import pytest
 
-from sluice.assets.sensors import Cursor, Tick
-from sluice.assets.session import RunSession
+from sluice.assets.runs.run_session import RunSession
+from sluice.assets.schedules.sensors import Cursor, Tick
 from sluice.pipelines.errors import FeedError
 from sluice.pipelines.feed.notify_section import NotifySettings
 from tests import mail

@@ -14,10 +14,10 @@ import pytest
 from dagster.components.testing import create_defs_folder_sandbox
 
 import sluice.dagster as own
-from sluice.assets.feeds import read_shapes
-from sluice.assets.location import feeds_of, knowing, windows_of
-from sluice.assets.session import RunSession
-from sluice.assets.shown import Shown
+from sluice.assets.factory.location import feeds_of, knowing, windows_of
+from sluice.assets.runs.run_session import RunSession
+from sluice.assets.specs.asset_specs import Shown
+from sluice.assets.specs.feed_files import read_shapes
 from sluice.pipelines.errors import FeedError, UsageError
 from tests.assets.test_contracts import ROWS, agree
 from tests.assets.world import FEED, World, windows

@@ -8,8 +8,8 @@ from pathlib import Path
 import dagster as dg
 import pytest
 
-from sluice.assets.instance import open_instance
-from sluice.assets.shown import committed_key, landed_key
+from sluice.assets.instance.instance import open_instance
+from sluice.assets.specs.asset_specs import committed_key, landed_key
 from sluice.pipelines.errors import DagsterUnavailable
 from tests.assets.conftest import ON_POSTGRES, on_postgres
 from tests.assets.test_ui import kafka_is_away

@@ -8,8 +8,8 @@ import dagster as dg
 import pytest
 from dagster._core.storage.event_log import SqliteEventLogStorage
 
-from sluice.assets.session import ERROR_TAG
-from sluice.assets.shown import committed_key, landed_key
+from sluice.assets.runs.run_session import ERROR_TAG
+from sluice.assets.specs.asset_specs import committed_key, landed_key
 from sluice.pipelines.errors import BatchIncomplete, GroupHeld, KafkaUnavailable
 from sluice.pipelines.ports import Member
 from tests.assets.conftest import ON_FILES

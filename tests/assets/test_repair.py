@@ -12,11 +12,11 @@ import dagster as dg
 import pytest
 from dagster._core.events import EngineEventData
 
-from sluice.assets import stuck
-from sluice.assets.instance import bury_dead_runs, holding, is_held, prepare_home, with_dagster_liveness
-from sluice.assets.repair import reconcile
-from sluice.assets.session import FEED_TAG
-from sluice.assets.shown import committed_key, landed_key
+from sluice.assets.instance.instance import bury_dead_runs, holding, is_held, prepare_home, with_dagster_liveness
+from sluice.assets.operations import dead_runs
+from sluice.assets.operations.event_log_repair import reconcile
+from sluice.assets.runs.run_session import FEED_TAG
+from sluice.assets.specs.asset_specs import committed_key, landed_key
 from sluice.pipelines.model.receipts import Life, Verdict
 from sluice.pipelines.operating.repairs import RepairKind
 from sluice.resources.liveness import Informed
@@ -63,9 +63,9 @@ def no_beats(runs: Collection[str]) -> Mapping[str, Verdict]:
 
 
 def judged(
-    instance: dg.DagsterInstance, world: World, beats: stuck.Beats = no_beats, feed: str | None = None
+    instance: dg.DagsterInstance, world: World, beats: dead_runs.Beats = no_beats, feed: str | None = None
 ) -> dict[str, bool | None]:
-    found = stuck.under_way(instance, world.project, beats, feed)
+    found = dead_runs.under_way(instance, world.project, beats, feed)
     return {f.id: f.verdict.dead if f.verdict else None for f in found}
 
 
@@ -95,8 +95,8 @@ def test_a_run_that_never_began_is_dead_after_dagster_s_own_bound(
 ) -> None:
     launched, _ = begun(instance, Status.NOT_STARTED), begun(instance, Status.SUCCESS)
     assert judged(instance, world) == {launched: False}
-    now = stuck.clock() + instance.run_monitoring_start_timeout_seconds + 1
-    monkeypatch.setattr(stuck, "clock", lambda: now)
+    now = dead_runs.clock() + instance.run_monitoring_start_timeout_seconds + 1
+    monkeypatch.setattr(dead_runs, "clock", lambda: now)
     assert judged(instance, world) == {launched: True}
 
 
@@ -115,8 +115,8 @@ def test_ending_a_dead_run_says_why_and_frees_what_it_held(
     log = instance.event_log_storage
     log.initialize_concurrency_limit_to_default("sluice_orders")
     log.claim_concurrency_slot("sluice_orders", run, "orders__landed")
-    (found,) = stuck.under_way(instance, world.project, no_beats)
-    assert stuck.end(instance, world.project, found) == ("sluice_orders",)
+    (found,) = dead_runs.under_way(instance, world.project, no_beats)
+    assert dead_runs.end(instance, world.project, found) == ("sluice_orders",)
     standing = instance.get_run_by_id(run)
     assert standing is not None
     assert standing.status is became
@@ -131,7 +131,7 @@ def test_slots_of_runs_that_have_ended_are_freed(world: World, instance: dg.Dags
     log.set_concurrency_slots("sluice_orders", 2)
     for run in (ended, alive):
         log.claim_concurrency_slot("sluice_orders", run, "orders__landed")
-    assert stuck.free_leaked_slots(instance) == (ended,)
+    assert dead_runs.free_leaked_slots(instance) == (ended,)
     assert log.get_concurrency_run_ids() == {alive}
 
 
@@ -152,7 +152,7 @@ def test_a_lock_is_never_seen_free_while_its_run_lives(world: World, instance: d
 
 def test_a_step_that_dagster_launched_holds_its_run_s_lock(world: World, instance: dg.DagsterInstance) -> None:
     """The runs of the UI and of schedules are not wrapped by us: each step holds the lock."""
-    from sluice.assets.location import build
+    from sluice.assets.factory.location import build
 
     seen: list[bool | None] = []
     run = world.engine.run

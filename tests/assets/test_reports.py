@@ -10,11 +10,11 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from sluice.assets.books import Books
-from sluice.assets.location import build
-from sluice.assets.reports import _rows, report_key
-from sluice.assets.session import RunSession
-from sluice.assets.shown import landed_key
+from sluice.assets.events.ledger_view import Books
+from sluice.assets.factory.location import build
+from sluice.assets.jobs.report_assets import _rows, report_key
+from sluice.assets.runs.run_session import RunSession
+from sluice.assets.specs.asset_specs import landed_key
 from sluice.pipelines.errors import FeedError
 from sluice.pipelines.feed.sql_report import Report, load_report
 from sluice.reading import Windows

@@ -10,12 +10,12 @@ from typing import Any
 import dagster as dg
 import pytest
 
-from sluice.assets import schedule
-from sluice.assets.internals import RANGE_TAGS
-from sluice.assets.location import build
-from sluice.assets.looks import MORE_TAG, UNTIL_TAG, Looks
-from sluice.assets.session import AGAIN_TAG, RunSession
-from sluice.assets.shown import landed_key
+from sluice.assets.factory.location import build
+from sluice.assets.instance.internals import RANGE_TAGS
+from sluice.assets.runs.run_session import AGAIN_TAG, RunSession
+from sluice.assets.runs.tick_policy import MORE_TAG, UNTIL_TAG, Looks
+from sluice.assets.schedules import feed_schedule
+from sluice.assets.specs.asset_specs import landed_key
 from sluice.pipelines.feed.feed import Feed
 from sluice.pipelines.ports import Edges
 from tests.assets.world import World, in_hour
@@ -81,7 +81,7 @@ def test_of_a_long_outage_it_asks_for_a_part_and_says_so(
     world: World, instance: dg.DagsterInstance, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     world.land_unrecorded(in_hour(3))
-    monkeypatch.setattr(schedule, "WINDOWS", 2)
+    monkeypatch.setattr(feed_schedule, "WINDOWS", 2)
     (request,) = requests(world, instance).run_requests
     assert (asked(request), request.tags[MORE_TAG]) == ("00:00-02:00", "1")
 

@@ -10,10 +10,10 @@ from typing import Any
 import dagster as dg
 import pytest
 
-from sluice.assets.location import build
-from sluice.assets.sensors import SECONDS, SENSOR, WATCH, Cursor, Tick
-from sluice.assets.session import RunSession
-from sluice.assets.shown import landed_key
+from sluice.assets.factory.location import build
+from sluice.assets.runs.run_session import RunSession
+from sluice.assets.schedules.sensors import SECONDS, SENSOR, WATCH, Cursor, Tick
+from sluice.assets.specs.asset_specs import landed_key
 from sluice.pipelines.errors import KafkaUnavailable
 from sluice.pipelines.feed.feed import Feed
 from sluice.pipelines.model.kafka import BrokerConfig, Configs, OpenTransaction, TopicConfig, TopicPartition

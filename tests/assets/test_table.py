@@ -12,8 +12,8 @@ pytest.importorskip("pyiceberg")
 
 from pyiceberg.catalog import load_catalog
 
-from sluice.assets.location import build
-from sluice.assets.shown import landed_key
+from sluice.assets.factory.location import build
+from sluice.assets.specs.asset_specs import landed_key
 from sluice.pipelines.errors import KafkaUnavailable
 from sluice.pipelines.util.units import show_window
 from sluice.resources.lake.local_lake import LocalLake

@@ -11,10 +11,11 @@ import pytest
 import yaml
 from dagster._cli.utils import TMP_DAGSTER_HOME_PREFIX
 
-from sluice.assets import definitions, internals
-from sluice.assets.instance import bury_dead_runs, prepare_home
-from sluice.assets.location import build
-from sluice.assets.shown import committed_key, landed_key
+from sluice.assets import definitions
+from sluice.assets.factory.location import build
+from sluice.assets.instance import internals
+from sluice.assets.instance.instance import bury_dead_runs, prepare_home
+from sluice.assets.specs.asset_specs import committed_key, landed_key
 from sluice.pipelines.errors import KafkaUnavailable, UsageError
 from sluice.pipelines.model.plans import Request
 from sluice.pipelines.ports import Member

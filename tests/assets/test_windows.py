@@ -8,17 +8,18 @@ from pathlib import Path
 import dagster as dg
 import pytest
 
-from sluice.assets import evidence, steps
-from sluice.assets.checks import BOUNDARY
-from sluice.assets.factory import run_config
-from sluice.assets.instance import open_instance
-from sluice.assets.internals import BACKFILL_TAG, RANGE_TAGS, planned_evaluations, unmaterialized_partitions
-from sluice.assets.location import build
-from sluice.assets.looks import PENDING_TAG
-from sluice.assets.repair import reconcile
-from sluice.assets.session import AGAIN_TAG
-from sluice.assets.shown import committed_key, landed_key, quarantined_key
-from sluice.assets.steps import ACCOUNT, COMPLETE, FRONTIER
+from sluice.assets.checks.feed_checks import BOUNDARY
+from sluice.assets.events import evidence
+from sluice.assets.factory.feed_definitions import run_config
+from sluice.assets.factory.location import build
+from sluice.assets.instance.instance import open_instance
+from sluice.assets.instance.internals import BACKFILL_TAG, RANGE_TAGS, planned_evaluations, unmaterialized_partitions
+from sluice.assets.operations.event_log_repair import reconcile
+from sluice.assets.runs.run_session import AGAIN_TAG
+from sluice.assets.runs.tick_policy import PENDING_TAG
+from sluice.assets.specs.asset_specs import committed_key, landed_key, quarantined_key
+from sluice.assets.steps import steps
+from sluice.assets.steps.steps import ACCOUNT, COMPLETE, FRONTIER
 from sluice.pipelines.errors import BatchIncomplete, KafkaUnavailable, UsageError, WindowHeld, WindowIncomplete
 from sluice.pipelines.model.plans import Request, RequestKind
 from sluice.pipelines.planning.windows import LISTED

@@ -14,9 +14,9 @@ import dagster as dg
 import numpy as np
 import pyarrow as pa
 
-from sluice.assets.books import Books
+from sluice.assets.events.ledger_view import Books
 from sluice.assets.execution import RunOutcome, run_feed
-from sluice.assets.session import RunSession
+from sluice.assets.runs.run_session import RunSession
 from sluice.pipelines.batch.land import land
 from sluice.pipelines.batch.result import Landed
 from sluice.pipelines.feed.feed import Feed

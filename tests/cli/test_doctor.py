@@ -173,7 +173,7 @@ def instance(project: Path) -> Iterator[dg.DagsterInstance]:
     """The project's own, as its first run makes it."""
     import dagster as dg
 
-    from sluice.assets.instance import prepare_home
+    from sluice.assets.instance.instance import prepare_home
     from sluice.resources.project import Project
 
     prepare_home(Project(project))
@@ -185,7 +185,7 @@ def test_dagsters_daemon(project: Path, sluice: Sluice, instance: dg.DagsterInst
     import dagster as dg
     from dagster._daemon.types import DaemonHeartbeat
 
-    from sluice.assets.internals import job_origin
+    from sluice.assets.instance.internals import job_origin
     from sluice.resources.project import Project
 
     def told() -> dict[str, Any]:

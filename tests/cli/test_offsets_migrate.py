@@ -71,7 +71,7 @@ def test_a_feed_that_does_not_say_where_zookeeper_is(world: World) -> None:
     from tests.assets.world import FEED
 
     assert "connect" not in FEED
-    from sluice.assets.feeds import read_feeds
+    from sluice.assets.specs.feed_files import read_feeds
 
     feed = read_feeds(world.project, {}).feed("orders")
     with pytest.raises(UsageError, match="does not say where ZooKeeper is"), open_stores(feed):

@@ -10,8 +10,8 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from sluice.assets.instance import open_instance
-from sluice.assets.shown import landed_key, quarantined_key
+from sluice.assets.instance.instance import open_instance
+from sluice.assets.specs.asset_specs import landed_key, quarantined_key
 from sluice.cli import audit, explain, files, quarantine
 from sluice.pipelines.errors import UsageError
 from sluice.pipelines.model.plans import RequestKind, Slice

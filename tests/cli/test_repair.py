@@ -8,8 +8,8 @@ from pathlib import Path
 import dagster as dg
 import pytest
 
-from sluice.assets.instance import holding, open_instance, prepare_home
-from sluice.assets.session import FEED_TAG
+from sluice.assets.instance.instance import holding, open_instance, prepare_home
+from sluice.assets.runs.run_session import FEED_TAG
 from sluice.cli.prune import prune
 from sluice.cli.repair import repair
 from sluice.cli.unstick import unstick

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from sluice.assets.memory import remember
+from sluice.assets.specs.last_seen import remember
 from sluice.cli.reloading import Changes, stamps
 from sluice.resources.project import Project
 

@@ -18,8 +18,8 @@ from typing import Any
 import dagster as dg
 import pytest
 
-from sluice.assets.fleet_runs import fleet_job
-from sluice.assets.shown import landed_key
+from sluice.assets.runs.fleet_runs import fleet_job
+from sluice.assets.specs.asset_specs import landed_key
 from sluice.pipelines.feed.feed import SHARED
 from sluice.pipelines.feed.sections import WindowSettings
 from sluice.pipelines.util.units import HOUR, show_window

@@ -21,11 +21,11 @@ from pathlib import Path
 import dagster as dg
 import pytest
 
-from sluice.assets.factory import land_job
-from sluice.assets.instance import open_instance
-from sluice.assets.internals import SCHEDULE_TAG
-from sluice.assets.schedule import UNDER_WAY, schedule_name
-from sluice.assets.shown import landed_key
+from sluice.assets.factory.feed_definitions import land_job
+from sluice.assets.instance.instance import open_instance
+from sluice.assets.instance.internals import SCHEDULE_TAG
+from sluice.assets.schedules.feed_schedule import UNDER_WAY, schedule_name
+from sluice.assets.specs.asset_specs import landed_key
 from sluice.cli.metrics import PORT
 from sluice.pipelines.util.units import HOUR, MINUTE, show_window
 from sluice.resources.project import Project

@@ -14,7 +14,7 @@ from collections.abc import Iterator
 import dagster as dg
 import pytest
 
-from sluice.assets.instance import open_instance
+from sluice.assets.instance.instance import open_instance
 from sluice.resources.project import Project
 from tests.faults.account import SEED
 from tests.faults.field import Field, Running

@@ -22,8 +22,8 @@ import pytest
 from kafka import KafkaConsumer, KafkaProducer
 from kafka.structs import TopicPartition as KafkaTopicPartition
 
-from sluice.assets.instance import open_instance
-from sluice.assets.shown import committed_key, landed_key
+from sluice.assets.instance.instance import open_instance
+from sluice.assets.specs.asset_specs import committed_key, landed_key
 from sluice.cli.main import main
 from sluice.pipelines.feed.feed import Feed
 from sluice.pipelines.feed.load import load_feed

@@ -13,7 +13,7 @@ from pathlib import Path
 import dagster as dg
 import pytest
 
-from sluice.assets.instance import open_instance
+from sluice.assets.instance.instance import open_instance
 from sluice.resources.local.local_kafka import LocalKafka
 from sluice.resources.project import Project
 from tests import postgres as servers

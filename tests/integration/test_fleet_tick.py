@@ -15,11 +15,11 @@ from pathlib import Path
 import pytest
 from kafka import KafkaProducer
 
-from sluice.assets.feeds import read_feeds
-from sluice.assets.fleet_schedule import Tick
-from sluice.assets.instance import open_instance
-from sluice.assets.location import windows_of
-from sluice.assets.session import RunSession
+from sluice.assets.factory.location import windows_of
+from sluice.assets.instance.instance import open_instance
+from sluice.assets.runs.run_session import RunSession
+from sluice.assets.schedules.fleet_schedule import Tick
+from sluice.assets.specs.feed_files import read_feeds
 from sluice.bench.counting import Counting
 from sluice.pipelines.feed.feed import SHARED
 from sluice.pipelines.feed.kafka_section import KafkaSettings

@@ -21,7 +21,7 @@ merges with any other definitions. An asset downstream takes a window's rows as 
 
 from __future__ import annotations
 
-from sluice.assets.shown import AssetOf, FeedAsset
+from sluice.assets.specs.asset_specs import AssetOf, FeedAsset
 from sluice.dagster.component import FeedsComponent
 from sluice.dagster.definitions import FeedAssets, feed_assets, feed_definitions, when_complete
 from sluice.dagster.translator import FeedTranslator

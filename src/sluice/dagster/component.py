@@ -10,8 +10,8 @@ from typing import Annotated, Any
 import dagster as dg
 from dagster.components.utils.translation import TranslationFn, TranslationFnResolver
 
-from sluice.assets.sensors import SENSOR
-from sluice.assets.shown import FeedAsset
+from sluice.assets.schedules.sensors import SENSOR
+from sluice.assets.specs.asset_specs import FeedAsset
 from sluice.dagster.definitions import feed_definitions
 from sluice.dagster.scaffolder import FeedsScaffolder
 from sluice.dagster.translator import FeedTranslator

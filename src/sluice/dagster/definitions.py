@@ -9,12 +9,12 @@ from typing import Any
 
 import dagster as dg
 
-from sluice.assets.feeds import read_shapes
-from sluice.assets.location import feeds_of, fleets_of, knowing, windows_of
-from sluice.assets.reports import WHEN
-from sluice.assets.sensors import SENSOR, watch_sensor
-from sluice.assets.session import RunSession
-from sluice.assets.shown import Shown
+from sluice.assets.factory.location import feeds_of, fleets_of, knowing, windows_of
+from sluice.assets.jobs.report_assets import WHEN
+from sluice.assets.runs.run_session import RunSession
+from sluice.assets.schedules.sensors import SENSOR, watch_sensor
+from sluice.assets.specs.asset_specs import Shown
+from sluice.assets.specs.feed_files import read_shapes
 from sluice.dagster.translator import FeedTranslator
 from sluice.pipelines.errors import UsageError
 from sluice.pipelines.feed.feed import SHARED

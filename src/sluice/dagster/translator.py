@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 import dagster as dg
 
-from sluice.assets.shown import FeedAsset
+from sluice.assets.specs.asset_specs import FeedAsset
 
 
 @dataclass(frozen=True)

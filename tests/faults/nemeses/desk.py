@@ -15,8 +15,8 @@ from typing import Any
 import dagster as dg
 from dagster._core.storage.dagster_run import FINISHED_STATUSES
 
-from sluice.assets.instance import open_instance, prepare_home
-from sluice.assets.internals import LOCATION
+from sluice.assets.instance.instance import open_instance, prepare_home
+from sluice.assets.instance.internals import LOCATION
 from sluice.resources.project import Project
 from tests.faults.arena import words
 from tests.faults.field import REPOSITORY, SLUICE, Running

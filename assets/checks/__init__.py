@@ -1,0 +1,1 @@
+"""Asset checks: windows, contracts, reconciliation, and their results after failed runs."""

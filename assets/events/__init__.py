@@ -1,0 +1,1 @@
+"""Dagster's materializations as evidence, and their metadata."""

@@ -1,0 +1,235 @@
+"""A feed's ledger at one moment, as events are made from it: which windows are whole, and what is in each.
+
+Of Dagster it knows only the keys that these events have. Each entry is read once, however many windows it concerns.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+
+from sluice.assets.specs.asset_specs import Keys
+from sluice.pipelines.contract.expectation import Contract
+from sluice.pipelines.contract.results import ExpectationOutcome, contract_results
+from sluice.pipelines.feed.feed import Feed
+from sluice.pipelines.lake import standing
+from sluice.pipelines.ledger import Batch, Ledger, State
+from sluice.pipelines.ledger.entries import PublishEntry
+from sluice.pipelines.model.kafka import Key
+from sluice.pipelines.model.ranges import Range, subtract, union
+from sluice.pipelines.model.receipts import Met, Receipt
+from sluice.pipelines.planning import windows
+from sluice.pipelines.planning.shapes import shape_named
+from sluice.pipelines.ports import Edges, Lake, Liveness
+from sluice.pipelines.publishing import owners
+from sluice.pipelines.records.shape import Shape
+
+
+def quarantines(feed: Feed) -> bool:
+    """Whether the feed can refuse records: because of its schema, or of its contract."""
+    return feed.columns is not None or feed.contract is not None
+
+
+@dataclass(frozen=True)
+class Books:
+    """One feed: its ledger folded up to `state`, at the time `now` (ms), and the lake that its parts are in."""
+
+    feed: Feed
+    ledger: Ledger
+    lake: Lake
+    state: State
+    now: int
+    liveness: Liveness
+    keys: Keys
+    _entries: dict[int, _PublishedBatch] = field(default_factory=dict, repr=False)
+    _shapes: dict[str, Shape | None] = field(default_factory=dict, repr=False)
+    _pages: dict[int, str | None] = field(default_factory=dict, repr=False)
+    _judged: dict[int, Sequence[Judged]] = field(default_factory=dict, repr=False)
+
+    @classmethod
+    def open(cls, feed: Feed, ledger: Ledger, edges: Edges, keys: Keys | None = None) -> Books:
+        """`keys`: those under which Dagster shows the feed; by default those that nobody has translated."""
+        shown = keys or Keys.of(feed.name)
+        return cls(feed, ledger, edges.lake, ledger.read(), edges.clock(), edges.liveness, shown)
+
+    @cached_property
+    def live(self) -> tuple[Met, ...]:
+        """The live batches, and whether their runs are alive, as far as that is known without waiting."""
+        verdicts = owners.judge_batches(self.liveness, self.state.live(), watch=False)
+        return tuple(owners.met(self.feed.name, b, verdicts[b.id]) for b in self.state.live())
+
+    @cached_property
+    def complete(self) -> frozenset[int]:
+        """The windows (their starts, ms) that get a manifest and owe nothing, including quiet ones.
+
+        The silence after a stray old stamp is not included: it may be half a million windows.
+        """
+        owed = set(windows.owed_windows(self.state, self.feed.window, self.now))
+        listed, first = windows.manifest_windows(self.state, self.feed.window), self.state.first_window or 0
+        return frozenset(w for w in listed if w not in owed and (w >= first or self.is_complete(w)))
+
+    def is_complete(self, window: int) -> bool:
+        return windows.complete(self.state, window, self.feed.window)
+
+    @cached_property
+    def frontiers(self) -> Mapping[Key, int]:
+        """The end of the contiguous accounted prefix of each current partition."""
+        return self.state.frontiers()
+
+    def untried(self, key: Key) -> bool:
+        """Whether nothing was ever done about the first range that a partition owes: no batch is at work there, none
+        published anything in its windows, and nothing landed on both sides of it."""
+        at, holes = self.frontiers[key], self.state.holes(key)
+        owed = holes[0] if holes else Range(at, at + 1)
+        if (holes and at != self.state.origins[key].offset) or any(r.meets(owed) for r in self.state.reserved(key)):
+            return False
+        return not any(p.window in self.state.published_in for p in windows.pieces(self.state, key, owed))
+
+    def ends(self, window: int) -> Mapping[Key, int | None]:
+        """Where a window ends in each current partition; None until that is resolved."""
+        ranges = {k: windows.range_of(self.state, k, window, self.feed.window) for k in self.frontiers}
+        return {k: r.end if r else None for k, r in ranges.items()}
+
+    def ending(self, key: Key, after: int, until: int) -> range:
+        """The windows whose end in a partition is above the offset `after`, and not above `until`."""
+        pinned, window = self.state.boundaries.get(key), self.feed.window
+        if pinned is None:
+            return range(0)
+        times = pinned.times[bisect_right(pinned.offsets, after) : bisect_right(pinned.offsets, until)]
+        return range(window.start_of(times[0]) - window.length, times[-1], window.length) if times else range(0)
+
+    def entry(self, batch: Batch) -> PublishEntry:
+        """What a published batch published."""
+        return self._read(batch).entry
+
+    def batches_in(self, window: int) -> tuple[Batch, ...]:
+        """The batches that landed in a window, in order, without those that only merged what others had landed."""
+        return tuple(b for b in self._publishing(window) if not b.merges)
+
+    def receipts_in(self, window: int) -> list[Receipt]:
+        """The receipts that count for the slices in a window, in log order."""
+        by_window = (self._read(b).receipts for b in self._publishing(window))
+        found = [r for held in by_window for w, receipts in held.items() if self._holds(window, w) for r in receipts]
+        return sorted(found, key=lambda r: (r.slice.key, r.slice.start))
+
+    def windows_of(self, batch: Batch) -> set[int | None]:
+        """The windows that a batch published in; None: outside windows."""
+        return {r.slice.window for r in self.entry(batch).receipts}
+
+    def complete_of(self, batches: Iterable[Batch]) -> set[int]:
+        """The complete windows that these published batches landed in."""
+        start = self.feed.window.start_of
+        return {start(w) for b in batches for w in self.windows_of(b) if w is not None} & self.complete
+
+    def shape(self, name: str) -> Shape | None:
+        """The shape behind a receipt's format; None if neither the feed nor the ledger knows it."""
+        if name not in self._shapes:
+            own = self.feed.shape
+            self._shapes[name] = own if own.name == name else shape_named(self.ledger, self.state, name)
+        return self._shapes[name]
+
+    def judged(self, window: int) -> Sequence[Judged]:
+        """The result of each expectation that a window was checked against, of one contract or of several."""
+        if window not in self._judged:
+            self._judged[window] = self._judge(window)
+        return self._judged[window]
+
+    def _judge(self, window: int) -> list[Judged]:
+        receipts = self.receipts_in(window)
+        contracts = {c.hash: c for r in receipts if (c := self._contract(r.format)) is not None}
+        found = []
+        for hash_, contract in contracts.items():
+            entries = (e for e in self._deciding(window) if self._contract(e.receipts[0].format) == contract)
+            results = [x for e in entries for x in e.results]
+            found += [Judged(o, hash_) for o in contract_results(contract, receipts, results)]
+        return found
+
+    def page(self, window: int) -> str | None:
+        """Where the report of the last batch that landed in a window lies; None if there is none."""
+        batches = self.batches_in(window)
+        return self._page(batches[-1].id) if batches else None
+
+    def _page(self, batch: int) -> str | None:
+        if batch not in self._pages:
+            path = standing.batch_page(self.lake, self.feed.name, batch)
+            self._pages[batch] = None if path is None else self.lake.locate(path)
+        return self._pages[batch]
+
+    def _contract(self, format_: str) -> Contract | None:
+        shape = self.shape(format_)
+        return shape.contract if shape else None
+
+    def _deciding(self, window: int) -> list[PublishEntry]:
+        """The publish entries of the batches that landed what is in a window now, the oldest first.
+
+        Merging decides nothing: the batch that landed the rows counts, not the one that merged them.
+        """
+        found, newer = [], dict[Key, tuple[Range, ...]]()
+        for entry in map(self.entry, reversed(self.batches_in(window))):
+            slices = [r.slice for r in entry.receipts if self._holds(window, r.slice.window)]
+            if any(subtract(s.range, newer.get(s.key, ())) for s in slices):
+                found.append(entry)
+            for s in slices:
+                newer[s.key] = union((*newer.get(s.key, ()), s.range))
+        return found[::-1]
+
+    def batch_version(self, batch: Batch) -> str:
+        return f"{self.state.ledger_id}/{batch.id}/{self.ledger.recall(batch).hash}"
+
+    def window_version(self, window: int) -> str:
+        """A complete window's data version. It changes when another batch lands in the window, and only then."""
+        batches = self.batches_in(window)
+        return self.batch_version(batches[-1]) if batches else f"{self.state.ledger_id}/nothing"
+
+    @property
+    def version(self) -> str:
+        """The version of the ledger, up to its newest entry."""
+        return f"{self.state.ledger_id}/{self.state.number - 1}"
+
+    def _holds(self, window: int, lay_in: int | None) -> bool:
+        """Whether this window now holds what lay in a window: windows may have been shorter once."""
+        return lay_in is not None and self.feed.window.start_of(lay_in) == window
+
+    def _publishing(self, window: int) -> list[Batch]:
+        """The batches that published something in a window, in order."""
+        within = windows.begun_within(self.state, window, self.feed.window)
+        numbers = {n for w in within for n in self.state.published_in.get(w, ())}
+        return [self.state.batches[self._published[n]] for n in sorted(numbers)]
+
+    @cached_property
+    def _published(self) -> Mapping[int, int]:
+        """By the number of its publish entry, each batch."""
+        return self.state.batches.publications()
+
+    def _read(self, batch: Batch) -> _PublishedBatch:
+        if batch.id not in self._entries:
+            entry = self.ledger.publication(batch)
+            self._entries[batch.id] = _PublishedBatch(
+                entry, _by_window(self.state.receipts(batch.published or 0, entry))
+            )
+        return self._entries[batch.id]
+
+
+@dataclass(frozen=True, slots=True)
+class Judged:
+    """The result of one expectation of the contract with that hash."""
+
+    outcome: ExpectationOutcome
+    contract: str
+
+
+@dataclass(frozen=True, slots=True)
+class _PublishedBatch:
+    """A publish entry, and those of its receipts that still count, by window."""
+
+    entry: PublishEntry
+    receipts: Mapping[int | None, Sequence[Receipt]]
+
+
+def _by_window(receipts: Sequence[Receipt]) -> Mapping[int | None, Sequence[Receipt]]:
+    out: dict[int | None, list[Receipt]] = {}
+    for r in receipts:
+        out.setdefault(r.slice.window, []).append(r)
+    return out

@@ -1,0 +1,54 @@
+"""What Dagster shows of a topic: what Kafka says of it, and how far behind its readers are."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from sluice.assets.specs.metadata_tables import Metadata, table
+from sluice.pipelines.model.kafka import PartitionState
+
+
+@dataclass(frozen=True)
+class TopicReader:
+    """A feed that reads a topic: the next offset that it owes by partition, how old (ms) the oldest record is that it
+    owes there, where that is known, and what of the topic Kafka will delete before it lands.
+    """
+
+    feed: str
+    frontiers: Mapping[int, int] = field(default_factory=dict)
+    ages: Mapping[int, int] = field(default_factory=dict)
+    at_risk: Sequence[str] = ()
+
+
+def topic_metadata(partitions: Sequence[PartitionState], readers: Sequence[TopicReader]) -> Metadata:
+    """What Kafka says of a topic, and how far behind each feed is, in offsets and in time."""
+    lags = {r.feed: [_lag(p, r) for p in partitions] for r in readers}
+    rows: list[dict[str, str | int]] = [
+        {
+            "partition": p.partition,
+            "leader": p.leader,
+            "start": p.log_start,
+            "end": p.stable_end,
+            **{f"lag of {feed}": lag[i] for feed, lag in lags.items()},
+        }
+        for i, p in enumerate(partitions)
+    ]
+    columns = dict.fromkeys(("partition", "leader", "start", "end", *(f"lag of {feed}" for feed in lags)), "int")
+    return {
+        "partitions": len(partitions),
+        "offsets": sum(p.stable_end - p.log_start for p in partitions),
+        **{f"lag_{feed}": sum(lag) for feed, lag in lags.items()},
+        **{f"lag_seconds_{r.feed}": age / 1000 for r in readers if (age := _age(r, sum(lags[r.feed]))) is not None},
+        **{f"at_risk_{r.feed}": "\n".join(r.at_risk) for r in readers if r.at_risk},
+        "log": table(rows, columns),
+    }
+
+
+def _lag(p: PartitionState, reader: TopicReader) -> int:
+    return max(0, p.stable_end - reader.frontiers.get(p.partition, p.log_start))
+
+
+def _age(reader: TopicReader, lag: int) -> int | None:
+    """How old (ms) the oldest record is that the feed owes in the topic: 0 when it owes none."""
+    return max(reader.ages.values(), default=None if lag else 0)

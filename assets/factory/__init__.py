@@ -1,0 +1,1 @@
+"""Makes Dagster's definitions from feed files."""

@@ -1,0 +1,1 @@
+"""The project's Dagster instance, its storage, and access to Dagster's internals."""

@@ -1,0 +1,241 @@
+"""The project's Dagster instance: a local folder, unless DAGSTER_HOME names another.
+
+Promises: telemetry is off. Existing files in the folder are never overwritten. If a run's process died without a word,
+the next process of this machine finds the lock that it held free, and marks the run as failed. When Dagster knows that
+a run has ended, this is evidence for a run that wants to take its batch over.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import logging
+import os
+import threading
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import IO
+
+import dagster as dg
+from sqlalchemy.exc import OperationalError
+
+from sluice.assets.instance.internals import shows_nothing
+from sluice.assets.instance.silent_compute_logs import quiet_ref
+from sluice.assets.instance.sqlite_cache import read_migrations_once
+from sluice.pipelines.errors import DagsterUnavailable, UsageError
+from sluice.pipelines.ports import Edges
+from sluice.pipelines.util import extras
+from sluice.resources.liveness import Informed, machine
+from sluice.resources.project import Project
+
+log = logging.getLogger("sluice.instance")
+DAGSTER_YAML = """\
+# Dagster's instance for this project: runs, events and logs in SQLite and files, in this folder.
+# Yours to change: Sluice writes it once.
+telemetry:
+  enabled: false
+nux:
+  enabled: false
+concurrency:
+  pools:
+    # A run from the UI, a backfill or a schedule waits for the other run of its feed (pool `sluice_<feed>`), a report
+    # for the other report (`sluice_reports`). What keeps two runs apart that do not wait is the ledger.
+    granularity: run
+    default_limit: 1
+retention:
+  # For how many days Dagster keeps the ticks of schedules and sensors. Of runs it keeps everything: `sluice prune`.
+  schedule: {purge_after_days: {skipped: 2, started: 30, success: 30, failure: 30}}
+  sensor: {purge_after_days: {skipped: 2, started: 30, success: 30, failure: 30}}
+  auto_materialize: {purge_after_days: {skipped: 2, started: 30, success: 30, failure: 30}}
+"""
+
+
+def prepare_home(project: Project) -> Path:
+    """The instance's folder. If the project's own is missing, it is made, with its dagster.yaml."""
+    home = project.dagster_home
+    home.mkdir(parents=True, exist_ok=True)
+    config = home / "dagster.yaml"
+    if home.is_relative_to(project.state) and not config.exists():
+        config.write_text(DAGSTER_YAML)
+    return home
+
+
+def home_of(project: Project, instance: dg.DagsterInstance) -> Path:
+    """Where the instance's runs keep their locks: the project's home, or the instance's own folder where that home is
+    not in use, as in a project of one's own whose Dagster found no DAGSTER_HOME."""
+    home = project.dagster_home
+    return home if home.is_dir() else Path(instance.root_directory)
+
+
+def check_home(project: Project, arguments: Sequence[str]) -> None:
+    """Raise UsageError if a process with these arguments shows a temporary home that `dagster dev` made: it would be
+    empty and know nothing of the project's runs."""
+    if shows_nothing(arguments, os.environ):
+        raise UsageError(
+            "Dagster was started without DAGSTER_HOME: this is an empty home, which goes away with it",
+            remedy=f"sluice ui, or start Dagster with DAGSTER_HOME={prepare_home(project)}",
+        )
+
+
+@contextmanager
+def open_instance(project: Project) -> Iterator[dg.DagsterInstance]:
+    """The project's instance, for runs in this process: their output goes to the run's log, not to the terminal.
+
+    Raises DagsterUnavailable if its storage does not answer, now or while the block runs; SetupError if the package for
+    that storage is not installed.
+    """
+    read_migrations_once()
+    home = prepare_home(project)
+    with _told_of_storage(home), dg.DagsterInstance.from_ref(quiet_ref(home)) as instance:
+        yield instance
+
+
+@contextmanager
+def _told_of_storage(home: Path) -> Iterator[None]:
+    try:
+        yield
+    except Exception as error:
+        causes = list(_causes(error))
+        if away := next((c for c in causes if isinstance(c, OperationalError)), None):
+            said = str(away.orig or away).strip().splitlines()[0]
+            raise DagsterUnavailable(
+                f"Dagster's database does not answer: {said}",
+                remedy=f"start it, or mend `storage` in {home / 'dagster.yaml'}, and run again: what landed is safe",
+            ) from error
+        if any(isinstance(c, ModuleNotFoundError) and c.name == "dagster_postgres" for c in causes):
+            raise extras.lacks("dagster_postgres") from error
+        raise
+
+
+def _causes(error: BaseException | None) -> Iterator[BaseException]:
+    while error is not None:
+        yield error
+        error = error.__cause__ or error.__context__
+
+
+def limit_pools(instance: dg.DagsterInstance, pools: Iterable[str]) -> None:
+    """Give new pools the instance's default limit now: Dagster does so only after their first runs have started."""
+    if instance.global_op_concurrency_default_limit and instance.event_log_storage.supports_global_concurrency_limits:
+        known = instance.event_log_storage.get_concurrency_keys()
+        for pool in sorted(set(pools) - known):
+            instance.event_log_storage.initialize_concurrency_limit_to_default(pool)
+
+
+# -- whether a run's process lives
+
+
+@contextmanager
+def holding(home: Path, run: str) -> Iterator[None]:
+    """Hold the run's lock while the block runs. The system releases it however this process ends.
+
+    The run's process holds it, once for the whole run or step by step, also in several threads.
+    """
+    path = _locks(home) / run
+    fresh = path.with_name(f".{run}.{os.getpid()}.{threading.get_ident()}")
+    with fresh.open("w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        file.write(machine())
+        file.flush()
+        ours = _place_lock(fresh, path)
+        try:
+            yield
+        finally:
+            if ours:
+                path.unlink(missing_ok=True)
+
+
+def _place_lock(fresh: Path, path: Path) -> bool:
+    """Make the lock visible when it is already held, so that nobody ever sees it free. False if this run's process
+    holds one already."""
+    try:
+        path.hardlink_to(fresh)
+    except FileExistsError:
+        return False
+    finally:
+        fresh.unlink()
+    return True
+
+
+def is_held(home: Path, run: str) -> bool | None:
+    """Whether a process holds the run's lock. False: the process died with it. None: there is no lock, or another
+    machine that shares the home made it: a shared folder may not tell one machine of the other's locks."""
+    try:
+        with (_locks(home) / run).open("r+") as file:
+            if file.read() not in ("", machine()):  # empty before locks said where they are held
+                return None
+            return not _try_lock(file)
+    except FileNotFoundError:
+        return None
+
+
+def let_go(home: Path, run: str) -> None:
+    """Forget the lock of a run that has ended."""
+    (_locks(home) / run).unlink(missing_ok=True)
+
+
+def bury_dead_runs(instance: dg.DagsterInstance, home: Path) -> list[str]:
+    """Mark the runs whose lock nobody holds any more as failed. Returns their ids."""
+    held = sorted(p.name for p in _locks(home).iterdir() if not p.name.startswith("."))
+    return [run for run in held if is_held(home, run) is False and _bury(instance, home, run)]
+
+
+def _bury(instance: dg.DagsterInstance, home: Path, run: str) -> bool:
+    ended = end_run(instance, run, "the process of this run ended without a word; the next run goes on")
+    let_go(home, run)
+    return ended
+
+
+def end_run(instance: dg.DagsterInstance, run_id: str, why: str) -> bool:
+    """Mark a run as failed, or as canceled if somebody asked for that, and free its slots. False if it has ended."""
+    run = instance.get_run_by_id(run_id)
+    if run is None or run.is_finished:
+        return False
+    if run.status is dg.DagsterRunStatus.CANCELING:
+        instance.report_run_canceled(run, why)
+    else:
+        instance.report_run_failed(run, why)
+    instance.event_log_storage.free_concurrency_slots_for_run(run_id)
+    return True
+
+
+def _try_lock(file: IO[str]) -> bool:
+    """Whether this process got the lock; closing the file releases it."""
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
+
+
+def _locks(home: Path) -> Path:
+    folder = home / "attended"
+    folder.mkdir(exist_ok=True)
+    return folder
+
+
+# -- what Dagster knows
+
+
+def with_dagster_liveness(edges: Edges, instance: dg.DagsterInstance) -> Edges:
+    """The edges, where Dagster also says which runs are dead."""
+    known = edges.liveness.liveness if isinstance(edges.liveness, Informed) else edges.liveness
+    return replace(edges, liveness=Informed(known, partial(_statuses_of_ended, instance)))
+
+
+def ended_runs(project: Project, runs: Iterable[str]) -> Mapping[str, str]:
+    """The runs that the project's instance knows as ended (see `Informed`): none if it is missing or unreachable."""
+    if not project.dagster_home.is_dir():
+        return {}
+    try:
+        with open_instance(project) as instance:
+            return _statuses_of_ended(instance, runs)
+    except Exception as error:  # noqa: BLE001 - whatever its storage raises: beats tell, too
+        log.warning("Dagster could not be asked which runs have ended: %s", error)
+        return {}
+
+
+def _statuses_of_ended(instance: dg.DagsterInstance, runs: Iterable[str]) -> Mapping[str, str]:
+    found = (instance.get_run_by_id(run) for run in dict.fromkeys(runs) if run)
+    return {run.run_id: run.status.value for run in found if run and run.is_finished}

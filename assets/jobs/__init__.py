@@ -1,0 +1,1 @@
+"""Jobs beyond landing: compaction, republish, reports, runs over many feeds."""

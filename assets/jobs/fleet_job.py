@@ -1,0 +1,272 @@
+"""One run over many feeds: the job, whose steps are found when it runs, and what became of each feed.
+
+    owed_feeds ─┬─► land_owed[orders] ──► commit_owed[orders]
+                └─► land_owed[clicks] ──► commit_owed[clicks]
+
+The feeds and what each is to land are the run's configuration: what a tick found owed, or what somebody named. Each
+feed has its own session: its error, its stop and what it landed are its own. Feeds that do not begin are skipped and
+named; what they owe stays owed.
+"""
+
+# No `from __future__ import annotations` here: Dagster reads the annotations of configuration themselves, not as text.
+
+import threading
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+import dagster as dg
+from pydantic import Field
+
+from sluice.assets.instance.instance import holding, home_of
+from sluice.assets.instance.sqlite_cache import kept_open
+from sluice.assets.jobs import thread_executor
+from sluice.assets.jobs.thread_executor import Lane
+from sluice.assets.runs.fleet_runs import (
+    COMMIT,
+    DONE_TAG,
+    ERRORS_TAG,
+    FAILED_TAG,
+    FLEET_TAG,
+    LAND,
+    LEFT_TAG,
+    OWED,
+    PASSES_TAG,
+    asked_of_feed,
+    feed_at_work,
+    fleet_job,
+    fleet_pool,
+    op_name,
+)
+from sluice.assets.runs.run_config import LandConfig
+from sluice.assets.runs.run_session import PASSES, OpenEdges, RunSession, Witness, as_failure
+from sluice.assets.runs.tick_policy import MORE_TAG
+from sluice.assets.specs.feed_files import FeedFiles, read_feeds
+from sluice.assets.steps import steps
+from sluice.pipelines.errors import NotReached, UsageError
+from sluice.pipelines.feed.feed import SHARED, Feed
+from sluice.pipelines.feed.fleet import FleetSettings
+from sluice.pipelines.model.progress import Reporter
+from sluice.pipelines.ports import Edges
+from sluice.pipelines.util.units import many
+
+_ABOUT = (
+    "Land what each of the feeds owes, then commit, in one process with one Spark, several feeds side by side. A feed"
+    " that fails stops no other."
+)
+
+
+_NOT_REACHED = "what it owes stays owed: run it again; fleet.yaml says how far a run gets, by `deadline` and others"
+
+
+class FeedConfig(LandConfig):
+    """One feed, and what of it to land."""
+
+    feed: str
+
+
+class FleetConfig(dg.Config):
+    feeds: list[FeedConfig] = Field(
+        default=[], description="The feeds, in this order. By default: every feed of this schedule."
+    )
+    window: str = Field(
+        default="",
+        description="Land this window, such as 2026-11-20T14:00, of each feed that asks for nothing of its own.",
+    )
+    until: str = Field(
+        default="", description="With `window`: land all windows from it up to this one, which is not included."
+    )
+
+    def check(self) -> None:
+        """Raises dagster.Failure for words that no feed would understand."""
+        try:
+            LandConfig(window=self.window, until=self.until).request()
+        except UsageError as error:
+            raise as_failure(error) from error
+
+
+class Fleet:
+    """The feeds of one run: `side_by_side.Work`."""
+
+    def __init__(
+        self, session: RunSession, schedule: str = SHARED, report_of: Callable[[str], Reporter] | None = None
+    ) -> None:
+        """`session` is each feed's, with a report, a witness and a stop of its own."""
+        self._plain, self._schedule, self._report_of = session, schedule, report_of
+        self._lock = threading.Lock()
+        self._begun_anew()
+
+    def _begun_anew(self) -> None:
+        self._sessions: dict[str, RunSession] = {}
+        self._shared = self._plain
+        self._files, self._limits = self._plain.files, FleetSettings()
+        self._failed: set[str] = set()
+        self._left: list[str] = []
+
+    @property
+    def limits(self) -> FleetSettings:
+        return self._limits
+
+    @property
+    def files(self) -> FeedFiles:
+        """The feed files, read once for the run."""
+        with self._lock:
+            if self._files is None:
+                self._files = read_feeds(self._plain.project, self._plain.project.environ())
+            return self._files
+
+    @contextmanager
+    def attended(self, instance: dg.DagsterInstance, run: str) -> Iterator[None]:
+        """Carry out a run: what an earlier one of this process left is forgotten. Raises FeedError for a wrong
+        `fleet.yaml`."""
+        self._begun_anew()
+        self._limits = self._plain.project.fleet()
+        with (
+            holding(home_of(self._plain.project, instance), run),
+            kept_open(instance, run),
+            self._plain.sharing(self.files.feeds.values()) as self._shared,
+        ):
+            yield
+
+    def session(self, feed: str) -> RunSession:
+        files = self.files
+        with self._lock:
+            if feed not in self._sessions:
+                report = self._report_of(feed) if self._report_of else self._plain.report
+                beside = min(self._limits.feeds_at_once, len(files.feeds))
+                edges = _sharing_room(self._shared.open_edges, beside)
+                own = replace(self._shared.apart(), open_edges=edges, report=report, files=files, alone=False)
+                self._sessions[feed] = replace(own, catch_up=self._limits.catch_up)
+            return self._sessions[feed]
+
+    def lane(self, step: str) -> Lane | None:
+        op, feed = step.partition("[")[0], feed_at_work(step)
+        if not feed:
+            return None
+        known = self.files.feeds.get(feed)
+        kafka = known.kafka.bootstrap if known else ""
+        return Lane(feed, kafka, self.session(feed).stop, op == op_name(LAND, self._schedule))
+
+    def leave(self, feed: str) -> None:
+        self._left.append(feed)
+
+    def fail(self, feed: str) -> None:
+        self._failed.add(feed)
+        self.session(feed).ledgers.forget()
+
+    def done(self, feed: str) -> None:
+        """The feed has landed and committed: what it landed is kept only for a caller in this process."""
+        self.session(feed).ledgers.forget()
+        if self._report_of is None:
+            self.witness(feed).landed = None
+
+    @property
+    def failed(self) -> Collection[str]:
+        """The feeds that failed."""
+        return self._failed
+
+    def error(self, feed: str) -> BaseException | None:
+        """What ended a feed that failed, or why it was left."""
+        if feed in self._left:
+            return NotReached("not reached in this run", remedy=_NOT_REACHED)
+        return self.witness(feed).error or (self.session(feed).stop.why if feed in self._failed else None)
+
+    @property
+    def left(self) -> Sequence[str]:
+        """The feeds that did not begin."""
+        return self._left
+
+    def witness(self, feed: str) -> Witness:
+        return self.session(feed).witness
+
+    def chosen(self, asked: FleetConfig, log: Callable[[str], object]) -> Iterator[str]:
+        """The feeds that are to land, once each. Feeds with another Spark are left: a process has one."""
+        known = self.files.feeds
+        names = dict.fromkeys(f.feed for f in asked.feeds) or self._mine(log)
+        spark = next((known[n].spark for n in names if n in known), None)
+        for name in names:
+            if name in known and known[name].spark != spark:
+                log(f"{name} has another `spark` than those before it, and is left to a run of its own")
+                self.leave(name)
+            else:
+                yield name
+
+    def _mine(self, log: Callable[[str], object]) -> Collection[str]:
+        for path, error in self.files.broken.items():
+            log(f"not loaded: {path.name}: {error.message}")
+        return [n for n, feed in self.files.feeds.items() if feed.schedule == self._schedule]
+
+    def summary(self, instance: dg.DagsterInstance, run: str) -> tuple[str, Mapping[str, Any]]:
+        failed = sorted(self._failed)
+        errors = {n: self.error(n) for n in failed}
+        passes = [n for n, error in errors.items() if isinstance(error, PASSES)]
+        classes = [f"{n}={type(error).__name__}" for n, error in errors.items() if error]
+        told = {FAILED_TAG: failed, ERRORS_TAG: classes, PASSES_TAG: passes, LEFT_TAG: self._left}
+        done = len(self._sessions.keys() - self._failed - {*self._left})
+        more = {MORE_TAG: "1"} if any(s.witness.stopped for s in self._sessions.values()) else {}
+        standing = instance.get_run_by_id(run)
+        inherited = standing.tags if standing else {}  # of the run that this one executes again
+        said = {tag: ",".join(names) for tag, names in told.items() if names or inherited.get(tag)}
+        instance.add_run_tags(run, {DONE_TAG: str(done)} | said | more)
+        parts = [f"{many(done, 'feed')} done"]
+        if failed:
+            parts.append(f"{len(failed)} failed: {', '.join(failed)}")
+        if self._left:
+            parts.append(f"{len(self._left)} left to the next run: {', '.join(self._left)}")
+        metadata = {"done": done, "failed": len(failed), "left": len(self._left)}
+        return "; ".join(parts), metadata | {n: f"{type(e).__name__}: {e}"[:500] for n, e in errors.items() if e}
+
+
+def _sharing_room(open_edges: OpenEdges, beside: int) -> OpenEdges:
+    """The edges of a feed that lands beside others, so many in all: its plans have no more tasks than its share of what
+    the engine runs at once, unless they are large. A small feed's plan is one task."""
+
+    @contextmanager
+    def opened(feed: Feed) -> Iterator[Edges]:
+        with open_edges(feed) as edges:
+            yield replace(edges, parallelism=max(1, edges.parallelism // beside))
+
+    return opened
+
+
+def many_job(fleet: Fleet, schedule: str = SHARED) -> dg.JobDefinition:
+    """The job over the feeds of a schedule. Within a code location, each of its ops has one definition."""
+    owed_op, named = op_name(OWED, schedule), partial(op_name, schedule=schedule)
+
+    @dg.op(
+        name=owed_op,
+        config_schema=FleetConfig.to_config_schema().as_field(),
+        out=dg.DynamicOut(dg.Nothing),
+        pool=fleet_pool(schedule),
+        description="Finds the feeds.",
+    )
+    def owed(context: dg.OpExecutionContext) -> Iterator[Any]:
+        asked = FleetConfig(**context.op_config)
+        asked.check()
+        for name in fleet.chosen(asked, context.log.warning):
+            yield dg.DynamicOutput(None, mapping_key=name)
+
+    @dg.op(name=named(LAND), ins={"owed": dg.In(dg.Nothing)}, out=dg.Out(dg.Nothing), description="Lands one feed.")
+    def land(context: dg.OpExecutionContext) -> Iterator[Any]:
+        name = context.get_mapping_key() or ""
+        asked = LandConfig(**asked_of_feed(context.run, name))
+        yield from steps.land_request(context, fleet.session(name), name, asked)
+
+    @dg.op(name=named(COMMIT), ins={"landed": dg.In(dg.Nothing)}, out=dg.Out(dg.Nothing), description="Commits it.")
+    def commit(context: dg.OpExecutionContext) -> Iterator[Any]:
+        name = context.get_mapping_key() or ""
+        yield from steps.commit_frontier(context, fleet.session(name), name)
+        fleet.done(name)
+
+    @dg.job(
+        name=fleet_job(schedule),
+        description=_ABOUT,
+        executor_def=thread_executor.executor(fleet),
+        tags={FLEET_TAG: schedule},
+    )
+    def landed_by_many() -> None:
+        owed().map(lambda feed: commit(land(feed)))
+
+    return landed_by_many

@@ -1,0 +1,169 @@
+"""Reports as assets: `reports/<name>`, by the windows of its feed, downstream of what landed.
+
+    <feed>/landed  →  reports/<name>
+
+A report runs by itself when a window is complete, also a backfilled one, and again when the window's rows have changed.
+The sensor `wake` does this, and it is on. A window that is not complete is refused. The result is one Parquet file for
+each window in the lake; the next run for the same window replaces it.
+"""
+
+# No `from __future__ import annotations` here: Dagster reads the annotation of `context` itself, not as text.
+
+import re
+import time
+from collections.abc import Container, Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import dagster as dg
+import pyarrow as pa
+
+from sluice.assets.events.ledger_view import Books
+from sluice.assets.runs.run_session import RunSession
+from sluice.assets.specs.markdown import plain
+from sluice.assets.specs.metadata_tables import Metadata, columns_of
+from sluice.pipelines.errors import FeedError
+from sluice.pipelines.feed.sql_report import Report, load_report
+from sluice.pipelines.lake import paths
+from sluice.pipelines.ledger import Ledger
+from sluice.pipelines.model.receipts import PartKind
+from sluice.pipelines.util.units import parse_window, show_window
+from sluice.resources.project import Project
+
+if TYPE_CHECKING:
+    from sluice.reading import Windows
+
+POOL = "sluice_reports"
+PREVIEW_ROWS = 20
+
+_CHANGED = dg.AutomationCondition.any_deps_match(dg.AutomationCondition.data_version_changed())
+WHEN = (
+    (dg.AutomationCondition.newly_missing() | _CHANGED).since_last_handled()
+    & ~dg.AutomationCondition.any_deps_missing()
+    & ~dg.AutomationCondition.any_deps_in_progress()
+    & ~dg.AutomationCondition.in_progress()
+).with_label("when its window is complete")
+"""Like Dagster's `eager`, but for every window instead of only the latest, and not again for the same rows."""
+
+
+@dataclass(frozen=True, slots=True)
+class ReportFiles:
+    """The folder's contents: reports by name, and what is wrong with the other files."""
+
+    reports: Mapping[str, Report]
+    broken: Mapping[Path, FeedError]
+
+
+def read_reports(project: Project, feeds: Container[str]) -> ReportFiles:
+    """Every report of the project, sound or broken; none if there is no folder `reports/`."""
+    reports: dict[str, Report] = {}
+    broken: dict[Path, FeedError] = {}
+    for path in sorted((project.root / "reports").glob("[!.]*.sql")):
+        try:
+            reports[path.stem] = _of_feed(load_report(path), path, feeds)
+        except FeedError as error:
+            broken[path] = error
+    return ReportFiles(reports, broken)
+
+
+def _of_feed(report: Report, path: Path, feeds: Container[str]) -> Report:
+    if report.feed not in feeds:
+        raise FeedError(f"{path}: no feed `{report.feed}` is loaded", remedy=f"mend feeds/{report.feed}.yaml first")
+    return report
+
+
+def report_key(name: str) -> dg.AssetKey:
+    return dg.AssetKey(["reports", name])
+
+
+def report_definitions(
+    reports: Iterable[Report], windows: Mapping[str, dg.TimeWindowPartitionsDefinition], session: RunSession
+) -> dg.Definitions:
+    """The reports, and the sensor that runs them. `windows`: each feed's partitions."""
+    assets = [_asset(report, windows[report.feed], session) for report in reports]
+    wake = dg.AutomationConditionSensorDefinition(
+        "reports",
+        target=dg.AssetSelection.assets(*assets),
+        default_status=dg.DefaultSensorStatus.RUNNING,
+        description="Runs each report when a window of its feed is complete, also a backfilled one.",
+    )
+    return dg.Definitions(assets=assets, sensors=[wake] if assets else [])
+
+
+def _asset(report: Report, windows: dg.TimeWindowPartitionsDefinition, session: RunSession) -> dg.AssetsDefinition:
+    @dg.asset(
+        key=report_key(report.name),
+        deps=[session.keys(report.feed).landed],
+        partitions_def=windows,
+        group_name="reports",
+        description=f"{report.description}\n\n```sql\n{report.sql.strip()}\n```",
+        kinds={"sql", "spark", "parquet"},
+        code_version=report.version,
+        automation_condition=WHEN,
+        pool=POOL,
+    )
+    def made(context: dg.AssetExecutionContext) -> dg.MaterializeResult[Any]:
+        return report_step(context, session, report.name)
+
+    return made
+
+
+def report_step(context: dg.AssetExecutionContext, session: RunSession, name: str) -> dg.MaterializeResult[Any]:
+    """Run the report over the window that is the run's partition, and put the result into the lake.
+
+    Raises dagster.Failure if the window is not complete, or if Spark refuses the SQL.
+    """
+    with session.step(context):
+        report = load_report(session.project.root / "reports" / f"{name}.sql")
+        feed, window = session.feed(report.feed), parse_window(context.partition_key)
+        with session.open_edges(feed) as edges:
+            books = Books.open(feed, Ledger(edges.lake, feed.name, edges.clock), edges)
+            rows, version = _rows(books, window), f"{report.version}/{books.window_version(window)}"
+            began = time.monotonic()
+            result = session.ask(report, rows)
+            seconds = round(time.monotonic() - began, 3)
+            path = paths.report_path(name, window, feed.window.length, books.state.folder_prefix)
+            data = _parquet(result, report, window, version)
+            edges.lake.put(path, data)
+            where: Metadata = {"dagster/uri": edges.lake.locate(path), "bytes": len(data)}
+    said = _of_result(result) | {"rows_read": rows.rows, "seconds": seconds}
+    return dg.MaterializeResult(metadata=said | where, data_version=dg.DataVersion(version))
+
+
+def _rows(books: Books, window: int) -> "Windows":
+    """The window's files. Raises WindowIncomplete, UsageError."""
+    from sluice.reading import Windows
+
+    return Windows.of(books.feed, books.ledger, books.lake, (window,), PartKind.LANDED)
+
+
+def _parquet(result: pa.Table, report: Report, window: int, version: str) -> bytes:
+    """One file, which names what it is made from."""
+    import pyarrow.parquet as pq  # late: definitions load without it
+
+    what = {"sluice.report": report.name, "sluice.window": show_window(window), "sluice.version": version}
+    sink = pa.BufferOutputStream()
+    pq.write_table(result.replace_schema_metadata(what), sink, compression="zstd")
+    return bytes(sink.getvalue())
+
+
+def _of_result(result: pa.Table) -> Metadata:
+    return {
+        "preview": dg.MetadataValue.md(_markdown_table(result)),
+        "dagster/partition_row_count": result.num_rows,
+        "dagster/column_schema": columns_of(result.schema),
+    }
+
+
+def _markdown_table(result: pa.Table) -> str:
+    """The first rows as a table. Their text came from records: none of it is taken for markup."""
+    shown = result.slice(0, PREVIEW_ROWS)
+    lines = [[_cell(n) for n in result.schema.names], ["---"] * result.num_columns]
+    lines += [[_cell(value) for value in row.values()] for row in shown.to_pylist()]
+    more = result.num_rows - shown.num_rows
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines) + (f"\n\n… and {more} more rows" if more else "")
+
+
+def _cell(value: object) -> str:
+    return plain(re.sub(r"[\r\n]", " ", str(value)[:200])).replace("|", r"\|")

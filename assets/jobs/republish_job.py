@@ -1,0 +1,219 @@
+"""The job `republish_<feed>`: landed or quarantined rows go to a topic again. It materializes `<feed>/republished`.
+
+That asset, and the lineage from it to the topics, show once something was republished: only then it is known where to.
+It waits for no run of the feed and delays none: it reads what is published, and changes neither ledger nor rows.
+"""
+
+# No `from __future__ import annotations` here: Dagster reads the annotation of `config` itself, not as text.
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+import dagster as dg
+from pydantic import Field
+
+from sluice.assets.runs.run_session import FEED_TAG, RunSession
+from sluice.assets.specs.last_seen import remember_target
+from sluice.pipelines.errors import SluiceError, UsageError
+from sluice.pipelines.feed.feed import Feed
+from sluice.pipelines.lake import paths
+from sluice.pipelines.ledger import Ledger, State
+from sluice.pipelines.model.plans import AskedRange
+from sluice.pipelines.model.receipts import PartKind
+from sluice.pipelines.planning.windows import check_aligned
+from sluice.pipelines.ports import Edges, Engine
+from sluice.pipelines.util.units import parse_window
+
+if TYPE_CHECKING:  # only who sends needs them, not who loads definitions
+    from sluice.pipelines.republishing.lanes import Sent
+    from sluice.pipelines.republishing.republish_plan import Republish
+
+POOL = "sluice_republish"
+_CODECS = ("none", "gzip", "snappy", "lz4", "zstd")
+_ANEW = ("resume", "rate", "compression", "here")
+"""What is said of a run, and not of the plan."""
+
+
+class SentOffsets(dg.Config):
+    """Offsets from `start` up to `end`, which is not included."""
+
+    topic: str
+    partition: int
+    start: int
+    end: int
+
+
+class RepublishConfig(dg.Config):
+    """What to send, and where. Equal wishes are one republish: whatever ended a run, run it again, and it goes on."""
+
+    to: str = Field(default="", description="The topic to send to. It must be there.")
+    window: str = Field(default="", description="Send this window, such as 2026-11-20T14:00.")
+    until: str = Field(default="", description="With `window`: all windows up to this one, which is not included.")
+    offsets: list[SentOffsets] = Field(default=[], description="Send exactly these ranges, instead of windows.")
+    quarantined: bool = Field(default=False, description="Send the records in quarantine, not those that landed.")
+    where: str = Field(default="", description="Only rows that meet this condition, in DuckDB's SQL.")
+    keep_partitions: bool = Field(default=False, description="Each record to the partition of its old number.")
+    partition_by: str = Field(default="", description="key (the default), round-robin or MODULE:FUNCTION.")
+    keep_timestamps: bool = Field(default=False, description="Records keep their times.")
+    headers: bool = Field(default=False, description="Add headers with the old topic, partition and offset.")
+    rate: str = Field(default="", description="At most so many records (5000), or bytes (5MB), a second.")
+    compression: str = Field(default="lz4", description=", ".join(_CODECS))
+    name: str = Field(default="", description="A name; without it, equal wishes have one name.")
+    resume: str = Field(default="", description="Go on with this republish, as planned.")
+    here: bool = Field(default=False, description="Send from this process alone, without Spark.")
+    into_source: bool = Field(default=False, description="The feed may read from the topic: what is sent lands again.")
+
+    def planned(self, feed: Feed, state: State, edges: Edges, partitions: int) -> "Republish":
+        """The plan for this. `partitions`: of the target. Raises as `plan_republish`."""
+        from sluice.pipelines.republishing import republish_plan as plans
+        from sluice.pipelines.republishing.wording import name_of, way_of
+        from sluice.resources.republish_tasks import by_own_schema
+
+        kind = PartKind.QUARANTINED if self.quarantined else PartKind.LANDED
+        by, function = way_of(self.keep_partitions, self.partition_by)
+        wishes = plans.Wishes(self.to, partitions, kind, by, self.keep_timestamps, self.headers, self.where, function)
+        if self.offsets and (self.window or self.until):
+            raise UsageError("`offsets` and windows together", remedy="`offsets` names exactly what to send")
+        ranges = [AskedRange(o.topic, o.partition, o.start, o.end) for o in self.offsets]
+        asked = plans.asked_offsets(state, ranges) if ranges else plans.asked_windows(feed, state, self._windows(feed))
+        wishes, name = by_own_schema(wishes, feed, {key.topic for key, _ in asked}), name_of(self.name)
+        return plans.plan_republish(feed, state, wishes, asked, edges.clock(), name=name, into_source=self.into_source)
+
+    def _windows(self, feed: Feed) -> Sequence[int]:
+        if not self.window:
+            raise UsageError("what is to be sent?", remedy="name `window`, `window` and `until`, or `offsets`")
+        first = _window(self.window, feed)
+        last = _window(self.until, feed) if self.until else first + feed.window.length
+        if first >= last:
+            raise UsageError(f"no window lies between {self.window} and {self.until}", remedy="`until` must be later")
+        return range(first, last, feed.window.length)
+
+    @property
+    def codec(self) -> int:
+        if self.compression not in _CODECS:
+            raise UsageError(f"{self.compression!r} is no codec", remedy=f"one of {', '.join(_CODECS)}")
+        return _CODECS.index(self.compression)
+
+
+def _window(text: str, feed: Feed) -> int:
+    try:
+        start = parse_window(text)
+    except ValueError as error:
+        raise UsageError(f"{text!r} {error}", remedy="such as 2026-11-20T14:00") from None
+    check_aligned(start, feed.window)
+    return start
+
+
+_CONFIG = RepublishConfig.to_config_schema().as_field()
+"""Made once: otherwise Dagster would infer it anew for each op that is annotated with it."""
+
+
+def republish_job(feed: str, session: RunSession) -> dg.JobDefinition:
+    """Send rows of the feed to a topic again, when somebody runs the job and says what."""
+
+    @dg.op(name=f"{feed}__republish", config_schema=_CONFIG, pool=POOL, out=dg.Out(dg.Nothing))
+    def send(context: dg.OpExecutionContext) -> Iterator[Any]:
+        yield from republish_step(context, session, feed)
+
+    @dg.job(
+        name=f"republish_{feed}",
+        description=f"Send landed or quarantined rows of {feed} to a topic again, each once and in order. Say in the"
+        " Launchpad what and where to; run the same again to go on after a failure.",
+        tags={FEED_TAG: feed},
+        executor_def=dg.in_process_executor,
+    )
+    def job() -> None:
+        send()
+
+    return job
+
+
+def republish_step(context: dg.OpExecutionContext, session: RunSession, name: str) -> Iterator[Any]:
+    """Send what the run's configuration says, and report it. Raises dagster.Failure, or an interrupt."""
+    from sluice.pipelines.republishing.lanes import carry_out
+    from sluice.pipelines.republishing.wording import check_resumed, pace_of
+    from sluice.resources.republish_tasks import sending
+    from sluice.resources.spark import shipping
+
+    with session.step(context, name):
+        feed, asked = session.feed(name), RepublishConfig(**context.op_config)
+        if bool(asked.to) is bool(asked.resume):
+            raise UsageError("`to` or `resume`, and not both", remedy="say where to send, or which republish goes on")
+        if asked.resume:
+            check_resumed({said: value for said, value in asked if said not in _ANEW})
+        codec, pace = asked.codec, pace_of(asked.rate)
+        with session.open_edges(feed) as edges:
+            ledger = Ledger(edges.lake, name, edges.clock)
+            plan = _plan(feed, asked, ledger, edges)
+            remember_target(session.project, name, plan.wishes.to)
+            key = session.keys(name).republished
+            report = session.reporter(context.log)
+            shipping.prepare(feed.spark, report)
+            work = sending(feed, edges.lake, plan, codec, pace, session.project.root)
+            try:
+                with _canceling(edges.engine):
+                    sent = carry_out(work, None if asked.here else edges.engine, report)
+            except SluiceError as error:
+                again = f"run this again, or: sluice republish {name} --resume {plan.id} --apply"
+                said = _wishes_metadata(plan, edges) | {"failed": error.message, "go_on": again}
+                yield dg.AssetObservation(key, description="Not finished.", metadata=said)
+                raise
+    yield dg.AssetMaterialization(key, metadata=_wishes_metadata(plan, edges) | _sent_metadata(sent))
+    yield dg.Output(None)
+
+
+def _plan(feed: Feed, asked: RepublishConfig, ledger: Ledger, edges: Edges) -> "Republish":
+    from sluice.pipelines.republishing import republish_plan as plans
+    from sluice.pipelines.republishing import where as conditions
+    from sluice.pipelines.republishing.wording import name_of
+    from sluice.resources.open_ports import open_target
+
+    if asked.resume:
+        return plans.load(edges.lake, feed.name, name_of(asked.resume))
+    state = ledger.read()
+    with open_target(feed, asked.to) as target:
+        plan = asked.planned(feed, state, edges, target.partitions())
+    conditions.check(plan.wishes, feed.columns)
+    return plans.keep(edges.lake, plan)
+
+
+@contextmanager
+def _canceling(engine: Engine) -> Iterator[None]:
+    """An interrupt cancels what the engine is doing."""
+    try:
+        yield
+    except (KeyboardInterrupt, dg.DagsterExecutionInterruptedError):
+        engine.cancel()
+        raise
+
+
+def _wishes_metadata(plan: "Republish", edges: Edges) -> dict[str, Any]:
+    w = plan.wishes
+    return {
+        "republish": plan.id,
+        "to": w.to,
+        "kind": str(w.kind),
+        "offsets": plan.span,
+        "partition_by": w.function or str(w.by),
+        "keep_timestamps": w.keep_timestamps,
+        **({"where": w.where} if w.where else {}),
+        "map": dg.MetadataValue.path(edges.lake.locate(paths.republish_map_folder(plan.feed, plan.id))),
+    }
+
+
+def _sent_metadata(sent: "Sent") -> dict[str, Any]:
+    to = sent.plan.wishes.to
+    rows = [dg.TableRecord({"partition": f"{to}:{p}", "records": n}) for p, n in sorted(sent.partitions.items())]
+    columns = [dg.TableColumn("partition", "string"), dg.TableColumn("records", "int")]
+    return {
+        "records": sent.records,
+        "records_in_all": sent.in_all,
+        "done_before": sent.before,
+        "bytes": sent.bytes,
+        "transactions": sent.transactions,
+        "seconds": round(sent.seconds, 3),
+        "throttled_seconds": sent.throttled_ms / 1000,
+        **({"partitions": dg.MetadataValue.table(rows, dg.TableSchema(columns))} if rows else {}),
+        "audit": f"sluice audit {sent.plan.feed} --republished {sent.plan.id}",
+    }

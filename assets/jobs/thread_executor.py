@@ -1,0 +1,326 @@
+"""Dagster's steps of many feeds, side by side: an executor with a thread for each step, in one process with one Spark.
+
+Dagster itself has steps in one process one after the other, or in a process each, with a Spark each. This one keeps
+what its own executors promise: every event is stored as it happens, a step that fails ends no other, an interrupt ends
+the run, and what a step waits for is in the plan. It uses Dagster's internals, as `internals` does.
+
+A thread takes no signal: the main thread takes it, and asks each step to stop (`stopping.Stop`). A step that does not
+obey is given up: the run goes on, or ends, without it.
+"""
+
+from __future__ import annotations
+
+import contextvars
+import os
+import threading
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import AbstractContextManager, ExitStack, suppress
+from dataclasses import dataclass, field
+from functools import partial
+from queue import Empty, SimpleQueue
+from typing import Any, Protocol
+
+import dagster as dg
+from dagster._core.definitions.job_base import InMemoryJob
+from dagster._core.errors import raise_execution_interrupts
+from dagster._core.events import DagsterEvent, EngineEventData
+from dagster._core.execution.api import ExecuteRunWithPlanIterable
+from dagster._core.execution.compute_logs import create_compute_log_file_key
+from dagster._core.execution.context.system import PlanExecutionContext, PlanOrchestrationContext, StepExecutionContext
+from dagster._core.execution.context_creation_job import PlanExecutionContextManager
+from dagster._core.execution.execute_in_process import core_execute_in_process
+from dagster._core.execution.plan.active import ActiveExecution
+from dagster._core.execution.plan.execute_plan import dagster_event_sequence_for_step
+from dagster._core.execution.plan.objects import StepFailureData
+from dagster._core.execution.plan.plan import ExecutionPlan
+from dagster._core.execution.plan.step import ExecutionStep
+from dagster._core.execution.retries import RetryMode
+from dagster_shared.error import SerializableErrorInfo
+
+from sluice.assets.runs.stop_signal import Stop
+from sluice.pipelines.errors import Failed
+from sluice.pipelines.feed.fleet import FleetSettings
+from sluice.pipelines.util.units import show_duration
+
+_WAIT_SECONDS = 0.25
+_GRACE_SECONDS = 15.0
+"""How long a step may take to stop when it is asked to."""
+
+
+@dataclass(frozen=True, slots=True)
+class Lane:
+    """A feed whose steps run: its name, what it shares with others (the address of its Kafka), what ends its steps.
+
+    `begins`: whether the step is the feed's first one, which may be left out.
+    """
+
+    feed: str
+    kafka: str
+    stop: Stop
+    begins: bool
+
+
+class Work(Protocol):
+    """What steps belong to, and the limits."""
+
+    @property
+    def limits(self) -> FleetSettings: ...
+
+    def attended(self, instance: dg.DagsterInstance, run: str) -> AbstractContextManager[None]:
+        """A context in which the run is carried out."""
+        ...
+
+    def lane(self, step: str) -> Lane | None:
+        """The feed of a step, by the step's key; None for a step of no feed."""
+        ...
+
+    def leave(self, feed: str) -> None:
+        """The feed has not begun, and does not begin in this run."""
+        ...
+
+    def fail(self, feed: str) -> None:
+        """A step of the feed failed."""
+        ...
+
+    def summary(self, instance: dg.DagsterInstance, run: str) -> tuple[str, Mapping[str, Any]]:
+        """What became of the feeds, for the run's log: a sentence, and metadata."""
+        ...
+
+
+def executor(work: Work) -> dg.ExecutorDefinition:
+    """The executor of a job whose steps belong to that work."""
+    return dg.ExecutorDefinition(
+        name="side_by_side",
+        executor_creation_fn=lambda init: SideBySide(work),
+        description="Steps of several feeds at once, in threads of one process.",
+    )
+
+
+def execute(
+    job: dg.JobDefinition, config: Mapping[str, object], instance: dg.DagsterInstance, run: str
+) -> dg.ExecuteInProcessResult:
+    """Run the job in this process, by its own executor: `JobDefinition.execute_in_process` would take another one."""
+    return core_execute_in_process(config, InMemoryJob(job), instance, False, False, run_id=run)
+
+
+class SideBySide(dg.Executor):
+    """The executor. Steps of a feed run one after the other, those of several feeds at once within the limits."""
+
+    def __init__(self, work: Work) -> None:
+        self._work = work
+
+    @property
+    def retries(self) -> RetryMode:
+        return RetryMode.DISABLED
+
+    def execute(self, plan_context: PlanOrchestrationContext, execution_plan: ExecutionPlan) -> Iterator[DagsterEvent]:
+        pid, steps = os.getpid(), execution_plan.step_keys_to_execute
+        yield DagsterEvent.engine_event(
+            plan_context, f"Steps side by side in one process (pid: {pid})", EngineEventData.in_process(pid, steps)
+        )
+        with self._work.attended(plan_context.instance, plan_context.run_id):
+            yield from ExecuteRunWithPlanIterable(
+                execution_plan=execution_plan,
+                iterator=partial(_carried_out, self._work),
+                execution_context_manager=PlanExecutionContextManager(
+                    job=plan_context.job,
+                    retry_mode=plan_context.retry_mode,
+                    execution_plan=execution_plan,
+                    run_config=plan_context.run_config,
+                    dagster_run=plan_context.dagster_run,
+                    instance=plan_context.instance,
+                    raise_on_error=plan_context.raise_on_error,
+                    output_capture=plan_context.output_capture,
+                    step_dependency_config=self.step_dependency_config,
+                ),
+            )
+        said, metadata = self._work.summary(plan_context.instance, plan_context.run_id)
+        yield DagsterEvent.engine_event(plan_context, said, EngineEventData(metadata=metadata))
+
+
+def _carried_out(
+    work: Work, job_context: PlanExecutionContext, execution_plan: ExecutionPlan
+) -> Iterator[DagsterEvent]:
+    with (
+        execution_plan.start(
+            retry_mode=job_context.retry_mode,
+            step_dependency_config=job_context.step_dependency_config,
+        ) as active,
+        ExitStack() as captured,
+    ):
+        yield from _captured(job_context, execution_plan, captured)
+        yield from _Threads(work, job_context, active).run()
+
+
+def _captured(
+    job_context: PlanExecutionContext, execution_plan: ExecutionPlan, stack: ExitStack
+) -> Iterator[DagsterEvent]:
+    """What steps print goes to one log for the process."""
+    logs, keys = job_context.instance.compute_log_manager, [*execution_plan.step_keys_to_execute]
+    log_key = logs.build_log_key_for_run(job_context.run_id, create_compute_log_file_key())  # type: ignore[no-untyped-call]
+    with suppress(OSError):  # a run without its output is still a run
+        context = stack.enter_context(logs.capture_logs(log_key))
+        yield DagsterEvent.capture_logs(job_context, keys, [*log_key], context)
+
+
+@dataclass
+class _Step:
+    """A step at work. `asked`: when it was asked to stop (seconds); `over`: it ended, or was given up."""
+
+    context: StepExecutionContext
+    lane: Lane | None
+    since: float = field(default_factory=time.monotonic)
+    asked: float | None = None
+    over: bool = False
+
+    @property
+    def key(self) -> str:
+        return self.context.step.key
+
+
+_Said = tuple[_Step, DagsterEvent | BaseException | None]
+"""A step's event, the error that ended its thread, or that the thread has ended."""
+
+
+class _Threads:
+    """The steps at work, and those that wait for room."""
+
+    def __init__(self, work: Work, job_context: PlanExecutionContext, active: ActiveExecution) -> None:
+        self._work, self._context, self._active = work, job_context, active
+        self._began = time.monotonic()
+        self._waiting: list[ExecutionStep] = []
+        self._at_work: dict[str, _Step] = {}
+        self._said: SimpleQueue[_Said] = SimpleQueue()
+        self._given_up = 0
+
+    def run(self) -> Iterator[DagsterEvent]:
+        try:
+            while self._at_work or not self._active.is_complete:
+                yield from self._active.plan_events_iterator(self._context)
+                self._waiting += self._active.get_steps_to_execute()
+                yield from self._left_out()
+                self._begin()
+                if not self._at_work:
+                    continue  # what was left out may have been the last
+                with raise_execution_interrupts():
+                    said = self._next()
+                yield from self._taken(said)
+                yield from self._timed_out()
+        except (KeyboardInterrupt, dg.DagsterExecutionInterruptedError) as interrupt:
+            yield from self._stopped(interrupt)
+            raise
+
+    def _next(self) -> _Said | None:
+        with suppress(Empty):
+            return self._said.get(timeout=_WAIT_SECONDS)
+        return None
+
+    # -- what begins
+
+    def _begin(self) -> None:
+        """A feed that has landed commits before another one begins."""
+        found = [(step, self._work.lane(step.key)) for step in self._waiting]
+        for step, lane in sorted(found, key=lambda of: bool(of[1] and of[1].begins)):
+            if lane is None or self._has_room(lane):
+                self._waiting.remove(step)
+                self._start(_Step(self._context.for_step(step, self._active.get_known_state()), lane))
+
+    def _has_room(self, lane: Lane) -> bool:
+        others = [s.lane for s in self._at_work.values() if s.lane]
+        with_it = sum(other.kafka == lane.kafka for other in others)
+        return len(others) < self._work.limits.feeds_at_once and with_it < self._work.limits.per_kafka
+
+    def _start(self, step: _Step) -> None:
+        self._at_work[step.key] = step
+        body = partial(contextvars.copy_context().run, self._thread, step)
+        # No pool: its threads would be waited for at this process's end, also one that hangs.
+        threading.Thread(target=body, name=f"sluice-{step.key}", daemon=True).start()
+
+    def _thread(self, step: _Step) -> None:
+        try:
+            for event in dagster_event_sequence_for_step(step.context):
+                self._said.put((step, event))
+        except BaseException as error:  # noqa: BLE001 - the main thread judges it
+            self._said.put((step, error))
+        finally:
+            self._said.put((step, None))
+
+    def _left_out(self) -> Iterator[DagsterEvent]:
+        """Feeds that do not begin any more: their steps are skipped, not failed."""
+        if not self._is_late() and self._given_up < self._work.limits.feeds_at_once:
+            return
+        for step in [*self._waiting]:
+            lane = self._work.lane(step.key)
+            if lane and lane.begins:
+                self._waiting.remove(step)
+                self._work.leave(lane.feed)
+                yield DagsterEvent.step_skipped_event(self._context.for_step(step))
+                self._active.mark_skipped(step.key)
+
+    def _is_late(self) -> bool:
+        return time.monotonic() - self._began > self._work.limits.deadline / 1000
+
+    # -- what is said
+
+    def _taken(self, said: _Said | None) -> Iterator[DagsterEvent]:
+        if said is None or said[0].over:
+            return
+        step, what = said
+        if isinstance(what, DagsterEvent):
+            self._active.handle_event(what)
+            if what.is_step_failure and step.lane:
+                self._work.fail(step.lane.feed)
+            yield what
+        elif what is None:
+            self._forget(step)
+            self._active.verify_complete(self._context, step.key)
+            yield from self._active.plan_events_iterator(self._context)  # finds the steps that it made
+        elif step.lane is None or step.lane.stop.why is None:
+            raise what  # an interrupt that only this thread had, or a mistake of Dagster's
+        # else: it was asked to stop, and its failure has been told
+
+    def _forget(self, step: _Step) -> None:
+        step.over = True
+        del self._at_work[step.key]
+
+    # -- what is ended
+
+    def _timed_out(self) -> Iterator[DagsterEvent]:
+        limit, now = self._work.limits.feed_time, time.monotonic()
+        for step in [*self._at_work.values()]:
+            if step.lane is None:
+                continue
+            if step.asked is None and now - step.since > limit / 1000:
+                step.asked = now
+                step.lane.stop.ask(_too_long(step.lane.feed, limit))
+            if step.asked is not None and now - step.asked > _GRACE_SECONDS:
+                yield from self._give_up(step)
+
+    def _give_up(self, step: _Step) -> Iterator[DagsterEvent]:
+        why = step.lane.stop.why if step.lane else None
+        said = SerializableErrorInfo(f"{why}\n", [], type(why).__name__)
+        event = DagsterEvent.step_failure_event(step.context, StepFailureData(said, None))  # type: ignore[no-untyped-call]
+        self._forget(step)
+        self._given_up += 1
+        if step.lane:
+            self._work.fail(step.lane.feed)
+        self._active.handle_event(event)
+        yield event
+
+    def _stopped(self, interrupt: BaseException) -> Iterator[DagsterEvent]:
+        """Ask every step to stop, and tell what they say until they have, or time is up."""
+        until = time.monotonic() + _GRACE_SECONDS
+        for step in self._at_work.values():
+            if step.lane:
+                step.lane.stop.ask(interrupt)
+        while self._at_work and time.monotonic() < until:
+            with suppress(KeyboardInterrupt, dg.DagsterExecutionInterruptedError):
+                yield from self._taken(self._next())
+
+
+def _too_long(feed: str, limit: int) -> Failed:
+    return Failed(
+        f"{feed} was ended after {show_duration(limit)}, the `feed_time` of a run over many feeds",
+        remedy=f"the next run goes on: finished slices are adopted. By itself it has no such limit: sluice run {feed}",
+    )

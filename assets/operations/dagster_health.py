@@ -1,0 +1,197 @@
+"""The project and its Dagster, for `sluice doctor`: files that load, the instance's storage, whether its daemon lives.
+
+Promises: nothing is written; an instance that nobody has used yet is not made by looking at it.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+
+import dagster as dg
+
+from sluice.assets.instance.internals import keeps_runs_here
+from sluice.assets.instance.silent_compute_logs import quiet_ref
+from sluice.assets.jobs.report_assets import read_reports
+from sluice.assets.operations.dead_runs import under_way
+from sluice.assets.runs.run_session import pool
+from sluice.assets.specs.feed_files import FeedFiles
+from sluice.pipelines.model.health import Diagnosis, failed, of_error, ok, skipped, warning
+from sluice.pipelines.model.pages import page
+from sluice.pipelines.util.units import many, show_about
+from sluice.resources.health.run_checks import Check, examine
+from sluice.resources.project import Project
+
+_DATABASES = ("history/runs.db", "history/runs/index.db", "schedules/schedules.db")
+POOLS = "sluice_"
+"""How the pools begin that runs of feeds and reports wait in."""
+_POOLS_NAMED = 3
+_ON = {"RUNNING", "AUTOMATICALLY_RUNNING"}
+
+
+def examine_project(project: Project, files: FeedFiles) -> list[Diagnosis]:
+    """All that there is to tell of the project's files and of its Dagster."""
+    found = examine((project, files), FILES)
+    home = Home(project.dagster_home)
+    if not home.used:
+        return [*found, skipped("Dagster", f"{home.folder} is not in use yet; the first run makes it")]
+    try:
+        with dg.DagsterInstance.from_ref(quiet_ref(home.folder)) as instance:
+            used = Used(project, instance, tuple(sorted(files.feeds)))
+            return [*found, ok("Dagster", f"home {home.folder}, {_storage(instance)}"), *examine(used, INSTANCE)]
+    except Exception as error:  # noqa: BLE001 - a configuration or a database: whatever Dagster raises, it may hold secrets
+        what = f"the instance in {home.folder} does not open ({type(error).__name__})"
+        return [*found, failed("Dagster", what, f"DAGSTER_HOME={home.folder} dagster instance info says why")]
+
+
+# -- files
+
+Files = tuple[Project, FeedFiles]
+
+
+def feeds(of: Files) -> Iterator[Diagnosis]:
+    project, files = of
+    if files.feeds:
+        yield ok(
+            "feeds", f"{many(len(files.feeds), 'feed')} in {project.feeds_folder}: {', '.join(sorted(files.feeds))}"
+        )
+    elif not files.broken:
+        yield warning(
+            "feeds", f"no feed in {project.feeds_folder}", f"sluice init writes one; {page('feeds')} has every key"
+        )
+    yield from (of_error("feeds", error) for error in files.broken.values())
+
+
+def reports(of: Files) -> Iterator[Diagnosis]:
+    found = read_reports(of[0], of[1].feeds)
+    if found.reports:
+        yield ok("reports", f"{many(len(found.reports), 'report')}: {', '.join(sorted(found.reports))}")
+    yield from (of_error("reports", error) for error in found.broken.values())
+
+
+FILES: tuple[Check[Files], ...] = (
+    Check("feeds", feeds),
+    Check("reports", reports),
+)
+
+
+# -- Dagster
+
+
+@dataclass(frozen=True)
+class Home:
+    """Dagster's home folder."""
+
+    folder: Path
+
+    @cached_property
+    def used(self) -> bool:
+        """Whether there is an instance to look at: opening one that is not there would make it."""
+        config = self.folder / "dagster.yaml"
+        with suppress(OSError):
+            if config.is_file() and "\nstorage:" in f"\n{config.read_text()}":
+                return True  # a database elsewhere
+        return all((self.folder / name).is_file() for name in _DATABASES)
+
+
+def _storage(instance: dg.DagsterInstance) -> str:
+    kind = type(instance.run_storage).__name__.removesuffix("RunStorage")
+    return "SQLite in files of this machine" if keeps_runs_here(instance) else f"storage {kind}"
+
+
+@dataclass(frozen=True)
+class Used:
+    """The project's instance, opened."""
+
+    project: Project
+    instance: dg.DagsterInstance
+    feeds: tuple[str, ...] = ()
+
+
+def schema(of: Used) -> Iterator[Diagnosis]:
+    """Whether the databases are as this Dagster wants them."""
+    instance = of.instance
+    stores = {
+        "runs": instance.run_storage,
+        "events": instance.event_log_storage,
+        "schedules": instance.schedule_storage,
+    }
+    old = [name for name, store in stores.items() if store and (at := store.alembic_version()) and at[0] != at[1]]
+    if old:
+        yield failed("schema", f"the tables of {', '.join(old)} are of another Dagster", "dagster instance migrate")
+    else:
+        yield ok("schema", f"as Dagster {dg.__version__} wants it")
+
+
+def daemon(of: Used) -> Iterator[Diagnosis]:
+    """Whether the daemon lives, by its heartbeats. Only schedules, sensors and queued runs need it."""
+    instance = of.instance
+    beats = [s.last_heartbeat.timestamp for s in instance.get_daemon_statuses().values() if s.last_heartbeat]
+    dead = sorted(n for n, s in instance.get_daemon_statuses().items() if not s.healthy)
+    on = sorted({s.instigator_name for s in instance.all_instigator_state() if s.status.value in _ON})
+    queued = instance.get_runs_count(dg.RunsFilter(statuses=[dg.DagsterRunStatus.QUEUED]))
+    wait = [f"{', '.join(on)} {'is' if len(on) == 1 else 'are'} on"] if on else []
+    wait += [f"{many(queued, 'run')} {'is' if queued == 1 else 'are'} queued"] if queued else []
+    last = (
+        f"its last heartbeat is {show_about(int((time.time() - max(beats)) * 1000))} old" if beats else "it never ran"
+    )
+    remedy = "sluice ui; as a service: dagster-daemon run, with this DAGSTER_HOME"
+    if not dead:
+        yield ok("daemon", f"it lives: {last}")
+    elif wait:
+        yield failed("daemon", f"{last}, and {' and '.join(wait)}", remedy)
+    else:
+        yield skipped("daemon", f"{last}; no schedule or sensor is on, and no run waits for it", remedy)
+
+
+def runs(of: Used) -> Iterator[Diagnosis]:
+    """Whether runs that were killed still count as under way: the next run of their feed waits for them."""
+    found = under_way(of.instance, of.project, lambda runs: {})
+    dead = [run for run in found if run.is_dead]
+    if dead:
+        which = f"{many(len(dead), 'run')} of {len(found)} under way {'is' if len(dead) == 1 else 'are'} dead"
+        yield warning("runs", which, "sluice unstick")
+    else:
+        yield ok("runs", f"{many(len(found), 'run')} under way, none known to be dead" if found else "none under way")
+
+
+def concurrency(of: Used) -> Iterator[Diagnosis]:
+    """What keeps runs of one feed one after the other: a limit of one on its pool, for whole runs. The limit may be the
+    pool's own, so that pools of others stay as they are."""
+    config = of.instance.get_concurrency_config()
+    log = of.instance.event_log_storage
+    limits = log.get_pool_limits() if log.supports_global_concurrency_limits else ()
+    if shut := [p.name for p in limits if p.name.startswith(POOLS) and p.limit == 0]:
+        what = f"{', '.join(shut)} let{'s' if len(shut) == 1 else ''} no run go: the limit is 0"
+        yield failed("concurrency", what, f"dagster instance concurrency set {shut[0]} 1")
+    pools = config.pool_config
+    granularity = pools.pool_granularity.value if pools.pool_granularity else "op"
+    queue = config.run_queue_config
+    most = f"at most {queue.max_concurrent_runs} runs at once" if queue and queue.max_concurrent_runs > 0 else ""
+    said = ", ".join(filter(None, (f"pools for each {granularity}, limit {pools.default_pool_limit}", most)))
+    own = {p.name: p.limit for p in limits if not p.from_default}
+    free = [name for name in map(pool, of.feeds) if own.get(name, pools.default_pool_limit) not in (0, 1)]
+    if free:
+        named = ", ".join(free[:_POOLS_NAMED]) + (
+            f" and {len(free) - _POOLS_NAMED} more" if free[_POOLS_NAMED:] else ""
+        )
+        what = f"{said}; no limit of 1 on {named}: two runs of a feed do not wait for each other, the later is refused"
+        yield warning("concurrency", what, f"dagster instance concurrency set {free[0]} 1, and so for each feed")
+    elif granularity != "run":
+        what = f"{said}: a run that was killed keeps its slot, and later ones wait for it"
+        remedy = "in dagster.yaml: run_monitoring: {enabled: true, free_slots_after_run_end_seconds: 300}; or"
+        yield warning("concurrency", what, f"{remedy} concurrency: {{pools: {{granularity: run}}}}")
+    else:
+        yield ok("concurrency", said)
+
+
+INSTANCE: tuple[Check[Used], ...] = (
+    Check("schema", schema),
+    Check("runs", runs),
+    Check("daemon", daemon),
+    Check("concurrency", concurrency),
+)

@@ -1,0 +1,194 @@
+"""Runs that Dagster shows as under way: says which of them are dead, by what evidence, and ends those.
+
+Promises: a run is called dead because of its lock, its beat in the lake or its process on this machine, or because no
+process ever began. To end it means to mark it as failed (canceled, if somebody asked for that), to free its slots and
+to say so. No process is killed and no data is touched: if a run goes on after all, it publishes nothing once another
+run has its batch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterator, Mapping
+from dataclasses import dataclass
+from time import time as clock
+
+import dagster as dg
+
+from sluice.assets.instance.instance import end_run, is_held, let_go
+from sluice.assets.instance.internals import PARTITION_TAG, RANGE_TAGS, keeps_runs_here
+from sluice.assets.runs.run_session import OpenEdges
+from sluice.assets.schedules.feed_schedule import is_of
+from sluice.assets.specs.asset_specs import Keys
+from sluice.pipelines.feed.feed import Feed
+from sluice.pipelines.ledger import Ledger
+from sluice.pipelines.model.receipts import Life, Verdict
+from sluice.pipelines.publishing.owners import outlook
+from sluice.resources.liveness import process_gone
+from sluice.resources.project import Project
+
+Status = dg.DagsterRunStatus
+BEGUN = (Status.NOT_STARTED, Status.STARTING, Status.STARTED, Status.CANCELING)
+"""The statuses in which a killed run stays. A queued run has no process yet: it waits for Dagster's daemon."""
+
+Beats = Callable[[Collection[str]], Mapping[str, Verdict]]
+"""What the beats in the lake say about runs, by run id; nothing about runs that never beat or ended in order."""
+
+
+@dataclass(frozen=True, slots=True)
+class UnderWay:
+    """A run that has begun and not ended, as far as Dagster knows. `verdict`: None if nothing says whether it lives."""
+
+    run: dg.DagsterRun
+    since: float
+    verdict: Verdict | None
+
+    @property
+    def id(self) -> str:
+        return self.run.run_id
+
+    @property
+    def window(self) -> str | None:
+        return self.run.tags.get(PARTITION_TAG) or self.run.tags.get(RANGE_TAGS[0])
+
+    @property
+    def is_dead(self) -> bool:
+        return self.verdict is not None and self.verdict.dead
+
+
+def under_way(instance: dg.DagsterInstance, project: Project, beats: Beats, feed: str | None = None) -> list[UnderWay]:
+    """Every run that has begun and not ended, the oldest first; with `feed`, only those of that feed."""
+    records = instance.get_run_records(dg.RunsFilter(statuses=list(BEGUN)), ascending=True)
+    mine = [r for r in records if feed is None or is_of(r.dagster_run, feed, Keys.of(feed))]
+    locks = {r.dagster_run.run_id: _by_lock(project, r.dagster_run.run_id) for r in mine}
+    beating = beats([run for run, seen in locks.items() if seen is None])
+    return [_judge(instance, r, locks[run] or beating.get(run)) for r in mine for run in (r.dagster_run.run_id,)]
+
+
+def end(instance: dg.DagsterInstance, project: Project, stuck: UnderWay) -> tuple[str, ...]:
+    """End the run in Dagster. Returns the pools that this frees. Raises nothing if the run has ended meanwhile."""
+    freed = pools(instance, stuck.run)
+    why = stuck.verdict.why if stuck.verdict else "nothing says that it lives"
+    end_run(instance, stuck.id, f"ended by `sluice unstick`: {why}; the next run goes on")
+    let_go(project.dagster_home, stuck.id)
+    return freed
+
+
+def pools(instance: dg.DagsterInstance, run: dg.DagsterRun) -> tuple[str, ...]:
+    """The pools that other runs cannot have while this run counts as under way."""
+    concurrency = run.run_op_concurrency
+    pools = set(concurrency.all_pools or ()) if concurrency else set()
+    log = instance.event_log_storage
+    if log.supports_global_concurrency_limits:
+        infos = log.get_concurrency_infos(sorted(log.get_concurrency_keys()))
+        pools |= {pool for pool, info in infos.items() if run.run_id in info.active_run_ids | info.pending_run_ids}
+    return tuple(sorted(pools))
+
+
+def free_leaked_slots(instance: dg.DagsterInstance) -> tuple[str, ...]:
+    """Free the slots of runs that have ended or are no longer known. Returns the ids of those runs."""
+    log = instance.event_log_storage
+    holding = sorted(log.get_concurrency_run_ids()) if log.supports_global_concurrency_limits else []
+    ended = [i for i in holding if (run := instance.get_run_by_id(i)) is None or run.is_finished]
+    for run_id in ended:
+        log.free_concurrency_slots_for_run(run_id)
+    return tuple(ended)
+
+
+def queued_runs(instance: dg.DagsterInstance) -> int:
+    """Runs that wait for Dagster's daemon to start them."""
+    return instance.get_runs_count(dg.RunsFilter(statuses=[Status.QUEUED]))
+
+
+# -- what the lakes say
+
+
+@dataclass(frozen=True, slots=True)
+class LeftBatch:
+    """A live batch that a run began: its feed, its id, its progress, and the commands that finish it or give it up."""
+
+    feed: str
+    batch: int
+    request: str
+    kept: str
+    remedy: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Lakes:
+    """The ledgers and beats of all feeds. Kafka is not asked."""
+
+    feeds: Collection[Feed]
+    open_edges: OpenEdges
+
+    def beats(self, runs: Collection[str]) -> Mapping[str, Verdict]:
+        """What beats say about the runs; a run that beats in any lake is alive. See `Beats`."""
+        found: dict[str, Verdict] = {}
+        for feed in self.feeds if runs else ():
+            with self.open_edges(feed) as edges:
+                owners = [o for o in edges.liveness.owners() if o.run in runs]
+                verdicts = edges.liveness.judge(owners)
+            for o in owners:
+                if o.run not in found or not verdicts[o.token].dead:
+                    found[o.run] = verdicts[o.token]
+        return found
+
+    def left_by(self, run: str) -> tuple[LeftBatch, ...]:
+        """The live batches that the run owns."""
+        return tuple(left for feed in self.feeds for left in self._left(feed, run))
+
+    def _left(self, feed: Feed, run: str) -> list[LeftBatch]:
+        with self.open_edges(feed) as edges:
+            live = Ledger(edges.lake, feed.name, edges.clock).read().live()
+            mine = [b for b in live if b.owner.run == run]
+            return [LeftBatch(feed.name, b.id, str(b.request), *outlook(edges.lake, feed.name, b)) for b in mine]
+
+
+# -- evidence
+
+
+def _verdict(dead: bool, why: str) -> Verdict:
+    return Verdict(Life.DEAD if dead else Life.ALIVE, why)
+
+
+def _by_lock(project: Project, run: str) -> Verdict | None:
+    held = is_held(project.dagster_home, run)
+    if held is None:
+        return None
+    return _verdict(not held, "its process holds its lock" if held else "its process is gone: it let go of its lock")
+
+
+def _judge(instance: dg.DagsterInstance, record: dg.RunRecord, seen: Verdict | None) -> UnderWay:
+    since = record.start_time or record.create_timestamp.timestamp()
+    return UnderWay(record.dagster_run, since, seen or _by_process(instance, record))
+
+
+def _by_process(instance: dg.DagsterInstance, record: dg.RunRecord) -> Verdict | None:
+    """By the process that Dagster noted. It is a process of this machine if runs are kept in a file of this machine."""
+    noted = next(_processes(instance, record.dagster_run.run_id), None)
+    if noted is None:
+        return _by_start(instance, record)
+    if not keeps_runs_here(instance):
+        return None
+    pid, at = noted
+    gone = process_gone(pid, at)
+    return _verdict(gone, f"its process (pid {pid}) {'is gone from' if gone else 'is there on'} this machine")
+
+
+def _processes(instance: dg.DagsterInstance, run: str) -> Iterator[tuple[int, float]]:
+    """The processes that Dagster noted for the run, the newest first, and when (s since the epoch)."""
+    found = instance.get_records_for_run(run, of_type=dg.DagsterEventType.ENGINE_EVENT, ascending=False).records
+    for entry in (r.event_log_entry for r in found):
+        event = entry.dagster_event
+        noted = event.engine_event_data.metadata.get("pid") if event else None
+        if isinstance(noted, dg.TextMetadataValue) and (noted.text or "").isdigit():
+            yield int(noted.text or ""), entry.timestamp
+
+
+def _by_start(instance: dg.DagsterInstance, record: dg.RunRecord) -> Verdict | None:
+    """For a run that was launched and never had a process: Dagster's own time limit for that."""
+    bound, run = instance.run_monitoring_start_timeout_seconds, record.dagster_run
+    if run.status not in (Status.NOT_STARTED, Status.STARTING) or not bound:
+        return None
+    launched = instance.get_run_stats(run.run_id).launch_time if run.status is Status.STARTING else None
+    age = clock() - (launched or record.create_timestamp.timestamp())
+    return _verdict(age > bound, f"it was launched {age:.0f} s ago, and no process of it has begun")

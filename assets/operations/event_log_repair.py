@@ -1,0 +1,93 @@
+"""Compares Dagster's event log with the ledger: reports missing events, and names those without ground in the ledger.
+
+The ledger is right. An event log may know less: a run ended between publishing and reporting, or the instance is new.
+Or it may know more: the lake was restored from a backup, or is another one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import dagster as dg
+
+from sluice.assets.checks import re_report
+from sluice.assets.events import evidence
+from sluice.assets.events.evidence import outputs
+from sluice.assets.events.ledger_view import Books
+from sluice.pipelines.model.plans import Request, RequestKind
+from sluice.pipelines.model.progress import Reporter
+from sluice.pipelines.operating.repairs import RepairFinding, RepairKind, ends
+from sluice.pipelines.publishing.owners import asking
+from sluice.pipelines.util.units import many, parse_window, show_window
+
+
+def reconcile(
+    instance: dg.DagsterInstance, books: Books, report: Reporter = lambda progress: None, *, dry_run: bool = False
+) -> Iterator[RepairFinding]:
+    """Report to Dagster what it does not know of the feed, and name what only Dagster knows. Idempotent."""
+    yield from _untold_findings(instance, books, report, dry_run)
+    yield from _unsettled_findings(instance, books, dry_run)
+    yield from _overtold_findings(instance, books)
+
+
+def _untold_findings(
+    instance: dg.DagsterInstance, books: Books, report: Reporter, dry_run: bool
+) -> Iterator[RepairFinding]:
+    key = books.keys.landed
+    batches = evidence.untold_batches(instance, books)
+    again = books.complete_of(batches)  # reported again if they were reported for another batch
+    windows = {key: evidence.untold_windows(instance, books, key) | again for key in outputs(books.feed, books.keys)}
+    if not dry_run:
+        evidence.roll_forward(instance, books, report=report)
+        _tell_quarantined(instance, books, windows.get(books.keys.quarantined, set()) - windows[key])
+    if batches:
+        text = many(len(batches), "published batch", "published batches")
+        yield RepairFinding(RepairKind.UNTOLD, text, "told to Dagster", items=tuple(str(b.id) for b in batches))
+    if names := tuple(show_window(w) for w in sorted(set().union(*windows.values()))):
+        text = f"{many(len(names), 'complete window')}, {ends(names)}"
+        yield RepairFinding(RepairKind.UNTOLD, text, "told to Dagster", items=names)
+
+
+def _unsettled_findings(instance: dg.DagsterInstance, books: Books, dry_run: bool) -> Iterator[RepairFinding]:
+    left = re_report.unsettled_windows(instance, books.feed, books.keys)
+    if not dry_run:
+        re_report.settle(instance, books.feed, books.keys, lambda: books)
+    if names := tuple(show_window(w) for w in sorted(left[books.keys.landed] & books.complete)):
+        text = f"{many(len(names), 'complete window')} that ended runs left red, {ends(names)}"
+        yield RepairFinding(RepairKind.UNTOLD, text, "told to Dagster", items=names)
+
+
+def _tell_quarantined(instance: dg.DagsterInstance, books: Books, windows: set[int]) -> None:
+    """Windows whose landed rows were reported by a run that ended before it reported their quarantine."""
+    key = books.keys.quarantined
+    for event in evidence.landing_events(books, (), windows, "rolled forward by `sluice repair`"):
+        if event.asset_key == key:
+            instance.report_runless_asset_event(event)
+
+
+def _overtold_findings(instance: dg.DagsterInstance, books: Books) -> Iterator[RepairFinding]:
+    """Partitions that are green without reason: their window is not complete by the ledger."""
+    shown = instance.get_materialized_partitions(books.keys.landed)
+    windows = sorted(w for w in map(_window, shown) if w is not None and not _stands(books, w))
+    if windows:
+        names, name = tuple(map(show_window, windows)), books.feed.name
+        text = f"{many(len(names), 'window')} green in Dagster and owed by the ledger, {ends(names)}"
+        end = windows[-1] + books.feed.window.length
+        asked = Request(RequestKind.WINDOW, window=windows[0], until=end)
+        ways = (
+            f"{asking(name, asked)}   lands what is owed",
+            "or is theirs another lake than this one?",
+        )
+        yield RepairFinding(RepairKind.OVERTOLD, text, remedy=ways, items=names)
+
+
+def _stands(books: Books, window: int) -> bool:
+    """Also true for windows that once had another length: the ledger cannot name them."""
+    return window in books.complete or bool(window % books.feed.window.length) or books.is_complete(window)
+
+
+def _window(text: str) -> int | None:
+    try:
+        return parse_window(text)
+    except ValueError:
+        return None

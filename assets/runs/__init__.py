@@ -1,0 +1,1 @@
+"""A run: its session, configuration, cached ledgers and stop signal."""

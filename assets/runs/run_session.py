@@ -1,0 +1,243 @@
+"""What a run of an asset works with. Definitions hold it themselves, so it is no resource whose name could clash.
+
+Each run has its own session: progress and results go to the caller that made it, never through a global. A run that
+Dagster launched reports to its own log.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass, field, replace
+from logging import Logger
+from typing import TYPE_CHECKING
+
+import dagster as dg
+
+from sluice.assets.instance import internals
+from sluice.assets.instance.instance import holding, home_of
+from sluice.assets.runs.ledger_cache import OwedWindows, RunLedgers
+from sluice.assets.runs.stop_signal import Stop
+from sluice.assets.specs.asset_specs import Keys
+from sluice.assets.specs.feed_files import FeedFiles, read_feeds
+from sluice.pipelines.batch.result import Landed
+from sluice.pipelines.committing.commit import CommitResult
+from sluice.pipelines.errors import Retryable, SluiceError, WindowHeld, WindowIncomplete
+from sluice.pipelines.feed.feed import Feed
+from sluice.pipelines.feed.sql_report import Report
+from sluice.pipelines.model.progress import Progress, Reporter
+from sluice.pipelines.ports import Edges, Lake
+from sluice.pipelines.util import logs
+from sluice.pipelines.util.units import MINUTE
+from sluice.resources.observe import tracing
+from sluice.resources.project import Project
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+    from sluice.reading import Windows
+
+FEED_TAG = "sluice/feed"
+AGAIN_TAG = "sluice/again"
+"""Tag of a run that failed for a reason that passes by itself: the schedule tries again any number of times."""
+
+ERROR_TAG = "sluice/error"
+"""Tag of a run that failed: the class of the error that ended it."""
+
+PASSES = (Retryable, WindowHeld, WindowIncomplete)
+"""Failures that pass by themselves."""
+
+OpenLake = Callable[[Feed], Lake]
+OpenEdges = Callable[[Feed], AbstractContextManager[Edges]]
+Ask = Callable[[Report, "Windows"], "pa.Table"]
+
+
+def pool(feed: str) -> str:
+    """The Dagster pool of the feed's steps."""
+    return f"sluice_{feed}"
+
+
+def open_real_edges(feed: Feed) -> AbstractContextManager[Edges]:
+    """The feed's edges. Imported late: loading definitions needs neither Spark nor a Kafka client."""
+    from sluice.resources.open_ports import open_edges
+
+    return open_edges(feed)
+
+
+def open_real_lake(feed: Feed) -> Lake:
+    """The feed's lake, imported late like its edges."""
+    from sluice.resources.lake.open_lake import open_lake
+
+    return open_lake(feed)
+
+
+def ask_spark(report: Report, rows: Windows) -> pa.Table:
+    """The report's result, by Spark."""
+    from sluice.resources.spark.run_sql import ask
+
+    return ask(report, rows)
+
+
+@dataclass
+class Witness:
+    """The outcome of one run, as its steps saw it.
+
+    `uncommitted`: why what landed could not be committed, if the run's `error` is another one. `table`: why the feed's
+    table is not up to date.
+    """
+
+    landed: Landed | None = None
+    committed: CommitResult | None = None
+    uncommitted: SluiceError | None = None
+    table: SluiceError | None = None
+    error: Exception | None = None
+    interrupted: bool = False
+    stopped: bool = False
+    """Whether time was up before all that was asked for had landed: the rest is left to the next run."""
+
+
+@dataclass(frozen=True)
+class RunSession:
+    """How a run finds its feed, opens its edges, and reports progress.
+
+    `on_interrupt` gets the run's id: only the caller that started the run knows whether somebody wanted an interrupt.
+    `keys`: those under which Dagster shows a feed, by its name. `files`: the feed files, by who has read them for this
+    run; otherwise each step reads them. `stop`: ends the feed's steps from outside. `alone`: the run is of this feed
+    only. `ledgers`: those of its steps. `owed`: what earlier ticks of this process found. `catch_up`: how long (ms) a
+    step goes on beginning batches, if a schedule asked it for several windows.
+    """
+
+    project: Project
+    open_edges: OpenEdges = open_real_edges
+    open_lake: OpenLake = open_real_lake
+    ask: Ask = ask_spark
+    report: Reporter | None = None
+    on_interrupt: Callable[[str], None] = lambda run: None
+    witness: Witness = field(default_factory=Witness)
+    keys: Callable[[str], Keys] = Keys.of
+    files: FeedFiles | None = None
+    stop: Stop = field(default_factory=Stop)
+    alone: bool = True
+    ledgers: RunLedgers = field(default_factory=RunLedgers)
+    owed: OwedWindows = field(default_factory=OwedWindows)
+    catch_up: int = 30 * MINUTE
+
+    @contextmanager
+    def sharing(self, feeds: Iterable[Feed]) -> Iterator[RunSession]:
+        """This session while it works for many feeds: until the block ends, those that reach one Kafka by the same
+        settings share connections and answers. A caller's own way to open edges stays."""
+        if self.open_edges is not open_real_edges:
+            yield self
+            return
+        from sluice.resources.open_ports import shared_edges
+
+        with shared_edges(feeds) as open_edges:
+            yield replace(self, open_edges=open_edges)
+
+    def apart(self) -> RunSession:
+        """The session for one feed of several in a run: what one landed and committed is not another's."""
+        return replace(self, witness=Witness(), stop=Stop(), ledgers=RunLedgers())
+
+    def feed(self, name: str) -> Feed:
+        """The feed as its file says now, with the run's environment. Raises FeedError."""
+        return (self.files or read_feeds(self.project, self.project.environ())).feed(name)
+
+    def readable_feed(self, name: str) -> Feed:
+        """The feed, to read what landed: the address of Kafka need not be known. Raises FeedError."""
+        return self.project.readable_feed(name)
+
+    def reporter(self, log: Logger) -> Reporter:
+        """Where progress goes: to the caller that started the run, otherwise a line in its log for each stage. A step
+        that is asked to stop ends there."""
+        reports = [self.report] if self.report else []
+        step = tracing.current()
+        if step:
+            reports.append(step.progress)
+        if self.report is None or logs.as_json():
+            reports.append(_stages(log))
+
+        here = logs.here()
+
+        def heeding(progress: Progress) -> None:
+            self.stop.check()
+            with logs.about(**here):  # a thread of its own tells how far a batch is
+                for report in reports:
+                    report(progress)
+
+        return heeding
+
+    @contextmanager
+    def step(self, context: dg.AssetExecutionContext | dg.OpExecutionContext, feed: str = "") -> Iterator[None]:
+        """Run a step's body. Its error is kept for the witness and reported to Dagster with the remedy.
+
+        Where logs are JSON, what it logs goes to the run's stderr, too, which Dagster keeps.
+
+        The run's lock is held meanwhile, so that a process which finds it free knows that this one was killed.
+        """
+        try:
+            with (
+                logs.about(run=context.run.run_id, feed=feed or None, window=_window_of(context)),
+                logs.kept(context.log),
+                tracing.step(context.op_def.name, context.run.run_id, feed=feed or None, window=_window_of(context)),
+                self._stopped(),
+                holding(home_of(self.project, context.instance), context.run.run_id),
+            ):
+                yield
+        except SluiceError as error:
+            self.witness.error = error
+            self._tag(context, error)
+            raise as_failure(error) from error
+        except (KeyboardInterrupt, dg.DagsterExecutionInterruptedError):
+            self.witness.interrupted = True
+            self.on_interrupt(context.run.run_id)
+            raise
+        except Exception as error:
+            self.witness.error = error
+            self._tag(context, error)
+            raise
+
+    @contextmanager
+    def _stopped(self) -> Iterator[None]:
+        """Whatever ends a block that was asked to stop, the reason is why."""
+        try:
+            self.stop.check()
+            yield
+        except Exception as error:
+            if (why := self.stop.why) is not None and why is not error:
+                raise why from error
+            raise
+
+    def _tag(self, context: dg.AssetExecutionContext | dg.OpExecutionContext, error: Exception) -> None:
+        """Say what the error is, and whether it passes by itself. Until then, a re-executed run has its parent's."""
+        if not self.alone:
+            return
+        tags = {ERROR_TAG: type(error).__name__}
+        again = type(error).__name__ if isinstance(error, PASSES) else ""
+        if again or context.run.tags.get(AGAIN_TAG):
+            tags[AGAIN_TAG] = again
+        with internals.optional():  # else the refusal would stand in the error's place
+            context.instance.add_run_tags(context.run.run_id, tags)
+
+
+def _window_of(context: dg.AssetExecutionContext | dg.OpExecutionContext) -> str | None:
+    return context.partition_key if context.has_partition_key else None
+
+
+def as_failure(error: SluiceError) -> dg.Failure:
+    """The error as Dagster shows it: message, remedy and coordinates."""
+    fields = {k: v for k, v in error.fields().items() if k != "message"}
+    return dg.Failure(error.message, metadata=fields, allow_retries=isinstance(error, Retryable))
+
+
+def _stages(log: Logger) -> Reporter:
+    last = ""
+
+    def report(progress: Progress) -> None:
+        nonlocal last
+        if met := progress.met:
+            log.info("%s: %s%s", met.fate, met, f"; {met.why}" if met.why else "")
+        elif progress.stage != last:
+            last = progress.stage
+            log.info(f"{progress.stage} {progress.note}".strip())
+
+    return report

@@ -1,0 +1,1 @@
+"""Schedules and sensors: which windows to request, and when."""

@@ -1,0 +1,1 @@
+"""Asset specs: keys, partitions, descriptions, metadata tables."""

@@ -1,0 +1,209 @@
+"""How Dagster shows a feed's assets: their keys, and what stands beside these: group, description, kinds, columns.
+
+A project of one's own may translate all of it (`sluice.dagster`). Runs need the keys only.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Any
+
+import dagster as dg
+
+from sluice.assets.specs.markdown import plain
+from sluice.assets.specs.metadata_tables import columns_of
+from sluice.pipelines.feed.feed import Feed
+from sluice.pipelines.records.rows.landed_columns import QUARANTINED, landed_schema
+
+
+def landed_key(feed: str) -> dg.AssetKey:
+    return dg.AssetKey([feed, "landed"])
+
+
+def quarantined_key(feed: str) -> dg.AssetKey:
+    return dg.AssetKey([feed, "quarantined"])
+
+
+def committed_key(feed: str) -> dg.AssetKey:
+    return dg.AssetKey([feed, "committed"])
+
+
+def republished_key(feed: str) -> dg.AssetKey:
+    return dg.AssetKey([feed, "republished"])
+
+
+def table_key(feed: str) -> dg.AssetKey:
+    return dg.AssetKey([feed, "table"])
+
+
+def topic_key(topic: str) -> dg.AssetKey:
+    return dg.AssetKey(["kafka", topic])
+
+
+@dataclass(frozen=True, slots=True)
+class Keys:
+    """One feed's assets, and the topics that it reads."""
+
+    landed: dg.AssetKey
+    quarantined: dg.AssetKey
+    committed: dg.AssetKey
+    republished: dg.AssetKey
+    table: dg.AssetKey
+    topic: Callable[[str], dg.AssetKey] = topic_key
+
+    @classmethod
+    def of(cls, feed: str) -> Keys:
+        """The keys that nobody has translated."""
+        own = (landed_key(feed), quarantined_key(feed), committed_key(feed))
+        return cls(*own, republished_key(feed), table_key(feed))
+
+
+class AssetOf(StrEnum):
+    """What an asset stands for."""
+
+    TOPIC = "topic"
+    LANDED = "landed"
+    QUARANTINED = "quarantined"
+    COMMITTED = "committed"
+    REPUBLISHED = "republished"
+    TABLE = "table"
+
+
+@dataclass(frozen=True, slots=True)
+class FeedAsset:
+    """An asset that is to be shown. `name` is the feed's, or the topic's. There is no `feed` for a topic, which several
+    may read, and for a file that is wrong.
+
+    `spec` is how it is shown if nobody says otherwise.
+    """
+
+    kind: AssetOf
+    name: str
+    feed: Feed | None = field(repr=False)
+    spec: dg.AssetSpec = field(repr=False)
+
+
+Translate = Callable[[FeedAsset], dg.AssetSpec]
+"""How an asset is to be shown. Its partitions, checks and what it depends on are not up for translation."""
+
+
+def untranslated(asset: FeedAsset) -> dg.AssetSpec:
+    return asset.spec
+
+
+@dataclass(frozen=True, slots=True)
+class Shown:
+    """One feed's assets as they are shown."""
+
+    landed: dg.AssetSpec
+    quarantined: dg.AssetSpec
+    committed: dg.AssetSpec
+    republished: dg.AssetSpec
+    table: dg.AssetSpec
+    topic: Callable[[str], dg.AssetSpec]
+
+    @classmethod
+    def of(cls, feed: Feed, translate: Translate = untranslated) -> Shown:
+        made = {k: translate(FeedAsset(k, feed.name, feed, spec(feed))) for k, spec in _SPECS.items()}
+        return cls(
+            made[AssetOf.LANDED],
+            made[AssetOf.QUARANTINED],
+            made[AssetOf.COMMITTED],
+            made[AssetOf.REPUBLISHED],
+            made[AssetOf.TABLE],
+            lambda topic: translate(FeedAsset(AssetOf.TOPIC, topic, None, _topic_spec(topic))),
+        )
+
+    @property
+    def keys(self) -> Keys:
+        feed = self.landed.key, self.quarantined.key, self.committed.key, self.republished.key, self.table.key
+        return Keys(*feed, lambda topic: self.topic(topic).key)
+
+
+def attributes(spec: dg.AssetSpec) -> dict[str, Any]:
+    """What `dagster.asset` takes from a spec, besides what the asset depends on."""
+    return {
+        "key": spec.key,
+        "group_name": spec.group_name,
+        "description": spec.description,
+        "kinds": spec.kinds,
+        "metadata": spec.metadata,
+        "owners": spec.owners,
+        "tags": {k: v for k, v in spec.tags.items() if not k.startswith(_KIND)},
+        "automation_condition": spec.automation_condition,
+    }
+
+
+_KIND = "dagster/kind/"
+
+
+def _landed_spec(feed: Feed) -> dg.AssetSpec:
+    columns = columns_of(landed_schema(feed.columns), feed.descriptions, own=feed.columns is None)
+    return dg.AssetSpec(
+        landed_key(feed.name),
+        group_name=feed.name,
+        description=f"{f'{plain(feed.description)} ' if feed.description else ''}"
+        f"The records of `{feed.topics}` as Parquet, each exactly once.",
+        kinds={"parquet", "kafka"},
+        metadata={"dagster/column_schema": columns},
+    )
+
+
+def _quarantined_spec(feed: Feed) -> dg.AssetSpec:
+    return dg.AssetSpec(
+        quarantined_key(feed.name),
+        group_name=feed.name,
+        description=f"The records of `{feed.topics}` that do not fit {_not(feed)}, unchanged, with the reason.",
+        kinds={"parquet", "kafka"},
+        metadata={"dagster/column_schema": columns_of(QUARANTINED, own=True)},
+    )
+
+
+def _not(feed: Feed) -> str:
+    return " or ".join(w for w, there in (("the schema", feed.columns), ("the contract", feed.contract)) if there)
+
+
+def _committed_spec(feed: Feed) -> dg.AssetSpec:
+    return dg.AssetSpec(
+        committed_key(feed.name),
+        group_name=feed.name,
+        description=f"The committed offsets of group `{feed.group}`, never beyond what has landed.",
+        kinds={"kafka"},
+    )
+
+
+def _republished_spec(feed: Feed) -> dg.AssetSpec:
+    return dg.AssetSpec(
+        republished_key(feed.name),
+        group_name=feed.name,
+        description=f"Rows of {feed.name} that went back into Kafka. The job `republish_{feed.name}` sends them.",
+        kinds={"kafka"},
+    )
+
+
+def _table_spec(feed: Feed) -> dg.AssetSpec:
+    names = feed.table.names if feed.table else ()
+    called = f" `{names[0]}`" if names else ""
+    return dg.AssetSpec(
+        table_key(feed.name),
+        group_name=feed.name,
+        description=f"What has landed, as a table{called} with snapshots: the same files, by name and by SQL."
+        f" Each run brings it up to date; by hand: `sluice table sync {feed.name}`.",
+        kinds={feed.table.format.lower()} if feed.table else None,
+    )
+
+
+def _topic_spec(topic: str) -> dg.AssetSpec:
+    said = "A topic in Kafka. Observe it to see its partitions, ends and lag."
+    return dg.AssetSpec(topic_key(topic), group_name="kafka", kinds={"kafka"}, description=said)
+
+
+_SPECS: dict[AssetOf, Callable[[Feed], dg.AssetSpec]] = {
+    AssetOf.LANDED: _landed_spec,
+    AssetOf.QUARANTINED: _quarantined_spec,
+    AssetOf.COMMITTED: _committed_spec,
+    AssetOf.REPUBLISHED: _republished_spec,
+    AssetOf.TABLE: _table_spec,
+}

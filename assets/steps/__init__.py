@@ -1,0 +1,1 @@
+"""The bodies of the assets: land, check, commit, sync the table."""
