@@ -28,9 +28,9 @@ from unittest.mock import patch
 from rich.console import RenderableType
 
 from sluice.bench.made_up import EvenCluster, UnreadEngine
-from sluice.cli.looking import look
-from sluice.cli.numbers import count, size
-from sluice.cli.terminal import heading, table
+from sluice.cli.shared.feed_status import look
+from sluice.cli.terminal.number_format import count, size
+from sluice.cli.terminal.output import heading, table
 from sluice.pipelines.audit import audit_cache
 from sluice.pipelines.audit.audit import audit
 from sluice.pipelines.audit.audit_cache import Audited

@@ -19,8 +19,8 @@ from rich.console import RenderableType
 from sluice.bench.load import ensure
 from sluice.bench.measure import Cost, metering
 from sluice.bench.workloads import TYPED_ORDERS
-from sluice.cli.numbers import size
-from sluice.cli.terminal import heading, table
+from sluice.cli.terminal.number_format import size
+from sluice.cli.terminal.output import heading, table
 from sluice.pipelines.batch.land import land
 from sluice.pipelines.feed.feed import Feed
 from sluice.pipelines.model.plans import Request, RequestKind

@@ -32,7 +32,7 @@ from sluice.bench.counting import Counting
 from sluice.bench.measure import metering
 from sluice.bench.start import adopting_orphans, environment, reap, removing
 from sluice.bench.workloads import TYPED_ORDERS
-from sluice.cli.terminal import facts, heading, table
+from sluice.cli.terminal.output import facts, heading, table
 from sluice.pipelines.errors import Failed, ProofFailed
 from sluice.pipelines.feed.kafka_section import KafkaSettings
 from sluice.pipelines.records.kafka_batches.encode import Accumulator

@@ -19,7 +19,7 @@ from typing import Any
 
 from sluice.bench.formats import FORMATS, SCHEMA_ID
 from sluice.bench.stand import PeerTask, Ready, serve
-from sluice.cli.loading import loading
+from sluice.cli.terminal.fast_start import loading
 from sluice.pipelines.batch.land import land
 from sluice.pipelines.batch.result import BatchResult
 from sluice.pipelines.contract.suite import parse_contract

@@ -17,8 +17,8 @@ from sluice.bench.peers import SPARK
 from sluice.bench.plot import plot
 from sluice.bench.results import BenchReport, PeerResult, Provenance, RaceResult
 from sluice.bench.suite import FLAT, SUITE
-from sluice.cli.numbers import size
-from sluice.cli.terminal import facts, heading, table
+from sluice.cli.terminal.number_format import size
+from sluice.cli.terminal.output import facts, heading, table
 from sluice.pipelines.errors import UsageError
 
 PAGE, DATA, PLOT = "performance.md", "performance.json", "images/performance.svg"

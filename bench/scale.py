@@ -22,8 +22,8 @@ import pyarrow as pa
 from rich.console import RenderableType
 
 from sluice.bench.made_up import EvenCluster, UnreadEngine
-from sluice.cli.numbers import count, size
-from sluice.cli.terminal import heading, table
+from sluice.cli.terminal.number_format import count, size
+from sluice.cli.terminal.output import heading, table
 from sluice.pipelines.batch.land import land
 from sluice.pipelines.batch.preview import Preview, preview
 from sluice.pipelines.feed.feed import Feed

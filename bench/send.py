@@ -29,8 +29,8 @@ from sluice.bench import machine, way_back
 from sluice.bench.measure import metering
 from sluice.bench.packages import packages
 from sluice.bench.peers import CONFLUENT_KAFKA, KAFKA_PYTHON
-from sluice.cli.numbers import count, size
-from sluice.cli.terminal import facts, heading, table
+from sluice.cli.terminal.number_format import count, size
+from sluice.cli.terminal.output import facts, heading, table
 from sluice.pipelines.errors import Failed, ProofFailed
 from sluice.pipelines.records.kafka_batches.encode.accumulator import BATCH_BYTES
 from sluice.resources.local import events, java

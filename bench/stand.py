@@ -14,7 +14,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from sluice.cli.terminal import claimed_stdout
+from sluice.cli.terminal.output import claimed_stdout
 
 
 @dataclass(frozen=True, slots=True)

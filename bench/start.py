@@ -28,7 +28,7 @@ from rich.console import RenderableType
 from sluice.bench.load import ensure
 from sluice.bench.measure import metering
 from sluice.bench.workloads import TYPED_ORDERS
-from sluice.cli.terminal import facts, heading, table
+from sluice.cli.terminal.output import facts, heading, table
 from sluice.pipelines.batch.land import land
 from sluice.pipelines.batch.preview import preview
 from sluice.pipelines.batch.result import Landed

@@ -12,23 +12,23 @@ import sys
 from types import FrameType
 from typing import NoReturn
 
-from sluice.cli import loading, signals
+from sluice.cli.terminal import fast_start, signals
 
 
 def main() -> int:
     """Run the command, as the installed script does. Returns its exit code."""
     _open_what_is_closed()
-    loading.end_at_once()
+    fast_start.end_at_once()
     try:
         signals.heed()
-        with loading.loading():
+        with fast_start.loading():
             from sluice.cli.main import main as command
 
         code = command()
     except KeyboardInterrupt:  # before the command could turn it into an exit code
         code = signals.interrupted()
     signal.signal(signal.SIGINT, _gone)
-    loading.Ending.code = code
+    fast_start.Ending.code = code
     return code
 
 

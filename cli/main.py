@@ -14,48 +14,25 @@ from typing import Annotated
 
 import typer
 
-from sluice.cli import (
-    accept,
+from sluice.cli.app import menu
+from sluice.cli.daily import audit as audit_command
+from sluice.cli.daily import init, run, status, ui
+from sluice.cli.inspect import doctor, explain, files, metrics, peek, plan, report, table, wait
+from sluice.cli.kafka import (
     acls,
-    bench,
-    compact,
-    completion,
-    contract,
-    demo,
-    docs,
-    doctor,
-    expire,
-    explain,
-    feeds,
-    files,
     groups,
-    init,
-    kafka,
-    menu,
-    metrics,
+    local,
     offsets,
     offsets_compare,
     offsets_migrate,
-    pack,
-    peek,
-    plan,
     produce,
-    prune,
-    quarantine,
-    repair,
-    report,
     republish,
-    run,
-    schema,
-    signals,
-    status,
-    table,
-    ui,
-    unstick,
-    wait,
 )
-from sluice.cli import audit as audit_command
-from sluice.cli.terminal import Terminal, claimed_stdout
+from sluice.cli.maintain import accept, compact, expire, prune, repair, unstick
+from sluice.cli.more import bench, completion, demo, docs, pack
+from sluice.cli.rules import contract, feeds, quarantine, schema
+from sluice.cli.terminal import signals
+from sluice.cli.terminal.output import Terminal, claimed_stdout
 from sluice.pipelines.errors import Failed, SluiceError, UsageError
 from sluice.pipelines.util import extras
 
@@ -103,7 +80,7 @@ for module in (
     feeds,
     schema,
     acls,
-    kafka,
+    local,
     produce,
     pack,
     ui,

@@ -16,7 +16,7 @@ import pytest
 import yaml
 
 from sluice.assets.instance.internals import LOCATION, MODULE
-from sluice.cli import metrics
+from sluice.cli.inspect import metrics
 from tests import deployment
 from tests.deployment import INFRA, UNITS
 

@@ -61,10 +61,10 @@ MAY_REACH_INTO = {
         "_jvm",
     },
     # reads how PySpark launched the JVM that it trains
-    "resources/spark/jvm.py": {"_gateway", "_jvm"},
+    "resources/spark/train_jvm.py": {"_gateway", "_jvm"},
     "src/sluice/testing/logs.py": {"_buffer"},
     # numba's stamp of what it keeps on disk
-    "pipelines/records/compiled/compile.py": {"_cache", "_cache_file", "_source_stamp"},
+    "pipelines/records/compiled/compile.py": {"_cache", "_cache_file", "_index_path", "_source_stamp"},
     # a peer of the benchmark: dlt has no setting for its folder
     "bench/peer_dlt.py": {"_global_dir"},
 }

@@ -72,10 +72,10 @@ def open_real_lake(feed: Feed) -> Lake:
 
 
 def ask_spark(report: Report, rows: Windows) -> pa.Table:
-    """The report's result, by Spark."""
-    from sluice.resources.spark.run_sql import ask
+    """Returns the report's result, by Spark."""
+    from sluice.spark_source import run_report
 
-    return ask(report, rows)
+    return run_report(report, rows)
 
 
 @dataclass

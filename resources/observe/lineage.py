@@ -19,10 +19,10 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import cache
+from importlib.metadata import version
 from importlib.util import find_spec
 from typing import Any
 
-import sluice
 from sluice.pipelines.batch.result import BatchResult, Landed
 from sluice.pipelines.errors import SluiceError
 from sluice.pipelines.feed.feed import Feed
@@ -38,7 +38,8 @@ TRANSPORT = "OPENLINEAGE__TRANSPORT"
 NAMESPACE = "OPENLINEAGE_NAMESPACE"
 MOST_RANGES = 1000
 """So many ranges of offsets an event names at most; the sums are of all."""
-PRODUCER = f"urn:sluice:{sluice.__version__}"
+_VERSION = version("sluice")
+PRODUCER = f"urn:sluice:{_VERSION}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,7 +132,7 @@ class _Events:
         from openlineage.client.facet_v2 import error_message_run, nominal_time_run, parent_run, processing_engine_run
 
         facets: dict[str, Any] = {
-            "processing_engine": processing_engine_run.ProcessingEngineRunFacet(sluice.__version__, "Sluice")
+            "processing_engine": processing_engine_run.ProcessingEngineRunFacet(_VERSION, "Sluice")
         }
         if window := self._landing.window:
             start, end = (_time(datetime.fromtimestamp(ms / 1000, UTC)) for ms in window)

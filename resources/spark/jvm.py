@@ -169,7 +169,7 @@ def _make(place: Path) -> None:
     with tempfile.TemporaryDirectory(prefix=place.name + ".", dir=place.parent) as scratch:
         made = Path(scratch, "made")
         made.mkdir()
-        train = [sys.executable, "-m", "sluice.resources.spark.jvm", str(made)]
+        train = [sys.executable, "-m", "sluice.resources.spark.train_jvm", str(made)]
         try:
             subprocess.run(train, capture_output=True, timeout=_TRAINING, check=True, stdin=subprocess.DEVNULL)
             os.rename(made, place)
@@ -195,38 +195,6 @@ def _remove_useless(folder: Path) -> None:
                 shutil.rmtree(each.parent)
 
 
-def _train(folder: Path) -> None:
-    """Start Spark as PySpark does, run a job with Python workers, and let its JVM write down what it had loaded."""
-    from sluice.pipelines.feed.sections import SparkSettings
-    from sluice.pipelines.util import scratch
-    from sluice.resources.spark import engine
-
-    archive, own = Archive(folder), f"-Djava.io.tmpdir={scratch.root()}"
-    dump = f"-XX:ArchiveClassesAtExit={archive.classes}"
-    settings = SparkSettings(
-        master="local[1]", conf={OPTIONS: f"{FLAGS} {own} {dump}", "spark.python.daemon.module": "pyspark.daemon"}
-    )
-    spark = engine.context(settings)
-    for _ in range(2):
-        spark.parallelize(range(2), 2).mapPartitions(lambda rows: [sum(rows)]).collect()
-    jvm: Any = spark._jvm
-    arguments = [*jvm.java.lang.management.ManagementFactory.getRuntimeMXBean().getInputArguments()]
-    class_path = jvm.java.lang.System.getProperty("java.class.path")
-    process: Any = spark._gateway.proc  # type: ignore[union-attr]
-    spark.stop()
-    process.stdin.close()
-    process.wait()
-    if archive.classes.is_file():
-        kept = [a for a in arguments if a not in (own, dump)]
-        said = {
-            "jars": str(java.spark_jars()),
-            "class_path": class_path,
-            "arguments": kept,
-            "bytes": archive.classes.stat().st_size,
-        }
-        archive.arguments.write_text(json.dumps(said))
-
-
 def _place() -> Path:
     """Where the archive of this Java and these jars lies."""
     jars = sorted((e.name, e.stat().st_size, e.stat().st_mtime_ns) for e in os.scandir(java.spark_jars()))
@@ -237,7 +205,4 @@ def _place() -> Path:
 
 
 if __name__ == "__main__":
-    if sys.argv[1:]:
-        _train(Path(sys.argv[1]))
-    else:
-        sys.exit(0 if prepare() else "Spark's JVM starts without an archive of its classes here")
+    sys.exit(0 if prepare() else "Spark's JVM starts without an archive of its classes here")

@@ -35,7 +35,6 @@ from importlib import metadata
 from importlib.util import find_spec
 from pathlib import Path, PurePosixPath
 
-import sluice
 from sluice.pipelines.errors import SetupError
 from sluice.pipelines.model.progress import Progress, Reporter
 
@@ -56,6 +55,7 @@ _ROOTS = (
     *("cramjam", "crc32c", "kafka-python", "numba", "numpy", "pyarrow", "pydantic", "pyyaml"),
 )
 """What Sluice's tasks import. What these require is found."""
+_PACKAGE = Path(__file__).parents[2]
 _ROOMS = ("pipelines", "resources")
 """Of Sluice, what executors may import: neither commands nor what Dagster sees."""
 _IMPORTED = (
@@ -198,7 +198,7 @@ def _required(line: str) -> str:
 
 def _ours() -> list[_File]:
     """Sluice's own files, wherever an installation or a checkout with links has them, and their compiled loops."""
-    root = Path(sluice.__file__).parent
+    root = _PACKAGE
     files = [_File(f"sluice/{p.name}", p) for p in sorted(root.iterdir()) if p.suffix == ".py" or p.name == "py.typed"]
     for room in _ROOMS:
         for folder, folders, names in os.walk(root / room, followlinks=True):
@@ -248,7 +248,7 @@ def _holds(distribution: metadata.Distribution, name: str) -> bool:
 
 def _compiled() -> list[_File]:
     """What numba keeps beside our files."""
-    root = Path(sluice.__file__).parent
+    root = _PACKAGE
     records = root / "pipelines" / "records"
     tag = f".py{sys.version_info[0]}{sys.version_info[1]}"
     found = [p for p in sorted(records.rglob("__pycache__/*")) if p.suffix in (".nbi", ".nbc") and tag in p.name]

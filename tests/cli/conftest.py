@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from sluice.cli.app.invocation import OpenEdges, Session
 from sluice.cli.main import main
-from sluice.cli.session import OpenEdges, Session
-from sluice.cli.terminal import Terminal
+from sluice.cli.terminal.output import Terminal
 from sluice.pipelines.operating.migrate_offsets import Stores
 from sluice.testing.group import MemoryGroup
 from sluice.testing.groups import MemoryGroups

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from sluice.cli import audit
+from sluice.cli.daily import audit
 from sluice.pipelines.model.kafka import CommittedOffset
 from tests.assets.world import P0, World
 from tests.cli.conftest import Tell

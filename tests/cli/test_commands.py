@@ -8,8 +8,9 @@ from typing import Any
 
 import pytest
 
-from sluice.cli import audit, explain, plan, run, status
-from sluice.cli.terminal import Terminal
+from sluice.cli.daily import audit, run, status
+from sluice.cli.inspect import explain, plan
+from sluice.cli.terminal.output import Terminal
 from sluice.pipelines.audit.audit import live_receipts
 from sluice.pipelines.errors import KafkaUnavailable
 from sluice.pipelines.ledger.entries import PlanEntry
@@ -241,7 +242,7 @@ def test_explain_finds_the_row(world: World, tell: Tell) -> None:
 
 
 def test_no_secret_is_ever_shown(world: World, tell: Tell) -> None:
-    from sluice.cli import feeds
+    from sluice.cli.rules import feeds
 
     for body, arguments in ((feeds.list_, ()), (plan.plan, ("orders",)), (status.status, ())):
         told = tell(body, *arguments)

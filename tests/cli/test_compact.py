@@ -7,7 +7,9 @@ from typing import Any
 
 import pytest
 
-from sluice.cli import audit, compact, expire, explain, files, status, wait
+from sluice.cli.daily import audit, status
+from sluice.cli.inspect import explain, files, wait
+from sluice.cli.maintain import compact, expire
 from sluice.pipelines.errors import UsageError, WindowIncomplete, WindowRetired
 from sluice.pipelines.model.plans import AskedRange, Request, RequestKind
 from sluice.pipelines.util.units import show_window
@@ -56,7 +58,7 @@ def test_compaction_says_how_much_was_merged(landed: World, tell: Tell) -> None:
 
 
 def test_what_was_merged_for_people(landed: World, tell: Tell, capfd: pytest.CaptureFixture[str]) -> None:
-    from sluice.cli.terminal import Terminal
+    from sluice.cli.terminal.output import Terminal
     from tests.cli.conftest import Over
 
     compact.compact(Over(Terminal(), landed.project.root, False, landed), "orders")

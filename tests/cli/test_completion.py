@@ -105,10 +105,10 @@ def test_each_shell_has_its_script(shell: str, sluice: Sluice) -> None:
 
 
 def test_the_menu_has_every_command_once_and_those_of_every_day_first(sluice: Sluice) -> None:
-    from sluice.cli.menu import SECTIONS
+    from sluice.cli.app.menu import SECTIONS
 
     said = sluice("--help").out
-    assert said.index("Every day:") < said.index("  init ") < said.index("  ui ") < said.index("Look closer:")
+    assert said.index("Daily:") < said.index("  init ") < said.index("  ui ") < said.index("Inspect:")
     listed = [name for names in SECTIONS.values() for name in names]
     assert len(listed) == len({*listed})
     assert all(f"\n  {name} " in said for name in listed)

@@ -22,7 +22,7 @@ from urllib.request import urlopen
 import pytest
 import yaml
 
-from sluice.cli import metrics
+from sluice.cli.inspect import metrics
 from sluice.pipelines.model.kafka import Configs, TopicConfig
 from tests.assets.world import HOUR, World, in_hour
 from tests.cli.conftest import Tell

@@ -42,7 +42,7 @@ def _interrupted(*arguments: str) -> None:
     assert (said.returncode, said.stdout, said.stderr) == (130, "", "interrupted\n")
 
 
-EARLY = ["sluice.cli.main", "typer", "rich.console", "sluice.cli.status", "sluice.cli.bench"]
+EARLY = ["sluice.cli.main", "typer", "rich.console", "sluice.cli.daily.status", "sluice.cli.more.bench"]
 LATER = ["sluice.assets.execution", "dagster", "sqlalchemy", "kafka.admin"]
 
 

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from rich.console import Console, RenderableType
 from rich.text import Text
 
-from sluice.cli.flow import Flowing, wrap
-from sluice.cli.terminal import facts, table
+from sluice.cli.terminal.output import facts, table
+from sluice.cli.terminal.text_layout import Flowing, wrap
 
 WORD = st.text("abcde-:.12", min_size=1, max_size=30)
 CELL = st.lists(WORD, max_size=6).map(" ".join)

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from sluice.cli import groups as groups_command
-from sluice.cli import offsets, offsets_compare
+from sluice.cli.kafka import groups as groups_command
+from sluice.cli.kafka import offsets, offsets_compare
 from sluice.pipelines.committing.commit import CommitSettings, commit
 from sluice.pipelines.errors import IncarnationChanged, NotAuthorized, UsageError
 from sluice.pipelines.feed.sections import CommitMode, OnGroupMoved

@@ -6,8 +6,10 @@ from dataclasses import replace
 
 import pytest
 
-from sluice.cli import accept, audit, explain, run, status
-from sluice.cli.partitions import lives
+from sluice.cli.daily import audit, run, status
+from sluice.cli.inspect import explain
+from sluice.cli.maintain import accept
+from sluice.cli.terminal.partition_labels import lives
 from sluice.pipelines.model.kafka import Key
 from tests.assets.world import P0, P1, World
 from tests.cli.conftest import Tell

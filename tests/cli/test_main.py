@@ -207,7 +207,8 @@ def test_light_commands_load_no_heavy_library() -> None:
 
 def test_who_only_looks_at_feeds_does_not_load_what_reads_and_writes_records() -> None:
     loaded = _loaded_by(
-        "sluice.resources.open_ports, sluice.assets.specs.feed_files, sluice.cli.status, sluice.pipelines.batch.survey"
+        "sluice.resources.open_ports, sluice.assets.specs.feed_files, sluice.cli.daily.status, "
+        "sluice.pipelines.batch.survey"
     )
     assert not loaded & {"dagster", "pyspark", "numba", "scipy", "duckdb", "pandas", "boto3"}
 

@@ -20,7 +20,8 @@ import pytest
 import yaml
 from prometheus_client.parser import text_string_to_metric_families
 
-from sluice.cli import metrics, status
+from sluice.cli.daily import status
+from sluice.cli.inspect import metrics
 from sluice.pipelines.model.figures import FAMILIES, Kind
 from sluice.pipelines.model.kafka import Configs, TopicConfig
 from tests.assets.world import CATCH_UP, HOUR, P1, SECRET, World, in_hour

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from sluice.cli import offsets_migrate
+from sluice.cli.kafka import offsets_migrate
 from sluice.pipelines.errors import UsageError
 from sluice.pipelines.model.kafka import CommittedOffset
 from sluice.testing.group import MemoryGroup

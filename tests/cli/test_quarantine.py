@@ -12,7 +12,9 @@ import pytest
 
 from sluice.assets.instance.instance import open_instance
 from sluice.assets.specs.asset_specs import landed_key, quarantined_key
-from sluice.cli import audit, explain, files, quarantine
+from sluice.cli.daily import audit
+from sluice.cli.inspect import explain, files
+from sluice.cli.rules import quarantine
 from sluice.pipelines.errors import UsageError
 from sluice.pipelines.model.plans import RequestKind, Slice
 from sluice.pipelines.model.receipts import Counts, Outcome, PartKind, Receipt
@@ -154,7 +156,7 @@ def test_what_was_re_landed_is_told_to_dagster_and_closes_the_account(landed: Wo
 
 
 def test_a_replay_for_people(landed: World, tell: Tell, capfd: pytest.CaptureFixture[str]) -> None:
-    from sluice.cli.terminal import Terminal
+    from sluice.cli.terminal.output import Terminal
     from tests.cli.conftest import Over
 
     mends = landed.project.root / "mends.py"

@@ -8,7 +8,7 @@ import json
 import pyarrow as pa
 from rich.console import Console
 
-from sluice.cli.records import typed_fields, typed_view
+from sluice.cli.terminal.record_view import typed_fields, typed_view
 from sluice.pipelines.records.rows.row_format import RawFormat
 
 ROW = pa.table(

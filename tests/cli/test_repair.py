@@ -10,9 +10,9 @@ import pytest
 
 from sluice.assets.instance.instance import holding, open_instance, prepare_home
 from sluice.assets.runs.run_session import FEED_TAG
-from sluice.cli.prune import prune
-from sluice.cli.repair import repair
-from sluice.cli.unstick import unstick
+from sluice.cli.maintain.prune import prune
+from sluice.cli.maintain.repair import repair
+from sluice.cli.maintain.unstick import unstick
 from sluice.pipelines.batch.land import land
 from sluice.pipelines.errors import PlanBusy, Refused, UsageError
 from sluice.pipelines.lake import paths

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from sluice.cli import report
+from sluice.cli.inspect import report
 from sluice.pipelines.errors import UsageError
 from tests.assets.world import World, in_hour
 from tests.cli.conftest import Tell

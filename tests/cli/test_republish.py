@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from sluice.cli import republish
-from sluice.cli.session import Session
+from sluice.cli.app.invocation import Session
+from sluice.cli.kafka import republish
 from sluice.pipelines.model.plans import AskedRange, Request, RequestKind
 from tests.assets.world import P0, P1, World
 from tests.cli.conftest import Sluice, Tell

@@ -10,8 +10,10 @@ from typing import Any
 
 import pytest
 
-from sluice.cli import accept, plan, run
-from sluice.cli.terminal import Terminal
+from sluice.cli.daily import run
+from sluice.cli.inspect import plan
+from sluice.cli.maintain import accept
+from sluice.cli.terminal.output import Terminal
 from sluice.pipelines.model.kafka import CommittedOffset, OpenTransaction
 from sluice.pipelines.model.plans import Request, RequestKind
 from sluice.pipelines.ports import Member

@@ -6,7 +6,8 @@ from dataclasses import replace
 
 import pytest
 
-from sluice.cli import quarantine, status
+from sluice.cli.daily import status
+from sluice.cli.rules import quarantine
 from sluice.pipelines.batch.survey import open_ledger
 from sluice.pipelines.errors import QuarantineExceeded
 from sluice.pipelines.ledger.entries import PlanEntry

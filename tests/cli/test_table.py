@@ -10,7 +10,9 @@ pytest.importorskip("pyiceberg")
 
 from pyiceberg.catalog import load_catalog
 
-from sluice.cli import audit, compact, run, table
+from sluice.cli.daily import audit, run
+from sluice.cli.inspect import table
+from sluice.cli.maintain import compact
 from sluice.pipelines.errors import TableDiffers, UsageError
 from sluice.pipelines.landing import encoding
 from sluice.resources.lake.local_lake import LocalLake

@@ -12,9 +12,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sluice.cli.numbers import percent, size
-from sluice.cli.session import Harmless
-from sluice.cli.terminal import Terminal, facts, safe, table
+from sluice.cli.app.invocation import Harmless
+from sluice.cli.terminal.number_format import percent, size
+from sluice.cli.terminal.output import Terminal, facts, safe, table
 from sluice.pipelines.errors import Refused, UsageError
 
 

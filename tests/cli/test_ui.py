@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from sluice.assets.specs.last_seen import remember
-from sluice.cli.reloading import Changes, stamps
+from sluice.cli.daily.reload import Changes, stamps
 from sluice.resources.project import Project
 
 

@@ -8,8 +8,10 @@ from typing import Any
 
 import pytest
 
-from sluice.cli import files, plan, run, status, wait, windows
-from sluice.cli.terminal import Terminal
+from sluice.cli.daily import run, status
+from sluice.cli.inspect import files, plan, wait
+from sluice.cli.options import window_options
+from sluice.cli.terminal.output import Terminal
 from sluice.pipelines.errors import Failed, UsageError, WindowIncomplete, WindowPending
 from sluice.pipelines.model.kafka import Key, OpenTransaction
 from sluice.pipelines.model.ranges import Range
@@ -353,7 +355,7 @@ def test_the_newest_windows_only_and_none_before_the_first_run(world: World, tel
 def test_a_strip_fits_the_screen(minutes: int, width: int) -> None:
     length = minutes * 60_000
     found = [WindowStanding(hour(0) + i * length, Standing.LANDED, 1, 1, ()) for i in range(48)]
-    lines = list(windows.calendar(found, length, fancy=True, width=width))
+    lines = list(window_options.calendar(found, length, fancy=True, width=width))
     assert max(len(line.plain.rstrip()) for line in lines) <= width
     assert "".join(line.plain for line in lines[:-1]).count("■") == 48
 
@@ -361,8 +363,8 @@ def test_a_strip_fits_the_screen(minutes: int, width: int) -> None:
 def test_a_window_at_work_is_neither_done_nor_failed() -> None:
     owes = (Owes(Key("orders", "id-1", 0), (Range(0, 9),)),)
     at_work = WindowStanding(hour(1), Standing.RUNNING, 0, 9, owes, 31)
-    assert windows.verdict(at_work).plain.startswith(f"▶ window {named(1)}:00: batch 31 is at work on it")
-    assert windows.verdict(replace(at_work, standing=Standing.FAILED)).plain.startswith("✗ window")
+    assert window_options.verdict(at_work).plain.startswith(f"▶ window {named(1)}:00: batch 31 is at work on it")
+    assert window_options.verdict(replace(at_work, standing=Standing.FAILED)).plain.startswith("✗ window")
 
 
 def test_runs_over_several_windows_say_how_much_went_into_quarantine(

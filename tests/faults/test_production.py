@@ -26,7 +26,7 @@ from sluice.assets.instance.instance import open_instance
 from sluice.assets.instance.internals import SCHEDULE_TAG
 from sluice.assets.schedules.feed_schedule import UNDER_WAY, schedule_name
 from sluice.assets.specs.asset_specs import landed_key
-from sluice.cli.metrics import PORT
+from sluice.cli.inspect.metrics import PORT
 from sluice.pipelines.util.units import HOUR, MINUTE, show_window
 from sluice.resources.project import Project
 from tests import postgres as servers

@@ -22,7 +22,7 @@ from kafka.partitioner.default import murmur2
 
 from sluice.assets.factory.location import build
 from sluice.cli.main import main
-from sluice.cli.terminal import Terminal
+from sluice.cli.terminal.output import Terminal
 from sluice.pipelines.errors import LakeUnavailable
 from sluice.pipelines.model.progress import Progress
 from sluice.pipelines.republishing import republish_plan as plans

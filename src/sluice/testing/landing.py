@@ -124,7 +124,7 @@ class LandedMessages:
         FeedError for a file that is no report, WindowIncomplete, Failed with what Spark says of the SQL, and SetupError
         without Spark.
         """
-        from sluice.resources.spark.run_sql import ask  # late: landing does without Spark
+        from sluice.spark_source import run_report  # late: landing does without Spark
 
         report = load_report(Path(path))
         if report.feed != self.feed.name:
@@ -138,7 +138,7 @@ class LandedMessages:
             )
         start = self._window() if window is None else instant(window)
         here = self.feed.model_copy(update={"spark": self.feed.spark.model_copy(update={"master": "local[1]"})})
-        return ask(report, Windows.of(here, self._ledger, self.lake, (start,), PartKind.LANDED))
+        return run_report(report, Windows.of(here, self._ledger, self.lake, (start,), PartKind.LANDED))
 
     def _window(self) -> int:
         found = {r.slice.window for r in self._receipts if r.counts.landed}

@@ -18,7 +18,7 @@ from sluice.pipelines.publishing.published_files import File
 from sluice.pipelines.records.rows.row_format import RawFormat
 from sluice.pipelines.schema.recast import plain
 from sluice.reading import Windows
-from sluice.resources.spark.run_sql import ask
+from sluice.spark_source import run_report
 
 pytestmark = pytest.mark.spark
 
@@ -50,19 +50,19 @@ def windows(folder: Path) -> Windows:
 
 
 def test_sql_over_a_window(tmp_path: Path) -> None:
-    result = ask(Report("revenue", "orders", SQL, ""), windows(tmp_path))
+    result = run_report(Report("revenue", "orders", SQL, ""), windows(tmp_path))
     hour = datetime.fromtimestamp(START / 1000, UTC).strftime("%H")
     assert [list(row.values()) for row in result.to_pylist()] == [[hour, "EUR", 2, 4], [hour, "USD", 1, 2]]
 
 
 def test_a_window_without_rows_has_the_feed_s_columns() -> None:
     nothing = Windows(feed(), (START,), PartKind.LANDED, (), plain(RawFormat.schema))
-    result = ask(Report("keys", "orders", "-- feed: orders\nSELECT key, offset FROM orders", ""), nothing)
+    result = run_report(Report("keys", "orders", "-- feed: orders\nSELECT key, offset FROM orders", ""), nothing)
     assert (result.num_rows, result.schema.names) == (0, ["key", "offset"])
 
 
 def test_what_is_wrong_with_the_sql_is_said_in_one_line(tmp_path: Path) -> None:
     with pytest.raises(Failed, match=r"report typo failed: .*curency") as failed:
-        ask(Report("typo", "orders", "-- feed: orders\nSELECT curency FROM orders", ""), windows(tmp_path))
+        run_report(Report("typo", "orders", "-- feed: orders\nSELECT curency FROM orders", ""), windows(tmp_path))
     assert "reports/typo.sql" in failed.value.remedy
     assert len(failed.value.message.splitlines()) == 1

@@ -1,0 +1,1 @@
+"""The frame of every command: its options, errors, menu and completion."""

@@ -1,0 +1,269 @@
+"""One invocation of `sluice`: the options that every command has, and how a function becomes a command.
+
+    @command(app)
+    def plan(session: Session, feed: FeedName) -> int | None: ...
+
+The function gets a session instead of the common options and returns its exit code (None: 0).
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import logging
+import os
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from sluice.cli.app import completers
+from sluice.cli.terminal.fast_start import loading
+from sluice.cli.terminal.output import Terminal, safe
+from sluice.pipelines.errors import UsageError
+from sluice.pipelines.util import logs
+
+if TYPE_CHECKING:
+    from sluice.assets.specs.feed_files import FeedFiles
+    from sluice.pipelines.feed.feed import Feed
+    from sluice.pipelines.model.progress import Progress
+    from sluice.pipelines.operating.migrate_offsets import Stores
+    from sluice.pipelines.ports import Edges, Groups, Target
+    from sluice.resources.project import Project
+
+Body = Callable[..., int | None]
+OpenEdges = Callable[["Feed"], AbstractContextManager["Edges"]]
+
+ProjectFolder = Annotated[
+    Path | None,
+    typer.Option(
+        "--project",
+        metavar="FOLDER",
+        help="The folder that holds feeds/, or one below it.",
+        show_default=False,
+    ),
+]
+Json = Annotated[bool, typer.Option("--json", metavar=" ", help="Print one JSON document instead of tables.")]
+Debug = Annotated[bool, typer.Option("--debug", metavar=" ", help="Show logs, and tracebacks of errors.")]
+LogFormat = Annotated[
+    str | None,
+    typer.Option(
+        "--log-format",
+        metavar="text|json",
+        help="How logs look on stderr and in the run's log.",
+        show_default=f"${logs.VARIABLE}, or text",
+    ),
+]
+_COMMON: dict[str, tuple[Any, Any]] = {
+    "context": (typer.Context, inspect.Parameter.empty),
+    "project": (ProjectFolder, None),
+    "as_json": (Json, False),
+    "debug": (Debug, False),
+    "log_format": (LogFormat, None),
+}
+
+FeedName = Annotated[
+    str,
+    typer.Argument(
+        metavar="FEED",
+        help="A feed's name, as in feeds/FEED.yaml.",
+        show_default=False,
+        autocompletion=completers.feeds,
+    ),
+]
+
+
+@dataclass(frozen=True)
+class Session:
+    """Everything that a command works with."""
+
+    terminal: Terminal
+    folder: Path | None
+    debug: bool
+
+    @functools.cached_property
+    def project(self) -> Project:
+        """The project around the folder given, or the current one. Raises UsageError."""
+        from sluice.resources.project import Project
+
+        return Project.find(self.folder)
+
+    @functools.cached_property
+    def files(self) -> FeedFiles:
+        """The project's feed files, each by itself: a broken one does not stop a command for another."""
+        with loading():
+            from sluice.assets.specs.feed_files import read_feeds
+
+        return read_feeds(self.project, self.project.environ())
+
+    def feed(self, name: str) -> Feed:
+        """One feed. Raises FeedError, which says what is wrong with its file, or that there is none."""
+        return self.files.feed(name)
+
+    def compile(self) -> float:
+        """Compile the loops that read records, if that was never done, and say so. Returns the seconds that it took."""
+        from sluice.pipelines.records.compiled import cache
+
+        if cache.is_ready():
+            return 0.0
+        began = time.monotonic()
+        with self.terminal.progress() as meter:
+
+            def told(progress: Progress) -> None:
+                if progress.note:
+                    self.terminal.note(progress.note)
+                meter(replace(progress, note=""))
+
+            cache.ready(told)
+        return time.monotonic() - began
+
+    def lay_out_classes(self) -> float:
+        """Make the archive from which Spark's JVM starts here, unless it is there. Returns the seconds that it took."""
+        from sluice.resources.spark import jvm
+
+        if jvm.is_prepared():
+            return 0.0
+        began = time.monotonic()
+        self.terminal.note("laying out Spark's classes, from which it starts faster (once for this Java; about 10 s)")
+        jvm.prepare()
+        return time.monotonic() - began
+
+    def begin_spark(self, feed: Feed, catching_up: Sequence[Feed] = (), open_edges: OpenEdges | None = None) -> None:
+        """Spark starts on this machine while the caller loads Dagster and plans the batch: both take seconds. Where
+        feeds only catch up, it starts if one of them may owe something, by edges that `open_edges` opens."""
+        from sluice.pipelines.batch.owing import may_owe
+        from sluice.resources.spark.engine import begin
+
+        def owes(one: Feed) -> bool:
+            with (open_edges or self.open_edges)(one) as edges:
+                return may_owe(one, edges)
+
+        def needed() -> bool:
+            alike = [f for f in catching_up if f.spark == feed.spark]
+            return not alike or any(map(owes, alike))
+
+        begin(feed.spark, needed)
+
+    @contextmanager
+    def open_edges(self, feed: Feed) -> Iterator[Edges]:
+        """The feed's edges, with what Dagster knows about runs; no connection is opened before the first question."""
+        from sluice.resources.open_ports import open_edges
+
+        with open_edges(feed) as edges:
+            yield self._informed(edges)
+
+    @contextmanager
+    def shared_edges(self, feeds: Iterable[Feed]) -> Iterator[OpenEdges]:
+        """`open_edges` for many feeds at once: what reaches one Kafka shares connections and answers meanwhile."""
+        with loading():
+            from sluice.resources.open_ports import shared_edges
+
+        with shared_edges(feeds) as open_one:
+
+            @contextmanager
+            def open_informed(feed: Feed) -> Iterator[Edges]:
+                with open_one(feed) as edges:
+                    yield self._informed(edges)
+
+            yield open_informed
+
+    def _informed(self, edges: Edges) -> Edges:
+        from sluice.resources.liveness import Informed
+
+        return replace(edges, liveness=Informed(edges.liveness, self._ended))
+
+    def _ended(self, runs: Iterable[str]) -> Mapping[str, str]:
+        """The runs, of those given, that the project's Dagster knows as ended. Dagster is loaded only for this."""
+        from sluice.assets.instance.instance import ended_runs
+
+        return ended_runs(self.project, runs)
+
+    def open_groups(self, feed: Feed) -> AbstractContextManager[Groups]:
+        """All groups of the store that the feed's offsets are in; no connection is opened before the first question."""
+        from sluice.resources.open_ports import open_groups
+
+        return open_groups(feed)
+
+    def open_stores(self, feed: Feed) -> AbstractContextManager[Stores]:
+        """Both stores of the feed's group. Raises UsageError without ZooKeeper's address."""
+        from sluice.resources.open_ports import open_stores
+
+        return open_stores(feed)
+
+    def open_target(self, feed: Feed, topic: str) -> AbstractContextManager[Target]:
+        """A topic of the feed's Kafka to ask about."""
+        from sluice.resources.open_ports import open_target
+
+        return open_target(feed, topic)
+
+
+def command(app: typer.Typer, name: str | None = None) -> Callable[[Body], Body]:
+    """Register the function as a command of `app`; it gains `--project`, `--json`, `--debug`
+    and `--log-format`.
+
+    Paragraphs of its docstring that begin with `$` are examples.
+    """
+
+    def register(body: Body) -> Body:
+        @functools.wraps(body)
+        def run(
+            context: typer.Context,
+            project: Path | None,
+            as_json: bool,
+            debug: bool,
+            log_format: str | None,
+            **given: Any,
+        ) -> int | None:
+            _log(debug, log_format)
+            return body(Session(context.obj, project, debug), **given)
+
+        run.__signature__ = _signature(body)  # type: ignore[attr-defined]
+        run.__annotations__ = {p.name: p.annotation for p in _signature(body).parameters.values()}
+        del run.__wrapped__
+        app.command(name, help=_help(body), no_args_is_help=False)(run)
+        return body
+
+    return register
+
+
+def _signature(body: Body) -> inspect.Signature:
+    own = [p for p in inspect.signature(body, eval_str=True).parameters.values() if p.name != "session"]
+    common = [
+        inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=annotation)
+        for name, (annotation, default) in _COMMON.items()
+    ]
+    return inspect.Signature([p.replace(kind=inspect.Parameter.KEYWORD_ONLY) for p in own] + common)
+
+
+def _help(body: Body) -> str:
+    """The docstring: paragraphs flow, `$ …` examples keep their lines."""
+    paragraphs = inspect.cleandoc(body.__doc__ or "").split("\n\n")
+    return "\n\n".join(f"\b\n{p}" if p.startswith("$") else p.replace("\n", " ") for p in paragraphs)
+
+
+class Harmless(logging.Formatter):
+    """What brokers and stores say is in libraries' logs, too: nothing of it is obeyed by a terminal."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        return safe(super().format(record))
+
+
+def _log(debug: bool, log_format: str | None) -> None:
+    """Logs go to stderr. Libraries' warnings about retries are dropped: Sluice reports the error, if any."""
+    wanted = log_format or os.environ.get(logs.VARIABLE) or logs.FORMATS[0]
+    if wanted not in logs.FORMATS:
+        raise UsageError(f"no log format {wanted!r}", remedy=f"one of {', '.join(logs.FORMATS)}")
+    if log_format:
+        os.environ[logs.VARIABLE] = log_format  # for what this process starts
+    handler: logging.Handler = logging.StreamHandler()
+    handler.setFormatter(Harmless("%(asctime)s %(name)s %(message)s"))
+    if logs.as_json():
+        handler = logs.Line(also=os.dup(2))
+        logging.getLogger(logs.OURS).setLevel(logging.INFO)
+    logging.basicConfig(level=logging.INFO if debug else logging.WARNING, handlers=[handler])
+    for noisy in ("kafka", "py4j"):
+        logging.getLogger(noisy).setLevel(logging.INFO if debug else logging.CRITICAL)

@@ -1,0 +1,1 @@
+"""Daily commands: init, run, status, audit, ui."""

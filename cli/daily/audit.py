@@ -1,0 +1,348 @@
+"""`sluice audit`: does the account close?
+
+It compares ledger and files; with `--rescan` also Kafka itself; with `--strict` everything that Sluice can check. With
+`--republished`, what a republish sent is compared instead.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
+
+import typer
+from rich.console import RenderableType
+from rich.text import Text
+
+from sluice.cli.app.invocation import FeedName, Session, command
+from sluice.cli.daily import audit_republished
+from sluice.cli.terminal.number_format import count
+from sluice.cli.terminal.output import bad, good, heading, indent, shorten, table, warn
+from sluice.cli.terminal.partition_labels import lives, ranges
+from sluice.pipelines.errors import UsageError
+from sluice.pipelines.model.progress import Progress
+from sluice.pipelines.util.units import many, show_instant
+
+if TYPE_CHECKING:
+    from sluice.pipelines.audit.audit import AuditProblem, AuditReport, PartitionAccount
+    from sluice.pipelines.audit.strict_audit import Strict
+    from sluice.pipelines.errors import SluiceError
+    from sluice.pipelines.feed.feed import Feed
+    from sluice.pipelines.ledger import Ledger
+    from sluice.pipelines.ports import Edges
+
+
+SHOWN = 5
+"""How many files of other writers people see; `--json` has all."""
+
+
+def register(app: typer.Typer) -> None:
+    command(app)(audit)
+
+
+def audit(
+    session: Session,
+    feed: FeedName,
+    rescan: Annotated[bool, typer.Option("--rescan", help="Read everything from Kafka again and compare.")] = False,
+    hashes: Annotated[bool, typer.Option("--hashes", help="Read every file again and check its SHA-256.")] = False,
+    strict: Annotated[
+        bool, typer.Option("--strict", help="All of these, and check committed offsets, topic ids and manifests.")
+    ] = False,
+    everything: Annotated[
+        bool, typer.Option("--all", help="Look at everything, also what earlier audits looked at.")
+    ] = False,
+    republished_as: Annotated[
+        str | None,
+        typer.Option(
+            "--republished",
+            metavar="NAME",
+            help="Compare what this republish sent with the lake, value by value, instead.",
+            show_default=False,
+        ),
+    ] = None,
+    of_table: Annotated[bool, typer.Option("--table", help="Compare the feed's table with the ledger, too.")] = False,
+) -> int:
+    """Prove that every offset is accounted for.
+
+    Each offset must be accounted for exactly once, and each file must be what the ledger says. Exit 1 when the account
+    does not close. What an earlier audit of the same kind looked at, and whose files a listing shows as they were, is
+    not opened again, unless --all asks for it. Without --rescan, Kafka is not asked. With --strict, committed offsets
+    must agree with the ledger, topics with their ids, and manifests with the windows; what Kafka no longer holds is
+    listed.
+
+    With --republished, the target of a republish is held against the lake instead: every row must be there once, in
+    order, for readers of committed records.
+
+    $ sluice audit orders
+    $ sluice audit orders --all
+    $ sluice audit orders --rescan --json
+    $ sluice audit orders --rescan --strict
+    $ sluice audit orders --republished 1f0c2a9b77de
+    $ sluice audit orders --table
+    """
+    found = session.feed(feed)
+    if republished_as is not None:
+        if rescan or hashes or strict or everything:
+            raise UsageError("--republished together with another option", remedy="run them one after the other")
+        return audit_republished.audit(session, found, republished_as)
+    asked = Asked(rescan or strict, hashes or strict, strict, everything)
+    report, more, unkept = _proved(session, found, asked)
+    if of_table:
+        report = replace(report, problems=report.problems + _of_table(session, found))
+    session.terminal.show(*view(report, rescanned=asked.rescan, more=more, unkept=unkept))
+    session.terminal.document(document(report) | ({"strict": _more(more)} if more else {}))
+    return 0 if report.closes else 1
+
+
+class Asked(NamedTuple):
+    """Which kinds of audit."""
+
+    rescan: bool = False
+    hashes: bool = False
+    strict: bool = False
+    everything: bool = False
+
+
+def _of_table(session: Session, feed: Feed) -> tuple[AuditProblem, ...]:
+    from sluice.pipelines.audit.table_audit import table_problems
+    from sluice.pipelines.ledger import Ledger
+    from sluice.resources.open_ports import open_tables
+
+    with session.open_edges(feed) as edges, open_tables(feed, edges.lake) as of_feed:
+        ledger = Ledger(edges.lake, feed.name, edges.clock)
+        return tuple(p for kind, t in of_feed.of_parts for p in table_problems(ledger, edges.lake, t, kind))
+
+
+def prove(session: Session, feed: Feed, *, rescan: bool) -> AuditReport:
+    """The audit of the feed, with the rescan if it was requested."""
+    return _proved(session, feed, Asked(rescan))[0]
+
+
+def _proved(session: Session, feed: Feed, asked: Asked) -> tuple[AuditReport, Strict | None, SluiceError | None]:
+    """The report, what the strict audit found, and why the proof could not be kept."""
+    from sluice.pipelines.audit import audit_cache
+    from sluice.pipelines.audit.audit import audit as of_ledger
+    from sluice.pipelines.ledger import Ledger
+    from sluice.pipelines.publishing import lost
+
+    with session.open_edges(feed) as edges:
+        ledger = Ledger(edges.lake, feed.name, edges.clock)
+        with session.terminal.working("checking files"):
+            before = audit_cache.kept(edges.lake, feed.name)
+            known = None if asked.everything else before
+            if known and known.settled:
+                lost.check_recent(ledger, edges.lake, feed)
+            else:
+                lost.check_all(ledger, edges.lake)
+            quick, at = not (asked.rescan or asked.hashes or asked.strict), edges.clock()
+            report = of_ledger(ledger, edges.lake, feed.name, hashes=asked.hashes, known=known, at=at, quick=quick)
+        report = _rescan(session, feed, edges, ledger, report) if asked.rescan else report
+        more = _strict(feed, edges, ledger, report) if asked.strict else None
+        if more:
+            found = replace(report.audited, strictly=more.strictly)
+            report = replace(report, problems=report.problems + more.problems, audited=found)
+        return report, more, audit_cache.keep(edges.lake, feed.name, report.audited, before, report.at)
+
+
+def _strict(feed: Feed, edges: Edges, ledger: Ledger, report: AuditReport) -> Strict:
+    from sluice.pipelines.audit.strict_audit import strict
+    from sluice.pipelines.batch.survey import survey
+
+    return strict(ledger, edges.lake, feed, survey(feed, edges, ledger), report)
+
+
+def _rescan(session: Session, feed: Feed, edges: Edges, ledger: Ledger, report: AuditReport) -> AuditReport:
+    session.compile()
+    from sluice.pipelines.audit.rescan import rescan
+    from sluice.pipelines.batch.survey import survey
+    from sluice.resources.spark.executor import Wiring
+
+    today = survey(feed, edges, ledger).partitions
+    with session.terminal.progress() as meter, Wiring.of(feed).open(feed.isolation, feed.shape) as tools:
+
+        def compared(done: int, total: int) -> None:
+            meter(Progress("compare", done, total))
+
+        return rescan(report, ledger, edges.lake, tools.fetcher, feed.shape, feed.isolation, today, compared)
+
+
+# -- for people
+
+
+def view(
+    report: AuditReport, *, rescanned: bool, more: Strict | None = None, unkept: SluiceError | None = None
+) -> list[RenderableType]:
+    known = lives(a.key for a in report.accounts)
+    rows = [_row(known[a.key], a) for a in report.accounts]
+    names = (
+        "partition",
+        "origin",
+        "frontier",
+        "landed",
+        "quarantined",
+        "invisible",
+        "lost",
+        "skipped",
+        "retired",
+        "dropped",
+        "holes",
+    )
+    held = [n for n in names if n not in _OPTIONAL or any(r[names.index(n)] != "0" for r in rows)]
+    kept = [[r[names.index(n)] for n in held] for r in rows]
+    out: list[RenderableType] = [
+        heading(f"Audit of {report.feed}", f"{count(report.parts)} files, {count(report.rows)} rows"),
+    ]
+    if kept:
+        out.append(table(held, shorten(kept), right=" ".join(held[1:])))
+    out += [line for p in report.problems for line in _problem(p)]
+    if again := sum(a.relanded for a in report.accounts):
+        mended = sum(a.mended for a in report.accounts)
+        out.append(Text(f"  Of what landed, {count(again)} had been in quarantine, {count(mended)} of them mended."))
+    if report.foreign:
+        out += _foreign(report.foreign)
+    out += _beyond(more) if more else []
+    out += _before(report)
+    if unkept:
+        out.append(warn(f"the next audit looks at everything again: {unkept.message}"))
+    out.append(_verdict(report, rescanned))
+    return out
+
+
+def _foreign(files: Sequence[str]) -> list[RenderableType]:
+    """The files of other writers of the feed's table."""
+    text = f"{many(len(files), 'file')} of another writer: old snapshots of the table name them"
+    more = [f"… {len(files) - SHOWN} more"] if len(files) > SHOWN else []
+    return [
+        warn(f"{text}, and `sluice table sync` removes them once these have expired:"),
+        indent(*files[:SHOWN], *more),
+    ]
+
+
+def _before(report: AuditReport) -> list[Text]:
+    """What was left to earlier audits."""
+    if report.proven is None:
+        return []
+    first, last = (show_instant(at)[:10] for at in report.proven)
+    when = f"on {first}" if first == last else f"from {first} to {last}"
+    looked = f"{count(report.looked)} of {many(report.batches, 'batch', 'batches')}"
+    out = [Text(f"  Looked at {looked}; the others were proven {when}, `--all` looks at everything.")]
+    if report.unlisted:
+        whose, since = many(report.unlisted, "batch", "batches"), show_instant(report.seen)[:10]
+        out.append(Text(f"  The files of {whose} were last listed on {since} or later."))
+    return out
+
+
+def _problem(p: AuditProblem) -> list[RenderableType]:
+    """What is wrong, and what mends it."""
+    return [bad(str(p)), *([f"  → {p.remedy}"] if p.remedy else [])]
+
+
+def _beyond(more: Strict) -> list[RenderableType]:
+    """What else was checked, and what could not be checked."""
+    held = f"the committed offsets of {many(more.commits, 'partition')} and {many(more.windows, 'window')}"
+    entries = many(more.recorded, "commit entry", "commit entries")
+    said = f"  Held against the ledger: {held}; against what was published before: {entries}."
+    out: list[RenderableType] = [Text(said)]
+    for u in more.unseen:
+        named = ", ".join(map(str, u.ranges))
+        out.append(warn(f"{u.key} {named}: {count(u.records)} records not compared with Kafka: {u.why}"))
+    if more.expired:
+        out.append(warn(f"Kafka has no committed offset any more of {', '.join(map(str, more.expired))}"))
+    return out
+
+
+_OPTIONAL = {"quarantined", "lost", "skipped", "retired", "dropped", "holes"}
+"""Columns that are shown only if one of their cells is not zero."""
+
+
+def _row(name: str, a: PartitionAccount) -> list[str]:
+    c = a.counts
+    numbers = (c.landed, c.quarantined, c.invisible, a.lost, a.skipped, a.retired, c.dropped)
+    holes = ", ".join(map(str, a.holes)) or "0"
+    return [name, count(a.origin), count(a.frontier), *map(count, numbers), holes]
+
+
+def _verdict(report: AuditReport, rescanned: bool) -> RenderableType:
+    if not report.closes:
+        return bad(f"the account does not close: {many(len(report.problems), 'problem')}")
+    if not report.accounts:
+        return good(f"no offset is accounted for yet: nothing has landed → sluice run {report.feed}")
+    before = f", {count(report.compared_before)} by earlier audits" if report.compared_before else ""
+    compared = f"; {count(report.compared)} records compared with Kafka, value by value{before}" if rescanned else ""
+    gone = f", {count(report.not_comparable)} no longer there to compare" if report.not_comparable else ""
+    return good(f"the account closes: every offset from origin to frontier in exactly one class{compared}{gone}")
+
+
+# -- for programs
+
+
+def document(report: AuditReport) -> dict[str, Any]:
+    return {
+        "feed": report.feed,
+        "closes": report.closes,
+        "files": report.parts,
+        "rows": report.rows,
+        "compared": report.compared,
+        "compared_before": report.compared_before,
+        "not_comparable": report.not_comparable,
+        "batches": report.batches,
+        "looked_at": report.looked,
+        "unlisted": report.unlisted,
+        "proven": report.proven and dict(zip(("first", "last"), map(show_instant, report.proven), strict=True)),
+        "partitions": [_account(a) for a in report.accounts],
+        "problems": [_problem_document(p) for p in report.problems],
+        "foreign": list(report.foreign),
+    }
+
+
+def _problem_document(p: AuditProblem) -> dict[str, Any]:
+    more = {"file": p.file, "remedy": p.remedy}
+    return {"invariant": p.invariant, "text": p.text} | {k: v for k, v in more.items() if v}
+
+
+def _more(more: Strict) -> dict[str, Any]:
+    return {
+        "committed_offsets": more.commits,
+        "commit_entries": more.recorded,
+        "windows": more.windows,
+        "unseen": [
+            {
+                "topic": u.key.topic,
+                "partition": u.key.partition,
+                "topic_id": u.key.topic_id,
+                "ranges": ranges(u.ranges),
+                "records": u.records,
+                "why": u.why,
+            }
+            for u in more.unseen
+        ],
+        "expired": [str(k) for k in more.expired],
+    }
+
+
+def _account(a: PartitionAccount) -> dict[str, Any]:
+    return {
+        "topic": a.key.topic,
+        "partition": a.key.partition,
+        "topic_id": a.key.topic_id,
+        "origin": a.origin,
+        "frontier": a.frontier,
+        "committed": a.committed,
+        "landed": a.counts.landed,
+        "quarantined": a.counts.quarantined,
+        "dropped": a.counts.dropped,
+        "invisible": {
+            "control": a.counts.control,
+            "aborted": a.counts.aborted,
+            "compacted": a.counts.compacted,
+        },
+        "lost": a.lost,
+        "skipped": a.skipped,
+        "retired": a.retired,
+        "relanded": a.relanded,
+        "mended": a.mended,
+        "holes": ranges(a.holes),
+        "reserved": ranges(a.reserved),
+        "files": a.files,
+        "bytes": a.bytes,
+    }

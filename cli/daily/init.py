@@ -1,0 +1,403 @@
+"""`sluice init`: a feed file for a topic, after a look at it."""
+
+from __future__ import annotations
+
+import shlex
+import sys
+import time
+import tomllib
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from tempfile import NamedTemporaryFile
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from rich.console import RenderableType
+
+from sluice.cli.app import completers
+from sluice.cli.app.invocation import Session, command
+from sluice.cli.terminal.number_format import count, size
+from sluice.cli.terminal.output import facts, good, heading, shorten, table, warn
+from sluice.pipelines.errors import FeedError, UnknownTopic, UsageError
+from sluice.pipelines.model.kafka import Isolation, PartitionState
+from sluice.pipelines.util.units import HOUR, many, show_instant
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+    from sluice.pipelines.feed.feed import Feed
+    from sluice.pipelines.feed.feed_proposal import Proposed, TopicLook
+    from sluice.pipelines.feed.kafka_section import KafkaSettings
+    from sluice.resources.kafka.cluster.cluster import KafkaCluster
+
+SAMPLE = 1000
+"""Records that are looked at, in all partitions together."""
+SAMPLE_BYTES = 64 << 20
+SAMPLE_EVENTS = 20_000
+LOCAL_TOPIC = "orders"
+_WORKSPACE = """# What `dagster dev` and `dagster-webserver` load: every feed of this project.
+load_from:
+  - python_module:
+      module_name: sluice.assets.definitions
+      working_directory: .
+      location_name: sluice
+"""
+_STATE = ".sluice/"
+
+
+def register(app: typer.Typer) -> None:
+    command(app)(init)
+
+
+def init(
+    session: Session,
+    feed: Annotated[
+        str | None,
+        typer.Argument(metavar="[FEED]", help="The new feed's name.", show_default="after the topic"),
+    ] = None,
+    bootstrap: Annotated[
+        str | None,
+        typer.Option(metavar="HOST:PORT", help="Kafka's addresses.", show_default="$KAFKA_BOOTSTRAP, or asked for"),
+    ] = None,
+    topic: Annotated[
+        str | None,
+        typer.Option(metavar="TOPIC", help="What to read.", show_default="asked for", autocompletion=completers.topics),
+    ] = None,
+    local: Annotated[
+        bool, typer.Option("--local", help="Start a local Kafka here, with sample events in the topic `orders`.")
+    ] = False,
+    settings: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--kafka",
+            metavar="KEY=VALUE",
+            help="Another key of the feed's `kafka:` section, such as sasl_plain_password='${PASSWORD}'; repeatable.",
+            show_default=False,
+        ),
+    ] = None,
+    group: Annotated[str, typer.Option(metavar="GROUP", help="The consumer group.", show_default="sluice-FEED")] = "",
+    raw: Annotated[bool, typer.Option("--raw", help="Land bytes as they are, without a schema.")] = False,
+) -> None:
+    """Write a feed file for a topic, after a look at it.
+
+    It looks at the topic's newest records, proposes format, types, start and window, and says why in the file. It
+    writes feeds/FEED.yaml, and .gitignore and workspace.yaml where there are none (in a Dagster project of your own no
+    workspace.yaml). Kafka is only read: no group is joined, and no offset moves. On a terminal it asks for what you
+    leave out.
+
+    $ sluice init --local
+    $ sluice init --bootstrap kafka.example:9092 --topic orders
+    $ sluice init shop_orders --bootstrap kafka.example:9093 --topic orders --kafka security_protocol=SSL
+    """
+    from sluice.pipelines.feed.feed_proposal import Proposed, feed_name, feed_text, format_of
+    from sluice.resources.kafka.cluster.cluster import KafkaCluster
+
+    root = (session.folder or Path.cwd()).resolve()
+    given = _kafka_section(session, root, bootstrap, settings or [], local)
+    session.compile()
+    with _feeds_folder(root):
+        if local:
+            _start_local(session, root)
+        probe = _probe(root, given)
+        with closing(KafkaCluster(probe.kafka)) as cluster:
+            chosen = _chosen(session, cluster, probe.kafka, LOCAL_TOPIC if local and topic is None else topic)
+            name = feed or feed_name(chosen)
+            path = root / "feeds" / f"{name}.yaml"
+            if path.exists():
+                raise UsageError(f"{path} is there already", remedy="give the new feed another name: sluice init NAME")
+            with session.terminal.working(f"looking at {chosen}"):
+                places = _places(cluster, chosen)
+                look = _look(_reading(probe, chosen), chosen, places)
+        format_ = Proposed("raw", "asked for") if raw else format_of(look)
+        text = feed_text(look, given, group, format_, time.strftime("%Y-%m-%d", time.gmtime()))
+        made = _made(root, path, text)
+        with session.terminal.working("landing the sample in memory"):
+            fits, warning = _fits(made, places), _overridden(made)
+        written = [path, *_beside(root)]
+    session.terminal.show(*_view(look, name, root, written, format_, fits), *([warn(warning)] if warning else []))
+    session.terminal.document(
+        {
+            "feed": name,
+            "written": written,
+            "text": text,
+            "topic": chosen,
+            "partitions": look.partitions,
+            "offsets": look.records,
+            "format": format_.value,
+            "columns": look.sample.columns if format_.value == "json" else None,
+            "sampled": look.sample.values,
+            "fit": fits,
+        }
+    )
+    if fits == 0 and look.sample.values:
+        raise typer.Exit(1)
+
+
+def _kafka_section(
+    session: Session, root: Path, bootstrap: str | None, settings: list[str], local: bool
+) -> dict[str, str]:
+    """The feed's `kafka:` section as it will be written; empty where the project's local Kafka serves."""
+    section = dict(_pair(each) for each in settings)
+    if local:
+        if bootstrap or section:
+            raise UsageError("--local names the Kafka by itself", remedy="leave out --bootstrap and --kafka")
+        return {}
+    if bootstrap:
+        return {"bootstrap": bootstrap} | section
+    if session.folder is None and _environ(root).keys() & {"KAFKA_BOOTSTRAP", "SLUICE_LOCAL_KAFKA"}:
+        return section
+    asked = _ask(session, "Kafka's address, as host:port")
+    if asked is None:
+        raise UsageError(
+            "which Kafka?",
+            remedy="--bootstrap HOST:PORT, or $KAFKA_BOOTSTRAP; or --local for one on this machine with sample events",
+        )
+    return {"bootstrap": asked} | section
+
+
+def _pair(text: str) -> tuple[str, str]:
+    key, equals, value = text.partition("=")
+    if not equals or not key:
+        raise UsageError(f"--kafka {key} has no value", remedy="write KEY=VALUE, such as security_protocol=SSL")
+    return key.strip(), value
+
+
+def _environ(root: Path) -> Mapping[str, str]:
+    from sluice.resources.project import Project
+
+    return Project(root).environ()
+
+
+def _ask(session: Session, what: str) -> str | None:
+    """An answer from the terminal; None where nobody is there to ask."""
+    if session.terminal.json or not (sys.stdin.isatty() and sys.stderr.isatty()):
+        return None
+    return typer.prompt(what, err=True).strip() or None
+
+
+@contextmanager
+def _feeds_folder(root: Path) -> Iterator[None]:
+    """The folder of feeds; it goes again where the block fails and nothing is in it."""
+    folder = root / "feeds"
+    folder.mkdir(parents=True, exist_ok=True)
+    try:
+        yield
+    except BaseException:
+        with suppress(OSError):
+            folder.rmdir()
+        raise
+
+
+def _probe(root: Path, given: Mapping[str, str]) -> Feed:
+    """A feed of no topic yet, with the `kafka:` section as a feed file's reader takes it. Raises FeedError."""
+    from sluice.pipelines.feed.feed_proposal import kafka_text
+    from sluice.pipelines.feed.load import load_feed
+
+    with NamedTemporaryFile("w", suffix=".yaml", prefix="sluice_init_", dir=root / "feeds") as file:
+        file.write(f"{kafka_text(given)}feed: sluice_init\ntopics: any\nstart: earliest\n")
+        file.flush()
+        return load_feed(Path(file.name), _environ(root))
+
+
+def _reading(feed: Feed, topic: str) -> Feed:
+    from sluice.pipelines.feed.topic_selection import TopicFilter
+
+    return feed.model_copy(update={"topics": TopicFilter(names=(topic,))})
+
+
+def _start_local(session: Session, root: Path) -> None:
+    """The project's local Kafka, with sample events of the last hours where it has none."""
+    from sluice.resources.local import events
+    from sluice.resources.local.local_kafka import LocalKafka
+    from sluice.resources.project import Project
+
+    folder = Project(root).kafka_folder
+    with session.terminal.working("starting Kafka (the first time its jars are fetched, about 45 MB)"):
+        kafka = LocalKafka.attach(folder) if (folder / "cluster.json").exists() else LocalKafka(folder)
+        kafka.start()
+    access = Project(root).writer(_probe(root, {}))
+    if LOCAL_TOPIC in events.topics_of(access):
+        return
+    events.create(access, [LOCAL_TOPIC], 4)
+    mix, now = events.Mix(seed=1, tombstones=0.01, headers=0.1), time.time_ns() // 1_000_000
+    stream = events.orders(mix, SAMPLE_EVENTS, now - 4 * HOUR, now)
+    with session.terminal.working(f"sending {count(SAMPLE_EVENTS)} sample events"):
+        events.send(access, stream, mix, events.Sending((LOCAL_TOPIC,)))
+
+
+# -- looking
+
+
+def _chosen(session: Session, cluster: KafkaCluster, access: KafkaSettings, topic: str | None) -> str:
+    """The topic to read. Raises UnknownTopic, UsageError."""
+    with session.terminal.working("asking Kafka"):
+        listed = sorted(name for name in cluster.topics() if not name.startswith("__"))
+    if topic is None and len(listed) == 1:
+        topic = listed[0]
+    shown = ", ".join(listed[:20]) + (f" … {len(listed) - 20} more" if len(listed) > 20 else "")
+    if topic is None and listed:
+        session.terminal.note(f"topics there: {shown}")
+        topic = _ask(session, "Topic")
+    if topic is None:
+        raise UsageError(
+            f"which of {many(len(listed), 'topic')}?", remedy=f"--topic TOPIC; there are {shown or 'none'}"
+        )
+    if topic not in listed:
+        raise UnknownTopic(
+            f"no topic `{topic}` at {access.bootstrap}, or no right to see it",
+            remedy=f"topics there: {shown or 'none'}",
+            topic=topic,
+        )
+    return topic
+
+
+@dataclass(frozen=True, slots=True)
+class _SamplePlaces:
+    """The topic's partitions, the stamp of its oldest record, and the newest offsets of each, to be looked at."""
+
+    partitions: tuple[PartitionState, ...]
+    oldest: int | None
+
+    @property
+    def starts(self) -> dict[str, int]:
+        each = max(1, SAMPLE // max(1, len(self._filled)))
+        return {str(p.tp): max(p.log_start, p.stable_end - each) for p in self._filled}
+
+    @property
+    def ends(self) -> dict[str, int]:
+        return {str(p.tp): p.stable_end for p in self._filled}
+
+    @property
+    def _filled(self) -> list[PartitionState]:
+        return [p for p in self.partitions if p.stable_end > p.log_start]
+
+
+def _places(cluster: KafkaCluster, topic: str) -> _SamplePlaces:
+    found = cluster.partitions([topic], Isolation.READ_COMMITTED)
+    hits = cluster.offsets_at({p.tp: 0 for p in found if p.stable_end > p.log_start})
+    return _SamplePlaces(found, min((hit.timestamp for hit in hits.values() if hit), default=None))
+
+
+def _look(feed: Feed, topic: str, places: _SamplePlaces) -> TopicLook:
+    """The newest records of each partition, as far as SAMPLE_BYTES."""
+    import pyarrow as pa
+
+    from sluice.pipelines.feed.feed_proposal import TopicLook
+    from sluice.pipelines.schema.inference import sampled
+
+    keyed, newest, read, values = 0, None, 0, list[bytes | None]()
+    for batch in _batches(feed, places, typed=False):
+        values += batch.column("value").to_pylist()
+        keyed += batch.num_rows - batch.column("key").null_count
+        stamps = batch.column("timestamp").cast(pa.int64()).to_pylist()
+        newest = max(filter(None, (newest, *stamps)), default=None)
+        read += batch.nbytes
+        if read > SAMPLE_BYTES:
+            break
+    sizes = [p.log_bytes for p in places.partitions if p.log_bytes is not None]
+    offsets = sum(p.stable_end - p.log_start for p in places.partitions)
+    spread = (len(places.partitions), offsets, sum(sizes) if sizes else None, places.oldest, newest)
+    return TopicLook(topic, *spread, sampled(values), keyed)
+
+
+def _batches(feed: Feed, places: _SamplePlaces, *, typed: bool) -> Iterator[pa.RecordBatch]:
+    from sluice.stream import of_feed
+
+    if not places.starts:
+        return
+    (stream,) = of_feed(feed, 1, places.starts, places.ends, typed=typed)
+    with stream:
+        yield from stream
+
+
+# -- writing
+
+
+def _made(root: Path, path: Path, text: str) -> Feed:
+    """Write the feed file and read it back. Raises FeedError; then nothing was written."""
+    from sluice.pipelines.feed.load import load_feed
+
+    path.write_text(text)
+    try:
+        return load_feed(path, _environ(root))
+    except FeedError:
+        path.unlink()
+        raise
+
+
+def _overridden(feed: Feed) -> str:
+    """Which columns of the feed tools override that read its folder, where its lake is an old one."""
+    from sluice.reading import overridden
+
+    return overridden(feed)
+
+
+def _fits(feed: Feed, places: _SamplePlaces) -> int | None:
+    """How many records of the sample the feed would land; None where it lands all of them, being raw."""
+    if feed.columns is None:
+        return None
+    fitting: int = sum(batch.num_rows for batch in _batches(feed, places, typed=True))
+    return fitting
+
+
+def _beside(root: Path) -> list[Path]:
+    """Write what a project needs beside its feeds, where it is not there: the files written or changed."""
+    ignored, workspace, out = root / ".gitignore", root / "workspace.yaml", []
+    lines = ignored.read_text().splitlines() if ignored.exists() else []
+    if not {_STATE, _STATE.rstrip("/"), f"/{_STATE}"} & {line.strip() for line in lines}:
+        ignored.write_text("\n".join([*lines, _STATE]) + "\n")
+        out.append(ignored)
+    if not workspace.exists() and not _dagster_of_ones_own(root):
+        workspace.write_text(_WORKSPACE)
+        out.append(workspace)
+    return out
+
+
+def _dagster_of_ones_own(root: Path) -> str | None:
+    """The tool by which the folder is a Dagster project already, `dg` or `dagster`: a workspace.yaml would take its
+    place there."""
+    try:
+        said = tomllib.loads((root / "pyproject.toml").read_text()).get("tool", {})
+    except (OSError, ValueError):
+        return None
+    return next((tool for tool in ("dg", "dagster") if tool in said), None)
+
+
+def _view(
+    look: TopicLook, name: str, root: Path, written: Sequence[Path], format_: Proposed, fits: int | None
+) -> list[RenderableType]:
+    sample = look.sample
+    stood = f"{count(look.records)} offsets" + (f", {size(look.bytes)}" if look.bytes is not None else "")
+    since = f", from {show_instant(look.oldest)[:16]}Z on" if look.oldest is not None else ""
+    told = facts(
+        ("topic", f"{look.topic}, {many(look.partitions, 'partition')}, {stood}{since}"),
+        ("looked at", f"{many(sample.values, 'record')}, {count(look.keyed)} with a key"),
+        ("format", f"{format_.value}: {format_.why}"),
+    )
+    out: list[RenderableType] = [heading(f"Feed {name}"), told]
+    if format_.value == "json":
+        rows = [(column, said, f"{count(sample.fields[column].seen)}") for column, said in sample.columns.items()]
+        out += ["", table(("column", "type", "seen"), shorten(rows), right="seen")]
+    if fits is not None and sample.values:
+        ok = fits == sample.values
+        out.append((good if ok else warn)(f"{count(fits)} of {count(sample.values)} records looked at fit this schema"))
+    here = Path.cwd()
+    names = [str(p.relative_to(here) if p.is_relative_to(here) else p) for p in written]
+    project = "" if root == here.resolve() else f" --project {shlex.quote(str(root))}"
+    out += ["", good(f"written: {', '.join(names)}")]
+    return [*out, facts(*((what, f"{how}{project}") for what, how in _next(name)), _in_dagster(root, project))]
+
+
+def _next(name: str) -> tuple[tuple[str, str], ...]:
+    return ("what it would read", f"sluice plan {name}"), ("land it", f"sluice run {name}")
+
+
+def _in_dagster(root: Path, project: str) -> tuple[str, str]:
+    match _dagster_of_ones_own(root):
+        case "dg":
+            return "every hour, in your Dagster", "dg scaffold defs sluice.dagster.FeedsComponent ingest"
+        case "dagster":
+            return "every hour, in your Dagster", "sluice docs dagster"
+    return "every hour, in Dagster", f"sluice ui{project}"

@@ -1,0 +1,344 @@
+"""`sluice status`: the progress of each feed, in its ledger, in its group and in Kafka."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich.console import RenderableType
+from rich.text import Text
+
+from sluice.cli.app import completers
+from sluice.cli.app.invocation import Session, command
+from sluice.cli.options import window_options
+from sluice.cli.shared import other_batches
+from sluice.cli.shared import outlook_text as outlooks
+from sluice.cli.shared.feed_status import FeedStatus, PartitionStatus, look, look_if_possible
+from sluice.cli.terminal.number_format import count
+from sluice.cli.terminal.output import bad, facts, good, heading, safe, shorten, table, warn
+from sluice.cli.terminal.partition_labels import lives, ranges
+from sluice.pipelines.errors import BatchRefused, ContractBroken, QuarantineExceeded, SchemaDrifted, SluiceError
+from sluice.pipelines.model.receipts import Life, Met
+from sluice.pipelines.status.window_state import Standing
+from sluice.pipelines.util.parallel import each
+from sluice.pipelines.util.units import many, show_about, show_duration, show_instant, show_window
+
+if TYPE_CHECKING:
+    from sluice.cli.terminal.output import Terminal
+    from sluice.pipelines.ledger import Batch
+    from sluice.pipelines.planning.held_back import HeldBack
+    from sluice.pipelines.status.window_state import WindowStanding
+
+
+def register(app: typer.Typer) -> None:
+    command(app)(status)
+
+
+def status(
+    session: Session,
+    feed: Annotated[
+        str | None,
+        typer.Argument(
+            metavar="[FEED]", help="This feed alone, by partition.", show_default=False, autocompletion=completers.feeds
+        ),
+    ] = None,
+    last: Annotated[int, typer.Option("--last", metavar="N", min=1, max=10_000, help="How many windows to show.")] = 24,
+) -> int:
+    """Show how far the feeds are.
+
+    For each feed: records that Kafka will delete before they land, the frontier, committed offsets, lag in offsets and
+    in time, rates and when it will have caught up, live batches and their owners, and the newest windows as a strip.
+    With FEED also by partition.
+
+    $ sluice status
+    $ sluice status orders --last 168
+    $ sluice status orders --json
+    """
+    feeds = {feed: session.feed(feed)} if feed else dict(session.files.feeds)
+    with session.terminal.working("reading ledgers, asking Kafka"):
+        if feed:
+            found = [look(session.open_edges, feeds[feed], last)]
+        else:
+            with session.shared_edges(feeds.values()) as open_edges:
+                found = each(lambda f: look_if_possible(open_edges, f, last), list(feeds.values()), _PATIENCE)
+        others = {} if feed else _without_files(session)
+    broken = {} if feed else session.files.broken
+    session.terminal.show(
+        *(_detail(found[0], session.terminal) if feed else _overview(found, session.terminal)),
+        *(bad(e.message) for e in broken.values()),
+        *(warn(f"ledgers without a feed file in {lake}: {', '.join(names)}") for lake, names in others.items()),
+    )
+    session.terminal.document(
+        {
+            "feeds": [document(f) for f in found],
+            "broken": [e.fields() for e in broken.values()],
+            "ledgers_without_files": others,
+        }
+    )
+    return max((e.exit_code for e in (*broken.values(), *(f.error for f in found)) if e), default=0)
+
+
+def _without_files(session: Session) -> dict[str, list[str]]:
+    """By lake, its ledgers that no feed file of the project is of. A lake that does not answer has none."""
+    from sluice.pipelines.ledger.neighbours import feeds_without_files
+    from sluice.resources.lake.open_lake import open_lake
+
+    names = {*session.files.feeds, *(path.stem for path in session.files.broken)}
+    out = dict[str, list[str]]()
+    for feed in {f.lake: f for f in session.files.feeds.values()}.values():
+        with suppress(SluiceError):
+            out[str(feed.lake)] = feeds_without_files(open_lake(feed), names)
+    return {lake: others for lake, others in out.items() if others}
+
+
+# -- for people
+
+
+def _overview(found: list[FeedStatus], terminal: Terminal) -> list[RenderableType]:
+    if not found:
+        return [Text("no feeds")]
+    names = ("feed", "windows", "lag", "behind", "uncommitted", "last batch", "")
+    wide = terminal.width >= _WIDE
+    shown = [True] * 4 + [wide or any(f.uncommitted for f in found)] + [True] * 2
+    rows = [[c for c, keep in zip(_row(f, terminal), shown, strict=True) if keep] for f in found]
+    columns = [n for n, keep in zip(names, shown, strict=True) if keep]
+    every = [w for f in found for w in f.windows[-_STRIP:]]
+    legend = [Text(), window_options.legend(every, fancy=terminal.fancy)] if every else []
+    return [*_alarms(found), table(columns, rows, right="lag behind uncommitted", least="uncommitted last"), *legend]
+
+
+_PATIENCE = 0.05
+"""Seconds: a feed that is quick to look at, in a lake on a local disk, takes half of it on a busy machine."""
+_STRIP = 24
+"""Windows of each feed in the overview."""
+_WIDE = 120
+"""The width from which on the overview says more about the last batch."""
+
+
+def _row(f: FeedStatus, terminal: Terminal) -> tuple[str | Text, ...]:
+    age = f.outlook.age if f.outlook else None
+    strip = window_options.strip(f.windows[-_STRIP:], fancy=terminal.fancy)
+    last = _batch(f.last, brief=terminal.width < _WIDE)
+    return f.feed, strip, count(f.lag), outlooks.short(age), count(f.uncommitted), last, _state(f)
+
+
+def _alarms(found: list[FeedStatus]) -> Iterator[Text]:
+    """The worst finding of each feed in trouble; beyond a limit, only their number."""
+    troubled = [(f.feed, alarms) for f in found if (alarms := _worst_first(f, [h for h in f.held if h.overdue]))]
+    troubled.sort(key=lambda t: t[1][0].colour != "red")
+    for feed, alarms in troubled[:_TROUBLED]:
+        yield from alarms[0].lines(1, f"{feed}: ")
+    if len(troubled) > _TROUBLED:
+        yield Text(f"  {many(len(troubled) - _TROUBLED, 'feed')} more in trouble", style="dim")
+    yield from [Text()] if troubled else []
+
+
+_TROUBLED = 8
+"""How many feeds the overview gives lines to."""
+
+
+def _worst_first(f: FeedStatus, held: Sequence[HeldBack]) -> list[outlooks.Alarm]:
+    return [*outlooks.alarms(f.feed, f.outlook, f.losses, held)] if f.outlook else []
+
+
+def _state(status: FeedStatus) -> Text:
+    outlook = status.outlook
+    if status.error:
+        return warn(status.error.message.splitlines()[0])
+    if outlook and (status.losses or outlook.at_risk):
+        return bad("lost records") if status.losses else warn("at risk")
+    if status.refused:
+        return bad(f"refused: {_BY[type(next(iter(status.refused.values())))]}")
+    if any(h.overdue for h in status.held):
+        return warn("held back")
+    if status.live:
+        return _living(status)
+    if status.last is None:
+        return Text("nothing landed yet", style="dim")
+    if outlook and outlook.falls_behind:
+        return warn("falls behind")
+    if outlook and outlook.lag and outlook.eta is not None:
+        return Text(f"{show_about(outlook.eta)} to land")
+    if status.held:
+        return warn(f"{count(sum(h.offsets for h in status.held))} held back")
+    return good("caught up") if status.lag == 0 else Text("")
+
+
+def _living(status: FeedStatus) -> Text:
+    lives = [m.verdict.life for m in status.met.values()]
+    if alive := lives.count(Life.ALIVE):
+        return Text(f"{many(alive, 'batch', 'batches')} at work", style="cyan")
+    return warn("left by a dead run" if Life.DEAD in lives else "by a run that may be dead")
+
+
+_BY = {QuarantineExceeded: "quarantine limit", ContractBroken: "contract", SchemaDrifted: "drift"}
+
+
+def _batch(batch: Batch | None, *, brief: bool = False) -> str:
+    if batch is None:
+        return "–"
+    landed = f"{count(batch.rows)} rows" if batch.published is not None else str(batch.status)
+    return (
+        f"{batch.id}, {landed}" if brief else f"{batch.id}, {landed}, {show_instant(batch.planned_at // 1000 * 1000)}"
+    )
+
+
+def _detail(status: FeedStatus, terminal: Terminal) -> list[RenderableType]:
+    known = lives(p.key for p in status.partitions)
+    rows = [
+        (
+            *(known[p.key], count(p.origin), count(p.frontier), count(p.committed), count(p.end), count(p.lag)),
+            outlooks.short(p.age) if p.lag else "",
+            "; ".join(filter(None, (_above(p.holes), f"{count(p.unstable)} not stable" if p.unstable else ""))),
+        )
+        for p in status.partitions
+    ]
+    names = ("partition", "origin", "frontier", "committed", "stable end", "lag", "behind", "")
+    outlook = status.outlook
+    age, unstable = outlook.age if outlook else None, sum(p.unstable for p in status.partitions)
+    out: list[RenderableType] = [heading(status.feed, outlooks.behind(status.lag, age, unstable))]
+    if alarms := _worst_first(status, status.held):
+        out += [*(line for alarm in alarms for line in alarm.lines()), Text()]
+    out += [*outlooks.settings_denied(outlook)] if outlook else []
+    for batch, why in status.refused.items():
+        out += [*_refusal(status.feed, batch, why), Text()]
+    out += [
+        table(names, shorten(rows), right="origin frontier committed stable lag behind", least="origin"),
+        facts(
+            *(outlooks.pace(outlook) if outlook else ()),
+            ("last batch", _batch(status.last)),
+            *(("live batch", _at_work(b, status.met[b.id])) for b in status.live if b.id not in status.refused),
+            *(outlooks.forgotten(outlook) if outlook else ()),
+        ),
+        *other_batches.view(
+            m for b, m in status.met.items() if m.verdict.life is not Life.ALIVE and b not in status.refused
+        ),
+    ]
+    if status.windows:
+        out += _windows_view(status, terminal)
+    if status.start_not_used:
+        out.append(warn(status.start_not_used))
+    if status.error:
+        out.append(warn(f"{status.error.message}\n  → {status.error.remedy}"))
+    return out
+
+
+def _refusal(feed: str, batch: int, why: BatchRefused) -> Iterator[Text]:
+    """A refused batch: by what it was refused, and what to do."""
+    yield bad(f"batch {batch} was refused and stays staged: {why.message}")
+    if isinstance(why, QuarantineExceeded):
+        yield Text.assemble(("  → ", "bold"), f"see them by reason: sluice quarantine list {feed}")
+    yield Text.assemble(("  → ", "bold"), safe(why.remedy))
+    yield Text.assemble(
+        ("  → ", "bold"), f"then: sluice run {feed}; or give it up: sluice repair {feed} --abandon {batch}"
+    )
+
+
+def _at_work(b: Batch, standing: Met) -> str:
+    seen = standing.verdict
+    stands = f"at work: {seen.why}" if seen.life is Life.ALIVE else {Life.DEAD: "dead"}.get(seen.life, str(seen.life))
+    return f"{b.id}: {b.request}, {count(b.reserved_span)} offsets, {b.owner.describe()}, {stands}"
+
+
+def _above(ranges: tuple[tuple[int, int], ...]) -> str:
+    """The first few ranges that have landed beyond the frontier."""
+    shown = ", ".join(f"[{start}, {end})" for start, end in ranges[:3])
+    more = f", {len(ranges) - 3} more" if len(ranges) > 3 else ""
+    return f"and {shown}{more}" if ranges else ""
+
+
+def _windows_view(status: FeedStatus, terminal: Terminal) -> list[RenderableType]:
+    """The strip, and a line for each of the newest windows that wait for something."""
+    waiting = [w for w in status.windows if w.standing not in _NO_WORD]
+    return [
+        heading("Windows", window_options.title(status.length, status.windows)),
+        *window_options.calendar(status.windows, status.length, fancy=terminal.fancy, width=terminal.width),
+        *(Text("  ") + _stands(status, w) for w in waiting[-_TOLD:]),
+    ]
+
+
+_NO_WORD = (Standing.LANDED, Standing.RETIRED, Standing.OPEN, Standing.OWED)
+"""States that a sign in the strip says everything about."""
+
+
+def _stands(status: FeedStatus, w: WindowStanding) -> Text:
+    if w.standing is Standing.FAILED and w.batch in status.refused:
+        return bad(
+            f"window {show_window(w.window)}: batch {w.batch}, which was refused; {window_options.owing(w.owes)}"
+        )
+    return window_options.verdict(w)
+
+
+_TOLD = 5
+"""How many windows get a line of their own."""
+
+
+# -- for programs
+
+
+def document(status: FeedStatus) -> dict[str, Any]:
+    return {
+        "feed": status.feed,
+        "lag": status.lag,
+        "uncommitted": status.uncommitted,
+        "partitions": [
+            {
+                "topic": p.key.topic,
+                "partition": p.key.partition,
+                "topic_id": p.key.topic_id,
+                "origin": p.origin,
+                "frontier": p.frontier,
+                "committed": p.committed,
+                "stable_end": p.end,
+                "lag": p.lag,
+                "lag_seconds": _age(p),
+                "unstable": p.unstable,
+                "landed_above_frontier": ranges(p.holes),
+            }
+            for p in status.partitions
+        ],
+        "window": show_duration(status.length),
+        "windows": [window_options.document(w) for w in status.windows],
+        "outlook": outlooks.document(status.outlook, status.losses) if status.outlook else None,
+        "held_back": [h.document() for h in status.held],
+        "start_not_used": status.start_not_used,
+        "live_batches": [_live_document(status, b) for b in status.live],
+        "last_batch": _batch_document(status.last) if status.last else None,
+        "problem": status.error.fields() if status.error else None,
+    }
+
+
+def _age(p: PartitionStatus) -> float | None:
+    return 0.0 if p.lag == 0 else None if p.age is None else p.age / 1000
+
+
+def _how_live(status: FeedStatus, b: Batch) -> dict[str, Any]:
+    """How many seconds ago the owner last gave a sign, and why the batch was refused."""
+    return {
+        "beat_seconds": status.beats[b.id] / 1000 if b.id in status.beats else None,
+        "refused": status.refused[b.id].fields() if b.id in status.refused else None,
+    }
+
+
+def _live_document(status: FeedStatus, b: Batch) -> dict[str, Any]:
+    """The batch, the verdict on its run, and the commands to use if the run is dead."""
+    (standing,) = other_batches.document([status.met[b.id]])
+    said = {name: standing[name] for name in ("owner_is", "evidence", "ways")}
+    return _batch_document(b) | _how_live(status, b) | said
+
+
+def _batch_document(b: Batch) -> dict[str, Any]:
+    owner = {"run": b.owner.run, "host": b.owner.host, "pid": b.owner.pid}
+    return {
+        "batch": b.id,
+        "status": str(b.status),
+        "request": str(b.request),
+        "plan": b.hash,
+        "planned_at": b.planned_at,
+        "offsets": b.reserved_span,
+        "rows": b.rows,
+        "failed_slices": b.failed,
+        "owner": owner,
+    }

@@ -1,0 +1,248 @@
+"""`sluice ui`: Dagster's servers over this project, on loopback, until Ctrl-C.
+
+    code server  ←  web server      one process loads the project's code for both, and its children are the runs
+                 ←  daemon
+
+When a file changes that shapes what Dagster shows, the code server loads the project anew (`reloading`), and the other
+two follow.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.util
+import os
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from rich.text import Text
+
+from sluice.cli.app.invocation import Session, command
+from sluice.cli.daily import reload
+from sluice.cli.terminal.output import Terminal, good, warn
+from sluice.pipelines.errors import Failed, FeedError, UsageError
+from sluice.pipelines.util import extras, scratch
+from sluice.pipelines.util.units import many
+
+if TYPE_CHECKING:
+    from sluice.resources.project import Project
+
+HOST = "127.0.0.1"
+PORTS = range(3000, 3020)
+START_SECONDS = 300.0
+STOP_SECONDS = 15.0
+_POLL = 0.2  # seconds between two looks at servers that are starting or running
+_LOOK = 1.0  # seconds between two looks at the project's files
+_SOCKET = 100  # bytes of a longest path of a socket, on every system
+
+
+def register(app: typer.Typer) -> None:
+    command(app)(ui)
+
+
+def ui(
+    session: Session,
+    port: Annotated[
+        int | None, typer.Option("--port", "-p", min=1, max=65535, show_default="3000, or the next free")
+    ] = None,
+) -> None:
+    """Open Dagster's UI on this project, until Ctrl-C.
+
+    It starts Dagster's web server and daemon on loopback: lineage, runs, checks, schedules. A new feed, contract or
+    report shows there within seconds. A feed whose file is wrong is named, and left out until it is mended.
+
+    $ sluice ui
+    $ sluice ui --project .sluice/demo --port 3100
+    """
+    project = session.project
+    broken = _broken(session)
+    address = f"http://{HOST}:{_free_port(port)}"
+    with _ending_servers() as servers:
+        changes = reload.Changes(project, reload.stamps(project))
+        with session.terminal.working("starting Dagster"):
+            _start(project, address, servers)
+        with session.terminal.working("waiting for Dagster's web server"):
+            _await(lambda: _answers(address), "webserver", servers)
+        session.terminal.show(
+            good(f"Dagster is at {address}"),
+            "  Ctrl-C ends it, and runs that were started from it",
+            *(warn(f"not shown: {e.message}\n  → {e.remedy}") for e in broken),
+        )
+        pids = {n: s.process.pid for n, s in servers.items()}
+        session.terminal.document({"address": address, "pids": pids, "broken": [e.fields() for e in broken]})
+        _watch(servers, changes, address, session.terminal)
+
+
+def _broken(session: Session) -> Sequence[FeedError]:
+    """What is wrong with feed files: told here, not only in the logs of a server. Raises FeedError if none is right."""
+    broken = list(session.files.broken.values())
+    if broken and not session.files.feeds:
+        raise broken[0]
+    return broken
+
+
+class _Server:
+    """One of Dagster's processes, with its log in the project's Dagster home."""
+
+    def __init__(self, name: str, arguments: list[str], env: Mapping[str, str], home: Path) -> None:
+        self.name, self.log = name, home / f"{name}.log"
+        with self.log.open("wb") as sink:
+            # A session of its own: Ctrl-C reaches only this process, which ends the servers in order.
+            self.process = subprocess.Popen(
+                [sys.executable, "-m", *arguments],
+                env=dict(env),
+                cwd=home,
+                stdin=subprocess.DEVNULL,
+                stdout=sink,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )
+
+    def failure(self, what: str) -> Failed:
+        said = self.log.read_text(errors="replace").splitlines()[-12:]
+        return Failed("\n    ".join([f"Dagster's {self.name} {what}; it said:", *said]), remedy=f"read {self.log}")
+
+    def end(self) -> None:
+        """End the server and what it started: code servers, and runs that were launched from the UI."""
+        self.process.terminate()
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self.process.wait(STOP_SECONDS)
+        self._signal(signal.SIGTERM)
+        deadline = time.monotonic() + STOP_SECONDS
+        while self._signal(0) and time.monotonic() < deadline:
+            time.sleep(_POLL)
+        self._signal(signal.SIGKILL)
+        self.process.wait()
+
+    def _signal(self, number: int) -> bool:
+        """Signal its whole session; False if nothing of it is left."""
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self.process.pid, number)
+            return True
+        return False
+
+
+Servers = dict[str, _Server]
+
+
+def _start(project: Project, address: str, servers: Servers) -> None:
+    """Start the servers, into `servers`: the code server first, since the others ask it for the code."""
+    from sluice.assets.instance.instance import bury_dead_runs, limit_pools, open_instance, prepare_home
+    from sluice.assets.instance.internals import LOCATION, MODULE, workspace
+    from sluice.assets.jobs import compaction_job, report_assets
+    from sluice.assets.runs.fleet_runs import fleet_pool
+    from sluice.assets.runs.run_session import pool
+    from sluice.assets.specs.feed_files import read_shapes
+
+    if importlib.util.find_spec("dagster_webserver") is None:
+        raise extras.lacks("dagster_webserver")
+    home = prepare_home(project)
+    with open_instance(project) as instance:
+        feeds = read_shapes(project).feeds  # a wrong file shows there, and keeps nobody from looking
+        fleets = {fleet_pool(feed.schedule) for feed in feeds.values()}
+        limit_pools(instance, [report_assets.POOL, compaction_job.POOL, *map(pool, feeds), *fleets])
+        bury_dead_runs(instance, home)  # otherwise runs that wait for their pools would wait for ever
+    env = {**os.environ, "DAGSTER_HOME": str(home), "SLUICE_PROJECT": str(project.root)}
+    meeting = _meeting_place() / "code.sock"
+    code = ("--socket", str(meeting), "-m", MODULE, "-d", str(project.root), "--location-name", LOCATION)
+    own = ("--use-python-environment-entry-point", "--inject-env-vars-from-instance")
+    servers["code server"] = _Server("code-server", ["dagster", "code-server", "start", *code, *own], env, home)
+    _await(lambda: _listens(meeting), "code server", servers)
+    at = meeting.with_name("workspace.yaml")
+    at.write_text(workspace(meeting))
+    port = address.rpartition(":")[2]
+    for name, arguments in {
+        "webserver": ["dagster_webserver", "-h", HOST, "-p", port, "-w", str(at)],
+        "daemon": ["dagster._daemon", "run", "-w", str(at)],
+    }.items():
+        servers[name] = _Server(name, arguments, env, home)
+
+
+def _meeting_place() -> Path:
+    """A folder that nobody else may enter, with a path that is short enough for a socket in it."""
+    folder = scratch.root()
+    return folder if len(os.fsencode(folder / "code.sock")) <= _SOCKET else Path(tempfile.mkdtemp(dir="/tmp"))
+
+
+def _listens(at: Path) -> bool:
+    with contextlib.suppress(OSError), socket.socket(socket.AF_UNIX) as asking:
+        asking.connect(str(at))
+        return True
+    return False
+
+
+@contextlib.contextmanager
+def _ending_servers() -> Iterator[Servers]:
+    """The servers that the block starts. Ctrl-C is its usual end; they end with it, however it ends."""
+    servers: Servers = {}
+    try:
+        yield servers
+    except KeyboardInterrupt:
+        return
+    finally:
+        for server in reversed(servers.values()):
+            server.end()
+
+
+def _await(ready: Callable[[], bool], name: str, servers: Servers) -> None:
+    deadline = time.monotonic() + START_SECONDS
+    while not ready():
+        _check(servers)
+        if time.monotonic() > deadline:
+            raise servers[name].failure(f"did not answer within {START_SECONDS:.0f} s")
+        time.sleep(_POLL)
+
+
+def _watch(servers: Servers, changes: reload.Changes, address: str, terminal: Terminal) -> None:
+    """Until a server ends: have the project loaded anew whenever files of it have changed."""
+    looked = time.monotonic()
+    while True:
+        _check(servers)
+        time.sleep(_POLL)
+        if time.monotonic() - looked >= _LOOK:
+            looked = time.monotonic()
+            if changed := changes.settled():
+                terminal.show(_reloaded(address, changed))
+
+
+def _reloaded(address: str, changed: Sequence[str]) -> Text:
+    from sluice.assets.instance.internals import LOCATION
+
+    what = f"{changed[0]} and {many(len(changed) - 1, 'other')}" if len(changed) > 1 else changed[0]
+    try:
+        wrong = reload.reload(address, LOCATION)
+    except OSError as error:
+        wrong = str(error)
+    return warn(f"not shown: {what} changed, and Dagster says: {wrong}") if wrong else good(f"loaded anew: {what}")
+
+
+def _check(servers: Servers) -> None:
+    for server in servers.values():
+        if (code := server.process.poll()) is not None:
+            raise server.failure(f"ended with {code}")
+
+
+def _answers(address: str) -> bool:
+    from urllib.request import urlopen
+
+    try:
+        with urlopen(f"{address}/server_info", timeout=5) as answer:
+            return bool(answer.status == 200)
+    except OSError:  # URLError is one
+        return False
+
+
+def _free_port(wanted: int | None) -> int:
+    for port in (wanted,) if wanted else PORTS:
+        with contextlib.suppress(OSError), socket.create_server((HOST, port)):
+            return port
+    which = f"port {wanted} is" if wanted else f"ports {PORTS.start} to {PORTS.stop - 1} are"
+    raise UsageError(f"{which} taken", remedy="name a free one: sluice ui --port 3100")

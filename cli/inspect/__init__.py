@@ -1,0 +1,1 @@
+"""Commands that inspect: plan, files, table, wait, explain, peek, report, doctor, metrics."""

@@ -1,0 +1,212 @@
+"""`sluice doctor`: whether all that the feeds need is there and works, line by line. Reads only."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Collection, Iterator, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from functools import partial
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from rich.console import RenderableType
+from rich.text import Text
+
+from sluice.cli.app import completers
+from sluice.cli.app.invocation import Session, command
+from sluice.cli.terminal.output import bad, good, heading, safe, warn
+from sluice.pipelines.errors import SetupError, SluiceError, UsageError
+from sluice.pipelines.model.health import Diagnosis, Health, of_error, skipped
+from sluice.pipelines.model.progress import Progress
+from sluice.pipelines.util import extras
+from sluice.pipelines.util.units import many
+
+if TYPE_CHECKING:
+    from sluice.assets.specs.feed_files import FeedFiles
+    from sluice.pipelines.feed.feed import Feed
+
+WRONG = 1
+
+
+def register(app: typer.Typer) -> None:
+    command(app)(doctor)
+
+
+def doctor(
+    session: Session,
+    feed: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="FEED",
+            help="Only what these feeds need.",
+            show_default="all feeds",
+            autocompletion=completers.feeds,
+        ),
+    ] = None,
+    spark: Annotated[
+        bool, typer.Option("--spark", metavar=" ", help="Start a Spark session, too: it takes seconds to a minute.")
+    ] = False,
+) -> int:
+    """Look at the machine, the project, Kafka, the lake and Spark, and say what is wrong and how to mend it.
+
+    It changes nothing, and ends soon whatever is away. Exit 1 when something is wrong.
+
+    $ sluice doctor
+    $ sluice doctor orders --spark
+    """
+    groups = [*_groups(session, feed or [], spark=spark)]
+    with session.terminal.progress() as meter:
+        _look(groups, lambda done: meter(Progress("looking at", done, len(groups), _under_way(groups))))
+    session.terminal.show(*(line for group in groups for line in _view(group)), _sum(groups))
+    session.terminal.document({"healthy": not _count(groups, Health.FAILED), "groups": [_document(g) for g in groups]})
+    return WRONG if _count(groups, Health.FAILED) else 0
+
+
+@dataclass
+class Group:
+    """What is looked at together, for these feeds or for all. `found` stands there when the look is over."""
+
+    title: str
+    look: Callable[[], list[Diagnosis]]
+    feeds: tuple[str, ...] = ()
+    found: list[Diagnosis] = field(default_factory=list)
+    over: threading.Event = field(default_factory=threading.Event)
+
+    def run(self) -> None:
+        try:
+            self.found = self.look()
+        except SluiceError as error:
+            self.found = [of_error(self.title.lower(), error)]
+        finally:
+            self.over.set()
+
+
+def _groups(session: Session, names: Sequence[str], *, spark: bool) -> Iterator[Group]:
+    """The groups that there are to look at: one for each different Kafka, lake and Spark. Raises FeedError."""
+    from sluice.resources.health import machine_checks
+    from sluice.resources.health.run_checks import examine
+
+    yield Group("This machine", lambda: examine(None, machine_checks.CHECKS))
+    try:
+        files = session.files
+    except UsageError as error:
+        if names:
+            raise
+        outside = of_error("feeds", error)
+        yield Group("Project", lambda: [outside])
+        return
+    every = {*files.feeds, *(path.stem for path in files.broken)}
+    files = _only(files, names) if names else files
+    yield Group(f"Project {session.project.root}", lambda: _project(session, files))
+    yield from _of_feeds([*files.feeds.values()], every, spark=spark)
+
+
+def _only(files: FeedFiles, names: Sequence[str]) -> FeedFiles:
+    """These feeds alone, sound or broken. Raises FeedError when there is none of a name."""
+    broken = {path: error for path, error in files.broken.items() if path.stem in names}
+    stems = {path.stem for path in broken}
+    feeds = {name: files.feed(name) for name in names if name not in stems}
+    return replace(files, feeds=feeds, broken=broken)
+
+
+def _project(session: Session, files: FeedFiles) -> list[Diagnosis]:
+    try:
+        with extras.named():
+            from sluice.assets.operations.dagster_health import examine_project  # late: it loads Dagster
+    except SetupError as error:  # who only reads needs none
+        return [*(of_error("feeds", e) for e in files.broken.values()), skipped("Dagster", error.message, error.remedy)]
+    return examine_project(session.project, files)
+
+
+def _of_feeds(feeds: Sequence[Feed], names: Collection[str], *, spark: bool) -> Iterator[Group]:
+    from sluice.resources.health.kafka_checks import examine_kafka
+    from sluice.resources.health.spark_checks import examine_spark
+
+    for of in _alike(feeds, lambda f: f.kafka):
+        kafka = of[0].kafka
+        yield Group(f"Kafka {kafka.bootstrap}", partial(examine_kafka, kafka, tuple(of)), _names(of))
+    for of in _alike(feeds, lambda f: (f.lake, f.s3)):
+        yield Group(f"Lake {of[0].lake}", partial(_lake, of, names), _names(of))
+    for of in _alike(feeds, lambda f: f.spark):
+        yield Group(f"Spark {of[0].spark.master or 'local'}", partial(examine_spark, of[0], start=spark), _names(of))
+
+
+def _lake(feeds: Sequence[Feed], names: Collection[str]) -> list[Diagnosis]:
+    """The lake, and the ledgers in it where it answers. `names` are those of all feed files of the project."""
+    from sluice.resources.health.lake_checks import examine_lake
+
+    lake = examine_lake(feeds[0].lake, feeds[0].s3)
+    if any(one.health is Health.FAILED for one in lake):
+        return [*lake, skipped("ledger", "not read: see above")]
+    try:
+        with extras.named():
+            from sluice.resources.health.ledger_checks import examine_ledgers
+    except SetupError as error:  # who only reads has no client of Kafka
+        return [*lake, skipped("ledger", error.message, error.remedy)]
+    return [*lake, *examine_ledgers(feeds, names)]
+
+
+def _alike(feeds: Sequence[Feed], part: Callable[[Feed], object]) -> list[list[Feed]]:
+    """The feeds, together where that part of them is the same."""
+    found: list[tuple[object, list[Feed]]] = []
+    for feed in feeds:
+        there = next((group for key, group in found if key == part(feed)), None)
+        if there is None:
+            found.append((part(feed), [feed]))
+        else:
+            there.append(feed)
+    return [group for _, group in found]
+
+
+def _names(feeds: Sequence[Feed]) -> tuple[str, ...]:
+    return tuple(f.name for f in feeds)
+
+
+def _look(groups: Sequence[Group], report: Callable[[int], None]) -> None:
+    """All groups side by side; each ends by itself, since its checks do."""
+    for group in groups:
+        threading.Thread(target=group.run, daemon=True, name=f"sluice-doctor-{group.title}").start()
+    report(0)
+    while not all(group.over.wait(0.1) for group in groups):
+        report(sum(group.over.is_set() for group in groups))
+
+
+def _under_way(groups: Sequence[Group]) -> str:
+    return next((g.title for g in groups if not g.over.is_set()), "")
+
+
+# -- for people
+
+_MARKS: dict[Health, Callable[[str], Text]] = {
+    Health.OK: good,
+    Health.WARNING: warn,
+    Health.FAILED: bad,
+    Health.SKIPPED: lambda text: Text.assemble(("– ", "dim"), (safe(text), "dim")),
+}
+
+
+def _view(group: Group) -> Iterator[RenderableType]:
+    yield heading(group.title, ", ".join(group.feeds))
+    for one in group.found:
+        yield Text("  ") + _MARKS[one.health](f"{one.title}: {one.found}")
+        if one.remedy:
+            yield f"    → {one.remedy}"
+
+
+def _sum(groups: Sequence[Group]) -> Text:
+    wrong, odd = _count(groups, Health.FAILED), _count(groups, Health.WARNING)
+    odd_too = f", {many(odd, 'thing')} to look at" if odd else ""
+    if wrong:
+        return Text("\n") + bad(f"{many(wrong, 'thing')} wrong{odd_too}")
+    return Text("\n") + (warn(f"nothing is wrong{odd_too}") if odd else good("nothing is wrong"))
+
+
+def _count(groups: Sequence[Group], health: Health) -> int:
+    return sum(one.health is health for group in groups for one in group.found)
+
+
+# -- for programs
+
+
+def _document(group: Group) -> dict[str, object]:
+    return {"title": group.title, "feeds": group.feeds, "checks": [asdict(one) for one in group.found]}

@@ -1,0 +1,99 @@
+"""`sluice explain`: where one record is, or why it is nowhere."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich.console import RenderableType
+
+from sluice.cli.app import completers
+from sluice.cli.app.invocation import FeedName, Session, command
+from sluice.cli.options import parsing
+from sluice.cli.terminal.output import good, heading
+from sluice.cli.terminal.record_view import document as record_document
+from sluice.cli.terminal.record_view import rows, typed_fields, typed_view
+from sluice.cli.terminal.record_view import view as record_view
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+    from sluice.pipelines.audit.explain_offset import Explanation
+    from sluice.pipelines.ports import Lake
+    from sluice.pipelines.republishing.coordinates import Moved
+
+Place = Annotated[
+    str,
+    typer.Argument(
+        metavar="T:P:OFFSET",
+        help="Topic, partition and offset.",
+        show_default=False,
+        autocompletion=completers.places,
+    ),
+]
+
+
+def register(app: typer.Typer) -> None:
+    command(app)(explain)
+
+
+def explain(session: Session, feed: FeedName, place: Place) -> None:
+    """Say where a record is, or why it is nowhere.
+
+    It uses the ledger and the files alone; Kafka is not asked (see `peek`). It also says where a republish sent the
+    record, or from where one sent it here.
+
+    $ sluice explain orders orders:0:150
+    $ sluice explain orders orders-again:2:7
+    """
+    from sluice.pipelines.audit.explain_offset import explain as of_ledger
+    from sluice.pipelines.ledger import Ledger
+    from sluice.pipelines.republishing.coordinates import whence_and_whither
+
+    tp, offset = parsing.record(place)
+    found = session.feed(feed)
+    with session.open_edges(found) as edges:
+        said = of_ledger(Ledger(edges.lake, feed, edges.clock), edges.lake, tp, offset)
+        row = _row(edges.lake, said)
+        moved = list(whence_and_whither(edges.lake, feed, tp, offset))
+    session.terminal.show(*_view(said, row), *_moved_view(moved))
+    session.terminal.document(_document(said, row) | {"republished": [_moved_document(m) for m in moved]})
+
+
+def _row(lake: Lake, said: Explanation) -> pa.Table | None:
+    """The record as it landed, one row."""
+    if said.path is None or said.row_group is None or said.row is None:
+        return None
+    from sluice.pipelines.lake import parquet
+
+    with parquet.open_parquet(lake, said.path) as file:
+        group = file.read_row_group(said.row_group)
+    return group.slice(said.row, 1)
+
+
+def _view(said: Explanation, row: pa.Table | None) -> list[RenderableType]:
+    out: list[RenderableType] = [heading(f"{said.tp}:{said.offset}", str(said.found)), f"  {said.text}"]
+    if row is None:
+        return out
+    fields = typed_fields(row)
+    return [*out, typed_view(fields) if fields else record_view(rows(row))]
+
+
+def _moved_view(moved: Sequence[Moved]) -> list[RenderableType]:
+    return [good(f"republish {m.republish} sent {m.tp}:{m.offset} to {m.to}:{m.to_offset}") for m in moved]
+
+
+def _moved_document(m: Moved) -> dict[str, Any]:
+    return {"republish": m.republish, "from": f"{m.tp}:{m.offset}", "to": f"{m.to}:{m.to_offset}"}
+
+
+def _document(said: Explanation, row: pa.Table | None) -> dict[str, Any]:
+    place = {"topic": said.tp.topic, "partition": said.tp.partition, "offset": said.offset}
+    rest = {k: v for k, v in asdict(said).items() if k not in ("tp", "offset", "found")}
+    return {**place, "class": str(said.found), **rest, "record": None if row is None else _record(row)}
+
+
+def _record(row: pa.Table) -> dict[str, Any]:
+    return typed_fields(row) or record_document(rows(row)[0])

@@ -1,0 +1,96 @@
+"""`sluice files`: the Parquet files of windows, for other tools to read."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from sluice.cli.app.invocation import FeedName, Session, command
+from sluice.cli.options import window_options
+from sluice.cli.options.window_options import From, To, Window
+from sluice.pipelines.errors import UsageError
+from sluice.pipelines.model.receipts import PartKind
+from sluice.pipelines.util.units import show_window
+
+if TYPE_CHECKING:
+    from sluice.pipelines.feed.feed import Feed
+    from sluice.pipelines.publishing.published_files import File
+
+
+def register(app: typer.Typer) -> None:
+    command(app)(files)
+
+
+def files(
+    session: Session,
+    feed: FeedName,
+    window: Window = None,
+    start: From = None,
+    end: To = None,
+    quarantine: Annotated[
+        bool, typer.Option("--quarantine", help="Files of quarantined records instead of landed ones.")
+    ] = False,
+    partial: Annotated[bool, typer.Option("--partial", help="Include windows that are not complete.")] = False,
+) -> None:
+    """List the files of a window.
+
+    One address per line, ready for a pipe. The list comes from the ledger alone. Exit 3 when the window is not
+    complete. --json adds rows, bytes, offsets and the file's SHA-256 for each slice; where slices share a file, `first`
+    is the row at which a slice begins in it.
+
+    $ sluice files orders --window 2026-11-20T14
+    $ sluice files orders --from 2026-11-20 --to 2026-11-21 | xargs ls -l
+    """
+    from sluice.pipelines.publishing import published_files as reading
+
+    found = session.feed(feed)
+    kind = PartKind.QUARANTINED if quarantine else PartKind.LANDED
+    asked, listed = _list_files(session, found, (window, start, end), kind, partial)
+    session.terminal.lines(f.address for f in reading.one_each(listed))
+    session.terminal.document(document(feed, asked, kind, listed))
+
+
+def _list_files(
+    session: Session,
+    feed: Feed,
+    spelled: tuple[Sequence[str] | None, str | None, str | None],
+    kind: PartKind,
+    partial: bool,
+) -> tuple[Sequence[int], tuple[File, ...]]:
+    from sluice.pipelines.ledger import Ledger
+    from sluice.pipelines.publishing import published_files as reading
+
+    if not any(spelled):
+        raise UsageError("no window", remedy=f"name one: sluice files {feed.name} --window 2026-11-20T14")
+    with session.open_edges(feed) as edges:
+        asked = window_options.named_windows(feed.window, edges.clock(), *spelled)
+        ledger = Ledger(edges.lake, feed.name, edges.clock)
+        return asked, reading.files(ledger, edges.lake, feed.name, asked, feed.window, kind, partial=partial)
+
+
+def document(feed: str, asked: Sequence[int], kind: PartKind, listed: Sequence[File]) -> dict[str, Any]:
+    return {
+        "feed": feed,
+        "windows": [show_window(w) for w in asked],
+        "kind": str(kind),
+        "rows": sum(f.rows for f in listed),
+        "bytes": sum(f.bytes for f in listed),
+        "files": [_file(f) for f in listed],
+    }
+
+
+def _file(f: File) -> dict[str, Any]:
+    return {
+        "window": show_window(f.window),
+        "address": f.address,
+        "topic": f.topic,
+        "partition": f.partition,
+        "start": f.start,
+        "end": f.end,
+        "rows": f.rows,
+        "bytes": f.bytes,
+        "sha256": f.sha256,
+        "first": f.first,
+    }

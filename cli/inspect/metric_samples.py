@@ -1,0 +1,135 @@
+"""The figures of feeds, for `sluice metrics`: from their status, their ledgers, and what Dagster knows of runs."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from typing import TYPE_CHECKING
+
+from sluice.cli.shared.feed_status import FeedStatus, look_through
+from sluice.pipelines.errors import LakeUnavailable, PartUnreadable, SluiceError
+from sluice.pipelines.model.figures import Figure, figure
+from sluice.pipelines.model.receipts import Life, PartKind
+from sluice.pipelines.status.window_state import Standing
+from sluice.pipelines.util.parallel import each
+
+if TYPE_CHECKING:
+    from sluice.cli.app.invocation import OpenEdges, Session
+    from sluice.pipelines.feed.feed import Feed
+    from sluice.pipelines.ledger import Ledger
+    from sluice.pipelines.ledger.entries import PublishEntry
+    from sluice.pipelines.ports import Lake
+    from sluice.pipelines.status.outlook import Outlook
+
+LIVES = {Life.ALIVE: "alive", Life.DEAD: "dead", Life.UNKNOWN: "unknown"}
+
+
+def take(session: Session, feeds: Sequence[Feed], broken: int, last: int) -> list[Figure]:
+    """The figures of these feeds now, of the `last` windows each. What cannot be looked at says so by `sluice_up`."""
+    began = time.time()
+    with session.shared_edges(feeds) as open_edges:
+        found = [f for of in each(lambda feed: of_feed(open_edges, feed, last), list(feeds)) for f in of]
+    found += _of_runs(session, feeds)
+    found.append(figure("broken_feed_files", broken))
+    found += [figure("look_timestamp_seconds", began), figure("look_duration_seconds", time.time() - began)]
+    return found
+
+
+def of_feed(open_edges: OpenEdges, feed: Feed, last: int) -> list[Figure]:
+    """All figures of one feed."""
+    from sluice.pipelines.ledger import Ledger
+
+    try:
+        with open_edges(feed) as edges:
+            ledger = Ledger(edges.lake, feed.name, edges.clock)
+            status = look_through(edges, feed, ledger, last)
+            said = [*_of_ledger(ledger, edges.lake)] if status.partitions or status.last else []
+            return [figure("up", status.error is None, feed.name), *_of_status(status), *said]
+    except SluiceError:
+        return [figure("up", 0, feed.name)]
+
+
+# -- where a feed stands
+
+
+def _of_status(s: FeedStatus) -> Iterator[Figure]:
+    for state in Standing:
+        yield figure("windows", sum(w.standing is state for w in s.windows), s.feed, str(state).replace(" ", "_"))
+    lives = Counter(m.verdict.life for m in s.met.values())
+    for life, word in LIVES.items():
+        yield figure("live_batches", lives[life], s.feed, word)
+    yield figure("refused_batches", len(s.refused), s.feed)
+    yield figure("held_back_offsets", sum(h.offsets for h in s.held), s.feed)
+    by_topic: Counter[str] = Counter()
+    for p in s.partitions:
+        if p.lag is not None:
+            by_topic[p.key.topic] += p.lag
+    for topic, lag in sorted(by_topic.items()):
+        yield figure("lag_offsets", lag, s.feed, topic)
+    if s.outlook:
+        yield figure("uncommitted_offsets", s.uncommitted, s.feed)
+        yield from _of_outlook(s.feed, s.outlook)
+
+
+def _of_outlook(feed: str, outlook: Outlook) -> Iterator[Figure]:
+    known = {
+        "owed_age_seconds": None if outlook.age is None else outlook.age / 1000,
+        "production_offsets_per_second": outlook.production,
+        "landing_offsets_per_second": outlook.landing,
+        "catch_up_seconds": None if outlook.eta is None else outlook.eta / 1000,
+        "lost_offsets": sum(r.span for o in outlook.lost for r in o.lost),
+    }
+    yield from (figure(name, value, feed) for name, value in known.items() if value is not None)
+    spans: Counter[str] = Counter()
+    left: dict[str, float] = {}
+    for risk in outlook.at_risk:
+        topic, seconds = risk.key.topic, max(0, risk.at - outlook.now) / 1000
+        spans[topic] += sum(r.span for r in risk.ranges)
+        left[topic] = min(seconds, left.get(topic, seconds))
+    for topic, seconds in sorted(left.items()):
+        yield figure("retention_at_risk_offsets", spans[topic], feed, topic)
+        yield figure("retention_left_seconds", seconds, feed, topic)
+
+
+def _of_ledger(ledger: Ledger, lake: Lake) -> Iterator[Figure]:
+    """Totals, and the newest batch that landed something. Raises LakeUnavailable."""
+    from sluice.pipelines.status.ledger_figures import newest_landed, of_batch, of_batches
+
+    batches = [b for b in ledger.read().batches.values() if not b.rewrites]
+    yield from of_batches(ledger.feed, batches)
+    if newest := newest_landed(batches):
+        entry = ledger.publication(newest)
+        yield from of_batch(ledger.feed, ledger.recall(newest), entry)
+        with suppress(LakeUnavailable, PartUnreadable):
+            yield from _refused_records(ledger.feed, entry, lake)
+
+
+def _refused_records(feed: str, entry: PublishEntry, lake: Lake) -> Iterator[Figure]:
+    """Of a batch, by reason, counted in its files."""
+    from sluice.pipelines.quarantine.limit import faults_of
+
+    parts = [p for r in entry.receipts for p in r.of(PartKind.QUARANTINED)]
+    reasons: Counter[str] = Counter()
+    for fault in faults_of([p.path for p in parts], lake):
+        reasons[fault.kind.expectation or fault.kind.reason] += fault.records
+    for reason, records in sorted(reasons.items()):
+        yield figure("last_batch_quarantined_records", records, feed, reason)
+
+
+# -- runs
+
+
+def _of_runs(session: Session, feeds: Sequence[Feed]) -> list[Figure]:
+    """What Dagster knows; nothing where it is not installed, not in use, or does not answer."""
+    from sluice.pipelines.util.extras import need
+
+    try:
+        need("dagster")
+        from sluice.assets.operations.recent_runs import recent_runs
+
+        found = recent_runs(session.project, feeds)
+    except SluiceError:
+        return []
+    return [figure("runs", runs, *labels) for labels, runs in sorted(found.items())]

@@ -1,0 +1,290 @@
+"""`sluice peek`: records as they are in Kafka, also those that no consumer would get."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import closing
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich.console import RenderableType
+
+from sluice.cli.app import completers
+from sluice.cli.app.invocation import Session, command
+from sluice.cli.options import parsing
+from sluice.cli.terminal.number_format import count
+from sluice.cli.terminal.output import heading
+from sluice.cli.terminal.record_view import document as record_document
+from sluice.cli.terminal.record_view import rows, typed_fields
+from sluice.cli.terminal.record_view import view as record_view
+from sluice.pipelines.errors import FeedError, UnknownTopic, UsageError
+from sluice.pipelines.model.kafka import Isolation, PartitionState, TopicPartition
+from sluice.pipelines.model.plans import Slice
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+    from sluice.pipelines.feed.feed import Feed
+    from sluice.pipelines.ports import Fetched
+    from sluice.pipelines.records.kafka_batches.decode import BatchDecoder
+
+STABLE, ABORTED, OPEN = "", "aborted", "not stable yet"
+SHOWN = 10
+"""How many records, by default."""
+_BYTES = 1 << 20
+
+
+def register(app: typer.Typer) -> None:
+    command(app)(peek)
+
+
+def peek(
+    session: Session,
+    place: Annotated[
+        str,
+        typer.Argument(
+            metavar="T:P:OFFSET", help="Where to begin.", show_default=False, autocompletion=completers.places
+        ),
+    ],
+    number: Annotated[
+        int | None,
+        typer.Option(
+            "-n",
+            metavar="N",
+            min=1,
+            max=100_000,
+            help="How many records: 10, or with --follow as many as come.",
+            show_default=False,
+        ),
+    ] = None,
+    follow: Annotated[
+        bool, typer.Option("--follow", help="Go on with the stable records as they come, until Ctrl-C.")
+    ] = False,
+    feed: Annotated[
+        str | None,
+        typer.Option(
+            "--feed", metavar="FEED", help="Whose Kafka to ask.", show_default=False, autocompletion=completers.feeds
+        ),
+    ] = None,
+) -> None:
+    """Show records as they are in Kafka; those of a feed with a schema_file as it reads them.
+
+    Records of aborted transactions and above the stable end are shown, too, and marked. Values are shortened, and
+    control characters escaped; --json has whole values, in base64. No group is involved.
+
+    --follow shows the records that the feed's isolation lets through, as they come; with --json each is a document of
+    its own, on a line.
+
+    $ sluice peek orders:0:150 -n 3
+    $ sluice peek orders:0:150 --json | jq -r '.records[].value | @base64d'
+    $ sluice peek orders:0:150 --follow
+    """
+    tp, offset = parsing.record(place)
+    source = session.feed(feed) if feed else _reader_of(session, tp.topic)
+    if follow:
+        _follow(session, source, tp, offset, number)
+        return
+    with session.terminal.working("reading"):
+        partition = _partition(source, tp)
+        _check(offset, partition)
+        found = list(_read(source, partition, offset, number or SHOWN))
+    session.terminal.show(*_view(tp, partition, found))
+    session.terminal.document(
+        {
+            "topic": tp.topic,
+            "partition": tp.partition,
+            "log_start": partition.log_start,
+            "stable_end": partition.stable_end,
+            "high_watermark": partition.high_watermark,
+            "records": [_document(r) for r in found],
+        }
+    )
+
+
+def _follow(session: Session, feed: Feed, tp: TopicPartition, offset: int, number: int | None) -> None:
+    """Records as they come, a table for each batch of them."""
+    import pyarrow as pa
+
+    from sluice.pipelines.feed.topic_selection import TopicFilter
+    from sluice.stream import of_feed
+
+    here = feed.model_copy(update={"topics": TopicFilter(names=(tp.topic,))})
+    (stream,) = of_feed(here, 1, {str(tp): offset}, follow=True)
+    session.terminal.show(heading(str(tp), f"from {count(offset)} on; Ctrl-C ends it"))
+    seen = 0
+    with stream:
+        for batch in stream:
+            found = rows(pa.Table.from_batches([batch]))[: None if number is None else number - seen]
+            session.terminal.show(record_view(found))
+            for row in found:
+                session.terminal.document(record_document(row))
+            seen += len(found)
+            if seen == number:
+                return
+
+
+@dataclass(frozen=True, slots=True)
+class PeekedRecord:
+    """One record with Spark's Kafka columns, and what read_committed makes of it."""
+
+    row: dict[str, Any]
+    state: str
+    fields: dict[str, Any] | None = None
+    """What the record's schema makes of it, where the feed has one."""
+
+
+def _document(record: PeekedRecord) -> dict[str, Any]:
+    fields = {"fields": record.fields} if record.fields is not None else {}
+    return record_document(record.row) | fields | {"state": record.state or "stable"}
+
+
+def _reader_of(session: Session, topic: str) -> Feed:
+    """A feed that reads the topic, or any feed if all read one Kafka. Raises UsageError, and FeedError where no feed is
+    known to read it, and files are wrong."""
+    feeds, broken = list(session.files.feeds.values()), session.files.broken
+    reading = [f for f in feeds if _reads(f, topic)]
+    if broken and not reading:
+        wrong = ", ".join(path.name for path in broken)
+        raise FeedError(
+            f"no feed that can be read here reads {topic}, and these files are wrong: {wrong}",
+            remedy="see why: sluice feeds check; or name a feed of that Kafka: --feed NAME",
+        )
+    if reading or len({f.kafka.bootstrap for f in feeds}) == 1:
+        return (reading or feeds)[0]
+    raise UsageError(
+        f"no feed here reads {topic}, so it is not known which Kafka to ask",
+        remedy="name a feed of that Kafka: --feed NAME",
+    )
+
+
+def _reads(feed: Feed, topic: str) -> bool:
+    from sluice.pipelines.feed.topic_selection import match
+
+    if feed.topics.names:
+        return topic in feed.topics.names
+    try:
+        return bool(match(feed.topics, {topic: ""}))
+    except UnknownTopic:
+        return False
+
+
+def _partition(feed: Feed, tp: TopicPartition) -> PartitionState:
+    """The partition under read_committed: its stable end is the last stable offset."""
+    from sluice.resources.kafka.cluster.cluster import KafkaCluster
+
+    with closing(KafkaCluster(feed.kafka)) as cluster:
+        found = cluster.partitions([tp.topic], Isolation.READ_COMMITTED)
+    for partition in found:
+        if partition.tp == tp:
+            return partition
+    raise UsageError(f"{tp.topic} has no partition {tp.partition}", remedy=f"it has 0 to {len(found) - 1}")
+
+
+def _check(offset: int, partition: PartitionState) -> None:
+    if not partition.log_start <= offset < partition.high_watermark:
+        held = f"[{count(partition.log_start)}, {count(partition.high_watermark)})"
+        raise UsageError(
+            f"{partition.tp} holds offsets {held} now, not {count(offset)}",
+            remedy="choose one of those; sluice explain tells what became of one that is gone",
+        )
+
+
+def _read(feed: Feed, p: PartitionState, offset: int, number: int) -> Iterator[PeekedRecord]:
+    """The first `number` records from `offset` on: the stable ones, then the unstable ones."""
+    found = 0
+    for isolation, end in ((Isolation.READ_COMMITTED, p.stable_end), (Isolation.READ_UNCOMMITTED, p.high_watermark)):
+        if found == number or offset >= end:
+            continue
+        piece = Slice(p.topic, p.partition, p.topic_id, offset, end, p.leader_epoch)
+        for seen in _peek(feed, piece, isolation, number - found):
+            found += 1
+            yield seen
+        offset = end
+
+
+def _peek(feed: Feed, piece: Slice, isolation: Isolation, number: int) -> Iterator[PeekedRecord]:
+    """The slice's first records. Stable ones are decoded twice, as they are and as read_committed shows them."""
+    committed = isolation is Isolation.READ_COMMITTED
+    every, shown = _decoder(piece, committed=False), _decoder(piece, committed=True)
+    chunks: list[pa.RecordBatch] = []
+    visible: set[int] = set()
+    for fetched in _answers(feed, piece, isolation):
+        chunks += every.feed(fetched.records, fetched.aborted)
+        if committed:
+            visible.update(_offsets(shown.feed(fetched.records, fetched.aborted)))
+        if every.counts.records >= number:
+            break
+    chunks += every.finish()
+    visible.update(_offsets(shown.finish()))
+    hidden = ABORTED if committed else OPEN
+    read = _read_by_schema(feed, chunks, piece) if feed.readers else {}
+    for row in _rows(chunks, piece, number):
+        yield PeekedRecord(row, STABLE if row["offset"] in visible else hidden, read.get(row["offset"]))
+
+
+def _read_by_schema(feed: Feed, chunks: Sequence[pa.RecordBatch], piece: Slice) -> dict[int, dict[str, Any]]:
+    """What the feed's reader makes of the records, by their offsets; of those that do not fit, why."""
+    import pyarrow as pa
+
+    from sluice.resources.lake.open_lake import open_lake
+    from sluice.resources.registry.confluent import writers_of
+
+    form = replace(feed.shape, contract=None).format(writers_of(feed, open_lake(feed), keep=False))
+    found: dict[int, dict[str, Any]] = {}
+    for made in (m for chunk in chunks for m in form.convert(piece, chunk)):
+        for row in (made.landed.slice(i, 1) for i in range(made.landed.num_rows)):
+            fields = typed_fields(pa.Table.from_batches([row])) or {}
+            own = {name: value for name, value in fields.items() if not name.startswith(("kafka_", "_extra"))}
+            if not fields["kafka_tombstone"]:
+                found[fields["kafka_offset"]] = own
+        if made.quarantined is not None:
+            for refused in made.quarantined.select(["offset", "reason", "field", "detail"]).to_pylist():
+                found[refused.pop("offset")] = {"refused": refused}
+    return found
+
+
+def _answers(feed: Feed, piece: Slice, isolation: Isolation) -> Iterator[Fetched]:
+    from sluice.pipelines.model.kafka import FetchLimits
+    from sluice.pipelines.ports import FetchFailed
+    from sluice.resources.kafka.fetch.fetch import KafkaFetcher
+
+    with closing(KafkaFetcher(feed.kafka, isolation)) as fetcher:
+        for answer in fetcher.stream([piece], FetchLimits(1, _BYTES, _BYTES, _BYTES)):
+            if isinstance(answer, FetchFailed):
+                raise answer.error
+            yield answer
+
+
+def _decoder(piece: Slice, *, committed: bool) -> BatchDecoder:
+    from sluice.pipelines.records.kafka_batches.decode import BatchDecoder
+
+    place = (piece.topic, piece.partition, piece.start, piece.end)
+    return BatchDecoder(*place, read_committed=committed, chunk_rows=10_000, chunk_bytes=_BYTES)
+
+
+def _offsets(chunks: Iterable[pa.RecordBatch]) -> Iterator[int]:
+    for chunk in chunks:
+        yield from chunk.column("offset").to_pylist()
+
+
+def _rows(chunks: Sequence[pa.RecordBatch], piece: Slice, number: int) -> list[dict[str, Any]]:
+    import pyarrow as pa
+
+    if not chunks:
+        return []
+    found = rows(pa.Table.from_batches(chunks).slice(0, number))
+    return [{**row, "topic": piece.topic, "partition": piece.partition} for row in found]
+
+
+def _as_json(fields: Mapping[str, Any]) -> bytes:
+    return json.dumps(fields, ensure_ascii=False).encode()
+
+
+def _view(tp: TopicPartition, p: PartitionState, found: Sequence[PeekedRecord]) -> list[RenderableType]:
+    note = f"log [{count(p.log_start)}, {count(p.high_watermark)}), stable end {count(p.stable_end)}"
+    states = [r.state for r in found]
+    read = [r.row if r.fields is None else r.row | {"value": _as_json(r.fields)} for r in found]
+    shown = record_view(read, states if any(states) else None)
+    return [heading(str(tp), note), shown if found else "  no record from there on"]

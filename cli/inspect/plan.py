@@ -1,0 +1,282 @@
+"""`sluice plan`: what a run would do. It changes nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich.console import RenderableType
+from rich.text import Text
+
+from sluice.cli.app.invocation import FeedName, Session, command
+from sluice.cli.options import window_options
+from sluice.cli.options.request_options import Offsets, Only, PerRun, Replace, WorkOptions
+from sluice.cli.options.window_options import From, To, Window
+from sluice.cli.shared import other_batches
+from sluice.cli.shared import outlook_text as outlooks
+from sluice.cli.terminal.number_format import count, size
+from sluice.cli.terminal.output import bad, good, heading, remedy, shorten, table, warn
+from sluice.cli.terminal.partition_labels import ranges
+from sluice.pipelines.errors import SluiceError
+from sluice.pipelines.model.kafka import Key, PartitionState
+from sluice.pipelines.model.plans import SEVERAL, Assignor, Plan, Request, Task
+from sluice.pipelines.model.receipts import Fate, Met
+from sluice.pipelines.util.units import many, show_window
+
+if TYPE_CHECKING:
+    from sluice.pipelines.batch.preview import Preview
+    from sluice.pipelines.ledger.entries import OriginItem
+    from sluice.pipelines.planning.assignment import Comparison
+    from sluice.pipelines.planning.plan import Owed
+
+Compare = Annotated[
+    bool, typer.Option("--compare", help="Show the tasks that each `fetch.assignor` would make of the same slices.")
+]
+
+
+def register(app: typer.Typer) -> None:
+    command(app)(plan)
+
+
+def plan(
+    session: Session,
+    feed: FeedName,
+    offsets: Offsets = None,
+    only: Only = None,
+    window: Window = None,
+    start: From = None,
+    end: To = None,
+    replace: Replace = False,
+    per_run: PerRun = 1,
+    compare: Compare = False,
+) -> int:
+    """Show what a run would read, and from which brokers.
+
+    This is a dry run: it writes nothing anywhere. Its exit code is the run's: 3 when a partition is refused or another
+    batch is in the way.
+
+    $ sluice plan orders
+    $ sluice plan orders --window 2026-11-20T14
+    $ sluice plan orders --offsets orders:0:100-200 --offsets orders:1:0-50
+    $ sluice plan orders --compare
+    """
+    from sluice.pipelines.batch import preview as previews
+
+    found = session.feed(feed)
+    typed = WorkOptions(offsets, only, window, start, end, replace, per_run).requests(session, found)
+    asked, pending = typed.requests, window_options.pending_document(typed.pending)
+    with session.terminal.working("asking Kafka"), session.open_edges(found) as edges:
+        seen = [previews.preview(found, edges, each) for each in asked]
+        compared = [previews.compare(found, edges, each) if compare else () for each in seen]
+    if start or len(asked) > 1:
+        session.terminal.show(*_brief(feed, asked, seen))
+        plans = [document(s, feed, a) | _compared(c) for a, s, c in zip(asked, seen, compared, strict=True)]
+        session.terminal.document({"feed": feed, "plans": plans} | pending)
+    else:
+        session.terminal.show(*view(seen[0], feed, asked[0]), *_comparison(compared[0], found.fetch.assignor))
+        session.terminal.document(document(seen[0], feed, asked[0]) | _compared(compared[0]) | pending)
+    session.terminal.show(*window_options.pending_lines(feed, typed.pending))
+    return max((e.exit_code for each in seen for e in problems(each)), default=0)
+
+
+def problems(seen: Preview) -> list[SluiceError]:
+    """Why the run would not land all that was asked for."""
+    return [r.error for r in seen.refusals] + ([seen.blocked] if seen.blocked else [])
+
+
+def view(seen: Preview, feed: str, asked: Request) -> list[RenderableType]:
+    out = [heading(f"Plan of {feed}", f"{asked}, cluster {seen.survey.cluster_id}"), _partitions(seen)]
+    if seen.plan is not None:
+        out += _work(seen.plan)
+    out += other_batches.view(seen.met, dry_run=True)
+    out += [warn(seen.start_not_used)] if seen.start_not_used else []
+    out += [line for error in problems(seen) for line in _refusal(error)]
+    return [*out, *_verdict(seen), *(line for held in seen.held for line in outlooks.held_back(held).lines())]
+
+
+def _brief(feed: str, asked: Sequence[Request], seen: Sequence[Preview]) -> list[RenderableType]:
+    """Several windows, a line each."""
+    rows = []
+    for request, each in zip(asked, seen, strict=True):
+        plan, wrong = each.plan, problems(each)
+        told = wrong[0].message + (f" … and {len(wrong) - 1} more" if len(wrong) > 1 else "") if wrong else ""
+        amount = (count(plan.span), size(plan.estimated_bytes), str(len(plan.tasks))) if plan else ("0", "–", "0")
+        until = f" to {show_window(request.until)}" if request.until else ""
+        rows.append((show_window(request.window or 0) + until, *amount, told))
+    names = ("window", "owed", "about", "tasks", "")
+    out: list[RenderableType] = [heading(f"Plan of {feed}", f"{many(len(asked), 'run')}, one after another")]
+    out.append(table(names, shorten(rows), right="owed about tasks"))
+    return [*out, *other_batches.view(_of_all(seen), dry_run=True)]
+
+
+def _of_all(seen: Sequence[Preview]) -> list[Met]:
+    """Each batch of a dead run once, by the run that would do something about it, if one would."""
+    found: dict[int, Met] = {}
+    for each in (m for s in seen for m in s.met):
+        if each.fate is not Fate.LEFT or each.batch not in found:
+            found[each.batch] = each
+    return list(found.values())
+
+
+def _partitions(seen: Preview) -> RenderableType:
+    owed = {o.key: o for o in seen.owed}
+    rows = [
+        (
+            *(str(key), str(p.leader), count(p.log_start), count(_position(seen, key)), count(p.stable_end)),
+            *(count(o.span if (o := owed.get(key)) else 0), _notes(seen, key, p, owed.get(key))),
+        )
+        for key, p in sorted(seen.survey.partitions.items())
+    ]
+    names = ("partition", "leader", "log start", "position", "stable end", "owed", "")
+    return table(names, shorten(rows), right="leader log position stable owed", least="leader log")
+
+
+def _position(seen: Preview, key: Key) -> int | None:
+    """Next offset to read: the frontier, or the origin that a run would pin."""
+    new = _new_origin(seen, key)
+    if new is not None:
+        return new.offset
+    return seen.survey.state.frontier(key) if key in seen.survey.state.origins else None
+
+
+def _new_origin(seen: Preview, key: Key) -> OriginItem | None:
+    return next((i for i in seen.survey.new_origins if i.key == key), None)
+
+
+def _notes(seen: Preview, key: Key, p: PartitionState, owed: Owed | None) -> str:
+    new = _new_origin(seen, key)
+    held = p.high_watermark - p.stable_end
+    parts = [
+        new.why if new else "",
+        f"{count(held)} not stable yet" if held else "",
+        *(f"lost {r}" for r in (owed.lost if owed else ())),
+    ]
+    return ", ".join(p for p in parts if p)
+
+
+def _work(plan: Plan) -> list[RenderableType]:
+    rows = [
+        (
+            str(t.index),
+            "several" if t.leader == SEVERAL else str(t.leader),
+            str(len(t.slices)),
+            count(sum(s.span for s in t.slices)),
+            size(t.estimated_bytes),
+            _reads(t),
+        )
+        for t in plan.tasks
+    ]
+    names = ("task", "leader", "slices", "offsets", "about", "reads")
+    note = f"{count(plan.span)} offsets, about {size(plan.estimated_bytes)}, plan {plan.hash[:12]}"
+    note += f", in place of {many(len(plan.replaces), 'file')}" if plan.request.replace else ""
+    return [
+        heading("Tasks", note),
+        table(names, shorten(rows), right="task leader slices offsets about"),
+    ]
+
+
+def _reads(task: Task) -> str:
+    shown = [f"{s.tp} {s.range}" for s in task.slices[:3]]
+    return ", ".join(shown) + (f" … {len(task.slices) - 3} more" if len(task.slices) > 3 else "")
+
+
+def _comparison(compared: Sequence[Comparison], own: Assignor) -> list[RenderableType]:
+    if not compared:
+        return []
+    rows = [
+        (
+            str(c.assignor),
+            str(c.tasks),
+            size(c.largest),
+            f"{c.balance:.2f}×",
+            str(c.leaders),
+            "–" if c.moved is None else count(c.moved),
+            "←" if c.assignor is own else "",
+        )
+        for c in compared
+    ]
+    names = ("assignor", "tasks", "largest", "balance", "leaders", "moved", "")
+    note = (
+        "balance: the largest task by the mean one; leaders: of one task, at most; moved: slices, since the last batch"
+    )
+    return [heading("Assignors", note), table(names, rows, right="tasks largest balance leaders moved")]
+
+
+def _compared(compared: Sequence[Comparison]) -> dict[str, Any]:
+    return {"assignors": [asdict(c) for c in compared]} if compared else {}
+
+
+def _refusal(error: SluiceError) -> tuple[Text, Text]:
+    return bad(error.message), remedy(error)
+
+
+def _verdict(seen: Preview) -> list[RenderableType]:
+    if problems(seen):
+        return [warn("a run would land the rest and stop with exit code 3")] if seen.plan and not seen.blocked else []
+    if seen.plan is not None:
+        return []
+    if seen.met:
+        return [good("nothing else is owed")]
+    return [good(f"nothing {'that is stable ' if seen.held else ''}is owed: a run would land nothing")]
+
+
+def document(seen: Preview, feed: str, asked: Request) -> dict[str, Any]:
+    owed = {o.key: o for o in seen.owed}
+    return {
+        "feed": feed,
+        "cluster": seen.survey.cluster_id,
+        "request": str(asked),
+        "hash": seen.plan.hash if seen.plan else None,
+        "offsets": seen.plan.span if seen.plan else 0,
+        "estimated_bytes": seen.plan.estimated_bytes if seen.plan else 0,
+        "replaces": list(seen.plan.replaces) if seen.plan else [],
+        "partitions": [_partition(seen, k, p, owed.get(k)) for k, p in sorted(seen.survey.partitions.items())],
+        "tasks": [_task(t) for t in (seen.plan.tasks if seen.plan else ())],
+        "refusals": [r.error.fields() for r in seen.refusals],
+        "blocked": seen.blocked.fields() if seen.blocked else None,
+        "held_back": [h.document() for h in seen.held],
+        "start_not_used": seen.start_not_used,
+        "other_batches": other_batches.document(seen.met),
+    }
+
+
+def _partition(seen: Preview, key: Key, p: PartitionState, owed: Owed | None) -> dict[str, Any]:
+    new = _new_origin(seen, key)
+    origin = new or seen.survey.state.origins.get(key)
+    committed = seen.survey.committed.get(key.tp)
+    return {
+        "topic": key.topic,
+        "partition": key.partition,
+        "topic_id": key.topic_id,
+        "leader": p.leader,
+        "leader_epoch": p.leader_epoch,
+        "log_start": p.log_start,
+        "stable_end": p.stable_end,
+        "high_watermark": p.high_watermark,
+        "position": _position(seen, key),
+        "origin": {"offset": origin.offset, "why": origin.why, "new": new is not None} if origin else None,
+        "committed": committed.offset if committed else None,
+        "owed": ranges(owed.ranges if owed else ()),
+        "lost": ranges(owed.lost if owed else ()),
+        "estimated_bytes": owed.estimated_bytes if owed else 0,
+    }
+
+
+def _task(task: Task) -> dict[str, Any]:
+    return {
+        "index": task.index,
+        "leader": task.leader,
+        "estimated_bytes": task.estimated_bytes,
+        "slices": [
+            {
+                "topic": s.topic,
+                "partition": s.partition,
+                "start": s.start,
+                "end": s.end,
+                "estimated_bytes": s.estimated_bytes,
+            }
+            for s in task.slices
+        ],
+    }

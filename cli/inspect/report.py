@@ -1,0 +1,86 @@
+"""`sluice report`: the report of a batch, one HTML file. From the ledger and the lake; Kafka is not asked."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from sluice.cli.app.invocation import FeedName, Session, command
+
+if TYPE_CHECKING:
+    from sluice.pipelines.batch_report.batch_facts import BatchAccount
+    from sluice.pipelines.feed.feed import Feed
+    from sluice.pipelines.ports import Clock, Lake
+
+
+def register(app: typer.Typer) -> None:
+    command(app)(report)
+
+
+def report(
+    session: Session,
+    feed: FeedName,
+    batch: Annotated[
+        int | None,
+        typer.Option("--batch", metavar="N", min=0, help="The report of this batch.", show_default="the newest"),
+    ] = None,
+    output: Annotated[
+        Path | None, typer.Option("--output", metavar="FILE", help="Write a copy there, too.", show_default=False)
+    ] = None,
+) -> None:
+    """Show where a batch's report is: one HTML file that opens offline.
+
+    The run writes it when the batch is published or refused. If it is missing, it is made again from the ledger and the
+    batch's own files. It contains values of records.
+
+    $ sluice report orders --output orders.html
+    $ sluice report orders --batch 42 --json
+    """
+    found = session.feed(feed)
+    with session.open_edges(found) as edges:
+        told, path, data, fresh = _stored_report(found, edges.lake, edges.clock, batch)
+        address = edges.lake.locate(path)
+    if output is not None:
+        output.write_bytes(data)
+    session.terminal.lines([str(output or address)])
+    session.terminal.document(
+        {**_figures(told), "path": address, "output": output and str(output), "made_anew": fresh, "size": len(data)}
+    )
+
+
+def _stored_report(feed: Feed, lake: Lake, clock: Clock, batch: int | None) -> tuple[BatchAccount, str, bytes, bool]:
+    """The batch, where its report stands, the report, and whether it had to be made. Raises UsageError."""
+    from sluice.pipelines.batch_report import store
+    from sluice.pipelines.batch_report.batch_facts import account, newest
+    from sluice.pipelines.ledger import Ledger
+
+    ledger = Ledger(lake, feed.name, clock)
+    told = account(ledger, lake, newest(ledger.read(), feed.name) if batch is None else batch)
+    path = store.standing_report(told, lake)
+    if path is not None and (data := lake.get(path)) is not None:
+        return told, path, data, False
+    data = store.make(store.with_reason(told, feed.policies, lake), lake)
+    lake.put(path := store.path_of(told), data)
+    return told, path, data, True
+
+
+def _figures(a: BatchAccount) -> dict[str, Any]:
+    counts = a.counts
+    seen = counts.landed + counts.quarantined
+    return {
+        "feed": a.feed,
+        "batch": a.batch.id,
+        "status": str(a.batch.status),
+        "rows": counts.landed,
+        "quarantined": counts.quarantined,
+        "quarantined_share": counts.quarantined / seen if seen else 0.0,
+        "dropped": counts.dropped,
+        "invisible": counts.invisible,
+        "bytes": a.bytes,
+        "files": a.files,
+        "milliseconds": a.took,
+        "expectations": len(a.outcomes),
+        "broken": sum(not o.passed for o in a.outcomes),
+    }

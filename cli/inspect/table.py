@@ -1,0 +1,312 @@
+"""`sluice table`: a feed's table by name: bring it up to the ledger, see where it stands, compare it file by file."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich.console import RenderableType
+from rich.text import Text
+
+from sluice.cli.app.invocation import FeedName, Session, command
+from sluice.cli.app.menu import Group
+from sluice.cli.terminal.number_format import count
+from sluice.cli.terminal.output import bad, facts, good, heading, indent, warn
+from sluice.pipelines.util.units import many, show_instant
+
+if TYPE_CHECKING:
+    from sluice.pipelines.feed.feed import Feed
+    from sluice.pipelines.ledger import Ledger, State
+    from sluice.pipelines.model.receipts import PartKind
+    from sluice.pipelines.model.tables import TableHead
+    from sluice.pipelines.ports import Lake, Table
+    from sluice.pipelines.tables.check import Compared
+    from sluice.pipelines.tables.sync import Synced
+    from sluice.resources.open_ports import FeedTables
+
+group = typer.Typer(cls=Group, help="A feed's table: what landed, by name and by SQL.", no_args_is_help=True)
+
+SHOWN = 5
+"""How many files of each kind people see; `--json` has all."""
+
+
+def register(app: typer.Typer) -> None:
+    app.add_typer(group, name="table")
+
+
+@command(group)
+def sync(
+    session: Session,
+    feed: FeedName,
+    repair: Annotated[
+        bool,
+        typer.Option(
+            "--repair",
+            help="Make a table that somebody else changed what the ledger says: files of the feed in, others out; "
+            "and write files anew whose bounds Spark misreads.",
+        ),
+    ] = False,
+) -> None:
+    """Bring the table up to what has landed.
+
+    Each batch is one commit, and so is each change of files: merged, landed anew, replayed, retired. A table that is
+    new gets everything that has landed so far, many batches at once; stopped anywhere, the next sync goes on. Each file
+    is added once, however many do this at once. Runs do it by themselves after they have committed.
+
+    Which windows are complete goes into a small table beside it: db.orders_windows, or tables/orders_windows. With the
+    feed's table.quarantine, what is in quarantine has a table, too: db.orders_quarantine, or quarantine/orders.
+
+    Snapshots older than the feed's table.keep_snapshots expire, and the files that only they named are removed. Exit 3
+    when somebody else changed the table. With --repair, files that landed before Sluice wrote bounds of times that
+    Spark reads right in Iceberg are written anew, with the same rows.
+
+    $ sluice table sync orders
+    $ sluice table sync orders --repair
+    """
+    found = session.feed(feed)
+    name, refused, done, misread = _bring_up(session, found, repair)
+    if misread:
+        session.terminal.show(_renewed(session, found, misread))
+        name, refused, done, misread = _bring_up(session, found, repair)
+    session.terminal.show(*_synced(name, done))
+    if misread:
+        session.terminal.show(warn(_misread_by_spark(feed, len(misread), "run it again once no other run is at work")))
+    beside = {}
+    if refused and done.quarantine:
+        session.terminal.show(*_synced(refused, done.quarantine))
+        beside = {"quarantine": _document(feed, refused, done.quarantine.head) | _changes(done.quarantine)}
+    session.terminal.document(_document(feed, name, done.head) | _changes(done) | {"misread": list(misread)} | beside)
+
+
+def _bring_up(session: Session, feed: Feed, repair: bool) -> tuple[str, str, Synced, tuple[str, ...]]:
+    """Sync all tables of the feed. Returns the names of its table and of the quarantine's (empty: none), what was done,
+    and, for a repair, the files that Spark misreads."""
+    from sluice.pipelines.tables.sync import sync as bring_up
+
+    with _opened(session, feed) as (ledger, lake, tables, now), session.terminal.progress() as meter:
+        before = now - (feed.table.keep_snapshots if feed.table else 0)
+        refused = tables.quarantine
+        done = bring_up(
+            ledger,
+            lake,
+            tables.rows,
+            meter,
+            quarantine=refused,
+            windows=tables.windows,
+            expire_before=before,
+            repair=repair,
+        )
+        looked = [table for _, table in tables.of_parts if repair and table.look()]
+        misread = tuple(address for table in looked for address in table.misread())
+    return tables.rows.name, refused.name if refused else "", done, misread
+
+
+def _renewed(session: Session, feed: Feed, misread: tuple[str, ...]) -> Text:
+    """Write these files anew, and report it."""
+    from sluice.pipelines.maintenance.renewal import renew
+    from sluice.resources.liveness import new_owner
+
+    with session.open_edges(feed) as edges, session.terminal.progress() as meter:
+        done = renew(feed, edges, frozenset(misread), new_owner("compact"), meter)
+    files = sum(len(receipt.parts) for _, receipt in done.merged if receipt)
+    return good(f"{many(len(misread), 'file')} with bounds that Spark misreads written anew, as {many(files, 'file')}")
+
+
+def _misread_by_spark(feed: str, files: int, remedy: str) -> str:
+    have = "has" if files == 1 else "have"
+    return f"{many(files, 'file')} {have} bounds that engines misread, so filters miss rows of feed {feed}: {remedy}"
+
+
+@command(group)
+def status(session: Session, feed: FeedName) -> None:
+    """Show the table's newest snapshot, and what is not in it yet. Reads the entries since then, or, where somebody
+    else changed the table, compares all files.
+
+    $ sluice table status orders
+    """
+    from sluice.pipelines.tables.check import looked, trusted_mark
+
+    found, documents = session.feed(feed), list[dict[str, Any]]()
+    with _opened(session, found) as (ledger, lake, tables, _):
+        for kind, table in tables.of_parts:
+            with session.terminal.working("asking the catalog"):
+                head, state = looked(ledger, table)
+            trusted = head is None or trusted_mark(ledger, state, head)
+            session.terminal.show(*_standing(feed, table.name, head))
+            if trusted:
+                lines, more = _by_mark(ledger, state, head, kind)
+            else:
+                lines, more = _by_files(session, ledger, lake, table, head, state, kind)
+            session.terminal.show(*lines)
+            documents.append(_document(feed, table.name, head) | more | {"trusted": trusted})
+    session.terminal.document(_joined(documents))
+
+
+def _by_mark(
+    ledger: Ledger, state: State, head: TableHead | None, kind: PartKind
+) -> tuple[list[RenderableType], dict[str, Any]]:
+    """What a table lacks whose mark is right: what the entries since then bring."""
+    from sluice.pipelines.lake import paths
+    from sluice.pipelines.tables.owed import since
+
+    owed = since(ledger, state, head.mark if head else 0, kind=kind)
+    files = sum(len(b.parts) for b in owed.batches)
+    root = paths.part_path(ledger.feed, kind, "", "")
+    gone = sum(path.startswith(f"{root}/") for path in owed.gone)
+    lines: list[RenderableType] = [_owing(ledger.feed, len(owed.batches), files, gone)] if head or files else []
+    return lines, {"owed": {"batches": len(owed.batches), "files": files, "gone": gone}}
+
+
+def _by_files(
+    session: Session, ledger: Ledger, lake: Lake, table: Table, head: TableHead | None, state: State, kind: PartKind
+) -> tuple[list[RenderableType], dict[str, Any]]:
+    """What a table lacks that somebody else changed: only its files tell."""
+    from sluice.pipelines.tables.check import compare
+
+    with session.terminal.working("comparing table and ledger"):
+        found = compare(ledger, lake, table, head, state, kind)
+    owed = {"batches": len(found.batches), "files": len(found.owed), "gone": len(found.stale)}
+    note = warn("its newest snapshot is not ours, so all files were compared with the ledger")
+    return [note, *verdict(ledger.feed, found)], difference(found) | {"owed": owed}
+
+
+def _joined(documents: list[dict[str, Any]]) -> dict[str, Any]:
+    """The document of the table, with that of the quarantine's in it if there is one."""
+    first, *rest = documents
+    return first | ({"quarantine": rest[0]} if rest else {})
+
+
+@command(group)
+def check(session: Session, feed: FeedName) -> int:
+    """Compare the table with the ledger: the same files, the same rows, and bounds that all engines read right.
+
+    Exit 1 when they differ, also where a sync is due. It reads the whole ledger, all of the table's manifests, and the
+    ends of all of its files.
+
+    $ sluice table check orders
+    """
+    found = comparisons(session, session.feed(feed))
+    for name, compared in found:
+        session.terminal.show(*_standing(feed, name, compared.head), *verdict(feed, compared))
+    session.terminal.document(_joined([_document(feed, name, c.head) | difference(c) for name, c in found]))
+    return 0 if all(compared.right for _, compared in found) else 1
+
+
+def comparisons(session: Session, feed: Feed) -> list[tuple[str, Compared]]:
+    """The feed's table beside its ledger, and the quarantine's if there is one, by name."""
+    from sluice.pipelines.tables.check import comparison
+
+    with _opened(session, feed) as (ledger, lake, tables, _), session.terminal.working("comparing table and ledger"):
+        return [(table.name, comparison(ledger, lake, table, kind)) for kind, table in tables.of_parts]
+
+
+@contextmanager
+def _opened(session: Session, feed: Feed) -> Iterator[tuple[Ledger, Lake, FeedTables, int]]:
+    """The feed's ledger, lake and tables, and the time (ms)."""
+    from sluice.pipelines.ledger import Ledger
+    from sluice.resources.open_ports import open_tables
+
+    with session.open_edges(feed) as edges, open_tables(feed, edges.lake) as tables:
+        yield Ledger(edges.lake, feed.name, edges.clock), edges.lake, tables, edges.clock()
+
+
+# -- shown
+
+
+def _standing(feed: str, name: str, head: TableHead | None) -> Iterator[RenderableType]:
+    yield heading(f"{name[0].upper()}{name[1:]}", f"of feed {feed}")
+    if head is None or head.snapshot is None:
+        yield Text("  it is not there yet" if head is None else "  it is empty")
+        return
+    yield facts(
+        ("snapshot", f"{head.snapshot}, {show_instant(head.at or 0)}"),
+        ("rows", count(head.rows)),
+        ("files", count(head.files)),
+        ("snapshots", count(head.snapshots)),
+        ("up to", f"entry {head.mark - 1} of the ledger" if head.mark else "nothing yet"),
+    )
+
+
+def _owing(feed: str, batches: int, files: int, gone: int) -> Text:
+    if not files and not gone:
+        return good("everything that has landed is in it")
+    said = f"{many(files, 'file')} of {many(batches, 'batch', 'batches')} not in it yet" if files else ""
+    out = f"{many(gone, 'file')} that no longer {'counts' if gone == 1 else 'count'}" if gone else ""
+    return warn(f"{' and '.join(s for s in (said, out) if s)}: sluice table sync {feed}")
+
+
+def _synced(name: str, done: Synced) -> Iterator[RenderableType]:
+    if done.head is None:
+        yield Text("  nothing has landed yet: there is no table to make")
+        return
+    if done.created:
+        yield good(f"{name} is new")
+    said = [f"{many(done.added, 'file')} added"] if done.added else []
+    said += [f"{many(done.removed, 'file')} taken out"] if done.removed else []
+    if said:
+        yield good(f"{', '.join(said)} in {many(done.commits, 'commit')}")
+    else:
+        yield good("everything that has landed was in it already")
+    if done.expired or done.cleaned:
+        files = f", and {many(len(done.cleaned), 'file')} that only they named removed" if done.cleaned else ""
+        yield good(f"{many(done.expired, 'old snapshot')} expired{files}")
+    if done.head.snapshot is None:
+        return
+    yield facts(
+        ("snapshot", str(done.head.snapshot)), ("rows", count(done.head.rows)), ("files", count(done.head.files))
+    )
+
+
+def verdict(feed: str, found: Compared) -> Iterator[RenderableType]:
+    """What people read of a comparison."""
+    if found.head is None and not found.owed:
+        return
+    if found.same:
+        yield good(f"the same {many(len(found.live), 'file')}, and the same rows, as in the ledger")
+    elif found.sound:
+        yield _owing(feed, len(found.batches), len(found.owed), len(found.stale))
+    else:
+        yield bad(f"{found.describe()}: sluice table sync {feed} --repair")
+    if found.misread:
+        yield bad(_misread_by_spark(feed, len(found.misread), f"sluice table sync {feed} --repair"))
+    for what, some in (("missing", found.missing), ("not of the feed", found.foreign)):
+        more = [f"… {len(some) - SHOWN} more"] if len(some) > SHOWN else []
+        if some:
+            yield indent(f"{what}:", *some[:SHOWN], *more)
+
+
+def _document(feed: str, name: str, head: TableHead | None) -> dict[str, Any]:
+    told = {"feed": feed, "table": name.removeprefix("table "), "exists": head is not None}
+    if head is None:
+        return told
+    numbers = {"rows": head.rows, "files": head.files, "snapshots": head.snapshots, "mark": head.mark}
+    return told | {"snapshot": head.snapshot, "at": None if head.at is None else show_instant(head.at)} | numbers
+
+
+def _changes(done: Synced) -> dict[str, Any]:
+    return {
+        "created": done.created,
+        "commits": done.commits,
+        "added": done.added,
+        "removed": done.removed,
+        "expired": done.expired,
+        "cleaned": list(done.cleaned),
+        "windows": dict(done.windows),
+    }
+
+
+def difference(found: Compared) -> dict[str, Any]:
+    """A comparison for programs."""
+    return {
+        "same": found.same,
+        "sound": found.sound,
+        "owed": list(found.owed),
+        "stale": list(found.stale),
+        "missing": list(found.missing),
+        "foreign": list(found.foreign),
+        "rows_differ": [{"file": a, "table": t, "ledger": n} for a, t, n in found.rows],
+        "deletes": found.deletes,
+        "misread": list(found.misread),
+    }

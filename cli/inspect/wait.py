@@ -1,0 +1,102 @@
+"""`sluice wait`: wait until a window is complete. Reads the lake only; Kafka is not asked."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from sluice.cli.app.invocation import FeedName, Session, command
+from sluice.cli.options import parsing, window_options
+from sluice.cli.options.window_options import OneWindow
+from sluice.pipelines.errors import Failed
+from sluice.pipelines.model.progress import Progress
+from sluice.pipelines.status.window_state import Standing, WindowStanding
+from sluice.pipelines.util.units import show_duration, show_window
+
+if TYPE_CHECKING:
+    from sluice.pipelines.feed.feed import Feed
+    from sluice.pipelines.ledger import Ledger
+    from sluice.pipelines.model.progress import Reporter
+    from sluice.pipelines.ports import Edges
+
+POLL = 1.0  # seconds between two looks at the lake
+
+
+def register(app: typer.Typer) -> None:
+    command(app)(wait)
+
+
+def wait(
+    session: Session,
+    feed: FeedName,
+    window: OneWindow,
+    timeout: Annotated[
+        str | None, typer.Option("--timeout", metavar="TIME", help="Give up after this time.", show_default="never")
+    ] = None,
+) -> None:
+    """Wait until a window is complete.
+
+    A window is complete when each of its records has landed or is accounted for by name, and its files can be read.
+    Exit 1 when the time is up. This command starts no run: see `run`, and the schedule.
+
+    $ sluice wait orders --window 2026-11-20T14 --timeout 30m && spark-submit report.py
+    """
+    asked, found = parsing.window(window), session.feed(feed)
+    limit = None if timeout is None else parsing.duration(timeout)
+    with session.open_edges(found) as edges, session.terminal.progress() as meter:
+        standing, ready = _wait_for(_looking(found, edges, asked), meter, limit)
+    session.terminal.show(window_options.verdict(standing))
+    session.terminal.document({"feed": feed, "complete": ready, **window_options.document(standing)})
+    if not ready:
+        raise _late(feed, standing, limit or 0)
+
+
+Look = Callable[[], tuple[WindowStanding, bool]]
+
+
+def _wait_for(look: Look, report: Reporter, limit: int | None) -> tuple[WindowStanding, bool]:
+    """The window's state once it may be read, or when the time (ms) is up; and whether it may be read."""
+    until = None if limit is None else time.monotonic() + limit / 1000
+    while True:
+        found, ready = look()
+        left = POLL if until is None else until - time.monotonic()
+        if ready or left <= 0:
+            return found, ready
+        report(Progress("wait", found.done, found.span or 0, window_options.owing(found.owes)))
+        time.sleep(min(POLL, left))
+
+
+def _looking(feed: Feed, edges: Edges, asked: int) -> Look:
+    """A function that reads what the ledger has gained since its last call. Raises UsageError, WindowRetired."""
+    from sluice.pipelines.ledger import Ledger
+    from sluice.pipelines.planning.windows import check_aligned, check_begun
+    from sluice.pipelines.publishing import manifest
+    from sluice.pipelines.status.strip import standing
+
+    check_aligned(asked, feed.window)
+    ledger = Ledger(edges.lake, feed.name, edges.clock)
+
+    def look() -> tuple[WindowStanding, bool]:
+        state = ledger.read()
+        check_begun(asked, feed.window, state)
+        manifest.demand_kept(ledger, state, feed.name, asked, feed.window)
+        found = standing(state, feed.window, asked, edges.clock())
+        landed = found.standing is Standing.LANDED
+        return found, landed and (manifest.stands(edges.lake, feed.name, asked, feed.window) or _visible(ledger))
+
+    def _visible(ledger: Ledger) -> bool:
+        parts = manifest.files(ledger, asked, feed.window).parts
+        return not manifest.missing(edges.lake, parts)
+
+    return look
+
+
+def _late(feed: str, found: WindowStanding, limit: int) -> Failed:
+    name = show_window(found.window)
+    return Failed(
+        f"window {name} is not complete after {show_duration(limit)}",
+        remedy=f"land it: sluice run {feed} --window {name}; sluice status {feed} says what is at work",
+    )

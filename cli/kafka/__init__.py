@@ -1,0 +1,1 @@
+"""Commands on Kafka: offsets, groups, ACLs, republish, the local broker, sample events."""

@@ -1,0 +1,72 @@
+"""`sluice acls`: the rights in Kafka that a feed needs, and the commands that grant them."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from sluice.cli.app.invocation import FeedName, Session, command
+from sluice.cli.terminal.output import copyable, heading, table
+
+if TYPE_CHECKING:
+    from sluice.pipelines.feed.rights import Right
+
+
+def register(app: typer.Typer) -> None:
+    command(app)(acls)
+
+
+def acls(
+    session: Session,
+    feed: FeedName,
+    principal: Annotated[
+        str | None,
+        typer.Option(metavar="User:NAME", help="Who reads, as the brokers call it.", show_default="the feed's login"),
+    ] = None,
+    republish: Annotated[
+        str | None,
+        typer.Option(metavar="TOPIC", help="What sluice republish needs to send to this topic.", show_default=False),
+    ] = None,
+) -> None:
+    """Print the rights in Kafka (ACLs) that a feed needs, and the commands that grant exactly these.
+
+    It asks nobody: the rights follow from the feed. A line of kafka-acls needs the login of an administrator, which
+    admin.properties stands for. On the project's own secured Kafka, sluice kafka grant FEED does it at once.
+
+    $ sluice acls orders
+    $ sluice acls orders --principal User:ingest --json
+    $ sluice acls orders --republish orders-again
+    """
+    from sluice.pipelines.feed.rights import Grantee, rights_of, rights_to_republish
+    from sluice.resources.kafka.connection.connection_settings import grantee
+
+    found = session.feed(feed)
+    rights = rights_of(found)
+    if republish:
+        rights = rights_to_republish(republish, f"sluice-republish-{feed}-", all_of=True)
+    who = grantee(found.kafka)
+    who = Grantee(principal or who.principal, who.bootstrap)
+    rows = [(r.operation, r.kind.replace("-", " "), _shown(r), r.need) for r in rights]
+    needed, helpful = ([r for r in rights if r.optional is optional] for optional in (False, True))
+    session.terminal.show(
+        heading(f"Feed {feed}", f"commit: {found.commit}, as {who.principal}"),
+        table(("right", "on", "name", "what for"), rows),
+        heading("What it cannot do without"),
+        *map(copyable, who.commands(needed)),
+        *([heading("What lets it warn and explain")] if helpful else []),
+        *map(copyable, who.commands(helpful)),
+    )
+    session.terminal.document(
+        {
+            "feed": feed,
+            "principal": who.principal,
+            "rights": [asdict(r) for r in rights],
+            "commands": {"required": who.commands(needed), "optional": who.commands(helpful)},
+        }
+    )
+
+
+def _shown(right: Right) -> str:
+    return f"{right.name}…" if right.pattern == "prefixed" else right.name

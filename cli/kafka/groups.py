@@ -1,0 +1,561 @@
+"""`sluice groups`: every consumer group of a feed's Kafka, who is in it, and who holds what the feed wants."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from difflib import get_close_matches
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich.console import RenderableType
+from rich.text import Text
+
+from sluice.cli.app import completers
+from sluice.cli.app.invocation import Session, command
+from sluice.cli.app.menu import Group
+from sluice.cli.kafka.group_owners import group_owners, keeper, strangers
+from sluice.cli.options import parsing
+from sluice.cli.terminal import number_format as numbers
+from sluice.cli.terminal.number_format import count
+from sluice.cli.terminal.output import SHOWN_ROWS, facts, heading, indent, shorten, table, warn
+from sluice.pipelines.errors import NotAuthorized, UnknownTopic, UsageError
+from sluice.pipelines.model.consumer_groups import (
+    KINDS,
+    STATES,
+    ZOOKEEPER,
+    Counting,
+    GroupMember,
+    GroupView,
+    ListedGroup,
+    OffsetExpiry,
+    expiry,
+    kind_with_proposal,
+)
+from sluice.pipelines.model.kafka import CommittedOffset, Isolation, TopicPartition
+from sluice.pipelines.model.ranges import Range, union
+from sluice.pipelines.util.units import many, show_duration, show_instant
+
+if TYPE_CHECKING:
+    from sluice.pipelines.feed.feed import Feed
+    from sluice.pipelines.ledger import Ledger, State
+    from sluice.pipelines.ports import Cluster, Groups
+
+group = typer.Typer(cls=Group, help="All consumer groups of a feed's Kafka.", no_args_is_help=True)
+
+GroupName = Annotated[
+    str | None,
+    typer.Argument(metavar="[GROUP]", help="The group's name; without it, the group of --feed.", show_default=False),
+]
+OfFeed = Annotated[
+    str | None,
+    typer.Option(
+        "--feed", metavar="FEED", help="Whose Kafka to ask.", show_default=False, autocompletion=completers.feeds
+    ),
+]
+
+
+def register(app: typer.Typer) -> None:
+    app.add_typer(group, name="groups")
+
+
+# -- list
+
+
+@command(group, name="list")
+def list_(session: Session, feed: OfFeed = None) -> None:
+    """Show every group of a Kafka: its state, its protocol, and the feed that commits for it.
+
+    Groups that this client may not describe are not listed.
+
+    $ sluice groups list
+    $ sluice groups list --feed orders --json | jq -r '.groups[] | select(.state != "Empty") | .group'
+    """
+    found = session.feed(feed) if feed else _any(session)
+    with session.terminal.working("asking Kafka"), session.open_groups(found) as groups:
+        listed, owners = groups.listed(), group_owners(session, found)
+        hidden = _hidden(groups, _missing(listed, owners))
+    session.terminal.show(*_list_view(listed, owners, found, hidden))
+    session.terminal.document(
+        {
+            "bootstrap": found.kafka.bootstrap,
+            "groups": [_listed_document(g, owners.get(g.name)) for g in listed],
+            "not_there": [{"group": g, "feed": f} for g, f in _missing(listed, owners) if g not in hidden],
+            "hidden": [{"group": g, "feed": owners[g], "remedy": e.remedy} for g, e in hidden.items()],
+        }
+    )
+
+
+def _any(session: Session) -> Feed:
+    """Any feed, if all read one Kafka. Raises UsageError."""
+    feeds = list(session.files.feeds.values())
+    if len({f.kafka.bootstrap for f in feeds}) == 1:
+        return feeds[0]
+    why = "the feeds here read several Kafkas" if feeds else "no feed here says where Kafka is"
+    raise UsageError(f"{why}: it is not known which to ask", remedy="name a feed of that Kafka: --feed NAME")
+
+
+def _missing(listed: Iterable[ListedGroup], owners: Mapping[str, str]) -> list[tuple[str, str]]:
+    there = {g.name for g in listed}
+    return [(g, f) for g, f in sorted(owners.items()) if g not in there]
+
+
+def _hidden(groups: Groups, missing: Iterable[tuple[str, str]]) -> dict[str, NotAuthorized]:
+    """The feeds' groups that no list shows and this client may not see: nobody knows whether they exist."""
+    hidden = {}
+    for name, _ in missing:
+        try:
+            groups.view(name)
+        except NotAuthorized as error:
+            hidden[name] = error
+    return hidden
+
+
+def _list_view(
+    listed: Sequence[ListedGroup], owners: Mapping[str, str], feed: Feed, hidden: Mapping[str, NotAuthorized]
+) -> list[RenderableType]:
+    rows: list[tuple[str | Text, ...]] = [
+        (g.name, _state(g.state), _protocol(g), owners.get(g.name, ""), _keeper(g)) for g in listed
+    ]
+    missing = [
+        (g, Text("may not be seen" if g in hidden else "not there yet", style="dim"), "", f, "")
+        for g, f in _missing(listed, owners)
+    ]
+    names = ("group", "state", "protocol", "feed", "coordinator")
+    out: list[RenderableType] = [heading("Groups", f"{len(listed)} at {keeper(feed)}")]
+    out += [table(names, [*rows, *missing], least="coordinator protocol")] if rows or missing else [Text("  none")]
+    newer = sorted({g.kind for g in listed} & set(KINDS) - {"classic"})
+    out += [Text(), facts(*((kind_with_proposal(kind), KINDS[kind]) for kind in newer))] if newer else []
+    held = [g.name for g in listed if g.name in owners and g.state not in _FREE]
+    return [
+        *out,
+        *(warn(f"{name}, for which {owners[name]} commits, has members: {_DESCRIBE} {name}") for name in held),
+        *(warn(f"{name}, for which {owners[name]} commits, may not be seen: {e.remedy}") for name, e in hidden.items()),
+    ]
+
+
+_DESCRIBE = "sluice groups describe"
+_FREE = ("Empty", "Dead")
+_LOOKS = {"Stable": "green", "Empty": "dim", "Dead": "red"}
+
+
+def _keeper(g: ListedGroup) -> str:
+    return "ZooKeeper" if g.coordinator < 0 else f"broker {g.coordinator}"
+
+
+def _state(state: str) -> Text:
+    return Text(state or "–", style=_LOOKS.get(state, "yellow"))
+
+
+def _protocol(g: ListedGroup) -> str:
+    return (g.protocol_type or "–") if g.kind in ("", "classic") else kind_with_proposal(g.kind)
+
+
+def _listed_document(g: ListedGroup, owner: str | None) -> dict[str, Any]:
+    return {
+        "group": g.name,
+        "state": g.state,
+        "kind": g.kind or None,
+        "protocol_type": g.protocol_type or None,
+        "coordinator": g.coordinator,
+        "feed": owner,
+    }
+
+
+# -- describe
+
+
+@dataclass(frozen=True, slots=True)
+class GroupOffset:
+    """One partition in which the group has an offset or a member. `end` is the high watermark, None if not known."""
+
+    tp: TopicPartition
+    committed: CommittedOffset | None
+    end: int | None
+    holder: GroupMember | None
+    wanted: bool
+    beside: str
+
+    @property
+    def lag(self) -> int | None:
+        """As Kafka's own tool counts: offsets from the committed one to the end of the log."""
+        return None if self.committed is None or self.end is None else max(0, self.end - self.committed.offset)
+
+
+@dataclass(frozen=True, slots=True)
+class GroupReport:
+    """A group, its offsets, and the feed that owns it; `strangers` are members that do not belong to that feed."""
+
+    view: GroupView
+    feed: str | None
+    rows: tuple[GroupOffset, ...]
+    expiry: OffsetExpiry
+    strangers: tuple[GroupMember, ...]
+
+
+@command(group)
+def describe(
+    session: Session,
+    name: GroupName = None,
+    feed: OfFeed = None,
+) -> None:
+    """Show one group: its members and what they hold, its committed offsets, and how long they last.
+
+    Lag is counted to the end of the log, as Kafka's own tools do; see sluice offsets show for the feed's side.
+
+    $ sluice groups describe --feed orders
+    $ sluice groups describe sluice-orders
+    $ sluice groups describe sluice-orders --json | jq '.members'
+    """
+    asked, wanted = _find_group(session, name, feed)
+    with session.terminal.working("asking Kafka"):
+        found = look(session, asked, wanted)
+    session.terminal.show(*_view(found))
+    session.terminal.document(_document(found))
+
+
+@command(group)
+def watch(
+    session: Session,
+    name: GroupName = None,
+    feed: OfFeed = None,
+    until: Annotated[
+        str | None,
+        typer.Option("--until", metavar="STATE", help="End when the group is in this state.", show_default=False),
+    ] = None,
+    timeout: Annotated[
+        str | None, typer.Option("--timeout", metavar="TIME", help="Give up after this time.", show_default="never")
+    ] = None,
+) -> int:
+    """Show the changes of a group as they happen: its state, its members, and what they hold.
+
+    The coordinator is asked once a second; nobody is disturbed. A change of state tells how long the state before it
+    lasted, and which states must have come between. With --json each change is a document of its own, on a line. Exit 1
+    when the time is up.
+
+    $ sluice groups watch sluice-orders
+    $ sluice groups watch legacy-loader --until Empty --timeout 10m && sluice run orders
+    """
+    asked, wanted = _find_group(session, name, feed)
+    awaited = _state_named(until) if until else None
+    deadline = None if timeout is None else time.monotonic() + parsing.duration(timeout) / 1000
+    with session.open_groups(asked) as groups:
+        for view, lines in _looks(groups, wanted):
+            for line in lines:
+                session.terminal.lines([f"{line['at']}  {line['text']}"])
+                session.terminal.document(line)
+            if awaited and view.state == awaited:
+                return 0
+            if deadline is not None and time.monotonic() >= deadline:
+                return 1 if awaited else 0
+            time.sleep(_WATCH_SECONDS)
+    return 0
+
+
+_WATCH_SECONDS = 1.0
+
+
+def _state_named(text: str) -> str:
+    """Raises UsageError."""
+    found = next((state for state in STATES if state.lower() == text.lower()), None)
+    if found is None:
+        raise UsageError(f"no group is ever in the state {text!r}", remedy=f"one of {', '.join(STATES)}")
+    return found
+
+
+def _looks(groups: Groups, name: str) -> Iterator[tuple[GroupView, list[dict[str, Any]]]]:
+    """The group at each look, and a line for each change since the one before; the first look is a line of its own."""
+    from sluice.pipelines.status.group_changes import changes
+    from sluice.resources.clock import now
+
+    seen, since = groups.view(name), time.monotonic()
+    who = f", {many(len(seen.members), 'member')}" if seen.members else ""
+    said = f"{seen.state}{who}: {STATES.get(seen.state, 'which is new to Sluice')}"
+    yield seen, [{"at": show_instant(now()), "group": name, "change": "state", "after": seen.state, "text": said}]
+    while True:
+        view, lines = groups.view(name), []
+        for change in changes(seen, view):
+            line: dict[str, Any] = {
+                "at": show_instant(now()),
+                "group": name,
+                "change": change.what,
+                "text": change.text,
+            }
+            if change.what == "state":
+                lasted, since = time.monotonic() - since, time.monotonic()
+                line["text"] += f" (after {numbers.seconds(lasted)})"
+                line |= {"before": change.before, "after": change.after, "through": change.through}
+                line |= {"allowed": change.allowed, "seconds": round(lasted, 3)}
+            lines.append(line | ({"member": change.member} if change.member else {}))
+        # While a group settles its coordinator tells no assignor: the one before is not a new one afterwards.
+        seen = replace(view, assignor=view.assignor or seen.assignor) if view.members else view
+        yield view, lines
+
+
+def _find_group(session: Session, name: str | None, feed: str | None) -> tuple[Feed, str]:
+    """The feed whose Kafka to ask, and the group. Raises UsageError."""
+    if feed:
+        of = session.feed(feed)
+        return of, name or of.group
+    feeds = list(session.files.feeds.values())
+    if name:
+        return next((f for f in feeds if f.group == name), None) or _any(session), name
+    if len(feeds) != 1:
+        raise UsageError("no group named", remedy="name one (see sluice groups list), or a feed: --feed NAME")
+    return feeds[0], feeds[0].group
+
+
+def look(session: Session, feed: Feed, name: str) -> GroupReport:
+    """The group, from its coordinator and its feed's ledger. Raises UsageError if there is none."""
+    owners = group_owners(session, feed)
+    with session.open_edges(feed) as edges, session.open_groups(feed) as groups:
+        view = groups.view(name)
+        if not view.exists and name not in owners:
+            raise _unknown_group(name, (g.name for g in groups.listed()), owners)
+        committed = {} if view.kind == "share" else groups.committed(name)
+        held = [tp for m in view.members or () for tp in m.assignment or ()]
+        ends = log_ends(edges.cluster, [*committed, *held])
+        retention = edges.cluster.configs(()).broker.offsets_retention
+    books = OwnerLedger.of(session, owners.get(name))
+    wanted = books.wanted(tp for tp in (*committed, *held))
+    rows = (
+        GroupOffset(tp, at := committed.get(tp), ends.get(tp), view.holder(tp), tp in wanted, books.beside(at))
+        for tp in sorted({*committed, *held})
+    )
+    lasts, others = expiry(view, retention, books.left), strangers(feed, view)
+    return GroupReport(view, owners.get(name), tuple(rows), lasts, others)
+
+
+def _unknown_group(name: str, names: Iterable[str], owners: Mapping[str, str]) -> UsageError:
+    own = next((g for g, f in owners.items() if f == name), None)
+    if own:
+        return UsageError(f"no group {name}; the group of feed {name} is {own}", remedy=f"sluice groups describe {own}")
+    close = get_close_matches(name, list(names), n=3)
+    meant = f"did you mean {' or '.join(close)}? " if close else ""
+    return UsageError(f"there is no group {name}", remedy=f"{meant}see sluice groups list")
+
+
+def log_ends(cluster: Cluster, tps: Iterable[TopicPartition]) -> dict[TopicPartition, int]:
+    """The high watermark of each partition that exists and that this client may see."""
+    wanted = {tp.topic for tp in tps}
+    there = wanted & set(cluster.topics()) if wanted else wanted
+    return {p.tp: p.high_watermark for p in cluster.partitions(sorted(there), Isolation.READ_UNCOMMITTED)}
+
+
+def read_by(feed: Feed, topics: set[str]) -> set[str]:
+    """The topics that the feed reads, of those given."""
+    from sluice.pipelines.feed.topic_selection import match
+
+    if feed.topics.names:
+        return topics & set(feed.topics.names)
+    try:
+        return set(match(feed.topics, dict.fromkeys(topics, "")))
+    except UnknownTopic:
+        return set()
+
+
+class OwnerLedger:
+    """What the owner's ledger says about the group, if any feed owns it. Kafka is not asked."""
+
+    def __init__(self, feed: Feed | None, ledger: Ledger | None, state: State) -> None:
+        self._feed, self._ledger, self._state = feed, ledger, state
+        self._times: dict[int, int] = {}
+
+    @classmethod
+    def of(cls, session: Session, feed: str | None) -> OwnerLedger:
+        from sluice.pipelines.ledger import Ledger, State
+
+        if feed is None:
+            return cls(None, None, State())
+        owner = session.feed(feed)
+        with session.open_edges(owner) as edges:
+            ledger = Ledger(edges.lake, owner.name, edges.clock)
+            return cls(owner, ledger, ledger.read())
+
+    @property
+    def left(self) -> int | None:
+        """The time (ms) of the newest commit: Sluice was a member then, and left soon after."""
+        return self._at(self._state.last_mark) if self._state.last_mark >= 0 else None
+
+    def wanted(self, tps: Iterable[TopicPartition]) -> set[TopicPartition]:
+        """Those that the feed reads."""
+        asked = set(tps)
+        topics = read_by(self._feed, {tp.topic for tp in asked}) if self._feed else set[str]()
+        return {tp for tp in asked if tp.topic in topics}
+
+    def beside(self, committed: CommittedOffset | None) -> str:
+        """The note beside the offset, in words."""
+        from sluice.pipelines.ledger.marks import Beside
+
+        if committed is None or not committed.metadata:
+            return ""
+        mark = Beside.parse(committed.metadata)
+        if mark is None:
+            return repr(committed.metadata[:60])
+        how = "by hand" if mark.by_hand else "commit"
+        if mark.ledger != self._state.ledger_id:
+            return f"{how} of another ledger ({mark.ledger[:20]}, entry {mark.entry})"
+        if not 0 <= mark.entry < self._state.number or self._state.lost_entry(mark.entry):
+            return f"{how}, entry {mark.entry}, which the ledger does not have"
+        return f"{how}, entry {mark.entry}, {show_instant(self._at(mark.entry) // 1000 * 1000)}"
+
+    def _at(self, number: int) -> int:
+        if number not in self._times and self._ledger is not None:
+            self._times[number] = self._ledger.entry(number).at
+        return self._times[number]
+
+
+# -- describe, for people
+
+
+def _view(found: GroupReport) -> list[RenderableType]:
+    view = found.view
+    out: list[RenderableType] = [
+        heading(f"Group {view.name}", f"of feed {found.feed}" if found.feed else "of no feed here"),
+        facts(
+            ("state", Text.assemble(_state(view.state), f", {STATES.get(view.state, 'which is new to Sluice')}")),
+            *([("protocol", _protocol_told(view))] if view.exists else []),
+            ("coordinator", str(view.coordinator)),
+            *([("offsets", _retention_text(found.expiry))] if found.rows else []),
+        ),
+    ]
+    if view.members:
+        out += [heading("Members", str(len(view.members))), _members(view.members)]
+    if found.rows:
+        out += [heading("Offsets", f"lag {_total(found.rows)}"), _offsets(found.rows)]
+    return [*out, *_blocked_view(found)]
+
+
+def _protocol_told(view: GroupView) -> str:
+    by = ", ".join(each for each in (view.protocol_type, view.assignor) if each and each != view.kind)
+    told = KINDS.get(view.kind, "which is new to Sluice")
+    return f"{kind_with_proposal(view.kind)}{f' ({by})' if by else ''}, {told}"
+
+
+def _retention_text(found: OffsetExpiry) -> str:
+    """How long the group's offsets last, as far as that can be known."""
+    time = "for a time that the brokers do not tell us" if found.retention is None else show_duration(found.retention)
+    match found.counting:
+        case Counting.NOTHING:
+            return "kept until somebody deletes them"
+        case Counting.NEVER:
+            return f"kept while it has members, then {time}"
+        case Counting.COMMIT:
+            return f"kept {time} after each was committed; no coordinator tells when that was"
+    if found.not_before is None:
+        return f"kept {time} from when its last member left; no coordinator tells when that was"
+    moment = show_instant(found.not_before // 1000 * 1000)
+    return f"kept {time} from when its last member left: not gone before {moment}, by the ledger's last commit"
+
+
+def _members(members: Sequence[GroupMember]) -> RenderableType:
+    rows = [(m.client_id, m.host, m.instance_id or "–", holds(m)) for m in members[:SHOWN_ROWS]]
+    return table(("client", "host", "static id", "holds"), shorten(rows, len(members)))
+
+
+def holds(member: GroupMember) -> str:
+    """What it holds: `orders:0-2, payments:1`."""
+    if member.assignment is None:
+        return "–"
+    by_topic: dict[str, list[int]] = {}
+    for tp in member.assignment:
+        by_topic.setdefault(tp.topic, []).append(tp.partition)
+    return ", ".join(f"{topic}:{_runs(numbers)}" for topic, numbers in by_topic.items()) or "nothing"
+
+
+def _runs(numbers: Sequence[int]) -> str:
+    """`0-2,5` of 0, 1, 2 and 5."""
+    runs = union(Range(n, n + 1) for n in numbers)
+    return ",".join(str(r.start) if r.span == 1 else f"{r.start}-{r.end - 1}" for r in runs)
+
+
+def _offsets(rows: Sequence[GroupOffset]) -> RenderableType:
+    held, beside = any(r.holder for r in rows), any(r.beside for r in rows)
+    shown = []
+    for r in rows[:SHOWN_ROWS]:
+        at = (None, None) if r.committed is None else (r.committed.offset, r.committed.leader_epoch)
+        epoch = "–" if at[1] in (None, -1) else str(at[1])
+        cells = [str(r.tp), count(at[0]), count(r.end), count(r.lag), epoch]
+        cells += [r.holder.client_id if r.holder else "–"] if held else []
+        shown.append((*cells, *([r.beside] if beside else [])))
+    names = ("partition", "committed", "log end", "lag", "epoch", *(["held by"] if held else []))
+    names += ("put there by",) if beside else ()
+    return table(names, shorten(shown, len(rows)), right="committed log lag epoch")
+
+
+def _total(rows: Iterable[GroupOffset]) -> str:
+    return count(sum(r.lag or 0 for r in rows))
+
+
+def _blocked_view(found: GroupReport) -> list[RenderableType]:
+    """The members that block the feed's commits."""
+    if found.feed is None or found.view.free:
+        return []
+    if found.view.members and not found.strangers:
+        return [Text(), warn(f"a run of {found.feed} is committing, or died less than a session ago")]
+    held = "; ".join(f"{m.client_id} at {m.host} holds {holds(m)}" for m in found.strangers[:SHOWN_ROWS])
+    return [
+        Text(),
+        warn(f"{found.feed} cannot commit while others are in its group{f': {held}' if held else ''}"),
+        indent(
+            f"{_runs_text(found.view)} To let both work, give one of them another group: `group:` in "
+            f"feeds/{found.feed}.yaml.",
+        ),
+    ]
+
+
+def _runs_text(view: GroupView) -> str:
+    """What runs do while others are in the feed's group. In ZooKeeper a run owns its partitions before it lands."""
+    if view.kind == ZOOKEEPER:
+        return "Runs land nothing while old consumers are in it; the first run after they have left lands and commits."
+    return "Landing goes on, and the first run after they have left commits."
+
+
+# -- describe, for programs
+
+
+def _document(found: GroupReport) -> dict[str, Any]:
+    view, kept = found.view, found.expiry
+    return {
+        "group": view.name,
+        "state": view.state,
+        "kind": view.kind if view.exists else None,
+        "protocol_type": view.protocol_type or None,
+        "assignor": view.assignor or None,
+        "coordinator": {"id": view.coordinator.id, "address": view.coordinator.address},
+        "feed": found.feed,
+        "members": None if view.members is None else [member_document(m) for m in view.members],
+        "offsets": [_row_document(r) for r in found.rows],
+        "expiry": {
+            "counted_from": kept.counting,
+            "retention_ms": kept.retention,
+            "not_before": kept.not_before,
+        },
+    }
+
+
+def member_document(m: GroupMember) -> dict[str, Any]:
+    return {
+        "member_id": m.member_id,
+        "client_id": m.client_id,
+        "host": m.host,
+        "instance_id": m.instance_id,
+        "partitions": None if m.assignment is None else [tp._asdict() for tp in m.assignment],
+    }
+
+
+def _row_document(r: GroupOffset) -> dict[str, Any]:
+    at = r.committed or CommittedOffset(-1)
+    return {
+        "topic": r.tp.topic,
+        "partition": r.tp.partition,
+        "committed": at.offset if r.committed else None,
+        "leader_epoch": at.leader_epoch if at.leader_epoch >= 0 else None,
+        "metadata": at.metadata,
+        "put_there_by": r.beside or None,
+        "log_end": r.end,
+        "lag": r.lag,
+        "held_by": r.holder.member_id if r.holder else None,
+        "wanted": r.wanted,
+    }

@@ -1,0 +1,201 @@
+"""`sluice kafka`: the project's own local Apache Kafka."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich.console import RenderableType
+
+from sluice.cli.app.invocation import FeedName, Session, command
+from sluice.cli.app.menu import Group
+from sluice.cli.terminal.output import bad, copyable, facts, good, table
+
+if TYPE_CHECKING:
+    from sluice.resources.local.local_kafka import ClusterStatus, LocalKafka
+
+group = typer.Typer(cls=Group, help="The local Apache Kafka (KRaft) of this project.", no_args_is_help=True)
+
+
+def register(app: typer.Typer) -> None:
+    app.add_typer(group, name="kafka")
+
+
+Brokers = Annotated[
+    int | None,
+    typer.Option(
+        metavar="1|3",
+        help="How many brokers. The first start decides; later ones keep it.",
+        show_default="1, or as many as there are",
+    ),
+]
+
+
+Secure = Annotated[
+    bool,
+    typer.Option(
+        "--secure",
+        metavar=" ",
+        help="With TLS, users and ACLs, as at work. The first start decides; later ones keep it.",
+        show_default=False,
+    ),
+]
+
+
+Registry = Annotated[
+    bool,
+    typer.Option(
+        "--registry", metavar=" ", help="A schema registry beside it (Apicurio; needs Java 21).", show_default=False
+    ),
+]
+
+
+@command(group)
+def start(session: Session, brokers: Brokers = None, secure: Secure = False, registry: Registry = False) -> None:
+    """Start the local Kafka and wait until it answers.
+
+    Its data stays in .sluice/kafka. The first start fetches Kafka's jars (about 45 MB), once for this user. Feeds that
+    name no Kafka read from it, and so do those that name ${KAFKA_BOOTSTRAP} while it runs.
+
+    A secured one has a CA of its own, listeners for passwords (SCRAM-SHA-512) and for certificates, and two users:
+    `admin` may do everything, `sluice` only what it is granted (sluice kafka grant FEED). Feeds that say nothing of
+    security log in as `sluice`.
+
+    --registry starts a real Apicurio Registry too, which speaks Confluent's API (160 MB, fetched once). A feed whose
+    section `registry` names no url asks that one.
+
+    $ sluice kafka start --brokers 3
+    $ sluice kafka start --secure
+    $ sluice kafka start --registry
+    """
+    from sluice.resources.local.local_kafka import LocalKafka
+
+    folder = session.project.kafka_folder
+    if (folder / "cluster.json").exists():
+        standing = LocalKafka.attach(folder)
+        brokers, secure = brokers or len(standing.broker_ids), secure or standing.secured is not None
+    with session.terminal.working("starting Kafka"):
+        kafka = LocalKafka(folder, brokers or 1, secure=secure).start()
+    beside = session.project.local_registry
+    if registry or beside.there:
+        with session.terminal.working("starting the schema registry"):
+            beside.start()
+    _show(session, kafka)
+
+
+@command(group)
+def grant(session: Session, feed: FeedName) -> None:
+    """Grant the secured local Kafka's user `sluice` the rights that a feed needs, and no others.
+
+    Which these are, and how to grant them elsewhere: sluice acls FEED.
+
+    $ sluice kafka grant orders
+    """
+    from sluice.pipelines.feed.rights import rights_of
+    from sluice.resources.local import granting
+    from sluice.resources.local.local_kafka import LocalKafka
+
+    rights = rights_of(session.feed(feed))
+    kafka = LocalKafka.attach(session.project.kafka_folder)
+    granting.grant(kafka, rights)
+    rows = [(r.operation, r.what, r.need) for r in rights]
+    session.terminal.show(good("user sluice may now"), table(("right", "on", "what for"), rows))
+    session.terminal.document({"user": "sluice", "rights": [asdict(r) for r in rights]})
+
+
+@command(group)
+def renew(session: Session) -> None:
+    """Give the secured local Kafka's brokers and users new certificates.
+
+    Brokers that run load theirs at once, for new connections. Those that end within a month are renewed by every start.
+
+    $ sluice kafka renew
+    """
+    from sluice.resources.local.local_kafka import LocalKafka
+
+    kafka = LocalKafka.attach(session.project.kafka_folder)
+    with session.terminal.working("renewing certificates"):
+        kafka.renew()
+    session.terminal.show(good("new certificates are in use"))
+    session.terminal.document(_document(kafka.status()))
+
+
+@command(group)
+def stop(session: Session) -> None:
+    """Stop the local Kafka; its data stays.
+
+    $ sluice kafka stop
+    """
+    from sluice.resources.local.local_kafka import LocalKafka
+
+    cluster = LocalKafka.attach(session.project.kafka_folder)
+    with session.terminal.working("stopping Kafka"):
+        cluster.stop()
+        session.project.local_registry.stop()
+    status = cluster.status()
+    session.terminal.show(good(f"stopped; its data stays in {status.root}"))
+    session.terminal.document(_document(status))
+
+
+@command(group)
+def status(session: Session) -> int:
+    """Show whether the local Kafka runs and answers.
+
+    Exit 0 when every broker answers, else 1.
+
+    $ sluice kafka status --json
+    """
+    from sluice.resources.local.local_kafka import LocalKafka
+
+    folder = session.project.kafka_folder
+    if not (folder / "cluster.json").exists():
+        session.terminal.show(bad("no local Kafka yet"), "  start one: sluice kafka start")
+        session.terminal.document({"root": str(folder), "answering": False, "brokers": []})
+        return 1
+    return 0 if _show(session, LocalKafka.attach(folder)) else 1
+
+
+def _show(session: Session, kafka: LocalKafka) -> bool:
+    """Tell how the cluster stands; whether it answers."""
+    status, beside = kafka.status(), session.project.local_registry
+    brokers = "\n".join(
+        f"{b.id} at {b.address}" + (f", pid {b.pid}" if b.running else ", not running") for b in status.brokers
+    )
+    session.terminal.show(
+        good(f"Kafka {status.version} answers") if status.answering else bad(f"Kafka {status.version} does not answer"),
+        facts(
+            *_addresses(kafka, status),
+            ("cluster", status.cluster_id),
+            ("brokers", brokers),
+            ("data", str(status.root)),
+            *([("registry", beside.url)] if beside.running else []),
+        ),
+        *_section(session, kafka),
+    )
+    session.terminal.document(_document(status) | ({"registry": beside.url} if beside.running else {}))
+    return status.answering
+
+
+def _addresses(kafka: LocalKafka, status: ClusterStatus) -> list[tuple[str, str]]:
+    if kafka.secured is None:
+        return [("address", status.bootstrap)]
+    return [
+        ("by password", f"{status.bootstrap} (SASL_SSL, SCRAM-SHA-512)"),
+        ("by certificate", f"{kafka.certificate_bootstrap} (SSL)"),
+        ("users", "admin (may do everything), sluice (what it is granted: sluice kafka grant FEED)"),
+        ("Java tools", f"--command-config {kafka.secured.java_properties()}"),
+    ]
+
+
+def _section(session: Session, kafka: LocalKafka) -> list[RenderableType]:
+    """What a feed says to log in, to be pasted."""
+    if kafka.secured is None:
+        return []
+    lines = kafka.secured.section(kafka.bootstrap, session.project.root)
+    return ["", "  Feeds without these lines log in so, too:", *map(copyable, lines)]
+
+
+def _document(status: ClusterStatus) -> dict[str, Any]:
+    brokers = [{**asdict(b), "log": str(b.log), "running": b.running} for b in status.brokers]
+    return {**asdict(status), "root": str(status.root), "brokers": brokers}

@@ -1,0 +1,419 @@
+"""`sluice offsets`: the committed offsets of a feed's group, and moving them by hand."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich.console import RenderableType
+from rich.text import Text
+
+from sluice.cli.app.invocation import FeedName, Session, command
+from sluice.cli.kafka.offsets_context import OffsetsDesk, OtherGroup, group, offsets_in, open_desk
+from sluice.cli.options import parsing
+from sluice.cli.options.request_options import Only
+from sluice.cli.terminal.number_format import count
+from sluice.cli.terminal.output import SHOWN_ROWS, facts, good, heading, indent, shorten, table, warn
+from sluice.pipelines.errors import SluiceError, UsageError
+from sluice.pipelines.model.kafka import TopicPartition
+from sluice.pipelines.util.units import many
+
+if TYPE_CHECKING:
+    from sluice.pipelines.feed.feed import Feed
+    from sluice.pipelines.operating.move_offsets import Done, Move, OffsetTarget, Spot, Stands
+
+Apply = Annotated[bool, typer.Option("--apply", help="Do it. Without this option it only shows what it would do.")]
+Reason = Annotated[
+    str | None,
+    typer.Option("--reason", metavar="TEXT", help="Why, for the ledger.", show_default="the command itself"),
+]
+
+
+def _flag(name: str, text: str) -> Any:
+    return typer.Option(name, help=text)
+
+
+def _option(name: str, metavar: str, text: str) -> Any:
+    return typer.Option(name, metavar=metavar, help=text, show_default=False)
+
+
+def register(app: typer.Typer) -> None:
+    app.add_typer(group, name="offsets")
+
+
+# -- the commands
+
+
+@command(group)
+def show(session: Session, feed: FeedName) -> int:
+    """Show the committed offsets beside the ledger, and what the next commit will do with them.
+
+    The exit code is the commit's: 3 where it would be refused.
+
+    $ sluice offsets show orders
+    $ sluice offsets show orders --json | jq '.offsets[] | select(.stands == "moved by somebody")'
+    """
+    found = session.feed(feed)
+    with session.terminal.working("asking Kafka"), open_desk(session, found, None) as desk:
+        stands = [_stand(desk, spot) for spot in desk.spots]
+    session.terminal.show(*_show_view(desk, stands))
+    session.terminal.document(
+        {
+            **desk.document(),
+            "offsets": [_spot_document(s.spot) | {"stands": s.stands, "expected": s.expected} for s in stands],
+        }
+    )
+    return 3 if _would_refuse(desk, stands) else 0
+
+
+@command(group)
+def reset(
+    session: Session,
+    feed: FeedName,
+    to_earliest: Annotated[bool, _flag("--to-earliest", "The start of the log.")] = False,
+    to_latest: Annotated[bool, _flag("--to-latest", "The end of the log, as the feed's isolation sees it.")] = False,
+    to_frontier: Annotated[bool, _flag("--to-frontier", "What the feed's ledger has accounted for.")] = False,
+    to_time: Annotated[
+        str | None, _option("--to-time", "TIME", "The first record stamped then or later: 2026-11-20T14:00:00Z.")
+    ] = None,
+    by_duration: Annotated[str | None, _option("--by-duration", "TIME", "The same, so long ago: 6h.")] = None,
+    to_offset: Annotated[int | None, _option("--to-offset", "N", "This offset.")] = None,
+    shift: Annotated[int | None, _option("--shift", "±N", "So many offsets on, or back.")] = None,
+    to_file: Annotated[Path | None, _option("--to-file", "FILE", "Lines TOPIC,PARTITION,OFFSET.")] = None,
+    only: Only = None,
+    other: OtherGroup = None,
+    reason: Reason = None,
+    apply: Apply = False,
+) -> int:
+    """Move the committed offsets of a feed's group by hand.
+
+    Without --apply it is a dry run. The group must have no members. The feed's ledger notes the change before Kafka is
+    changed.
+
+    The ledger decides what the feed reads. Moving offsets back does not make it read anything again (use sluice run
+    FEED --replace), and the next commit moves them to the frontier. Offsets beyond the frontier are refused: use
+    sluice run FEED --skip-to, which skips records and notes that in the ledger.
+
+    $ sluice offsets reset orders --to-frontier
+    $ sluice offsets reset orders --to-time 2026-11-20T14:00:00Z --only orders:0 --apply --reason "replay for billing"
+    $ sluice offsets reset orders --shift -100
+    """
+    from sluice.pipelines.operating.move_offsets import Aim, OffsetTarget
+
+    found = session.feed(feed)
+    flags = {Aim.EARLIEST: to_earliest, Aim.LATEST: to_latest, Aim.FRONTIER: to_frontier}
+    asked: list[OffsetTarget | Path] = [OffsetTarget(aim) for aim, given in flags.items() if given]
+    asked += [OffsetTarget(Aim.TIME, parsing.instant(to_time))] if to_time is not None else []
+    asked += [OffsetTarget(Aim.TIME, _ago(by_duration))] if by_duration is not None else []
+    asked += [OffsetTarget(Aim.OFFSET, to_offset)] if to_offset is not None else []
+    asked += [OffsetTarget(Aim.SHIFT, shift)] if shift is not None else []
+    asked += [to_file] if to_file is not None else []
+    if len(asked) != 1:
+        raise UsageError(
+            f"{len(asked)} targets" if asked else "no target: where should the offsets go?",
+            remedy="give one of --to-earliest, --to-latest, --to-frontier, --to-time, --by-duration, --to-offset, "
+            "--shift, --to-file",
+        )
+    return _reset(session, found, asked[0], _Order(tuple(map(parsing.partition, only or ())), other, apply, reason))
+
+
+@command(group)
+def export(
+    session: Session,
+    feed: FeedName,
+    file: Annotated[Path | None, _option("--file", "FILE", "Where to; it must not be there yet.")] = None,
+    other: OtherGroup = None,
+) -> None:
+    """Write the committed offsets, one line TOPIC,PARTITION,OFFSET each.
+
+    kafka-consumer-groups --reset-offsets --from-file reads this format, and so does sluice offsets import.
+
+    $ sluice offsets export orders > orders.csv
+    $ sluice offsets export orders --group legacy-loader --file legacy.csv
+    """
+    from sluice.pipelines.operating.offset_file import dump
+
+    found = session.feed(feed)
+    with session.terminal.working("asking Kafka"), open_desk(session, found, other) as desk:
+        committed = {s.tp: s.before for s in desk.spots if s.before is not None}
+    lines = list(dump(committed))
+    if file is None:
+        session.terminal.lines(lines)
+    else:
+        _write(file, lines)
+        session.terminal.show(good(f"{many(len(lines), 'offset')} of group {desk.name} in {file}"))
+    session.terminal.document(
+        {**desk.document(), "file": file, "offsets": [_place(tp) | {"offset": at} for tp, at in committed.items()]}
+    )
+
+
+@command(group, name="import")
+def import_(
+    session: Session,
+    feed: FeedName,
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="Lines TOPIC,PARTITION,OFFSET.", show_default=False)],
+    only: Only = None,
+    other: OtherGroup = None,
+    reason: Reason = None,
+    apply: Apply = False,
+) -> int:
+    """Move committed offsets to those in a file: sluice offsets reset --to-file, with all its rules.
+
+    A feed that has not run yet begins at its group's offsets. In this way it takes over from another consumer.
+
+    $ sluice offsets import orders orders.csv
+    $ sluice offsets import orders legacy.csv --apply --reason "takes over from legacy-loader"
+    """
+    found = session.feed(feed)
+    return _reset(session, found, file, _Order(tuple(map(parsing.partition, only or ())), other, apply, reason))
+
+
+# -- what is asked for
+
+
+@dataclass(frozen=True, slots=True)
+class _Order:
+    """The options beside the target, as typed."""
+
+    only: tuple[TopicPartition, ...]
+    group: str | None
+    apply: bool
+    reason: str | None
+
+
+def _ago(text: str) -> int:
+    from sluice.resources.clock import now
+
+    return max(0, now() - parsing.duration(text))
+
+
+def _write(path: Path, lines: Sequence[str]) -> None:
+    try:
+        with path.open("x", encoding="utf-8") as file:
+            file.writelines(f"{line}\n" for line in lines)
+    except OSError as error:
+        raise UsageError(f"{path} cannot be written: {error.strerror}", remedy="name a new file") from None
+
+
+# -- show
+
+
+@dataclass(frozen=True, slots=True)
+class _Stand:
+    """How one partition stands, and the committed offset that the ledger expects."""
+
+    spot: Spot
+    stands: Stands
+    expected: int | None
+
+
+def _stand(desk: OffsetsDesk, spot: Spot) -> _Stand:
+    from sluice.pipelines.operating.move_offsets import expected_offset, stands
+
+    return _Stand(spot, stands(desk.state, spot), expected_offset(desk.state, spot.key))
+
+
+def _would_refuse(desk: OffsetsDesk, stands: Sequence[_Stand]) -> list[_Stand]:
+    """What the next commit would refuse: everything that it has to move, while others hold the group."""
+    from sluice.pipelines.feed.sections import CommitMode, OnGroupMoved
+    from sluice.pipelines.operating.move_offsets import Stands
+
+    if desk.feed.commit is CommitMode.NONE:
+        return []
+    fatal = {Stands.STALE, Stands.FOREIGN}
+    fatal |= {Stands.MOVED} if desk.feed.policies.on_group_moved is OnGroupMoved.REFUSE else set()
+    fatal |= set(Stands) - {Stands.AT, Stands.UNPLANNED} if desk.held else set()
+    return [s for s in stands if s.stands in fatal and (desk.held or not _is_landing_next(s))]
+
+
+def _is_landing_next(s: _Stand) -> bool:
+    """Whether somebody moved the offset to where the next catch-up ends: its commit finds the frontier there."""
+    from sluice.pipelines.operating.move_offsets import Stands
+
+    ahead = s.spot.before is not None and s.spot.frontier is not None and s.spot.before > s.spot.frontier
+    return s.stands is Stands.MOVED and ahead and s.spot.before == s.spot.kafka.stable_end
+
+
+def _show_view(desk: OffsetsDesk, stands: Sequence[_Stand]) -> list[RenderableType]:
+    from sluice.pipelines.operating.move_offsets import Stands
+
+    rows = [(str(s.spot.tp), *map(count, _numbers(s.spot)[1:]), _stand_note(desk, s)) for s in stands[:SHOWN_ROWS]]
+    names = ("partition", "committed", "frontier", "log end", "lag", "")
+    moved = [s for s in _would_refuse(desk, stands) if s.stands is Stands.MOVED and not _is_landing_next(s)]
+    return [
+        heading(f"Offsets of {desk.feed.name}", f"group {desk.name}, {desk.view.state}"),
+        table(names, shorten(rows, len(stands)), right="committed frontier log lag"),
+        *_warnings(desk),
+        *(_ways_out(desk, moved) if moved else []),
+    ]
+
+
+def _numbers(spot: Spot) -> tuple[int | None, ...]:
+    kafka = spot.kafka
+    lag = None if spot.before is None else max(0, kafka.high_watermark - spot.before)
+    return kafka.log_start, spot.before, spot.frontier, kafka.high_watermark, lag
+
+
+def _stand_note(desk: OffsetsDesk, s: _Stand) -> str | Text:
+    from sluice.pipelines.operating.move_offsets import Stands
+
+    match s.stands:
+        case Stands.ANOTHER:
+            return warn(f"not the log that the ledger knows: see sluice plan {desk.feed.name}")
+        case Stands.UNPLANNED if s.spot.committed is None:
+            return f"not planned yet: begins at `start: {desk.feed.start}`"
+        case Stands.UNPLANNED:
+            return "not planned yet: the feed begins here"
+        case Stands.GONE:
+            return "gone, expired or deleted; the next commit puts it back"
+        case Stands.BEHIND:
+            return "the next commit moves it to the frontier"
+        case Stands.BY_HAND:
+            return "moved by hand; the next commit moves it on"
+        case Stands.WAITS:
+            return "committed by entries that the ledger lost; stays until landing reaches it again"
+        case Stands.MOVED if _is_landing_next(s):
+            return warn(
+                f"moved by somebody to where a run lands next (the ledger expects {count(s.expected)}): a catch-up that"
+                " ends there keeps it; if more records come before, its commit is refused"
+            )
+        case Stands.MOVED:
+            return warn(f"moved by somebody: the ledger expects {count(s.expected)}")
+        case Stands.STALE:
+            return warn("carries a mark that the ledger does not have: it lost entries")
+        case Stands.FOREIGN:
+            return warn(f"committed by another ledger: see sluice plan {desk.feed.name}")
+    return str(s.stands)
+
+
+def _ways_out(desk: OffsetsDesk, moved: Sequence[_Stand]) -> list[RenderableType]:
+    feed = desk.feed.name
+    ways = [("commit the frontier all the same", f"sluice accept {feed} moved --reason …")]
+    if any((s.spot.before or 0) > (s.spot.frontier or 0) for s in moved):
+        ways.append(("skip what they passed over", f"sluice accept {feed} moved --adopt --reason …"))
+    ways.append(("put the frontier back by hand", f"sluice offsets reset {feed} --to-frontier --apply --reason …"))
+    told = "Landing goes on, by the ledger, but the next commit will be refused. To end that:"
+    return [Text(), Text(f"  {told}"), facts(*((f"  {what}", how) for what, how in ways))]
+
+
+def _warnings(desk: OffsetsDesk) -> list[RenderableType]:
+    from sluice.pipelines.feed.sections import CommitMode
+
+    name = desk.feed.name
+    if desk.ledger is None:
+        return []
+    if desk.feed.commit is CommitMode.NONE:
+        return [
+            Text(),
+            warn(f"{name} has `commit: none`: Sluice never commits for this group, and asks it only where to begin"),
+        ]
+    if not desk.held:
+        return []
+    who = f"{desk.view.who()}: no commit until they have left; see sluice groups describe {desk.name}"
+    return [Text(), warn(f"others are in the group, {who}")]
+
+
+# -- reset
+
+
+def _reset(session: Session, feed: Feed, given: OffsetTarget | Path, order: _Order) -> int:
+    from sluice.pipelines.operating.move_offsets import Aim, OffsetTarget, check_ours, move, refusal
+
+    with session.terminal.working("asking Kafka"), open_desk(session, feed, order.group) as desk:
+        target = OffsetTarget(Aim.FILE, offsets=offsets_in(given, desk)) if isinstance(given, Path) else given
+        moves = _moves(desk, target, order.only)
+        if desk.ledger:
+            check_ours(desk.ledger, moves)
+        refused, done = refusal(feed.name, desk.view, moves, target), None
+        if order.apply and refused is None:
+            reason = order.reason or f"sluice offsets reset {target}"
+            done = move(feed.name, desk.ledger, desk.groups, desk.name, moves, target, reason)
+    session.terminal.show(*_reset_view(desk, target, moves, done), *([] if refused else _meaning(desk, moves, done)))
+    if refused is not None:
+        session.terminal.fail(refused)
+    session.terminal.document(_reset_document(desk, target, moves, done, refused))
+    return refused.exit_code if refused else 0
+
+
+def _moves(desk: OffsetsDesk, target: OffsetTarget, only: Sequence[TopicPartition]) -> tuple[Move, ...]:
+    from sluice.pipelines.operating.move_offsets import Aim, resolve, spots_concerned
+    from sluice.pipelines.planning.origins import incarnation_change
+
+    spots = spots_concerned(target, desk.chosen(only), all_of_them=bool(only))
+    for another in (incarnation_change(desk.state, s.kafka, {}) for s in spots):
+        if another is not None:
+            raise another.error
+    times = {s.tp: target.number for s in spots} if target.aim is Aim.TIME else {}
+    return resolve(target, spots, desk.edges.cluster.offsets_at(times) if times else {}, desk.edges.clock())
+
+
+def _reset_view(
+    desk: OffsetsDesk, target: OffsetTarget, moves: Sequence[Move], done: Done | None
+) -> list[RenderableType]:
+    rows = [
+        (str(m.tp), count(m.spot.before), "→", count(m.after), count(m.spot.frontier), _move_note(desk, m))
+        for m in moves[:SHOWN_ROWS]
+    ]
+    names = ("partition", "before", "", "after", "frontier", "")
+    out: list[RenderableType] = [
+        heading(f"Offsets of group {desk.name}, {'moved' if done else 'to be moved'} {target}"),
+        table(names, shorten(rows, len(moves)), right="before after frontier"),
+    ]
+    if left := len(desk.spots) - len(moves):
+        out.append(indent(f"{many(left, 'other partition')} left as {'it is' if left == 1 else 'they are'}"))
+    if done:
+        where = f", noted as entry {done.entry} of the ledger of {desk.feed.name}" if done.entry is not None else ""
+        out += [Text(), good(f"{many(len(moves), 'offset')} of group {desk.name} moved and read back{where}")]
+    return out
+
+
+def _move_note(desk: OffsetsDesk, m: Move) -> str | Text:
+    if m.passes:
+        return warn(f"{count(m.passes)} beyond the frontier")
+    begins = "not planned yet: the feed will begin there" if desk.ledger and m.spot.frontier is None else ""
+    return "; ".join(each for each in (m.note, begins) if each)
+
+
+def _meaning(desk: OffsetsDesk, moves: Sequence[Move], done: Done | None) -> list[RenderableType]:
+    """The consequence, or what it would be."""
+    from sluice.pipelines.feed.sections import CommitMode
+
+    out: list[str] = []
+    if any(m.spot.frontier is not None for m in moves):
+        name = desk.feed.name
+        next_commit = ", and the next commit moves them to the frontier again"
+        out.append(
+            f"What {name} reads is decided by its ledger, not by these offsets: nothing is read again because of them "
+            f"(sluice run {name} --replace does that){'' if desk.feed.commit is CommitMode.NONE else next_commit}."
+        )
+    return [
+        *(_warnings(desk) if desk.feed.commit is CommitMode.NONE else []),
+        *([Text(), indent(*out)] if out else []),
+        *([] if done else [Text(), Text("  A dry run: nothing was changed. Add --apply to do it.", style="bold")]),
+    ]
+
+
+def _reset_document(
+    desk: OffsetsDesk, target: OffsetTarget, moves: Sequence[Move], done: Done | None, refused: SluiceError | None
+) -> dict[str, Any]:
+    return {
+        **desk.document(),
+        "target": str(target),
+        "applied": done is not None,
+        "entry": done.entry if done else None,
+        "offsets": [_spot_document(m.spot) | {"after": m.after, "note": m.note or None} for m in moves],
+        "problem": refused.fields() if refused else None,
+    }
+
+
+def _spot_document(spot: Spot) -> dict[str, Any]:
+    names = ("log_start", "committed", "frontier", "log_end", "lag")
+    numbers = dict(zip(names, _numbers(spot), strict=True))
+    return _place(spot.tp) | numbers | {"stable_end": spot.kafka.stable_end}
+
+
+def _place(tp: TopicPartition) -> dict[str, Any]:
+    return {"topic": tp.topic, "partition": tp.partition}

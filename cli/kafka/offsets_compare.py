@@ -1,0 +1,169 @@
+"""`sluice offsets before` and `diff`: where a feed's offsets were at a time, and how they differ from others."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import RenderableType
+from rich.text import Text
+
+from sluice.cli.app.invocation import FeedName, Session, command
+from sluice.cli.kafka.offsets_context import OffsetsDesk, OtherGroup, group, offsets_in, open_desk
+from sluice.cli.options import parsing
+from sluice.cli.options.request_options import Only
+from sluice.cli.terminal.number_format import count
+from sluice.cli.terminal.output import good, heading, shorten, table
+from sluice.pipelines.errors import UsageError
+from sluice.pipelines.model.kafka import OffsetAtTime, TopicPartition
+from sluice.pipelines.util.units import many, show_instant
+
+
+def register(_: typer.Typer) -> None:
+    """The commands hang on `sluice offsets`, which is registered elsewhere."""
+
+
+@command(group)
+def before(
+    session: Session,
+    feed: FeedName,
+    time: Annotated[
+        str, typer.Argument(metavar="TIME", help="2026-11-20T14:00:00Z, or a window's start.", show_default=False)
+    ],
+    only: Only = None,
+    other: OtherGroup = None,
+) -> None:
+    """Show where each partition stood at a time: the offset of the first record stamped then or later.
+
+    The group's committed offset stands beside it, so that you see how far the group had come. Nothing is changed; to
+    move offsets there: sluice offsets reset --to-time.
+
+    $ sluice offsets before orders 2026-11-20T14:00:00Z
+    $ sluice offsets before orders 2026-11-20T14 --json | jq -r '.offsets[] | [.topic, .partition, .offset] | @csv'
+    """
+    found, at = session.feed(feed), parsing.instant(time)
+    with session.terminal.working("asking Kafka"), open_desk(session, found, other) as desk:
+        spots = desk.chosen(tuple(map(parsing.partition, only or ())))
+        hits = desk.edges.cluster.offsets_at({s.tp: at for s in spots})
+    rows = [_Before(s.tp, hits[s.tp], s.kafka.log_start, s.kafka.high_watermark, s.before) for s in spots]
+    session.terminal.show(*_before_view(desk, at, rows))
+    session.terminal.document({**desk.document(), "time": at, "offsets": [r.document() for r in rows]})
+
+
+@dataclass(frozen=True, slots=True)
+class _Before:
+    """One partition: `hit` is its first record of the time or later, None where there is none."""
+
+    tp: TopicPartition
+    hit: OffsetAtTime | None
+    log_start: int
+    log_end: int
+    committed: int | None
+
+    @property
+    def offset(self) -> int:
+        return self.log_end if self.hit is None else self.hit.offset
+
+    @property
+    def note(self) -> str:
+        if self.hit is None:
+            return "no record since: the end"
+        if self.hit.by_marker:
+            return "searched for behind transactions' markers: near"
+        return "the log begins later" if self.offset == self.log_start else ""
+
+    def document(self) -> dict[str, Any]:
+        return {
+            "topic": self.tp.topic,
+            "partition": self.tp.partition,
+            "offset": self.offset,
+            "timestamp": self.hit.timestamp if self.hit else None,
+            "committed": self.committed,
+            "note": self.note,
+        }
+
+
+def _before_view(desk: OffsetsDesk, at: int, rows: Sequence[_Before]) -> list[RenderableType]:
+    cells = [
+        (
+            str(r.tp),
+            count(r.offset),
+            show_instant(r.hit.timestamp) if r.hit else "–",
+            count(r.committed),
+            "–" if r.committed is None else f"{r.committed - r.offset:+,}",
+            r.note,
+        )
+        for r in rows
+    ]
+    names = ("partition", "offset", "stamped", "committed", "beyond it", "")
+    return [
+        heading(f"Offsets of {desk.feed.name} before {show_instant(at)}", f"group {desk.name}"),
+        table(names, shorten(cells), right="offset committed beyond", least="stamped"),
+    ]
+
+
+@command(group)
+def diff(
+    session: Session,
+    feed: FeedName,
+    beside: Annotated[
+        str, typer.Option("--with", metavar="FILE|GROUP", help="A file of offsets, or a group.", show_default=False)
+    ],
+    other: OtherGroup = None,
+) -> int:
+    """Compare the committed offsets of a feed's group with a file's or another group's.
+
+    A name that is a file here is read as one, with lines TOPIC,PARTITION,OFFSET; any other is a group. Exit 0 when they
+    are the same, 1 when they differ.
+
+    $ sluice offsets export orders --file monday.csv
+    $ sluice offsets diff orders --with monday.csv
+    $ sluice offsets diff orders --with legacy-loader
+    """
+    found = session.feed(feed)
+    with session.terminal.working("asking Kafka"), open_desk(session, found, other) as desk:
+        ours = {s.tp: s.before for s in desk.spots if s.before is not None}
+        theirs = _theirs(desk, beside)
+    rows = [(tp, ours.get(tp), theirs.get(tp)) for tp in sorted({*ours, *theirs})]
+    differ = [row for row in rows if row[1] != row[2]]
+    session.terminal.show(*_diff_view(desk, beside, rows, differ))
+    documents = [{"topic": tp.topic, "partition": tp.partition, "offset": a, "other": b} for tp, a, b in rows]
+    session.terminal.document({**desk.document(), "with": beside, "same": not differ, "offsets": documents})
+    return 1 if differ else 0
+
+
+def _theirs(desk: OffsetsDesk, beside: str) -> Mapping[TopicPartition, int]:
+    """Raises UsageError for what is neither a file nor a group with offsets."""
+    if Path(beside).exists():
+        return offsets_in(Path(beside), desk)
+    if not (held := desk.groups.committed(beside)):
+        raise UsageError(
+            f"{beside!r} is no file here, and no group of that name has committed anything",
+            remedy="name a file of sluice offsets export, or a group of sluice groups list",
+        )
+    mine = {s.tp for s in desk.spots}
+    return {tp: at.offset for tp, at in held.items() if tp in mine}
+
+
+def _diff_view(desk: OffsetsDesk, beside: str, rows: Sequence[_Pair], differ: Sequence[_Pair]) -> list[RenderableType]:
+    told = heading(f"Offsets of {desk.feed.name}", f"group {desk.name}, beside {beside}")
+    if not differ:
+        return [told, good(f"the same in {many(len(rows), 'partition')}")]
+    cells = [(str(tp), count(a), count(b), _gap(a, b)) for tp, a, b in differ]
+    return [
+        told,
+        table(("partition", "committed", "the other", "it is"), shorten(cells), right="committed the"),
+        Text(f"  the same in {len(rows) - len(differ)} of {many(len(rows), 'partition')}"),
+    ]
+
+
+_Pair = tuple[TopicPartition, int | None, int | None]
+
+
+def _gap(ours: int | None, theirs: int | None) -> str:
+    if ours is None or theirs is None:
+        return "not there" if theirs is None else "there alone"
+    return f"{count(theirs - ours)} ahead" if theirs > ours else f"{count(ours - theirs)} behind"

@@ -1,0 +1,121 @@
+"""What the commands of `sluice offsets` share: their group, their options, and a feed's offsets beside its ledger."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from sluice.cli.app.invocation import Session
+from sluice.cli.app.menu import Group
+from sluice.cli.kafka.group_owners import group_owners, strangers
+from sluice.pipelines.errors import UsageError
+from sluice.pipelines.model.kafka import TopicPartition
+
+if TYPE_CHECKING:
+    from sluice.pipelines.feed.feed import Feed
+    from sluice.pipelines.ledger import Ledger, State
+    from sluice.pipelines.model.consumer_groups import GroupView
+    from sluice.pipelines.operating.move_offsets import Spot
+    from sluice.pipelines.ports import Edges, Groups
+
+group = typer.Typer(
+    cls=Group, help="The committed offsets of a feed's group: show, move, save, restore.", no_args_is_help=True
+)
+
+OtherGroup = Annotated[
+    str | None,
+    typer.Option(
+        "--group",
+        metavar="GROUP",
+        help="Offsets of this group on the feed's Kafka. No feed may own it, and no ledger notes the change.",
+        show_default="the feed's",
+    ),
+]
+
+
+@dataclass(frozen=True)
+class OffsetsDesk:
+    """Everything a command works on. `ledger` is None for a group that no feed owns."""
+
+    feed: Feed
+    name: str
+    edges: Edges
+    groups: Groups
+    ledger: Ledger | None
+    state: State
+    view: GroupView
+    spots: tuple[Spot, ...]
+
+    @property
+    def held(self) -> bool:
+        """Whether others are in the group of a feed that wants to commit."""
+        from sluice.pipelines.feed.sections import CommitMode
+
+        ours = self.ledger is not None and self.feed.commit is not CommitMode.NONE
+        alone = self.view.free or (self.view.members and not strangers(self.feed, self.view))
+        return ours and not alone
+
+    def chosen(self, only: Sequence[TopicPartition]) -> tuple[Spot, ...]:
+        """All, or those named. Raises UsageError for one that is not there."""
+        here = {s.tp: s for s in self.spots}
+        if unknown := next((tp for tp in only if tp not in here), None):
+            raise UsageError(
+                f"{unknown} is not there, or {self.feed.name} does not read it",
+                remedy=f"it reads {', '.join(map(str, list(here)[:5])) or 'nothing'}{' …' if len(here) > 5 else ''}",
+            )
+        return tuple(here[tp] for tp in dict.fromkeys(only)) if only else self.spots
+
+    def document(self) -> dict[str, Any]:
+        return {"feed": self.feed.name if self.ledger else None, "group": self.name, "state": self.view.state}
+
+
+@contextmanager
+def open_desk(session: Session, feed: Feed, other: str | None) -> Iterator[OffsetsDesk]:
+    from sluice.pipelines.batch.survey import open_ledger
+    from sluice.pipelines.ledger import State
+
+    name = other or feed.group
+    if name != feed.group and (owner := group_owners(session, feed).get(name)):
+        raise UsageError(f"group {name} is that of feed {owner}", remedy=f"name that feed instead of {feed.name}")
+    with session.open_edges(feed) as edges, session.open_groups(feed) as groups:
+        ledger = open_ledger(feed, edges) if name == feed.group else None
+        state = ledger.read() if ledger else State()
+        yield OffsetsDesk(
+            feed, name, edges, groups, ledger, state, groups.view(name), _spots(feed, edges, groups, name, state)
+        )
+
+
+def _spots(feed: Feed, edges: Edges, groups: Groups, name: str, state: State) -> tuple[Spot, ...]:
+    """The partitions that the feed reads; of another group those that it has offsets in, if it has any."""
+    from sluice.pipelines.feed.topic_selection import match
+    from sluice.pipelines.operating.move_offsets import Spot
+    from sluice.pipelines.planning.origins import key_of
+
+    visible = edges.cluster.topics()
+    committed = groups.committed(name)
+    topics = {tp.topic for tp in committed} & set(visible) if name != feed.group else set()
+    found = edges.cluster.partitions(sorted(topics or match(feed.topics, visible)), feed.isolation)
+    keys = [key_of(state, p) for p in found]
+    return tuple(
+        Spot(p, key, committed.get(p.tp), state.frontier(key) if key in state.origins else None)
+        for p, key in zip(found, keys, strict=True)
+    )
+
+
+def offsets_in(path: Path, desk: OffsetsDesk) -> dict[TopicPartition, int]:
+    """The offsets in a file, of partitions at the desk. Raises UsageError, which names file and line."""
+    from sluice.pipelines.operating.offset_file import FILE_BYTES, parse
+
+    try:
+        with path.open("rb") as file:
+            data = file.read(FILE_BYTES + 1)
+    except OSError as error:
+        raise UsageError(f"{path} cannot be read: {error.strerror}", remedy="name a file of offsets") from None
+    if len(data) > FILE_BYTES:
+        raise UsageError(f"{path} is larger than {FILE_BYTES >> 20} MiB", remedy="that is no file of offsets")
+    return parse(data, str(path), desk.name, {s.tp for s in desk.spots})

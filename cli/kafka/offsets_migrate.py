@@ -1,0 +1,174 @@
+"""`sluice offsets migrate`: a group's committed offsets from ZooKeeper to Kafka, or back."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich.console import RenderableType
+from rich.text import Text
+
+from sluice.cli.app.invocation import FeedName, Session, command
+from sluice.cli.kafka.offsets_context import group
+from sluice.cli.options import parsing
+from sluice.cli.options.request_options import Only
+from sluice.cli.terminal.number_format import count
+from sluice.cli.terminal.output import SHOWN_ROWS, good, heading, indent, shorten, table, warn
+from sluice.pipelines.errors import SluiceError, UsageError
+from sluice.pipelines.model.kafka import CommittedOffset, PartitionState, TopicPartition
+from sluice.pipelines.util.units import many
+
+if TYPE_CHECKING:
+    from sluice.pipelines.feed.feed import Feed
+    from sluice.pipelines.feed.sections import OffsetStore
+    from sluice.pipelines.operating.migrate_offsets import Migration, Row, Stores
+
+
+def register(_: typer.Typer) -> None:
+    """The command hangs on `sluice offsets`, which is registered elsewhere."""
+
+
+@command(group)
+def migrate(
+    session: Session,
+    feed: FeedName,
+    from_: Annotated[str, typer.Option("--from", metavar="STORE", help="zookeeper or kafka.", show_default=False)],
+    to: Annotated[str, typer.Option("--to", metavar="STORE", help="The other one.", show_default=False)],
+    only: Only = None,
+    apply: Annotated[
+        bool, typer.Option("--apply", help="Do it. Without this option it only shows what it would do.")
+    ] = False,
+) -> int:
+    """Copy the committed offsets of a feed's group from ZooKeeper to Kafka, or back.
+
+    Without --apply it is a dry run. The group must have nobody in it, neither old consumers nor members in Kafka; old
+    consumers that start meanwhile wait. Nothing goes back, and nothing beyond the end of its log. If it is interrupted,
+    run it again: what is there already is left as it is.
+
+    The feed names ZooKeeper by `offsets: {connect: …}`. Afterwards change `offsets.store` in the feed.
+
+    $ sluice offsets migrate orders --from zookeeper --to kafka
+    $ sluice offsets migrate orders --from zookeeper --to kafka --apply --json | jq .moved
+    """
+    from sluice.pipelines.operating import migrate_offsets as migrating
+
+    found, source = session.feed(feed), _store(from_)
+    if _store(to) is source:
+        raise UsageError(f"from {source} to {source}", remedy="name two stores: --from zookeeper --to kafka, or back")
+    refused: SluiceError | None = None
+    done = False
+    with (
+        session.terminal.working("asking Kafka and ZooKeeper"),
+        session.open_edges(found) as edges,
+        session.open_stores(found) as stores,
+    ):
+        logs = _logs(found, edges.cluster, tuple(map(parsing.partition, only or ())))
+        plan = migrating.plan(stores, source, logs)
+        refused = _refusal(found, stores, plan)
+        if apply and (refused is None or not plan.of(*migrating.REFUSED)):
+            plan, refused = migrating.migrate(found.name, stores, source, logs), None
+            done = True
+    session.terminal.show(*_migrate_view(found, plan, done))
+    if refused is not None:
+        session.terminal.fail(refused)
+    session.terminal.document(_document(found, plan, done, refused))
+    return refused.exit_code if refused else 0
+
+
+def _store(text: str) -> OffsetStore:
+    """Raises UsageError."""
+    from sluice.pipelines.feed.sections import OffsetStore
+
+    try:
+        return OffsetStore(text)
+    except ValueError:
+        raise UsageError(f"no store {text!r}", remedy=f"one of {', '.join(OffsetStore)}") from None
+
+
+def _logs(feed: Feed, cluster: Any, only: Sequence[TopicPartition]) -> tuple[PartitionState, ...]:
+    """All partitions that the feed reads, or those named. Raises UsageError for one that it does not."""
+    from sluice.pipelines.batch.survey import topics_read
+
+    found = {p.tp: p for p in cluster.partitions(topics_read(feed, cluster), feed.isolation)}
+    if unknown := next((tp for tp in only if tp not in found), None):
+        raise UsageError(
+            f"{unknown} is not there, or {feed.name} does not read it",
+            remedy=f"what it reads: sluice offsets show {feed.name}",
+        )
+    return tuple(found[tp] for tp in dict.fromkeys(only)) if only else tuple(found.values())
+
+
+def _refusal(feed: Feed, stores: Stores, plan: Migration) -> SluiceError | None:
+    from sluice.pipelines.operating.migrate_offsets import held_error, in_use, refusal
+
+    if refused := refusal(feed.name, feed.group, plan):
+        return refused
+    used = in_use(stores)
+    return held_error(feed.group, used) if used else None
+
+
+def _migrate_view(feed: Feed, plan: Migration, done: bool) -> list[RenderableType]:
+    from sluice.pipelines.operating.migrate_offsets import REFUSED, Step, told
+
+    rows = [
+        (str(r.tp), count(_at(r.source)), count(_at(r.target)), count(r.log_end), _note(r, done))
+        for r in plan.rows[:SHOWN_ROWS]
+    ]
+    names = ("partition", f"in {plan.source}", f"in {plan.target}", "log end", "")
+    out: list[RenderableType] = [
+        heading(f"Offsets of group {feed.group}, from {plan.source} to {plan.target}"),
+        table(names, shorten(rows, len(plan.rows)), right="in log", least="log"),
+    ]
+    if plan.of(*REFUSED):
+        return out
+    if not done:
+        moves = many(len(plan.of(Step.MOVE)), "offset")
+        return [*out, Text(), Text(f"  A dry run of {moves}: nothing was changed. Add --apply to do it.", style="bold")]
+    out += [Text(), good(f"{told(plan)}, and read back")]
+    if feed.offsets.store is not plan.target:
+        out.append(
+            indent(f"The feed still reads and commits in {feed.offsets.store}: set offsets.store to {plan.target}.")
+        )
+    return out
+
+
+def _note(row: Row, done: bool) -> str | Text:
+    from sluice.pipelines.operating.migrate_offsets import REFUSED, Step
+
+    if row.step in REFUSED:
+        return warn(str(row.step))
+    if row.lost:
+        return warn(f"{count(row.lost)} offsets are gone from Kafka: a run will say so")
+    return "moved" if done and row.step is Step.MOVE else str(row.step)
+
+
+def _at(committed: CommittedOffset | None) -> int | None:
+    return committed.offset if committed else None
+
+
+def _document(feed: Feed, plan: Migration, done: bool, refused: SluiceError | None) -> dict[str, Any]:
+    from sluice.pipelines.operating.migrate_offsets import Step
+
+    return {
+        "feed": feed.name,
+        "group": feed.group,
+        "from": plan.source,
+        "to": plan.target,
+        "applied": done,
+        "moved": len(plan.of(Step.MOVE)) if done else 0,
+        "offsets": [
+            {
+                "topic": r.tp.topic,
+                "partition": r.tp.partition,
+                "source": _at(r.source),
+                "target": _at(r.target),
+                "log_start": r.log_start,
+                "log_end": r.log_end,
+                "step": r.step,
+                "lost": r.lost,
+            }
+            for r in plan.rows
+        ],
+        "problem": refused.fields() if refused else None,
+    }

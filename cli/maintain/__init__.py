@@ -1,0 +1,1 @@
+"""Commands that repair and maintain: accept, repair, unstick, compact, expire, prune."""

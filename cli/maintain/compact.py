@@ -1,0 +1,153 @@
+"""`sluice compact`: merge the many small files of windows into few."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich.console import RenderableType
+from rich.text import Text
+
+from sluice.cli.app.invocation import FeedName, Session, command
+from sluice.cli.options import window_options
+from sluice.cli.options.window_options import From, To, Window
+from sluice.cli.shared import other_batches
+from sluice.cli.shared.rewrite_summary import FileSums, by_window, name, table_after
+from sluice.cli.terminal.number_format import count, rate, seconds, size
+from sluice.cli.terminal.output import good, heading, shorten, table, warn
+from sluice.pipelines.util.units import many, show_window
+
+if TYPE_CHECKING:
+    from sluice.pipelines.feed.feed import Feed
+    from sluice.pipelines.maintenance.compaction import Compacted
+    from sluice.pipelines.model.receipts import Met
+
+
+def register(app: typer.Typer) -> None:
+    command(app)(compact)
+
+
+def compact(
+    session: Session,
+    feed: FeedName,
+    window: Window = None,
+    start: From = None,
+    end: To = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Show what it would merge, and change nothing.")] = False,
+) -> None:
+    """Merge the small files of complete windows.
+
+    Rows, their order and their coordinates stay the same, and so does the account. Nothing is read from Kafka. Each
+    merged file is compared with its sources before it replaces them. Without options, all windows are merged. A merged
+    file is about as large as the feed's compaction.target_file_bytes.
+
+    $ sluice compact orders --dry-run
+    $ sluice compact orders
+    $ sluice compact orders --from 2026-11-20 --to 2026-11-21
+    """
+    found = session.feed(feed)
+    chosen = window_options.chosen_windows(session, found, window, start, end)
+    asked = chosen.settled or None
+    began = time.monotonic()
+    done, given_up = (_foresee if dry_run else _merge)(session, found, asked)
+    spent = 0.0 if dry_run else time.monotonic() - began
+    ran = CompactionRun(feed, found.compaction.target_file_bytes, done, spent, dry_run, given_up)
+    session.terminal.show(*view(ran), *(() if dry_run else table_after(session, found)))
+    session.terminal.show(*window_options.pending_lines(feed, chosen.pending))
+    session.terminal.document(document(ran) | window_options.pending_document(chosen.pending))
+
+
+@dataclass(frozen=True)
+class CompactionRun:
+    """What was merged, or would be, into files of `target` bytes; and which batches of dead runs were given up."""
+
+    feed: str
+    target: int
+    done: Compacted
+    seconds: float
+    dry_run: bool
+    given_up: tuple[Met, ...] = ()
+
+
+def _foresee(session: Session, feed: Feed, asked: Sequence[int] | None) -> tuple[Compacted, tuple[Met, ...]]:
+    from sluice.pipelines.maintenance.compaction import foresee_compaction
+
+    with session.open_edges(feed) as edges, session.terminal.working("looking for small files"):
+        return foresee_compaction(feed, edges, asked), ()
+
+
+def _merge(session: Session, feed: Feed, asked: Sequence[int] | None) -> tuple[Compacted, tuple[Met, ...]]:
+    from sluice.pipelines.maintenance.compaction import compact
+    from sluice.resources.liveness import new_owner
+
+    with session.open_edges(feed) as edges, session.terminal.progress() as meter:
+        heard = other_batches.MetRecorder(meter)
+        done = compact(feed, edges, asked, new_owner("compact"), heard)
+    return done, heard.met
+
+
+def view(ran: CompactionRun) -> list[RenderableType]:
+    done = ran.done
+    out: list[RenderableType] = [heading(f"Compaction of {ran.feed}", f"files of at most {size(ran.target)}")]
+    if done.merged:
+        names = ("window", "files", "after", "bytes", "after ")[: 4 if ran.dry_run else 5]
+        rows = [[name(w), *_row(t)][: len(names)] for w, t in by_window(done).items()]
+        out.append(table(names, shorten(rows), right="files after bytes"))
+    return [*out, *_verdict(ran), *other_batches.view(ran.given_up), *_left_out(done)]
+
+
+def _row(t: FileSums) -> list[str]:
+    return [count(t.files), count(t.files_after), size(t.bytes), "" if t.bytes_after is None else size(t.bytes_after)]
+
+
+def _verdict(ran: CompactionRun) -> Iterator[Text]:
+    t = FileSums.of(ran.done.merged)
+    if not ran.done.merged:
+        yield good("nothing to merge: no small files lie beside each other")
+    elif ran.dry_run:
+        yield Text(f"  A dry run: nothing was changed. {many(t.files, 'file')} would become {count(t.files_after)}.")
+    else:
+        records = sum(r.counts.landed + r.counts.quarantined for _, r in ran.done.merged if r is not None)
+        after = size(t.bytes_after or 0)
+        batches = f"{'batch' if len(ran.done.batches) == 1 else 'batches'} {', '.join(map(str, ran.done.batches))}"
+        yield good(f"{many(t.files, 'file')} became {count(t.files_after)}, {size(t.bytes)} became {after}: {batches}")
+        yield Text(f"  {seconds(ran.seconds)}, {rate(records, ran.seconds)}", style="dim")
+
+
+def _left_out(done: Compacted) -> Iterator[Text]:
+    yield from other_batches.standing(done.busy, done.met, name)
+    if done.incomplete:
+        shown = ", ".join(map(show_window, done.incomplete[:5]))
+        more = f" and {len(done.incomplete) - 5} more" if len(done.incomplete) > 5 else ""
+        yield warn(f"left alone, since they are not complete: {shown}{more}")
+
+
+def document(ran: CompactionRun) -> dict[str, Any]:
+    done = ran.done
+    return {
+        "feed": ran.feed,
+        "dry_run": ran.dry_run,
+        **_numbers(FileSums.of(done.merged)),
+        "seconds": round(ran.seconds, 3),
+        "batches": list(done.batches),
+        "windows": [{"window": _key(w), **_numbers(t)} for w, t in by_window(done).items()],
+        "busy": [{"window": _key(w), "batch": b} for w, b in done.busy.items()],
+        "other_batches": other_batches.document((*ran.given_up, *done.met)),
+        "incomplete": [show_window(w) for w in done.incomplete],
+    }
+
+
+def _key(window: int | None) -> str | None:
+    return None if window is None else show_window(window)
+
+
+def _numbers(t: FileSums) -> dict[str, int | None]:
+    return {
+        "files": t.files,
+        "files_after": t.files_after,
+        "bytes": t.bytes,
+        "bytes_after": t.bytes_after,
+    }

@@ -1,0 +1,177 @@
+"""`sluice expire`: retire what landed before a time, by a decision in the ledger."""
+
+from __future__ import annotations
+
+import getpass
+import socket
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich.console import RenderableType
+from rich.text import Text
+
+from sluice.cli.app.invocation import FeedName, Session, command
+from sluice.cli.options import parsing
+from sluice.cli.shared import other_batches
+from sluice.cli.shared.rewrite_summary import name, table_after
+from sluice.cli.terminal.number_format import count, size
+from sluice.cli.terminal.output import good, heading, shorten, table, warn
+from sluice.pipelines.errors import UsageError
+from sluice.pipelines.model.receipts import count_files
+from sluice.pipelines.util.units import many, show_window
+
+if TYPE_CHECKING:
+    from sluice.pipelines.feed.feed import Feed
+    from sluice.pipelines.ledger import Ledger
+    from sluice.pipelines.maintenance.expiry import Retired, Retirement
+    from sluice.pipelines.model.receipts import Receipt
+    from sluice.pipelines.ports import Edges
+
+
+def register(app: typer.Typer) -> None:
+    command(app)(expire)
+
+
+def expire(
+    session: Session,
+    feed: FeedName,
+    before: Annotated[
+        str,
+        typer.Option(
+            "--before",
+            metavar="TIME",
+            help="The start of the oldest window that is kept, in UTC; or how long windows are kept, such as 90d.",
+            show_default=False,
+        ),
+    ],
+    reason: Annotated[
+        str | None,
+        typer.Option("--reason", metavar="TEXT", help="The reason; the ledger keeps it.", show_default=False),
+    ] = None,
+    apply: Annotated[
+        bool, typer.Option("--apply", help="Do it. Without this option it only shows what it would do.")
+    ] = False,
+) -> None:
+    """Retire the rows of old windows, and remove their files.
+
+    Without --apply it is a dry run. It retires whole windows of all partitions together, and none that still owes
+    anything. The account still closes: the ledger says what was retired, by whom and why. Retired rows cannot be read
+    again unless Kafka still has them. The reports of batches of which nothing is left go, too; results of reports stay.
+
+    $ sluice expire orders --before 2026-08-01
+    $ sluice expire orders --before 90d --reason "kept for 90 days" --apply
+    """
+    found = session.feed(feed)
+    if apply and not (reason or "").strip():
+        raise UsageError("--apply without --reason", remedy='say why: --reason "kept for 90 days"')
+    with session.open_edges(found) as edges:
+        from sluice.pipelines.ledger import Ledger
+
+        ledger = Ledger.offline(edges.lake, feed, edges.clock, f"{getpass.getuser()} on {socket.gethostname()}")
+        at = _time(found, before, edges.clock())
+        if apply:
+            with session.terminal.working("retiring"):
+                _apply(session, found, ledger, edges, at, reason or "")
+        else:
+            _show_expiry(session, found, ledger, edges, at)
+
+
+def _time(feed: Feed, text: str, now: int) -> int:
+    """The start of a window (ms), from its name or from a time span before now."""
+    from sluice.pipelines.util.units import parse_duration
+
+    try:
+        return feed.window.start_of(max(now - parse_duration(text), 0))
+    except ValueError:
+        pass
+    try:
+        return parsing.window(text)
+    except UsageError as error:
+        raise UsageError(f"{error.message}, or how long ago: 90d", remedy=error.remedy) from None
+
+
+def _show_expiry(session: Session, feed: Feed, ledger: Ledger, edges: Edges, before: int) -> None:
+    from sluice.pipelines.maintenance.expiry import look
+
+    found = look(ledger, before, feed.window, edges.liveness)
+    last = Text("  A dry run: nothing was changed. Add --apply and --reason to do it.", style="bold")
+    session.terminal.show(*view(feed, found), *([last] if found.receipts else []))
+    session.terminal.document({"applied": False, **document(feed, found)})
+
+
+def _apply(session: Session, feed: Feed, ledger: Ledger, edges: Edges, before: int, reason: str) -> None:
+    from sluice.pipelines.maintenance.expiry import expire
+
+    heard = other_batches.MetRecorder(lambda progress: None)
+    done = expire(ledger, edges.lake, before, feed.window, reason, edges.liveness, heard)
+    told = (*_done(feed.name, done), *other_batches.view(heard.met), *table_after(session, feed))
+    session.terminal.show(*view(feed, done.expiry), *told)
+    removed = {"entry": done.number, "removed_files": len(done.removed.parts), "removed_pages": len(done.removed.pages)}
+    removed |= {"kept_files": len(done.removed.kept)}
+    others = {"other_batches": other_batches.document(heard.met)}
+    session.terminal.document({"applied": True, **document(feed, done.expiry), **removed, **others})
+
+
+# -- for people
+
+
+def view(feed: Feed, found: Retirement) -> Iterator[RenderableType]:
+    yield heading(f"Expiry of {feed.name}", f"before {show_window(found.before)}")
+    if not found.receipts:
+        yield good("nothing landed before that is kept")
+    else:
+        rows = [[name(w), *_row(receipts)] for w, receipts in _windows(feed, found)]
+        names = ("window", "files", "rows", "bytes")
+        yield table(names, [*shorten(rows), ["in all", *_row(found.receipts)]], right="files rows bytes")
+    if found.across:
+        yield warn(f"{many(len(found.across), 'slice')} outside windows lies across that time, and stays")
+
+
+def _row(receipts: Sequence[Receipt]) -> list[str]:
+    files, rows, held = _amounts(receipts)
+    return [count(files), count(rows), size(held)]
+
+
+def _amounts(receipts: Sequence[Receipt]) -> tuple[int, int, int]:
+    parts = [p for r in receipts for p in r.parts]
+    return count_files(receipts), sum(p.rows for p in parts), sum(p.bytes for p in parts)
+
+
+def _windows(feed: Feed, found: Retirement) -> Iterator[tuple[int | None, list[Receipt]]]:
+    from sluice.pipelines.maintenance.expiry import windows_of
+
+    return windows_of(found, feed.window)
+
+
+def _done(feed: str, done: Retired) -> Iterator[Text]:
+    if done.number is not None:
+        removed = f": {many(len(done.removed.parts), 'file')} removed" if not done.removed.kept else ""
+        yield good(f"retired, by ledger entry {done.number}{removed}")
+    elif done.removed.parts:
+        yield good(f"{many(len(done.removed.parts), 'file')} removed that were retired before")
+    if done.removed.kept:
+        yield warn(
+            f"{many(len(done.removed.kept), 'file')} that no longer count stay while snapshots of the table name them:"
+            f" sluice table sync {feed} removes them once those have expired"
+        )
+
+
+# -- for programs
+
+
+def document(feed: Feed, found: Retirement) -> dict[str, Any]:
+    return {
+        "feed": feed.name,
+        "before": show_window(found.before),
+        **_numbers(found.receipts),
+        "windows": [
+            {"window": None if w is None else show_window(w), **_numbers(receipts)}
+            for w, receipts in _windows(feed, found)
+        ],
+        "across": [str(r.slice) for r in found.across],
+    }
+
+
+def _numbers(receipts: Sequence[Receipt]) -> dict[str, int]:
+    return dict(zip(("files", "rows", "bytes"), _amounts(receipts), strict=True))

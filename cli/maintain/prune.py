@@ -1,0 +1,91 @@
+"""`sluice prune`: remove the logs of runs that Dagster keeps for ever."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich.console import RenderableType
+from rich.text import Text
+
+from sluice.cli.app.invocation import Session, command
+from sluice.cli.terminal.number_format import size
+from sluice.cli.terminal.output import good, heading
+from sluice.pipelines.errors import UsageError
+from sluice.pipelines.model.progress import Progress
+from sluice.pipelines.util.units import many, parse_duration, show_instant
+
+if TYPE_CHECKING:
+    from sluice.assets.instance.history import RunLog
+
+
+def register(app: typer.Typer) -> None:
+    command(app)(prune)
+
+
+def prune(
+    session: Session,
+    older: Annotated[
+        str, typer.Option("--older", metavar="TIME", help="Runs that ended longer ago than this, such as 30d.")
+    ] = "30d",
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Show what it would do, and change nothing.")] = False,
+) -> None:
+    """Remove the logs of old runs from Dagster's history.
+
+    Dagster keeps the log of every run for ever: a file for each, and what its steps printed. Windows stay green, checks
+    and metadata stay, and so does the list of runs; the page of an old run is empty. Lake, ledger and Kafka are not
+    touched.
+
+    It is for a home with SQLite, which is what Sluice makes. Let it run once a day, by cron or a timer.
+
+    $ sluice prune --dry-run
+    $ sluice prune --older 7d
+    """
+    from sluice.assets.instance.history import old_logs, remove
+    from sluice.assets.instance.instance import open_instance
+
+    now = datetime.now(UTC).timestamp() * 1000
+    before = int(now - _span(older))
+    gone: list[RunLog] = []
+    with open_instance(session.project) as instance, session.terminal.progress() as meter:
+        meter(Progress("look for old runs"))
+        for log in old_logs(instance, session.project, datetime.fromtimestamp(before / 1000, UTC)):
+            if not dry_run:
+                remove(instance, log)
+            gone.append(log)
+            meter(Progress("look at" if dry_run else "remove", note=f"{many(len(gone), 'run')}"))
+    session.terminal.show(*view(gone, before, dry_run=dry_run))
+    session.terminal.document(document(gone, before, dry_run=dry_run))
+
+
+def _span(text: str) -> int:
+    try:
+        return parse_duration(text)
+    except ValueError as error:
+        raise UsageError(f"--older {text!r} {error}", remedy="say how long, such as 30d or 12h") from None
+
+
+# -- for people
+
+
+def view(gone: list[RunLog], before: int, *, dry_run: bool) -> list[RenderableType]:
+    title = heading("Logs of old runs", "a dry run: nothing is touched" if dry_run else "")
+    if not gone:
+        return [title, good(f"no run that ended before {show_instant(before)} has a log any more")]
+    told = f"{many(len(gone), 'run')} that ended before {show_instant(before)}: {size(sum(r.bytes for r in gone))}"
+    if dry_run:
+        return [title, Text(f"to be removed: the logs of {told}")]
+    return [title, good(f"removed: the logs of {told}")]
+
+
+# -- for programs
+
+
+def document(gone: list[RunLog], before: int, *, dry_run: bool) -> dict[str, Any]:
+    return {
+        "dry_run": dry_run,
+        "before": show_instant(before),
+        "runs": [{"run": r.run, "job": r.job, "bytes": r.bytes} for r in gone],
+        "bytes": sum(r.bytes for r in gone),
+    }

@@ -1,0 +1,163 @@
+"""`sluice repair`: mend what dead runs left in ledger, lake and Dagster's event log, and list each thing."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich.console import RenderableType
+from rich.text import Text
+
+from sluice.cli.app import completers
+from sluice.cli.app.invocation import Session, command
+from sluice.cli.shared.other_batches import beneath
+from sluice.cli.terminal.output import bad, good, heading, safe, warn
+from sluice.pipelines.errors import UsageError
+from sluice.pipelines.model.progress import Progress
+from sluice.pipelines.util import scratch
+from sluice.pipelines.util.units import many
+
+if TYPE_CHECKING:
+    import dagster as dg
+
+    from sluice.pipelines.feed.feed import Feed
+    from sluice.pipelines.model.progress import Reporter
+    from sluice.pipelines.operating.repairs import RepairFinding
+
+
+def register(app: typer.Typer) -> None:
+    command(app)(repair)
+
+
+def repair(
+    session: Session,
+    feed: Annotated[
+        str | None,
+        typer.Argument(metavar="[FEED]", help="One feed.", show_default="all", autocompletion=completers.feeds),
+    ] = None,
+    abandon: Annotated[
+        list[int] | None,
+        typer.Option(
+            "--abandon",
+            metavar="BATCH",
+            help="Give up this batch, whose run is dead: its offsets are owed again; repeatable.",
+            show_default=False,
+        ),
+    ] = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Show what it would do, and change nothing.")] = False,
+) -> int:
+    """Put right what dead runs left behind.
+
+    Published files become visible. Replaced files, and staged ones that nobody owns, are removed. Dagster gets events
+    that it has missed. The batch of a dead run waits for the next run to finish it, unless you give it up here.
+
+    Nothing of a live run is changed, and no file under data/ that the ledger does not know. Kafka is not asked. Exit 1
+    when published files are missing, which cannot be repaired.
+
+    $ sluice repair
+    $ sluice repair orders --dry-run
+    $ sluice repair orders --abandon 57
+    """
+    from sluice.assets.instance.instance import open_instance
+
+    if abandon and feed is None:
+        raise UsageError("--abandon without a feed", remedy="name the feed whose batch it is: sluice repair FEED …")
+    feeds = [session.feed(feed)] if feed else list(session.files.feeds.values())
+    found: dict[str, list[RepairFinding]] = {}
+    with open_instance(session.project) as instance:
+        for each in feeds:
+            with session.terminal.progress() as meter:
+                meter(Progress(f"look at {each.name}: ledger, lake, Dagster's event log"))
+                found[each.name] = look(session, each, instance, abandon or (), meter, dry_run=dry_run)
+            session.terminal.show(*view(each.name, found[each.name], dry_run=dry_run))
+    left = scratch.dead() if dry_run else scratch.clear()
+    session.terminal.show(*(_temporary(path, dry_run) for path in left))
+    broken = {} if feed else session.files.broken
+    session.terminal.show(*(bad(e.message) for e in broken.values()))
+    said = {"broken": [e.fields() for e in broken.values()], "temporary": [str(path) for path in left]}
+    session.terminal.document(document(found, dry_run=dry_run) | said)
+    return max([*(e.exit_code for e in broken.values()), *(_code(f) for f in found.values())], default=0)
+
+
+def look(
+    session: Session,
+    feed: Feed,
+    instance: dg.DagsterInstance,
+    abandon: Sequence[int],
+    report: Reporter,
+    *,
+    dry_run: bool,
+) -> list[RepairFinding]:
+    """Repair one feed, or look at what that would be. Raises PlanBusy, UsageError."""
+    from sluice.assets.events.ledger_view import Books
+    from sluice.assets.instance.instance import with_dagster_liveness
+    from sluice.assets.operations.event_log_repair import reconcile
+    from sluice.pipelines.ledger import Ledger
+    from sluice.pipelines.operating.repairs import Pretended, RepairTarget
+    from sluice.pipelines.operating.repairs import repair as mend
+
+    with session.open_edges(feed) as opened:
+        edges = with_dagster_liveness(opened, instance)
+        edges = replace(edges, lake=Pretended(edges.lake)) if dry_run else edges
+        cluster = Ledger(edges.lake, feed.name, edges.clock).read().cluster
+        ledger = Ledger(edges.lake, feed.name, edges.clock, "repair", cluster)
+        place = RepairTarget(feed.name, ledger, edges.lake, edges.liveness, feed.window)
+        found = list(mend(place, abandon))
+        return [*found, *reconcile(instance, Books.open(feed, ledger, edges), report, dry_run=dry_run)]
+
+
+def _code(found: Sequence[RepairFinding]) -> int:
+    from sluice.pipelines.operating.repairs import RepairKind
+
+    return int(any(f.kind is RepairKind.MISSING for f in found))
+
+
+# -- for people
+
+
+def _temporary(path: Path, dry_run: bool) -> Text:
+    text = f"the temporary folder {path} of a process that is dead"
+    return warn(f"to be removed: {text}") if dry_run else good(f"removed: {text}")
+
+
+def view(feed: str, found: Sequence[RepairFinding], *, dry_run: bool) -> list[RenderableType]:
+    note = "a dry run: nothing is touched" if dry_run else ""
+    out: list[RenderableType] = [heading(f"Repair of {feed}", note), *(_line(f, dry_run) for f in found)]
+    mended = sum(bool(f.act) for f in found)
+    left = sum(bool(f.remedy) for f in found)
+    if not mended:
+        out.append(good("nothing to repair") if not left else Text("nothing else to repair", style="dim"))
+    elif dry_run:
+        out.append(Text(f"{many(mended, 'thing')} to mend: sluice repair {feed}", style="dim"))
+    return out
+
+
+def _line(found: RepairFinding, dry_run: bool) -> Text:
+    """What was found, what became of it or what to do about it, and the evidence."""
+    from sluice.pipelines.operating.repairs import RepairKind
+
+    if found.act:
+        line = warn(f"to be {found.act}: {found.text}") if dry_run else good(f"{found.act}: {found.text}")
+    elif not found.remedy:
+        line = Text(f"· {safe(found.text)}", style="dim")
+    else:
+        line = bad(found.text) if found.kind is RepairKind.MISSING else warn(found.text)
+    return beneath(line, found.why, found.remedy)
+
+
+# -- for programs
+
+
+def document(found: dict[str, list[RepairFinding]], *, dry_run: bool) -> dict[str, Any]:
+    return {
+        "dry_run": dry_run,
+        "feeds": [{"feed": name, "found": [_found(f) for f in of]} for name, of in found.items()],
+    }
+
+
+def _found(f: RepairFinding) -> dict[str, Any]:
+    said = {"what": f.kind.name.lower(), "text": f.text, "done": f.act, "evidence": f.why}
+    return said | {"remedy": list(f.remedy), "items": list(f.items)}

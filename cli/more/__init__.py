@@ -1,0 +1,1 @@
+"""Commands around the product: docs, demo, completion, pack."""

@@ -1,0 +1,539 @@
+"""`sluice demo`: lands an hour of a real local Kafka and narrates it; then everything else, and the proof.
+
+Promises: it has its own project folder (`.sluice/demo` below the current folder), starts afresh each time, listens on
+loopback only, and touches no other feeds, cluster or Dagster home, whatever the environment says. What it landed stays,
+so that you can look at it. Kafka is stopped at the end unless you keep it.
+"""
+
+from __future__ import annotations
+
+import os
+import shlex
+import shutil
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, closing, contextmanager
+from dataclasses import asdict, dataclass, replace
+from decimal import Decimal
+from enum import StrEnum
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich.console import RenderableType
+from rich.text import Text
+
+from sluice.cli.app.invocation import Session, command
+from sluice.cli.daily import audit, run
+from sluice.cli.inspect import plan
+from sluice.cli.kafka import produce
+from sluice.cli.options import window_options
+from sluice.cli.terminal.number_format import count, seconds
+from sluice.cli.terminal.output import facts, good, table
+from sluice.pipelines.contract.suite import CONTRACT
+from sluice.pipelines.errors import ProofFailed, UsageError
+from sluice.pipelines.model.plans import Request, RequestKind
+from sluice.pipelines.model.progress import Progress
+from sluice.pipelines.util import extras
+from sluice.pipelines.util.units import HOUR, many, show_window
+
+if TYPE_CHECKING:
+    from sluice.pipelines.feed.feed import Feed
+    from sluice.pipelines.feed.kafka_section import KafkaSettings
+    from sluice.resources.local.events import Mix, Sent
+    from sluice.resources.local.local_kafka import LocalKafka
+
+FEED = "orders"
+PARTITIONS = 6
+SEED = 20_261_120
+CATCH_UP = Request(RequestKind.CATCH_UP)
+
+REPORT = "revenue_by_hour"
+
+_FEED_FILE = """\
+# Written by `sluice demo`, anew each time.
+feed: {feed}
+{kafka}
+topics: {feed}
+group: sluice-demo
+start: earliest
+{columns}"""
+_COLUMNS = """\
+format: json
+schema:
+  order_id: string not null
+  customer: string
+  ts: timestamp
+  amount: decimal(12,2)
+  currency: string
+  items: int32
+  country: string
+  channel: string
+  status: string
+"""
+_BY_SCHEMA = """\
+format: {format}
+schema_file: {file}
+registry:                             # the project's own
+"""
+_CONTRACT_FILE = """\
+{
+  "name": "orders",
+  "expectations": [
+    {"type": "expect_column_values_to_match_regex",
+     "kwargs": {"column": "order_id", "regex": "^o-[0-9]{10}-[0-9a-f]{6}$"}},
+    {"type": "expect_column_values_to_be_between", "kwargs": {"column": "amount", "min_value": 0, "max_value": 10000}},
+    {"type": "expect_column_values_to_be_in_set",
+     "kwargs": {"column": "currency", "value_set": ["EUR", "USD", "GBP", "CHF"]}, "severity": "warning"},
+    {"type": "expect_column_values_to_be_unique", "kwargs": {"column": "order_id"}, "severity": "warning"}
+  ],
+  "meta": {"great_expectations_version": "1.24.1"}
+}
+"""
+_LAKE_LINES = """\
+lake: {lake}
+s3: {{endpoint: "{endpoint}", region: {region}, access_key_id: local, secret_access_key: local}}
+"""
+_REPORT_FILE = """\
+-- Revenue by hour and currency.
+-- feed: {feed}
+SELECT date_trunc('HOUR', ts) AS hour, currency, count(*) AS orders, sum(amount) AS revenue
+FROM {feed}
+WHERE NOT kafka_tombstone
+GROUP BY ALL
+ORDER BY hour, revenue DESC
+"""
+
+
+class LakeKind(StrEnum):
+    LOCAL = "local"
+    S3 = "s3"
+
+
+class TableKind(StrEnum):
+    ICEBERG = "iceberg"
+    DELTA = "delta"
+
+
+_TABLE_LINES = {
+    TableKind.ICEBERG: "table: {iceberg: {name: demo.orders}}\n",
+    TableKind.DELTA: "table: {delta: {}}\n",
+}
+
+
+class EventFormat(StrEnum):
+    JSON = "json"
+    AVRO = "avro"
+    JSON_SCHEMA = "json_schema"
+    PROTOBUF = "protobuf"
+
+
+def register(app: typer.Typer) -> None:
+    command(app)(demo)
+
+
+def demo(
+    session: Session,
+    records: Annotated[
+        int, typer.Option("--records", "-n", metavar="N", min=1000, help="Events before the hour is landed.")
+    ] = 300_000,
+    keep: Annotated[bool, typer.Option("--keep", help="Leave Kafka running at the end.")] = False,
+    lake: Annotated[
+        LakeKind,
+        typer.Option(help="Where it lands: a folder, or an S3 server on this machine that stops with the demo."),
+    ] = LakeKind.LOCAL,
+    secure: Annotated[
+        bool, typer.Option("--secure", help="On a Kafka with TLS, users and ACLs, with no right too many.")
+    ] = False,
+    as_table: Annotated[
+        TableKind | None,
+        typer.Option(
+            "--table", help="What lands is a table, too; the demo ends with a query of it.", show_default=False
+        ),
+    ] = None,
+    events: Annotated[
+        EventFormat,
+        typer.Option("--format", help="What the events are; all but json with a real schema registry beside Kafka."),
+    ] = EventFormat.JSON,
+) -> int:
+    """Land an hour of a real local Kafka, then all the rest, and prove it.
+
+    Real events come in, and typed Parquet comes out. Malformed records go to the quarantine, a report reads the hour,
+    and offsets are committed. Then come some more events, and only what is owed lands. Everything is in .sluice/demo,
+    and each demo starts from scratch.
+
+    $ sluice demo
+    $ sluice demo --lake s3
+    $ sluice demo --secure
+    $ sluice demo --table iceberg
+    $ sluice demo --table delta
+    $ sluice demo --format avro
+    $ sluice demo --keep && sluice ui --project .sluice/demo
+    """
+    if keep and lake is LakeKind.S3:
+        raise UsageError("the S3 server of the demo ends with it", remedy="leave out --keep, or --lake s3")
+    extras.need("dagster", "pyspark")
+    if as_table:
+        extras.need("pyiceberg" if as_table is TableKind.ICEBERG else "deltalake")
+    began = time.monotonic()
+    folder = (session.folder or Path.cwd()).resolve() / ".sluice" / "demo"
+    with _own_environment(), _store(session, lake) as lines, ExitStack() as stack:
+        lines += _TABLE_LINES[as_table] if as_table else ""
+        stack.enter_context(_kafka(session, folder, keep, secure, lines, events))
+        own = Session(session.terminal, folder, session.debug)
+        report = _Show(own, own.feed(FEED)).all(records)
+    took = time.monotonic() - began
+    session.terminal.show(*([_gone(took)] if lake is LakeKind.S3 else _closing(folder, keep, took)))
+    session.terminal.document({"project": str(folder), "seconds": time.monotonic() - began, **report})
+    return 0
+
+
+@contextmanager
+def _own_environment() -> Iterator[None]:
+    """Without the variables that would lead a feed or Dagster elsewhere."""
+    aws = (name for name in os.environ if name.startswith("AWS_"))
+    names = ("DAGSTER_HOME", "KAFKA_BOOTSTRAP", "SCHEMA_REGISTRY_URL", "SLUICE_PROJECT", *aws)
+    kept = {name: os.environ.pop(name) for name in names if name in os.environ}
+    try:
+        yield
+    finally:
+        os.environ.update(kept)
+
+
+@contextmanager
+def _store(session: Session, kind: LakeKind) -> Iterator[str]:
+    """The feed's settings for its lake; the server runs while the block lasts."""
+    if kind is LakeKind.LOCAL:
+        yield ""
+        return
+    from sluice.resources.local.local_s3 import LocalS3
+
+    with LocalS3() as store:
+        yield _LAKE_LINES.format(lake=store.lake, endpoint=store.endpoint, region=store.settings.region)
+
+
+@contextmanager
+def _kafka(session: Session, folder: Path, keep: bool, secure: bool, lake: str, events: EventFormat) -> Iterator[None]:
+    """A fresh cluster in a fresh project. It is stopped however the block ends, unless it is kept and all went well."""
+    from sluice.resources.local.local_kafka import VERSION, LocalKafka
+    from sluice.resources.local.local_registry import LocalRegistry
+
+    _clear(folder)
+    for name in ("feeds", "reports"):
+        (folder / name).mkdir(parents=True)
+    kafka = LocalKafka(folder / ".sluice" / "kafka", secure=secure)
+    began = time.monotonic()
+    with session.terminal.working(f"starting Apache Kafka {VERSION} (the first time its jars are fetched)"):
+        kafka.start()
+    lines = [f"kafka: {{bootstrap: '{kafka.bootstrap}'}}"]
+    if kafka.secured:
+        lines = kafka.secured.section(kafka.bootstrap, folder)
+    columns = _COLUMNS if events is EventFormat.JSON else _registered(folder, events)
+    feed_file = _FEED_FILE.format(feed=FEED, kafka="\n".join(lines), columns=columns)
+    (folder / "feeds" / f"{FEED}.yaml").write_text(feed_file + lake)
+    (folder / "feeds" / f"{FEED}{CONTRACT}").write_text(_CONTRACT_FILE)
+    (folder / "reports" / f"{REPORT}.sql").write_text(_REPORT_FILE.format(feed=FEED))
+    session.terminal.show(
+        _step(1, "A real Kafka"),
+        good(f"Apache Kafka {VERSION} answers at {kafka.bootstrap} ({seconds(time.monotonic() - began)})"),
+    )
+    beside = LocalRegistry(folder / ".sluice" / "registry")
+    stop = True
+    try:
+        if events is not EventFormat.JSON:
+            with session.terminal.working("starting a schema registry (the first time it is fetched, 160 MB)"):
+                beside.start()
+            session.terminal.show(good(f"a schema registry (Apicurio) answers at {beside.url}"))
+        if secure:
+            _grant(session, folder, kafka)
+        yield
+        stop = not keep
+    finally:
+        if stop:
+            with session.terminal.working("stopping Kafka"):
+                beside.stop()
+                kafka.stop()
+
+
+def _registered(folder: Path, events: EventFormat) -> str:
+    """The feed's lines on its columns, for events with a schema, and the schema's file."""
+    from sluice.resources.local.registered_events import SAMPLES
+
+    file = folder / "schemas" / f"{FEED}.{SAMPLES[events].suffix}"
+    file.parent.mkdir()
+    file.write_text(SAMPLES[events].schema)
+    return _BY_SCHEMA.format(format=events, file=file.relative_to(folder))
+
+
+def _grant(session: Session, folder: Path, kafka: LocalKafka) -> None:
+    """The demo's user may do what its feed needs, and nothing else."""
+    from sluice.pipelines.feed.rights import rights_of
+    from sluice.resources.local.granting import grant
+
+    rights = rights_of(Session(session.terminal, folder, session.debug).feed(FEED))
+    grant(kafka, rights)
+    said = ", ".join(str(r) for r in rights if not r.optional)
+    session.terminal.show(good("TLS, SCRAM-SHA-512 and ACLs: user sluice reads the feed, and may do"), f"  {said}")
+
+
+def _clear(folder: Path) -> None:
+    """Stop the cluster of an earlier demo, and remove what it left."""
+    from sluice.resources.local.local_kafka import LocalKafka
+    from sluice.resources.local.local_registry import LocalRegistry
+
+    if not folder.exists():
+        return
+    LocalRegistry(folder / ".sluice" / "registry").stop()
+    cluster = folder / ".sluice" / "kafka"
+    if (cluster / "cluster.json").exists():
+        LocalKafka.attach(cluster).stop()
+    shutil.rmtree(folder)
+
+
+def _step(number: int, title: str) -> RenderableType:
+    return Text.assemble("\n", (f" {number} ", "bold reverse"), (f" {title}", "bold"))
+
+
+@dataclass(frozen=True)
+class _Show:
+    """The steps after Kafka stands, in the demo's own project. Each shows itself and returns its part of `--json`."""
+
+    session: Session
+    feed: Feed
+
+    def all(self, records: int) -> dict[str, Any]:
+        now = time.time_ns() // 1_000_000
+        hour = self.feed.window.last_boundary(now) - HOUR
+        window = Request(RequestKind.WINDOW, window=hour)
+        name = show_window(hour)
+        produced = self.produce(2, f"{count(records)} order events, some malformed", records, 0, hour - HOUR // 3)
+        planned = self.plan(3, f"The plan for the hour {name}: nothing is read yet", window)
+        first = self.run(4, f"The hour {name}, through Dagster and Spark", window)
+        landed = self.preview(5, hour)
+        quarantined = self.quarantined(6, hour)
+        report = self.report(7, hour)
+        more = self.produce(8, "Some more events", max(records // 10, 100), records, now)
+        rest = self.run(9, "All the rest: what is landed is not read again", CATCH_UP)
+        committed = self.committed(10)
+        proven = self.audit(11)
+        asked = {"table": self.by_name(12)} if self.feed.table else {}
+        return {
+            "produced": [produced, more],
+            "plan": planned,
+            "runs": [first, rest],
+            "preview": landed,
+            "quarantined": quarantined,
+            "report": report,
+            "committed": committed,
+            "audit": proven,
+            **asked,
+        }
+
+    @property
+    def writer(self) -> KafkaSettings:
+        """The shop that the events come from: on a secured Kafka not the feed's user, who may not write."""
+        return self.session.project.writer(self.feed)
+
+    def produce(self, number: int, title: str, records: int, first: int, since: int) -> dict[str, Any]:
+        """In order of time, from `since` (ms) on: two thirds as they come, then transactions, some aborted."""
+        from sluice.resources.local import events
+
+        self._say(_step(number, title))
+        events.create(self.writer, [FEED], PARTITIONS)
+        now = time.time_ns() // 1_000_000
+        begun = since + (now - since) * 2 // 3
+        mix = events.Mix(SEED + first, first, bad=0.0005, tombstones=0.01, headers=0.1)
+        plain = self._send(mix, records * 2 // 3, (since, begun), None)
+        rest = replace(mix, seed=mix.seed + 1, first=first + plain.records, aborted=0.15)
+        sent = plain + self._send(rest, records - plain.records, (begun, now), "sluice-demo-produce")
+        self._say(*produce.view(sent, (FEED,)))
+        return asdict(sent)
+
+    def _send(self, mix: Mix, records: int, span: tuple[int, int], transactional_id: str | None) -> Sent:
+        from sluice.resources.local import events
+
+        stream, how = events.orders(mix, records, *span), events.Sending((FEED,), transactional_id)
+        stream = produce.in_format(self.session, self.feed, stream)
+        with self.session.terminal.progress() as meter:
+            return events.send(self.writer, stream, mix, how, lambda done: meter(Progress("send", done, records)))
+
+    def plan(self, number: int, title: str, asked: Request) -> dict[str, Any]:
+        from sluice.pipelines.batch.preview import preview
+
+        with self.session.terminal.working("asking Kafka"), self.session.open_edges(self.feed) as edges:
+            seen = preview(self.feed, edges, asked)
+        self._say(_step(number, title), *plan.view(seen, FEED, asked)[1:])
+        return plan.document(seen, FEED, asked)
+
+    def run(self, number: int, title: str, asked: Request) -> dict[str, Any]:
+        """A run that did not do all ends the demo with its error."""
+        self._say(_step(number, title))
+        ran = run.execute(self.session, FEED, asked)
+        stands = run.stands_after(self.session, self.feed, ran)
+        self._say(*run.view(ran)[1:], *([window_options.verdict(stands)] if stands else []))
+        if ran.outcome.error:
+            raise ran.outcome.error
+        return run.document(ran, stands)
+
+    def preview(self, number: int, hour: int) -> dict[str, Any]:
+        """The hour's files, read by a tool that knows nothing of Sluice except where they are."""
+        import duckdb
+
+        from sluice.reading import of_feed
+
+        landed = of_feed(self.feed, hour)
+        files = landed.paths
+        with duckdb.connect() as db:
+            landed.duckdb(db).create_view("landed")
+            rows, sums = db.sql(_SOME).fetchall(), db.sql(_SUMS).fetchall()
+        names = ("partition", "offset", "order_id", "ts", "amount", "currency", "status")
+        self._say(
+            _step(number, f"What landed of the hour, read by DuckDB from {many(len(files), 'file')}"),
+            f"  {files[0].rpartition('/')[0]}",
+            table(names, _texts(rows), "offset amount"),
+            "",
+            table(("currency", "orders", "revenue"), _texts(sums), "orders revenue"),
+        )
+        return {
+            "files": files,
+            "by_currency": [{"currency": c, "orders": n, "revenue": str(r or 0)} for c, n, r in sums],
+        }
+
+    def quarantined(self, number: int, hour: int) -> list[dict[str, Any]]:
+        """The records that did not fit the schema: nothing is lost, nothing is guessed."""
+        import duckdb
+
+        from sluice.reading import of_feed
+
+        with duckdb.connect() as db:
+            of_feed(self.feed, hour, kind="quarantined").duckdb(db).create_view("quarantined")
+            rows = db.sql(_WRONG).fetchall()
+        self._say(
+            _step(number, "What did not fit the schema, in quarantine with its bytes"),
+            table(("reason", "records", "such as", "its value"), _texts(rows), "records"),
+        )
+        return [{"reason": reason, "records": n} for reason, n, _, _ in rows]
+
+    def report(self, number: int, hour: int) -> list[dict[str, Any]]:
+        """The sample report, as Dagster runs it by itself when an hour is complete."""
+        import pyarrow.parquet as pq
+
+        from sluice.assets.execution import run_report
+        from sluice.resources.lake.open_lake import arrow_files
+
+        with self.session.terminal.working("asking Spark"):
+            path = run_report(self.session.project, REPORT, hour, self.session.open_edges)
+        rows = pq.read_table(path.removeprefix("s3://"), filesystem=arrow_files(self.feed)).to_pylist()
+        shown = [[r["hour"].strftime("%Y-%m-%d %H:%M"), r["currency"], r["orders"], r["revenue"]] for r in rows]
+        self._say(
+            _step(number, f"The report reports/{REPORT}.sql on that hour, by Spark SQL"),
+            table(("hour", "currency", "orders", "revenue"), _texts(shown), "orders revenue"),
+        )
+        return [{"currency": r["currency"], "orders": r["orders"], "revenue": str(r["revenue"])} for r in rows]
+
+    def committed(self, number: int) -> list[dict[str, Any]]:
+        """The group's offsets as a plain consumer sees them."""
+        from kafka import KafkaConsumer
+        from kafka import TopicPartition as Place
+
+        places = [Place(FEED, p) for p in range(PARTITIONS)]
+        consumer = KafkaConsumer(
+            bootstrap_servers=self.feed.kafka.bootstrap,
+            group_id=self.feed.group,
+            isolation_level="read_committed",
+            **self.feed.kafka.client_settings(),
+        )
+        with closing(consumer):
+            ends = consumer.end_offsets(places)
+            found = [(f"{FEED}:{p.partition}", consumer.committed(p), ends[p]) for p in places]
+        rows = [(name, count(at), count(end)) for name, at, end in found]
+        self._say(
+            _step(number, f"The offsets of group {self.feed.group}, asked of Kafka"),
+            table(("partition", "committed", "end of the log"), rows, "committed end"),
+        )
+        return [{"partition": name, "committed": at, "end": end} for name, at, end in found]
+
+    def audit(self, number: int) -> dict[str, Any]:
+        report = audit.prove(self.session, self.feed, rescan=True)
+        self._say(_step(number, "The proof, against Kafka itself"), *audit.view(report, rescanned=True)[1:])
+        if not report.closes:
+            raise ProofFailed("the account of the demo does not close", remedy="this is a bug: please report it")
+        return audit.document(report)
+
+    def by_name(self, number: int) -> list[dict[str, Any]]:
+        """The table that the runs have filled, read by its format's own library and asked by DuckDB."""
+        import duckdb
+
+        from sluice.resources.lake.open_lake import open_lake
+        from sluice.resources.open_ports import open_table
+
+        with closing(open_table(self.feed, open_lake(self.feed))) as found:
+            head, rows = found.look(), found.rows(("currency", "amount"))
+        with duckdb.connect() as db:
+            db.register("landed", rows)
+            sums = db.sql(_SUMS).fetchall()
+        reader = "deltalake" if self.feed.table and self.feed.table.delta else "PyIceberg"
+        until, snapshots = (head.complete, head.snapshots) if head else ("", 0)
+        self._say(
+            _step(number, f"The {found.name}, read by {reader} and asked by DuckDB"),
+            f"  {snapshots} snapshots; every hour up to {until} is complete in it",
+            table(("currency", "orders", "revenue"), _texts(sums), "orders revenue"),
+        )
+        return [{"currency": c, "orders": n, "revenue": str(r or 0)} for c, n, r in sums]
+
+    def _say(self, *what: RenderableType) -> None:
+        self.session.terminal.show(*what)
+
+
+_SOME = """select kafka_partition, kafka_offset, order_id, strftime(ts, '%H:%M:%S.%g'), amount, currency, status
+from landed where not kafka_tombstone
+qualify row_number() over (partition by kafka_partition order by kafka_offset) = 100 order by 1 limit 5"""
+_SUMS = """select currency, count(*), sum(amount) from landed group by 1 order by 2 desc"""
+_WRONG = """select reason, count(*), any_value('orders:' || partition || ':' || "offset"), any_value(substr(
+replace(cast(value as varchar), '\\x22', '"'), 1, 56))
+from quarantined group by 1 order by 2 desc, 1"""
+
+
+def _texts(rows: Sequence[Sequence[Any]]) -> list[list[str]]:
+    """Cells as text, numbers with separators. A row without currency is a tombstone."""
+    return [["tombstones" if row[0] is None else _text(row[0]), *map(_text, row[1:])] for row in rows]
+
+
+def _text(cell: Any) -> str:
+    if cell is None:
+        return "–"
+    return f"{cell:,}" if isinstance(cell, int | Decimal) else str(cell)
+
+
+def _closing(folder: Path, keep: bool, took: float) -> list[RenderableType]:
+    try:
+        shown = folder.relative_to(Path.cwd())
+    except ValueError:
+        shown = folder
+    sluice, project = _command(), f"--project {shlex.quote(str(shown))}"
+    kafka = ("stop Kafka", "stop") if keep else ("Kafka again", "start")
+    return [
+        Text.assemble(
+            "\n", (" ✓ ", "bold reverse green"), (f" done in {seconds(took)}", "bold"), ". It is all still there:"
+        ),
+        facts(
+            ("Dagster's UI", f"{sluice} ui {project}"),
+            ("the account", f"{sluice} audit {FEED} {project}"),
+            ("the hours", f"{sluice} status {FEED} {project}"),
+            ("a batch's report", f"{sluice} report {FEED} {project}"),
+            ("the quarantine", f"{sluice} quarantine list {FEED} {project}"),
+            ("one record", f"{sluice} explain {FEED} {FEED}:0:150 {project}"),
+            (kafka[0], f"{sluice} kafka {kafka[1]} {project}"),
+        ),
+    ]
+
+
+def _gone(took: float) -> RenderableType:
+    done = ("\n", (" ✓ ", "bold reverse green"), (f" done in {seconds(took)}", "bold"))
+    return Text.assemble(*done, ". The S3 server and all that landed in it ended with it; `sluice demo` keeps it.")
+
+
+def _command() -> str:
+    """How to call `sluice` from here: `make demo` does not put it on the path."""
+    return "sluice" if shutil.which("sluice") else os.path.relpath(sys.argv[0])

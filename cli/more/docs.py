@@ -1,0 +1,69 @@
+"""`sluice docs`: the pages of the documentation, as the installed release has them."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from difflib import get_close_matches
+from importlib import resources
+from importlib.resources.abc import Traversable
+from typing import Annotated
+
+import typer
+
+from sluice.cli.app.invocation import Session, command
+from sluice.cli.terminal.output import table
+from sluice.pipelines.errors import UsageError
+
+_TITLE = re.compile(r"^# (.+)$", re.MULTILINE)
+
+
+def register(app: typer.Typer) -> None:
+    command(app)(docs)
+
+
+def _names(incomplete: str) -> list[str]:
+    return [page.name.removesuffix(".md") for page in _pages() if page.name.startswith(incomplete)]
+
+
+def docs(
+    session: Session,
+    page: Annotated[
+        str | None, typer.Argument(metavar="[PAGE]", help="A page; without it: which there are.", autocompletion=_names)
+    ] = None,
+) -> None:
+    """Read a page of the documentation, as this release has it.
+
+    Errors name pages in this way. In a pipe it is the page's Markdown.
+
+    $ sluice docs
+    $ sluice docs feeds | less
+    $ sluice docs operating | grep -n -A3 held
+    """
+    found = {each.name.removesuffix(".md"): each for each in _pages()}
+    if page is None:
+        titles = {name: _title(each.read_text("utf-8")) for name, each in found.items()}
+        session.terminal.show(table(("page", "about"), [*titles.items()]))
+        session.terminal.document({"pages": titles})
+        return
+    name = page.removeprefix("docs/").removesuffix(".md")
+    if name not in found:
+        near = get_close_matches(name, found, 1, 0.3)
+        raise UsageError(
+            f"no page {name!r}",
+            remedy=f"sluice docs {near[0]}" if near else f"pages: {', '.join(found)}",
+        )
+    text = found[name].read_text("utf-8")
+    session.terminal.markdown(text)
+    session.terminal.document({"page": name, "text": text})
+
+
+def _pages() -> Iterator[Traversable]:
+    """The pages beside the package's modules: in a checkout a link to docs/, in a wheel the files."""
+    folder = resources.files("sluice") / "docs"
+    yield from sorted((each for each in folder.iterdir() if each.name.endswith(".md")), key=lambda each: each.name)
+
+
+def _title(text: str) -> str:
+    found = _TITLE.search(text)
+    return found[1] if found else ""

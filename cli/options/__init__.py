@@ -1,0 +1,1 @@
+"""Options that several commands share, and parsers of their values."""

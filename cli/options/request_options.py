@@ -1,0 +1,108 @@
+"""Options of several commands that say what to land, and the requests that they make."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from sluice.cli.app import completers
+from sluice.cli.app.invocation import Session
+from sluice.cli.options import parsing
+from sluice.cli.options import window_options as windows
+from sluice.pipelines.errors import UsageError
+from sluice.pipelines.model.kafka import TopicPartition
+from sluice.pipelines.model.plans import Request, RequestKind
+
+if TYPE_CHECKING:
+    from sluice.pipelines.feed.feed import Feed
+    from sluice.pipelines.planning.windows import PendingWindows
+
+Offsets = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--offsets",
+        metavar="T:P:START-END",
+        help="Exactly these offsets, without END; repeatable.",
+        show_default=False,
+    ),
+]
+
+Only = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--only",
+        metavar="T:P",
+        help="These partitions only; repeatable.",
+        show_default=False,
+        autocompletion=completers.places,
+    ),
+]
+
+Replace = Annotated[
+    bool,
+    typer.Option(
+        "--replace", metavar=" ", help="Land again what has landed; the new files replace the old ones at once."
+    ),
+]
+
+PerRun = Annotated[
+    int,
+    typer.Option("--windows-per-run", metavar="N", min=1, help="With --from: how many windows one run lands."),
+]
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """The requests that options make, and the windows of theirs that stay pending."""
+
+    requests: tuple[Request, ...]
+    pending: PendingWindows | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class WorkOptions:
+    """The request, as typed."""
+
+    offsets: Sequence[str] | None = None
+    only: Sequence[str] | None = None
+    window: Sequence[str] | None = None
+    start: str | None = None
+    end: str | None = None
+    replace: bool = False
+    per_run: int = 1
+
+    @property
+    def windows(self) -> bool:
+        return bool(self.window or self.start or self.end)
+
+    def requests(self, session: Session, feed: Feed) -> Asked:
+        """Offsets, a request for each window or group of windows that have settled, or a catch-up. Raises UsageError,
+        and WindowPending if no window has settled."""
+        if self.offsets and (self.only or self.windows):
+            raise UsageError(
+                f"--offsets and {'--only' if self.only else 'windows'} together",
+                remedy="--offsets names exactly what to land: leave the others out",
+            )
+        if self.offsets:
+            ranges = tuple(parsing.asked_range(text) for text in self.offsets)
+            return Asked((Request(RequestKind.OFFSETS, ranges, replace=self.replace),))
+        only = tuple(parsing.partition(text) for text in self.only or ())
+        if not self.windows:
+            return Asked((self._catch_up(only),))
+        chosen = windows.chosen_windows(session, feed, self.window, self.start, self.end)
+        return Asked(tuple(self._of_windows(chosen.settled, feed.window.length, only)), chosen.pending)
+
+    def _of_windows(self, settled: Sequence[int], length: int, only: tuple[TopicPartition, ...]) -> Iterator[Request]:
+        if self.per_run == 1:
+            yield from (Request(RequestKind.WINDOW, (), w, only, replace=self.replace) for w in settled)
+            return
+        groups = (settled[at : at + self.per_run] for at in range(0, len(settled), self.per_run))
+        yield from (Request(RequestKind.WINDOW, (), g[0], only, g[-1] + length, self.replace) for g in groups)
+
+    def _catch_up(self, only: tuple[TopicPartition, ...]) -> Request:
+        if self.replace:
+            raise UsageError("what is to be landed anew?", remedy="name windows, times or offsets with --replace")
+        return Request(RequestKind.CATCH_UP, only=only)

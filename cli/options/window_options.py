@@ -1,0 +1,302 @@
+"""Windows on the command line: the options that name them, and how they are shown, in words and as a strip.
+
+A window is named by its start, in UTC: `2026-11-20T14`, or with more or fewer fields if windows are shorter or longer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich.text import Text
+
+from sluice.cli.app import completers
+from sluice.cli.options import parsing
+from sluice.cli.terminal.number_format import count
+from sluice.cli.terminal.output import bad, good, warn, work
+from sluice.pipelines.errors import UsageError
+from sluice.pipelines.status.window_state import Owes, Standing, WindowStanding
+from sluice.pipelines.util.units import DAY, HOUR, many, show_duration, show_window
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+
+    from sluice.cli.app.invocation import Session
+    from sluice.pipelines.feed.feed import Feed
+    from sluice.pipelines.feed.sections import WindowSettings
+    from sluice.pipelines.ledger import State
+    from sluice.pipelines.planning.windows import PendingWindows
+
+Window = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--window",
+        metavar="START",
+        help="The window that starts then, in UTC, such as 2026-11-20T14; repeatable.",
+        show_default=False,
+        autocompletion=completers.windows,
+    ),
+]
+OneWindow = Annotated[
+    str,
+    typer.Option(
+        "--window",
+        metavar="START",
+        help="The window that starts then, in UTC.",
+        show_default=False,
+        autocompletion=completers.windows,
+    ),
+]
+From = Annotated[
+    str | None,
+    typer.Option(
+        "--from",
+        metavar="START",
+        help="All windows from this one on.",
+        show_default=False,
+        autocompletion=completers.windows,
+    ),
+]
+To = Annotated[
+    str | None,
+    typer.Option(
+        "--to",
+        metavar="END",
+        help="With --from: up to this window, which is not included.",
+        show_default="up to the newest closed one",
+        autocompletion=completers.windows,
+    ),
+]
+
+
+# -- asked for
+
+
+@dataclass(frozen=True, slots=True)
+class Chosen:
+    """The windows of a request that have settled, and those that stay pending."""
+
+    settled: Sequence[int] = ()
+    pending: PendingWindows | None = None
+
+
+def chosen_windows(
+    session: Session, feed: Feed, window: Sequence[str] | None, start: str | None, end: str | None
+) -> Chosen:
+    """The windows that `--window`, or `--from` and `--to`, ask for; none without them.
+
+    Raises UsageError, and WindowPending if none of them has settled.
+    """
+    from sluice.pipelines.planning import windows
+
+    if not (window or start or end):
+        return Chosen()
+    _, now = ledger_state(session, feed)
+    requested = named_windows(feed.window, now, window, start, end)
+    for each in requested if window else requested[:1]:
+        windows.check_aligned(each, feed.window)
+    settled = _settled(requested, feed.window, now)
+    if not settled:
+        windows.check_window(min(requested), feed.window, now)
+    return Chosen(settled, _pending(requested, settled, feed.window))
+
+
+def _settled(requested: Sequence[int], settings: WindowSettings, now: int) -> Sequence[int]:
+    if isinstance(requested, range):  # it may end in a far future
+        return requested[: max(0, (settings.last_boundary(now) - requested.start) // requested.step)]
+    return tuple(w for w in requested if settings.closed(w, now))
+
+
+def _pending(requested: Sequence[int], settled: Sequence[int], settings: WindowSettings) -> PendingWindows | None:
+    from sluice.pipelines.planning.windows import PendingWindows
+
+    number = len(requested) - len(settled)
+    if not number:
+        return None
+    first = requested[len(settled)] if isinstance(requested, range) else min({*requested} - {*settled})
+    return PendingWindows.of(first, number, settings)
+
+
+def pending_lines(feed: str, pending: PendingWindows | None, *, where: str = "") -> list[RenderableType]:
+    """The windows of a request that stay pending, and the way on."""
+    if pending is None:
+        return []
+    return [warn(where + pending.text), Text(f"  → {pending.remedy(feed)}", style="dim")]
+
+
+def pending_document(pending: PendingWindows | None) -> dict[str, Any]:
+    return {"pending": pending.document() if pending else None}
+
+
+def ledger_state(session: Session, feed: Feed) -> tuple[State, int]:
+    """The feed's folded ledger, and the time (ms). Kafka is not asked."""
+    from sluice.pipelines.ledger import Ledger
+
+    with session.open_edges(feed) as edges:
+        return Ledger(edges.lake, feed.name, edges.clock).read(), edges.clock()
+
+
+def named_windows(
+    settings: WindowSettings, now: int, window: Sequence[str] | None, start: str | None, end: str | None
+) -> Sequence[int]:
+    """The windows' starts, each once, as typed or oldest first. Raises UsageError if the options name no windows."""
+    if window and (start or end):
+        raise UsageError("--window together with --from or --to", remedy="give one of them")
+    if window:
+        return tuple(dict.fromkeys(map(parsing.window, window)))
+    if start is None:
+        raise UsageError("--to without --from", remedy="say where to begin: --from 2026-11-20T00")
+    return _between(settings, parsing.window(start), parsing.window(end) if end else settings.last_boundary(now), end)
+
+
+def _between(settings: WindowSettings, start: int, end: int, told: str | None) -> range:
+    from sluice.pipelines.planning import windows
+
+    for bound in (start, end):
+        windows.check_aligned(bound, settings)
+    if told is None:
+        end = max(end, start + settings.length)
+    if start >= end:
+        raise UsageError(
+            f"no window lies between {show_window(start)} and {show_window(end)}",
+            remedy="--to names the first window that is left out: it must be later than --from",
+        )
+    return range(start, end, settings.length)
+
+
+# -- in words
+
+
+def verdict(s: WindowStanding) -> Text:
+    """One line: the window's state, and who owes what."""
+    name = f"window {show_window(s.window)}"
+    match s.standing:
+        case Standing.LANDED:
+            return good(f"{name} is complete")
+        case Standing.RETIRED:
+            return warn(f"{name} is retired: its rows are not kept any longer; sluice explain says who did it, and why")
+        case Standing.OPEN:
+            return warn(f"{name} is not closed yet")
+        case Standing.HELD | Standing.PARTIAL | Standing.OWED:
+            return warn(f"{name} is {s.standing}: {owing(s.owes)}")
+        case Standing.RUNNING:
+            return work(f"{name}: batch {s.batch} is at work on it; {owing(s.owes)}")
+        case _:
+            return bad(f"{name}: batch {s.batch} failed or never finished; {owing(s.owes)}")
+
+
+def owing(owes: Sequence[Owes], shown: int = 3) -> str:
+    """`orders:1 owes [0, 30), 4 more partitions owe 120 offsets`; partitions that a transaction holds come first."""
+    if not owes:
+        return "nothing is known of it yet"
+    if all(o.ranges is None for o in owes):
+        return f"where it ends is not resolved in {many(len(owes), 'partition')}"
+    first = sorted(owes, key=lambda o: o.held_at is None)
+    first, rest = first[:shown], first[shown:]
+    told = [_owes(o) for o in first]
+    if rest:
+        told.append(f"{len(rest)} more owe {many(sum(o.span or 0 for o in rest), 'offset')}")
+    return "; ".join(told)
+
+
+def _owes(o: Owes) -> str:
+    if o.ranges is None:
+        return f"{o.key}: where it ends is not resolved"
+    more = f" and {len(o.ranges) - 1} ranges more" if len(o.ranges) > 1 else ""
+    held = "" if o.held_at is None else f", held at {count(o.held_at)} by {o.held_by or 'an open transaction'}"
+    return f"{o.key} owes {o.ranges[0]}{more}{held}"
+
+
+# -- as a strip
+
+
+_SIGNS = {
+    Standing.LANDED: ("■", "#", "green"),
+    Standing.RETIRED: ("▫", "-", "dim"),
+    Standing.PARTIAL: ("◧", "+", "yellow"),
+    Standing.HELD: ("◆", "H", "magenta"),
+    Standing.OWED: ("□", "o", "default"),
+    Standing.FAILED: ("✗", "x", "bold red"),
+    Standing.RUNNING: ("▶", ">", "cyan"),
+    Standing.OPEN: ("·", ".", "dim"),
+}
+
+
+def strip(found: Sequence[WindowStanding], *, fancy: bool) -> Text:
+    """A sign for each window, oldest first; plain ASCII unless `fancy`."""
+    return Text("").join(_sign(s.standing, fancy) for s in found)
+
+
+def _sign(standing: Standing, fancy: bool) -> Text:
+    sign, plain, style = _SIGNS[standing]
+    return Text(sign if fancy else plain, style=style if fancy else "")
+
+
+def calendar(found: Sequence[WindowStanding], length: int, *, fancy: bool, width: int) -> Iterator[Text]:
+    """The windows (`length` ms each) in rows of a day, or of a span that fits; and the legend."""
+    span = next((s for s in _SPANS if s // length <= _room(s, width)), _SPANS[-1])
+    rows: dict[int, dict[int, WindowStanding]] = {}
+    for s in found:
+        rows.setdefault(s.window - s.window % span, {})[s.window % span // length] = s
+    if span == DAY:
+        yield Text(" " * 14 + "".join(_hour(i * length) for i in range(span // length)).rstrip(), style="dim")
+    for start, row in rows.items():
+        day, _, time = show_window(start).partition("T")
+        label = day if span >= DAY else f"{day} {time}"
+        signs = (_sign(row[i].standing, fancy) if i in row else Text(" ") for i in range(max(row) + 1))
+        yield Text.assemble((f"  {label}  ", "dim"), Text(" ").join(signs))
+    yield legend(found, fancy=fancy)
+
+
+_SPANS = (*(d * DAY for d in (28, 14, 7, 1)), *(h * HOUR for h in (12, 8, 6, 4, 3, 2, 1)), HOUR // 2, HOUR // 4)
+_COLUMNS = 30
+"""Windows in a row at most: `_SPANS` are the rows that there are, the longest that fits is taken."""
+
+
+def _room(span: int, width: int) -> int:
+    """How many windows a row of that span has room for, beside its label."""
+    label = len("  2026-11-20  ") if span >= DAY else len("  2026-11-20 12:00  ")
+    return min(_COLUMNS, (width - label + 1) // 2)
+
+
+def _hour(at: int) -> str:
+    """Two characters of the line above the rows of days."""
+    return f"{at // HOUR:02}" if at % (6 * HOUR) == 0 else "  "
+
+
+def legend(found: Sequence[WindowStanding], *, fancy: bool) -> Text:
+    """The meaning of the signs that occur, with the number of windows each."""
+    counted = [(s, sum(f.standing is s for f in found)) for s in Standing]
+    shown = [_sign(s, fancy).append(f" {n} {s}", style="not bold default") for s, n in counted if n]
+    return Text("  ") + Text("   ").join(shown)
+
+
+def title(length: int, found: Sequence[WindowStanding]) -> str:
+    """The title of a strip: windows that last `length` ms."""
+    return f"the last {many(len(found), 'window')} of {show_duration(length)}, times in UTC"
+
+
+# -- for programs
+
+
+def document(s: WindowStanding) -> dict[str, Any]:
+    return {
+        "window": show_window(s.window),
+        "state": str(s.standing),
+        "offsets": s.span,
+        "accounted": s.done,
+        "batch": s.batch,
+        "owed": [_owes_document(o) for o in s.owes],
+    }
+
+
+def _owes_document(o: Owes) -> dict[str, Any]:
+    return {
+        "topic": o.key.topic,
+        "partition": o.key.partition,
+        "ranges": None if o.ranges is None else [list(r) for r in o.ranges],
+        "held_at": o.held_at,
+        "held_by": asdict(o.held_by) if o.held_by else None,
+    }

@@ -1,0 +1,1 @@
+"""Commands on rules for data: feeds, contract, quarantine, schema."""

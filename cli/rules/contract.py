@@ -1,0 +1,601 @@
+"""`sluice contract`: propose a contract from the records of a topic, or try one on them. Nothing is landed.
+
+Both turn records into rows with the code of a run's tasks, in a scratch folder that is removed afterwards. They write
+no ledger, ask no group and move no offset.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import secrets
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich.console import RenderableType
+
+from sluice.cli.app.invocation import FeedName, Session, command
+from sluice.cli.app.menu import Group
+from sluice.cli.options import parsing, window_options
+from sluice.cli.options.request_options import Offsets
+from sluice.cli.options.window_options import From, To, Window
+from sluice.cli.terminal.number_format import count, percent
+from sluice.cli.terminal.output import bad, copyable, good, heading, safe, table, warn
+from sluice.pipelines.errors import Failed, FeedError, QuarantineExceeded, SchemaDrifted, UsageError
+from sluice.pipelines.model.ranges import Range, union
+from sluice.pipelines.util import extras, scratch
+from sluice.pipelines.util.units import many
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+    from sluice.pipelines.contract.contract_proposal import Proposal
+    from sluice.pipelines.contract.expectation import Contract
+    from sluice.pipelines.contract.results import ExpectationOutcome, Result
+    from sluice.pipelines.feed.feed import Feed
+    from sluice.pipelines.model.kafka import TopicPartition
+    from sluice.pipelines.model.plans import Slice
+    from sluice.pipelines.model.receipts import Counts, Receipt
+    from sluice.pipelines.ports import Lake
+    from sluice.pipelines.quarantine.limit import Fault
+    from sluice.pipelines.records.rows.value_reader import WriterSchemas
+    from sluice.pipelines.records.shape import Shape
+
+RECORDS = 20_000
+MOST_RECORDS = 1_000_000
+MOST_BYTES = 256 << 20
+"""The bytes of a sample, as the brokers hold it."""
+PROPOSED = ".contract.proposed.json"
+_MOST_SHOWN = 60
+"""Characters of a value, and lines of a table."""
+
+group = typer.Typer(cls=Group, help="Propose or try a contract: what a feed's rows must be like.", no_args_is_help=True)
+
+Records = Annotated[
+    int | None,
+    typer.Option(
+        "--records",
+        metavar="N",
+        min=1,
+        max=MOST_RECORDS,
+        help="The newest N records, evenly over the partitions.",
+        show_default=f"{RECORDS:,}; of a range, all up to {MOST_RECORDS:,}",
+    ),
+]
+Output = Annotated[
+    Path | None,
+    typer.Option(
+        "--output", metavar="FILE", help="Where to write it.", show_default=f"feeds/FEED{PROPOSED}", dir_okay=False
+    ),
+]
+Force = Annotated[bool, typer.Option("--force", metavar=" ", help="Overwrite the file.")]
+File = Annotated[
+    Path | None,
+    typer.Option("--file", metavar="FILE", help="Use this contract instead of the feed's own.", show_default=False),
+]
+
+
+def register(app: typer.Typer) -> None:
+    app.add_typer(group, name="contract")
+
+
+# -- what both look at
+
+
+@dataclass(frozen=True)
+class _SampleRequest:
+    """Which records, as typed."""
+
+    records: int | None
+    offsets: Sequence[str] | None
+    window: Sequence[str] | None
+    start: str | None
+    end: str | None
+
+    @property
+    def ranged(self) -> bool:
+        return bool(self.offsets or self.window or self.start or self.end)
+
+    @property
+    def windowed(self) -> bool:
+        return self.ranged and not self.offsets
+
+
+@dataclass(frozen=True)
+class _SampleRead:
+    """Records made into rows, in a scratch lake. `whole`: everything that was requested, not only the newest of it."""
+
+    receipts: tuple[Receipt, ...]
+    lake: Lake
+    whole: bool
+    earlier: Sequence[int]
+    writers: WriterSchemas | None = None
+
+    @property
+    def counts(self) -> Counts:
+        from sluice.pipelines.model.receipts import Counts
+
+        return sum((r.counts for r in self.receipts), Counts())
+
+    @property
+    def records(self) -> int:
+        """What a consumer would be given."""
+        return self.counts.landed + self.counts.quarantined
+
+
+@contextmanager
+def _looking(session: Session, feed: Feed, shape: Shape, asked: _SampleRequest) -> Iterator[_SampleRead]:
+    """The records, made into rows by the shape; their files are removed when the block ends.
+
+    Raises UsageError, KafkaUnavailable, UnknownTopic, and Failed if there is nothing to look at.
+    """
+    session.compile()
+    from sluice.pipelines.landing.sample import look
+    from sluice.resources.lake.local_lake import LocalLake
+    from sluice.resources.lake.open_lake import open_lake
+    from sluice.resources.registry.confluent import writers_of
+    from sluice.resources.spark.executor import Wiring
+
+    slices, whole, earlier = _slices(session, feed, asked)
+    with TemporaryDirectory(dir=scratch.root()) as folder, session.terminal.progress() as meter:
+        lake = LocalLake(Path(folder))
+        writers = writers_of(feed, open_lake(feed), keep=False)
+        with replace(Wiring.of(feed), writers=writers).open(feed.isolation, shape) as tools:
+            receipts = look(feed, shape, slices, tools.fetcher, lake, meter, writers)
+        seen = _SampleRead(receipts, lake, whole, earlier, writers)
+        if not seen.records:
+            raise _nothing(feed, "no record in what was looked at: offsets of transactions, or compacted away")
+        yield seen
+
+
+def _slices(session: Session, feed: Feed, asked: _SampleRequest) -> tuple[tuple[Slice, ...], bool, Sequence[int]]:
+    """What to read, whether that is everything requested, and the rows of the batches before."""
+    from sluice.pipelines.feed.topic_selection import match
+    from sluice.pipelines.landing.sample import newest, stretches, window_ranges
+    from sluice.pipelines.ledger import Ledger, State
+    from sluice.pipelines.model.plans import Request, RequestKind
+    from sluice.pipelines.validation.volume import earlier_rows
+
+    if asked.offsets and (asked.window or asked.start or asked.end):
+        raise UsageError("--offsets and windows together", remedy="give one of them")
+    chosen_windows = window_options.chosen_windows(session, feed, asked.window, asked.start, asked.end)
+    session.terminal.show(*window_options.pending_lines(feed.name, chosen_windows.pending))
+    spans = chosen_windows.settled
+    ranges = ranges_by_partition(asked.offsets)
+    with session.terminal.working("asking Kafka"), session.open_edges(feed) as edges:
+        state = Ledger(edges.lake, feed.name, edges.clock).read() if spans else State()
+        topics = match(feed.topics, edges.cluster.topics())
+        partitions = edges.cluster.partitions(topics, feed.isolation)
+        for start in spans:
+            for tp, span in window_ranges(state, edges.cluster, partitions, start, start + feed.window.length).items():
+                ranges.setdefault(tp, []).append(span)
+    if unknown := ranges.keys() - {p.tp for p in partitions}:
+        raise UsageError(f"{min(unknown)} is not a partition of {feed.name}", remedy=f"it reads {feed.topics}")
+    all_ = stretches(partitions, {tp: union(r) for tp, r in ranges.items()} if asked.ranged else None)
+    if not all_:
+        raise _nothing(feed, f"Kafka holds no stable record of {', '.join(topics)}{' there' if asked.ranged else ''}")
+    chosen = newest(all_, asked.records or (MOST_RECORDS if asked.ranged else RECORDS), MOST_BYTES)
+    # The windows to compare with.
+    earlier = earlier_rows(state, Request(RequestKind.WINDOW), state.number) if len(spans) == 1 else []
+    return chosen, asked.ranged and list(chosen) == all_, earlier
+
+
+def ranges_by_partition(offsets: Sequence[str] | None) -> dict[TopicPartition, list[Range]]:
+    """The offsets that were requested by number."""
+    from sluice.pipelines.model.kafka import TopicPartition
+
+    found: dict[TopicPartition, list[Range]] = {}
+    for r in map(parsing.asked_range, offsets or ()):
+        found.setdefault(TopicPartition(r.topic, r.partition), []).append(Range(r.start, r.end))
+    return found
+
+
+def _nothing(feed: Feed, why: str) -> Failed:
+    return Failed(
+        f"nothing to look at: {why}",
+        remedy=f"produce some records first, or name other windows or offsets; sluice plan {feed.name} tells what is "
+        "there",
+    )
+
+
+# -- contract init
+
+
+@command(group)
+def init(
+    session: Session,
+    feed: FeedName,
+    records: Records = None,
+    offsets: Offsets = None,
+    window: Window = None,
+    start: From = None,
+    end: To = None,
+    output: Output = None,
+    force: Force = False,
+) -> None:
+    """Propose a contract from what the feed's topics hold.
+
+    It looks at records as a run would land them, and proposes what was true of all of them: no nulls, ranges, small
+    sets, patterns, keys. All expectations are warnings, in a file that no feed reads. Review it, decide what is
+    critical, and rename it to FEED.contract.json. Nothing is landed, and no offset moves.
+
+    $ sluice contract init orders
+    $ sluice contract init orders --records 200000 --output proposed.json
+    $ sluice contract init orders --window 2026-11-20T14 --force
+    """
+    from sluice.pipelines.contract.contract_proposal import ENOUGH, candidates, propose
+    from sluice.pipelines.landing.sample import read_landed
+    from sluice.pipelines.quarantine.limit import faults_of
+
+    found = session.feed(feed)
+    extras.need("great_expectations")  # said before a minute of compiling, and before Kafka is asked
+    path = _output(session, found, output, force)
+    shape = replace(found.shape, contract=None, dropping=False)
+    with _looking(session, found, shape, _SampleRequest(records, offsets, window, start, end)) as seen:
+        rows = read_landed(seen.receipts, seen.lake, [c.name for c in candidates(shape.columns)])
+        proposals = propose(rows, shape.columns)
+        faults = faults_of(_quarantine_files(seen.receipts), seen.lake)
+    if not proposals:
+        few = f"fewer than the {ENOUGH} from which on something is learnt"
+        unfit = f"; {many(seen.counts.quarantined, 'record')} did not fit the schema" if faults else ""
+        what = few if rows.num_rows < ENOUGH else "of which nothing can be said"
+        raise Failed(f"{many(rows.num_rows, 'row')} landed in the sample, {what}{unfit}", remedy="look at more records")
+    with session.terminal.working("Great Expectations writes the suite (it takes some seconds to load)"):
+        text = _suite(found, proposals, seen, rows.num_rows)
+    _write(path, text, force)
+    adopted = session.project.feeds_folder / f"{found.name}.contract.json"
+    session.terminal.show(*_proposal_view(found, proposals, seen, faults, path, adopted))
+    session.terminal.document(_init_document(found, proposals, seen, faults, path, text))
+
+
+def _output(session: Session, feed: Feed, given: Path | None, force: bool) -> Path:
+    """Where the proposal goes: never where a feed would read it. Raises UsageError."""
+    from sluice.pipelines.contract.suite import CONTRACT
+
+    path = given or session.project.feeds_folder / f"{feed.name}{PROPOSED}"
+    if path.name.endswith(CONTRACT):
+        raise UsageError(
+            f"{path} is where a contract is in force",
+            remedy="write the proposal elsewhere, review it, and rename it then",
+        )
+    if path.exists() and not force:
+        raise UsageError(f"{path} exists", remedy="add --force to write over it, or name another with --output")
+    return path
+
+
+def _suite(feed: Feed, proposals: Sequence[Proposal], seen: _SampleRead, rows: int) -> str:
+    """The file's text, checked against what Sluice supports. Raises Failed."""
+    from sluice.pipelines.contract.suite import ContractError, parse_contract
+    from sluice.resources.great_expectations import suite_text
+
+    offsets = [str(r.slice) for r in seen.receipts]
+    told = {"proposed_by": "sluice contract init", "feed": feed.name, "rows": rows, "offsets": offsets}
+    text = suite_text(feed.name, [p.item for p in proposals], {"sluice": told})
+    try:
+        parse_contract(text.encode(), feed.columns)
+    except ContractError as error:
+        raise Failed(f"what was proposed is no contract: {error}", remedy="this is a bug: report it") from None
+    return text
+
+
+def _write(path: Path, text: str, force: bool) -> None:
+    """Write the file whole or not at all; without `force`, never over a file that appeared meanwhile."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    partial = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
+    try:
+        partial.write_text(text)
+        if force:
+            partial.replace(path)
+        else:
+            os.link(partial, path)
+    finally:
+        partial.unlink(missing_ok=True)
+
+
+def _quarantine_files(receipts: Sequence[Receipt]) -> list[str]:
+    from sluice.pipelines.model.receipts import PartKind
+
+    return [p.staged for r in receipts for p in r.of(PartKind.QUARANTINED)]
+
+
+def _proposal_view(
+    feed: Feed, proposals: Sequence[Proposal], seen: _SampleRead, faults: Sequence[Fault], path: Path, adopted: Path
+) -> Iterator[RenderableType]:
+    yield heading(f"Proposed for {feed.name}", _sample_line(seen))
+    rows = [(p.column, p.type.removeprefix("expect_column_"), _kwargs(p.kwargs), p.why) for p in proposals]
+    yield table(("column", "expectation", "says", "because"), rows)
+    yield from _unfit(faults, seen.counts)
+    yield good(f"{many(len(proposals), 'expectation')}, all of them warnings, written to {path}")
+    yield "  nobody reads it there: review it, say what is critical, then adopt it and try it:"
+    yield copyable(f"mv {path} {adopted}")
+    yield copyable(f"sluice contract check {feed.name}")
+
+
+def _sample_line(seen: _SampleRead) -> str:
+    partitions = len({r.slice.tp for r in seen.receipts})
+    return f"{many(seen.records, 'record')} of {many(partitions, 'partition')}; nothing was landed"
+
+
+def _unfit(faults: Sequence[Fault], counts: Counts) -> Iterator[RenderableType]:
+    if counts.quarantined:
+        yield warn(f"{many(counts.quarantined, 'record')} did not fit the schema and were left out:")
+        yield from (f"    {safe(str(f))}" for f in faults[:5])
+
+
+def _kwargs(kwargs: Mapping[str, Any]) -> str:
+    if "value_set" in kwargs:
+        return _short(", ".join(map(str, kwargs["value_set"])))
+    if "min_value" in kwargs:
+        return f"{_bound(kwargs['min_value'])} to {_bound(kwargs['max_value'])}"
+    return _short(", ".join(map(str, kwargs.values())))
+
+
+def _bound(value: Any) -> str:
+    return value if isinstance(value, str) else f"{value:,}"
+
+
+def _short(text: str) -> str:
+    return text if len(text) <= _MOST_SHOWN else f"{text[: _MOST_SHOWN - 1]}…"
+
+
+def _init_document(
+    feed: Feed, proposals: Sequence[Proposal], seen: _SampleRead, faults: Sequence[Fault], path: Path, text: str
+) -> dict[str, Any]:
+    return {
+        "feed": feed.name,
+        "file": str(path),
+        "sample": _sample_document(seen),
+        "proposals": [p.item | {"why": p.why} for p in proposals],
+        "unfit": [_fault_document(f) for f in faults],
+        "suite": json.loads(text),
+    }
+
+
+def _sample_document(seen: _SampleRead) -> dict[str, Any]:
+    counts = seen.counts
+    return {
+        "records": seen.records,
+        "landed": counts.landed,
+        "quarantined": counts.quarantined,
+        "whole": seen.whole,
+        "offsets": [str(r.slice) for r in seen.receipts],
+    }
+
+
+def _fault_document(f: Fault) -> dict[str, Any]:
+    return f.kind._asdict() | {"records": f.records, "first": f.first}
+
+
+# -- contract check
+
+
+@command(group)
+def check(
+    session: Session,
+    feed: FeedName,
+    file: File = None,
+    records: Records = None,
+    offsets: Offsets = None,
+    window: Window = None,
+    start: From = None,
+    end: To = None,
+) -> int:
+    """Try a contract on what the feed's topics hold, with nothing landed.
+
+    It reads the contract as a run does, checks that Great Expectations can load it too, and tries it on records: the
+    newest, or those of windows or offsets. For each expectation it shows what broke it, with some values, and whether
+    a run would publish such a batch. Exit 1 when it would not.
+
+    $ sluice contract check orders
+    $ sluice contract check orders --window 2026-11-20T14
+    $ sluice contract check orders --file feeds/orders.contract.proposed.json --records 200000
+    """
+    from sluice.pipelines.validation.whole import hold_whole
+
+    found = session.feed(feed)
+    contract = _contract(session, found, file)
+    shape = replace(found.shape, contract=contract, dropping=False)
+    asked = _SampleRequest(records, offsets, window, start, end)
+    with _looking(session, found, shape, asked) as seen:
+        with session.terminal.working("holding the whole against it"):
+            results = hold_whole(shape, seen.receipts, seen.lake, seen.earlier)
+        tried = _try_contract(found, shape, contract, asked, seen, results)
+    session.terminal.show(*_trial_view(tried))
+    session.terminal.document(_check_document(tried))
+    return 1 if tried.refused else 0
+
+
+@dataclass(frozen=True)
+class _ContractTrial:
+    """The result of the trial. `examples`: values of some records that broke an expectation, by its place in the
+    contract; `left_out`: expectations about how many rows a batch has, which a sample cannot tell."""
+
+    feed: Feed
+    contract: Contract
+    seen: _SampleRead
+    outcomes: Sequence[ExpectationOutcome]
+    left_out: Sequence[ExpectationOutcome]
+    examples: Mapping[int, Sequence[tuple[str, str]]]
+    faults: Sequence[Fault]
+    refused: Sequence[str]
+
+
+def _contract(session: Session, feed: Feed, file: Path | None) -> Contract:
+    """The feed's contract, or that of another file; Great Expectations can load it, too. Raises FeedError."""
+    from sluice.pipelines.contract.suite import CONTRACT, ContractError, ContractProblem, read_contract
+
+    path = file or session.project.feeds_folder / f"{feed.name}{CONTRACT}"
+    try:
+        contract = read_contract(path, feed.columns)
+        if contract is None:
+            raise FeedError(
+                f"no contract at {path}", remedy=f"have one proposed: sluice contract init {feed.name}; then review it"
+            )
+        with session.terminal.working("Great Expectations reads it too (it takes some seconds to load)"):
+            if refused := _of_gx(path):
+                raise ContractError(*(ContractProblem(*r) for r in refused))
+    except ContractError as error:
+        lines = [": ".join(filter(None, (str(path), p.place, p.what))) for p in error.problems]
+        remedies = dict.fromkeys(p.remedy for p in error.problems if p.remedy)
+        raise FeedError("\n".join(lines), remedy="; ".join(remedies) or "mend them, and check again") from None
+    return contract
+
+
+def _of_gx(path: Path) -> list[tuple[str, str, str]]:
+    from sluice.resources.great_expectations import refusals
+
+    items = json.loads(path.read_bytes())["expectations"]
+    remedy = "see Great Expectations' gallery for what it takes"
+    said = refusals(items)
+    return [(f"expectations[{i}] {items[i]['type']}", f"Great Expectations: {what}", remedy) for i, what in said]
+
+
+_VOLUME = ("expect_table_row_count_to_be_between", "expect_table_row_count_to_equal")
+
+
+def _try_contract(
+    feed: Feed, shape: Shape, contract: Contract, asked: _SampleRequest, seen: _SampleRead, results: Sequence[Result]
+) -> _ContractTrial:
+    from sluice.pipelines.contract.results import contract_results
+    from sluice.pipelines.landing.sample import rows_at
+    from sluice.pipelines.quarantine.limit import check_quarantine, faults_of
+    from sluice.pipelines.validation.drift import check_drift
+
+    all_ = contract_results(contract, seen.receipts, results)
+    left_out = [] if asked.windowed and seen.whole else [o for o in all_ if o.expectation.type in _VOLUME]
+    outcomes = [o for o in all_ if o not in left_out]
+    places = {place for o in outcomes for place in o.first}
+    rows = rows_at(places, shape, seen.receipts, seen.lake, seen.writers)
+    examples = {o.expectation.place: [*_examples(o, rows)] for o in outcomes if o.first}
+    refused = [_sentence(o) for o in outcomes if o.refuses]
+    try:
+        check_drift(seen.receipts, feed.policies)
+        check_quarantine(seen.receipts, feed.policies, seen.lake)
+    except SchemaDrifted as drifted:
+        refused.insert(0, drifted.message)
+    except QuarantineExceeded:
+        refused.insert(0, f"{_share(seen)}, more than the feed allows")
+    faults = faults_of(_quarantine_files(seen.receipts), seen.lake)
+    return _ContractTrial(feed, contract, seen, outcomes, left_out, examples, faults, refused)
+
+
+def _examples(o: ExpectationOutcome, rows: Mapping[str, Mapping[str, pa.Scalar]]) -> Iterator[tuple[str, str]]:
+    """Where, and the values of the columns that the expectation is about."""
+    from sluice.pipelines.contract.catalogue import columns
+
+    for place in o.first:
+        cells = rows.get(place, {})
+        yield place, ", ".join(f"{name}={_value(cells[name])}" for name in columns(o.expectation) if name in cells)
+
+
+def _value(cell: pa.Scalar) -> str:
+    """A value of a record, short and harmless to a terminal."""
+    import pyarrow as pa
+
+    if not cell.is_valid:
+        return "null"
+    if pa.types.is_binary(cell.type):
+        return _quote(cell.as_py()[: 4 * _MOST_SHOWN].decode("utf-8", "backslashreplace"))
+    if pa.types.is_string(cell.type):
+        return _quote(cell.as_py()[: 4 * _MOST_SHOWN])
+    if pa.types.is_timestamp(cell.type) or pa.types.is_decimal(cell.type):
+        return str(cell.cast(pa.string()).as_py())
+    return _short(safe(str(cell.as_py())))
+
+
+def _quote(text: str) -> str:
+    return json.dumps(_short(text), ensure_ascii=True)
+
+
+def _sentence(o: ExpectationOutcome) -> str:
+    from sluice.pipelines.contract.catalogue import text
+
+    seen = f": {o.observed}" if o.observed else f": {o.unexpected:,} of {o.checked:,} rows are not so"
+    return f"{text(o.expectation)}{seen}"
+
+
+def _share(seen: _SampleRead) -> str:
+    bad_ = seen.counts.quarantined
+    share = percent(bad_ / max(seen.records, 1))
+    return f"{count(bad_)} of {many(seen.records, 'record')} would go to quarantine ({share})"
+
+
+# -- for people
+
+
+def _trial_view(t: _ContractTrial) -> Iterator[RenderableType]:
+    yield heading(f"Contract of {t.feed.name}", f"{_sample_line(t.seen)}; contract {t.contract.hash}")
+    names = ("expectation", "severity", "checked", "broken", "share", "first")
+    yield table(names, [_row(t, o) for o in t.outcomes], right="checked broken share")
+    if t.left_out:
+        yield f"  {many(len(t.left_out), 'expectation')} about how many rows a batch has: not tried without a --window"
+    of_schema = [f for f in t.faults if f.kind.stage != "contract"]
+    if of_schema:
+        yield warn(f"{many(sum(f.records for f in of_schema), 'record')} did not fit the schema already:")
+        yield from (f"    {safe(str(f))}" for f in of_schema[:5])
+    yield from _verdict(t)
+
+
+def _row(t: _ContractTrial, o: ExpectationOutcome) -> Sequence[Any]:
+    from sluice.pipelines.contract.catalogue import text
+
+    said = _short(text(o.expectation)) if len(text(o.expectation)) > 2 * _MOST_SHOWN else text(o.expectation)
+    sign = good if o.passed and not o.unexpected else bad if o.severity == "critical" else warn
+    lines = [" ".join(filter(None, example)) for example in t.examples.get(o.expectation.place, ())]
+    first = "\n".join(lines) or o.observed
+    broken = (count(o.checked), count(o.unexpected), percent(o.share)) if o.checked else ("–", "–", "–")
+    return (sign(said), str(o.severity), *broken, first)
+
+
+def _verdict(t: _ContractTrial) -> Iterator[RenderableType]:
+    """What a run would do with such a batch."""
+    if t.refused:
+        yield bad("the batch would be refused, and nothing of it published:")
+        yield from (f"    {safe(line)}" for line in t.refused)
+        return
+    limit = t.feed.policies.quarantine_limit
+    bad_, allowed = t.seen.counts.quarantined, f"within the limit of {100 * limit.share:g} %"
+    beyond = bad_ > limit.share * t.seen.records
+    if beyond:
+        allowed = f"more than {100 * limit.share:g} %: a batch with {count(limit.at_least)} such records is refused"
+    warned = sum(not o.passed and o.severity == "warning" for o in t.outcomes)
+    yield (warn if beyond else good)(f"{_share(t.seen)}, {allowed}" if bad_ else "no record would go to quarantine")
+    yield good("the batch would be published" + (f", with {many(warned, 'warning')}" if warned else ""))
+
+
+# -- for programs
+
+
+def _check_document(t: _ContractTrial) -> dict[str, Any]:
+    return {
+        "feed": t.feed.name,
+        "contract": t.contract.hash,
+        "sample": _sample_document(t.seen),
+        "expectations": [_outcome_document(t, o) for o in t.outcomes],
+        "not_tried": [o.expectation.place for o in t.left_out],
+        "quarantine": [_fault_document(f) for f in t.faults],
+        "published": not t.refused,
+        "refused": list(t.refused),
+    }
+
+
+def _outcome_document(t: _ContractTrial, o: ExpectationOutcome) -> dict[str, Any]:
+    from sluice.pipelines.contract.catalogue import text
+
+    return {
+        "place": o.expectation.place,
+        "type": o.expectation.type,
+        "text": text(o.expectation),
+        "severity": str(o.severity),
+        "passed": o.passed,
+        "checked": o.checked,
+        "unexpected": o.unexpected,
+        "share": o.share,
+        "observed": o.observed,
+        "first": [{"place": place, "values": values} for place, values in t.examples.get(o.expectation.place, ())],
+    }

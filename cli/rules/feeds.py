@@ -1,0 +1,165 @@
+"""`sluice feeds`: the project's feed files, the problems in them, and the topics that they match."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from sluice.cli.app.invocation import Session, command
+from sluice.cli.app.menu import Group
+from sluice.cli.terminal.output import bad, good, table, warn
+from sluice.pipelines.errors import Failed, SluiceError
+from sluice.pipelines.util.units import many
+
+if TYPE_CHECKING:
+    from sluice.pipelines.feed.feed import Feed
+
+group = typer.Typer(cls=Group, help="The feeds of this project.", no_args_is_help=True)
+
+
+def register(app: typer.Typer) -> None:
+    app.add_typer(group, name="feeds")
+
+
+@command(group, name="list")
+def list_(session: Session) -> int:
+    """Show every feed as its file says it. Opens no connection.
+
+    $ sluice feeds list
+    """
+    files = session.files
+    rows = [
+        (f.name, str(f.topics), f.group, str(f.start), str(f.isolation), str(f.commit), _contract(f), f.lake)
+        for f in files.feeds.values()
+    ]
+    names = ("feed", "topics", "group", "start", "isolation", "commit", "contract", "lake")
+    session.terminal.show(
+        table(names, rows, least="contract isolation commit") if rows else f"no feed in {session.project.feeds_folder}"
+    )
+    session.terminal.show(*(bad(e.message) for e in files.broken.values()))
+    session.terminal.document(
+        {
+            "feeds": [_document(f) for f in files.feeds.values()],
+            "broken": [{"file": str(p), **e.fields()} for p, e in files.broken.items()],
+        }
+    )
+    return _exit_code(files.broken.values())
+
+
+@command(group)
+def check(
+    session: Session,
+    offline: Annotated[bool, typer.Option("--offline", help="Do not ask schema registries.")] = False,
+) -> int:
+    """Read every feed file, fleet.yaml and notify.yaml, and list all problems. Exit 2 when there are any.
+
+    Of a feed with a registry, it also says whether the schema there makes the columns that the schema_file makes. Exit
+    as the error says when a registry does not answer, or has no such schema; with --offline none is asked.
+
+    It warns of columns named like a key of the folders that a feed's lake has had since before keys had a prefix.
+
+    $ sluice feeds check
+    $ sluice feeds check --offline
+    """
+    feeds = session.project.feeds()
+    session.project.fleet()
+    session.project.notify()
+    folder = session.project.feeds_folder
+    lines = [f"{many(len(feeds), 'feed')} in {folder}: {', '.join(feeds) or 'none'}"]
+    lines += [f"{name}: a contract of {_contract(feed)}" for name, feed in feeds.items() if feed.contract]
+    session.terminal.show(*map(good, lines))
+    session.terminal.show(*(warn(f"{name}: {said}") for name, said in _overridden(feeds, offline).items()))
+    asked = [f for f in feeds.values() if f.reader and f.registry and not offline]
+    with session.terminal.working("asking schema registries"):
+        found = {feed.name: _schema(session, feed) for feed in asked}
+    errors = [said for said in found.values() if isinstance(said, SluiceError)]
+    session.terminal.show(
+        *(bad(f"{n}: {s.message}") if isinstance(s, SluiceError) else good(f"{n}: {s}") for n, s in found.items())
+    )
+    schemas = {n: s.fields() if isinstance(s, SluiceError) else {"said": s} for n, s in found.items()}
+    session.terminal.document({"feeds": list(feeds), "schemas": schemas})
+    return _exit_code(errors)
+
+
+def _overridden(feeds: Mapping[str, Feed], offline: bool) -> dict[str, str]:
+    """By feed, which columns tools that read its folder override. With `offline`, of local lakes only."""
+    from sluice.pipelines.lake import paths
+    from sluice.reading import overridden
+
+    former = paths.folder_keys(0, paths.FORMER_PREFIX)
+    asked = {
+        name: feed
+        for name, feed in feeds.items()
+        if any(f.name.casefold() in former for f in (feed.columns.fields if feed.columns else ()))
+        and not (offline and feed.lake.startswith("s3://"))
+    }
+    return {name: said for name, feed in asked.items() if (said := overridden(feed))}
+
+
+def _schema(session: Session, feed: Feed) -> str | SluiceError:
+    """What the registry has for the feed, beside its schema_file."""
+    from sluice.pipelines.feed.load import schema_asked
+    from sluice.resources.registry.confluent import reader_of, registered
+
+    try:
+        asked = schema_asked(session.project.feeds_folder / f"{feed.name}.yaml", session.project.environ())
+        there = registered(asked)
+    except SluiceError as error:
+        return error
+    try:
+        columns = reader_of(there, asked).columns
+    except Failed as error:
+        return f"{error.message}; the feed reads by its schema_file"
+    known = f"{there.subject}, version {there.version}"
+    if feed.reader and columns == feed.reader.columns:
+        return f"{known}, makes the columns of its schema_file"
+    return f"{known}, makes other columns than its schema_file: sluice schema diff {feed.name}"
+
+
+@command(group)
+def refresh(session: Session) -> int:
+    """Ask Kafka which topics each feed matches now, and remember them for Dagster's asset graph.
+
+    $ sluice feeds refresh
+    """
+    with session.terminal.working("asking Kafka"):
+        found = {name: _topics(session, feed) for name, feed in session.files.feeds.items()}
+    rows = [(n, bad(t.message) if isinstance(t, SluiceError) else ", ".join(t)) for n, t in found.items()]
+    session.terminal.show(table(("feed", "topics"), rows))
+    session.terminal.show(*(bad(e.message) for e in session.files.broken.values()))
+    session.terminal.document({"feeds": [_refresh_document(n, t) for n, t in found.items()]})
+    return _exit_code([*session.files.broken.values(), *(t for t in found.values() if isinstance(t, SluiceError))])
+
+
+def _topics(session: Session, feed: Feed) -> tuple[str, ...] | SluiceError:
+    from sluice.assets.specs.feed_files import remember_topics
+    from sluice.pipelines.feed.topic_selection import match
+
+    try:
+        with session.open_edges(feed) as edges:
+            topics = match(feed.topics, edges.cluster.topics())
+    except SluiceError as error:
+        return error
+    remember_topics(session.project, feed, topics)
+    return topics
+
+
+def _exit_code(errors: Iterable[SluiceError]) -> int:
+    return max((e.exit_code for e in errors), default=0)
+
+
+def _refresh_document(name: str, topics: tuple[str, ...] | SluiceError) -> Mapping[str, Any]:
+    return {"feed": name} | (topics.fields() if isinstance(topics, SluiceError) else {"topics": topics})
+
+
+def _contract(feed: Feed) -> str:
+    return many(len(feed.contract.expectations), "expectation") if feed.contract else ""
+
+
+def _document(feed: Feed) -> Mapping[str, Any]:
+    """The whole feed, and how much its contract expects; secrets are masked by the feed itself."""
+    held = feed.contract
+    contract = {"contract": {"expectations": len(held.expectations), "hash": held.hash}} if held else {}
+    return feed.model_dump(mode="json", by_alias=True, exclude_none=True) | contract

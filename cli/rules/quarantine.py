@@ -1,0 +1,451 @@
+"""`sluice quarantine`: what did not fit, by reason; the records themselves; and those that fit by now, landed."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich.console import RenderableType
+from rich.text import Text
+
+from sluice.cli.app.invocation import FeedName, Session, command
+from sluice.cli.app.menu import Group
+from sluice.cli.options import parsing, window_options
+from sluice.cli.options.window_options import From, To, Window
+from sluice.cli.shared import other_batches
+from sluice.cli.shared.rewrite_summary import name, table_after
+from sluice.cli.terminal.number_format import count, seconds
+from sluice.cli.terminal.output import bad, good, heading, safe, shorten, table, warn
+from sluice.cli.terminal.record_view import document as record_document
+from sluice.cli.terminal.record_view import rows as record_rows
+from sluice.cli.terminal.record_view import view as record_view
+from sluice.pipelines.util.units import many, show_window
+
+if TYPE_CHECKING:
+    from sluice.pipelines.feed.feed import Feed
+    from sluice.pipelines.maintenance.replay import Replayed
+    from sluice.pipelines.maintenance.trial import Trial
+    from sluice.pipelines.model.receipts import Met
+    from sluice.pipelines.ports import Edges
+    from sluice.pipelines.quarantine.held import Filter, Listing
+    from sluice.pipelines.quarantine.limit import QuarantineKind
+
+group = typer.Typer(
+    cls=Group, help="Records that did not fit: count them, look at them, land them after all.", no_args_is_help=True
+)
+
+REFUSED = 3
+
+
+def register(app: typer.Typer) -> None:
+    app.add_typer(group, name="quarantine")
+
+
+def _texts(option: str, what: str) -> Any:
+    return typer.Option(option, metavar="NAME", help=f"Only this {what}; repeatable.", show_default=False)
+
+
+Reason = Annotated[list[str] | None, _texts("--reason", "reason")]
+Field = Annotated[list[str] | None, _texts("--field", "field")]
+Expectation = Annotated[list[str] | None, _texts("--expectation", "expectation")]
+Place = Annotated[
+    list[str] | None,
+    typer.Option("--offset", metavar="T:P:O", help="Only this record; repeatable.", show_default=False),
+]
+
+
+def _filter_of(
+    session: Session,
+    feed: Feed,
+    within: tuple[list[str] | None, str | None, str | None],
+    reason: list[str] | None,
+    field: list[str] | None,
+    expectation: list[str] | None,
+    place: list[str] | None,
+) -> Filter:
+    """What the options ask for. Raises UsageError."""
+    from sluice.pipelines.planning.windows import check_aligned
+    from sluice.pipelines.quarantine.held import Filter
+
+    chosen: frozenset[int] | None = None
+    if any(within):
+        with session.open_edges(feed) as edges:
+            chosen = frozenset(window_options.named_windows(feed.window, edges.clock(), *within))
+        for window in chosen:
+            check_aligned(window, feed.window)
+    places = tuple(map(parsing.record, place or ()))
+    return Filter(chosen, tuple(reason or ()), tuple(field or ()), tuple(expectation or ()), places)
+
+
+# -- list
+
+
+@command(group, name="list")
+def list_(session: Session, feed: FeedName, window: Window = None, start: From = None, end: To = None) -> None:
+    """Count what is in quarantine now, by reason and by window.
+
+    It uses the ledger and the files; Kafka is not asked. Records that a replay landed are shown beside it. Records that
+    a batch has staged and not published, such as a refused one, are listed separately.
+
+    $ sluice quarantine list orders
+    $ sluice quarantine list orders --from 2026-11-20 --json
+    """
+    from sluice.pipelines.ledger import Ledger
+    from sluice.pipelines.quarantine.held import listing, listings_staged
+
+    found = session.feed(feed)
+    asked = _filter_of(session, found, (window, start, end), None, None, None, None)
+    with session.open_edges(found) as edges, session.terminal.working("counting"):
+        ledger = Ledger(edges.lake, feed, edges.clock)
+        listed = listing(ledger, edges.lake, asked, found.window)
+        waiting = listings_staged(found, ledger, edges.lake, asked)
+    views = [*list_view(feed, listed), *(line for each in waiting for line in list_view(feed, each))]
+    session.terminal.show(*views)
+    staged = [list_document(feed, each) | {"batch": each.batch} for each in waiting]
+    session.terminal.document(list_document(feed, listed) | {"staged": staged})
+
+
+def list_view(feed: str, listed: Listing) -> Iterator[RenderableType]:
+    """For people: the reasons of all windows together, then the windows."""
+    held = sum(w.quarantined for w in listed.windows)
+    if listed.batch is None:
+        yield heading(f"Quarantine of {feed}", many(held, "record"))
+    else:
+        yield heading(f"Staged by batch {listed.batch}, not published", many(held, "record"))
+    if not listed.windows:
+        yield good("nothing is in quarantine, nothing was re-landed")
+        return
+    if listed.held:
+        names = ("stage", "why", "what", "records", "share", "windows", "first")
+        yield table(
+            names,
+            shorten(list(_reasons(listed))),
+            right="records share windows",
+            least="windows share stage",
+        )
+    yield heading("By window")
+    names = ("window", "landed", "quarantined", "share", "re-landed", "mended", "mostly")
+    yield table(
+        names,
+        shorten(_windows(listed)),
+        right="landed quarantined share re-landed mended",
+        least="mended re-landed share",
+    )
+
+
+def _reasons(listed: Listing) -> Iterator[list[str]]:
+    all_ = sum(w.landed + w.quarantined for w in listed.windows)
+    of_kind: dict[QuarantineKind, list[Any]] = {}
+    for h in listed.held:
+        of_kind.setdefault(h.kind, []).append(h)
+    ranked = sorted(of_kind.items(), key=lambda x: -sum(h.records for h in x[1]))
+    for kind, held in ranked:
+        n = sum(h.records for h in held)
+        first = min(held, key=lambda h: h.window or 0).first
+        yield [kind.stage, str(kind), kind.detail, count(n), _share(n, all_), count(len(held)), first]
+
+
+def _windows(listed: Listing) -> list[list[str]]:
+    mostly: dict[int | None, str] = {}
+    for h in listed.held:
+        mostly.setdefault(h.window, str(h.kind))
+    return [
+        [
+            name(w.window),
+            *map(count, (w.landed, w.quarantined)),
+            _share(w.quarantined, w.landed + w.quarantined),
+            *map(count, (w.relanded, w.mended)),
+            mostly.get(w.window, ""),
+        ]
+        for w in listed.windows
+    ]
+
+
+def _share(part: int, whole: int) -> str:
+    return f"{part / max(whole, 1):.2%}"
+
+
+def list_document(feed: str, listed: Listing) -> dict[str, Any]:
+    """For programs."""
+    sizes = {w.window: w.landed + w.quarantined for w in listed.windows}
+    return {
+        "feed": feed,
+        "records": sum(w.quarantined for w in listed.windows),
+        "held": [
+            {
+                "window": _key(h.window),
+                **h.kind._asdict(),
+                "records": h.records,
+                "share": h.records / max(sizes.get(h.window, 0), 1),
+                "first": h.first,
+            }
+            for h in listed.held
+        ],
+        "windows": [
+            {
+                "window": _key(w.window),
+                "landed": w.landed,
+                "quarantined": w.quarantined,
+                "share": w.share,
+                "relanded": w.relanded,
+                "mended": w.mended,
+            }
+            for w in listed.windows
+        ],
+    }
+
+
+def _key(window: int | None) -> str | None:
+    return None if window is None else show_window(window)
+
+
+# -- show
+
+
+@command(group)
+def show(
+    session: Session,
+    feed: FeedName,
+    window: Window = None,
+    start: From = None,
+    end: To = None,
+    reason: Reason = None,
+    field: Field = None,
+    expectation: Expectation = None,
+    offset: Place = None,
+    number: Annotated[int, typer.Option("-n", metavar="N", min=1, max=10_000, help="How many records.")] = 10,
+) -> None:
+    """Show records that are in quarantine, and why they are.
+
+    Values are shortened and control characters escaped; --json has them whole, in base64.
+
+    $ sluice quarantine show orders --field amount -n 3
+    $ sluice quarantine show orders --offset orders:0:150 --json | jq -r '.records[].value | @base64d'
+    """
+    from sluice.pipelines.ledger import Ledger
+    from sluice.pipelines.quarantine.held import samples
+
+    found = session.feed(feed)
+    asked = _filter_of(session, found, (window, start, end), reason, field, expectation, offset)
+    with session.open_edges(found) as edges, session.terminal.working("looking"):
+        ledger = Ledger(edges.lake, feed, edges.clock)
+        receipts = asked.receipts(ledger, ledger.read(), found.window)
+        seen = [
+            (r.slice.window, row)
+            for r, some in samples(edges.lake, receipts, asked, number)
+            for row in record_rows(some)
+        ]
+    session.terminal.show(*show_view(feed, seen))
+    session.terminal.document({"feed": feed, "records": [_record(w, row) for w, row in seen]})
+
+
+Seen = Sequence[tuple[int | None, Mapping[str, Any]]]
+
+
+def show_view(feed: str, seen: Seen) -> Iterator[RenderableType]:
+    """For people: a table for each partition of each window."""
+    if not seen:
+        yield good(f"nothing of {feed} in quarantine is what this asks for")
+    for place in dict.fromkeys((w, row["topic"], row["partition"]) for w, row in seen):
+        rows = [row for w, row in seen if (w, row["topic"], row["partition"]) == place]
+        yield heading(f"{place[1]}:{place[2]}", name(place[0]))
+        yield record_view(rows, [safe(_why(row)) for row in rows])
+
+
+def _why(row: Mapping[str, Any]) -> str:
+    where = f"{row['field']}: " if row["field"] else ""
+    byte = f" (byte {row['byte']})" if row["byte"] is not None else ""
+    return f"{where}{row['expectation'] or row['reason']}: {row['detail']}{byte}"
+
+
+_WHY = ("stage", "reason", "expectation", "field", "detail", "byte", "batch", "contract")
+
+
+def _record(window: int | None, row: Mapping[str, Any]) -> dict[str, Any]:
+    return record_document(row) | {"window": _key(window)} | {n: row[n] for n in _WHY}
+
+
+# -- replay
+
+
+@command(group)
+def replay(
+    session: Session,
+    feed: FeedName,
+    window: Window = None,
+    start: From = None,
+    end: To = None,
+    reason: Reason = None,
+    field: Field = None,
+    expectation: Expectation = None,
+    offset: Place = None,
+    mend: Annotated[
+        str | None,
+        typer.Option(
+            "--mend",
+            metavar="FILE.py:FUNCTION",
+            help="Mend each record's value with this function of the project; or MODULE:FUNCTION.",
+            show_default=False,
+        ),
+    ] = None,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Show what would land, and why the rest would not.")
+    ] = False,
+) -> int:
+    """Land the records that fit by now.
+
+    Use it after you have mended the schema or the contract, or with a function that mends values. Each record is tried
+    with the feed's files as they are today. What fits lands in its own window, at its own offset; the rest stays in
+    quarantine. Kafka is not asked, and committed offsets stay.
+
+    The function gets a record (key, value, headers, topic, partition, offset, timestamp, stage, reason, field, detail,
+    expectation) and returns bytes, text, or a dict or list for JSON; None leaves the record where it is. It is called
+    twice for each record. Exit 3 when slices were left alone because another live batch reserves them, or because
+    rows that had landed there do not fit today's types.
+
+    $ sluice quarantine replay orders --dry-run
+    $ sluice quarantine replay orders --window 2026-11-20T14 --field amount
+    $ sluice quarantine replay orders --mend mends.py:cents_to_euros --reason out_of_range
+    """
+    from sluice.pipelines.maintenance.fixers import load
+
+    found = session.feed(feed)
+    asked = _filter_of(session, found, (window, start, end), reason, field, expectation, offset)
+    mender = load(mend, session.project.root) if mend else None
+    began = time.monotonic()
+    done, given_up = (_foresee if dry_run else _replay)(session, found, asked, mender)
+    ran = ReplayRun(feed, done, time.monotonic() - began, dry_run, given_up)
+    session.terminal.show(*replay_view(ran), *(() if dry_run else table_after(session, found)))
+    session.terminal.document(replay_document(ran))
+    return REFUSED if done.busy or done.found.unfit else 0
+
+
+@dataclass(frozen=True)
+class ReplayRun:
+    """What was re-landed, or would be; and what dead runs had left, and was given up."""
+
+    feed: str
+    done: Replayed
+    seconds: float
+    dry_run: bool
+    given_up: tuple[Met, ...] = ()
+
+
+Done = tuple["Replayed", tuple["Met", ...]]
+
+
+def _foresee(session: Session, feed: Feed, asked: Filter, mender: Any) -> Done:
+    session.compile()
+    from sluice.pipelines.maintenance.replay import foresee_replay
+
+    with session.open_edges(feed) as edges, session.terminal.progress() as meter:
+        return foresee_replay(feed, edges, asked, mender, meter), ()
+
+
+def _replay(session: Session, feed: Feed, asked: Filter, mender: Any) -> Done:
+    session.compile()
+    from sluice.pipelines.maintenance.replay import replay as carry_out
+    from sluice.resources.liveness import new_owner
+
+    with session.open_edges(feed) as edges:
+        with session.terminal.progress() as meter:
+            heard = other_batches.MetRecorder(meter)
+            done = carry_out(feed, edges, asked, mender, new_owner("replay"), heard)
+        if done.batches:
+            _tell(session, feed, edges)
+    return done, heard.met
+
+
+def _tell(session: Session, feed: Feed, edges: Edges) -> None:
+    """Let Dagster know of the batches: a commit waits for that."""
+    from sluice.assets.events import evidence
+    from sluice.assets.events.ledger_view import Books
+    from sluice.assets.instance.instance import open_instance
+    from sluice.pipelines.ledger import Ledger
+
+    with session.terminal.working("telling Dagster"), open_instance(session.project) as instance:
+        ledger = Ledger.offline(edges.lake, feed.name, edges.clock)
+        evidence.roll_forward(instance, Books.open(feed, ledger, edges), evidence.PORTION)
+
+
+def replay_view(ran: ReplayRun) -> Iterator[RenderableType]:
+    """For people: what came of each kind, why the rest does not fit, what went wrong."""
+    trial = ran.done.trial
+    yield heading(f"Replay of the quarantine of {ran.feed}", f"{many(trial.tried.total(), 'record')} tried")
+    if not trial.tried:
+        yield good("nothing in quarantine is what this asks for")
+        return
+    landed = ran.done.landed.fit
+    names = ("stage", "was refused for", "what", "tried", "would land" if ran.dry_run else "landed", "stay")
+    kinds = [
+        [k.stage, str(k), k.detail, count(n), count(landed[k]), count(n - landed[k])]
+        for k, n in trial.tried.most_common()
+    ]
+    yield table(names, shorten(kinds), right="tried would landed stay")
+    yield from _stays(trial)
+    yield from _verdict(ran)
+
+
+def _stays(trial: Trial) -> Iterator[RenderableType]:
+    if trial.why:
+        yield heading("What does not fit today")
+        ranked = sorted(trial.why.items(), key=lambda x: -x[1][0])
+        kinds = [[k.stage, str(k), k.detail, count(n), first] for k, (n, first) in ranked]
+        yield table(("stage", "why", "what", "records", "first"), shorten(kinds), right="records")
+    if trial.botched:
+        yield heading("What the mending function did not do")
+        ranked_ = sorted(trial.botched.items(), key=lambda x: -x[1][0])
+        yield table(("what", "records", "first"), [[w, count(n), first] for w, (n, first) in ranked_], right="records")
+    if trial.left:
+        fit = f"; {count(trial.left_fit)} of them fit as they are, and land without --mend" if trial.left_fit else ""
+        yield Text(f"  The mending function left {many(trial.left, 'record')} alone{fit}.", style="dim")
+
+
+def _verdict(ran: ReplayRun) -> Iterator[Text]:
+    done, landed = ran.done, ran.done.landed
+    n = landed.fit.total()
+    mended = f", {count(landed.mended)} of them mended" if landed.mended else ""
+    if ran.dry_run:
+        yield Text(f"  A dry run: nothing was changed. {many(n, 'record')} would land{mended}.")
+    elif n:
+        batches = f"{'batch' if len(done.batches) == 1 else 'batches'} {', '.join(map(str, done.batches))}"
+        yield good(f"{many(n, 'record')} re-landed{mended}: {batches}")
+        rows = sum(r.counts.landed for _, r in done.done if r)
+        yield Text(f"  {seconds(ran.seconds)}, {many(rows, 'row')} written anew", style="dim")
+    else:
+        yield warn("nothing was re-landed")
+    yield from other_batches.view(ran.given_up)
+    yield from other_batches.standing(done.busy, done.met, name)
+    for s, why in done.found.unfit[:5]:
+        yield bad(f"{s} was left alone: {why}")
+    if (more := len(done.found.unfit) - 5) > 0:
+        yield bad(f"so were {more} more slices")
+
+
+def replay_document(ran: ReplayRun) -> dict[str, Any]:
+    """For programs."""
+    done, trial, landed = ran.done, ran.done.trial, ran.done.landed
+    return {
+        "feed": ran.feed,
+        "dry_run": ran.dry_run,
+        "tried": trial.tried.total(),
+        "landed": landed.fit.total(),
+        "mended": landed.mended,
+        "stay": trial.tried.total() - landed.fit.total(),
+        "left": trial.left,
+        "left_fit": trial.left_fit,
+        "kinds": [
+            {**k._asdict(), "tried": n, "landed": landed.fit[k], "stay": n - landed.fit[k]}
+            for k, n in trial.tried.most_common()
+        ],
+        "why": [{**k._asdict(), "records": n, "first": first} for k, (n, first) in trial.why.items()],
+        "botched": [{"what": w, "records": n, "first": first} for w, (n, first) in trial.botched.items()],
+        "seconds": round(ran.seconds, 3),
+        "batches": list(done.batches),
+        "busy": [{"window": _key(w), "batch": b} for w, b in done.busy.items()],
+        "other_batches": other_batches.document((*ran.given_up, *done.met)),
+        "unfit": [{"slice": str(s), "why": why} for s, why in done.found.unfit],
+    }

@@ -1,0 +1,1 @@
+"""Views that several commands share."""

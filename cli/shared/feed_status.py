@@ -1,0 +1,214 @@
+"""How a feed stands: in its ledger, in its group and in Kafka, as `sluice status` and `sluice metrics` tell it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from sluice.pipelines.errors import BatchRefused, SluiceError
+from sluice.pipelines.model.kafka import BrokerConfig, Key, OpenTransaction, PartitionState, TopicPartition
+from sluice.pipelines.model.receipts import Met
+from sluice.pipelines.status.window_state import WindowStanding
+
+if TYPE_CHECKING:
+    from sluice.cli.app.invocation import OpenEdges
+    from sluice.pipelines.feed.feed import Feed
+    from sluice.pipelines.ledger import Batch, Ledger, State
+    from sluice.pipelines.planning.held_back import HeldBack
+    from sluice.pipelines.ports import Edges
+    from sluice.pipelines.status.outlook import Outlook
+
+
+@dataclass(frozen=True, slots=True)
+class PartitionStatus:
+    """One partition: `frontier` None before its first plan, `end` None when Kafka did not answer.
+
+    `age` (ms): how old the oldest record is that it owes, None where that is not known. `unstable`: offsets above the
+    stable end, which open transactions hold.
+    """
+
+    key: Key
+    origin: int | None
+    frontier: int | None
+    committed: int | None
+    end: int | None
+    holes: tuple[tuple[int, int], ...]
+    age: int | None = None
+    unstable: int = 0
+
+    @property
+    def lag(self) -> int | None:
+        """Stable offsets above the frontier."""
+        return None if self.end is None or self.frontier is None else max(0, self.end - self.frontier)
+
+
+@dataclass(frozen=True, slots=True)
+class FeedStatus:
+    """One feed; `error` says why Kafka's side is missing or refused, and then there is no `outlook`.
+
+    Its newest windows last `length` ms each. `losses`: what is owed and gone from Kafka, by partition; `held`: what
+    open transactions hold back; `met`: how the runs of the live batches stand; `beats`: by live batch, how long ago
+    (ms) its owner was heard of; `refused`: by live batch whose run is dead, why it was not published; `start_not_used`:
+    why the first run will not begin as `start` says.
+    """
+
+    feed: str
+    partitions: tuple[PartitionStatus, ...]
+    live: tuple[Batch, ...]
+    last: Batch | None
+    error: SluiceError | None
+    length: int
+    windows: tuple[WindowStanding, ...]
+    outlook: Outlook | None = None
+    losses: tuple[SluiceError, ...] = ()
+    held: tuple[HeldBack, ...] = ()
+    beats: Mapping[int, int] = field(default_factory=dict)
+    met: Mapping[int, Met] = field(default_factory=dict)
+    refused: Mapping[int, BatchRefused] = field(default_factory=dict)
+    start_not_used: str = ""
+
+    @property
+    def lag(self) -> int | None:
+        lags = [p.lag for p in self.partitions]
+        return None if None in lags or self.error else sum(lag or 0 for lag in lags)
+
+    @property
+    def uncommitted(self) -> int:
+        """Offsets below the frontier that the group has not committed."""
+        return sum(max(0, p.frontier - (p.committed or p.origin or 0)) for p in self.partitions if p.frontier)
+
+
+def look_if_possible(open_edges: OpenEdges, feed: Feed, last: int) -> FeedStatus:
+    """As `look`. What keeps this feed from being looked at, an extra that is missing perhaps, is its error alone."""
+    try:
+        return look(open_edges, feed, last)
+    except SluiceError as stopped:
+        return FeedStatus(feed.name, (), (), None, stopped, feed.window.length, ())
+
+
+def look(open_edges: OpenEdges, feed: Feed, last: int) -> FeedStatus:
+    """The feed's status. If Kafka does not answer, the ledger's part alone; Kafka's error is kept, not raised."""
+    from sluice.pipelines.ledger import Ledger
+
+    with open_edges(feed) as edges:
+        return look_through(edges, feed, Ledger(edges.lake, feed.name, edges.clock), last)
+
+
+def look_through(edges: Edges, feed: Feed, ledger: Ledger, last: int) -> FeedStatus:
+    """As `look`, through edges that are open."""
+    from sluice.pipelines.batch.survey import start_not_used, survey
+    from sluice.pipelines.ledger import State
+    from sluice.pipelines.planning.held_back import unstable_partitions
+    from sluice.pipelines.planning.origins import check_cluster
+    from sluice.pipelines.status.outlook import look_ahead
+
+    found = _FeedReading(State())
+    try:
+        found.state = ledger.read()
+        found.committed = dict(found.state.commits)
+        check_cluster(found.state, edges.cluster.cluster_id(), feed.name)
+        seen = survey(feed, edges, ledger)
+        found.state, found.error = seen.state, seen.refusals[0].error if seen.refusals else None
+        found.start_not_used = start_not_used(feed, seen)
+        found.committed = {k: c.offset for k in seen.partitions if (c := seen.committed.get(k.tp))}
+        found.partitions = seen.partitions
+        waiting = [p.tp for p in unstable_partitions(seen.partitions.values())]
+        found.holders = edges.cluster.open_transactions(waiting) if waiting else {}
+        found.outlook = look_ahead(feed, ledger, seen.state, edges.cluster, seen.partitions, edges.clock())
+    except SluiceError as stopped:
+        found.error = stopped
+    return _status(feed, edges, ledger, found, last)
+
+
+@dataclass(slots=True)
+class _FeedReading:
+    """The findings about a feed, as far as the look got."""
+
+    state: State
+    committed: Mapping[Key, int] = field(default_factory=dict)
+    partitions: Mapping[Key, PartitionState] = field(default_factory=dict)
+    holders: Mapping[TopicPartition, OpenTransaction] = field(default_factory=dict)
+    outlook: Outlook | None = None
+    error: SluiceError | None = None
+    start_not_used: str = ""
+
+
+def _status(feed: Feed, edges: Edges, ledger: Ledger, found: _FeedReading, last: int) -> FeedStatus:
+    from sluice.pipelines.publishing import owners
+
+    state = found.state
+    keys = sorted({*found.partitions, *state.known()})
+    beats = {b.id: edges.clock() - at for b in state.live() if (at := edges.liveness.last_beat(b.owner)) is not None}
+    verdicts = owners.judge_batches(edges.liveness, state.live(), watch=False)
+    gone = [b for b in state.live() if verdicts[b.id].dead]
+    refused = _refused_batches(feed, edges, ledger, found, gone)
+    return FeedStatus(
+        feed=feed.name,
+        partitions=tuple(_partition(found, k) for k in keys),
+        live=state.live(),
+        last=next((ledger.recall(b) for b in state.batches.newest_first() if not b.merges), None),
+        error=found.error,
+        length=feed.window.length,
+        windows=_windows(feed, edges, ledger, found, last, gone),
+        outlook=found.outlook,
+        losses=_losses(feed, found.outlook),
+        held=_held_back(feed, found, edges.clock()),
+        beats=beats,
+        met={b.id: owners.met(feed.name, b, verdicts[b.id]) for b in state.live()},
+        refused=refused,
+        start_not_used=found.start_not_used,
+    )
+
+
+def _refused_batches(
+    feed: Feed, edges: Edges, ledger: Ledger, found: _FeedReading, gone: Sequence[Batch]
+) -> Mapping[int, BatchRefused]:
+    """The refused batches, judged as the next run would judge them. If the lake fails, its error is kept."""
+    from sluice.pipelines.quarantine.staged import refusals_of_staged
+
+    try:
+        return refusals_of_staged(feed, ledger, found.state, edges.lake, {b.id for b in gone})
+    except SluiceError as stopped:
+        found.error = found.error or stopped
+        return {}
+
+
+def _windows(
+    feed: Feed, edges: Edges, ledger: Ledger, found: _FeedReading, last: int, gone: Sequence[Batch]
+) -> tuple[WindowStanding, ...]:
+    from sluice.pipelines.status import strip
+
+    state, now = found.state, edges.clock()
+    asked = strip.last_windows(state, feed.window, now, last)
+    ends = {k: p.stable_end for k, p in found.partitions.items()}
+    return strip.standings(
+        state, feed.window, asked, now, strip.outside_facts(ledger, state, ends, found.holders, gone)
+    )
+
+
+def _losses(feed: Feed, outlook: Outlook | None) -> tuple[SluiceError, ...]:
+    """Owed offsets that are gone, for which a run would refuse."""
+    from sluice.pipelines.planning.origins import out_of_range
+
+    lost = outlook.lost if outlook else ()
+    return tuple(e for o in lost if (e := out_of_range(o.lost[0].start, o.key, o.partition, feed.name)))
+
+
+def _held_back(feed: Feed, found: _FeedReading, now: int) -> tuple[HeldBack, ...]:
+    from sluice.pipelines.planning.held_back import held_back
+
+    broker = found.outlook.broker if found.outlook else BrokerConfig()
+    return held_back(feed, found.partitions.values(), found.holders, broker, now)
+
+
+def _partition(found: _FeedReading, key: Key) -> PartitionStatus:
+    state, p, committed = found.state, found.partitions.get(key), found.committed.get(key)
+    end = p.stable_end if p else None
+    unstable = p.high_watermark - p.stable_end if p else 0
+    if key not in state.origins:
+        return PartitionStatus(key, None, None, committed, end, (), unstable=unstable)
+    frontier = state.frontier(key)
+    above = tuple((r.start, r.end) for r in state.accounted(key) if r.start > frontier)
+    age = found.outlook.ages().get(key) if found.outlook else None
+    return PartitionStatus(key, state.origins[key].offset, frontier, committed, end, above, age, unstable)

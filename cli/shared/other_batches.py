@@ -1,0 +1,85 @@
+"""Other runs' batches that a command found, in words: whether their runs are alive, what was done, the ways out."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
+
+from rich.text import Text
+
+from sluice.cli.terminal.output import safe, warn
+from sluice.pipelines.model.progress import Progress, Reporter
+from sluice.pipelines.model.receipts import Fate, Life, Met
+
+
+class MetRecorder:
+    """Passes progress on, and keeps its last report on each batch of another run."""
+
+    def __init__(self, report: Reporter) -> None:
+        self._report = report
+        self._met: dict[int, Met] = {}
+
+    def __call__(self, progress: Progress) -> None:
+        if progress.met is not None:
+            self._met[progress.met.batch] = progress.met
+        self._report(progress)
+
+    @property
+    def met(self) -> tuple[Met, ...]:
+        return tuple(self._met.values())
+
+
+# -- for people
+
+
+def view(found: Iterable[Met], *, dry_run: bool = False) -> Iterator[Text]:
+    """A line for each batch, with the evidence and the ways out below it."""
+    for met in found:
+        yield beneath(warn(f"{met.text}{_became(met, dry_run)}"), met.verdict.why, lines(met.ways))
+
+
+def _became(met: Met, dry_run: bool) -> str:
+    why = f": {met.why}" if met.why else ""
+    if met.fate is Fate.LEFT:
+        return why if met.verdict.life is Life.DEAD else ""
+    return f"; {'to be ' if dry_run else ''}{met.fate}{why}"
+
+
+def lines(ways: Iterable[tuple[str, str]]) -> tuple[str, ...]:
+    """A line for each command, with what it does."""
+    return tuple(f"{command}   {what}" for command, what in ways)
+
+
+def beneath(line: Text, why: str, ways: Iterable[str]) -> Text:
+    """The line, with the evidence and the ways out below it."""
+    if why:
+        line.append(f"\n    {safe(why)}", style="dim")
+    for way in ways:
+        line.append("\n  → ", style="bold").append(safe(way), style="not bold default")
+    return line
+
+
+def standing(busy: Mapping[int | None, int], found: Iterable[Met], name: Any) -> Iterator[Text]:
+    """What was left alone because of other runs' batches: a line for each place, then one for each batch."""
+    for window, batch in busy.items():
+        yield warn(f"{name(window)} was left alone where batch {batch} reserves it")
+    yield from view(found)
+
+
+# -- for programs
+
+
+def document(found: Iterable[Met]) -> list[dict[str, Any]]:
+    return [
+        {
+            "batch": met.batch,
+            "request": str(met.request),
+            "owner": {"run": met.owner.run, "host": met.owner.host, "pid": met.owner.pid},
+            "owner_is": str(met.verdict.life),
+            "evidence": met.verdict.why,
+            "became": str(met.fate),
+            "why": met.why or None,
+            "ways": [command for command, _ in met.ways],
+        }
+        for met in found
+    ]

@@ -1,0 +1,158 @@
+"""What is about to happen to a feed, in words and for programs: what is at risk first, then how fast it goes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from rich.text import Text
+
+from sluice.cli.terminal.number_format import count
+from sluice.cli.terminal.output import bad, safe, warn
+from sluice.pipelines.util.units import DAY, many, show_about, show_instant
+
+if TYPE_CHECKING:
+    from sluice.pipelines.errors import SluiceError
+    from sluice.pipelines.planning.held_back import HeldBack
+    from sluice.pipelines.status.forecast import AtRisk
+    from sluice.pipelines.status.outlook import Outlook
+
+_TOLD = 5
+"""How many partitions are named; the rest are counted."""
+
+
+# -- for people
+
+
+@dataclass(frozen=True, slots=True)
+class Alarm:
+    """Offsets that are lost, will be lost unless they land soon, or cannot land: each case, and the command to run."""
+
+    sign: Callable[[str], Text]
+    colour: str
+    texts: Sequence[str]
+    more: str
+    remedy: str
+
+    def lines(self, told: int = _TOLD, where: str = "") -> Iterator[Text]:
+        """The first few cases, how many more there are, and the way out."""
+        for text in self.texts[:told]:
+            line = self.sign(f"{where}{text}")
+            line.stylize(self.colour)
+            yield line
+        if len(self.texts) > told:
+            yield Text(f"  {many(len(self.texts) - told, 'partition')} more {self.more}", style="dim")
+        yield Text.assemble(("  → ", "bold"), safe(self.remedy))
+
+
+def alarms(
+    feed: str, outlook: Outlook, losses: Sequence[SluiceError], held: Sequence[HeldBack] = ()
+) -> Iterator[Alarm]:
+    """The worst first."""
+    if losses:
+        yield Alarm(bad, "red", [e.message for e in losses], "lost something too", losses[0].remedy)
+    if outlook.at_risk:
+        risks = [r.describe(outlook.now) for r in outlook.at_risk]
+        yield Alarm(warn, "yellow", risks, "are at risk too", f"{_in_time(outlook)}: sluice run {feed}")
+    for each in held[:_TOLD]:
+        yield held_back(each)
+
+
+def settings_denied(outlook: Outlook) -> Iterator[Text]:
+    """Says that nothing is known about retention, and which right shows it."""
+    if found := outlook.unwarned:
+        yield from Alarm(warn, "yellow", [found.text], "", found.remedy).lines()
+
+
+def held_back(held: HeldBack) -> Alarm:
+    """What a transaction holds back, and the way out."""
+    return Alarm(warn, "yellow", [held.text], "", held.remedy)
+
+
+def _in_time(outlook: Outlook) -> str:
+    """Whether landing comes before deletion."""
+    left = outlook.at_risk[0].at - outlook.now
+    if outlook.falls_behind or (outlook.eta is not None and outlook.eta > max(left, 0)):
+        return "land it now, and give it more machines: it takes longer than is left"
+    return "land it now" + ("" if outlook.eta is None else f", which takes about {show_about(outlook.eta)}")
+
+
+def behind(lag: int | None, age: int | None, unstable: int) -> str:
+    """`780 offsets behind, the oldest 2 h 10 min old; 20 more are not stable`."""
+    if lag is None:
+        return "lag not known"
+    oldest = "" if age is None or not lag else f", the oldest {show_about(age)} old"
+    held = f"; {count(unstable)} more are not stable" if unstable else ""
+    return (f"{many(lag, 'offset')} behind" if lag else "caught up") + oldest + held
+
+
+def pace(outlook: Outlook) -> Iterator[tuple[str, str]]:
+    """How fast it lands and how fast it grows, and when it will have caught up."""
+    rates = [
+        *([f"{_rate(outlook.landing)} land while a batch is at work"] if outlook.landing else []),
+        *([f"{_rate(outlook.production)} are produced"] if outlook.production is not None else []),
+    ]
+    if rates:
+        yield "rates", "; ".join(rates)
+    if outlook.falls_behind:
+        yield "caught up", "never, at these rates: give it more machines, or longer windows"
+    elif outlook.lag and outlook.eta is not None:
+        yield "caught up", f"after about {show_about(outlook.eta)} of landing"
+
+
+def _rate(offsets: float | None) -> str:
+    if offsets is None:
+        return "–"
+    return f"{offsets:,.0f} offsets/s" if offsets >= 10 or offsets == 0 else f"{offsets:.2g} offsets/s"
+
+
+def forgotten(outlook: Outlook) -> Iterator[tuple[str, str]]:
+    """What Kafka will soon forget, or thin out."""
+    for expiry in outlook.expiries:
+        if expiry.at < outlook.now + DAY:
+            yield "Kafka forgets", f"{expiry.describe(outlook.now)}. Nothing to do: the ledger has it"
+    if outlook.compacted:
+        topics = ", ".join(outlook.compacted[:3]) + (" …" if len(outlook.compacted) > 3 else "")
+        yield "compacted", f"{topics}: of records of one key Kafka may keep the newest alone, landed or not"
+
+
+def short(age: int | None) -> str:
+    """An age, short enough for a table."""
+    return "–" if age is None else show_about(age) if age else ""
+
+
+# -- for programs
+
+
+def document(outlook: Outlook, losses: Sequence[SluiceError]) -> dict[str, Any]:
+    return {
+        "lag_seconds": _seconds(outlook.age),
+        "offsets_per_second": {"landing": _round(outlook.landing), "production": _round(outlook.production)},
+        "catch_up_seconds": _seconds(outlook.eta),
+        "falls_behind": outlook.falls_behind,
+        "lost": [e.fields() for e in losses],
+        "at_risk": [_at_risk(r, outlook.now) for r in outlook.at_risk],
+        "expires": [{"what": e.what, "at": show_instant(e.at), "setting": e.why} for e in outlook.expiries],
+        "compacted": list(outlook.compacted),
+        "settings_denied": list(outlook.unwarned.topics) if outlook.unwarned else [],
+    }
+
+
+def _at_risk(r: AtRisk, now: int) -> dict[str, Any]:
+    return {
+        "topic": r.key.topic,
+        "partition": r.key.partition,
+        "ranges": [list(x) for x in r.ranges],
+        "deleted_from": show_instant(r.at),
+        "seconds_left": max(0, r.at - now) // 1000,
+        "setting": r.why,
+    }
+
+
+def _seconds(ms: int | None) -> float | None:
+    return None if ms is None else ms / 1000
+
+
+def _round(rate: float | None) -> float | None:
+    return None if rate is None else round(rate, 3)

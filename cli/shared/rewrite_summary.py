@@ -1,0 +1,72 @@
+"""What commands that rewrite windows share: their sums by window, how a window is called, the table after them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from rich.text import Text
+
+from sluice.cli.app.invocation import Session
+from sluice.cli.terminal.output import good, warn
+from sluice.pipelines.errors import SluiceError
+from sluice.pipelines.util.units import many, show_window
+
+if TYPE_CHECKING:
+    from sluice.pipelines.feed.feed import Feed
+    from sluice.pipelines.maintenance.compaction import Compacted
+    from sluice.pipelines.maintenance.merging import Merge
+    from sluice.pipelines.model.receipts import Receipt
+
+
+@dataclass(frozen=True)
+class FileSums:
+    """Files and bytes before and after; `bytes_after` is None while nobody knows."""
+
+    merges: int
+    files: int
+    files_after: int
+    bytes: int
+    bytes_after: int | None
+
+    @classmethod
+    def of(cls, merged: Sequence[tuple[Merge, Receipt | None]]) -> FileSums:
+        made = [r for _, r in merged if r is not None]
+        return cls(
+            len(merged),
+            sum(len(m.parts) for m, _ in merged),
+            sum(m.files_after if r is None else len(r.parts) for m, r in merged),
+            sum(m.bytes for m, _ in merged),
+            sum(p.bytes for r in made for p in r.parts) if len(made) == len(merged) else None,
+        )
+
+
+def by_window(done: Compacted) -> dict[int | None, FileSums]:
+    held: dict[int | None, list[tuple[Merge, Receipt | None]]] = {}
+    for merge, receipt in done.merged:
+        held.setdefault(merge.slice.window, []).append((merge, receipt))
+    return {w: FileSums.of(some) for w, some in held.items()}
+
+
+def name(window: int | None) -> str:
+    return "outside windows" if window is None else show_window(window)
+
+
+def table_after(session: Session, feed: Feed) -> Iterator[Text]:
+    """Bring the feed's table up to what was just written anew, if it has one. If that cannot be done, it says so."""
+    if feed.table is None:
+        return
+    from sluice.pipelines.ledger import Ledger
+    from sluice.pipelines.tables.sync import sync
+    from sluice.resources.open_ports import open_tables
+
+    try:
+        with session.open_edges(feed) as edges, open_tables(feed, edges.lake) as (table, refused, windows):
+            ledger = Ledger(edges.lake, feed.name, edges.clock)
+            done = sync(ledger, edges.lake, table, quarantine=refused, windows=windows)
+    except SluiceError as error:
+        yield warn(f"the table is not up to date: {error.message}; sluice table sync {feed.name}")
+        return
+    if done.commits:
+        yield good(f"{table.name}: {many(done.added, 'file')} added, {many(done.removed, 'file')} taken out")

@@ -1,0 +1,1 @@
+"""Output on a terminal: tables, text layout, progress, numbers, signals."""

@@ -1,0 +1,242 @@
+"""The output: tables and words for people, or one JSON document for programs.
+
+Promises: with `--json`, stdout carries exactly one JSON document (one a line if a command follows something), whatever
+libraries and child processes print (their stdout becomes stderr). Notes and progress go to stderr, moving ones only if
+it is a terminal. Text from outside (topics, paths, messages of brokers) cannot move the cursor or write markup.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import logging
+import os
+import sys
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, TextIO, TypeVar
+
+from rich.console import Console, RenderableType
+from rich.padding import Padding
+from rich.text import Text
+
+from sluice.cli.terminal import signals
+from sluice.cli.terminal.text_layout import Facts, Flowing, TextTable, Whole, wrap
+from sluice.pipelines.errors import Refused, SluiceError
+from sluice.pipelines.util import logs
+
+if TYPE_CHECKING:
+    from sluice.pipelines.model.progress import Reporter
+
+WIDE = 160
+"""The width if stdout is not a terminal: tables in a pipe are not cut to the width of a screen."""
+
+SHOWN_ROWS = 40
+"""How many rows of a table people see; `--json` has all."""
+
+log = logging.getLogger(logs.OURS)
+_C = TypeVar("_C", bound="str | Text")
+
+
+class Terminal:
+    """The output of one command. With `documents`, output for people is dropped and documents are written there."""
+
+    def __init__(self, documents: TextIO | None = None) -> None:
+        self._documents = documents
+        self._out = _console(sys.stdout)
+        self._err = _console(sys.stderr)
+
+    @property
+    def json(self) -> bool:
+        return self._documents is not None
+
+    @property
+    def width(self) -> int:
+        return self._out.width
+
+    @property
+    def unheard(self) -> bool:
+        """Whether the reader of our output has gone."""
+        return signals.unheard((self._documents or sys.stdout).fileno(), sys.stderr.fileno())
+
+    def show(self, *what: RenderableType) -> None:
+        """For people, to stdout."""
+        if not self.json:
+            self._out.print(*map(_renderable, what), sep="\n", soft_wrap=True)
+
+    def lines(self, lines: Iterable[str]) -> None:
+        """Print lines for people and for pipes, to stdout: each line as it is, never folded."""
+        if not self.json:
+            sys.stdout.writelines(f"{line}\n" for line in lines)
+            sys.stdout.flush()
+
+    def markdown(self, text: str) -> None:
+        """A page for people, set for the screen; in a pipe its Markdown as it is."""
+        if self.fancy and not self.json:
+            from rich.markdown import Markdown
+
+            self._out.print(Markdown(text))
+        else:
+            self.lines(text.splitlines())
+
+    @property
+    def fancy(self) -> bool:
+        """Whether stdout is a terminal that shows more than ASCII."""
+        return self._out.is_terminal and self._out.encoding.lower().startswith("utf")
+
+    def document(self, value: Mapping[str, Any]) -> None:
+        """Print a JSON document for programs, on one line. People see nothing."""
+        if self._documents is not None:
+            said = json.dumps(value, ensure_ascii=False, default=str)
+            self._documents.write(said if said.isprintable() else "".join(map(_in_json, said)))
+            self._documents.write("\n")
+            self._documents.flush()
+
+    def note(self, text: str, style: str = "dim") -> None:
+        """Print a note about what is happening, to stderr."""
+        if logs.as_json():
+            log.info("%s", text)
+            return
+        self._tell(Text(safe(text), style=style))
+
+    def fail(self, error: SluiceError) -> None:
+        """Print message and remedy, to stderr, and nothing else."""
+        if logs.as_json():
+            said = {"error": type(error).__name__, "remedy": error.remedy}
+            log.error("%s", error.message, extra={"about": said})
+            return
+        refused = isinstance(error, Refused)
+        head = Text("refused: " if refused else "error: ", style="bold yellow" if refused else "bold red")
+        self._tell(head.append(Text(safe(error.message), style="not bold default")))
+        if error.remedy:
+            self._tell(Text.assemble(("  → ", "bold"), safe(error.remedy)))
+
+    def _tell(self, text: Text) -> None:
+        """Print to stderr: on a terminal in lines that fit, for a log as it is."""
+        lines = wrap(text, self._err.width) if self._err.is_terminal else [text]
+        self._err.print(*lines, sep="\n", soft_wrap=True)
+
+    def traceback(self) -> None:
+        self._err.print_exception()
+
+    @contextlib.contextmanager
+    def working(self, text: str) -> Iterator[None]:
+        """A sign of life on a terminal while the block runs."""
+        if not self._err.is_terminal:
+            yield
+            return
+        with self._err.status(Text(text, style="dim"), spinner="dots"):
+            yield
+
+    @contextlib.contextmanager
+    def progress(self) -> Iterator[Reporter]:
+        """A meter that takes progress; it moves on a terminal only and vanishes with the block."""
+        if not self._err.is_terminal:
+            yield lambda progress: None
+            return
+        from sluice.cli.terminal.progress_meter import Moving
+
+        # A descriptor of its own: during a run, the usual ones belong to its log.
+        with os.fdopen(os.dup(2), "w", encoding="utf-8") as own, Moving(_console(own)) as meter:
+            yield meter
+
+
+def _console(stream: TextIO) -> Console:
+    width = None if stream.isatty() or "COLUMNS" in os.environ else WIDE
+    return Console(file=stream, width=width, markup=False, emoji=False, highlight=False)
+
+
+@contextlib.contextmanager
+def claimed_stdout() -> Iterator[TextIO]:
+    """The real stdout, for documents only: until the block ends, descriptor 1 is stderr, also for children."""
+    sys.stdout.flush()
+    real = os.dup(1)
+    os.dup2(2, 1)
+    try:
+        with os.fdopen(os.dup(real), "w", encoding="utf-8") as documents:
+            yield documents
+    finally:
+        sys.stdout.flush()
+        os.dup2(real, 1)
+        os.close(real)
+
+
+def safe(text: str) -> str:
+    """The text without anything that a terminal obeys: control characters are shown as escapes."""
+    return "".join(c if c.isprintable() or c == "\n" else _escape(c) for c in text)
+
+
+def _in_json(c: str) -> str:
+    """The same for JSON, which already escapes control characters below space, and no others."""
+    return c if c.isprintable() else json.dumps(c)[1:-1]
+
+
+def _escape(c: str) -> str:
+    return c.encode("unicode_escape", "backslashreplace").decode("ascii")
+
+
+# -- how things look
+
+
+def heading(text: str, note: str = "") -> Text:
+    """A title over a block."""
+    line = Text("\n").append(safe(text), style="bold")
+    return line.append(f"  {safe(note)}", style="dim") if note else line
+
+
+def table(columns: Sequence[str], rows: Sequence[Sequence[str | Text]], right: str = "", least: str = "") -> TextTable:
+    """A plain table: `right` names the columns set flush right, `least` those to leave out first where the screen is
+    too narrow, all by their first words."""
+    return TextTable(columns, [[_cell(c) for c in row] for row in rows], right.split(), least.split())
+
+
+def shorten(rows: Sequence[Sequence[_C]], total: int | None = None) -> list[Sequence[_C | str]]:
+    """The first rows of a table, and a line that says how many of `total` are left out (without it: of `rows`)."""
+    shown: list[Sequence[_C | str]] = [*rows[:SHOWN_ROWS]]
+    more = (len(rows) if total is None else total) - len(shown)
+    return [*shown, (f"… {more} more", *[""] * (len(rows[0]) - 1))] if more else shown
+
+
+def facts(*pairs: tuple[str, str | Text]) -> Facts:
+    """Names and values, one a line."""
+    return Facts([(safe(name), _cell(value)) for name, value in pairs])
+
+
+def indent(*lines: str) -> RenderableType:
+    """An aside, its lines folded as one block."""
+    return Padding(Text("\n".join(map(safe, lines)), style="dim"), (0, 0, 0, 2))
+
+
+def _renderable(given: RenderableType) -> RenderableType:
+    text = Text(safe(given)) if isinstance(given, str) else given
+    return Flowing(text) if isinstance(text, Text) else text
+
+
+def _cell(given: str | Text) -> Text:
+    return given if isinstance(given, Text) else Text(safe(given))
+
+
+def copyable(line: str) -> Whole:
+    """A line to copy and run: in one piece on every screen."""
+    return Whole(Text(f"    {safe(line)}"))
+
+
+def good(text: str) -> Text:
+    return Text.assemble(("✓ ", "bold green"), safe(text))
+
+
+def bad(text: str) -> Text:
+    return Text.assemble(("✗ ", "bold red"), safe(text))
+
+
+def warn(text: str) -> Text:
+    return Text.assemble(("! ", "bold yellow"), safe(text))
+
+
+def remedy(error: SluiceError) -> Text:
+    """What to do about it, for the line below the one that says what is wrong."""
+    return Text(safe(f"  → {error.remedy}"), style="dim")
+
+
+def work(text: str) -> Text:
+    """Something at work: neither done nor failed."""
+    return Text.assemble(("▶ ", "bold cyan"), safe(text))

@@ -1,0 +1,127 @@
+"""Single records shown: bytes from outside are made harmless for people and kept whole, as base64, for programs."""
+
+from __future__ import annotations
+
+import base64
+import json
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from rich.console import RenderableType
+from rich.text import Text
+
+from sluice.cli.terminal.number_format import count
+from sluice.cli.terminal.output import facts, safe, table
+from sluice.pipelines.util.units import show_instant
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+SHOWN_BYTES = 240
+"""Of a key or value, for people."""
+
+
+def rows(table: pa.Table) -> list[dict[str, Any]]:
+    """Records of a table with Spark's Kafka columns; timestamps in ms, since a calendar may not reach them."""
+    import pyarrow as pa
+
+    at = table.schema.get_field_index("timestamp")
+    found: list[dict[str, Any]] = table.set_column(at, "timestamp", table.column(at).cast(pa.int64())).to_pylist()
+    return found
+
+
+def typed_fields(table: pa.Table) -> dict[str, Any] | None:
+    """The one row of a typed feed's table for programs: its fields and coordinates as JSON has them; None for others.
+
+    Times and decimals as text, bytes in base64, the Kafka timestamp in ms.
+    """
+    if "kafka_offset" not in table.schema.names:
+        return None
+    cells = {name: column[0] for name, column in zip(table.column_names, table.columns, strict=True)}
+    kafka = {name: cells.pop(name) for name in [*cells] if name.startswith("kafka_")}
+    stamp = kafka["kafka_timestamp"]
+    plain = {name: _plain(cell) for name, cell in kafka.items()}
+    return {name: _plain(cell) for name, cell in cells.items()} | plain | {"kafka_timestamp": stamp.value}
+
+
+def typed_view(row: Mapping[str, Any]) -> RenderableType:
+    """A row of `typed_fields`, a field a line, the key as text where it is one; what is null is left out."""
+    row = {**row, "kafka_key": _readable(row["kafka_key"])}
+    shown = ((name, json.dumps(value, ensure_ascii=False)) for name, value in row.items() if value is not None)
+    return facts(*((name, text if len(text) < SHOWN_BYTES else text[:SHOWN_BYTES] + " …") for name, text in shown))
+
+
+def _readable(data: str | None) -> str | None:
+    """The text behind the base64, if it is text."""
+    try:
+        return None if data is None else base64.b64decode(data).decode()
+    except UnicodeDecodeError:
+        return data
+
+
+def _plain(cell: pa.Scalar) -> Any:
+    """A value as JSON has it."""
+    import pyarrow as pa
+
+    kind = cell.type
+    if not cell.is_valid:
+        return None
+    if pa.types.is_struct(kind):
+        return {f.name: _plain(cell[i]) for i, f in enumerate(kind)}
+    if pa.types.is_map(kind):
+        return {str(_plain(entry["key"])): _plain(entry["value"]) for entry in cell.values}
+    if pa.types.is_list(kind):
+        return [_plain(item) for item in cell.values]
+    if pa.types.is_timestamp(kind) or pa.types.is_date(kind) or pa.types.is_decimal(kind):
+        return cell.cast(pa.string()).as_py()
+    return _base64(cell.as_py()) if pa.types.is_binary(kind) else cell.as_py()
+
+
+def view(records: Sequence[Mapping[str, Any]], states: Sequence[str] | None = None) -> RenderableType:
+    """A table of records with Spark's Kafka columns; `states` says something of each."""
+    columns: dict[str, list[str | Text]] = {
+        "offset": [count(r["offset"]) for r in records],
+        "timestamp": [_time(r["timestamp"]) for r in records],
+        "key": [_bytes(r["key"]) for r in records],
+        "value": [_value(r["value"]) for r in records],
+    }
+    if any(r["headers"] for r in records):
+        columns["headers"] = [", ".join(h["key"] for h in r["headers"] or ()) for r in records]
+    if states:
+        columns["state"] = [Text(s, style="yellow") for s in states]
+    return table(list(columns), list(zip(*columns.values(), strict=True)), right="offset")
+
+
+def document(record: Mapping[str, Any]) -> dict[str, Any]:
+    """A record for programs: key, value and header values in base64, the timestamp in ms."""
+    return {
+        "topic": record["topic"],
+        "partition": record["partition"],
+        "offset": record["offset"],
+        "timestamp": record["timestamp"],
+        "timestamp_type": record["timestampType"],
+        "key": _base64(record["key"]),
+        "value": _base64(record["value"]),
+        "headers": [{"key": h["key"], "value": _base64(h["value"])} for h in record["headers"] or ()],
+    }
+
+
+def _time(ms: int | None) -> str:
+    return "–" if ms is None else show_instant(ms)
+
+
+def _value(value: bytes | None) -> Text:
+    return Text("tombstone", style="dim") if value is None else _bytes(value)
+
+
+def _bytes(value: bytes | None) -> Text:
+    """As text where it is UTF-8, with escapes for what is not or what a terminal would obey; shortened."""
+    if value is None:
+        return Text("null", style="dim")
+    text = safe(value[:SHOWN_BYTES].decode("utf-8", "backslashreplace")).replace("\n", "\\n")
+    more = len(value) - SHOWN_BYTES
+    return Text(text).append(f" … {more:,} bytes more", style="dim") if more > 0 else Text(text)
+
+
+def _base64(value: bytes | None) -> str | None:
+    return None if value is None else base64.b64encode(value).decode("ascii")
