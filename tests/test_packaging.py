@@ -39,7 +39,7 @@ ASKED = {
 
 def modules_at_the_root() -> set[str]:
     """Every file that a wheel should hold, as it should be named there."""
-    found = {"sluice/__init__.py", "sluice/py.typed"}
+    found = {f"sluice/{path.name}" for path in OWN.glob("*.py")} | {"sluice/py.typed"}
     found |= {f"sluice/docs/{path.name}" for path in (ROOT / "docs").glob("*.md")}
     for own in ("dagster", "testing"):
         found |= {f"sluice/{path.relative_to(OWN).as_posix()}" for path in (OWN / own).rglob("*.py")}
@@ -177,8 +177,8 @@ import sluice.cli, sluice.pipelines
 for package in (sluice.cli, sluice.pipelines):
     for found in pkgutil.walk_packages(package.__path__, package.__name__ + "."):
         importlib.import_module(found.name)
-for name in ("reading", "stream", "edges", "lakes"):
-    importlib.import_module("sluice.resources." + name)"""
+for name in ("reading", "stream", "resources.open_ports", "resources.lake.open_lake"):
+    importlib.import_module("sluice." + name)"""
     done = subprocess.run([sys.executable, "-c", script], check=False, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
 

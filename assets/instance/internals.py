@@ -1,6 +1,6 @@
 """Things for which Dagster has no public API: where a run belongs, what it executes, what it planned and did not do.
 
-Three other modules use Dagster's internals, each for one purpose: `kept_open`, `quiet_logs` and `side_by_side`.
+Three other modules use internals, each for one purpose: `sqlite_cache`, `silent_compute_logs` and `thread_executor`.
 `tests/test_internals.py` checks that there are no others. Dagster's version is pinned. Tests ask the instance, and
 GraphQL as the UI does, whether all of this still works.
 """

@@ -68,7 +68,7 @@ def test_so_does_one_while_dagster_and_spark_start(
 
 SWALLOWED = """
 import signal, threading, weakref
-from sluice.cli import signals
+from sluice.cli.terminal import signals
 
 class Thing: pass
 
@@ -127,7 +127,9 @@ def test_an_interrupt_at_exit_says_nothing() -> None:
 
 
 def test_what_runs_in_the_background_ignores_interrupts_as_its_shell_asks() -> None:
-    script = "import signal; signal.signal(2, signal.SIG_IGN); from sluice.cli import signals; signals.heed(); "
+    script = (
+        "import signal; signal.signal(2, signal.SIG_IGN); from sluice.cli.terminal import signals; signals.heed(); "
+    )
     assert run(script + "signal.raise_signal(2); print('goes on')").stdout == "goes on\n"
 
 

@@ -66,7 +66,7 @@ def test_a_refusal_is_told_from_a_failure(capfd: pytest.CaptureFixture[str]) -> 
 
 SPEAKS = """
 import subprocess
-from sluice.cli.terminal import Terminal, claimed_stdout
+from sluice.cli.terminal.output import Terminal, claimed_stdout
 with claimed_stdout() as documents:
     terminal = Terminal(documents)
     print("a library speaks")

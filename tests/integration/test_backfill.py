@@ -386,7 +386,7 @@ BEAT = """
 import os, signal, sys, time
 from pathlib import Path
 sys.path.insert(0, ".")
-from sluice.resources import edges as resources
+from sluice.resources import open_ports as resources
 from sluice.resources.lake.local_lake import LocalLake
 from sluice.resources.liveness import LakeLiveness, new_owner
 with LakeLiveness(LocalLake(Path(sys.argv[1])), "orders", lambda: time.time_ns() // 1_000_000).beat(new_owner("gone")):

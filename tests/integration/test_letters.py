@@ -34,7 +34,7 @@ BAD = {
 KILLED = """
 import os, sys
 from pathlib import Path
-from sluice.resources.kafka.group import KafkaMembership
+from sluice.resources.kafka.group.group import KafkaMembership
 from tests.integration import test_letters as here
 KafkaMembership._end = lambda *_: os._exit(9)
 here.commit_feed(here.hasty(here.load(sys.argv[1])))

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import fcntl
+import pickle
 import re
 import shutil
 import subprocess
 import sys
 import threading
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +18,8 @@ import pytest
 from sluice.pipelines.model.progress import Progress
 from sluice.pipelines.records.compiled import cache
 
-PIPELINES = Path(cache.__file__).parent
+PIPELINES = Path(cache.__file__).parents[1]
+PICKLED_IN_ANOTHER_VERSION = pickle.dumps(version("numba")) + b"csluice.pipelines.records.pieces\nPiece\n."
 QUICK = "contract_rows.regex_tables"
 
 
@@ -36,7 +39,7 @@ def own_fingerprint() -> Any:
 
 
 def test_every_module_with_entry_points_is_a_share() -> None:
-    sources = {p: p.read_text() for p in PIPELINES.rglob("*.py") if p.name != "compiled.py"}
+    sources = {p: p.read_text() for p in PIPELINES.rglob("*.py") if p.name != "jit.py"}
     found = {p for p, text in sources.items() if re.search(r"^@compiled\(", text, re.MULTILINE)}
     assert {".".join(p.relative_to(PIPELINES).with_suffix("").parts) for p in found} == set(cache.SHARES)
 
@@ -47,7 +50,7 @@ def test_what_is_compiled_is_compiled_once_and_said_before(kept: Path, monkeypat
     cache.ready(told.append)
     assert [(p.stage, p.done, p.total) for p in told] == [("compile", 0, 1), ("compile", 1, 1)]
     assert "once for this version of Sluice and numba; about" in told[0].note
-    assert [p.name for p in kept.rglob("forms._forms-*.nbi")], "numba kept it"
+    assert [p.name for p in kept.rglob("regex_tables._forms-*.nbi")], "numba kept it"
     assert cache.is_ready()
     monkeypatch.setattr(subprocess, "Popen", None)
     cache.ready(told.append)
@@ -74,10 +77,10 @@ def test_a_change_of_what_loops_share_is_compiled_again(tmp_path: Path, monkeypa
     shutil.copytree(cache._HERE, tmp_path / "records")
     monkeypatch.setattr(cache, "_HERE", tmp_path / "records")
     before = {share: cache.source_stamp(share) for share in cache.SHARES}
-    (tmp_path / "records" / "pieces.py").write_text("changed")
+    (tmp_path / "records" / "slots" / "binary_loops.py").write_text("changed")
     changed = {share for share in cache.SHARES if cache.source_stamp(share) != before[share]}
     assert changed == {"avro.loops", "protobuf.loops"}
-    (tmp_path / "records" / "compiled.py").write_text("changed")
+    (tmp_path / "records" / "compiled" / "jit.py").write_text("changed")
     assert all(cache.source_stamp(share) != before[share] for share in cache.SHARES)
 
 
@@ -85,12 +88,15 @@ def test_a_change_of_what_loops_share_is_compiled_again(tmp_path: Path, monkeypa
 def test_numba_s_cache_is_stamped_with_all_that_loops_are_made_of(kept: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     command = [sys.executable, "-m", "sluice.pipelines.records.compiled.cache", QUICK]
     subprocess.run(command, check=True)
-    (index,) = kept.rglob("forms._forms-*.nbi")
+    (index,) = kept.rglob("regex_tables._forms-*.nbi")
     data = index.read_bytes()
     assert cache.source_stamp(QUICK).encode() in data
     index.write_bytes(data.replace(cache.source_stamp(QUICK).encode(), b"0" * 64))
     subprocess.run(command, check=True)
     assert cache.source_stamp(QUICK).encode() in index.read_bytes(), "compiled again"
+    index.write_bytes(PICKLED_IN_ANOTHER_VERSION)
+    subprocess.run(command, check=True)
+    assert cache.source_stamp(QUICK).encode() in index.read_bytes(), "an index of modules that moved"
 
 
 def test_two_processes_do_not_compile_the_same(kept: Path) -> None:

@@ -150,11 +150,11 @@ def test_of_rival_processes_exactly_one_wins_each_number_and_none_sees_half_an_e
 KILLED = """
 import os, signal, sys
 from pathlib import Path
-from sluice.resources import lake_local
+from sluice.resources.lake import local_lake
 if sys.argv[2] == "put_if_absent":
-    lake_local._link = lambda *_: os.kill(os.getpid(), signal.SIGKILL)
-    lake_local.LocalLake(Path(sys.argv[1])).put_if_absent("d/x", b"whole")
-with lake_local.LocalLake(Path(sys.argv[1])).create("d/x") as file:
+    local_lake._link = lambda *_: os.kill(os.getpid(), signal.SIGKILL)
+    local_lake.LocalLake(Path(sys.argv[1])).put_if_absent("d/x", b"whole")
+with local_lake.LocalLake(Path(sys.argv[1])).create("d/x") as file:
     file.write(b"half")
     file.flush()
     os.kill(os.getpid(), signal.SIGKILL)
@@ -175,14 +175,14 @@ def test_a_killed_writer_leaves_only_a_temporary_file_that_no_call_shows(lake: L
 TOGETHER = """
 import os, signal, sys
 from pathlib import Path
-from sluice.resources import lake_local
-link, kill_at = lake_local._link, int(sys.argv[2])
+from sluice.resources.lake import local_lake
+link, kill_at = local_lake._link, int(sys.argv[2])
 def linked(temporary, place):
     if place.name == f"{kill_at:03}":
         os.kill(os.getpid(), signal.SIGKILL)
     return link(temporary, place)
-lake_local._link = linked
-lake_local.LocalLake(Path(sys.argv[1])).put_each_if_absent({f"d/{i:03}": b"whole" * 1000 for i in range(100)})
+local_lake._link = linked
+local_lake.LocalLake(Path(sys.argv[1])).put_each_if_absent({f"d/{i:03}": b"whole" * 1000 for i in range(100)})
 """
 
 

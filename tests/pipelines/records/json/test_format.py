@@ -150,7 +150,7 @@ def test_typing_imports_no_pandas() -> None:
 import sys
 import numpy as np, pyarrow as pa
 from sluice.pipelines.schema.arrays import fixed_width, text_array
-from sluice.pipelines.records.decode import SCHEMA
+from sluice.pipelines.records.kafka_batches.decode import SCHEMA
 from sluice.pipelines.records.json.format import JsonFormat
 from sluice.pipelines.schema.schema import parse_schema
 from sluice.pipelines.model.receipts import Slice
