@@ -27,7 +27,7 @@ def test_a_pack_serves_a_python_that_has_nothing(tmp_path: Path) -> None:
         n for n in names if n.startswith(("sluice/cli", "sluice/assets", "sluice/testing", "pyspark", "dagster"))
     ]
     assert not [n for n in names if n.endswith("-0.1.0.dist-info/RECORD") or "/tests/" in n]
-    ask = "import sluice.resources.spark.executor; from sluice.pipelines.records.compiled.cache import *; print(is_ready())"
+    ask = "import sluice.resources.spark.executor as e; print(e.cache.is_ready())"
     bare = {"PYTHONPATH": str(tmp_path), "HOME": str(tmp_path), "PATH": os.environ["PATH"]}
     said = subprocess.run([sys.executable, "-S", "-c", ask], env=bare, capture_output=True, text=True, check=True)
     assert said.stdout == "True\n", "what was compiled here is not compiled there"
