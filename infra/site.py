@@ -29,10 +29,11 @@ def main() -> int:
     reference.mkdir()
     for name, text in (("commands", commands()), ("keys", keys()), ("python", python())):
         (reference / f"{name}.md").write_text(text)
-    for page in PAGES.glob("*.md"):
-        page.write_text(_for_the_site(page.read_text()))
+    pages = {page.relative_to(PAGES): page for page in PAGES.rglob("*.md")}
+    for name, page in pages.items():
+        page.write_text(_for_the_site(page.read_text(), levels=len(name.parts)))
     shown = (ROOT / "mkdocs.yml").read_text()
-    if missing := [page.name for page in PAGES.rglob("*.md") if page.name not in shown]:
+    if missing := [str(name) for name in pages if str(name) not in shown]:
         print(f"mkdocs.yml: nav lacks {', '.join(missing)}", file=sys.stderr)
         return 1
     zensical = Path(sys.executable).with_name("zensical")
@@ -42,9 +43,9 @@ def main() -> int:
     return done.returncode
 
 
-def _for_the_site(text: str) -> str:
-    """Links out of docs/ lead to files of the checkout, which the site has not: their text stays."""
-    return re.sub(r"\[([^\]]*)\]\(\.\./[^)]*\)", r"\1", text)
+def _for_the_site(text: str, levels: int) -> str:
+    """Replace links out of docs/, which is `levels` above the page, by their text: the site lacks those files."""
+    return re.sub(r"\[([^\]]*)\]\((?:\.\./){%d}[^)]*\)" % levels, r"\1", text)
 
 
 # -- commands

@@ -23,7 +23,7 @@ from sluice.pipelines.feed.load import load_feed
 from sluice.pipelines.feed.settings import Settings
 
 ROOT = Path(__file__).parents[1]
-PAGES = sorted([ROOT / "README.md", *(ROOT / "docs").glob("*.md")])
+PAGES = sorted([ROOT / "README.md", *(ROOT / "docs").rglob("*.md")])
 _FENCE = re.compile(r"^(?P<indent> *)```(?P<language>[a-z]*)[^\n]*\n(?P<text>.*?)^(?P=indent)```$", re.M | re.S)
 LEAST = {"topics": "orders", "start": "earliest", "kafka": {"bootstrap": "127.0.0.1:9"}}
 OTHERS = {"load_from", "attributes", "expectations"}
@@ -101,7 +101,7 @@ def test_json_parses(text: str) -> None:
     json.loads(text)
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
 def test_pages_wrap_at_120_characters(page: Path) -> None:
     text = _FENCE.sub("", re.sub(r"<!-- results -->.*<!-- /results -->", "", page.read_text(), flags=re.S))
     whole = re.compile(r"\s*(\||\!\[|<|    |`[^`]*`.?$)")  # what cannot be broken
