@@ -44,8 +44,8 @@ def main() -> int:
 
 
 def _for_the_site(text: str, levels: int) -> str:
-    """Replace links out of docs/, which is `levels` above the page, by their text: the site lacks those files."""
-    return re.sub(r"\[([^\]]*)\]\((?:\.\./){%d}[^)]*\)" % levels, r"\1", text)
+    """Replace links that lead `levels` folders up, out of docs/, by their text: the site lacks those files."""
+    return re.sub(rf"\[([^\]]*)\]\((?:\.\./){{{levels}}}[^)]*\)", r"\1", text)
 
 
 # -- commands

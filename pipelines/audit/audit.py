@@ -1,5 +1,5 @@
-"""Does the account close? Every offset from origin to frontier is in exactly one class, every part is where and what
-the ledger says, and nothing else lies under `data/` (DESIGN §8; invariants by their number in §12).
+"""Audits a feed: every offset from origin to frontier is in exactly one class, every part matches the ledger, and
+nothing else lies under `data/` (docs/design/audits.md; invariants by their number in docs/design/invariants.md).
 
 `audit` proves it from ledger and files; `rescan` proves it against Kafka itself, value by value.
 """
@@ -37,7 +37,7 @@ from sluice.pipelines.util.parallel import each
 
 @dataclass(frozen=True, slots=True)
 class AuditProblem:
-    """One way in which the account does not close. `invariant` is its number in DESIGN §12.
+    """One way in which the account does not close. `invariant` is its number in docs/design/invariants.md.
 
     If it is about a file, `file` is its place in the lake and `remedy` says what mends it.
     """

@@ -263,7 +263,7 @@ class QuarantineLimit(Settings):
 
 
 class Policies(Settings):
-    """What to do about each named event (DESIGN §8)."""
+    """What to do about each named event (docs/design/failures.md)."""
 
     on_loss: OnLoss = OnLoss.FAIL
     on_group_moved: OnGroupMoved = OnGroupMoved.REFUSE

@@ -1,4 +1,4 @@
-"""The ledger: an append-only, numbered log of JSON entries in the lake, and the state that it folds to (DESIGN §4).
+"""The ledger: an append-only, numbered log of JSON entries in the lake, and its fold (docs/design/ledger.md).
 
 It is the only truth about what a feed planned, landed, lost and committed; every other room asks it. It knows the lake
 by its port and nothing of Kafka. Open `entries` first, which says what can be written; then `fold`, which says what the

@@ -113,7 +113,8 @@ def expire(
 def remove_retired(ledger: Ledger, lake: Lake) -> Removed:
     """Remove visible files that no longer count, and the manifests of windows with retired rows. Idempotent.
 
-    Staged files of such parts go first, so that a sleeping run with an old fold cannot bring one back (DESIGN §13).
+    Staged files of such parts go first, so that a sleeping run with an old fold cannot restore one
+    (docs/design/compaction-and-expiry.md).
     """
     feed = ledger.feed
     roll_forward(ledger, lake, feed)

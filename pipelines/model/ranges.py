@@ -1,4 +1,4 @@
-"""Arithmetic on half-open offset ranges `[start, end)`: the subtraction that decides what is landed (DESIGN §3)."""
+"""Arithmetic on half-open offset ranges `[start, end)`, the subtraction behind each plan (docs/design/requests.md)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The ways out when Sluice refuses: somebody accepts what happened to Kafka, with a reason (DESIGN §8, §13).
+"""The ways out when Sluice refuses: somebody accepts what happened to Kafka, with a reason (docs/design/failures.md).
 
     lost        owed offsets fell below the log start     → a loss; the frontier moves on
     recreated   the topic was deleted and created again   → a new life of each partition, from 0

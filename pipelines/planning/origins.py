@@ -2,7 +2,7 @@
 
 An origin is pinned once. It is the group's committed offset or, on the first plan, what the feed's `start` says. A
 topic that appears later begins at its log start. A partition added to a known topic begins at 0, so that anything
-retention took before we came counts as a loss (DESIGN §3, §13).
+retention took before we came counts as a loss (docs/design/origins.md).
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Small worlds, each with the rivals and faults that a rule of DESIGN §13 is about, and random bigger ones."""
+"""Small worlds, each with the rivals and faults of a rule in docs/design/model-rules.md, and random bigger ones."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Each rule of DESIGN §13 that lives in Sluice's code, taken out of it: the exploration must find what breaks then.
+"""Removes each rule of docs/design/model-rules.md from Sluice's code: the exploration must find the breakage.
 
 | rule (`FIX` of the model) | what is taken out | what is found |
 |---|---|---|

@@ -1,4 +1,4 @@
-"""Turns Kafka record bytes into Arrow columns, in compiled, bounds-checked loops (DESIGN §6).
+"""Turns Kafka record bytes into Arrow columns, in compiled, bounds-checked loops (docs/design/decoding.md).
 
     fetch response ─► frames (headers) ─► checks (CRC, transactions) ─► scratch (codecs) ─► rows (Arrow)
 
