@@ -109,6 +109,12 @@ def test_pages_wrap_at_120_characters(page: Path) -> None:
     assert not long, f"{len(long)} lines: {long[0]}"
 
 
+@pytest.mark.parametrize("page", sorted((ROOT / "docs" / "design").glob("*.md")), ids=lambda page: page.name)
+def test_every_file_of_a_design_page_exists(page: Path) -> None:
+    paths = re.findall(r"`((?:pipelines|resources|assets|cli|tests|infra)/[\w/.]*)`", page.read_text())
+    assert [path for path in paths if not (ROOT / path).exists()] == []
+
+
 def test_the_site_is_where_the_settings_say() -> None:
     lines = (ROOT / "mkdocs.yml").read_text().splitlines()
     (folder,) = (line.removeprefix("site_dir: ") for line in lines if line.startswith("site_dir: "))
