@@ -109,8 +109,10 @@ def test_pages_wrap_at_120_characters(page: Path) -> None:
     assert not long, f"{len(long)} lines: {long[0]}"
 
 
-@pytest.mark.parametrize("page", sorted((ROOT / "docs" / "design").glob("*.md")), ids=lambda page: page.name)
-def test_every_file_of_a_design_page_exists(page: Path) -> None:
+@pytest.mark.parametrize(
+    "page", [ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs/design").glob("*.md"))], ids=lambda page: page.stem
+)
+def test_every_file_of_a_page_exists(page: Path) -> None:
     paths = re.findall(r"`((?:pipelines|resources|assets|cli|tests|infra)/[\w/.]*)`", page.read_text())
     assert [path for path in paths if not (ROOT / path).exists()] == []
 

@@ -18,7 +18,7 @@ def test_every_test_that_is_named_exists() -> None:
 
 
 def test_every_threat_names_a_test() -> None:
-    tables = MODEL.read_text().partition("## Attacks")[2].partition("## What is not protected")[0]
+    tables = MODEL.read_text().partition("## Attacks")[2].partition("## Not protected")[0]
     rows = [
         line for line in tables.splitlines() if line.startswith("| ") and not line.startswith(("| attack", "| where"))
     ]
