@@ -43,7 +43,7 @@ check: $(READY)  ## lint, format, types, import rules
 	infra/check.sh
 
 bench: setup     ## how fast, side by side with the usual ways
-	.venv/bin/sluice bench $(ARGS)
+	.venv/bin/python -m bench $(ARGS)
 
 faults: setup    ## each fault on three real brokers, and the checker's verdict; SEED=2 for another course
 	SLUICE_FAULTS_SEED=$(SEED) .venv/bin/python -m pytest -m faults -v -n 4 --dist worksteal $(ARGS)

@@ -27,7 +27,7 @@ from unittest.mock import patch
 
 from rich.console import RenderableType
 
-from sluice.bench.made_up import EvenCluster, UnreadEngine
+from bench.made_up import EvenCluster, UnreadEngine
 from sluice.cli.shared.feed_status import look
 from sluice.cli.terminal.number_format import count, size
 from sluice.cli.terminal.output import heading, table

@@ -13,7 +13,7 @@ import cramjam
 import crc32c
 import pyarrow as pa
 
-from sluice.bench.workloads import TRACE
+from bench.workloads import TRACE
 
 _MAGIC = 2
 _AFTER_CRC = struct.Struct(">hiqqqhii")

@@ -20,8 +20,8 @@ from typing import Any, BinaryIO, cast
 
 import pyarrow as pa
 
-from sluice.bench.peer_sluice import feed_of
-from sluice.bench.stand import PeerTask, Ready, serve
+from bench.peer_sluice import feed_of
+from bench.stand import PeerTask, Ready, serve
 from sluice.pipelines.batch.preview import preview
 from sluice.pipelines.errors import Failed
 from sluice.pipelines.feed.feed import Feed

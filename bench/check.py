@@ -16,8 +16,8 @@ from pathlib import Path
 import duckdb
 import pyarrow as pa
 
-from sluice.bench.types import duckdb_texts, duckdb_type, fields
-from sluice.bench.workloads import TRACE
+from bench.types import duckdb_texts, duckdb_type, fields
+from bench.workloads import TRACE
 from sluice.pipelines.errors import ProofFailed
 from sluice.pipelines.schema.schema import Field, Kind
 

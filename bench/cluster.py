@@ -16,9 +16,9 @@ from typing import Any
 
 from rich.console import RenderableType
 
-from sluice.bench.load import ensure
-from sluice.bench.measure import Cost, metering
-from sluice.bench.workloads import TYPED_ORDERS
+from bench.load import ensure
+from bench.measure import Cost, metering
+from bench.workloads import TYPED_ORDERS
 from sluice.cli.terminal.number_format import size
 from sluice.cli.terminal.output import heading, table
 from sluice.pipelines.batch.land import land

@@ -15,8 +15,8 @@ from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 
-from sluice.bench import age, cluster, fleet, lake, machine, peers, race, scale, send, start, suite, table
-from sluice.bench.results import BenchReport, Provenance, RaceResult
+from bench import age, cluster, fleet, lake, machine, peers, race, scale, send, start, suite, table
+from bench.results import BenchReport, Provenance, RaceResult
 from sluice.pipelines.errors import UsageError
 from sluice.pipelines.util import extras
 
@@ -51,7 +51,7 @@ def run(asked: BenchRequest, arguments: Sequence[str], note: Note, keep: Keep) -
         raise UsageError(f"{', '.join(asked.peers)} takes no part in these", remedy="name raw, typed or dlt, or nobody")
     terms = race.Terms(asked.cores or machine.cores(), asked.repeat, asked.warm_ups, chosen)
     when = datetime.now(UTC).isoformat(timespec="seconds")
-    provenance = Provenance(shlex.join(["sluice", *arguments]), when, machine.machine(), machine.versions())
+    provenance = Provenance(shlex.join(["bench", *arguments]), when, machine.machine(), machine.versions())
     done: list[RaceResult] = []
     with _alone(asked.folder or default_folder()) as folder:
         for r in races:
@@ -123,5 +123,5 @@ def _alone(folder: Path) -> Iterator[Path]:
         try:
             fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            raise UsageError("another `sluice bench` is under way", remedy="wait until it has ended") from None
+            raise UsageError("another benchmark is under way", remedy="wait until it has ended") from None
         yield folder.absolute()

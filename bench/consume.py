@@ -8,7 +8,7 @@ from typing import Any
 
 from confluent_kafka import OFFSET_BEGINNING, Consumer, KafkaException, TopicPartition
 
-from sluice.bench.stand import PeerTask
+from bench.stand import PeerTask
 
 _PATIENCE_SECONDS = 60.0
 READ_AHEAD = {

@@ -27,11 +27,11 @@ from typing import Any
 import numpy as np
 from rich.console import RenderableType
 
-from sluice.bench import machine
-from sluice.bench.counting import Counting
-from sluice.bench.measure import metering
-from sluice.bench.start import adopting_orphans, environment, reap, removing
-from sluice.bench.workloads import TYPED_ORDERS
+from bench import machine
+from bench.counting import Counting
+from bench.measure import metering
+from bench.start import adopting_orphans, environment, reap, removing
+from bench.workloads import TYPED_ORDERS
 from sluice.cli.terminal.output import facts, heading, table
 from sluice.pipelines.errors import Failed, ProofFailed
 from sluice.pipelines.feed.kafka_section import KafkaSettings

@@ -17,9 +17,9 @@ from os import getpid
 from pathlib import Path
 from typing import Any
 
-from sluice.bench.load import ensure
-from sluice.bench.measure import Cost, metering
-from sluice.bench.workloads import ORDERS
+from bench.load import ensure
+from bench.measure import Cost, metering
+from bench.workloads import ORDERS
 from sluice.pipelines.batch.land import land
 from sluice.pipelines.feed.feed import Feed
 from sluice.pipelines.lake import paths

@@ -16,11 +16,11 @@ from pathlib import Path
 import pyarrow.compute as pc
 from kafka import KafkaAdminClient, KafkaConsumer, TopicPartition
 
-from sluice.bench.batches import EncodedBatch, batches
-from sluice.bench.check import VERSION, Digest, digest_of_sent
-from sluice.bench.formats import as_sent
-from sluice.bench.produce import TopicProducer
-from sluice.bench.workloads import Workload
+from bench.batches import EncodedBatch, batches
+from bench.check import VERSION, Digest, digest_of_sent
+from bench.formats import as_sent
+from bench.produce import TopicProducer
+from bench.workloads import Workload
 
 Note = Callable[[str], None]
 

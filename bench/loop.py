@@ -13,9 +13,9 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from sluice.bench.formats import FORMATS
-from sluice.bench.stand import PeerTask
-from sluice.bench.types import fields
+from bench.formats import FORMATS
+from bench.stand import PeerTask
+from bench.types import fields
 from sluice.pipelines.records.rows.row_format import HEADERS
 from sluice.pipelines.schema.schema import arrow_type
 

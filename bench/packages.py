@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import fcntl
 import hashlib
+import os
 import subprocess
 import sys
 import tempfile
@@ -11,6 +12,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from sluice.pipelines.errors import SetupError
+
+ROOT = Path(__file__).parents[1]
 
 
 def packages(wanted: Sequence[str], folder: Path) -> Path:
@@ -26,6 +29,11 @@ def packages(wanted: Sequence[str], folder: Path) -> Path:
         if not target.is_dir():
             _fetch(wanted, target)
     return target
+
+
+def make_python_path(*folders: Path) -> dict[str, str]:
+    """Returns the environment by which a peer's process imports these folders and `bench`, wherever it runs."""
+    return {"PYTHONPATH": os.pathsep.join(map(str, (*folders, ROOT)))}
 
 
 def _fetch(wanted: Sequence[str], target: Path) -> None:

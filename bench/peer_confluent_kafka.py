@@ -11,9 +11,9 @@ from typing import Any
 
 from confluent_kafka import TIMESTAMP_CREATE_TIME
 
-from sluice.bench.consume import message_lots
-from sluice.bench.loop import ROWS, Lot, write
-from sluice.bench.stand import PeerTask, Ready, serve
+from bench.consume import message_lots
+from bench.loop import ROWS, Lot, write
+from bench.stand import PeerTask, Ready, serve
 
 
 @contextmanager

@@ -14,8 +14,8 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from sluice.bench.consume import READ_AHEAD
-from sluice.bench.stand import PeerTask, Ready, serve
+from bench.consume import READ_AHEAD
+from bench.stand import PeerTask, Ready, serve
 
 _LOT = 100_000
 

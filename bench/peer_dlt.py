@@ -14,8 +14,8 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from sluice.bench.consume import message_lots
-from sluice.bench.stand import PeerTask, Ready, serve
+from bench.consume import message_lots
+from bench.stand import PeerTask, Ready, serve
 
 _LOT = 3_000
 _OFFLINE = {"RUNTIME__DLTHUB_TELEMETRY": "false", "RUNTIME__LOG_LEVEL": "ERROR"}

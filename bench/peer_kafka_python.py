@@ -11,8 +11,8 @@ from typing import Any
 
 from kafka import KafkaConsumer, TopicPartition
 
-from sluice.bench.loop import ROWS, Lot, write
-from sluice.bench.stand import PeerTask, Ready, serve
+from bench.loop import ROWS, Lot, write
+from bench.stand import PeerTask, Ready, serve
 
 _POLL_RECORDS = 5_000
 

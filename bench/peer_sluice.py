@@ -17,8 +17,8 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from sluice.bench.formats import FORMATS, SCHEMA_ID
-from sluice.bench.stand import PeerTask, Ready, serve
+from bench.formats import FORMATS, SCHEMA_ID
+from bench.stand import PeerTask, Ready, serve
 from sluice.cli.terminal.fast_start import loading
 from sluice.pipelines.batch.land import land
 from sluice.pipelines.batch.result import BatchResult

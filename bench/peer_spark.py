@@ -13,9 +13,9 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.avro.functions import from_avro
 from pyspark.sql.functions import col, expr, from_json
 
-from sluice.bench.formats import BEGIN, FORMATS
-from sluice.bench.stand import PeerTask, Ready, serve
-from sluice.bench.types import fields, spark_type
+from bench.formats import BEGIN, FORMATS
+from bench.stand import PeerTask, Ready, serve
+from bench.types import fields, spark_type
 
 _CONF: dict[str, Any] = {
     "spark.driver.bindAddress": "127.0.0.1",

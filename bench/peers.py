@@ -17,9 +17,9 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import IO, Any
 
-from sluice.bench.check import PeerLayout
-from sluice.bench.packages import packages
-from sluice.bench.stand import PeerTask
+from bench.check import PeerLayout
+from bench.packages import make_python_path, packages
+from bench.stand import PeerTask
 from sluice.pipelines.errors import Failed, UsageError
 from sluice.resources.local import java
 from sluice.resources.spark.engine import WORKERS_ENVIRONMENT
@@ -61,17 +61,17 @@ class Peer:
     environment: Mapping[str, str] = field(default_factory=dict, hash=False)
 
 
-SLUICE = Peer("sluice", "Sluice", "sluice.bench.peer_sluice", validates=True)
+SLUICE = Peer("sluice", "Sluice", "bench.peer_sluice", validates=True)
 SLUICE_APART = Peer(
     "sluice-apart",
     "Sluice, a file for each slice",
-    "sluice.bench.peer_sluice",
+    "bench.peer_sluice",
     environment={"SLUICE_BENCH_FILES_APART": "yes"},
 )
 SPARK = Peer(
     "spark",
     "Spark's Kafka connector",
-    "sluice.bench.peer_spark",
+    "bench.peer_spark",
     # The newest connector on Maven Central whose parts resolve; it runs on the pyspark that Sluice pins.
     artifacts=(
         java.Artifact(_SPARK, "spark-sql-kafka-0-10_2.13", "4.2.0", (*_IN_SPARK, f"{_SPARK}:{_TOKENS}")),
@@ -88,7 +88,7 @@ _CONFLUENT, _ORJSON = "confluent-kafka==2.16.1", "orjson==3.13.0"
 CONFLUENT_KAFKA = Peer(
     "confluent-kafka",
     "confluent-kafka loop",
-    "sluice.bench.peer_confluent_kafka",
+    "bench.peer_confluent_kafka",
     warms_up=False,
     packages=(_CONFLUENT, _ORJSON),
 )
@@ -107,14 +107,14 @@ CONFLUENT_PROTOBUF = replace(
 KAFKA_PYTHON = Peer(
     "kafka-python",
     "kafka-python loop",
-    "sluice.bench.peer_kafka_python",
+    "bench.peer_kafka_python",
     warms_up=False,
     packages=("lz4==4.4.5", _ORJSON),
 )
 DLT = Peer(
     "dlt",
     "dlt's Kafka source",
-    "sluice.bench.peer_dlt",
+    "bench.peer_dlt",
     layout=PeerLayout(
         topic="_kafka__topic",
         partition="_kafka__partition",
@@ -147,7 +147,7 @@ DLT = Peer(
 DAFT = Peer(
     "daft",
     "Daft's read_kafka",
-    "sluice.bench.peer_daft",
+    "bench.peer_daft",
     layout=PeerLayout(
         topic="topic",
         partition='"partition"',
@@ -160,7 +160,7 @@ DAFT = Peer(
     ),
     packages=("daft==0.7.26", _CONFLUENT),
 )
-BUDGET = Peer("budget", "Sluice's parts by themselves", "sluice.bench.budget", environment=WORKERS_ENVIRONMENT)
+BUDGET = Peer("budget", "Sluice's parts by themselves", "bench.budget", environment=WORKERS_ENVIRONMENT)
 """No way to land a topic: it says what the parts of Sluice's way take."""
 PEERS: Mapping[str, Peer] = {
     peer.name: peer
@@ -230,8 +230,7 @@ def running(peer: Peer, assignment: PeerTask, folder: Path) -> Iterator[Running]
 
 def _environment(peer: Peer, folder: Path) -> dict[str, str]:
     own = {"JAVA_HOME": str(java.java_home()), "PYSPARK_PYTHON": sys.executable, "SPARK_LOCAL_IP": "127.0.0.1"}
-    if peer.packages:
-        own["PYTHONPATH"] = str(packages(peer.packages, folder))
+    own |= make_python_path(*([packages(peer.packages, folder)] if peer.packages else []))
     return {**os.environ, **own, **peer.environment}
 
 

@@ -6,8 +6,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from sluice.bench.peers import SLUICE, SPARK
-from sluice.bench.results import PeerResult, RaceResult
+from bench.peers import SLUICE, SPARK
+from bench.results import PeerResult, RaceResult
 from sluice.pipelines.batch_report.markup import Html, tag
 
 _WIDTH, _LEFT, _RIGHT, _TOP = 760, 120, 220, 56

@@ -16,7 +16,7 @@ from typing import Self
 
 from kafka import KafkaAdminClient
 
-from sluice.bench.batches import EncodedBatch
+from bench.batches import EncodedBatch
 from sluice.pipelines.errors import Failed
 
 _PRODUCE, _VERSION, _CLIENT = 0, 7, b"sluice-bench"

@@ -15,13 +15,13 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import fmean
 
-from sluice.bench.check import check_landed
-from sluice.bench.load import Loaded, ensure
-from sluice.bench.measure import metering
-from sluice.bench.peers import BUDGET, SLUICE, Peer, Running, connector_jars, running
-from sluice.bench.results import CheckedLanding, PartTimes, Pass, PeerResult, RaceResult
-from sluice.bench.stand import PeerTask
-from sluice.bench.workloads import Workload
+from bench.check import check_landed
+from bench.load import Loaded, ensure
+from bench.measure import metering
+from bench.peers import BUDGET, SLUICE, Peer, Running, connector_jars, running
+from bench.results import CheckedLanding, PartTimes, Pass, PeerResult, RaceResult
+from bench.stand import PeerTask
+from bench.workloads import Workload
 from sluice.resources.local.local_kafka import LocalKafka
 
 Note = Callable[[str], None]

@@ -11,12 +11,12 @@ from pathlib import Path
 
 from rich.console import RenderableType
 
-from sluice.bench import lake
-from sluice.bench.formats import FORMATS
-from sluice.bench.peers import SPARK
-from sluice.bench.plot import plot
-from sluice.bench.results import BenchReport, PeerResult, Provenance, RaceResult
-from sluice.bench.suite import FLAT, SUITE
+from bench import lake
+from bench.formats import FORMATS
+from bench.peers import SPARK
+from bench.plot import plot
+from bench.results import BenchReport, PeerResult, Provenance, RaceResult
+from bench.suite import FLAT, SUITE
 from sluice.cli.terminal.number_format import size
 from sluice.cli.terminal.output import facts, heading, table
 from sluice.pipelines.errors import UsageError

@@ -10,7 +10,7 @@ from dataclasses import asdict, dataclass, field
 from statistics import median
 from typing import Any
 
-from sluice.bench.measure import Cost
+from bench.measure import Cost
 
 FORMAT = 3
 

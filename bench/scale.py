@@ -21,7 +21,7 @@ import numpy as np
 import pyarrow as pa
 from rich.console import RenderableType
 
-from sluice.bench.made_up import EvenCluster, UnreadEngine
+from bench.made_up import EvenCluster, UnreadEngine
 from sluice.cli.terminal.number_format import count, size
 from sluice.cli.terminal.output import heading, table
 from sluice.pipelines.batch.land import land

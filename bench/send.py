@@ -25,10 +25,10 @@ from typing import Any
 from kafka import KafkaAdminClient, KafkaConsumer, TopicPartition
 from rich.console import RenderableType
 
-from sluice.bench import machine, way_back
-from sluice.bench.measure import metering
-from sluice.bench.packages import packages
-from sluice.bench.peers import CONFLUENT_KAFKA, KAFKA_PYTHON
+from bench import machine, way_back
+from bench.measure import metering
+from bench.packages import make_python_path, packages
+from bench.peers import CONFLUENT_KAFKA, KAFKA_PYTHON
 from sluice.cli.terminal.number_format import count, size
 from sluice.cli.terminal.output import facts, heading, table
 from sluice.pipelines.errors import Failed, ProofFailed
@@ -154,7 +154,7 @@ def _kafka_python(stand: _Stand, topic: str, records: int) -> list[str]:
 
 
 def _python(module: str) -> list[str]:
-    return [sys.executable, "-m", f"sluice.bench.{module}"]
+    return [sys.executable, "-m", f"bench.{module}"]
 
 
 def _settings() -> dict[str, Any]:
@@ -209,14 +209,13 @@ class _Stand:
 
     def fill(self, topic: str, records: int) -> None:
         """Send so many records to a topic that is there. Raises Failed."""
-        _measured(PEERS[0], PEERS[0].command(self, topic, records), {**os.environ}, records)
+        _measured(PEERS[0], PEERS[0].command(self, topic, records), {**os.environ, **make_python_path()}, records)
 
     def measure(self, peer: SendingPeer, records: int) -> Sends:
         topic = f"bench-send-{secrets.token_hex(4)}"
         command = peer.command(self, topic, records)
-        environment = {**os.environ, **peer.environment}
-        if peer.needs:
-            environment["PYTHONPATH"] = str(packages(peer.needs, self._folder))
+        needs = [packages(peer.needs, self._folder)] if peer.needs else []
+        environment = {**os.environ, **peer.environment, **make_python_path(*needs)}
         with KafkaAdminClient(bootstrap_servers=self.bootstrap) as admin:
             admin.create_topics({topic: {"num_partitions": PARTITIONS}}, wait_for_metadata=True)
             try:

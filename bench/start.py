@@ -25,9 +25,9 @@ from kafka import KafkaAdminClient
 from kafka.admin import NewTopic
 from rich.console import RenderableType
 
-from sluice.bench.load import ensure
-from sluice.bench.measure import metering
-from sluice.bench.workloads import TYPED_ORDERS
+from bench.load import ensure
+from bench.measure import metering
+from bench.workloads import TYPED_ORDERS
 from sluice.cli.terminal.output import facts, heading, table
 from sluice.pipelines.batch.land import land
 from sluice.pipelines.batch.preview import preview

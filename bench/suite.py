@@ -6,8 +6,8 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from sluice.bench import workloads
-from sluice.bench.peers import (
+from bench import workloads
+from bench.peers import (
     CONFLUENT_AVRO,
     CONFLUENT_KAFKA,
     CONFLUENT_PROTOBUF,
@@ -20,8 +20,8 @@ from sluice.bench.peers import (
     SPARK_AVRO,
     Peer,
 )
-from sluice.bench.race import Race
-from sluice.bench.workloads import Workload
+from bench.race import Race
+from bench.workloads import Workload
 from sluice.pipelines.errors import UsageError
 
 ALL, FLAT = "all", "flat"

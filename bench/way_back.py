@@ -18,7 +18,7 @@ from typing import Any
 
 from kafka import KafkaAdminClient
 
-from sluice.bench.measure import metering
+from bench.measure import metering
 from sluice.pipelines.errors import Failed, ProofFailed
 
 Note = Callable[[str], None]

@@ -17,7 +17,7 @@ from itertools import pairwise
 import duckdb
 import pyarrow as pa
 
-from sluice.bench.formats import FORMATS
+from bench.formats import FORMATS
 from sluice.pipelines.errors import UsageError
 
 EPOCH_MS = 1_735_689_600_000

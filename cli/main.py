@@ -29,7 +29,7 @@ from sluice.cli.kafka import (
     republish,
 )
 from sluice.cli.maintain import accept, compact, expire, prune, repair, unstick
-from sluice.cli.more import bench, completion, demo, docs, pack
+from sluice.cli.more import completion, demo, docs, pack
 from sluice.cli.rules import contract, feeds, quarantine, schema
 from sluice.cli.terminal import signals
 from sluice.cli.terminal.output import Terminal, claimed_stdout
@@ -89,29 +89,33 @@ for module in (
     table,
     docs,
     completion,
-    bench,
 ):
     module.register(app)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command and return its exit code."""
+    completion.prepare()
+    return run_app(app, "sluice", arguments)
+
+
+def run_app(commands: typer.Typer, name: str, arguments: Sequence[str] | None = None) -> int:
+    """Run a command of an application and return its exit code. Its errors become messages and exit codes."""
     given = list(sys.argv[1:] if arguments is None else arguments)
     signals.heed()
-    completion.prepare()
     try:
         with claimed_stdout() if "--json" in given else nullcontext() as documents:
-            code = _run(given, Terminal(documents))
+            code = _run(commands, name, given, Terminal(documents))
         sys.stdout.flush()
     except BrokenPipeError:  # the reader of our output has closed it
         return signals.hush()
     return code
 
 
-def _run(given: list[str], terminal: Terminal) -> int:
+def _run(commands: typer.Typer, name: str, given: list[str], terminal: Terminal) -> int:
     """The command's exit code. Raises BrokenPipeError if nobody reads its output."""
     try:
-        code = int(app(given, prog_name="sluice", standalone_mode=False, obj=terminal) or 0)
+        code = int(commands(given, prog_name=name, standalone_mode=False, obj=terminal) or 0)
     except SystemExit:
         raise
     except Exception as error:  # noqa: BLE001 - the last stop: whatever it is becomes a message and an exit code

@@ -21,7 +21,7 @@ from sluice.pipelines.util import extras
 ROOT = Path(__file__).parent.parent
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
 SHIPPED = ("pipelines", "resources", "assets", "cli")
-LINKED = (*SHIPPED, "bench", "docs")
+LINKED = (*SHIPPED, "docs")
 OWN = ROOT / "src/sluice"
 CONTRACT = """{"name": "orders", "expectations": [
     {"type": "expect_table_row_count_to_be_between", "kwargs": {"min_value": 1}}]}"""

@@ -12,7 +12,7 @@ SECTIONS = {
     "Data rules": ("feeds", "contract", "quarantine", "schema"),
     "Maintain": ("accept", "repair", "unstick", "compact", "expire", "prune"),
     "Kafka": ("offsets", "groups", "acls", "republish", "kafka", "produce"),
-    "More": ("docs", "demo", "completion", "pack", "bench"),
+    "More": ("docs", "demo", "completion", "pack"),
 }
 """A command that is in none of them is shown under the last."""
 

@@ -3,7 +3,7 @@
     with LocalSpark(folder, workers=2) as cluster:
         SparkSettings(master=cluster.master, conf=cluster.conf)
 
-For `sluice bench cluster` and for tests. Promises: everything listens on loopback only; executors see neither our
+For the benchmark of a cluster and for tests. Promises: everything listens on loopback only; executors see neither our
 packages nor our environment, but a Python of our release with its standard library, and Spark's; nothing of it outlives
 the block, executors neither; what an application left on a worker's disk, the unpacked pack above all, is soon removed.
 """

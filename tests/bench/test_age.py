@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from sluice.bench import age
+from bench import age
 from sluice.pipelines.batch import carry_out
 
 

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from kafka.record import MemoryRecords
 
-from sluice.bench.batches import CODECS, EncodedBatch, batches
+from bench.batches import CODECS, EncodedBatch, batches
 from sluice.pipelines.errors import Failed
 
 Row = tuple[bytes, bytes, int, bytes | None]
@@ -77,7 +77,7 @@ def test_gzip_is_read_by_kafka_python_too() -> None:
 def test_nothing_is_sent_before_every_partition_is_led(
     kafka: Any, fresh_topic: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from sluice.bench import produce
+    from bench import produce
 
     monkeypatch.setattr(produce, "_PATIENCE_MS", 300)
     with pytest.raises(Failed, match=r"1 of .* 2 partitions"):
@@ -87,7 +87,7 @@ def test_nothing_is_sent_before_every_partition_is_led(
 @pytest.mark.kafka
 @pytest.mark.parametrize("codec", sorted(CODECS))
 def test_the_broker_and_its_own_consumer_take_every_codec(codec: str, kafka: Any, fresh_topic: Any) -> None:
-    from sluice.bench.produce import TopicProducer
+    from bench.produce import TopicProducer
 
     rows: list[Row] = [
         (b"key-%03d" % i, b"value %d" % i * (1 + i % 50), i, b"t" if i % 7 else None) for i in range(600)

@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from sluice.bench.batches import batches
-from sluice.bench.budget import MOST_RECORDS, HeldSlice, first, measure_parts
-from sluice.bench.peer_sluice import feed_of
-from sluice.bench.stand import PeerTask
-from sluice.bench.workloads import CHECKED_ORDERS, NESTED, ORDERS, Workload
+from bench.batches import batches
+from bench.budget import MOST_RECORDS, HeldSlice, first, measure_parts
+from bench.peer_sluice import feed_of
+from bench.stand import PeerTask
+from bench.workloads import CHECKED_ORDERS, NESTED, ORDERS, Workload
 from sluice.pipelines.model.plans import Slice
 from sluice.pipelines.ports import Fetched
 

@@ -12,8 +12,8 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import pytest
 
-from sluice.bench.check import RAW, Digest, check_landed, digest_of_sent
-from sluice.bench.workloads import ESCAPES, NESTED, ORDERS, SMALL, TYPED_ORDERS, Workload
+from bench.check import RAW, Digest, check_landed, digest_of_sent
+from bench.workloads import ESCAPES, NESTED, ORDERS, SMALL, TYPED_ORDERS, Workload
 from sluice.pipelines.errors import ProofFailed, UsageError
 
 WORKLOAD = ORDERS.of(1_000)

@@ -10,8 +10,8 @@ from threading import Thread
 
 from rich.console import Console
 
-from sluice.bench.counting import Counting
-from sluice.bench.fleet import FleetReport, Took, fleet_view
+from bench.counting import Counting
+from bench.fleet import FleetReport, Took, fleet_view
 
 
 def test_requests_are_counted_by_api_and_passed_on() -> None:

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from sluice.bench.formats import BEGIN, FORMATS, HEADER, as_sent
-from sluice.bench.workloads import AVRO_ORDERS, JSON_SCHEMA_ORDERS, PROTOBUF_ORDERS, TYPED_ORDERS
+from bench.formats import BEGIN, FORMATS, HEADER, as_sent
+from bench.workloads import AVRO_ORDERS, JSON_SCHEMA_ORDERS, PROTOBUF_ORDERS, TYPED_ORDERS
 from sluice.pipelines.records.formats import READERS
 from sluice.pipelines.records.rows.wire_format import WireFormat
 

@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from sluice.bench import loop
-from sluice.bench.check import check_landed, digest_of_sent
-from sluice.bench.stand import PeerTask
-from sluice.bench.types import fields, spark_type
-from sluice.bench.workloads import ESCAPES, NESTED, ORDERS, SMALL, TYPED_ORDERS, Workload
+from bench import loop
+from bench.check import check_landed, digest_of_sent
+from bench.stand import PeerTask
+from bench.types import fields, spark_type
+from bench.workloads import ESCAPES, NESTED, ORDERS, SMALL, TYPED_ORDERS, Workload
 
 
 def _lot(workload: Workload, partition: int) -> loop.Lot:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from sluice.bench.measure import metering
+from bench.measure import metering
 
 pytestmark = pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="costs are read from /proc")
 

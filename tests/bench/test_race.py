@@ -10,21 +10,21 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from sluice.bench import suite
-from sluice.bench.command import BenchRequest, run
-from sluice.bench.load import ensure
-from sluice.bench.peers import PEERS, Peer, find_peer, running
-from sluice.bench.results import BenchReport
-from sluice.bench.stand import PeerTask
-from sluice.bench.workloads import ORDERS
-from sluice.cli.main import app
+from bench import suite
+from bench.__main__ import app
+from bench.command import BenchRequest, run
+from bench.load import ensure
+from bench.peers import PEERS, Peer, find_peer, running
+from bench.results import BenchReport
+from bench.stand import PeerTask
+from bench.workloads import ORDERS
 from sluice.pipelines.errors import Failed, UsageError
 
 NOWHERE = PeerTask("127.0.0.1:1", "t", {0: 10}, 1)
 
 
 def test_a_peer_that_ends_is_told_with_its_own_words(tmp_path: Path) -> None:
-    broken = Peer("broken", "A broken peer", "sluice.bench.no_such_module")
+    broken = Peer("broken", "A broken peer", "bench.no_such_module")
     with (
         pytest.raises(Failed, match=r"A broken peer ended with 1(.|\n)*no_such_module"),
         running(broken, NOWHERE, tmp_path),
@@ -69,13 +69,13 @@ def test_flat_grows_in_records_then_in_partitions(most: int | None, records: lis
 
 
 def test_help_names_every_benchmark_and_peer() -> None:
-    said = CliRunner().invoke(app, ["bench", "--help"], env={"COLUMNS": "200"}).stdout
+    said = CliRunner().invoke(app, ["--help"], env={"COLUMNS": "200"}).stdout
     assert all(re.search(rf"\b{name}\b", said) for name in (*suite.SUITE, *PEERS, suite.FLAT, suite.ALL, "lake"))
 
 
 @pytest.mark.parametrize("name", ["lake", "start", "scale", "age"])
 def test_what_has_no_table_is_not_written(name: str) -> None:
-    refused = CliRunner().invoke(app, ["bench", name, "--write"]).exception
+    refused = CliRunner().invoke(app, [name, "--write"]).exception
     assert isinstance(refused, UsageError)
     assert "leave out --write" in refused.remedy
 

@@ -11,11 +11,11 @@ from xml.etree import ElementTree
 import pytest
 from rich.console import Console
 
-from sluice.bench.budget import share_cpu
-from sluice.bench.measure import Cost
-from sluice.bench.plot import plot
-from sluice.bench.render import PLOT, race_view, to_markdown, write
-from sluice.bench.results import BenchReport, CheckedLanding, PartTimes, PeerResult, Provenance, RaceResult
+from bench.budget import share_cpu
+from bench.measure import Cost
+from bench.plot import plot
+from bench.render import PLOT, race_view, to_markdown, write
+from bench.results import BenchReport, CheckedLanding, PartTimes, PeerResult, Provenance, RaceResult
 from sluice.pipelines.errors import UsageError
 
 
@@ -33,7 +33,7 @@ def clocks(seconds: float, cpu: float | None) -> tuple[dict[str, float] | None, 
 def race(name: str = "raw", cpu: float | None = 1.0, when: str = "2026-01-01T00:00:00+00:00") -> RaceResult:
     ours, theirs = result("sluice", [1.0, 4.0, 2.0], cpu), result("spark", [10.0, 7.0, 8.0], cpu and cpu * 9)
     machine = {"cpu": "A | CPU", "cores": 2, "memory_bytes": 8_000_000_000, "system": "Linux"}
-    run = Provenance("sluice bench", when, machine, {"python": "3.11"})
+    run = Provenance("bench raw", when, machine, {"python": "3.11"})
     budget = PartTimes((parts(100), parts(300), parts(400)))
     return RaceResult(name, "everything: orders", 1_000_000, 4, "lz4", 2, (ours, theirs), budget, run)
 

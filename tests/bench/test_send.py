@@ -8,8 +8,8 @@ import math
 import pytest
 from rich.console import Console
 
-from sluice.bench.send import PeerSends, SendReport, Sends, send_view
-from sluice.bench.way_back import Whole
+from bench.send import PeerSends, SendReport, Sends, send_view
+from bench.way_back import Whole
 
 
 def peer(name: str, many: list[float], few: list[float], records: int = 1_100_000) -> PeerSends:

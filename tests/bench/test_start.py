@@ -7,7 +7,7 @@ import io
 import pytest
 from rich.console import Console
 
-from sluice.bench.start import Cold, PlanTiming, StartReport, Timed, Warm, start_view
+from bench.start import Cold, PlanTiming, StartReport, Timed, Warm, start_view
 
 
 class Port:

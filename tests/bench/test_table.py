@@ -9,7 +9,7 @@ import pytest
 pytest.importorskip("pyiceberg")
 pytest.importorskip("deltalake")
 
-from sluice.bench import table
+from bench import table
 
 
 def test_a_table_grows_and_is_measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

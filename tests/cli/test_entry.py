@@ -42,7 +42,7 @@ def _interrupted(*arguments: str) -> None:
     assert (said.returncode, said.stdout, said.stderr) == (130, "", "interrupted\n")
 
 
-EARLY = ["sluice.cli.main", "typer", "rich.console", "sluice.cli.daily.status", "sluice.cli.more.bench"]
+EARLY = ["sluice.cli.main", "typer", "rich.console", "sluice.cli.daily.status", "sluice.cli.more.pack"]
 LATER = ["sluice.assets.execution", "dagster", "sqlalchemy", "kafka.admin"]
 
 

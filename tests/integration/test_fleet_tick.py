@@ -15,12 +15,12 @@ from pathlib import Path
 import pytest
 from kafka import KafkaProducer
 
+from bench.counting import Counting
 from sluice.assets.factory.location import windows_of
 from sluice.assets.instance.instance import open_instance
 from sluice.assets.runs.run_session import RunSession
 from sluice.assets.schedules.fleet_schedule import Tick
 from sluice.assets.specs.feed_files import read_feeds
-from sluice.bench.counting import Counting
 from sluice.pipelines.feed.feed import SHARED
 from sluice.pipelines.feed.kafka_section import KafkaSettings
 from sluice.pipelines.util.units import DAY
