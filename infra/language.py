@@ -115,14 +115,14 @@ def lower_ceilings(settings: Path, ceilings: Mapping[tuple[str, str], int], coun
 def check(root: Path, words: Words) -> Iterator[Finding]:
     """Yields every finding in the code and on the pages."""
     for folder in FOLDERS:
-        for path in _python_files(root / folder):
+        for path in _list_modules(root / folder):
             yield from check_module(path.read_text(), folder, str(path.relative_to(root)), words)
     for path in (*sorted(root.glob("*.md")), *sorted((root / PAGES).rglob("*.md"))):
         yield from check_page(path.read_text(), str(path.relative_to(root)), words)
 
 
-def _python_files(folder: Path) -> Iterator[Path]:
-    """Yields the modules below a folder. Links are left out: their targets are folders of their own."""
+def _list_modules(folder: Path) -> Iterator[Path]:
+    """Yields the modules below a folder, without those behind links."""
     for path in sorted(folder.rglob("*.py")):
         inner = [folder / part for part in path.relative_to(folder).parents if str(part) != "."]
         if not any(p.is_symlink() for p in (path, *inner)):
@@ -130,39 +130,39 @@ def _python_files(folder: Path) -> Iterator[Path]:
 
 
 def check_module(source: str, folder: str, path: str, words: Words) -> Iterator[Finding]:
-    def finding(rule: str, line: int, text: str) -> Finding:
+    def make_finding(rule: str, line: int, text: str) -> Finding:
         return Finding(rule, folder, path, line, text)
 
     for node in ast.walk(ast.parse(source)):
-        yield from _check_node(node, words, finding)
+        yield from _check_node(node, words, make_finding)
     # Statements cannot match: a phrase is words with blanks between them.
     for match in words.phrases.finditer(source):
-        yield finding("phrases", source.count("\n", 0, match.start()) + 1, match[0])
+        yield make_finding("phrases", source.count("\n", 0, match.start()) + 1, match[0])
 
 
-def _check_node(node: ast.AST, words: Words, finding: Callable[[str, int, str], Finding]) -> Iterator[Finding]:
-    if (name := _bound_name(node)) in words.vague:
-        yield finding("names", node.lineno, name)  # type: ignore[attr-defined]
+def _check_node(node: ast.AST, words: Words, make_finding: Callable[[str, int, str], Finding]) -> Iterator[Finding]:
+    if (name := _get_bound_name(node)) in words.vague:
+        yield make_finding("names", node.lineno, name)  # type: ignore[attr-defined]
     if isinstance(node, Function) and not _is_exempt(node, words):
         bare = node.name.strip("_")
         if "_" not in bare and words.participle.fullmatch(bare):
-            yield finding("participles", node.lineno, node.name)
+            yield make_finding("participles", node.lineno, node.name)
         if bare.split("_")[0] not in words.verbs | words.prefixes:
-            yield finding("verbs", node.lineno, node.name)
+            yield make_finding("verbs", node.lineno, node.name)
     if isinstance(node, Function | ast.ClassDef) and (text := ast.get_docstring(node)):
         sentence = re.split(r"(?<=[.:?!])\s|\n\s*\n", text, maxsplit=1)[0]
         if len(sentence.split()) > SENTENCE_WORDS or sentence.split()[0].strip(",").lower() in words.pronouns:
-            yield finding("docstrings", node.body[0].lineno, " ".join(sentence.split()))
+            yield make_finding("docstrings", node.body[0].lineno, " ".join(sentence.split()))
 
 
-def _bound_name(node: ast.AST) -> str:
+def _get_bound_name(node: ast.AST) -> str:
     if isinstance(node, ast.arg):
         return node.arg
     return node.id if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store) else ""
 
 
 def _is_exempt(function: Function, words: Words) -> bool:
-    """Whether the name is not ours to choose, or names a value: dunders, tests, fixtures, properties."""
+    """Returns true for names that a framework chooses, or that name a value: dunders, tests, fixtures, properties."""
     decorators = " ".join(ast.unparse(d) for d in function.decorator_list)
     return function.name.startswith(("__", "test_", "pytest_")) or bool(re.search(r"property|fixture", decorators))
 

@@ -1,8 +1,8 @@
-"""The docs site: pages of docs/, and the reference from the code, built strictly by Zensical. Nothing is fetched.
+"""Build the docs site from docs/ and a reference generated from the code, with Zensical. Downloads nothing.
 
-    python infra/site.py            builds build/site; exit 1 when a link or an anchor leads nowhere
+    python infra/site.py            builds build/site; exits 1 if a link or an anchor is broken
 
-Pages are copied to build/docs first, so that what is generated never lies among what is written.
+Pages are copied to build/docs first, so that generated pages stay out of docs/.
 """
 
 from __future__ import annotations
@@ -27,23 +27,23 @@ def main() -> int:
     shutil.copytree(ROOT / "docs", PAGES)
     reference = PAGES / "reference"
     reference.mkdir()
-    for name, text in (("commands", commands()), ("keys", keys()), ("python", python())):
+    for name, text in (("commands", render_commands()), ("keys", render_keys()), ("python", render_python())):
         (reference / f"{name}.md").write_text(text)
     pages = {page.relative_to(PAGES): page for page in PAGES.rglob("*.md")}
     for name, page in pages.items():
-        page.write_text(_for_the_site(page.read_text(), levels=len(name.parts)))
-    shown = (ROOT / "mkdocs.yml").read_text()
-    if missing := [str(name) for name in pages if str(name) not in shown]:
+        page.write_text(_drop_outside_links(page.read_text(), levels=len(name.parts)))
+    settings = (ROOT / "mkdocs.yml").read_text()
+    if missing := [str(name) for name in pages if str(name) not in settings]:
         print(f"mkdocs.yml: nav lacks {', '.join(missing)}", file=sys.stderr)
         return 1
     zensical = Path(sys.executable).with_name("zensical")
-    done = subprocess.run([zensical, "build", "--strict"], cwd=ROOT, capture_output=True, text=True, check=False)
-    if done.returncode:
-        print(done.stdout, done.stderr.partition("Traceback")[0], sep="", file=sys.stderr)
-    return done.returncode
+    result = subprocess.run([zensical, "build", "--strict"], cwd=ROOT, capture_output=True, text=True, check=False)
+    if result.returncode:
+        print(result.stdout, result.stderr.partition("Traceback")[0], sep="", file=sys.stderr)
+    return result.returncode
 
 
-def _for_the_site(text: str, levels: int) -> str:
+def _drop_outside_links(text: str, levels: int) -> str:
     """Replace links that lead `levels` folders up, out of docs/, by their text: the site lacks those files."""
     return re.sub(rf"\[([^\]]*)\]\((?:\.\./){{{levels}}}[^)]*\)", r"\1", text)
 
@@ -51,8 +51,8 @@ def _for_the_site(text: str, levels: int) -> str:
 # -- commands
 
 
-def commands() -> str:
-    """Every command's help, as `--help` prints it."""
+def render_commands() -> str:
+    """Returns the page with the help of every command."""
     import typer
 
     from sluice.cli.main import app
@@ -60,7 +60,7 @@ def commands() -> str:
     out = [
         "# Every command",
         "",
-        "What `sluice COMMAND --help` prints. [Commands by task](../commands.md) is shorter.",
+        "Output of `sluice COMMAND --help`. [Commands by task](../commands.md) is shorter.",
         "",
     ]
     for path, command, context in _walk(typer.main.get_command(app)):
@@ -76,53 +76,53 @@ def commands() -> str:
 
 
 def _walk(command: Any, context: Any = None, path: tuple[str, ...] = ("sluice",)) -> Iterator[tuple[Any, Any, Any]]:
-    here = command.context_class(
+    own_context = command.context_class(
         command, info_name=path[-1], parent=context, terminal_width=100, help_option_names=NAMES
     )
-    yield path, command, here
+    yield path, command, own_context
     for name in sorted(getattr(command, "commands", {})):
         if not command.commands[name].hidden:
-            yield from _walk(command.commands[name], here, (*path, name))
+            yield from _walk(command.commands[name], own_context, (*path, name))
 
 
 # -- keys of a feed
 
 
-def keys() -> str:
-    """Every key that a feed file may have, with its default and what the settings' docstring says."""
+def render_keys() -> str:
+    """Returns the page with every key of a feed file, its default and the docstring of its settings."""
     from sluice.pipelines.feed.feed import Feed
 
-    out = ["# Every key of a feed", "", "From the code that reads feed files. [Feeds](../feeds.md) explains them.", ""]
-    return "\n".join([*out, *_section(Feed, "", "The feed itself")])
+    out = ["# Every key of a feed", "", "Generated from the code. [Feeds](../feeds.md) explains the keys.", ""]
+    return "\n".join([*out, *_render_section(Feed, "", "The feed itself")])
 
 
-def _section(settings: Any, prefix: str, title: str) -> Iterator[str]:
+def _render_section(settings: Any, prefix: str, title: str) -> Iterator[str]:
     yield from (f"## {title}", "", inspect.cleandoc(settings.__doc__ or ""), "", "| key | default |", "|---|---|")
     below = []
     for name, field in settings.model_fields.items():
         if field.exclude:
             continue
         key = field.alias or name
-        if (section := _settings_of(field.annotation)) is not None:
+        if (section := _find_settings(field.annotation)) is not None:
             below.append((section, f"{prefix}{key}.", f"{prefix}{key}"))
         else:
-            yield f"| `{prefix}{key}` | {_default(field)} |"
+            yield f"| `{prefix}{key}` | {_format_default(field)} |"
     yield ""
-    for each in below:
-        yield from _section(*each)
+    for section in below:
+        yield from _render_section(*section)
 
 
-def _settings_of(annotation: Any) -> Any:
-    """The settings that a key holds, also where the key may be left out; None for a key with a plain value."""
+def _find_settings(annotation: Any) -> Any:
+    """Returns the settings class of a key, optional or not, or None for a plain value."""
     from sluice.pipelines.feed.settings import Settings
 
     kinds = [annotation, *typing.get_args(annotation)]
     return next((k for k in kinds if inspect.isclass(k) and issubclass(k, Settings)), None)
 
 
-def _default(field: Any) -> str:
+def _format_default(field: Any) -> str:
     if field.is_required():
-        return "none: it must be there"
+        return "required"
     if field.default_factory is not None:
         return "from other keys"
     value = getattr(field.default, "value", field.default)
@@ -132,34 +132,39 @@ def _default(field: Any) -> str:
 # -- Python
 
 
-def python() -> str:
-    """The functions of `sluice`, what they return, and every error."""
+def render_python() -> str:
+    """Returns the page with the functions of `sluice`, their results, and every error."""
     import sluice
     from sluice.pipelines import errors
     from sluice.reading import Windows
     from sluice.stream import Stream
 
-    out = ["# Python", "", "`import sluice` is cheap: Arrow and Kafka's client are loaded when they are needed.", ""]
+    out = ["# Python", "", "`import sluice` is cheap: Arrow and the Kafka client load on first use.", ""]
     for name in sluice.__all__:
-        found = getattr(sluice, name)
-        if inspect.isfunction(found):
-            out += [*_documented(f"sluice.{name}", found, "##")]
-    for made in (Windows, Stream):
-        out += [f"## {made.__name__}", "", _prose(made), ""]
-        for name, member in vars(made).items():
-            if not name.startswith("_") and inspect.isfunction(member):
-                out += [*_documented(f"{made.__name__}.{name}", member, "###")]
-    import sluice.dagster as own
+        member = getattr(sluice, name)
+        if inspect.isfunction(member):
+            out += [*_describe_function(f"sluice.{name}", member, "##")]
+    for cls in (Windows, Stream):
+        out += [f"## {cls.__name__}", "", _read_docstring(cls), ""]
+        for name, method in vars(cls).items():
+            if not name.startswith("_") and inspect.isfunction(method):
+                out += [*_describe_function(f"{cls.__name__}.{name}", method, "###")]
+    import sluice.dagster as integration
 
-    out += ["## sluice.dagster", "", "[Your own Dagster project](../dagster.md) shows how they go together.", ""]
+    out += ["## sluice.dagster", "", "[Your own Dagster project](../dagster.md) shows them in use.", ""]
     for name in ("feed_definitions", "feed_assets", "when_complete"):
-        out += [*_documented(f"sluice.dagster.{name}", getattr(own, name), "###")]
-    for shown in (own.FeedAssets, own.FeedTranslator, own.FeedAsset, own.FeedsComponent):
-        out += [f"### sluice.dagster.{shown.__name__}", "", _prose(shown), ""]
-    return "\n".join([*out, "## sluice.errors", "", _prose(errors), ""])
+        out += [*_describe_function(f"sluice.dagster.{name}", getattr(integration, name), "###")]
+    for cls in (
+        integration.FeedAssets,
+        integration.FeedTranslator,
+        integration.FeedAsset,
+        integration.FeedsComponent,
+    ):
+        out += [f"### sluice.dagster.{cls.__name__}", "", _read_docstring(cls), ""]
+    return "\n".join([*out, "## sluice.errors", "", _read_docstring(errors), ""])
 
 
-def _documented(name: str, function: Any, level: str) -> Iterator[str]:
+def _describe_function(name: str, function: Any, level: str) -> Iterator[str]:
     yield from (
         f"{level} {name}",
         "",
@@ -167,12 +172,12 @@ def _documented(name: str, function: Any, level: str) -> Iterator[str]:
         f"{name}{inspect.signature(function)}",
         "```",
         "",
-        _prose(function),
+        _read_docstring(function),
         "",
     )
 
 
-def _prose(thing: Any) -> str:
+def _read_docstring(thing: Any) -> str:
     return inspect.cleandoc(thing.__doc__ or "")
 
 

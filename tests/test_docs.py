@@ -129,7 +129,7 @@ def test_every_key_of_a_feed_has_the_keys_of_each_section_that_the_parser_knows(
     assert spec.loader
     site = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(site)
-    named = {line.split("`")[1] for line in site.keys().splitlines() if line.startswith("| `")}
+    named = {line.split("`")[1] for line in site.render_keys().splitlines() if line.startswith("| `")}
     in_files_of_their_own = {f"sluice.pipelines.feed.{name}" for name in ("fleet", "notify_section")}
     modules = {s: s.__module__ for s in Settings.__subclasses__()}
     sections = [

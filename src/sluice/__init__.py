@@ -1,4 +1,4 @@
-"""Sluice lands Kafka topics in a Parquet lake, batch by batch, and can prove that it lost nothing."""
+"""Sluice lands Kafka topics in a Parquet lake, hour by hour, and proves that nothing is missing."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ __version__: str
 
 _LINK = os.path.join(os.path.dirname(__file__), "pipelines")
 if os.path.isfile(_LINK):
-    # Git without symbolic links, or a zip, writes a file that holds the link's text.
+    # Git without symbolic links, or a zip, writes a file that contains the target's path.
     raise ImportError(
         f"{_LINK} should be a symbolic link to the folder pipelines/, but it is a file. This copy of the repository "
         "was made without symbolic links. Clone it with `git clone -c core.symlinks=true` (Windows: turn on "
-        "Developer Mode first), or install a wheel of Sluice, which holds no links."
+        "Developer Mode first), or install a wheel of Sluice, which has no links."
     )
 
 
 def __getattr__(name: str) -> Any:
-    """`__version__`, and `errors`: every way in which Sluice can stop. Late, so that `import sluice` stays cheap."""
+    """Import `__version__` and `errors` on first use, so that `import sluice` stays cheap."""
     if name == "__version__":
         from importlib.metadata import version
 
@@ -49,15 +49,17 @@ def read(
     project: str | os.PathLike[str] | None = None,
     kind: str = "landed",
 ) -> Windows:
-    """A complete window of a feed, or with `to` all windows from `window` up to, not including, that one.
+    """Returns a complete window of a feed, or with `to` all windows from `window` to `to`, exclusive.
 
         sluice.read("orders", "2026-11-20T14").arrow()
         # or .pandas(), .polars(), .duckdb(), .spark(session), .dataset(), .paths
 
     `window` and `to` are starts of windows: text in UTC, ms since the epoch, or datetimes with a zone. `project` is the
-    folder that holds `feeds/`, or one below it (the current one, or `$SLUICE_PROJECT`); `kind` is `landed` or
-    `quarantined`. Raises FeedError, UsageError for what is no window of the feed, and WindowIncomplete while records
-    of it are missing, all from `sluice.errors`.
+    folder of `feeds/`, or one below it (default: `$SLUICE_PROJECT`, or the current folder); `kind` is `landed` or
+    `quarantined`.
+
+    Raises FeedError, UsageError if the feed has no window of that start, and WindowIncomplete while records of it are
+    missing, all from `sluice.errors`.
     """
     from sluice import reading  # late: `import sluice` stays cheap
 
@@ -74,18 +76,18 @@ def stream(
     timeout: float | None = None,
     project: str | os.PathLike[str] | None = None,
 ) -> Stream:
-    """The records of a feed's topics from `start` up to, not including, `end`, as Arrow batches straight from Kafka.
+    """Returns the records of a feed's topics from `start` to `end`, exclusive, as Arrow batches from Kafka.
 
         for batch in sluice.stream("orders", "2026-11-20T14", "2026-11-20T15"): ...
         with sluice.stream("orders", {"orders:0": 150}, follow=True, timeout=30) as records: ...
 
-    `start` and `end` are `earliest`, `latest`, a time (text in UTC as windows are written, ms since the epoch, or a
-    datetime with a zone), or offsets by partition, which also choose the partitions. Without `end` it is what is stable
-    now; with `follow` there is none, and the stream waits for more, for `timeout` seconds at most (None: for ever).
-    Batches have the columns of Spark's Kafka source, `typed` ones those that the feed lands.
+    `start` and `end` are `earliest`, `latest`, a time (text in UTC in the format of windows, ms since the epoch, or a
+    datetime with a zone), or offsets by partition, which also select the partitions. The default end is the current
+    last stable offset. With `follow` the stream has no end, and waits up to `timeout` seconds for more records (None:
+    indefinitely). Batches have the columns of Spark's Kafka source, `typed` ones those of the feed.
 
-    No group is joined, nothing is committed and nothing is written. Raises FeedError, UsageError, NotAuthorized and
-    KafkaUnavailable, and while it is read OffsetsLost, LogTruncated and TopicRecreated.
+    Joins no group, commits nothing and writes nothing. Raises FeedError, UsageError, NotAuthorized and
+    KafkaUnavailable, and during iteration OffsetsLost, LogTruncated and TopicRecreated.
     """
     (made,) = streams(feed, 1, start, end, follow=follow, typed=typed, timeout=timeout, project=project)
     return made
@@ -103,10 +105,10 @@ def streams(
     assignor: str = "range",
     project: str | os.PathLike[str] | None = None,
 ) -> list[Stream]:
-    """`count` streams that share the partitions of a feed's topics, each for a thread of its own; else as `stream`.
+    """Returns `count` streams that share the partitions of a feed's topics, one for each thread; else as `stream`.
 
-    `assignor` is `range` or `round_robin`, as Kafka's consumers share them. Where there are fewer partitions than
-    streams, the last ones are empty.
+    `assignor` is `range` or `round_robin`, as in Kafka's consumers. With fewer partitions than streams, the last
+    streams are empty.
     """
     from pathlib import Path  # late: `import sluice` stays cheap
 

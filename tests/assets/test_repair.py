@@ -184,7 +184,7 @@ def test_the_owner_whose_run_has_ended_in_dagster_is_dead_at_once(world: World, 
         "failed": Life.DEAD, "alive": Life.ALIVE, "beatless": Life.DEAD, "elsewhere": Life.ALIVE,
         "suspect": Life.UNKNOWN,
     }  # fmt: skip
-    assert known == at_once | {"suspect": Verdict(Life.ALIVE, "so it was said")}
+    assert known == at_once | {"suspect": Verdict(Life.ALIVE, "set by the test")}
 
 
 def test_edges_with_dagster_s_word_are_the_same_edges(world: World, instance: dg.DagsterInstance) -> None:

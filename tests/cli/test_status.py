@@ -120,7 +120,7 @@ def test_a_live_batch_says_when_its_owner_was_heard_of(world: World, tell: Tell)
     (live,) = told.document["feeds"][0]["live_batches"]
     assert 7 <= live["beat_seconds"] < 60
     assert (live["owner"]["pid"], live["offsets"]) == (77, 10)
-    assert "catch-up, 10 offsets, run run-1234 (pid 77 on host), at work: so it was said" in told.text
+    assert "catch-up, 10 offsets, run run-1234 (pid 77 on host), at work: set by the test" in told.text
     assert (live["owner_is"], live["ways"]) == ("alive", [])
 
 
@@ -140,7 +140,7 @@ def test_how_the_run_of_a_live_batch_stands_is_what_repair_says_and_the_ways_out
     told = tell(status.status, "orders")
     (live,) = told.document["feeds"][0]["live_batches"]
     give_up = f"sluice repair orders --abandon {live['batch']}"
-    assert (live["owner_is"], live["evidence"]) == ("dead", "so it was said")
+    assert (live["owner_is"], live["evidence"]) == ("dead", "set by the test")
     assert live["ways"] == ["sluice run orders", give_up]
     assert f"batch {live['batch']} (catch-up) is unfinished, and run run-1234 (pid 1 on host) is dead" in told.text
     assert f"→ {give_up}   gives it up" in told.text

@@ -235,7 +235,7 @@ class DeadTo:
 
     def judge(self, owners, *, watch=True):  # type: ignore[no-untyped-def]
         lives = {True: Life.DEAD, False: Life.ALIVE}
-        return {o.token: Verdict(lives[o.token == self._token], "so it was said") for o in owners}
+        return {o.token: Verdict(lives[o.token == self._token], "set by the test") for o in owners}
 
     def last_beat(self, owner):  # type: ignore[no-untyped-def]
         return self._real.last_beat(owner)  # type: ignore[attr-defined]

@@ -1,10 +1,10 @@
-"""Feeds in a Dagster project of one's own.
+"""Feeds in an existing Dagster project.
 
     import sluice.dagster
 
     defs = sluice.dagster.feed_definitions("feeds")
 
-merges with any other definitions. An asset downstream takes a window's rows as an argument:
+merges with any other definitions. An asset downstream takes the rows of a window as an argument:
 
     orders = sluice.dagster.feed_assets("orders", "feeds")
 
@@ -16,7 +16,7 @@ merges with any other definitions. An asset downstream takes a window's rows as 
     def revenue(rows):
         return rows.duckdb().aggregate("sum(amount)").fetchall()
 
-`FeedsComponent` is the same for `dg`, in YAML. Nothing is read before one of these is called.
+`FeedsComponent` does the same for `dg`, in YAML. The import reads no file.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""The feeds of a folder as a component of a `dg` project."""
+"""A component of a `dg` project with the feeds of a folder."""
 
-# No `from __future__ import annotations` here: Dagster reads the annotations of a component themselves, not as text.
+# No `from __future__ import annotations`: Dagster evaluates the annotations of a component.
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -24,13 +24,12 @@ def _scope(asset: FeedAsset) -> dict[str, Any]:
 @dg.scaffold_with(FeedsScaffolder)
 @dataclass
 class FeedsComponent(dg.Component, dg.Resolvable):
-    """Lands Kafka topics as Parquet, as the feed files of a folder say.
+    """Land Kafka topics as Parquet, as configured by the feed files of a folder.
 
-    `feeds` is the folder `feeds/`, or the one that holds it; a relative path counts from the folder of defs.yaml. By
-    default it is the one in the project's folder.
-    `translation` says how the assets are shown; in it, `kind` is topic, landed, quarantined, committed or table, and
-    `name` is the feed's or the topic's. `schedules` land each window as it closes; `sensor` is the name of the one
-    that looks at every feed, or null for none. Both are off until somebody switches them on.
+    `feeds` is the folder `feeds/` or its parent, relative to the folder of defs.yaml; the default is in the project's
+    folder. `translation` changes the specs of the assets; in it, `kind` is topic, landed, quarantined, committed or
+    table, and `name` is that of the feed or topic. `schedules` land each window when it closes. `sensor` is the name of
+    the sensor that watches all feeds, or null for none. Both are off until they are turned on in Dagster.
     """
 
     feeds: str | None = None
@@ -42,7 +41,7 @@ class FeedsComponent(dg.Component, dg.Resolvable):
     sensor: str | None = SENSOR
 
     def get_asset_spec(self, asset: FeedAsset) -> dg.AssetSpec:
-        """The spec of an asset. A subclass may say more than `translation` can."""
+        """Returns the spec of an asset. Override it for changes beyond `translation`."""
         return self.translation(asset.spec, asset) if self.translation else asset.spec
 
     def build_defs(self, context: dg.ComponentLoadContext) -> dg.Definitions:
@@ -53,7 +52,7 @@ class FeedsComponent(dg.Component, dg.Resolvable):
 
 @dataclass(frozen=True)
 class _Component(FeedTranslator):
-    """As the component says."""
+    """Translator that calls the component's `get_asset_spec`."""
 
     by: Callable[[FeedAsset], dg.AssetSpec] = lambda asset: asset.spec
 

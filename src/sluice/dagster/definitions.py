@@ -1,4 +1,4 @@
-"""A folder of feeds as Dagster's definitions, and what an asset downstream needs of a feed."""
+"""Dagster definitions for a folder of feeds, and the keys that assets downstream need."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ Folder = str | os.PathLike[str]
 
 @dataclass(frozen=True, slots=True)
 class FeedAssets:
-    """One feed's assets, for assets downstream: their keys, and their partitions, which are the feed's windows.
+    """Keys of one feed's assets, for assets downstream, and their partitions: the windows of the feed.
 
-    `dagster.AssetIn(landed)` gives the rows of the run's windows, read lazily (`sluice.read` says how).
+    `dagster.AssetIn(landed)` loads the rows of the run's windows lazily, as `sluice.read` does.
     """
 
     landed: dg.AssetKey
@@ -43,14 +43,14 @@ def feed_definitions(
     schedules: bool = True,
     sensor: str | None = SENSOR,
 ) -> dg.Definitions:
-    """Assets, checks, jobs and schedules of every feed in a folder, to be merged with any other definitions.
+    """Returns assets, checks, jobs and schedules of every feed in a folder, for `dg.Definitions.merge`.
 
-    `feeds` is the folder `feeds/`, or the one that holds it; a relative path counts from the current folder. The
-    `schedules` land each window as it closes, and `sensor` is the name of the one that looks at every feed; both are
-    off until somebody switches them on. No executor and no resource comes with them.
+    `feeds` is the folder `feeds/` or its parent, relative to the current folder. `schedules` land each window when it
+    closes, and `sensor` is the name of the sensor that watches all feeds, or None. Both are off until they are turned
+    on in Dagster. The definitions have no executor and no resources.
 
-    Opens no socket. Addresses and secrets of Kafka and the lake may be missing here: a run needs them, and says so. A
-    file that is wrong shows as an asset that says what is wrong. Raises UsageError if there is no such folder.
+    Opens no socket. Addresses and secrets of Kafka and the lake may be missing until a run needs them. An invalid file
+    becomes an asset with the error as its description. Raises UsageError if the folder does not exist.
     """
     project = _project(feeds)
     files, translate = read_shapes(project), (translator or FeedTranslator()).get_asset_spec
@@ -70,9 +70,9 @@ def feed_definitions(
 
 
 def feed_assets(name: str, feeds: Folder, *, translator: FeedTranslator | None = None) -> FeedAssets:
-    """One feed's assets, as `feed_definitions` shows them with the same translator.
+    """Returns the keys of one feed's assets, as in `feed_definitions` with the same translator.
 
-    Raises FeedError if the feed's file is wrong or there is none, and UsageError if there is no such folder.
+    Raises FeedError if the feed's file is invalid or missing, and UsageError if the folder does not exist.
     """
     project = _project(feeds)
     feed = read_shapes(project).feed(name)
@@ -81,21 +81,20 @@ def feed_assets(name: str, feeds: Folder, *, translator: FeedTranslator | None =
 
 
 def when_complete() -> dg.AutomationCondition[Any]:
-    """Run an asset for each window that is complete upstream, also a backfilled one, and again when its rows changed.
+    """Run an asset for each window that is complete upstream, and again when its rows change.
 
-    Like `AutomationCondition.eager`, but for every partition instead of only the latest.
+    Like `AutomationCondition.eager`, but for every partition instead of the latest, so also for backfills.
     """
     return WHEN
 
 
 def _project(feeds: Folder) -> Project:
-    """The project whose feeds these are. No folder above is searched: that would find another one's."""
+    """Returns the project of these feeds. Folders above are not searched: they may have another project."""
     named = Path(feeds).resolve()
     for root in (named, named.parent):
         if (root / "feeds").is_dir() and named in (root, root / "feeds"):
             return Project(root)
     raise UsageError(
         f"no folder `feeds` at {named}",
-        remedy="name the folder `feeds/` of your feed files, or the one that holds it; relative to "
-        f"{Path.cwd()}, or as Path(__file__).parent / …",
+        remedy=f"pass the folder `feeds/` or its parent, relative to {Path.cwd()}, or as Path(__file__).parent / …",
     )

@@ -1,4 +1,4 @@
-"""What `dg scaffold defs sluice.dagster.FeedsComponent` writes: defs.yaml, and a first feed if there is none yet."""
+"""Files of `dg scaffold defs sluice.dagster.FeedsComponent`: defs.yaml, and a first feed if it does not exist."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from pydantic import BaseModel, Field
 
 
 class FeedsScaffoldParams(BaseModel):
-    """What may be said when a component is scaffolded."""
+    """Options of the scaffold command."""
 
-    topic: str | None = Field(default=None, description="A topic in Kafka, for a first feed file of that name.")
+    topic: str | None = Field(default=None, description="A Kafka topic: writes a first feed file for it.")
 
 
 FEED = """\
-# One feed: a topic of Kafka, landed as Parquet, hour by hour. `sluice feeds check` says whether it is right;
-# `sluice init` proposes types for its columns from what lies in the topic.
+# A feed: a Kafka topic, landed as Parquet, hour by hour. `sluice feeds check` validates it;
+# `sluice init` proposes column types from a sample of the topic.
 kafka:
   bootstrap: ${{KAFKA_BOOTSTRAP}}
 topics: {topic}
@@ -25,7 +25,7 @@ start: earliest
 
 
 class FeedsScaffolder(dg.Scaffolder[FeedsScaffoldParams]):
-    """Writes defs.yaml, and `feeds/` in the project's folder with a first feed where a topic is named."""
+    """Write defs.yaml, and `feeds/` in the project's folder, with a first feed for the option `topic`."""
 
     @classmethod
     def get_scaffold_params(cls) -> type[FeedsScaffoldParams]:

@@ -1,4 +1,4 @@
-"""How a project of one's own shows the assets of its feeds."""
+"""Keys, groups, owners and tags of feed assets in an existing Dagster project."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from sluice.assets.specs.asset_specs import FeedAsset
 
 @dataclass(frozen=True)
 class FeedTranslator:
-    """Says how each asset is shown: the same for all by these fields, or one by one in a subclass.
+    """Change the specs of assets: all alike with these fields, or each in a subclass.
 
-    `key_prefix` goes before each key. `group_name` replaces the group, which is the feed's name, or `kafka` for topics.
-    `owners` are added, and so are `tags` and `kinds`.
+    `key_prefix` prefixes each key. `group_name` replaces the group: the feed's name, or `kafka` for topics. `owners`,
+    `tags` and `kinds` are added.
     """
 
     key_prefix: str | Sequence[str] = ()
@@ -25,9 +25,9 @@ class FeedTranslator:
     kinds: Sequence[str] = ()
 
     def get_asset_spec(self, asset: FeedAsset) -> dg.AssetSpec:
-        """The spec of an asset; `asset.spec` is what is shown without a translator.
+        """Returns the spec of an asset; `asset.spec` is the default.
 
-        What an asset depends on, its partitions and its checks stay as they are, whatever the spec says of them.
+        Dependencies, partitions and checks of the returned spec are ignored.
         """
         spec = asset.spec
         if self.key_prefix:

@@ -1,10 +1,10 @@
-"""For tests of feeds, contracts and reports, and of Sluice itself: `land`, and every port in memory.
+"""Tests of feeds, contracts and reports, and of Sluice itself: `land`, and every port in memory.
 
     from sluice.testing import Message, land
 
-`land` is all that a project needs (docs/testing.md). The ports of `sluice.pipelines.ports` are here by module: `lake`,
-`cluster`, `group`, `groups`, `engine`, `fetcher`, `liveness`, `clock`. `logs` builds record batches as brokers hold
-them. Nothing that runs in production imports this package.
+Projects need only `land` (docs/testing.md). Each port of `sluice.pipelines.ports` has a module: `lake`, `cluster`,
+`group`, `groups`, `engine`, `fetcher`, `liveness`, `clock`. `logs` builds record batches in the format of brokers. Code
+that runs in production never imports this package.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""A clock that stands until it is set."""
+"""A clock that tests set."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 @dataclass
 class MemoryClock:
-    """`ports.Clock`: `now` is ms since the epoch. Each look moves it on by `step`."""
+    """`ports.Clock`: `now` is ms since the epoch. Each call first adds `step`."""
 
     now: int = 0
     step: int = 0

@@ -1,4 +1,4 @@
-"""A Kafka cluster in memory: partitions as a test says they stand, or logs that hold records."""
+"""A Kafka cluster in memory: partitions with a given state, or logs of records."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ from sluice.testing.logs import Log
 
 @dataclass
 class MemoryCluster:
-    """`ports.Cluster` in memory. `states` are its partitions. One that is in `logs` too ends where its log does, and
-    look-ups by time find its records.
+    """`ports.Cluster` in memory.
 
-    `requests` counts what the real cluster would be sent: a request to each leader that a question concerns, four where
-    partitions are described.
+    `states` are its partitions. A partition that is in `logs` too ends at the end of its log, and look-ups by time
+    search its records. `requests` counts the requests to a real cluster: one per leader and look-up, four to describe
+    partitions.
     """
 
     states: dict[TopicPartition, PartitionState] = field(default_factory=dict)
@@ -31,14 +31,14 @@ class MemoryCluster:
     at: dict[TopicPartition, OffsetAtTime] = field(default_factory=dict)
     """The answer to every look-up by time in a partition without a log."""
     ends: dict[TopicPartition, int] = field(default_factory=dict)
-    """Where leader epochs ended."""
+    """End offsets of leader epochs."""
     open: dict[TopicPartition, OpenTransaction] = field(default_factory=dict)
     settings: Configs = field(default_factory=Configs)
     logs: dict[TopicPartition, Log] = field(default_factory=dict)
     requests: Counter[str] = field(default_factory=Counter)
 
     def forget(self) -> None:
-        """Nothing: every answer is of its moment."""
+        """No-op: answers are never cached."""
 
     def cluster_id(self) -> str:
         self.requests["Metadata"] += 1
@@ -72,10 +72,10 @@ class MemoryCluster:
         told = {t: c for t, c in self.settings.topics.items() if t in wanted}
         return Configs(told, self.settings.broker, self.settings.denied)
 
-    # -- what a cluster of another kind says otherwise
+    # -- for subclasses to override
 
     def known(self) -> Iterable[TopicPartition]:
-        """Every partition."""
+        """Returns every partition."""
         return self.states
 
     def leader(self, tp: TopicPartition) -> int:
@@ -89,14 +89,14 @@ class MemoryCluster:
         return replace(state, log_start=start, stable_end=log.stable_end, high_watermark=log.end)
 
     def first(self, tp: TopicPartition, time: int) -> OffsetAtTime | None:
-        """The first record stamped at or after the time."""
+        """Returns the first record with this timestamp or a later one."""
         if tp not in self.logs:
             return self.at.get(tp)
         found = ((o, s) for o, s in self.logs[tp].stamps() if s >= time and o >= self.states[tp].log_start)
         return next((OffsetAtTime(o, s) for o, s in found), None)
 
     def epoch_end(self, tp: TopicPartition) -> int | None:
-        """Where the leader epoch asked for ended; None: nobody knows."""
+        """Returns the end of the requested leader epoch, or None if it is unknown."""
         return self.ends.get(tp)
 
     def _ask(self, what: str, concerned: Iterable[TopicPartition], times: int = 1) -> None:
@@ -108,7 +108,7 @@ class MemoryCluster:
 
 
 def partition(topic: str = "orders", number: int = 0, **changes: object) -> PartitionState:
-    """A partition with 100 stable offsets on leader 1, unless told otherwise."""
+    """Returns a partition with 100 stable offsets on leader 1; `changes` are fields of PartitionState."""
     fields = {
         "topic_id": "id-1",
         "leader": 1,

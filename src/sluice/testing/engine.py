@@ -1,4 +1,4 @@
-"""An engine that carries out tasks in this process: the code that Spark's executors run, over a fetcher in memory."""
+"""An engine that runs tasks in this process, with the code of Spark executors and a fetcher in memory."""
 
 from __future__ import annotations
 
@@ -23,10 +23,9 @@ TASK_BYTES = 512 << 20
 
 @dataclass
 class MemoryEngine:
-    """`ports.Engine` without Spark. `fetcher` makes the fetcher of a task.
+    """`ports.Engine` without Spark. `fetcher` creates the fetcher of a task.
 
-    `ran` are the jobs so far; `canceled` counts calls of `cancel`. An engine that only makes up outcomes replaces
-    `carry_out`.
+    `ran` collects the jobs; `canceled` counts calls of `cancel`. Override `carry_out` to return invented outcomes.
     """
 
     lake: Lake = field(default_factory=MemoryLake)
@@ -48,8 +47,8 @@ class MemoryEngine:
         self.canceled += 1
 
     def carry_out(self, job: Job, task: Task) -> list[Outcome]:
-        """One outcome for each slice of the task."""
-        # Late: the compiled loops come with it, and engines of another kind need none.
+        """Returns one outcome for each offset range of the task."""
+        # Late: it imports the compiled loops, which other engines do not need.
         from sluice.pipelines.landing.task import Assignment, Tools, run_task
 
         plan = job.plan
@@ -67,5 +66,5 @@ class MemoryEngine:
         return run_task(task, work, Tools(self.fetcher(), self.lake, self.format(job)))
 
     def format(self, job: Job) -> Format:
-        """What makes rows of records."""
+        """Returns the format that decodes records into rows."""
         return job.shape.format(KeptSchemas(self.lake, job.plan.feed))

@@ -1,4 +1,4 @@
-"""A Fetcher over logs in memory: what a task sees of Kafka, with answers of any size, damage and failures."""
+"""A Fetcher over logs in memory, with responses of any size, damage and failures."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from sluice.testing.logs import Log
 class MemoryFetcher:
     """`ports.Fetcher` over logs in memory.
 
-    `damaged` says how many streams will see a flipped bit in a partition, `failing` what ends its slices. `read`
-    collects the slices of each stream; `cut_short` ends every stream after so many answers. `counted` is what it says
-    that brokers were asked.
+    `damaged` is the number of streams that read a flipped bit in a partition, `failing` the error that ends its offset
+    ranges. `read` collects the offset ranges of each stream. `cut_short` ends every stream after this number of
+    responses. `counted` is the reported traffic.
     """
 
     logs: Mapping[TopicPartition, Log]
@@ -46,7 +46,7 @@ class MemoryFetcher:
     def close(self) -> None: ...
 
     def _answers(self, slices: Sequence[Slice], limits: FetchLimits) -> Iterator[Fetched | FetchFailed]:
-        """One answer for each active slice in turn, as a leader would give them."""
+        """Yields one response for each active offset range in turn, like a leader."""
         waiting = list(enumerate(slices))
         active: list[Iterator[Fetched | FetchFailed]] = []
         while waiting or active:
@@ -73,7 +73,7 @@ class MemoryFetcher:
             yield Fetched(index, data, tuple(aborted), position, position >= s.end, waited_ns=1)
 
     def _answer(self, log: Log, position: int) -> tuple[bytes, list[tuple[int, int]], int]:
-        """Whole batches from the position on: at least one, then as many as fit; the end of the log when none is."""
+        """Returns full batches from the position on, at least one, aborted transactions, and the next position."""
         found = [b for b in log.batches if b.last >= position]
         taken, size = 0, 0
         while taken < len(found) and (taken == 0 or size + len(found[taken].data) <= self.answer_bytes):

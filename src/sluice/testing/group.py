@@ -1,4 +1,4 @@
-"""A consumer group in memory: its coordinator, and our place in it."""
+"""A consumer group in memory: its coordinator and our membership."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from sluice.pipelines.ports import Letter, Member
 
 @dataclass
 class MemoryGroup:
-    """`ports.Group` in memory: one generation at a time, one transactional id, answers that can get lost."""
+    """`ports.Group` in memory: one generation at a time, one transactional ID, responses that can get lost."""
 
     offsets: dict[TopicPartition, CommittedOffset] = field(default_factory=dict)
     others: list[Member] = field(default_factory=list)
@@ -21,15 +21,15 @@ class MemoryGroup:
     epoch: int = 0
     joins: int = 0
     lose: str | None = None
-    """`after`: the next commit takes effect and its answer is lost; `before`: it does not."""
+    """`after`: the next commit takes effect and its response is lost; `before`: it does not take effect."""
     on_commit: Callable[[], None] = lambda: None
     topics: dict[str, int] = field(default_factory=dict)
-    """The topics that letters may go to, with how many partitions they have."""
+    """Topics of dead letters, with their number of partitions."""
     letters: list[tuple[str, Letter]] = field(default_factory=list)
-    """What readers see in them."""
+    """Committed dead letters, with their topics."""
     on_letter: Callable[[Letter], None] = lambda letter: None
     on_end: Callable[[], None] = lambda: None
-    """Called when a transaction has taken effect, before its caller hears of it."""
+    """Called when a transaction has taken effect, before `commit_transaction` returns."""
 
     def committed(self, partitions: Iterable[TopicPartition]) -> Mapping[TopicPartition, CommittedOffset | None]:
         return {tp: self.offsets.get(tp) for tp in partitions}
@@ -48,12 +48,12 @@ class MemoryGroup:
         yield MemoryMembership(self, self.generation)
 
     def intrude(self) -> None:
-        """Somebody else joins: our generation is over."""
+        """Join as another member, which ends our generation."""
         self.generation += 1
 
 
 class MemoryMembership:
-    """`ports.Membership` of one join: fenced as soon as somebody else joins, or begins transactions."""
+    """`ports.Membership` of one join: fenced when another member joins, or another producer starts transactions."""
 
     def __init__(self, group: MemoryGroup, generation: int) -> None:
         self._group, self._generation, self._epoch = group, generation, -1

@@ -1,4 +1,4 @@
-"""Every consumer group of a cluster in memory: a coordinator over the groups that a test puts there."""
+"""All consumer groups of a cluster in memory."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ BROKER = Broker(1, "kafka-1:9092")
 class MemoryGroups:
     """`ports.Groups` in memory.
 
-    `ours` is the group whose committed offsets are those of `group`; `kinds` and `members` are by name.
+    `ours` is the name of `group`; `kinds` and `members` are by name.
     """
 
     ours: str
@@ -57,5 +57,5 @@ class MemoryGroups:
 
 
 def member(client: str = "loader", *held: TopicPartition, instance: str | None = None) -> GroupMember:
-    """A member that holds the partitions."""
+    """Returns a member with these partitions."""
     return GroupMember(f"{client}-1", client, "10.0.0.7", instance, held)

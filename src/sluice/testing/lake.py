@@ -1,4 +1,4 @@
-"""A lake in a dict, with a hook before every call and a count of them."""
+"""A lake in a dict, with hooks before calls and counts of requests."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from sluice.pipelines.errors import Unknown
 from sluice.pipelines.model.stat import Stat
 
 PAGE = 1000
-"""Names that a store gives in one answer."""
+"""Names in one response of a store."""
 
 
 class Files(UserDict[str, bytes]):
-    """Files by path. Their paths are kept in order, so that a folder of a large lake is found by bisecting."""
+    """Files by path, sorted, so that a folder of a large lake is located by bisection."""
 
     def __init__(self, files: Mapping[str, bytes] | None = None) -> None:
         self.data = dict(files or {})
@@ -42,18 +42,18 @@ class Files(UserDict[str, bytes]):
         return Files(self.data)
 
     def below(self, prefix: str, after: str = "") -> list[str]:
-        """Paths below the folder, in order, those greater than `after` only."""
+        """Returns the paths below the folder that are greater than `after`, in order."""
         folder = prefix.rstrip("/") + "/"
         first, last = bisect_left(self._paths, max(folder, after)), bisect_left(self._paths, folder[:-1] + "0")
         return [p for p in self._paths[first:last] if p > after]
 
 
 class MemoryLake:
-    """`ports.Lake` in memory. `files` may be read and changed at will.
+    """`ports.Lake` in memory. Tests may read and change `files`.
 
-    `before` holds a hook for each method that wants one, by its name: called with the path before anything is done, it
-    may raise, or change the lake as a rival would. That of `create` is called when the block ends, before the file
-    appears. `requests` counts what a store would be asked.
+    `before` has hooks by method name. A hook is called with the path before the method acts; it may raise, or change
+    the lake like a concurrent writer. The hook of `create` is called at the end of the block, before the file appears.
+    `requests` counts the requests to a store.
     """
 
     uri = "memory://"
@@ -63,9 +63,9 @@ class MemoryLake:
         self._lock = threading.RLock()
         self.before: dict[str, Callable[[str], None]] = {}
         self.lose_answer_of: set[str] = set()
-        """Paths whose next `put_if_absent` takes effect and raises Unknown."""
+        """Paths whose next `put_if_absent` takes effect, but raises Unknown."""
         self.begun: dict[str, int] = {}
-        """Unfinished writes, and for how long (ms) each has stood still."""
+        """Unfinished writes, with the time (ms) since their last progress."""
         self.requests: Counter[str] = Counter()
 
     @property
@@ -77,7 +77,7 @@ class MemoryLake:
         self._files = files if isinstance(files, Files) else Files(files)
 
     def write(self, path: str, data: bytes | None) -> None:
-        """Every change of a file goes through here, after `before`. None: remove it."""
+        """Write a file, or remove it if `data` is None. All changes pass through here, after `before`."""
         with self._lock:
             if data is None:
                 self._files.pop(path, None)

@@ -1,10 +1,10 @@
-"""Messages through a feed, without Kafka, Spark or Dagster: what a test of a feed, a contract or a report needs.
+"""Land messages through a feed, without Kafka, Spark or Dagster, in tests of feeds, contracts and reports.
 
     landed = land("feeds/orders.yaml", [Message(b'{"id": 1}'), Message(b"no json")])
     landed.rows, landed.quarantined
 
-It is the real pipeline that runs, over ports in memory: the messages are laid out as Kafka stores them, then decoded,
-typed, checked against the contract, written as Parquet, proven and published. Offsets are not committed.
+The real pipeline runs over ports in memory: the messages are encoded as Kafka stores them, then decoded, typed, checked
+against the contract, written as Parquet, proven and published. Offsets are not committed.
 """
 
 from __future__ import annotations
@@ -62,9 +62,8 @@ _BATCH_ROWS = 1 << 16
 class Message:
     """One record as a producer sends it; a value of None is a tombstone.
 
-    `time` is a datetime with a zone, or ms since the epoch. A message without one is sent when all before has landed:
-    2026-01-01T00:00Z in a new lake, else where the newest complete window ends. `topic` may be left out where the feed
-    reads one topic.
+    `time` is a datetime with a zone, or ms since the epoch. The default is 2026-01-01T00:00Z in a new lake, else the
+    end of the newest complete window. `topic` is optional if the feed reads one topic.
     """
 
     value: bytes | None
@@ -82,21 +81,21 @@ class LandedMessages:
     feed: Feed = field(repr=False)
     lake: Lake = field(repr=False)
     result: Landed = field(repr=False)
-    """What a run tells: its batches with plan and receipts, and frontiers."""
+    """The result of the run: batches with plan and receipts, and frontiers."""
 
     @cached_property
     def rows(self) -> pa.Table:
-        """The rows that landed, by topic, partition and offset."""
+        """Landed rows, by topic, partition and offset."""
         return self._table(PartKind.LANDED)
 
     @cached_property
     def quarantined(self) -> pa.Table:
-        """The records that were refused, as they came, and why: `stage`, `reason`, `expectation`, `field`, `detail`."""
+        """Refused records with their original bytes, `stage`, `reason`, `expectation`, `field` and `detail`."""
         return self._table(PartKind.QUARANTINED)
 
     @property
     def counts(self) -> Counts:
-        """How many messages landed, were quarantined, were dropped, and so on."""
+        """Numbers of landed, quarantined, dropped and other messages."""
         return sum((b.counts for b in self.result.batches), Counts())
 
     @property
@@ -109,22 +108,22 @@ class LandedMessages:
 
     @property
     def drift(self) -> list[Drift]:
-        """How the messages differ from the feed's schema, by kind and field."""
+        """Differences between the messages and the feed's schema, by kind and field."""
         return list(drift_of(self._receipts))
 
     @property
     def windows(self) -> list[str]:
-        """The windows that are complete since this call, by their starts in UTC: `2026-01-01T00:00`."""
+        """Windows that this call completed, by their starts in UTC: `2026-01-01T00:00`."""
         return [show_window(w) for w in self.result.windows]
 
     def report(self, path: str | os.PathLike[str], window: When | None = None) -> pa.Table:
-        """The report's result over a complete window: by default the one that the messages landed in.
+        """Returns the report's result over a complete window, by default the window of the messages.
 
-        Spark runs it in this process, by the feed's `spark.conf`, over the files of a lake in a folder. Raises
-        FeedError for a file that is no report, WindowIncomplete, Failed with what Spark says of the SQL, and SetupError
-        without Spark.
+        Spark runs it in this process, with the feed's `spark.conf`, over the files of a lake in a folder. Raises
+        FeedError for an invalid report, WindowIncomplete, Failed with Spark's error in the SQL, and SetupError without
+        Spark.
         """
-        from sluice.spark_source import run_report  # late: landing does without Spark
+        from sluice.spark_source import run_report  # late: landing needs no Spark
 
         report = load_report(Path(path))
         if report.feed != self.feed.name:
@@ -175,15 +174,13 @@ def land(
     lake: str | os.PathLike[str] | Lake | None = None,
     environ: Mapping[str, str] | None = None,
 ) -> LandedMessages:
-    """Land the messages by the feed (its file, or a feed that is loaded), in memory or in the folder `lake`.
+    """Land the messages through a feed (a file, or a loaded feed), in memory or in the folder `lake`.
 
-    Every message is landed, whatever the feed's `start` says. Landing in the same lake again (a folder, or `.lake` of
-    what landed before) goes on behind what is there. `environ` takes the place of the environment variables that a feed
-    file names.
+    Every message lands, regardless of the feed's `start`. A second call with the same lake (a folder, or `.lake` of an
+    earlier result) continues after the first. `environ` replaces the environment variables of the feed file.
 
-    Raises FeedError for a feed file or a contract that is wrong, and what a run would fail with: ContractBroken for a
-    batch that breaks its contract, QuarantineExceeded, SchemaDrifted, and so on, from
-    `sluice.pipelines.errors`.
+    Raises FeedError for an invalid feed file or contract, and the errors of a run: ContractBroken for a batch that
+    breaks its contract, QuarantineExceeded, SchemaDrifted and others, from `sluice.pipelines.errors`.
     """
     if not isinstance(feed, Feed):
         feed = load_feed(Path(feed), {LOCAL_KAFKA: "memory:9092", **(os.environ if environ is None else environ)})
@@ -223,27 +220,27 @@ def _lake_at(lake: str | os.PathLike[str] | Lake | None) -> Lake:
     if not isinstance(lake, str | os.PathLike):
         return lake
     if "://" in str(lake):
-        raise UsageError(f"{lake} is no folder", remedy="name a folder, or leave `lake` out to land in memory")
+        raise UsageError(f"{lake} is no folder", remedy="name a folder, or omit `lake` to land in memory")
     return LocalLake(Path(lake))
 
 
 def _refuse_real(ledger: Ledger, lake: object) -> None:
-    """Nothing is given up, nor landed, in a lake that holds what came from a Kafka."""
+    """Refuse a lake with rows from a real Kafka."""
     if (cluster := ledger.read().cluster) not in ("", _CLUSTER):
         raise UsageError(
-            f"the lake {lake} holds what feed {ledger.feed} landed from Kafka cluster {cluster}",
+            f"the lake {lake} has rows that feed {ledger.feed} landed from Kafka cluster {cluster}",
             remedy="land into a folder of the test's own, such as tmp_path",
         )
 
 
 def _give_up_refused(ledger: Ledger) -> None:
-    """Abandon what an earlier call was refused: its messages are gone."""
+    """Abandon batches that earlier calls refused, since their messages are gone."""
     for batch in ledger.read().live():
-        abandon(ledger, batch.id, "its messages were those of a test")
+        abandon(ledger, batch.id, "messages of a test")
 
 
 def _logs(feed: Feed, state: State, messages: Iterable[Message], begin: int) -> tuple[dict[TopicPartition, Log], int]:
-    """Each partition's log, which begins where the ledger's account of it ends, and the newest time in them."""
+    """Returns the log of each partition, from its frontier on, and the newest time in them."""
     records: dict[TopicPartition, list[LogRecord]] = {tp: [] for tp in state.current}
     records |= {tp: [] for topic in feed.topics.names if (tp := TopicPartition(topic, 0)) not in records}
     times = [begin] if state.boundary_times else []
@@ -265,7 +262,9 @@ def _batches(records: Sequence[LogRecord]) -> Iterable[LogBatch]:
 def _only_topic(feed: Feed) -> str:
     if len(feed.topics.names) == 1:
         return feed.topics.names[0]
-    raise UsageError(f"feed {feed.name} reads several topics", remedy="say of each message which: Message(…, topic=…)")
+    raise UsageError(
+        f"feed {feed.name} reads several topics", remedy="name the topic of each message: Message(…, topic=…)"
+    )
 
 
 def _ms(time: datetime | int) -> int:

@@ -1,4 +1,4 @@
-"""Who is alive, as a test says it."""
+"""Liveness of runs, set by tests."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from sluice.pipelines.model.receipts import Life, Owner, Verdict
 
 @dataclass
 class MemoryLiveness:
-    """`ports.Liveness` in memory. Owners live until their token is in `dead`; of `suspects` only watching tells."""
+    """`ports.Liveness` in memory. Owners live unless their token is in `dead`; `suspects` need watching."""
 
     dead: set[str] = field(default_factory=set)
     suspects: set[str] = field(default_factory=set)
     beaten: list[str] = field(default_factory=list)
     beats: dict[str, int] = field(default_factory=dict)
-    """By token, when it was heard of last (ms)."""
+    """Time of the last heartbeat by token (ms)."""
     known: list[Owner] = field(default_factory=list)
-    """The owners with a beat in the lake."""
+    """Owners with a heartbeat in the lake."""
 
     @contextmanager
     def beat(self, owner: Owner) -> Iterator[None]:
@@ -27,10 +27,10 @@ class MemoryLiveness:
         yield
 
     def judge(self, owners: Iterable[Owner], *, watch: bool = True) -> Mapping[str, Verdict]:
-        return {o.token: Verdict(self.life(o.token, watch), "so it was said") for o in owners}
+        return {o.token: Verdict(self.life(o.token, watch), "set by the test") for o in owners}
 
     def life(self, token: str, watch: bool) -> Life:
-        """How the owner of that token stands."""
+        """Returns the state of the owner with this token."""
         if token in self.suspects:
             return (Life.DEAD if token in self.dead else Life.ALIVE) if watch else Life.UNKNOWN
         return Life.DEAD if token in self.dead else Life.ALIVE
@@ -43,5 +43,5 @@ class MemoryLiveness:
 
 
 def owner(token: str = "token-1", run: str = "run-1") -> Owner:
-    """Who works on a batch: a run's process."""
+    """Returns the owner of a batch: the process of a run."""
     return Owner(token, run, "host", 1, 0)

@@ -1,7 +1,7 @@
-"""Logs as a broker holds them: record batches as bytes, built by kafka-python's own builders.
+"""Logs of brokers: record batches as bytes, built with kafka-python's builders.
 
-Compressed batches carry the builder's bytes through a codec of another library; what a consumer must see is worked
-out here from the description of the log, never from its bytes.
+Other libraries compress the bytes of the builders. The rows that a consumer must receive are derived from the
+description of the log, never from its bytes.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ Row = dict[str, Any]
 
 @dataclass(frozen=True)
 class LogRecord:
-    """`skip` offsets were compacted away just before it."""
+    """A record; compaction removed `skip` offsets before it."""
 
     key: bytes | None = b"k"
     value: bytes | None = b"v"
@@ -39,7 +39,7 @@ class LogRecord:
 
 @dataclass(frozen=True)
 class LogBatch:
-    """One batch of a log; `gap` offsets lie between it and the one before, `tail` offsets after its last record.
+    """A batch of a log, with `gap` offsets before it and `tail` offsets after its last record.
 
     A marker has the time of its first record.
     """
@@ -59,7 +59,7 @@ class LogBatch:
 
 @dataclass(frozen=True)
 class Stored:
-    """A batch at its place in the log."""
+    """A batch with its offsets and bytes."""
 
     batch: LogBatch
     base: int
@@ -70,8 +70,9 @@ class Stored:
 
 @dataclass
 class Log:
-    """A partition: its batches in offset order, aborted transactions as (producer, first, last offset), and the first
-    offset of each producer's open one.
+    """A partition: batches in offset order, and transactions.
+
+    Aborted transactions are (producer, first offset, last offset); open ones are first offsets by producer.
     """
 
     batches: list[Stored] = field(default_factory=list)
@@ -85,7 +86,7 @@ class Log:
 
     @property
     def stable_end(self) -> int:
-        """Where the first open transaction begins, else the end."""
+        """The last stable offset: the first offset of an open transaction, else the end."""
         return min(self.open.values(), default=self.end)
 
     @property
@@ -93,13 +94,13 @@ class Log:
         return b"".join(b.data for b in self.batches)
 
     def fetch(self, position: int, most: int = HUGE) -> tuple[bytes, list[tuple[int, int]]]:
-        """As a broker answers: bytes from the batch that holds `position` on, cut at `most`, and the aborted list."""
+        """Returns bytes from the batch of `position` on, cut at `most`, and aborted transactions, like a broker."""
         found = [b for b in self.batches if b.last >= position]
         aborted = [(producer, first) for producer, first, last in self.aborted if last >= position]
         return b"".join(b.data for b in found)[:most], aborted
 
     def stamps(self, *, markers: bool = False) -> list[tuple[int, int]]:
-        """(offset, stamp) of all records, in order; markers are left out unless asked for."""
+        """Returns (offset, timestamp) of all records in order, with `markers` also of control records."""
         return [
             (offset, r.time if b.batch.append_time is None else b.batch.append_time)
             for b in self.batches
@@ -108,7 +109,7 @@ class Log:
         ]
 
     def visible(self, start: int, end: int, read_committed: bool = True) -> list[Row]:
-        """The rows of [start, end) that a consumer must see."""
+        """Returns the rows of [start, end) that a consumer must receive."""
         rows = []
         for b in self.batches:
             if b.batch.marker is not None or (read_committed and self.is_aborted(b)):
@@ -122,13 +123,13 @@ class Log:
         return b.batch.transactional and any(inside)
 
     def count(self, start: int, end: int, control: bool) -> int:
-        """Records of [start, end) in control batches, or in aborted transactions."""
+        """Returns the number of records of [start, end) in control batches, or in aborted transactions."""
         batches = (b for b in self.batches if (b.batch.marker is not None if control else self.is_aborted(b)))
         return sum(start <= offset < end for b in batches for offset in b.offsets)
 
 
 def log(*batches: LogBatch, start: int = 0) -> Log:
-    """Lay the batches out one after another from `start` on; markers decide which transactions were aborted."""
+    """Append the batches from offset `start` on; markers decide which transactions are aborted."""
     out = Log(start=start)
     for batch in batches:
         stored = store(batch, out.end + batch.gap)
@@ -183,9 +184,9 @@ def v2(batch: LogBatch, base: int, last: int, offsets: Sequence[int]) -> bytes:
     builder = DefaultRecordBatchBuilder(2, 0, False, -1, -1, -1, HUGE)
     first = batch.records[0].time if batch.records else 0
     for r, offset in zip(batch.records, offsets, strict=True):
-        # In the log deltas wrap around at 64 bits.
+        # Deltas in the log wrap around at 64 bits.
         builder.append(offset - base, first + int64(r.time - first), r.key, r.value, list(r.headers))
-    payload = bytes(builder._buffer)[61:]  # `build` would choke on such times in its header
+    payload = bytes(builder._buffer)[61:]  # `build` fails for such times in its header
     newest = max((int64(r.time) for r in batch.records), default=-1)
     newest = newest if batch.append_time is None else batch.append_time
     attributes = batch.codec if batch.records else 0
@@ -200,13 +201,13 @@ def v2(batch: LogBatch, base: int, last: int, offsets: Sequence[int]) -> bytes:
 def raw_v2(
     base: int, delta: int, attributes: int, first: int, newest: int, producer: int, count: int, records: bytes
 ) -> bytes:
-    """A batch of format v2 from its header fields, with a right checksum."""
+    """Returns a batch of format v2 with these header fields and a valid checksum."""
     body = struct.pack(">hiqqqhii", attributes, delta, first, newest, producer, 0, -1, count) + records
     return struct.pack(">qiibI", base, len(body) + 9, 3, 2, crc32c(body)) + body
 
 
 def with_checksum(batch: bytes) -> bytes:
-    """The same v2 batch with its checksum put right."""
+    """Returns the v2 batch with a valid checksum."""
     return batch[:17] + struct.pack(">I", crc32c(batch[21:])) + batch[21:]
 
 
@@ -224,7 +225,7 @@ def compress(data: bytes, codec: int, xerial: bool = True) -> bytes:
 
 
 def snappy_stream(data: bytes, block: int = 32 << 10) -> bytes:
-    """Xerial's framing, as the Java client writes it."""
+    """Compress with Xerial's framing, like the Java client."""
     out = bytearray(b"\x82SNAPPY\0" + struct.pack(">ii", 1, 1))
     for i in range(0, len(data), block):
         piece = bytes(cramjam.snappy.compress_raw(data[i : i + block]))
@@ -233,7 +234,7 @@ def snappy_stream(data: bytes, block: int = 32 << 10) -> bytes:
 
 
 def lz4_frame(data: bytes, checksum: int = 0x82, block: int = 64 << 10) -> bytes:
-    """A frame of independent 64 KiB blocks without content size, as the Java client writes it."""
+    """Compress into a frame of independent 64 KiB blocks without content size, like the Java client."""
     out = bytearray(b"\x04\x22\x4d\x18\x60\x40" + bytes([checksum]))
     for i in range(0, len(data), block):
         piece = data[i : i + block]
@@ -247,7 +248,7 @@ def lz4_frame(data: bytes, checksum: int = 0x82, block: int = 64 << 10) -> bytes
 
 
 def message_set(batch: LogBatch, offsets: Sequence[int]) -> bytes:
-    """Plain messages one after another, or wrapped into one compressed message."""
+    """Returns plain messages one after another, or wrapped into one compressed message."""
     shift = 0 if batch.magic == 0 or batch.codec == NONE else offsets[0]
     builder = LegacyRecordBatchBuilder(batch.magic, 0, HUGE)
     for r, offset in zip(batch.records, offsets, strict=True):
@@ -270,7 +271,7 @@ def message(offset: int, magic: int, attributes: int, time: int, key: bytes | No
 
 
 def stamped(messages: bytes, time: int) -> Iterable[bytes]:
-    """Plain messages of magic 1 with the broker's time."""
+    """Yields plain messages of magic 1 with the broker's time."""
     at = 0
     while at < len(messages):
         stop = at + 12 + struct.unpack_from(">i", messages, at + 8)[0]

@@ -109,7 +109,7 @@ def test_a_catch_up_finishes_a_dead_replacing_that_nothing_owed_overlaps(landed:
     done, heard = ran(landed, CATCH_UP)
     done.check()
     met = heard[batch.id]
-    assert (met.fate, met.ways, met.verdict.why) == (Fate.TAKEN_OVER, (), "so it was said")
+    assert (met.fate, met.ways, met.verdict.why) == (Fate.TAKEN_OVER, (), "set by the test")
     assert str(met).startswith(f"batch {batch.id} (offsets orders:0:0-2, replacing) is unfinished, and run run-1")
     (result,) = done.batches
     assert (result.batch, result.foreign, result.adopted) == (batch.id, True, 1)
@@ -191,7 +191,7 @@ def test_nothing_of_a_run_that_is_only_suspected_is_touched(landed: World) -> No
     assert (done.batches, heard) == ((), {})
     assert [b.id for b in landed.ledger.read().live()] == [batch.id]
     with pytest.raises(
-        PlanBusy, match=r"is at work: run run-1 .* lives: so it was said; it reserves orders:0:0-4"
+        PlanBusy, match=r"is at work: run run-1 .* lives: set by the test; it reserves orders:0:0-4"
     ) as busy:
         ran(landed, anew(0, 1))
     assert busy.value.remedy.startswith("wait for it to end, or cancel it where it runs (host)")

@@ -105,7 +105,7 @@ def test_a_dead_run_s_batch_is_left_for_the_next_and_its_standing_told(world: Wo
     assert waiting.text == (
         f"batch {batch} (catch-up) is unfinished, and run run-1 (pid 1 on host) is dead; 1 of 1 slices are finished"
     )
-    assert waiting.why == "so it was said"
+    assert waiting.why == "set by the test"
     finish, give_up = waiting.remedy
     assert finish == "sluice run orders   finishes it, and reads only what is missing"
     assert give_up == f"sluice repair orders --abandon {batch}   gives it up"
