@@ -89,8 +89,8 @@ def stream(
     Joins no group, commits nothing and writes nothing. Raises FeedError, UsageError, NotAuthorized and
     KafkaUnavailable, and during iteration OffsetsLost, LogTruncated and TopicRecreated.
     """
-    (made,) = streams(feed, 1, start, end, follow=follow, typed=typed, timeout=timeout, project=project)
-    return made
+    (single,) = streams(feed, 1, start, end, follow=follow, typed=typed, timeout=timeout, project=project)
+    return single
 
 
 def streams(
@@ -115,5 +115,5 @@ def streams(
     from sluice.resources.project import Project
     from sluice.stream import of_feed
 
-    found = Project.find(Path(project) if project else None).feed(feed)
-    return of_feed(found, count, start, end, follow=follow, typed=typed, timeout=timeout, assignor=assignor)
+    feed_settings = Project.find(Path(project) if project else None).feed(feed)
+    return of_feed(feed_settings, count, start, end, follow=follow, typed=typed, timeout=timeout, assignor=assignor)

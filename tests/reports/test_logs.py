@@ -30,10 +30,10 @@ from sluice.testing.logs import (
     LogBatch,
     LogRecord,
     Row,
+    encode_message,
+    encode_message_set,
+    encode_raw_v2,
     log,
-    message,
-    message_set,
-    raw_v2,
 )
 from tests.reports.world import land_log
 
@@ -64,7 +64,7 @@ def recompress(compress: Callable[[bytes], bytes], codec: int, count: int = 3, s
     """A log of one batch of format v2 that another compressor wrote."""
     source = log(LogBatch(records(count, size)))
     (stored,) = source.batches
-    data = raw_v2(0, count - 1, codec, TIME, TIME + count - 1, -1, count, compress(stored.data[61:]))
+    data = encode_raw_v2(0, count - 1, codec, TIME, TIME + count - 1, -1, count, compress(stored.data[61:]))
     return replace(source, batches=[replace(stored, data=data)])
 
 
@@ -197,7 +197,7 @@ def mixed_wrapper() -> Log:
     batch = LogBatch(records(3), NONE, 0)
     source = log(LogBatch(records(3), GZIP, 1))
     (stored,) = source.batches
-    data = message(2, 1, GZIP, TIME + 2, None, gzip.compress(message_set(batch, (0, 1, 2))))
+    data = encode_message(2, 1, GZIP, TIME + 2, None, gzip.compress(encode_message_set(batch, (0, 1, 2))))
     return replace(source, batches=[replace(stored, data=data)])
 
 

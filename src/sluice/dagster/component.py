@@ -46,8 +46,8 @@ class FeedsComponent(dg.Component, dg.Resolvable):
 
     def build_defs(self, context: dg.ComponentLoadContext) -> dg.Definitions:
         feeds = context.project_root / "feeds" if self.feeds is None else Path(context.path) / self.feeds
-        shown = _Component(by=self.get_asset_spec)
-        return feed_definitions(feeds, translator=shown, schedules=self.schedules, sensor=self.sensor)
+        translator = _Component(by=self.get_asset_spec)
+        return feed_definitions(feeds, translator=translator, schedules=self.schedules, sensor=self.sensor)
 
 
 @dataclass(frozen=True)

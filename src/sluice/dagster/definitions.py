@@ -52,19 +52,19 @@ def feed_definitions(
     Opens no socket. Addresses and secrets of Kafka and the lake may be missing until a run needs them. An invalid file
     becomes an asset with the error as its description. Raises UsageError if the folder does not exist.
     """
-    project = _project(feeds)
+    project = _find_project(feeds)
     files, translate = read_shapes(project), (translator or FeedTranslator()).get_asset_spec
-    shown = {name: Shown.of(feed, translate) for name, feed in files.feeds.items()}
-    session = knowing(RunSession(project), shown)
+    specs = {name: Shown.of(feed, translate) for name, feed in files.feeds.items()}
+    session = knowing(RunSession(project), specs)
     windows = windows_of(project, files.feeds)
-    made = feeds_of(project, files, shown, windows, session, translate)
+    definitions = feeds_of(project, files, specs, windows, session, translate)
     shared = fleets_of(files, windows, session, without=[SHARED])
     sensors = [] if sensor is None else [watch_sensor(session, sensor)]
     return dg.Definitions(
-        assets=made.assets,
-        asset_checks=made.asset_checks,
-        jobs=[*(made.jobs or ()), *(shared.jobs or ())],
-        schedules=[*(made.schedules or ()), *(shared.schedules or ())] if schedules else [],
+        assets=definitions.assets,
+        asset_checks=definitions.asset_checks,
+        jobs=[*(definitions.jobs or ()), *(shared.jobs or ())],
+        schedules=[*(definitions.schedules or ()), *(shared.schedules or ())] if schedules else [],
         sensors=sensors,
     )
 
@@ -74,7 +74,7 @@ def feed_assets(name: str, feeds: Folder, *, translator: FeedTranslator | None =
 
     Raises FeedError if the feed's file is invalid or missing, and UsageError if the folder does not exist.
     """
-    project = _project(feeds)
+    project = _find_project(feeds)
     feed = read_shapes(project).feed(name)
     keys = Shown.of(feed, (translator or FeedTranslator()).get_asset_spec).keys
     return FeedAssets(keys.landed, keys.quarantined, keys.committed, windows_of(project, {name: feed})[name])
@@ -88,13 +88,13 @@ def when_complete() -> dg.AutomationCondition[Any]:
     return WHEN
 
 
-def _project(feeds: Folder) -> Project:
+def _find_project(feeds: Folder) -> Project:
     """Returns the project of these feeds. Folders above are not searched: they may have another project."""
-    named = Path(feeds).resolve()
-    for root in (named, named.parent):
-        if (root / "feeds").is_dir() and named in (root, root / "feeds"):
+    folder = Path(feeds).resolve()
+    for root in (folder, folder.parent):
+        if (root / "feeds").is_dir() and folder in (root, root / "feeds"):
             return Project(root)
     raise UsageError(
-        f"no folder `feeds` at {named}",
+        f"no folder `feeds` at {folder}",
         remedy=f"pass the folder `feeds/` or its parent, relative to {Path.cwd()}, or as Path(__file__).parent / …",
     )

@@ -69,8 +69,8 @@ class MemoryCluster:
     def configs(self, topics: Iterable[str]) -> Configs:
         self.requests["DescribeConfigs"] += 1
         wanted = set(topics)
-        told = {t: c for t, c in self.settings.topics.items() if t in wanted}
-        return Configs(told, self.settings.broker, self.settings.denied)
+        chosen = {t: c for t, c in self.settings.topics.items() if t in wanted}
+        return Configs(chosen, self.settings.broker, self.settings.denied)
 
     # -- for subclasses to override
 
@@ -92,8 +92,8 @@ class MemoryCluster:
         """Returns the first record with this timestamp or a later one."""
         if tp not in self.logs:
             return self.at.get(tp)
-        found = ((o, s) for o, s in self.logs[tp].stamps() if s >= time and o >= self.states[tp].log_start)
-        return next((OffsetAtTime(o, s) for o, s in found), None)
+        matches = ((o, s) for o, s in self.logs[tp].stamps() if s >= time and o >= self.states[tp].log_start)
+        return next((OffsetAtTime(o, s) for o, s in matches), None)
 
     def epoch_end(self, tp: TopicPartition) -> int | None:
         """Returns the end of the requested leader epoch, or None if it is unknown."""

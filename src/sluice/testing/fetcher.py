@@ -74,10 +74,10 @@ class MemoryFetcher:
 
     def _answer(self, log: Log, position: int) -> tuple[bytes, list[tuple[int, int]], int]:
         """Returns full batches from the position on, at least one, aborted transactions, and the next position."""
-        found = [b for b in log.batches if b.last >= position]
+        batches = [b for b in log.batches if b.last >= position]
         taken, size = 0, 0
-        while taken < len(found) and (taken == 0 or size + len(found[taken].data) <= self.answer_bytes):
-            size += len(found[taken].data)
+        while taken < len(batches) and (taken == 0 or size + len(batches[taken].data) <= self.answer_bytes):
+            size += len(batches[taken].data)
             taken += 1
         data, aborted = log.fetch(position, size)
-        return data, aborted, found[taken - 1].last + 1 if taken else log.end
+        return data, aborted, batches[taken - 1].last + 1 if taken else log.end

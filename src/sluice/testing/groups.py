@@ -56,6 +56,6 @@ class MemoryGroups:
         return self.group.offsets if group == self.ours else self.others.get(group, {})
 
 
-def member(client: str = "loader", *held: TopicPartition, instance: str | None = None) -> GroupMember:
+def member(client: str = "loader", *partitions: TopicPartition, instance: str | None = None) -> GroupMember:
     """Returns a member with these partitions."""
-    return GroupMember(f"{client}-1", client, "10.0.0.7", instance, held)
+    return GroupMember(f"{client}-1", client, "10.0.0.7", instance, partitions)

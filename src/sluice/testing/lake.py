@@ -115,9 +115,9 @@ class MemoryLake:
 
     def list(self, prefix: str, after: str = "") -> Iterator[str]:
         self._before("list", prefix)
-        found = self._files.below(prefix, after)
-        self.requests["list"] += 1 + len(found) // PAGE
-        return iter(found)
+        paths = self._files.below(prefix, after)
+        self.requests["list"] += 1 + len(paths) // PAGE
+        return iter(paths)
 
     def folders(self, prefix: str) -> Iterator[str]:
         above = prefix.rstrip("/") + "/"
@@ -125,8 +125,8 @@ class MemoryLake:
         return iter(sorted({path.split("/")[0] for path in below if "/" in path}))
 
     def stats(self, prefix: str, after: str = "") -> Iterator[Stat]:
-        held = [(path, self._files.get(path, b"")) for path in self.list(prefix, after)]
-        return (Stat(path, len(data), blake2b(data, digest_size=8).hexdigest()) for path, data in held)
+        files = [(path, self._files.get(path, b"")) for path in self.list(prefix, after)]
+        return (Stat(path, len(data), blake2b(data, digest_size=8).hexdigest()) for path, data in files)
 
     def size(self, path: str) -> int | None:
         self._before("size", path)

@@ -140,11 +140,11 @@ class LandedMessages:
         return run_report(report, Windows.of(here, self._ledger, self.lake, (start,), PartKind.LANDED))
 
     def _window(self) -> int:
-        found = {r.slice.window for r in self._receipts if r.counts.landed}
-        if len(found) == 1 and (start := found.pop()) is not None:
+        windows = {r.slice.window for r in self._receipts if r.counts.landed}
+        if len(windows) == 1 and (start := windows.pop()) is not None:
             return start
         raise UsageError(
-            f"the messages landed in {len(found)} windows, and a report is over one",
+            f"the messages landed in {len(windows)} windows, and a report is over one",
             remedy=f"name it: report(…, window={self.windows[0]!r})" if self.windows else "land some messages first",
         )
 
@@ -154,8 +154,8 @@ class LandedMessages:
 
     @property
     def _receipts(self) -> list[Receipt]:
-        found = (r for b in self.result.batches for r in b.receipts)
-        return sorted(found, key=lambda r: (r.slice.tp, r.slice.start))
+        receipts = (r for b in self.result.batches for r in b.receipts)
+        return sorted(receipts, key=lambda r: (r.slice.tp, r.slice.start))
 
     def _table(self, kind: PartKind) -> pa.Table:
         parts = (p.path for r in self._receipts for p in r.of(kind))
@@ -184,37 +184,37 @@ def land(
     """
     if not isinstance(feed, Feed):
         feed = load_feed(Path(feed), {LOCAL_KAFKA: "memory:9092", **(os.environ if environ is None else environ)})
-    place = _lake_at(lake)
-    if isinstance(place, LocalLake):
-        feed = feed.model_copy(update={"lake": str(place.root)})
+    target = _open_lake(lake)
+    if isinstance(target, LocalLake):
+        feed = feed.model_copy(update={"lake": str(target.root)})
     unlimited = feed.limits.model_copy(update={"records": None, "bytes": None})
     cache.ready()
     clock = MemoryClock(BEGIN)
-    ledger = Ledger(place, feed.name, clock, "", _CLUSTER)
+    ledger = Ledger(target, feed.name, clock, "", _CLUSTER)
     _refuse_real(ledger, lake)
     _give_up_refused(ledger)
     state = ledger.read()
     begin = state.boundary_times[-1] if state.boundary_times else feed.window.start_of(BEGIN)
-    logs, newest = _logs(feed, state, messages, begin)
+    logs, newest = _build_logs(feed, state, messages, begin)
     clock.now = feed.window.start_of(newest) + feed.window.length + feed.window.settle
     states = {tp: partition(*tp, topic_id=_TOPIC_ID) for tp in logs}
     edges = Edges(
         cluster=MemoryCluster(states, id=_CLUSTER, logs=logs),
         group=MemoryGroup({tp: CommittedOffset(0) for tp in logs if tp not in state.current}),
-        lake=place,
-        engine=MemoryEngine(place, lambda: MemoryFetcher(logs), feed.landing),
+        lake=target,
+        engine=MemoryEngine(target, lambda: MemoryFetcher(logs), feed.landing),
         liveness=MemoryLiveness(),
         clock=clock,
         wiring=None,
         parallelism=1,
     )
-    whole = feed.model_copy(update={"limits": unlimited})
-    result = land_batch(whole, edges, Request(RequestKind.CATCH_UP), new_owner("test"), lambda progress: None)
+    unlimited_feed = feed.model_copy(update={"limits": unlimited})
+    result = land_batch(unlimited_feed, edges, Request(RequestKind.CATCH_UP), new_owner("test"), lambda progress: None)
     result.check()
-    return LandedMessages(feed, place, result)
+    return LandedMessages(feed, target, result)
 
 
-def _lake_at(lake: str | os.PathLike[str] | Lake | None) -> Lake:
+def _open_lake(lake: str | os.PathLike[str] | Lake | None) -> Lake:
     if lake is None:
         return MemoryLake()
     if not isinstance(lake, str | os.PathLike):
@@ -239,27 +239,29 @@ def _give_up_refused(ledger: Ledger) -> None:
         abandon(ledger, batch.id, "messages of a test")
 
 
-def _logs(feed: Feed, state: State, messages: Iterable[Message], begin: int) -> tuple[dict[TopicPartition, Log], int]:
+def _build_logs(
+    feed: Feed, state: State, messages: Iterable[Message], begin: int
+) -> tuple[dict[TopicPartition, Log], int]:
     """Returns the log of each partition, from its frontier on, and the newest time in them."""
     records: dict[TopicPartition, list[LogRecord]] = {tp: [] for tp in state.current}
     records |= {tp: [] for topic in feed.topics.names if (tp := TopicPartition(topic, 0)) not in records}
     times = [begin] if state.boundary_times else []
     for m in messages:
-        time = begin if m.time is None else _ms(m.time)
+        time = begin if m.time is None else _parse_time(m.time)
         times.append(time)
-        tp = TopicPartition(m.topic or _only_topic(feed), m.partition)
+        tp = TopicPartition(m.topic or _get_only_topic(feed), m.partition)
         records.setdefault(tp, []).append(LogRecord(m.key, m.value, time, tuple(m.headers)))
     starts = {tp: state.frontier(key) for tp, key in state.current.items()}
-    return {tp: log(*_batches(found), start=starts.get(tp, 0)) for tp, found in records.items()}, max(
+    return {tp: log(*_split_batches(batches), start=starts.get(tp, 0)) for tp, batches in records.items()}, max(
         times, default=begin
     )
 
 
-def _batches(records: Sequence[LogRecord]) -> Iterable[LogBatch]:
+def _split_batches(records: Sequence[LogRecord]) -> Iterable[LogBatch]:
     return (LogBatch(tuple(records[at : at + _BATCH_RECORDS])) for at in range(0, len(records), _BATCH_RECORDS))
 
 
-def _only_topic(feed: Feed) -> str:
+def _get_only_topic(feed: Feed) -> str:
     if len(feed.topics.names) == 1:
         return feed.topics.names[0]
     raise UsageError(
@@ -267,7 +269,7 @@ def _only_topic(feed: Feed) -> str:
     )
 
 
-def _ms(time: datetime | int) -> int:
+def _parse_time(time: datetime | int) -> int:
     try:
         return time if isinstance(time, int) else parse_instant(time)
     except ValueError as error:

@@ -18,7 +18,7 @@ class MemoryLiveness:
     beaten: list[str] = field(default_factory=list)
     beats: dict[str, int] = field(default_factory=dict)
     """Time of the last heartbeat by token (ms)."""
-    known: list[Owner] = field(default_factory=list)
+    lake_owners: list[Owner] = field(default_factory=list)
     """Owners with a heartbeat in the lake."""
 
     @contextmanager
@@ -36,7 +36,7 @@ class MemoryLiveness:
         return Life.DEAD if token in self.dead else Life.ALIVE
 
     def owners(self) -> tuple[Owner, ...]:
-        return tuple(self.known)
+        return tuple(self.lake_owners)
 
     def last_beat(self, owner: Owner) -> int | None:
         return self.beats.get(owner.token)

@@ -93,11 +93,11 @@ class Log:
     def data(self) -> bytes:
         return b"".join(b.data for b in self.batches)
 
-    def fetch(self, position: int, most: int = HUGE) -> tuple[bytes, list[tuple[int, int]]]:
-        """Returns bytes from the batch of `position` on, cut at `most`, and aborted transactions, like a broker."""
-        found = [b for b in self.batches if b.last >= position]
+    def fetch(self, position: int, max_bytes: int = HUGE) -> tuple[bytes, list[tuple[int, int]]]:
+        """Returns bytes from the batch of `position` on, cut at `max_bytes`, and aborted transactions."""
+        batches = [b for b in self.batches if b.last >= position]
         aborted = [(producer, first) for producer, first, last in self.aborted if last >= position]
-        return b"".join(b.data for b in found)[:most], aborted
+        return b"".join(b.data for b in batches)[:max_bytes], aborted
 
     def stamps(self, *, markers: bool = False) -> list[tuple[int, int]]:
         """Returns (offset, timestamp) of all records in order, with `markers` also of control records."""
@@ -115,7 +115,7 @@ class Log:
             if b.batch.marker is not None or (read_committed and self.is_aborted(b)):
                 continue
             pairs = zip(b.offsets, b.batch.records, strict=True)
-            rows += [row(b.batch, r, offset) for offset, r in pairs if start <= offset < end]
+            rows += [build_row(b.batch, r, offset) for offset, r in pairs if start <= offset < end]
         return rows
 
     def is_aborted(self, b: Stored) -> bool:
@@ -153,11 +153,11 @@ def store(batch: LogBatch, base: int) -> Stored:
         offsets.append(at)
         at += 1
     last = at - 1 + batch.tail if batch.magic == 2 else at - 1
-    data = v2(batch, base, last, offsets) if batch.magic == 2 else message_set(batch, offsets)
+    data = encode_v2(batch, base, last, offsets) if batch.magic == 2 else encode_message_set(batch, offsets)
     return Stored(batch, base, last, tuple(offsets), data)
 
 
-def row(batch: LogBatch, r: LogRecord, offset: int) -> Row:
+def build_row(batch: LogBatch, r: LogRecord, offset: int) -> Row:
     time, time_type = r.time, 0
     if batch.magic == 0:
         time, time_type = -1, -1
@@ -167,27 +167,27 @@ def row(batch: LogBatch, r: LogRecord, offset: int) -> Row:
         "key": r.key,
         "value": r.value,
         "offset": offset,
-        "timestamp": int64(time),
+        "timestamp": wrap_int64(time),
         "timestampType": time_type,
         "headers": [{"key": k, "value": v} for k, v in r.headers] or None,
     }
 
 
-def int64(n: int) -> int:
+def wrap_int64(n: int) -> int:
     return (n + (1 << 63)) % (1 << 64) - (1 << 63)
 
 
 # --- format v2 ----------------------------------------------------------------------------------------------------
 
 
-def v2(batch: LogBatch, base: int, last: int, offsets: Sequence[int]) -> bytes:
+def encode_v2(batch: LogBatch, base: int, last: int, offsets: Sequence[int]) -> bytes:
     builder = DefaultRecordBatchBuilder(2, 0, False, -1, -1, -1, HUGE)
     first = batch.records[0].time if batch.records else 0
     for r, offset in zip(batch.records, offsets, strict=True):
         # Deltas in the log wrap around at 64 bits.
-        builder.append(offset - base, first + int64(r.time - first), r.key, r.value, list(r.headers))
+        builder.append(offset - base, first + wrap_int64(r.time - first), r.key, r.value, list(r.headers))
     payload = bytes(builder._buffer)[61:]  # `build` fails for such times in its header
-    newest = max((int64(r.time) for r in batch.records), default=-1)
+    newest = max((wrap_int64(r.time) for r in batch.records), default=-1)
     newest = newest if batch.append_time is None else batch.append_time
     attributes = batch.codec if batch.records else 0
     attributes |= 0x08 if batch.append_time is not None else 0
@@ -195,10 +195,10 @@ def v2(batch: LogBatch, base: int, last: int, offsets: Sequence[int]) -> bytes:
     attributes |= 0x20 if batch.marker is not None else 0
     attributes |= 0x40 if batch.delete_horizon else 0
     records = compress(payload, attributes & 7, batch.xerial)
-    return raw_v2(base, last - base, attributes, first, newest, batch.producer, len(batch.records), records)
+    return encode_raw_v2(base, last - base, attributes, first, newest, batch.producer, len(batch.records), records)
 
 
-def raw_v2(
+def encode_raw_v2(
     base: int, delta: int, attributes: int, first: int, newest: int, producer: int, count: int, records: bytes
 ) -> bytes:
     """Returns a batch of format v2 with these header fields and a valid checksum."""
@@ -216,15 +216,15 @@ def compress(data: bytes, codec: int, xerial: bool = True) -> bytes:
         case 1:
             return gzip.compress(data, 1)
         case 2:
-            return snappy_stream(data) if xerial else bytes(cramjam.snappy.compress_raw(data))
+            return compress_xerial(data) if xerial else bytes(cramjam.snappy.compress_raw(data))
         case 3:
-            return lz4_frame(data)
+            return compress_lz4(data)
         case 4:
             return bytes(cramjam.zstd.compress(data))
     return data
 
 
-def snappy_stream(data: bytes, block: int = 32 << 10) -> bytes:
+def compress_xerial(data: bytes, block: int = 32 << 10) -> bytes:
     """Compress with Xerial's framing, like the Java client."""
     out = bytearray(b"\x82SNAPPY\0" + struct.pack(">ii", 1, 1))
     for i in range(0, len(data), block):
@@ -233,7 +233,7 @@ def snappy_stream(data: bytes, block: int = 32 << 10) -> bytes:
     return bytes(out)
 
 
-def lz4_frame(data: bytes, checksum: int = 0x82, block: int = 64 << 10) -> bytes:
+def compress_lz4(data: bytes, checksum: int = 0x82, block: int = 64 << 10) -> bytes:
     """Compress into a frame of independent 64 KiB blocks without content size, like the Java client."""
     out = bytearray(b"\x04\x22\x4d\x18\x60\x40" + bytes([checksum]))
     for i in range(0, len(data), block):
@@ -247,30 +247,32 @@ def lz4_frame(data: bytes, checksum: int = 0x82, block: int = 64 << 10) -> bytes
 # --- magic 0 and 1 ------------------------------------------------------------------------------------------------
 
 
-def message_set(batch: LogBatch, offsets: Sequence[int]) -> bytes:
+def encode_message_set(batch: LogBatch, offsets: Sequence[int]) -> bytes:
     """Returns plain messages one after another, or wrapped into one compressed message."""
     shift = 0 if batch.magic == 0 or batch.codec == NONE else offsets[0]
     builder = LegacyRecordBatchBuilder(batch.magic, 0, HUGE)
     for r, offset in zip(batch.records, offsets, strict=True):
-        builder.append(offset - shift, int64(r.time), r.key, r.value)
+        builder.append(offset - shift, wrap_int64(r.time), r.key, r.value)
     messages = bytes(builder.build())
     stamp = batch.append_time if batch.append_time is not None else max(r.time for r in batch.records)
     if batch.codec == NONE:
-        return messages if batch.append_time is None else b"".join(stamped(messages, batch.append_time))
+        return messages if batch.append_time is None else b"".join(stamp_messages(messages, batch.append_time))
     # Clients of magic 0 wrote a wrong header checksum into LZ4 frames (KIP-57).
-    data = lz4_frame(messages, 0x55) if (batch.magic, batch.codec) == (0, LZ4) else compress(messages, batch.codec)
+    data = compress_lz4(messages, 0x55) if (batch.magic, batch.codec) == (0, LZ4) else compress(messages, batch.codec)
     attributes = batch.codec | (0x08 if batch.append_time is not None else 0)
-    return message(offsets[-1], batch.magic, attributes, stamp, None, data)
+    return encode_message(offsets[-1], batch.magic, attributes, stamp, None, data)
 
 
-def message(offset: int, magic: int, attributes: int, time: int, key: bytes | None, value: bytes | None) -> bytes:
+def encode_message(
+    offset: int, magic: int, attributes: int, time: int, key: bytes | None, value: bytes | None
+) -> bytes:
     body = struct.pack(">bb", magic, attributes) + (struct.pack(">q", time) if magic else b"")
     for part in (key, value):
         body += struct.pack(">i", -1) if part is None else struct.pack(">i", len(part)) + part
     return struct.pack(">qiI", offset, len(body) + 4, zlib.crc32(body)) + body
 
 
-def stamped(messages: bytes, time: int) -> Iterable[bytes]:
+def stamp_messages(messages: bytes, time: int) -> Iterable[bytes]:
     """Yields plain messages of magic 1 with the broker's time."""
     at = 0
     while at < len(messages):

@@ -32,9 +32,9 @@ from sluice.testing.logs import (
     LogBatch,
     LogRecord,
     compress,
+    encode_message,
+    encode_raw_v2,
     log,
-    message,
-    raw_v2,
 )
 from tests.fuzz.mutation import INTEGERS, mutated
 from tests.fuzz.target import Target
@@ -103,7 +103,7 @@ def _seeds() -> list[bytes]:
             LogBatch(some[:1]),
         ),
     ]
-    framed = [raw_v2(0, 0, 0, 0, 0, -1, 1, r) for r in _ODD_RECORDS]
+    framed = [encode_raw_v2(0, 0, 0, 0, 0, -1, 1, r) for r in _ODD_RECORDS]
     inner = [log(LogBatch(some, NONE, magic)).data for magic in (0, 1)]
     wrapped = [
         inner[0][:-3],
@@ -113,7 +113,7 @@ def _seeds() -> list[bytes]:
         inner[1] * 2,
         log(LogBatch(some, GZIP, 1)).data,
     ]
-    framed += [message(20, magic, GZIP, 0, None, compress(data, GZIP)) for data in wrapped for magic in (0, 1)]
+    framed += [encode_message(20, magic, GZIP, 0, None, compress(data, GZIP)) for data in wrapped for magic in (0, 1)]
     options = (bytes([0x13, 250, 0, 128]), bytes([0x20, 3, 2, 9]), bytes([0x07, 17, 0, 200]))
     seeds = [options[i % 3] + found.data for i, found in enumerate(logs)]
     return [*seeds, *(options[0] + f for f in framed), bytes([3, 9, 1, 2]) + log(LogBatch(some, GZIP, 1)).data]

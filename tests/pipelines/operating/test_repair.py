@@ -49,7 +49,7 @@ class World(Published):
     def beats(self, who: Owner) -> str:
         path = paths.owner_path("orders", who.token)
         self.lake.files[path] = b"{}"
-        self.liveness.known.append(who)
+        self.liveness.lake_owners.append(who)
         return path
 
     def visible_land(self, start: int, end: int) -> Receipt:
@@ -275,7 +275,7 @@ def test_beats_of_the_dead_go_and_those_of_the_living_stay(world: World) -> None
     assert found.text == "the sign of life of run run-1 (pid 1 on host), which is dead"
     assert dead not in world.lake.files
     assert alive in world.lake.files
-    world.liveness.known.pop(0)
+    world.liveness.lake_owners.pop(0)
     assert world.repair() == []
 
 

@@ -24,10 +24,10 @@ from sluice.testing.logs import (
     LogRecord,
     Row,
     compress,
+    compress_lz4,
+    encode_message,
+    encode_raw_v2,
     log,
-    lz4_frame,
-    message,
-    raw_v2,
     with_checksum,
 )
 from tests.pipelines.records.decode.reading import decode, decoder, read, rows
@@ -366,7 +366,7 @@ def test_unknown_formats_and_codecs_are_unsupported() -> None:
     with pytest.raises(UnsupportedBatch, match="format 3"):
         decode(bytes(newer))
     with pytest.raises(UnsupportedBatch, match="codec 6"):
-        decode(raw_v2(0, 0, 6, 0, 0, -1, 1, b"whatever"))
+        decode(encode_raw_v2(0, 0, 6, 0, 0, -1, 1, b"whatever"))
 
 
 @pytest.mark.parametrize(
@@ -392,11 +392,11 @@ def test_unknown_formats_and_codecs_are_unsupported() -> None:
 )
 def test_counts_and_lengths_that_lie(count: int, delta: int, records: bytes) -> None:
     with pytest.raises(CorruptBatch):
-        decode(raw_v2(0, delta, 0, 0, 0, -1, count, records))
+        decode(encode_raw_v2(0, delta, 0, 0, 0, -1, count, records))
 
 
 def test_negative_lengths_are_null_as_in_java() -> None:
-    assert decode(raw_v2(0, 0, 0, 5, 5, -1, 1, b"\x0c\0\0\0\x03\x05\0"))[0]["key"] is None
+    assert decode(encode_raw_v2(0, 0, 0, 5, 5, -1, 1, b"\x0c\0\0\0\x03\x05\0"))[0]["key"] is None
 
 
 @pytest.mark.parametrize("size", [-1, 0, 13, 48])
@@ -445,31 +445,31 @@ def test_lz4_frames_of_other_writers() -> None:
     plain = log(LogBatch(SOME)).data
     linked = bytes(cramjam.lz4.compress(plain[61:]))
     assert not linked[4] & 0x20
-    sized = lz4_frame(plain[61:])
+    sized = compress_lz4(plain[61:])
     sized = sized[:4] + b"\x68\x40" + struct.pack("<Q", len(plain) - 61) + b"\x00" + sized[7:]
-    stored = lz4_frame(plain[61:65])[:-4] + lz4_frame(plain[65:])[7:]
+    stored = compress_lz4(plain[61:65])[:-4] + compress_lz4(plain[65:])[7:]
     for frame in (linked, sized, stored):
-        batch = raw_v2(0, len(SOME) - 1, LZ4, SOME[0].time, SOME[0].time, -1, len(SOME), frame)
+        batch = encode_raw_v2(0, len(SOME) - 1, LZ4, SOME[0].time, SOME[0].time, -1, len(SOME), frame)
         assert decode(batch) == decode(plain)
 
 
 def test_a_compressed_set_inside_of_a_compressed_set() -> None:
     inner = log(LogBatch(SOME[:3], GZIP, 1)).data
     with pytest.raises(CorruptBatch, match="compressed"):
-        decode(message(2, 1, GZIP, 0, None, compress(inner, GZIP)))
+        decode(encode_message(2, 1, GZIP, 0, None, compress(inner, GZIP)))
 
 
 def test_a_wrapper_may_end_above_what_it_still_holds() -> None:
     inner = log(LogBatch(SOME[:3], NONE, 0)).data
     d = decoder(0, 20)
-    got = rows([*d.feed(message(10, 0, GZIP, 0, None, compress(inner, GZIP))), *d.finish()])
+    got = rows([*d.feed(encode_message(10, 0, GZIP, 0, None, compress(inner, GZIP))), *d.finish()])
     assert ([r["offset"] for r in got], d.position) == ([0, 1, 2], 11)
 
 
 @pytest.mark.parametrize("base", [-1, (1 << 63) - 1, (1 << 63) - 3])
 def test_offsets_out_of_bounds(base: int) -> None:
     with pytest.raises(CorruptBatch, match="offsets"):
-        decode(raw_v2(base, 2, 0, 0, 0, -1, 1, b"\x0c\0\0\0\1\1\0"))
+        decode(encode_raw_v2(base, 2, 0, 0, 0, -1, 1, b"\x0c\0\0\0\1\1\0"))
 
 
 # --- what the fetcher asks ----------------------------------------------------------------------------------------

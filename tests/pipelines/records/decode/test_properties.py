@@ -31,9 +31,9 @@ from sluice.testing.logs import (
     LogBatch,
     LogRecord,
     Row,
-    int64,
     log,
     with_checksum,
+    wrap_int64,
 )
 from tests.examples import examples
 from tests.pipelines.records.decode.reading import decoder, read, rows
@@ -201,7 +201,7 @@ class OneByteAttributes(DefaultRecordBatch):
 
 def kafka_python_reads(batch: bytes) -> list[tuple[object, ...]] | None:
     try:
-        return [(r.offset, r.key, r.value, int64(r.timestamp)) for r in OneByteAttributes(batch)]
+        return [(r.offset, r.key, r.value, wrap_int64(r.timestamp)) for r in OneByteAttributes(batch)]
     except CorruptRecordError:
         return None
 
