@@ -1,12 +1,11 @@
 #!/bin/sh
-# Lint, format, types, import rules, definitions that load: what must hold before any test is run.
-# Every check runs; any failure fails.
+# Lint, format, types, import rules, language, docs and definitions. All checks run; any failure fails.
 set -u
 cd "$(dirname "$0")/.."
 status=0
 
-# An editor finds every import of ours. Packages of the benchmark's peers are fetched for them alone, and not here.
-# It takes the longest, and runs beside the others.
+# Editors resolve every import of the project. Packages of the benchmark's peers are not installed here.
+# The slowest check, so it runs in the background.
 missing="$(mktemp)"
 .venv/bin/basedpyright --level error >"$missing" &
 editor=$!
@@ -15,7 +14,7 @@ editor=$!
 .venv/bin/ruff format --check . || status=1
 .venv/bin/mypy || status=1
 .venv/bin/lint-imports --cache-dir .import_linter_cache || status=1
-# Every link and anchor of the docs leads somewhere.
+# Broken links and anchors of the docs fail.
 .venv/bin/python infra/site.py || status=1
 .venv/bin/python infra/language.py || status=1
 .venv/bin/dg check defs || status=1

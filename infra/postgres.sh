@@ -1,14 +1,14 @@
 #!/bin/sh
-# Sees to it that PostgreSQL's programs are here, for the tests of Dagster on it: finds them, or installs them with apt
-# as root. Where neither can be had, those tests are skipped.
+# Ensure PostgreSQL's programs, for the tests of Dagster on it: find them, or install them with apt as root. Without
+# them, these tests are skipped.
 set -eu
 
 found() { command -v initdb >/dev/null || ls /usr/lib/postgresql/*/bin/initdb >/dev/null 2>&1; }
 
 if ! found && [ "$(id -u)" = 0 ] && command -v apt-get >/dev/null; then
-    echo "no PostgreSQL here: installing it with apt" >&2
+    echo "no PostgreSQL: installing it with apt" >&2
     apt-get update -qq
-    # Without the cluster that Debian would make and start.
+    # Without the default cluster of Debian, which would be started.
     mkdir -p /etc/postgresql-common
     [ -e /etc/postgresql-common/createcluster.conf ] || echo "create_main_cluster = false" \
         >/etc/postgresql-common/createcluster.conf

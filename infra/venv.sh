@@ -1,5 +1,5 @@
 #!/bin/sh
-# Makes .venv from requirements.lock, every file checked against its hash, with the first Python 3.11 or 3.12 here.
+# Create .venv from requirements.lock, with hashes, with the first Python 3.11 or 3.12.
 set -eu
 cd "$(dirname "$0")/.."
 
@@ -11,10 +11,10 @@ if ! [ -x .venv/bin/pip ]; then
         if fits "$candidate"; then python=$candidate; break; fi
     done
     if [ -z "$python" ]; then
-        echo "no Python 3.11 or 3.12 here: install one, or name it: make PYTHON=/path/to/python3.11" >&2
+        echo "no Python 3.11 or 3.12: install it, or name it: make PYTHON=/path/to/python3.11" >&2
         exit 1
     fi
-    # Debian packs venv apart from Python.
+    # Debian has a separate package for venv.
     if ! "$python" -c 'import ensurepip' 2>/dev/null; then
         package="$("$python" -c 'import sys; print("python%d.%d-venv" % sys.version_info[:2])')"
         if [ "$(id -u)" = 0 ] && command -v apt-get >/dev/null; then
@@ -28,8 +28,8 @@ if ! [ -x .venv/bin/pip ]; then
 fi
 
 echo "installing the locked requirements into .venv (minutes the first time)"
-# Bytecode is made when a module is first imported: most of what is installed never is.
+# Modules are compiled at their first import: most of them are never imported.
 .venv/bin/pip install --quiet --disable-pip-version-check --no-compile --require-hashes --no-deps -r requirements.lock
-# setuptools is in the lock: nothing is fetched to build our own package.
+# setuptools is in the lock, so that building the package downloads nothing.
 .venv/bin/pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation --editable .
 .venv/bin/python -m sluice.pipelines.records.compiled.cache

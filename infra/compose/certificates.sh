@@ -1,11 +1,11 @@
 #!/bin/sh
-# A CA of your own, and what it signs for the three brokers of compose.yaml and their two users: `admin`, who may do
-# everything, and `sluice`, who may do what it is granted. What is there already stays.
+# Create a CA, and certificates for the three brokers of compose.yaml and two users: `admin` with all rights, and `sluice`
+# with granted rights. Existing files stay.
 #
-#   private/          mode 700: nobody else on this host gets below it; containers see only the folder that they mount
+#   private/          mode 700: no other user of this host can read it; containers see only the folder that they mount
 #   private/ca.key    for this script alone
-#   private/brokers/  the brokers' and the administrator's
-#   private/sluice/   Sluice's
+#   private/brokers/  certificates of the brokers and of the administrator
+#   private/sluice/   certificate of Sluice
 set -eu
 umask 022
 cd "$(dirname "$0")"
@@ -24,7 +24,7 @@ cp ca.pem sluice/ca.pem
 
 # signed NAME: NAME.key and NAME.crt
 signed() {
-    # A broker by the name that others call it, and as its own container calls it.
+    # Names of a broker: for other hosts, and inside its container.
     printf 'subjectAltName=DNS:%s,DNS:localhost,IP:127.0.0.1\n' "$1" >extensions
     # shellcheck disable=SC2086
     openssl req -newkey $kind -nodes -subj "/CN=$1" -keyout "$1.key" -out request 2>/dev/null
@@ -44,7 +44,7 @@ if ! [ -e sluice/sluice.key ]; then
     mv sluice.crt sluice/sluice.pem
     mv sluice.key sluice/sluice.key
 fi
-# For Kafka's own tools, inside a broker's container.
+# For Kafka's tools in a broker's container.
 cat >brokers/admin.properties <<END
 security.protocol=SSL
 ssl.truststore.type=PEM
@@ -52,6 +52,6 @@ ssl.truststore.location=/etc/kafka/secrets/ca.pem
 ssl.keystore.type=PEM
 ssl.keystore.location=/etc/kafka/secrets/admin.pem
 END
-# Containers are not root, and each has a user of its own.
+# Containers run as different users, none of them root.
 chmod 644 brokers/* sluice/*
 chmod 600 ca.key

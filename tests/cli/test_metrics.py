@@ -263,4 +263,4 @@ def test_every_alert_says_what_to_do() -> None:
     for rule in (r for g in rules["groups"] for r in g["rules"]):
         assert rule["labels"]["severity"] in ("warning", "critical")
         assert rule["annotations"]["summary"]
-        assert "sluice " in rule["annotations"]["way_out"]
+        assert "sluice " in rule["annotations"]["remedy"]
