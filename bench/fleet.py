@@ -179,7 +179,7 @@ def _fill(bootstrap: str, topics: Sequence[str]) -> None:
         some = topics[first : first + _CREATED_AT_ONCE]
         events.create(KafkaSettings(bootstrap=bootstrap), some, PARTITIONS)
     start = now - now % HOUR - 2 * HOUR
-    with closing(KafkaSender(KafkaAddress(bootstrap, {}))) as sender:
+    with closing(KafkaSender.connect(KafkaAddress(bootstrap, {}))) as sender:
         sender.begin()
         for number, topic in enumerate(topics):
             made = events.to_send([*events.orders(events.Mix(number), each, start, start + HOUR - 1)])

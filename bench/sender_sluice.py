@@ -30,7 +30,7 @@ def main(bootstrap: str, topic: str, payloads: str, records: str, mode: str) -> 
 
 
 def _idempotent(access: KafkaAddress, topic: str, chunks: list[pa.RecordBatch], records: int) -> int:
-    with closing(KafkaSender(access)) as sender:
+    with closing(KafkaSender.connect(access)) as sender:
         partitions = sender.partitions(topic)
         sender.begin()
         sender.send(topic, _taken(sender, topic, _batches(chunks, partitions, 0, records)))

@@ -204,7 +204,7 @@ def send(
     seconds = settings.pop("transaction_timeout_ms") / 1000
     access = KafkaAddress(kafka.bootstrap, settings)
     rights = rights_to_produce(how.topics, how.transactional_id)
-    with closing(KafkaSender(access, how.transactional_id or "", rights=rights, seconds=seconds)) as sender:
+    with closing(KafkaSender.connect(access, how.transactional_id or "", rights=rights, seconds=seconds)) as sender:
         return _Sending(sender, codec.number, mix, how, progress).run(events)
 
 

@@ -34,9 +34,9 @@ BAD = {
 KILLED = """
 import os, sys
 from pathlib import Path
-from sluice.resources.kafka.group.group import KafkaMembership
+from sluice.resources.kafka.produce.sender import KafkaSender
 from tests.integration import test_letters as here
-KafkaMembership._end = lambda *_: os._exit(9)
+KafkaSender._end = lambda *_: os._exit(9)
 here.commit_feed(here.hasty(here.load(sys.argv[1])))
 """
 

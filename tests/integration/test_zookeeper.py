@@ -15,7 +15,7 @@ from sluice.pipelines.committing.commit import CommitStatus, commit
 from sluice.pipelines.errors import CommitFenced, GroupHeld, GroupMoved, Refused
 from sluice.pipelines.feed.feed import Feed
 from sluice.pipelines.model.kafka import CommittedOffset, TopicPartition
-from sluice.resources.kafka.group.group import KafkaMembership
+from sluice.resources.kafka.group.membership import KafkaMembership
 from sluice.resources.local.local_kafka import LocalKafka
 from sluice.resources.zookeeper.zookeeper_group import ZooKeeperGroup, ZooKeeperMembership
 from tests.integration.support import CATCH_UP, Place, commit_feed, edges, ledger, rows, run, settings

@@ -36,7 +36,8 @@ from sluice.pipelines.model.kafka import (
 from sluice.resources.kafka.cluster.cluster import KafkaCluster
 from sluice.resources.kafka.connection.connection_settings import KafkaAccess
 from sluice.resources.kafka.connection.connections import Wire
-from sluice.resources.kafka.group.group import KafkaGroup, KafkaMembership
+from sluice.resources.kafka.group.group import KafkaGroup
+from sluice.resources.kafka.group.membership import KafkaMembership
 from sluice.resources.kafka.protocol import group_api
 from sluice.resources.kafka.protocol.group_api import GROUP
 from sluice.resources.kafka.protocol.messages import ClusterView
@@ -299,7 +300,7 @@ class SharedGroup(KafkaGroup):
                 return {tp: known[tp] for tp in wanted}
         return self.committed_now(wanted)
 
-    # What is committed goes by what Kafka says at that moment: `KafkaMembership` asks `committed_now`.
+    # `KafkaMembership` never uses these cached offsets: it asks Kafka.
 
     @contextlib.contextmanager
     def join(self, topics: Sequence[str], transactional_id: str | None) -> Iterator[KafkaMembership]:

@@ -6,7 +6,9 @@ answer was lost.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import contextlib
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 from kafka import errors as kafka_errors
@@ -15,7 +17,10 @@ from kafka.errors import KafkaError
 from sluice.pipelines.errors import Unknown
 from sluice.pipelines.feed.rights import Right
 from sluice.pipelines.model.consumer_groups import Broker
+from sluice.pipelines.model.kafka import CommittedOffset, TopicPartition
 from sluice.resources.kafka.connection.connections import Patience, Wire
+from sluice.resources.kafka.protocol import group_api
+from sluice.resources.kafka.protocol.group_api import GROUP
 from sluice.resources.kafka.protocol.kafka_errors import AnswerLost, error_text
 
 _MAYBE_DONE = (
@@ -24,6 +29,8 @@ _MAYBE_DONE = (
     kafka_errors.CoordinatorNotAvailableError,  # what brokers say, too, when replicas were slow to follow
     kafka_errors.UnknownError,
 )
+
+_NOTICE_SECONDS = 3.0
 
 Errors = Callable[[Any], set[type[KafkaError]]]
 """The errors that a response tells of."""
@@ -34,7 +41,7 @@ class Coordinators:
 
     def __init__(self, wire: Wire, patience: float) -> None:
         self.wire = wire
-        self._patience = patience
+        self.patience = patience
 
     def run(
         self,
@@ -70,7 +77,7 @@ class Coordinators:
         But after a lost answer a refusal of the repetition says nothing of the first: a `final` request ends in
         Unknown then.
         """
-        patience, maybe_done = Patience(self.wire, self._patience), False
+        patience, maybe_done = Patience(self.wire, self.patience), False
         while True:
             try:
                 return await self._once(kind, key, request, errors, seconds)
@@ -84,9 +91,29 @@ class Coordinators:
                         raise _unknown_commit(key, last) from None
                     raise
 
+    async def ask_once(self, kind: int, key: str, request: Any, seconds: float) -> Any:
+        """Return the response to one attempt. The connection stays open after a timeout: others may use it."""
+
+        async def ask() -> Any:
+            return await self.wire.send(await self.wire.coordinator(kind, key), request)
+
+        return await self.wire.within(self.wire.spawn(ask), seconds)
+
+    async def notify(self, kind: int, key: str, request: Any) -> None:
+        """Send a request that only lets others go on sooner: once, for at most 3 s, errors ignored."""
+        with contextlib.suppress(KafkaError):
+            await self.ask_once(kind, key, request, _NOTICE_SECONDS)
+
+    async def committed(
+        self, group: str, partitions: Sequence[TopicPartition]
+    ) -> Mapping[TopicPartition, CommittedOffset | None]:
+        """Return the group's committed offsets, with require_stable (KIP-447)."""
+        request = partial(group_api.ask_committed, group, partitions)
+        return group_api.read_committed(await self.ask(GROUP, group, request, group_api.committed_errors))
+
     async def broker(self, kind: int, key: str) -> Broker:
         """The coordinator itself, asked for anew; waits while there is none."""
-        patience = Patience(self.wire, self._patience)
+        patience = Patience(self.wire, self.patience)
         while True:
             try:
                 found = await self.wire.find_coordinator(kind, key)

@@ -17,19 +17,18 @@ from typing import Any
 from kafka import errors as kafka_errors
 from kafka.errors import KafkaError
 
-from sluice.pipelines.errors import CommitFenced, FeedError, GroupHeld, ProofFailed, SluiceError, UsageError
+from sluice.pipelines.errors import FeedError, GroupHeld, SluiceError
 from sluice.pipelines.feed.rights import Right
 from sluice.pipelines.model.kafka import CommittedOffset, TopicPartition
-from sluice.pipelines.ports import Letter, Member
+from sluice.pipelines.ports import Member
 from sluice.resources.kafka.connection.connection_settings import KafkaAccess
 from sluice.resources.kafka.connection.connections import Wire
 from sluice.resources.kafka.connection.coordinators import Coordinators
-from sluice.resources.kafka.produce import dead_letter_sender
-from sluice.resources.kafka.produce.dead_letter_sender import Outbox
+from sluice.resources.kafka.group.membership import Heart, KafkaMembership
 from sluice.resources.kafka.protocol import group_api
-from sluice.resources.kafka.protocol.group_api import GROUP, TRANSACTION, ProducerId, Seat
+from sluice.resources.kafka.protocol.group_api import GROUP, Seat
 from sluice.resources.kafka.protocol.kafka_errors import error_text
-from sluice.resources.kafka.protocol.messages import partition_errors, top_error
+from sluice.resources.kafka.protocol.messages import top_error
 
 _TAKEN = (
     kafka_errors.InconsistentGroupProtocolError,
@@ -39,12 +38,7 @@ _TAKEN = (
 )
 SESSION_SECONDS, TRANSACTION_SECONDS = 10.0, 20.0
 """How long a transaction may stay open, where the feed says nothing."""
-_FAREWELL_SECONDS = 3.0
 _LOOK_SECONDS = 0.5
-_BEATS_WHILE_OTHERS_WAIT = 3
-_ELSEWHERE = {kafka_errors.NotCoordinatorError, kafka_errors.CoordinatorNotAvailableError}
-
-Offsets = Mapping[TopicPartition, CommittedOffset]
 
 
 class KafkaGroup:
@@ -68,8 +62,7 @@ class KafkaGroup:
     ) -> None:
         """`wire`: another's, to share its connections."""
         self._wire = wire.borrowed(rights) if wire else Wire(access, rights=rights)
-        self._patience = transaction + 25 if patience is None else patience
-        self._coordinators = Coordinators(self._wire, self._patience)
+        self._coordinators = Coordinators(self._wire, transaction + 25 if patience is None else patience)
         self._group = group
         self._session = session
         self._transaction = transaction
@@ -88,7 +81,7 @@ class KafkaGroup:
         """The same, always asked of Kafka itself."""
         wanted = sorted(set(partitions))
         doing = f"reading the committed offsets of group {self._group}"
-        found = self._wire.run(doing, self._committed, wanted) if wanted else {}
+        found = self._wire.run(doing, self._coordinators.committed, self._group, wanted) if wanted else {}
         return {tp: found.get(tp) for tp in wanted}
 
     def members(self) -> tuple[Member, ...]:
@@ -107,24 +100,15 @@ class KafkaGroup:
         """
         doing = f"joining group {self._group}"
         seat = self._wire.run(doing, self._sit_down, sorted(set(topics)))
-        beating = _Heart(self._wire, seat, self._session / 3)
+        beating = Heart(self._coordinators, seat, self._session / 3)
         try:
-            yield KafkaMembership(self, self._coordinators, seat, transactional_id, self._transaction)
+            yield KafkaMembership(self._coordinators, seat, transactional_id, self._transaction)
         finally:
             beating.stop()
             with contextlib.suppress(SluiceError):
                 self._wire.run(doing, self._leave, seat.member_id)
 
     # -- on the background thread
-
-    async def _committed(self, tps: Sequence[TopicPartition]) -> dict[TopicPartition, CommittedOffset | None]:
-        response = await self._coordinators.ask(
-            GROUP,
-            self._group,
-            partial(group_api.ask_committed, self._group, tps),
-            group_api.committed_errors,
-        )
-        return group_api.read_committed(response)
 
     async def _members(self) -> tuple[Member, ...]:
         response = await self._coordinators.ask(
@@ -149,7 +133,7 @@ class KafkaGroup:
 
     async def _sit_down(self, topics: Sequence[str]) -> Seat:
         """Join again where answers came so late that the coordinator took us for dead: nothing was done by then."""
-        until = time.monotonic() + self._patience
+        until = time.monotonic() + self._coordinators.patience
         while True:
             try:
                 return await self._take_seat(topics)
@@ -211,175 +195,10 @@ class KafkaGroup:
         )
 
     async def _leave(self, member_id: str) -> None:
-        await _farewell(self._wire, GROUP, self._group, group_api.ask_leave(self._group, member_id))
+        await self._coordinators.notify(GROUP, self._group, group_api.ask_leave(self._group, member_id))
 
     def _held(self, by: str) -> GroupHeld:
         return GroupHeld(
             f"group {self._group} is not ours alone: {by}",
             remedy="stop its other consumers, or let the feed commit under a group of its own; what is landed stays",
         )
-
-
-class KafkaMembership:
-    """Our place in the group: the member id and generation of one join, never refreshed."""
-
-    def __init__(
-        self, group: KafkaGroup, coordinators: Coordinators, seat: Seat, transactional_id: str | None, timeout: float
-    ) -> None:
-        self._group = group
-        self._coordinators = coordinators
-        self._seat = seat
-        self._transactional_id = transactional_id
-        self._timeout = timeout
-        self._producer: ProducerId | None = None
-        self._sequences: dict[TopicPartition, int] = {}
-
-    def init_transactions(self) -> None:
-        """Fence older committers of the same transactional id (KIP-98); ends what they left open.
-
-        Raises NotAuthorized, KafkaUnavailable; UsageError when the group was joined without a transactional id.
-        """
-        if self._transactional_id is None:
-            raise UsageError("no transactional id", remedy="join with one, or commit without a transaction")
-        key, milliseconds = self._transactional_id, int(self._timeout * 1000)
-        response = self._coordinators.run(
-            f"starting transactions as {key}",
-            TRANSACTION,
-            key,
-            partial(group_api.ask_producer, key, milliseconds),
-            top_error,
-        )
-        self._producer = ProducerId(key, response.producer_id, response.producer_epoch)
-        self._sequences = {}
-
-    def committed(self, partitions: Iterable[TopicPartition]) -> Mapping[TopicPartition, CommittedOffset | None]:
-        """Committed offsets with require_stable (KIP-447): waits while a transaction on them is open."""
-        return self._group.committed_now(partitions)
-
-    def partitions_of(self, topic: str) -> int:
-        """How many partitions the topic has. Raises UnknownTopic, NotAuthorized, KafkaUnavailable; never creates it."""
-        return dead_letter_sender.partitions_of(self._coordinators.wire, topic, self._timeout)
-
-    def commit_transaction(self, offsets: Offsets, topic: str = "", letters: Iterable[Letter] = ()) -> None:
-        """All offsets in one transaction under our member id and generation, and with them the letters to `topic`.
-
-        Raises CommitFenced (nothing was committed), Unknown (the answer to its end was lost), NotAuthorized,
-        UnknownTopic, UsageError, KafkaUnavailable (nothing was committed), ProofFailed for an offset that is none.
-        After a failure transactions must be started again.
-        """
-        if self._producer is None:
-            raise UsageError("transactions were not started", remedy="call init_transactions first")
-        _refuse_invalid(offsets)
-        if not offsets:
-            return
-        producer, self._producer = self._producer, None
-        outbox = Outbox(self._coordinators, producer, topic, self._timeout, self._sequences)
-        try:
-            self._in_one_transaction(producer, offsets, outbox, letters)
-        except CommitFenced:
-            if outbox.late and outbox.crowded:
-                outbox.give_up()
-            raise
-        self._producer = producer
-
-    def commit_plain(self, offsets: Offsets) -> None:
-        """The same by an ordinary OffsetCommit; where it is refused, some partitions may have been committed."""
-        _refuse_invalid(offsets)
-        if offsets:
-            self._coordinators.run(
-                f"committing the offsets of group {self._seat.group}",
-                GROUP,
-                self._seat.group,
-                partial(group_api.ask_commit, self._seat, offsets),
-                partition_errors,
-                final=True,
-            )
-
-    def _in_one_transaction(
-        self, producer: ProducerId, offsets: Offsets, outbox: Outbox, letters: Iterable[Letter]
-    ) -> None:
-        """Letters first: while offsets are pending, who reads them must wait."""
-        wire, doing = self._coordinators.wire, f"committing the offsets of group {self._seat.group}"
-        try:
-            outbox.send(letters)
-            wire.run(doing, self._add, producer, offsets)
-        except BaseException:
-            with contextlib.suppress(SluiceError):
-                wire.run(doing, self._abort, producer)
-            raise
-        wire.run(doing, self._end, producer)
-
-    # -- on the background thread
-
-    async def _add(self, producer: ProducerId, offsets: Offsets) -> None:
-        key, seat, ask = producer.transactional_id, self._seat, self._coordinators.ask
-        await ask(TRANSACTION, key, partial(group_api.ask_add_offsets, producer, seat.group), top_error)
-        sending = partial(group_api.ask_commit_in, producer, seat, offsets)
-        await ask(GROUP, seat.group, sending, partition_errors)
-
-    async def _end(self, producer: ProducerId) -> None:
-        ending = partial(group_api.ask_end, producer, commit=True)
-        await self._coordinators.ask(TRANSACTION, producer.transactional_id, ending, top_error, final=True)
-
-    async def _abort(self, producer: ProducerId) -> None:
-        """Otherwise readers of the committed offsets wait until the transaction times out."""
-        ending = group_api.ask_end(producer, commit=False)
-        await _farewell(self._coordinators.wire, TRANSACTION, producer.transactional_id, ending)
-
-
-class _Heart:
-    """Heartbeats on the background thread until stopped. What the coordinator thinks of us shows when we commit.
-
-    Somebody who wants to come in waits for us to join again, which we never do: after a few beats we fall silent, so
-    that the coordinator drops us after a session.
-    """
-
-    def __init__(self, wire: Wire, seat: Seat, seconds: float) -> None:
-        self._wire = wire
-        self._seat = seat
-        self._seconds = seconds
-        self._beating = True
-        wire.spawn(self._beat)
-
-    def stop(self) -> None:
-        self._beating = False
-
-    async def _beat(self) -> None:
-        others_waited = 0
-        while self._beating and others_waited < _BEATS_WHILE_OTHERS_WAIT:
-            beat = group_api.ask_heartbeat(self._seat)
-            try:
-                errors = top_error(await _tell(self._wire, GROUP, self._seat.group, beat, self._seconds))
-            except KafkaError:
-                errors = {kafka_errors.CoordinatorNotAvailableError}
-            others_waited += kafka_errors.RebalanceInProgressError in errors
-            if errors & _ELSEWHERE:
-                self._wire.forget_coordinator(GROUP, self._seat.group)
-            await self._wire.sleep(self._seconds)
-
-
-async def _farewell(wire: Wire, kind: int, key: str, request: Any) -> None:
-    """It only helps others to go on sooner: a coordinator that is away finds out by itself."""
-    with contextlib.suppress(KafkaError):
-        await _tell(wire, kind, key, request, _FAREWELL_SECONDS)
-
-
-async def _tell(wire: Wire, kind: int, key: str, request: Any, seconds: float) -> Any:
-    """The coordinator's response, asked once. Its connection stays when time is up: others may wait for answers."""
-
-    async def tell() -> Any:
-        return await wire.send(await wire.coordinator(kind, key), request)
-
-    return await wire.within(wire.spawn(tell), seconds)
-
-
-def _refuse_invalid(offsets: Offsets) -> None:
-    """A transaction would pass over them in silence."""
-    for tp, committed in offsets.items():
-        if committed.offset < 0:
-            raise ProofFailed(
-                f"{tp}: {committed.offset} is no offset to commit",
-                remedy="this is a bug; nothing was committed",
-                topic=tp.topic,
-                partition=tp.partition,
-            )

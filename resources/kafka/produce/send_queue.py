@@ -15,20 +15,22 @@ import time
 from collections import deque
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from functools import partial
+from typing import TYPE_CHECKING
 
 from kafka import errors as kafka_errors
-from kafka.errors import KafkaError, LeaderNotAvailableError, UnknownTopicOrPartitionError
+from kafka.errors import KafkaConnectionError, KafkaError, LeaderNotAvailableError, UnknownTopicOrPartitionError
 
 from sluice.pipelines.errors import Unknown
 from sluice.pipelines.ports import Delivered
-from sluice.pipelines.records.kafka_batches.encode.sealed_batch import Numbering, SealedBatch, split
 from sluice.resources.kafka.connection.connections import Patience
 from sluice.resources.kafka.connection.coordinators import Coordinators
 from sluice.resources.kafka.produce.backpressure import Room
-from sluice.resources.kafka.produce.dead_letter_sender import NOT_TAKEN, TOO_LARGE
 from sluice.resources.kafka.protocol import group_api
 from sluice.resources.kafka.protocol.group_api import TRANSACTION, Produced, ProducerId
 from sluice.resources.kafka.protocol.kafka_errors import AnswerLost, error_text
+
+if TYPE_CHECKING:  # these load compiled loops, which a commit without dead letters does not need
+    from sluice.pipelines.records.kafka_batches.encode.sealed_batch import Numbering, SealedBatch
 
 REQUEST_BYTES = 8 << 20
 """Of one round's batches, unless one is larger."""
@@ -43,6 +45,15 @@ _STRANGE = (  # what a leader says that does not know, or no longer, what the pr
     kafka_errors.UnknownProducerIdError,
     kafka_errors.InvalidProducerEpochError,
 )
+TOO_LARGE = (kafka_errors.MessageSizeTooLargeError, kafka_errors.RecordListTooLargeError)
+NOT_TAKEN = {
+    kafka_errors.MessageSizeTooLargeError: "raise its max.message.bytes",
+    kafka_errors.RecordListTooLargeError: "raise its segment.bytes",
+    kafka_errors.InvalidTimestampError: "let it take such times (message.timestamp.after.max.ms and .before.max.ms), or"
+    " set its message.timestamp.type to LogAppendTime",
+    kafka_errors.InvalidRecordError: "a compacted topic takes none without a key: set its cleanup.policy to delete",
+    kafka_errors.PolicyViolationError: "change what the brokers' policy says of the topic",
+}
 _MAYBE_THERE = (
     AnswerLost,
     kafka_errors.RequestTimedOutError,
@@ -52,11 +63,11 @@ _MAYBE_THERE = (
 
 
 class NotTaken(Exception):
-    """The topic refuses the row with this number."""
+    """The topic refuses the row with this number; `size` is its size in bytes, on average of its batch."""
 
-    def __init__(self, error: type[KafkaError], number: int, size: int) -> None:
+    def __init__(self, error: type[KafkaError], number: int, partition: int, size: int) -> None:
         super().__init__(error_text(error()))
-        self.error, self.number, self.size = error, number, size
+        self.error, self.number, self.partition, self.size = error, number, partition, size
 
 
 class Drain:
@@ -158,7 +169,8 @@ class Drain:
                     self._under_way -= size
         except BaseException as error:
             with self._changed:
-                self._error = self._error or error
+                ended = error if isinstance(error, Exception) else KafkaConnectionError("the connection was closed")
+                self._error = self._error or ended
                 self._rounds -= 1
                 self._changed.notify_all()
             if not isinstance(error, Exception):
@@ -167,7 +179,8 @@ class Drain:
     def _heads(self) -> dict[int, SealedBatch]:
         """The first batch of each partition of which none is under way, as many as one round takes; none: all are, or
         they are not worth a round."""
-        heads, size = dict[int, SealedBatch](), 0
+        heads: dict[int, SealedBatch] = {}
+        size = 0
         with self._changed:
             idle = [p for p in self._waiting if p not in self._busy]
             for partition in idle if self._worth and not self._halted else ():
@@ -262,6 +275,8 @@ class Drain:
             return dict.fromkeys(records, error)
 
     def _numbering(self, partition: int) -> Numbering:
+        from sluice.pipelines.records.kafka_batches.encode.sealed_batch import Numbering
+
         producer = self._renewed.get(partition, self._producer)
         sequence, transactional = self._sequences.get(partition, 0), bool(producer.transactional_id)
         return Numbering(producer.id, producer.epoch, sequence, transactional)
@@ -272,11 +287,14 @@ class Drain:
             self._deliver(batch, said)
             return True
         if issubclass(said.error, TOO_LARGE) and batch.count > 1:
+            from sluice.pipelines.records.kafka_batches.encode.sealed_batch import split
+
             self._replace(batch, *split(batch))
             return True
         if said.error in NOT_TAKEN:
             blamed = said.blamed if said.blamed < batch.count else 0
-            raise NotTaken(said.error, int(batch.numbers[blamed]), batch.plain_bytes // batch.count)
+            number, size = int(batch.numbers[blamed]), batch.plain_bytes // batch.count
+            raise NotTaken(said.error, number, batch.partition, size)
         return False
 
     def _deliver(self, batch: SealedBatch, said: Produced) -> None:

@@ -1,7 +1,7 @@
-"""Kafka's producer, from sealed batches: idempotent, or in transactions, which may leave a mark.
+"""The one producer: sends sealed batches, idempotently or in transactions.
 
-Promises: each batch is acknowledged by all replicas in sync; each partition keeps the order in which batches came; a
-lost answer doubles nothing. How batches reach their leaders is in `drain`.
+Promises: all in-sync replicas acknowledge each batch; each partition keeps the order of its batches; a lost answer
+duplicates nothing. `send_queue` brings the batches to their leaders.
 """
 
 from __future__ import annotations
@@ -9,27 +9,28 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+from kafka import errors as kafka_errors
 from kafka.errors import KafkaError
 
-from sluice.pipelines.errors import SluiceError, UsageError
-from sluice.pipelines.feed.rights import Right, rights_to_republish
+from sluice.pipelines.errors import SluiceError, UnknownTopic, UsageError
+from sluice.pipelines.feed.rights import Right, rights_to_produce, rights_to_republish
 from sluice.pipelines.model.kafka import CommittedOffset, TopicPartition
 from sluice.pipelines.ports import Delivered
-from sluice.pipelines.records.kafka_batches.encode.sealed_batch import SealedBatch
 from sluice.resources.kafka.connection.connection_settings import KafkaAccess
 from sluice.resources.kafka.connection.connections import Patience, Wire
 from sluice.resources.kafka.connection.coordinators import Coordinators
-from sluice.resources.kafka.group.group import KafkaGroup
-from sluice.resources.kafka.produce import dead_letter_sender
 from sluice.resources.kafka.produce.backpressure import Room
-from sluice.resources.kafka.produce.dead_letter_sender import NOT_TAKEN
-from sluice.resources.kafka.produce.send_queue import Drain, NotTaken
+from sluice.resources.kafka.produce.send_queue import NOT_TAKEN, Drain, NotTaken
 from sluice.resources.kafka.protocol import group_api
 from sluice.resources.kafka.protocol.group_api import GROUP, TRANSACTION, ProducerId, Seat
 from sluice.resources.kafka.protocol.messages import partition_errors, top_error
 
+if TYPE_CHECKING:  # it loads compiled loops
+    from sluice.pipelines.records.kafka_batches.encode.sealed_batch import SealedBatch
+
+_UNKNOWN_TOPIC_TRIES = 4  # a broker may not know a new topic yet
 _MISSING = "nothing was sent; create the topic (Sluice never does), or grant DESCRIBE and WRITE on it"
 Describe = Callable[[int], str]
 """Names a row by its number."""
@@ -38,32 +39,59 @@ Describe = Callable[[int], str]
 class KafkaSender:
     """Sends batches to topics of one Kafka. With a `transactional_id`, in transactions that `end` ends.
 
-    `rights`: what its work needs. `seconds`: how long a transaction may be open, and a leader away; `patience`: how
-    long a coordinator may be away, and a topic unknown. For one thread.
+    `seconds`: how long a transaction may be open, and a leader away. `noun`: one of the records, in messages. For one
+    thread.
     """
 
     def __init__(
-        self,
+        self, coordinators: Coordinators, transactional_id: str = "", *, seconds: float = 60.0, noun: str = "record"
+    ) -> None:
+        self.coordinators, self.wire = coordinators, coordinators.wire
+        self._name, self._seconds, self._noun = transactional_id, seconds, noun
+        self._producer: ProducerId | None = None
+        self._drains: dict[str, Drain] = {}
+        self.room = Room(seconds)
+
+    @classmethod
+    def connect(
+        cls,
         access: KafkaAccess,
         transactional_id: str = "",
         *,
         rights: Sequence[Right] = (),
         seconds: float = 60.0,
         patience: float = 60.0,
-    ) -> None:
-        self.wire = Wire(access, rights=rights)
-        self.coordinators = Coordinators(self.wire, patience)
-        self._name, self._seconds, self._patience = transactional_id, seconds, patience
-        self._producer: ProducerId | None = None
-        self._drains: dict[str, Drain] = {}
-        self.room = Room(seconds)
+    ) -> KafkaSender:
+        """Create a sender with connections of its own, which `close` ends.
+
+        `rights`: rights that its work needs. `patience`: how long a coordinator may be away, in seconds.
+        """
+        return cls(Coordinators(Wire(access, rights=rights), patience), transactional_id, seconds=seconds)
 
     def close(self) -> None:
         self.wire.close()
 
-    def partitions(self, topic: str, what: str = "the topic to send to") -> int:
-        """How many partitions the topic has. Raises UnknownTopic; it is never created."""
-        return dead_letter_sender.partitions_of(self.wire, topic, self._patience, what, _MISSING)
+    def partitions(self, topic: str, what: str = "the topic to send to", remedy: str = _MISSING) -> int:
+        """Return the number of the topic's partitions; it is never created.
+
+        Raises UnknownTopic with this remedy, NotAuthorized, KafkaUnavailable. `what` names the topic in messages.
+        """
+
+        async def count() -> int:
+            patience, attempts = Patience(self.wire, self._seconds), 0
+            while True:
+                layout = await self.wire.layout([topic])
+                if topic in layout.topics:
+                    return sum(tp.topic == topic for tp in layout.places)
+                attempts += 1
+                error = layout.errors.get(topic, kafka_errors.UnknownTopicOrPartitionError)
+                unknown = issubclass(error, kafka_errors.UnknownTopicOrPartitionError)
+                if unknown and attempts >= _UNKNOWN_TOPIC_TRIES:
+                    message = f"{what}, `{topic}`, does not exist, or this client may not see it"
+                    raise UnknownTopic(message, remedy=remedy, topic=topic)
+                await patience.trouble(error())
+
+        return self.wire.run(f"looking for {what}, {topic}", count, rights=rights_to_produce([topic]))
 
     def begin(self) -> None:
         """Get a producer id. With a transactional id: fence whoever else has it, and end what they left open."""
@@ -106,8 +134,7 @@ class KafkaSender:
             self._producer = producer
             self.give_up()
             raise
-        ending = partial(group_api.ask_end, producer, commit=commit)
-        self.coordinators.run(doing, TRANSACTION, self._name, ending, top_error, final=True)
+        self.wire.run(doing, self._end, producer, commit)
         self._producer = producer
         for drain in self._drains.values():
             drain.begin_another()
@@ -125,7 +152,7 @@ class KafkaSender:
     @property
     def begun(self) -> ProducerId:
         if self._producer is None:
-            raise UsageError("no transaction was begun", remedy="call begin first")
+            raise UsageError("the producer was not started", remedy="start it before anything is sent or committed")
         return self._producer
 
     @contextlib.contextmanager
@@ -135,10 +162,23 @@ class KafkaSender:
         except BaseException as error:
             self.give_up()
             if isinstance(error, NotTaken):
-                raise _refusal(topic, error, describe, bool(self._name)) from None
+                raise self._refusal(topic, error, describe) from None
             if isinstance(error, KafkaError):
-                raise self.wire.explain(error, f"sending to {topic}", topic=topic) from None
+                rights = rights_to_produce([topic], self._name or None)
+                raise self.wire.explain(
+                    error, f"sending {self._noun}s to {topic}", topic=topic, rights=rights
+                ) from None
             raise
+
+    def _refusal(self, topic: str, refused: NotTaken, describe: Describe) -> UsageError:
+        unit = "transaction" if self._name else "batch"
+        return UsageError(
+            f"topic {topic} does not take the {self._noun} of {describe(refused.number)} (about {refused.size:,}"
+            f" bytes): {refused}",
+            remedy=f"nothing of this {unit} was sent; {NOT_TAKEN[refused.error]}, and run the same again",
+            topic=topic,
+            partition=refused.partition,
+        )
 
     # -- on the background thread
 
@@ -151,7 +191,7 @@ class KafkaSender:
         return ProducerId(self._name, response.producer_id, response.producer_epoch)
 
     async def _ask_any(self, request: Callable[[], Any]) -> Any:
-        patience = Patience(self.wire, self._patience)
+        patience = Patience(self.wire, self.coordinators.patience)
         while True:
             try:
                 response = await self.wire.send(None, request())
@@ -161,10 +201,13 @@ class KafkaSender:
             except KafkaError as error:
                 await patience.trouble(error)
 
+    async def _end(self, producer: ProducerId, commit: bool) -> None:
+        ending = partial(group_api.ask_end, producer, commit=commit)
+        await self.coordinators.ask(TRANSACTION, producer.transactional_id, ending, top_error, final=True)
+
     async def _abort(self, producer: ProducerId) -> None:
-        ending = partial(group_api.ask_end, producer, commit=False)
-        with contextlib.suppress(KafkaError):
-            await self.coordinators.ask(TRANSACTION, producer.transactional_id, ending, top_error)
+        ending = group_api.ask_end(producer, commit=False)
+        await self.coordinators.notify(TRANSACTION, producer.transactional_id, ending)
 
 
 class KafkaTarget:
@@ -185,9 +228,8 @@ class KafkaTarget:
         patience: float = 60.0,
     ) -> None:
         rights = rights_to_republish(topic, family or name, all_of=bool(family))
-        self._sender = KafkaSender(access, name, rights=rights, seconds=seconds, patience=patience)
+        self._sender = KafkaSender.connect(access, name, rights=rights, seconds=seconds, patience=patience)
         self._topic, self._name = topic, name
-        self._group = KafkaGroup(access, name, wire=self._sender.wire, rights=rights)
 
     def close(self) -> None:
         self._sender.close()
@@ -205,7 +247,10 @@ class KafkaTarget:
 
     def begin(self) -> CommittedOffset | None:
         self._sender.begin()
-        return self._group.committed([self._mark_place])[self._mark_place]
+        doing = f"reading the committed offsets of group {self._name}"
+        return self._sender.wire.run(doing, self._sender.coordinators.committed, self._name, [self._mark_place]).get(
+            self._mark_place
+        )
 
     def send(self, batches: Iterable[SealedBatch], describe: Describe) -> list[Delivered]:
         self._sender.send(self._topic, batches, describe)
@@ -227,13 +272,3 @@ class KafkaTarget:
         await ask(TRANSACTION, key, partial(group_api.ask_add_offsets, producer, self._name), top_error)
         sending = partial(group_api.ask_commit_in, producer, Seat(self._name, "", -1), {self._mark_place: mark})
         await ask(GROUP, self._name, sending, partition_errors)
-
-
-def _refusal(topic: str, refused: NotTaken, describe: Describe, transactional: bool) -> UsageError:
-    what = "transaction" if transactional else "batch"
-    return UsageError(
-        f"topic {topic} does not take the record of {describe(refused.number)} (about {refused.size:,} bytes):"
-        f" {refused}",
-        remedy=f"nothing of this {what} was sent; {NOT_TAKEN[refused.error]}, and run the same again",
-        topic=topic,
-    )

@@ -31,11 +31,9 @@ from kafka.protocol.producer import (
     ProduceRequest,
     TxnOffsetCommitRequest,
 )
-from kafka.record.default_records import DefaultRecordBatchBuilder
 
 from sluice.pipelines.model.kafka import CommittedOffset, TopicPartition
-from sluice.pipelines.ports import Letter, Member
-from sluice.pipelines.records.rows.header_keys import key_bytes
+from sluice.pipelines.ports import Member
 from sluice.pipelines.records.rows.wire_format import varint
 from sluice.resources.kafka.protocol.kafka_errors import error_of
 from sluice.resources.kafka.protocol.messages import Code, by_topic, partition_errors, top_error
@@ -43,7 +41,6 @@ from sluice.resources.kafka.protocol.messages import Code, by_topic, partition_e
 GROUP, TRANSACTION = 0, 1
 """Kinds of coordinator."""
 _PRODUCE_MS = 15_000
-_ENDLESS = 1 << 62
 _NAME = "range"
 _PRODUCE = struct.Struct(">hi")  # acknowledgements, timeout
 _PARTITION = struct.Struct(">i")
@@ -301,32 +298,6 @@ def added_errors(response: Any) -> set[type[KafkaError]]:
     results = (p for t in response.results_by_topic_v3_and_below for p in t.results_by_partition)
     found = {e for p in results if (e := error_of(p.partition_error_code))}
     return found - {OperationNotAttemptedError} or found
-
-
-def record_batch(producer: ProducerId, sequence: int, letters: Sequence[Letter]) -> bytes:
-    """A batch of record-format version 2 of our open transaction, numbered from `sequence`; not compressed."""
-    builder = DefaultRecordBatchBuilder(
-        magic=2,
-        compression_type=0,
-        is_transactional=True,
-        producer_id=producer.id,
-        producer_epoch=producer.epoch,
-        base_sequence=sequence,
-        batch_size=_ENDLESS,
-    )
-    for number, letter in enumerate(letters):
-        headers = [(_HeaderKey(name), value) for name, value in letter.headers]
-        builder.append(number, letter.timestamp, letter.key, letter.value, headers)
-    return bytes(builder.build())
-
-
-class _HeaderKey(str):
-    """A header's key, which kafka-python asks for its bytes by `encode`."""
-
-    __slots__ = ()
-
-    def encode(self, encoding: str = "utf-8", errors: str = "strict") -> bytes:
-        return key_bytes(str(self))
 
 
 class _Produce(ProduceRequest, init=False):  # type: ignore[misc, call-arg]

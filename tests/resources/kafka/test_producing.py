@@ -16,8 +16,9 @@ from sluice.pipelines.errors import CommitFenced, KafkaUnavailable, UnknownTopic
 from sluice.pipelines.model.kafka import CommittedOffset, TopicPartition
 from sluice.pipelines.ports import Letter
 from sluice.pipelines.records.rows.header_keys import key_text
-from sluice.resources.kafka.group.group import KafkaGroup, KafkaMembership
-from sluice.resources.kafka.produce import dead_letter_sender
+from sluice.resources.kafka.group import membership
+from sluice.resources.kafka.group.group import KafkaGroup
+from sluice.resources.kafka.group.membership import KafkaMembership
 from sluice.resources.kafka.protocol import group_api, messages
 from sluice.resources.kafka.protocol.group_api import TRANSACTION
 from tests.resources.kafka.tools import address, until
@@ -78,7 +79,7 @@ def as_meant(letters):
 
 
 def test_letters_are_there_with_the_offsets_in_order_and_as_they_were(kafka, group, spot, fresh_topic, monkeypatch):
-    monkeypatch.setattr(dead_letter_sender, "CHUNK_BYTES", 20_000)
+    monkeypatch.setattr(membership, "CHUNK_BYTES", 20_000)
     topic = fresh_topic(partitions=3)
     odd = letter(0, 2, key=None, value=None, headers=(), timestamp=-1)
     first = [odd, *(letter(n, n % 3) for n in range(1, 1000))]
@@ -118,7 +119,7 @@ def test_a_failed_transaction_leaves_nothing_and_the_next_one_goes_through(kafka
 
 
 def test_a_newer_committer_fences_what_is_half_sent(kafka, group, spot, fresh_topic, monkeypatch):
-    monkeypatch.setattr(dead_letter_sender, "CHUNK_BYTES", 1000)
+    monkeypatch.setattr(membership, "CHUNK_BYTES", 1000)
     topic = fresh_topic()
     with (
         closing(KafkaGroup(address(kafka), f"other-{topic}")) as other,
@@ -173,7 +174,7 @@ def test_what_the_topic_does_not_take_is_named(kafka, group, spot, fresh_topic, 
 
 
 def test_a_transaction_that_takes_too_long_says_what_to_raise(kafka, spot, fresh_topic, monkeypatch):
-    monkeypatch.setattr(dead_letter_sender, "CHUNK_BYTES", 100)
+    monkeypatch.setattr(membership, "CHUNK_BYTES", 100)
     topic = fresh_topic()
     with (
         closing(KafkaGroup(address(kafka), f"g-{topic}", session=6.0, transaction=1.0)) as hasty,
@@ -189,17 +190,17 @@ def test_a_transaction_that_takes_too_long_says_what_to_raise(kafka, spot, fresh
 
 def test_a_committer_that_sleeps_once_its_letters_are_sent_is_fenced(kafka, group, spot, fresh_topic, monkeypatch):
     """It is not for the letters that its time was up: no setting is to blame."""
-    topic, clock, adding = fresh_topic(), SimpleNamespace(monotonic=time.monotonic), KafkaMembership._add
+    topic, clock, adding = fresh_topic(), SimpleNamespace(monotonic=time.monotonic), KafkaMembership._add_offsets
 
-    async def asleep(member, producer, offsets):
+    async def asleep(member, offsets, producer):
         await member._coordinators.ask(
             TRANSACTION, f"t-{topic}", partial(group_api.ask_producer, f"t-{topic}", 9000), messages.top_error
         )
         clock.monotonic = lambda: time.monotonic() + 3600
-        await adding(member, producer, offsets)
+        await adding(member, offsets, producer)
 
-    monkeypatch.setattr(dead_letter_sender, "time", clock)
-    monkeypatch.setattr(KafkaMembership, "_add", asleep)
+    monkeypatch.setattr(membership, "time", clock)
+    monkeypatch.setattr(KafkaMembership, "_add_offsets", asleep)
     with group.join([spot.topic], f"t-{topic}") as member:
         member.init_transactions()
         with pytest.raises(CommitFenced):
@@ -210,7 +211,7 @@ def test_a_committer_that_sleeps_once_its_letters_are_sent_is_fenced(kafka, grou
 @pytest.mark.faults
 @pytest.mark.parametrize("key", [PRODUCE, ADD_PARTITIONS])
 def test_lost_answers_double_nothing(behind, fresh_topic, monkeypatch, key):
-    monkeypatch.setattr(dead_letter_sender, "CHUNK_BYTES", 2000)
+    monkeypatch.setattr(membership, "CHUNK_BYTES", 2000)
     topic, source = fresh_topic(partitions=2, cluster=behind.cluster), fresh_topic(cluster=behind.cluster)
     letters = [letter(n, n % 2) for n in range(200)]
     with (
@@ -245,6 +246,7 @@ def test_a_leader_that_does_not_come_back_commits_nothing(behind, fresh_topic):
 def test_a_letter_has_the_bytes_of_the_records_header_keys() -> None:
     raw = (b"A\xffB", b"plain", b"sluice.hex:41")
     sent = letter(0, headers=tuple((key_text(k), b"x") for k in raw))
-    data = group_api.record_batch(group_api.ProducerId(id=7, epoch=3, transactional_id="x"), 0, [sent])
+    (batch,) = membership._encode([sent])
+    data = bytes(batch.numbered())
     assert all(bytes([2 * len(k)]) + k + b"\x02x" in data for k in raw)
     assert data.count(b"sluice.hex:") == 1

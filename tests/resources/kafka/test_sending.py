@@ -170,7 +170,7 @@ def test_without_transactions_a_producer_that_is_forgotten_goes_on_as_another(
     kafka: LocalKafka, fresh_topic: Callable[..., str]
 ) -> None:
     topic = fresh_topic(partitions=2)
-    with closing(KafkaSender(address(kafka))) as sender:
+    with closing(KafkaSender.connect(address(kafka))) as sender:
         sender.begin()
         sender.send(topic, batches(200, partition=lambda n: n % 2, most=1000))
         sent = sender.flush(topic)
@@ -232,7 +232,7 @@ def test_lost_answers_double_nothing(behind: Any, fresh_topic: Callable[..., str
 @pytest.mark.faults
 def test_without_transactions_lost_answers_double_nothing(behind: Any, fresh_topic: Callable[..., str]) -> None:
     topic = fresh_topic(partitions=2, cluster=behind.cluster)
-    with closing(KafkaSender(address(behind.cluster))) as sender:
+    with closing(KafkaSender.connect(address(behind.cluster))) as sender:
         sender.begin()
         behind.proxy.lose = {PRODUCE: 3}
         sender.send(topic, batches(300, partition=lambda n: n % 2, most=1000))
