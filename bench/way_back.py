@@ -79,7 +79,7 @@ def _project(folder: Path, bootstrap: str, topic: str) -> None:
 def _sent_back(project: Path, topic: str, again: str, records: int, note: Note) -> Whole:
     each = -(-records // PARTITIONS)
     ranges = [w for p in range(PARTITIONS) for w in ("--offsets", f"{topic}:{p}:0-{each}")]
-    words = ["republish", "way_back", "--to", again, *ranges, "--keep-partitions", "--apply"]
+    words = ["republish", "way_back", "--topic", again, *ranges, "--keep-partitions", "--yes"]
     process = subprocess.Popen(_command(words), cwd=project, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     with metering(process.pid) as meter:
         out, errors = process.communicate()

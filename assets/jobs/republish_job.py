@@ -155,7 +155,7 @@ def republish_step(context: dg.OpExecutionContext, session: RunSession, name: st
                 with _canceling(edges.engine):
                     sent = carry_out(work, None if asked.here else edges.engine, report)
             except SluiceError as error:
-                again = f"run this again, or: sluice republish {name} --resume {plan.id} --apply"
+                again = f"run this again, or: sluice republish {name} --resume {plan.id}"
                 said = _wishes_metadata(plan, edges) | {"failed": error.message, "go_on": again}
                 yield dg.AssetObservation(key, description="Not finished.", metadata=said)
                 raise

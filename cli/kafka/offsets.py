@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -14,7 +15,8 @@ from rich.text import Text
 from sluice.cli.app.invocation import FeedName, Session, command
 from sluice.cli.kafka.offsets_context import OffsetsDesk, OtherGroup, group, offsets_in, open_desk
 from sluice.cli.options import parsing
-from sluice.cli.options.request_options import Only
+from sluice.cli.options.request_options import DryRun, Only, Yes
+from sluice.cli.terminal import output
 from sluice.cli.terminal.number_format import count
 from sluice.cli.terminal.output import SHOWN_ROWS, facts, good, heading, indent, shorten, table, warn
 from sluice.pipelines.errors import SluiceError, UsageError
@@ -25,7 +27,6 @@ if TYPE_CHECKING:
     from sluice.pipelines.feed.feed import Feed
     from sluice.pipelines.operating.move_offsets import Done, Move, OffsetTarget, Spot, Stands
 
-Apply = Annotated[bool, typer.Option("--apply", help="Do it. Without this option it only shows what it would do.")]
 Reason = Annotated[
     str | None,
     typer.Option("--reason", metavar="TEXT", help="Why, for the ledger.", show_default="the command itself"),
@@ -86,19 +87,20 @@ def reset(
     only: Only = None,
     other: OtherGroup = None,
     reason: Reason = None,
-    apply: Apply = False,
+    dry_run: DryRun = False,
+    yes: Yes = False,
 ) -> int:
     """Move the committed offsets of a feed's group by hand.
 
-    Without --apply it is a dry run. The group must have no members. The feed's ledger notes the change before Kafka is
-    changed.
+    Asks for confirmation on a terminal; elsewhere it needs --yes. The group must have no members. The feed's ledger
+    records the change before it is made in Kafka.
 
     The ledger decides what the feed reads. Moving offsets back does not make it read anything again (use sluice run
     FEED --replace), and the next commit moves them to the frontier. Offsets beyond the frontier are refused: use
     sluice run FEED --skip-to, which skips records and notes that in the ledger.
 
-    $ sluice offsets reset orders --to-frontier
-    $ sluice offsets reset orders --to-time 2026-11-20T14:00:00Z --only orders:0 --apply --reason "replay for billing"
+    $ sluice offsets reset orders --to-frontier --dry-run
+    $ sluice offsets reset orders --to-time 2026-11-20T14:00:00Z --only orders:0 --reason "replay for billing" --yes
     $ sluice offsets reset orders --shift -100
     """
     from sluice.pipelines.operating.move_offsets import Aim, OffsetTarget
@@ -117,7 +119,8 @@ def reset(
             remedy="give one of --to-earliest, --to-latest, --to-frontier, --to-time, --by-duration, --to-offset, "
             "--shift, --to-file",
         )
-    return _reset(session, found, asked[0], _Order(tuple(map(parsing.partition, only or ())), other, apply, reason))
+    order = _Order(tuple(map(parsing.partition, only or ())), other, reason, dry_run=dry_run, yes=yes)
+    return _reset(session, found, asked[0], order)
 
 
 @command(group)
@@ -158,17 +161,19 @@ def import_(
     only: Only = None,
     other: OtherGroup = None,
     reason: Reason = None,
-    apply: Apply = False,
+    dry_run: DryRun = False,
+    yes: Yes = False,
 ) -> int:
     """Move committed offsets to those in a file: sluice offsets reset --to-file, with all its rules.
 
     A feed that has not run yet begins at its group's offsets. In this way it takes over from another consumer.
 
-    $ sluice offsets import orders orders.csv
-    $ sluice offsets import orders legacy.csv --apply --reason "takes over from legacy-loader"
+    $ sluice offsets import orders orders.csv --dry-run
+    $ sluice offsets import orders legacy.csv --reason "takes over from legacy-loader" --yes
     """
     found = session.feed(feed)
-    return _reset(session, found, file, _Order(tuple(map(parsing.partition, only or ())), other, apply, reason))
+    order = _Order(tuple(map(parsing.partition, only or ())), other, reason, dry_run=dry_run, yes=yes)
+    return _reset(session, found, file, order)
 
 
 # -- what is asked for
@@ -180,8 +185,9 @@ class _Order:
 
     only: tuple[TopicPartition, ...]
     group: str | None
-    apply: bool
     reason: str | None
+    dry_run: bool
+    yes: bool
 
 
 def _ago(text: str) -> int:
@@ -294,7 +300,7 @@ def _ways_out(desk: OffsetsDesk, moved: Sequence[_Stand]) -> list[RenderableType
     ways = [("commit the frontier all the same", f"sluice accept {feed} moved --reason …")]
     if any((s.spot.before or 0) > (s.spot.frontier or 0) for s in moved):
         ways.append(("skip what they passed over", f"sluice accept {feed} moved --adopt --reason …"))
-    ways.append(("put the frontier back by hand", f"sluice offsets reset {feed} --to-frontier --apply --reason …"))
+    ways.append(("put the frontier back by hand", f"sluice offsets reset {feed} --to-frontier --reason …"))
     told = "Landing goes on, by the ledger, but the next commit will be refused. To end that:"
     return [Text(), Text(f"  {told}"), facts(*((f"  {what}", how) for what, how in ways))]
 
@@ -322,16 +328,24 @@ def _warnings(desk: OffsetsDesk) -> list[RenderableType]:
 def _reset(session: Session, feed: Feed, given: OffsetTarget | Path, order: _Order) -> int:
     from sluice.pipelines.operating.move_offsets import Aim, OffsetTarget, check_ours, move, refusal
 
-    with session.terminal.working("asking Kafka"), open_desk(session, feed, order.group) as desk:
-        target = OffsetTarget(Aim.FILE, offsets=offsets_in(given, desk)) if isinstance(given, Path) else given
-        moves = _moves(desk, target, order.only)
-        if desk.ledger:
-            check_ours(desk.ledger, moves)
+    with ExitStack() as stack:
+        with session.terminal.working("asking Kafka"):
+            desk = stack.enter_context(open_desk(session, feed, order.group))
+            target = OffsetTarget(Aim.FILE, offsets=offsets_in(given, desk)) if isinstance(given, Path) else given
+            moves = _moves(desk, target, order.only)
+            if desk.ledger:
+                check_ours(desk.ledger, moves)
         refused, done = refusal(feed.name, desk.view, moves, target), None
-        if order.apply and refused is None:
+        if not order.dry_run and refused is None:
+            if not order.yes and moves:
+                session.terminal.show(*_view_moves(desk, target, moves), *_meaning(desk, moves))
+                session.terminal.confirm(f"Move {many(len(moves), 'offset')} of group {desk.name}?")
             reason = order.reason or f"sluice offsets reset {target}"
             done = move(feed.name, desk.ledger, desk.groups, desk.name, moves, target, reason)
-    session.terminal.show(*_reset_view(desk, target, moves, done), *([] if refused else _meaning(desk, moves, done)))
+    if order.dry_run or order.yes or refused:
+        session.terminal.show(*_view_moves(desk, target, moves), *([] if refused else _meaning(desk, moves)))
+    if not refused:
+        session.terminal.show("", _format_moved(desk, moves, done) if done else output.format_dry_run())
     if refused is not None:
         session.terminal.fail(refused)
     session.terminal.document(_reset_document(desk, target, moves, done, refused))
@@ -350,24 +364,24 @@ def _moves(desk: OffsetsDesk, target: OffsetTarget, only: Sequence[TopicPartitio
     return resolve(target, spots, desk.edges.cluster.offsets_at(times) if times else {}, desk.edges.clock())
 
 
-def _reset_view(
-    desk: OffsetsDesk, target: OffsetTarget, moves: Sequence[Move], done: Done | None
-) -> list[RenderableType]:
+def _view_moves(desk: OffsetsDesk, target: OffsetTarget, moves: Sequence[Move]) -> list[RenderableType]:
     rows = [
         (str(m.tp), count(m.spot.before), "→", count(m.after), count(m.spot.frontier), _move_note(desk, m))
         for m in moves[:SHOWN_ROWS]
     ]
     names = ("partition", "before", "", "after", "frontier", "")
     out: list[RenderableType] = [
-        heading(f"Offsets of group {desk.name}, {'moved' if done else 'to be moved'} {target}"),
+        heading(f"Offsets of group {desk.name}, move {target}"),
         table(names, shorten(rows, len(moves)), right="before after frontier"),
     ]
     if left := len(desk.spots) - len(moves):
         out.append(indent(f"{many(left, 'other partition')} left as {'it is' if left == 1 else 'they are'}"))
-    if done:
-        where = f", noted as entry {done.entry} of the ledger of {desk.feed.name}" if done.entry is not None else ""
-        out += [Text(), good(f"{many(len(moves), 'offset')} of group {desk.name} moved and read back{where}")]
     return out
+
+
+def _format_moved(desk: OffsetsDesk, moves: Sequence[Move], done: Done) -> Text:
+    where = f", recorded as entry {done.entry} of the ledger of {desk.feed.name}" if done.entry is not None else ""
+    return good(f"{many(len(moves), 'offset')} of group {desk.name} moved and read back{where}")
 
 
 def _move_note(desk: OffsetsDesk, m: Move) -> str | Text:
@@ -377,7 +391,7 @@ def _move_note(desk: OffsetsDesk, m: Move) -> str | Text:
     return "; ".join(each for each in (m.note, begins) if each)
 
 
-def _meaning(desk: OffsetsDesk, moves: Sequence[Move], done: Done | None) -> list[RenderableType]:
+def _meaning(desk: OffsetsDesk, moves: Sequence[Move]) -> list[RenderableType]:
     """The consequence, or what it would be."""
     from sluice.pipelines.feed.sections import CommitMode
 
@@ -392,7 +406,6 @@ def _meaning(desk: OffsetsDesk, moves: Sequence[Move], done: Done | None) -> lis
     return [
         *(_warnings(desk) if desk.feed.commit is CommitMode.NONE else []),
         *([Text(), indent(*out)] if out else []),
-        *([] if done else [Text(), Text("  A dry run: nothing was changed. Add --apply to do it.", style="bold")]),
     ]
 
 

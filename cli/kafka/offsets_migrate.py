@@ -12,7 +12,8 @@ from rich.text import Text
 from sluice.cli.app.invocation import FeedName, Session, command
 from sluice.cli.kafka.offsets_context import group
 from sluice.cli.options import parsing
-from sluice.cli.options.request_options import Only
+from sluice.cli.options.request_options import DryRun, Only, Yes
+from sluice.cli.terminal import output
 from sluice.cli.terminal.number_format import count
 from sluice.cli.terminal.output import SHOWN_ROWS, good, heading, indent, shorten, table, warn
 from sluice.pipelines.errors import SluiceError, UsageError
@@ -33,41 +34,42 @@ def register(_: typer.Typer) -> None:
 def migrate(
     session: Session,
     feed: FeedName,
-    from_: Annotated[str, typer.Option("--from", metavar="STORE", help="zookeeper or kafka.", show_default=False)],
-    to: Annotated[str, typer.Option("--to", metavar="STORE", help="The other one.", show_default=False)],
+    into: Annotated[
+        str,
+        typer.Option("--into", metavar="STORE", help="zookeeper or kafka.", show_default=False),
+    ],
     only: Only = None,
-    apply: Annotated[
-        bool, typer.Option("--apply", help="Do it. Without this option it only shows what it would do.")
-    ] = False,
+    dry_run: DryRun = False,
+    yes: Yes = False,
 ) -> int:
     """Copy the committed offsets of a feed's group from ZooKeeper to Kafka, or back.
 
-    Without --apply it is a dry run. The group must have nobody in it, neither old consumers nor members in Kafka; old
-    consumers that start meanwhile wait. Nothing goes back, and nothing beyond the end of its log. If it is interrupted,
-    run it again: what is there already is left as it is.
+    Asks for confirmation on a terminal; elsewhere it needs --yes. The group must be empty: neither old consumers nor
+    members in Kafka. Old consumers that start during the migration wait. No offset moves backwards, or beyond the end
+    of its log. After an interruption, run it again: offsets that are there already stay.
 
     The feed names ZooKeeper by `offsets: {connect: …}`. Afterwards change `offsets.store` in the feed.
 
-    $ sluice offsets migrate orders --from zookeeper --to kafka
-    $ sluice offsets migrate orders --from zookeeper --to kafka --apply --json | jq .moved
+    $ sluice offsets migrate orders --into kafka --dry-run
+    $ sluice offsets migrate orders --into kafka --yes --json | jq .moved
     """
     from sluice.pipelines.operating import migrate_offsets as migrating
 
-    found, source = session.feed(feed), _store(from_)
-    if _store(to) is source:
-        raise UsageError(f"from {source} to {source}", remedy="name two stores: --from zookeeper --to kafka, or back")
+    found, source = session.feed(feed), _find_other_store(into)
     refused: SluiceError | None = None
     done = False
-    with (
-        session.terminal.working("asking Kafka and ZooKeeper"),
-        session.open_edges(found) as edges,
-        session.open_stores(found) as stores,
-    ):
-        logs = _logs(found, edges.cluster, tuple(map(parsing.partition, only or ())))
-        plan = migrating.plan(stores, source, logs)
-        refused = _refusal(found, stores, plan)
-        if apply and (refused is None or not plan.of(*migrating.REFUSED)):
-            plan, refused = migrating.migrate(found.name, stores, source, logs), None
+    with session.open_edges(found) as edges, session.open_stores(found) as stores:
+        with session.terminal.working("asking Kafka and ZooKeeper"):
+            logs = _logs(found, edges.cluster, tuple(map(parsing.partition, only or ())))
+            plan = migrating.plan(stores, source, logs)
+            refused = _refusal(found, stores, plan)
+        if not dry_run and (refused is None or not plan.of(*migrating.REFUSED)):
+            if not yes and plan.of(migrating.Step.MOVE):
+                session.terminal.show(*_migrate_view(found, plan, None))
+                moves = many(len(plan.of(migrating.Step.MOVE)), "offset")
+                session.terminal.confirm(f"Copy {moves} of group {found.group} to {plan.target}?")
+            with session.terminal.working("copying offsets"):
+                plan, refused = migrating.migrate(found.name, stores, source, logs), None
             done = True
     session.terminal.show(*_migrate_view(found, plan, done))
     if refused is not None:
@@ -76,14 +78,13 @@ def migrate(
     return refused.exit_code if refused else 0
 
 
-def _store(text: str) -> OffsetStore:
-    """Raises UsageError."""
+def _find_other_store(text: str) -> OffsetStore:
+    """Returns the store to copy from: the one that `text` does not name. Raises UsageError for an unknown name."""
     from sluice.pipelines.feed.sections import OffsetStore
 
-    try:
-        return OffsetStore(text)
-    except ValueError:
-        raise UsageError(f"no store {text!r}", remedy=f"one of {', '.join(OffsetStore)}") from None
+    if text not in tuple(OffsetStore):
+        raise UsageError(f"no store {text!r}", remedy=f"one of {', '.join(OffsetStore)}")
+    return next(store for store in OffsetStore if store != text)
 
 
 def _logs(feed: Feed, cluster: Any, only: Sequence[TopicPartition]) -> tuple[PartitionState, ...]:
@@ -108,7 +109,7 @@ def _refusal(feed: Feed, stores: Stores, plan: Migration) -> SluiceError | None:
     return held_error(feed.group, used) if used else None
 
 
-def _migrate_view(feed: Feed, plan: Migration, done: bool) -> list[RenderableType]:
+def _migrate_view(feed: Feed, plan: Migration, done: bool | None) -> list[RenderableType]:
     from sluice.pipelines.operating.migrate_offsets import REFUSED, Step, told
 
     rows = [
@@ -120,11 +121,11 @@ def _migrate_view(feed: Feed, plan: Migration, done: bool) -> list[RenderableTyp
         heading(f"Offsets of group {feed.group}, from {plan.source} to {plan.target}"),
         table(names, shorten(rows, len(plan.rows)), right="in log", least="log"),
     ]
-    if plan.of(*REFUSED):
+    if plan.of(*REFUSED) or done is None:
         return out
     if not done:
         moves = many(len(plan.of(Step.MOVE)), "offset")
-        return [*out, Text(), Text(f"  A dry run of {moves}: nothing was changed. Add --apply to do it.", style="bold")]
+        return [*out, Text(), output.format_dry_run(f"{moves} would move; nothing was changed")]
     out += [Text(), good(f"{told(plan)}, and read back")]
     if feed.offsets.store is not plan.target:
         out.append(
@@ -133,7 +134,7 @@ def _migrate_view(feed: Feed, plan: Migration, done: bool) -> list[RenderableTyp
     return out
 
 
-def _note(row: Row, done: bool) -> str | Text:
+def _note(row: Row, done: bool | None) -> str | Text:
     from sluice.pipelines.operating.migrate_offsets import REFUSED, Step
 
     if row.step in REFUSED:

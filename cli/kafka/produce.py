@@ -87,29 +87,29 @@ def produce(
     partitions: Annotated[
         int, typer.Option(metavar="N", min=1, help="Partitions of a topic that has to be created.")
     ] = 6,
-    to: Annotated[
+    bootstrap: Annotated[
         str | None,
         typer.Option(
-            "--to",
+            "--bootstrap",
             metavar="HOST:PORT",
-            help="Write to this Kafka, the feed's own, although it is not the local one.",
+            help="Write to the feed's Kafka at this address, although it is not the local one.",
             show_default=False,
         ),
     ] = None,
-    create: Annotated[bool, typer.Option("--create", help="With --to: create missing topics there, too.")] = False,
+    create: Annotated[bool, typer.Option("--create", help="With --bootstrap: create missing topics.")] = False,
 ) -> None:
     """Send sample order events into a feed's topics.
 
     Each is JSON of about 180 bytes, keyed by customer; for a feed with a schema_file it is in the feed's format, and
     its schema is registered first (`sluice schema pull FEED` writes it for the feed). By default it writes only to the
     project's local Kafka, the one of `sluice kafka start`, and creates topics there. For another Kafka, repeat the
-    feed's address with --to; there it creates topics only with --create. Exit 3 when the feed reads from another Kafka
-    and --to is missing.
+    feed's address with --bootstrap; there it creates topics only with --create. Exit 3 when the feed reads from another
+    Kafka and --bootstrap is missing.
 
     $ sluice produce orders --records 200000
     $ sluice produce orders --rate 500 --tombstones 1% --headers 5%
     $ sluice produce orders --transactional --aborted 10% --spread 6h --seed 7
-    $ sluice produce orders --to test-kafka.example:9092
+    $ sluice produce orders --bootstrap test-kafka.example:9092
     """
     from sluice.pipelines.model.progress import Progress
     from sluice.resources.local import events
@@ -117,7 +117,7 @@ def produce(
     found = session.feed(feed)
     if aborted and not transactional:
         raise UsageError("--aborted without --transactional", remedy="add --transactional")
-    _check_meant(session, found, records, to)
+    _check_meant(session, found, records, bootstrap)
     mix = events.Mix(secrets.randbits(32) if seed is None else seed, first, bad_share, tombstones, headers, aborted)
     topics = _topics(session, found, partitions, create)
     now = time.time_ns() // 1_000_000
@@ -161,16 +161,19 @@ def in_format(session: Session, feed: Feed, stream: Iterator[SampleEvent]) -> It
     return as_registered(stream, sample, reader.wire, number)
 
 
-def _check_meant(session: Session, feed: Feed, records: int, to: str | None) -> None:
+def _check_meant(session: Session, feed: Feed, records: int, bootstrap: str | None) -> None:
     """Raises NotLocal, UsageError: sample events do not belong among what somebody else's topic holds."""
     there = feed.kafka.bootstrap
-    if to is not None and to != there:
-        raise UsageError(f"--to {to}, but feed {feed.name} reads from {there}", remedy=f"--to {there} writes there")
-    if to is None and not _is_local(session, there):
+    if bootstrap is not None and bootstrap != there:
+        raise UsageError(
+            f"--bootstrap {bootstrap}, but feed {feed.name} reads from {there}",
+            remedy=f"write there: --bootstrap {there}",
+        )
+    if bootstrap is None and not _is_local(session, there):
         raise NotLocal(
             f"{there} is not this project's local Kafka, and sample events would stay in its topics; nothing was sent",
             remedy=f"start the local one, which feeds that name no other read from: sluice kafka start; or send "
-            f"{many(records, 'sample event')} there all the same: sluice produce {feed.name} --to {there}",
+            f"{many(records, 'sample event')} there all the same: sluice produce {feed.name} --bootstrap {there}",
         )
 
 

@@ -9,11 +9,11 @@ import typer
 from rich.console import RenderableType
 from rich.text import Text
 
-from sluice.cli.app import completers
 from sluice.cli.app.invocation import FeedName, Session, command
 from sluice.cli.options import parsing, window_options
-from sluice.cli.options.request_options import Offsets
-from sluice.cli.options.window_options import From, Window
+from sluice.cli.options.request_options import DryRun, Offsets, Yes
+from sluice.cli.options.window_options import From, To, Window
+from sluice.cli.terminal import output
 from sluice.cli.terminal.number_format import count, rate, seconds, size
 from sluice.cli.terminal.output import copyable, facts, good, heading, shorten, table, warn
 from sluice.pipelines.errors import Failed, Unknown, UsageError
@@ -37,22 +37,13 @@ def register(app: typer.Typer) -> None:
 def republish(
     session: Session,
     feed: FeedName,
-    to: Annotated[
+    topic: Annotated[
         str | None,
-        typer.Option("--to", metavar="TOPIC", help="The topic to send to. It must be there.", show_default=False),
+        typer.Option("--topic", metavar="TOPIC", help="The topic to send to. It must exist.", show_default=False),
     ] = None,
     window: Window = None,
     start: From = None,
-    end: Annotated[
-        str | None,
-        typer.Option(
-            "--until",
-            metavar="END",
-            help="With --from: up to this window, which is not included.",
-            show_default=False,
-            autocompletion=completers.windows,
-        ),
-    ] = None,
+    end: To = None,
     offsets: Offsets = None,
     quarantined: Annotated[
         bool, typer.Option("--quarantined", help="Send the records that are in quarantine, not those that landed.")
@@ -106,37 +97,36 @@ def republish(
         bool, typer.Option("--into-source", help="The feed may read from the topic: what is sent lands again.")
     ] = False,
     here: Annotated[bool, typer.Option("--here", help="Send from this process alone, without Spark.")] = False,
-    apply: Annotated[
-        bool, typer.Option("--apply", help="Do it. Without this option it only shows what it would send.")
-    ] = False,
+    dry_run: DryRun = False,
+    yes: Yes = False,
 ) -> None:
     """Send landed rows back to Kafka, each once and in order.
 
-    Without --apply it is a dry run. Rows of raw feeds give their bytes back; those of typed feeds are made again from
-    their columns, in the feed's format (sluice docs republishing says what is lost). Records in quarantine have their
-    own bytes.
+    Asks for confirmation on a terminal; elsewhere it needs --yes. Rows of raw feeds are sent byte for byte; rows of
+    typed feeds are encoded again from their columns, in the feed's format (sluice docs republishing lists what is
+    lost). Quarantined records are sent with their own bytes.
 
-    It sends in transactions, and each tells Kafka how far it is. After a crash, run the same again: readers of
-    committed records see each record once. A map from old offsets to new ones stays in the lake (sluice explain). Many
-    records of several partitions are sent by tasks of the feed's Spark, side by side.
+    Sends in transactions, each with its progress. After a crash, run the same command again: consumers of committed
+    records see each record once. A map from old offsets to new ones stays in the lake (sluice explain). Many records of
+    several partitions are sent by tasks of the feed's Spark, in parallel.
 
-    $ sluice republish orders --to orders-again --window 2026-11-20T14
-    $ sluice republish orders --to orders-again --window 2026-11-20T14 --keep-partitions --keep-timestamps --apply
-    $ sluice republish orders --to orders-again --from 2026-11-20 --until 2026-11-21 --headers --rate 5000 --apply
-    $ sluice republish orders --to orders-mended --offsets orders:0:100-200 --quarantined --apply
-    $ sluice republish orders --to orders-de --window 2026-11-20T14 --where "country = 'DE'" --apply
-    $ sluice republish orders --to orders-again --window 2026-11-20T14 --partition-by places.py:by_country --apply
-    $ sluice republish orders --resume 1f0c2a9b77de --apply
+    $ sluice republish orders --topic orders-again --window 2026-11-20T14 --dry-run
+    $ sluice republish orders --topic orders-again --window 2026-11-20T14 --keep-partitions --keep-timestamps
+    $ sluice republish orders --topic orders-again --from 2026-11-20 --to 2026-11-21 --headers --rate 5000 --yes
+    $ sluice republish orders --topic orders-fixed --offsets orders:0:100-200 --quarantined
+    $ sluice republish orders --topic orders-de --window 2026-11-20T14 --where "country = 'DE'"
+    $ sluice republish orders --topic orders-again --window 2026-11-20T14 --partition-by places.py:by_country
+    $ sluice republish orders --resume 1f0c2a9b77de
     """
     from sluice.pipelines.republishing.wording import check_resumed, name_of, pace_of, way_of
 
     found, pace = session.feed(feed), pace_of(per_second or "")
     if compression not in _CODECS:
         raise UsageError(f"{compression!r} is no codec", remedy=f"one of {', '.join(_CODECS)}")
-    if (to is None) is (resume is None):
-        raise UsageError("--to or --resume, and not both", remedy="see sluice republish --help")
+    if (topic is None) is (resume is None):
+        raise UsageError("give either --topic or --resume", remedy="see sluice republish --help")
     planned = {
-        "--window": window, "--from": start, "--until": end, "--offsets": offsets, "--quarantined": quarantined,
+        "--window": window, "--from": start, "--to": end, "--offsets": offsets, "--quarantined": quarantined,
         "--where": where, "--keep-partitions": keep_partitions, "--partition-by": partition_by,
         "--keep-timestamps": keep_timestamps, "--headers": headers, "--id": name, "--into-source": into_source,
     }  # fmt: skip
@@ -158,17 +148,18 @@ def republish(
         else:
             state = ledger.read()
             asked = _asked(found, state, edges.clock(), window, start, end, offsets)
-            with session.open_target(found, to or "") as target:
+            with session.open_target(found, topic or "") as target:
                 kind = PartKind.QUARANTINED if quarantined else PartKind.LANDED
                 said = (keep_timestamps, headers, where or "", function)
-                wishes = plans.Wishes(to or "", target.partitions(), kind, by, *said)
+                wishes = plans.Wishes(topic or "", target.partitions(), kind, by, *said)
             wishes = by_own_schema(wishes, found, {key.topic for key, _ in asked})
             plan = plans.plan_republish(
                 found, state, wishes, asked, edges.clock(), name=chosen, into_source=into_source
             )
         conditions.check(plan.wishes, found.columns)
-        if not apply:
-            _show_plan(session, plan, ledger, edges)
+        if dry_run or not yes:
+            _preview(session, plan, ledger, edges, dry_run=dry_run)
+        if dry_run:
             return
         plan = plans.keep(edges.lake, plan)
         remember_target(session.project, feed, plan.wishes.to)
@@ -185,7 +176,7 @@ def _send(session: Session, feed: Feed, plan: Republish, edges: Edges, codec: in
         try:
             sent = carry_out(work, None if here else edges.engine, meter)
         except (Failed, Unknown):
-            again = f"sluice republish {plan.feed} --resume {plan.id} --apply"
+            again = f"sluice republish {plan.feed} --resume {plan.id}"
             session.terminal.note(f"what was committed stays, and nothing is sent twice; go on with: {again}")
             raise
     session.terminal.show(*_sent_view(sent))
@@ -213,11 +204,11 @@ def _asked(
     if offsets:
         return asked_offsets(state, [parsing.asked_range(text) for text in offsets])
     if start and not end:
-        raise UsageError("--from without --until", remedy="say where to end: the same wishes must mean the same rows")
+        raise UsageError("--from without --to", remedy="give the end: a republish is planned over fixed windows")
     if end and not start:
-        raise UsageError("--until without --from", remedy="say where to begin: --from 2026-11-20T00")
+        raise UsageError("--to without --from", remedy="give the start: --from 2026-11-20T00")
     if not (window or start):
-        raise UsageError("what is to be sent?", remedy="name --window, --from and --until, or --offsets")
+        raise UsageError("no rows chosen", remedy="give --window, --from and --to, or --offsets")
     chosen = window_options.named_windows(feed.window, now, window, start, end)
     for each in chosen:
         check_aligned(each, feed.window)
@@ -227,7 +218,8 @@ def _asked(
 # -- for people
 
 
-def _show_plan(session: Session, plan: Republish, ledger: Ledger, edges: Edges) -> None:
+def _preview(session: Session, plan: Republish, ledger: Ledger, edges: Edges, *, dry_run: bool) -> None:
+    """Show the plan, and ask for confirmation unless it is a dry run or nothing would be sent."""
     from sluice.pipelines.lake import paths
     from sluice.pipelines.republishing.republish_rows import Shelf
 
@@ -235,6 +227,11 @@ def _show_plan(session: Session, plan: Republish, ledger: Ledger, edges: Edges) 
     amounts = [shelf.amount(n) for n in range(len(plan.sources))]
     done = edges.lake.get(paths.republish_done_path(plan.feed, plan.id)) is not None
     session.terminal.show(*_plan_view(plan, amounts, done))
+    if not dry_run:
+        if not done and any(rows for rows, _ in amounts):
+            session.terminal.confirm(f"Send these rows to {plan.wishes.to}?")
+        return
+    session.terminal.show(*([] if done else [output.format_dry_run("nothing was sent")]))
     document = {
         "applied": False,
         "done": done,
@@ -268,9 +265,7 @@ def _plan_view(plan: Republish, amounts: Sequence[tuple[int, int]], done: bool) 
     fewer = "only some rows" if plan.wishes.where else "only some offsets of one"
     yield Text(f"  Rows and files are of whole slices: where {fewer} are asked for, fewer are sent.")
     if done:
-        yield good("it was sent already: --apply would send nothing; choose another name with --id to send it again")
-    else:
-        yield Text("  A dry run: nothing was sent. Add --apply to do it.", style="bold")
+        yield good("already sent: nothing would be sent; give it another name with --id to send it again")
 
 
 def _facts(wishes: Wishes) -> list[tuple[str, str]]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -9,7 +10,8 @@ from rich.console import RenderableType
 
 from sluice.cli.app.invocation import FeedName, Session, command
 from sluice.cli.options import parsing
-from sluice.cli.options.request_options import Only
+from sluice.cli.options.request_options import DryRun, Only, Yes
+from sluice.cli.terminal import output
 from sluice.cli.terminal.number_format import count
 from sluice.cli.terminal.output import facts, good, heading, warn
 from sluice.pipelines.errors import UsageError
@@ -57,6 +59,8 @@ def accept(
             show_default=False,
         ),
     ] = None,
+    dry_run: DryRun = False,
+    yes: Yes = False,
 ) -> int:
     """Accept what happened to Kafka, or to the ledger, so that runs go on.
 
@@ -67,21 +71,41 @@ def accept(
     deleted, and their offsets are owed again. group: the committed offsets belong to another ledger, of a lake that was
     lost perhaps; the feed takes the group over, from where it stands or from its start.
 
-    It refuses an event that has not happened, and changes nothing then. A refused run prints the command to type.
+    An event that has not happened is refused. A refused run prints the command to type. Before offsets are given up as
+    lost or skipped, it asks for confirmation on a terminal; elsewhere it needs --yes.
 
-    $ sluice accept orders lost --reason "retention was an hour, by mistake"
+    $ sluice accept orders lost --reason "retention was an hour, by mistake" --dry-run
     $ sluice accept orders recreated --only orders:0 --reason "INC-311"
     $ sluice accept orders moved --adopt --reason "skipped the load test"
     $ sluice accept orders group --begin start --reason "the lake was lost, INC-20"
     $ sluice accept orders corrupt --offsets orders:0:100-200 --reason "disk of broker 2"
     """
     _check(event, reason, only, offsets, begin, adopting=adopt)
+    from sluice.pipelines.operating.repairs import Pretended
+
     found = session.feed(feed)
-    with session.terminal.working("asking Kafka"), session.open_edges(found) as edges:
-        done = _accept(found, edges, event, reason, only, offsets, begin, adopting=adopt)
-    session.terminal.show(*view(found, done, reason))
-    session.terminal.document(document(found, done, reason))
+
+    def decide(edges: Edges) -> Accepted:
+        with session.terminal.working("asking Kafka"):
+            return _accept(found, edges, event, reason, only, offsets, begin, adopting=adopt)
+
+    with session.open_edges(found) as edges:
+        if dry_run or not yes:
+            foreseen = decide(replace(edges, lake=Pretended(edges.lake)))
+            if not dry_run:
+                _confirm(session, found, foreseen, reason)
+        done = foreseen if dry_run else decide(edges)
+    session.terminal.show(*view(found, done, reason, dry_run=dry_run))
+    session.terminal.document({"applied": not dry_run, **document(found, done, reason)})
     return 0
+
+
+def _confirm(session: Session, feed: Feed, foreseen: Accepted, reason: str) -> None:
+    """Ask before offsets are given up. Raises UsageError if nobody can answer, and Failed if the answer is no."""
+    given_up = sum(r.range.span for r in (*foreseen.lost, *foreseen.skipped))
+    if given_up:
+        session.terminal.show(*view(feed, foreseen, reason, dry_run=True))
+        session.terminal.confirm(f"Give up {many(given_up, 'offset')} of feed {feed.name}?")
 
 
 def _check(
@@ -147,8 +171,9 @@ def _accept(
 # -- for people
 
 
-def view(feed: Feed, done: Accepted, reason: str) -> list[RenderableType]:
-    out: list[RenderableType] = [heading(f"Accepted for {feed.name}: {done.event}", reason)]
+def view(feed: Feed, done: Accepted, reason: str, *, dry_run: bool) -> list[RenderableType]:
+    title = "To accept" if dry_run else "Accepted"
+    out: list[RenderableType] = [heading(f"{title} for {feed.name}: {done.event}", reason)]
     out += [warn(f"{r.key} {r.range} is lost: {many(r.range.span, 'offset')}") for r in done.lost]
     out += [warn(f"{r.key} {r.range} is skipped: {many(r.range.span, 'offset')}") for r in done.skipped]
     out += [
@@ -162,6 +187,8 @@ def view(feed: Feed, done: Accepted, reason: str) -> list[RenderableType]:
         warn(f"{r.key} {r.range}: Kafka does not hold it any more; the next run names it as lost") for r in done.gone
     ]
     aside = [("set aside", f"{many(len(done.aside), 'file')} in {_aside(feed, done)}")] if done.aside else []
+    if dry_run:
+        return [*out, facts(*aside), output.format_dry_run()]
     return [*out, facts(("ledger entry", str(done.number)), *aside), good(f"runs go on: sluice run {feed.name}")]
 
 

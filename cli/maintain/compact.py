@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Any
 
 import typer
 from rich.console import RenderableType
@@ -13,6 +13,7 @@ from rich.text import Text
 
 from sluice.cli.app.invocation import FeedName, Session, command
 from sluice.cli.options import window_options
+from sluice.cli.options.request_options import DryRun
 from sluice.cli.options.window_options import From, To, Window
 from sluice.cli.shared import other_batches
 from sluice.cli.shared.rewrite_summary import FileSums, by_window, name, table_after
@@ -36,7 +37,7 @@ def compact(
     window: Window = None,
     start: From = None,
     end: To = None,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Show what it would merge, and change nothing.")] = False,
+    dry_run: DryRun = False,
 ) -> None:
     """Merge the small files of complete windows.
 

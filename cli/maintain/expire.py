@@ -13,8 +13,10 @@ from rich.text import Text
 
 from sluice.cli.app.invocation import FeedName, Session, command
 from sluice.cli.options import parsing
+from sluice.cli.options.request_options import DryRun, Yes
 from sluice.cli.shared import other_batches
 from sluice.cli.shared.rewrite_summary import name, table_after
+from sluice.cli.terminal import output
 from sluice.cli.terminal.number_format import count, size
 from sluice.cli.terminal.output import good, heading, shorten, table, warn
 from sluice.pipelines.errors import UsageError
@@ -49,32 +51,31 @@ def expire(
         str | None,
         typer.Option("--reason", metavar="TEXT", help="The reason; the ledger keeps it.", show_default=False),
     ] = None,
-    apply: Annotated[
-        bool, typer.Option("--apply", help="Do it. Without this option it only shows what it would do.")
-    ] = False,
+    dry_run: DryRun = False,
+    yes: Yes = False,
 ) -> None:
     """Retire the rows of old windows, and remove their files.
 
-    Without --apply it is a dry run. It retires whole windows of all partitions together, and none that still owes
-    anything. The account still closes: the ledger says what was retired, by whom and why. Retired rows cannot be read
-    again unless Kafka still has them. The reports of batches of which nothing is left go, too; results of reports stay.
+    Asks for confirmation on a terminal; elsewhere it needs --yes. Retires whole windows of all partitions together, and
+    none with pending offsets. The ledger records what was retired, by whom and why, so audits still reconcile. Retired
+    rows cannot be read again unless Kafka still has them. Reports of batches without rows are removed, too; results of
+    SQL reports stay.
 
-    $ sluice expire orders --before 2026-08-01
-    $ sluice expire orders --before 90d --reason "kept for 90 days" --apply
+    $ sluice expire orders --before 2026-08-01 --dry-run
+    $ sluice expire orders --before 90d --reason "kept for 90 days" --yes
     """
     found = session.feed(feed)
-    if apply and not (reason or "").strip():
-        raise UsageError("--apply without --reason", remedy='say why: --reason "kept for 90 days"')
     with session.open_edges(found) as edges:
         from sluice.pipelines.ledger import Ledger
 
         ledger = Ledger.offline(edges.lake, feed, edges.clock, f"{getpass.getuser()} on {socket.gethostname()}")
         at = _time(found, before, edges.clock())
-        if apply:
-            with session.terminal.working("retiring"):
-                _apply(session, found, ledger, edges, at, reason or "")
-        else:
-            _show_expiry(session, found, ledger, edges, at)
+        if not dry_run and not (reason or "").strip():
+            raise UsageError("no reason", remedy='give one: --reason "kept for 90 days"; or preview with --dry-run')
+        if dry_run or not yes:
+            _preview(session, found, ledger, edges, at, dry_run=dry_run)
+        if not dry_run:
+            _expire(session, found, ledger, edges, at, reason or "", previewed=not yes)
 
 
 def _time(feed: Feed, text: str, now: int) -> int:
@@ -91,22 +92,31 @@ def _time(feed: Feed, text: str, now: int) -> int:
         raise UsageError(f"{error.message}, or how long ago: 90d", remedy=error.remedy) from None
 
 
-def _show_expiry(session: Session, feed: Feed, ledger: Ledger, edges: Edges, before: int) -> None:
+def _preview(session: Session, feed: Feed, ledger: Ledger, edges: Edges, before: int, *, dry_run: bool) -> None:
+    """Show the retirement, and ask for confirmation unless it is a dry run."""
     from sluice.pipelines.maintenance.expiry import look
 
-    found = look(ledger, before, feed.window, edges.liveness)
-    last = Text("  A dry run: nothing was changed. Add --apply and --reason to do it.", style="bold")
-    session.terminal.show(*view(feed, found), *([last] if found.receipts else []))
-    session.terminal.document({"applied": False, **document(feed, found)})
+    retirement = look(ledger, before, feed.window, edges.liveness)
+    files = many(count_files(retirement.receipts), "file")
+    session.terminal.show(
+        *view(feed, retirement), *([output.format_dry_run()] if dry_run and retirement.receipts else [])
+    )
+    if dry_run:
+        session.terminal.document({"applied": False, **document(feed, retirement)})
+    elif retirement.receipts:
+        session.terminal.confirm(f"Retire these windows of {feed.name}, and remove {files}?")
 
 
-def _apply(session: Session, feed: Feed, ledger: Ledger, edges: Edges, before: int, reason: str) -> None:
+def _expire(
+    session: Session, feed: Feed, ledger: Ledger, edges: Edges, before: int, reason: str, *, previewed: bool
+) -> None:
     from sluice.pipelines.maintenance.expiry import expire
 
     heard = other_batches.MetRecorder(lambda progress: None)
-    done = expire(ledger, edges.lake, before, feed.window, reason, edges.liveness, heard)
-    told = (*_done(feed.name, done), *other_batches.view(heard.met), *table_after(session, feed))
-    session.terminal.show(*view(feed, done.expiry), *told)
+    with session.terminal.working("retiring"):
+        done = expire(ledger, edges.lake, before, feed.window, reason, edges.liveness, heard)
+        lines = (*_done(feed.name, done), *other_batches.view(heard.met), *table_after(session, feed))
+    session.terminal.show(*([] if previewed else view(feed, done.expiry)), *lines)
     removed = {"entry": done.number, "removed_files": len(done.removed.parts), "removed_pages": len(done.removed.pages)}
     removed |= {"kept_files": len(done.removed.kept)}
     others = {"other_batches": other_batches.document(heard.met)}

@@ -10,6 +10,7 @@ from rich.console import RenderableType
 from rich.text import Text
 
 from sluice.cli.app.invocation import Session, command
+from sluice.cli.options.request_options import DryRun
 from sluice.cli.terminal.number_format import size
 from sluice.cli.terminal.output import good, heading
 from sluice.pipelines.errors import UsageError
@@ -29,7 +30,7 @@ def prune(
     older: Annotated[
         str, typer.Option("--older", metavar="TIME", help="Runs that ended longer ago than this, such as 30d.")
     ] = "30d",
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Show what it would do, and change nothing.")] = False,
+    dry_run: DryRun = False,
 ) -> None:
     """Remove the logs of old runs from Dagster's history.
 

@@ -13,6 +13,7 @@ from rich.text import Text
 
 from sluice.cli.app import completers
 from sluice.cli.app.invocation import Session, command
+from sluice.cli.options.request_options import DryRun
 from sluice.cli.shared.other_batches import beneath
 from sluice.cli.terminal.output import bad, good, heading, safe, warn
 from sluice.pipelines.errors import UsageError
@@ -47,7 +48,7 @@ def repair(
             show_default=False,
         ),
     ] = None,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Show what it would do, and change nothing.")] = False,
+    dry_run: DryRun = False,
 ) -> int:
     """Put right what dead runs left behind.
 

@@ -12,6 +12,7 @@ from rich.text import Text
 
 from sluice.cli.app import completers
 from sluice.cli.app.invocation import Session, command
+from sluice.cli.options.request_options import DryRun
 from sluice.cli.shared.other_batches import beneath
 from sluice.cli.terminal.output import good, heading, safe, warn
 from sluice.pipelines.errors import Refused, UsageError
@@ -65,7 +66,7 @@ def unstick(
     force: Annotated[
         bool, typer.Option("--force", help="With --run: end it even if it is not known to be dead.")
     ] = False,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Show what it would do, and change nothing.")] = False,
+    dry_run: DryRun = False,
 ) -> None:
     """End runs that Dagster shows as started and that are dead.
 

@@ -48,6 +48,10 @@ Replace = Annotated[
     ),
 ]
 
+DryRun = Annotated[bool, typer.Option("--dry-run", metavar=" ", help="Show what would change, and change nothing.")]
+
+Yes = Annotated[bool, typer.Option("--yes", metavar=" ", help="Do not ask for confirmation.")]
+
 PerRun = Annotated[
     int,
     typer.Option("--windows-per-run", metavar="N", min=1, help="With --from: how many windows one run lands."),

@@ -14,6 +14,7 @@ from rich.text import Text
 from sluice.cli.app.invocation import FeedName, Session, command
 from sluice.cli.app.menu import Group
 from sluice.cli.options import parsing, window_options
+from sluice.cli.options.request_options import DryRun
 from sluice.cli.options.window_options import From, To, Window
 from sluice.cli.shared import other_batches
 from sluice.cli.shared.rewrite_summary import name, table_after
@@ -291,9 +292,7 @@ def replay(
             show_default=False,
         ),
     ] = None,
-    dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Show what would land, and why the rest would not.")
-    ] = False,
+    dry_run: DryRun = False,
 ) -> int:
     """Land the records that fit by now.
 

@@ -21,7 +21,7 @@ from rich.text import Text
 
 from sluice.cli.terminal import signals
 from sluice.cli.terminal.text_layout import Facts, Flowing, TextTable, Whole, wrap
-from sluice.pipelines.errors import Refused, SluiceError
+from sluice.pipelines.errors import Failed, Refused, SluiceError, UsageError
 from sluice.pipelines.util import logs
 
 if TYPE_CHECKING:
@@ -114,6 +114,19 @@ class Terminal:
         """Print to stderr: on a terminal in lines that fit, for a log as it is."""
         lines = wrap(text, self._err.width) if self._err.is_terminal else [text]
         self._err.print(*lines, sep="\n", soft_wrap=True)
+
+    @property
+    def interactive(self) -> bool:
+        """True if a person can answer a question."""
+        return not self.json and self._err.is_terminal and sys.stdin.isatty()
+
+    def confirm(self, question: str) -> None:
+        """Ask before a change. Raises UsageError if nobody can answer, and Failed unless the answer is yes."""
+        if not self.interactive:
+            raise UsageError(f"not confirmed: {question}", remedy="add --yes, or preview it with --dry-run")
+        self._err.print(Text(f"{safe(question)} [y/N] ", style="bold"), end="", soft_wrap=True)
+        if sys.stdin.readline().strip().lower() not in ("y", "yes"):
+            raise Failed("not confirmed: nothing was changed", remedy="answer y to go on")
 
     def traceback(self) -> None:
         self._err.print_exception()
@@ -235,6 +248,11 @@ def warn(text: str) -> Text:
 def remedy(error: SluiceError) -> Text:
     """What to do about it, for the line below the one that says what is wrong."""
     return Text(safe(f"  → {error.remedy}"), style="dim")
+
+
+def format_dry_run(text: str = "nothing was changed") -> Text:
+    """The last line of a preview."""
+    return Text(f"  A dry run: {text}.", style="bold")
 
 
 def work(text: str) -> Text:

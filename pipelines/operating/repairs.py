@@ -300,6 +300,7 @@ class Pretended:
 
     def __init__(self, real: Lake) -> None:
         self._real = real
+        self._written: dict[str, bytes] = {}
         self._shown: dict[str, str] = {}
         self._gone: set[str] = set()
 
@@ -308,32 +309,40 @@ class Pretended:
         return self._real.uri
 
     def put_if_absent(self, path: str, data: bytes) -> bool:
-        return self._real.size(path) is None
+        if self.size(path) is not None:
+            return False
+        self.put(path, data)
+        return True
 
     def put_each_if_absent(self, files: Mapping[str, bytes]) -> frozenset[str]:
         return frozenset(path for path, data in files.items() if self.put_if_absent(path, data))
 
-    def put(self, path: str, data: bytes) -> None: ...
+    def put(self, path: str, data: bytes) -> None:
+        self._written[path] = data
+        self._gone.discard(path)
 
     def get(self, path: str) -> bytes | None:
-        return self._real.get(path)
+        return self._written[path] if path in self._written else self._real.get(path)
 
     def list(self, prefix: str, after: str = "") -> Iterator[str]:
-        shown = (p for p in self._shown if p.startswith(f"{prefix.rstrip('/')}/") and p > after)
+        new = (*self._written, *self._shown)
+        shown = (p for p in new if p.startswith(f"{prefix.rstrip('/')}/") and p > after)
         return iter(sorted({*self._real.list(prefix, after), *shown} - self._gone))
 
     def stats(self, prefix: str, after: str = "") -> Iterator[Stat]:
         return (Stat(path, self.size(path) or 0, "") for path in self.list(prefix, after))
 
     def size(self, path: str) -> int | None:
-        return None if path in self._gone else self._real.size(self._shown.get(path, path))
+        if path in self._gone:
+            return None
+        return len(self._written[path]) if path in self._written else self._real.size(self._shown.get(path, path))
 
     @contextmanager
     def create(self, path: str) -> Iterator[BinaryIO]:
         yield BytesIO()
 
     def open(self, path: str) -> BinaryIO:
-        return self._real.open(path)
+        return BytesIO(self._written[path]) if path in self._written else self._real.open(path)
 
     def show(self, source: str, target: str) -> None:
         if self._real.size(source) is None:
@@ -341,6 +350,7 @@ class Pretended:
         self._shown[target] = source
 
     def remove(self, path: str) -> None:
+        self._written.pop(path, None)
         self._gone.add(path)
 
     def locate(self, path: str) -> str:

@@ -90,7 +90,7 @@ def audit(
     if done is None:
         raise Refused(
             f"republish {plan.id} of {plan.feed} is not finished",
-            remedy=f"finish it first: sluice republish {plan.feed} --resume {plan.id} --apply",
+            remedy=f"finish it first: sluice republish {plan.feed} --resume {plan.id}",
         )
     said = json.loads(done)
     state = ledger.read()

@@ -283,7 +283,7 @@ def load(lake: Lake, feed: str, name: str) -> Republish:
     data = lake.get(paths.republish_plan_path(feed, name))
     if data is None:
         there = ", ".join(names(lake, feed))
-        remedy = f"there are: {there}" if there else f"it has none yet: sluice republish {feed} --to TOPIC begins one"
+        remedy = f"there are: {there}" if there else f"none yet: sluice republish {feed} --topic TOPIC begins one"
         raise UsageError(f"{feed} has no republish {name}", remedy=remedy)
     try:
         return _PLAN.validate_json(data)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import io
 import re
+from contextlib import nullcontext
 from typing import Any
 
 import pytest
@@ -10,11 +12,12 @@ import pytest
 from sluice.cli.daily import audit, status
 from sluice.cli.inspect import explain, files, wait
 from sluice.cli.maintain import compact, expire
-from sluice.pipelines.errors import UsageError, WindowIncomplete, WindowRetired
+from sluice.cli.terminal.output import Terminal
+from sluice.pipelines.errors import Failed, UsageError, WindowIncomplete, WindowRetired
 from sluice.pipelines.model.plans import AskedRange, Request, RequestKind
 from sluice.pipelines.util.units import show_window
 from tests.assets.world import P0, P1, World, hour
-from tests.cli.conftest import Tell
+from tests.cli.conftest import Over, Tell
 
 DAY = "2024-05-01"
 
@@ -58,9 +61,6 @@ def test_compaction_says_how_much_was_merged(landed: World, tell: Tell) -> None:
 
 
 def test_what_was_merged_for_people(landed: World, tell: Tell, capfd: pytest.CaptureFixture[str]) -> None:
-    from sluice.cli.terminal.output import Terminal
-    from tests.cli.conftest import Over
-
     compact.compact(Over(Terminal(), landed.project.root, False, landed), "orders")
     out = capfd.readouterr().out
     assert "20 files became 4" in out
@@ -85,20 +85,36 @@ def test_windows_that_are_none_are_refused(options: dict[str, Any], landed: Worl
 # -- expire
 
 
-def test_expiry_is_a_dry_run_unless_it_is_applied_with_a_reason(landed: World, tell: Tell) -> None:
+def test_expiry_needs_a_reason_and_a_confirmation(landed: World, tell: Tell) -> None:
     before = dict(landed.lake.files)
-    told = tell(expire.expire, "orders", before=f"{DAY}T01")
+    told = tell(expire.expire, "orders", before=f"{DAY}T01", dry_run=True)
     assert landed.lake.files == before
     assert (told.document["applied"], told.document["files"], told.document["rows"]) == (False, 10, 50)
     assert [w["window"] for w in told.document["windows"]] == [f"{DAY}T00:00"]
-    assert "Add --apply and --reason to do it" in told.text
+    assert "A dry run: nothing was changed." in told.text
     with pytest.raises(UsageError, match="--reason"):
-        tell(expire.expire, "orders", before=f"{DAY}T01", apply=True)
+        tell(expire.expire, "orders", before=f"{DAY}T01", yes=True)
+    with pytest.raises(UsageError, match="not confirmed: Retire these windows of orders, and remove 10 files"):
+        tell(expire.expire, "orders", before=f"{DAY}T01", reason="kept for an hour")
     assert landed.lake.files == before
 
 
+@pytest.mark.parametrize(("answer", "files"), [("y\n", 10), ("n\n", 20), ("", 20)])
+def test_on_a_terminal_expiry_asks(
+    landed: World, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], answer: str, files: int
+) -> None:
+    monkeypatch.setattr(Terminal, "interactive", True)
+    monkeypatch.setattr("sys.stdin", io.StringIO(answer))
+    with nullcontext() if files == 10 else pytest.raises(Failed, match="nothing was changed"):
+        expire.expire(Over(Terminal(), landed.project.root, False, landed), "orders", f"{DAY}T01", "kept for an hour")
+    said = capfd.readouterr()
+    assert "Retire these windows of orders, and remove 10 files? [y/N]" in said.err
+    assert said.out.count("in all") == 1
+    assert sum(path.startswith("data/") and path.endswith(".parquet") for path in landed.lake.files) == files
+
+
 def test_what_is_expired_is_gone_and_everybody_says_so(landed: World, tell: Tell) -> None:
-    told = tell(expire.expire, "orders", before=f"{DAY}T01", reason="kept for an hour", apply=True)
+    told = tell(expire.expire, "orders", before=f"{DAY}T01", reason="kept for an hour", yes=True)
     assert (told.document["applied"], told.document["removed_files"]) == (True, 10)
     assert "nothing landed before that is kept" in told.text, "the second time"
     for body, window in ((files.files, [f"{DAY}T00"]), (wait.wait, f"{DAY}T00")):
@@ -122,7 +138,7 @@ def test_what_is_expired_is_gone_and_everybody_says_so(landed: World, tell: Tell
 
 
 def test_how_long_windows_are_kept(landed: World, tell: Tell) -> None:
-    told = tell(expire.expire, "orders", before="5h", text=False)
+    told = tell(expire.expire, "orders", before="5h", dry_run=True, text=False)
     assert told.document["before"] == show_window(hour(1))
 
 
@@ -139,6 +155,6 @@ def test_what_cannot_be_retired_is_refused(
     before: str, error: type[Exception], says: str, landed: World, tell: Tell
 ) -> None:
     with pytest.raises(error) as refused:
-        tell(expire.expire, "orders", before=before, reason="test", apply=True)
+        tell(expire.expire, "orders", before=before, reason="test", yes=True)
     assert says in str(refused.value)
     assert landed.state().retired == {}

@@ -63,8 +63,8 @@ def topic(project: Path, kafka: LocalKafka, request: pytest.FixtureRequest) -> s
 @pytest.mark.slow
 def test_the_first_day(topic: str, project: Path, kafka: LocalKafka, sluice: Sluice) -> None:
     assert sluice("plan", "orders", "--json").document["error"] == "UnknownTopic"
-    assert sluice("produce", "orders", "--json").code == 3  # not this project's own Kafka: --to is demanded
-    there = ("--to", kafka.bootstrap)
+    assert sluice("produce", "orders", "--json").code == 3  # not this project's own Kafka: --bootstrap is demanded
+    there = ("--bootstrap", kafka.bootstrap)
     assert sluice("produce", "orders", *there, "--json").code == 2  # and --create
     arguments = (
         *there,

@@ -187,7 +187,7 @@ def test_show_exits_as_the_commit_would_and_names_the_ways_out(landed: World, te
     assert told.code == 3
     assert by_partition(told.document, "stands") == {0: "at the frontier", 1: "moved by somebody"}
     assert by_partition(told.document, "expected") == {0: 100, 1: 100}
-    assert "sluice offsets reset orders --to-frontier --apply" in told.text
+    assert "sluice offsets reset orders --to-frontier" in told.text
     assert "sluice accept orders moved --reason" in told.text
     assert "--adopt" not in told.text
     landed.group.offsets[P1] = CommittedOffset(140)
@@ -226,7 +226,7 @@ def test_show_names_who_is_in_the_way(landed: World, groups: MemoryGroups, tell:
 
 def test_a_dry_run_changes_nothing(landed: World, tell: Tell) -> None:
     before, held = dict(landed.lake.files), dict(landed.group.offsets)
-    told = tell(offsets.reset, "orders", to_earliest=True, only=["orders:1"])
+    told = tell(offsets.reset, "orders", to_earliest=True, only=["orders:1"], dry_run=True)
     assert (told.code, told.document["applied"], told.document["entry"]) == (0, False, None)
     assert by_partition(told.document, "after") == {1: 0}
     assert "A dry run: nothing was changed" in told.text
@@ -235,21 +235,28 @@ def test_a_dry_run_changes_nothing(landed: World, tell: Tell) -> None:
     assert (landed.lake.files, landed.group.offsets) == (before, held)
 
 
-def test_apply_moves_and_notes(landed: World, tell: Tell) -> None:
-    told = tell(offsets.reset, "orders", shift=-10, apply=True, reason="ticket 7", text=False)
+def test_a_reset_moves_and_is_recorded(landed: World, tell: Tell) -> None:
+    told = tell(offsets.reset, "orders", shift=-10, yes=True, reason="ticket 7", text=False)
     assert (told.code, told.document["applied"]) == (0, True)
     entry = landed.ledger().entry(told.document["entry"])
     assert getattr(entry, "reason", None) == "ticket 7"
     assert {tp: c.offset for tp, c in landed.group.offsets.items()} == {P0: 90, P1: 90}
-    again = tell(offsets.reset, "orders", to_frontier=True, apply=True)
-    assert f"noted as entry {landed.state().number - 1} of the ledger of orders" in again.text
+    again = tell(offsets.reset, "orders", to_frontier=True, yes=True)
+    assert f"recorded as entry {landed.state().number - 1} of the ledger of orders" in again.text
     entry = landed.ledger().entry(again.document["entry"])
     assert getattr(entry, "reason", None) == "sluice offsets reset to frontier"
 
 
+def test_without_a_terminal_a_reset_needs_yes(landed: World, tell: Tell) -> None:
+    before = dict(landed.lake.files)
+    with pytest.raises(UsageError, match=r"not confirmed: Move 2 offsets of group sluice-orders\?"):
+        tell(offsets.reset, "orders", shift=-10)
+    assert (landed.lake.files, landed.group.offsets[P0].offset) == (before, 100)
+
+
 def test_beyond_the_frontier_is_refused_in_the_dry_run_too(landed: World, tell: Tell) -> None:
-    for apply in (False, True):
-        told = tell(offsets.reset, "orders", to_latest=True, apply=apply)
+    for how in ("dry_run", "yes"):
+        told = tell(offsets.reset, "orders", to_latest=True, **{how: True})
         assert (told.code, told.document["applied"]) == (3, False)
         assert told.document["problem"]["error"] == "Refused"
         assert "--skip-to latest" in told.document["problem"]["remedy"]
@@ -258,11 +265,11 @@ def test_beyond_the_frontier_is_refused_in_the_dry_run_too(landed: World, tell: 
 
 
 def test_to_a_time(landed: World, tell: Tell) -> None:
-    told = tell(offsets.reset, "orders", to_time="2024-05-01T01:00:00Z")
+    told = tell(offsets.reset, "orders", to_time="2024-05-01T01:00:00Z", dry_run=True)
     assert by_partition(told.document, "after") == {0: 25, 1: 25}
-    window = tell(offsets.reset, "orders", to_time="2024-05-01T01")
+    window = tell(offsets.reset, "orders", to_time="2024-05-01T01", dry_run=True)
     assert window.document["offsets"] == told.document["offsets"]
-    ago = tell(offsets.reset, "orders", by_duration="1s")
+    ago = tell(offsets.reset, "orders", by_duration="1s", dry_run=True)
     assert by_partition(ago.document, "note")[1] == "no record since: the end"
 
 
@@ -302,7 +309,7 @@ def test_a_diff_with_a_file_and_with_a_group(landed: World, tell: Tell, tmp_path
 )
 def test_what_cannot_be_asked_for(landed: World, tell: Tell, given: dict[str, Any]) -> None:
     with pytest.raises(UsageError):
-        tell(offsets.reset, "orders", apply=True, **given)
+        tell(offsets.reset, "orders", yes=True, **given)
     assert landed.group.offsets[P0].offset == 100
 
 
@@ -310,8 +317,8 @@ def test_a_recreated_topic_is_another_log(landed: World, tell: Tell) -> None:
     landed.cluster.states[P0] = partition(topic_id="another")
     assert by_partition(tell(offsets.show, "orders").document, "stands")[0] == "another log"
     with pytest.raises(IncarnationChanged):
-        tell(offsets.reset, "orders", to_earliest=True, apply=True)
-    assert tell(offsets.reset, "orders", to_earliest=True, only=["orders:1"], apply=True, text=False).code == 0
+        tell(offsets.reset, "orders", to_earliest=True, yes=True)
+    assert tell(offsets.reset, "orders", to_earliest=True, only=["orders:1"], yes=True, text=False).code == 0
 
 
 def test_a_feed_that_commits_nothing_is_told_so(landed: World, tell: Tell) -> None:
@@ -319,7 +326,7 @@ def test_a_feed_that_commits_nothing_is_told_so(landed: World, tell: Tell) -> No
     path.write_text(path.read_text() + "commit: none\n")
     landed.group.offsets[P0] = CommittedOffset(3)
     assert tell(offsets.show, "orders").code == 0
-    told = tell(offsets.reset, "orders", to_earliest=True)
+    told = tell(offsets.reset, "orders", to_earliest=True, dry_run=True)
     assert "commit: none" in told.text
     assert "the next commit" not in told.text
 
@@ -335,10 +342,10 @@ def test_what_is_exported_is_imported(landed: World, tell: Tell, tmp_path: Path)
     with pytest.raises(UsageError, match="File exists"):
         tell(offsets.export, "orders", file=file)
     landed.group.offsets.clear()
-    told = tell(offsets.import_, "orders", file, apply=True, text=False)
+    told = tell(offsets.import_, "orders", file, yes=True, text=False)
     assert (told.code, told.document["applied"]) == (0, True)
     assert {tp: c.offset for tp, c in landed.group.offsets.items()} == {P0: 100, P1: 40}
-    only = tell(offsets.import_, "orders", file, only=["orders:1"])
+    only = tell(offsets.import_, "orders", file, only=["orders:1"], dry_run=True)
     assert by_partition(only.document, "after") == {1: 40}
 
 
@@ -348,7 +355,7 @@ def test_a_feed_takes_over_where_another_consumer_stands(
     groups.others["legacy"] = {P0: CommittedOffset(30), P1: CommittedOffset(70)}
     file = tmp_path / "legacy.csv"
     tell(offsets.export, "orders", file=file, other="legacy", text=False)
-    told = tell(offsets.import_, "orders", file, apply=True, text=False)
+    told = tell(offsets.import_, "orders", file, yes=True, text=False)
     assert told.document["entry"] is None, "a feed without a ledger has nothing to note"
     world.land_unrecorded()
     assert {k.tp: o.offset for k, o in world.state().origins.items()} == {P0: 30, P1: 70}
@@ -359,7 +366,7 @@ def test_another_group_is_moved_without_a_note_unless_a_feed_owns_it(
 ) -> None:
     groups.others["legacy"] = {P0: CommittedOffset(30)}
     number = landed.state().number
-    told = tell(offsets.reset, "orders", to_latest=True, other="legacy", apply=True)
+    told = tell(offsets.reset, "orders", to_latest=True, other="legacy", yes=True)
     assert (told.document["feed"], told.document["entry"], landed.state().number) == (None, None, number)
     assert groups.others["legacy"][P0].offset == 150
     assert "ledger" not in told.text

@@ -112,7 +112,7 @@ def test_a_check_warns_of_fields_that_an_old_lakes_folders_override(sluice: Slui
     assert "orders: 1 column named like a key of this feed's folders (Date)" in " ".join(said.out.split())
 
 
-@pytest.mark.parametrize("command", [["plan", "orders"], ["produce", "orders", "--to", "127.0.0.1:9"]])
+@pytest.mark.parametrize("command", [["plan", "orders"], ["produce", "orders", "--bootstrap", "127.0.0.1:9"]])
 def test_an_unreachable_broker_is_named(command: list[str], sluice: Sluice, project: Path) -> None:
     said = sluice(*command, "--json")
     assert said.code == 1
@@ -125,8 +125,11 @@ def test_sample_events_go_to_the_local_kafka_or_where_they_are_sent_by_name(slui
     refused = sluice("produce", "orders", "-n", "500", "--json")
     assert (refused.code, refused.document["error"]) == (3, "NotLocal")
     assert "127.0.0.1:9" in refused.document["message"]
-    assert "500 sample events there all the same: sluice produce orders --to 127.0.0.1:9" in refused.document["remedy"]
-    other = sluice("produce", "orders", "--to", "127.0.0.1:10", "--json")
+    assert (
+        "500 sample events there all the same: sluice produce orders --bootstrap 127.0.0.1:9"
+        in refused.document["remedy"]
+    )
+    other = sluice("produce", "orders", "--bootstrap", "127.0.0.1:10", "--json")
     assert (other.code, other.document["error"]) == (2, "UsageError")
 
 
@@ -274,4 +277,4 @@ def test_an_audit_before_anything_has_landed_says_so(project: Path, sluice: Slui
 def test_a_wrong_value_is_told_in_the_words_of_the_command(project: Path, sluice: Sluice) -> None:
     assert sluice("demo", "--table", "foo").err.startswith("error: Invalid value for '--table': 'foo' is not one of")
     assert "or how long ago: 90d" in sluice("expire", "orders", "--before", "yesterday").err
-    assert "sluice republish orders --to TOPIC begins one" in sluice("republish", "orders", "--resume", "zzz").err
+    assert "sluice republish orders --topic TOPIC begins one" in sluice("republish", "orders", "--resume", "zzz").err

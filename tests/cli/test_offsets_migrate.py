@@ -12,7 +12,7 @@ from sluice.testing.groups import MemoryGroups, member
 from tests.assets.world import P0, P1, World
 from tests.cli.conftest import Tell
 
-THERE = {"from_": "zookeeper", "to": "kafka"}
+THERE = {"into": "kafka"}
 
 
 @pytest.fixture
@@ -22,20 +22,20 @@ def old(world: World) -> MemoryGroup:
     return group
 
 
-def test_a_dry_run_shows_each_partition_and_apply_moves_what_is_not_there(
+def test_a_dry_run_shows_each_partition_and_the_command_moves_what_is_not_there(
     world: World, old: MemoryGroup, tell: Tell
 ) -> None:
     world.group.offsets[P1] = CommittedOffset(100)
-    told = tell(offsets_migrate.migrate, "orders", **THERE)
+    told = tell(offsets_migrate.migrate, "orders", **THERE, dry_run=True)
     assert [(o["source"], o["target"], o["step"]) for o in told.document["offsets"]] == [
         (40, None, "to move"),
         (100, 100, "there already"),
     ]
     assert (told.code, told.document["applied"], P0 in world.group.offsets) == (0, False, False)
-    assert "A dry run of 1 offset: nothing was changed. Add --apply to do it." in told.text
-    done = tell(offsets_migrate.migrate, "orders", **THERE, apply=True, text=False)
+    assert "A dry run: 1 offset would move; nothing was changed." in told.text
+    done = tell(offsets_migrate.migrate, "orders", **THERE, yes=True, text=False)
     assert (done.code, done.document["moved"], world.group.offsets) == (0, 1, old.offsets)
-    again = tell(offsets_migrate.migrate, "orders", **THERE, apply=True)
+    again = tell(offsets_migrate.migrate, "orders", **THERE, yes=True)
     assert "0 offsets moved from zookeeper to kafka, 2 there already, and read back" in again.text
 
 
@@ -43,27 +43,28 @@ def test_what_is_refused_exits_3_and_moves_nothing(
     world: World, old: MemoryGroup, groups: MemoryGroups, tell: Tell
 ) -> None:
     groups.members["sluice-orders"] = (member("loader", P0),)
-    told = tell(offsets_migrate.migrate, "orders", **THERE, text=False)
+    told = tell(offsets_migrate.migrate, "orders", **THERE, dry_run=True, text=False)
     assert (told.code, told.document["problem"]["error"]) == (3, "GroupHeld")
     groups.members.clear()
     old.offsets[P0] = CommittedOffset(101)
-    told = tell(offsets_migrate.migrate, "orders", **THERE, apply=True)
+    told = tell(offsets_migrate.migrate, "orders", **THERE, yes=True)
     assert (told.code, told.document["applied"], world.group.offsets) == (3, False, {})
     assert told.document["problem"]["message"].endswith(
         "beyond the end of the log: orders:0 (101, the log ends at 100)"
     )
-    one = tell(offsets_migrate.migrate, "orders", **THERE, apply=True, only=["orders:1"], text=False)
+    one = tell(offsets_migrate.migrate, "orders", **THERE, yes=True, only=["orders:1"], text=False)
     assert (one.code, world.group.offsets) == (0, {P1: CommittedOffset(100)})
 
 
-@pytest.mark.parametrize(
-    ("source", "target", "said"), [("kafka", "kafka", "from kafka to kafka"), ("redis", "kafka", "no store 'redis'")]
-)
-def test_stores_are_two_and_known(
-    world: World, old: MemoryGroup, tell: Tell, source: str, target: str, said: str
-) -> None:
-    with pytest.raises(UsageError, match=said):
-        tell(offsets_migrate.migrate, "orders", from_=source, to=target)
+def test_a_store_that_does_not_exist(world: World, old: MemoryGroup, tell: Tell) -> None:
+    with pytest.raises(UsageError, match="no store 'redis'"):
+        tell(offsets_migrate.migrate, "orders", into="redis")
+
+
+def test_without_a_terminal_it_needs_yes(world: World, old: MemoryGroup, tell: Tell) -> None:
+    with pytest.raises(UsageError, match="not confirmed: Copy 2 offsets of group sluice-orders to kafka"):
+        tell(offsets_migrate.migrate, "orders", **THERE)
+    assert world.group.offsets == {}
 
 
 def test_a_feed_that_does_not_say_where_zookeeper_is(world: World) -> None:

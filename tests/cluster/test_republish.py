@@ -45,7 +45,17 @@ def test_lanes_on_bare_workers(
     store: Store | None = request.getfixturevalue("s3_store") if where == "s3" else None
     landed(place.feed(**on(cluster), **(store.lines() if store else {})))
     again = fresh_topic(partitions=4)
-    asked = ["republish", "orders", "--to", again, "--id", "again", "--keep-partitions", "--keep-timestamps", "--apply"]
+    asked = [
+        "republish",
+        "orders",
+        "--topic",
+        again,
+        "--id",
+        "again",
+        "--keep-partitions",
+        "--keep-timestamps",
+        "--yes",
+    ]
     asked += [word for p in range(4) for word in ("--offsets", f"{place.topic}:{p}:0-1000")]
     monkeypatch.setattr(plans, "LANE_OFFSETS", 1000)
     assert main([*asked, "--json", "--project", str(place.root)]) == 0, capfd.readouterr().err
@@ -62,7 +72,7 @@ def test_lanes_where_tasks_run_twice(
 ) -> None:
     landed(place.feed(**on(cluster, conf={"spark.speculation": "true"}), **MANY_TASKS))
     again = fresh_topic()
-    asked = ["republish", "orders", "--to", again, "--offsets", f"{place.topic}:0:0-1000", "--id", "again", "--apply"]
+    asked = ["republish", "orders", "--topic", again, "--offsets", f"{place.topic}:0:0-1000", "--id", "again", "--yes"]
     asked += ["--project", str(place.root)]
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(plans, "LANE_OFFSETS", 250)

@@ -117,7 +117,7 @@ def test_offsets_moved_by_kafkas_own_tool(field: Field) -> None:
         field.normal(1)
         groups.moved_by_the_tool(field, "--to-earliest")
         assert field.run().error == "GroupMoved"
-        code, _ = commanded(field, "offsets", "reset", field.name, "--to-frontier", "--apply", "--reason", "a tool")
+        code, _ = commanded(field, "offsets", "reset", field.name, "--to-frontier", "--yes", "--reason", "a tool")
         assert code == 0
         field.recovered()
         groups.moved_by_the_tool(field, "--to-latest")

@@ -72,7 +72,7 @@ class WayBack:
     @property
     def words(self) -> list[str]:
         ranges = [w for p in range(PARTITIONS) for w in ("--offsets", f"{self.field.topic}:{p}:0-{self._end(p)}")]
-        asked = ["republish", self.field.name, "--to", self.target.topic, *ranges, "--id", "again", "--apply"]
+        asked = ["republish", self.field.name, "--topic", self.target.topic, *ranges, "--id", "again", "--yes"]
         asked += ["--keep-timestamps", "--json", "--project", str(self.field.root)]
         return [*asked, "--keep-partitions"] if self.kept else asked
 

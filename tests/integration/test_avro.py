@@ -245,15 +245,16 @@ def test_what_landed_goes_back_as_avro_by_the_feed_s_own_schema(
     values = serialized(registry, place.topic, FIRST, orders)
     send(place, [*values, None])
     run(avro_feed(place, registry.url))
-    asked_ = ["republish", "orders", "--to", again, "--offsets", f"{place.topic}:0:0-21", "--project", str(place.root)]
-    assert main([*asked_, "--apply", "--id", "back"]) == 0
+    ranges = ["--offsets", f"{place.topic}:0:0-21"]
+    asked_ = ["republish", "orders", "--topic", again, *ranges, "--project", str(place.root)]
+    assert main([*asked_, "--yes", "--id", "back"]) == 0
     sent = [r["value"] for r in consumed(place.kafka, again)]
     assert sent == [*values, None]
     assert [told_by(registry.url, v) for v in sent[:-1]] == orders
     assert main(["audit", "orders", "--republished", "back", "--project", str(place.root)]) == 0
 
     avro_feed(place, registry.url, SECOND)
-    assert main([*asked_, "--apply"]) == 3
+    assert main([*asked_, "--yes"]) == 3
     assert "register its schema_file as the newest version" in capsys.readouterr().err
     assert main(["audit", "orders", "--republished", "back", "--project", str(place.root)]) == 3
     assert "has another schema than when this republish was planned" in capsys.readouterr().err

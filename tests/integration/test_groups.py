@@ -167,7 +167,7 @@ def test_before_a_time_is_what_kafkas_own_tool_says(kafka: LocalKafka, feed: Fee
 def test_a_member_is_not_disturbed_and_nothing_is_moved_under_it(kafka: LocalKafka, feed: Feed, sluice: Sluice) -> None:
     with joined(loader(feed, feed.topics.names[0])) as consumer:
         held, member = consumer.assignment(), sluice("groups", "describe")[1]["members"]
-        code, refused = sluice("offsets", "reset", feed.name, "--to-earliest", "--apply")
+        code, refused = sluice("offsets", "reset", feed.name, "--to-earliest", "--yes")
         assert (code, refused["problem"]["error"], refused["applied"]) == (3, "GroupHeld", False)
         assert "loader at 127.0.0.1" in refused["problem"]["message"]
         assert sluice("offsets", "show", feed.name)[0] == 0, "there is nothing to commit"
@@ -191,7 +191,7 @@ def test_what_somebody_moved_is_seen_put_right_and_committed_again(
     assert (code, offsets(shown), offsets(shown, "stands")) == (3, [100, 40], ["at the frontier", "moved by somebody"])
     with pytest.raises(GroupMoved):
         commit_feed(feed)
-    code, moved = sluice("offsets", "reset", feed.name, "--shift", "-5", "--apply", "--reason", "a look back")
+    code, moved = sluice("offsets", "reset", feed.name, "--shift", "-5", "--yes", "--reason", "a look back")
     assert (code, offsets(moved, "after"), moved["entry"] is not None) == (0, [95, 35], True)
     assert commit_feed(feed).status is CommitStatus.COMMITTED
     assert offsets(sluice("offsets", "show", feed.name)[1]) == [100, 100]
@@ -200,14 +200,14 @@ def test_what_somebody_moved_is_seen_put_right_and_committed_again(
 
 def test_kafkas_own_tool_reads_what_is_exported(kafka: LocalKafka, feed: Feed, sluice: Sluice, tmp_path: Path) -> None:
     file = tmp_path / "offsets.csv"
-    sluice("offsets", "reset", feed.name, "--to-offset", "60", "--apply")
+    sluice("offsets", "reset", feed.name, "--to-offset", "60", "--yes")
     assert sluice("offsets", "export", feed.name, "--file", str(file))[0] == 0
-    sluice("offsets", "reset", feed.name, "--to-earliest", "--apply")
+    sluice("offsets", "reset", feed.name, "--to-earliest", "--yes")
     own = kafkas_own(kafka, "--group", feed.group, "--reset-offsets", "--from-file", str(file), "--dry-run")
     assert sorted((r["TOPIC"], r["PARTITION"], r["NEW-OFFSET"]) for r in own) == [
         (feed.topics.names[0], p, "60") for p in ("0", "1")
     ]
-    code, done = sluice("offsets", "import", feed.name, str(file), "--apply")
+    code, done = sluice("offsets", "import", feed.name, str(file), "--yes")
     assert (code, offsets(done, "committed"), offsets(done, "after")) == (0, [0, 0], [60, 60])
 
 
@@ -222,7 +222,7 @@ def test_a_group_of_the_newer_protocol_is_told_and_never_moved_under(
         assert [p["partition"] for p in described["members"][0]["partitions"]] == [0, 1]
         listed = sluice("groups", "list")[1]["groups"]
         assert [(g["kind"], g["feed"]) for g in listed if g["group"] == feed.group] == [("consumer", feed.name)]
-        code, refused = sluice("offsets", "reset", feed.name, "--to-earliest", "--apply")
+        code, refused = sluice("offsets", "reset", feed.name, "--to-earliest", "--yes")
         assert (code, refused["problem"]["error"]) == (3, "GroupHeld")
 
 

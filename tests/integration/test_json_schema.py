@@ -176,7 +176,7 @@ def test_produce_writes_what_the_feed_reads(
     place: Place, registry: LocalRegistry, sluice: Callable[..., Any], wire: str
 ) -> None:
     feed = json_feed(place, registry.url, json.loads(SAMPLES["json_schema"].schema), wire_format=wire)
-    code, sent = sluice("produce", "orders", "--records", "200", "--to", place.kafka.bootstrap)
+    code, sent = sluice("produce", "orders", "--records", "200", "--bootstrap", place.kafka.bootstrap)
     assert (code, sent["committed"]) == (0, 200)
     counts = run(feed).batches[0].counts
     assert (counts.landed, counts.quarantined) == (200, 0)

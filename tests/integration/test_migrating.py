@@ -23,7 +23,7 @@ from tests.resources.kafka.tools import produce
 from tests.zookeepers import LocalZooKeeper
 
 Migrate = Callable[..., tuple[int, dict[str, Any]]]
-THERE, BACK = ("--from", "zookeeper", "--to", "kafka"), ("--from", "kafka", "--to", "zookeeper")
+THERE, BACK = ("--into", "kafka"), ("--into", "zookeeper")
 
 
 class Group:
@@ -74,21 +74,21 @@ def migrate(group: Group, capfd: pytest.CaptureFixture[str]) -> Migrate:
     return call
 
 
-def test_a_dry_run_changes_nothing_and_apply_moves_and_back(group: Group, migrate: Migrate) -> None:
+def test_a_dry_run_changes_nothing_and_the_command_moves_and_back(group: Group, migrate: Migrate) -> None:
     group.put({0: "4", 1: "10", 2: "0"})
-    code, said = migrate(*THERE)
+    code, said = migrate(*THERE, "--dry-run")
     assert (code, said["applied"], [o["step"] for o in said["offsets"]]) == (0, False, ["to move"] * 3)
     assert group.in_kafka() == {}
-    code, said = migrate(*THERE, "--apply")
+    code, said = migrate(*THERE, "--yes")
     assert (code, said["applied"], said["moved"]) == (0, True, 3)
     assert group.in_kafka() == {0: 4, 1: 10, 2: 0}
     assert group.in_zookeeper() == {0: "4", 1: "10", 2: "0"}
-    assert migrate(*THERE, "--apply")[1]["moved"] == 0  # all of it is there already
+    assert migrate(*THERE, "--yes")[1]["moved"] == 0  # all of it is there already
 
     group.write("kafka")
     run(group.feed)
     assert commit_feed(group.feed).status is CommitStatus.COMMITTED
-    assert migrate(*BACK, "--apply")[1]["moved"] == 2
+    assert migrate(*BACK, "--yes")[1]["moved"] == 2
     assert group.in_zookeeper() == {0: "10", 1: "10", 2: "10"}
     group.write("zookeeper")
     assert commit_feed(group.feed).status is CommitStatus.UNCHANGED  # marks and all
@@ -111,7 +111,7 @@ def test_a_tree_that_is_not_sound_is_refused_whole(
     import re
 
     group.put(offsets)
-    for words in ((), ("--apply",)):
+    for words in (("--dry-run",), ("--yes",)):
         code, found = migrate(*THERE, *words)
         assert code == 3
         assert re.search(said, (found.get("problem") or found)["message"])
@@ -120,7 +120,7 @@ def test_a_tree_that_is_not_sound_is_refused_whole(
 
 def test_partitions_that_are_sound_can_be_moved_alone(group: Group, migrate: Migrate) -> None:
     group.put({0: "4", 2: "99"})
-    code, said = migrate(*THERE, "--only", f"{group.place.topic}:0", "--apply")
+    code, said = migrate(*THERE, "--only", f"{group.place.topic}:0", "--yes")
     assert (code, said["moved"], group.in_kafka()) == (0, 1, {0: 4})
 
 
@@ -129,7 +129,7 @@ def test_a_group_in_use_is_refused_by_name(group: Group, migrate: Migrate) -> No
     about = {"version": 1, "subscription": {group.place.topic: 1}, "pattern": "static", "timestamp": "1"}
     with group.zookeeper.client() as old:
         old.create(f"/consumers/{group.name}/ids/somebody", json.dumps(about).encode(), ephemeral=True, makepath=True)
-        for words in ((), ("--apply",)):
+        for words in (("--dry-run",), ("--yes",)):
             code, said = migrate(*THERE, *words)
             assert (code, "somebody" in str(said)) == (3, True)
     server = group.place.kafka.bootstrap
@@ -137,16 +137,16 @@ def test_a_group_in_use_is_refused_by_name(group: Group, migrate: Migrate) -> No
         member.subscribe([group.place.topic])
         while not member.assignment():
             member.poll(200)
-        code, said = migrate(*THERE, "--apply")
+        code, said = migrate(*THERE, "--yes")
         assert (code, "in Kafka" in str(said)) == (3, True)
     assert group.in_kafka() == {}
 
 
 def test_what_has_gone_on_in_the_target_is_not_put_back(group: Group, migrate: Migrate) -> None:
     group.put({0: "4", 1: "4", 2: "4"})
-    migrate(*THERE, "--apply")
+    migrate(*THERE, "--yes")
     group.put({0: "7", 1: "2", 2: "4"})
-    code, said = migrate(*THERE, "--apply")
+    code, said = migrate(*THERE, "--yes")
     assert (code, "further on in kafka than in zookeeper" in said["problem"]["message"]) == (3, True)
     assert group.in_kafka() == {0: 4, 1: 4, 2: 4}
 
@@ -155,9 +155,9 @@ def test_a_second_migration_is_refused_while_one_is_at_work(group: Group, migrat
     group.put({0: "4", 1: "4", 2: "4"})
     with open_stores(group.feed) as first:
         first.zookeeper.own(lambda: [TopicPartition(group.place.topic, p) for p in range(3)], lambda: None)
-        code, said = migrate(*THERE, "--apply")
+        code, said = migrate(*THERE, "--yes")
         assert (code, "sluice" in str(said), group.in_kafka()) == (3, True, {})
-    assert migrate(*THERE, "--apply")[1]["moved"] == 3
+    assert migrate(*THERE, "--yes")[1]["moved"] == 3
 
 
 class _Killed(BaseException):
@@ -172,7 +172,7 @@ def test_a_migration_that_is_killed_is_finished_by_the_same_command(
     offsets = {0: "4", 1: "5", 2: "6"}
     group.put(offsets)
     if words is BACK:
-        migrate(*THERE, "--apply")
+        migrate(*THERE, "--yes")
         with group.zookeeper.client() as client:
             client.delete(f"/consumers/{group.name}/offsets", recursive=True)
     where, name = (KafkaGroups, "put") if words is THERE else (ZooKeeperMembership, "commit_plain")
@@ -187,7 +187,7 @@ def test_a_migration_that_is_killed_is_finished_by_the_same_command(
 
     with monkeypatch.context() as patch:
         patch.setattr(where, name, killed)
-        assert migrate(*words, "--apply")[0] != 0
-    code, said = migrate(*words, "--apply")
+        assert migrate(*words, "--yes")[0] != 0
+    code, said = migrate(*words, "--yes")
     assert (code, said["moved"]) == (0, {"before": 3, "half": 2, "after": 0}[step])
     assert (group.in_zookeeper(), group.in_kafka()) == (offsets, {0: 4, 1: 5, 2: 6})

@@ -200,8 +200,9 @@ def test_rows_go_back_as_confluent_s_deserializer_and_google_read_them(
     values = serialized(registry, place.topic, orders)
     send(place, [*values, None])
     run(protobuf_feed(place, registry.url))
-    asked = ["republish", "orders", "--to", again, "--offsets", f"{place.topic}:0:0-21", "--project", str(place.root)]
-    assert main([*asked, "--apply", "--id", "back"]) == 0
+    ranges = ["--offsets", f"{place.topic}:0:0-21"]
+    asked = ["republish", "orders", "--topic", again, *ranges, "--project", str(place.root)]
+    assert main([*asked, "--yes", "--id", "back"]) == 0
     sent = [r["value"] for r in consumed(place.kafka, again)]
     assert [None if v is None else v[:7] for v in sent] == [None if v is None else v[:7] for v in [*values, None]]
     kind = type(orders[0])
@@ -210,9 +211,9 @@ def test_rows_go_back_as_confluent_s_deserializer_and_google_read_them(
     assert main(["audit", "orders", "--republished", "back", "--project", str(place.root)]) == 0
 
     protobuf_feed(place, registry.url, SECOND)
-    assert main([*asked, "--apply"]) == 3
+    assert main([*asked, "--yes"]) == 3
     assert "register its schema_file as the newest version" in capsys.readouterr().err
     protobuf_feed(
         place, registry.url, FIRST.replace("message Line {", "message First { int32 x = 1; }\nmessage Line {")
     )
-    assert main([*asked, "--apply"]) == 3, "the same message, and other indexes"
+    assert main([*asked, "--yes"]) == 3, "the same message, and other indexes"

@@ -41,7 +41,7 @@ from tests.resources.kafka.tools import until
 
 ROOT = Path(__file__).parents[2]
 STAMP = 1_700_000_000_000
-RESUME = "sluice republish orders --resume bad --apply"
+RESUME = "sluice republish orders --resume bad"
 CUT = (sys.executable, "-m", "tests.integration.republish_cut")
 
 
@@ -90,20 +90,20 @@ def test_raw_rows_go_back_byte_by_byte_through_kills(
     produce(place, 1200)
     run(place.feed())
     ranges = [word for p in range(3) for word in ("--offsets", f"{place.topic}:{p}:0-400")]
-    asked = ["republish", "orders", "--to", again, *ranges, "--keep-partitions", "--keep-timestamps"]
+    asked = ["republish", "orders", "--topic", again, *ranges, "--keep-partitions", "--keep-timestamps"]
     asked += ["--project", str(tmp_path)]
-    planned = said(capfd, *asked)
+    planned = said(capfd, *asked, "--dry-run")
     assert (planned["applied"], planned["offsets"], planned["to_partitions"]) == (False, 1200, 3)
     assert [(s["partition"], s["rows"]) for s in planned["sources"]] == [(p, 400) for p in range(3)]
     assert consumed(kafka, again) == []
 
     for step, times in (("sent", 1), ("mapped", 2), ("committed", 2)):
-        killed(step, times, *asked, "--apply")
-    done = said(capfd, *asked, "--apply")
+        killed(step, times, *asked, "--yes")
+    done = said(capfd, *asked, "--yes")
     assert done["records_in_all"] == 1200 > done["records"] > 0
     found = seen(kafka, again, 1200)
     assert contents(found) == contents(consumed(kafka, place.topic))
-    assert said(capfd, *asked, "--apply")["done_before"]
+    assert said(capfd, *asked, "--yes")["done_before"]
     assert len(consumed(kafka, again)) == 1200
 
     audited = said(capfd, "audit", "orders", "--republished", done["id"], "--project", str(tmp_path))
@@ -129,11 +129,11 @@ def test_lanes_in_tasks_of_spark_through_kills(
     project, words = ["--project", str(tmp_path)], list[str]()
     for p in range(3):
         words += ["--offsets", f"{place.topic}:{p}:0-{400 - p}"]
-    asked = ["republish", "orders", "--to", again, *words, "--keep-timestamps", *project]
+    asked = ["republish", "orders", "--topic", again, *words, "--keep-timestamps", *project]
     monkeypatch.setattr(plans, "LANE_OFFSETS", 300)
-    assert said(capfd, *asked)["lanes"] == 3
+    assert said(capfd, *asked, "--dry-run")["lanes"] == 3
     for step, times in (("begun", 2), ("sent", 1), ("mapped", 1), ("committed", 2)):
-        killed(step, times, *asked, "--apply", "--here", lane_offsets=300)
+        killed(step, times, *asked, "--yes", "--here", lane_offsets=300)
 
     honest = republish_tasks.sending
 
@@ -142,7 +142,7 @@ def test_lanes_in_tasks_of_spark_through_kills(
         return replace(made, open_target=partial(dying.opened, made.open_target, tmp_path))
 
     monkeypatch.setattr(republish_tasks, "sending", mortal)
-    done = said(capfd, *asked, "--apply")
+    done = said(capfd, *asked, "--yes")
     assert done["records_in_all"] == 1197
     name = f"sluice-republish-orders-{done['id']}"
     died = {f"died-{when}-{name}.{lane}" for when in ("after", "before") for lane in (1, 2)}
@@ -160,9 +160,9 @@ def test_lanes_in_tasks_of_spark_through_kills(
             assert stamps == sorted(stamps)
     audited = said(capfd, "audit", "orders", "--republished", done["id"], *project)
     assert (audited["holds"], audited["compared"], audited["findings"]) == (True, 1197, [])
-    assert said(capfd, *asked, "--apply")["done_before"]
-    killed("lane", 3, *asked, "--apply", "--here", "--id", "other", lane_offsets=300)
-    done_all = said(capfd, *asked, "--apply", "--id", "other")
+    assert said(capfd, *asked, "--yes")["done_before"]
+    killed("lane", 3, *asked, "--yes", "--here", "--id", "other", lane_offsets=300)
+    done_all = said(capfd, *asked, "--yes", "--id", "other")
     assert (done_all["records"], done_all["records_in_all"]) == (0, 1197)
     assert len(seen(kafka, again, 2 * 1197)) == 2 * 1197
 
@@ -187,7 +187,7 @@ def test_of_two_runs_the_one_that_began_last_goes_on(
     place, again = Place(tmp_path, kafka, fresh_topic(partitions=3)), fresh_topic()
     produce(place, 300)
     run(place.feed())
-    asked = ["republish", "orders", "--offsets", f"{place.topic}:0:0-100", "--to", again, "--id", "twice", "--apply"]
+    asked = ["republish", "orders", "--offsets", f"{place.topic}:0:0-100", "--topic", again, "--id", "twice", "--yes"]
     asked += ["--project", str(tmp_path)]
     lake = LocalLake(tmp_path / ".sluice/lake")
     begin, begun = KafkaTarget.begin, list[str]()
@@ -228,16 +228,16 @@ def test_by_key_with_coordinates_and_what_is_refused(
     project = ["--project", str(tmp_path)]
     asked = ["republish", "orders", "--offsets", f"{place.topic}:1:10-90", *project]
     refused = {
-        "create the topic": ["--to", f"{again}-not-there"],
-        "lands again": ["--to", place.topic],
-        "--partition-by key": ["--to", again, "--keep-partitions", "--offsets", f"{place.topic}:2:0-5"],
-        "have not landed": ["--to", again, "--offsets", f"{place.topic}:0:90-101"],
-        "no partition": ["--to", again, "--offsets", f"{place.topic}:7:0-1"],
+        "create the topic": ["--topic", f"{again}-not-there"],
+        "lands again": ["--topic", place.topic],
+        "--partition-by key": ["--topic", again, "--keep-partitions", "--offsets", f"{place.topic}:2:0-5"],
+        "have not landed": ["--topic", again, "--offsets", f"{place.topic}:0:90-101"],
+        "no partition": ["--topic", again, "--offsets", f"{place.topic}:7:0-1"],
     }
     for why, words in refused.items():
-        assert main([*asked, *words, "--apply"]) in (1, 2, 3)
+        assert main([*asked, *words, "--yes"]) in (1, 2, 3)
         assert why in capfd.readouterr().err
-    done = said(capfd, *asked, "--to", again, "--headers", "--apply")
+    done = said(capfd, *asked, "--topic", again, "--headers", "--yes")
     assert (done["records"], done["transactions"]) == (80, 1)
     found = seen(kafka, again, 80)
     old = {r["offset"]: r for r in consumed(kafka, place.topic) if r["partition"] == 1}
@@ -252,12 +252,12 @@ def test_by_key_with_coordinates_and_what_is_refused(
     assert len(old) == 20
 
     (tmp_path / "places.py").write_text("def last(rows, partitions):\n    return [partitions - 1] * len(rows)\n")
-    some = [*asked, "--to", again, "--where", 'partition = 1 and "offset" % 8 = 0 and key is not null', "--apply"]
+    some = [*asked, "--topic", again, "--where", 'partition = 1 and "offset" % 8 = 0 and key is not null', "--yes"]
     chosen = said(capfd, *some, "--partition-by", "places.py:last")
     assert chosen["records"] == chosen["partitions"]["1"] == len([n for n in range(16, 90, 8) if (3 * n + 1) % 11])
     audited = said(capfd, "audit", "orders", "--republished", chosen["id"], *project)
     assert (audited["holds"], audited["rows"]) == (True, chosen["records"])
-    assert main([*asked, "--to", again, "--where", "exists (from read_text('/etc/passwd'))"]) == 2
+    assert main([*asked, "--topic", again, "--where", "exists (from read_text('/etc/passwd'))", "--dry-run"]) == 2
     assert "disabled" in capfd.readouterr().err
     audited = said(capfd, "audit", "orders", "--republished", done["id"], *project)
     assert (audited["holds"], audited["rows"], audited["compared"]) == (True, 80, 80)
@@ -273,7 +273,7 @@ def test_one_after_the_other_at_most_so_many_a_second(
     place, again = Place(tmp_path, kafka, fresh_topic(partitions=3)), fresh_topic(partitions=2)
     produce(place, 300)
     run(place.feed())
-    asked = ["republish", "orders", "--offsets", f"{place.topic}:1:10-90", "--to", again, "--headers", "--apply"]
+    asked = ["republish", "orders", "--offsets", f"{place.topic}:1:10-90", "--topic", again, "--headers", "--yes"]
     asked += ["--partition-by", "round-robin", "--project", str(tmp_path)]
     clock = Clock()
     monkeypatch.setattr(send_lane, "time", clock)
@@ -321,12 +321,12 @@ def test_an_audit_names_what_the_target_holds_otherwise(
     run(place.feed())
     ranges = [word for p in range(3) for word in ("--offsets", f"{place.topic}:{p}:0-100")]
     project = ["--project", str(tmp_path)]
-    asked = ["republish", "orders", "--to", again, *ranges, "--keep-partitions", "--keep-timestamps", "--id", "once"]
+    asked = ["republish", "orders", "--topic", again, *ranges, "--keep-partitions", "--keep-timestamps", "--id", "once"]
     audit = ["audit", "orders", "--republished", "once", *project]
-    said(capfd, *asked, *project)
+    said(capfd, *asked, *project, "--dry-run")
     assert main(audit) == 2
     assert "no republish once" in capfd.readouterr().err
-    said(capfd, *asked, *project, "--apply")
+    said(capfd, *asked, *project, "--yes")
 
     folder = tmp_path / ".sluice/lake/_sluice/orders/republished/once"
     (path,) = (folder / "map").iterdir()
@@ -354,8 +354,8 @@ def test_an_audit_names_what_the_target_holds_otherwise(
     assert main(audit) == 1
     assert f"{topic}:0:10" in capfd.readouterr().out
 
-    one = ["--to", again, "--offsets", f"{topic}:0:0-1", "--keep-partitions", "--id", "one", *project]
-    said(capfd, "republish", "orders", *one, "--apply")
+    one = ["--topic", again, "--offsets", f"{topic}:0:0-1", "--keep-partitions", "--id", "one", *project]
+    said(capfd, "republish", "orders", *one, "--yes")
     (alone,) = (folder.parent / "one/map").iterdir()
     whole = pq.read_table(alone)
     pq.write_table(pa.Table.from_pylist([whole.to_pylist()[0] | {"to_offset": 102}], schema=whole.schema), alone)
@@ -398,9 +398,9 @@ def test_typed_rows_land_the_same_again_and_quarantined_ones_keep_their_bytes(
     produce(place, 300, key=lambda n: b"k%d" % n, value=value)
     run(place.feed(**typed))
     ranges = [word for p in range(3) for word in ("--offsets", f"{place.topic}:{p}:0-100")]
-    asked = ["republish", "orders", *ranges, "--keep-timestamps", "--project", str(tmp_path), "--apply"]
-    assert said(capfd, *asked, "--to", again, "--keep-partitions")["records"] == 285
-    assert said(capfd, *asked, "--to", bad, "--quarantined")["records"] == 15
+    asked = ["republish", "orders", *ranges, "--keep-timestamps", "--project", str(tmp_path), "--yes"]
+    assert said(capfd, *asked, "--topic", again, "--keep-partitions")["records"] == 285
+    assert said(capfd, *asked, "--topic", bad, "--quarantined")["records"] == 15
     for name in plans.names(LocalLake(tmp_path / ".sluice/lake"), "orders"):
         assert said(capfd, "audit", "orders", "--republished", name, "--project", str(tmp_path))["holds"]
     assert sorted(r["value"] for r in seen(kafka, bad, 15)) == sorted(b"no json %d" % n for n in range(10, 300, 20))
@@ -421,25 +421,25 @@ def test_times_that_the_target_does_not_take_and_a_mark_that_was_forgotten(
     recent, again = fresh_topic(config={"message.timestamp.before.max.ms": "3600000"}), fresh_topic()
     produce(place, 300)
     run(place.feed())
-    asked = ["republish", "orders", "--offsets", f"{place.topic}:0:0-100", "--project", str(tmp_path), "--apply"]
-    assert main([*asked, "--to", recent, "--keep-timestamps"]) == 2
+    asked = ["republish", "orders", "--offsets", f"{place.topic}:0:0-100", "--project", str(tmp_path), "--yes"]
+    assert main([*asked, "--topic", recent, "--keep-timestamps"]) == 2
     told = capfd.readouterr().err
     assert f"does not take the record of {place.topic}:0:0" in told
     assert "message.timestamp" in told
     assert consumed(kafka, recent) == []
-    assert said(capfd, *asked, "--to", recent)["records"] == 100
+    assert said(capfd, *asked, "--topic", recent)["records"] == 100
 
     def end(*_: object) -> None:
         raise LakeUnavailable("the lake is away")
 
     monkeypatch.setattr(send_lane, "TRANSACTION_BYTES", 1)
     monkeypatch.setattr(send_lane.Run, "_finish", end)
-    assert main([*asked, "--to", again, "--id", "cut"]) == 1
+    assert main([*asked, "--topic", again, "--id", "cut"]) == 1
     monkeypatch.undo()
     assert "--resume cut" in capfd.readouterr().err
     with KafkaAdminClient(bootstrap_servers=kafka.bootstrap) as admin:
         admin.delete_groups(["sluice-republish-orders-cut"])
-    assert main([*asked, "--to", again, "--id", "cut"]) == 3
+    assert main([*asked, "--topic", again, "--id", "cut"]) == 3
     assert "Kafka has forgotten" in capfd.readouterr().err
 
 
@@ -500,8 +500,8 @@ def test_brokers_that_die_on_the_way_and_a_second_one_that_fences(
     produce(place, 6000)
     run(place.feed())
     ranges = [word for p in range(3) for word in ("--offsets", f"{place.topic}:{p}:0-2000")]
-    asked = ["republish", "orders", "--to", again, *ranges, "--keep-partitions", "--keep-timestamps"]
-    asked += ["--project", str(tmp_path), "--apply"]
+    asked = ["republish", "orders", "--topic", again, *ranges, "--keep-partitions", "--keep-timestamps"]
+    asked += ["--project", str(tmp_path), "--yes"]
     slowly = [*CUT, "sent", "0", "250000", *asked, "--rate", "200"]
     codes: list[int] = []
 

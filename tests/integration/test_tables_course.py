@@ -386,7 +386,7 @@ class ByCommands(Course):
 
     def expire(self, hours: int) -> None:
         before = show_window(START + hours * HOUR)
-        self.sluice("expire", "orders", "--before", before, "--reason", "old", "--apply")
+        self.sluice("expire", "orders", "--before", before, "--reason", "old", "--yes")
         self._retire(hours)
 
     def bring_up(self, **how: Any) -> Any:

@@ -49,7 +49,9 @@ def commanded(field: Field, *words: str) -> tuple[int, dict[str, Any]]:
 
 
 def accepted(field: Field, event: str, *more: str) -> dict[str, Any]:
-    code, said = commanded(field, "accept", field.name, event, "--reason", f"fault {field.account.fault}", *more)
+    code, said = commanded(
+        field, "accept", field.name, event, "--reason", f"fault {field.account.fault}", "--yes", *more
+    )
     assert code == 0, said
     return said
 
