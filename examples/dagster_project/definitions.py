@@ -1,4 +1,4 @@
-"""Feeds beside assets of one's own: Sluice lands `orders`; `revenue` is computed from each hour that is complete."""
+"""Feeds in a Dagster project: Sluice lands `orders`, and the asset `revenue` runs for each complete hour."""
 
 from pathlib import Path
 from typing import Any
@@ -17,9 +17,9 @@ orders = sluice.dagster.feed_assets("orders", FEEDS)
     automation_condition=sluice.dagster.when_complete(),
 )
 def revenue(rows: Any) -> dg.MaterializeResult[None]:
-    """What was ordered in an hour, by currency."""
-    found = rows.duckdb().aggregate("currency, cast(sum(amount) as double)", "currency").fetchall()
-    return dg.MaterializeResult(metadata={"orders": rows.rows, "revenue": dict(sorted(found))})
+    """Revenue of an hour, by currency."""
+    revenue_by_currency = rows.duckdb().aggregate("currency, cast(sum(amount) as double)", "currency").fetchall()
+    return dg.MaterializeResult(metadata={"orders": rows.rows, "revenue": dict(sorted(revenue_by_currency))})
 
 
 defs = dg.Definitions.merge(sluice.dagster.feed_definitions(FEEDS), dg.Definitions(assets=[revenue]))

@@ -1,4 +1,4 @@
-"""What `dg` scaffolds for every project: all of `defs/`."""
+"""Definitions of `defs/`, as `dg` scaffolds them."""
 
 from pathlib import Path
 

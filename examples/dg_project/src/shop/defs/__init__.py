@@ -1,1 +1,1 @@
-"""Everything below this folder is loaded."""
+"""Dagster loads every module of this folder."""

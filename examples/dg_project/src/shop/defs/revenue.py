@@ -1,4 +1,4 @@
-"""An asset of the project's own, downstream of what Sluice lands."""
+"""An asset downstream of landed orders."""
 
 from pathlib import Path
 from typing import Any
@@ -16,6 +16,6 @@ orders = sluice.dagster.feed_assets("orders", Path(__file__).parents[3] / "feeds
     automation_condition=sluice.dagster.when_complete(),
 )
 def revenue(rows: Any) -> dg.MaterializeResult[None]:
-    """What was ordered in an hour, by currency."""
-    found = rows.duckdb().aggregate("currency, cast(sum(amount) as double)", "currency").fetchall()
-    return dg.MaterializeResult(metadata={"orders": rows.rows, "revenue": dict(sorted(found))})
+    """Revenue of an hour, by currency."""
+    revenue_by_currency = rows.duckdb().aggregate("currency, cast(sum(amount) as double)", "currency").fetchall()
+    return dg.MaterializeResult(metadata={"orders": rows.rows, "revenue": dict(sorted(revenue_by_currency))})
