@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from sluice.pipelines.model.registered_schema import AVRO, JSON, PROTOBUF, RegisteredSchema
 from sluice.pipelines.records.avro.merged import merged
@@ -13,8 +14,12 @@ from sluice.pipelines.records.avro.schema import parse
 from sluice.pipelines.records.json.schema_bundle import bundled
 from sluice.pipelines.records.json.schema_reader import JsonSchemaReader
 from sluice.pipelines.records.protobuf import reader_schema as protobuf
-from sluice.pipelines.records.rows.value_reader import Reader
+from sluice.pipelines.records.rows.value_reader import Reader, WriterSchemas
 from sluice.pipelines.records.rows.wire_format import WireFormat
+from sluice.pipelines.schema.schema import Schema
+
+if TYPE_CHECKING:
+    from sluice.pipelines.records.rows.row_format import Format
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +51,38 @@ READERS: Mapping[str, SchemaFormat] = {
     ),
 }
 """By the feed's word for the format."""
+
+
+def make_format(
+    reader: Reader,
+    columns: Schema,
+    writers: WriterSchemas | None,
+    *,
+    dropping: bool,
+    closed: bool,
+    base: Schema | None = None,
+) -> Format:
+    """Return a new format that makes rows of these columns. `writers` are the schemas that records name.
+
+    With `closed`, a record with other fields does not fit, whatever the schema allows. `base` are the columns
+    without fields that came from records, for formats that retain values which do not fit these. Protobuf has the
+    columns of its message alone. Loads Arrow and the compiled loops of this format only.
+    """
+    match reader:
+        case AvroReader():
+            from sluice.pipelines.records.avro.format import AvroFormat
+
+            return AvroFormat(reader.grown(columns), writers, dropping=dropping, closed=closed)
+        case JsonSchemaReader():
+            from sluice.pipelines.records.json.schema_format import JsonSchemaFormat
+
+            names = None if closed else reader.closed
+            return JsonSchemaFormat(columns, reader.wire, dropping=dropping, closed=names, base=base)
+        case protobuf.ProtobufReader():
+            from sluice.pipelines.records.protobuf.format import ProtobufFormat
+
+            return ProtobufFormat(reader, writers, dropping=dropping, closed=closed)
+    raise TypeError(f"{reader.format} has no row format")
 
 
 def prepared(found: RegisteredSchema) -> RegisteredSchema:

@@ -77,16 +77,19 @@ class Shape:
         form: Format = RawFormat()
         columns, base = self.of_values, self._of_values(self.base)
         if self.reader is not None and columns is not None:
-            form = self.reader.rows(columns, writers, dropping=self.dropping, closed=self.closed, base=base)
+            from sluice.pipelines.records.formats import make_format
+
+            form = make_format(self.reader, columns, writers, dropping=self.dropping, closed=self.closed, base=base)
         elif columns is not None:
             from sluice.pipelines.records.json.format import JsonFormat
 
             form = JsonFormat(columns, dropping=self.dropping, closed=None if self.closed else (), base=base)
         if self.key is not None and self.columns is not None:
+            from sluice.pipelines.records.formats import make_format
             from sluice.pipelines.records.rows.keyed import KeyedFormat
 
             read = self.key.reader
-            keys = read.rows(read.columns, writers, dropping=False, closed=False)
+            keys = make_format(read, read.columns, writers, dropping=False, closed=False)
             form = KeyedFormat(form, keys, self.columns, read.wire, dropping=self.dropping)
         if self.contract is not None:
             from sluice.pipelines.records.contract_rows.contract_format import ContractFormat

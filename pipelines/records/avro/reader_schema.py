@@ -11,7 +11,7 @@ import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 from sluice.pipelines.contract.expectation import Expectation
 from sluice.pipelines.records.avro.schema import (
@@ -23,13 +23,9 @@ from sluice.pipelines.records.avro.schema import (
     parse,
     shown,
 )
-from sluice.pipelines.records.rows.value_reader import WriterSchemas
 from sluice.pipelines.records.rows.wire_format import WireFormat
 from sluice.pipelines.schema.schema import Field, Kind, Schema, Type, parse_schema, path_below
 from sluice.pipelines.schema.wider import MOST_DIGITS
-
-if TYPE_CHECKING:
-    from sluice.pipelines.records.rows.row_format import Format
 
 VALUE = "value"
 """The column of a schema that is no record."""
@@ -86,20 +82,6 @@ class AvroReader:
     def asks(self) -> bool:
         """Whether records name the schemas that they were written by."""
         return self.wire is not WireFormat.BARE
-
-    def rows(
-        self,
-        columns: Schema,
-        writers: WriterSchemas | None,
-        *,
-        dropping: bool,
-        closed: bool,
-        base: Schema | None = None,
-    ) -> Format:
-        """The format that makes rows of these columns."""
-        from sluice.pipelines.records.avro.format import AvroFormat
-
-        return AvroFormat(self.grown(columns), writers, dropping=dropping, closed=closed)
 
 
 def as_record(t: AvroType) -> AvroType:

@@ -16,7 +16,6 @@ import hashlib
 import importlib
 import os
 import platform
-import re
 import subprocess
 import sys
 import time
@@ -28,6 +27,7 @@ from pathlib import Path
 from typing import Any
 
 from sluice.pipelines.model.progress import Progress, Reporter
+from sluice.pipelines.records.compiled import stamp
 
 SHARES = {
     "json.scan": 23,
@@ -47,8 +47,6 @@ SHARES = {
 STAGE = "compile"
 _START = 2  # seconds that a share's process takes besides
 _LOOK = 0.05  # seconds between looks at the processes
-_HERE = Path(__file__).parents[1]
-_IMPORTED = re.compile(r"^from sluice\.pipelines\.records\.([\w.]+) import", re.MULTILINE)
 
 
 def ready(report: Reporter = lambda progress: None) -> None:
@@ -98,7 +96,7 @@ def _folder() -> Path | None:
         places = [Path(given)]
     else:
         user = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
-        places = [_HERE / "__pycache__", Path(user) / "sluice"]
+        places = [stamp.ROOM / "__pycache__", Path(user) / "sluice"]
     return next(filter(_writable, places), None)
 
 
@@ -119,21 +117,10 @@ def _fingerprint(folder: Path) -> str:
 
     Beside the sources, compiled code goes with them wherever they are moved. Elsewhere it is numba's for their place.
     """
-    sources = [source_stamp(share) for share in SHARES]
-    place = "" if folder.parent == _HERE else str(_HERE)
+    sources = [stamp.source_stamp(share) for share in SHARES]
+    place = "" if folder.parent == stamp.ROOM else str(stamp.ROOM)
     versions = version("numba"), version("llvmlite"), platform.python_version()
     return hashlib.sha256(repr((sources, place, versions, _processor())).encode()).hexdigest()[:16]
-
-
-def source_stamp(module: str) -> str:
-    """A hash of what the loops of a module of this room are made of: its source, and the sources that it imports."""
-    found = [module]
-    hashed = hashlib.sha256()
-    for name in found:
-        text = (_HERE / f"{name.replace('.', '/')}.py").read_bytes()
-        hashed.update(hashlib.sha256(text).digest())
-        found += [n for n in dict.fromkeys(_IMPORTED.findall(text.decode())) if n not in found]
-    return hashed.hexdigest()
 
 
 def _processor() -> str:

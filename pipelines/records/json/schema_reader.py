@@ -13,19 +13,16 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from decimal import Decimal
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 from sluice.pipelines.contract.arguments import flaws
 from sluice.pipelines.contract.catalogue import ENTRIES
 from sluice.pipelines.contract.expectation import Expectation
 from sluice.pipelines.records.json.schema_document import Document, Node
-from sluice.pipelines.records.rows.value_reader import MOST_PROBLEMS, UnusableSchema, WriterSchemas
+from sluice.pipelines.records.rows.value_reader import MOST_PROBLEMS, UnusableSchema
 from sluice.pipelines.records.rows.wire_format import WireFormat
 from sluice.pipelines.schema.schema import Field, Kind, Schema, Type, parse_schema, path_below
 from sluice.pipelines.schema.wider import MOST_DIGITS
-
-if TYPE_CHECKING:
-    from sluice.pipelines.records.rows.row_format import Format
 
 _BETWEEN = "expect_column_values_to_be_between"
 _IN_SET = "expect_column_values_to_be_in_set"
@@ -77,21 +74,6 @@ class JsonSchemaReader:
         """16 hex digits. Readers that make the same rows of the same records have the same ones."""
         makes = [*self.columns.texts().items(), self.wire, *([self.closed] if self.closed else [])]
         return hashlib.sha256(json.dumps(makes).encode()).hexdigest()[:16]
-
-    def rows(
-        self,
-        columns: Schema,
-        writers: WriterSchemas | None,
-        *,
-        dropping: bool,
-        closed: bool,
-        base: Schema | None = None,
-    ) -> Format:
-        """The format that makes rows of these columns."""
-        from sluice.pipelines.records.json.schema_format import JsonSchemaFormat
-
-        names = None if closed else self.closed
-        return JsonSchemaFormat(columns, self.wire, dropping=dropping, closed=names, base=base)
 
 
 class _Made(NamedTuple):

@@ -10,7 +10,7 @@ import hashlib
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar
 
 from sluice.pipelines.contract.expectation import Expectation
 from sluice.pipelines.model.registered_schema import RegisteredSchema
@@ -27,12 +27,9 @@ from sluice.pipelines.records.protobuf.schema import (
     path_to,
     text_of,
 )
-from sluice.pipelines.records.rows.value_reader import UnusableSchema, WriterSchemas
+from sluice.pipelines.records.rows.value_reader import UnusableSchema
 from sluice.pipelines.records.rows.wire_format import WireFormat, reference, varint
 from sluice.pipelines.schema.schema import Field, Kind, Schema, Type, parse_schema
-
-if TYPE_CHECKING:
-    from sluice.pipelines.records.rows.row_format import Format
 
 
 @dataclass(frozen=True)
@@ -96,20 +93,6 @@ class ProtobufReader:
         files, _ = files_of(kept(found).texts[-1])
         other = ProtobufReader((text_of(files, self.message.name),), self.wire)
         return (self.fingerprint, self.path) == (other.fingerprint, other.path)
-
-    def rows(
-        self,
-        columns: Schema,
-        writers: WriterSchemas | None,
-        *,
-        dropping: bool,
-        closed: bool,
-        base: Schema | None = None,
-    ) -> Format:
-        """The format that makes rows. Columns are those of the message: nothing else can be known of other fields."""
-        from sluice.pipelines.records.protobuf.format import ProtobufFormat
-
-        return ProtobufFormat(self, writers, dropping=dropping, closed=closed)
 
 
 def from_file(text: str, folder: Path, message: str) -> tuple[str, ...]:

@@ -3,16 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import TYPE_CHECKING, Protocol, runtime_checkable
+from typing import Protocol, runtime_checkable
 
 from sluice.pipelines.contract.expectation import Expectation
 from sluice.pipelines.records.rows.wire_format import Named, WireFormat
 from sluice.pipelines.schema.schema import Schema
 from sluice.pipelines.util.units import safe_text
-
-if TYPE_CHECKING:
-    from sluice.pipelines.records.rows.row_format import Format
-
 
 MOST_PROBLEMS = 50
 """How many problems of one schema a message names."""
@@ -95,20 +91,4 @@ class Reader(Protocol):
     @property
     def asks(self) -> bool:
         """Whether it asks for the schemas that records were written by."""
-        ...
-
-    def rows(
-        self,
-        columns: Schema,
-        writers: WriterSchemas | None,
-        *,
-        dropping: bool,
-        closed: bool,
-        base: Schema | None = None,
-    ) -> Format:
-        """A new format that makes rows of these columns. `writers` tells the schemas that the reader asks for.
-
-        With `closed`, a record with other fields does not fit, whatever the schema allows. `base` are the columns
-        without fields that came from records, where the format keeps values that do not fit these.
-        """
         ...

@@ -287,7 +287,7 @@ class Drain:
             self._deliver(batch, said)
             return True
         if issubclass(said.error, TOO_LARGE) and batch.count > 1:
-            from sluice.pipelines.records.kafka_batches.encode.sealed_batch import split
+            from sluice.pipelines.records.kafka_batches.encode.accumulator import split
 
             self._replace(batch, *split(batch))
             return True

@@ -14,11 +14,13 @@ import numpy as np
 import pyarrow as pa
 
 from sluice.pipelines.records.compiled.jit import Array
+from sluice.pipelines.records.kafka_batches.decode import BatchDecoder
 from sluice.pipelines.records.kafka_batches.encode import loops
 from sluice.pipelines.records.kafka_batches.encode.codecs import CODECS
 from sluice.pipelines.records.kafka_batches.encode.columns import rows_of
 from sluice.pipelines.records.kafka_batches.encode.loops import Rows
 from sluice.pipelines.records.kafka_batches.encode.sealed_batch import HEADER_BYTES, SealedBatch
+from sluice.pipelines.records.rows.row_format import TO_SEND
 
 BATCH_BYTES = 900_000
 """Of records in a batch: less than what a topic takes by default, compressed or not."""
@@ -113,3 +115,24 @@ class Accumulator:
             used,
             np.concatenate(done.numbers),
         )
+
+
+def split(batch: SealedBatch) -> tuple[SealedBatch, SealedBatch]:
+    """Return the records of a batch in two batches of half as many each. The batch must have two or more."""
+    decoder = BatchDecoder("", batch.partition, 0, batch.count)
+    rows = pa.concat_batches([*decoder.feed(batch.numbered()), *decoder.finish()])
+    timestamps = rows.column("timestamp").cast(pa.int64())
+    rows = pa.RecordBatch.from_arrays(
+        [rows.column("key"), rows.column("value"), timestamps, rows.column("headers")], schema=TO_SEND
+    )
+    middle = batch.count // 2
+    first, second = _encode_half(batch, rows, 0, middle), _encode_half(batch, rows, middle, batch.count)
+    return first, second
+
+
+def _encode_half(batch: SealedBatch, rows: pa.RecordBatch, start: int, stop: int) -> SealedBatch:
+    accumulator = Accumulator(batch.codec, batch.plain_bytes + 1)
+    partitions = np.full(stop - start, batch.partition, np.int64)
+    numbers = batch.numbers[start:stop]
+    (half,) = [*accumulator.add(rows.slice(start, stop - start), partitions, numbers), *accumulator.flush()]
+    return half

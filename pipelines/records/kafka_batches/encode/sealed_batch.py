@@ -8,8 +8,6 @@ from __future__ import annotations
 import struct
 from dataclasses import dataclass
 
-import numpy as np
-import pyarrow as pa
 from crc32c import crc32c
 
 from sluice.pipelines.records.compiled.jit import Array
@@ -72,26 +70,3 @@ class SealedBatch:
         )
         _HEAD.pack_into(self.data, 0, 0, self.size - _BEFORE_LENGTH, -1, 2, crc32c(self.data[_HEAD.size :]))
         return self.data
-
-
-def split(batch: SealedBatch) -> tuple[SealedBatch, SealedBatch]:
-    """The same records in two batches of half as many each. The batch must have two or more."""
-    from sluice.pipelines.records.kafka_batches.decode import BatchDecoder
-    from sluice.pipelines.records.kafka_batches.encode.accumulator import Accumulator
-    from sluice.pipelines.records.rows.row_format import TO_SEND
-
-    decoder = BatchDecoder("", batch.partition, 0, batch.count)
-    chunks = [*decoder.feed(batch.numbered()), *decoder.finish()]
-    rows = pa.concat_batches(chunks)
-    stamps = rows.column("timestamp").cast(pa.int64())
-    rows = pa.RecordBatch.from_arrays(
-        [rows.column("key"), rows.column("value"), stamps, rows.column("headers")], schema=TO_SEND
-    )
-    half = batch.count // 2
-    made = []
-    for first, stop in ((0, half), (half, batch.count)):
-        some = Accumulator(batch.codec, batch.plain_bytes + 1)
-        where = np.full(stop - first, batch.partition, np.int64)
-        made += [*some.add(rows.slice(first, stop - first), where, batch.numbers[first:stop]), *some.flush()]
-    one, other = made
-    return one, other
