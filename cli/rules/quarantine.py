@@ -319,7 +319,7 @@ def replay(
     ran = ReplayRun(feed, done, time.monotonic() - began, dry_run, given_up)
     session.terminal.show(*replay_view(ran), *(() if dry_run else table_after(session, found)))
     session.terminal.document(replay_document(ran))
-    return REFUSED if done.busy or done.found.unfit else 0
+    return REFUSED if done.busy or done.candidates.unfit else 0
 
 
 @dataclass(frozen=True)
@@ -418,9 +418,9 @@ def _verdict(ran: ReplayRun) -> Iterator[Text]:
         yield warn("nothing was re-landed")
     yield from other_batches.view(ran.given_up)
     yield from other_batches.standing(done.busy, done.met, name)
-    for s, why in done.found.unfit[:5]:
+    for s, why in done.candidates.unfit[:5]:
         yield bad(f"{s} was left alone: {why}")
-    if (more := len(done.found.unfit) - 5) > 0:
+    if (more := len(done.candidates.unfit) - 5) > 0:
         yield bad(f"so were {more} more slices")
 
 
@@ -446,5 +446,5 @@ def replay_document(ran: ReplayRun) -> dict[str, Any]:
         "batches": list(done.batches),
         "busy": [{"window": _key(w), "batch": b} for w, b in done.busy.items()],
         "other_batches": other_batches.document((*ran.given_up, *done.met)),
-        "unfit": [{"slice": str(s), "why": why} for s, why in done.found.unfit],
+        "unfit": [{"slice": str(s), "why": why} for s, why in done.candidates.unfit],
     }

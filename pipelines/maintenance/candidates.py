@@ -61,43 +61,43 @@ class ReplayCandidates:
     shape: Shape
     candidates: tuple[Candidate, ...]
     unfit: tuple[tuple[Slice, str], ...] = ()
-    beside: tuple[Candidate, ...] = ()
+    sharers: tuple[Candidate, ...] = ()
 
     @property
     def fitting(self) -> tuple[Candidate, ...]:
         """The candidates of which a record fits, and those that share a file with one."""
         lost = {s for s, _ in self.unfit}
-        groups = sharing([*self.candidates, *self.beside])
+        groups = sharing([*self.candidates, *self.sharers])
         chosen = (g for g in groups if any(c.trial.fit.total() for c in g) and lost.isdisjoint(c.slice for c in g))
         return tuple(c for g in chosen for c in g)
 
 
 def find(
-    feed: Feed, edges: Edges, ledger: Ledger, asked: Filter, mender: Mender | None, report: Reporter = lambda p: None
+    feed: Feed, edges: Edges, ledger: Ledger, wanted: Filter, mender: Mender | None, report: Reporter = lambda p: None
 ) -> ReplayCandidates:
     """Try the quarantined records that were asked for. Writes nothing. Raises ProofFailed for a part that is not what
     the ledger says, LakeUnavailable for one that was replaced meanwhile."""
     state, lake = ledger.read(), edges.lake
     shape = effective_shape(feed, state)
-    receipts = [r for r in asked.receipts(ledger, state, feed.window) if r.counts.quarantined]
-    whole, done = sum(r.counts.quarantined for r in receipts), 0
+    receipts = [r for r in wanted.receipts(ledger, state, feed.window) if r.counts.quarantined]
+    total, done = sum(r.counts.quarantined for r in receipts), 0
     candidates: list[Candidate] = []
     for r in receipts:
         with _still_there(ledger, r):
             for part in r.of(PartKind.QUARANTINED):
                 check_source(lake, feed.name, part)
-            trial = _try_records(edges, r, asked, shape, mender)
+            trial = _try_records(edges, r, wanted, shape, mender)
         done += r.counts.quarantined
-        report(Progress("try", done, whole))
+        report(Progress("try", done, total))
         if trial.tried:
             candidates.append(Candidate(r, trial))
     reasons = []
     for c in (c for c in candidates if c.trial.fit):
         with _still_there(ledger, c.receipt):
             reasons.append((c.slice, _unfit(lake, c.receipt, shape.landed)))
-    known = {c.slice for c in candidates}
+    chosen_slices = {c.slice for c in candidates}
     sharers = manifest.with_sharers(ledger, state, [c.receipt for c in candidates if c.trial.fit])
-    beside = tuple(Candidate(r, Trial()) for r in sharers if r.slice not in known)
+    beside = tuple(Candidate(r, Trial()) for r in sharers if r.slice not in chosen_slices)
     unfit_slices = tuple((s, why) for s, why in reasons if why)
     return ReplayCandidates(state.number, shape, tuple(candidates), unfit_slices, beside)
 
@@ -120,11 +120,11 @@ def _replaced_meanwhile(r: Receipt) -> LakeUnavailable:
     )
 
 
-def _try_records(edges: Edges, r: Receipt, asked: Filter, shape: Shape, mender: Mender | None) -> Trial:
+def _try_records(edges: Edges, r: Receipt, wanted: Filter, shape: Shape, mender: Mender | None) -> Trial:
     sorter = Sorter(r.slice, shape, mender, edges.writers)
     for part in r.of(PartKind.QUARANTINED):
         for rows in rows_of(edges.lake, part, part.path):
-            chosen, _ = asked.split(rows, r.slice.tp)
+            chosen, _ = wanted.split(rows, r.slice.tp)
             if chosen.num_rows:
                 sorter.sort_out(chosen)
     return sorter.trial

@@ -67,24 +67,24 @@ class Compacted:
 # -- what there is to merge
 
 
-def find(feed: Feed, ledger: Ledger, asked: Sequence[int] | None = None) -> PendingMerges:
+def find(feed: Feed, ledger: Ledger, windows_wanted: Sequence[int] | None = None) -> PendingMerges:
     """Small parts of complete windows (those that start at `asked`; None: all, and rows outside windows)."""
-    return _find(feed, ledger, asked, None)
+    return _find(feed, ledger, windows_wanted, None)
 
 
-def _find(feed: Feed, ledger: Ledger, asked: Sequence[int] | None, seen: _Seen | None) -> PendingMerges:
+def _find(feed: Feed, ledger: Ledger, windows_wanted: Sequence[int] | None, previous: _Seen | None) -> PendingMerges:
     """As `find`. What was `seen` before, and nothing was published in since, is left out."""
     state, window = ledger.read(), feed.window
-    if asked is not None:
-        lie_in = _lying_in(state, asked, window)
+    if windows_wanted is not None:
+        lie_in = _lying_in(state, windows_wanted, window)
     else:
-        lie_in = {*state.published_in} if seen is None else seen.new(state, window)
+        lie_in = {*state.published_in} if previous is None else previous.new(state, window)
     merges = list(_merges(state, manifest.receipts_in(ledger, state, lie_in), feed.compaction))
     starts = {window.start_of(m.slice.window) for m in merges if m.slice.window is not None}
-    whole = {w for w in starts if windows.complete(state, w, window)}
-    whole_merges = (m for m in merges if m.slice.window is None or window.start_of(m.slice.window) in whole)
+    complete = {w for w in starts if windows.complete(state, w, window)}
+    whole_merges = (m for m in merges if m.slice.window is None or window.start_of(m.slice.window) in complete)
     in_order = sorted(whole_merges, key=lambda m: (m.slice.window or 0, m.slice.key, m.slice.start))
-    return PendingMerges(state.number, tuple(in_order), tuple(sorted(starts - whole)))
+    return PendingMerges(state.number, tuple(in_order), tuple(sorted(starts - complete)))
 
 
 class _Seen(NamedTuple):
@@ -101,11 +101,11 @@ class _Seen(NamedTuple):
     def read(cls, lake: Lake, feed: Feed, state: State) -> _Seen | None:
         """None for anything that is not such a note, of this ledger and these settings."""
         try:
-            found = cls(**json.loads(lake.get(paths.compacted_path(feed.name)) or b""))
+            previous = cls(**json.loads(lake.get(paths.compacted_path(feed.name)) or b""))
             here = (state.ledger_id, feed.compaction.target_file_bytes, feed.window.length)
-            same = (found.ledger, found.target, found.length) == here and 0 <= found.number <= state.number
-            unbroken = not any(after > found.number for _, after in state.gaps)
-            return found._replace(left=tuple(found.left)) if same and unbroken else None
+            same = (previous.ledger, previous.target, previous.length) == here and 0 <= previous.number <= state.number
+            unbroken = not any(after > previous.number for _, after in state.gaps)
+            return previous._replace(left=tuple(previous.left)) if same and unbroken else None
         except (ValueError, TypeError, RecursionError):
             return None
 
@@ -114,13 +114,13 @@ class _Seen(NamedTuple):
 
     def new(self, state: State, window: WindowSettings) -> set[int | None]:
         """In what to look: where something was published since, and in what was left."""
-        left = _lying_in(state, (w for w in self.left if w is not None), window)
-        return state.published_in.since(self.number) | left | {w for w in self.left if w is None}
+        remaining = _lying_in(state, (w for w in self.left if w is not None), window)
+        return state.published_in.since(self.number) | remaining | {w for w in self.left if w is None}
 
 
-def _lying_in(state: State, asked: Iterable[int], window: WindowSettings) -> set[int | None]:
+def _lying_in(state: State, starts: Iterable[int], window: WindowSettings) -> set[int | None]:
     """The windows that lie in those asked for: themselves, and those of when windows were shorter."""
-    return {t for w in asked for t in windows.begun_within(state, w, window)}
+    return {t for w in starts for t in windows.begun_within(state, w, window)}
 
 
 def _merges(state: State, receipts: Iterable[Receipt], settings: CompactionSettings) -> Iterator[Merge]:
@@ -132,8 +132,8 @@ def _merges(state: State, receipts: Iterable[Receipt], settings: CompactionSetti
         s = r.slice
         if state.current.get(s.tp) == s.key and not any(p.shared for p in r.parts):
             alike.setdefault((s.key, s.window, s.folder, s.by_time, r.format), []).append(r)
-    for held in alike.values():
-        in_order = sorted(held, key=lambda r: r.slice.start)
+    for group in alike.values():
+        in_order = sorted(group, key=lambda r: r.slice.start)
         runs = (Merge(run) for run in _runs(state, in_order, settings.target_file_bytes))
         yield from (m for m in runs if len(m.receipts) > 1 and m.files_after < len(m.parts))
 
@@ -141,17 +141,17 @@ def _merges(state: State, receipts: Iterable[Receipt], settings: CompactionSetti
 def _runs(state: State, receipts: Sequence[Receipt], target: int) -> Iterator[tuple[Receipt, ...]]:
     """Neighbours that fit into one file. Receipts of half a file or more are left alone, so that rewriting ends."""
     run: list[Receipt] = []
-    held, folders = 0, frozenset[str]()
+    run_bytes, folders = 0, frozenset[str]()
     for r in receipts:
         size, lies_in = sum(p.bytes for p in r.parts), frozenset(p.path.rpartition("/")[0] for p in r.parts)
         small = size < target // 2
-        fits = held + size <= target and len(folders | lies_in) <= MAX_FOLDERS
+        fits = run_bytes + size <= target and len(folders | lies_in) <= MAX_FOLDERS
         if run and not (small and fits and _follows(state, run, r)):
             yield tuple(run)
-            run, held, folders = [], 0, frozenset()
+            run, run_bytes, folders = [], 0, frozenset()
         if small:
             run.append(r)
-            held, folders = held + size, folders | lies_in
+            run_bytes, folders = run_bytes + size, folders | lies_in
     yield tuple(run)
 
 
@@ -162,21 +162,26 @@ def _follows(state: State, run: Sequence[Receipt], r: Receipt) -> bool:
     return run[-1].slice.end == s.start and not bounded
 
 
-def foresee_compaction(feed: Feed, edges: Edges, asked: Sequence[int] | None = None) -> Compacted:
+def foresee_compaction(feed: Feed, edges: Edges, windows_wanted: Sequence[int] | None = None) -> Compacted:
     """What `compact` would merge now, including what a dead run was merging. Writes nothing."""
     ledger = Ledger.offline(edges.lake, feed.name, edges.clock)
-    found, busy = _find(feed, ledger, asked, _Seen.read(edges.lake, feed, ledger.read())), dict[int | None, int]()
+    merges, busy = (
+        _find(feed, ledger, windows_wanted, _Seen.read(edges.lake, feed, ledger.read())),
+        dict[int | None, int](),
+    )
     state = ledger.read()
-    dead = {i for i, said in owners.judge_batches(edges.liveness, rewriting(state)).items() if said.dead}
-    free = [m for m in found.merges if is_free(state, m.slice, found.number, busy, dead)]
+    dead = {i for i, verdict in owners.judge_batches(edges.liveness, rewriting(state)).items() if verdict.dead}
+    free = [m for m in merges.merges if is_free(state, m.slice, merges.number, busy, dead)]
     met = company(feed.name, ledger, edges.liveness, busy.values())
-    return Compacted(tuple((m, None) for m in free), (), busy, found.incomplete, met)
+    return Compacted(tuple((m, None) for m in free), (), busy, merges.incomplete, met)
 
 
 # -- carried out
 
 
-def compact(feed: Feed, edges: Edges, asked: Sequence[int] | None, owner: Owner, report: Reporter) -> Compacted:
+def compact(
+    feed: Feed, edges: Edges, windows_wanted: Sequence[int] | None, owner: Owner, report: Reporter
+) -> Compacted:
     """Merge what `find` finds, batch by batch. What one batch put in place stays, whatever stops the next.
 
     Rewriting batches of dead runs are given up first, and reported. Raises PlanBusy while another run merges,
@@ -188,19 +193,19 @@ def compact(feed: Feed, edges: Edges, asked: Sequence[int] | None, owner: Owner,
         give_up_dead(ledger, edges.liveness, REQUEST.kind, report)
         roll_forward(ledger, edges.lake, feed.name)
         report(Progress("find"))
-        found = _find(feed, ledger, asked, _Seen.read(edges.lake, feed, ledger.read()))
+        merges = _find(feed, ledger, windows_wanted, _Seen.read(edges.lake, feed, ledger.read()))
         at_once = threads(feed.compaction, os.cpu_count() or 1)
         how = RewriteMethod(REQUEST, "merge", lambda desk: Merger(desk).merge, at_once)
-        run = Rewriting(feed, edges, ledger, owner, report, how, found.number)
-        run.all(found.merges)
-        if asked is None:
-            left = {*found.incomplete, *(b if b is None else feed.window.start_of(b) for b in run.busy)}
-            of = (ledger.read().ledger_id, found.number, feed.compaction.target_file_bytes, feed.window.length)
+        run = Rewriting(feed, edges, ledger, owner, report, how, merges.number)
+        run.all(merges.merges)
+        if windows_wanted is None:
+            unfinished = {*merges.incomplete, *(b if b is None else feed.window.start_of(b) for b in run.busy)}
+            of = (ledger.read().ledger_id, merges.number, feed.compaction.target_file_bytes, feed.window.length)
             with suppress(SluiceError):  # the next one looks at more, and packs what this one did not
-                edges.lake.put(paths.compacted_path(feed.name), _Seen(*of, tuple(left)).dump())
+                edges.lake.put(paths.compacted_path(feed.name), _Seen(*of, tuple(unfinished)).dump())
                 ledger.pack()
         met = company(feed.name, ledger, edges.liveness, run.busy.values())
-    return Compacted(tuple(run.done), tuple(run.batches), run.busy, found.incomplete, met)
+    return Compacted(tuple(run.done), tuple(run.batches), run.busy, merges.incomplete, met)
 
 
 def threads(settings: CompactionSettings, cores: int) -> int:

@@ -48,7 +48,7 @@ class Retirement:
         by_key: dict[Key, list[Range]] = {}
         for r in self.receipts:
             by_key.setdefault(r.slice.key, []).append(r.slice.range)
-        return tuple(KeyRange(key=k, range=r) for k, held in sorted(by_key.items()) for r in union(held))
+        return tuple(KeyRange(key=k, range=r) for k, ranges in sorted(by_key.items()) for r in union(ranges))
 
     @property
     def paths(self) -> tuple[str, ...]:
@@ -96,18 +96,18 @@ def expire(
     any other live batch reserves something there.
     """
     give_up_dead(ledger, liveness, None, report)
-    found = Retirement(before, ())
+    retirement = Retirement(before, ())
 
     def decide(state: State) -> RetireEntry | None:
-        nonlocal found
-        found = _retirement(ledger, state, before, settings, liveness)
-        if not found.receipts:
+        nonlocal retirement
+        retirement = _retirement(ledger, state, before, settings, liveness)
+        if not retirement.receipts:
             return None
-        return RetireEntry(before=before, ranges=found.ranges, parts=found.paths, reason=reason)
+        return RetireEntry(before=before, ranges=retirement.ranges, parts=retirement.paths, reason=reason)
 
     appended = ledger.append(decide)
     number = appended.number if appended else None
-    return Retired(found, number, remove_retired(ledger, lake))
+    return Retired(retirement, number, remove_retired(ledger, lake))
 
 
 def remove_retired(ledger: Ledger, lake: Lake) -> Removed:
@@ -133,13 +133,13 @@ def _pages(state: State, lake: Lake, feed: str) -> Iterator[str]:
     """The reports and notes of batches that published in retired windows only."""
     if not any(state.retired.values()):
         return
-    left = {n for w, numbers in state.published_in.items() for n in numbers if not _gone(state, w, n)}
+    live_entries = {n for w, numbers in state.published_in.items() for n in numbers if not _gone(state, w, n)}
     reports, notes = paths.batch_page_folder(feed), paths.relanded_folder(feed)
     for folder, batch_of in ((reports, paths.page_batch), (notes, paths.relanded_batch)):
         for path in lake.list(folder):
             number = batch_of(path)
             batch = None if number is None else state.batches.get(number)
-            if batch is not None and batch.published is not None and batch.published not in left:
+            if batch is not None and batch.published is not None and batch.published not in live_entries:
                 yield path
 
 
@@ -173,8 +173,8 @@ def _retirement(ledger: Ledger, state: State, before: int, settings: WindowSetti
     receipts = sorted(earlier, key=lambda r: (r.slice.key, r.slice.start))
     groups = sharing(receipts)
     below = [r for g in groups if all(r.slice.end <= ends[r.slice.key] for r in g) for r in g]
-    gone = {r.slice for r in below}
-    across = [r for r in receipts if r.slice not in gone and r.slice.start < ends[r.slice.key]]
+    retired = {r.slice for r in below}
+    across = [r for r in receipts if r.slice not in retired and r.slice.start < ends[r.slice.key]]
     return Retirement(before, tuple(sorted(below, key=lambda r: (r.slice.key, r.slice.start))), tuple(across))
 
 
@@ -202,8 +202,8 @@ def _end(state: State, key: Key, before: int) -> int:
     if at is not None:
         return at
     pinned = state.boundaries.get(key, NO_PINS)
-    place = pinned.position(before)
-    return ENDLESS if place == len(pinned) else pinned.offsets[place - 1]
+    position = pinned.position(before)
+    return ENDLESS if position == len(pinned) else pinned.offsets[position - 1]
 
 
 def _check_nothing_owed(state: State, feed: str, ends: dict[Key, int], settings: WindowSettings) -> None:
@@ -212,9 +212,9 @@ def _check_nothing_owed(state: State, feed: str, ends: dict[Key, int], settings:
         return
     pieces = [p for k, r in owed for p in windows.pieces(state, k, r)]
     starts = sorted({settings.start_of(p.window) for p in pieces if p.window is not None})
-    named = ", ".join(f"{k} {r}" for k, r in owed[:3]) + (f" and {len(owed) - 3} more ranges" if len(owed) > 3 else "")
+    ranges = ", ".join(f"{k} {r}" for k, r in owed[:3]) + (f" and {len(owed) - 3} more ranges" if len(owed) > 3 else "")
     raise WindowIncomplete(
-        f"feed {feed} still owes what is to be retired: {named}",
+        f"feed {feed} still owes what is to be retired: {ranges}",
         remedy=f"land it, or skip it, first: sluice run {feed} {_asking(starts, settings)}".rstrip(),
     )
 
@@ -229,9 +229,9 @@ def _asking(starts: Sequence[int], settings: WindowSettings) -> str:
 
 
 def _check_free(state: State, feed: str, ends: dict[Key, int], liveness: Liveness) -> None:
-    found = {b.id: (b, s) for b, s in state.live_slices() if s.start < ends.get(s.key, 0)}
-    verdicts = owners.judge_batches(liveness, (b for b, _ in found.values()))
-    for batch, s in found.values():
+    overlapping = {b.id: (b, s) for b, s in state.live_slices() if s.start < ends.get(s.key, 0)}
+    verdicts = owners.judge_batches(liveness, (b for b, _ in overlapping.values()))
+    for batch, s in overlapping.values():
         if not (batch.rewrites and verdicts[batch.id].dead):
             raise owners.busy(feed, batch, s, verdicts[batch.id])
 

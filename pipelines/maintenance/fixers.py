@@ -95,24 +95,24 @@ def load(text: str, root: Path) -> Mender:
 
 def module_of(text: str, root: Path) -> tuple[ModuleType, str]:
     """The module that `FILE.py:FUNCTION` or `MODULE:FUNCTION` names, and the function's name. Raises UsageError."""
-    place, _, name = text.rpartition(":")
-    if not place or not name.isidentifier():
+    location, _, name = text.rpartition(":")
+    if not location or not name.isidentifier():
         raise UsageError(f"{text!r} names no function", remedy="write FILE.py:FUNCTION or MODULE:FUNCTION")
-    file = _file(place, root) if place.endswith(".py") else None
+    file = _file(location, root) if location.endswith(".py") else None
     try:
         with _also_from(file.parent if file else root):
-            module = _of_file(file) if file else importlib.import_module(place)
+            module = _of_file(file) if file else importlib.import_module(location)
     except (Exception, SystemExit) as error:  # noqa: BLE001 - theirs, whatever it is
-        raise _unloadable(place, file, error) from None
+        raise _unloadable(location, file, error) from None
     return module, name
 
 
-def _file(place: str, root: Path) -> Path:
+def _file(path: str, root: Path) -> Path:
     """The file of that name in the project, or by its whole path. Raises UsageError."""
-    file = (root / place).resolve()
+    file = (root / path).resolve()
     if file.is_file():
         return file
-    here = Path(place).resolve()
+    here = Path(path).resolve()
     if here.is_file():
         raise UsageError(
             f"there is no file {file}: files are looked for in the project, not where the shell stands",
@@ -140,9 +140,9 @@ def _also_from(folder: Path) -> Iterator[None]:
         sys.path.remove(str(folder))
 
 
-def _unloadable(place: str, file: Path | None, error: BaseException) -> UsageError:
+def _unloadable(path: str, file: Path | None, error: BaseException) -> UsageError:
     at = _place(error, str(file or ""))
-    where = f"{at[0]}, line {at[1]}" if at else place
+    where = f"{at[0]}, line {at[1]}" if at else path
     return UsageError(f"{where}: {type(error).__name__}: {error}", remedy="mend it; nothing was read or changed")
 
 
@@ -158,25 +158,25 @@ def _place(error: BaseException, file: str) -> tuple[str, int] | None:
 
 def _function(module: ModuleType, name: str) -> Callable[[Record], Any]:
     """The function of that name. Raises UsageError if it cannot be called with a record."""
-    file, found = module.__file__, getattr(module, name, None)
-    if found is None:
+    file, candidate = module.__file__, getattr(module, name, None)
+    if candidate is None:
         raise UsageError(f"{file} has no function {name}", remedy="name one that it defines at its top level")
-    line = _line_of(found)
-    if not callable(found):
+    line = _line_of(candidate)
+    if not callable(candidate):
         raise UsageError(f"{file}: {name} is no function", remedy="name one: def mend(record): ...")
-    if inspect.iscoroutinefunction(found) or inspect.isgeneratorfunction(found):
+    if inspect.iscoroutinefunction(candidate) or inspect.isgeneratorfunction(candidate):
         raise UsageError(f"{file}{line}: {name} returns no value", remedy="write it with `def` and `return`")
     try:
-        inspect.signature(found).bind(None)
+        inspect.signature(candidate).bind(None)
     except TypeError:
         remedy = f"it is called with one argument: def {name}(record): ..."
         raise UsageError(f"{file}{line}: {name} takes no single argument", remedy=remedy) from None
     except ValueError:  # a builtin that tells nothing of itself
         pass
-    function: Callable[[Record], Any] = found
+    function: Callable[[Record], Any] = candidate
     return function
 
 
-def _line_of(found: object) -> str:
-    code = getattr(found, "__code__", None)
+def _line_of(function: object) -> str:
+    code = getattr(function, "__code__", None)
     return f", line {code.co_firstlineno}" if code else ""

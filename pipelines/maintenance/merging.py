@@ -73,10 +73,10 @@ class RewriteContext:
         target = PartTarget(self.feed, self.batch, self.plan_hash, self.attempt, s, kind)
         return PartWriter(self.lake, target, schema, self.settings, ROW_GROUP_BYTES)
 
-    def rows(self, receipts: Sequence[Receipt], kind: PartKind, place: Callable[[Part], str]) -> Rows:
+    def rows(self, receipts: Sequence[Receipt], kind: PartKind, locate: Callable[[Part], str]) -> Rows:
         """The rows of the receipts' parts of one kind, in offset order."""
         for r in receipts:
-            files = [self.rows_of(p, place(p)) for p in r.of(kind)]
+            files = [self.rows_of(p, locate(p)) for p in r.of(kind)]
             # Files by the records' own time lie beside each other in the order, all others one after the other.
             yield from in_order(files) if r.slice.by_time and len(files) > 1 else chain.from_iterable(files)
 
@@ -105,15 +105,15 @@ class Merger:
         try:
             for kind in PartKind:
                 self._write(m, kind, writers)
-            made = self._receipt(m, tuple(p for w in writers for p in w.close()))
+            receipt = self._receipt(m, tuple(p for w in writers for p in w.close()))
             for kind in PartKind:
-                self._check_same(m, made, kind)
+                self._check_same(m, receipt, kind)
         except BaseException:
             for writer in writers:
                 with suppress(Exception):
                     writer.abandon()
             raise
-        return made
+        return receipt
 
     def _write(self, m: Merge, kind: PartKind, writers: list[PartWriter]) -> None:
         writer: PartWriter | None = None
@@ -128,7 +128,7 @@ class Merger:
         rs, last = m.receipts, m.receipts[-1]
         counts = sum((r.counts for r in rs), Counts())
         tallies, drift = sum_tallies_and_drift(rs, counts.landed)
-        made = Receipt(
+        receipt = Receipt(
             m.slice,
             last.position,
             counts,
@@ -141,11 +141,11 @@ class Merger:
             relanded=union(x for r in rs for x in r.relanded),
             mended=union(x for r in rs for x in r.mended),
         )
-        check_account(made)
-        return made
+        check_account(receipt)
+        return receipt
 
-    def _check_same(self, m: Merge, made: Receipt, kind: PartKind) -> None:
-        before, after = self.desk.rows(m.receipts, kind, visible_path), self.desk.rows((made,), kind, staged_path)
+    def _check_same(self, m: Merge, receipt: Receipt, kind: PartKind) -> None:
+        before, after = self.desk.rows(m.receipts, kind, visible_path), self.desk.rows((receipt,), kind, staged_path)
         if not same_rows(before, after):
             raise ProofFailed(
                 f"{m.slice}: the {kind} rows of its merged parts are not those of the {len(m.parts)} parts before",
@@ -163,9 +163,9 @@ def sum_tallies_and_drift(receipts: Iterable[Receipt], landed: int) -> tuple[tup
             tallies[t.expectation] = tallies[t.expectation] + t if t.expectation in tallies else t
         for d in r.drift:
             drifts[d.kind, d.field] = drifts[d.kind, d.field] + d if (d.kind, d.field) in drifts else d
-    found = (d for _, d in sorted(drifts.items()))
-    kept = tuple(d for d in found if d.kind is not DriftKind.MISSING or d.records == landed)
-    return tuple(t for _, t in sorted(tallies.items())), kept
+    entries = (d for _, d in sorted(drifts.items()))
+    drift = tuple(d for d in entries if d.kind is not DriftKind.MISSING or d.records == landed)
+    return tuple(t for _, t in sorted(tallies.items())), drift
 
 
 def visible_path(part: Part) -> str:

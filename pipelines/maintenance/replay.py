@@ -71,7 +71,7 @@ class Replayed:
     alone. `met` reports these batches: whether their runs are alive, and the ways out.
     """
 
-    found: ReplayCandidates
+    candidates: ReplayCandidates
     done: tuple[tuple[Candidate, Receipt | None], ...] = ()
     batches: tuple[int, ...] = ()
     busy: Mapping[int | None, int] = field(default_factory=dict)
@@ -80,7 +80,7 @@ class Replayed:
     @property
     def trial(self) -> Trial:
         """The outcome of trying everything that was asked for."""
-        return total(c.trial for c in self.found.candidates)
+        return total(c.trial for c in self.candidates.candidates)
 
     @property
     def landed(self) -> Trial:
@@ -88,20 +88,20 @@ class Replayed:
         return total(c.trial for c, _ in self.done)
 
 
-def foresee_replay(feed: Feed, edges: Edges, asked: Filter, mender: Mender | None, report: Reporter) -> Replayed:
+def foresee_replay(feed: Feed, edges: Edges, wanted: Filter, mender: Mender | None, report: Reporter) -> Replayed:
     """What `replay` would do now. Writes nothing. Raises SchemaChanged."""
     ledger = Ledger.offline(edges.lake, feed.name, edges.clock)
     check_one_table(feed, effective_shape(feed, ledger.read()), ledger.read())
-    found, busy = find(feed, edges, ledger, asked, mender, report), dict[int | None, int]()
+    candidates, busy = find(feed, edges, ledger, wanted, mender, report), dict[int | None, int]()
     state = ledger.read()
-    dead = {i for i, said in owners.judge_batches(edges.liveness, rewriting(state)).items() if said.dead}
-    groups = sharing(found.fitting)
-    free = [c for g in groups if are_free(state, g, found.number, busy, dead) for c in g]
+    dead = {i for i, verdict in owners.judge_batches(edges.liveness, rewriting(state)).items() if verdict.dead}
+    groups = sharing(candidates.fitting)
+    free = [c for g in groups if are_free(state, g, candidates.number, busy, dead) for c in g]
     met = company(feed.name, ledger, edges.liveness, busy.values())
-    return Replayed(found, tuple((c, None) for c in free), busy=busy, met=met)
+    return Replayed(candidates, tuple((c, None) for c in free), busy=busy, met=met)
 
 
-def replay(feed: Feed, edges: Edges, asked: Filter, mender: Mender | None, owner: Owner, report: Reporter) -> Replayed:
+def replay(feed: Feed, edges: Edges, wanted: Filter, mender: Mender | None, owner: Owner, report: Reporter) -> Replayed:
     """Land what fits by now, batch by batch. What one batch put in place stays, whatever stops the next.
 
     A mending function is called twice for each record. Rewriting batches of dead runs are given up first, and reported.
@@ -116,24 +116,27 @@ def replay(feed: Feed, edges: Edges, asked: Filter, mender: Mender | None, owner
         _tidy(ledger, edges.lake)
         if ledger.read().origins:  # else nothing is in quarantine, and only a landing may begin a ledger
             declare(feed, ledger)
-        found = find(feed, edges, ledger, asked, mender, report)
+        candidates = find(feed, edges, ledger, wanted, mender, report)
         # One thread calls a mending function: nobody promised that it is thread-safe.
         at_once = 1 if mender else threads(feed.compaction, os.cpu_count() or 1)
         how: RewriteMethod[Candidate] = RewriteMethod(
-            REQUEST, "replay", lambda desk: Replayer(desk, asked, found.shape, mender, edges.writers).replay, at_once
+            REQUEST,
+            "replay",
+            lambda desk: Replayer(desk, wanted, candidates.shape, mender, edges.writers).replay,
+            at_once,
         )
-        run = Rewriting(feed, edges, ledger, owner, report, how, found.number)
-        run.all(found.fitting)
+        run = Rewriting(feed, edges, ledger, owner, report, how, candidates.number)
+        run.all(candidates.fitting)
         met = company(feed.name, ledger, edges.liveness, run.busy.values())
-    return Replayed(found, tuple(run.done), tuple(run.batches), run.busy, met)
+    return Replayed(candidates, tuple(run.done), tuple(run.batches), run.busy, met)
 
 
 def _tidy(ledger: Ledger, lake: Lake) -> None:
     """Remove the notes of abandoned batches about records that they would have landed."""
     batches = ledger.read().batches
     for path in list(lake.list(paths.relanded_folder(ledger.feed))):
-        held = batches.get(paths.relanded_batch(path) or 0)
-        if held is not None and held.status is BatchStatus.ABANDONED:
+        batch = batches.get(paths.relanded_batch(path) or 0)
+        if batch is not None and batch.status is BatchStatus.ABANDONED:
             lake.remove(path)
 
 
@@ -142,7 +145,7 @@ class Replayer:
     """Carries out the replays of one batch."""
 
     desk: RewriteContext
-    asked: Filter
+    wanted: Filter
     shape: Shape
     mender: Mender | None
     writers: WriterSchemas | None
@@ -187,10 +190,10 @@ class _SliceReplay:
         with pq.ParquetWriter(book, RELANDED, compression="zstd", store_schema=False) as notes:
             for rows in in_order([self._before(), self._relanded(notes)]):
                 self._landed.write(rows)
-        made = self._receipt((*self._landed.close(), *self._refused.close()))
-        self._check_same(made)
+        receipt = self._receipt((*self._landed.close(), *self._refused.close()))
+        self._check_same(receipt)
         self._desk.lake.put(self._notes, book.getvalue().to_pybytes())
-        return made
+        return receipt
 
     def abandon(self) -> None:
         """Leave nothing behind."""
@@ -211,30 +214,32 @@ class _SliceReplay:
     def _relanded(self, notes: pq.ParquetWriter) -> Rows:
         """The rows that fit now. On the way, the others are written to the new, smaller quarantine."""
         for rows in self._desk.rows((self._old,), PartKind.QUARANTINED, visible_path):
-            chosen, rest = self._by.asked.split(rows, self._old.slice.tp)
-            found = self._sorter.sort_out(chosen) if chosen.num_rows else Sorted((), None, NO_OFFSETS)
+            chosen, rest = self._by.wanted.split(rows, self._old.slice.tp)
+            result = self._sorter.sort_out(chosen) if chosen.num_rows else Sorted((), None, NO_OFFSETS)
             if rest.num_rows and self._checks:
                 self._sorter.look_at(rest)
-            self._stay(rows, found)
-            self._note(notes, chosen, found)
-            if found.landed:
-                yield in_offset_order(found.landed)
+            self._stay(rows, result)
+            self._note(notes, chosen, result)
+            if result.landed:
+                yield in_offset_order(result.landed)
 
-    def _stay(self, rows: pa.RecordBatch, found: Sorted) -> None:
-        left = without(rows, found.offsets)
-        if found.refused is not None:
-            kept = without(left, offsets_of(found.refused))
-            left = in_offset_order([recast(kept, plain(QUARANTINED)), recast(found.refused, plain(QUARANTINED))])
-        self._refused.write(recast(left, QUARANTINED))
+    def _stay(self, rows: pa.RecordBatch, result: Sorted) -> None:
+        remaining = without(rows, result.offsets)
+        if result.refused is not None:
+            unchanged = without(remaining, offsets_of(result.refused))
+            remaining = in_offset_order(
+                [recast(unchanged, plain(QUARANTINED)), recast(result.refused, plain(QUARANTINED))]
+            )
+        self._refused.write(recast(remaining, QUARANTINED))
 
-    def _note(self, notes: pq.ParquetWriter, rows: pa.RecordBatch, found: Sorted) -> None:
+    def _note(self, notes: pq.ParquetWriter, rows: pa.RecordBatch, result: Sorted) -> None:
         """Note why the records that fit were in quarantine."""
-        if not len(found.offsets):
+        if not len(result.offsets):
             return
-        self._new.append(found.offsets)
-        self._mended.append(found.mended)
-        were = with_offsets(rows, found.offsets)
-        mended = np.isin(offsets_of(were), found.mended)
+        self._new.append(result.offsets)
+        self._mended.append(result.mended)
+        were = with_offsets(rows, result.offsets)
+        mended = np.isin(offsets_of(were), result.mended)
         notes.write_batch(recast(were.append_column(RELANDED.field("mended"), flags(mended)), RELANDED))
 
     def _receipt(self, parts: tuple[Part, ...]) -> Receipt:
@@ -242,7 +247,7 @@ class _SliceReplay:
         old, new, mended = self._old, _ranges(self._new), _ranges(self._mended)
         n = sum(r.span for r in new)
         counts = old.counts + Counts(landed=n, quarantined=-n)
-        made = replace(
+        receipt = replace(
             old,
             counts=counts,
             parts=parts,
@@ -255,37 +260,37 @@ class _SliceReplay:
             mended=union((*old.mended, *mended)),
             adopted=False,
         )
-        check_account(made)
-        return made
+        check_account(receipt)
+        return receipt
 
     def _drift(self, landed: int) -> tuple[Drift, ...]:
         """The drift seen when the records were read. A field stays missing when no re-landed record has it either."""
-        known = [d.field for d in self._old.drift if d.kind is DriftKind.MISSING]
-        more = tuple(self._sorter.missing[f] for f in known if f in self._sorter.missing)
+        missing = [d.field for d in self._old.drift if d.kind is DriftKind.MISSING]
+        more = tuple(self._sorter.missing[f] for f in missing if f in self._sorter.missing)
         return sum_tallies_and_drift([self._old, replace(self._old, tallies=(), drift=more)], landed)[1]
 
-    def _check_same(self, made: Receipt) -> None:
+    def _check_same(self, receipt: Receipt) -> None:
         """Read back: apart from what was re-landed, the rows of both kinds are unchanged."""
         new = np.concatenate(self._new)
-        self._same(made, PartKind.LANDED, plain(self._schema), before=NO_OFFSETS, after=new)
-        self._same(made, PartKind.QUARANTINED, plain(RawFormat.schema), before=new, after=NO_OFFSETS)
+        self._same(receipt, PartKind.LANDED, plain(self._schema), before=NO_OFFSETS, after=new)
+        self._same(receipt, PartKind.QUARANTINED, plain(RawFormat.schema), before=new, after=NO_OFFSETS)
 
-    def _same(self, made: Receipt, kind: PartKind, schema: pa.Schema, before: Any, after: Any) -> None:
+    def _same(self, receipt: Receipt, kind: PartKind, schema: pa.Schema, before: Any, after: Any) -> None:
         old = _seen_as(self._desk.rows((self._old,), kind, visible_path), schema, before)
-        now = _seen_as(self._desk.rows((made,), kind, staged_path), schema, after)
+        now = _seen_as(self._desk.rows((receipt,), kind, staged_path), schema, after)
         if not same_rows(old, now):
             raise ProofFailed(
-                f"{made.slice}: the {kind} rows that a replay leaves alone are not what they were",
+                f"{receipt.slice}: the {kind} rows that a replay leaves alone are not what they were",
                 remedy="nothing was changed; this is a bug in replaying, or a disk that forgets: report it",
             )
 
 
 def _seen_as(rows: Rows, schema: pa.Schema, but: Any) -> Rows:
     """The rows in these columns, without those at the offsets `but`."""
-    for some in rows:
-        keep = np.flatnonzero(~np.isin(offsets_of(some), but))
+    for batch in rows:
+        keep = np.flatnonzero(~np.isin(offsets_of(batch), but))
         if len(keep):
-            yield recast(some.take(fixed_width(pa.int64(), keep)), schema)
+            yield recast(batch.take(fixed_width(pa.int64(), keep)), schema)
 
 
 def in_offset_order(batches: Sequence[pa.RecordBatch]) -> pa.RecordBatch:

@@ -66,10 +66,10 @@ def rewriting(state: State) -> list[Batch]:
 def give_up_dead(ledger: Ledger, liveness: Liveness, kind: RequestKind | None, report: Reporter) -> None:
     """Give up the rewriting batches of dead runs, and report them. Raises PlanBusy while one of this kind is at
     work."""
-    found = rewriting(ledger.read())
-    verdicts = owners.judge_batches(liveness, found)
-    owners.give_up(ledger, found, verdicts, report)
-    for batch in found:
+    batches = rewriting(ledger.read())
+    verdicts = owners.judge_batches(liveness, batches)
+    owners.give_up(ledger, batches, verdicts, report)
+    for batch in batches:
         if batch.request.kind is kind and not verdicts[batch.id].dead:
             raise _one_at_once(ledger.feed, batch, verdicts[batch.id])
 
@@ -84,9 +84,9 @@ def _one_at_once(feed: str, batch: Batch, verdict: Verdict) -> PlanBusy:
 def company(feed: str, ledger: Ledger, liveness: Liveness, busy: Iterable[int]) -> tuple[Met, ...]:
     """Reports of the busy batches: whether their runs are alive, and the ways out."""
     batches = ledger.read().batches
-    found = [b for i in sorted(set(busy)) if (b := batches[i]).status is BatchStatus.PLANNED]
-    verdicts = owners.judge_batches(liveness, found)
-    return tuple(owners.met(feed, b, verdicts[b.id]) for b in found)
+    planned = [b for i in sorted(set(busy)) if (b := batches[i]).status is BatchStatus.PLANNED]
+    verdicts = owners.judge_batches(liveness, planned)
+    return tuple(owners.met(feed, b, verdicts[b.id]) for b in planned)
 
 
 def is_free(
@@ -137,28 +137,28 @@ class Rewriting(Generic[P]):
     def all(self, pieces: Sequence[P]) -> None:
         """Rewrite the pieces, batch by batch. What one batch put in place stays, whatever stops the next."""
         self._total = sum(p.slice.span for p in pieces)
-        for some in _batches(pieces, self._feed.compaction.batch_bytes):
-            if (planned := self._plan_free(some)) is not None:
+        for batch in _batches(pieces, self._feed.compaction.batch_bytes):
+            if (planned := self._plan_free(batch)) is not None:
                 self._carry_out(*planned)
 
     def _plan_free(self, pieces: Sequence[P]) -> tuple[int, Plan, Sequence[P]] | None:
         """Plan the pieces that nobody else works on; None when none is left."""
-        left: list[P] = []
+        free: list[P] = []
 
         def decide(state: State) -> PlanEntry | None:
-            nonlocal left
+            nonlocal free
             kind = self._how.request.kind
             for batch in rewriting(state):
                 if batch.request.kind is kind:
                     raise _one_at_once(self._feed.name, batch, owners.NEW)
-            left = [p for g in sharing(pieces) if are_free(state, g, self._since, self.busy) for p in g]
-            plan = self._plan(state, left)
-            return PlanEntry(plan=plan, hash=plan.hash, owner=self._owner) if left else None
+            free = [p for g in sharing(pieces) if are_free(state, g, self._since, self.busy) for p in g]
+            plan = self._plan(state, free)
+            return PlanEntry(plan=plan, hash=plan.hash, owner=self._owner) if free else None
 
         appended = self._ledger.append(decide)
         if appended is None or not isinstance(appended.entry, PlanEntry):
             return None
-        return appended.number, appended.entry.plan, left
+        return appended.number, appended.entry.plan, free
 
     def _plan(self, state: State, pieces: Sequence[P]) -> Plan:
         tasks = tuple(Task(i, -1, (p.slice,)) for i, p in enumerate(pieces))
@@ -188,9 +188,9 @@ class Rewriting(Generic[P]):
     def _write(self, batch: int, plan: Plan, pieces: Sequence[P]) -> list[Receipt]:
         """The receipts of all pieces. The first failure ends the others."""
         feed, stop, out = self._feed, Event(), []
-        whole = feed.landing.model_copy(update={"target_file_bytes": _ENDLESS})
+        unbounded = feed.landing.model_copy(update={"target_file_bytes": _ENDLESS})
         write = self._how.writer(
-            RewriteContext(self._edges.lake, feed.name, batch, plan.hash, self._owner.token, whole, stop)
+            RewriteContext(self._edges.lake, feed.name, batch, plan.hash, self._owner.token, unbounded, stop)
         )
         with ThreadPoolExecutor(self._how.threads, "sluice-rewrite") as pool:
             try:
@@ -205,12 +205,12 @@ class Rewriting(Generic[P]):
         return out
 
 
-def _batches(pieces: Iterable[P], most: int) -> Iterator[list[P]]:
+def _batches(pieces: Iterable[P], limit: int) -> Iterator[list[P]]:
     """The pieces in order, in groups of at most `most` bytes, or of one shared file."""
     batch: list[P] = []
     for group in sharing(list(pieces)):
         size = sum(p.bytes for p in group)
-        if batch and (len(batch) + len(group) > MAX_PIECES or sum(b.bytes for b in batch) + size > most):
+        if batch and (len(batch) + len(group) > MAX_PIECES or sum(b.bytes for b in batch) + size > limit):
             yield batch
             batch = []
         batch += group

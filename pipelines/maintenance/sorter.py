@@ -44,8 +44,8 @@ class Sorted:
     @property
     def offsets(self) -> Any:
         """The offsets of the rows that fit."""
-        found = [offsets_of(rows) for rows in self.landed]
-        return np.concatenate(found) if found else NO_OFFSETS
+        columns = [offsets_of(rows) for rows in self.landed]
+        return np.concatenate(columns) if columns else NO_OFFSETS
 
 
 class Sorter:
@@ -80,11 +80,11 @@ class Sorter:
                     refused.append(self._renewed(rows, piece.quarantined, changed))
         if self._alone:
             refused += self._left_alone(rows)
-        found = Sorted(tuple(landed), _together(refused), np.concatenate(mended))
-        for kind, n, _ in kinds_of(with_offsets(rows, found.offsets)):
+        result = Sorted(tuple(landed), _together(refused), np.concatenate(mended))
+        for kind, n, _ in kinds_of(with_offsets(rows, result.offsets)):
             self.trial.fit[kind] += n
-        self.trial.mended += len(found.mended)
-        return found
+        self.trial.mended += len(result.mended)
+        return result
 
     def _left_alone(self, rows: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
         """The rows for which the function gave no value: they stay, with the reason why they do not fit today."""
@@ -120,14 +120,14 @@ class Sorter:
         if self._mender is None:
             yield _records(rows), NO_OFFSETS
             return
-        held: list[tuple[int, bytes]] = []
+        records: list[tuple[int, bytes]] = []
         for row, value in self._mended(rows):
-            held.append((row, value))
-            if sum(len(v) for _, v in held[-1024:]) > MENDED_BYTES or len(held) >= 1024:
-                yield _with_values(rows, held)
-                held = []
-        if held:
-            yield _with_values(rows, held)
+            records.append((row, value))
+            if sum(len(v) for _, v in records[-1024:]) > MENDED_BYTES or len(records) >= 1024:
+                yield _with_values(rows, records)
+                records = []
+        if records:
+            yield _with_values(rows, records)
 
     def _mended(self, rows: pa.RecordBatch) -> Iterator[tuple[int, bytes]]:
         self._alone = []
@@ -150,15 +150,17 @@ def _records(rows: pa.RecordBatch) -> pa.RecordBatch:
     return recast(fresh, _DECODED)
 
 
-def _with_values(rows: pa.RecordBatch, held: Sequence[tuple[int, bytes]]) -> tuple[pa.RecordBatch, Any]:
+def _with_values(rows: pa.RecordBatch, fixed_values: Sequence[tuple[int, bytes]]) -> tuple[pa.RecordBatch, Any]:
     """The chosen rows as the decoder would have made them with these values, and the offsets that differ."""
-    some = _records(rows.take(fixed_width(pa.int64(), np.array([at for at, _ in held], np.int64))))
-    values = _binary([value for _, value in held])
-    column = some.schema.get_field_index("value")
-    before = some.column(column)
-    differs = [not v.is_valid or v.as_buffer() != pa.py_buffer(new) for v, (_, new) in zip(before, held, strict=True)]
-    offsets = offsets_of(some)[np.array(differs, np.bool_)]
-    return some.set_column(column, _DECODED.field(column), values), offsets
+    records = _records(rows.take(fixed_width(pa.int64(), np.array([at for at, _ in fixed_values], np.int64))))
+    values = _binary([value for _, value in fixed_values])
+    column = records.schema.get_field_index("value")
+    before = records.column(column)
+    differs = [
+        not v.is_valid or v.as_buffer() != pa.py_buffer(new) for v, (_, new) in zip(before, fixed_values, strict=True)
+    ]
+    offsets = offsets_of(records)[np.array(differs, np.bool_)]
+    return records.set_column(column, _DECODED.field(column), values), offsets
 
 
 def _binary(values: Sequence[bytes]) -> pa.Array:

@@ -37,8 +37,8 @@ class Trial:
 
 
 def count_first(into: dict[Any, tuple[int, str]], key: Any, records: int, first: str) -> None:
-    held = into.get(key, (0, first))
-    into[key] = (held[0] + records, held[1])
+    entry = into.get(key, (0, first))
+    into[key] = (entry[0] + records, entry[1])
 
 
 def total(trials: Iterable[Trial]) -> Trial:

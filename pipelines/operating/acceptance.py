@@ -123,10 +123,10 @@ def accept_lost(feed: Feed, edges: Edges, reason: str, only: Only = ()) -> Accep
     abandoned = _abandon_dead(edges, ledger, _lost(feed, ledger.read(), partitions))
 
     def decide(state: State) -> LossEntry | None:
-        gone = _lost(feed, state, partitions)
-        if in_the_way := _reserving(state, gone):
+        lost_ranges = _lost(feed, state, partitions)
+        if in_the_way := _reserving(state, lost_ranges):
             raise owners.busy(feed.name, *in_the_way[0], owners.NEW)
-        return LossEntry(ranges=gone, reason=reason) if gone else None
+        return LossEntry(ranges=lost_ranges, reason=reason) if lost_ranges else None
 
     appended = ledger.append(decide)
     if appended is None or not isinstance(appended.entry, LossEntry):
@@ -151,10 +151,10 @@ def _reserving(state: State, ranges: Iterable[KeyRange]) -> list[tuple[Batch, Sl
 
 def _abandon_dead(edges: Edges, ledger: Ledger, ranges: Iterable[KeyRange]) -> tuple[int, ...]:
     """Abandon the batches that reserve some of the ranges. Raises PlanBusy when one is at work."""
-    found = {b.id: (b, s) for b, s in _reserving(ledger.read(), ranges)}
-    batches = [b for b, _ in found.values()]
+    reserving = {b.id: (b, s) for b, s in _reserving(ledger.read(), ranges)}
+    batches = [b for b, _ in reserving.values()]
     verdicts = owners.judge_batches(edges.liveness, batches)
-    for batch, s in found.values():
+    for batch, s in reserving.values():
         if not verdicts[batch.id].dead:
             raise owners.busy(ledger.feed, batch, s, verdicts[batch.id])
     return owners.give_up(ledger, batches, verdicts, lambda p: None, "some of it was accepted as lost")
@@ -168,9 +168,9 @@ def accept_log(feed: Feed, edges: Edges, event: AcceptEvent, reason: str, only: 
     cluster. Live batches that touch the old life end. Raises NothingToAccept.
     """
     ledger = Ledger(edges.lake, feed.name, edges.clock, "", edges.cluster.cluster_id())
-    known = ledger.read()
-    found = _unlike(feed, edges, known, event)
-    chosen = {tp: each for tp, each in found.items() if not only or tp in only}
+    ledger_state = ledger.read()
+    changes = _unlike(feed, edges, ledger_state, event)
+    chosen = {tp: change for tp, change in changes.items() if not only or tp in only}
     committed = edges.group.committed(list(chosen))
     ended: tuple[int, ...] = ()
 
@@ -179,12 +179,13 @@ def accept_log(feed: Feed, edges: Edges, event: AcceptEvent, reason: str, only: 
         items = tuple(
             _entering(state, event, p, error, committed.get(tp))
             for tp, (p, error) in sorted(chosen.items())
-            if tp in state.current and state.current[tp] == known.current.get(tp)  # else somebody accepted it before us
+            if tp in state.current
+            and state.current[tp] == ledger_state.current.get(tp)  # else somebody accepted it before us
         )
-        left = {i.leaves for i in items}
-        ended = tuple(sorted({b.id for b, s in state.live_slices() if s.key in left}))
+        left_keys = {i.leaves for i in items}
+        ended = tuple(sorted({b.id for b, s in state.live_slices() if s.key in left_keys}))
         # Nobody will ever read what is owed in an earlier life.
-        passed = tuple(KeyRange(key=k, range=r) for k in sorted(left) for r in state.holes(k))
+        passed = tuple(KeyRange(key=k, range=r) for k in sorted(left_keys) for r in state.holes(k))
         return AcceptEntry(event=event, items=items, passed=passed, reason=reason) if items else None
 
     appended = ledger.append(decide) if chosen or event is AcceptEvent.CLUSTER else None
@@ -243,11 +244,11 @@ def _entering(
 
 def _unused_life(state: State, key: Key) -> Key:
     """The first life with this topic id that the ledger does not know yet."""
-    number, found = 0, key
-    while found in state.origins:
+    number, unused = 0, key
+    while unused in state.origins:
         number += 1
-        found = key._replace(incarnation=f"{key.topic_id}#{number}")
-    return found
+        unused = key._replace(incarnation=f"{key.topic_id}#{number}")
+    return unused
 
 
 # -- moved offsets
@@ -287,12 +288,12 @@ def _check_ahead(feed: str, edges: Edges, offsets: Sequence[KeyOffset], frontier
     back = [at for at in offsets if at.offset < frontiers[at.key]]
     if not back:
         return
-    said = "; ".join(
+    positions = "; ".join(
         f"{at.key}: the group's offset {at.offset} is below the frontier {frontiers[at.key]}" for at in back
     )
     ends = log_ends(edges.cluster, [at.key for at in offsets])
     raise UsageError(
-        f"{said}: nothing is passed over by it",
+        f"{positions}: nothing is passed over by it",
         remedy=ways_out(feed, {at.key: (frontiers[at.key], at.offset) for at in offsets}, ends),
     )
 
@@ -300,29 +301,29 @@ def _check_ahead(feed: str, edges: Edges, offsets: Sequence[KeyOffset], frontier
 # -- a batch that cannot be read
 
 
-def accept_corrupt(feed: Feed, edges: Edges, fetcher: Fetcher, asked: AskedRange, reason: str) -> Accepted:
+def accept_corrupt(feed: Feed, edges: Edges, fetcher: Fetcher, wanted: AskedRange, reason: str) -> Accepted:
     """Record the first unreadable batch in the range as lost: exactly those of its offsets that are owed.
 
     The range is read again for this. Raises NothingToAccept when all of it can be read, PlanBusy, and any error that
     keeps it from being read at all.
     """
     ledger = open_ledger(feed, edges)
-    found = survey(feed, edges, ledger)
-    request = Request(RequestKind.OFFSETS, (asked,))
-    owed, _ = planning.owed_ranges(request, found.state, found.partitions, feed.window)
+    surveyed = survey(feed, edges, ledger)
+    request = Request(RequestKind.OFFSETS, (wanted,))
+    owed, _ = planning.owed_ranges(request, surveyed.state, surveyed.partitions, feed.window)
     due = [(o.key, o.partition, r) for o in owed for r in o.ranges]
     damaged = next((d for key, p, r in due if (d := _damaged_range(feed, fetcher, key, p, r))), None)
     if damaged is None:
         raise NothingToAccept(
-            f"every batch that is owed in {asked.topic}:{asked.partition}:{asked.start}-{asked.end} can be read",
+            f"every batch that is owed in {wanted.topic}:{wanted.partition}:{wanted.start}-{wanted.end} can be read",
             remedy=f"land it: sluice run {feed.name}",
         )
     abandoned = _abandon_dead(edges, ledger, [damaged])
 
     def decide(state: State) -> LossEntry | None:
         current = state.current.get(damaged.key.tp) == damaged.key
-        gone = subtract(damaged.range, state.accounted(damaged.key)) if current else ()
-        ranges = tuple(KeyRange(key=damaged.key, range=r) for r in gone)
+        unaccounted = subtract(damaged.range, state.accounted(damaged.key)) if current else ()
+        ranges = tuple(KeyRange(key=damaged.key, range=r) for r in unaccounted)
         return LossEntry(ranges=ranges, reason=reason) if ranges else None
 
     appended = ledger.append(decide)
@@ -345,8 +346,8 @@ def _damaged_range(feed: Feed, fetcher: Fetcher, key: Key, p: PartitionState, r:
             pass
     except (CorruptBatch, UnsupportedBatch) as error:
         start = r.start if error.start is None else error.start
-        held = intersect([Range(start, error.end or r.end)], r)
-        return KeyRange(key=key, range=held[0]) if held else None
+        damaged = intersect([Range(start, error.end or r.end)], r)
+        return KeyRange(key=key, range=damaged[0]) if damaged else None
     return None
 
 
@@ -373,42 +374,44 @@ def accept_ledger(feed: Feed, edges: Edges, reason: str) -> Accepted:
     """
     ledger = Ledger(edges.lake, feed.name, edges.clock, "", edges.cluster.cluster_id(), whole=False)
     origins.check_cluster(ledger.read(), edges.cluster.cluster_id(), feed.name)
-    left = _ledger_remains(feed, edges, ledger.read())
-    if not left.traces:
+    remains = _ledger_remains(feed, edges, ledger.read())
+    if not remains.traces:
         raise NothingToAccept(
             f"nothing tells of entries that the ledger of feed {feed.name} lost",
             remedy=f"hold all of it against Kafka: sluice audit {feed.name} --strict --rescan",
         )
-    _check_idle(feed, edges, left.state)
-    after = max(left.state.number, *(t.number for t in left.traces)) + 1
+    _check_idle(feed, edges, remains.state)
+    after = max(remains.state.number, *(t.number for t in remains.traces)) + 1
     # From here on the loss is known, even if this process dies.
-    edges.lake.put(paths.tip_path(feed.name), Tip(left.ledger_id, after - 1).dump())
-    aside = lost.strays(feed, edges.lake, left.state)
-    begun, gone = _begun_at(edges, left, aside), _not_in_kafka(edges.lake, left, aside)
+    edges.lake.put(paths.tip_path(feed.name), Tip(remains.ledger_id, after - 1).dump())
+    aside = lost.strays(feed, edges.lake, remains.state)
+    begun, missing = _begun_at(edges, remains, aside), _not_in_kafka(edges.lake, remains, aside)
     lost.set_aside(edges.lake, feed.name, after, aside)
-    appended = ledger.append(lambda state: _gap(left, after, reason) if state.number == left.state.number else None)
+    appended = ledger.append(
+        lambda state: _gap(remains, after, reason) if state.number == remains.state.number else None
+    )
     if appended is None:
         raise NothingToAccept("somebody accepted it meanwhile", remedy=f"see: sluice status {feed.name}")
-    _originate(feed, edges, ledger, left, begun)
-    ended = tuple(b.id for b in left.state.live())
-    return Accepted(AcceptEvent.LEDGER, appended.number, abandoned=ended, next=after, aside=tuple(aside), gone=gone)
+    _originate(feed, edges, ledger, remains, begun)
+    ended = tuple(b.id for b in remains.state.live())
+    return Accepted(AcceptEvent.LEDGER, appended.number, abandoned=ended, next=after, aside=tuple(aside), gone=missing)
 
 
 def _ledger_remains(feed: Feed, edges: Edges, state: State) -> _LedgerRemains:
     partitions = edges.cluster.partitions(match(feed.topics, edges.cluster.topics()), feed.isolation)
     committed = edges.group.committed([p.tp for p in partitions])
-    found = lost.traces(feed, edges.lake, state)
+    evidence = lost.traces(feed, edges.lake, state)
     tip = lost.read_tip(edges.lake, feed.name)
     marks = [m.ledger for c in committed.values() if c and (m := Mark.parse(c.metadata))]
-    ledger_id = state.ledger_id or (tip.ledger if tip else "") or (marks[0] if marks and found else "")
-    return _LedgerRemains(state, ledger_id, partitions, committed, (*found, *traces(state, committed, ledger_id)))
+    ledger_id = state.ledger_id or (tip.ledger if tip else "") or (marks[0] if marks and evidence else "")
+    return _LedgerRemains(state, ledger_id, partitions, committed, (*evidence, *traces(state, committed, ledger_id)))
 
 
 def _check_idle(feed: Feed, edges: Edges, state: State) -> None:
     """Raises PlanBusy while a run may be at work that still knows the lost entries."""
-    known = (*edges.liveness.owners(), *(b.owner for b in state.live()))
-    verdicts = edges.liveness.judge(dict.fromkeys(known))
-    for owner in known:
+    all_owners = (*edges.liveness.owners(), *(b.owner for b in state.live()))
+    verdicts = edges.liveness.judge(dict.fromkeys(all_owners))
+    for owner in all_owners:
         if not verdicts[owner.token].dead:
             who = owner.describe() if owner.run else f"owner {owner.token[:8]}"
             raise PlanBusy(
@@ -417,35 +420,37 @@ def _check_idle(feed: Feed, edges: Edges, state: State) -> None:
             )
 
 
-def _gap(left: _LedgerRemains, after: int, reason: str) -> GapEntry:
+def _gap(remains: _LedgerRemains, after: int, reason: str) -> GapEntry:
     """The gap entry. It names the committed offsets that lost entries had put there."""
-    marked = {t for t, c in left.committed.items() if c and traces(left.state, {t: c}, left.ledger_id)}
-    held = [(origins.key_of(left.state, p), c.offset) for p in left.partitions if (c := left.committed.get(p.tp))]
+    marked = {t for t, c in remains.committed.items() if c and traces(remains.state, {t: c}, remains.ledger_id)}
+    committed = [
+        (origins.key_of(remains.state, p), c.offset) for p in remains.partitions if (c := remains.committed.get(p.tp))
+    ]
     return GapEntry(
         next=after,
-        evidence=tuple(t.said for t in left.traces[:20]),
-        ledger="" if left.state.ledger_id else left.ledger_id,
-        committed=tuple(KeyOffset(key=k, offset=o) for k, o in held if k.tp in marked),
+        evidence=tuple(t.said for t in remains.traces[:20]),
+        ledger="" if remains.state.ledger_id else remains.ledger_id,
+        committed=tuple(KeyOffset(key=k, offset=o) for k, o in committed if k.tp in marked),
         reason=reason,
     )
 
 
-def _begun_at(edges: Edges, left: _LedgerRemains, aside: Iterable[str]) -> tuple[OriginItem, ...]:
+def _begun_at(edges: Edges, remains: _LedgerRemains, aside: Iterable[str]) -> tuple[OriginItem, ...]:
     """New origins for partitions whose origin is lost: the first offset of this log that had landed."""
     names = sorted((start, path, tp) for path in aside for tp, (start, _) in _ranges_in(edges.lake, path))
-    found: dict[TopicPartition, OriginItem] = {}
-    for p in origins.missing_origins(left.state, left.partitions):
+    items: dict[TopicPartition, OriginItem] = {}
+    for p in origins.missing_origins(remains.state, remains.partitions):
         mine = (encode_topic(p.topic), p.partition)
         first = (start for start, path, tp in names if tp == mine and _life(edges, path) == p.topic_id)
         if (start := next(first, None)) is not None:
-            held = left.committed.get(p.tp)
-            found[p.tp] = OriginItem(
-                key=origins.key_of(left.state, p),
+            committed = remains.committed.get(p.tp)
+            items[p.tp] = OriginItem(
+                key=origins.key_of(remains.state, p),
                 offset=start,
-                committed=held.offset if held else None,
+                committed=committed.offset if committed else None,
                 why="the ledger lost its origin: the first offset that had landed",
             )
-    return tuple(found.values())
+    return tuple(items.values())
 
 
 def _ranges_in(lake: Lake, path: str) -> list[tuple[tuple[str, int], Range]]:
@@ -483,20 +488,22 @@ def _life(edges: Edges, path: str) -> str:
     return str(about.get(b"sluice.topic_id", b""), errors="replace")
 
 
-def _originate(feed: Feed, edges: Edges, ledger: Ledger, left: _LedgerRemains, begun: tuple[OriginItem, ...]) -> None:
+def _originate(
+    feed: Feed, edges: Edges, ledger: Ledger, remains: _LedgerRemains, begun: tuple[OriginItem, ...]
+) -> None:
     if begun:
-        keyed = {origins.key_of(left.state, p): p for p in left.partitions}
+        keyed = {origins.key_of(remains.state, p): p for p in remains.partitions}
         items = with_first_windows(feed, edges, ledger.read(), keyed, begun)
         ledger.append(lambda _: OriginEntry(items=items))
 
 
-def _not_in_kafka(lake: Lake, left: _LedgerRemains, aside: Iterable[str]) -> tuple[KeyRange, ...]:
+def _not_in_kafka(lake: Lake, remains: _LedgerRemains, aside: Iterable[str]) -> tuple[KeyRange, ...]:
     """What the parts cover and the logs no longer hold: the next run cannot land it again."""
-    named, out = [each for path in aside for each in _ranges_in(lake, path)], list[KeyRange]()
-    for p in left.partitions:
-        mine = (r for tp, r in named if tp == (encode_topic(p.topic), p.partition))
+    ranges, out = [range_ for path in aside for range_ in _ranges_in(lake, path)], list[KeyRange]()
+    for p in remains.partitions:
+        mine = (r for tp, r in ranges if tp == (encode_topic(p.topic), p.partition))
         below = union(Range(r.start, min(r.end, p.log_start)) for r in mine if r.start < p.log_start)
-        out += [KeyRange(key=origins.key_of(left.state, p), range=r) for r in below]
+        out += [KeyRange(key=origins.key_of(remains.state, p), range=r) for r in below]
     return tuple(out)
 
 

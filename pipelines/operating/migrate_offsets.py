@@ -81,8 +81,8 @@ class Stores:
     def held(self, store: OffsetStore, partitions: Sequence[TopicPartition]) -> Committed:
         if store is OffsetStore.ZOOKEEPER:
             return self.zookeeper.committed(partitions)
-        found = self.kafka.committed(self.group)
-        return {tp: found.get(tp) for tp in partitions}
+        offsets = self.kafka.committed(self.group)
+        return {tp: offsets.get(tp) for tp in partitions}
 
 
 def plan(stores: Stores, source: OffsetStore, logs: Sequence[PartitionState]) -> Migration:
@@ -90,7 +90,7 @@ def plan(stores: Stores, source: OffsetStore, logs: Sequence[PartitionState]) ->
     target = next(s for s in OffsetStore if s is not source)
     tps = [p.tp for p in logs]
     have, to = stores.held(source, tps), stores.held(target, tps)
-    topics = {tp.topic for tp, held in have.items() if held is not None}
+    topics = {tp.topic for tp, committed in have.items() if committed is not None}
     rows = (_row(p, have.get(p.tp), to.get(p.tp), half=p.tp.topic in topics) for p in logs)
     return Migration(source, target, tuple(rows))
 
@@ -108,27 +108,27 @@ def _row(log: PartitionState, source: CommittedOffset | None, target: CommittedO
     return row(Step.DONE if target is not None and target.offset == source.offset else Step.MOVE)
 
 
-def refusal(feed: str, group: str, found: Migration) -> SluiceError | None:
+def refusal(feed: str, group: str, migration: Migration) -> SluiceError | None:
     """The error that this migration would raise now, if any."""
-    said: list[str] = []
-    if beyond := found.of(Step.BEYOND):
+    reasons: list[str] = []
+    if beyond := migration.of(Step.BEYOND):
         where = _named(beyond, lambda r: f"{_at(r.source)}, the log ends at {r.log_end}")
-        said.append(f"beyond the end of the log: {where}")
-    if missing := found.of(Step.MISSING):
-        said.append(f"without an offset in {found.source}, where their topic has others: {_named(missing)}")
-    if back := found.of(Step.BACK):
-        said.append(
-            f"further on in {found.target} than in {found.source}: "
+        reasons.append(f"beyond the end of the log: {where}")
+    if missing := migration.of(Step.MISSING):
+        reasons.append(f"without an offset in {migration.source}, where their topic has others: {_named(missing)}")
+    if back := migration.of(Step.BACK):
+        reasons.append(
+            f"further on in {migration.target} than in {migration.source}: "
             + _named(back, lambda r: f"{_at(r.target)}, not {_at(r.source)}")
         )
-    if not said:
+    if not reasons:
         return None
-    sound = found.of(Step.MOVE, Step.DONE)
-    first = found.of(*REFUSED)[0]
+    sound = migration.of(Step.MOVE, Step.DONE)
+    first = migration.of(*REFUSED)[0]
     only = " ".join(f"--only {r.tp}" for r in sound[:_SHOWN]) + (" …" if len(sound) > _SHOWN else "")
     others = f"; or move the others alone: {only}" if sound else ""
     return Refused(
-        f"group {group} is not migrated; {'; '.join(said)}",
+        f"group {group} is not migrated; {'; '.join(reasons)}",
         remedy=f"put right what the store holds: sluice offsets reset {feed} --to-offset N --only {first.tp}{others}",
         topic=first.tp.topic,
         partition=first.tp.partition,
@@ -148,9 +148,9 @@ def in_use(stores: Stores, mine: Iterable[str] = ()) -> str:
     """Who is in the group, in either store, in a few words; empty when nobody is."""
     others = [m for m in stores.zookeeper.members() if m.member_id not in set(mine)]
     view = stores.kafka.view(stores.group)
-    said = [f"in ZooKeeper {', '.join(m.member_id for m in others[:3])}"] if others else []
-    said += [] if view.free else [f"in Kafka {view.who()}, it is {view.state}"]
-    return "; ".join(said)
+    users = [f"in ZooKeeper {', '.join(m.member_id for m in others[:3])}"] if others else []
+    users += [] if view.free else [f"in Kafka {view.who()}, it is {view.state}"]
+    return "; ".join(users)
 
 
 def held_error(group: str, by: str) -> GroupHeld:
@@ -173,39 +173,39 @@ def migrate(feed: str, stores: Stores, source: OffsetStore, logs: Sequence[Parti
     topics = sorted({tp.topic for tp in tps})
     with stores.zookeeper.join(topics, None) as owner:
         owner.committed(tps)  # what a write to ZooKeeper rests on
-        found = plan(stores, source, logs)
-        if refused := refusal(feed, stores.group, found):
+        migration = plan(stores, source, logs)
+        if refused := refusal(feed, stores.group, migration):
             raise refused
-        if not found.of(Step.MOVE, Step.DONE):
+        if not migration.of(Step.MOVE, Step.DONE):
             raise UsageError(
                 f"group {stores.group} has no offsets in {source} of what {feed} reads", remedy="see sluice groups list"
             )
-        moves = {r.tp: r.source for r in found.of(Step.MOVE) if r.source is not None}
+        moves = {r.tp: r.source for r in migration.of(Step.MOVE) if r.source is not None}
         if moves:
             with contextlib.suppress(Unknown):  # reading back decides
-                if found.target is OffsetStore.ZOOKEEPER:
+                if migration.target is OffsetStore.ZOOKEEPER:
                     owner.commit_plain(moves)
                 else:
                     stores.zookeeper.own(lambda: tps, lambda: None)  # still ours
                     stores.kafka.put(stores.group, moves)
-            _read_back(stores, found.target, moves)
-    return found
+            _read_back(stores, migration.target, moves)
+    return migration
 
 
 def _read_back(stores: Stores, target: OffsetStore, moves: Mapping[TopicPartition, CommittedOffset]) -> None:
-    seen = stores.held(target, list(moves))
+    stored = stores.held(target, list(moves))
     for tp, meant in moves.items():
-        if _at(seen.get(tp)) != meant.offset:
+        if _at(stored.get(tp)) != meant.offset:
             raise CommitFenced(
-                f"{tp}: meant to put {meant.offset} into {target}, which holds {_at(seen.get(tp))}",
+                f"{tp}: meant to put {meant.offset} into {target}, which holds {_at(stored.get(tp))}",
                 remedy="repeat the command: what is there already is left as it is. See who commits for this group",
                 topic=tp.topic,
                 partition=tp.partition,
             )
 
 
-def told(found: Migration) -> str:
+def told(migration: Migration) -> str:
     """The outcome of a migration in a few words."""
-    moved, there = len(found.of(Step.MOVE)), len(found.of(Step.DONE))
+    moved, there = len(migration.of(Step.MOVE)), len(migration.of(Step.DONE))
     also = f", {there} there already" if there else ""
-    return f"{many(moved, 'offset')} moved from {found.source} to {found.target}{also}"
+    return f"{many(moved, 'offset')} moved from {migration.source} to {migration.target}{also}"

@@ -132,19 +132,19 @@ def _says(target: OffsetTarget, spot: Spot) -> bool:
 TimeHits = Mapping[TopicPartition, OffsetAtTime | None]
 
 
-def resolve(target: OffsetTarget, spots: Sequence[Spot], found: TimeHits, now: int) -> tuple[Move, ...]:
+def resolve(target: OffsetTarget, spots: Sequence[Spot], hits: TimeHits, now: int) -> tuple[Move, ...]:
     """The move of each spot, clamped into the log, with a note. `found` has the look-ups for a TIME."""
-    return tuple(_clamp_move(spot, *_wanted_offset(target, spot, found, now)) for spot in spots)
+    return tuple(_clamp_move(spot, *_wanted_offset(target, spot, hits, now)) for spot in spots)
 
 
-def _wanted_offset(target: OffsetTarget, spot: Spot, found: TimeHits, now: int) -> tuple[int, str]:
+def _wanted_offset(target: OffsetTarget, spot: Spot, hits: TimeHits, now: int) -> tuple[int, str]:
     match target.aim:
         case Aim.EARLIEST:
             return spot.kafka.log_start, ""
         case Aim.LATEST:
             return spot.kafka.stable_end, ""
         case Aim.TIME:
-            return _at_time(spot, found.get(spot.tp), now)
+            return _at_time(spot, hits.get(spot.tp), now)
         case Aim.SHIFT:
             return (spot.before or 0) + target.number, ""
         case Aim.FRONTIER:
@@ -207,10 +207,10 @@ def stands(state: State, spot: Spot) -> Stands:
         return Stands.UNPLANNED
     if spot.committed is None:
         return Stands.GONE if spot.key in state.commits else Stands.NEVER
-    found = verdict(state, spot.key, spot.frontier, spot.committed)
-    if found is CommitVerdict.GO and state.moved.get(spot.key) == spot.before:
+    relation = verdict(state, spot.key, spot.frontier, spot.committed)
+    if relation is CommitVerdict.GO and state.moved.get(spot.key) == spot.before:
         return Stands.BY_HAND
-    return _STANDS[found]
+    return _STANDS[relation]
 
 
 def expected_offset(state: State, key: Key) -> int | None:
@@ -243,11 +243,11 @@ def _beyond(feed: str, moves: Iterable[Move], target: OffsetTarget) -> Refused |
     passing = [m for m in moves if m.passes]
     if not passing:
         return None
-    shown = ", ".join(f"{m.tp} [{m.spot.frontier}, {m.after})" for m in passing[:5])
+    ranges = ", ".join(f"{m.tp} [{m.spot.frontier}, {m.after})" for m in passing[:5])
     more = f" and {len(passing) - 5} more" if len(passing) > 5 else ""
     first = passing[0]
     return Refused(
-        f"beyond what feed {feed} has accounted for; the group would pass over {shown}{more}",
+        f"beyond what feed {feed} has accounted for; the group would pass over {ranges}{more}",
         remedy=f"land them first: sluice run {feed}; or have the feed skip them, which its ledger records: "
         f"sluice run {feed} --skip-to {_skip(target)} --reason …",
         topic=first.tp.topic,
@@ -258,8 +258,8 @@ def _beyond(feed: str, moves: Iterable[Move], target: OffsetTarget) -> Refused |
 
 
 def _skip(target: OffsetTarget) -> str:
-    named = {Aim.TIME: show_instant(target.number), Aim.LATEST: "latest"}
-    return named.get(target.aim, "TIME")
+    targets = {Aim.TIME: show_instant(target.number), Aim.LATEST: "latest"}
+    return targets.get(target.aim, "TIME")
 
 
 @dataclass(frozen=True, slots=True)
@@ -291,10 +291,10 @@ def move(
     offsets = {m.tp: CommittedOffset(m.after, metadata=metadata) for m in moves}
     with contextlib.suppress(Unknown):  # reading back decides
         groups.put(group, offsets)
-    held = _read_back(groups, group, offsets)
+    stored = _read_back(groups, group, offsets)
     if ledger and entry is not None:
         entry = _note_move_again(ledger, moves, reason) or entry
-    return Done(entry, held)
+    return Done(entry, stored)
 
 
 def _note_move(
@@ -319,8 +319,8 @@ def _with_frontier_now(state: State, move: Move) -> Move:
 
 
 def _entry(state: State, moves: Iterable[Move], reason: str) -> MovedEntry | None:
-    known = tuple(KeyOffset(key=m.spot.key, offset=m.after) for m in moves if m.spot.key in state.origins)
-    return MovedEntry(offsets=known, reason=reason) if known else None
+    offsets = tuple(KeyOffset(key=m.spot.key, offset=m.after) for m in moves if m.spot.key in state.origins)
+    return MovedEntry(offsets=offsets, reason=reason) if offsets else None
 
 
 def _note_move_again(ledger: Ledger, moves: Sequence[Move], reason: str) -> int | None:
@@ -336,14 +336,14 @@ def _note_move_again(ledger: Ledger, moves: Sequence[Move], reason: str) -> int 
 def _read_back(
     groups: Groups, group: str, offsets: Mapping[TopicPartition, CommittedOffset]
 ) -> dict[TopicPartition, CommittedOffset]:
-    seen = groups.committed(group)
+    committed = groups.committed(group)
     for tp, meant in offsets.items():
-        held = seen.get(tp)
-        if held is None or (held.offset, held.metadata) != (meant.offset, meant.metadata):
+        stored = committed.get(tp)
+        if stored is None or (stored.offset, stored.metadata) != (meant.offset, meant.metadata):
             raise CommitFenced(
-                f"{tp}: meant to put {meant.offset}, the group holds {held.offset if held else 'nothing'}",
+                f"{tp}: meant to put {meant.offset}, the group holds {stored.offset if stored else 'nothing'}",
                 remedy="somebody else commits for this group at the same time: see who, and repeat",
                 topic=tp.topic,
                 partition=tp.partition,
             )
-    return {tp: seen[tp] for tp in offsets}
+    return {tp: committed[tp] for tp in offsets}

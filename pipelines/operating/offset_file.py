@@ -22,14 +22,14 @@ def dump(offsets: Mapping[TopicPartition, int]) -> Iterator[str]:
     return (f"{tp.topic},{tp.partition},{offset}" for tp, offset in sorted(offsets.items()))
 
 
-def parse(data: bytes, name: str, group: str, known: Collection[TopicPartition]) -> dict[TopicPartition, int]:
+def parse(data: bytes, name: str, group: str, partitions: Collection[TopicPartition]) -> dict[TopicPartition, int]:
     """The offsets in a file, of `known` partitions. Raises UsageError, which names file and line."""
     out: dict[TopicPartition, int] = {}
     for line, row in _rows(data, name):
         tp, offset = _line(row, name, line, group)
         if tp in out:
             raise _bad(name, line, f"names {tp} a second time")
-        if tp not in known:
+        if tp not in partitions:
             raise _bad(name, line, f"names {tp}, which is not there, or is not read here")
         out[tp] = offset
     if not out:

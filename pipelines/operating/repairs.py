@@ -78,25 +78,25 @@ class RepairTarget:
     windows: WindowSettings
 
 
-def repair(place: RepairTarget, giving_up: Sequence[int] = ()) -> Iterator[RepairFinding]:
+def repair(target: RepairTarget, giving_up: Sequence[int] = ()) -> Iterator[RepairFinding]:
     """Mend the lake, in this order: plans to give up, `data/`, manifests, leftovers. Then report what is missing.
 
     Raises EntriesLost when the ledger lost entries, and PlanBusy or UsageError for batches that cannot be given up.
     Then nothing has changed.
     """
-    lost.check_all(place.ledger, place.lake)
-    known = (*place.liveness.owners(), *(b.owner for b in place.ledger.read().live()))
-    verdicts = place.liveness.judge(dict.fromkeys(known))
-    _check_dead(place, giving_up, verdicts)
-    yield from _given_up(place, giving_up)
-    yield from _rolled_forward(place)
-    yield from _replaced_files(place)
-    yield from _live(place, verdicts)
-    yield from _manifests(place)
-    yield from _orphans(place)
-    yield from _unfinished_writes(place)
-    yield from _beats(place, {o.token: o for o in known}, verdicts)
-    yield from _strangers(place)
+    lost.check_all(target.ledger, target.lake)
+    all_owners = (*target.liveness.owners(), *(b.owner for b in target.ledger.read().live()))
+    verdicts = target.liveness.judge(dict.fromkeys(all_owners))
+    _check_dead(target, giving_up, verdicts)
+    yield from _given_up(target, giving_up)
+    yield from _rolled_forward(target)
+    yield from _replaced_files(target)
+    yield from _live(target, verdicts)
+    yield from _manifests(target)
+    yield from _orphans(target)
+    yield from _unfinished_writes(target)
+    yield from _beats(target, {o.token: o for o in all_owners}, verdicts)
+    yield from _strangers(target)
 
 
 Verdicts = Mapping[str, Verdict]
@@ -110,26 +110,28 @@ WAYS = 5
 """The most commands that one finding names."""
 
 
-def _check_dead(place: RepairTarget, giving_up: Sequence[int], verdicts: Verdicts) -> None:
-    state = place.ledger.read()
-    for batch in [_known_batch(place, state, number) for number in giving_up]:
-        seen = verdicts.get(batch.owner.token, owners.NEW)
-        if batch.status is BatchStatus.PLANNED and not seen.dead:
-            raise PlanBusy(str(owners.met(place.feed, batch, seen)), remedy=owners.way_out(place.feed, batch, seen))
+def _check_dead(target: RepairTarget, giving_up: Sequence[int], verdicts: Verdicts) -> None:
+    state = target.ledger.read()
+    for batch in [_known_batch(target, state, number) for number in giving_up]:
+        verdict = verdicts.get(batch.owner.token, owners.NEW)
+        if batch.status is BatchStatus.PLANNED and not verdict.dead:
+            raise PlanBusy(
+                str(owners.met(target.feed, batch, verdict)), remedy=owners.way_out(target.feed, batch, verdict)
+            )
 
 
-def _known_batch(place: RepairTarget, state: State, batch: int) -> Batch:
+def _known_batch(target: RepairTarget, state: State, batch: int) -> Batch:
     if batch not in state.batches:
         live = ", ".join(str(b.id) for b in state.live())
-        raise UsageError(f"feed {place.feed} has no batch {batch}", remedy=f"its live batches: {live or 'none'}")
+        raise UsageError(f"feed {target.feed} has no batch {batch}", remedy=f"its live batches: {live or 'none'}")
     return state.batches[batch]
 
 
-def _given_up(place: RepairTarget, giving_up: Sequence[int]) -> Iterator[RepairFinding]:
+def _given_up(target: RepairTarget, giving_up: Sequence[int]) -> Iterator[RepairFinding]:
     for number in giving_up:
-        batch = place.ledger.read().batches[number]
-        finished, _ = owners.finished_slices(place.lake, place.feed, batch)
-        if abandon(place.ledger, number, "given up by `sluice repair`: its run is dead", batch.owner) is None:
+        batch = target.ledger.read().batches[number]
+        finished, _ = owners.finished_slices(target.lake, target.feed, batch)
+        if abandon(target.ledger, number, "given up by `sluice repair`: its run is dead", batch.owner) is None:
             yield RepairFinding(RepairKind.ABANDONED, f"batch {number} is {batch.status} already", items=(str(number),))
             continue
         lost = f"; {many(finished, 'finished slice')} will be read again" if finished else ""
@@ -138,15 +140,15 @@ def _given_up(place: RepairTarget, giving_up: Sequence[int]) -> Iterator[RepairF
         )
 
 
-def _live(place: RepairTarget, verdicts: Verdicts) -> Iterator[RepairFinding]:
-    for batch in place.ledger.read().live():
-        met = owners.met(place.feed, batch, verdicts.get(batch.owner.token, owners.NEW))
-        yield _waiting(place, batch, met) if met.verdict.dead else _found(RepairKind.AT_WORK, met, met.text)
+def _live(target: RepairTarget, verdicts: Verdicts) -> Iterator[RepairFinding]:
+    for batch in target.ledger.read().live():
+        met = owners.met(target.feed, batch, verdicts.get(batch.owner.token, owners.NEW))
+        yield _waiting(target, batch, met) if met.verdict.dead else _found(RepairKind.AT_WORK, met, met.text)
 
 
-def _waiting(place: RepairTarget, batch: Batch, met: Met) -> RepairFinding:
-    kept, ways = owners.outlook(place.lake, place.feed, batch)
-    return _found(RepairKind.WAITING, met, f"{met.text}; {kept}", ways)
+def _waiting(target: RepairTarget, batch: Batch, met: Met) -> RepairFinding:
+    files, ways = owners.outlook(target.lake, target.feed, batch)
+    return _found(RepairKind.WAITING, met, f"{met.text}; {files}", ways)
 
 
 def _found(kind: RepairKind, met: Met, text: str, ways: tuple[str, ...] = ()) -> RepairFinding:
@@ -156,74 +158,74 @@ def _found(kind: RepairKind, met: Met, text: str, ways: tuple[str, ...] = ()) ->
 # -- what readers see
 
 
-def _rolled_forward(place: RepairTarget) -> Iterator[RepairFinding]:
-    done = roll_forward(place.ledger, place.lake, place.feed)
+def _rolled_forward(target: RepairTarget) -> Iterator[RepairFinding]:
+    done = roll_forward(target.ledger, target.lake, target.feed)
     if done.shown:
         yield RepairFinding(RepairKind.SHOWN, many(len(done.shown), "published file"), "made visible", items=done.shown)
     if done.hidden:
         text = f"{many(len(done.hidden), 'visible file')} that another batch replaced"
         yield RepairFinding(RepairKind.HIDDEN, text, "removed", items=done.hidden)
-    state = place.ledger.read()
+    state = target.ledger.read()
     for batch in done.cleaned:
         text = f"staging of batch {batch}, which is {state.batches[batch].status}"
         yield RepairFinding(RepairKind.STAGING, text, "removed", items=(str(batch),))
 
 
-def _replaced_files(place: RepairTarget) -> Iterator[RepairFinding]:
+def _replaced_files(target: RepairTarget) -> Iterator[RepairFinding]:
     """Visible files that were replaced, merged or retired, and the manifests of windows with retired rows."""
-    gone = remove_retired(place.ledger, place.lake)
-    if gone.parts:
-        text = f"{many(len(gone.parts), 'visible file')} that do not count any more"
-        yield RepairFinding(RepairKind.HIDDEN, text, "removed", items=gone.parts)
-    if gone.manifests:
-        text = f"the manifest of {many(len(gone.manifests), 'window')} whose rows were retired"
-        yield RepairFinding(RepairKind.MANIFEST, text, "removed", items=gone.manifests)
-    if gone.pages:
-        text = f"{many(len(gone.pages), 'report or note', 'reports and notes')} of batches of which nothing is left"
-        yield RepairFinding(RepairKind.HIDDEN, text, "removed", items=gone.pages)
+    removed = remove_retired(target.ledger, target.lake)
+    if removed.parts:
+        text = f"{many(len(removed.parts), 'visible file')} that do not count any more"
+        yield RepairFinding(RepairKind.HIDDEN, text, "removed", items=removed.parts)
+    if removed.manifests:
+        text = f"the manifest of {many(len(removed.manifests), 'window')} whose rows were retired"
+        yield RepairFinding(RepairKind.MANIFEST, text, "removed", items=removed.manifests)
+    if removed.pages:
+        text = f"{many(len(removed.pages), 'report or note', 'reports and notes')} of batches of which nothing is left"
+        yield RepairFinding(RepairKind.HIDDEN, text, "removed", items=removed.pages)
 
 
-def _manifests(place: RepairTarget) -> Iterator[RepairFinding]:
-    done = write_manifests(place.ledger, place.lake, place.feed, place.windows, everywhere=True)
+def _manifests(target: RepairTarget) -> Iterator[RepairFinding]:
+    done = write_manifests(target.ledger, target.lake, target.feed, target.windows, everywhere=True)
     if done:
         names = tuple(map(show_window, done))
         text = f"the manifest of {many(len(done), 'complete window')}, {ends(names)}"
         yield RepairFinding(RepairKind.MANIFEST, text, "written", items=names)
 
 
-def _strangers(place: RepairTarget) -> Iterator[RepairFinding]:
+def _strangers(target: RepairTarget) -> Iterator[RepairFinding]:
     """Files under `data/` that the ledger does not know, and parts that are missing. They are only reported."""
-    visible = _visible(place)
-    state = place.ledger.read()
-    receipts = live_receipts(place.ledger, state)
+    visible = _visible(target)
+    state = target.ledger.read()
+    receipts = live_receipts(target.ledger, state)
     parts = list({p.path: p for r in receipts for p in r.parts}.values())
     unknown = visible - {p.path for p in parts}
-    nobodys = tuple(sorted(unknown - place.ledger.replaced(unknown, state) - kept.foreign(place.lake, place.feed)))
+    nobodys = tuple(sorted(unknown - target.ledger.replaced(unknown, state) - kept.foreign(target.lake, target.feed)))
     if nobodys:
         text = f"{many(len(nobodys), 'file')} of which the ledger knows nothing: {ends(nobodys)}"
         remedy = "who reads the folder counts their rows: see where they come from, and move them away by hand"
         yield RepairFinding(RepairKind.STRANGER, text, remedy=(remedy,), items=nobodys)
-    lacking = [p for p in parts if p.path not in visible and _is_nowhere(place.lake, p)]
-    replaced = place.ledger.replaced(p.path for p in lacking)
+    lacking = [p for p in parts if p.path not in visible and _is_nowhere(target.lake, p)]
+    replaced = target.ledger.replaced(p.path for p in lacking)
     if missing := tuple(p.path for p in lacking if p.path not in replaced):
         text = f"{many(len(missing), 'published file')} missing: {ends(missing)}"
-        ways = tuple(dict.fromkeys(_anew(place, r) for r in receipts if any(p.path in missing for p in r.parts)))
+        ways = tuple(dict.fromkeys(_anew(target, r) for r in receipts if any(p.path in missing for p in r.parts)))
         yield RepairFinding(
             RepairKind.MISSING, text, remedy=("restore them from a backup, or", *ways[:WAYS]), items=missing
         )
 
 
-def _anew(place: RepairTarget, r: Receipt) -> str:
+def _anew(target: RepairTarget, r: Receipt) -> str:
     """The command that lands a receipt's slice again; with its window, if it has one."""
     s, window = r.slice, r.slice.window
     slices = Request(RequestKind.OFFSETS, (AskedRange(s.topic, s.partition, s.start, s.end),), replace=True)
-    whole = Request(RequestKind.WINDOW, window=window and place.windows.start_of(window), replace=True)
-    return f"{owners.asking(place.feed, slices if window is None else whole)}   lands their offsets anew"
+    request = Request(RequestKind.WINDOW, window=window and target.windows.start_of(window), replace=True)
+    return f"{owners.asking(target.feed, slices if window is None else request)}   lands their offsets anew"
 
 
-def _visible(place: RepairTarget) -> set[str]:
-    found = (p for root in paths.visible_roots(place.feed) for p in place.lake.list(root))
-    return {p for p in found if not paths.is_table_log(p)}
+def _visible(target: RepairTarget) -> set[str]:
+    parts = (p for root in paths.visible_roots(target.feed) for p in target.lake.list(root))
+    return {p for p in parts if not paths.is_table_log(p)}
 
 
 def _is_nowhere(lake: Lake, part: Part) -> bool:
@@ -234,30 +236,30 @@ def _is_nowhere(lake: Lake, part: Part) -> bool:
 # -- leftovers
 
 
-def _orphans(place: RepairTarget) -> Iterator[RepairFinding]:
+def _orphans(target: RepairTarget) -> Iterator[RepairFinding]:
     """Staging without a batch. A plan is in the ledger before anything of it is staged."""
     staged: dict[int, list[str]] = {}
-    for path in place.lake.list(paths.staging_root(place.feed)):
+    for path in target.lake.list(paths.staging_root(target.feed)):
         if (batch := paths.staged_batch(path)) is not None:
             staged.setdefault(batch, []).append(path)
-    state = place.ledger.read()
+    state = target.ledger.read()
     for batch in sorted(staged.keys() - state.batches.keys()):
         if batch >= state.number:
             continue  # newer than our read of the ledger, or not a name that Sluice writes
         for path in staged[batch]:
-            place.lake.remove(path)
+            target.lake.remove(path)
         text = f"staging of batch {batch}, {many(len(staged[batch]), 'file')}, of which the ledger knows nothing"
         yield RepairFinding(RepairKind.STAGING, text, "removed", items=tuple(staged[batch]))
 
 
-def _unfinished_writes(place: RepairTarget) -> Iterator[RepairFinding]:
+def _unfinished_writes(target: RepairTarget) -> Iterator[RepairFinding]:
     """Writes that a killed process began. Those in the staging of a live batch may still go on."""
-    roots = (paths.feed_root(place.feed), *paths.visible_roots(place.feed))
-    begun = [one for root in roots for one in place.lake.unfinished(root)]
-    state = place.ledger.read()
+    roots = (paths.feed_root(target.feed), *paths.visible_roots(target.feed))
+    begun = [one for root in roots for one in target.lake.unfinished(root)]
+    state = target.ledger.read()
     done = tuple(name for name, age in begun if _is_left(state, paths.staged_batch(name), age))
     for name in done:
-        place.lake.discard(name)
+        target.lake.discard(name)
     folders = tuple(name for name in done if name.endswith("/"))
     if writes := tuple(name for name in done if name not in folders):
         text = f"{many(len(writes), 'write')} that killed processes never ended"
@@ -267,17 +269,17 @@ def _unfinished_writes(place: RepairTarget) -> Iterator[RepairFinding]:
 
 
 def _is_left(state: State, batch: int | None, age: int) -> bool:
-    held = state.batches.get(-1 if batch is None else batch)
-    if held is None:
+    owner_batch = state.batches.get(-1 if batch is None else batch)
+    if owner_batch is None:
         return age > STALE_MS
-    return held.status is not BatchStatus.PLANNED
+    return owner_batch.status is not BatchStatus.PLANNED
 
 
-def _beats(place: RepairTarget, owners: Mapping[str, Owner], verdicts: Verdicts) -> Iterator[RepairFinding]:
+def _beats(target: RepairTarget, owners: Mapping[str, Owner], verdicts: Verdicts) -> Iterator[RepairFinding]:
     for token, owner in owners.items():
-        path = paths.owner_path(place.feed, token)
-        if verdicts[token].dead and place.lake.size(path) is not None:
-            place.lake.remove(path)
+        path = paths.owner_path(target.feed, token)
+        if verdicts[token].dead and target.lake.size(path) is not None:
+            target.lake.remove(path)
             who = owner.describe() if owner.run else f"owner {token[:8]}"
             text = f"the sign of life of {who}, which is dead"
             yield RepairFinding(RepairKind.BEAT, text, "removed", items=(token,), why=verdicts[token].why)
@@ -326,8 +328,8 @@ class Pretended:
 
     def list(self, prefix: str, after: str = "") -> Iterator[str]:
         new = (*self._written, *self._shown)
-        shown = (p for p in new if p.startswith(f"{prefix.rstrip('/')}/") and p > after)
-        return iter(sorted({*self._real.list(prefix, after), *shown} - self._gone))
+        names = (p for p in new if p.startswith(f"{prefix.rstrip('/')}/") and p > after)
+        return iter(sorted({*self._real.list(prefix, after), *names} - self._gone))
 
     def stats(self, prefix: str, after: str = "") -> Iterator[Stat]:
         return (Stat(path, self.size(path) or 0, "") for path in self.list(prefix, after))

@@ -50,10 +50,10 @@ def write(
     to = np.repeat([d.partition for d in sent], [len(d.numbers) for d in sent]).astype(np.int32)
     chosen = sources[numbers]
     topics = sorted({s.topic for s in plan.sources})
-    place = np.array([topics.index(s.topic) for s in plan.sources], np.int16)
+    topic_numbers = np.array([topics.index(s.topic) for s in plan.sources], np.int16)
     partition = np.array([s.partition for s in plan.sources], np.int32)
     columns = [
-        pa.DictionaryArray.from_arrays(fixed_width(pa.int16(), place[chosen]), text_array(topics)),
+        pa.DictionaryArray.from_arrays(fixed_width(pa.int16(), topic_numbers[chosen]), text_array(topics)),
         fixed_width(pa.int32(), partition[chosen]),
         fixed_width(pa.int64(), offsets[numbers]),
         pa.DictionaryArray.from_arrays(
@@ -72,12 +72,12 @@ def write(
 
 def chain(lake: Lake, plan: Republish, newest: str) -> list[str]:
     """The files that count, oldest first, from the name of the newest."""
-    found: list[str] = []
+    ids: list[str] = []
     while newest:
-        found.append(newest)
+        ids.append(newest)
         with parquet.open_parquet(lake, _path(plan, newest)) as file:
             newest = (file.schema_arrow.metadata or {}).get(_BEFORE, b"").decode()
-    return found[::-1]
+    return ids[::-1]
 
 
 def read(lake: Lake, plan: Republish, name: str) -> pa.Table:
@@ -99,8 +99,8 @@ def _begins(plan: Republish, lane: int) -> str:
 def files(lake: Lake, plan: Republish, lane: int) -> list[str]:
     """All files of a lane's map, also those of transactions that never took effect."""
     folder = paths.republish_map_folder(plan.feed, plan.id)
-    found = (path.rpartition("/")[2] for path in lake.list(folder))
-    return [name for name in found if name.startswith(_begins(plan, lane))]
+    names = (path.rpartition("/")[2] for path in lake.list(folder))
+    return [name for name in names if name.startswith(_begins(plan, lane))]
 
 
 def remove_others(lake: Lake, plan: Republish, lane: int, counting: Sequence[str]) -> None:

@@ -68,17 +68,17 @@ def load(text: str, root: Path) -> Partitioner:
     Raises UsageError with the file and the line that is wrong.
     """
     module, name = module_of(text, root)
-    found = getattr(module, name, None)
-    if not callable(found):
+    function = getattr(module, name, None)
+    if not callable(function):
         raise UsageError(
             f"{module.__file__} has no function {name}", remedy="name one that it defines at its top level"
         )
     try:
-        inspect.signature(found).bind(None, 1)
+        inspect.signature(function).bind(None, 1)
     except TypeError:
         raise UsageError(
             f"{module.__file__}: {name} does not take rows and a number", remedy=f"def {name}(rows, partitions): ..."
         ) from None
     except ValueError:  # a builtin that tells nothing of itself
         pass
-    return Partitioner(text, found)
+    return Partitioner(text, function)

@@ -92,16 +92,16 @@ def audit(
             f"republish {plan.id} of {plan.feed} is not finished",
             remedy=f"finish it first: sluice republish {plan.feed} --resume {plan.id}",
         )
-    said = json.loads(done)
+    summary = json.loads(done)
     state = ledger.read()
     check_still_there(state, plan)
     check_schema(plan.wishes, shape, plan.feed)
     with where.opened(plan.wishes) as condition:
         shelf = Shelf(lake, ledger, state, plan, condition)
         comparison = _Comparison(plan, shelf, shape, target, fetcher)
-        for name in said["files"]:
+        for name in summary["files"]:
             comparison.transaction(coordinates.read(lake, plan, name))
-            progress(comparison.report.rows, said["records"])
+            progress(comparison.report.rows, summary["records"])
         comparison.rest()
     return comparison.report
 
@@ -116,12 +116,12 @@ class _Sent:
     new: Array
 
     @classmethod
-    def of(cls, plan: Republish, found: pa.Table) -> _Sent:
+    def of(cls, plan: Republish, table: pa.Table) -> _Sent:
         old, offset, partition, new = (
-            np.array(found.column(name).to_numpy(), np.int64)
+            np.array(table.column(name).to_numpy(), np.int64)
             for name in ("partition", "offset", "to_partition", "to_offset")
         )
-        topic = found.column("topic").combine_chunks()
+        topic = table.column("topic").combine_chunks()
         source = np.full(len(offset), -1, np.int64)
         for n, s in enumerate(plan.sources):
             source[(old == s.partition) & np.asarray(pc.equal(topic, s.topic))] = n
@@ -132,8 +132,8 @@ class _Sent:
         first, stop = np.searchsorted(self.source, (source, source + 1))
         return self.at(slice(int(first), int(stop)))
 
-    def at(self, places: Array | slice) -> _Sent:
-        return _Sent(self.source[places], self.offset[places], self.partition[places], self.new[places])
+    def at(self, rows: Array | slice) -> _Sent:
+        return _Sent(self.source[rows], self.offset[rows], self.partition[rows], self.new[rows])
 
 
 class _Comparison:
@@ -155,16 +155,16 @@ class _Comparison:
         self._replayed = [shelf.replayed(n) for n in range(len(plan.sources))]
         self._named: dict[int, list[Array]] = {}  # by partition of the target: first and last of offsets in a row
 
-    def transaction(self, found: pa.Table) -> None:
-        sent = _Sent.of(self._plan, found)
+    def transaction(self, table: pa.Table) -> None:
+        sent = _Sent.of(self._plan, table)
         self._check_map(sent)
         log = self._log(sent)
         for source in np.unique(sent.source[sent.source >= 0]).tolist():
             mine = sent.of_source(source)
-            seen = np.zeros(len(mine.offset), np.bool_)
+            compared = np.zeros(len(mine.offset), np.bool_)
             for rows in self._rows(source, int(mine.offset[-1]) + 1):
-                self._compare(source, rows, mine, seen, log)
-            self._strange(source, mine.at(~seen))
+                self._compare(source, rows, mine, compared, log)
+            self._strange(source, mine.at(~compared))
 
     def rest(self) -> None:
         """Rows that no transaction sent, and new coordinates that the map names twice. The latter show at the end:
@@ -189,18 +189,18 @@ class _Comparison:
                 yield chosen
 
     def _compare(
-        self, source: int, rows: pa.RecordBatch, sent: _Sent, seen: Array, log: Mapping[int, pa.Table]
+        self, source: int, rows: pa.RecordBatch, sent: _Sent, compared: Array, log: Mapping[int, pa.Table]
     ) -> None:
         offsets = offsets_of(rows)
-        places = np.minimum(np.searchsorted(sent.offset, offsets), len(sent.offset) - 1)
-        matched = sent.offset[places] == offsets
+        positions = np.minimum(np.searchsorted(sent.offset, offsets), len(sent.offset) - 1)
+        matched = sent.offset[positions] == offsets
         self._not_sent(source, offsets[~matched])
-        seen[places[matched]] = True
+        compared[positions[matched]] = True
         if not matched.any():
             return
-        kept = rows if matched.all() else take_rows(rows, np.flatnonzero(matched))
-        records = records_of(kept, self._plan.sources[source], self._plan, self._shape, -1)
-        chosen = sent.at(places[matched])
+        selected = rows if matched.all() else take_rows(rows, np.flatnonzero(matched))
+        records = records_of(selected, self._plan.sources[source], self._plan, self._shape, -1)
+        chosen = sent.at(positions[matched])
         for partition in np.unique(chosen.partition).tolist():
             here = np.flatnonzero(chosen.partition == partition)
             self._hold(chosen.at(here), take_rows(records, here), log.get(partition))
@@ -209,18 +209,18 @@ class _Comparison:
         """Compare records with those at their new coordinates, all in one partition."""
         there = self._reachable(sent)
         sent, records = sent.at(there), take_rows(records, there)
-        held = int64s(log.column("offset").combine_chunks()) if log else np.empty(0, np.int64)
-        places = np.searchsorted(held, sent.new)
-        found = np.isin(sent.new, held)
-        for n in np.flatnonzero(~found).tolist():
+        log_offsets = int64s(log.column("offset").combine_chunks()) if log else np.empty(0, np.int64)
+        positions = np.searchsorted(log_offsets, sent.new)
+        present = np.isin(sent.new, log_offsets)
+        for n in np.flatnonzero(~present).tolist():
             self._find("is not there for readers of committed records", sent, n)
-        self.report.compared += int(found.sum())
-        if not (log and found.any()):
+        self.report.compared += int(present.sum())
+        if not (log and present.any()):
             return
-        mine = take_rows(records, np.flatnonzero(found))
-        (theirs,) = log.take(fixed_width(pa.int64(), places[found].astype(np.int64))).combine_chunks().to_batches()
+        mine = take_rows(records, np.flatnonzero(present))
+        (theirs,) = log.take(fixed_width(pa.int64(), positions[present].astype(np.int64))).combine_chunks().to_batches()
         for name, differ in _differences(mine, theirs, times=self._plan.wishes.keep_timestamps):
-            for n in np.flatnonzero(found)[differ].tolist():
+            for n in np.flatnonzero(present)[differ].tolist():
                 self._find(f"has another {name} than the row in the lake", sent, n)
 
     def _reachable(self, sent: _Sent) -> Array:
@@ -233,10 +233,10 @@ class _Comparison:
         beyond = np.flatnonzero(sent.new >= log.high_watermark)
         for n in beyond.tolist():
             self._find("lies beyond the end of the log: the topic was made anew, or has lost records", sent, n)
-        gone, hidden = sent.new < log.log_start, (sent.new >= log.stable_end) & (sent.new < log.high_watermark)
-        self.report.gone += int(gone.sum())
+        deleted, hidden = sent.new < log.log_start, (sent.new >= log.stable_end) & (sent.new < log.high_watermark)
+        self.report.gone += int(deleted.sum())
         self.report.hidden += int(hidden.sum())
-        return np.flatnonzero(~gone & (sent.new < log.stable_end))
+        return np.flatnonzero(~deleted & (sent.new < log.stable_end))
 
     def _log(self, sent: _Sent) -> dict[int, pa.Table]:
         """What the topic holds where the transaction's records must be."""
@@ -248,15 +248,15 @@ class _Comparison:
             start, end = max(int(new.min()), log.log_start), min(int(new.max()) + 1, log.stable_end)
             if start < end:
                 slices.append(Slice(log.topic, partition, log.topic_id, start, end, log.leader_epoch))
-        held: dict[int, list[pa.RecordBatch]] = {s.partition: [] for s in slices}
+        by_partition: dict[int, list[pa.RecordBatch]] = {s.partition: [] for s in slices}
         decoders = [BatchDecoder(s.topic, s.partition, s.start, s.end, read_committed=True) for s in slices]
         for fetched in self._fetcher.stream(slices, FetchLimits()) if slices else ():
             if isinstance(fetched, FetchFailed):
                 raise fetched.error
             decoder = decoders[fetched.index]
             chunks = [*decoder.feed(fetched.records, fetched.aborted), *(decoder.finish() if fetched.last else ())]
-            held[slices[fetched.index].partition] += [_to_compare(c) for c in chunks]
-        return {partition: pa.Table.from_batches(batches, _CHUNK) for partition, batches in held.items()}
+            by_partition[slices[fetched.index].partition] += [_to_compare(c) for c in chunks]
+        return {partition: pa.Table.from_batches(batches, _CHUNK) for partition, batches in by_partition.items()}
 
     # -- findings
 

@@ -115,12 +115,12 @@ class Republish:
     @property
     def digest(self) -> str:
         """SHA-256 (hex), shortened, of what it sends and where; its own name and time, and its lanes, left out."""
-        said = json.loads(to_json(replace(self, id="", created=0)))
-        for source in said["sources"]:
+        content = json.loads(to_json(replace(self, id="", created=0)))
+        for source in content["sources"]:
             del source["lane"]
         for name in ("where", "function", "schema", "schema_id"):  # came later: what does not use them keeps its name
-            said["wishes"] = {k: v for k, v in said["wishes"].items() if v or k != name}
-        return hashlib.sha256(to_json(said).encode()).hexdigest()[:12]
+            content["wishes"] = {k: v for k, v in content["wishes"].items() if v or k != name}
+        return hashlib.sha256(to_json(content).encode()).hexdigest()[:12]
 
     @property
     def span(self) -> int:
@@ -153,7 +153,7 @@ def plan_republish(
     feed: Feed,
     state: State,
     wishes: Wishes,
-    asked: Iterable[tuple[Key, Range]],
+    requested: Iterable[tuple[Key, Range]],
     created: int,
     *,
     name: str = "",
@@ -166,18 +166,21 @@ def plan_republish(
     if not into_source:
         _check_target(feed, state, wishes)
     wanted: dict[Key, list[Range]] = {}
-    for key, r in asked:
+    for key, r in requested:
         wanted.setdefault(key, []).append(r)
     _check_there(feed.name, state, wanted)
     sources = tuple(
-        Source(key.topic, key.partition, key.incarnation, found)
+        Source(key.topic, key.partition, key.incarnation, landed)
         for key, ranges in sorted(wanted.items())
-        if (found := union(x for r in union(ranges) for x in intersect(state.landed.get(key, ()), r)))
+        if (landed := union(x for r in union(ranges) for x in intersect(state.landed.get(key, ()), r)))
     )
-    if wishes.by is PartitionBy.SAME and (most := max((s.partition for s in sources), default=-1)) >= wishes.partitions:
+    if (
+        wishes.by is PartitionBy.SAME
+        and (highest := max((s.partition for s in sources), default=-1)) >= wishes.partitions
+    ):
         raise Refused(
-            f"topic {wishes.to} has {many(wishes.partitions, 'partition')}, and there are rows of partition {most}",
-            remedy=f"give it {most + 1} partitions, or choose another way: --partition-by key",
+            f"topic {wishes.to} has {many(wishes.partitions, 'partition')}, and there are rows of partition {highest}",
+            remedy=f"give it {highest + 1} partitions, or choose another way: --partition-by key",
             topic=wishes.to,
         )
     plan = Republish("", feed.name, state.ledger_id, wishes, _in_lanes(sources))
@@ -195,10 +198,10 @@ def _in_lanes(sources: Sequence[Source]) -> tuple[Source, ...]:
     return tuple(replace(s, lane=lane_of[s.key]) for s in sources)
 
 
-def asked_windows(feed: Feed, state: State, asked: Sequence[int]) -> list[tuple[Key, Range]]:
+def asked_windows(feed: Feed, state: State, starts: Sequence[int]) -> list[tuple[Key, Range]]:
     """The offsets of these windows in every partition. Raises WindowIncomplete for one whose end is not known."""
-    found = []
-    for window in asked:
+    ranges = []
+    for window in starts:
         for key in state.known():
             r = windows.range_of(state, key, window, feed.window)
             if r is None:
@@ -206,19 +209,19 @@ def asked_windows(feed: Feed, state: State, asked: Sequence[int]) -> list[tuple[
                     f"window {show_window(window)} is not complete: where it ends in {key} is not resolved",
                     remedy=f"land it first: sluice run {feed.name} --window {show_window(window)}",
                 )
-            found.append((key, r))
-    return found
+            ranges.append((key, r))
+    return ranges
 
 
-def asked_offsets(state: State, asked: Sequence[AskedRange]) -> list[tuple[Key, Range]]:
+def asked_offsets(state: State, wanted: Sequence[AskedRange]) -> list[tuple[Key, Range]]:
     """These offsets of the topics' lives of now. Raises UsageError for a partition that the ledger does not know."""
     current = {key.tp: key for key in state.known()}
-    for one in asked:
+    for one in wanted:
         if (one.topic, one.partition) not in current:
             raise UsageError(
                 f"the ledger knows no partition {one.topic}:{one.partition}", remedy="see: sluice status FEED"
             )
-    return [(current[one.topic, one.partition], Range(one.start, one.end)) for one in asked]  # type: ignore[index]
+    return [(current[one.topic, one.partition], Range(one.start, one.end)) for one in wanted]  # type: ignore[index]
 
 
 def _check_target(feed: Feed, state: State, wishes: Wishes) -> None:
@@ -243,11 +246,11 @@ def _check_there(feed: str, state: State, wanted: dict[Key, list[Range]]) -> Non
                     topic=key.topic,
                     partition=key.partition,
                 )
-            if gone := intersect(state.retired.get(key, ()), r):
+            if retired := intersect(state.retired.get(key, ()), r):
                 raise WindowRetired(
-                    f"rows of {key} in {gone[0]} were retired: their files are gone",
+                    f"rows of {key} in {retired[0]} were retired: their files are gone",
                     remedy=f"while Kafka still has them, land them anew: sluice run {feed} --offsets"
-                    f" {key}:{gone[0].start}-{gone[0].end} --replace",
+                    f" {key}:{retired[0].start}-{retired[0].end} --replace",
                     topic=key.topic,
                     partition=key.partition,
                 )
@@ -269,13 +272,13 @@ def keep(lake: Lake, plan: Republish) -> Republish:
     path = paths.republish_plan_path(plan.feed, plan.id)
     if lake.put_if_absent(path, to_json(plan).encode()):
         return plan
-    held = load(lake, plan.feed, plan.id)
-    if (held.digest, held.feed) != (plan.digest, plan.feed):
+    stored = load(lake, plan.feed, plan.id)
+    if (stored.digest, stored.feed) != (plan.digest, plan.feed):
         raise Refused(
-            f"republish {plan.id} of {plan.feed} is another one: to {held.wishes.to}, {many(held.span, 'offset')}",
+            f"republish {plan.id} of {plan.feed} is another one: to {stored.wishes.to}, {many(stored.span, 'offset')}",
             remedy="choose another name with --id, or go on with that one: --resume " + plan.id,
         )
-    return held
+    return stored
 
 
 def load(lake: Lake, feed: str, name: str) -> Republish:
@@ -295,5 +298,5 @@ def load(lake: Lake, feed: str, name: str) -> Republish:
 
 def names(lake: Lake, feed: str) -> list[str]:
     """The republishes of a feed, by name."""
-    found = (paths.republish_name(path) for path in lake.list(paths.republish_root(feed)))
-    return [name for name in found if name]
+    ids = (paths.republish_name(path) for path in lake.list(paths.republish_root(feed)))
+    return [name for name in ids if name]

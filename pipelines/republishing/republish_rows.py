@@ -86,11 +86,11 @@ class Cursor:
         self._rows = rows
         self._rest: pa.RecordBatch | None = None
 
-    def between(self, start: int, end: int, most: Callable[[], int]) -> Iterator[pa.RecordBatch]:
+    def between(self, start: int, end: int, limit: Callable[[], int]) -> Iterator[pa.RecordBatch]:
         """The rows with offsets in [start, end), at most so many at once. Pieces must not go back."""
         while (batch := self._next()) is not None:
             first, stop = (int(n) for n in np.searchsorted(offsets_of(batch), (start, end)))
-            stop_here = min(stop, first + most())
+            stop_here = min(stop, first + limit())
             if stop_here < batch.num_rows:
                 self._rest = batch.slice(stop_here)  # before the rows: whoever takes them may take no more
             if first < stop_here:
@@ -141,32 +141,32 @@ _COORDINATES = ("sluice.topic", "sluice.partition", "sluice.offset")
 
 def with_coordinates(headers: pa.Array, source: Source, offsets: np.ndarray) -> pa.Array:
     """Headers with those of the record's old coordinates after them, as in dead letters."""
-    rows, each = len(offsets), len(_COORDINATES)
+    rows, width = len(offsets), len(_COORDINATES)
     lists = int64s(headers.offsets.cast(pa.int64())) if rows else np.zeros(1, np.int64)
     counts = int64s(pc.fill_null(pc.list_value_length(headers), 0).cast(pa.int64()))
-    ends = np.concatenate([[0], np.cumsum(counts + each)])
+    ends = np.concatenate([[0], np.cumsum(counts + width)])
     ours = _coordinate_entries(source, offsets)
     base = len(headers.values)
     # Where each entry comes from: the record's own first, then ours.
     takes = np.empty(int(ends[-1]), np.int64)
-    row = np.repeat(np.arange(rows), counts + each)
+    row = np.repeat(np.arange(rows), counts + width)
     within = np.arange(len(takes)) - ends[row]
     own = within < counts[row]
     takes[own] = (lists[:-1][row] + within)[own]
-    takes[~own] = (base + row * each + within - counts[row])[~own]
+    takes[~own] = (base + row * width + within - counts[row])[~own]
     entries = pa.concat_arrays([headers.values.cast(_ENTRY), ours]).take(fixed_width(pa.int64(), takes))
     return pa.ListArray.from_arrays(fixed_width(pa.int32(), ends.astype(np.int32)), entries, type=HEADERS)
 
 
 def _coordinate_entries(source: Source, offsets: np.ndarray) -> pa.StructArray:
     """Three for each row. Topic and partition are the same for all."""
-    rows, each = len(offsets), len(_COORDINATES)
+    rows, width = len(offsets), len(_COORDINATES)
     texts = pa.concat_arrays(
         [text_array([source.topic, str(source.partition)]), fixed_width(pa.int64(), offsets).cast(pa.string())]
     )
-    places = np.tile(np.arange(each), rows)
-    chosen = places.copy()
-    chosen[each - 1 :: each] += np.arange(rows)
-    columns = [text_array(_COORDINATES).take(fixed_width(pa.int64(), places))]
+    positions = np.tile(np.arange(width), rows)
+    chosen = positions.copy()
+    chosen[width - 1 :: width] += np.arange(rows)
+    columns = [text_array(_COORDINATES).take(fixed_width(pa.int64(), positions))]
     columns.append(texts.take(fixed_width(pa.int64(), chosen)).cast(pa.binary()))
     return pa.StructArray.from_arrays(columns, fields=list(_ENTRY))

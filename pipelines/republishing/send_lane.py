@@ -98,15 +98,15 @@ class Mark:
     records: int = 0
 
     def committed(self, plan: Republish, lane: int) -> CommittedOffset:
-        said = {**_said_of(plan, lane), "at": self.at, "file": self.file, "records": self.records}
-        return CommittedOffset(self.done, metadata=json.dumps(said, separators=(",", ":")))
+        content = {**_said_of(plan, lane), "at": self.at, "file": self.file, "records": self.records}
+        return CommittedOffset(self.done, metadata=json.dumps(content, separators=(",", ":")))
 
     @classmethod
-    def read(cls, found: CommittedOffset, plan: Republish, lane: int) -> Mark:
+    def read(cls, committed: CommittedOffset, plan: Republish, lane: int) -> Mark:
         try:
-            said: dict[str, Any] = json.loads(found.metadata)
-            mark = cls(found.offset, int(said.pop("at")), str(said.pop("file")), int(said.pop("records")))
-            if said == _said_of(plan, lane):
+            content: dict[str, Any] = json.loads(committed.metadata)
+            mark = cls(committed.offset, int(content.pop("at")), str(content.pop("file")), int(content.pop("records")))
+            if content == _said_of(plan, lane):
                 return mark
         except (ValueError, KeyError, TypeError, AttributeError):
             pass
@@ -135,8 +135,8 @@ def progress_of(lake: Lake, plan: Republish, lane: int) -> tuple[int, int]:
 
 def _least(lake: Lake, plan: Republish, lane: int) -> list[int]:
     """How far the lane is at least: pieces, the next offset, and the pauses (ms), which lakes of before do not tell."""
-    found: list[int] = json.loads(lake.get(paths.republish_progress_path(plan.feed, plan.id, lane)) or b"[0,-1]")
-    return found
+    progress: list[int] = json.loads(lake.get(paths.republish_progress_path(plan.feed, plan.id, lane)) or b"[0,-1]")
+    return progress
 
 
 @dataclass
@@ -175,14 +175,14 @@ class Run:
         if (in_all := done_records(self.lake, self.plan, self.lane)) is not None:
             return LaneSent(self.lane, 0, 0, 0, in_all, before=True)
         self._check_partitions()
-        left = _TRIES
+        remaining = _TRIES
         while True:
             try:
                 mark = self._sent()
             except CommitFenced as error:
                 self._check_ours()
-                left -= 1
-                if not left:
+                remaining -= 1
+                if not remaining:
                     raise self._too_slow() if self.target.throttled_ms else error from None
             else:
                 counted = self._records, self._bytes, self._transactions
@@ -224,8 +224,8 @@ class Run:
             )
 
     def _check_ours(self) -> None:
-        found = self.lake.get(paths.republish_run_path(self.plan.feed, self.plan.id))
-        if found is None or json.loads(found)["run"] != self.token:
+        owner = self.lake.get(paths.republish_run_path(self.plan.feed, self.plan.id))
+        if owner is None or json.loads(owner)["run"] != self.token:
             raise CommitFenced(
                 f"another run carries republish {self.plan.id} of {self.plan.feed} out now",
                 remedy="nothing is sent twice; wait for its end",
@@ -233,11 +233,11 @@ class Run:
 
     def _begun(self) -> Mark:
         self._check_ours()  # before others are fenced, and afterwards: whoever began last fences whom it met
-        found = self.target.begin()
+        state = self.target.begin()
         self._check_ours()
-        mark = Mark() if found is None else Mark.read(found, self.plan, self.lane)
+        mark = Mark() if state is None else Mark.read(state, self.plan, self.lane)
         old = self.clock() - self.plan.created > DAY
-        forgotten = found is None and old and coordinates.files(self.lake, self.plan, self.lane)
+        forgotten = state is None and old and coordinates.files(self.lake, self.plan, self.lane)
         if [mark.done, mark.at] < _least(self.lake, self.plan, self.lane)[:2] or forgotten:
             raise Refused(
                 f"how far republish {self.plan.id} is, Kafka has forgotten: its group {self.plan.lane_name(self.lane)}"
@@ -266,22 +266,22 @@ class Run:
     def _finish(self, mark: Mark) -> None:
         files = coordinates.chain(self.lake, self.plan, mark.file)
         coordinates.remove_others(self.lake, self.plan, self.lane, files)
-        said = {"records": mark.records, "files": files}
-        self.lake.put(paths.republish_lane_path(self.plan.feed, self.plan.id, self.lane), json.dumps(said).encode())
+        summary = {"records": mark.records, "files": files}
+        self.lake.put(paths.republish_lane_path(self.plan.feed, self.plan.id, self.lane), json.dumps(summary).encode())
 
 
 def done_records(lake: Lake, plan: Republish, lane: int) -> int | None:
     """The records of a lane that is done; None for one that is not."""
-    found = lake.get(paths.republish_lane_path(plan.feed, plan.id, lane))
-    return None if found is None else int(json.loads(found)["records"])
+    summary = lake.get(paths.republish_lane_path(plan.feed, plan.id, lane))
+    return None if summary is None else int(json.loads(summary)["records"])
 
 
 def finish(lake: Lake, plan: Republish, now: int) -> int:
     """Keep that every lane is done. Returns the records that all have sent."""
     lanes = [json.loads(lake.get(paths.republish_lane_path(plan.feed, plan.id, n)) or b"") for n in range(plan.lanes)]
     records = sum(lane["records"] for lane in lanes)
-    said = {"records": records, "files": [name for lane in lanes for name in lane["files"]], "at": now}
-    lake.put(paths.republish_done_path(plan.feed, plan.id), json.dumps(said).encode())
+    summary = {"records": records, "files": [name for lane in lanes for name in lane["files"]], "at": now}
+    lake.put(paths.republish_done_path(plan.feed, plan.id), json.dumps(summary).encode())
     return int(records)
 
 
@@ -337,8 +337,8 @@ class _Transaction:
     def _most(self) -> int:
         """The rows of a second, at most: a slow republish must not keep a transaction open for long."""
         pace, row_bytes = self._run.pace, self.held / self.rows if self.rows else _USUAL_ROW_BYTES
-        most = min(pace.bytes or np.inf, self._most_bytes)
-        return max(1, int(min(CHUNK_ROWS, pace.records or CHUNK_ROWS, most / row_bytes)))
+        limit = min(pace.bytes or np.inf, self._most_bytes)
+        return max(1, int(min(CHUNK_ROWS, pace.records or CHUNK_ROWS, limit / row_bytes)))
 
     @property
     def _most_bytes(self) -> int:

@@ -99,12 +99,12 @@ def typed_values(rows: pa.RecordBatch, shape: Shape, schema_id: int) -> pa.Array
 def _written(rows: pa.RecordBatch, write: Callable[[pa.RecordBatch], Written], before: bytes) -> pa.Array:
     """What is written of the rows that are no tombstones, each with these bytes before it."""
     there = ~_truths(rows.column("kafka_tombstone"))
-    places = np.flatnonzero(there)
-    made = at(places, partial(write, rows if there.all() else take_rows(rows, places)))
+    rows_present = np.flatnonzero(there)
+    texts = at(rows_present, partial(write, rows if there.all() else take_rows(rows, rows_present)))
     lengths = np.zeros(rows.num_rows, np.int64)
-    lengths[places] = np.fromiter(map(len, made), np.int64, len(made)) + len(before)
+    lengths[rows_present] = np.fromiter(map(len, texts), np.int64, len(texts)) + len(before)
     ends = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int32)
-    data = before + before.join(made) if made else b""
+    data = before + before.join(texts) if texts else b""
     return _binary(there, ends, pa.py_buffer(data))
 
 
@@ -155,8 +155,8 @@ def _extra(rows: pa.RecordBatch, schema: Schema) -> tuple[pa.Array | None, dict[
         return column, {}
     texts: Texts = [text if there else None for text, there in zip(column.to_pylist(), odd, strict=True)]
     own, inner = _parted(texts, holders)
-    kept = [f"{{{','.join(mine)}}}" if mine else None for mine in own]
-    rest = pa.array([k if there else text for k, text, there in zip(kept, column.to_pylist(), odd, strict=True)])
+    objects = [f"{{{','.join(mine)}}}" if mine else None for mine in own]
+    rest = pa.array([k if there else text for k, text, there in zip(objects, column.to_pylist(), odd, strict=True)])
     return rest.cast(pa.string()), inner
 
 
@@ -217,14 +217,14 @@ def _woven(members: Sequence[_Member], rows: int) -> tuple[Array, Array]:
 
     offsets = np.zeros((len(members), rows + 1), np.int64)
     valid = np.ones((len(members), rows), np.uint8)
-    data, held = list[Array](), 0
+    data, size = list[Array](), 0
     for c, member in enumerate(members):
-        mine, places, there = binary(member.texts)
-        first, stop = int(places[0]), int(places[-1])
+        mine, starts, there = binary(member.texts)
+        first, stop = int(starts[0]), int(starts[-1])
         data.append(mine[first:stop])
-        offsets[c] = places
-        offsets[c] += held - first
-        held += stop - first
+        offsets[c] = starts
+        offsets[c] += size - first
+        size += stop - first
         if len(there):
             valid[c] = there
     before = [np.frombuffer(m.before, np.uint8) for m in members]
@@ -239,7 +239,7 @@ def _woven(members: Sequence[_Member], rows: int) -> tuple[Array, Array]:
     for array in texts:
         array.flags.writeable = False
     ends = np.zeros(rows + 1, np.int32)
-    out = np.empty(held + rows * (3 + len(texts.members) + 3 * len(members)) + _SPARE, np.uint8)
+    out = np.empty(size + rows * (3 + len(texts.members) + 3 * len(members)) + _SPARE, np.uint8)
     at = 0
     while (at := int(loops.weave(texts, at, out, ends))) < rows:
         grown = np.empty(2 * len(out), np.uint8)
@@ -285,12 +285,12 @@ def _instants(column: pa.Array) -> pa.Array:
     naive = pc.fill_null(column.cast(pa.int64()), 0).cast(pa.timestamp(column.type.unit)).cast(pa.string())
     ends = np.frombuffer(naive.buffers()[1], np.int32, rows + 1)
     length = int(ends[1] - ends[0])
-    made = np.full((rows, length + 1), ord("Z"), np.uint8)
-    made[:, :-1] = np.frombuffer(naive.buffers()[2], np.uint8, rows * length).reshape(rows, length)
-    made[:, len("2024-02-29")] = ord("T")
-    places = np.arange(rows + 1, dtype=np.int32) * np.int32(length + 1)
+    text = np.full((rows, length + 1), ord("Z"), np.uint8)
+    text[:, :-1] = np.frombuffer(naive.buffers()[2], np.uint8, rows * length).reshape(rows, length)
+    text[:, len("2024-02-29")] = ord("T")
+    text_ends = np.arange(rows + 1, dtype=np.int32) * np.int32(length + 1)
     valid = np.packbits(_truths(column.is_valid()), bitorder="little")
-    return pa.StringArray.from_buffers(rows, pa.py_buffer(places), pa.py_buffer(made), pa.py_buffer(valid))
+    return pa.StringArray.from_buffers(rows, pa.py_buffer(text_ends), pa.py_buffer(text), pa.py_buffer(valid))
 
 
 def _whole(column: pa.Array, unit: str) -> pa.Array | None:
@@ -300,10 +300,10 @@ def _whole(column: pa.Array, unit: str) -> pa.Array | None:
         return ticks
     if not finer:
         return None
-    whole = pc.divide(pc.fill_null(ticks, 0), finer)
-    if not np.array_equal(int64s(whole) * finer, int64s(pc.fill_null(ticks, 0))):
+    seconds = pc.divide(pc.fill_null(ticks, 0), finer)
+    if not np.array_equal(int64s(seconds) * finer, int64s(pc.fill_null(ticks, 0))):
         return None
-    return pc.if_else(column.is_valid(), whole, None)
+    return pc.if_else(column.is_valid(), seconds, None)
 
 
 def _truths(column: pa.Array) -> Array:
@@ -331,16 +331,18 @@ def _texts(column: pa.Array, kind: Type, extra: Texts | None = None) -> Texts:
 
 def _structs(column: pa.Array, kind: Type, extra: Texts | None) -> Texts:
     own, inner = _parted(extra or [], {f.name for f in kind.fields if _has_struct(f.type)})
-    named = [
+    field_members = [
         (_text(f.name), _texts(column.field(f.name), f.type, inner.get(f.name)))
         for f in kind.fields
         if column.type.get_field_index(f.name) >= 0
     ]
-    found: Texts = []
+    structs: Texts = []
     for n, there in enumerate(column.is_valid().to_pylist()):
-        members = [f"{name}:{texts[n]}" for name, texts in named if texts[n] is not None] + (own[n] if own else [])
-        found.append(f"{{{','.join(members)}}}" if there else None)
-    return found
+        members = [f"{name}:{texts[n]}" for name, texts in field_members if texts[n] is not None] + (
+            own[n] if own else []
+        )
+        structs.append(f"{{{','.join(members)}}}" if there else None)
+    return structs
 
 
 def _lists(column: pa.Array, kind: Type, extra: Texts | None) -> Texts:
@@ -356,9 +358,9 @@ def _maps(column: pa.Array, kind: Type, extra: Texts | None) -> Texts:
     bounds, keys = _bounds(column), column.keys.to_pylist()
     inner = None
     if extra is not None:
-        places = ({key: n for n, key in enumerate(keys[slice(*span)])} if span else {} for span in bounds)
+        positions = ({key: n for n, key in enumerate(keys[slice(*span)])} if span else {} for span in bounds)
         pairs = (
-            [(at[name], v) for name, _, v in _members(t)] if t else () for t, at in zip(extra, places, strict=True)
+            [(at[name], v) for name, _, v in _members(t)] if t else () for t, at in zip(extra, positions, strict=True)
         )
         inner = _spread(len(keys), bounds, pairs)
     values = [text or "null" for text in _texts(column.items, kind.fields[0].type, inner)]
@@ -370,12 +372,12 @@ def _spread(
     items: int, bounds: Sequence[tuple[int, int] | None], extra: Iterable[Collection[tuple[int, str]]]
 ) -> Texts:
     """What `_extra` has for each element of all lists, by the places that it names in each."""
-    found: Texts = [None] * items
+    texts: Texts = [None] * items
     for span, pairs in zip(bounds, extra, strict=True):
         begin = span[0] if span else 0
-        for place, text in pairs:
-            found[begin + place] = text
-    return found
+        for index, text in pairs:
+            texts[begin + index] = text
+    return texts
 
 
 def _bounds(column: pa.Array) -> Sequence[tuple[int, int] | None]:

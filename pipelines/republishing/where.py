@@ -60,8 +60,8 @@ class Condition:
     def check(self, schema: pa.Schema) -> None:
         """Raises UsageError if it is no condition over rows of that schema."""
         with self._explained():
-            asked = self._relation(pa.RecordBatch.from_pylist([], schema=schema))
-            kind = str(asked.select(self._expression).types[0])
+            relation = self._relation(pa.RecordBatch.from_pylist([], schema=schema))
+            kind = str(relation.select(self._expression).types[0])
         if kind != "BOOLEAN":
             raise UsageError(f"--where {self._sql}: it is {kind}, and no condition", remedy="such as: amount > 100")
         self._meeting(pa.RecordBatch.from_pylist([], schema=schema))
@@ -78,8 +78,8 @@ class Condition:
     def _meeting(self, rows: pa.RecordBatch) -> np.ndarray:
         """The places of the rows that meet it, ascending."""
         with self._explained(values=rows.num_rows > 0), self._in_time():
-            found = self._relation(rows).filter(self._expression).select(f'"{_NUMBER}"').to_arrow_table()
-        return np.sort(found.column(0).to_numpy())
+            matches = self._relation(rows).filter(self._expression).select(f'"{_NUMBER}"').to_arrow_table()
+        return np.sort(matches.column(0).to_numpy())
 
     @property
     def _expression(self) -> duckdb.Expression:
@@ -108,14 +108,14 @@ class Condition:
         try:
             yield
         except duckdb.InterruptException:
-            said = f"takes more than {SECONDS:.0f} s for the rows of one read"
-            raise UsageError(f"--where {self._sql}: it {said}", remedy="ask for less") from None
+            reason = f"takes more than {SECONDS:.0f} s for the rows of one read"
+            raise UsageError(f"--where {self._sql}: it {reason}", remedy="ask for less") from None
         except duckdb.Error as error:
-            said = str(error).splitlines()[0][:300]
+            reason = str(error).splitlines()[0][:300]
             if values:
-                said = f"{type(error).__name__} for some row; `try(…)` and `try_cast(… as …)` give null instead"
+                reason = f"{type(error).__name__} for some row; `try(…)` and `try_cast(… as …)` give null instead"
             raise UsageError(
-                f"--where {self._sql}: {said}", remedy="it is a condition in DuckDB's SQL over one row's columns"
+                f"--where {self._sql}: {reason}", remedy="it is a condition in DuckDB's SQL over one row's columns"
             ) from None
 
 

@@ -31,19 +31,19 @@ def pace_of(text: str) -> Pace:
     if not text:
         return Pace()
     try:
-        found = Pace(float(text)) if text.replace(".", "", 1).isdigit() else Pace(bytes=parse_size(text))
+        pace = Pace(float(text)) if text.replace(".", "", 1).isdigit() else Pace(bytes=parse_size(text))
     except ValueError as error:
         raise UsageError(f"rate {text!r} {error}", remedy="such as 5000 (records) or 5MB (bytes)") from None
-    if not (found.records or found.bytes):
+    if not (pace.records or pace.bytes):
         raise UsageError("a rate of 0 sends nothing", remedy="such as 5000 (records) or 5MB (bytes)")
-    return found
+    return pace
 
 
-def check_resumed(said: Mapping[str, Any]) -> None:
+def check_resumed(options: Mapping[str, Any]) -> None:
     """Raises UsageError if something is said, by its name, that the plan of a republish which goes on says already."""
-    if given := [name for name, value in said.items() if value]:
+    if conflicting := [name for name, value in options.items() if value]:
         raise UsageError(
-            f"a republish goes on as it was planned, and these are said anew: {', '.join(given)}",
+            f"a republish goes on as it was planned, and these are said anew: {', '.join(conflicting)}",
             remedy="leave them out, or plan another one, without resuming",
         )
 

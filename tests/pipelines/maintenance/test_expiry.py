@@ -222,7 +222,7 @@ def test_a_dead_run_s_batch_is_in_the_way_with_its_ways_out_or_given_up_where_it
     batch = world.plan([world.slice(B, 50, 100)], by="rival")
     world.liveness.dead.add("rival")
     with pytest.raises(
-        PlanBusy, match=rf"batch {batch} .* is unfinished, and run run-1 .* is dead: so it was"
+        PlanBusy, match=rf"batch {batch} .* is unfinished, and run run-1 .* is dead: set by the test"
     ) as refused:
         by_hand(world)
     assert f"`sluice repair orders --abandon {batch}` gives it up" in refused.value.remedy

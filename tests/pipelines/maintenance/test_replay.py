@@ -258,8 +258,8 @@ def test_rows_that_today_s_types_would_lose_something_of_are_left_alone(world: T
     before = world.rows()
     done = world.replay()
     assert done.done == ()
-    assert {why for _, why in done.found.unfit} == {"column name is not in the schema any more"}
-    assert len(done.found.unfit) == 4
+    assert {why for _, why in done.candidates.unfit} == {"column name is not in the schema any more"}
+    assert len(done.candidates.unfit) == 4
     assert world.rows().equals(before)
     world.says({**WIDER, "id": "string"})
     for ask in (world.foreseen, world.replay):
