@@ -100,7 +100,9 @@ def _required(feed: Feed) -> Iterable[Right]:
         case _ if feed.offsets.store is OffsetStore.ZOOKEEPER:
             pass  # the group is not in Kafka
         case CommitMode.NONE:
-            yield Right(Operation.DESCRIBE, ResourceKind.GROUP, feed.group, "to see where the group stands")
+            yield Right(
+                Operation.DESCRIBE, ResourceKind.GROUP, feed.group, "to read the committed offsets of the group"
+            )
         case mode:
             yield Right(Operation.READ, ResourceKind.GROUP, feed.group, "to join the group and commit for it")
             if mode is CommitMode.TRANSACTIONAL:
@@ -113,7 +115,7 @@ def _required(feed: Feed) -> Iterable[Right]:
 
 def _optional(feed: Feed) -> Iterable[Right]:
     for name, pattern in _topics(feed):
-        need = "to warn before retention deletes what is owed"
+        need = "to warn before retention deletes pending records"
         yield Right(Operation.DESCRIBE_CONFIGS, ResourceKind.TOPIC, name, need, pattern, optional=True)
     need = "to warn before the group's offsets expire"
     yield Right(Operation.DESCRIBE_CONFIGS, ResourceKind.CLUSTER, CLUSTER, need, optional=True)
