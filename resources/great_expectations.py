@@ -19,19 +19,19 @@ _MOST = 300
 
 def suite_text(name: str, expectations: Sequence[Mapping[str, Any]], meta: Mapping[str, Any]) -> str:
     """A suite file's text with these expectations (type, kwargs, severity, meta), as Great Expectations writes it."""
-    made = _suite()(name=name, expectations=[dict(e) for e in expectations], meta=dict(meta))
-    return json.dumps(made.to_json_dict(), indent=2, ensure_ascii=False) + "\n"
+    suite = _suite()(name=name, expectations=[dict(e) for e in expectations], meta=dict(meta))
+    return json.dumps(suite.to_json_dict(), indent=2, ensure_ascii=False) + "\n"
 
 
 def refusals(expectations: Sequence[Mapping[str, Any]]) -> Iterator[tuple[int, str]]:
     """The places of the expectations that Great Expectations refuses, and what it says about them."""
     suite = _suite()
-    for place, item in enumerate(expectations):
+    for position, item in enumerate(expectations):
         try:
             if not suite(name="one", expectations=[dict(item)]).expectations:  # it leaves out what it does not know
-                yield place, "it has no such expectation"
+                yield position, "it has no such expectation"
         except Exception as error:  # noqa: BLE001 - what it raises is as various as what can be wrong
-            yield place, _error_line(error)
+            yield position, _error_line(error)
 
 
 def _suite() -> Any:

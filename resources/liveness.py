@@ -37,13 +37,13 @@ def new_owner(run: str) -> Owner:
     return Owner(secrets.token_hex(16), run, socket.gethostname(), pid, _process_start(pid) or 0)
 
 
-def process_gone(pid: int, seen: float) -> bool:
-    """Whether the process that had the pid on this machine at the time `seen` (s since the epoch) has ended.
+def process_gone(pid: int, start_time: float) -> bool:
+    """Whether the process that had the pid on this machine at the time `start_time` (s since the epoch) has ended.
 
     If the pid's process began after that time, it is another process.
     """
     began = _began(pid)
-    return not _exists(pid) or (began is not None and began > seen + _GRACE_S)
+    return not _exists(pid) or (began is not None and began > start_time + _GRACE_S)
 
 
 class LakeLiveness:
@@ -90,7 +90,7 @@ class LakeLiveness:
         With `watch`, all suspects are watched together, for `bound_ms`. Without it, they are not known yet.
         """
         beats = {o: self._beat(o) for o in owners}
-        clear = {o.token: seen for o, beat in beats.items() if (seen := self._at_once(beat))}
+        clear = {o.token: verdict for o, beat in beats.items() if (verdict := self._at_once(beat))}
         suspects = {o: beat for o, beat in beats.items() if o.token not in clear}
         if watch:
             return clear | self._watched(suspects)
@@ -118,9 +118,9 @@ class LakeLiveness:
 
     def _write(self, owner: Owner, number: int) -> None:
         """The number makes every beat differ, even if a clock stands still."""
-        said = {"token": owner.token, "run": owner.run, "host": owner.host, "pid": owner.pid}
-        said |= {"started": owner.started, "machine": machine(), "at": self._clock(), "beat": number}
-        data = json.dumps(said, sort_keys=True).encode()
+        document = {"token": owner.token, "run": owner.run, "host": owner.host, "pid": owner.pid}
+        document |= {"started": owner.started, "machine": machine(), "at": self._clock(), "beat": number}
+        data = json.dumps(document, sort_keys=True).encode()
         self._tolerant("write", lambda: self._lake.put(self._path(owner), data))
 
     def _tolerant(self, what: str, act: Callable[[], None]) -> None:
@@ -152,19 +152,19 @@ class LakeLiveness:
 
     def _watched(self, suspects: dict[Owner, bytes | None]) -> dict[str, Verdict]:
         """Watch for `bound_ms`, by counted pauses and no clock. An owner whose beat changes is alive."""
-        found: dict[str, Verdict] = {}
+        verdicts: dict[str, Verdict] = {}
         for _ in range(-(-self._bound_ms // self._beat_ms)):
-            if not (left := {o: beat for o, beat in suspects.items() if o.token not in found}):
-                return found
+            if not (remaining := {o: beat for o, beat in suspects.items() if o.token not in verdicts}):
+                return verdicts
             self._pause(self._beat_ms / 1000)
-            for owner, first in left.items():
+            for owner, first in remaining.items():
                 now = self._beat(owner)
                 if now is None or _process_gone(first or b""):
-                    found[owner.token] = Verdict(Life.DEAD, "it ended while it was watched")
+                    verdicts[owner.token] = Verdict(Life.DEAD, "it ended while it was watched")
                 elif now != first:
-                    found[owner.token] = Verdict(Life.ALIVE, "its beat goes on")
+                    verdicts[owner.token] = Verdict(Life.ALIVE, "its beat goes on")
         silent = Verdict(Life.DEAD, f"its beat did not change while it was watched for {self._bound_ms / 1000:.0f} s")
-        return {o.token: silent for o in suspects} | found
+        return {o.token: silent for o in suspects} | verdicts
 
 
 Ended = Callable[[Iterable[str]], Mapping[str, str]]
@@ -191,23 +191,25 @@ class Informed:
     def owners(self) -> tuple[Owner, ...]:
         return self.liveness.owners()
 
-    def judge(self, asked: Iterable[Owner], *, watch: bool = True) -> Mapping[str, Verdict]:
+    def judge(self, owners: Iterable[Owner], *, watch: bool = True) -> Mapping[str, Verdict]:
         """Dagster is not asked about owners whose beat alone shows that they are dead."""
-        everybody = tuple(asked)
-        said = dict(self.liveness.judge(everybody, watch=False))
-        left = [o for o in everybody if not said[o.token].dead]
-        ended = self.ended([o.run for o in left]) if left else {}
-        said |= {o.token: Verdict(Life.DEAD, f"Dagster knows it as {ended[o.run]}") for o in left if o.run in ended}
-        suspects = [o for o in left if said[o.token].life is Life.UNKNOWN]
-        return said | dict(self.liveness.judge(suspects) if watch and suspects else {})
+        everybody = tuple(owners)
+        verdicts = dict(self.liveness.judge(everybody, watch=False))
+        remaining = [o for o in everybody if not verdicts[o.token].dead]
+        ended = self.ended([o.run for o in remaining]) if remaining else {}
+        verdicts |= {
+            o.token: Verdict(Life.DEAD, f"Dagster knows it as {ended[o.run]}") for o in remaining if o.run in ended
+        }
+        suspects = [o for o in remaining if verdicts[o.token].life is Life.UNKNOWN]
+        return verdicts | dict(self.liveness.judge(suspects) if watch and suspects else {})
 
 
 def _parse_beat(beat: bytes) -> dict[str, Any]:
     try:
-        said = json.loads(beat)
+        document = json.loads(beat)
     except (ValueError, RecursionError):
         return {}
-    return said if isinstance(said, dict) else {}
+    return document if isinstance(document, dict) else {}
 
 
 def _stamp(beat: bytes) -> int | None:
@@ -220,17 +222,17 @@ def _owner(path: str, beat: bytes) -> Owner | None:
     token = paths.owner_token(path)
     if token is None:
         return None
-    said = _parse_beat(beat)
-    run, host = (v if isinstance(v := said.get(k), str) else "" for k in ("run", "host"))
-    pid, started = (v if isinstance(v := said.get(k), int) else 0 for k in ("pid", "started"))
+    document = _parse_beat(beat)
+    run, host = (v if isinstance(v := document.get(k), str) else "" for k in ("run", "host"))
+    pid, started = (v if isinstance(v := document.get(k), int) else 0 for k in ("pid", "started"))
     return Owner(token, run, host, pid, started)
 
 
 def _process_gone(beat: bytes) -> bool:
     """Whether the beat names a process of this machine that has ended, or whose pid now belongs to another."""
-    said = _parse_beat(beat)
-    pid, started = said.get("pid"), said.get("started")
-    if said.get("machine") != machine() or not isinstance(pid, int) or not 0 < pid < 1 << 31:
+    document = _parse_beat(beat)
+    pid, started = document.get("pid"), document.get("started")
+    if document.get("machine") != machine() or not isinstance(pid, int) or not 0 < pid < 1 << 31:
         return False
     return not _exists(pid) or (bool(started) and _process_start(pid) not in (None, started))
 

@@ -177,8 +177,8 @@ def _groups(feed: Feed) -> KafkaGroups | ZooKeeperGroups | BothGroups:
 
 def _kafka_group(feed: Feed, shared: SharedKafka | None, wire: Wire) -> KafkaGroup:
     """`wire`: the cluster's. A connection of its own would be the same brokers looked for and greeted once more."""
-    asked = {"session": feed.kafka.session_timeout_ms, "transaction": feed.kafka.transaction_timeout_ms}
-    seconds: dict[str, Any] = {name: ms / 1000 for name, ms in asked.items() if ms is not None}
+    milliseconds = {"session": feed.kafka.session_timeout_ms, "transaction": feed.kafka.transaction_timeout_ms}
+    seconds: dict[str, Any] = {name: ms / 1000 for name, ms in milliseconds.items() if ms is not None}
     if shared:
         return shared.group(feed.group, **seconds, rights=rights_of(feed))
     return KafkaGroup(feed.kafka, feed.group, **seconds, rights=rights_of(feed), wire=wire)

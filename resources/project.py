@@ -33,8 +33,8 @@ class Project:
     @classmethod
     def find(cls, start: Path | None = None) -> Project:
         """The project around `start` (the current folder). Raises UsageError when there is none."""
-        named = os.environ.get("SLUICE_PROJECT")
-        here = Path(named) if named and start is None else (start or Path.cwd())
+        configured = os.environ.get("SLUICE_PROJECT")
+        here = Path(configured) if configured and start is None else (start or Path.cwd())
         for folder in (here.resolve(), *here.resolve().parents):
             if (folder / "feeds").is_dir():
                 return cls(folder)
@@ -115,8 +115,8 @@ class Project:
 
     def _feed(self, name: str, environ: Mapping[str, str]) -> Feed:
         path = self.feeds_folder / f"{name}.yaml"
-        if path.is_file() and (found := load_feed(path, environ)).name == name:
-            return found
+        if path.is_file() and (feed := load_feed(path, environ)).name == name:
+            return feed
         feeds = load_feeds(self.feeds_folder, environ)
         if name not in feeds:
             raise FeedError(

@@ -61,7 +61,7 @@ def pack(session: Session, output: Output = None, modules: With = None) -> None:
     if output is not None:
         shutil.copyfile(made.path, output)
     session.terminal.show(
-        good(f"{'packed' if made.made else 'packed before'}: {size(made.bytes)}, {size(made.unpacked)} unpacked"),
+        good(f"{'packed' if made.created else 'packed before'}: {size(made.bytes)}, {size(made.unpacked)} unpacked"),
         facts(
             ("file", str(output or made.path)),
             ("python", packing.python().removeprefix("python")),

@@ -64,12 +64,12 @@ def examine_kafka(settings: KafkaSettings, feeds: tuple[Feed, ...]) -> list[Diag
         return [of_error("login", error)]
     with closing(visit):
         cluster = Cluster(settings, feeds, visit)
-        found = examine(cluster, [Check("address", addresses)])
-        if all(d.health is Health.FAILED for d in found):
+        failures = examine(cluster, [Check("address", addresses)])
+        if all(d.health is Health.FAILED for d in failures):
             rest = ", ".join([*(c.title for c in CHECKS), *(c.title for c in OF_FEED)])
-            return [*found, skipped(rest, "not asked, since no address answers")]
+            return [*failures, skipped(rest, "not asked, since no address answers")]
         checks = [*CHECKS, *(_of_feed(c, f, alone=len(feeds) == 1) for f in feeds for c in OF_FEED)]
-        return [*found, *examine(cluster, checks)]
+        return [*failures, *examine(cluster, checks)]
 
 
 def _title(title: str, feed: Feed, *, alone: bool) -> str:
@@ -123,7 +123,7 @@ def _error_of(ask: Callable[[], object]) -> SluiceError | None:
 
 def brokers(cluster: Cluster) -> Iterator[Diagnosis]:
     """Each broker, at the address that it advertises: tasks read from all of them."""
-    found = cluster.visit.brokers()
+    visible = cluster.visit.brokers()
 
     def release(id: int) -> tuple[int, ...] | SluiceError:
         try:
@@ -131,14 +131,14 @@ def brokers(cluster: Cluster) -> Iterator[Diagnosis]:
         except SluiceError as error:
             return error
 
-    releases = each(release, [b.id for b in found], patience=0)
-    for broker, said in zip(found, releases, strict=True):
-        if isinstance(said, SluiceError):
+    releases = each(release, [b.id for b in visible], patience=0)
+    for broker, answer in zip(visible, releases, strict=True):
+        if isinstance(answer, SluiceError):
             advertised = f"clients are sent to {broker.address} (advertised.listeners): it must be right from here, too"
-            yield failed("broker", said.message, advertised)
+            yield failed("broker", answer.message, advertised)
             continue
-        text = f"{broker.id} at {broker.address} answers, protocol of Kafka {'.'.join(map(str, said))}"
-        if said < OLDEST:
+        text = f"{broker.id} at {broker.address} answers, protocol of Kafka {'.'.join(map(str, answer))}"
+        if answer < OLDEST:
             yield failed("broker", text, "Sluice needs brokers of Apache Kafka 2.8 or newer")
         else:
             yield ok("broker", text)
@@ -153,14 +153,16 @@ def clock(cluster: Cluster) -> Iterator[Diagnosis]:
     if ahead is None:
         yield skipped("clock", "not told: it takes DESCRIBE on the cluster, and KRaft of Kafka 3.3 or newer")
         return
-    told = f"this machine's is {show_about(int(abs(ahead) * 1000))} {'ahead of' if ahead > 0 else 'behind'}"
-    most = min(f.window.max_skew for f in cluster.feeds) / 1000
-    if abs(ahead) > most:
-        yield failed("clock", f"{told} the brokers': windows would end by a wrong time", "set the clocks right (NTP)")
+    difference = f"this machine's is {show_about(int(abs(ahead) * 1000))} {'ahead of' if ahead > 0 else 'behind'}"
+    limit = min(f.window.max_skew for f in cluster.feeds) / 1000
+    if abs(ahead) > limit:
+        yield failed(
+            "clock", f"{difference} the brokers': windows would end by a wrong time", "set the clocks right (NTP)"
+        )
     elif abs(ahead) > SOME_SKEW:
-        yield warning("clock", f"{told} the brokers'", "set the clocks right (NTP)")
+        yield warning("clock", f"{difference} the brokers'", "set the clocks right (NTP)")
     else:
-        yield ok("clock", "as the brokers', to the second" if abs(ahead) < 1 else f"{told} the brokers'")
+        yield ok("clock", "as the brokers', to the second" if abs(ahead) < 1 else f"{difference} the brokers'")
 
 
 CHECKS: tuple[Check[Cluster], ...] = (
@@ -174,9 +176,9 @@ CHECKS: tuple[Check[Cluster], ...] = (
 
 def topics(of: OneFeed) -> Iterator[Diagnosis]:
     """Whether each topic is there, and known by an id."""
-    seen = of.visit.topics_seen(of.topics)
+    visible = of.visit.topics_seen(of.topics)
     sound = []
-    for name, topic in seen.items():
+    for name, topic in visible.items():
         if topic.hidden:
             yield skipped("topics", f"{name}: {UNSEEN}")
         elif topic.error:
@@ -199,8 +201,8 @@ def dead_letters(of: OneFeed) -> Iterator[Diagnosis]:
     if topic.hidden:
         yield skipped("dead letters", f"{name}: {UNSEEN}")
     elif topic.error:
-        told = explain(topic.error(), grantee(of.feed.kafka), f"topic {name}", topic=name)
-        yield of_error("dead letters", told)
+        failure = explain(topic.error(), grantee(of.feed.kafka), f"topic {name}", topic=name)
+        yield of_error("dead letters", failure)
     else:
         yield ok("dead letters", f"{name} ({many(topic.partitions, 'partition')})")
 
@@ -242,19 +244,19 @@ def session(of: OneFeed) -> Iterator[Diagnosis]:
     """Whether the brokers allow as long a session as ours in the group."""
     if of.feed.commit is CommitMode.NONE or of.feed.offsets.store is not OffsetStore.KAFKA:
         return
-    asked, limits = of.feed.kafka.session_timeout_ms or int(SESSION_SECONDS * 1000), of.visit.limits()
-    least, most = limits.min_session, limits.max_session
-    if least is None or most is None:
+    requested, limits = of.feed.kafka.session_timeout_ms or int(SESSION_SECONDS * 1000), of.visit.limits()
+    lowest, highest = limits.min_session, limits.max_session
+    if lowest is None or highest is None:
         yield skipped("group session", UNSEEN)
         return
-    allowed = f"the brokers allow {show_duration(least)} to {show_duration(most)}"
-    if least <= asked <= most:
-        yield ok("group session", f"{show_duration(asked)}; {allowed}")
+    allowed = f"the brokers allow {show_duration(lowest)} to {show_duration(highest)}"
+    if lowest <= requested <= highest:
+        yield ok("group session", f"{show_duration(requested)}; {allowed}")
     else:
         yield failed(
             "group session",
-            f"ours in the group is to last {show_duration(asked)}, {allowed}",
-            f"set kafka.session_timeout_ms in the feed to {least} at least and {most} at most"
+            f"ours in the group is to last {show_duration(requested)}, {allowed}",
+            f"set kafka.session_timeout_ms in the feed to {lowest} at least and {highest} at most"
             " (the brokers' group.min.session.timeout.ms and group.max.session.timeout.ms)",
         )
 
@@ -263,18 +265,19 @@ def transactions(of: OneFeed) -> Iterator[Diagnosis]:
     """Whether the transactional id has a coordinator, and the brokers let a transaction last as long as ours may."""
     if of.feed.commit is not CommitMode.TRANSACTIONAL:
         return
-    found = of.visit.coordinator(of.feed.transactional_id)
-    asked = of.feed.kafka.transaction_timeout_ms or int(TRANSACTION_SECONDS * 1000)
-    most = of.visit.limits().transaction_max_timeout
-    said = f"{of.feed.transactional_id}; coordinator {found.id} at {found.address}"
-    if most is not None and asked > most:
+    coordinator = of.visit.coordinator(of.feed.transactional_id)
+    requested = of.feed.kafka.transaction_timeout_ms or int(TRANSACTION_SECONDS * 1000)
+    limit = of.visit.limits().transaction_max_timeout
+    summary = f"{of.feed.transactional_id}; coordinator {coordinator.id} at {coordinator.address}"
+    if limit is not None and requested > limit:
         yield failed(
             "transactions",
-            f"{said}. Ours may last {show_duration(asked)}, the brokers allow {show_duration(most)}",
-            f"set kafka.transaction_timeout_ms in the feed to {most} or less (the brokers' transaction.max.timeout.ms)",
+            f"{summary}. Ours may last {show_duration(requested)}, the brokers allow {show_duration(limit)}",
+            f"set kafka.transaction_timeout_ms in the feed to {limit} or less (the brokers'"
+            " transaction.max.timeout.ms)",
         )
     else:
-        yield ok("transactions", said)
+        yield ok("transactions", summary)
 
 
 def rights(of: OneFeed) -> Iterator[Diagnosis]:
@@ -302,11 +305,11 @@ Lacking = list[str] | None
 def _lacking_on_topics(of: OneFeed, right: Right) -> Lacking:
     names = {*of.topics, *([of.feed.dead_letters.topic] if of.feed.dead_letters else [])}
     covered = sorted(n for n in names if right.covers(right.kind, n))
-    seen = of.visit.topics_seen(covered)
+    visible = of.visit.topics_seen(covered)
     untold = right.operation is Operation.DESCRIBE_CONFIGS  # which does not imply DESCRIBE: what is hidden may have it
-    if any((untold and t.hidden) or (not t.error and not t.may) for t in seen.values()):
+    if any((untold and t.hidden) or (not t.error and not t.may) for t in visible.values()):
         return None
-    return [n for n in covered if seen[n].hidden or (not seen[n].error and right.operation not in seen[n].may)]
+    return [n for n in covered if visible[n].hidden or (not visible[n].error and right.operation not in visible[n].may)]
 
 
 def _lacking_on_group(of: OneFeed, right: Right) -> Lacking:

@@ -36,10 +36,10 @@ def examine_lake(address: str, settings: S3Settings) -> list[Diagnosis]:
 # -- in a folder
 
 
-def folder(place: Path) -> Iterator[Diagnosis]:
+def folder(path: Path) -> Iterator[Diagnosis]:
     """Whether this user may write there, or make it."""
-    there = _nearest(place)
-    name = f"{place}" if there == place else f"{place}, which the first run makes in {there},"
+    there = _nearest(path)
+    name = f"{path}" if there == path else f"{path}, which the first run makes in {there},"
     if not there.is_dir():
         yield failed("folder", f"{there} is no folder", "name a folder in the feed's `lake:`")
     elif not os.access(there, os.W_OK | os.X_OK):
@@ -51,26 +51,26 @@ def folder(place: Path) -> Iterator[Diagnosis]:
         yield ok("folder", f"{name} may be written to")
 
 
-def listing(place: Path) -> Iterator[Diagnosis]:
+def listing(path: Path) -> Iterator[Diagnosis]:
     """Whether its ledgers can be listed and read."""
-    if not place.is_dir():
+    if not path.is_dir():
         yield skipped("listing", "there is nothing yet")
         return
-    lake = LocalLake(place)
-    found = next(iter(lake.list(LEDGERS)), None)
-    if found is not None and lake.get(found) is not None:
+    lake = LocalLake(path)
+    first = next(iter(lake.list(LEDGERS)), None)
+    if first is not None and lake.get(first) is not None:
         yield ok("listing", "the ledger can be listed and read")
     else:
         yield ok("listing", "nothing has landed yet")
 
 
-def space(place: Path) -> Iterator[Diagnosis]:
-    yield room("space", _nearest(place), "`lake:` in the feed")
+def space(path: Path) -> Iterator[Diagnosis]:
+    yield room("space", _nearest(path), "`lake:` in the feed")
 
 
-def links(place: Path) -> Iterator[Diagnosis]:
+def links(path: Path) -> Iterator[Diagnosis]:
     """The ledger creates each entry by a hard link: an entry that stands shows that it works."""
-    logs = sorted(place.glob(f"{LEDGERS}/*/log/*.json"))[:1]
+    logs = sorted(path.glob(f"{LEDGERS}/*/log/*.json"))[:1]
     if logs:
         yield ok("hard links", "they work: the ledger has entries")
     else:
@@ -85,9 +85,9 @@ IN_A_FOLDER: tuple[Check[Path], ...] = (
 )
 
 
-def _nearest(place: Path) -> Path:
+def _nearest(path: Path) -> Path:
     """The place itself, or the nearest above it that is there."""
-    return next(p for p in (place, *place.parents) if p.exists())
+    return next(p for p in (path, *path.parents) if p.exists())
 
 
 # -- on S3
@@ -119,8 +119,8 @@ def reached(lake: Bucketed) -> Iterator[Diagnosis]:
     from sluice.resources.lake.store_probe import MAX_SKEW_S
 
     answer = lake.bucket.call("list_objects_v2", "", Prefix=f"{lake.prefix}{LEDGERS}/", MaxKeys=1)
-    found = "the ledger can be listed" if answer.get("KeyCount") else "it can be listed, and nothing has landed yet"
-    yield ok("listing", f"{lake.address}: {found}")
+    summary = "the ledger can be listed" if answer.get("KeyCount") else "it can be listed, and nothing has landed yet"
+    yield ok("listing", f"{lake.address}: {summary}")
     ahead = skew(answer)
     if abs(ahead) > MAX_SKEW_S:
         yield failed("clock", f"{told_skew(ahead)} of the store's", "set this machine's clock (NTP)")

@@ -36,12 +36,12 @@ def python(_: None) -> Iterator[Diagnosis]:
 def packages(_: None) -> Iterator[Diagnosis]:
     """What is installed against what this release asks for; of what extras bring, what is here."""
     needed = [r for r in map(Requirement, metadata.requires(OURS) or ()) if _wanted(r)]
-    wrong = [said for r in needed if (said := _wrong(r))]
+    wrong = [problem for r in needed if (problem := _wrong(r))]
     if wrong:
         yield failed("packages", "; ".join(wrong), "install Sluice anew with its dependencies: pip install sluice")
     else:
-        shown = [r for r in needed if r.name in ("dagster", "pyspark", "kafka-python", "pyarrow")]
-        versions = ", ".join(f"{r.name} {_version(r)}" for r in shown)
+        listed = [r for r in needed if r.name in ("dagster", "pyspark", "kafka-python", "pyarrow")]
+        versions = ", ".join(f"{r.name} {_version(r)}" for r in listed)
         yield ok("packages", f"all {len(needed)} as Sluice {metadata.version(OURS)} needs them: {versions}")
 
 
@@ -62,38 +62,38 @@ def _version(needed: Requirement) -> str | None:
 
 
 def _wrong(needed: Requirement) -> str:
-    if (found := _version(needed)) is None:
+    if (version := _version(needed)) is None:
         return f"{needed.name} is missing"
-    if needed.specifier.contains(found, prereleases=True):
+    if needed.specifier.contains(version, prereleases=True):
         return ""
-    return f"{needed.name} is {found}, not {needed.name}{needed.specifier}"
+    return f"{needed.name} is {version}, not {needed.name}{needed.specifier}"
 
 
 def java_here(_: None) -> Iterator[Diagnosis]:
     try:
-        found = java.find_java()
+        java_home = java.find_java()
     except SetupError as error:
         yield of_error("Java", error)
     else:
-        yield ok("Java", f"{java.major(found)}, {found}")
+        yield ok("Java", f"{java.major(java_home)}, {java_home}")
 
 
 def scratch(_: None) -> Iterator[Diagnosis]:
     """The folders in which tasks, uploads and Spark keep what is temporary."""
-    places = {tempfile.gettempdir(), *filter(None, os.environ.get("SPARK_LOCAL_DIRS", "").split(","))}
-    yield from (room("scratch", Path(place), "TMPDIR or SPARK_LOCAL_DIRS") for place in sorted(places))
+    folders = {tempfile.gettempdir(), *filter(None, os.environ.get("SPARK_LOCAL_DIRS", "").split(","))}
+    yield from (room("scratch", Path(folder), "TMPDIR or SPARK_LOCAL_DIRS") for folder in sorted(folders))
 
 
-def room(title: str, place: Path, name_of_it: str) -> Diagnosis:
+def room(title: str, path: Path, name_of_it: str) -> Diagnosis:
     """How much is free where `place` is. Raises OSError."""
-    free = shutil.disk_usage(place).free
-    found, remedy = (
-        f"{free / (1 << 30):.1f} GiB free in {place}",
+    free = shutil.disk_usage(path).free
+    summary, remedy = (
+        f"{free / (1 << 30):.1f} GiB free in {path}",
         f"make room there, or name another place: {name_of_it}",
     )
     if free < LITTLE:
-        return failed(title, found, remedy)
-    return warning(title, found, remedy) if free < ROOM else ok(title, found)
+        return failed(title, summary, remedy)
+    return warning(title, summary, remedy) if free < ROOM else ok(title, summary)
 
 
 CHECKS: tuple[Check[None], ...] = (

@@ -42,7 +42,7 @@ def examine(subject: S, checks: Sequence[Check[S]], seconds: float = SECONDS) ->
 class _Look:
     look: Callable[[], Iterable[Diagnosis]]
     title: str
-    found: list[Diagnosis] = field(default_factory=list)
+    diagnoses: list[Diagnosis] = field(default_factory=list)
 
     def start(self) -> None:
         # A daemon: what hangs in a system call must not hold up the end of the process.
@@ -51,19 +51,21 @@ class _Look:
 
     def end(self, until: float, seconds: float) -> list[Diagnosis]:
         self._thread.join(max(0.0, until - time.monotonic()))
-        found = list(self.found)
+        diagnoses = list(self.diagnoses)
         if self._thread.is_alive():
-            found.append(failed(self.title, f"no answer within {seconds:.0f} s", "see whether what it asks is up"))
-        return found
+            diagnoses.append(failed(self.title, f"no answer within {seconds:.0f} s", "see whether what it asks is up"))
+        return diagnoses
 
     def _run(self) -> None:
         try:
             for one in self.look():
-                self.found.append(one)
+                self.diagnoses.append(one)
         except SluiceError as error:
-            self.found.append(of_error(self.title, error))
+            self.diagnoses.append(of_error(self.title, error))
         except OSError as error:
             where = f": {error.filename}" if error.filename else ""
-            self.found.append(failed(self.title, f"{error.strerror or error}{where}", "mend that and repeat"))
+            self.diagnoses.append(failed(self.title, f"{error.strerror or error}{where}", "mend that and repeat"))
         except Exception as error:  # noqa: BLE001 - the others' findings are told whatever this one met
-            self.found.append(failed(self.title, f"unforeseen {type(error).__name__}", "report it, with what was done"))
+            self.diagnoses.append(
+                failed(self.title, f"unforeseen {type(error).__name__}", "report it, with what was done")
+            )

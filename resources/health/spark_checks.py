@@ -40,9 +40,9 @@ def examine_spark(feed: Feed, *, start: bool) -> list[Diagnosis]:
     return examine(SparkAsked(feed, start), CHECKS, seconds)
 
 
-def master(asked: SparkAsked) -> Iterator[Diagnosis]:
+def master(request: SparkAsked) -> Iterator[Diagnosis]:
     """Whether somebody listens there. Of YARN and the like only Spark knows where that is."""
-    settings = asked.feed.spark
+    settings = request.feed.spark
     name = masters.master(settings)
     if masters.is_local(settings):
         yield ok("master", f"{name}, in this process")
@@ -54,9 +54,9 @@ def master(asked: SparkAsked) -> Iterator[Diagnosis]:
         yield skipped("master", f"{name}: only a session tells", "sluice doctor --spark")
 
 
-def session(asked: SparkAsked) -> Iterator[Diagnosis]:
+def session(request: SparkAsked) -> Iterator[Diagnosis]:
     """Whether a session starts, and what its executors say: the same questions that a run asks before it reads."""
-    if not asked.start:
+    if not request.start:
         try:
             extras.need("pyspark")
         except SetupError as error:  # who only reads needs none
@@ -65,14 +65,14 @@ def session(asked: SparkAsked) -> Iterator[Diagnosis]:
             yield skipped("session", "not started: that takes a while", "sluice doctor --spark")
         return
     extras.need("pyspark")
-    feed, began = asked.feed, time.monotonic()
+    feed, began = request.feed, time.monotonic()
     executors.check_answers(feed.spark)
-    found = SparkEngine(feed.spark, partial(Ports.of, feed.kafka, open_lake(feed))).preflight()
+    result = SparkEngine(feed.spark, partial(Ports.of, feed.kafka, open_lake(feed))).preflight()
     yield ok("session", f"started, and asked, in {time.monotonic() - began:.0f} s")
-    for finding in found.findings:
-        yield (failed if finding.fatal else warning)("executors", finding.said, finding.remedy)
-    if found.answers and not found.findings:
-        yield ok("executors", f"{_on(found.answers)}: Python, packages, clock, Kafka and lake are as they should be")
+    for finding in result.findings:
+        yield (failed if finding.fatal else warning)("executors", finding.message, finding.remedy)
+    if result.answers and not result.findings:
+        yield ok("executors", f"{_on(result.answers)}: Python, packages, clock, Kafka and lake are as they should be")
 
 
 def _on(answers: tuple[Answer, ...]) -> str:

@@ -72,43 +72,43 @@ class LocalLake:
     def put_each_if_absent(self, files: Mapping[str, bytes]) -> frozenset[str]:
         todo = list(files.items())
         groups = (todo[at : at + _TOGETHER] for at in range(0, len(todo), _TOGETHER))
-        return frozenset([path for some in groups for path in self._put_together(some)])
+        return frozenset([path for group in groups for path in self._put_together(group)])
 
     def _put_together(self, files: Sequence[tuple[str, bytes]]) -> list[str]:
         """Those of the paths that were not taken. All files are durable before one has its name, all names before the
         answer. The disk takes everything at once, and each folder once."""
         written, won = list[tuple[str, Path, Path, BufferedWriter]](), dict[str, Path]()
-        with ExitStack() as left:
+        with ExitStack() as stack:
             for path, data in files:
-                place = self._place(path)
+                target = self._place(path)
                 with _translating_errors(path):
-                    if place.exists():
+                    if target.exists():
                         continue
-                    temporary, file = _temporary(place)
-                    left.callback(_discard, temporary, file)
+                    temporary, file = _temporary(target)
+                    stack.callback(_discard, temporary, file)
                     file.write(data)
                     file.flush()
                     if len(files) > 1:
                         cast(_Draining, file.raw).hand_over()
-                written.append((path, place, temporary, file))
+                written.append((path, target, temporary, file))
             each(_make_durable, [(path, file) for path, _, _, file in written], patience=_PATIENCE)
-            for path, place, temporary, _ in written:
+            for path, target, temporary, _ in written:
                 with _translating_errors(path):
-                    if _link(temporary, place):
-                        won[path] = place
-        for folder, path in {place.parent: path for path, place in won.items()}.items():
+                    if _link(temporary, target):
+                        won[path] = target
+        for folder, path in {target.parent: path for path, target in won.items()}.items():
             _sync_after_link(folder, path)
         return [*won]
 
     def put(self, path: str, data: bytes) -> None:
-        place = self._place(path)
+        target = self._place(path)
         with _translating_errors(path):
-            _move(_write(place, data), place)
+            _move(_write(target, data), target)
 
     def get(self, path: str) -> bytes | None:
-        place = self._inside(path)
+        target = self._inside(path)
         try:
-            with open(place, "rb") as file:
+            with open(target, "rb") as file:
                 return file.read()
         except (FileNotFoundError, NotADirectoryError):
             return None
@@ -134,45 +134,45 @@ class LocalLake:
     def stats(self, prefix: str, after: str = "") -> Iterator[Stat]:
         for path in self.list(prefix, after):
             try:  # no block of its own: an audit asks this of every file that there is
-                found = os.lstat(f"{self.root}/{path}")
+                status = os.lstat(f"{self.root}/{path}")
             except (FileNotFoundError, NotADirectoryError):
                 continue
             except OSError as error:
                 raise _meaning(error, path) from error
-            yield Stat(path, found.st_size, f"{found.st_ino:x}-{found.st_ctime_ns:x}")
+            yield Stat(path, status.st_size, f"{status.st_ino:x}-{status.st_ctime_ns:x}")
 
     def size(self, path: str) -> int | None:
-        place = self._inside(path)
+        target = self._inside(path)
         try:
-            found = os.stat(place)
+            status = os.stat(target)
         except (FileNotFoundError, NotADirectoryError):
             return None
         except OSError as error:
             raise _meaning(error, path) from error
-        return found.st_size if stat.S_ISREG(found.st_mode) else None
+        return status.st_size if stat.S_ISREG(status.st_mode) else None
 
     @contextmanager
     def create(self, path: str) -> Iterator[BinaryIO]:
         """A file that appears, durable, when the block ends. A write that finds no room raises LakeFull."""
-        place = self._place(path)
+        target = self._place(path)
         with _translating_errors(path):
-            temporary, file = _temporary(place)
+            temporary, file = _temporary(target)
         try:
             with _translating_errors(path, only=_FULL):
                 yield file
             with _translating_errors(path):
                 _finish(file)
-                _move(temporary, place)
+                _move(temporary, target)
         except BaseException:
             _discard(temporary, file)
             self._prune(temporary)
             raise
 
     def open(self, path: str) -> BinaryIO:
-        place = self._place(path)
+        target = self._place(path)
         with _translating_errors(path):
             try:
-                return place.open("rb")
+                return target.open("rb")
             except (FileNotFoundError, NotADirectoryError):
                 pass
         raise FileNotFoundError(errno.ENOENT, "no such file in the lake", path)
@@ -182,27 +182,27 @@ class LocalLake:
 
         Raises FileNotFoundError without a source, ProofFailed if something else is at the target.
         """
-        origin, place = self._place(source), self._place(target)
+        origin, destination = self._place(source), self._place(target)
         with _translating_errors(target):
             for _ in range(_RACES):
                 if not origin.is_file():
                     break
                 with suppress(FileNotFoundError):
-                    _make_folder(place.parent)
-                    _show(origin, place)
-                    return _sync(place.parent)
+                    _make_folder(destination.parent)
+                    _show(origin, destination)
+                    return _sync(destination.parent)
         raise FileNotFoundError(errno.ENOENT, "no such file in the lake", source)
 
     def remove(self, path: str) -> None:
         """Remove the file, and the folders that this leaves empty."""
-        place = self._place(path)
+        target = self._place(path)
         with _translating_errors(path), suppress(FileNotFoundError, NotADirectoryError):
-            place.unlink()
-        self._prune(place)
+            target.unlink()
+        self._prune(target)
 
-    def _prune(self, place: Path) -> None:
+    def _prune(self, path: Path) -> None:
         with suppress(OSError):  # a folder that is not empty, or in use, stays
-            for folder in place.relative_to(self.root).parents:
+            for folder in path.relative_to(self.root).parents:
                 if folder.name:
                     (self.root / folder).rmdir()
 
@@ -221,11 +221,11 @@ class LocalLake:
         above, _, last = name.rpartition("/")
         if last and not last.startswith(TEMPORARY):
             raise Terminal(f"{ascii(name)[:300]} is no unfinished write", remedy="this is a bug; nothing was removed")
-        place = self._place(above) / last
+        folder = self._place(above) / last
         if last:
             with _translating_errors(name), suppress(FileNotFoundError, NotADirectoryError):
-                place.unlink()
-        self._prune(place if last else place / "gone")
+                folder.unlink()
+        self._prune(folder if last else folder / "gone")
 
     def _place(self, path: str) -> Path:
         return Path(self._inside(path))
@@ -278,19 +278,19 @@ def _meaning(error: OSError, path: str) -> SluiceError:
     return Terminal(f"the lake refused {why}", remedy=remedy)
 
 
-def _age_of(place: Path, name: str) -> Iterator[tuple[str, int]]:
+def _age_of(path: Path, name: str) -> Iterator[tuple[str, int]]:
     with suppress(FileNotFoundError):  # it has ended meanwhile
-        yield name, max(0, int((time.time() - place.lstat().st_mtime) * 1000))
+        yield name, max(0, int((time.time() - path.lstat().st_mtime) * 1000))
 
 
-def _temporary(place: Path) -> tuple[Path, BufferedWriter]:
-    """A new, empty file beside `place`; its folder is made if it is missing."""
+def _temporary(target: Path) -> tuple[Path, BufferedWriter]:
+    """A new, empty file beside `target`; its folder is made if it is missing."""
     for _ in range(_RACES):
-        temporary = place.with_name(TEMPORARY + secrets.token_hex(8))
+        temporary = target.with_name(TEMPORARY + secrets.token_hex(8))
         with suppress(FileNotFoundError):
             return temporary, BufferedWriter(_Draining(temporary, "xb"))
-        _make_folder(place.parent)
-    raise FileNotFoundError(errno.ENOENT, "its folder vanishes again and again", str(place))
+        _make_folder(target.parent)
+    raise FileNotFoundError(errno.ENOENT, "its folder vanishes again and again", str(target))
 
 
 class _Draining(FileIO):
@@ -322,9 +322,9 @@ def _make_folder(folder: Path) -> None:
     _sync(folder.parent)
 
 
-def _write(place: Path, data: bytes) -> Path:
-    """Write `data`, durably, to a temporary file beside `place`."""
-    temporary, file = _temporary(place)
+def _write(target: Path, data: bytes) -> Path:
+    """Write `data`, durably, to a temporary file beside `target`."""
+    temporary, file = _temporary(target)
     try:
         file.write(data)
         _finish(file)
@@ -351,19 +351,19 @@ def _drop(temporary: Path) -> None:
         temporary.unlink()
 
 
-def _move(temporary: Path, place: Path) -> None:
+def _move(temporary: Path, target: Path) -> None:
     try:
-        temporary.replace(place)
+        temporary.replace(target)
     except OSError:
         _drop(temporary)
         raise
-    _sync(place.parent)
+    _sync(target.parent)
 
 
-def _link(temporary: Path, place: Path) -> bool:
+def _link(temporary: Path, target: Path) -> bool:
     """Whether this process put the file there. On NFS an error may hide its success; the link count shows it."""
     try:
-        place.hardlink_to(temporary)
+        target.hardlink_to(temporary)
     except OSError as error:
         if temporary.stat().st_nlink > 1:
             return True
@@ -401,19 +401,19 @@ def _sync(folder: Path) -> None:
         os.close(handle)
 
 
-def _show(origin: Path, place: Path) -> None:
+def _show(origin: Path, target: Path) -> None:
     try:
-        place.hardlink_to(origin)
+        target.hardlink_to(origin)
     except FileExistsError:
-        _check_same(origin, place)
+        _check_same(origin, target)
     except OSError as error:
         if error.errno not in _CANNOT_LINK:
             raise
-        _copy(origin, place)
+        _copy(origin, target)
 
 
-def _copy(origin: Path, place: Path) -> None:
-    temporary, file = _temporary(place)
+def _copy(origin: Path, target: Path) -> None:
+    temporary, file = _temporary(target)
     try:
         with origin.open("rb") as source:
             shutil.copyfileobj(source, file, 1 << 20)
@@ -421,20 +421,20 @@ def _copy(origin: Path, place: Path) -> None:
     except BaseException:
         _discard(temporary, file)
         raise
-    _move(temporary, place)
+    _move(temporary, target)
 
 
-def _check_same(origin: Path, place: Path) -> None:
-    if not place.samefile(origin) and place.stat().st_size != origin.stat().st_size:
+def _check_same(origin: Path, target: Path) -> None:
+    if not target.samefile(origin) and target.stat().st_size != origin.stat().st_size:
         raise ProofFailed(
-            f"{place.name} is visible already, with another size than the staged file",
+            f"{target.name} is visible already, with another size than the staged file",
             remedy="somebody wrote into the lake's data folder: move that file away and run again",
         )
 
 
 def _walk(folder: Path, above: str, after: str) -> Iterator[str]:
-    least = after.removeprefix(above).partition("/")[0] if after.startswith(above) else ""
-    for name in _names(folder, above, least):
+    lowest = after.removeprefix(above).partition("/")[0] if after.startswith(above) else ""
+    for name in _names(folder, above, lowest):
         path = above + name
         if name.endswith("/"):
             if path > after or after.startswith(path):
@@ -443,12 +443,12 @@ def _walk(folder: Path, above: str, after: str) -> Iterator[str]:
             yield path
 
 
-def _names(folder: Path, above: str, least: str) -> list[str]:
-    """Sorted names in a folder, but for most of those below `least`. Names of folders end in `/`, so that whole paths
+def _names(folder: Path, above: str, lowest: str) -> list[str]:
+    """Sorted names in a folder, but for most of those below `lowest`. Names of folders end in `/`, so that whole paths
     are in order, too."""
     with _translating_errors(above), suppress(FileNotFoundError, NotADirectoryError), os.scandir(folder) as entries:
-        later = (e for e in entries if e.name >= least or least.startswith(e.name)) if least else entries
-        seen = [e for e in later if not e.name.startswith(TEMPORARY)]
-        folders = [f"{e.name}/" for e in seen if e.is_dir(follow_symlinks=False)]
-        return sorted(folders + [e.name for e in seen if e.is_file(follow_symlinks=False)])
+        later = (e for e in entries if e.name >= lowest or lowest.startswith(e.name)) if lowest else entries
+        shown_entries = [e for e in later if not e.name.startswith(TEMPORARY)]
+        folders = [f"{e.name}/" for e in shown_entries if e.is_dir(follow_symlinks=False)]
+        return sorted(folders + [e.name for e in shown_entries if e.is_file(follow_symlinks=False)])
     return []

@@ -16,13 +16,13 @@ from sluice.resources.lake.s3_client import Bucket
 def filesystem(address: str, settings: S3Settings) -> S3FileSystem:
     """A file system for paths `bucket/key`. Raises NotAuthorized, SetupError."""
     bucket = Bucket(bucket_and_prefix(address)[0], settings)
-    client, found = bucket.client, bucket.credentials
+    client, credentials = bucket.client, bucket.credentials
     endpoint = urlsplit(client.meta.endpoint_url)
     elsewhere = {"scheme": endpoint.scheme, "endpoint_override": endpoint.netloc}
     return S3FileSystem(
-        access_key=found.access_key,
-        secret_key=found.secret_key,
-        session_token=found.token,
+        access_key=credentials.access_key,
+        secret_key=credentials.secret_key,
+        session_token=credentials.token,
         region=client.meta.region_name,
         connect_timeout=settings.connect_timeout_ms / 1000,
         request_timeout=settings.read_timeout_ms / 1000,

@@ -77,10 +77,10 @@ class Bucket:
     @property
     def credentials(self) -> Any:
         """The credentials that boto3 finds now, as `access_key`, `secret_key`, `token`. Raises NotAuthorized."""
-        found = self._made(_session).get_credentials()
-        if found is None:
+        answer = self._made(_session).get_credentials()
+        if answer is None:
             raise self._meaning(boto.NoCredentialsError(), "")
-        return found.get_frozen_credentials()
+        return answer.get_frozen_credentials()
 
     def _made(self, make: Callable[[int, Access], Any]) -> Any:
         access = tuple((n, getattr(self.settings, n)) for n in _ACCESS)
@@ -94,23 +94,23 @@ class Bucket:
     def written_with(self) -> Mapping[str, str]:
         """The arguments of every write for encryption and tags."""
         s = self.settings
-        said = {"ServerSideEncryption": s.sse, "SSEKMSKeyId": s.kms_key, "Tagging": urlencode(s.tags)}
-        return {k: v for k, v in said.items() if v}
+        fields = {"ServerSideEncryption": s.sse, "SSEKMSKeyId": s.kms_key, "Tagging": urlencode(s.tags)}
+        return {k: v for k, v in fields.items() if v}
 
-    def call(self, operation: str, key: str, **given: Any) -> Any:
+    def call(self, operation: str, key: str, **parameters: Any) -> Any:
         """The answer. Raises a Signal, or the error that the failure means. If two writes conflict, tries again."""
-        place = {"Key": key} if key else {}
+        location = {"Key": key} if key else {}
         try:
-            return self._again(lambda: self._ask(operation, place | given), _in_the_way)
+            return self._again(lambda: self._ask(operation, location | parameters), _in_the_way)
         except boto.ClientError as error:
             self._raise(error, key)
         except (boto.BotoCoreError, ResponseParserError) as error:
             raise self._meaning(error, key) from error
 
-    def _ask(self, operation: str, given: dict[str, Any]) -> Any:
-        if isinstance(body := given.get("Body"), IOBase):
+    def _ask(self, operation: str, parameters: dict[str, Any]) -> Any:
+        if isinstance(body := parameters.get("Body"), IOBase):
             body.seek(0)
-        return getattr(self.client, operation)(Bucket=self.name, **given)
+        return getattr(self.client, operation)(Bucket=self.name, **parameters)
 
     def _again(self, ask: Callable[[], Answer], passing: Callable[[Exception], bool]) -> Answer:
         """The answer. A request is tried again while it fails in a way that may pass, as often as the settings say."""
@@ -123,16 +123,16 @@ class Bucket:
             pause(attempt)
         return ask()
 
-    def pages(self, operation: str, **given: Any) -> Iterator[Any]:
+    def pages(self, operation: str, **parameters: Any) -> Iterator[Any]:
         """The pages of an answer, each requested when it is needed."""
-        pages = iter(self.client.get_paginator(operation).paginate(Bucket=self.name, **given))
+        pages = iter(self.client.get_paginator(operation).paginate(Bucket=self.name, **parameters))
         while True:
             try:
                 page = next(pages, None)
             except boto.ClientError as error:
-                self._raise(error, given.get("Prefix", ""))
+                self._raise(error, parameters.get("Prefix", ""))
             except (boto.BotoCoreError, ResponseParserError) as error:
-                raise self._meaning(error, given.get("Prefix", "")) from error
+                raise self._meaning(error, parameters.get("Prefix", "")) from error
             if page is None:
                 return
             yield page
@@ -142,11 +142,11 @@ class Bucket:
 
         Raises NotThere, Taken, OutOfRange. If an answer breaks off, asks again.
         """
-        given = {"Range": f"bytes={span}"} if span else {}
-        given |= {"IfMatch": etag} if etag else {}
+        parameters = {"Range": f"bytes={span}"} if span else {}
+        parameters |= {"IfMatch": etag} if etag else {}
 
         def whole() -> Block:
-            answer = self.call("get_object", key, **given)
+            answer = self.call("get_object", key, **parameters)
             return _block(answer, answer["Body"].read())
 
         try:
@@ -154,18 +154,18 @@ class Bucket:
         except boto.BotoCoreError as error:
             raise self._meaning(error, key) from error
 
-    def send(self, operation: str, key: str, body: bytes | BinaryIO, **given: Any) -> Any:
+    def send(self, operation: str, key: str, body: bytes | BinaryIO, **parameters: Any) -> Any:
         """`call` with a body and its checksum, of the kind that every store knows."""
         digest = base64.b64encode(_digest(body)).decode()
-        return self.call(operation, key, Body=body, ContentMD5=digest, **given)
+        return self.call(operation, key, Body=body, ContentMD5=digest, **parameters)
 
     def _raise(self, error: boto.ClientError, key: str) -> NoReturn:
         """Raise what the caller expects as a signal, anything else as its named error."""
         code, status = _code(error), _status(error)
         signal = _SIGNALS.get(status) or _SIGNALS.get(code)
         if signal and code != "NoSuchBucket":
-            told = f"s3://{self.name}/{key}: the store answered {code}"
-            raise signal(told, remedy="check s3.endpoint, and the bucket's name in `lake`") from error
+            message = f"s3://{self.name}/{key}: the store answered {code}"
+            raise signal(message, remedy="check s3.endpoint, and the bucket's name in `lake`") from error
         if code in _EXPIRED:
             _forget()
         raise self._meaning(error, key) from error
@@ -271,8 +271,8 @@ def _digest(body: bytes | BinaryIO) -> bytes:
         digest.update(body)
         return digest.digest()
     body.seek(0)
-    while some := body.read(1 << 20):
-        digest.update(some)
+    while block := body.read(1 << 20):
+        digest.update(block)
     return digest.digest()
 
 
@@ -303,10 +303,10 @@ _REGION = {"PermanentRedirect", "TemporaryRedirect", "AuthorizationHeaderMalform
 _UNKNOWN_KEYS = {"InvalidAccessKeyId", "SignatureDoesNotMatch", "InvalidClientTokenId"}
 
 
-def _refusal(error: boto.ClientError, where: str, said: str) -> SluiceError:
+def _refusal(error: boto.ClientError, where: str, detail: str) -> SluiceError:
     """The error for a refusal, by the store's own code."""
     code, status = _code(error), _status(error)
-    told = f"{code}: {said}" if said else code
+    message = f"{code}: {detail}" if detail else code
     if code == "NoSuchBucket":
         bucket = where.split("/")[2]
         return SetupError(
@@ -319,60 +319,62 @@ def _refusal(error: boto.ClientError, where: str, said: str) -> SluiceError:
         )
     if code in _LATER or status == 429 or (status >= 500 and code not in _FULL and status != 507):
         return LakeUnavailable(
-            f"the lake said “later” for {where} ({told})",
+            f"the lake said “later” for {where} ({message})",
             remedy="run again; if it stays, raise s3.retries or ask who runs the store",
         )
     if code in _FULL or status == 507:
-        return LakeFull(f"no room in the lake for {where} ({told})", remedy="free space or raise the quota")
+        return LakeFull(f"no room in the lake for {where} ({message})", remedy="free space or raise the quota")
     if code in _REGION or status == 301:
         return SetupError(
-            f"the bucket of {where} is in another region ({told})",
+            f"the bucket of {where} is in another region ({message})",
             remedy=f"set s3.region to {_region(error) or 'the region of the bucket'}",
         )
     if code in _EXPIRED:
-        return NotAuthorized(f"the credentials for {where} have expired ({told})", remedy="renew them, then run again")
+        return NotAuthorized(
+            f"the credentials for {where} have expired ({message})", remedy="renew them, then run again"
+        )
     if code in _UNKNOWN_KEYS:
         return NotAuthorized(
-            f"the store does not know these credentials ({told})",
+            f"the store does not know these credentials ({message})",
             remedy="check s3.profile, s3.access_key_id or the environment: boto3 looks in the order of its own chain",
         )
     if code.startswith("KMS.") or code == "KMSAccessDenied":
         return NotAuthorized(
-            f"the key that encrypts {where} refused ({told})", remedy="check s3.kms_key and its policy"
+            f"the key that encrypts {where} refused ({message})", remedy="check s3.kms_key and its policy"
         )
     if status in (401, 403):
         return NotAuthorized(
-            f"the store forbids {where} ({told})",
+            f"the store forbids {where} ({message})",
             remedy="grant s3:GetObject, PutObject, DeleteObject, AbortMultipartUpload below the prefix, and "
             "s3:ListBucket, ListBucketMultipartUploads on the bucket",
         )
     return Terminal(
-        f"the lake refused {where} ({told})",
+        f"the lake refused {where} ({message})",
         remedy="check s3.endpoint, and look the code up where the store is documented",
     )
 
 
-def _no_answer(error: Exception, where: str, said: str) -> SluiceError:
+def _no_answer(error: Exception, where: str, detail: str) -> SluiceError:
     """The error if nobody answered, or the request was never sent."""
     match error:
         case boto.NoCredentialsError() | boto.PartialCredentialsError() | boto.CredentialRetrievalError():
             return NotAuthorized(
-                f"no credentials for {where}: {said}",
+                f"no credentials for {where}: {detail}",
                 remedy="give s3.profile, or keys, or let boto3 find them (environment, ~/.aws, the machine's role)",
             )
         case boto.SSOError() | boto.TokenRetrievalError() | boto.UnauthorizedSSOTokenError():
-            return NotAuthorized(f"no token for {where}: {said}", remedy="sign in again (aws sso login)")
+            return NotAuthorized(f"no token for {where}: {detail}", remedy="sign in again (aws sso login)")
         case boto.SSLError():
-            return SetupError(f"{where}: no trust in the endpoint: {said}", remedy="name its CA in s3.ca_bundle")
+            return SetupError(f"{where}: no trust in the endpoint: {detail}", remedy="name its CA in s3.ca_bundle")
         case boto.HTTPClientError() | boto.ConnectionError() | boto.IncompleteReadError():
             return LakeUnavailable(
-                f"no answer for {where}: {said}",
+                f"no answer for {where}: {detail}",
                 remedy="run again; if it stays, check s3.endpoint, the network and s3.read_timeout_ms",
             )
         case ResponseParserError():
             return SetupError(f"what answers for {where} does not speak S3", remedy="check s3.endpoint in the feed")
         case _:
-            return SetupError(f"{where} cannot be asked for: {said}", remedy="check the feed's `s3` section")
+            return SetupError(f"{where} cannot be asked for: {detail}", remedy="check the feed's `s3` section")
 
 
 def _code(error: boto.ClientError) -> str:
@@ -394,9 +396,9 @@ def _apart(error: boto.ClientError) -> str:
 
 def date(answer: Mapping[str, Any]) -> datetime:
     """When the store answered, by its own clock; by this machine's if it does not say."""
-    said = answer.get("ResponseMetadata", {}).get("HTTPHeaders", {}).get("date", "")
+    text = answer.get("ResponseMetadata", {}).get("HTTPHeaders", {}).get("date", "")
     try:
-        return parsedate_to_datetime(said).astimezone(UTC)
+        return parsedate_to_datetime(text).astimezone(UTC)
     except (ValueError, TypeError):
         return datetime.now(UTC)
 
@@ -410,5 +412,5 @@ def skew(answer: Mapping[str, Any]) -> float:
 
 
 def told_skew(seconds: float) -> str:
-    whole, way = round(abs(seconds)), "ahead" if seconds > 0 else "behind"
-    return f"this machine's clock is {whole // 60} min {whole % 60} s {way}"
+    amount, way = round(abs(seconds)), "ahead" if seconds > 0 else "behind"
+    return f"this machine's clock is {amount // 60} min {amount % 60} s {way}"

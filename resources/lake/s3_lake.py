@@ -57,8 +57,8 @@ class S3Lake:
             ) from error
 
     def put_each_if_absent(self, files: Mapping[str, bytes]) -> frozenset[str]:
-        made = each(lambda path: self.put_if_absent(path, files[path]), tuple(files), patience=0)
-        return frozenset(compress(files, made))
+        created = each(lambda path: self.put_if_absent(path, files[path]), tuple(files), patience=0)
+        return frozenset(compress(files, created))
 
     def put(self, path: str, data: bytes) -> None:
         self.bucket.send("put_object", self._key(path), bytes(data), **self.bucket.written_with)
@@ -72,7 +72,7 @@ class S3Lake:
     def list(self, prefix: str, after: str = "") -> Iterator[str]:
         """Objects below `prefix`, in the order of their keys, without other tools' folder objects and keys that are not
         paths."""
-        return (found.path for found in self.stats(prefix, after))
+        return (stat.path for stat in self.stats(prefix, after))
 
     def folders(self, prefix: str) -> Iterator[str]:
         folder = f"{self._key(prefix.strip('/'))}/"
@@ -84,8 +84,8 @@ class S3Lake:
     def stats(self, prefix: str, after: str = "") -> Iterator[Stat]:
         above = prefix.strip("/")
         folder = f"{self._key(above)}/" if above else self._prefix
-        given = {"StartAfter": self._prefix + after} if after else {}
-        for page in self.bucket.pages("list_objects_v2", Prefix=folder, **given):
+        parameters = {"StartAfter": self._prefix + after} if after else {}
+        for page in self.bucket.pages("list_objects_v2", Prefix=folder, **parameters):
             for one in page.get("Contents", ()):
                 if _is_path(path := one["Key"].removeprefix(self._prefix)):
                     yield Stat(path, int(one.get("Size", 0)), one.get("ETag", ""))
@@ -139,21 +139,21 @@ class S3Lake:
                 raise FileNotFoundError(errno.ENOENT, "no such file in the lake", source) from None
 
     def _copy(self, origin: str, key: str, size: int) -> None:
-        given: dict[str, Any] = {"CopySource": {"Bucket": self.bucket.name, "Key": origin}}
+        parameters: dict[str, Any] = {"CopySource": {"Bucket": self.bucket.name, "Key": origin}}
         if size > COPIED_AT_ONCE:
-            self._copy_by_ranges(key, size, given)
+            self._copy_by_ranges(key, size, parameters)
             return
         tagged = {"TaggingDirective": "REPLACE"} if self.settings.tags else {}
-        self.bucket.call("copy_object", key, **given, **tagged, **self.bucket.written_with)
+        self.bucket.call("copy_object", key, **parameters, **tagged, **self.bucket.written_with)
 
-    def _copy_by_ranges(self, key: str, size: int, given: dict[str, Any]) -> None:
+    def _copy_by_ranges(self, key: str, size: int, parameters: dict[str, Any]) -> None:
         upload = self.bucket.call("create_multipart_upload", key, **self.bucket.written_with)["UploadId"]
-        given |= {"UploadId": upload}
+        parameters |= {"UploadId": upload}
 
         def one(number: int) -> dict[str, Any]:
             start = (number - 1) * COPY_RANGE
             span = {"CopySourceRange": f"bytes={start}-{min(start + COPY_RANGE, size) - 1}", "PartNumber": number}
-            answer = self.bucket.call("upload_part_copy", key, **given, **span)
+            answer = self.bucket.call("upload_part_copy", key, **parameters, **span)
             return {"PartNumber": number, "ETag": answer["CopyPartResult"]["ETag"]}
 
         try:
@@ -216,8 +216,8 @@ def create(bucket: Bucket, key: str, data: bytes, write: str) -> bool:
     Raises LakeUnavailable if no answer came.
     """
     try:
-        said = {"Metadata": {WRITE_ID: write}, **bucket.written_with}
-        bucket.send("put_object", key, bytes(data), IfNoneMatch="*", **said)
+        fields = {"Metadata": {WRITE_ID: write}, **bucket.written_with}
+        bucket.send("put_object", key, bytes(data), IfNoneMatch="*", **fields)
     except Taken:
         return written_by(bucket, key) == write
     return True

@@ -90,10 +90,10 @@ class _PartBuffer:
         self.bytes += len(data)
 
     def _spill(self) -> None:
-        held, self.file, self._spilled = self.file, tempfile.TemporaryFile(), True  # noqa: SIM115 - `close` does it
-        held.seek(0)
-        while some := held.read(1 << 20):
-            self.file.write(some)
+        memory, self.file, self._spilled = self.file, tempfile.TemporaryFile(), True  # noqa: SIM115 - `close` does it
+        memory.seek(0)
+        while block := memory.read(1 << 20):
+            self.file.write(block)
         self._release()
 
     def _release(self) -> None:
@@ -166,9 +166,9 @@ class Upload(io.RawIOBase):
                 self._bucket.call("abort_multipart_upload", self._key, UploadId=self._id)
 
     def _put_whole(self) -> None:
-        said = {"Metadata": {WRITE_ID: self._write}, **self._bucket.written_with}
+        fields = {"Metadata": {WRITE_ID: self._write}, **self._bucket.written_with}
         try:
-            self._bucket.send("put_object", self._key, self._part.file, **said)
+            self._bucket.send("put_object", self._key, self._part.file, **fields)
         except LakeUnavailable as error:
             self._resolve(error)
         self._part.close()
@@ -182,8 +182,8 @@ class Upload(io.RawIOBase):
     def _send(self) -> None:
         """Hand the part over; wait while two are under way, so that a slow store slows down the writer."""
         if not self._id:
-            said = {"Metadata": {WRITE_ID: self._write}, **self._bucket.written_with}
-            self._id = self._bucket.call("create_multipart_upload", self._key, **said)["UploadId"]
+            fields = {"Metadata": {WRITE_ID: self._write}, **self._bucket.written_with}
+            self._id = self._bucket.call("create_multipart_upload", self._key, **fields)["UploadId"]
         part, self._part, self._sent = self._part, self._fresh(), self._sent + 1
         sending = _pool(os.getpid()).submit(self._upload, self._sent, part)
         sending.add_done_callback(lambda _: part.close())
@@ -191,17 +191,17 @@ class Upload(io.RawIOBase):
         self._collect(2)
 
     def _upload(self, number: int, part: _PartBuffer) -> dict[str, Any]:
-        given = {"PartNumber": number, "UploadId": self._id}
+        parameters = {"PartNumber": number, "UploadId": self._id}
         try:
             return {
                 "PartNumber": number,
-                "ETag": self._bucket.send("upload_part", self._key, part.file, **given)["ETag"],
+                "ETag": self._bucket.send("upload_part", self._key, part.file, **parameters)["ETag"],
             }
         except NotThere:
             raise self._discarded() from None
 
-    def _collect(self, left: int) -> None:
-        while len(self._under_way) > left:
+    def _collect(self, limit: int) -> None:
+        while len(self._under_way) > limit:
             self._etags.append(self._under_way.popleft().result())
 
     def _complete(self) -> None:
@@ -271,8 +271,8 @@ class ObjectReader(io.RawIOBase):
 
     def read(self, size: int | None = -1, /) -> bytes:
         """Exactly this many bytes; fewer only at the end."""
-        left = max(0, self._size - self._position)
-        wanted = left if size is None or size < 0 else min(size, left)
+        remaining = max(0, self._size - self._position)
+        wanted = remaining if size is None or size < 0 else min(size, remaining)
         pieces = []
         while wanted:
             piece = self._at(self._position, wanted)

@@ -44,10 +44,10 @@ class Authority:
         from cryptography.hazmat.primitives.asymmetric.ec import EllipticCurvePrivateKey
         from cryptography.hazmat.primitives.serialization import load_pem_private_key
 
-        found = load_pem_private_key(key, None)
-        if not isinstance(found, EllipticCurvePrivateKey):
+        private_key = load_pem_private_key(key, None)
+        if not isinstance(private_key, EllipticCurvePrivateKey):
             raise SetupError("the CA's key of the local Kafka is not one of ours", remedy="remove the cluster's folder")
-        return cls(found, x509.load_pem_x509_certificate(last_certificate(certificate)))
+        return cls(private_key, x509.load_pem_x509_certificate(last_certificate(certificate)))
 
     def issue(self, name: str, lifetime: timedelta, hosts: Sequence[str]) -> tuple[bytes, bytes]:
         """A new key and its certificate, both PEM. A certificate of a lifetime below zero has ended already."""

@@ -51,10 +51,10 @@ def _text(text: str) -> bytes:
 
 
 def _long(number: int) -> bytes:
-    left = (number << 1) ^ (number >> 63)
+    remaining = (number << 1) ^ (number >> 63)
     out = bytearray()
-    while left > 0x7F:
-        out.append(left & 0x7F | 0x80)
-        left >>= 7
-    out.append(left)
+    while remaining > 0x7F:
+        out.append(remaining & 0x7F | 0x80)
+        remaining >>= 7
+    out.append(remaining)
     return bytes(out)

@@ -250,8 +250,8 @@ class _Sending:
         from sluice.pipelines.records.kafka_batches.encode import by_key
 
         for number, topic in enumerate(self._how.topics):
-            some = chunk[number :: len(self._how.topics)]
-            rows, numbers = to_send(some), np.arange(len(some))
+            share = chunk[number :: len(self._how.topics)]
+            rows, numbers = to_send(share), np.arange(len(share))
             where = by_key(rows.column("key"), self._partitions[topic], numbers)
             self._sender.send(topic, self._accumulators[topic].add(rows, where, numbers))
             self._sender.taken(topic)

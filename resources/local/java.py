@@ -84,19 +84,19 @@ def _candidates() -> Iterator[Path]:
         yield Path(home, "bin", "java")
     if on_path := shutil.which("java"):
         yield Path(on_path)
-    for place in map(os.path.expanduser, _PLACES):
-        yield from sorted(Path("/").glob(place.lstrip("/") + "/bin/java"))
+    for folder in map(os.path.expanduser, _PLACES):
+        yield from sorted(Path("/").glob(folder.lstrip("/") + "/bin/java"))
 
 
 def major(java: Path) -> int:
     """The major version that this executable reports; 0 when it is no working Java."""
     try:
-        said = subprocess.run([java, "-version"], capture_output=True, text=True, timeout=30, check=False)
+        process = subprocess.run([java, "-version"], capture_output=True, text=True, timeout=30, check=False)
     except (OSError, subprocess.TimeoutExpired):
         return 0
     # Java 8 calls itself 1.8: its major reads as 1, which is just as well too old.
-    found = re.search(r'version "(\d+)', said.stderr)
-    return int(found[1]) if found else 0
+    match = re.search(r'version "(\d+)', process.stderr)
+    return int(match[1]) if match else 0
 
 
 def spark_jars() -> Path:
@@ -135,28 +135,28 @@ class SharedClasses:
 
     jars: Path
     main: str
-    made: Path
+    unfinished: Path
 
     @property
     def archive(self) -> Path | None:
         """The whole one of these jars, this program and this Java; a JVM would die of one that was cut off."""
-        found = self.jars.parent.glob(self._name("*"))
-        return next((path for path in found if path.name == self._name(path.stat().st_size)), None)
+        archives = self.jars.parent.glob(self._name("*"))
+        return next((path for path in archives if path.name == self._name(path.stat().st_size)), None)
 
     @property
     def options(self) -> tuple[str, ...]:
         """For the `java` that runs the program."""
         archive = self.archive
-        how = f"-XX:SharedArchiveFile={archive}" if archive else f"-XX:ArchiveClassesAtExit={self.made}"
+        how = f"-XX:SharedArchiveFile={archive}" if archive else f"-XX:ArchiveClassesAtExit={self.unfinished}"
         return how, "-Xlog:cds=off", "-Xlog:cds+dynamic=off"
 
     def keep(self) -> None:
         """After a run that ended in order. Does nothing where that run left none."""
-        if self.made.exists():
-            kept = self.jars.with_name(self._name(self.made.stat().st_size))
-            unfinished = kept.with_name(f".{kept.name}.{os.getpid()}-{threading.get_ident()}")
-            shutil.move(self.made, unfinished)  # perhaps from another file system
-            unfinished.replace(kept)
+        if self.unfinished.exists():
+            archive = self.jars.with_name(self._name(self.unfinished.stat().st_size))
+            unfinished = archive.with_name(f".{archive.name}.{os.getpid()}-{threading.get_ident()}")
+            shutil.move(self.unfinished, unfinished)  # perhaps from another file system
+            unfinished.replace(archive)
 
     def _name(self, size: int | str) -> str:
         java = find_java().resolve()
@@ -202,13 +202,13 @@ def _fetch(name: str, request: str, artifacts: Sequence[Artifact], folder: Path)
     with tempfile.TemporaryDirectory(prefix=folder.name + ".", dir=folder.parent) as scratch:
         Path(scratch, "ivy.xml").write_text(request)
         # Once more after a failure: what arrived is kept, and a public server may fail one request in a hundred.
-        said = _ivy(scratch)
-        if said.returncode:
-            said = _ivy(scratch)
+        process = _ivy(scratch)
+        if process.returncode:
+            process = _ivy(scratch)
         missing = [a for a in artifacts if not Path(scratch, "jars", f"{a.name}-{a.version}.jar").is_file()]
-        if said.returncode or missing:
+        if process.returncode or missing:
             raise SetupError(
-                f"could not fetch {name} from Maven Central\n{_complaints(said.stdout + said.stderr)}",
+                f"could not fetch {name} from Maven Central\n{_complaints(process.stdout + process.stderr)}",
                 remedy="check the network and repeat (a proxy goes into JAVA_TOOL_OPTIONS)",
             )
         os.rename(Path(scratch, "jars"), folder)

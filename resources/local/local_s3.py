@@ -50,8 +50,8 @@ class LocalS3:
     @property
     def settings(self) -> S3Settings:
         """How to reach it. It takes any keys."""
-        said = {"endpoint": self.endpoint, "region": REGION, "access_key_id": "local", "secret_access_key": "local"}
-        return S3Settings.model_validate(said)
+        options = {"endpoint": self.endpoint, "region": REGION, "access_key_id": "local", "secret_access_key": "local"}
+        return S3Settings.model_validate(options)
 
     def requests(self) -> Counter[str]:
         """How many requests of each kind it has had."""
@@ -69,8 +69,8 @@ class LocalS3:
         if self._process.stdin:
             self._process.stdin.close()
             self._process.stdin = None
-        _, said = self._process.communicate()
-        return said.strip().rpartition("\n")[2]
+        _, output = self._process.communicate()
+        return output.strip().rpartition("\n")[2]
 
 
 # -- the process
@@ -88,16 +88,16 @@ class _Front:
 
     def __call__(self, environ: Mapping[str, Any], start: Respond) -> Iterable[bytes]:
         if environ["PATH_INFO"] == COUNTED:
-            told = json.dumps(self._counts).encode()
-            start("200 OK", [("Content-Type", "application/json"), ("Content-Length", str(len(told)))])
-            return [told]
+            body = json.dumps(self._counts).encode()
+            start("200 OK", [("Content-Type", "application/json"), ("Content-Length", str(len(body)))])
+            return [body]
         name = _request_kind(environ)
         with self._counting:
             self._counts[name] += 1
         alone: AbstractContextManager[Any] = self._alone if name == "PUT if absent" else nullcontext()
         with alone:
-            found: Iterable[bytes] = self._application(environ, start)
-            return found
+            chunks: Iterable[bytes] = self._application(environ, start)
+            return chunks
 
 
 def _request_kind(environ: Mapping[str, Any]) -> str:

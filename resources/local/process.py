@@ -97,7 +97,7 @@ def _born(pid: int) -> str | None:
 
 
 def _born_by_ps(pid: int) -> str | None:
-    said = subprocess.run(
+    process = subprocess.run(
         ["ps", "-o", "state=,lstart=", "-p", str(pid)], capture_output=True, text=True, check=False
     ).stdout.strip()
-    return None if not said or said[0] == "Z" else said.split(None, 1)[1]
+    return None if not process or process[0] == "Z" else process.split(None, 1)[1]

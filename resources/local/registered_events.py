@@ -38,7 +38,7 @@ class Sample(NamedTuple):
     suffix: str
     encoded: Callable[[bytes], bytes]
     spoiled: bool
-    named: Mapping[WireFormat, bytes] = {}
+    by_name: Mapping[WireFormat, bytes] = {}
 
 
 SAMPLES: Mapping[str, Sample] = {
@@ -51,7 +51,7 @@ SAMPLES: Mapping[str, Sample] = {
         "proto",
         lambda value: protobuf_events.encoded(json.loads(value)),
         spoiled=False,
-        named={
+        by_name={
             WireFormat.CONFLUENT: protobuf_events.INDEXES,
             WireFormat.CONFLUENT_HEADERS: protobuf_events.INDEXES,
             WireFormat.APICURIO: protobuf_events.NAME,
@@ -66,10 +66,10 @@ def as_registered(
     events: Iterable[SampleEvent], sample: Sample, wire: WireFormat, number: int
 ) -> Iterator[SampleEvent]:
     """The same events in another format; each names the schema of that number. Those that are malformed stay so."""
-    named = sample.named.get(wire, b"")
+    payload = sample.by_name.get(wire, b"")
     in_header = wire is WireFormat.CONFLUENT_HEADERS
-    before = prefix(wire, number) + (b"" if in_header else named)
-    header = (ID_HEADER, prefix(WireFormat.CONFLUENT, number) + named)
+    before = prefix(wire, number) + (b"" if in_header else payload)
+    header = (ID_HEADER, prefix(WireFormat.CONFLUENT, number) + payload)
     for event in events:
         if event.value is None or (event.malformed and not sample.spoiled):
             yield event

@@ -90,11 +90,14 @@ class Secured:
 
     def section(self, addresses: str, project: Path, by_certificate: bool = False) -> list[str]:
         """The lines of a feed's section `kafka:` for the user `sluice`; files are named from the project's folder."""
-        given = self.client(USER, by_certificate)
+        settings = self.client(USER, by_certificate)
         if not by_certificate:
-            given["sasl_plain_password"] = f"${{file:{self._from(project, self._path(USER, 'password'))}}}"
-        files = {k: self._from(project, Path(v)) for k, v in given.items() if k.endswith("file")}
-        return ["kafka:", *(f"  {k}: {json.dumps(v)}" for k, v in {"bootstrap": addresses, **given, **files}.items())]
+            settings["sasl_plain_password"] = f"${{file:{self._from(project, self._path(USER, 'password'))}}}"
+        files = {k: self._from(project, Path(v)) for k, v in settings.items() if k.endswith("file")}
+        return [
+            "kafka:",
+            *(f"  {k}: {json.dumps(v)}" for k, v in {"bootstrap": addresses, **settings, **files}.items()),
+        ]
 
     @staticmethod
     def _from(project: Path, path: Path) -> str:

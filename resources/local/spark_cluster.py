@@ -130,8 +130,8 @@ class LocalSpark:
     def start_connect(self) -> str:
         """Start a server of Spark Connect beside it, whose executors are in its own process: its address."""
         port = _free_port()
-        said = {"spark.connect.grpc.binding.address": HOST, "spark.connect.grpc.binding.port": port}
-        words = [word for item in said.items() for word in ("--conf", f"{item[0]}={item[1]}")]
+        options = {"spark.connect.grpc.binding.address": HOST, "spark.connect.grpc.binding.port": port}
+        words = [word for item in options.items() for word in ("--conf", f"{item[0]}={item[1]}")]
         submit = "org.apache.spark.deploy.SparkSubmit"
         server = self._start(
             "connect", submit, "--master", f"local[{self.cores},3]", "--class", _CONNECT, *words, "spark-internal"
@@ -198,8 +198,8 @@ class LocalSpark:
         deadline = time.monotonic() + _START_SECONDS
         while not done():
             if daemon.process.poll() is not None or time.monotonic() > deadline:
-                said = daemon.log.read_text(errors="replace").strip().splitlines()[-3:]
-                raise SetupError(f"{daemon.log.stem} does not start: {' '.join(said)}", remedy=f"see {daemon.log}")
+                tail = daemon.log.read_text(errors="replace").strip().splitlines()[-3:]
+                raise SetupError(f"{daemon.log.stem} does not start: {' '.join(tail)}", remedy=f"see {daemon.log}")
             time.sleep(_POLL)
 
     def _end(self) -> None:
@@ -215,9 +215,9 @@ def _end_with_parent() -> None:
 
 
 def _free_port() -> int:
-    with socket.socket() as asked:
-        asked.bind((HOST, 0))
-        return int(asked.getsockname()[1])
+    with socket.socket() as probe:
+        probe.bind((HOST, 0))
+        return int(probe.getsockname()[1])
 
 
 def _listens(port: int) -> bool:

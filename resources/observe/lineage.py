@@ -141,18 +141,18 @@ class _Events:
             job = parent_run.Job(namespace=self._namespace, name="many feeds")
             facets["parent"] = parent_run.ParentRunFacet(run=parent_run.Run(self._landing.run), job=job)
         if error is not None:
-            said = (
+            message = (
                 f"{type(error).__name__}: {error.message}" if isinstance(error, SluiceError) else type(error).__name__
             )
-            facets["errorMessage"] = error_message_run.ErrorMessageRunFacet(said, "PYTHON")
+            facets["errorMessage"] = error_message_run.ErrorMessageRunFacet(message, "PYTHON")
         return facets
 
     def _job_facets(self) -> dict[str, Any]:
         from openlineage.client.facet_v2 import documentation_job, job_type_job
 
         facets: dict[str, Any] = {"jobType": job_type_job.JobTypeJobFacet("BATCH", "SLUICE", "FEED")}
-        if said := self._landing.feed.description:
-            facets["documentation"] = documentation_job.DocumentationJobFacet(said)
+        if description := self._landing.feed.description:
+            facets["documentation"] = documentation_job.DocumentationJobFacet(description)
         return facets
 
 
@@ -170,10 +170,10 @@ def kafka_namespace(feed: Feed) -> str:
 
 def lake_name(feed: Feed) -> tuple[str, str]:
     """Namespace and name of the folder with the feed's rows."""
-    place = open_lake(feed).locate(paths.visible_roots(feed.name)[0])
-    if not place.startswith("s3://"):
-        return "file", place
-    bucket, _, key = place.removeprefix("s3://").partition("/")
+    location = open_lake(feed).locate(paths.visible_roots(feed.name)[0])
+    if not location.startswith("s3://"):
+        return "file", location
+    bucket, _, key = location.removeprefix("s3://").partition("/")
     return f"s3://{bucket}", key
 
 
@@ -213,12 +213,12 @@ def _offsets(ranges: Sequence[tuple[int, int, int, str]]) -> Any:
         ranges: list[dict[str, Any]]
         left_out: int
 
-    shown = [
+    excerpt = [
         {"partition": partition, "topicId": life, "start": start, "end": end}
         for partition, start, end, life in ranges[:MOST_RANGES]
     ]
     total = sum(end - start for _, start, end, _ in ranges)
-    return SluiceOffsetsInputDatasetFacet(total, shown, len(ranges) - len(shown))
+    return SluiceOffsetsInputDatasetFacet(total, excerpt, len(ranges) - len(excerpt))
 
 
 def _rows(feed: Feed, batches: Sequence[BatchResult]) -> Any:

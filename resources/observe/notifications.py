@@ -37,8 +37,8 @@ def _post(settings: NotifySettings, title: str, lines: Sequence[str]) -> str:
     text = escape("\n".join([title, *(f"• {line}" for line in lines)]), quote=False)
     body = json.dumps({"text": text}).encode()
     try:
-        asked = Request(settings.webhook.get_secret_value(), body, {"Content-Type": "application/json"})
-        with urlopen(asked, timeout=WEB_SECONDS):
+        request = Request(settings.webhook.get_secret_value(), body, {"Content-Type": "application/json"})
+        with urlopen(request, timeout=WEB_SECONDS):
             return ""
     except HTTPError as error:
         error.close()

@@ -96,13 +96,13 @@ def push(figures: Sequence[Figure], gateway: Gateway) -> None:
 
 
 @contextmanager
-def serving(kept: Kept, host: str, port: int) -> Iterator[threading.Thread]:
+def serving(cache: Kept, host: str, port: int) -> Iterator[threading.Thread]:
     """A web server in a thread that answers any path with the newest figures, until the block ends. Raises SetupError,
     UsageError where the address is taken."""
     with extras.named():
         from prometheus_client import start_http_server
     try:
-        server, thread = start_http_server(port, host, _registry(kept))
+        server, thread = start_http_server(port, host, _registry(cache))
     except OSError as error:
         raise UsageError(f"{host}:{port}: {error.strerror}", remedy="name a free one: --port 9478") from None
     try:
@@ -112,11 +112,11 @@ def serving(kept: Kept, host: str, port: int) -> Iterator[threading.Thread]:
         server.server_close()
 
 
-def _registry(kept: Kept) -> Any:
+def _registry(cache: Kept) -> Any:
     from prometheus_client import CollectorRegistry
 
     registry = CollectorRegistry(auto_describe=False)
-    registry.register(kept)  # it has what a collector has
+    registry.register(cache)  # it has what a collector has
     return registry
 
 
@@ -124,13 +124,13 @@ def _families(figures: Iterable[Figure]) -> Iterator[Any]:
     """The library's families, in the order of ours; those without a figure are left out."""
     from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 
-    found: dict[str, list[Figure]] = {}
+    families: dict[str, list[Figure]] = {}
     for one in figures:
-        found.setdefault(one.name, []).append(one)
+        families.setdefault(one.name, []).append(one)
     for name, family in FAMILIES.items():
-        if name in found:
+        if name in families:
             kind = CounterMetricFamily if family.kind is Kind.COUNTER else GaugeMetricFamily
-            made = kind(name, family.help, labels=family.labels)
-            for one in found[name]:
-                made.add_metric(one.labels, one.value)
-            yield made
+            metric = kind(name, family.help, labels=family.labels)
+            for one in families[name]:
+                metric.add_metric(one.labels, one.value)
+            yield metric

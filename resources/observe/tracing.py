@@ -97,10 +97,10 @@ def step(name: str, run: str, **about: str | int | None) -> Iterator[None]:
         yield
         return
     before, tracer = _run.set(run), provider.get_tracer("sluice")
-    known = _known({"sluice.run": run, **{f"sluice.{key}": value for key, value in about.items()}})
-    span = tracer.start_span(name, context=_nothing(), attributes=known)
-    made = Step(tracer, span)
-    inside = _current.set(made)
+    attributes = _known({"sluice.run": run, **{f"sluice.{key}": value for key, value in about.items()}})
+    span = tracer.start_span(name, context=_nothing(), attributes=attributes)
+    current_step = Step(tracer, span)
+    inside = _current.set(current_step)
     try:
         with logs.about(trace=format(span.get_span_context().trace_id, "032x")):
             yield
@@ -108,7 +108,7 @@ def step(name: str, run: str, **about: str | int | None) -> Iterator[None]:
         _failed(span, error)
         raise
     finally:
-        made.close()
+        current_step.close()
         span.end()
         _current.reset(inside)
         _run.reset(before)
@@ -124,8 +124,8 @@ def wanted(environ: Mapping[str, str]) -> bool:
     """Whether the environment names somebody who gets traces."""
     if environ.get("OTEL_SDK_DISABLED", "").strip().lower() == "true":
         return False
-    named = environ.get(EXPORTER, "").strip()
-    return named != "none" and bool(named or any(environ.get(name) for name in ENDPOINTS))
+    exporter = environ.get(EXPORTER, "").strip()
+    return exporter != "none" and bool(exporter or any(environ.get(name) for name in ENDPOINTS))
 
 
 def trace_of(run: str) -> int:
@@ -205,7 +205,7 @@ def _exporter(environ: Mapping[str, str]) -> Any:
     if name == "otlp":
         protocol = next((environ[p] for p in PROTOCOLS if environ.get(p)), "http/protobuf")
         name = "otlp_proto_grpc" if protocol == "grpc" else "otlp_proto_http"
-    found = [*entry_points(group="opentelemetry_traces_exporter", name=name)]
-    if not found:
+    entries = [*entry_points(group="opentelemetry_traces_exporter", name=name)]
+    if not entries:
         raise LookupError(name)
-    return found[0].load()
+    return entries[0].load()

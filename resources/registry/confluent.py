@@ -82,41 +82,41 @@ def writers_of(feed: Feed, lake: Lake, *, keep: bool = True) -> KeptSchemas | No
     return KeptSchemas(lake, feed.name, client, keep=keep, types=types)
 
 
-def registered(asked: SchemaAsked) -> RegisteredSchema:
+def registered(request: SchemaAsked) -> RegisteredSchema:
     """The schema that the registry has for a feed: the newest version of the subject, or the one that the feed pins.
 
     Raises Failed where there is none, or it is of another format; RegistryUnavailable, NotAuthorized.
     """
-    found = client_of(asked.registry).version(asked.subject, asked.registry.version)
-    if found is None:
-        version = f"version {asked.registry.version} of " if asked.registry.version else ""
+    schema = client_of(request.registry).version(request.subject, request.registry.version)
+    if schema is None:
+        version = f"version {request.registry.version} of " if request.registry.version else ""
         raise Failed(
-            f"the schema registry {asked.registry.url} has no {version}subject {asked.subject}",
+            f"the schema registry {request.registry.url} has no {version}subject {request.subject}",
             remedy="name another: registry: {subject: …}",
         )
-    if found.type != READERS[asked.format].registered:
+    if schema.type != READERS[request.format].registered:
         raise Failed(
-            f"subject {asked.subject}, version {found.version}, is {found.type}, and not {asked.format}",
+            f"subject {request.subject}, version {schema.version}, is {schema.type}, and not {request.format}",
             remedy="name another subject, or version",
         )
-    return found
+    return schema
 
 
-def file_of(found: RegisteredSchema, asked: SchemaAsked) -> str:
+def file_of(schema: RegisteredSchema, request: SchemaAsked) -> str:
     """A registered schema as one file. Raises UnusableSchema."""
-    return READERS[asked.format].whole(found)
+    return READERS[request.format].whole(schema)
 
 
-def reader_of(found: RegisteredSchema, asked: SchemaAsked) -> Reader:
+def reader_of(schema: RegisteredSchema, request: SchemaAsked) -> Reader:
     """What reads by a registered schema, as one file. Raises Failed where it makes no columns."""
-    made = READERS[asked.format]
+    reader_type = READERS[request.format]
     try:
-        texts = made.read(made.whole(found), asked.schema_file.parent, asked.message)
-        return made.make(texts, WireFormat.CONFLUENT)
+        texts = reader_type.read(reader_type.whole(schema), request.schema_file.parent, request.message)
+        return reader_type.make(texts, WireFormat.CONFLUENT)
     except ValueError as error:
         what = error.text if isinstance(error, UnusableSchema) else safe_text(str(error))
         raise Failed(
-            f"subject {found.subject}, version {found.version}, makes no columns: {what}",
+            f"subject {schema.subject}, version {schema.version}, makes no columns: {what}",
             remedy="write a schema_file of your own, without what cannot be a column or part of a contract",
         ) from None
 
@@ -134,24 +134,24 @@ def number_of_own(feed: Feed, topics: Sequence[str]) -> int:
     looked += [(registry.subject, registry.version)] if registry.subject else []
     client = client_of(registry)
     for subject, version in looked:
-        found = client.version(subject, version)
-        if found and isinstance(found.id, int) and _reads_alike(reader, found):
-            return found.id
-    named = ", ".join(subject for subject, _ in looked)
+        schema = client.version(subject, version)
+        if schema and isinstance(schema.id, int) and _reads_alike(reader, schema):
+            return schema.id
+    subjects = ", ".join(subject for subject, _ in looked)
     raise Refused(
-        f"the schema registry {registry.url} has the own schema of {feed.name} under none of the subjects {named}",
+        f"the schema registry {registry.url} has the own schema of {feed.name} under none of the subjects {subjects}",
         remedy=f"nobody could read what is sent; register its schema_file as the newest version of {looked[0][0]}",
     )
 
 
-def _reads_alike(reader: Reader, found: RegisteredSchema) -> bool:
-    made = READERS[reader.format]
-    if found.type != made.registered:
+def _reads_alike(reader: Reader, schema: RegisteredSchema) -> bool:
+    reader_type = READERS[reader.format]
+    if schema.type != reader_type.registered:
         return False
     try:
         if isinstance(reader, ProtobufReader):
-            return reader.is_of(found)
-        other = made.make((made.whole(found),), reader.wire)
+            return reader.is_of(schema)
+        other = reader_type.make((reader_type.whole(schema),), reader.wire)
     except ValueError:
         return False
     if isinstance(reader, AvroReader) and isinstance(other, AvroReader):
@@ -168,39 +168,39 @@ class RegistryClient:
     def schema(self, id: int | str) -> RegisteredSchema | None:
         if numbered := _NUMBERED.fullmatch(str(id)):
             return self._of_own_api(str(id), *numbered.groups())
-        found = self._get(f"/schemas/ids/{id}" if isinstance(id, int) else f"/schemas/guids/{id}")
-        return None if found is None else self._registered(found, id)
+        document = self._get(f"/schemas/ids/{id}" if isinstance(id, int) else f"/schemas/guids/{id}")
+        return None if document is None else self._registered(document, id)
 
     def version(self, subject: str, version: int | None = None) -> RegisteredSchema | None:
-        found = self._get(_version_path(subject, version or "latest"))
-        return None if found is None else self._registered(found, _number(found, "id"), subject)
+        document = self._get(_version_path(subject, version or "latest"))
+        return None if document is None else self._registered(document, _number(document, "id"), subject)
 
     def register(self, subject: str, schema: str, type: str = AVRO) -> int:
         """Register a schema as the subject's newest version, unless it has it. Returns the schema's number."""
         path = f"/subjects/{quote(subject, safe='')}/versions"
-        found = self._get(path, json.dumps({"schema": schema, "schemaType": type}).encode())
-        if found is None:
+        document = self._get(path, json.dumps({"schema": schema, "schemaType": type}).encode())
+        if document is None:
             raise self._nonsense("HTTP 404")
-        return _number(found, "id")
+        return _number(document, "id")
 
     def subjects(self) -> tuple[str, ...]:
         """The subjects that the registry shows us, sorted."""
-        found = self._get("/subjects")
-        if not isinstance(found, list):
+        document = self._get("/subjects")
+        if not isinstance(document, list):
             raise self._nonsense("no list of subjects")
-        return tuple(sorted(str(s) for s in found))
+        return tuple(sorted(str(s) for s in document))
 
-    def _registered(self, found: Any, id: int | str, subject: str = "") -> RegisteredSchema:
+    def _registered(self, document: Any, id: int | str, subject: str = "") -> RegisteredSchema:
         texts: dict[_Key, tuple[str, str]] = {}
-        references = found.get("references") or []
-        number = found.get("id", id)
+        references = document.get("references") or []
+        number = document.get("id", id)
         if references and self._own and isinstance(number, int):
-            own = self._own_references(number, self._text(found), references)
+            own = self._own_references(number, self._text(document), references)
             self._collect(own.references, texts, (), own)
         else:
             self._collect(references, texts, (), _Compatible(self))
-        version = _number(found, "version") if subject else 0
-        return _made(id, _type(found), texts, self._text(found), subject, version)
+        version = _number(document, "version") if subject else 0
+        return _made(id, _type(document), texts, self._text(document), subject, version)
 
     def _collect(
         self, references: Any, texts: dict[_Key, tuple[str, str]], above: tuple[_Key, ...], api: _Compatible | _Apicurio
@@ -240,8 +240,8 @@ class RegistryClient:
             text = self._send(at)
             if text is None:
                 continue
-            found = self._parsed(self._send(f"{path}/search/{results}?{kind}={number}&limit=1"))
-            versions = found.get(results) if isinstance(found, dict) else None
+            document = self._parsed(self._send(f"{path}/search/{results}?{kind}={number}&limit=1"))
+            versions = document.get(results) if isinstance(document, dict) else None
             if not versions:
                 return None  # a text that no version has any more
             references = self._parsed(self._send(f"{at}/references")) or []
@@ -261,17 +261,17 @@ class RegistryClient:
             for kind in ("contentIds", "globalIds"):
                 at = f"{self._own}/{api}/ids/{kind}/{id}"
                 if self._send(at) == text.encode():
-                    found = self._parsed(self._send(f"{at}/references"))
-                    if isinstance(found, list) and len(found) == len(references):
-                        return _Apicurio(self, f"{self._own}/{api}", found)
+                    document = self._parsed(self._send(f"{at}/references"))
+                    if isinstance(document, list) and len(document) == len(references):
+                        return _Apicurio(self, f"{self._own}/{api}", document)
         raise Failed(
             f"the schema registry {self.settings.url}: schema {id} refers to others, and which groups these are in,"
             " only Apicurio's own API tells, which does not have it",
             remedy=f"let {self._own}/v3 of the same address be reached, with a right to read",
         )
 
-    def _text(self, found: Any) -> str:
-        text = found.get("schema")
+    def _text(self, document: Any) -> str:
+        text = document.get("schema")
         if not isinstance(text, str):
             raise self._nonsense("an answer without a schema")
         return text
@@ -284,19 +284,19 @@ class RegistryClient:
 
     def _send(self, path: str, body: bytes | None = None) -> bytes | None:
         """The bytes at the path; None for 404."""
-        left, late = TRIES, 0
+        attempts, late = TRIES, 0
         while True:
-            left -= 1
+            attempts -= 1
             try:
                 status, answer = self._ask(path, body)
             except (OSError, http.client.HTTPException) as error:
                 if isinstance(error, ssl.SSLCertVerificationError):
                     raise self._away(f"its certificate is not trusted ({error.verify_message})") from None
                 late += isinstance(error, TimeoutError)
-                if not left or late == LATE_TRIES:
+                if not attempts or late == LATE_TRIES:
                     raise self._away(_why(error)) from None
             else:
-                if not left or status not in _AGAIN:
+                if not attempts or status not in _AGAIN:
                     return self._answer(status, answer)
             time.sleep(_PAUSE)
 
@@ -304,9 +304,9 @@ class RegistryClient:
         if status == 404:
             return None
         if status in (401, 403):
-            said = "refused the login" if status == 401 else "gives no right to read schemas"
+            reason = "refused the login" if status == 401 else "gives no right to read schemas"
             raise RegistryForbidden(
-                f"the schema registry {self.settings.url} {said} (HTTP {status})",
+                f"the schema registry {self.settings.url} {reason} (HTTP {status})",
                 remedy="check registry.username and password, or registry.token",
             )
         if status == 429 or status >= 500:
@@ -321,12 +321,12 @@ class RegistryClient:
         if body is None:
             return None
         try:
-            found = json.loads(body)
+            document = json.loads(body)
         except (ValueError, RecursionError):
             raise self._nonsense("an answer that is not JSON") from None
-        if not isinstance(found, dict | list):
+        if not isinstance(document, dict | list):
             raise self._nonsense("an answer that is no JSON object")
-        return found
+        return document
 
     def _ask(self, path: str, body: bytes | None) -> tuple[int, bytes]:
         url = urlsplit(self.settings.url)
@@ -345,7 +345,7 @@ class RegistryClient:
             headers = {"Accept": _ACCEPT, **({"Content-Type": _SENT} if body else {}), **self._login()}
             connection.request("POST" if body else "GET", path, body, headers)
             answer = connection.getresponse()
-            found = answer.status, answer.read(MOST_ANSWER + 1)
+            response = answer.status, answer.read(MOST_ANSWER + 1)
         except (OSError, http.client.HTTPException):
             if ended.is_set():
                 raise TimeoutError from None
@@ -355,7 +355,7 @@ class RegistryClient:
             connection.close()
         if ended.is_set():
             raise TimeoutError
-        return found
+        return response
 
     def _login(self) -> dict[str, str]:
         s = self.settings
@@ -408,8 +408,8 @@ class _Compatible:
 
     def behind(self, key: _Key) -> tuple[str, Any] | None:
         """The text of a schema and its references; None where there is none."""
-        found = self.client._get(_version_path(*key))
-        return None if found is None else (self.client._text(found), found.get("references") or [])
+        document = self.client._get(_version_path(*key))
+        return None if document is None else (self.client._text(document), document.get("references") or [])
 
 
 @dataclass(frozen=True)
@@ -456,14 +456,14 @@ def _version_path(subject: str, version: int | str) -> str:
     return f"/subjects/{quote(subject, safe='')}/versions/{quote(str(version), safe='')}"
 
 
-def _type(found: Any) -> str:
+def _type(document: Any) -> str:
     """Registries leave out the type of Avro schemas."""
-    said = found.get("schemaType")
-    return said if isinstance(said, str) and said.isalpha() and len(said) < 20 else AVRO
+    type_name = document.get("schemaType")
+    return type_name if isinstance(type_name, str) and type_name.isalpha() and len(type_name) < 20 else AVRO
 
 
-def _number(found: Any, name: str) -> int:
-    value = found.get(name)
+def _number(document: Any, name: str) -> int:
+    value = document.get(name)
     return value if isinstance(value, int) else 0
 
 

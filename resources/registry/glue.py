@@ -38,15 +38,15 @@ class GlueClient:
 
     def schema(self, id: int | str) -> RegisteredSchema | None:
         with self._asking() as ask:
-            found = ask("get_schema_version", SchemaVersionId=str(id))
-        return None if found is None else self._registered(found, id)
+            document = ask("get_schema_version", SchemaVersionId=str(id))
+        return None if document is None else self._registered(document, id)
 
     def version(self, subject: str, version: int | None = None) -> RegisteredSchema | None:
         which: dict[str, Any] = {"VersionNumber": version} if version else {"LatestVersion": True}
-        named = {"RegistryName": self._place[1], "SchemaName": subject}
+        schema_id = {"RegistryName": self._place[1], "SchemaName": subject}
         with self._asking() as ask:
-            found = ask("get_schema_version", SchemaId=named, SchemaVersionNumber=which)
-        return None if found is None else self._registered(found, str(found.get("SchemaVersionId")), subject)
+            document = ask("get_schema_version", SchemaId=schema_id, SchemaVersionNumber=which)
+        return None if document is None else self._registered(document, str(document.get("SchemaVersionId")), subject)
 
     def subjects(self) -> tuple[str, ...]:
         """The schemas of the registry, sorted; of very many, some."""
@@ -69,11 +69,11 @@ class GlueClient:
     def _place(self) -> tuple[str, str]:
         return self.settings.glue or ("", "")
 
-    def _registered(self, found: dict[str, Any], id: int | str, subject: str = "") -> RegisteredSchema:
-        text, type_ = found.get("SchemaDefinition"), found.get("DataFormat")
+    def _registered(self, document: dict[str, Any], id: int | str, subject: str = "") -> RegisteredSchema:
+        text, type_ = document.get("SchemaDefinition"), document.get("DataFormat")
         if not isinstance(text, str) or type_ not in (AVRO, JSON, PROTOBUF):
             raise Failed(f"{self.settings.url} gave an answer without a schema", remedy="check registry.url")
-        return RegisteredSchema(id, type_, (text,), subject, int(found.get("VersionNumber") or 0) if subject else 0)
+        return RegisteredSchema(id, type_, (text,), subject, int(document.get("VersionNumber") or 0) if subject else 0)
 
     @contextmanager
     def _asking(self) -> Iterator[Callable[..., dict[str, Any] | None]]:
@@ -83,14 +83,14 @@ class GlueClient:
             session = boto3.session.Session()
             with closing(session.client("glue", region_name=self._place[0], config=self._config)) as glue:
 
-                def ask(operation: str, **given: Any) -> dict[str, Any] | None:
+                def ask(operation: str, **parameters: Any) -> dict[str, Any] | None:
                     try:
-                        found: dict[str, Any] = getattr(glue, operation)(**given)
+                        answer: dict[str, Any] = getattr(glue, operation)(**parameters)
                     except boto.ClientError as error:
                         if _code(error) == _NOBODY:
                             return None
                         raise
-                    return found
+                    return answer
 
                 yield ask
         except boto.ClientError as error:

@@ -169,16 +169,16 @@ class SparkEngine:
 
         try:
             with self._watched(spark):
-                found = preflight.preflight(spark, ports, shipping.python(self._settings))
+                result = preflight.preflight(spark, ports, shipping.python(self._settings))
         except Exception as error:
             if spark_errors.ended(str(error)) and not self._cancelled.is_set():
-                told, way = executors.given_up(self._settings, self._ended)
-                raise SetupError(told, remedy=way) from None
+                reason, way = executors.given_up(self._settings, self._ended)
+                raise SetupError(reason, remedy=way) from None
             raise
-        said, remedy = self._ended.told()
-        if not said or not found.answers:
-            return found
-        return replace(found, findings=(*found.findings, preflight.Finding(said, remedy, fatal=False)))
+        ended_reason, remedy = self._ended.told()
+        if not ended_reason or not result.answers:
+            return result
+        return replace(result, findings=(*result.findings, preflight.Finding(ended_reason, remedy, fatal=False)))
 
     @contextmanager
     def _watched(self, spark: SparkContext) -> Iterator[None]:
@@ -262,7 +262,7 @@ class SparkEngine:
 
     def _mapped(self, jobs: _Jobs, work: _Work) -> list[str]:
         try:
-            return [said for _, said in jobs.rows(work)]
+            return [answer for _, answer in jobs.rows(work)]
         except Exception as error:  # noqa: BLE001 - as above
             raise self._ended_by(error, _GOES_ON) or self._failed(error) from None
 
@@ -275,10 +275,10 @@ class SparkEngine:
         if self._starved.is_set():
             return _no_executors(self._settings, self._ended, again)
         if spark_errors.ended(str(error)) and not is_local(self._settings):
-            said, remedy = executors.given_up(self._settings, self._ended)
-            return Failed(said, remedy=f"{remedy}; {again}")
-        if is_connect(self._settings) and (gone := executors.unreachable(self._settings)):
-            return _no_server(self._settings, gone, again)
+            reason, remedy = executors.given_up(self._settings, self._ended)
+            return Failed(reason, remedy=f"{remedy}; {again}")
+        if is_connect(self._settings) and (unreachable := executors.unreachable(self._settings)):
+            return _no_server(self._settings, unreachable, again)
         return None
 
     def _salvaged(self, jobs: _Jobs, work: executor.TaskWork, error: Exception) -> list[executor.Sent]:
@@ -298,8 +298,8 @@ class SparkEngine:
 def _speculates(spark: Any) -> bool:
     """Whether a context, or a session of Spark Connect, starts a slow task again beside the first."""
     name, default = "spark.speculation", "false"
-    found = spark.conf.get(name, default) if hasattr(spark, "conf") else spark.getConf().get(name, default)
-    return str(found).lower() == "true"
+    value = spark.conf.get(name, default) if hasattr(spark, "conf") else spark.getConf().get(name, default)
+    return str(value).lower() == "true"
 
 
 def begin(settings: SparkSettings, needed: Callable[[], bool] = lambda: True) -> None:
@@ -498,8 +498,8 @@ def _running() -> SparkContext | None:
         return None  # the JVM starts before PySpark is loaded, which takes a while
     from pyspark import SparkContext
 
-    found = SparkContext._active_spark_context
-    if _jvm_ended() is not None or found is None or found._jsc.sc().isStopped():
+    active = SparkContext._active_spark_context
+    if _jvm_ended() is not None or active is None or active._jsc.sc().isStopped():
         _forget_jvm()
     return SparkContext._active_spark_context
 
@@ -533,10 +533,10 @@ def _forget_jvm() -> None:
 
 
 def _no_executors(settings: SparkSettings, ended: spark_errors.Ended, again: str = _ADOPTED) -> Failed:
-    said, remedy = ended.told()
+    reason, remedy = ended.told()
     return Failed(
         f"every executor of {settings.master} was lost, and no other came"
-        f" within {units.show_duration(settings.start_timeout)}" + (f"; {said}" if said else ""),
+        f" within {units.show_duration(settings.start_timeout)}" + (f"; {reason}" if reason else ""),
         remedy=f"{remedy or 'see whether master and workers run'}; then {again}",
     )
 
@@ -559,39 +559,39 @@ def _jvm_death(code: int, again: str) -> Failed:
 
 def _capturing_output(settings: SparkSettings, start: Callable[[BinaryIO], T]) -> T:
     """What it starts, told where a JVM prints to: to a file, not to the terminal. Raises SetupError."""
-    with tempfile.TemporaryFile() as said:
+    with tempfile.TemporaryFile() as output:
         try:
-            return start(said)
+            return start(output)
         except SetupError:
             raise
         except Exception as error:  # noqa: BLE001 - as many kinds as there are ways to start Spark
-            raise _not_started(settings, error, said) from None
+            raise _not_started(settings, error, output) from None
 
 
-def _context(settings: SparkSettings, said: BinaryIO) -> SparkContext:
+def _context(settings: SparkSettings, output: BinaryIO) -> SparkContext:
     _environment(settings)
     conf = {"spark.master": master(settings), "spark.app.name": "sluice"} | _conf(settings)
     if not is_local(settings):
         conf |= shipping.conf(settings, conf)
-        _keep(said)
+        _keep(output)
     # What the JVM is launched with stands in its command line, for everybody to read: secrets follow later.
     masked = settings.model_dump()["conf"]
     public = [(k, v) for k, v in conf.items() if masked.get(k, v) == v]
-    gateway = _archived(settings, dict(public), said)
+    gateway = _archived(settings, dict(public), output)
     from pyspark import SparkConf, SparkContext
     from pyspark.java_gateway import launch_gateway
 
     if gateway is None:
-        popen = {"stdout": said, "stderr": said}
+        popen = {"stdout": output, "stderr": output}
         gateway = launch_gateway(SparkConf().setAll(public), popen)  # type: ignore[no-untyped-call]
     return SparkContext(conf=SparkConf().setAll(list(conf.items())), gateway=gateway)
 
 
-def _keep(said: BinaryIO) -> None:
+def _keep(output: BinaryIO) -> None:
     """What this JVM prints can be read as long as the process lives; what the one before it printed, no more."""
     while _printed:
         os.close(_printed.pop())
-    _printed.append(os.dup(said.fileno()))
+    _printed.append(os.dup(output.fileno()))
 
 
 def _jvm_printed() -> str:
@@ -602,14 +602,14 @@ def _jvm_printed() -> str:
     return os.pread(_printed[-1], _PRINTED_BYTES, max(0, end - _PRINTED_BYTES)).decode("utf-8", "replace")
 
 
-def _archived(settings: SparkSettings, public: Mapping[str, str], said: BinaryIO) -> Any:
+def _archived(settings: SparkSettings, public: Mapping[str, str], output: BinaryIO) -> Any:
     """A JVM started by the archive of its classes, on this machine; None where that does not go."""
     if not is_local(settings) or not jvm.fits(settings.conf):
         return None
     archive, folder = jvm.found(), scratch.root()
     if archive is None or jvm.OPTIONS in settings.conf:
         return None
-    return jvm.launch(archive, public, f"-Djava.io.tmpdir={folder}", said)
+    return jvm.launch(archive, public, f"-Djava.io.tmpdir={folder}", output)
 
 
 def _session(settings: SparkSettings) -> SparkSession:
@@ -626,9 +626,9 @@ def _session(settings: SparkSettings) -> SparkSession:
     return spark
 
 
-def _not_started(settings: SparkSettings, error: Exception, said: BinaryIO) -> SetupError:
-    said.seek(max(0, said.seek(0, os.SEEK_END) - 10_000))
-    lines = said.read().decode("utf-8", "replace").splitlines()
+def _not_started(settings: SparkSettings, error: Exception, output: BinaryIO) -> SetupError:
+    output.seek(max(0, output.seek(0, os.SEEK_END) - 10_000))
+    lines = output.read().decode("utf-8", "replace").splitlines()
     telling = [line.strip() for line in lines if re.search(r"xception|[Ee]rror|[Ii]nvalid|refused", line)][:3]
     where = settings.master or "this machine"
     fits = "`spark.master` and `spark.conf` of the feed, and the Java in JAVA_HOME, must fit this PySpark"
@@ -642,10 +642,10 @@ def _not_started(settings: SparkSettings, error: Exception, said: BinaryIO) -> S
     )
 
 
-def _room(*said: str) -> str:
+def _room(*texts: str) -> str:
     """The remedy where what was said tells of a full disk: it is Spark's own, not the lake's."""
     way = "free space in Spark's temporary folder (SPARK_LOCAL_DIRS or TMPDIR, else /tmp), then run again"
-    return way if spark_errors.full(*said) else ""
+    return way if spark_errors.full(*texts) else ""
 
 
 def _environment(settings: SparkSettings) -> None:

@@ -148,8 +148,8 @@ class TaskWork:
 def run(work: TaskWork, numbers: Iterable[int]) -> Iterator[Row]:
     """What Spark calls in a Python worker: places in `work.queues` in, a row for each outcome and each traffic out."""
     for number in numbers:
-        for place in work.queues[number]:
-            task, began = work.tasks[place], time.time_ns()
+        for position in work.queues[number]:
+            task, began = work.tasks[position], time.time_ns()
             for sent in _carried_out(work, task):
                 yield type(sent).__name__, to_json(sent)
             if work.timed:

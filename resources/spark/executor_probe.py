@@ -17,7 +17,7 @@ from typing import Any
 
 
 def answer(question: dict[str, Any]) -> dict[str, Any]:
-    told: dict[str, Any] = {
+    facts: dict[str, Any] = {
         "host": socket.gethostname(),
         "process": os.getppid(),
         "python": platform.python_version(),
@@ -32,25 +32,25 @@ def answer(question: dict[str, Any]) -> dict[str, Any]:
     try:
         ports = pickle.loads(question["ports"])
     except Exception as error:  # noqa: BLE001 - whatever it is, the driver hears it
-        told["imports"] = _said(error)
-        return told
+        facts["imports"] = _said(error)
+        return facts
     late = f"no answer within {question['seconds']:.0f} s"
-    told |= {"kafka": {ports.bootstrap: late}, "lake": late}
+    facts |= {"kafka": {ports.bootstrap: late}, "lake": late}
     asks = {"kafka": ports.kafka, "lake": ports.lake}
-    threads = [threading.Thread(target=_ask, args=(told, *item), daemon=True) for item in asks.items()]
+    threads = [threading.Thread(target=_ask, args=(facts, *item), daemon=True) for item in asks.items()]
     for thread in threads:
         thread.start()
     until = time.monotonic() + question["seconds"]
     for thread in threads:
         thread.join(max(0.0, until - time.monotonic()))
-    return dict(told)
+    return dict(facts)
 
 
-def _ask(told: dict[str, Any], name: str, ask: Any) -> None:
+def _ask(facts: dict[str, Any], name: str, ask: Any) -> None:
     try:
-        told[name] = ask()
+        facts[name] = ask()
     except Exception as error:  # noqa: BLE001 - whatever it is, the driver hears it
-        told[name] = {"": _said(error)} if name == "kafka" else _said(error)
+        facts[name] = {"": _said(error)} if name == "kafka" else _said(error)
 
 
 def _said(error: Exception) -> str:

@@ -47,11 +47,11 @@ def check_answers(settings: SparkSettings) -> None:
 
 def unreachable(settings: SparkSettings) -> str:
     """Why nobody can be reached at any of a master's addresses; empty when somebody can, or only Spark can tell."""
-    found = re.fullmatch(r"(?:spark|sc)://([^/;]+).*|k8s://(?:https?://)?([^/]+).*", master(settings))
-    if not found:
+    match = re.fullmatch(r"(?:spark|sc)://([^/;]+).*|k8s://(?:https?://)?([^/]+).*", master(settings))
+    if not match:
         return ""
-    default = 15002 if is_connect(settings) else 443 if found[2] else 7077
-    failures = [_refused(address.strip(), default) for address in (found[1] or found[2]).split(",")]
+    default = 15002 if is_connect(settings) else 443 if match[2] else 7077
+    failures = [_refused(address.strip(), default) for address in (match[1] or match[2]).split(",")]
     return "; ".join(failures) if all(failures) else ""
 
 
@@ -71,23 +71,23 @@ def wait(spark: Any, settings: SparkSettings, cancelled: Callable[[], bool], end
     """How many executors the context has, once there are some. Those that end meanwhile are noted. Raises SetupError
     after `start_timeout`, and when the master ends the application."""
     deadline = time.monotonic() + settings.start_timeout / 1000
-    seen, same = 0, 0
+    previous, same = 0, 0
     if spark.getConf().get(_DYNAMIC, "false") == "true":
         spark._jsc.sc().requestExecutors(1)  # by itself it asks for none before there is a job
     while not cancelled():
         ended.look(spark)
         if spark._jsc.sc().isStopped():
-            said, remedy = given_up(settings, ended)
-            raise SetupError(said, remedy=remedy)
+            reason, remedy = given_up(settings, ended)
+            raise SetupError(reason, remedy=remedy)
         now = count(spark)
-        same = same + 1 if now and now == seen else 0
+        same = same + 1 if now and now == previous else 0
         if same >= _SETTLED:
             return now
-        seen = now
+        previous = now
         if not now and time.monotonic() > deadline:
             raise none_came(spark, settings, ended)
         time.sleep(_POLL)
-    return seen
+    return previous
 
 
 def count(spark: Any) -> int:
@@ -97,29 +97,30 @@ def count(spark: Any) -> int:
 
 def given_up(settings: SparkSettings, ended: Ended) -> tuple[str, str]:
     """What is said when the master ended the application, and what to do."""
-    said, remedy = ended.told()
+    reason, remedy = ended.told()
     unknown = "see in the workers' logs why executors did not start, and whether somebody ended it there"
-    return f"{settings.master} ended the application" + (f"; {said}" if said else ""), remedy or unknown
+    return f"{settings.master} ended the application" + (f"; {reason}" if reason else ""), remedy or unknown
 
 
 def none_came(spark: Any, settings: SparkSettings, ended: Ended) -> SetupError:
     """What was asked for, and what is there, or what became of those that came."""
-    asked = _asked(spark.getConf())
+    resources = _asked(spark.getConf())
     there, remedy = ended.told()
     if not there:
         there, remedy = _there(spark, settings)
     waited = units.show_duration(settings.start_timeout)
     return SetupError(
-        f"{settings.master} gave no executor within {waited}: one asks for {asked}" + (f"; {there}" if there else ""),
+        f"{settings.master} gave no executor within {waited}: one asks for {resources}"
+        + (f"; {there}" if there else ""),
         remedy=remedy,
     )
 
 
 def _asked(conf: Any) -> str:
-    said: Mapping[str, str] = dict(conf.getAll())
-    memory = said.get("spark.executor.memory", "1g")
-    cores = said.get("spark.executor.cores", "all cores of its worker")
-    more = said.get("spark.cores.max") or said.get("spark.executor.instances")
+    settings: Mapping[str, str] = dict(conf.getAll())
+    memory = settings.get("spark.executor.memory", "1g")
+    cores = settings.get("spark.executor.cores", "all cores of its worker")
+    more = settings.get("spark.cores.max") or settings.get("spark.executor.instances")
     return f"{memory} of memory and {cores}{' core(s)' if cores.isdigit() else ''}" + (
         f" ({more} in all)" if more else ""
     )
@@ -134,23 +135,23 @@ def _there(spark: Any, settings: SparkSettings) -> tuple[str, str]:
 
 
 def _told(spark: Any, settings: SparkSettings) -> tuple[str, str]:
-    found = re.match(r"spark://([^,:]+):(\d+)", master(settings))
-    if not found:
+    match = re.match(r"spark://([^,:]+):(\d+)", master(settings))
+    if not match:
         return "", _LESS
     port = spark.getConf().get(_UI_PORT, "8080")
-    with urlopen(f"http://{found[1]}:{port}/json/", timeout=_TRY_SECONDS) as answer:
-        told = json.load(answer)
-    if not found[0].endswith(str(told["url"]).removeprefix("spark://")):
+    with urlopen(f"http://{match[1]}:{port}/json/", timeout=_TRY_SECONDS) as answer:
+        state = json.load(answer)
+    if not match[0].endswith(str(state["url"]).removeprefix("spark://")):
         return "", _LESS  # another master's page
-    if any(a["id"] == spark.applicationId and a.get("cores") for a in told["activeapps"]):
+    if any(a["id"] == spark.applicationId and a.get("cores") for a in state["activeapps"]):
         address = f"{spark.getConf().get('spark.driver.host')}:{spark.getConf().get('spark.driver.port')}"
         return f"the master started some, and none of them has reported to the driver at {address}", _FIREWALL
-    alive = [w for w in told["workers"] if w["state"] == "ALIVE"]
+    alive = [w for w in state["workers"] if w["state"] == "ALIVE"]
     if not alive:
         return "the master has no worker", _LESS
-    shown = [
+    excerpt = [
         f"{w['host']} has {w['memoryfree']} of {w['memory']} MiB and {w['coresfree']} of {w['cores']} core(s) free"
         for w in alive
     ]
-    more = f" and {len(shown) - _SHOWN} workers more" if len(shown) > _SHOWN else ""
-    return "; ".join(shown[:_SHOWN]) + more, _LESS
+    more = f" and {len(excerpt) - _SHOWN} workers more" if len(excerpt) > _SHOWN else ""
+    return "; ".join(excerpt[:_SHOWN]) + more, _LESS

@@ -65,12 +65,12 @@ class Archive:
 
     def command(self, conf: Mapping[str, str], options: str) -> list[str]:
         """The JVM's command line. `options`: further options of this JVM."""
-        said = json.loads(self.arguments.read_text())
-        given = [f"{k}={v}" for k, v in conf.items()]
+        recipe = json.loads(self.arguments.read_text())
+        properties = [f"{k}={v}" for k, v in conf.items()]
         return [
-            *(str(java.java_home() / "bin" / "java"), "-cp", said["class_path"], *said["arguments"]),
+            *(str(java.java_home() / "bin" / "java"), "-cp", recipe["class_path"], *recipe["arguments"]),
             *(f"-XX:SharedArchiveFile={self.classes}", *_QUIET, *([options] if options else [])),
-            *("org.apache.spark.deploy.SparkSubmit", *(part for each in given for part in ("--conf", each))),
+            *("org.apache.spark.deploy.SparkSubmit", *(part for setting in properties for part in ("--conf", setting))),
             "pyspark-shell",
         ]
 
@@ -79,21 +79,21 @@ def found() -> Archive | None:
     """This user's archive for the Java and the PySpark here, if it was made."""
     with suppress(OSError, ValueError, KeyError, SetupError):
         archive = Archive(_place())
-        whole = json.loads(archive.arguments.read_text())["bytes"] == archive.classes.stat().st_size
-        return archive if whole else None  # a JVM dies of one that was cut off
+        complete = json.loads(archive.arguments.read_text())["bytes"] == archive.classes.stat().st_size
+        return archive if complete else None  # a JVM dies of one that was cut off
     return None
 
 
 def fits(conf: Mapping[str, str]) -> bool:
     """Whether nothing but these settings and our own says how Spark's JVM starts."""
-    said = (k for k in os.environ if k.startswith(_LAUNCHERS) and k not in _OURS)
+    variables = (k for k in os.environ if k.startswith(_LAUNCHERS) and k not in _OURS)
     home = java.spark_jars().parent / "conf"
     own = (k for k in conf if k.startswith(_OWN) and k not in _SAME)
-    return sys.platform == "linux" and not any(said) and not home.exists() and not any(own)
+    return sys.platform == "linux" and not any(variables) and not home.exists() and not any(own)
 
 
-def launch(archive: Archive, conf: Mapping[str, str], options: str, said: BinaryIO) -> Any:
-    """The gateway of a JVM started by the archive; None if it ended at once. What it prints goes to `said`.
+def launch(archive: Archive, conf: Mapping[str, str], options: str, output: BinaryIO) -> Any:
+    """The gateway of a JVM started by the archive; None if it ended at once. What it prints goes to `output`.
 
     `conf` stands in its command line, for everybody to read.
     """
@@ -104,8 +104,8 @@ def launch(archive: Archive, conf: Mapping[str, str], options: str, said: Binary
         process = subprocess.Popen(
             archive.command(conf, options),
             stdin=subprocess.PIPE,  # when this process ends, however it does, the JVM ends
-            stdout=said,
-            stderr=said,
+            stdout=output,
+            stderr=output,
             env=env | {"SPARK_HOME": str(java.spark_jars().parent)},
             preexec_fn=_deaf,
         )
@@ -136,9 +136,9 @@ def _deaf() -> None:
 
 def _read(where: Path) -> tuple[int, str]:
     """Port and secret, as the JVM wrote them: each number big-endian, the text behind its length."""
-    said = where.read_bytes()
-    length = int.from_bytes(said[4:8])
-    return int.from_bytes(said[:4]), said[8 : 8 + length].decode()
+    data = where.read_bytes()
+    length = int.from_bytes(data[4:8])
+    return int.from_bytes(data[:4]), data[8 : 8 + length].decode()
 
 
 # -- making it
@@ -156,43 +156,43 @@ def prepare() -> bool:
     ever, and it is tried again a day later."""
     if not is_prepared():
         with suppress(OSError):
-            place = _place()
-            place.parent.mkdir(parents=True, exist_ok=True)
-            with java.locking(place.with_name(place.name + ".lock")):
+            folder = _place()
+            folder.parent.mkdir(parents=True, exist_ok=True)
+            with java.locking(folder.with_name(folder.name + ".lock")):
                 if not is_prepared():
-                    _remove_useless(place.parent)
-                    _make(place)
+                    _remove_useless(folder.parent)
+                    _make(folder)
     return found() is not None
 
 
-def _make(place: Path) -> None:
-    with tempfile.TemporaryDirectory(prefix=place.name + ".", dir=place.parent) as scratch:
-        made = Path(scratch, "made")
-        made.mkdir()
-        train = [sys.executable, "-m", "sluice.resources.spark.train_jvm", str(made)]
+def _make(folder: Path) -> None:
+    with tempfile.TemporaryDirectory(prefix=folder.name + ".", dir=folder.parent) as scratch:
+        built = Path(scratch, "made")
+        built.mkdir()
+        train = [sys.executable, "-m", "sluice.resources.spark.train_jvm", str(built)]
         try:
             subprocess.run(train, capture_output=True, timeout=_TRAINING, check=True, stdin=subprocess.DEVNULL)
-            os.rename(made, place)
+            os.rename(built, folder)
         except (OSError, subprocess.SubprocessError):
-            _failed(place).touch()
+            _failed(folder).touch()
 
 
-def _failed(place: Path) -> Path:
-    return place.with_name(place.name + ".failed")
+def _failed(folder: Path) -> Path:
+    return folder.with_name(folder.name + ".failed")
 
 
-def _was_given_up(place: Path) -> bool:
+def _was_given_up(folder: Path) -> bool:
     with suppress(FileNotFoundError):
-        return time.time() - _failed(place).stat().st_mtime < _AGAIN
+        return time.time() - _failed(folder).stat().st_mtime < _AGAIN
     return False
 
 
 def _remove_useless(folder: Path) -> None:
     """Archives of jars that are gone, as an environment leaves them that was made anew."""
-    for each in folder.glob(f"{_PREFIX}*/{_ARGUMENTS}"):
+    for path in folder.glob(f"{_PREFIX}*/{_ARGUMENTS}"):
         with suppress(OSError, ValueError, KeyError):
-            if not Path(json.loads(each.read_text())["jars"]).is_dir():
-                shutil.rmtree(each.parent)
+            if not Path(json.loads(path.read_text())["jars"]).is_dir():
+                shutil.rmtree(path.parent)
 
 
 def _place() -> Path:
@@ -200,8 +200,8 @@ def _place() -> Path:
     jars = sorted((e.name, e.stat().st_size, e.stat().st_mtime_ns) for e in os.scandir(java.spark_jars()))
     runs = java.java_home() / "lib" / "server"
     runtime = sorted((e.name, e.stat().st_size, e.stat().st_mtime_ns) for e in os.scandir(runs))
-    said = json.dumps([str(java.spark_jars()), jars, str(java.java_home()), runtime, FLAGS, 2])
-    return java.cache() / f"{_PREFIX}{hashlib.sha256(said.encode()).hexdigest()[:12]}"
+    key = json.dumps([str(java.spark_jars()), jars, str(java.java_home()), runtime, FLAGS, 2])
+    return java.cache() / f"{_PREFIX}{hashlib.sha256(key.encode()).hexdigest()[:12]}"
 
 
 if __name__ == "__main__":

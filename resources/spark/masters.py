@@ -28,7 +28,7 @@ def is_local(settings: SparkSettings) -> bool:
 
 def tries(settings: SparkSettings) -> int:
     """How often Spark runs a task before it gives up."""
-    found = _LOCAL.fullmatch(master(settings))
-    if found:
-        return int(found[1] or 1)
+    match = _LOCAL.fullmatch(master(settings))
+    if match:
+        return int(match[1] or 1)
     return int(settings.conf.get("spark.task.maxFailures", "4"))

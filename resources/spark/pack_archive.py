@@ -98,7 +98,7 @@ class Pack:
     unpacked: int
     distributions: tuple[str, ...]
     """Names and releases, such as `numpy 2.4.6`."""
-    made: bool
+    created: bool
     """Whether it was made just now."""
 
 
@@ -106,7 +106,7 @@ class Pack:
 class _File:
     """A file of this environment, and its place in the pack."""
 
-    place: str
+    path: str
     source: Path
 
 
@@ -117,21 +117,21 @@ def pack(report: Reporter = lambda progress: None, modules: Sequence[str] = ()) 
     a minute more where loops were never compiled. Processes that want the same pack at once wait for one of them.
     """
     theirs = [_Module.of(name) for name in sorted({name.partition(".")[0] for name in modules})]
-    found = _distributions((*_ROOTS, *(root for module in theirs for root in module.roots)))
+    distributions = _distributions((*_ROOTS, *(root for module in theirs for root in module.roots)))
     ours = [*_ours(), *(file for module in theirs for file in module.files)]
-    digest = _digest(found, ours)
+    digest = _digest(distributions, ours)
     folder = _folder()
     path = folder / f"sluice-pack-{digest}.tar.gz"
-    made = False
+    created = False
     with _alone(folder):
         if not path.exists():
-            _make(found, ours, path, report, (*_IMPORTED, *modules))
-            made = True
+            _make(distributions, ours, path, report, (*_IMPORTED, *modules))
+            created = True
         os.utime(path)
         _forget(folder)
-    names = tuple(f"{d.metadata['Name']} {d.version}" for d in found.values())
+    names = tuple(f"{d.metadata['Name']} {d.version}" for d in distributions.values())
     unpacked = int(_notes(path).read_text() or 0) if _notes(path).exists() else 0
-    return Pack(path, digest, path.stat().st_size, unpacked, names, made)
+    return Pack(path, digest, path.stat().st_size, unpacked, names, created)
 
 
 def _folder() -> Path:
@@ -164,11 +164,11 @@ def _forget(folder: Path) -> None:
 
 def _distributions(roots: Iterable[str] = _ROOTS) -> dict[str, metadata.Distribution]:
     """What tasks import, and what that requires, by normalized name. Raises SetupError."""
-    found: dict[str, metadata.Distribution] = {}
-    asked = deque(roots)
-    while asked:
-        name = _normal(asked.popleft())
-        if name in found:
+    distributions: dict[str, metadata.Distribution] = {}
+    queue = deque(roots)
+    while queue:
+        name = _normal(queue.popleft())
+        if name in distributions:
             continue
         try:
             distribution = metadata.distribution(name)
@@ -178,9 +178,9 @@ def _distributions(roots: Iterable[str] = _ROOTS) -> dict[str, metadata.Distribu
                     f"{name} is not installed here", remedy="install Sluice with its dependencies"
                 ) from None
             continue  # for another Python or system, or it would be here
-        found[name] = distribution
-        asked += _requires(distribution)
-    return dict(sorted(found.items()))
+        distributions[name] = distribution
+        queue += _requires(distribution)
+    return dict(sorted(distributions.items()))
 
 
 def _normal(name: str) -> str:
@@ -204,8 +204,8 @@ def _ours() -> list[_File]:
         for folder, folders, names in os.walk(root / room, followlinks=True):
             folders.sort()
             at = Path(folder)
-            place = f"sluice/{at.relative_to(root).as_posix()}"
-            files += [_File(f"{place}/{n}", at / n) for n in sorted(names) if n.endswith((".py", ".json"))]
+            path = f"sluice/{at.relative_to(root).as_posix()}"
+            files += [_File(f"{path}/{n}", at / n) for n in sorted(names) if n.endswith((".py", ".json"))]
     return files
 
 
@@ -221,9 +221,9 @@ class _Module:
     def of(cls, name: str) -> _Module:
         """The module of that name, which holds no dot. Raises SetupError."""
         spec = find_spec(name)
-        places = [Path(p) for p in (spec.submodule_search_locations or ())] if spec else []
-        alone = Path(spec.origin) if spec and spec.has_location and spec.origin and not places else None
-        if not places and alone is None:
+        folders = [Path(p) for p in (spec.submodule_search_locations or ())] if spec else []
+        alone = Path(spec.origin) if spec and spec.has_location and spec.origin and not folders else None
+        if not folders and alone is None:
             raise SetupError(
                 f"there is no module {name} here to be packed",
                 remedy="install it into this environment, or put its folder on PYTHONPATH",
@@ -233,9 +233,9 @@ class _Module:
             return cls(tuple(d.metadata["Name"] for d in owners), ())
         required = tuple(name for d in owners for name in _requires(d))
         files = [_File(alone.name, alone)] if alone else []
-        for place in places:
-            paths = (p for p in sorted(place.rglob("*")) if p.is_file())
-            inside = ((f"{name}/{p.relative_to(place).as_posix()}", p) for p in paths)
+        for folder in folders:
+            paths = (p for p in sorted(folder.rglob("*")) if p.is_file())
+            inside = ((f"{name}/{p.relative_to(folder).as_posix()}", p) for p in paths)
             files += [_File(at, p) for at, p in inside if not _NOT_CODE.search(at)]
         return cls(required, tuple(files))
 
@@ -251,8 +251,8 @@ def _compiled() -> list[_File]:
     root = _PACKAGE
     records = root / "pipelines" / "records"
     tag = f".py{sys.version_info[0]}{sys.version_info[1]}"
-    found = [p for p in sorted(records.rglob("__pycache__/*")) if p.suffix in (".nbi", ".nbc") and tag in p.name]
-    return [_File(f"sluice/{p.relative_to(root).as_posix()}", p) for p in found]
+    caches = [p for p in sorted(records.rglob("__pycache__/*")) if p.suffix in (".nbi", ".nbc") and tag in p.name]
+    return [_File(f"sluice/{p.relative_to(root).as_posix()}", p) for p in caches]
 
 
 def _theirs(distribution: metadata.Distribution) -> list[_File]:
@@ -263,19 +263,19 @@ def _theirs(distribution: metadata.Distribution) -> list[_File]:
         )
     names = (str(PurePosixPath(f)) for f in distribution.files)
     inside = sorted(n for n in names if not n.startswith(("..", "/")) and not _LEFT_OUT.search(n))
-    found = [_File(n, Path(str(distribution.locate_file(n)))) for n in inside]
-    return [f for f in found if f.source.is_file()]
+    files = [_File(n, Path(str(distribution.locate_file(n)))) for n in inside]
+    return [f for f in files if f.source.is_file()]
 
 
 def _digest(distributions: dict[str, metadata.Distribution], ours: list[_File]) -> str:
-    said = {
+    content = {
         "layout": _LAYOUT,
         "python": sys.version_info[:2],
         "platform": sysconfig.get_platform(),
         "distributions": {name: d.version for name, d in distributions.items()},
-        "files": {f.place: hashlib.sha256(f.source.read_bytes()).hexdigest() for f in ours},
+        "files": {f.path: hashlib.sha256(f.source.read_bytes()).hexdigest() for f in ours},
     }
-    return hashlib.sha256(json.dumps(said, sort_keys=True).encode()).hexdigest()[:16]
+    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:16]
 
 
 # -- how it is made
@@ -292,12 +292,12 @@ def _make(
     with tempfile.TemporaryDirectory(prefix="making-", dir=path.parent) as scratch:
         stage = Path(scratch, "stage")
         for file in [*ours, *_compiled(), *(f for d in distributions.values() for f in _theirs(d))]:
-            target = stage / file.place
+            target = stage / file.path
             target.parent.mkdir(parents=True, exist_ok=True)
             shutil.copyfile(file.source, target)
-        told = stage / f"sluice-{metadata.version('sluice')}.dist-info" / "METADATA"
-        told.parent.mkdir()
-        told.write_text(f"Metadata-Version: 2.1\nName: sluice\nVersion: {metadata.version('sluice')}\n")
+        metadata_path = stage / f"sluice-{metadata.version('sluice')}.dist-info" / "METADATA"
+        metadata_path.parent.mkdir()
+        metadata_path.write_text(f"Metadata-Version: 2.1\nName: sluice\nVersion: {metadata.version('sluice')}\n")
         _prove(stage, imported)
         files = [p for p in sorted(stage.rglob("*")) if p.is_file() and p.name != "sluice-loops.lock"]
         size = sum(p.stat().st_size for p in files)
@@ -317,9 +317,9 @@ def _prove(stage: Path, imported: Iterable[str]) -> None:
     compiled = ["compileall", "-q", "-j", "0", "--invalidation-mode", "unchecked-hash", "-s", str(stage), str(stage)]
     for command in (["-m", *compiled], ["-m", "sluice.pipelines.records.compiled.cache"], ["-c", imports]):
         alone = [sys.executable, "-S", *command]
-        said = subprocess.run(alone, env=environment, cwd=stage, capture_output=True, text=True, check=False)
-        if said.returncode:
-            why = (said.stderr or said.stdout).strip().rpartition("\n")[2]
+        process = subprocess.run(alone, env=environment, cwd=stage, capture_output=True, text=True, check=False)
+        if process.returncode:
+            why = (process.stderr or process.stdout).strip().rpartition("\n")[2]
             raise SetupError(
                 f"the environment cannot be packed: {why}",
                 remedy="install Sluice anew, or name an archive of your own: `spark: {environment: PATH}`",

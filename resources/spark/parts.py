@@ -38,7 +38,7 @@ def shares(lake: Lake, files: Sequence[File]) -> list[Share]:
 
     out: list[Share] = []
     group: list[tuple[str, tuple[int, ...] | None]] = []
-    held = 0
+    total = 0
     sizes: dict[str, int] = {}
     for f in one_each(files):
         sizes[f.path] = 0
@@ -46,13 +46,13 @@ def shares(lake: Lake, files: Sequence[File]) -> list[Share]:
         sizes[f.path] += f.bytes
     for path, size in sizes.items():
         large = size > TASK_BYTES
-        if group and (large or held + size > TASK_BYTES):
+        if group and (large or total + size > TASK_BYTES):
             out.append(Share(tuple(group)))
-            group, held = [], 0
+            group, total = [], 0
         if large:
             out += [Share(((path, groups),)) for groups in _row_groups(lake, path)]
         else:
-            group, held = [*group, (path, None)], held + size
+            group, total = [*group, (path, None)], total + size
     return [*out, Share(tuple(group))] if group else out
 
 
@@ -61,14 +61,14 @@ def _row_groups(lake: Lake, path: str) -> Iterator[tuple[int, ...]]:
     with parquet.open_parquet(lake, path) as file:
         metadata = file.metadata
     run: tuple[int, ...] = ()
-    held = 0
+    total = 0
     for number in range(metadata.num_row_groups):
         group = metadata.row_group(number)
         size = sum(group.column(i).total_compressed_size for i in range(group.num_columns))
-        if run and held + size > TASK_BYTES:
+        if run and total + size > TASK_BYTES:
             yield run
-            run, held = (), 0
-        run, held = (*run, number), held + size
+            run, total = (), 0
+        run, total = (*run, number), total + size
     yield run
 
 

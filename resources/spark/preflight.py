@@ -65,7 +65,7 @@ class Answer:
 class Finding:
     """One thing that is wrong, where, and what to do. `fatal`: no task could succeed there."""
 
-    said: str
+    message: str
     remedy: str
     fatal: bool = True
 
@@ -80,8 +80,8 @@ class Preflight:
     def check(self) -> None:
         """Raises SetupError for what no task could live with."""
         if fatal := [f for f in self.findings if f.fatal]:
-            said = "\n    ".join(f.said for f in fatal)
-            raise SetupError(said, remedy="; ".join(dict.fromkeys(f.remedy for f in fatal)))
+            message = "\n    ".join(f.message for f in fatal)
+            raise SetupError(message, remedy="; ".join(dict.fromkeys(f.remedy for f in fatal)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,7 +90,7 @@ class Ports:
 
     access: KafkaAccess
     store: Lake
-    seen: str = ""
+    visible_path: str = ""
 
     @classmethod
     def of(cls, access: KafkaAccess, lake: Lake) -> Ports:
@@ -103,16 +103,16 @@ class Ports:
     def kafka(self) -> dict[str, str]:
         """What is wrong with each address, by the real client and by a connection to every broker. Raises what the
         client does, and FileNotFoundError for a file that the feed names."""
-        named = {k: v for k, v in self.access.client_settings().items() if k in _FILES}
-        if away := [f"{path} ({name})" for name, path in named.items() if not Path(path).is_file()]:
+        files = {k: v for k, v in self.access.client_settings().items() if k in _FILES}
+        if away := [f"{path} ({name})" for name, path in files.items() if not Path(path).is_file()]:
             raise FileNotFoundError(f"there is no {' and no '.join(away)}")
         with closing(KafkaCluster(self.access)) as cluster:
             return {address: _reached(address) for address in cluster.addresses()}
 
     def lake(self) -> str:
         """What is wrong with the lake. Raises what the store does."""
-        if self.seen and self.store.get(self.seen) is None:
-            return f"{self.store.uri} does not hold {self.seen}, which the driver sees"
+        if self.visible_path and self.store.get(self.visible_path) is None:
+            return f"{self.store.uri} does not hold {self.visible_path}, which the driver sees"
         next(iter(self.store.list("_sluice")), None)
         return ""
 
@@ -139,14 +139,14 @@ def here() -> Answer:
 
 def findings(driver: Answer, answers: Iterable[Answer]) -> tuple[Finding, ...]:
     """What is wrong, what is fatal first. One finding names all hosts that it is true of."""
-    found: dict[tuple[str, str, bool], list[str]] = {}
+    hosts_by_finding: dict[tuple[str, str, bool], list[str]] = {}
     for answer in answers:
-        for said, remedy, fatal in _of(driver, answer):
-            hosts = found.setdefault((said, remedy, fatal), [])
+        for message, remedy, fatal in _of(driver, answer):
+            hosts = hosts_by_finding.setdefault((message, remedy, fatal), [])
             if answer.host not in hosts:
                 hosts.append(answer.host)
-    told = [Finding(f"executors on {_few(hosts)} {s}", r, f) for (s, r, f), hosts in found.items()]
-    return tuple(sorted(told, key=lambda finding: not finding.fatal))
+    grouped = [Finding(f"executors on {_few(hosts)} {s}", r, f) for (s, r, f), hosts in hosts_by_finding.items()]
+    return tuple(sorted(grouped, key=lambda finding: not finding.fatal))
 
 
 def _few(hosts: Sequence[str]) -> str:
@@ -158,8 +158,8 @@ def _of(driver: Answer, answer: Answer) -> Iterator[tuple[str, str, bool]]:
         yield _other_python(_minor(answer.python), _minor(driver.python))
         return
     if answer.machine != driver.machine:
-        said = f"are {answer.machine} machines, the driver is {driver.machine}"
-        yield said, "a pack serves one kind of machine: run the driver on theirs, or install Sluice there", True
+        message = f"are {answer.machine} machines, the driver is {driver.machine}"
+        yield message, "a pack serves one kind of machine: run the driver on theirs, or install Sluice there", True
         return
     if answer.imports:
         yield f"cannot import what tasks need: {answer.imports}", f"{_SENT}, or install Sluice on every host", True
@@ -173,11 +173,13 @@ def _of(driver: Answer, answer: Answer) -> Iterator[tuple[str, str, bool]]:
         yield f"do not reach the lake: {answer.lake}", remedy, True
     if abs(answer.skew) > CLOCK_MS:
         ahead = "ahead of" if answer.skew > 0 else "behind"
-        said = f"have a clock {abs(answer.skew) // 1000} s {ahead} the driver's"
-        yield said, "set the clocks right (NTP): stores refuse requests of another time", False
+        message = f"have a clock {abs(answer.skew) // 1000} s {ahead} the driver's"
+        yield message, "set the clocks right (NTP): stores refuse requests of another time", False
     if answer.processor != driver.processor:
-        said = f"have another processor ({answer.processor or 'unknown'}): loops are compiled there, for about a minute"
-        yield said, "make the pack on a machine of theirs (sluice pack --output) and name it in `environment`", False
+        message = (
+            f"have another processor ({answer.processor or 'unknown'}): loops are compiled there, for about a minute"
+        )
+        yield message, "make the pack on a machine of theirs (sluice pack --output) and name it in `environment`", False
 
 
 def _way_to_kafka(why: str) -> str:
@@ -209,21 +211,21 @@ def _minor(release: str) -> str:
 
 def failed(error: str, python: str) -> Finding:
     """Why no executor answered, from Spark's error; `python` is the interpreter that was asked for."""
-    place = spark_errors.host(error)
-    said, remedy = _why(error, python)
+    address = spark_errors.host(error)
+    reason, remedy = _why(error, python)
     if spark_errors.excluded(error):
-        said, remedy = (
-            f"{said}; Spark has excluded every executor that there was",
+        reason, remedy = (
+            f"{reason}; Spark has excluded every executor that there was",
             f"{remedy}; {spark_errors.EXCLUSION}",
         )
-    return Finding(f"executors{f' on {place}' if place else ''} {said}", remedy)
+    return Finding(f"executors{f' on {address}' if address else ''} {reason}", remedy)
 
 
 def _why(error: str, python: str) -> tuple[str, str]:
     ours = f"{sys.version_info[0]}.{sys.version_info[1]}"
     if other := re.search(r"in worker[^0-9]*\(?(\d+)[., ]+(\d+)\)?[^0-9]*driver", error):
-        said, remedy, _ = _other_python(f"{other[1]}.{other[2]}", ours)
-        return said, remedy
+        reason, remedy, _ = _other_python(f"{other[1]}.{other[2]}", ours)
+        return reason, remedy
     if spark_errors.full(error):
         return "have no space left on their disks", spark_errors.ROOM_THERE
     if re.search(r"Cannot run program|No such file or directory", error) and python in error:
@@ -258,15 +260,15 @@ def look(ports: Ports) -> Callable[[Iterable[int]], Iterator[dict[str, Any]]]:
     return carried(inspect.getsource(executor_probe), question)
 
 
-def answers(told: Iterable[Mapping[str, Any]], began: int, ended: int) -> tuple[Answer, ...]:
+def answers(rows: Iterable[Mapping[str, Any]], began: int, ended: int) -> tuple[Answer, ...]:
     """One answer of each executor's Python, by when (ms, the driver's clock) the job began and ended."""
-    found: dict[tuple[str, int], Answer] = {}
-    for one in told:
+    by_executor: dict[tuple[str, int], Answer] = {}
+    for one in rows:
         clock = one["clock"]
         skew = clock - ended if clock > ended else min(0, clock - began)
         plain = {k: v for k, v in one.items() if k not in ("process", "clock")}
-        found.setdefault((one["host"], one["process"]), Answer(**plain, skew=skew))
-    return tuple(found.values())
+        by_executor.setdefault((one["host"], one["process"]), Answer(**plain, skew=skew))
+    return tuple(by_executor.values())
 
 
 def preflight(spark: Any, ports: Ports, python: str) -> Preflight:
@@ -274,12 +276,12 @@ def preflight(spark: Any, ports: Ports, python: str) -> Preflight:
     what Spark does when the application is ended."""
     count, began = max(2, spark.defaultParallelism), _now()
     try:
-        told = spark.parallelize(range(count), count).mapPartitions(look(ports)).collect()
+        rows = spark.parallelize(range(count), count).mapPartitions(look(ports)).collect()
     except Exception as error:
         if spark_errors.ended(str(error)):
             raise
         return Preflight((), (failed(str(error), python),))
-    heard = answers(told, began, _now())
+    heard = answers(rows, began, _now())
     return Preflight(heard, findings(here(), heard))
 
 

@@ -25,11 +25,11 @@ def queues(leaders: Sequence[int], bound: int | None = None) -> tuple[Queue, ...
     ((0, 2), (3,), (1,))
     """
     by_leader: dict[int, list[int]] = {}
-    for place, leader in enumerate(leaders):
-        by_leader.setdefault(leader, []).append(place)
-    shared = [_shared(places, bound or len(places)) for places in by_leader.values()]
+    for position, leader in enumerate(leaders):
+        by_leader.setdefault(leader, []).append(position)
+    shared = [_shared(positions, bound or len(positions)) for positions in by_leader.values()]
     return tuple(filter(None, chain.from_iterable(zip_longest(*shared, fillvalue=()))))
 
 
-def _shared(places: Sequence[int], count: int) -> list[Queue]:
-    return [tuple(places[i::count]) for i in range(min(count, len(places)))]
+def _shared(positions: Sequence[int], count: int) -> list[Queue]:
+    return [tuple(positions[i::count]) for i in range(min(count, len(positions)))]

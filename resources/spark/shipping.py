@@ -45,22 +45,22 @@ def archive(settings: SparkSettings, report: Reporter = lambda progress: None) -
         return None
     if settings.environment == PACK:
         return str(pack_archive.pack(report, settings.modules).path)
-    named = settings.environment
-    if "://" not in named and not named.startswith("local:") and not Path(named).is_file():
+    name = settings.environment
+    if "://" not in name and not name.startswith("local:") and not Path(name).is_file():
         raise SetupError(
-            f"spark.environment names {named}, and no file is there",
-            remedy=f"make it: sluice pack --output {named}; or leave `environment` out",
+            f"spark.environment names {name}, and no file is there",
+            remedy=f"make it: sluice pack --output {name}; or leave `environment` out",
         )
-    return named
+    return name
 
 
-def conf(settings: SparkSettings, given: Mapping[str, str]) -> dict[str, str]:
+def conf(settings: SparkSettings, properties: Mapping[str, str]) -> dict[str, str]:
     """The settings that bring the archive to executors, added to what was given. Raises SetupError."""
     where = archive(settings)
     if where is None:
         return {}
-    archives = [given[ARCHIVES]] if given.get(ARCHIVES) else []
-    paths = [given[PYTHONPATH]] if given.get(PYTHONPATH) else []
+    archives = [properties[ARCHIVES]] if properties.get(ARCHIVES) else []
+    paths = [properties[PYTHONPATH]] if properties.get(PYTHONPATH) else []
     return {
         ARCHIVES: ",".join([*archives, f"{where}#{FOLDER}"]),
         PYTHONPATH: os.pathsep.join([f"./{FOLDER}", *paths]),
@@ -87,8 +87,8 @@ class Carried:
     def __init__(self, function: Callable[..., Any]) -> None:
         self._function = function
 
-    def __call__(self, *given: Any) -> Any:
-        return self._function(*given)
+    def __call__(self, *arguments: Any) -> Any:
+        return self._function(*arguments)
 
     def __reduce__(self) -> tuple[Any, ...]:
         return _arrival(), (pickle.dumps(self._function), FOLDER)
@@ -105,9 +105,9 @@ def _arrival() -> Callable[[bytes, str], Any]:
         from pyspark import SparkFiles
 
         for root in (os.getcwd(), SparkFiles.getRootDirectory()):
-            place = os.path.join(root, folder)
-            if os.path.isdir(place) and place not in sys.path:
-                sys.path.insert(0, place)
+            path = os.path.join(root, folder)
+            if os.path.isdir(path) and path not in sys.path:
+                sys.path.insert(0, path)
         return pickle.loads(sent)
 
     return arrive

@@ -39,18 +39,18 @@ PRINTED = "see what they printed: the application's stderr on the workers"
 def cause(error: Exception) -> str:
     """Why a job failed, in one line of at most 500 characters."""
     text = str(error)
-    told, place = telling(text) or type(error).__name__, host(text)
-    where = f"on {place}: " if place else ""
+    message, address = telling(text) or type(error).__name__, host(text)
+    where = f"on {address}: " if address else ""
     if excluded(text):
         where = f"Spark excluded every executor, the last one {where or 'since: '}"
-    return f"{where}{told}"[:_LINE]
+    return f"{where}{message}"[:_LINE]
 
 
 def telling(text: str) -> str:
     """The line that tells, out of a Java stack trace around a Python one; empty where there is none."""
     _, traceback, python = text.rpartition("Traceback (most recent call last):")
-    if traceback and (found := re.search(r"^[A-Za-z_][\w.]*(?::.*)?$", python, re.MULTILINE)):
-        return found[0]
+    if traceback and (match := re.search(r"^[A-Za-z_][\w.]*(?::.*)?$", python, re.MULTILINE)):
+        return match[0]
     if lost := re.search(r"most recent failure:\s*Lost task .*?\): (.+)", text, re.IGNORECASE):
         return lost[1]
     lines = [line.strip(" :") for line in text.splitlines() if line.strip(" :")]
@@ -59,8 +59,8 @@ def telling(text: str) -> str:
 
 def host(text: str) -> str:
     """The host of the task that failed last; empty where the error is not of a task, or it is this machine's own."""
-    found = re.findall(r"\(TID \d+\) \((\S+) executor (?!driver\b)", text)
-    return found[-1] if found else ""
+    hosts = re.findall(r"\(TID \d+\) \((\S+) executor (?!driver\b)", text)
+    return hosts[-1] if hosts else ""
 
 
 def excluded(text: str) -> bool:
@@ -71,9 +71,9 @@ def ended(text: str) -> bool:
     return _ENDED.search(text) is not None
 
 
-def full(*said: str) -> bool:
+def full(*texts: str) -> bool:
     """Whether a disk was full: Spark's own, not the lake's, whose errors are ours."""
-    return any(_NO_ROOM.search(line) for line in said)
+    return any(_NO_ROOM.search(line) for line in texts)
 
 
 class Ended:
@@ -100,25 +100,27 @@ class Ended:
             for one in (every.apply(i) for i in range(every.size())):
                 if not one.isActive():
                     reason = one.removeReason()
-                    place, why = one.hostPort().rpartition(":")[0], reason.get() if reason.isDefined() else ""
-                    self._why.setdefault(one.id(), (place, why))
+                    address, why = one.hostPort().rpartition(":")[0], reason.get() if reason.isDefined() else ""
+                    self._why.setdefault(one.id(), (address, why))
             self._counted = counted
 
     def told(self) -> tuple[str, str]:
         """What happened to them, and what to do; empty texts where none ended."""
-        lost = {name: (place, why) for name, place, why in _LOST.findall(self._printed())}
+        lost = {name: (address, why) for name, address, why in _LOST.findall(self._printed())}
         return told({**lost, **self._why}.values())
 
 
 def told(ends: Iterable[tuple[str, str]]) -> tuple[str, str]:
     """What is said of executors that ended, from their hosts and Spark's reasons, and what to do; empty texts where
     none ended by itself. The reason that was given most often stands for all."""
-    left = [(place, _PREFIX.sub("", why.strip()).rstrip(".")) for place, why in ends if not _ON_PURPOSE.search(why)]
-    if not left:
+    remaining = [
+        (address, _PREFIX.sub("", why.strip()).rstrip(".")) for address, why in ends if not _ON_PURPOSE.search(why)
+    ]
+    if not remaining:
         return "", ""
-    reasons = Counter(_FULL if full(why) else why.partition("\n")[0] for _, why in left)
+    reasons = Counter(_FULL if full(why) else why.partition("\n")[0] for _, why in remaining)
     why = reasons.most_common(1)[0][0] or "no reason is given"
-    places = list(dict.fromkeys(place for place, _ in left))
-    where = ", ".join(places[:_SHOWN]) + (f" and {len(places) - _SHOWN} more" if len(places) > _SHOWN else "")
-    several = f"{len(left)} executors on {where} ended" if len(left) > 1 else f"an executor on {where} ended"
-    return f"{several}: {why[:_LINE]}", ROOM_THERE if full(*(why for _, why in left)) else PRINTED
+    addresses = list(dict.fromkeys(address for address, _ in remaining))
+    where = ", ".join(addresses[:_SHOWN]) + (f" and {len(addresses) - _SHOWN} more" if len(addresses) > _SHOWN else "")
+    several = f"{len(remaining)} executors on {where} ended" if len(remaining) > 1 else f"an executor on {where} ended"
+    return f"{several}: {why[:_LINE]}", ROOM_THERE if full(*(why for _, why in remaining)) else PRINTED

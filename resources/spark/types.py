@@ -44,16 +44,16 @@ def spark_reads(footer: pq.FileMetaData) -> bool:
 
 
 def _in_range(times: Bounds) -> bool:
-    most = _MOST // _US_IN["ms"]
-    return times.low is None or times.high is None or (-most <= times.low and times.high <= most)
+    limit = _MOST // _US_IN["ms"]
+    return times.low is None or times.high is None or (-limit <= times.low and times.high <= limit)
 
 
 def arrow_schema(schema: StructType) -> pa.Schema:
     """The Arrow schema in which Spark takes rows of `schema` from Python."""
     from pyspark.sql.pandas.types import to_arrow_schema
 
-    found: pa.Schema = to_arrow_schema(schema, timezone="UTC")
-    return found
+    arrow: pa.Schema = to_arrow_schema(schema, timezone="UTC")
+    return arrow
 
 
 def _type(kind: pa.DataType) -> pa.DataType:
@@ -88,7 +88,7 @@ def _column(rows: pa.RecordBatch, field: pa.Field) -> pa.Array:
 
 def _within_spark(times: pa.Array) -> pa.Array:
     """Nulls for what overflows in microseconds."""
-    most = _MOST // _US_IN.get(times.type.unit, 1)
+    limit = _MOST // _US_IN.get(times.type.unit, 1)
     numbers = times.cast(pa.int64())
-    sound = pc.and_(pc.less_equal(numbers, most), pc.greater_equal(numbers, -most))
+    sound = pc.and_(pc.less_equal(numbers, limit), pc.greater_equal(numbers, -limit))
     return pc.if_else(sound, times, pa.scalar(None, times.type))

@@ -27,5 +27,7 @@ def access_of(feed: Feed) -> StoreAccess | None:
     with extras.named():
         from sluice.resources.lake.s3_client import Bucket
     bucket = Bucket(bucket_and_prefix(feed.lake)[0], feed.s3)
-    found, meta = bucket.credentials, bucket.client.meta
-    return StoreAccess(meta.endpoint_url, meta.region_name, found.access_key, found.secret_key, found.token)
+    credentials, meta = bucket.credentials, bucket.client.meta
+    return StoreAccess(
+        meta.endpoint_url, meta.region_name, credentials.access_key, credentials.secret_key, credentials.token
+    )

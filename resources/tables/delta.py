@@ -137,19 +137,19 @@ class DeltaLakeTable:
         with self._asking():
             live = _live(self._known)
             columns = (live.column(name).to_pylist() for name in ("path", "num_records", "size_bytes"))
-            named = ((self._address(path), rows or 0, size) for path, rows, size in zip(*columns, strict=True))
-            return {address: TableFile(address, rows, size) for address, rows, size in named}
+            entries = ((self._address(path), rows or 0, size) for path, rows, size in zip(*columns, strict=True))
+            return {address: TableFile(address, rows, size) for address, rows, size in entries}
 
     def expiring(self, before: int) -> tuple[str, ...]:
         with self._asking():
             log = self._log()
             end = log.first_kept(before)
-            gone = {path for v in range(log.oldest + 1, end + 1) for path in log.removed(v)}
-            gone |= {path for v in range(log.oldest, end) for path in log.changes(v)}
-            return tuple(sorted({self._address(path) for path in gone} - self.files().keys())) if gone else ()
+            removed = {path for v in range(log.oldest + 1, end + 1) for path in log.removed(v)}
+            removed |= {path for v in range(log.oldest, end) for path in log.changes(v)}
+            return tuple(sorted({self._address(path) for path in removed} - self.files().keys())) if removed else ()
 
     def named(self, addresses: Iterable[str]) -> frozenset[str]:
-        asked = frozenset(addresses)
+        wanted = frozenset(addresses)
         with self._asking():
             log = self._log()
             oldest = self._open(log.oldest)
@@ -158,7 +158,7 @@ class DeltaLakeTable:
             later |= {path for v in range(log.oldest, self._version + 1) for path in log.changes(v)}
             if not log.names <= self._log().names:  # what is gone may have named a file that a later version has, too
                 raise self._outcomes.moved()
-            return asked & {self._address(path) for path in before | later}
+            return wanted & {self._address(path) for path in before | later}
 
     # -- changed
 
@@ -189,11 +189,11 @@ class DeltaLakeTable:
         table, adding = self._known, self._adding(change)
         with self._changing():
             self._evolve(table, change)
-            made = int(table.version()) + 1
+            committed = int(table.version()) + 1
             mark = (_application(table), change.mark)
             self._write(table, [*adding, *self._removing(change)], _commit(about, mark))
-        self._load(table, made)
-        return made
+        self._load(table, committed)
+        return committed
 
     def tell(self, complete: str) -> None:
         with self._changing():
@@ -222,8 +222,8 @@ class DeltaLakeTable:
     def _put(self, name: str, value: str) -> None:
         """Set a property in a commit of its own."""
         table = self._known
-        said = _commit({MARK: str(_mark(table))})
-        table.alter.set_table_properties({name: value}, raise_if_not_exists=False, commit_properties=said)
+        entries = _commit({MARK: str(_mark(table))})
+        table.alter.set_table_properties({name: value}, raise_if_not_exists=False, commit_properties=entries)
 
     def _load(self, table: DeltaTable, version: int) -> None:
         with self._asking():
@@ -272,9 +272,9 @@ class DeltaLakeTable:
         if not change.remove:
             return []
         now, live = time.time_ns() // 1_000_000, self.files()
-        gone = (live[address] for address in change.remove if address in live)
+        removed = (live[address] for address in change.remove if address in live)
         changes = _changes_rows(change)
-        return [RemoveAction(self._path(f.address), changes, now, f.bytes, {}) for f in gone]
+        return [RemoveAction(self._path(f.address), changes, now, f.bytes, {}) for f in removed]
 
     def _evolve(self, table: DeltaTable, change: TableChange) -> None:
         """Add the columns, and the members of structs, that the table lacks."""
@@ -287,9 +287,9 @@ class DeltaLakeTable:
         except ValueError as error:
             raise self._outcomes.refused(str(error)) from None
         if lacking:
-            said = {MARK: str(_mark(table))}
+            properties = {MARK: str(_mark(table))}
             fields = [Field.from_json(json.dumps(f)) for f in lacking]
-            table.alter.add_columns(fields, commit_properties=_commit(said), post_commithook_properties=_hooks())
+            table.alter.add_columns(fields, commit_properties=_commit(properties), post_commithook_properties=_hooks())
 
     # -- the log
 
@@ -310,11 +310,11 @@ class DeltaLakeTable:
             return None
 
     def _head(self, table: DeltaTable) -> TableHead:
-        said, log, live = table.metadata().configuration, self._log(), _live(table)
+        properties, log, live = table.metadata().configuration, self._log(), _live(table)
         newest = log.of_rows(self._version)
         own = str(newest.get(MARK, ""))
         return TableHead(
-            said.get(LEDGER, ""),
+            properties.get(LEDGER, ""),
             _mark(table),
             self._version,
             int(own) if own.isdecimal() else None,
@@ -324,7 +324,7 @@ class DeltaLakeTable:
             live.num_rows,
             self._version - log.oldest + 1,
             _deletes(table),
-            said.get(COMPLETE, ""),
+            properties.get(COMPLETE, ""),
         )
 
     def _log(self) -> _Log:
@@ -368,10 +368,10 @@ class DeltaLakeTable:
                 raise self._outcomes.unknown(error) from None
             if now is None or now.version() != self._version:
                 raise self._outcomes.moved() from None
-            told = self._outcomes.told(error)
-            if isinstance(told, CatalogUnavailable):
+            failure = self._outcomes.told(error)
+            if isinstance(failure, CatalogUnavailable):
                 raise self._outcomes.unknown(error) from None
-            raise (told if isinstance(told, NotAuthorized) else self._outcomes.refused(error)) from None
+            raise (failure if isinstance(failure, NotAuthorized) else self._outcomes.refused(error)) from None
 
 
 class _Log:
@@ -380,8 +380,8 @@ class _Log:
     def __init__(self, lake: Lake, folder: str, newest: int) -> None:
         self._lake, self._folder, self._newest = lake, folder, newest
         self.names = frozenset(path.rpartition("/")[2] for path in lake.list(folder))
-        self.checkpoints = {int(found[1]) for n in self.names if (found := _CHECKPOINT.fullmatch(n))}
-        self._commits = {int(found[1]) for n in self.names if (found := _COMMIT.fullmatch(n))}
+        self.checkpoints = {int(match[1]) for n in self.names if (match := _CHECKPOINT.fullmatch(n))}
+        self._commits = {int(match[1]) for n in self.names if (match := _COMMIT.fullmatch(n))}
         self._read: dict[int, list[dict[str, Any]]] = {}
 
     @property
@@ -424,7 +424,7 @@ class _Log:
     def below(self, version: int) -> list[str]:
         """The lake paths of everything about versions before that one."""
         numbered = ((n, _NUMBERED.match(n)) for n in sorted(self.names))
-        return [f"{self._folder}/{n}" for n, found in numbered if found and int(found[1]) < version]
+        return [f"{self._folder}/{n}" for n, match in numbered if match and int(match[1]) < version]
 
     def _actions(self, version: int) -> list[dict[str, Any]]:
         if version not in self._read:
@@ -483,19 +483,19 @@ def _hooks() -> PostCommitHookProperties:
 
 def _storage(feed: Feed) -> dict[str, str]:
     """How deltalake reaches the feed's lake on S3: as the feed itself does."""
-    if (found := access_of(feed)) is None:
+    if (access := access_of(feed)) is None:
         return {}
-    said = {
-        "aws_endpoint_url": found.endpoint,
-        "aws_region": found.region,
-        "aws_access_key_id": found.access_key,
-        "aws_secret_access_key": found.secret_key,
-        "aws_session_token": found.token,
+    options = {
+        "aws_endpoint_url": access.endpoint,
+        "aws_region": access.region,
+        "aws_access_key_id": access.access_key,
+        "aws_secret_access_key": access.secret_key,
+        "aws_session_token": access.token,
         "aws_conditional_put": "etag",
         "aws_virtual_hosted_style_request": "true" if feed.s3.path_style is False else "false",
-        "allow_http": "true" if found.endpoint.startswith("http://") else "false",
+        "allow_http": "true" if access.endpoint.startswith("http://") else "false",
         "connect_timeout": f"{feed.s3.connect_timeout_ms}ms",
         "timeout": f"{feed.s3.read_timeout_ms}ms",
         "max_retries": str(feed.s3.retries),
     }
-    return {k: v for k, v in said.items() if v}
+    return {k: v for k, v in options.items() if v}

@@ -108,10 +108,10 @@ def stats_of(file: BinaryIO, columns: Sequence[str]) -> tuple[int, str]:
     bounds |= {name: Bounds(pa.null(), None, None, footer.num_rows) for name in absent}
     stats: dict[str, Any] = {"numRecords": footer.num_rows}
     try:
-        some = [(name, bounds[name]) for name in columns]
-        stats["minValues"] = {n: _spell(b.kind, b.low, up=False) for n, b in some if b.low is not None}
-        stats["maxValues"] = {n: _spell(b.kind, b.high, up=True) for n, b in some if b.high is not None}
-        stats["nullCount"] = {n: b.nulls for n, b in some}
+        bounded_columns = [(name, bounds[name]) for name in columns]
+        stats["minValues"] = {n: _spell(b.kind, b.low, up=False) for n, b in bounded_columns if b.low is not None}
+        stats["maxValues"] = {n: _spell(b.kind, b.high, up=True) for n, b in bounded_columns if b.high is not None}
+        stats["nullCount"] = {n: b.nulls for n, b in bounded_columns}
     except (KeyError, OverflowError):  # a column without bounds, or a time that Delta cannot spell
         stats = {"numRecords": footer.num_rows}
     return size, json.dumps(stats, separators=(",", ":"))
@@ -131,5 +131,5 @@ def _spell(kind: pa.DataType, value: int, *, up: bool) -> int | str:
     if not pa.types.is_timestamp(kind):
         return value
     per_ms = {"ms": 1, "us": 1000}[kind.unit]
-    whole = -(-value // per_ms) if up else value // per_ms
-    return f"{(_EPOCH + dt.timedelta(milliseconds=whole)).isoformat(timespec='milliseconds')}Z"
+    rounded = -(-value // per_ms) if up else value // per_ms
+    return f"{(_EPOCH + dt.timedelta(milliseconds=rounded)).isoformat(timespec='milliseconds')}Z"

@@ -124,8 +124,8 @@ class IcebergTable:
     def files(self) -> Mapping[str, TableFile]:
         with self._asking():
             entries = _entries(self._known, self._known.current_snapshot())
-            found = (e.data_file for e in entries if _is_live(e))
-            return {f.file_path: TableFile(f.file_path, f.record_count, f.file_size_in_bytes) for f in found}
+            live = (e.data_file for e in entries if _is_live(e))
+            return {f.file_path: TableFile(f.file_path, f.record_count, f.file_size_in_bytes) for f in live}
 
     def expiring(self, before: int) -> tuple[str, ...]:
         table = self._known
@@ -133,15 +133,15 @@ class IcebergTable:
             return ()
         with self._asking():
             ours = (s for s in table.metadata.snapshots if s.summary and s.summary.get("deleted-data-files"))
-            found = {e.data_file.file_path for s in ours for e in _entries(table, s) if not _is_live(e)}
-        return tuple(sorted(found - self.files().keys())) if found else ()
+            removed = {e.data_file.file_path for s in ours for e in _entries(table, s) if not _is_live(e)}
+        return tuple(sorted(removed - self.files().keys())) if removed else ()
 
     def named(self, addresses: Iterable[str]) -> frozenset[str]:
-        table, asked = self._known, frozenset(addresses)
+        table, wanted = self._known, frozenset(addresses)
         with self._asking():
             manifests = {m.manifest_path: m for s in table.metadata.snapshots for m in s.manifests(table.io)}
             live = (e for m in manifests.values() for e in m.fetch_manifest_entry(table.io, discard_deleted=True))
-            return asked & {e.data_file.file_path for e in live}
+            return wanted & {e.data_file.file_path for e in live}
 
     # -- changed
 
@@ -162,8 +162,8 @@ class IcebergTable:
         with self._changing(), without_history(table) as transaction:
             _evolve(transaction, change.columns)
             self._stage_files(transaction, change)
-            told = {COMPLETE: change.complete} if change.complete else {}
-            transaction.set_properties({MARK: str(change.mark), **told})
+            properties = {COMPLETE: change.complete} if change.complete else {}
+            transaction.set_properties({MARK: str(change.mark), **properties})
         return int(table.metadata.current_snapshot_id or 0)
 
     def tell(self, complete: str) -> None:
@@ -196,10 +196,10 @@ class IcebergTable:
                 staged.append_data_file(file)
 
     def _data_files(self, addresses: Iterable[str]) -> Iterator[DataFile]:
-        table, asked = self._known, frozenset(addresses)
-        if asked:
+        table, wanted = self._known, frozenset(addresses)
+        if wanted:
             live = (e.data_file for e in _entries(table, table.current_snapshot()) if _is_live(e))
-            yield from (f for f in live if f.file_path in asked)
+            yield from (f for f in live if f.file_path in wanted)
 
     def expire(self, before: int) -> int:
         table = self._known
@@ -229,18 +229,18 @@ class IcebergTable:
 
     @cached_property
     def _catalog(self) -> Catalog:
-        given = {k: v for k, v in self._properties.items() if k != "name"}
+        properties = {k: v for k, v in self._properties.items() if k != "name"}
         with extras.named(), _IMPORTING:
             from pyiceberg.catalog import load_catalog
 
-            if "sql" in given.get("type", "") or "sql" in given.get("uri", "").partition(":")[0]:
+            if "sql" in properties.get("type", "") or "sql" in properties.get("uri", "").partition(":")[0]:
                 import pyiceberg.catalog.sql  # noqa: F401 - else `load_catalog` imports it, without the lock
         logging.getLogger("pyiceberg").setLevel(logging.ERROR)
         name = self._properties.get("name", "sluice")
-        if (path := given.get("uri", "").removeprefix("sqlite:///")) and path != given.get("uri", ""):
+        if (path := properties.get("uri", "").removeprefix("sqlite:///")) and path != properties.get("uri", ""):
             Path(path).parent.mkdir(parents=True, exist_ok=True)
         try:
-            return load_catalog(name, **{**self._defaults, **given})
+            return load_catalog(name, **{**self._defaults, **properties})
         except ModuleNotFoundError as error:
             raise extras.told(error) or SetupError(
                 f"the catalog of {self.name} needs {error.name}", remedy=f"pip install {error.name}"
@@ -273,8 +273,8 @@ class IcebergTable:
         except (BadRequestError, ValidationError, ValueError, TypeError, pa.ArrowException) as error:
             raise self._outcomes.refused(error) from None
         except Exception as error:  # noqa: BLE001 - each catalog and store raises its own
-            told = self._outcomes.told(error)
-            raise (self._outcomes.unknown(error) if isinstance(told, CatalogUnavailable) else told) from None
+            failure = self._outcomes.told(error)
+            raise (self._outcomes.unknown(error) if isinstance(failure, CatalogUnavailable) else failure) from None
 
 
 def _make(make: Callable[[], object], there: Callable[[], bool]) -> None:
@@ -298,19 +298,19 @@ def _head(table: Table) -> TableHead:
     )
     if snapshot is None:
         return head
-    said = {} if snapshot.summary is None else snapshot.summary.additional_properties
-    own = said.get(MARK, "")
+    summary = {} if snapshot.summary is None else snapshot.summary.additional_properties
+    own = summary.get(MARK, "")
     return TableHead(
         head.ledger,
         head.mark,
         snapshot.snapshot_id,
         int(own) if own.isdecimal() else None,
-        said.get(BATCHES, "").rpartition(" ")[2],
+        summary.get(BATCHES, "").rpartition(" ")[2],
         snapshot.timestamp_ms,
-        int(said.get("total-records", 0)),
-        int(said.get("total-data-files", 0)),
+        int(summary.get("total-records", 0)),
+        int(summary.get("total-data-files", 0)),
         len(table.metadata.snapshots),
-        int(said.get("total-delete-files", 0)),
+        int(summary.get("total-delete-files", 0)),
         head.complete,
     )
 
@@ -341,15 +341,15 @@ def _evolve(transaction: Transaction, columns: Mapping[str, str]) -> None:
     """Add the columns that the table lacks, and widen those that have become wider. Readers find them by name."""
     from pyiceberg.table import TableProperties
 
-    metadata, said = transaction.table_metadata, hashlib.sha256(json.dumps(dict(columns)).encode()).hexdigest()[:16]
-    if metadata.properties.get(_COLUMNS) == f"{said}/{metadata.current_schema_id}":
+    metadata, digest = transaction.table_metadata, hashlib.sha256(json.dumps(dict(columns)).encode()).hexdigest()[:16]
+    if metadata.properties.get(_COLUMNS) == f"{digest}/{metadata.current_schema_id}":
         return  # looking takes PyIceberg longer than adding files
     if metadata.name_mapping() is None:
         mapping = metadata.schema().name_mapping.model_dump_json()
         transaction.set_properties({TableProperties.DEFAULT_NAME_MAPPING: mapping})
     with transaction.update_schema() as update:
         update.union_by_name(_arrow(columns))
-    transaction.set_properties({_COLUMNS: f"{said}/{transaction.table_metadata.current_schema_id}"})
+    transaction.set_properties({_COLUMNS: f"{digest}/{transaction.table_metadata.current_schema_id}"})
 
 
 def described(io: FileIO, metadata: TableMetadata, addresses: Sequence[str]) -> list[DataFile]:
@@ -362,14 +362,14 @@ def described(io: FileIO, metadata: TableMetadata, addresses: Sequence[str]) -> 
     )
     from pyiceberg.manifest import DataFile, DataFileContent, FileFormat
 
-    schema, known = metadata.schema(), set[pa.Schema]()
+    schema, schemas = metadata.schema(), set[pa.Schema]()
     columns, wanted = parquet_path_to_id_mapping(schema), _statistics(metadata)
 
     def of(address: str) -> DataFile:
         footer, size = _footer(io, address)
-        if (shape := footer.schema.to_arrow_schema().remove_metadata()) not in known:
+        if (shape := footer.schema.to_arrow_schema().remove_metadata()) not in schemas:
             _check_pyarrow_schema_compatible(schema, shape, format_version=metadata.format_version)
-            known.add(shape)
+            schemas.add(shape)
         stats = data_file_statistics_from_parquet_metadata(footer, wanted, columns)
         return DataFile.from_args(
             content=DataFileContent.DATA,
@@ -430,9 +430,9 @@ def without_history(table: Table) -> Transaction:
     from pyiceberg.table import Transaction
     from pyiceberg.table.update import update_table_metadata
 
-    named = _refs(table)
-    snapshots = [s for s in table.metadata.snapshots if s.snapshot_id in named]
-    known = table.metadata.model_copy(update={"snapshots": snapshots, "snapshot_log": [], "metadata_log": []})
+    refs = _refs(table)
+    snapshots = [s for s in table.metadata.snapshots if s.snapshot_id in refs]
+    metadata = table.metadata.model_copy(update={"snapshots": snapshots, "snapshot_log": [], "metadata_log": []})
 
     class Sparing(Transaction):  # type: ignore[misc, unused-ignore]
         _copied: tuple[int, Any] = (-1, None)
@@ -440,7 +440,7 @@ def without_history(table: Table) -> Transaction:
         @property
         def table_metadata(self) -> Any:
             if self._copied[0] != len(self._updates):
-                self._copied = len(self._updates), update_table_metadata(known, self._updates)
+                self._copied = len(self._updates), update_table_metadata(metadata, self._updates)
             return self._copied[1]
 
     return Sparing(table)
@@ -458,24 +458,24 @@ def _producer(transaction: Transaction, table: Table, operation: TableOperation,
         """PyIceberg sums up appends, overwrites and deletes, and no replacements."""
 
         def _summary(self, snapshot_properties: dict[str, str] = about) -> Summary:
-            found = super()._summary(snapshot_properties)
-            return Summary(Operation(str(operation)), **found.additional_properties)
+            summary = super()._summary(snapshot_properties)
+            return Summary(Operation(str(operation)), **summary.additional_properties)
 
     return Replacing(operation=Operation.OVERWRITE, transaction=transaction, io=table.io, snapshot_properties=about)
 
 
 def _s3(feed: Feed) -> dict[str, str]:
     """How PyIceberg reaches the feed's lake on S3: as the feed itself does."""
-    if (found := access_of(feed)) is None:
+    if (access := access_of(feed)) is None:
         return {}
-    said = {
-        "s3.endpoint": found.endpoint,
-        "s3.region": found.region,
-        "s3.access-key-id": found.access_key,
-        "s3.secret-access-key": found.secret_key,
-        "s3.session-token": found.token,
+    options = {
+        "s3.endpoint": access.endpoint,
+        "s3.region": access.region,
+        "s3.access-key-id": access.access_key,
+        "s3.secret-access-key": access.secret_key,
+        "s3.session-token": access.token,
         "s3.connect-timeout": str(feed.s3.connect_timeout_ms / 1000),
         "s3.request-timeout": str(feed.s3.read_timeout_ms / 1000),
         "s3.force-virtual-addressing": "true" if feed.s3.path_style is False else None,
     }
-    return {k: v for k, v in said.items() if v}
+    return {k: v for k, v in options.items() if v}

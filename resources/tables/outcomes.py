@@ -72,9 +72,9 @@ class Outcomes:
         """The error for one that has nothing to do with what was asked or committed."""
         kinds, settings = _kinds(error), f"the {self._keeper}'s settings in the feed"
         if denied(error):
-            said = _DENIED_SAID.search(str(error))
+            denial = _DENIED_SAID.search(str(error))
             return NotAuthorized(
-                f"the {self._keeper} or the store of {self._table} refuses us: {said[0] if said else _kind(error)}",
+                f"the {self._keeper} or the store of {self._table} refuses us: {denial[0] if denial else _kind(error)}",
                 remedy=f"see the rights of this user, and {settings}",
             )
         away = _STORE_SAID.search(str(error)) is not None

@@ -107,16 +107,16 @@ class BothGroups:
 
     def listed(self) -> tuple[ListedGroup, ...]:
         """All groups of Kafka, and those of ZooKeeper that Kafka does not know."""
-        found = {g.name: g for g in (*self._zookeeper.listed(), *self._kafka.listed())}
-        return tuple(found[name] for name in sorted(found))
+        groups = {g.name: g for g in (*self._zookeeper.listed(), *self._kafka.listed())}
+        return tuple(groups[name] for name in sorted(groups))
 
     def view(self, group: str) -> GroupView:
         kafka, zookeeper = self._kafka.view(group), self._zookeeper.view(group)
         return zookeeper if (kafka.free and not zookeeper.free) or not kafka.exists else kafka
 
     def committed(self, group: str) -> Offsets:
-        found = merged(self._kafka.committed(group), self._zookeeper.committed(group))
-        return {tp: held for tp, held in found.items() if held is not None}
+        offsets = merged(self._kafka.committed(group), self._zookeeper.committed(group))
+        return {tp: offset for tp, offset in offsets.items() if offset is not None}
 
     def put(self, group: str, offsets: Offsets) -> None:
         self._kafka.put(group, offsets)

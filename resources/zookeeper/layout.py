@@ -48,8 +48,8 @@ def mark_path(group: str, tp: TopicPartition) -> str:
 
 def parse_offset(data: bytes) -> int | None:
     """The offset that a node holds; None when its text is none."""
-    found = _OFFSET.fullmatch(data)
-    return int(found[1]) if found and int(found[1]) <= _BIGGEST else None
+    match = _OFFSET.fullmatch(data)
+    return int(match[1]) if match and int(match[1]) <= _BIGGEST else None
 
 
 def dump_offset(offset: int) -> bytes:
@@ -57,16 +57,16 @@ def dump_offset(offset: int) -> bytes:
 
 
 def dump_mark(committed: CommittedOffset) -> bytes:
-    told = {"offset": committed.offset, "epoch": committed.leader_epoch, "metadata": committed.metadata}
-    return json.dumps(told, separators=(",", ":")).encode()
+    document = {"offset": committed.offset, "epoch": committed.leader_epoch, "metadata": committed.metadata}
+    return json.dumps(document, separators=(",", ":")).encode()
 
 
 def parse_mark(offset: int, data: bytes) -> CommittedOffset:
     """The offset with what the mark's node says of it; without anything if the node cannot be read."""
     try:
-        told = json.loads(data)
-        if told["offset"] == offset:
-            return CommittedOffset(offset, int(told["epoch"]), str(told["metadata"]))
+        document = json.loads(data)
+        if document["offset"] == offset:
+            return CommittedOffset(offset, int(document["epoch"]), str(document["metadata"]))
     except (ValueError, KeyError, TypeError, RecursionError):
         pass
     return CommittedOffset(offset)
@@ -83,8 +83,8 @@ class Consumer:
     @property
     def host(self) -> str:
         """The machine in an id that the old consumer made by itself: `<group>_<host>-<ms>-<hex>`."""
-        found = re.fullmatch(r".*_(.+)-[0-9]{10,}-[0-9a-f]{1,8}", self.id)
-        return found[1].removeprefix(OURS) if found else ""
+        match = re.fullmatch(r".*_(.+)-[0-9]{10,}-[0-9a-f]{1,8}", self.id)
+        return match[1].removeprefix(OURS) if match else ""
 
     @property
     def ours(self) -> bool:
@@ -115,15 +115,15 @@ def registration(partitions: Iterable[TopicPartition], now: int) -> bytes:
     """
     wanted = set(partitions)
     streams = dict.fromkeys(sorted({tp.topic for tp in wanted}), len(wanted))
-    told = {"version": 1, "subscription": streams, "pattern": "static", "timestamp": str(now)}
-    return json.dumps(told, separators=(",", ":")).encode()
+    document = {"version": 1, "subscription": streams, "pattern": "static", "timestamp": str(now)}
+    return json.dumps(document, separators=(",", ":")).encode()
 
 
 def parse_consumer(name: str, data: bytes) -> Consumer:
     try:
-        told = json.loads(data)
-        if told.get("pattern", "static") == "static":
-            return Consumer(name, {str(t): int(n) for t, n in told["subscription"].items()})
+        document = json.loads(data)
+        if document.get("pattern", "static") == "static":
+            return Consumer(name, {str(t): int(n) for t, n in document["subscription"].items()})
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
         pass
     return Consumer(name, {})

@@ -102,11 +102,11 @@ class Tree:
     def read(self, paths: Iterable[str]) -> dict[str, tuple[bytes, Any]]:
         """Data and status of those nodes that are there. Many are asked for at once."""
         every = list(paths)
-        found: dict[str, tuple[bytes, Any]] = {}
+        nodes: dict[str, tuple[bytes, Any]] = {}
         for begin in range(0, len(every), _AT_ONCE):
-            some = every[begin : begin + _AT_ONCE]
-            found |= self._ask("reading nodes", partial(_nodes, some))
-        return found
+            chunk = every[begin : begin + _AT_ONCE]
+            nodes |= self._ask("reading nodes", partial(_nodes, chunk))
+        return nodes
 
     def offsets(self, group: str, partitions: Iterable[TopicPartition]) -> dict[TopicPartition, Held]:
         """What is there for each partition.
@@ -146,8 +146,8 @@ class Tree:
     def consumers(self, group: str) -> list[Consumer]:
         """Everybody who is registered, sorted by id."""
         root = layout.ids_path(group)
-        found = self.read(f"{root}/{name}" for name in self.children(root))
-        return [layout.parse_consumer(path.rpartition("/")[2], data) for path, (data, _) in sorted(found.items())]
+        nodes = self.read(f"{root}/{name}" for name in self.children(root))
+        return [layout.parse_consumer(path.rpartition("/")[2], data) for path, (data, _) in sorted(nodes.items())]
 
     def owners(self, group: str, partitions: Iterable[TopicPartition]) -> dict[TopicPartition, str]:
         """The stream that owns each partition, of those that are owned."""
@@ -168,10 +168,10 @@ class Tree:
         """All of it or nothing. Raises Changed when a node is not as the operations expect it, and Unknown when no
         answer came: read back."""
         kazoo = _kazoo()
-        given = list(operations)
+        requested = list(operations)
         with self._asking(doing, unknown=True) as client:
             transaction = client.transaction()
-            for kind, path, data, version in given:
+            for kind, path, data, version in requested:
                 match kind:
                     case "set":
                         transaction.set_data(path, data, version=version)
@@ -182,7 +182,7 @@ class Tree:
                     case _:
                         transaction.check(path, version)
             results = transaction.commit_async().get(timeout=_ASK_SECONDS)
-        for (_, path, _, _), result in zip(given, results, strict=True):
+        for (_, path, _, _), result in zip(requested, results, strict=True):
             # The operations beside the one that failed are "rolled back" or "inconsistent": they tell nothing.
             if isinstance(result, kazoo.exceptions.NoAuthError):
                 raise NotAuthorized(f"{doing}: ZooKeeper lets us not write {path}", remedy="allow it to write there")
@@ -286,26 +286,26 @@ _KINDS = {
 
 def chunks(by_partition: Mapping[TopicPartition, list[Operation]]) -> Iterator[list[Operation]]:
     """The operations in transactions that a server takes, those of a partition never apart. Nearly always one."""
-    some: list[Operation] = []
+    chunk: list[Operation] = []
     size = 0
     for operations in by_partition.values():
         more = sum(100 + len(path) + len(data) for _, path, data, _ in operations)
-        if some and size + more > _TRANSACTION_BYTES:
-            yield some
-            some, size = [], 0
-        some += operations
+        if chunk and size + more > _TRANSACTION_BYTES:
+            yield chunk
+            chunk, size = [], 0
+        chunk += operations
         size += more
-    if some:
-        yield some
+    if chunk:
+        yield chunk
 
 
 def writes(
-    group: str, offsets: Mapping[TopicPartition, CommittedOffset], held: Mapping[TopicPartition, Held]
+    group: str, offsets: Mapping[TopicPartition, CommittedOffset], stored: Mapping[TopicPartition, Held]
 ) -> dict[TopicPartition, list[Operation]]:
     """What puts each offset and its mark, resting on what was held."""
     out: dict[TopicPartition, list[Operation]] = {}
     for tp, committed in offsets.items():
-        before = held.get(tp, Held())
+        before = stored.get(tp, Held())
         at, mark = layout.offset_path(group, tp), layout.mark_path(group, tp)
         out[tp] = [
             _put(at, layout.dump_offset(committed.offset), before.version),
@@ -324,11 +324,11 @@ def _make(path: str, client: Any) -> None:
 
 def _nodes(paths: Iterable[str], client: Any) -> dict[str, tuple[bytes, Any]]:
     no_node = _kazoo().exceptions.NoNodeError
-    found = {}
+    nodes = {}
     for path, answer in [(path, client.get_async(path)) for path in paths]:
         with suppress(no_node):
-            found[path] = answer.get(timeout=_ASK_SECONDS)
-    return found
+            nodes[path] = answer.get(timeout=_ASK_SECONDS)
+    return nodes
 
 
 def _check_chroot(client: Any, address: str) -> None:
@@ -340,11 +340,11 @@ def _check_chroot(client: Any, address: str) -> None:
 
 
 def _unreadable(group: str, bad: Mapping[TopicPartition, bytes], at: Mapping[TopicPartition, str]) -> Refused:
-    shown = [f"{at[tp]} holds {_shown(data)}" for tp, data in sorted(bad.items())[:5]]
+    examples = [f"{at[tp]} holds {_shown(data)}" for tp, data in sorted(bad.items())[:5]]
     more = f" and {len(bad) - 5} more" if len(bad) > 5 else ""
     first = min(bad)
     return Refused(
-        f"group {group} has no offset where one should be; {'; '.join(shown)}{more}",
+        f"group {group} has no offset where one should be; {'; '.join(examples)}{more}",
         remedy="write the right number there, or delete the node: Sluice then goes on from its ledger",
         topic=first.topic,
         partition=first.partition,

@@ -60,7 +60,7 @@ class ZooKeeperGroup:
         Raises Refused for a node that holds no offset, ZooKeeperUnavailable, NotAuthorized.
         """
         wanted = sorted(set(partitions))
-        return {tp: held.committed for tp, held in self._tree.offsets(self._group, wanted).items()}
+        return {tp: stored.committed for tp, stored in self._tree.offsets(self._group, wanted).items()}
 
     def members(self) -> tuple[Member, ...]:
         """Who is registered now."""
@@ -105,14 +105,14 @@ class ZooKeeperGroup:
         """Who else may read what we want, by id, with what they own of it: empty where they only wait for it."""
         tps = sorted(wanted)
         topics = {tp.topic for tp in tps}
-        found: dict[str, list[TopicPartition]] = {
+        consumers: dict[str, list[TopicPartition]] = {
             c.id: [] for c in self._tree.consumers(self._group) if c.id != self._seat and c.reads(topics)
         }
         for tp, stream in self._tree.owners(self._group, tps).items():
             consumer = stream.rpartition("-")[0] or stream
             if consumer != self._seat:
-                found.setdefault(consumer, []).append(tp)
-        return found
+                consumers.setdefault(consumer, []).append(tp)
+        return consumers
 
     def _take(self, wanted: frozenset[TopicPartition]) -> None:
         """Register and own in one transaction. If somebody was faster, nothing is done: the caller looks again."""
@@ -135,10 +135,10 @@ class ZooKeeperGroup:
         self._owned = wanted
 
     def _held(self, others: Mapping[str, Sequence[TopicPartition]]) -> GroupHeld:
-        said = [f"{name}{f' owns {_some(tps)}' if tps else ' is registered'}" for name, tps in sorted(others.items())]
-        more = f" and {len(said) - 3} more" if len(said) > 3 else ""
+        names = [f"{name}{f' owns {_some(tps)}' if tps else ' is registered'}" for name, tps in sorted(others.items())]
+        more = f" and {len(names) - 3} more" if len(names) > 3 else ""
         return GroupHeld(
-            f"group {self._group} in ZooKeeper has other consumers: {'; '.join(said[:3])}{more}",
+            f"group {self._group} in ZooKeeper has other consumers: {'; '.join(names[:3])}{more}",
             remedy="stop them: Sluice and an old consumer never read one partition at once. One that was killed is "
             "gone when its session ends; `offsets.patience` says how long a run waits",
         )
@@ -164,9 +164,9 @@ class ZooKeeperMembership:
 
     def committed(self, partitions: Iterable[TopicPartition]) -> Mapping[TopicPartition, CommittedOffset | None]:
         """Committed offsets. A commit is refused when anybody writes one of them after this."""
-        found = self._tree.offsets(self._group, sorted(set(partitions)))
-        self._held |= found
-        return {tp: held.committed for tp, held in found.items()}
+        stored = self._tree.offsets(self._group, sorted(set(partitions)))
+        self._held |= stored
+        return {tp: offset.committed for tp, offset in stored.items()}
 
     def commit_plain(self, offsets: Offsets) -> None:
         """All offsets and marks in one transaction. (Thousands of partitions need several; each is all or nothing.)
@@ -180,9 +180,9 @@ class ZooKeeperMembership:
         self._tree.ensure(_above(layout.offset_path(self._group, tp)) for tp in offsets)
         self._tree.ensure(_above(layout.mark_path(self._group, tp)) for tp in offsets)
         doing = f"committing the offsets of group {self._group} in ZooKeeper"
-        for some in chunks(writes(self._group, offsets, self._held)):
+        for chunk in chunks(writes(self._group, offsets, self._held)):
             try:
-                self._tree.transact([("check", self._registered, b"", -1), *some], doing)
+                self._tree.transact([("check", self._registered, b"", -1), *chunk], doing)
             except Changed as changed:
                 if changed.path == self._registered:
                     raise lost_error(self._group) from None

@@ -42,9 +42,9 @@ class ZooKeeperGroups:
         owned: dict[str, list[TopicPartition]] = {c.id: [] for c in consumers}
         for tp, stream in self._tree.owners(group, self._ownable(group)).items():
             owned.setdefault(stream.rpartition("-")[0] or stream, []).append(tp)
-        known = {c.id: c for c in consumers}
+        by_id = {c.id: c for c in consumers}
         members = tuple(
-            _member(known.get(name) or Consumer(name, {}), sorted(tps)) for name, tps in sorted(owned.items())
+            _member(by_id.get(name) or Consumer(name, {}), sorted(tps)) for name, tps in sorted(owned.items())
         )
         state = GroupState.STABLE if members else GroupState.EMPTY
         return GroupView(group, ZOOKEEPER, state, "consumer", "", broker, members)
@@ -54,20 +54,20 @@ class ZooKeeperGroups:
 
         Raises Refused for a node that holds no offset.
         """
-        found = self._tree.offsets(group, self._tree.with_offsets(group))
-        return {tp: held.committed for tp, held in found.items() if held.committed is not None}
+        stored = self._tree.offsets(group, self._tree.with_offsets(group))
+        return {tp: offset.committed for tp, offset in stored.items() if offset.committed is not None}
 
     def put(self, group: str, offsets: Mapping[TopicPartition, CommittedOffset]) -> None:
         """Write offsets and what belongs beside them. Raises GroupHeld when anybody is in the group, or writes its
         offsets at the same moment; Unknown when no answer came."""
-        held = self._tree.offsets(group, offsets)
+        stored = self._tree.offsets(group, offsets)
         if not (view := self.view(group)).free:
             raise _held(group, view.who())
         for path in (layout.offset_path, layout.mark_path):
             self._tree.ensure(path(group, tp).rpartition("/")[0] for tp in offsets)
-        for some in chunks(writes(group, offsets, held)):
+        for chunk in chunks(writes(group, offsets, stored)):
             try:
-                self._tree.transact(some, f"putting the offsets of group {group} into ZooKeeper")
+                self._tree.transact(chunk, f"putting the offsets of group {group} into ZooKeeper")
             except Changed as changed:
                 raise _held(group, f"{changed.path}: {changed.what} at the same moment") from None
 

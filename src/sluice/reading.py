@@ -111,8 +111,8 @@ class Windows:
     @classmethod
     def of(cls, feed: Feed, ledger: Ledger, lake: Lake, starts: Sequence[int], kind: PartKind) -> Windows:
         """Windows by their starts. Raises WindowIncomplete, WindowRetired, UsageError for one that the feed lacks."""
-        found = reading.files(ledger, lake, feed.name, starts, feed.window, kind)
-        return cls(feed, tuple(starts), kind, found, _standing(feed, ledger.read(), kind))
+        files = reading.files(ledger, lake, feed.name, starts, feed.window, kind)
+        return cls(feed, tuple(starts), kind, files, _standing(feed, ledger.read(), kind))
 
     def __repr__(self) -> str:
         """In UTC: `Windows(orders, 2026-11-20T14:00, 5 files, 12,000 rows)`."""
@@ -142,9 +142,9 @@ class Windows:
 
         A column has the widest type that it ever had, so that all windows of a feed are one table.
         """
-        known = dict.fromkeys((self.standing, *self._schemas))
-        found = pa.unify_schemas(list(known), promote_options="permissive")
-        return pa.schema([f if self._everywhere(f.name) else f.with_nullable(True) for f in found])
+        schemas = dict.fromkeys((self.standing, *self._schemas))
+        unified = pa.unify_schemas(list(schemas), promote_options="permissive")
+        return pa.schema([f if self._everywhere(f.name) else f.with_nullable(True) for f in unified])
 
     def _everywhere(self, name: str) -> bool:
         return all(name in s.names for s in self._schemas)
@@ -156,8 +156,8 @@ class Windows:
     @cached_property
     def _alike(self) -> bool:
         """Whether each file has all columns, in their order; otherwise Arrow makes one table of the files."""
-        said = [(f.name, f.type) for f in self.schema]
-        return all([(f.name, f.type) for f in s] == said for s in dict.fromkeys(self._schemas))
+        fields = [(f.name, f.type) for f in self.schema]
+        return all([(f.name, f.type) for f in s] == fields for s in dict.fromkeys(self._schemas))
 
     @cached_property
     def _footers(self) -> list[pq.FileMetaData]:
@@ -224,19 +224,19 @@ class Windows:
             import duckdb
 
         where: Any = connection or duckdb
-        found: duckdb.DuckDBPyRelation
+        relation: duckdb.DuckDBPyRelation
         if not self.paths:
-            found = where.from_arrow(self.schema.empty_table())
+            relation = where.from_arrow(self.schema.empty_table())
         elif self._filesystem or not self._alike:
             # DuckDB would fetch an extension to reach S3 itself; and it can widen fewer types.
             counted = pa.schema([f.with_type(pa.int64()) if _unit(f) == "ms" else f for f in self.schema])
-            found = where.from_arrow(self._dataset(counted)).project(", ".join(map(_time_column_sql, self.schema)))
+            relation = where.from_arrow(self._dataset(counted)).project(", ".join(map(_time_column_sql, self.schema)))
         else:
             paths = [_literal(p) for p in self.paths]
-            found = where.read_parquet(paths, union_by_name=True, hive_partitioning=False)
+            relation = where.read_parquet(paths, union_by_name=True, hive_partitioning=False)
             if any(_unit(f) == "ns" for f in self.schema):
-                found = found.project(", ".join(_cut_to_microseconds(f) for f in self.schema))
-        return found
+                relation = relation.project(", ".join(_cut_to_microseconds(f) for f in self.schema))
+        return relation
 
     def spark(self, session: SparkSession | None = None) -> DataFrame:
         """A DataFrame, in the active session or in one with the feed's settings.
@@ -279,9 +279,9 @@ def _standing(feed: Feed, state: State, kind: PartKind) -> pa.Schema:
     return plain(QUARANTINED if kind is PartKind.QUARANTINED else landed_schema(table_of(feed, state)))
 
 
-def _footer(filesystem: FileSystem | None, file: File, place: str) -> pq.FileMetaData:
+def _footer(filesystem: FileSystem | None, file: File, path: str) -> pq.FileMetaData:
     with readable(file.path):
-        return pq.read_metadata(place, filesystem=filesystem)
+        return pq.read_metadata(path, filesystem=filesystem)
 
 
 def _unit(field: pa.Field) -> str:

@@ -57,14 +57,14 @@ class SluiceSource(DataSource):
         from sluice import reading
         from sluice.resources.spark import types
 
-        asked = _SourceOptions.of(self.options)
-        if asked.offsets:
+        options = _SourceOptions.of(self.options)
+        if options.offsets:
             return types.spark_schema(_raw_schema())
-        return types.spark_schema(reading.schema_of(asked.feed, reading.kind_of(asked.kind)))
+        return types.spark_schema(reading.schema_of(options.feed, reading.kind_of(options.kind)))
 
     def reader(self, schema: StructType) -> DataSourceReader:
-        asked = _SourceOptions.of(self.options)
-        return _KafkaReader(asked, schema) if asked.offsets else _LandedReader(asked.windows(), schema)
+        options = _SourceOptions.of(self.options)
+        return _KafkaReader(options, schema) if options.offsets else _LandedReader(options.windows(), schema)
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,20 +81,20 @@ class _SourceOptions:
     @classmethod
     def of(cls, options: Mapping[str, str]) -> _SourceOptions:
         """Raises UsageError for options that are unknown, missing or contradict each other."""
-        given = {name.lower(): value for name, value in options.items()}
-        if unknown := sorted(given.keys() - set(OPTIONS)):
+        values = {name.lower(): value for name, value in options.items()}
+        if unknown := sorted(values.keys() - set(OPTIONS)):
             raise UsageError(f"the source has no option {', '.join(unknown)}", remedy=f"it has {', '.join(OPTIONS)}")
-        if "feed" not in given:
+        if "feed" not in values:
             raise UsageError("no feed", remedy='name one: .option("feed", "orders")')
-        ways = [name for name in ("window", "from", "offsets") if name in given]
-        if len(ways) != 1 or ("to" in given and "from" not in given):
+        ways = [name for name in ("window", "from", "offsets") if name in values]
+        if len(ways) != 1 or ("to" in values and "from" not in values):
             raise UsageError(
-                f"what to read is not clear from {', '.join(sorted(given))}",
+                f"what to read is not clear from {', '.join(sorted(values))}",
                 remedy="give one of: `window`; `from` and `to`; `offsets`",
             )
-        feed = _find_feed(given["feed"], given.get("project"), live="offsets" in given)
-        kind = given.get("kind", "landed")
-        return cls(feed, given.get("window"), given.get("from"), given.get("to"), given.get("offsets"), kind)
+        feed = _find_feed(values["feed"], values.get("project"), live="offsets" in values)
+        kind = values.get("kind", "landed")
+        return cls(feed, values.get("window"), values.get("from"), values.get("to"), values.get("offsets"), kind)
 
     def windows(self) -> Windows:
         from sluice import reading
@@ -109,8 +109,8 @@ def _find_feed(name: str, project: str | None, *, live: bool) -> Feed:
 
     from sluice.resources.project import Project
 
-    found = Project.find(Path(project) if project else None)
-    return found.feed(name) if live else found.readable_feed(name)
+    located = Project.find(Path(project) if project else None)
+    return located.feed(name) if live else located.readable_feed(name)
 
 
 def _raw_schema() -> pa.Schema:
@@ -159,11 +159,11 @@ class _Slices(InputPartition):
 class _KafkaReader(DataSourceReader):
     """Records of exactly the ranges that were asked for, as they are in Kafka."""
 
-    def __init__(self, asked: _SourceOptions, schema: StructType) -> None:
+    def __init__(self, options: _SourceOptions, schema: StructType) -> None:
         from sluice.resources.spark.executor import Wiring
 
-        self._feed, self._asked = asked.feed, asked.offsets or ""
-        self._wiring, self._isolation, self._schema = Wiring.of(asked.feed), asked.feed.isolation, schema
+        self._feed, self._asked = options.feed, options.offsets or ""
+        self._wiring, self._isolation, self._schema = Wiring.of(options.feed), options.feed.isolation, schema
 
     def partitions(self) -> Sequence[InputPartition]:
         return [_Slices(task) for task in _plan_ranges(self._feed, self._asked).tasks]
@@ -187,11 +187,11 @@ def _plan_ranges(feed: Feed, offsets: str) -> Plan:
 
     request, nothing = _request(offsets), State()
     with closing(KafkaCluster(feed.kafka)) as cluster:
-        found = cluster.partitions(sorted({r.topic for r in request.ranges}), feed.isolation)
-        owed, _ = planning.owed_ranges(request, nothing, {key_of(nothing, p): p for p in found}, feed.window)
+        states = cluster.partitions(sorted({r.topic for r in request.ranges}), feed.isolation)
+        owed, _ = planning.owed_ranges(request, nothing, {key_of(nothing, p): p for p in states}, feed.window)
         for o in owed:
-            if o.lost and (gone := out_of_range(o.lost[0].start, o.key, o.partition)):
-                raise gone
+            if o.lost and (lost := out_of_range(o.lost[0].start, o.key, o.partition)):
+                raise lost
         sizing = Sizing(SLICE_BYTES, SLICE_BYTES, os.cpu_count() or 1, feed.limits.max_tasks)
         plan = planning.build(
             feed.name, cluster.cluster_id(), request, feed.isolation, owed, sizing, nothing, feed.window

@@ -78,11 +78,11 @@ def of_feed(
     if assignor not in _SHARES:
         raise UsageError(f"{assignor!r} shares no partitions among streams", remedy=f"one of {', '.join(_SHARES)}")
     with closing(KafkaCluster(feed.kafka)) as cluster:
-        seen = {p.tp: p for p in cluster.partitions(match(feed.topics, cluster.topics()), feed.isolation)}
-        starts = _offsets(cluster, seen, start, "start")
-        ends = {tp: p.stable_end for tp, p in seen.items()} if end is None else _offsets(cluster, seen, end, "end")
+        states = {p.tp: p for p in cluster.partitions(match(feed.topics, cluster.topics()), feed.isolation)}
+        starts = _offsets(cluster, states, start, "start")
+        ends = {tp: p.stable_end for tp, p in states.items()} if end is None else _offsets(cluster, states, end, "end")
     chosen = sorted(starts.keys() & ends.keys())
-    pieces = {tp: _piece(seen[tp], starts[tp], max(starts[tp], ends[tp])) for tp in chosen}
+    pieces = {tp: _piece(states[tp], starts[tp], max(starts[tp], ends[tp])) for tp in chosen}
     shares = _SHARES[Assignor(assignor)](chosen, count)
     return [Stream(feed, [pieces[tp] for tp in share], follow, typed, timeout) for share in shares]
 
@@ -108,9 +108,9 @@ class Stream:
         """Records so far that did not fit the feed's schema or contract."""
 
     def __repr__(self) -> str:
-        places = ", ".join(f"{tp} at {at}" for tp, at in sorted(self._consumed.items())[:4])
+        positions = ", ".join(f"{tp} at {at}" for tp, at in sorted(self._consumed.items())[:4])
         more = f" … {len(self._consumed) - 4} more" if len(self._consumed) > 4 else ""
-        return f"Stream({self._feed.name}, {places or 'nothing'}{more})"
+        return f"Stream({self._feed.name}, {positions or 'nothing'}{more})"
 
     @property
     def schema(self) -> pa.Schema:
@@ -177,8 +177,8 @@ class Stream:
         """What came to the same partitions meanwhile. Raises for a log that does not go on where we stand."""
         if not pieces:
             return []
-        seen = {p.tp: p for p in cluster.partitions(sorted({s.topic for s in pieces}), self._feed.isolation)}
-        return [_next_piece(s, seen[s.tp]) for s in pieces]
+        states = {p.tp: p for p in cluster.partitions(sorted({s.topic for s in pieces}), self._feed.isolation)}
+        return [_next_piece(s, states[s.tp]) for s in pieces]
 
 
 def decoded(
@@ -195,8 +195,8 @@ def decoded(
             raise got.error
         s = slices[got.index]
         if got.index not in decoders:
-            place = (s.topic, s.partition, s.start, s.end)
-            decoders[got.index] = BatchDecoder(*place, read_committed=committed, chunk_bytes=CHUNK_BYTES)
+            key = (s.topic, s.partition, s.start, s.end)
+            decoders[got.index] = BatchDecoder(*key, read_committed=committed, chunk_bytes=CHUNK_BYTES)
         for chunk in decoders[got.index].feed(got.records, got.aborted):
             yield s, got.next_position, chunk
         if got.last:
@@ -206,22 +206,24 @@ def decoded(
 
 
 def _offsets(
-    cluster: KafkaCluster, seen: Mapping[TopicPartition, PartitionState], place: Place, what: str
+    cluster: KafkaCluster, states: Mapping[TopicPartition, PartitionState], position: Place, what: str
 ) -> dict[TopicPartition, int]:
     """The offset that a place means in each partition; with offsets by partition, in these alone."""
-    if isinstance(place, Mapping):
-        return {tp: _held(seen, tp, at, what) for tp, at in ((spellings.partition(n), at) for n, at in place.items())}
-    if place == "earliest":
-        return {tp: p.log_start for tp, p in seen.items()}
-    if place == "latest":
-        return {tp: p.stable_end for tp, p in seen.items()}
-    found = cluster.offsets_at(dict.fromkeys(seen, instant(place)))
-    return {tp: min(at.offset if (at := found[tp]) else p.stable_end, p.stable_end) for tp, p in seen.items()}
+    if isinstance(position, Mapping):
+        return {
+            tp: _held(states, tp, at, what) for tp, at in ((spellings.partition(n), at) for n, at in position.items())
+        }
+    if position == "earliest":
+        return {tp: p.log_start for tp, p in states.items()}
+    if position == "latest":
+        return {tp: p.stable_end for tp, p in states.items()}
+    offsets = cluster.offsets_at(dict.fromkeys(states, instant(position)))
+    return {tp: min(at.offset if (at := offsets[tp]) else p.stable_end, p.stable_end) for tp, p in states.items()}
 
 
-def _held(seen: Mapping[TopicPartition, PartitionState], tp: TopicPartition, at: int, what: str) -> int:
-    if (p := seen.get(tp)) is None:
-        listed = ", ".join(map(str, sorted(seen)[:6]))
+def _held(states: Mapping[TopicPartition, PartitionState], tp: TopicPartition, at: int, what: str) -> int:
+    if (p := states.get(tp)) is None:
+        listed = ", ".join(map(str, sorted(states)[:6]))
         raise UsageError(f"{tp} is not a partition of this feed", remedy=f"its partitions are: {listed or 'none'}")
     if not p.log_start <= at <= p.stable_end:
         raise UsageError(

@@ -93,13 +93,15 @@ class KafkaCluster:
         `layout`, of a moment ago, tells the leaders.
         """
 
-        async def ask(leader: int, places: Sequence[Leadership]) -> Mapping[TopicPartition, Answer[PartitionState]]:
-            return await self._describe(leader, places, Isolation.READ_COMMITTED)
+        async def ask(
+            leader: int, leaderships: Sequence[Leadership]
+        ) -> Mapping[TopicPartition, Answer[PartitionState]]:
+            return await self._describe(leader, leaderships, Isolation.READ_COMMITTED)
 
-        found: dict[TopicPartition, PartitionState] = {}
-        wanted = {tp for tp in layout.places if tp.topic in topics}
-        self._wire.run("describing partitions", self._round, layout, wanted, found, ask)
-        return found
+        states: dict[TopicPartition, PartitionState] = {}
+        wanted = {tp for tp in layout.leaders if tp.topic in topics}
+        self._wire.run("describing partitions", self._round, layout, wanted, states, ask)
+        return states
 
     def begin(self, layout: ClusterView) -> None:
         """The leaders of later questions are those of this layout, of a moment ago."""
@@ -112,16 +114,18 @@ class KafkaCluster:
         Right after `topics`, their leaders are those that it was told.
         """
 
-        async def ask(leader: int, places: Sequence[Leadership]) -> Mapping[TopicPartition, Answer[PartitionState]]:
-            return await self._describe(leader, places, isolation)
+        async def ask(
+            leader: int, leaderships: Sequence[Leadership]
+        ) -> Mapping[TopicPartition, Answer[PartitionState]]:
+            return await self._describe(leader, leaderships, isolation)
 
         self._markers.forget()
         names = sorted(set(topics))
         listed = self._listed_now(names)
-        wanted = {tp for tp in listed.places if tp.topic in names} if listed else None
+        wanted = {tp for tp in listed.leaders if tp.topic in names} if listed else None
         self._known = listed or self._known
-        found = self._wire.run("describing partitions", self._of_leaders, names, wanted, ask, listed)
-        return tuple(found[tp] for tp in sorted(found))
+        states = self._wire.run("describing partitions", self._of_leaders, names, wanted, ask, listed)
+        return tuple(states[tp] for tp in sorted(states))
 
     def _listed_now(self, names: Sequence[str]) -> ClusterView | None:
         """What `topics` was told a moment ago, once, if it knows all of these; positions of another moment need
@@ -137,15 +141,15 @@ class KafkaCluster:
         `partitions` found last: one that leads no more says so, and then they are looked up. Kafka itself answers with
         markers of transactions, too: those are looked behind, as `stamps` says.
         """
-        asked = {tp: max(time, 0) for tp, time in times.items()}
-        found: dict[TopicPartition, OffsetAtTime | None] = {}
+        timestamps = {tp: max(time, 0) for tp, time in times.items()}
+        offsets: dict[TopicPartition, OffsetAtTime | None] = {}
         for _ in range(_MOVING_STARTS):
-            listed = self._listed_at({tp: time for tp, time in asked.items() if tp not in found})
-            found |= {tp: None for tp, hit in listed.items() if hit is None}
-            found |= self._markers.passed(asked, {tp: hit for tp, hit in listed.items() if hit is not None})
-            if len(found) == len(asked):
-                return found
-        tp = min(asked.keys() - found.keys())
+            listed = self._listed_at({tp: time for tp, time in timestamps.items() if tp not in offsets})
+            offsets |= {tp: None for tp, hit in listed.items() if hit is None}
+            offsets |= self._markers.passed(timestamps, {tp: hit for tp, hit in listed.items() if hit is not None})
+            if len(offsets) == len(timestamps):
+                return offsets
+        tp = min(timestamps.keys() - offsets.keys())
         raise KafkaUnavailable(
             f"looking up offsets by time: the log of {tp} began later each time that it was asked",
             remedy="repeat; records are deleted faster than they can be looked at",
@@ -156,8 +160,10 @@ class KafkaCluster:
     def _listed_at(self, times: Mapping[TopicPartition, int]) -> Mapping[TopicPartition, OffsetAtTime | None]:
         """What Kafka's own look-up answers."""
 
-        async def ask(leader: int, places: Sequence[Leadership]) -> Mapping[TopicPartition, Answer[OffsetAtTime]]:
-            request = messages.ask_offsets([(place, times[place.tp]) for place in places], Isolation.READ_UNCOMMITTED)
+        async def ask(leader: int, leaderships: Sequence[Leadership]) -> Mapping[TopicPartition, Answer[OffsetAtTime]]:
+            request = messages.ask_offsets(
+                [(leadership, times[leadership.tp]) for leadership in leaderships], Isolation.READ_UNCOMMITTED
+            )
             listed = messages.read_offsets(await self._wire.send(leader, request))
             return {
                 tp: (at.error, OffsetAtTime(at.offset, at.timestamp) if at.offset >= 0 else None)
@@ -179,15 +185,15 @@ class KafkaCluster:
         Partitions whose leader keeps nothing of that epoch are left out.
         """
 
-        async def ask(leader: int, places: Sequence[Leadership]) -> Mapping[TopicPartition, Answer[int]]:
-            request = messages.ask_epoch_ends((place, epochs[place.tp]) for place in places)
+        async def ask(leader: int, leaderships: Sequence[Leadership]) -> Mapping[TopicPartition, Answer[int]]:
+            request = messages.ask_epoch_ends((leadership, epochs[leadership.tp]) for leadership in leaderships)
             ends = messages.read_epoch_ends(await self._wire.send(leader, request))
             return {tp: (end.error, end.end) for tp, end in ends.items()}
 
         doing = "looking up leader epochs"
-        known = self._known
-        found = self._wire.run(doing, self._of_leaders, _topics(epochs), set(epochs), ask, known) if epochs else {}
-        return {tp: end for tp, end in found.items() if end >= 0}
+        cached = self._known
+        positions = self._wire.run(doing, self._of_leaders, _topics(epochs), set(epochs), ask, cached) if epochs else {}
+        return {tp: end for tp, end in positions.items() if end >= 0}
 
     def open_transactions(self, partitions: Iterable[TopicPartition]) -> Mapping[TopicPartition, OpenTransaction]:
         """The transaction that holds the stable end of each partition, where one does and the cluster tells.
@@ -196,16 +202,16 @@ class KafkaCluster:
         """
 
         async def ask(
-            leader: int, places: Sequence[Leadership]
+            leader: int, leaderships: Sequence[Leadership]
         ) -> Mapping[TopicPartition, Answer[OpenTransaction | None]]:
-            return messages.read_open(await self._wire.send(leader, messages.ask_producers(p.tp for p in places)))
+            return messages.read_open(await self._wire.send(leader, messages.ask_producers(p.tp for p in leaderships)))
 
         wanted = dict.fromkeys(partitions)
         with contextlib.suppress(SluiceError):
-            told = self._wire.run("describing producers", self._of_leaders, _topics(wanted), set(wanted), ask)
-            found = {tp: transaction for tp, transaction in told.items() if transaction}
-            names = self._wire.run("listing transactions", self._names, {t.producer_id for t in found.values()})
-            return {tp: replace(t, name=names.get(t.producer_id, "")) for tp, t in found.items()}
+            answers = self._wire.run("describing producers", self._of_leaders, _topics(wanted), set(wanted), ask)
+            transactions = {tp: transaction for tp, transaction in answers.items() if transaction}
+            names = self._wire.run("listing transactions", self._names, {t.producer_id for t in transactions.values()})
+            return {tp: replace(t, name=names.get(t.producer_id, "")) for tp, t in transactions.items()}
         return {}
 
     def configs(self, topics: Iterable[str]) -> Configs:
@@ -245,54 +251,54 @@ class KafkaCluster:
                 return messages.read_names(await self._wire.send(broker, request))
             return {}
 
-        told = await self._wire.gather(one(b.node_id) for b in await self._wire.brokers()) if producers else []
-        return {producer: name for names in told for producer, name in names.items()}
+        answers = await self._wire.gather(one(b.node_id) for b in await self._wire.brokers()) if producers else []
+        return {producer: name for names in answers for producer, name in names.items()}
 
     async def _describe(
-        self, leader: int, places: Sequence[Leadership], isolation: Isolation
+        self, leader: int, leaderships: Sequence[Leadership], isolation: Isolation
     ) -> Mapping[TopicPartition, Answer[PartitionState]]:
         """Start, stable end and high watermark, in this order: each can only be lower than what is asked after it."""
         positions = (
-            self._offsets(leader, places, time, level)
+            self._offsets(leader, leaderships, time, level)
             for time, level in (
                 (EARLIEST, Isolation.READ_UNCOMMITTED),
                 (LATEST, isolation),
                 (LATEST, Isolation.READ_UNCOMMITTED),
             )
         )
-        asked: list[Awaitable[Any]] = [*positions, self._log_bytes(leader, places)]
-        starts, stable, highs, sizes = await self._wire.gather(asked)
+        requests: list[Awaitable[Any]] = [*positions, self._log_bytes(leader, leaderships)]
+        starts, stable, highs, sizes = await self._wire.gather(requests)
         answers: dict[TopicPartition, Answer[PartitionState]] = {}
-        for place in places:
-            tp = place.tp
+        for leadership in leaderships:
+            tp = leadership.tp
             if not (tp in starts and tp in stable and tp in highs):
                 continue  # asked again
             start, end, high = starts[tp], stable[tp], highs[tp]
             state = PartitionState(
                 topic=tp.topic,
                 partition=tp.partition,
-                topic_id=self._with_id(tp.topic, place.topic_id),
+                topic_id=self._with_id(tp.topic, leadership.topic_id),
                 leader=leader,
-                leader_epoch=place.leader_epoch,
+                leader_epoch=leadership.leader_epoch,
                 log_start=start.offset,
                 stable_end=end.offset,
                 high_watermark=high.offset,
                 log_bytes=sizes.get(tp),
-                rack=place.rack,
+                rack=leadership.rack,
             )
             answers[tp] = (start.error or end.error or high.error, state)
         return answers
 
     async def _offsets(
-        self, leader: int, places: Sequence[Leadership], time: int, isolation: Isolation
+        self, leader: int, leaderships: Sequence[Leadership], time: int, isolation: Isolation
     ) -> dict[TopicPartition, messages.Listed]:
-        request = messages.ask_offsets([(place, time) for place in places], isolation)
+        request = messages.ask_offsets([(leadership, time) for leadership in leaderships], isolation)
         return messages.read_offsets(await self._wire.send(leader, request))
 
-    async def _log_bytes(self, leader: int, places: Sequence[Leadership]) -> dict[TopicPartition, int]:
+    async def _log_bytes(self, leader: int, leaderships: Sequence[Leadership]) -> dict[TopicPartition, int]:
         """Empty where the client may not DESCRIBE the cluster: sizes only balance tasks."""
         try:
-            response = await self._wire.send(leader, messages.ask_log_dirs(p.tp for p in places))
+            response = await self._wire.send(leader, messages.ask_log_dirs(p.tp for p in leaderships))
         except KafkaError:
             return {}
         return messages.read_log_bytes(response)
@@ -302,17 +308,17 @@ class KafkaCluster:
         topics: Sequence[str],
         wanted: set[TopicPartition] | None,
         ask: AskLeader[T],
-        known: ClusterView | None = None,
+        cached: ClusterView | None = None,
     ) -> dict[TopicPartition, T]:
         """What `ask` finds for every wanted partition (None: all of the topics), asked of its leader.
 
         Partitions whose leader has moved or is away are asked for again, until patience ends. `known`: who led a while
         ago; the rest is looked up when those do not answer for all.
         """
-        found: dict[TopicPartition, T] = {}
-        if known and wanted is not None:
-            if not await self._round(known, wanted, found, ask):
-                return found
+        results: dict[TopicPartition, T] = {}
+        if cached and wanted is not None:
+            if not await self._round(cached, wanted, results, ask):
+                return results
             self._known = None  # or every later question would wait for the same dead leader first
         patience = Patience(self._wire, self._patience)
         unknown = 0
@@ -320,13 +326,13 @@ class KafkaCluster:
             try:
                 layout = await self._looked(topics)
                 self._known = layout if wanted is None else self._known
-                failures = await self._round(layout, wanted, found, ask)
+                failures = await self._round(layout, wanted, results, ask)
                 failures |= {TopicPartition(t, -1): e() for t, e in layout.errors.items()}
             except KafkaError as error:
                 await patience.trouble(error)
                 continue
             if not failures:
-                return found
+                return results
             tp, failure = self._worst(failures)
             unknown += isinstance(failure, UnknownTopicOrPartitionError)
             try:
@@ -340,32 +346,34 @@ class KafkaCluster:
         self,
         layout: ClusterView,
         wanted: set[TopicPartition] | None,
-        found: dict[TopicPartition, T],
+        results: dict[TopicPartition, T],
         ask: AskLeader[T],
     ) -> dict[TopicPartition, KafkaError]:
         """Ask each leader once for what is missing, side by side; what failed, by partition."""
         failures: dict[TopicPartition, KafkaError] = {}
         by_leader: dict[int, list[Leadership]] = {}
-        for tp in layout.places if wanted is None else wanted:
-            place = layout.places.get(tp)
-            if tp in found or tp.topic in layout.errors:
+        for tp in layout.leaders if wanted is None else wanted:
+            leadership = layout.leaders.get(tp)
+            if tp in results or tp.topic in layout.errors:
                 continue
-            if place is None or place.leader < 0:
-                failures[tp] = messages.missing(place)
+            if leadership is None or leadership.leader < 0:
+                failures[tp] = messages.missing(leadership)
             else:
-                by_leader.setdefault(place.leader, []).append(place)
+                by_leader.setdefault(leadership.leader, []).append(leadership)
 
-        async def one(leader: int, places: list[Leadership]) -> None:
+        async def one(leader: int, leaderships: list[Leadership]) -> None:
             try:
-                answers = await ask(leader, places)
+                answers = await ask(leader, leaderships)
             except KafkaError as error:
-                failures.update({place.tp: error for place in places})
+                failures.update({leadership.tp: error for leadership in leaderships})
                 return
-            failures.update({place.tp: UnknownError("left out") for place in places if place.tp not in answers})
+            failures.update(
+                {leadership.tp: UnknownError("left out") for leadership in leaderships if leadership.tp not in answers}
+            )
             failures.update({tp: error() for tp, (error, _) in answers.items() if error})
-            found.update({tp: value for tp, (error, value) in answers.items() if not error})  # type: ignore[misc]
+            results.update({tp: value for tp, (error, value) in answers.items() if not error})  # type: ignore[misc]
 
-        await self._wire.gather(one(leader, places) for leader, places in by_leader.items())
+        await self._wire.gather(one(leader, partitions) for leader, partitions in by_leader.items())
         return failures
 
     @staticmethod
@@ -374,9 +382,9 @@ class KafkaCluster:
         return min(failures.items(), key=lambda item: (is_passing(item[1]), item[0]))
 
     def _about(self, tp: TopicPartition, error: KafkaError) -> SluiceError:
-        whole = tp.partition < 0
-        what = f"topic {tp.topic}" if whole else f"partition {tp}"
-        partition = None if whole else tp.partition
+        is_topic = tp.partition < 0
+        what = f"topic {tp.topic}" if is_topic else f"partition {tp}"
+        partition = None if is_topic else tp.partition
         return self._wire.explain(error, what, topic=tp.topic, partition=partition)
 
     def _with_id(self, topic: str, topic_id: str) -> str:

@@ -65,8 +65,8 @@ class Markers:
     def _passed(
         self, times: Mapping[TopicPartition, int], hits: Mapping[TopicPartition, OffsetAtTime]
     ) -> dict[TopicPartition, OffsetAtTime | None]:
-        found: dict[TopicPartition, OffsetAtTime | None] = {}
-        if sum(seen.size for seen in self._seen.values()) > _MEMORY:
+        offsets: dict[TopicPartition, OffsetAtTime | None] = {}
+        if sum(log.size for log in self._seen.values()) > _MEMORY:
             self._seen = {}
         budget = min(max(BUDGET_BYTES // max(len(hits), 1), _LEAST), _MOST)
         searches = {
@@ -74,25 +74,25 @@ class Markers:
             for tp, hit in hits.items()
         }
         heard: dict[TopicPartition, Answer | None] = dict.fromkeys(searches)
-        while wants := _advance(searches, heard, found):
+        while wants := _advance(searches, heard, offsets):
             heard = dict(self._of_leaders(list(wants), _Round(wants, self._send).ask))
-            for tp in [tp for tp, said in heard.items() if said is None]:
+            for tp in [tp for tp, answer in heard.items() if answer is None]:
                 del searches[tp], heard[tp], self._seen[tp]
-        return found
+        return offsets
 
 
 def _advance(
     searches: Mapping[TopicPartition, Finding],
     heard: Mapping[TopicPartition, Answer | None],
-    found: dict[TopicPartition, OffsetAtTime | None],
+    offsets: dict[TopicPartition, OffsetAtTime | None],
 ) -> dict[TopicPartition, Want]:
     """What the searches want next, now that they hear this (None: as they begin); those that end, into `found`."""
     wants = {}
-    for tp, said in heard.items():
+    for tp, answer in heard.items():
         try:
-            wants[tp] = next(searches[tp]) if said is None else searches[tp].send(said)
+            wants[tp] = next(searches[tp]) if answer is None else searches[tp].send(answer)
         except StopIteration as end:
-            found[tp] = end.value
+            offsets[tp] = end.value
     return wants
 
 
@@ -100,7 +100,7 @@ def _advance(
 class _Open:
     """A want that is not answered yet. `tries` came back empty, `empty` of them although it stood first."""
 
-    place: Leadership
+    leadership: Leadership
     want: Want
     tries: int = 0
     empty: int = 0
@@ -118,32 +118,34 @@ class _Round:
     def __init__(self, wants: Mapping[TopicPartition, Want], send: Send) -> None:
         self._wants, self._send = wants, send
 
-    async def ask(self, leader: int, places: Sequence[Leadership]) -> Answers:
+    async def ask(self, leader: int, leaderships: Sequence[Leadership]) -> Answers:
         """None: the position lies outside of the log."""
-        told: dict[TopicPartition, tuple[Code, Answer | None]] = {}
-        open_ = [_Open(place, self._wants[place.tp]) for place in sorted(places, key=lambda p: p.tp)]
+        answers: dict[TopicPartition, tuple[Code, Answer | None]] = {}
+        open_ = [
+            _Open(leadership, self._wants[leadership.tp]) for leadership in sorted(leaderships, key=lambda p: p.tp)
+        ]
         while open_:
-            some = _fitting(sorted(open_, key=lambda o: -o.tries))
-            asks = [FetchAsk(o.place, o.want.position, o.size) for o in some]
+            batch = _fitting(sorted(open_, key=lambda o: -o.tries))
+            asks = [FetchAsk(o.leadership, o.want.position, o.size) for o in batch]
             request = messages.ask_fetch(asks, Isolation.READ_UNCOMMITTED, 2 * REQUEST_BYTES, WAIT_MS, "")
             parts = parts_of(await self._send(leader, request), asks)
             room = _GIVEN
-            for at, (o, part) in enumerate(zip(some, parts, strict=True)):
-                if (said := _answer_of(o, part, first=at == 0, room=room)) is not None:
-                    told[o.place.tp] = said
+            for at, (o, part) in enumerate(zip(batch, parts, strict=True)):
+                if (answer := _answer_of(o, part, first=at == 0, room=room)) is not None:
+                    answers[o.leadership.tp] = answer
                 room -= len(part.records)
-            open_ = [o for o in open_ if o.place.tp not in told]
-        return told
+            open_ = [o for o in open_ if o.leadership.tp not in answers]
+        return answers
 
 
 def _fitting(open_: Sequence[_Open]) -> list[_Open]:
     """As many as one fetch has room for, at least one."""
-    some, size = [open_[0]], open_[0].size
+    batch, size = [open_[0]], open_[0].size
     for o in open_[1:]:
         if (size := size + o.size) > REQUEST_BYTES:
             break
-        some.append(o)
-    return some
+        batch.append(o)
+    return batch
 
 
 def _answer_of(o: _Open, part: FetchPart, *, first: bool, room: int) -> tuple[Code, Answer | None] | None:
@@ -153,7 +155,7 @@ def _answer_of(o: _Open, part: FetchPart, *, first: bool, room: int) -> tuple[Co
     if part.error:
         return part.error, None
     heard = Answer(part.records, part.high_watermark, end=o.want.position >= part.high_watermark)
-    if heard.end or len(part.records) >= (o.want.size if o.want.whole else 1):
+    if heard.end or len(part.records) >= (o.want.size if o.want.complete else 1):
         return None, heard
     if o.want.may_lack and not first and room >= o.want.size:
         return None, heard

@@ -37,7 +37,7 @@ class Want:
 
     position: int
     size: int
-    whole: bool = False
+    complete: bool = False
     may_lack: bool = False
 
 
@@ -97,8 +97,8 @@ Finding = Generator[Want, Answer, OffsetAtTime | None]
 class StampSearch:
     """For the first record of the partition stamped at or after `time`; `hit`: Kafka's answer; `budget` in bytes."""
 
-    def __init__(self, seen: PartitionLog, time: int, hit: OffsetAtTime, budget: int) -> None:
-        self._seen, self._time, self._hit, self._budget = seen, time, hit, budget
+    def __init__(self, log: PartitionLog, time: int, hit: OffsetAtTime, budget: int) -> None:
+        self._seen, self._time, self._hit, self._budget = log, time, hit, budget
         self._low = hit.offset
         self._asked = 0
         self._typical = PROBE_BYTES
@@ -108,11 +108,11 @@ class StampSearch:
         if (yield from self._is_record()):
             return self._hit
         try:
-            while (found := (yield from self._find())) is None and not self._asked:
+            while (offset := (yield from self._find())) is None and not self._asked:
                 yield from self._look_again()
         except (_NotReadOn, Unreadable):
             return self._about(self._low)
-        return found if found or self._read_all else self._about(self._seen.high)
+        return offset if offset or self._read_all else self._about(self._seen.high)
 
     @property
     def _read_all(self) -> bool:
@@ -123,16 +123,16 @@ class StampSearch:
 
     def _is_record(self) -> Generator[Want, Answer, bool]:
         """Whether Kafka's answer is a record. A batch that makes no sense is left to whoever lands it."""
-        position, seen = self._hit.offset, self._seen
-        if not seen.knows(position):
+        position, log = self._hit.offset, self._seen
+        if not log.knows(position):
             heard = yield from self._hear(Want(position, PROBE_BYTES, may_lack=True))
             try:
-                seen.learn(position, heard.records)
+                log.learn(position, heard.records)
             except Unreadable:
-                seen.records.add(position)
-            if position not in seen.batches:
-                seen.records.add(position)
-        return seen.is_record(position)
+                log.records.add(position)
+            if position not in log.batches:
+                log.records.add(position)
+        return log.is_record(position)
 
     def _look_again(self) -> Generator[Want, Answer, None]:
         """What an earlier search saw of the log's end may be old."""
@@ -147,10 +147,10 @@ class StampSearch:
         return heard
 
     def _find(self) -> Finding:
-        found, self._low = None, self._hit.offset
-        if (found := (yield from self._walk())) is None and not self._read_all:
-            found = yield from self._by_offset()
-        return found
+        batch, self._low = None, self._hit.offset
+        if (batch := (yield from self._walk())) is None and not self._read_all:
+            batch = yield from self._by_offset()
+        return batch
 
     # -- reading on
 
@@ -164,22 +164,22 @@ class StampSearch:
                 return None
             read += batch.size
             self._typical = max(self._typical, batch.size)
-            if found := (yield from self._first_in(batch)):
-                return found
+            if offset := (yield from self._first_in(batch)):
+                return offset
             self._low = batch.last + 1
         return None
 
     def _at(self, position: int, size: int) -> Asking:
         """The batch that holds the position, or else the next one; None: there is none."""
-        seen = self._seen
-        while position not in seen.batches:
-            if position >= seen.high:
+        log = self._seen
+        while position not in log.batches:
+            if position >= log.high:
                 return None
             heard = yield from self._hear(Want(position, size))
             if heard.end:
                 return None
-            seen.learn(position, heard.records)
-        return seen.batches[position]
+            log.learn(position, heard.records)
+        return log.batches[position]
 
     def _first_in(self, batch: Header) -> Finding:
         if not self._reaches(batch):
@@ -192,7 +192,7 @@ class StampSearch:
 
     def _rows(self, batch: Header) -> Generator[Want, Answer, BatchStamps]:
         if batch.base not in self._seen.rows:
-            heard = yield from self._hear(Want(batch.base, batch.size, whole=True))
+            heard = yield from self._hear(Want(batch.base, batch.size, complete=True))
             try:
                 self._seen.rows[batch.base] = _decode_stamps(self._seen.tp, batch, heard.records)
             except (CorruptBatch, UnsupportedBatch):  # landing names it, with the way out
@@ -211,9 +211,9 @@ class StampSearch:
         top = self._seen.high if late is None else late.base
         while self._low < top:
             middle = (self._low + top) // 2
-            found = yield from self._probe(middle, top)
-            if found is not None:
-                late, top = found, min(found.base, middle)
+            batch = yield from self._probe(middle, top)
+            if batch is not None:
+                late, top = batch, min(batch.base, middle)
             elif self._low <= middle:
                 top = middle  # nothing but markers from there on
         if late is None:

@@ -127,11 +127,11 @@ class SharedKafka:
     def configs(self) -> Configs:
         """The settings of all topics that the last look saw, and of a broker."""
         with self._lock:
-            at, known = self._settings or (0.0, Configs())
+            at, cached = self._settings or (0.0, Configs())
             if not at or time.monotonic() - at > CONFIGS_AGE:
-                at, known = time.monotonic(), self._cluster.configs(self.look().partitions)
-                self._settings = at, known
-            return known
+                at, cached = time.monotonic(), self._cluster.configs(self.look().partitions)
+                self._settings = at, cached
+            return cached
 
     def offsets_at(self, times: Mapping[TopicPartition, int]) -> Mapping[TopicPartition, OffsetAtTime | None] | None:
         """As of KafkaCluster, where the last look knows the partitions. While Kafka answers one look-up, those of other
@@ -154,29 +154,29 @@ class SharedKafka:
 
     def _ask_together(self) -> None:
         began = time.monotonic()
-        asked, merged = list[_Question](), dict[TopicPartition, int]()
+        questions, merged = list[_Question](), dict[TopicPartition, int]()
         for question in [*self._questions]:
             if merged.keys().isdisjoint(question.times):
                 merged |= question.times
-                asked.append(question)
+                questions.append(question)
                 self._questions.remove(question)
         try:
             self._cluster.begin(self.look().layout)
-            found = self._cluster.offsets_at(merged)
-            for question in asked:
-                question.answer = {tp: found[tp] for tp in question.times}
+            offsets = self._cluster.offsets_at(merged)
+            for question in questions:
+                question.answer = {tp: offsets[tp] for tp in question.times}
         except SluiceError:
-            for question in asked:
+            for question in questions:
                 question.failed = True
-        if (asked and asked[0].failed) or time.monotonic() - began > PATIENCE:
+        if (questions and questions[0].failed) or time.monotonic() - began > PATIENCE:
             self._apart = time.monotonic() + CONFIGS_AGE
 
     def drop(self, group: str) -> None:
         """What the last look says of the group is out of date: it is about to move."""
         with self._lock:
             if isinstance(self._last, Look):
-                left = {name: offsets for name, offsets in self._last.committed.items() if name != group}
-                self._last = replace(self._last, committed=left)
+                remaining = {name: offsets for name, offsets in self._last.committed.items() if name != group}
+                self._last = replace(self._last, committed=remaining)
 
     # -- looking
 
@@ -185,10 +185,10 @@ class SharedKafka:
             layout = self._cluster.layout()
             topics = self._cluster.named(layout)
             wanted = _within_bounds({f.name: _topics_of(f, topics) for f in self.feeds}, layout)
-            found = self._cluster.glance(layout, {t for names in wanted.values() for t in names})
+            states = self._cluster.glance(layout, {t for names in wanted.values() for t in names})
         except SluiceError as error:
             return _Failed(time.monotonic(), error)  # it may have taken long
-        partitions = _whole_topics(layout, found)
+        partitions = _whole_topics(layout, states)
         groups = {f.group: _tps(partitions, wanted[f.name]) for f in self.feeds if f.name in wanted and _in_kafka(f)}
         committed = self._committed({group: tps for group, tps in groups.items() if tps})
         return Look(began, layout, topics, partitions, committed)
@@ -206,17 +206,17 @@ class SharedKafka:
         for group in groups:
             if group in self._coordinators:
                 by_broker.setdefault(self._coordinators[group], {})[group] = groups[group]
-        found: dict[str, Offsets] = {}
+        committed: dict[str, Offsets] = {}
 
         async def one(broker: int, mine: Mapping[str, Sequence[TopicPartition]]) -> None:
             with contextlib.suppress(KafkaError):
                 response = await self.wire.send(broker, group_api.ask_committed_of(mine))
-                found.update(group_api.read_committed_of(response))
-            for group in mine.keys() - found.keys():
+                committed.update(group_api.read_committed_of(response))
+            for group in mine.keys() - committed.keys():
                 self._coordinators.pop(group, None)  # it may have moved
 
         await self.wire.gather(one(broker, mine) for broker, mine in by_broker.items())
-        return found
+        return committed
 
 
 class SharedCluster:
@@ -261,10 +261,10 @@ class SharedCluster:
 
     def offsets_at(self, times: Mapping[TopicPartition, int]) -> Mapping[TopicPartition, OffsetAtTime | None]:
         look = self._look()
-        told = None
+        offsets = None
         if look is not None and all(tp.topic in look.partitions for tp in times):
-            told = self._shared.offsets_at(times)
-        return self._own.offsets_at(times) if told is None else told
+            offsets = self._shared.offsets_at(times)
+        return self._own.offsets_at(times) if offsets is None else offsets
 
     def open_transactions(self, partitions: Iterable[TopicPartition]) -> Mapping[TopicPartition, OpenTransaction]:
         return self._own.open_transactions(partitions)
@@ -273,16 +273,16 @@ class SharedCluster:
         """Left out are partitions whose epoch still lasts, as the look has it: it ends at the high watermark or above,
         which the caller knows."""
         look = self._look()
-        lasting = {tp: place.leader_epoch for tp, place in look.layout.places.items()} if look else {}
+        lasting = {tp: leadership.leader_epoch for tp, leadership in look.layout.leaders.items()} if look else {}
         return self._own.epoch_ends({tp: e for tp, e in epochs.items() if lasting.get(tp) != e})
 
     def configs(self, topics: Iterable[str]) -> Configs:
-        wanted, known = set(topics), self._shared.configs()
-        told = wanted & (known.topics.keys() | {*known.denied})
-        if told != wanted:
+        wanted, cached = set(topics), self._shared.configs()
+        covered = wanted & (cached.topics.keys() | {*cached.denied})
+        if covered != wanted:
             return self._own.configs(wanted)
-        mine = {t: c for t, c in known.topics.items() if t in wanted}
-        return Configs(mine, known.broker, tuple(t for t in known.denied if t in wanted))
+        mine = {t: c for t, c in cached.topics.items() if t in wanted}
+        return Configs(mine, cached.broker, tuple(t for t in cached.denied if t in wanted))
 
 
 class SharedGroup(KafkaGroup):
@@ -295,9 +295,9 @@ class SharedGroup(KafkaGroup):
     def committed(self, partitions: Iterable[TopicPartition]) -> Offsets:
         wanted = sorted(set(partitions))
         with contextlib.suppress(SluiceError):
-            known = self._shared.look().committed.get(self._name, {})
-            if all(tp in known for tp in wanted):
-                return {tp: known[tp] for tp in wanted}
+            cached = self._shared.look().committed.get(self._name, {})
+            if all(tp in cached for tp in wanted):
+                return {tp: cached[tp] for tp in wanted}
         return self.committed_now(wanted)
 
     # `KafkaMembership` never uses these cached offsets: it asks Kafka.
@@ -325,7 +325,7 @@ def _topics_of(feed: Feed, topics: Mapping[str, str]) -> tuple[str, ...]:
 def _within_bounds(wanted: Mapping[str, tuple[str, ...]], layout: ClusterView) -> dict[str, tuple[str, ...]]:
     """The feeds, the smallest first, whose topics together have no more than `MOST` partitions."""
     sizes: dict[str, int] = {}
-    for tp in layout.places:
+    for tp in layout.leaders:
         sizes[tp.topic] = sizes.get(tp.topic, 0) + 1
 
     def size(feed: str) -> int:
@@ -340,13 +340,13 @@ def _within_bounds(wanted: Mapping[str, tuple[str, ...]], layout: ClusterView) -
 
 
 def _whole_topics(
-    layout: ClusterView, found: Mapping[TopicPartition, PartitionState]
+    layout: ClusterView, known_states: Mapping[TopicPartition, PartitionState]
 ) -> dict[str, tuple[PartitionState, ...]]:
     """The partitions by topic, of the topics of which none is missing."""
     topics: dict[str, list[PartitionState]] = {}
-    for tp in sorted(found):
-        topics.setdefault(tp.topic, []).append(found[tp])
-    missing = {tp.topic for tp in layout.places if tp not in found}
+    for tp in sorted(known_states):
+        topics.setdefault(tp.topic, []).append(known_states[tp])
+    missing = {tp.topic for tp in layout.leaders if tp not in known_states}
     return {topic: tuple(states) for topic, states in topics.items() if topic not in missing}
 
 

@@ -48,8 +48,8 @@ class KafkaVisit:
 
     def brokers(self) -> tuple[Broker, ...]:
         """Every broker at the address that it advertises, sorted."""
-        found = self._wire.run("asking for the brokers", self._wire.brokers)
-        return tuple(sorted((Broker(b.node_id, f"{b.host}:{b.port}") for b in found), key=lambda b: b.id))
+        brokers = self._wire.run("asking for the brokers", self._wire.brokers)
+        return tuple(sorted((Broker(b.node_id, f"{b.host}:{b.port}") for b in brokers), key=lambda b: b.id))
 
     def release(self, broker: int) -> tuple[int, ...]:
         """The broker's release, such as (4, 1), as far as its protocol tells; it is connected to for that."""
@@ -113,16 +113,16 @@ class KafkaVisit:
     # -- on the background thread
 
     async def _ahead(self) -> float | None:
-        asked = time.time()
+        sent_at = time.time()
         response = await self._wire.send(None, visit_api.ask_quorum())
         answered, there = time.time(), visit_api.read_clock(response)
         if there is None:
             return None
-        return min(0.0, answered - there / 1000) or max(0.0, asked - there / 1000)
+        return min(0.0, answered - there / 1000) or max(0.0, sent_at - there / 1000)
 
 
 def _hasty(access: KafkaAccess) -> KafkaAddress:
     """The same access, in a hurry."""
-    most, client = int(SECONDS * 1000), access.client_settings()
-    bounds = {name: min(most, client.get(name, most)) for name in ("bootstrap_timeout_ms", "request_timeout_ms")}
+    limit, client = int(SECONDS * 1000), access.client_settings()
+    bounds = {name: min(limit, client.get(name, limit)) for name in ("bootstrap_timeout_ms", "request_timeout_ms")}
     return KafkaAddress(access.bootstrap, client | bounds)

@@ -43,8 +43,8 @@ class KafkaAddress:
         return dict(self.client)
 
     def __repr__(self) -> str:
-        shown = {k: v if k in _SHOWN or k.endswith(("_ms", "_bytes")) else "***" for k, v in self.client.items()}
-        return f"KafkaAddress({self.bootstrap!r}, {shown})"
+        settings = {k: v if k in _SHOWN or k.endswith(("_ms", "_bytes")) else "***" for k, v in self.client.items()}
+        return f"KafkaAddress({self.bootstrap!r}, {settings})"
 
 
 @dataclass(frozen=True)
@@ -80,8 +80,8 @@ def principal_of(client: Mapping[str, Any]) -> str:
 
 def grantee(kafka: KafkaSettings) -> Grantee:
     """Who logs in by a feed's settings, and where."""
-    named = {"security_protocol", "sasl_plain_username", "ssl_certfile"}
-    return Grantee(principal_of(kafka.model_dump(exclude_none=True, include=named)), kafka.bootstrap)
+    names = {"security_protocol", "sasl_plain_username", "ssl_certfile"}
+    return Grantee(principal_of(kafka.model_dump(exclude_none=True, include=names)), kafka.bootstrap)
 
 
 def _subject(file: str) -> str:

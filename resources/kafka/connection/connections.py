@@ -202,16 +202,16 @@ class Wire:
 
         When none of them answers, the bootstrap addresses are asked for other brokers by the next request (KIP-899).
         """
-        start, nodes, asked = time.monotonic(), self._by_load(), []
+        start, nodes, attempts = time.monotonic(), self._by_load(), []
         for node in nodes:
-            asked.append(self._net.call_soon_with_future(self._ask, node, copy.copy(request), seconds))
-            left = seconds - (time.monotonic() - start)
-            share = left if node == nodes[-1] else min(left, seconds / max(len(nodes), _SHARES))
+            attempts.append(self._net.call_soon_with_future(self._ask, node, copy.copy(request), seconds))
+            remaining = seconds - (time.monotonic() - start)
+            share = remaining if node == nodes[-1] else min(remaining, seconds / max(len(nodes), _SHARES))
             with contextlib.suppress(KafkaError):
-                return await self.within(_first_of(asked), share)
+                return await self.within(_first_of(attempts), share)
         self._knows_brokers = False
         silent = kafka_errors.KafkaTimeoutError(seconds)
-        errors = [a.exception or AnswerLost(self._about(n, silent)) for n, a in zip(nodes, asked, strict=True)]
+        errors = [a.exception or AnswerLost(self._about(n, silent)) for n, a in zip(nodes, attempts, strict=True)]
         for error in filter(is_hopeless, errors):
             raise error
         raise NotReached("no broker answers; " + ", ".join(map(error_text, errors)))
@@ -279,17 +279,17 @@ class Wire:
 
     async def coordinator(self, kind: int, key: str, borrower: str = "") -> Any:
         """The node to ask about a group or transactional id; cached until `forget_coordinator`."""
-        known = kind, key, borrower
-        if known not in self._coordinators:
-            self._coordinators[known] = self._dedicated(await self.find_coordinator(kind, key), borrower)
-        return self._coordinators[known]
+        cache_key = kind, key, borrower
+        if cache_key not in self._coordinators:
+            self._coordinators[cache_key] = self._dedicated(await self.find_coordinator(kind, key), borrower)
+        return self._coordinators[cache_key]
 
     async def find_coordinator(self, kind: int, key: str) -> group_api.Coordinator:
         """The broker that coordinates a group or transactional id now. Raises its error where there is none."""
-        found = group_api.read_coordinator(await self.send(None, group_api.ask_coordinator(kind, key)))
-        if found.error:
-            raise found.error()
-        return found
+        coordinator = group_api.read_coordinator(await self.send(None, group_api.ask_coordinator(kind, key)))
+        if coordinator.error:
+            raise coordinator.error()
+        return coordinator
 
     async def find_coordinators(self, kind: int, keys: Iterable[str]) -> dict[str, int]:
         """The brokers that coordinate these now; keys without one are left out. Raises its error below Kafka 3.0."""
@@ -299,16 +299,18 @@ class Wire:
     def forget_coordinator(self, kind: int, key: str, borrower: str = "") -> None:
         self._coordinators.pop((kind, key, borrower), None)
 
-    def _dedicated(self, found: group_api.Coordinator, borrower: str) -> str:
+    def _dedicated(self, coordinator: group_api.Coordinator, borrower: str) -> str:
         """A connection of its own, also for each who borrows the wire: a join that waits would hold up what is sent
         after it."""
-        node = f"{_DEDICATED}{borrower}{found.node}"
+        node = f"{_DEDICATED}{borrower}{coordinator.node}"
         broker = type(self._manager.cluster.bootstrap_brokers()[0])
-        self._manager.cluster._coordinator_brokers[node] = broker(node, found.host, found.port, None)
+        self._manager.cluster._coordinator_brokers[node] = broker(node, coordinator.host, coordinator.port, None)
         return node
 
     def _hang_up(self, borrower: str) -> None:
-        self._coordinators = {known: node for known, node in self._coordinators.items() if known[2] != borrower}
+        self._coordinators = {
+            cache_key: node for cache_key, node in self._coordinators.items() if cache_key[2] != borrower
+        }
         brokers = self._manager.cluster._coordinator_brokers
         for node in [n for n in brokers if str(n).startswith(f"{_DEDICATED}{borrower}")]:
             del brokers[node]
@@ -395,17 +397,17 @@ class Borrowed:
 
 def _first_of(attempts: Iterable[Future]) -> Future:
     """Done with the first success; failed when all have failed."""
-    first, left = Future(), list(attempts)
+    first, remaining = Future(), list(attempts)
 
     def succeed(answer: Any) -> None:
         if not first.is_done:
             first.success(answer)
 
     def fail(error: BaseException) -> None:
-        if not first.is_done and all(attempt.failed() for attempt in left):
+        if not first.is_done and all(attempt.failed() for attempt in remaining):
             first.failure(error)
 
-    for attempt in left:
+    for attempt in remaining:
         attempt.add_callback(succeed)
         attempt.add_errback(fail)
     return first

@@ -116,8 +116,8 @@ class Coordinators:
         patience = Patience(self.wire, self.patience)
         while True:
             try:
-                found = await self.wire.find_coordinator(kind, key)
-                return Broker(found.node, f"{found.host}:{found.port}")
+                coordinator = await self.wire.find_coordinator(kind, key)
+                return Broker(coordinator.node, f"{coordinator.host}:{coordinator.port}")
             except KafkaError as error:
                 await patience.trouble(error)
 

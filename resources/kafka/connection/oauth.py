@@ -79,15 +79,15 @@ class ClientCredentials(AbstractTokenProvider):  # type: ignore[misc]
     def token(self) -> str:
         """A token that is valid now. Raises NotAuthorized, KafkaUnavailable."""
         with _asking:
-            known, now = _tokens.get(self._credentials), time.monotonic()
-            if known and now < known.fresh_until:
-                return known.text
+            token, now = _tokens.get(self._credentials), time.monotonic()
+            if token and now < token.fresh_until:
+                return token.text
             try:
-                known = _tokens[self._credentials] = _ask(self._credentials)
+                token = _tokens[self._credentials] = _ask(self._credentials)
             except SluiceError:
-                if known is None or now >= known.ends:
+                if token is None or now >= token.ends:
                     raise
-            return known.text
+            return token.text
 
 
 def _ask(credentials: Credentials) -> _Token:
@@ -120,12 +120,12 @@ def _answer(credentials: Credentials) -> bytes:
     opener = urllib.request.build_opener(_NoRedirect(), urllib.request.HTTPSHandler(context=tls))
     try:
         with opener.open(request, timeout=_SECONDS) as answer:
-            found: bytes = answer.read(_MAX_BYTES + 1)
-            return found
+            body: bytes = answer.read(_MAX_BYTES + 1)
+            return body
     except urllib.error.HTTPError as error:
         with error:
-            said = _reason(error.read(_MAX_BYTES))
-        raise _refusal(error.code, said, credentials) from None
+            reason = _reason(error.read(_MAX_BYTES))
+        raise _refusal(error.code, reason, credentials) from None
     except OSError as error:
         raise _silence(error, credentials) from None
 
@@ -133,17 +133,17 @@ def _answer(credentials: Credentials) -> bytes:
 def _reason(body: bytes) -> str:
     """OAuth's word for it (RFC 6749), where there is one."""
     try:
-        said = json.loads(body)["error"]
+        reason = json.loads(body)["error"]
     except (ValueError, TypeError, KeyError):
         return ""
-    return said if isinstance(said, str) and re.fullmatch(r"[a-z_]{1,40}", said) else ""
+    return reason if isinstance(reason, str) and re.fullmatch(r"[a-z_]{1,40}", reason) else ""
 
 
-def _refusal(code: int, said: str, credentials: Credentials) -> SluiceError:
-    text = f"the token endpoint {_shown(credentials)} refuses: HTTP {code}{', ' if said else ''}{said}"
+def _refusal(code: int, reason: str, credentials: Credentials) -> SluiceError:
+    text = f"the token endpoint {_shown(credentials)} refuses: HTTP {code}{', ' if reason else ''}{reason}"
     if code >= 500 or code == 429:
         return KafkaUnavailable(text, remedy="repeat when it is well again")
-    if said == "invalid_scope":
+    if reason == "invalid_scope":
         return NotAuthorized(text, remedy="set `sasl_oauth_scope` in the feed's `kafka:` section to one it knows")
     if code in (400, 401, 403):
         remedy = "check sasl_oauth_client_id and sasl_oauth_client_secret in the feed's `kafka:` section"
@@ -155,10 +155,10 @@ def _silence(error: OSError, credentials: Credentials) -> SluiceError:
     reason = getattr(error, "reason", error)
     if isinstance(reason, ssl.SSLCertVerificationError):
         authority = "set `sasl_oauth_cafile` in the feed's `kafka:` section to a file with the certificate of its CA"
-        named = f"write the address in {_ENDPOINT} as its certificate names it"
+        advice = f"write the address in {_ENDPOINT} as its certificate names it"
         return NotAuthorized(
             f"the certificate of the token endpoint {_shown(credentials)} is not believed: {reason.verify_message}",
-            remedy=named if reason.verify_code in _OTHER_HOST else authority,
+            remedy=advice if reason.verify_code in _OTHER_HOST else authority,
         )
     return KafkaUnavailable(
         f"the token endpoint {_shown(credentials)} does not answer: {getattr(reason, 'strerror', None) or reason}",
@@ -168,8 +168,8 @@ def _silence(error: OSError, credentials: Credentials) -> SluiceError:
 
 def _read(answer: bytes, began: float, credentials: Credentials) -> _Token:
     try:
-        said = json.loads(answer) if len(answer) <= _MAX_BYTES else {}
-        text, life = said["access_token"], float(said.get("expires_in") or _LIFETIME)
+        document = json.loads(answer) if len(answer) <= _MAX_BYTES else {}
+        text, life = document["access_token"], float(document.get("expires_in") or _LIFETIME)
     except (ValueError, TypeError, KeyError, AttributeError):
         text, life = "", 0.0
     if not isinstance(text, str) or not _TOKEN.fullmatch(text) or life <= 0:

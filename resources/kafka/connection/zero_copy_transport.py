@@ -118,7 +118,7 @@ def _meaning(error: Exception, certificate: str, doing: str = "") -> KafkaError:
         what = (
             "refuses this client's certificate" if certificate else "asks for a certificate, and this client has none"
         )
-        return Untrusted(f"the broker {what}: {error}", shown=certificate)
+        return Untrusted(f"the broker {what}: {error}", certificate=certificate)
     return kafka_errors.KafkaConnectionError(f"{doing}{error}")
 
 
@@ -144,8 +144,8 @@ class _Receiving:
             except KafkaError as error:
                 self.abort(error=error)  # type: ignore[attr-defined]
             except OSError as error:
-                shown = getattr(self, "ssl_config", {}).get("ssl_certfile") or ""
-                self.abort(error=_meaning(error, shown))  # type: ignore[attr-defined]
+                certificate = getattr(self, "ssl_config", {}).get("ssl_certfile") or ""
+                self.abort(error=_meaning(error, certificate))  # type: ignore[attr-defined]
 
     def _next_frame(self, connection: Any, frame: _ResponseFrame) -> bool:
         """Take what the socket holds, up to the end of a frame, and hand that over; false when the socket is empty."""
@@ -157,8 +157,8 @@ class _Receiving:
             if not received:
                 raise kafka_errors.KafkaConnectionError("the broker closed the connection")
             self.last_read = time.monotonic()
-            if (whole := frame.filled(received)) is not None:
-                connection.data_received(whole)
+            if (response := frame.filled(received)) is not None:
+                connection.data_received(response)
                 return True
         return False
 
@@ -194,16 +194,16 @@ def client_of(kind: Callable[..., T], **settings: Any) -> T:
     """One of kafka-python's own clients, connecting our way. One that finds no broker raises, and leaves thread and
     sockets behind: they are closed here.
     """
-    made: list[ClosingClient] = []
+    clients: list[ClosingClient] = []
 
     def behind(**configs: Any) -> ClosingClient:
-        made.append(ClosingClient(**configs))
-        return made[0]
+        clients.append(ClosingClient(**configs))
+        return clients[0]
 
     try:
         return kind(**settings, kafka_client=behind)
     except BaseException:
-        for client in made:
+        for client in clients:
             client.close()
         raise
 
@@ -231,9 +231,9 @@ class _ResponseFrame:
         if self._at < len(self._view):
             return None
         if self._in_body:
-            whole = self._view
+            response = self._view
             self._start()
-            return whole
+            return response
         size = int.from_bytes(self._head, "big", signed=True)
         if not 4 <= size <= self._limit:
             raise kafka_errors.InvalidReceiveError(f"what answers speaks no Kafka, or sends {size:,} bytes at once")
@@ -251,17 +251,17 @@ class _ResponseParser:
     def __call__(self, frame: memoryview) -> list[tuple[int, Any]]:
         if not self._requests:
             raise kafka_errors.CorrelationIdError("an answer that nobody asked for")
-        asked = self._requests.popleft()
-        response = asked.get_response_class()
+        request = self._requests.popleft()
+        response = request.get_response_class()
         head = io.BytesIO(frame[:_HEADER_BYTES])
         correlation_id = response.parse_header(head).correlation_id
-        if correlation_id != asked.correlation_id:
+        if correlation_id != request.correlation_id:
             raise kafka_errors.CorrelationIdError("answers out of order")
-        return [(correlation_id, self._body(asked, response, frame, head.tell()))]
+        return [(correlation_id, self._body(request, response, frame, head.tell()))]
 
-    def _body(self, asked: Any, response: Any, frame: memoryview, at: int) -> Any:
-        if asked.request_api_key == messages.FETCH_API:
-            return messages.read_fetch(frame, at, asked.request_api_version)
+    def _body(self, request: Any, response: Any, frame: memoryview, at: int) -> Any:
+        if request.request_api_key == messages.FETCH_API:
+            return messages.read_fetch(frame, at, request.request_api_version)
         try:
             return response.decode(frame[at:])
         except Exception as error:  # generated code: struct.error, IndexError, UnicodeDecodeError, …

@@ -43,12 +43,12 @@ class ByteBudget:
         self._held = 0
         self._waiting: list[Future] = []
 
-    async def reserve(self, want: int, least: int) -> int:
+    async def reserve(self, want: int, minimum: int) -> int:
         """As much of `want` as there is room for, at least `least`: waits for it unless nothing is held."""
-        while self._held and self._limit - self._held < least:
+        while self._held and self._limit - self._held < minimum:
             self._waiting.append(turn := Future())
             await turn
-        granted = min(want, max(self._limit - self._held, least))
+        granted = min(want, max(self._limit - self._held, minimum))
         self._held += granted
         return granted
 
@@ -114,8 +114,8 @@ class Lane:
             self._serving = False
 
     async def _reserve(self) -> int:
-        most = sum(min(ask.max_bytes, self._limits.partition_bytes) for _, ask, _ in self._waiting)
-        want = min(self._limits.request_bytes, most)
+        limit = sum(min(ask.max_bytes, self._limits.partition_bytes) for _, ask, _ in self._waiting)
+        want = min(self._limits.request_bytes, limit)
         return await self._budget.reserve(want, min(want, self._limits.partition_bytes))
 
     async def _round(self, granted: int, held_us: int) -> float:
@@ -133,8 +133,8 @@ class Lane:
                 return pause
             parts = parts_of(answer, asks)
             received = sum(len(part.records) for part in parts)
-            for place, ((_, _, turn), part) in enumerate(zip(batch, parts, strict=True)):
-                turn.success((part, place == 0))
+            for position, ((_, _, turn), part) in enumerate(zip(batch, parts, strict=True)):
+                turn.success((part, position == 0))
             return pause
         except KafkaError as error:
             _fail((answer for _, _, answer in batch), error)
@@ -190,8 +190,8 @@ def parts_of(answer: messages.FetchAnswer, asks: Sequence[FetchAsk]) -> list[Fet
         raise answer.error()
     parts = []
     for ask in asks:
-        tp = ask.place.tp
-        part = answer.parts.get((ask.place.topic_id, tp.partition)) or answer.parts.get(tp)
+        tp = ask.leadership.tp
+        part = answer.parts.get((ask.leadership.topic_id, tp.partition)) or answer.parts.get(tp)
         parts.append(part or FetchPart(AnswerLost, -1, -1, -1, (), memoryview(b"")))
     return parts
 
@@ -220,9 +220,9 @@ class Together(Generic[K, V]):
         await self._wire.sleep(0)
         waiting, self._waiting = self._waiting, {}
         try:
-            found = await self._ask(list(waiting))
+            results = await self._ask(list(waiting))
             for key, answer in waiting.items():
-                answer.success(found[key])
+                answer.success(results[key])
         except KafkaError as error:
             _fail(waiting.values(), error)
         except BaseException as error:  # as above
@@ -266,23 +266,23 @@ class Sources:
         layout = self._known[tp.topic]
         if tp.topic in layout.errors:
             raise layout.errors[tp.topic]()
-        place = layout.places.get(tp)
-        if place is None or place.leader < 0:
-            raise messages.missing(place)
-        return place
+        leadership = layout.leaders.get(tp)
+        if leadership is None or leadership.leader < 0:
+            raise messages.missing(leadership)
+        return leadership
 
-    async def epoch_end(self, place: Leadership, epoch: int) -> int:
+    async def epoch_end(self, leadership: Leadership, epoch: int) -> int:
         """Where `epoch` ended in the leader's log, −1 when it does not know."""
-        if place.leader not in self._epochs:
-            self._epochs[place.leader] = Together(self.wire, self._ask_epochs)
-        return await self._epochs[place.leader].of((place, epoch))
+        if leadership.leader not in self._epochs:
+            self._epochs[leadership.leader] = Together(self.wire, self._ask_epochs)
+        return await self._epochs[leadership.leader].of((leadership, epoch))
 
-    async def bounds(self, place: Leadership) -> tuple[int, int]:
+    async def bounds(self, leadership: Leadership) -> tuple[int, int]:
         """Log start and high watermark."""
         offsets = []
         for moment in (EARLIEST, LATEST):
-            request = messages.ask_offsets([(place, moment)], Isolation.READ_UNCOMMITTED)
-            listed = messages.read_offsets(await self.wire.send(place.leader, request))[place.tp]
+            request = messages.ask_offsets([(leadership, moment)], Isolation.READ_UNCOMMITTED)
+            listed = messages.read_offsets(await self.wire.send(leadership.leader, request))[leadership.tp]
             if listed.error:
                 raise listed.error()
             offsets.append(listed.offset)
@@ -291,10 +291,10 @@ class Sources:
     async def _ask_layouts(self, topics: Sequence[str]) -> Mapping[str, ClusterView]:
         return dict.fromkeys(topics, await self.wire.layout(topics))
 
-    async def _ask_epochs(self, asked: Sequence[tuple[Leadership, int]]) -> Mapping[tuple[Leadership, int], int]:
-        leader = asked[0][0].leader
-        response: Any = await self.wire.send(leader, messages.ask_epoch_ends(asked))
+    async def _ask_epochs(self, requests: Sequence[tuple[Leadership, int]]) -> Mapping[tuple[Leadership, int], int]:
+        leader = requests[0][0].leader
+        response: Any = await self.wire.send(leader, messages.ask_epoch_ends(requests))
         ends = messages.read_epoch_ends(response)
-        if failed := [end.error for place, _ in asked if (end := ends[place.tp]).error]:
+        if failed := [end.error for leadership, _ in requests if (end := ends[leadership.tp]).error]:
             raise failed[0]()
-        return {(place, epoch): ends[place.tp].end for place, epoch in asked}
+        return {(leadership, epoch): ends[leadership.tp].end for leadership, epoch in requests}

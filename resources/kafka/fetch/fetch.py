@@ -95,12 +95,12 @@ class _Stream:
         """What the readers emit, until all have ended."""
         self._sources.wire.post(self._admit)
         while True:
-            asked = time.perf_counter_ns()
+            start = time.perf_counter_ns()
             item = self._next()
             match item:
                 case Fetched():
                     self._take(len(item.records))
-                    yield replace(item, waited_ns=time.perf_counter_ns() - asked)
+                    yield replace(item, waited_ns=time.perf_counter_ns() - start)
                 case FetchFailed():
                     yield item
                 case _End():

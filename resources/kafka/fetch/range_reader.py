@@ -64,61 +64,61 @@ class SliceReader:
 
     async def run(self) -> None:
         """Emit all bytes, then one `last` without any. Raises SluiceError, or the kafka error that did not pass."""
-        place: Leadership | None = None
+        leadership: Leadership | None = None
         while True:
             try:
-                if place is None:
-                    place = await self._settle()
+                if leadership is None:
+                    leadership = await self._settle()
                 if self._position >= self._slice.end:
                     await self._confirm()
                     self._emit(Fetched(self._index, b"", (), self._position, last=True))
                     return
-                await self._step(place)
+                await self._step(leadership)
             except KafkaError as error:
-                place = None
+                leadership = None
                 await self._trouble(error)
 
     # -- where to read from
 
     async def _settle(self) -> Leadership:
-        place = await self._sources.place(self._slice.tp, fresh=self._must_ask_again)
+        leadership = await self._sources.place(self._slice.tp, fresh=self._must_ask_again)
         self._must_ask_again = False
-        self._same_topic(place)
-        if self._leader not in (None, place.leader):
+        self._same_topic(leadership)
+        if self._leader not in (None, leadership.leader):
             self._sources.counter.add(BrokerTraffic(self._leader, moved=1))
-        self._leader = place.leader
-        if place.leader_epoch != self._validated_epoch:
-            await self._not_truncated(place)
-            self._validated_epoch = place.leader_epoch
+        self._leader = leadership.leader
+        if leadership.leader_epoch != self._validated_epoch:
+            await self._not_truncated(leadership)
+            self._validated_epoch = leadership.leader_epoch
         if self._maybe_out_of_range:
-            await self._in_range(place)
+            await self._in_range(leadership)
             self._maybe_out_of_range = False
-        return place
+        return leadership
 
     async def _confirm(self) -> None:
         """Fetching by name (before Kafka 3.1) cannot tell a recreated topic: what was read counts under one id only."""
         self._same_topic(await self._sources.place(self._slice.tp, fresh=True))
 
-    def _same_topic(self, place: Leadership) -> None:
-        if place.topic_id != self._slice.key.topic_id:
+    def _same_topic(self, leadership: Leadership) -> None:
+        if leadership.topic_id != self._slice.key.topic_id:
             raise self._refused(
                 TopicRecreated,
                 f"topic {self._slice.topic} was deleted and created again: planned under id"
-                f" {self._slice.key.topic_id}, now {place.topic_id}",
+                f" {self._slice.key.topic_id}, now {leadership.topic_id}",
                 self._slice.start,
                 self._slice.end,
                 remedy=_AGAIN,
             )
 
-    async def _not_truncated(self, place: Leadership) -> None:
+    async def _not_truncated(self, leadership: Leadership) -> None:
         """Today's log must still hold what the plan saw: its leader epoch must not end before the slice does."""
-        epoch = self._slice.leader_epoch if self._slice.leader_epoch >= 0 else place.leader_epoch
-        end = await self._sources.epoch_end(place, epoch)
+        epoch = self._slice.leader_epoch if self._slice.leader_epoch >= 0 else leadership.leader_epoch
+        end = await self._sources.epoch_end(leadership, epoch)
         if 0 <= end < self._slice.end:
             raise self._truncated(f"leader epoch {epoch} ends at {end}", end)
 
-    async def _in_range(self, place: Leadership) -> None:
-        log_start, high_watermark = await self._sources.bounds(place)
+    async def _in_range(self, leadership: Leadership) -> None:
+        log_start, high_watermark = await self._sources.bounds(leadership)
         if self._position < log_start:
             raise self._refused(
                 OffsetsLost,
@@ -133,10 +133,10 @@ class SliceReader:
 
     # -- reading
 
-    async def _step(self, place: Leadership) -> None:
-        node = place.leader if self._replica is None else self._replica
+    async def _step(self, leadership: Leadership) -> None:
+        node = leadership.leader if self._replica is None else self._replica
         lane = self._sources.lane(node, "" if self._leader_only else self._sources.rack)
-        part, first = await lane.fetch(FetchAsk(place, self._position, self._appetite()), self._fed)
+        part, first = await lane.fetch(FetchAsk(leadership, self._position, self._appetite()), self._fed)
         if part.error:
             raise part.error()
         self._sources.counter.saw_end(self._slice.tp, part.high_watermark)
@@ -157,13 +157,13 @@ class SliceReader:
 
     def _appetite(self) -> int:
         """About what the rest of the slice takes: what is fetched beyond its end is fetched in vain."""
-        seen = self._position - self._slice.start
-        size, span = (self._seen_bytes, seen) if seen else (self._slice.estimated_bytes, self._slice.span)
-        most = self._sources.limits.partition_bytes
+        advanced = self._position - self._slice.start
+        size, span = (self._seen_bytes, advanced) if advanced else (self._slice.estimated_bytes, self._slice.span)
+        limit = self._sources.limits.partition_bytes
         if not size or not span:
-            return most
+            return limit
         rest = (self._slice.end - self._position) * size // span
-        return min(most, rest + rest // 16 + _LEAST_BYTES)
+        return min(limit, rest + rest // 16 + _LEAST_BYTES)
 
     def _nothing_new(self, part: FetchPart, first: bool) -> None:
         """No batch: another broker is better placed, or this one has none up to the slice's end, or none yet."""

@@ -13,10 +13,10 @@ class TrafficCounter:
         self._brokers: dict[int, BrokerTraffic] = {}
         self._ends: dict[str, int] = {}
 
-    def add(self, seen: BrokerTraffic) -> None:
+    def add(self, traffic: BrokerTraffic) -> None:
         """Something more about one broker."""
-        known = self._brokers.get(seen.node)
-        self._brokers[seen.node] = known + seen if known else seen
+        total = self._brokers.get(traffic.node)
+        self._brokers[traffic.node] = total + traffic if total else traffic
 
     def saw_end(self, tp: TopicPartition, high_watermark: int) -> None:
         """Where the partition's log ended when it was read a moment ago."""

@@ -40,7 +40,7 @@ class _BrokerGroups:
 
     groups: list[ListedGroup]
     led: frozenset[TopicPartition]
-    known: frozenset[TopicPartition]
+    partitions: frozenset[TopicPartition]
 
 
 class KafkaGroups:
@@ -68,7 +68,7 @@ class KafkaGroups:
         request = partial(admin_api.ask_every_committed, group)
         errors, rights = group_api.committed_errors, [right_to_see(group)]
         response = self._coordinators.run(doing, GROUP, group, request, errors, rights=rights)
-        return {tp: held for tp, held in group_api.read_committed(response).items() if held is not None}
+        return {tp: offset for tp, offset in group_api.read_committed(response).items() if offset is not None}
 
     def put(self, group: str, offsets: Mapping[TopicPartition, CommittedOffset]) -> None:
         """Commit in nobody's name. Raises GroupHeld when the group has members, Unknown when an answer was lost."""
@@ -84,21 +84,21 @@ class KafkaGroups:
             try:
                 layout = await self._wire.layout(())
                 parts = await self._wire.gather(self._listed_by(broker) for broker in layout.brokers)
-                if not set().union(*(p.known for p in parts)) <= set().union(*(p.led for p in parts)):
+                if not set().union(*(p.partitions for p in parts)) <= set().union(*(p.led for p in parts)):
                     raise kafka_errors.LeaderNotAvailableError("some groups have no coordinator at this moment")
             except KafkaError as error:
                 await patience.trouble(error)
             else:
-                found = {group.name: group for part in parts for group in part.groups}
-                return tuple(found[name] for name in sorted(found))
+                groups = {group.name: group for part in parts for group in part.groups}
+                return tuple(groups[name] for name in sorted(groups))
 
     async def _listed_by(self, broker: int) -> _BrokerGroups:
-        places = (await self._wire.layout([_KEPT_IN], broker)).places.values()
+        leaderships = (await self._wire.layout([_KEPT_IN], broker)).leaders.values()
         response = await self._wire.send(broker, group_api.ask_groups())
         for error in top_error(response):
             raise error()
-        led = frozenset(p.tp for p in places if p.leader == broker)
-        return _BrokerGroups(admin_api.read_listed(response, broker), led, frozenset(p.tp for p in places))
+        led = frozenset(p.tp for p in leaderships if p.leader == broker)
+        return _BrokerGroups(admin_api.read_listed(response, broker), led, frozenset(p.tp for p in leaderships))
 
     async def _view(self, group: str) -> GroupView:
         """By the classic request first: all brokers have it, and it tells where there is no group of that kind."""

@@ -81,8 +81,8 @@ class KafkaGroup:
         """The same, always asked of Kafka itself."""
         wanted = sorted(set(partitions))
         doing = f"reading the committed offsets of group {self._group}"
-        found = self._wire.run(doing, self._coordinators.committed, self._group, wanted) if wanted else {}
-        return {tp: found.get(tp) for tp in wanted}
+        offsets = self._wire.run(doing, self._coordinators.committed, self._group, wanted) if wanted else {}
+        return {tp: offsets.get(tp) for tp in wanted}
 
     def members(self) -> tuple[Member, ...]:
         """Who is a member now. Raises GroupHeld for a group of a newer protocol (KIP-848): we cannot list those."""
@@ -118,7 +118,7 @@ class KafkaGroup:
             group_api.group_errors,
         )
         described = group_api.read_group(response)
-        if not described.known:
+        if not described.exists:
             await self._not_of_a_newer_protocol()
         return described.members
 

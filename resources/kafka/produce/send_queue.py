@@ -212,11 +212,11 @@ class Drain:
                 by_leader = await self._by_leader(heads)
             except KafkaError as error:
                 by_leader, trouble = {}, error
-            for answers in await self._wire.gather(self._ask(n, some) for n, some in by_leader.items()):
-                for partition, said in answers.items():
-                    if isinstance(said, Produced) and self._settled(heads[partition], said):
+            for answers in await self._wire.gather(self._ask(n, batches) for n, batches in by_leader.items()):
+                for partition, answer in answers.items():
+                    if isinstance(answer, Produced) and self._settled(heads[partition], answer):
                         del heads[partition]
-                    elif failed := said if isinstance(said, KafkaError) else said.error and said.error():
+                    elif failed := answer if isinstance(answer, KafkaError) else answer.error and answer.error():
                         trouble = await self._troubled(partition, failed) or trouble
             if trouble is not None:
                 self._looked = 0.0
@@ -252,17 +252,17 @@ class Drain:
             layout = await self._wire.layout([self._topic])
             if error := layout.errors.get(self._topic):
                 raise error()
-            self._leaders = {tp.partition: place.leader for tp, place in layout.places.items()}
+            self._leaders = {tp.partition: leadership.leader for tp, leadership in layout.leaders.items()}
             self._looked = time.monotonic()
-        found: dict[int, list[SealedBatch]] = {}
+        by_leader: dict[int, list[SealedBatch]] = {}
         for partition, batch in heads.items():
             if (leader := self._leaders.get(partition, -1)) >= 0:
-                found.setdefault(leader, []).append(batch)
-        if sum(map(len, found.values())) < len(heads):
+                by_leader.setdefault(leader, []).append(batch)
+        if sum(map(len, by_leader.values())) < len(heads):
             self._looked = 0.0
-        if not found:
+        if not by_leader:
             raise LeaderNotAvailableError() if self._leaders else UnknownTopicOrPartitionError()
-        return found
+        return by_leader
 
     async def _ask(self, leader: int, batches: Iterable[SealedBatch]) -> dict[int, Produced | KafkaError]:
         records = {b.partition: b.numbered(self._numbering(b.partition)) for b in batches}
@@ -281,28 +281,28 @@ class Drain:
         sequence, transactional = self._sequences.get(partition, 0), bool(producer.transactional_id)
         return Numbering(producer.id, producer.epoch, sequence, transactional)
 
-    def _settled(self, batch: SealedBatch, said: Produced) -> bool:
+    def _settled(self, batch: SealedBatch, answer: Produced) -> bool:
         """Whether the batch is done with in this round. Raises what no waiting mends."""
-        if said.error is None:
-            self._deliver(batch, said)
+        if answer.error is None:
+            self._deliver(batch, answer)
             return True
-        if issubclass(said.error, TOO_LARGE) and batch.count > 1:
+        if issubclass(answer.error, TOO_LARGE) and batch.count > 1:
             from sluice.pipelines.records.kafka_batches.encode.accumulator import split
 
             self._replace(batch, *split(batch))
             return True
-        if said.error in NOT_TAKEN:
-            blamed = said.blamed if said.blamed < batch.count else 0
+        if answer.error in NOT_TAKEN:
+            blamed = answer.blamed if answer.blamed < batch.count else 0
             number, size = int(batch.numbers[blamed]), batch.plain_bytes // batch.count
-            raise NotTaken(said.error, number, batch.partition, size)
+            raise NotTaken(answer.error, number, batch.partition, size)
         return False
 
-    def _deliver(self, batch: SealedBatch, said: Produced) -> None:
+    def _deliver(self, batch: SealedBatch, answer: Produced) -> None:
         self._maybe_there.discard(batch.partition)
         before = self._sequences.get(batch.partition, 0)
         self._sequences[batch.partition] = (before + batch.count) & _MOST_SEQUENCE
         with self._changed:
-            self._delivered.append(Delivered(batch.partition, said.first, batch.numbers))
+            self._delivered.append(Delivered(batch.partition, answer.first, batch.numbers))
         self._replace(batch)
 
     def _replace(self, batch: SealedBatch, *others: SealedBatch) -> None:

@@ -82,7 +82,7 @@ class KafkaSender:
             while True:
                 layout = await self.wire.layout([topic])
                 if topic in layout.topics:
-                    return sum(tp.topic == topic for tp in layout.places)
+                    return sum(tp.topic == topic for tp in layout.leaders)
                 attempts += 1
                 error = layout.errors.get(topic, kafka_errors.UnknownTopicOrPartitionError)
                 unknown = issubclass(error, kafka_errors.UnknownTopicOrPartitionError)

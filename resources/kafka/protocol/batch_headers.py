@@ -42,14 +42,14 @@ def headers(records: memoryview, position: int) -> list[Header]:
 
     Raises Unreadable when the first is none; a later one that is none ends the list.
     """
-    found: list[Header] = []
+    batches: list[Header] = []
     try:
         for header in _walk(records, position):
-            found.append(header)
+            batches.append(header)
     except Unreadable:
-        if not found:
+        if not batches:
             raise
-    return found
+    return batches
 
 
 def _walk(records: memoryview, position: int) -> Iterator[Header]:
@@ -75,8 +75,8 @@ def _one(records: memoryview, at: int, position: int) -> Header:
     if size < _LEAST_BATCH or delta < 0:
         raise Unreadable
     # What compaction marked for later removal has the time of that in place of its first stamp (KIP-534).
-    told = latest if attributes & _APPEND_TIME else None if attributes & _HORIZON else first
-    return Header(base, base + delta, size + _OVERHEAD, bool(attributes & _CONTROL), told, latest)
+    timestamp = latest if attributes & _APPEND_TIME else None if attributes & _HORIZON else first
+    return Header(base, base + delta, size + _OVERHEAD, bool(attributes & _CONTROL), timestamp, latest)
 
 
 def _message(records: memoryview, at: int, position: int) -> Header:

@@ -77,8 +77,8 @@ def ask_coordinator(kind: int, key: str) -> Any:
 
 
 def read_coordinator(response: Any) -> Coordinator:
-    found = response.coordinators[0] if response.coordinators else response  # several keys from version 4 on
-    return Coordinator(error_of(found.error_code), found.node_id, found.host, found.port)
+    coordinator = response.coordinators[0] if response.coordinators else response  # several keys from version 4 on
+    return Coordinator(error_of(coordinator.error_code), coordinator.node_id, coordinator.host, coordinator.port)
 
 
 def ask_coordinators(kind: int, keys: Iterable[str]) -> Any:
@@ -90,7 +90,7 @@ def ask_coordinators(kind: int, keys: Iterable[str]) -> Any:
 
 def read_coordinators(response: Any) -> dict[str, int]:
     """The coordinating broker of each key that has one."""
-    return {found.key: found.node_id for found in response.coordinators if not found.error_code}
+    return {coordinator.key: coordinator.node_id for coordinator in response.coordinators if not coordinator.error_code}
 
 
 def ask_committed(group: str, tps: Iterable[TopicPartition]) -> Any:
@@ -160,9 +160,9 @@ def ask_group(group: str) -> Any:
 
 @dataclass(frozen=True, slots=True)
 class GroupDescription:
-    """A group as its coordinator describes it; not `known`: it has no group of the classic kind by that name."""
+    """A group as its coordinator describes it; not `exists`: it has no group of the classic kind by that name."""
 
-    known: bool
+    exists: bool
     members: tuple[Member, ...]
 
 
@@ -283,12 +283,12 @@ def ask_add_offsets(producer: ProducerId, group: str) -> Any:
 
 def ask_add_partitions(producer: ProducerId, topic: str, partitions: Sequence[int]) -> Any:
     """That the transaction will write to these (version 3: the last for clients that begin transactions this way)."""
-    named = AddPartitionsToTxnRequest.AddPartitionsToTxnTopic(name=topic, partitions=list(partitions))
+    topics = AddPartitionsToTxnRequest.AddPartitionsToTxnTopic(name=topic, partitions=list(partitions))
     return AddPartitionsToTxnRequest(
         v3_and_below_transactional_id=producer.transactional_id,
         v3_and_below_producer_id=producer.id,
         v3_and_below_producer_epoch=producer.epoch,
-        v3_and_below_topics=[named],
+        v3_and_below_topics=[topics],
         max_version=3,
     )
 
@@ -296,8 +296,8 @@ def ask_add_partitions(producer: ProducerId, topic: str, partitions: Sequence[in
 def added_errors(response: Any) -> set[type[KafkaError]]:
     """Where one partition is refused, the others are not attempted: that is no reason of its own."""
     results = (p for t in response.results_by_topic_v3_and_below for p in t.results_by_partition)
-    found = {e for p in results if (e := error_of(p.partition_error_code))}
-    return found - {OperationNotAttemptedError} or found
+    errors = {e for p in results if (e := error_of(p.partition_error_code))}
+    return errors - {OperationNotAttemptedError} or errors
 
 
 class _Produce(ProduceRequest, init=False):  # type: ignore[misc, call-arg]

@@ -69,9 +69,9 @@ class Untrusted(KafkaError):  # type: ignore[misc]
     """One side does not believe the other's certificate: the broker's, for OpenSSL's reason `code`; or where that is
     0 ours, the one in the file `shown`, empty where we have none."""
 
-    def __init__(self, said: str, code: int = 0, shown: str = "") -> None:
-        super().__init__(said)
-        self.code, self.shown = code, shown
+    def __init__(self, message: str, code: int = 0, certificate: str = "") -> None:
+        super().__init__(message)
+        self.code, self.certificate = code, certificate
 
 
 class NoAddress(RetriableError):  # type: ignore[misc]
@@ -128,10 +128,10 @@ def error_text(error: BaseException | type[BaseException]) -> str:
         return "a setting that kafka-python cannot use"  # its text may repeat the setting
     if isinstance(error, OSError) and error.strerror:
         return error.strerror
-    said = ", ".join(str(arg) for arg in error.args) if isinstance(error, BaseException) else ""
-    if found := re.fullmatch(r"(\d+) E[A-Z]+", said):  # how kafka-python reports a failed connect
-        return os.strerror(int(found[1])).lower()
-    return re.sub(r"^\[Errno \d+\] ", "", said) or str(kind.__name__).removesuffix("Error")
+    message = ", ".join(str(arg) for arg in error.args) if isinstance(error, BaseException) else ""
+    if errno_text := re.fullmatch(r"(\d+) E[A-Z]+", message):  # how kafka-python reports a failed connect
+        return os.strerror(int(errno_text[1])).lower()
+    return re.sub(r"^\[Errno \d+\] ", "", message) or str(kind.__name__).removesuffix("Error")
 
 
 def error_name(error: BaseException | type[BaseException]) -> str:
@@ -165,7 +165,7 @@ def _verdict(
         case Untrusted():
             if error.code:
                 return KafkaUnavailable, remedies.of_broker(error.code, bootstrap)
-            return NotAuthorized, remedies.of_client(error.shown)
+            return NotAuthorized, remedies.of_client(error.certificate)
         case OSError() | ValueError() if is_hopeless(error):
             return FeedError, "check the feed's `kafka:` section: files of certificate and key, password, proxy_url"
         case NoAddress():

@@ -74,7 +74,7 @@ class ClusterView:
 
     cluster_id: str
     topics: Mapping[str, str]
-    places: Mapping[TopicPartition, Leadership]
+    leaders: Mapping[TopicPartition, Leadership]
     errors: Mapping[str, type[KafkaError]]
     brokers: tuple[int, ...] = ()
 
@@ -90,20 +90,20 @@ def read_layout(response: Any) -> ClusterView:
     racks = {broker.node_id: broker.rack for broker in response.brokers}
     good = [t for t in response.topics if t.error_code == 0]
     ids = {t.name: printed_id(t.topic_id) if t.topic_id else "" for t in good}
-    places = {
+    leaders = {
         tp: Leadership(tp, ids[t.name], p.leader_id, p.leader_epoch, racks.get(p.leader_id))
         for t in good
         for p in t.partitions
         for tp in (TopicPartition(t.name, p.partition_index),)
     }
     errors = {t.name: e for t in response.topics if (e := error_of(t.error_code))}
-    named = {t.name: ids[t.name] for t in good if not t.is_internal}
-    return ClusterView(response.cluster_id or "", named, places, errors, tuple(racks))
+    topics = {t.name: ids[t.name] for t in good if not t.is_internal}
+    return ClusterView(response.cluster_id or "", topics, leaders, errors, tuple(racks))
 
 
-def missing(place: Leadership | None) -> KafkaError:
+def missing(leadership: Leadership | None) -> KafkaError:
     """Why a partition cannot be asked: nobody knows it, or nobody leads it."""
-    return UnknownTopicOrPartitionError() if place is None else LeaderNotAvailableError()
+    return UnknownTopicOrPartitionError() if leadership is None else LeaderNotAvailableError()
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,10 +115,10 @@ class Listed:
     timestamp: int
 
 
-def ask_offsets(places: Iterable[tuple[Leadership, int]], isolation: Isolation) -> Any:
+def ask_offsets(leaderships: Iterable[tuple[Leadership, int]], isolation: Isolation) -> Any:
     """ListOffsets of each place at a time in ms (or LATEST, EARLIEST)."""
     topic = ListOffsetsRequest.ListOffsetsTopic
-    wanted = {place.tp: (place.leader_epoch, time) for place, time in places}
+    wanted = {leadership.tp: (leadership.leader_epoch, time) for leadership, time in leaderships}
     topics = [
         topic(
             name=name,
@@ -150,10 +150,10 @@ class EpochEnd:
     end: int
 
 
-def ask_epoch_ends(places: Iterable[tuple[Leadership, int]]) -> Any:
+def ask_epoch_ends(leaderships: Iterable[tuple[Leadership, int]]) -> Any:
     """OffsetForLeaderEpoch (KIP-101) of each place's epoch given."""
     topic = OffsetForLeaderEpochRequest.OffsetForLeaderTopic
-    wanted = {place.tp: (place.leader_epoch, epoch) for place, epoch in places}
+    wanted = {leadership.tp: (leadership.leader_epoch, epoch) for leadership, epoch in leaderships}
     topics = [
         topic(
             topic=name,
@@ -212,12 +212,12 @@ def read_open(response: Any) -> dict[TopicPartition, tuple[Code, OpenTransaction
 
 
 def _oldest(producers: Iterable[Any]) -> OpenTransaction | None:
-    found = (
+    values = (
         OpenTransaction(p.current_txn_start_offset, p.producer_id, p.producer_epoch, p.last_timestamp)
         for p in producers
         if p.current_txn_start_offset >= 0
     )
-    return min(found, key=lambda t: t.start, default=None)
+    return min(values, key=lambda t: t.start, default=None)
 
 
 def ask_transactions(producers: Iterable[int]) -> Any:
@@ -253,32 +253,32 @@ def read_configs(response: Any) -> Configs:
     """What may be described; the rest is left out, and topics that are refused are named."""
     topics, broker, denied = {}, BrokerConfig(), list[str]()
     for result in response.results:
-        said = {c.name: c.value or "" for c in result.configs}
+        values = {c.name: c.value or "" for c in result.configs}
         if result.error_code == 0 and result.resource_type == _TOPIC:
-            topics[result.resource_name] = _topic_config(said)
+            topics[result.resource_name] = _topic_config(values)
         elif result.error_code == 0:
-            broker = _broker_config(said)
+            broker = _broker_config(values)
         elif result.resource_type == _TOPIC and result.error_code == _DENIED:
             denied.append(result.resource_name)
     return Configs(topics, broker, tuple(sorted(denied)))
 
 
-def _topic_config(said: Mapping[str, str]) -> TopicConfig:
-    policies = {p.strip() for p in said.get("cleanup.policy", "").split(",")}
-    bounds = _bound(said, "retention.ms"), _bound(said, "retention.bytes")
+def _topic_config(values: Mapping[str, str]) -> TopicConfig:
+    policies = {p.strip() for p in values.get("cleanup.policy", "").split(",")}
+    bounds = _bound(values, "retention.ms"), _bound(values, "retention.bytes")
     return TopicConfig(*bounds, deletes="delete" in policies, compacts="compact" in policies)
 
 
-def _broker_config(said: Mapping[str, str]) -> BrokerConfig:
-    minutes = _bound(said, _OFFSETS_MINUTES)
+def _broker_config(values: Mapping[str, str]) -> BrokerConfig:
+    minutes = _bound(values, _OFFSETS_MINUTES)
     retention = None if minutes is None else minutes * 60_000
-    times = (_bound(said, key) for key in (_ID_EXPIRATION, _MAX_TIMEOUT, _MIN_SESSION, _MAX_SESSION))
+    times = (_bound(values, key) for key in (_ID_EXPIRATION, _MAX_TIMEOUT, _MIN_SESSION, _MAX_SESSION))
     return BrokerConfig(retention, *times)
 
 
-def _bound(said: Mapping[str, str], key: str) -> int | None:
+def _bound(values: Mapping[str, str], key: str) -> int | None:
     """A number of ms or bytes; Kafka's -1, and what is none, is no bound."""
-    value = said.get(key, "")
+    value = values.get(key, "")
     return int(value) if value.isascii() and value.isdigit() else None
 
 
@@ -289,7 +289,7 @@ def _bound(said: Mapping[str, str], key: str) -> int | None:
 class FetchAsk:
     """One partition of a fetch, from `position`, about `max_bytes`."""
 
-    place: Leadership
+    leadership: Leadership
     position: int
     max_bytes: int
 
@@ -328,8 +328,8 @@ def ask_fetch(asks: Sequence[FetchAsk], isolation: Isolation, max_bytes: int, wa
             topic_id=parsed_id(topic_id),
             partitions=[
                 topic.FetchPartition(
-                    partition=ask.place.tp.partition,
-                    current_leader_epoch=ask.place.leader_epoch,
+                    partition=ask.leadership.tp.partition,
+                    current_leader_epoch=ask.leadership.leader_epoch,
                     fetch_offset=ask.position,
                     last_fetched_epoch=-1,
                     log_start_offset=-1,
@@ -339,7 +339,7 @@ def ask_fetch(asks: Sequence[FetchAsk], isolation: Isolation, max_bytes: int, wa
             ],
         )
         # Only neighbours share an entry: the broker serves partitions in the order of the request.
-        for (name, topic_id), group in itertools.groupby(asks, lambda a: (a.place.tp.topic, a.place.topic_id))
+        for (name, topic_id), group in itertools.groupby(asks, lambda a: (a.leadership.tp.topic, a.leadership.topic_id))
     ]
     return FetchRequest(
         max_wait_ms=wait_ms,

@@ -22,9 +22,11 @@ def missing(error: type[BaseException], rights: Sequence[Right], topic: str | No
     """The rights that a broker misses: those of `rights` on the kind of resource that it names, and on the topic."""
     kind = _KINDS.get(error, ResourceKind.CLUSTER)
     required = [r for r in rights if not r.optional]
-    named = [r for r in required if (r.covers(kind, topic) if topic and kind is ResourceKind.TOPIC else r.kind is kind)]
-    if named or (kind is ResourceKind.CLUSTER and required):
-        return named or required  # Kafka asks for the cluster where rights on a topic would do
+    lacking = [
+        r for r in required if (r.covers(kind, topic) if topic and kind is ResourceKind.TOPIC else r.kind is kind)
+    ]
+    if lacking or (kind is ResourceKind.CLUSTER and required):
+        return lacking or required  # Kafka asks for the cluster where rights on a topic would do
     name = topic if kind is ResourceKind.TOPIC and topic else CLUSTER if kind is ResourceKind.CLUSTER else "NAME"
     return [Right(_LEAST.get(kind, Operation.READ), kind, name, "")]
 

@@ -122,6 +122,6 @@ def read_clock(response: Any) -> int | None:
     return None
 
 
-def _operations(said: Any) -> frozenset[str]:
+def _operations(bits: Any) -> frozenset[str]:
     """The operations in an answer; a broker that says nothing of them leaves the set empty."""
-    return frozenset(_OPERATIONS[int(code)] for code in said or () if int(code) in _OPERATIONS)
+    return frozenset(_OPERATIONS[int(code)] for code in bits or () if int(code) in _OPERATIONS)

@@ -53,7 +53,7 @@ def test_executors_say_what_they_miss(monkeypatch: pytest.MonkeyPatch) -> None:
     odd = Finding("executors on w1 have another processor", "make the pack there", fatal=False)
     found = answering(lambda: Preflight((HERE,), (wrong, odd)))
     assert told(found) == [("session", Health.OK), ("executors", Health.FAILED), ("executors", Health.WARNING)]
-    assert (found[1].found, found[1].remedy) == (wrong.said, wrong.remedy)
+    assert (found[1].found, found[1].remedy) == (wrong.message, wrong.remedy)
 
     def none() -> Preflight:
         raise SetupError("gave no executor within 5s", remedy="ask for less")

@@ -38,8 +38,8 @@ def test_protoc_runs_where_only_pythonpath_leads_to_packages(tmp_path: Path) -> 
     assert {"protobuf", "grpcio-tools"} <= {*pack_archive._distributions()}
     theirs = (pack_archive._theirs(d) for d in pack_archive._distributions().values())
     for file in (*pack_archive._ours(), *(file for files in theirs for file in files)):
-        (tmp_path / file.place).parent.mkdir(parents=True, exist_ok=True)
-        (tmp_path / file.place).symlink_to(file.source)
+        (tmp_path / file.path).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / file.path).symlink_to(file.source)
     ask = (
         "from sluice.pipelines.records.protobuf.compiling import compiled\n"
         """text = 'syntax="proto3"; import "google/protobuf/timestamp.proto"; message A { string a = 1; }'\n"""
@@ -110,8 +110,8 @@ def test_a_module_of_the_users_goes_along(tmp_path: Path, monkeypatch: pytest.Mo
     (tmp_path / "alone.py").write_text("")
     monkeypatch.syspath_prepend(tmp_path)
     found = pack_archive._Module.of("company")
-    assert sorted(f.place for f in found.files) == ["company/__init__.py", "company/scopes.json", "company/tokens.py"]
-    assert [f.place for f in pack_archive._Module.of("alone").files] == ["alone.py"]
+    assert sorted(f.path for f in found.files) == ["company/__init__.py", "company/scopes.json", "company/tokens.py"]
+    assert [f.path for f in pack_archive._Module.of("alone").files] == ["alone.py"]
     installed = pack_archive._Module.of("typer")
     assert (installed.roots, installed.files) == (("typer",), ())
     assert "rich" in pack_archive._distributions((*pack_archive._ROOTS, *installed.roots))

@@ -39,7 +39,7 @@ SOUND = replace(DRIVER, host="worker-1", kafka={"broker-1:9092": ""})
 )
 def test_each_thing_that_is_wrong_is_a_finding(answer: Answer, said: str, fatal: bool) -> None:
     (found,) = findings(DRIVER, [SOUND, answer])
-    assert found.said.startswith(f"executors on worker-1 {said}")
+    assert found.message.startswith(f"executors on worker-1 {said}")
     assert found.remedy
     assert found.fatal is fatal
 
@@ -54,7 +54,7 @@ def test_each_thing_that_is_wrong_is_a_finding(answer: Answer, said: str, fatal:
 )
 def test_each_way_to_kafka_has_its_remedy(why: str, remedy: str) -> None:
     (found,) = findings(DRIVER, [replace(SOUND, kafka={"": why})])
-    assert found.said == f"executors on worker-1 do not reach Kafka: {why}"
+    assert found.message == f"executors on worker-1 do not reach Kafka: {why}"
     assert remedy in found.remedy
 
 
@@ -69,7 +69,7 @@ def test_files_that_the_feed_names_are_looked_for(tmp_path: Path) -> None:
 
 def test_hosts_with_the_same_trouble_are_one_finding() -> None:
     (found,) = findings(DRIVER, [replace(SOUND, host=f"w{i}", python="3.9.1") for i in range(5)])
-    assert found.said == "executors on w0, w1, w2 and 2 more run Python 3.9, the driver 3.11"
+    assert found.message == "executors on w0, w1, w2 and 2 more run Python 3.9, the driver 3.11"
 
 
 def test_what_is_sound_is_no_finding() -> None:
@@ -111,7 +111,7 @@ NO_PYTHON = (
 )
 def test_why_no_executor_answered(error: str, said: str) -> None:
     found = failed(error, "python3.11")
-    assert found.said == said
+    assert found.message == said
     assert found.remedy
 
 
