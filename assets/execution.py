@@ -22,7 +22,7 @@ from sluice.assets.jobs import thread_executor
 from sluice.assets.jobs.fleet_job import Fleet, many_job
 from sluice.assets.jobs.report_assets import report_definitions, report_key
 from sluice.assets.runs.fleet_runs import fleet_config
-from sluice.assets.runs.run_session import FEED_TAG, OpenEdges, RunSession, Witness, open_real_edges
+from sluice.assets.runs.run_session import FEED_TAG, OpenPorts, RunSession, Witness, open_real_ports
 from sluice.assets.specs.asset_specs import Shown
 from sluice.assets.specs.feed_files import FeedFiles, read_feeds, topics_of
 from sluice.assets.specs.last_seen import recall
@@ -66,7 +66,7 @@ def run_feed(
     feed_name: str,
     request: Request,
     report: Reporter,
-    open_edges: OpenEdges = open_real_edges,
+    open_ports: OpenPorts = open_real_ports,
     skip: Skip | None = None,
 ) -> RunOutcome:
     """Land and commit the request: a window by `land_<feed>`, all else by `catch_up_<feed>`.
@@ -79,7 +79,7 @@ def run_feed(
     witness, run_id = Witness(), str(uuid.uuid4())
     feed = RunSession(project).feed(feed_name)
     with _attended(project, run_id) as (instance, cancel):
-        session = RunSession(project, open_edges, report=report, on_interrupt=cancel, witness=witness)
+        session = RunSession(project, open_ports, report=report, on_interrupt=cancel, witness=witness)
         job, how = _job(project, feed, session, request, skip)
         with _canceled_by_interrupt(instance, run_id):
             result = job.execute_in_process(
@@ -93,7 +93,7 @@ def run_feeds(
     project: Project,
     asked: Mapping[str, Request],
     report_of: Callable[[str], Reporter],
-    open_edges: OpenEdges = open_real_edges,
+    open_ports: OpenPorts = open_real_ports,
 ) -> Mapping[str, RunOutcome]:
     """Land and commit what is asked of each of the feeds, several side by side, in one run of Dagster for all that have
     the same Spark. The outcome of each, by its name: an error of one, whatever it is, is its own.
@@ -107,7 +107,7 @@ def run_feeds(
     while waiting:
         spark = next(iter(waiting.values())).spark
         alike = {name: asked[name] for name, feed in waiting.items() if feed.spark == spark}
-        outcomes |= _run_alike(project, alike, files, report_of, open_edges)
+        outcomes |= _run_alike(project, alike, files, report_of, open_ports)
         waiting = {name: feed for name, feed in waiting.items() if name not in alike}
         if waiting:
             engine.end()
@@ -119,11 +119,11 @@ def _run_alike(
     asked: Mapping[str, Request],
     files: FeedFiles,
     report_of: Callable[[str], Reporter],
-    open_edges: OpenEdges,
+    open_ports: OpenPorts,
 ) -> Mapping[str, RunOutcome]:
     run_id = str(uuid.uuid4())
     with _attended(project, run_id) as (instance, cancel):
-        fleet = Fleet(RunSession(project, open_edges, on_interrupt=cancel, files=files), report_of=report_of)
+        fleet = Fleet(RunSession(project, open_ports, on_interrupt=cancel, files=files), report_of=report_of)
         with _canceled_by_interrupt(instance, run_id):
             job, config = many_job(fleet), fleet_config(SHARED, asked) | _SILENT
             result = thread_executor.execute(job, config, instance, run_id)
@@ -173,7 +173,7 @@ def _canceled_by_interrupt(instance: dg.DagsterInstance, run_id: str) -> Iterato
         raise
 
 
-def run_report(project: Project, name: str, window: int, open_edges: OpenEdges = open_real_edges) -> str:
+def run_report(project: Project, name: str, window: int, open_ports: OpenPorts = open_real_ports) -> str:
     """Run a report over a complete window (its start, ms), as its asset does. Returns the result's place in the lake.
 
     Raises FeedError, WindowIncomplete, Failed.
@@ -182,7 +182,7 @@ def run_report(project: Project, name: str, window: int, open_edges: OpenEdges =
     report = load_report(project.root / "reports" / f"{name}.sql")
     feed = RunSession(project).feed(report.feed)
     windows = {feed.name: partitions_of(feed, recall(project, feed.name), now())}
-    session = RunSession(project, open_edges, witness=witness)
+    session = RunSession(project, open_ports, witness=witness)
     own = dg.Definitions(
         executor=dg.in_process_executor,
         jobs=[dg.define_asset_job(f"report_{name}", [report_key(name)])],

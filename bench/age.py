@@ -50,7 +50,7 @@ from sluice.pipelines.model.plans import Request, RequestKind, Slice
 from sluice.pipelines.model.progress import Progress
 from sluice.pipelines.model.receipts import Owner, PartKind
 from sluice.pipelines.model.stat import Stat
-from sluice.pipelines.ports import Edges
+from sluice.pipelines.ports import Ports
 from sluice.pipelines.publishing.manifest import write_manifests
 from sluice.pipelines.util.units import DAY, HOUR, many
 from sluice.resources.lake.local_lake import LocalLake
@@ -238,10 +238,10 @@ class _World:
             self.cluster.now += HOUR
             self.run_hour()
 
-    def edges(self) -> Edges:
+    def edges(self) -> Ports:
         lake: Any = _Counted(self.lake, self.counts)
         clock = lambda: self.cluster.now  # noqa: E731
-        return Edges(self.cluster, self.group, lake, UnreadEngine(), MemoryLiveness(), clock, None, parallelism=2)
+        return Ports(self.cluster, self.group, lake, UnreadEngine(), MemoryLiveness(), clock, None, parallelism=2)
 
     def ledger(self) -> Ledger:
         return Ledger(self.edges().lake, self.feed.name, lambda: self.cluster.now)
@@ -265,11 +265,11 @@ class _World:
             self.run_hour()
 
         @contextmanager
-        def open_edges(feed: Feed) -> Iterator[Edges]:
+        def open_ports(feed: Feed) -> Iterator[Ports]:
             yield self.edges()
 
         def status() -> object:
-            return look(open_edges, self.feed, 24)
+            return look(open_ports, self.feed, 24)
 
         compaction.compact(self.feed, self.edges(), None, Owner("merging", "", "here", 1, 0), _quiet)
         while self.ledger().pack():  # as a compaction a day would have done by now

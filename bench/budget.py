@@ -36,7 +36,7 @@ from sluice.pipelines.records.rows.landed_columns import quarantine_rows
 from sluice.pipelines.records.rows.row_format import Formatted
 from sluice.resources.kafka.fetch.fetch import KafkaFetcher
 from sluice.resources.lake.open_lake import open_lake
-from sluice.resources.open_ports import open_edges
+from sluice.resources.open_ports import open_ports
 from sluice.resources.registry.confluent import writers_of
 from sluice.resources.spark.executor import Wiring
 
@@ -70,7 +70,7 @@ def _parts(feed: Feed, held: Sequence[HeldSlice]) -> dict[str, Any]:
 
 
 def _fetch_slices(feed: Feed) -> list[HeldSlice]:
-    with open_edges(feed) as edges:
+    with open_ports(feed) as edges:
         plan = preview(feed, edges, Request(RequestKind.CATCH_UP)).plan
     if plan is None:
         raise Failed("nothing is owed of the topic whose parts are to be measured", remedy="repeat; this is a bug")

@@ -27,7 +27,7 @@ from sluice.pipelines.model.plans import Request, RequestKind
 from sluice.resources.liveness import new_owner
 from sluice.resources.local.local_kafka import LocalKafka
 from sluice.resources.local.spark_cluster import LocalSpark
-from sluice.resources.open_ports import open_edges
+from sluice.resources.open_ports import open_ports
 from sluice.resources.spark import pack_archive
 from sluice.resources.spark.engine import context
 
@@ -107,7 +107,7 @@ def _side(place: Path, name: str, said: dict[str, Any], spark: dict[str, Any], r
 
 
 def _landing(feed: Feed) -> Cost:
-    with metering(getpid()) as meter, open_edges(feed) as edges:
+    with metering(getpid()) as meter, open_ports(feed) as edges:
         land(feed, edges, Request(RequestKind.CATCH_UP), new_owner("bench"), lambda progress: None).check()
     return meter.cost
 

@@ -31,7 +31,7 @@ from sluice.resources.lake.open_lake import open_lake
 from sluice.resources.liveness import new_owner
 from sluice.resources.local.local_kafka import LocalKafka
 from sluice.resources.local.local_s3 import LocalS3
-from sluice.resources.open_ports import open_edges
+from sluice.resources.open_ports import open_ports
 
 Note = Callable[[str], None]
 
@@ -150,7 +150,7 @@ def _landing(feed: Feed) -> Cost:
 
 
 def _land(feed: Feed, request: Request) -> None:
-    with open_edges(feed) as edges:
+    with open_ports(feed) as edges:
         land(feed, edges, request, new_owner("bench"), lambda progress: None).check()
 
 

@@ -34,7 +34,7 @@ from sluice.pipelines.records.rows.wire_format import WireFormat
 from sluice.pipelines.status.timings import spent
 from sluice.resources.clock import now
 from sluice.resources.lake.open_lake import open_lake
-from sluice.resources.open_ports import open_edges
+from sluice.resources.open_ports import open_ports
 
 
 @contextmanager
@@ -47,7 +47,7 @@ def stand(given: PeerTask) -> Iterator[Ready]:
 def _land(given: PeerTask, out: Path) -> dict[str, Any]:
     feed = feed_of(given, out)
     stages = _Stages()
-    with open_edges(feed) as edges:
+    with open_ports(feed) as edges:
         # In a lake that nobody else knows, the catch-up of a group that never committed is the whole topic.
         result = land(feed, replace(edges, parallelism=given.cores), Request(RequestKind.CATCH_UP), _owner(), stages)
     result.check()

@@ -37,7 +37,7 @@ from sluice.pipelines.model.kafka import Isolation
 from sluice.pipelines.model.plans import Plan, Request, RequestKind, Slice, to_json
 from sluice.pipelines.model.progress import Progress
 from sluice.pipelines.model.receipts import Counts, Outcome, Owner, Receipt
-from sluice.pipelines.ports import Edges
+from sluice.pipelines.ports import Ports
 from sluice.pipelines.records.rows.row_format import HEADERS, RawFormat
 from sluice.pipelines.util.units import HOUR
 from sluice.testing.group import MemoryGroup
@@ -197,7 +197,7 @@ class _World:
         }
         self.feed = Feed.model_validate(said, context={"root": Path("/")})
 
-    def edges(self) -> Edges:
+    def edges(self) -> Ports:
         outside = (
             self.cluster,
             MemoryGroup(),
@@ -207,7 +207,7 @@ class _World:
             lambda: self.cluster.now,
             None,
         )
-        return Edges(*outside, parallelism=CORES)
+        return Ports(*outside, parallelism=CORES)
 
     def ledger(self) -> Ledger:
         return Ledger(self.lake, self.feed.name, lambda: self.cluster.now)

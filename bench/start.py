@@ -35,12 +35,12 @@ from sluice.pipelines.batch.result import Landed
 from sluice.pipelines.errors import Failed
 from sluice.pipelines.feed.feed import Feed
 from sluice.pipelines.model.plans import Request, RequestKind
-from sluice.pipelines.ports import Edges
+from sluice.pipelines.ports import Ports
 from sluice.pipelines.util.units import HOUR, show_window
 from sluice.resources.liveness import new_owner
 from sluice.resources.local import events
 from sluice.resources.local.local_kafka import LocalKafka
-from sluice.resources.open_ports import open_edges
+from sluice.resources.open_ports import open_ports
 from sluice.resources.spark.engine import context
 
 Note = Callable[[str], None]
@@ -180,7 +180,7 @@ def _warm(place: Path, bootstrap: str, topic: str, repeat: int, note: Note) -> I
     note(f"catch-ups of {RECORDS:,} records on a warm session")
     for number in range(-2, repeat):
         feed = _make_feed(place, _feed_text(bootstrap, topic, place / f"warm{number}") | {"commit": "none"})
-        with open_edges(feed) as edges:
+        with open_ports(feed) as edges:
             began = time.perf_counter()
             landed = land(feed, edges, _CATCH_UP, new_owner("bench"), lambda progress: None)
             seconds = time.perf_counter() - began
@@ -215,13 +215,13 @@ def _time_plans(place: Path, bootstrap: str, repeat: int, note: Note) -> Iterato
         try:
             feed = _make_feed(place, _feed_text(bootstrap, topic, place / "planned"))
             for _ in range(repeat):
-                with open_edges(feed) as edges:
+                with open_ports(feed) as edges:
                     yield _plan(feed, edges)
         finally:
             admin.delete_topics([topic])
 
 
-def _plan(feed: Feed, edges: Edges) -> PlanTiming:
+def _plan(feed: Feed, edges: Ports) -> PlanTiming:
     cluster, group = Timed(edges.cluster), Timed(edges.group)
     began, cpu = time.perf_counter(), time.process_time()
     preview(feed, replace(edges, cluster=cluster, group=group), _CATCH_UP)

@@ -1,6 +1,6 @@
 """The outside world as protocols: Kafka, the lake, the engine that runs tasks, the clock.
 
-The pipelines know only these protocols. `resources/` implements them; tests use fakes. Read `Edges` first: it holds all
+The pipelines know only these protocols. `resources/` implements them; tests use fakes. Read `Ports` first: it holds all
 the ports of one feed. Every method may raise a SluiceError when the outside fails (KafkaUnavailable, NotAuthorized,
 LakeUnavailable); a docstring names only the errors that a caller treats in a special way.
 """
@@ -175,7 +175,7 @@ class Member:
 
 
 @dataclass(frozen=True, slots=True)
-class Letter:
+class DeadLetter:
     """A record to publish to a partition of the dead-letter topic.
 
     `timestamp` is in ms, −1 when the record never had one. `source` names the record that the letter was made from, as
@@ -206,7 +206,7 @@ class Membership(Protocol):
         ...
 
     def commit_transaction(
-        self, offsets: Mapping[TopicPartition, CommittedOffset], topic: str = "", letters: Iterable[Letter] = ()
+        self, offsets: Mapping[TopicPartition, CommittedOffset], topic: str = "", letters: Iterable[DeadLetter] = ()
     ) -> None:
         """Commit all offsets in one transaction, and publish the letters to `topic` in the same one.
 
@@ -541,7 +541,7 @@ Clock = Callable[[], int]
 
 
 @dataclass(frozen=True, slots=True)
-class Edges:
+class Ports:
     """All the ports of one feed."""
 
     cluster: Cluster

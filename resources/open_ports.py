@@ -15,7 +15,7 @@ from sluice.pipelines.feed.table_section import QUARANTINE_TABLE, WINDOWS_TABLE
 from sluice.pipelines.model.pages import page
 from sluice.pipelines.model.receipts import PartKind
 from sluice.pipelines.operating.migrate_offsets import Stores
-from sluice.pipelines.ports import Edges, Groups, Lake, Table
+from sluice.pipelines.ports import Groups, Lake, Ports, Table
 from sluice.resources.clock import now
 from sluice.resources.kafka.cluster.cluster import KafkaCluster
 from sluice.resources.kafka.cluster.shared_cluster import SharedKafka
@@ -27,7 +27,7 @@ from sluice.resources.liveness import LakeLiveness
 from sluice.resources.registry.confluent import writers_of
 from sluice.resources.spark.engine import SparkEngine
 from sluice.resources.spark.executor import Wiring
-from sluice.resources.spark.preflight import Ports
+from sluice.resources.spark.preflight import ExecutorPorts
 from sluice.resources.zookeeper.dual_commit import BothGroup, BothGroups
 from sluice.resources.zookeeper.zookeeper_group import ZooKeeperGroup
 from sluice.resources.zookeeper.zookeeper_groups import ZooKeeperGroups
@@ -38,15 +38,15 @@ if TYPE_CHECKING:
 
 
 @contextmanager
-def open_edges(feed: Feed) -> Iterator[Edges]:
+def open_ports(feed: Feed) -> Iterator[Ports]:
     """The feed's edges; connections are closed when the block ends. Raises KafkaUnavailable, SetupError."""
     with _opened(feed) as edges:
         yield edges
 
 
 @contextmanager
-def shared_edges(feeds: Iterable[Feed]) -> Iterator[Callable[[Feed], AbstractContextManager[Edges]]]:
-    """`open_edges` for feeds that one command or tick looks at: those that reach Kafka by the same settings share its
+def shared_edges(feeds: Iterable[Feed]) -> Iterator[Callable[[Feed], AbstractContextManager[Ports]]]:
+    """`open_ports` for feeds that one command or tick looks at: those that reach Kafka by the same settings share its
     connections, and what a look tells (`kafka/shared.py`), until the block ends. Any thread may call it; other feeds
     get edges of their own."""
     alike: dict[KafkaSettings, list[Feed]] = {}
@@ -62,18 +62,18 @@ def shared_edges(feeds: Iterable[Feed]) -> Iterator[Callable[[Feed], AbstractCon
 
 
 @contextmanager
-def _opened(feed: Feed, shared: SharedKafka | None = None) -> Iterator[Edges]:
+def _opened(feed: Feed, shared: SharedKafka | None = None) -> Iterator[Ports]:
     lake = open_lake(feed)
     with (
         nullcontext(shared.wire) if shared else closing(Wire(feed.kafka)) as wire,
         closing(shared.cluster() if shared else KafkaCluster(feed.kafka, wire=wire)) as cluster,
         closing(_group(feed, shared, wire)) as group,
     ):
-        yield Edges(
+        yield Ports(
             cluster=cluster,
             group=group,
             lake=lake,
-            engine=SparkEngine(feed.spark, lambda: Ports.of(feed.kafka, lake), feed.fetch.tasks_per_broker),
+            engine=SparkEngine(feed.spark, lambda: ExecutorPorts.of(feed.kafka, lake), feed.fetch.tasks_per_broker),
             liveness=LakeLiveness(lake, feed.name, now),
             clock=now,
             wiring=Wiring.of(feed),

@@ -22,7 +22,7 @@ from sluice.pipelines.model.ranges import Range, subtract, union
 from sluice.pipelines.model.receipts import Met, Receipt
 from sluice.pipelines.planning import windows
 from sluice.pipelines.planning.shapes import shape_named
-from sluice.pipelines.ports import Edges, Lake, Liveness
+from sluice.pipelines.ports import Lake, Liveness, Ports
 from sluice.pipelines.publishing import owners
 from sluice.pipelines.records.shape import Shape
 
@@ -49,7 +49,7 @@ class Books:
     _judged: dict[int, Sequence[Judged]] = field(default_factory=dict, repr=False)
 
     @classmethod
-    def open(cls, feed: Feed, ledger: Ledger, edges: Edges, keys: Keys | None = None) -> Books:
+    def open(cls, feed: Feed, ledger: Ledger, edges: Ports, keys: Keys | None = None) -> Books:
         """`keys`: those under which Dagster shows the feed; by default those that nobody has translated."""
         shown = keys or Keys.of(feed.name)
         return cls(feed, ledger, edges.lake, ledger.read(), edges.clock(), edges.liveness, shown)

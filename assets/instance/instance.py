@@ -25,7 +25,7 @@ from sluice.assets.instance.internals import shows_nothing
 from sluice.assets.instance.silent_compute_logs import quiet_ref
 from sluice.assets.instance.sqlite_cache import read_migrations_once
 from sluice.pipelines.errors import DagsterUnavailable, UsageError
-from sluice.pipelines.ports import Edges
+from sluice.pipelines.ports import Ports
 from sluice.pipelines.util import extras
 from sluice.resources.liveness import Informed, machine
 from sluice.resources.project import Project
@@ -218,7 +218,7 @@ def _locks(home: Path) -> Path:
 # -- what Dagster knows
 
 
-def with_dagster_liveness(edges: Edges, instance: dg.DagsterInstance) -> Edges:
+def with_dagster_liveness(edges: Ports, instance: dg.DagsterInstance) -> Ports:
     """The edges, where Dagster also says which runs are dead."""
     known = edges.liveness.liveness if isinstance(edges.liveness, Informed) else edges.liveness
     return replace(edges, liveness=Informed(known, partial(_statuses_of_ended, instance)))

@@ -82,7 +82,7 @@ def compact_step(context: dg.OpExecutionContext, session: RunSession, name: str)
     with session.step(context, name):
         feed = session.feed(name)
         asked = CompactConfig(**context.op_config).windows(feed.window)
-        with session.open_edges(feed) as opened:
+        with session.open_ports(feed) as opened:
             edges, report = with_dagster_liveness(opened, context.instance), session.reporter(context.log)
             done = compact(feed, edges, asked, new_owner(context.run.run_id), report)
     yield from bring_up_table(context, session, name)

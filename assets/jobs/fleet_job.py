@@ -41,7 +41,7 @@ from sluice.assets.runs.fleet_runs import (
     op_name,
 )
 from sluice.assets.runs.run_config import LandConfig
-from sluice.assets.runs.run_session import PASSES, OpenEdges, RunSession, Witness, as_failure
+from sluice.assets.runs.run_session import PASSES, OpenPorts, RunSession, Witness, as_failure
 from sluice.assets.runs.tick_policy import MORE_TAG
 from sluice.assets.specs.feed_files import FeedFiles, read_feeds
 from sluice.assets.steps import steps
@@ -49,7 +49,7 @@ from sluice.pipelines.errors import NotReached, UsageError
 from sluice.pipelines.feed.feed import SHARED, Feed
 from sluice.pipelines.feed.fleet import FleetSettings
 from sluice.pipelines.model.progress import Reporter
-from sluice.pipelines.ports import Edges
+from sluice.pipelines.ports import Ports
 from sluice.pipelines.util.units import many
 
 _ABOUT = (
@@ -136,8 +136,8 @@ class Fleet:
             if feed not in self._sessions:
                 report = self._report_of(feed) if self._report_of else self._plain.report
                 beside = min(self._limits.feeds_at_once, len(files.feeds))
-                edges = _sharing_room(self._shared.open_edges, beside)
-                own = replace(self._shared.apart(), open_edges=edges, report=report, files=files, alone=False)
+                edges = _sharing_room(self._shared.open_ports, beside)
+                own = replace(self._shared.apart(), open_ports=edges, report=report, files=files, alone=False)
                 self._sessions[feed] = replace(own, catch_up=self._limits.catch_up)
             return self._sessions[feed]
 
@@ -219,13 +219,13 @@ class Fleet:
         return "; ".join(parts), metadata | {n: f"{type(e).__name__}: {e}"[:500] for n, e in errors.items() if e}
 
 
-def _sharing_room(open_edges: OpenEdges, beside: int) -> OpenEdges:
+def _sharing_room(open_ports: OpenPorts, beside: int) -> OpenPorts:
     """The edges of a feed that lands beside others, so many in all: its plans have no more tasks than its share of what
     the engine runs at once, unless they are large. A small feed's plan is one task."""
 
     @contextmanager
-    def opened(feed: Feed) -> Iterator[Edges]:
-        with open_edges(feed) as edges:
+    def opened(feed: Feed) -> Iterator[Ports]:
+        with open_ports(feed) as edges:
             yield replace(edges, parallelism=max(1, edges.parallelism // beside))
 
     return opened

@@ -117,7 +117,7 @@ def report_step(context: dg.AssetExecutionContext, session: RunSession, name: st
     with session.step(context):
         report = load_report(session.project.root / "reports" / f"{name}.sql")
         feed, window = session.feed(report.feed), parse_window(context.partition_key)
-        with session.open_edges(feed) as edges:
+        with session.open_ports(feed) as edges:
             books = Books.open(feed, Ledger(edges.lake, feed.name, edges.clock), edges)
             rows, version = _rows(books, window), f"{report.version}/{books.window_version(window)}"
             began = time.monotonic()

@@ -22,7 +22,7 @@ from sluice.pipelines.ledger import Ledger, State
 from sluice.pipelines.model.plans import AskedRange
 from sluice.pipelines.model.receipts import PartKind
 from sluice.pipelines.planning.windows import check_aligned
-from sluice.pipelines.ports import Edges, Engine
+from sluice.pipelines.ports import Engine, Ports
 from sluice.pipelines.util.units import parse_window
 
 if TYPE_CHECKING:  # only who sends needs them, not who loads definitions
@@ -64,7 +64,7 @@ class RepublishConfig(dg.Config):
     here: bool = Field(default=False, description="Send from this process alone, without Spark.")
     into_source: bool = Field(default=False, description="The feed may read from the topic: what is sent lands again.")
 
-    def planned(self, feed: Feed, state: State, edges: Edges, partitions: int) -> "Republish":
+    def planned(self, feed: Feed, state: State, edges: Ports, partitions: int) -> "Republish":
         """The plan for this. `partitions`: of the target. Raises as `plan_republish`."""
         from sluice.pipelines.republishing import republish_plan as plans
         from sluice.pipelines.republishing.wording import name_of, way_of
@@ -143,7 +143,7 @@ def republish_step(context: dg.OpExecutionContext, session: RunSession, name: st
         if asked.resume:
             check_resumed({said: value for said, value in asked if said not in _ANEW})
         codec, pace = asked.codec, pace_of(asked.rate)
-        with session.open_edges(feed) as edges:
+        with session.open_ports(feed) as edges:
             ledger = Ledger(edges.lake, name, edges.clock)
             plan = _plan(feed, asked, ledger, edges)
             remember_target(session.project, name, plan.wishes.to)
@@ -163,7 +163,7 @@ def republish_step(context: dg.OpExecutionContext, session: RunSession, name: st
     yield dg.Output(None)
 
 
-def _plan(feed: Feed, asked: RepublishConfig, ledger: Ledger, edges: Edges) -> "Republish":
+def _plan(feed: Feed, asked: RepublishConfig, ledger: Ledger, edges: Ports) -> "Republish":
     from sluice.pipelines.republishing import republish_plan as plans
     from sluice.pipelines.republishing import where as conditions
     from sluice.pipelines.republishing.wording import name_of
@@ -188,7 +188,7 @@ def _canceling(engine: Engine) -> Iterator[None]:
         raise
 
 
-def _wishes_metadata(plan: "Republish", edges: Edges) -> dict[str, Any]:
+def _wishes_metadata(plan: "Republish", edges: Ports) -> dict[str, Any]:
     w = plan.wishes
     return {
         "republish": plan.id,

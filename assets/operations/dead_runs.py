@@ -16,7 +16,7 @@ import dagster as dg
 
 from sluice.assets.instance.instance import end_run, is_held, let_go
 from sluice.assets.instance.internals import PARTITION_TAG, RANGE_TAGS, keeps_runs_here
-from sluice.assets.runs.run_session import OpenEdges
+from sluice.assets.runs.run_session import OpenPorts
 from sluice.assets.schedules.feed_schedule import is_of
 from sluice.assets.specs.asset_specs import Keys
 from sluice.pipelines.feed.feed import Feed
@@ -118,13 +118,13 @@ class Lakes:
     """The ledgers and beats of all feeds. Kafka is not asked."""
 
     feeds: Collection[Feed]
-    open_edges: OpenEdges
+    open_ports: OpenPorts
 
     def beats(self, runs: Collection[str]) -> Mapping[str, Verdict]:
         """What beats say about the runs; a run that beats in any lake is alive. See `Beats`."""
         found: dict[str, Verdict] = {}
         for feed in self.feeds if runs else ():
-            with self.open_edges(feed) as edges:
+            with self.open_ports(feed) as edges:
                 owners = [o for o in edges.liveness.owners() if o.run in runs]
                 verdicts = edges.liveness.judge(owners)
             for o in owners:
@@ -137,7 +137,7 @@ class Lakes:
         return tuple(left for feed in self.feeds for left in self._left(feed, run))
 
     def _left(self, feed: Feed, run: str) -> list[LeftBatch]:
-        with self.open_edges(feed) as edges:
+        with self.open_ports(feed) as edges:
             live = Ledger(edges.lake, feed.name, edges.clock).read().live()
             mine = [b for b in live if b.owner.run == run]
             return [LeftBatch(feed.name, b.id, str(b.request), *outlook(edges.lake, feed.name, b)) for b in mine]

@@ -14,7 +14,7 @@ from sluice.pipelines.ledger import Ledger
 from sluice.pipelines.ledger.tip import Tip
 from sluice.pipelines.planning.origins import check_cluster
 from sluice.pipelines.planning.windows import owed_windows
-from sluice.pipelines.ports import Edges
+from sluice.pipelines.ports import Ports
 
 
 class RunLedgers:
@@ -23,7 +23,7 @@ class RunLedgers:
     def __init__(self) -> None:
         self._opened: dict[tuple[str, str], Ledger] = {}
 
-    def of(self, feed: Feed, edges: Edges, run: str) -> Ledger:
+    def of(self, feed: Feed, edges: Ports, run: str) -> Ledger:
         """The ledger, opened for the run. Raises ClusterChanged when it was begun with another cluster."""
         known = self._opened.get((feed.name, run))
         if known is None:
@@ -59,7 +59,7 @@ class OwedWindows:
         self._lock = threading.Lock()
         self._found: dict[str, _Found] = {}
 
-    def of(self, feed: Feed, edges: Edges) -> list[int]:
+    def of(self, feed: Feed, edges: Ports) -> list[int]:
         """The closed windows (their starts, ms) that the feed owes, oldest first."""
         place, until = (feed.lake, feed.s3, feed.window), feed.window.last_boundary(edges.clock())
         with self._lock:
@@ -78,7 +78,7 @@ class OwedWindows:
         return found.owed
 
 
-def _is_newer(known: _Found, feed: Feed, edges: Edges) -> bool:
+def _is_newer(known: _Found, feed: Feed, edges: Ports) -> bool:
     """Whether the lake's ledger has a newer entry, or is another one, by its tip."""
     tip = Tip.parse(edges.lake.get(paths.tip_path(feed.name)))
     if tip is None or (tip.ledger, tip.number) != (known.ledger, known.number - 1):

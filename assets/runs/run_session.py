@@ -26,7 +26,7 @@ from sluice.pipelines.errors import Retryable, SluiceError, WindowHeld, WindowIn
 from sluice.pipelines.feed.feed import Feed
 from sluice.pipelines.feed.sql_report import Report
 from sluice.pipelines.model.progress import Progress, Reporter
-from sluice.pipelines.ports import Edges, Lake
+from sluice.pipelines.ports import Lake, Ports
 from sluice.pipelines.util import logs
 from sluice.pipelines.util.units import MINUTE
 from sluice.resources.observe import tracing
@@ -48,7 +48,7 @@ PASSES = (Retryable, WindowHeld, WindowIncomplete)
 """Failures that pass by themselves."""
 
 OpenLake = Callable[[Feed], Lake]
-OpenEdges = Callable[[Feed], AbstractContextManager[Edges]]
+OpenPorts = Callable[[Feed], AbstractContextManager[Ports]]
 Ask = Callable[[Report, "Windows"], "pa.Table"]
 
 
@@ -57,11 +57,11 @@ def pool(feed: str) -> str:
     return f"sluice_{feed}"
 
 
-def open_real_edges(feed: Feed) -> AbstractContextManager[Edges]:
+def open_real_ports(feed: Feed) -> AbstractContextManager[Ports]:
     """The feed's edges. Imported late: loading definitions needs neither Spark nor a Kafka client."""
-    from sluice.resources.open_ports import open_edges
+    from sluice.resources.open_ports import open_ports
 
-    return open_edges(feed)
+    return open_ports(feed)
 
 
 def open_real_lake(feed: Feed) -> Lake:
@@ -108,7 +108,7 @@ class RunSession:
     """
 
     project: Project
-    open_edges: OpenEdges = open_real_edges
+    open_ports: OpenPorts = open_real_ports
     open_lake: OpenLake = open_real_lake
     ask: Ask = ask_spark
     report: Reporter | None = None
@@ -126,13 +126,13 @@ class RunSession:
     def sharing(self, feeds: Iterable[Feed]) -> Iterator[RunSession]:
         """This session while it works for many feeds: until the block ends, those that reach one Kafka by the same
         settings share connections and answers. A caller's own way to open edges stays."""
-        if self.open_edges is not open_real_edges:
+        if self.open_ports is not open_real_ports:
             yield self
             return
         from sluice.resources.open_ports import shared_edges
 
-        with shared_edges(feeds) as open_edges:
-            yield replace(self, open_edges=open_edges)
+        with shared_edges(feeds) as open_ports:
+            yield replace(self, open_ports=open_ports)
 
     def apart(self) -> RunSession:
         """The session for one feed of several in a run: what one landed and committed is not another's."""

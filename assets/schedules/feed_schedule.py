@@ -86,7 +86,7 @@ def schedule_name(job: str) -> str:
 
 def look_at_windows(instance: dg.DagsterInstance, session: RunSession, feed: Feed) -> list[int]:
     """The owed windows, oldest first, by the ledger alone. Also reports windows that killed runs left unreported."""
-    with session.open_edges(feed) as edges:
+    with session.open_ports(feed) as edges:
         keys = session.keys(feed.name)
         ledger = Ledger(edges.lake, feed.name, edges.clock)
         settle(instance, feed, keys, lambda: Books.open(feed, ledger, edges, keys))

@@ -68,7 +68,7 @@ def _looked_at(session: RunSession, name: str, *, landing: bool) -> dict[str, An
     """The check's result now; `landing`: in a run that lands. If nothing can be seen, it says so and fails no run."""
     try:
         feed = session.feed(name)
-        with session.open_edges(feed) as edges:
+        with session.open_ports(feed) as edges:
             ledger = Ledger(edges.lake, feed.name, edges.clock)
             watched = watch(feed, ledger, edges.cluster, view(edges.cluster, [feed]), edges.clock())
             return feed_checks.watch_check(feed_checks.by_the_way(watched) if landing else watched)
@@ -180,7 +180,7 @@ class Tick:
         self, instance: dg.DagsterInstance, feed: Feed, feeds: Iterable[Feed], newest: int, opened: ExitStack
     ) -> None:
         try:
-            with self.session.open_edges(feed) as edges:
+            with self.session.open_ports(feed) as edges:
                 ledger = Ledger(edges.lake, feed.name, edges.clock)
                 keys = self.session.keys(feed.name)
                 unseen = internals.planned_evaluations(instance, [dg.AssetCheckKey(keys.landed, WATCH)], ())
@@ -196,7 +196,7 @@ class Tick:
     def _kafka(self, feed: Feed, feeds: Iterable[Feed], opened: ExitStack) -> tuple[Cluster, View]:
         """The feed's Kafka, opened and asked once for all feeds that read it. If it fails, it fails for all of them."""
         if feed.kafka not in self._kafkas:
-            cluster = opened.enter_context(self.session.open_edges(feed)).cluster
+            cluster = opened.enter_context(self.session.open_ports(feed)).cluster
             try:
                 self._kafkas[feed.kafka] = cluster, view(cluster, [f for f in feeds if f.kafka == feed.kafka])
             except SluiceError as error:

@@ -13,7 +13,7 @@ from sluice.pipelines.batch.result import BatchResult
 from sluice.pipelines.errors import BatchRefused
 from sluice.pipelines.ledger import Ledger
 from sluice.pipelines.model.receipts import SliceFailure
-from sluice.pipelines.ports import Edges
+from sluice.pipelines.ports import Ports
 from sluice.pipelines.status.outlook import Outlook
 from sluice.pipelines.util.units import many
 
@@ -26,7 +26,7 @@ class Context(Protocol):
 
 
 def keep_all(
-    context: Context, ledger: Ledger, edges: Edges, batches: Sequence[BatchResult], outlook: Outlook | None
+    context: Context, ledger: Ledger, edges: Ports, batches: Sequence[BatchResult], outlook: Outlook | None
 ) -> None:
     """Write reports of batches that were carried out, whatever their outcome. `outlook`: the feed's now, if known."""
     for b in batches:
@@ -35,7 +35,7 @@ def keep_all(
         _keep(context, ledger, edges, b.batch, why, b.failures, outlook)
 
 
-def keep_refused(context: Context, ledger: Ledger, edges: Edges, run: str, refused: BatchRefused) -> None:
+def keep_refused(context: Context, ledger: Ledger, edges: Ports, run: str, refused: BatchRefused) -> None:
     """Write the report of the batch that was refused in this run."""
     for b in ledger.read().live():
         if b.owner.run == run:
@@ -45,7 +45,7 @@ def keep_refused(context: Context, ledger: Ledger, edges: Edges, run: str, refus
 def _keep(
     context: Context,
     ledger: Ledger,
-    edges: Edges,
+    edges: Ports,
     batch: int,
     why: str = "",
     failures: Sequence[SliceFailure] = (),

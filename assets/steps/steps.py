@@ -53,7 +53,7 @@ from sluice.pipelines.model.plans import Request, RequestKind
 from sluice.pipelines.model.progress import Progress
 from sluice.pipelines.planning.origins import key_of
 from sluice.pipelines.planning.windows import PendingWindows, earliest, settled_part
-from sluice.pipelines.ports import Edges, Engine
+from sluice.pipelines.ports import Engine, Ports
 from sluice.pipelines.quarantine.dead_letters import Outlet
 from sluice.pipelines.status.outlook import Outlook, look_ahead
 from sluice.pipelines.status.watch import WatchResult, view, watch
@@ -67,7 +67,7 @@ Events = Iterator[Any]
 Topics = Mapping[str, list[PartitionState]]
 
 
-def _books(session: RunSession, feed: Feed, ledger: Ledger, edges: Edges) -> Books:
+def _books(session: RunSession, feed: Feed, ledger: Ledger, edges: Ports) -> Books:
     return Books.open(feed, ledger, edges, session.keys(feed.name))
 
 
@@ -86,7 +86,7 @@ def land_window(context: dg.AssetExecutionContext, session: RunSession, name: st
         feed = session.feed(name)
         asked = Request(RequestKind.WINDOW, window=window, until=until)
         _plan_windows(context, session, feed, _windows(feed, asked)[1:])
-        with _in_lineage(context, session, feed, asked), session.open_edges(feed) as edges:
+        with _in_lineage(context, session, feed, asked), session.open_ports(feed) as edges:
             if early := _too_early(feed, edges, asked):
                 yield from _skip_pending(context, session, feed, asked, early)
                 return
@@ -110,7 +110,7 @@ def land_range(context: dg.AssetExecutionContext, session: RunSession, name: str
     with session.step(context, name):
         feed = session.feed(name)
         asked = _range_of(context, feed)
-        with session.open_edges(feed) as edges:
+        with session.open_ports(feed) as edges:
             if early := _too_early(feed, edges, asked):
                 yield from _skip_pending(context, session, feed, asked, early)
                 return
@@ -135,7 +135,7 @@ def _range_of(context: dg.AssetExecutionContext, feed: Feed) -> Request:
 
 
 def _land_range(
-    context: dg.AssetExecutionContext, session: RunSession, feed: Feed, edges: Edges, asked: Request
+    context: dg.AssetExecutionContext, session: RunSession, feed: Feed, edges: Ports, asked: Request
 ) -> Events:
     key, windows = session.keys(feed.name).landed, _windows(feed, asked)
     try:
@@ -154,7 +154,7 @@ def _land_range(
 
 
 def _land_own(
-    context: dg.AssetExecutionContext, session: RunSession, feed: Feed, edges: Edges, asked: Request, window: int
+    context: dg.AssetExecutionContext, session: RunSession, feed: Feed, edges: Ports, asked: Request, window: int
 ) -> Events:
     try:
         books, landed = yield from _land(context, session, feed, edges, asked)
@@ -174,7 +174,7 @@ def _failed_event(context: Context, session: RunSession, name: str, error: BaseE
     )
 
 
-def _too_early(feed: Feed, edges: Edges, asked: Request) -> WindowPending | None:
+def _too_early(feed: Feed, edges: Ports, asked: Request) -> WindowPending | None:
     """Why nothing of the request can be landed yet: none of its windows has settled."""
     try:
         settled_part(asked, feed.window, edges.clock())
@@ -227,7 +227,7 @@ def _settled(requested: Sequence[int], landed: Landed) -> Sequence[int]:
 
 
 def _refusal_events(
-    context: Context, session: RunSession, feed: Feed, edges: Edges, refused: BatchRefused, window: int
+    context: Context, session: RunSession, feed: Feed, edges: Ports, refused: BatchRefused, window: int
 ) -> Events:
     """The reason why the window is refused, in its checks; nothing if the batch was another window's, taken over."""
     slices = open_ledger(feed, edges).read().live_slices()
@@ -255,7 +255,7 @@ def _known_checks(context: Context, key: dg.AssetKey, found: Iterable[tuple[str,
 
 
 def _told_again(
-    context: Context, session: RunSession, feed: Feed, edges: Edges, windows: Sequence[int], again: re_report.Again
+    context: Context, session: RunSession, feed: Feed, edges: Ports, windows: Sequence[int], again: re_report.Again
 ) -> Events:
     """What stays true of the run's windows whatever failed. If the lake is unreachable, the next run reports it.
 
@@ -305,7 +305,7 @@ def land_request(context: dg.OpExecutionContext, session: RunSession, name: str,
         request = asked.request()
         if not session.alone:
             _plan_windows(context, session, feed, _windows(feed, request))
-        with _in_lineage(context, session, feed, request), session.open_edges(feed) as edges:
+        with _in_lineage(context, session, feed, request), session.open_ports(feed) as edges:
             if early := _too_early(feed, edges, request):
                 yield from _report_early(context, session, feed, request, early)
             else:
@@ -319,7 +319,7 @@ def land_request(context: dg.OpExecutionContext, session: RunSession, name: str,
 
 
 def _land_asked(
-    context: dg.OpExecutionContext, session: RunSession, feed: Feed, edges: Edges, asked: RunConfig
+    context: dg.OpExecutionContext, session: RunSession, feed: Feed, edges: Ports, asked: RunConfig
 ) -> Events:
     books, landed = yield from _land(context, session, feed, edges, asked.request(), asked.skip())
     said = feed_checks.account(books, landed, context.run.run_id)
@@ -358,7 +358,7 @@ def _windows(feed: Feed, asked: Request) -> Sequence[int]:
 
 
 def _land(
-    context: Context, session: RunSession, feed: Feed, edges: Edges, request: Request, skip: Skip | None = None
+    context: Context, session: RunSession, feed: Feed, edges: Ports, request: Request, skip: Skip | None = None
 ) -> Generator[Any, None, tuple[Books, Landed]]:
     """Land, and report batches and completed windows. The caller reports the window that was asked for."""
     run, report = context.run.run_id, session.reporter(context.log)
@@ -417,7 +417,7 @@ def _leave_rest(context: Context, session: RunSession, landed: Landed) -> None:
         context.instance.add_run_tags(context.run.run_id, {MORE_TAG: "1"})
 
 
-def _watch_after_landing(context: Context, feed: Feed, edges: Edges, ledger: Ledger) -> WatchResult | None:
+def _watch_after_landing(context: Context, feed: Feed, edges: Ports, ledger: Ledger) -> WatchResult | None:
     """What the sensor would find now. If that cannot be seen, it is only logged."""
     try:
         return feed_checks.by_the_way(watch(feed, ledger, edges.cluster, view(edges.cluster, [feed]), edges.clock()))
@@ -453,7 +453,7 @@ def _publish_events(
 
 
 @contextmanager
-def _keeping_refused_report(context: Context, ledger: Ledger, edges: Edges) -> Iterator[None]:
+def _keeping_refused_report(context: Context, ledger: Ledger, edges: Ports) -> Iterator[None]:
     """Leave a report of a batch that is refused."""
     try:
         yield
@@ -489,7 +489,7 @@ def _in_part(feed: str, window: int) -> WindowIncomplete:
     )
 
 
-def _read_topics(context: Context, edges: Edges, landed: Landed, books: Books) -> Events:
+def _read_topics(context: Context, edges: Ports, landed: Landed, books: Books) -> Events:
     """The topics that were just read, as they are now. This is a convenience: if it fails, it is only logged."""
     feed, state = books.feed, books.state
     topics = {s.topic for b in landed.batches for s in b.plan.slices}
@@ -555,7 +555,7 @@ def _stood(context: Context, session: RunSession, name: str, windows: Sequence[i
     """If a window's commit was reported before, report it again, whatever the outcome of this commit."""
     try:
         feed = session.feed(name)
-        with session.open_edges(feed) as edges:
+        with session.open_ports(feed) as edges:
             yield from _told_again(context, session, feed, edges, windows, re_report.committed_again)
     except SluiceError as error:
         context.log.warning("the windows' commits could not be reported again: %s", error.message)
@@ -585,14 +585,14 @@ def commit_frontier(context: dg.OpExecutionContext, session: RunSession, name: s
 def _commit(context: Context, session: RunSession, name: str) -> tuple[Books, CommitResult]:
     with session.step(context, name):
         feed = session.feed(name)
-        with session.open_edges(feed) as edges:
+        with session.open_ports(feed) as edges:
             books, result = _commit_landed(context, session, feed, edges)
     session.reporter(context.log)(Progress("finish"))
     return books, result
 
 
 def _commit_landed(
-    context: Context, session: RunSession, feed: Feed, edges: Edges, changed: Collection[TopicPartition] = ()
+    context: Context, session: RunSession, feed: Feed, edges: Ports, changed: Collection[TopicPartition] = ()
 ) -> tuple[Books, CommitResult]:
     """Commit, once the event log holds every batch below the frontier."""
     session.reporter(context.log)(Progress("commit"))
@@ -611,7 +611,7 @@ def _commit_landed(
     return books, result
 
 
-def _else_commit(context: Context, session: RunSession, feed: Feed, edges: Edges, landing: Events) -> Events:
+def _else_commit(context: Context, session: RunSession, feed: Feed, edges: Ports, landing: Events) -> Events:
     """Run landing. If it fails, commit the frontier before the step fails, since `<feed>/committed` will not run.
 
     What failed is not part of the frontier, so what landed waits for nobody. After an error that ended landing before
@@ -628,7 +628,7 @@ def _else_commit(context: Context, session: RunSession, feed: Feed, edges: Edges
         _commit_now(context, session, feed, edges)
 
 
-def _commit_now(context: Context, session: RunSession, feed: Feed, edges: Edges) -> None:
+def _commit_now(context: Context, session: RunSession, feed: Feed, edges: Ports) -> None:
     """Commit, without a report. If this is refused, so is the step that commits and reports: it tells why."""
     try:
         _commit_landed(context, session, feed, edges)
@@ -636,7 +636,7 @@ def _commit_now(context: Context, session: RunSession, feed: Feed, edges: Edges)
         context.log.warning("what landed is not committed yet: %s", error)
 
 
-def _commit_what_landed(context: Context, session: RunSession, feed: Feed, edges: Edges) -> Events:
+def _commit_what_landed(context: Context, session: RunSession, feed: Feed, edges: Ports) -> Events:
     """Leaves out a log that is another one by now. If it fails, the reason is reported, not raised."""
     try:
         changed = changed_partitions(feed, edges, open_ledger(feed, edges).read())
@@ -720,7 +720,7 @@ def _survey(
     lags: dict[str, list[TopicReader]] = {t: [] for t in topics}
     for name in (owner, *sorted({r for feeds in topics.values() for r in feeds} - {owner})):
         feed, mine = session.feed(name), [t for t, feeds in topics.items() if name in feeds]
-        with session.open_edges(feed) as edges:
+        with session.open_ports(feed) as edges:
             seen = seen or _look(edges, feed, mine)
             state = Ledger(edges.lake, name, edges.clock).read()
             outlook = _outlook(edges, feed, state, {t: seen[t] for t in mine if t in seen})
@@ -729,7 +729,7 @@ def _survey(
     return seen, lags
 
 
-def _look(edges: Edges, feed: Feed, topics: Iterable[str]) -> Topics:
+def _look(edges: Ports, feed: Feed, topics: Iterable[str]) -> Topics:
     """The partitions of those topics that exist."""
     there = set(topics) & edges.cluster.topics().keys()
     found: dict[str, list[PartitionState]] = {t: [] for t in there}
@@ -738,7 +738,7 @@ def _look(edges: Edges, feed: Feed, topics: Iterable[str]) -> Topics:
     return found
 
 
-def _outlook(edges: Edges, feed: Feed, state: State, seen: Topics) -> Outlook:
+def _outlook(edges: Ports, feed: Feed, state: State, seen: Topics) -> Outlook:
     """What is about to happen to the feed in these topics."""
     partitions = {key_of(state, p): p for ps in seen.values() for p in ps}
     now = edges.clock()

@@ -45,7 +45,7 @@ def bring_up_table(
     key, report = session.keys(name).table, session.reporter(context.log)
     try:
         report(Progress("table"))
-        with session.open_edges(feed) as edges, open_tables(feed, edges.lake) as (rows, refused, windows):
+        with session.open_ports(feed) as edges, open_tables(feed, edges.lake) as (rows, refused, windows):
             ledger = Ledger(edges.lake, name, edges.clock)
             before = edges.clock() - feed.table.keep_snapshots
             done = sync(ledger, edges.lake, rows, report, quarantine=refused, windows=windows, expire_before=before)
@@ -84,7 +84,7 @@ def _compared(session: RunSession, name: str) -> Said:
     feed = session.feed(name)
     try:
         lake = session.open_lake(feed)
-        with session.open_edges(feed) as edges, open_tables(feed, lake) as tables:
+        with session.open_ports(feed) as edges, open_tables(feed, lake) as tables:
             ledger = Ledger(lake, name, edges.clock)
             return _verdict([(t.name, comparison(ledger, lake, t, kind)) for kind, t in tables.of_parts])
     except SluiceError as error:

@@ -32,11 +32,11 @@ if TYPE_CHECKING:
     from sluice.pipelines.feed.feed import Feed
     from sluice.pipelines.model.progress import Progress
     from sluice.pipelines.operating.migrate_offsets import Stores
-    from sluice.pipelines.ports import Edges, Groups, Target
+    from sluice.pipelines.ports import Groups, Ports, Target
     from sluice.resources.project import Project
 
 Body = Callable[..., int | None]
-OpenEdges = Callable[["Feed"], AbstractContextManager["Edges"]]
+OpenPorts = Callable[["Feed"], AbstractContextManager["Ports"]]
 
 ProjectFolder = Annotated[
     Path | None,
@@ -132,14 +132,14 @@ class Session:
         jvm.prepare()
         return time.monotonic() - began
 
-    def begin_spark(self, feed: Feed, catching_up: Sequence[Feed] = (), open_edges: OpenEdges | None = None) -> None:
+    def begin_spark(self, feed: Feed, catching_up: Sequence[Feed] = (), open_ports: OpenPorts | None = None) -> None:
         """Spark starts on this machine while the caller loads Dagster and plans the batch: both take seconds. Where
-        feeds only catch up, it starts if one of them may owe something, by edges that `open_edges` opens."""
+        feeds only catch up, it starts if one of them may owe something, by edges that `open_ports` opens."""
         from sluice.pipelines.batch.owing import may_owe
         from sluice.resources.spark.engine import begin
 
         def owes(one: Feed) -> bool:
-            with (open_edges or self.open_edges)(one) as edges:
+            with (open_ports or self.open_ports)(one) as edges:
                 return may_owe(one, edges)
 
         def needed() -> bool:
@@ -149,29 +149,29 @@ class Session:
         begin(feed.spark, needed)
 
     @contextmanager
-    def open_edges(self, feed: Feed) -> Iterator[Edges]:
+    def open_ports(self, feed: Feed) -> Iterator[Ports]:
         """The feed's edges, with what Dagster knows about runs; no connection is opened before the first question."""
-        from sluice.resources.open_ports import open_edges
+        from sluice.resources.open_ports import open_ports
 
-        with open_edges(feed) as edges:
+        with open_ports(feed) as edges:
             yield self._informed(edges)
 
     @contextmanager
-    def shared_edges(self, feeds: Iterable[Feed]) -> Iterator[OpenEdges]:
-        """`open_edges` for many feeds at once: what reaches one Kafka shares connections and answers meanwhile."""
+    def shared_edges(self, feeds: Iterable[Feed]) -> Iterator[OpenPorts]:
+        """`open_ports` for many feeds at once: what reaches one Kafka shares connections and answers meanwhile."""
         with loading():
             from sluice.resources.open_ports import shared_edges
 
         with shared_edges(feeds) as open_one:
 
             @contextmanager
-            def open_informed(feed: Feed) -> Iterator[Edges]:
+            def open_informed(feed: Feed) -> Iterator[Ports]:
                 with open_one(feed) as edges:
                     yield self._informed(edges)
 
             yield open_informed
 
-    def _informed(self, edges: Edges) -> Edges:
+    def _informed(self, edges: Ports) -> Ports:
         from sluice.resources.liveness import Informed
 
         return replace(edges, liveness=Informed(edges.liveness, self._ended))

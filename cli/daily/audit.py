@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from sluice.pipelines.errors import SluiceError
     from sluice.pipelines.feed.feed import Feed
     from sluice.pipelines.ledger import Ledger
-    from sluice.pipelines.ports import Edges
+    from sluice.pipelines.ports import Ports
 
 
 SHOWN = 5
@@ -108,7 +108,7 @@ def _of_table(session: Session, feed: Feed) -> tuple[AuditProblem, ...]:
     from sluice.pipelines.ledger import Ledger
     from sluice.resources.open_ports import open_tables
 
-    with session.open_edges(feed) as edges, open_tables(feed, edges.lake) as of_feed:
+    with session.open_ports(feed) as edges, open_tables(feed, edges.lake) as of_feed:
         ledger = Ledger(edges.lake, feed.name, edges.clock)
         return tuple(p for kind, t in of_feed.of_parts for p in table_problems(ledger, edges.lake, t, kind))
 
@@ -125,7 +125,7 @@ def _proved(session: Session, feed: Feed, asked: Asked) -> tuple[AuditReport, St
     from sluice.pipelines.ledger import Ledger
     from sluice.pipelines.publishing import lost
 
-    with session.open_edges(feed) as edges:
+    with session.open_ports(feed) as edges:
         ledger = Ledger(edges.lake, feed.name, edges.clock)
         with session.terminal.working("checking files"):
             before = audit_cache.kept(edges.lake, feed.name)
@@ -144,14 +144,14 @@ def _proved(session: Session, feed: Feed, asked: Asked) -> tuple[AuditReport, St
         return report, more, audit_cache.keep(edges.lake, feed.name, report.audited, before, report.at)
 
 
-def _strict(feed: Feed, edges: Edges, ledger: Ledger, report: AuditReport) -> Strict:
+def _strict(feed: Feed, edges: Ports, ledger: Ledger, report: AuditReport) -> Strict:
     from sluice.pipelines.audit.strict_audit import strict
     from sluice.pipelines.batch.survey import survey
 
     return strict(ledger, edges.lake, feed, survey(feed, edges, ledger), report)
 
 
-def _rescan(session: Session, feed: Feed, edges: Edges, ledger: Ledger, report: AuditReport) -> AuditReport:
+def _rescan(session: Session, feed: Feed, edges: Ports, ledger: Ledger, report: AuditReport) -> AuditReport:
     session.compile()
     from sluice.pipelines.audit.rescan import rescan
     from sluice.pipelines.batch.survey import survey

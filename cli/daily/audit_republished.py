@@ -36,7 +36,7 @@ def _compare(session: Session, feed: Feed, name: str) -> RepublishAudit:
     from sluice.resources.spark.executor import Wiring
 
     committed = Isolation.READ_COMMITTED
-    with session.open_edges(feed) as edges, Wiring.of(feed).open(committed, RAW) as tools:
+    with session.open_ports(feed) as edges, Wiring.of(feed).open(committed, RAW) as tools:
         found = plan.load(edges.lake, feed.name, name)
         ledger = Ledger(edges.lake, feed.name, edges.clock)
         target = edges.cluster.partitions([found.wishes.to], committed)

@@ -212,8 +212,8 @@ def _together(session: Session, asked: Mapping[str, Request]) -> list[Ran]:
     watches, heard = dict[str, Stopwatch](), dict[str, met.MetRecorder]()
     feeds = [session.files.feed(name) for name in asked]
     catching_up = feeds if all(r.kind is RequestKind.CATCH_UP for r in asked.values()) else ()
-    with session.terminal.progress() as meter, session.shared_edges(feeds) as open_edges:
-        session.begin_spark(first, catching_up, open_edges)
+    with session.terminal.progress() as meter, session.shared_edges(feeds) as open_ports:
+        session.begin_spark(first, catching_up, open_ports)
         with loading():
             from sluice.assets.execution import run_feeds
 
@@ -223,7 +223,7 @@ def _together(session: Session, asked: Mapping[str, Request]) -> list[Ran]:
             heard[name] = met.MetRecorder(together.of(name))
             return watches.setdefault(name, Stopwatch(heard[name], {cache.STAGE: compiled} if compiled else {}, "wait"))
 
-        outcomes = run_feeds(session.project, asked, report_of, open_edges)
+        outcomes = run_feeds(session.project, asked, report_of, open_ports)
     return [
         Ran(n, asked[n], o, watches[n].stopped(), session.files.feed(n).contract, heard[n].met)
         for n, o in outcomes.items()
@@ -360,7 +360,7 @@ def execute(session: Session, feed: str, asked: Request, skip: Skip | None = Non
         with loading():
             from sluice.assets.execution import run_feed
 
-        outcome = run_feed(session.project, feed, asked, watch, session.open_edges, skip)
+        outcome = run_feed(session.project, feed, asked, watch, session.open_ports, skip)
     return Ran(feed, asked, outcome, watch.stopped(), session.feed(feed).contract, heard.met)
 
 

@@ -59,10 +59,10 @@ def status(
     feeds = {feed: session.feed(feed)} if feed else dict(session.files.feeds)
     with session.terminal.working("reading ledgers, asking Kafka"):
         if feed:
-            found = [look(session.open_edges, feeds[feed], last)]
+            found = [look(session.open_ports, feeds[feed], last)]
         else:
-            with session.shared_edges(feeds.values()) as open_edges:
-                found = each(lambda f: look_if_possible(open_edges, f, last), list(feeds.values()), _PATIENCE)
+            with session.shared_edges(feeds.values()) as open_ports:
+                found = each(lambda f: look_if_possible(open_ports, f, last), list(feeds.values()), _PATIENCE)
         others = {} if feed else _without_files(session)
     broken = {} if feed else session.files.broken
     session.terminal.show(

@@ -54,7 +54,7 @@ def explain(session: Session, feed: FeedName, place: Place) -> None:
 
     tp, offset = parsing.record(place)
     found = session.feed(feed)
-    with session.open_edges(found) as edges:
+    with session.open_ports(found) as edges:
         said = of_ledger(Ledger(edges.lake, feed, edges.clock), edges.lake, tp, offset)
         row = _row(edges.lake, said)
         moved = list(whence_and_whither(edges.lake, feed, tp, offset))

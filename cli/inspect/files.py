@@ -64,7 +64,7 @@ def _list_files(
 
     if not any(spelled):
         raise UsageError("no window", remedy=f"name one: sluice files {feed.name} --window 2026-11-20T14")
-    with session.open_edges(feed) as edges:
+    with session.open_ports(feed) as edges:
         asked = window_options.named_windows(feed.window, edges.clock(), *spelled)
         ledger = Ledger(edges.lake, feed.name, edges.clock)
         return asked, reading.files(ledger, edges.lake, feed.name, asked, feed.window, kind, partial=partial)

@@ -16,7 +16,7 @@ from sluice.pipelines.status.window_state import Standing
 from sluice.pipelines.util.parallel import each
 
 if TYPE_CHECKING:
-    from sluice.cli.app.invocation import OpenEdges, Session
+    from sluice.cli.app.invocation import OpenPorts, Session
     from sluice.pipelines.feed.feed import Feed
     from sluice.pipelines.ledger import Ledger
     from sluice.pipelines.ledger.entries import PublishEntry
@@ -29,20 +29,20 @@ LIVES = {Life.ALIVE: "alive", Life.DEAD: "dead", Life.UNKNOWN: "unknown"}
 def take(session: Session, feeds: Sequence[Feed], broken: int, last: int) -> list[Figure]:
     """The figures of these feeds now, of the `last` windows each. What cannot be looked at says so by `sluice_up`."""
     began = time.time()
-    with session.shared_edges(feeds) as open_edges:
-        found = [f for of in each(lambda feed: of_feed(open_edges, feed, last), list(feeds)) for f in of]
+    with session.shared_edges(feeds) as open_ports:
+        found = [f for of in each(lambda feed: of_feed(open_ports, feed, last), list(feeds)) for f in of]
     found += _of_runs(session, feeds)
     found.append(figure("broken_feed_files", broken))
     found += [figure("look_timestamp_seconds", began), figure("look_duration_seconds", time.time() - began)]
     return found
 
 
-def of_feed(open_edges: OpenEdges, feed: Feed, last: int) -> list[Figure]:
+def of_feed(open_ports: OpenPorts, feed: Feed, last: int) -> list[Figure]:
     """All figures of one feed."""
     from sluice.pipelines.ledger import Ledger
 
     try:
-        with open_edges(feed) as edges:
+        with open_ports(feed) as edges:
             ledger = Ledger(edges.lake, feed.name, edges.clock)
             status = look_through(edges, feed, ledger, last)
             said = [*_of_ledger(ledger, edges.lake)] if status.partitions or status.last else []

@@ -67,7 +67,7 @@ def plan(
     found = session.feed(feed)
     typed = WorkOptions(offsets, only, window, start, end, replace, per_run).requests(session, found)
     asked, pending = typed.requests, window_options.pending_document(typed.pending)
-    with session.terminal.working("asking Kafka"), session.open_edges(found) as edges:
+    with session.terminal.working("asking Kafka"), session.open_ports(found) as edges:
         seen = [previews.preview(found, edges, each) for each in asked]
         compared = [previews.compare(found, edges, each) if compare else () for each in seen]
     if start or len(asked) > 1:

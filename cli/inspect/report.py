@@ -39,7 +39,7 @@ def report(
     $ sluice report orders --batch 42 --json
     """
     found = session.feed(feed)
-    with session.open_edges(found) as edges:
+    with session.open_ports(found) as edges:
         told, path, data, fresh = _stored_report(found, edges.lake, edges.clock, batch)
         address = edges.lake.locate(path)
     if output is not None:

@@ -108,7 +108,7 @@ def _renewed(session: Session, feed: Feed, misread: tuple[str, ...]) -> Text:
     from sluice.pipelines.maintenance.renewal import renew
     from sluice.resources.liveness import new_owner
 
-    with session.open_edges(feed) as edges, session.terminal.progress() as meter:
+    with session.open_ports(feed) as edges, session.terminal.progress() as meter:
         done = renew(feed, edges, frozenset(misread), new_owner("compact"), meter)
     files = sum(len(receipt.parts) for _, receipt in done.merged if receipt)
     return good(f"{many(len(misread), 'file')} with bounds that Spark misreads written anew, as {many(files, 'file')}")
@@ -208,7 +208,7 @@ def _opened(session: Session, feed: Feed) -> Iterator[tuple[Ledger, Lake, FeedTa
     from sluice.pipelines.ledger import Ledger
     from sluice.resources.open_ports import open_tables
 
-    with session.open_edges(feed) as edges, open_tables(feed, edges.lake) as tables:
+    with session.open_ports(feed) as edges, open_tables(feed, edges.lake) as tables:
         yield Ledger(edges.lake, feed.name, edges.clock), edges.lake, tables, edges.clock()
 
 

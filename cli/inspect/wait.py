@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from sluice.pipelines.feed.feed import Feed
     from sluice.pipelines.ledger import Ledger
     from sluice.pipelines.model.progress import Reporter
-    from sluice.pipelines.ports import Edges
+    from sluice.pipelines.ports import Ports
 
 POLL = 1.0  # seconds between two looks at the lake
 
@@ -46,7 +46,7 @@ def wait(
     """
     asked, found = parsing.window(window), session.feed(feed)
     limit = None if timeout is None else parsing.duration(timeout)
-    with session.open_edges(found) as edges, session.terminal.progress() as meter:
+    with session.open_ports(found) as edges, session.terminal.progress() as meter:
         standing, ready = _wait_for(_looking(found, edges, asked), meter, limit)
     session.terminal.show(window_options.verdict(standing))
     session.terminal.document({"feed": feed, "complete": ready, **window_options.document(standing)})
@@ -69,7 +69,7 @@ def _wait_for(look: Look, report: Reporter, limit: int | None) -> tuple[WindowSt
         time.sleep(min(POLL, left))
 
 
-def _looking(feed: Feed, edges: Edges, asked: int) -> Look:
+def _looking(feed: Feed, edges: Ports, asked: int) -> Look:
     """A function that reads what the ledger has gained since its last call. Raises UsageError, WindowRetired."""
     from sluice.pipelines.ledger import Ledger
     from sluice.pipelines.planning.windows import check_aligned, check_begun

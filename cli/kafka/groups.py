@@ -309,7 +309,7 @@ def _find_group(session: Session, name: str | None, feed: str | None) -> tuple[F
 def look(session: Session, feed: Feed, name: str) -> GroupReport:
     """The group, from its coordinator and its feed's ledger. Raises UsageError if there is none."""
     owners = group_owners(session, feed)
-    with session.open_edges(feed) as edges, session.open_groups(feed) as groups:
+    with session.open_ports(feed) as edges, session.open_groups(feed) as groups:
         view = groups.view(name)
         if not view.exists and name not in owners:
             raise _unknown_group(name, (g.name for g in groups.listed()), owners)
@@ -369,7 +369,7 @@ class OwnerLedger:
         if feed is None:
             return cls(None, None, State())
         owner = session.feed(feed)
-        with session.open_edges(owner) as edges:
+        with session.open_ports(owner) as edges:
             ledger = Ledger(edges.lake, owner.name, edges.clock)
             return cls(owner, ledger, ledger.read())
 

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from sluice.pipelines.ledger import Ledger, State
     from sluice.pipelines.model.consumer_groups import GroupView
     from sluice.pipelines.operating.move_offsets import Spot
-    from sluice.pipelines.ports import Edges, Groups
+    from sluice.pipelines.ports import Groups, Ports
 
 group = typer.Typer(
     cls=Group, help="The committed offsets of a feed's group: show, move, save, restore.", no_args_is_help=True
@@ -44,7 +44,7 @@ class OffsetsDesk:
 
     feed: Feed
     name: str
-    edges: Edges
+    edges: Ports
     groups: Groups
     ledger: Ledger | None
     state: State
@@ -82,7 +82,7 @@ def open_desk(session: Session, feed: Feed, other: str | None) -> Iterator[Offse
     name = other or feed.group
     if name != feed.group and (owner := group_owners(session, feed).get(name)):
         raise UsageError(f"group {name} is that of feed {owner}", remedy=f"name that feed instead of {feed.name}")
-    with session.open_edges(feed) as edges, session.open_groups(feed) as groups:
+    with session.open_ports(feed) as edges, session.open_groups(feed) as groups:
         ledger = open_ledger(feed, edges) if name == feed.group else None
         state = ledger.read() if ledger else State()
         yield OffsetsDesk(
@@ -90,7 +90,7 @@ def open_desk(session: Session, feed: Feed, other: str | None) -> Iterator[Offse
         )
 
 
-def _spots(feed: Feed, edges: Edges, groups: Groups, name: str, state: State) -> tuple[Spot, ...]:
+def _spots(feed: Feed, edges: Ports, groups: Groups, name: str, state: State) -> tuple[Spot, ...]:
     """The partitions that the feed reads; of another group those that it has offsets in, if it has any."""
     from sluice.pipelines.feed.topic_selection import match
     from sluice.pipelines.operating.move_offsets import Spot

@@ -58,7 +58,7 @@ def migrate(
     found, source = session.feed(feed), _find_other_store(into)
     refused: SluiceError | None = None
     done = False
-    with session.open_edges(found) as edges, session.open_stores(found) as stores:
+    with session.open_ports(found) as edges, session.open_stores(found) as stores:
         with session.terminal.working("asking Kafka and ZooKeeper"):
             logs = _logs(found, edges.cluster, tuple(map(parsing.partition, only or ())))
             plan = migrating.plan(stores, source, logs)

@@ -22,7 +22,7 @@ from sluice.pipelines.util.units import many
 if TYPE_CHECKING:
     from sluice.pipelines.feed.feed import Feed
     from sluice.pipelines.ledger import Ledger, State
-    from sluice.pipelines.ports import Edges
+    from sluice.pipelines.ports import Ports
     from sluice.pipelines.republishing.lanes import Sent
     from sluice.pipelines.republishing.republish_plan import Republish, Wishes
     from sluice.pipelines.republishing.send_lane import Pace
@@ -134,7 +134,7 @@ def republish(
         check_resumed(planned)
     chosen = name_of(name or resume or "")
     by, function = way_of(keep_partitions, partition_by or "")
-    with session.open_edges(found) as edges:
+    with session.open_ports(found) as edges:
         from sluice.assets.specs.last_seen import remember_target
         from sluice.pipelines.ledger import Ledger
         from sluice.pipelines.model.receipts import PartKind
@@ -167,7 +167,7 @@ def republish(
         _send(session, found, plan, edges, _CODECS.index(compression), pace, here)
 
 
-def _send(session: Session, feed: Feed, plan: Republish, edges: Edges, codec: int, pace: Pace, here: bool) -> None:
+def _send(session: Session, feed: Feed, plan: Republish, edges: Ports, codec: int, pace: Pace, here: bool) -> None:
     from sluice.pipelines.republishing.lanes import carry_out
     from sluice.resources.republish_tasks import sending
 
@@ -218,7 +218,7 @@ def _asked(
 # -- for people
 
 
-def _preview(session: Session, plan: Republish, ledger: Ledger, edges: Edges, *, dry_run: bool) -> None:
+def _preview(session: Session, plan: Republish, ledger: Ledger, edges: Ports, *, dry_run: bool) -> None:
     """Show the plan, and ask for confirmation unless it is a dry run or nothing would be sent."""
     from sluice.pipelines.lake import paths
     from sluice.pipelines.republishing.republish_rows import Shelf

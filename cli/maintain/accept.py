@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from sluice.pipelines.feed.feed import Feed
     from sluice.pipelines.ledger.entries import KeyRange
     from sluice.pipelines.operating.acceptance import Accepted
-    from sluice.pipelines.ports import Edges
+    from sluice.pipelines.ports import Ports
 
 _BEGINS = ("committed", "start")
 _EVENTS = ("lost", "recreated", "truncated", "cluster", "moved", "corrupt", "ledger", "group")
@@ -85,11 +85,11 @@ def accept(
 
     found = session.feed(feed)
 
-    def decide(edges: Edges) -> Accepted:
+    def decide(edges: Ports) -> Accepted:
         with session.terminal.working("asking Kafka"):
             return _accept(found, edges, event, reason, only, offsets, begin, adopting=adopt)
 
-    with session.open_edges(found) as edges:
+    with session.open_ports(found) as edges:
         if dry_run or not yes:
             foreseen = decide(replace(edges, lake=Pretended(edges.lake)))
             if not dry_run:
@@ -138,7 +138,7 @@ def _check(
 
 def _accept(
     feed: Feed,
-    edges: Edges,
+    edges: Ports,
     event: str,
     reason: str,
     only: list[str] | None,

@@ -76,7 +76,7 @@ class CompactionRun:
 def _foresee(session: Session, feed: Feed, asked: Sequence[int] | None) -> tuple[Compacted, tuple[Met, ...]]:
     from sluice.pipelines.maintenance.compaction import foresee_compaction
 
-    with session.open_edges(feed) as edges, session.terminal.working("looking for small files"):
+    with session.open_ports(feed) as edges, session.terminal.working("looking for small files"):
         return foresee_compaction(feed, edges, asked), ()
 
 
@@ -84,7 +84,7 @@ def _merge(session: Session, feed: Feed, asked: Sequence[int] | None) -> tuple[C
     from sluice.pipelines.maintenance.compaction import compact
     from sluice.resources.liveness import new_owner
 
-    with session.open_edges(feed) as edges, session.terminal.progress() as meter:
+    with session.open_ports(feed) as edges, session.terminal.progress() as meter:
         heard = other_batches.MetRecorder(meter)
         done = compact(feed, edges, asked, new_owner("compact"), heard)
     return done, heard.met

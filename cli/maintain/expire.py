@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from sluice.pipelines.ledger import Ledger
     from sluice.pipelines.maintenance.expiry import Retired, Retirement
     from sluice.pipelines.model.receipts import Receipt
-    from sluice.pipelines.ports import Edges
+    from sluice.pipelines.ports import Ports
 
 
 def register(app: typer.Typer) -> None:
@@ -65,7 +65,7 @@ def expire(
     $ sluice expire orders --before 90d --reason "kept for 90 days" --yes
     """
     found = session.feed(feed)
-    with session.open_edges(found) as edges:
+    with session.open_ports(found) as edges:
         from sluice.pipelines.ledger import Ledger
 
         ledger = Ledger.offline(edges.lake, feed, edges.clock, f"{getpass.getuser()} on {socket.gethostname()}")
@@ -92,7 +92,7 @@ def _time(feed: Feed, text: str, now: int) -> int:
         raise UsageError(f"{error.message}, or how long ago: 90d", remedy=error.remedy) from None
 
 
-def _preview(session: Session, feed: Feed, ledger: Ledger, edges: Edges, before: int, *, dry_run: bool) -> None:
+def _preview(session: Session, feed: Feed, ledger: Ledger, edges: Ports, before: int, *, dry_run: bool) -> None:
     """Show the retirement, and ask for confirmation unless it is a dry run."""
     from sluice.pipelines.maintenance.expiry import look
 
@@ -108,7 +108,7 @@ def _preview(session: Session, feed: Feed, ledger: Ledger, edges: Edges, before:
 
 
 def _expire(
-    session: Session, feed: Feed, ledger: Ledger, edges: Edges, before: int, reason: str, *, previewed: bool
+    session: Session, feed: Feed, ledger: Ledger, edges: Ports, before: int, reason: str, *, previewed: bool
 ) -> None:
     from sluice.pipelines.maintenance.expiry import expire
 

@@ -100,7 +100,7 @@ def look(
     from sluice.pipelines.operating.repairs import Pretended, RepairTarget
     from sluice.pipelines.operating.repairs import repair as mend
 
-    with session.open_edges(feed) as opened:
+    with session.open_ports(feed) as opened:
         edges = with_dagster_liveness(opened, instance)
         edges = replace(edges, lake=Pretended(edges.lake)) if dry_run else edges
         cluster = Ledger(edges.lake, feed.name, edges.clock).read().cluster

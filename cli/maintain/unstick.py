@@ -98,7 +98,7 @@ def look(
     """End dead runs, or list those that it would end. Raises Refused for a named run that is not known to be dead."""
     from sluice.assets.operations import dead_runs
 
-    lakes = dead_runs.Lakes(session.files.feeds.values(), session.open_edges)
+    lakes = dead_runs.Lakes(session.files.feeds.values(), session.open_ports)
     named = _find_run(instance, run) if run else None
     found = dead_runs.under_way(instance, session.project, lakes.beats, feed)
     if named is not None:

@@ -361,7 +361,7 @@ class _Show:
     def plan(self, number: int, title: str, asked: Request) -> dict[str, Any]:
         from sluice.pipelines.batch.preview import preview
 
-        with self.session.terminal.working("asking Kafka"), self.session.open_edges(self.feed) as edges:
+        with self.session.terminal.working("asking Kafka"), self.session.open_ports(self.feed) as edges:
             seen = preview(self.feed, edges, asked)
         self._say(_step(number, title), *plan.view(seen, FEED, asked)[1:])
         return plan.document(seen, FEED, asked)
@@ -423,7 +423,7 @@ class _Show:
         from sluice.resources.lake.open_lake import arrow_files
 
         with self.session.terminal.working("asking Spark"):
-            path = run_report(self.session.project, REPORT, hour, self.session.open_edges)
+            path = run_report(self.session.project, REPORT, hour, self.session.open_ports)
         rows = pq.read_table(path.removeprefix("s3://"), filesystem=arrow_files(self.feed)).to_pylist()
         shown = [[r["hour"].strftime("%Y-%m-%d %H:%M"), r["currency"], r["orders"], r["revenue"]] for r in rows]
         self._say(

@@ -134,7 +134,7 @@ def ledger_state(session: Session, feed: Feed) -> tuple[State, int]:
     """The feed's folded ledger, and the time (ms). Kafka is not asked."""
     from sluice.pipelines.ledger import Ledger
 
-    with session.open_edges(feed) as edges:
+    with session.open_ports(feed) as edges:
         return Ledger(edges.lake, feed.name, edges.clock).read(), edges.clock()
 
 

@@ -167,7 +167,7 @@ def _slices(session: Session, feed: Feed, asked: _SampleRequest) -> tuple[tuple[
     session.terminal.show(*window_options.pending_lines(feed.name, chosen_windows.pending))
     spans = chosen_windows.settled
     ranges = ranges_by_partition(asked.offsets)
-    with session.terminal.working("asking Kafka"), session.open_edges(feed) as edges:
+    with session.terminal.working("asking Kafka"), session.open_ports(feed) as edges:
         state = Ledger(edges.lake, feed.name, edges.clock).read() if spans else State()
         topics = match(feed.topics, edges.cluster.topics())
         partitions = edges.cluster.partitions(topics, feed.isolation)

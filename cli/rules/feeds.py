@@ -138,7 +138,7 @@ def _topics(session: Session, feed: Feed) -> tuple[str, ...] | SluiceError:
     from sluice.pipelines.feed.topic_selection import match
 
     try:
-        with session.open_edges(feed) as edges:
+        with session.open_ports(feed) as edges:
             topics = match(feed.topics, edges.cluster.topics())
     except SluiceError as error:
         return error

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from sluice.pipelines.maintenance.replay import Replayed
     from sluice.pipelines.maintenance.trial import Trial
     from sluice.pipelines.model.receipts import Met
-    from sluice.pipelines.ports import Edges
+    from sluice.pipelines.ports import Ports
     from sluice.pipelines.quarantine.held import Filter, Listing
     from sluice.pipelines.quarantine.limit import QuarantineKind
 
@@ -73,7 +73,7 @@ def _filter_of(
 
     chosen: frozenset[int] | None = None
     if any(within):
-        with session.open_edges(feed) as edges:
+        with session.open_ports(feed) as edges:
             chosen = frozenset(window_options.named_windows(feed.window, edges.clock(), *within))
         for window in chosen:
             check_aligned(window, feed.window)
@@ -99,7 +99,7 @@ def list_(session: Session, feed: FeedName, window: Window = None, start: From =
 
     found = session.feed(feed)
     asked = _filter_of(session, found, (window, start, end), None, None, None, None)
-    with session.open_edges(found) as edges, session.terminal.working("counting"):
+    with session.open_ports(found) as edges, session.terminal.working("counting"):
         ledger = Ledger(edges.lake, feed, edges.clock)
         listed = listing(ledger, edges.lake, asked, found.window)
         waiting = listings_staged(found, ledger, edges.lake, asked)
@@ -231,7 +231,7 @@ def show(
 
     found = session.feed(feed)
     asked = _filter_of(session, found, (window, start, end), reason, field, expectation, offset)
-    with session.open_edges(found) as edges, session.terminal.working("looking"):
+    with session.open_ports(found) as edges, session.terminal.working("looking"):
         ledger = Ledger(edges.lake, feed, edges.clock)
         receipts = asked.receipts(ledger, ledger.read(), found.window)
         seen = [
@@ -340,7 +340,7 @@ def _foresee(session: Session, feed: Feed, asked: Filter, mender: Any) -> Done:
     session.compile()
     from sluice.pipelines.maintenance.replay import foresee_replay
 
-    with session.open_edges(feed) as edges, session.terminal.progress() as meter:
+    with session.open_ports(feed) as edges, session.terminal.progress() as meter:
         return foresee_replay(feed, edges, asked, mender, meter), ()
 
 
@@ -349,7 +349,7 @@ def _replay(session: Session, feed: Feed, asked: Filter, mender: Any) -> Done:
     from sluice.pipelines.maintenance.replay import replay as carry_out
     from sluice.resources.liveness import new_owner
 
-    with session.open_edges(feed) as edges:
+    with session.open_ports(feed) as edges:
         with session.terminal.progress() as meter:
             heard = other_batches.MetRecorder(meter)
             done = carry_out(feed, edges, asked, mender, new_owner("replay"), heard)
@@ -358,7 +358,7 @@ def _replay(session: Session, feed: Feed, asked: Filter, mender: Any) -> Done:
     return done, heard.met
 
 
-def _tell(session: Session, feed: Feed, edges: Edges) -> None:
+def _tell(session: Session, feed: Feed, edges: Ports) -> None:
     """Let Dagster know of the batches: a commit waits for that."""
     from sluice.assets.events import evidence
     from sluice.assets.events.ledger_view import Books

@@ -12,11 +12,11 @@ from sluice.pipelines.model.receipts import Met
 from sluice.pipelines.status.window_state import WindowStanding
 
 if TYPE_CHECKING:
-    from sluice.cli.app.invocation import OpenEdges
+    from sluice.cli.app.invocation import OpenPorts
     from sluice.pipelines.feed.feed import Feed
     from sluice.pipelines.ledger import Batch, Ledger, State
     from sluice.pipelines.planning.held_back import HeldBack
-    from sluice.pipelines.ports import Edges
+    from sluice.pipelines.ports import Ports
     from sluice.pipelines.status.outlook import Outlook
 
 
@@ -79,23 +79,23 @@ class FeedStatus:
         return sum(max(0, p.frontier - (p.committed or p.origin or 0)) for p in self.partitions if p.frontier)
 
 
-def look_if_possible(open_edges: OpenEdges, feed: Feed, last: int) -> FeedStatus:
+def look_if_possible(open_ports: OpenPorts, feed: Feed, last: int) -> FeedStatus:
     """As `look`. What keeps this feed from being looked at, an extra that is missing perhaps, is its error alone."""
     try:
-        return look(open_edges, feed, last)
+        return look(open_ports, feed, last)
     except SluiceError as stopped:
         return FeedStatus(feed.name, (), (), None, stopped, feed.window.length, ())
 
 
-def look(open_edges: OpenEdges, feed: Feed, last: int) -> FeedStatus:
+def look(open_ports: OpenPorts, feed: Feed, last: int) -> FeedStatus:
     """The feed's status. If Kafka does not answer, the ledger's part alone; Kafka's error is kept, not raised."""
     from sluice.pipelines.ledger import Ledger
 
-    with open_edges(feed) as edges:
+    with open_ports(feed) as edges:
         return look_through(edges, feed, Ledger(edges.lake, feed.name, edges.clock), last)
 
 
-def look_through(edges: Edges, feed: Feed, ledger: Ledger, last: int) -> FeedStatus:
+def look_through(edges: Ports, feed: Feed, ledger: Ledger, last: int) -> FeedStatus:
     """As `look`, through edges that are open."""
     from sluice.pipelines.batch.survey import start_not_used, survey
     from sluice.pipelines.ledger import State
@@ -134,7 +134,7 @@ class _FeedReading:
     start_not_used: str = ""
 
 
-def _status(feed: Feed, edges: Edges, ledger: Ledger, found: _FeedReading, last: int) -> FeedStatus:
+def _status(feed: Feed, edges: Ports, ledger: Ledger, found: _FeedReading, last: int) -> FeedStatus:
     from sluice.pipelines.publishing import owners
 
     state = found.state
@@ -162,7 +162,7 @@ def _status(feed: Feed, edges: Edges, ledger: Ledger, found: _FeedReading, last:
 
 
 def _refused_batches(
-    feed: Feed, edges: Edges, ledger: Ledger, found: _FeedReading, gone: Sequence[Batch]
+    feed: Feed, edges: Ports, ledger: Ledger, found: _FeedReading, gone: Sequence[Batch]
 ) -> Mapping[int, BatchRefused]:
     """The refused batches, judged as the next run would judge them. If the lake fails, its error is kept."""
     from sluice.pipelines.quarantine.staged import refusals_of_staged
@@ -175,7 +175,7 @@ def _refused_batches(
 
 
 def _windows(
-    feed: Feed, edges: Edges, ledger: Ledger, found: _FeedReading, last: int, gone: Sequence[Batch]
+    feed: Feed, edges: Ports, ledger: Ledger, found: _FeedReading, last: int, gone: Sequence[Batch]
 ) -> tuple[WindowStanding, ...]:
     from sluice.pipelines.status import strip
 

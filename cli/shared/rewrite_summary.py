@@ -62,7 +62,7 @@ def table_after(session: Session, feed: Feed) -> Iterator[Text]:
     from sluice.resources.open_ports import open_tables
 
     try:
-        with session.open_edges(feed) as edges, open_tables(feed, edges.lake) as (table, refused, windows):
+        with session.open_ports(feed) as edges, open_tables(feed, edges.lake) as (table, refused, windows):
             ledger = Ledger(edges.lake, feed.name, edges.clock)
             done = sync(ledger, edges.lake, table, quarantine=refused, windows=windows)
     except SluiceError as error:

@@ -9,7 +9,7 @@ from sluice.pipelines.ledger import Ledger
 from sluice.pipelines.model.plans import Request
 from sluice.pipelines.model.progress import Reporter
 from sluice.pipelines.model.receipts import Owner
-from sluice.pipelines.ports import Edges
+from sluice.pipelines.ports import Ports
 
 
 @dataclass(frozen=True, slots=True)
@@ -17,7 +17,7 @@ class Call:
     """What is asked of a feed, and what answers it."""
 
     feed: Feed
-    edges: Edges
+    edges: Ports
     ledger: Ledger
     request: Request
 

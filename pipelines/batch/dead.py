@@ -14,7 +14,7 @@ from sluice.pipelines.lake import standing
 from sluice.pipelines.ledger import Batch, BatchStatus
 from sluice.pipelines.model.plans import RequestKind
 from sluice.pipelines.model.receipts import Fate, Verdict
-from sluice.pipelines.ports import Edges
+from sluice.pipelines.ports import Ports
 from sluice.pipelines.publishing import owners
 from sluice.pipelines.records.shape import Shape
 
@@ -37,7 +37,7 @@ def fate_of(call: Call, batch: Batch, in_the_way: Container[int] = ()) -> tuple[
     return Fate.TAKEN_OVER, ""
 
 
-def _was_refused(feed: str, edges: Edges, batch: Batch) -> bool:
+def _was_refused(feed: str, edges: Ports, batch: Batch) -> bool:
     """Whether the run was not killed, but ended with a report on why it could not publish the batch."""
     if edges.liveness.last_beat(batch.owner) is not None:
         return False

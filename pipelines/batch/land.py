@@ -54,7 +54,7 @@ from sluice.pipelines.planning import origins, shapes, windows
 from sluice.pipelines.planning import plan as planning
 from sluice.pipelines.planning.origins import Refusal
 from sluice.pipelines.planning.plan import Owed
-from sluice.pipelines.ports import Edges
+from sluice.pipelines.ports import Ports
 from sluice.pipelines.publishing import lost, owners
 from sluice.pipelines.publishing.manifest import write_manifests
 from sluice.pipelines.publishing.publish import roll_forward
@@ -67,7 +67,7 @@ Kafka deleted meanwhile."""
 
 def land(
     feed: Feed,
-    edges: Edges,
+    edges: Ports,
     request: Request,
     owner: Owner,
     report: Reporter,

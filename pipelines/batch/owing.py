@@ -7,10 +7,10 @@ from sluice.pipelines.errors import SluiceError
 from sluice.pipelines.feed.feed import Feed
 from sluice.pipelines.ledger import Ledger
 from sluice.pipelines.planning.origins import key_of
-from sluice.pipelines.ports import Edges
+from sluice.pipelines.ports import Ports
 
 
-def may_owe(feed: Feed, edges: Edges) -> bool:
+def may_owe(feed: Feed, edges: Ports) -> bool:
     """False if a catch-up of the feed would find nothing to land, or fails before it reads. Nothing is changed.
 
     It only helps: a run that turns out to need an engine starts it by itself.

@@ -39,7 +39,7 @@ from sluice.pipelines.planning.held_back import HeldBack
 from sluice.pipelines.planning.origins import Refusal
 from sluice.pipelines.planning.plan import Owed
 from sluice.pipelines.planning.windows import PendingWindows
-from sluice.pipelines.ports import Edges
+from sluice.pipelines.ports import Ports
 from sluice.pipelines.publishing import lost, owners
 
 
@@ -61,7 +61,7 @@ class Preview:
     """A line that says why a run would not begin as the feed's `start` says; empty where it would, or has begun."""
 
 
-def preview(feed: Feed, edges: Edges, request: Request) -> Preview:
+def preview(feed: Feed, edges: Ports, request: Request) -> Preview:
     """Say what `land` would plan now. Writes nothing, anywhere."""
     request, pending = windows.settled_part(request, feed.window, edges.clock())
     ledger = open_ledger(feed, edges)
@@ -94,7 +94,7 @@ def preview(feed: Feed, edges: Edges, request: Request) -> Preview:
     )
 
 
-def compare(feed: Feed, edges: Edges, seen: Preview) -> tuple[Comparison, ...]:
+def compare(feed: Feed, edges: Ports, seen: Preview) -> tuple[Comparison, ...]:
     """What each assignor would make of the slices that a run would read; empty where it would read none."""
     if seen.plan is None:
         return ()

@@ -15,7 +15,7 @@ from sluice.pipelines.model.ranges import Range, subtract, union
 from sluice.pipelines.planning import plan as planning
 from sluice.pipelines.planning.assignment import Sizing
 from sluice.pipelines.planning.plan import Owed
-from sluice.pipelines.ports import Edges
+from sluice.pipelines.ports import Ports
 from sluice.pipelines.util.units import many
 
 BATCH_SLICES, SLICES_A_CORE = 500, 4
@@ -28,7 +28,7 @@ class Rounds:
     """How far one call has come: what its own batches have taken of the run's limits, and what it tries no more."""
 
     feed: Feed
-    edges: Edges
+    edges: Ports
     taken: list[Plan] = field(default_factory=list)
     failed: dict[Key, tuple[Range, ...]] = field(default_factory=dict)
     total: int = 0

@@ -26,7 +26,7 @@ from sluice.pipelines.planning.assignment import Before, Sizing, tasks_before
 from sluice.pipelines.planning.held_back import HeldBack
 from sluice.pipelines.planning.origins import Refusal
 from sluice.pipelines.planning.plan import Owed
-from sluice.pipelines.ports import Cluster, Edges
+from sluice.pipelines.ports import Cluster, Ports
 from sluice.pipelines.publishing.manifest import receipts_meeting, with_sharers
 from sluice.pipelines.util.units import many
 
@@ -43,14 +43,14 @@ class Survey:
     refusals: tuple[Refusal, ...]
 
 
-def open_ledger(feed: Feed, edges: Edges, run: str = "") -> Ledger:
+def open_ledger(feed: Feed, edges: Ports, run: str = "") -> Ledger:
     """The feed's ledger. Raises ClusterChanged when it was begun with another cluster."""
     ledger = Ledger(edges.lake, feed.name, edges.clock, run, edges.cluster.cluster_id())
     origins.check_cluster(ledger.read(), edges.cluster.cluster_id(), feed.name)
     return ledger
 
 
-def survey(feed: Feed, edges: Edges, ledger: Ledger) -> Survey:
+def survey(feed: Feed, edges: Ports, ledger: Ledger) -> Survey:
     """Ask Kafka for everything that a plan rests on, and refuse partitions whose log is not the one the ledger knows.
 
     Raises EntriesLost when a committed offset names an entry that the ledger does not have, and ForeignMarks when it
@@ -104,7 +104,7 @@ def feed_partitions(feed: Feed, cluster: Cluster) -> tuple[TopicPartition, ...]:
 
 
 def with_first_windows(
-    feed: Feed, edges: Edges, state: State, partitions: Mapping[Key, PartitionState], began: tuple[OriginItem, ...]
+    feed: Feed, edges: Ports, state: State, partitions: Mapping[Key, PartitionState], began: tuple[OriginItem, ...]
 ) -> tuple[OriginItem, ...]:
     """The new origins with their first windows. A partition that comes later opens at the newest boundary."""
     if state.boundary_times:
@@ -119,7 +119,7 @@ def changed_logs(feed: str, state: State, found: Sequence[PartitionState], clust
     return tuple(r for p in found if (r := origins.incarnation_change(state, p, ends, feed)))
 
 
-def changed_partitions(feed: Feed, edges: Edges, state: State) -> frozenset[TopicPartition]:
+def changed_partitions(feed: Feed, edges: Ports, state: State) -> frozenset[TopicPartition]:
     """The feed's partitions whose log, in Kafka now, is no longer the one that the ledger knows."""
     edges.cluster.forget()
     found = edges.cluster.partitions(topics_read(feed, edges.cluster), feed.isolation)
@@ -161,7 +161,7 @@ def plan_for(
     )
 
 
-def sizing(feed: Feed, edges: Edges) -> Sizing:
+def sizing(feed: Feed, edges: Ports) -> Sizing:
     """How this feed's plans are cut."""
     return Sizing(
         slice_bytes=feed.limits.slice_bytes,

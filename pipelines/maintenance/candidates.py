@@ -20,7 +20,7 @@ from sluice.pipelines.model.plans import Slice
 from sluice.pipelines.model.progress import Progress, Reporter
 from sluice.pipelines.model.receipts import Part, PartKind, Receipt, sharing
 from sluice.pipelines.planning.shapes import effective_shape
-from sluice.pipelines.ports import Edges, Lake
+from sluice.pipelines.ports import Lake, Ports
 from sluice.pipelines.publishing import manifest
 from sluice.pipelines.quarantine.held import Filter
 from sluice.pipelines.records.shape import Shape
@@ -73,7 +73,7 @@ class ReplayCandidates:
 
 
 def find(
-    feed: Feed, edges: Edges, ledger: Ledger, wanted: Filter, mender: Mender | None, report: Reporter = lambda p: None
+    feed: Feed, edges: Ports, ledger: Ledger, wanted: Filter, mender: Mender | None, report: Reporter = lambda p: None
 ) -> ReplayCandidates:
     """Try the quarantined records that were asked for. Writes nothing. Raises ProofFailed for a part that is not what
     the ledger says, LakeUnavailable for one that was replaced meanwhile."""
@@ -120,7 +120,7 @@ def _replaced_meanwhile(r: Receipt) -> LakeUnavailable:
     )
 
 
-def _try_records(edges: Edges, r: Receipt, wanted: Filter, shape: Shape, mender: Mender | None) -> Trial:
+def _try_records(edges: Ports, r: Receipt, wanted: Filter, shape: Shape, mender: Mender | None) -> Trial:
     sorter = Sorter(r.slice, shape, mender, edges.writers)
     for part in r.of(PartKind.QUARANTINED):
         for rows in rows_of(edges.lake, part, part.path):

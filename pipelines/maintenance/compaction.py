@@ -30,7 +30,7 @@ from sluice.pipelines.model.plans import Request, RequestKind
 from sluice.pipelines.model.progress import Progress, Reporter
 from sluice.pipelines.model.receipts import Met, Owner, Receipt
 from sluice.pipelines.planning import windows
-from sluice.pipelines.ports import Edges, Lake
+from sluice.pipelines.ports import Lake, Ports
 from sluice.pipelines.publishing import manifest, owners
 from sluice.pipelines.publishing.publish import roll_forward
 
@@ -162,7 +162,7 @@ def _follows(state: State, run: Sequence[Receipt], r: Receipt) -> bool:
     return run[-1].slice.end == s.start and not bounded
 
 
-def foresee_compaction(feed: Feed, edges: Edges, windows_wanted: Sequence[int] | None = None) -> Compacted:
+def foresee_compaction(feed: Feed, edges: Ports, windows_wanted: Sequence[int] | None = None) -> Compacted:
     """What `compact` would merge now, including what a dead run was merging. Writes nothing."""
     ledger = Ledger.offline(edges.lake, feed.name, edges.clock)
     merges, busy = (
@@ -180,7 +180,7 @@ def foresee_compaction(feed: Feed, edges: Edges, windows_wanted: Sequence[int] |
 
 
 def compact(
-    feed: Feed, edges: Edges, windows_wanted: Sequence[int] | None, owner: Owner, report: Reporter
+    feed: Feed, edges: Ports, windows_wanted: Sequence[int] | None, owner: Owner, report: Reporter
 ) -> Compacted:
     """Merge what `find` finds, batch by batch. What one batch put in place stays, whatever stops the next.
 

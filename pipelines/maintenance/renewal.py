@@ -16,12 +16,12 @@ from sluice.pipelines.maintenance.merging import Merge, Merger
 from sluice.pipelines.maintenance.rewrite import RewriteMethod, Rewriting, company, give_up_dead
 from sluice.pipelines.model.progress import Progress, Reporter
 from sluice.pipelines.model.receipts import Owner
-from sluice.pipelines.ports import Edges, Lake
+from sluice.pipelines.ports import Lake, Ports
 from sluice.pipelines.publishing import manifest
 from sluice.pipelines.publishing.publish import roll_forward
 
 
-def renew(feed: Feed, edges: Edges, addresses: Collection[str], owner: Owner, report: Reporter) -> Compacted:
+def renew(feed: Feed, edges: Ports, addresses: Collection[str], owner: Owner, report: Reporter) -> Compacted:
     """Write the files at these addresses anew, batch by batch; what one batch replaced stays replaced.
 
     Slices of a shared file get files of their own. A file that another live batch works on, or that holds a topic's

@@ -39,7 +39,7 @@ from sluice.pipelines.model.progress import Progress, Reporter
 from sluice.pipelines.model.ranges import Range, union
 from sluice.pipelines.model.receipts import Counts, Drift, DriftKind, Met, Owner, Part, PartKind, Receipt, sharing
 from sluice.pipelines.planning.shapes import check_one_table, declare, effective_shape
-from sluice.pipelines.ports import Edges, Lake
+from sluice.pipelines.ports import Lake, Ports
 from sluice.pipelines.publishing import owners
 from sluice.pipelines.publishing.publish import roll_forward
 from sluice.pipelines.quarantine.held import Filter, flags, without
@@ -88,7 +88,7 @@ class Replayed:
         return total(c.trial for c, _ in self.done)
 
 
-def foresee_replay(feed: Feed, edges: Edges, wanted: Filter, mender: Mender | None, report: Reporter) -> Replayed:
+def foresee_replay(feed: Feed, edges: Ports, wanted: Filter, mender: Mender | None, report: Reporter) -> Replayed:
     """What `replay` would do now. Writes nothing. Raises SchemaChanged."""
     ledger = Ledger.offline(edges.lake, feed.name, edges.clock)
     check_one_table(feed, effective_shape(feed, ledger.read()), ledger.read())
@@ -101,7 +101,7 @@ def foresee_replay(feed: Feed, edges: Edges, wanted: Filter, mender: Mender | No
     return Replayed(candidates, tuple((c, None) for c in free), busy=busy, met=met)
 
 
-def replay(feed: Feed, edges: Edges, wanted: Filter, mender: Mender | None, owner: Owner, report: Reporter) -> Replayed:
+def replay(feed: Feed, edges: Ports, wanted: Filter, mender: Mender | None, owner: Owner, report: Reporter) -> Replayed:
     """Land what fits by now, batch by batch. What one batch put in place stays, whatever stops the next.
 
     A mending function is called twice for each record. Rewriting batches of dead runs are given up first, and reported.

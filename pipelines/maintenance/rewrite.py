@@ -25,7 +25,7 @@ from sluice.pipelines.maintenance.merging import RewriteContext
 from sluice.pipelines.model.plans import Plan, Request, RequestKind, Slice, Task
 from sluice.pipelines.model.progress import Progress, Reporter
 from sluice.pipelines.model.receipts import Met, Owner, Part, Receipt, Verdict, sharing
-from sluice.pipelines.ports import Edges, Liveness
+from sluice.pipelines.ports import Liveness, Ports
 from sluice.pipelines.publishing import owners
 from sluice.pipelines.publishing.publish import abandon, check_owner, publish, roll_forward
 
@@ -120,7 +120,7 @@ class Rewriting(Generic[P]):
     def __init__(
         self,
         feed: Feed,
-        edges: Edges,
+        edges: Ports,
         ledger: Ledger,
         owner: Owner,
         report: Reporter,

@@ -62,7 +62,7 @@ from sluice.pipelines.model.ranges import Range, intersect, subtract, union
 from sluice.pipelines.model.topic_names import encode_topic
 from sluice.pipelines.planning import origins
 from sluice.pipelines.planning import plan as planning
-from sluice.pipelines.ports import Edges, Fetcher, FetchFailed, Lake
+from sluice.pipelines.ports import Fetcher, FetchFailed, Lake, Ports
 from sluice.pipelines.publishing import lost, owners
 from sluice.pipelines.records.kafka_batches.decode import BatchDecoder
 
@@ -113,7 +113,7 @@ Only = Sequence[TopicPartition]
 # -- lost
 
 
-def accept_lost(feed: Feed, edges: Edges, reason: str, only: Only = ()) -> Accepted:
+def accept_lost(feed: Feed, edges: Ports, reason: str, only: Only = ()) -> Accepted:
     """Record as lost what is owed below the log start, in the given partitions or in all.
 
     Batches of dead runs that reserve some of it are abandoned first. Raises NothingToAccept, PlanBusy.
@@ -149,7 +149,7 @@ def _reserving(state: State, ranges: Iterable[KeyRange]) -> list[tuple[Batch, Sl
     return [(b, s) for b, s in state.live_slices() if any(w.key == s.key and w.range.meets(s.range) for w in wanted)]
 
 
-def _abandon_dead(edges: Edges, ledger: Ledger, ranges: Iterable[KeyRange]) -> tuple[int, ...]:
+def _abandon_dead(edges: Ports, ledger: Ledger, ranges: Iterable[KeyRange]) -> tuple[int, ...]:
     """Abandon the batches that reserve some of the ranges. Raises PlanBusy when one is at work."""
     reserving = {b.id: (b, s) for b, s in _reserving(ledger.read(), ranges)}
     batches = [b for b, _ in reserving.values()]
@@ -163,7 +163,7 @@ def _abandon_dead(edges: Edges, ledger: Ledger, ranges: Iterable[KeyRange]) -> t
 # -- another log
 
 
-def accept_log(feed: Feed, edges: Edges, event: AcceptEvent, reason: str, only: Only = ()) -> Accepted:
+def accept_log(feed: Feed, edges: Ports, event: AcceptEvent, reason: str, only: Only = ()) -> Accepted:
     """Leave the life of the log that the ledger knows for the one in Kafka now: recreated, truncated, or on another
     cluster. Live batches that touch the old life end. Raises NothingToAccept.
     """
@@ -207,7 +207,7 @@ _SAID = {
 
 
 def _unlike(
-    feed: Feed, edges: Edges, state: State, event: AcceptEvent
+    feed: Feed, edges: Ports, state: State, event: AcceptEvent
 ) -> dict[TopicPartition, tuple[PartitionState, SluiceError | None]]:
     """The partitions affected by the event, with the refusal that says so. Raises ClusterChanged, NothingToAccept."""
     topics = match(feed.topics, edges.cluster.topics())
@@ -254,7 +254,7 @@ def _unused_life(state: State, key: Key) -> Key:
 # -- moved offsets
 
 
-def accept_moved(feed: Feed, edges: Edges, reason: str, only: Only = (), *, adopting: bool = False) -> Accepted:
+def accept_moved(feed: Feed, edges: Ports, reason: str, only: Only = (), *, adopting: bool = False) -> Accepted:
     """Let the next commit go on from the offsets that somebody moved. With `adopting`, skip what they pass over.
 
     Raises NothingToAccept, UsageError, ForeignMarks, and GroupMoved for an offset beyond the end of its log.
@@ -283,7 +283,7 @@ def accept_moved(feed: Feed, edges: Edges, reason: str, only: Only = (), *, adop
     return Accepted(AcceptEvent.MOVED, appended.number if appended else -1, skipped=skipped, moved=offsets)
 
 
-def _check_ahead(feed: str, edges: Edges, offsets: Sequence[KeyOffset], frontiers: Mapping[Key, int]) -> None:
+def _check_ahead(feed: str, edges: Ports, offsets: Sequence[KeyOffset], frontiers: Mapping[Key, int]) -> None:
     """Raises UsageError, with the commands that help, if one of the offsets passes over nothing."""
     back = [at for at in offsets if at.offset < frontiers[at.key]]
     if not back:
@@ -301,7 +301,7 @@ def _check_ahead(feed: str, edges: Edges, offsets: Sequence[KeyOffset], frontier
 # -- a batch that cannot be read
 
 
-def accept_corrupt(feed: Feed, edges: Edges, fetcher: Fetcher, wanted: AskedRange, reason: str) -> Accepted:
+def accept_corrupt(feed: Feed, edges: Ports, fetcher: Fetcher, wanted: AskedRange, reason: str) -> Accepted:
     """Record the first unreadable batch in the range as lost: exactly those of its offsets that are owed.
 
     The range is read again for this. Raises NothingToAccept when all of it can be read, PlanBusy, and any error that
@@ -366,7 +366,7 @@ class _LedgerRemains:
     traces: tuple[Trace, ...]
 
 
-def accept_ledger(feed: Feed, edges: Edges, reason: str) -> Accepted:
+def accept_ledger(feed: Feed, edges: Ports, reason: str) -> Accepted:
     """Continue with the entries that stand. Files of lost entries are set aside and owed again; live batches end.
 
     The next number is above all numbers known to be used, so that no name and no mark ever means two things. Raises
@@ -397,7 +397,7 @@ def accept_ledger(feed: Feed, edges: Edges, reason: str) -> Accepted:
     return Accepted(AcceptEvent.LEDGER, appended.number, abandoned=ended, next=after, aside=tuple(aside), gone=missing)
 
 
-def _ledger_remains(feed: Feed, edges: Edges, state: State) -> _LedgerRemains:
+def _ledger_remains(feed: Feed, edges: Ports, state: State) -> _LedgerRemains:
     partitions = edges.cluster.partitions(match(feed.topics, edges.cluster.topics()), feed.isolation)
     committed = edges.group.committed([p.tp for p in partitions])
     evidence = lost.traces(feed, edges.lake, state)
@@ -407,7 +407,7 @@ def _ledger_remains(feed: Feed, edges: Edges, state: State) -> _LedgerRemains:
     return _LedgerRemains(state, ledger_id, partitions, committed, (*evidence, *traces(state, committed, ledger_id)))
 
 
-def _check_idle(feed: Feed, edges: Edges, state: State) -> None:
+def _check_idle(feed: Feed, edges: Ports, state: State) -> None:
     """Raises PlanBusy while a run may be at work that still knows the lost entries."""
     all_owners = (*edges.liveness.owners(), *(b.owner for b in state.live()))
     verdicts = edges.liveness.judge(dict.fromkeys(all_owners))
@@ -435,7 +435,7 @@ def _gap(remains: _LedgerRemains, after: int, reason: str) -> GapEntry:
     )
 
 
-def _begun_at(edges: Edges, remains: _LedgerRemains, aside: Iterable[str]) -> tuple[OriginItem, ...]:
+def _begun_at(edges: Ports, remains: _LedgerRemains, aside: Iterable[str]) -> tuple[OriginItem, ...]:
     """New origins for partitions whose origin is lost: the first offset of this log that had landed."""
     names = sorted((start, path, tp) for path in aside for tp, (start, _) in _ranges_in(edges.lake, path))
     items: dict[TopicPartition, OriginItem] = {}
@@ -478,7 +478,7 @@ def _slice_named(text: str) -> tuple[tuple[str, int], Range]:
     return (encode_topic(topic), int(partition)), Range(int(start), int(end))
 
 
-def _life(edges: Edges, path: str) -> str:
+def _life(edges: Ports, path: str) -> str:
     """The life of the log that the part names; empty if it cannot be read."""
     try:
         with edges.lake.open(path) as file:
@@ -489,7 +489,7 @@ def _life(edges: Edges, path: str) -> str:
 
 
 def _originate(
-    feed: Feed, edges: Edges, ledger: Ledger, remains: _LedgerRemains, begun: tuple[OriginItem, ...]
+    feed: Feed, edges: Ports, ledger: Ledger, remains: _LedgerRemains, begun: tuple[OriginItem, ...]
 ) -> None:
     if begun:
         keyed = {origins.key_of(remains.state, p): p for p in remains.partitions}
@@ -510,7 +510,7 @@ def _not_in_kafka(lake: Lake, remains: _LedgerRemains, aside: Iterable[str]) -> 
 # -- a group of another ledger
 
 
-def accept_group(feed: Feed, edges: Edges, begin: Begin, reason: str) -> Accepted:
+def accept_group(feed: Feed, edges: Ports, begin: Begin, reason: str) -> Accepted:
     """Take the group over from the ledgers whose marks its committed offsets carry. Newer marks are refused again.
 
     A partition that the feed has not planned begins at the committed offset, or as `start` says. One that it has
@@ -538,7 +538,7 @@ def accept_group(feed: Feed, edges: Edges, begin: Begin, reason: str) -> Accepte
 
 def _takeover(
     feed: Feed,
-    edges: Edges,
+    edges: Ports,
     state: State,
     partitions: Sequence[PartitionState],
     committed: Mapping[TopicPartition, CommittedOffset | None],

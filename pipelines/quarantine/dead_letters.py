@@ -31,7 +31,7 @@ from sluice.pipelines.model.kafka import Key
 from sluice.pipelines.model.plans import Slice
 from sluice.pipelines.model.ranges import Range, intersect, subtract
 from sluice.pipelines.model.receipts import Part, PartKind, Receipt
-from sluice.pipelines.ports import Lake, Letter
+from sluice.pipelines.ports import DeadLetter, Lake
 from sluice.pipelines.records.rows.row_format import inside
 from sluice.pipelines.schema.arrays import fixed_width, int64s
 
@@ -132,7 +132,7 @@ class Letters:
         self.topic = outlet.topic
         self.taken = 0
 
-    def __iter__(self) -> Iterator[Letter]:
+    def __iter__(self) -> Iterator[DeadLetter]:
         """Raises LakeUnavailable for a part that is gone, ProofFailed for one that is not what the ledger says."""
         for source in self._sources:
             files = [_rows(self._outlet.lake, part, source.ranges) for part in source.parts]
@@ -142,12 +142,12 @@ class Letters:
                     self.taken += 1
                     yield self._letter(row)
 
-    def _letter(self, row: Mapping[str, Any]) -> Letter:
+    def _letter(self, row: Mapping[str, Any]) -> DeadLetter:
         source = f"{row['topic']}:{row['partition']}:{row['offset']}"
         theirs = tuple((h["key"], h["value"]) for h in row["headers"] or ())
         stamp = -1 if row["timestamp"] is None else row["timestamp"]
         where = row["partition"] % self._partitions
-        return Letter(where, stamp, row["key"], row["value"], (*theirs, *self._headers(row)), source)
+        return DeadLetter(where, stamp, row["key"], row["value"], (*theirs, *self._headers(row)), source)
 
     def _headers(self, row: Mapping[str, Any]) -> Iterator[tuple[str, bytes]]:
         for name in _HEADERS:

@@ -20,7 +20,7 @@ from sluice.pipelines.ledger.marks import check_marks, check_owner
 from sluice.pipelines.ledger.neighbours import feeds_without_files
 from sluice.pipelines.model.health import Diagnosis, Health, of_error, ok, skipped, warning
 from sluice.pipelines.model.pages import page
-from sluice.pipelines.ports import Edges
+from sluice.pipelines.ports import Ports
 from sluice.pipelines.publishing import lost
 from sluice.pipelines.util.parallel import each
 from sluice.pipelines.util.units import many
@@ -47,8 +47,8 @@ def ledgers(feeds: Sequence[Feed]) -> Iterator[Diagnosis]:
 
     until = time.monotonic() + SECONDS
     hasty = [_hasty(feed) for feed in feeds]
-    with shared_edges(hasty) as open_edges:
-        results = each(lambda feed: _ledger(open_edges, feed, until, alone=len(feeds) == 1), hasty)
+    with shared_edges(hasty) as open_ports:
+        results = each(lambda feed: _ledger(open_ports, feed, until, alone=len(feeds) == 1), hasty)
     yield from (one for one in results if one.health is not Health.OK)
     if sound := [one for one in results if one.health is Health.OK]:
         yield sound[0] if len(feeds) == 1 else ok(f"{TITLE}s", f"{len(sound)} of {len(feeds)} are sound")
@@ -60,14 +60,14 @@ def _hasty(feed: Feed) -> Feed:
 
 
 def _ledger(
-    open_edges: Callable[[Feed], AbstractContextManager[Edges]], feed: Feed, until: float, *, alone: bool
+    open_ports: Callable[[Feed], AbstractContextManager[Ports]], feed: Feed, until: float, *, alone: bool
 ) -> Diagnosis:
     """The state of one ledger. Errors of the lake or of Kafka have lines of their own in other groups."""
     title = TITLE if alone else f"{feed.name}: {TITLE}"
     if time.monotonic() > until:
         return skipped(title, "not read: the others took all the time", f"sluice status {feed.name}")
     try:
-        with open_edges(feed) as edges:
+        with open_ports(feed) as edges:
             return _in_lake_and_group(title, feed, edges)
     except (Refused, LedgerCorrupt, LedgerTooNew) as error:
         return of_error(title, error)
@@ -75,7 +75,7 @@ def _ledger(
         return skipped(title, f"not read: {error.message}")
 
 
-def _in_lake_and_group(title: str, feed: Feed, edges: Edges) -> Diagnosis:
+def _in_lake_and_group(title: str, feed: Feed, edges: Ports) -> Diagnosis:
     ledger = Ledger(edges.lake, feed.name, edges.clock, checkpoints=False)
     number = ledger.read().number
     lost.check_recent(ledger, edges.lake, feed)

@@ -19,7 +19,7 @@ from sluice.resources.health.run_checks import Check, examine
 from sluice.resources.lake.open_lake import open_lake
 from sluice.resources.spark import executors, masters
 from sluice.resources.spark.engine import SparkEngine
-from sluice.resources.spark.preflight import Answer, Ports
+from sluice.resources.spark.preflight import Answer, ExecutorPorts
 
 MASTER_SECONDS = 20.0
 SESSION_SECONDS = 300.0
@@ -67,7 +67,7 @@ def session(request: SparkAsked) -> Iterator[Diagnosis]:
     extras.need("pyspark")
     feed, began = request.feed, time.monotonic()
     executors.check_answers(feed.spark)
-    result = SparkEngine(feed.spark, partial(Ports.of, feed.kafka, open_lake(feed))).preflight()
+    result = SparkEngine(feed.spark, partial(ExecutorPorts.of, feed.kafka, open_lake(feed))).preflight()
     yield ok("session", f"started, and asked, in {time.monotonic() - began:.0f} s")
     for finding in result.findings:
         yield (failed if finding.fatal else warning)("executors", finding.message, finding.remedy)

@@ -43,7 +43,7 @@ if TYPE_CHECKING:
     from pyspark import RDD, SparkContext
     from pyspark.sql import SparkSession
 
-    from sluice.resources.spark.preflight import Ports, Preflight
+    from sluice.resources.spark.preflight import ExecutorPorts, Preflight
 
 _LOOPBACK = "127.0.0.1"
 _WATCH_SECONDS = 0.25
@@ -95,7 +95,7 @@ class SparkEngine:
     """`ports.Engine` over Spark. Its workers start with the first `run`."""
 
     def __init__(
-        self, settings: SparkSettings, ports: Callable[[], Ports] | None = None, per_broker: int | None = None
+        self, settings: SparkSettings, ports: Callable[[], ExecutorPorts] | None = None, per_broker: int | None = None
     ) -> None:
         """`ports`: what executors elsewhere are to reach, asked for when they are asked. `per_broker`: how many tasks
         of a job may read from one broker at once."""
@@ -162,7 +162,7 @@ class SparkEngine:
         with self._watched(spark):
             _compiled_there(spark, spark.applicationId)
 
-    def _asked(self, spark: SparkContext, ports: Ports) -> Preflight:
+    def _asked(self, spark: SparkContext, ports: ExecutorPorts) -> Preflight:
         """What executors say of themselves, and a warning of those that ended meanwhile. Raises SetupError when the
         master ended the application."""
         from sluice.resources.spark import preflight  # late, like Kafka's client in it: a Spark here is not asked

@@ -85,7 +85,7 @@ class Preflight:
 
 
 @dataclass(frozen=True, slots=True)
-class Ports:
+class ExecutorPorts:
     """What executors try. `seen` is a path that the driver sees in the lake: another lake of the same name lacks it."""
 
     access: KafkaAccess
@@ -93,7 +93,7 @@ class Ports:
     visible_path: str = ""
 
     @classmethod
-    def of(cls, access: KafkaAccess, lake: Lake) -> Ports:
+    def of(cls, access: KafkaAccess, lake: Lake) -> ExecutorPorts:
         return cls(access, lake, next(iter(lake.list("_sluice")), ""))
 
     @property
@@ -254,7 +254,7 @@ def carried(text: str, question: Mapping[str, Any]) -> Callable[[Iterable[int]],
     return look
 
 
-def look(ports: Ports) -> Callable[[Iterable[int]], Iterator[dict[str, Any]]]:
+def look(ports: ExecutorPorts) -> Callable[[Iterable[int]], Iterator[dict[str, Any]]]:
     """The function that executors run."""
     question = {"releases": [*_SAME, *_LIKE], "ports": pickle.dumps(ports), "seconds": SECONDS}
     return carried(inspect.getsource(executor_probe), question)
@@ -271,7 +271,7 @@ def answers(rows: Iterable[Mapping[str, Any]], began: int, ended: int) -> tuple[
     return tuple(by_executor.values())
 
 
-def preflight(spark: Any, ports: Ports, python: str) -> Preflight:
+def preflight(spark: Any, ports: ExecutorPorts, python: str) -> Preflight:
     """Ask the executors of a running context (a SparkContext). Raises nothing for what is wrong there: see `check`; but
     what Spark does when the application is ended."""
     count, began = max(2, spark.defaultParallelism), _now()

@@ -14,7 +14,7 @@ from dataclasses import replace
 from sluice.pipelines.errors import SluiceError, Unknown
 from sluice.pipelines.model.consumer_groups import GroupView, ListedGroup
 from sluice.pipelines.model.kafka import CommittedOffset, TopicPartition
-from sluice.pipelines.ports import Group, Groups, Letter, Member, Membership
+from sluice.pipelines.ports import DeadLetter, Group, Groups, Member, Membership
 
 Committed = Mapping[TopicPartition, CommittedOffset | None]
 Offsets = Mapping[TopicPartition, CommittedOffset]
@@ -79,7 +79,7 @@ class BothMembership:
     def partitions_of(self, topic: str) -> int:
         return self._kafka.partitions_of(topic)
 
-    def commit_transaction(self, offsets: Offsets, topic: str = "", letters: Iterable[Letter] = ()) -> None:
+    def commit_transaction(self, offsets: Offsets, topic: str = "", letters: Iterable[DeadLetter] = ()) -> None:
         self._then_zookeeper(lambda: self._kafka.commit_transaction(offsets, topic, letters), offsets)
 
     def commit_plain(self, offsets: Offsets) -> None:

@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
 from sluice.pipelines.errors import CommitFenced, GroupHeld, UsageError
 from sluice.pipelines.model.kafka import CommittedOffset, TopicPartition
-from sluice.pipelines.ports import Letter, Member
+from sluice.pipelines.ports import DeadLetter, Member
 from sluice.resources.zookeeper import layout
 from sluice.resources.zookeeper.layout import Consumer
 from sluice.resources.zookeeper.tree import SESSION_SECONDS, Changed, Held, Operation, Tree, chunks, writes
@@ -159,7 +159,7 @@ class ZooKeeperMembership:
     def partitions_of(self, topic: str) -> int:
         raise _no_transactions()
 
-    def commit_transaction(self, offsets: Offsets, topic: str = "", letters: Iterable[Letter] = ()) -> None:
+    def commit_transaction(self, offsets: Offsets, topic: str = "", letters: Iterable[DeadLetter] = ()) -> None:
         raise _no_transactions()
 
     def committed(self, partitions: Iterable[TopicPartition]) -> Mapping[TopicPartition, CommittedOffset | None]:

@@ -28,7 +28,7 @@ def land_in_pieces(world: World) -> None:
 
 
 def compact(world: World, instance: dg.DagsterInstance, **config: str) -> dg.ExecuteInProcessResult:
-    job = build(world.project, RunSession(world.project, world.open_edges)).resolve_job_def("compact_orders")
+    job = build(world.project, RunSession(world.project, world.open_ports)).resolve_job_def("compact_orders")
     run_config = {"ops": {"orders__compact": {"config": config}}} if config else None
     return job.execute_in_process(instance=instance, run_config=run_config, raise_on_error=False)
 

@@ -84,7 +84,7 @@ def test_feeds_side_by_side_are_told_apart(world: World, capfd: pytest.CaptureFi
     )
     with as_the_command_line():
         run_feeds(
-            world.project, dict.fromkeys(("orders", "again"), CATCH_UP), lambda _: lambda _: None, world.open_edges
+            world.project, dict.fromkeys(("orders", "again"), CATCH_UP), lambda _: lambda _: None, world.open_ports
         )
     tasks = [line for line in parsed(capfd.readouterr().err) if line["task"] is not None]
     assert {line["feed"] for line in tasks} == {"orders", "again"}

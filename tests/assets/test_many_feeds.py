@@ -32,7 +32,7 @@ from sluice.pipelines.errors import Failed, FeedError, KafkaUnavailable, LakeUna
 from sluice.pipelines.feed.feed import SHARED, Feed
 from sluice.pipelines.ledger import Ledger
 from sluice.pipelines.model.plans import Request, RequestKind
-from sluice.pipelines.ports import Edges, Job
+from sluice.pipelines.ports import Job, Ports
 from sluice.pipelines.util.units import show_window
 from sluice.resources.lake.s3_lake import S3Lake
 from sluice.resources.local.local_s3 import LocalS3
@@ -106,7 +106,7 @@ class Fleet(World):
                 self.at_work.discard(name)
 
     @contextmanager
-    def open_edges(self, feed: Feed) -> Iterator[Edges]:
+    def open_ports(self, feed: Feed) -> Iterator[Ports]:
         if feed.name in self.no_lake:
             raise LakeUnavailable("the store does not answer", remedy="wait for it")
         if feed.name in self.away:
@@ -115,11 +115,11 @@ class Fleet(World):
             raise ZeroDivisionError("a mistake of ours")
         group = self.groups.setdefault(feed.name, MemoryGroup())
         engine = WatchedEngine(self, feed.name)
-        yield Edges(self.cluster, group, self.lake, engine, self.liveness, self.clock, None)
+        yield Ports(self.cluster, group, self.lake, engine, self.liveness, self.clock, None)
 
     def land(self, *names: str, request: Request = CATCH_UP) -> Mapping[str, RunOutcome]:
         asked = dict.fromkeys(names or NAMES, request)
-        return run_feeds(self.project, asked, lambda name: self.progress.append, self.open_edges)
+        return run_feeds(self.project, asked, lambda name: self.progress.append, self.open_ports)
 
     def bury_all(self) -> None:
         """Every run that has left a plan behind is known dead."""
@@ -299,7 +299,7 @@ def test_a_failed_feed_s_windows_alone_are_red_and_it_is_executed_again_by_itsel
 
 def launched(fleet: Fleet, instance: dg.DagsterInstance, **asked: Any) -> dg.DagsterRun:
     """A run of the job that somebody configured on its page."""
-    job = build(fleet.project, RunSession(fleet.project, fleet.open_edges)).resolve_job_def(MANY)
+    job = build(fleet.project, RunSession(fleet.project, fleet.open_ports)).resolve_job_def(MANY)
     config = {"ops": {"owed_feeds": {"config": asked}}}
     ended = job.execute_in_process(instance=instance, run_config=config, raise_on_error=False)
     run = instance.get_run_by_id(ended.run_id)
@@ -354,7 +354,7 @@ def test_a_run_that_is_executed_again_does_not_keep_what_its_parent_said(
     fleet: Fleet, instance: dg.DagsterInstance
 ) -> None:
     """Dagster copies the tags."""
-    feeds = Feeds(RunSession(fleet.project, fleet.open_edges))
+    feeds = Feeds(RunSession(fleet.project, fleet.open_ports))
     run = instance.create_run_for_job(many_job(feeds), tags={FAILED_TAG: "refunds", LEFT_TAG: "returns"})
     feeds.summary(instance, run.run_id)
     tags = instance.get_run_by_id(run.run_id).tags
@@ -365,7 +365,7 @@ def test_a_run_that_is_executed_again_does_not_keep_what_its_parent_said(
 
 
 def evaluated(fleet: Fleet, instance: dg.DagsterInstance) -> Any:
-    defs = build(fleet.project, RunSession(fleet.project, fleet.open_edges))
+    defs = build(fleet.project, RunSession(fleet.project, fleet.open_ports))
     with dg.build_schedule_context(instance, fleet.time(), repository_def=defs.get_repository_def()) as context:
         return defs.resolve_schedule_def(f"{MANY}_windows").evaluate_tick(context)
 
@@ -403,7 +403,7 @@ def test_a_tick_asks_for_little_where_nothing_came_and_notices_another_ledger(
     fleet: Fleet, instance: dg.DagsterInstance
 ) -> None:
     fleet.land()
-    session = RunSession(fleet.project, fleet.open_edges)
+    session = RunSession(fleet.project, fleet.open_ports)
     windows = windows_of(fleet.project, read_feeds(fleet.project, {}).feeds)
 
     def asked() -> list[str]:
@@ -429,7 +429,7 @@ def test_a_tick_where_nothing_came_asks_s3_twice_a_feed_and_kafka_nothing(
     with LocalS3() as store:
         fleet.lake = S3Lake(store.lake, store.settings)  # type: ignore[assignment]
         fleet.land()
-        session = RunSession(fleet.project, fleet.open_edges)
+        session = RunSession(fleet.project, fleet.open_ports)
         windows = windows_of(fleet.project, read_feeds(fleet.project, {}).feeds)
         assert Tick(session, SHARED, windows).run(instance) == []
         before = store.requests()

@@ -56,7 +56,7 @@ def chat() -> Iterator[Chat]:
 
 
 def tick(world: World, instance: dg.DagsterInstance, cursor: str | None = None) -> Tick:
-    made = Tick(RunSession(world.project, world.open_edges), Cursor.read(cursor))
+    made = Tick(RunSession(world.project, world.open_ports), Cursor.read(cursor))
     made.run(instance, lambda: 0.0)
     made.send()
     return made

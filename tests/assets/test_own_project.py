@@ -126,7 +126,7 @@ class Project:
         self.seen: list[tuple[str, int]] = []
         project, files = world.project, read_shapes(world.project)
         shown = {n: Shown.of(f, RAW.get_asset_spec) for n, f in files.feeds.items()}
-        session = knowing(RunSession(project, world.open_edges, open_lake=lambda feed: world.lake), shown)
+        session = knowing(RunSession(project, world.open_ports, open_lake=lambda feed: world.lake), shown)
         feeds = feeds_of(project, files, shown, windows_of(project, files.feeds), session, RAW.get_asset_spec)
         self.orders = own.feed_assets("orders", project.root, translator=RAW)
         self.defs = dg.Definitions.merge(feeds, dg.Definitions(assets=[self._downstream()]))

@@ -174,7 +174,7 @@ def test_a_step_that_dagster_launched_holds_its_run_s_lock(world: World, instanc
 def test_the_owner_whose_run_has_ended_in_dagster_is_dead_at_once(world: World, instance: dg.DagsterInstance) -> None:
     failed, alive = begun(instance, Status.FAILURE), begun(instance)
     beats = MemoryLiveness(dead={"beatless"}, suspects={"suspect"})
-    with world.open_edges(world.session().feed("orders")) as edges:
+    with world.open_ports(world.session().feed("orders")) as edges:
         liveness = with_dagster_liveness(replace(edges, liveness=beats), instance).liveness
     runs = {"failed": failed, "alive": alive, "beatless": alive, "elsewhere": "unknown", "suspect": alive}
     owners = [owner(token, run) for token, run in runs.items()]
@@ -188,7 +188,7 @@ def test_the_owner_whose_run_has_ended_in_dagster_is_dead_at_once(world: World, 
 
 
 def test_edges_with_dagster_s_word_are_the_same_edges(world: World, instance: dg.DagsterInstance) -> None:
-    with world.open_edges(world.session().feed("orders")) as edges:
+    with world.open_ports(world.session().feed("orders")) as edges:
         known = with_dagster_liveness(edges, instance)
     assert isinstance(known.liveness, Informed)
     assert replace(known, liveness=edges.liveness) == edges

@@ -41,7 +41,7 @@ def count_rows(report: Report, rows: Windows) -> pa.Table:
 
 
 def defs_of(world: World) -> dg.Definitions:
-    return build(world.project, RunSession(world.project, world.open_edges, ask=count_rows))
+    return build(world.project, RunSession(world.project, world.open_ports, ask=count_rows))
 
 
 def run_report(

@@ -17,7 +17,7 @@ from sluice.assets.runs.tick_policy import MORE_TAG, UNTIL_TAG, Looks
 from sluice.assets.schedules import feed_schedule
 from sluice.assets.specs.asset_specs import landed_key
 from sluice.pipelines.feed.feed import Feed
-from sluice.pipelines.ports import Edges
+from sluice.pipelines.ports import Ports
 from tests.assets.world import World, in_hour
 
 DAY = "2024-05-01T"
@@ -34,8 +34,8 @@ def requests(world: World, instance: dg.DagsterInstance) -> Any:
     """What a tick says to Dagster."""
 
     @contextmanager
-    def without_kafka(feed: Feed) -> Iterator[Edges]:
-        with world.open_edges(feed) as edges:
+    def without_kafka(feed: Feed) -> Iterator[Ports]:
+        with world.open_ports(feed) as edges:
             yield replace(edges, cluster=Deaf(), group=Deaf())
 
     session = RunSession(world.project, without_kafka)

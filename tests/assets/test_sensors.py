@@ -17,7 +17,7 @@ from sluice.assets.specs.asset_specs import landed_key
 from sluice.pipelines.errors import KafkaUnavailable
 from sluice.pipelines.feed.feed import Feed
 from sluice.pipelines.model.kafka import BrokerConfig, Configs, OpenTransaction, TopicConfig, TopicPartition
-from sluice.pipelines.ports import Edges
+from sluice.pipelines.ports import Ports
 from sluice.testing.cluster import partition
 from tests.assets.world import FEED, HOUR, P0, P1, SECRET, World, cells, hour, in_hour
 
@@ -27,7 +27,7 @@ class Sensor:
 
     def __init__(self, world: World, instance: dg.DagsterInstance) -> None:
         self.world, self.instance, self.cursor = world, instance, None
-        self.session = RunSession(world.project, world.open_edges)
+        self.session = RunSession(world.project, world.open_ports)
 
     def tick(self) -> tuple[str, dict[str, dg.AssetCheckEvaluation]]:
         """What its summary says, and the evaluations by feed; they are stored as the daemon does."""
@@ -247,7 +247,7 @@ class Counting:
         self.world, self.asked = world, 0
 
     @contextmanager
-    def open_edges(self, feed: Feed) -> Iterator[Edges]:
+    def open_ports(self, feed: Feed) -> Iterator[Ports]:
         counting, cluster = self, self.world.cluster
 
         class Cluster:
@@ -258,7 +258,7 @@ class Counting:
             def __getattr__(self, name: str) -> Any:
                 return getattr(cluster, name)
 
-        with self.world.open_edges(feed) as edges:
+        with self.world.open_ports(feed) as edges:
             yield replace(edges, cluster=Cluster())
 
 
@@ -273,7 +273,7 @@ def many(world: World, number: int) -> World:
 def test_each_kafka_is_asked_once(world: World, instance: dg.DagsterInstance) -> None:
     many(world, 5)
     counting = Counting(world)
-    tick = Tick(RunSession(world.project, counting.open_edges), Cursor())
+    tick = Tick(RunSession(world.project, counting.open_ports), Cursor())
     tick.run(instance, lambda: 0.0)
     assert (tick.looked, len(tick.events), counting.asked) == (6, 6, 2)
 
@@ -282,15 +282,15 @@ def test_a_kafka_that_is_away_stops_its_own_feeds_alone(world: World, instance: 
     many(world, 2)
 
     @contextmanager
-    def open_edges(feed: Feed) -> Iterator[Edges]:
-        with world.open_edges(feed) as edges:
+    def open_ports(feed: Feed) -> Iterator[Ports]:
+        with world.open_ports(feed) as edges:
             yield replace(edges, cluster=Away()) if feed.name == "other" else edges
 
     class Away:
         def topics(self) -> Mapping[str, str]:
             raise KafkaUnavailable("no broker answers")
 
-    tick = Tick(RunSession(world.project, open_edges), Cursor({"other": (0, ("lag",))}))
+    tick = Tick(RunSession(world.project, open_ports), Cursor({"other": (0, ("lag",))}))
     tick.run(instance, lambda: 0.0)
     assert tick.looked == 2
     assert tick.news == ["other could not be looked at: no broker answers"]
@@ -306,7 +306,7 @@ def test_a_tick_that_runs_out_of_time_goes_on_at_the_next_one(world: World, inst
         now += SECONDS * 0.4
         return now
 
-    session, cursor, seen = RunSession(world.project, world.open_edges), Cursor(), []
+    session, cursor, seen = RunSession(world.project, world.open_ports), Cursor(), []
     for _ in range(3):
         tick = Tick(session, cursor)
         tick.run(instance, clock)
@@ -317,7 +317,7 @@ def test_a_tick_that_runs_out_of_time_goes_on_at_the_next_one(world: World, inst
 
 def test_a_broken_feed_file_is_told_and_the_others_are_looked_at(world: World, instance: dg.DagsterInstance) -> None:
     (world.project.feeds_folder / "bad.yaml").write_text("topics: [\n")
-    tick = Tick(RunSession(world.project, world.open_edges), Cursor())
+    tick = Tick(RunSession(world.project, world.open_ports), Cursor())
     tick.run(instance, lambda: 0.0)
     assert tick.looked == 1
     assert "bad.yaml" in tick.news[0]
@@ -330,7 +330,7 @@ def test_the_check_by_hand_looks_at_once(world: World, instance: dg.DagsterInsta
     world.land_unrecorded()
     world.grow(1, 130)
     world.at(9)
-    session = RunSession(world.project, world.open_edges)
+    session = RunSession(world.project, world.open_ports)
     key = dg.AssetCheckKey(landed_key("orders"), WATCH)
     defs = dg.Definitions.merge(
         build(world.project, session),
@@ -345,7 +345,7 @@ def test_the_check_by_hand_looks_at_once(world: World, instance: dg.DagsterInsta
 
 def test_a_window_landed_from_the_ui_is_looked_at_afterwards(world: World, instance: dg.DagsterInstance) -> None:
     """The job behind `Materialize` runs the check too, after the window: it neither has partitions nor fails."""
-    session = RunSession(world.project, world.open_edges)
+    session = RunSession(world.project, world.open_ports)
     job = build(world.project, session).resolve_implicit_job_def_def_for_assets([landed_key("orders")])
     assert job is not None
     result = job.execute_in_process(

@@ -29,7 +29,7 @@ from sluice.pipelines.model.plans import Request, RequestKind, Slice, Task, to_j
 from sluice.pipelines.model.progress import Progress
 from sluice.pipelines.model.receipts import Counts, Drift, Outcome, Part, PartKind, Receipt, SliceFailure, Tally
 from sluice.pipelines.model.traffic import TaskTraffic
-from sluice.pipelines.ports import Edges, Group, Job
+from sluice.pipelines.ports import Group, Job, Ports
 from sluice.pipelines.records.rows.landed_columns import REFUSED, quarantine_rows
 from sluice.pipelines.records.rows.row_format import HEADERS, RawFormat
 from sluice.resources.project import Project
@@ -185,8 +185,8 @@ class World:
         self.clock = MemoryClock(hour(6), step=1000)
 
     @contextmanager
-    def open_edges(self, feed: Feed) -> Iterator[Edges]:
-        yield Edges(self.cluster, self.groups[feed.group], self.lake, self.engine, self.liveness, self.clock, None)
+    def open_ports(self, feed: Feed) -> Iterator[Ports]:
+        yield Ports(self.cluster, self.groups[feed.group], self.lake, self.engine, self.liveness, self.clock, None)
 
     @property
     def group(self) -> MemoryGroup:
@@ -210,21 +210,21 @@ class World:
         self.cluster.write(tp, [self.clock.now] * (end - len(self.cluster.stamps[tp])))
 
     def run(self, request: Request = CATCH_UP, feed: str = "orders") -> RunOutcome:
-        return run_feed(self.project, feed, request, self.progress.append, self.open_edges)
+        return run_feed(self.project, feed, request, self.progress.append, self.open_ports)
 
     def land_unrecorded(self, request: Request = CATCH_UP) -> Landed:
         """A run that published and died before Dagster heard of it."""
         feed = self.session().feed("orders")
-        with self.open_edges(feed) as edges:
+        with self.open_ports(feed) as edges:
             return land(feed, edges, request, owner("dead", "dead-run"), self.progress.append)
 
     def books(self) -> Books:
         feed = self.session().feed("orders")
-        with self.open_edges(feed) as edges:
+        with self.open_ports(feed) as edges:
             return Books.open(feed, self.ledger(), edges)
 
     def session(self) -> RunSession:
-        return RunSession(self.project, self.open_edges)
+        return RunSession(self.project, self.open_ports)
 
     def ledger(self) -> Ledger:
         return Ledger(self.lake, "orders", self.clock, "test", self.cluster.id)

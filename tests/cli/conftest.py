@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from sluice.cli.app.invocation import OpenEdges, Session
+from sluice.cli.app.invocation import OpenPorts, Session
 from sluice.cli.main import main
 from sluice.cli.terminal.output import Terminal
 from sluice.pipelines.operating.migrate_offsets import Stores
@@ -22,7 +22,7 @@ from tests.resources.kafka.tools import free_port
 
 if TYPE_CHECKING:
     from sluice.pipelines.feed.feed import Feed
-    from sluice.pipelines.ports import Edges, Groups
+    from sluice.pipelines.ports import Groups, Ports
     from tests.assets.world import World
 
 FEED = """\
@@ -91,15 +91,15 @@ class Over(Session):
     world: World | None = None
     groups: MemoryGroups = field(default_factory=lambda: MemoryGroups("sluice-orders", MemoryGroup()))
 
-    def open_edges(self, feed: Feed) -> AbstractContextManager[Edges]:
+    def open_ports(self, feed: Feed) -> AbstractContextManager[Ports]:
         assert self.world is not None
-        return self.world.open_edges(feed)
+        return self.world.open_ports(feed)
 
     @contextmanager
-    def shared_edges(self, feeds: Iterable[Feed]) -> Iterator[OpenEdges]:
-        yield self.open_edges
+    def shared_edges(self, feeds: Iterable[Feed]) -> Iterator[OpenPorts]:
+        yield self.open_ports
 
-    def begin_spark(self, feed: Feed, catching_up: Sequence[Feed] = (), open_edges: OpenEdges | None = None) -> None:
+    def begin_spark(self, feed: Feed, catching_up: Sequence[Feed] = (), open_ports: OpenPorts | None = None) -> None:
         """Tasks run in this process."""
 
     def open_groups(self, feed: Feed) -> AbstractContextManager[Groups]:

@@ -46,7 +46,7 @@ def begun(world: World, *, killed: bool) -> str:
 def left_behind(world: World, run: str) -> int:
     """The live batch of a run that was killed while it landed an hour."""
     feed, world.engine.raising = world.session().feed("orders"), SystemExit()
-    with world.open_edges(feed) as edges, pytest.raises(SystemExit):
+    with world.open_ports(feed) as edges, pytest.raises(SystemExit):
         land(feed, edges, in_hour(3), owner("gone", run), world.progress.append)
     world.engine.raising = None
     return world.state().live()[0].id

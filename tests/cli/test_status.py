@@ -111,7 +111,7 @@ def test_a_live_batch_says_when_its_owner_was_heard_of(world: World, tell: Tell)
     world.land_unrecorded(in_hour(0))
     who = replace(owner(run="run-123456789"), pid=77)
     plan = Plan("orders", world.cluster.id, CATCH_UP, Isolation.READ_COMMITTED, (Task(0, 1, (_slice(),)),))
-    with world.open_edges(world.session().feed("orders")) as edges:
+    with world.open_ports(world.session().feed("orders")) as edges:
         open_ledger(world.session().feed("orders"), edges).append(
             lambda state: PlanEntry(plan=plan, hash=plan.hash, owner=who)
         )
@@ -131,7 +131,7 @@ def test_how_the_run_of_a_live_batch_stands_is_what_repair_says_and_the_ways_out
     world.land_unrecorded(in_hour(0))
     who = owner(run="run-123456789")
     plan = Plan("orders", world.cluster.id, CATCH_UP, Isolation.READ_COMMITTED, (Task(0, 1, (_slice(),)),))
-    with world.open_edges(world.session().feed("orders")) as edges:
+    with world.open_ports(world.session().feed("orders")) as edges:
         open_ledger(world.session().feed("orders"), edges).append(
             lambda state: PlanEntry(plan=plan, hash=plan.hash, owner=who)
         )

@@ -16,7 +16,7 @@ from sluice.resources.lake.open_lake import open_lake
 from sluice.resources.liveness import new_owner
 from sluice.resources.local.local_kafka import LocalKafka
 from sluice.resources.local.spark_cluster import LocalSpark
-from sluice.resources.open_ports import open_edges
+from sluice.resources.open_ports import open_ports
 from sluice.resources.spark import engine
 from tests.integration.support import CATCH_UP, Place
 
@@ -59,7 +59,7 @@ def on(cluster: LocalSpark, **more: Any) -> dict[str, str]:
 
 def landed(feed: Feed) -> Landed:
     """One catch-up by the real engine. Raises what was not landed."""
-    with open_edges(feed) as edges:
+    with open_ports(feed) as edges:
         done = land(feed, edges, CATCH_UP, new_owner("test"), lambda progress: None)
     done.check()
     return done

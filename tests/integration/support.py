@@ -29,13 +29,13 @@ from sluice.pipelines.ledger import Ledger
 from sluice.pipelines.model.plans import AskedRange, Request, RequestKind
 from sluice.pipelines.model.receipts import Outcome, Owner
 from sluice.pipelines.model.traffic import TaskTraffic
-from sluice.pipelines.ports import Edges, Job
+from sluice.pipelines.ports import Job, Ports
 from sluice.pipelines.quarantine.dead_letters import Outlet
 from sluice.resources.kafka.fetch.fetch import KafkaFetcher
 from sluice.resources.lake.open_lake import open_lake
 from sluice.resources.liveness import new_owner
 from sluice.resources.local.local_kafka import LocalKafka
-from sluice.resources.open_ports import open_edges
+from sluice.resources.open_ports import open_ports
 from sluice.resources.spark import executor
 
 CATCH_UP = Request(RequestKind.CATCH_UP)
@@ -81,9 +81,9 @@ class Place:
 
 
 @contextmanager
-def edges(feed: Feed) -> Iterator[Edges]:
+def edges(feed: Feed) -> Iterator[Ports]:
     """The feed's real edges, with tasks run in this process."""
-    with open_edges(feed) as opened:
+    with open_ports(feed) as opened:
         yield replace(opened, engine=Inline())
 
 
@@ -105,7 +105,7 @@ def settings(feed: Feed) -> CommitSettings:
     return CommitSettings(feed.commit, feed.transactional_id, feed.policies.on_group_moved)
 
 
-def ledger(feed: Feed, opened: Edges) -> Ledger:
+def ledger(feed: Feed, opened: Ports) -> Ledger:
     return open_ledger(feed, opened)
 
 

@@ -142,7 +142,7 @@ def held(self, job, tasks):
     return run(self, job, tasks)
 
 with patch.object(PartWriter, "write", counted), patch.object(support.Inline, "run", held):
-    real.open_edges = support.edges
+    real.open_ports = support.edges
     from sluice.cli.main import main
     for line in sys.stdin:
         print(main(json.loads(line)), flush=True)
@@ -242,7 +242,7 @@ Tell = Callable[..., tuple[int, Any]]
 @pytest.fixture
 def told(capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Tell:
     """A command in this process: its exit code and its document."""
-    monkeypatch.setattr(resources, "open_edges", edges)
+    monkeypatch.setattr(resources, "open_ports", edges)
 
     def call(*arguments: str) -> tuple[int, Any]:
         capfd.readouterr()

@@ -26,7 +26,7 @@ from sluice.pipelines.model.plans import Request, RequestKind, Slice
 from sluice.pipelines.model.receipts import Outcome, SliceFailure
 from sluice.pipelines.model.traffic import TaskTraffic
 from sluice.pipelines.planning import windows
-from sluice.pipelines.ports import Edges, Job
+from sluice.pipelines.ports import Job, Ports
 from sluice.pipelines.publishing import manifest
 from sluice.pipelines.records.shape import RAW
 from sluice.resources.kafka.fetch.fetch import KafkaFetcher
@@ -63,7 +63,7 @@ class World:
     random: random.Random = field(default_factory=random.Random)
 
     @contextmanager
-    def edges(self) -> Iterator[Edges]:
+    def edges(self) -> Iterator[Ports]:
         with real_edges(self.feed) as opened:
             yield replace(opened, clock=lambda: self.now)
 

@@ -42,7 +42,7 @@ from sluice.pipelines.model.kafka import (
 )
 from sluice.pipelines.model.plans import Slice
 from sluice.pipelines.model.receipts import Life
-from sluice.pipelines.ports import Edges, Fetched, FetchFailed, Job, Letter, Member
+from sluice.pipelines.ports import DeadLetter, Fetched, FetchFailed, Job, Member, Ports
 from sluice.pipelines.records.rows.landed_columns import REFUSED
 from sluice.pipelines.records.rows.row_format import Formatted, RawFormat
 from sluice.pipelines.schema.arrays import fixed_width, text_array
@@ -224,11 +224,11 @@ class World:
 
     # -- the ports of one run
 
-    def edges(self, name: str) -> Edges:
+    def edges(self, name: str) -> Ports:
         lake = Lake(self)
         engine, liveness = Engine(lake, lambda: Logs(self), self.feed.landing), Liveness(self)
         cluster, group = Kafka(self), Group(self, name)
-        return Edges(cluster, group, lake, engine, liveness, lambda: self.now, None, parallelism=1)
+        return Ports(cluster, group, lake, engine, liveness, lambda: self.now, None, parallelism=1)
 
     def ledger(self, name: str) -> Ledger:
         return Ledger(Lake(self), FEED, lambda: self.now, name, CLUSTER)
@@ -545,7 +545,7 @@ class Membership:
         return 1
 
     def commit_transaction(
-        self, offsets: Mapping[TopicPartition, CommittedOffset], topic: str = "", letters: Iterable[Letter] = ()
+        self, offsets: Mapping[TopicPartition, CommittedOffset], topic: str = "", letters: Iterable[DeadLetter] = ()
     ) -> None:
         g = self._world.group
         try:

@@ -21,7 +21,7 @@ from sluice.pipelines.maintenance.compaction import Compacted, compact
 from sluice.pipelines.model.kafka import Isolation, Key
 from sluice.pipelines.model.plans import Plan, Request, RequestKind, Slice, Task
 from sluice.pipelines.model.receipts import Counts, Part, PartKind, Receipt
-from sluice.pipelines.ports import Edges, Lake
+from sluice.pipelines.ports import Lake, Ports
 from sluice.pipelines.publishing import published_files
 from sluice.pipelines.publishing.manifest import write_manifests
 from sluice.pipelines.publishing.publish import publish, roll_forward
@@ -59,9 +59,9 @@ class World:
         return Ledger(self.lake, "orders", lambda: self.now, "test", "c")
 
     @property
-    def edges(self) -> Edges:
+    def edges(self) -> Ports:
         cluster, group = MemoryCluster(), MemoryGroup()
-        return Edges(cluster, group, self.lake, None, self.liveness, lambda: self.now, None)  # type: ignore[arg-type]
+        return Ports(cluster, group, self.lake, None, self.liveness, lambda: self.now, None)  # type: ignore[arg-type]
 
     def slice(self, key: Key, start: int, end: int, window: int | None = None) -> Slice:
         hour = START + start // 100 * HOUR if window is None else None

@@ -15,7 +15,7 @@ from sluice.pipelines.model.kafka import TopicPartition
 from sluice.pipelines.model.plans import Request, RequestKind
 from sluice.pipelines.model.registered_schema import RegisteredSchema
 from sluice.pipelines.operating.acceptance import AcceptEvent, accept_log
-from sluice.pipelines.ports import Edges, Lake
+from sluice.pipelines.ports import Lake, Ports
 from sluice.pipelines.records.compiled import cache
 from sluice.resources.liveness import new_owner
 from sluice.testing import LandedMessages, Message, land
@@ -89,14 +89,14 @@ class Topics:
         """Decide as `sluice accept` does."""
         accept_log(*self._open(), event, "a test")
 
-    def _open(self) -> tuple[Feed, Edges]:
+    def _open(self) -> tuple[Feed, Ports]:
         feed = load_feed(feed_file(self.root, self.text), {"KAFKA_BOOTSTRAP": "memory:9092"})
         cache.ready()
         states = {
             tp: partition(*tp, topic_id=self.ids.get(tp.topic, "id-1"), log_start=log.start)
             for tp, log in self.logs.items()
         }
-        return feed, Edges(
+        return feed, Ports(
             cluster=MemoryCluster(states, logs=self.logs),
             group=self.group,
             lake=self.lake,

@@ -16,7 +16,7 @@ from sluice.pipelines.ledger.entries import SchemaEntry, dump, parse
 from sluice.pipelines.maintenance.replay import replay
 from sluice.pipelines.model.registered_schema import AVRO, RegisteredSchema
 from sluice.pipelines.planning.shapes import shape_named
-from sluice.pipelines.ports import Edges
+from sluice.pipelines.ports import Ports
 from sluice.pipelines.quarantine.held import Filter
 from sluice.pipelines.records.avro.reader_schema import AvroReader
 from sluice.pipelines.records.rows.wire_format import WireFormat
@@ -104,7 +104,7 @@ def test_records_that_a_schema_refused_are_landed_by_a_newer_one(project: Projec
     project.reads(of(state("open", "paid")))
     again = project.land([])
     writers = KeptSchemas(project.lake, "orders")
-    edges = Edges(None, None, project.lake, MemoryEngine(), MemoryLiveness(), MemoryClock(0), None, writers)  # type: ignore[arg-type]
+    edges = Ports(None, None, project.lake, MemoryEngine(), MemoryLiveness(), MemoryClock(0), None, writers)  # type: ignore[arg-type]
     done = replay(again.feed, edges, Filter(), None, new_owner("test"), lambda progress: None)
     assert done.landed.fit.total() == 1
 

@@ -18,7 +18,7 @@ from kafka.errors import KafkaError
 
 from sluice.pipelines.errors import CommitFenced, ProofFailed, UsageError
 from sluice.pipelines.model.kafka import CommittedOffset, TopicPartition
-from sluice.pipelines.ports import Letter
+from sluice.pipelines.ports import DeadLetter
 from sluice.resources.kafka.connection.coordinators import Coordinators
 from sluice.resources.kafka.produce.sender import KafkaSender
 from sluice.resources.kafka.protocol import group_api
@@ -73,7 +73,7 @@ class KafkaMembership:
         """
         return self._sender.partitions(topic, "the topic of dead letters", _NO_LETTERS)
 
-    def commit_transaction(self, offsets: Offsets, topic: str = "", letters: Iterable[Letter] = ()) -> None:
+    def commit_transaction(self, offsets: Offsets, topic: str = "", letters: Iterable[DeadLetter] = ()) -> None:
         """Commit all offsets in one transaction under our member id and generation, with the letters for `topic`.
 
         Raises CommitFenced, NotAuthorized, UnknownTopic, UsageError, KafkaUnavailable (nothing was committed), Unknown
@@ -107,7 +107,7 @@ class KafkaMembership:
                 final=True,
             )
 
-    def _send_letters(self, topic: str, letters: Iterable[Letter], clock: _Clock) -> None:
+    def _send_letters(self, topic: str, letters: Iterable[DeadLetter], clock: _Clock) -> None:
         """Send the letters in chunks; all in-sync replicas acknowledge a chunk before the next one is read."""
         try:
             for chunk in _chunks(letters):
@@ -164,9 +164,9 @@ def _no_time(topic: str, clock: _Clock) -> UsageError:
     )
 
 
-def _chunks(letters: Iterable[Letter]) -> Iterator[list[Letter]]:
+def _chunks(letters: Iterable[DeadLetter]) -> Iterator[list[DeadLetter]]:
     """Yield lists of about CHUNK_BYTES, or of one larger letter."""
-    chunk: list[Letter] = []
+    chunk: list[DeadLetter] = []
     pending = 0
     for letter in letters:
         size = _size(letter)
@@ -179,12 +179,12 @@ def _chunks(letters: Iterable[Letter]) -> Iterator[list[Letter]]:
         yield chunk
 
 
-def _size(letter: Letter) -> int:
+def _size(letter: DeadLetter) -> int:
     headers = sum(4 * len(name) + len(value or b"") + _HEADER_OVERHEAD for name, value in letter.headers)
     return _RECORD_OVERHEAD + len(letter.key or b"") + len(letter.value or b"") + headers
 
 
-def _encode(letters: Sequence[Letter]) -> list[SealedBatch]:
+def _encode(letters: Sequence[DeadLetter]) -> list[SealedBatch]:
     """Return uncompressed batches, one for each partition; letters are numbered by their position."""
     # Loaded late: these take about a second, and most commits have no letters.
     import numpy as np

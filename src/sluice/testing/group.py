@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 from sluice.pipelines.errors import CommitFenced, GroupHeld, Unknown, UnknownTopic
 from sluice.pipelines.model.kafka import CommittedOffset, TopicPartition
-from sluice.pipelines.ports import Letter, Member
+from sluice.pipelines.ports import DeadLetter, Member
 
 
 @dataclass
@@ -25,9 +25,9 @@ class MemoryGroup:
     on_commit: Callable[[], None] = lambda: None
     topics: dict[str, int] = field(default_factory=dict)
     """Topics of dead letters, with their number of partitions."""
-    letters: list[tuple[str, Letter]] = field(default_factory=list)
+    letters: list[tuple[str, DeadLetter]] = field(default_factory=list)
     """Committed dead letters, with their topics."""
-    on_letter: Callable[[Letter], None] = lambda letter: None
+    on_letter: Callable[[DeadLetter], None] = lambda letter: None
     on_end: Callable[[], None] = lambda: None
     """Called when a transaction has taken effect, before `commit_transaction` returns."""
 
@@ -71,7 +71,7 @@ class MemoryMembership:
         return self._group.topics[topic]
 
     def commit_transaction(
-        self, offsets: Mapping[TopicPartition, CommittedOffset], topic: str = "", letters: Iterable[Letter] = ()
+        self, offsets: Mapping[TopicPartition, CommittedOffset], topic: str = "", letters: Iterable[DeadLetter] = ()
     ) -> None:
         self._group.on_commit()
         if self._epoch != self._group.epoch:
@@ -85,7 +85,7 @@ class MemoryMembership:
     def commit_plain(self, offsets: Mapping[TopicPartition, CommittedOffset]) -> None:
         self._commit(offsets, [])
 
-    def _commit(self, offsets: Mapping[TopicPartition, CommittedOffset], letters: list[tuple[str, Letter]]) -> None:
+    def _commit(self, offsets: Mapping[TopicPartition, CommittedOffset], letters: list[tuple[str, DeadLetter]]) -> None:
         if self._generation != self._group.generation:
             raise CommitFenced("illegal generation")
         lose, self._group.lose = self._group.lose, None

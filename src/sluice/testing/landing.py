@@ -32,7 +32,7 @@ from sluice.pipelines.model.kafka import CommittedOffset, TopicPartition
 from sluice.pipelines.model.plans import Request, RequestKind
 from sluice.pipelines.model.receipts import Counts, Drift, PartKind, Receipt
 from sluice.pipelines.planning.shapes import table_of
-from sluice.pipelines.ports import Edges, Lake
+from sluice.pipelines.ports import Lake, Ports
 from sluice.pipelines.publishing.publish import abandon
 from sluice.pipelines.records.compiled import cache
 from sluice.pipelines.records.rows.landed_columns import QUARANTINED, landed_schema
@@ -198,7 +198,7 @@ def land(
     logs, newest = _build_logs(feed, state, messages, begin)
     clock.now = feed.window.start_of(newest) + feed.window.length + feed.window.settle
     states = {tp: partition(*tp, topic_id=_TOPIC_ID) for tp in logs}
-    edges = Edges(
+    edges = Ports(
         cluster=MemoryCluster(states, id=_CLUSTER, logs=logs),
         group=MemoryGroup({tp: CommittedOffset(0) for tp in logs if tp not in state.current}),
         lake=target,

@@ -33,7 +33,7 @@ from sluice.pipelines.model.ranges import Range
 from sluice.pipelines.model.receipts import Outcome, SliceFailure
 from sluice.pipelines.planning import windows
 from sluice.pipelines.planning.origins import Refusal
-from sluice.pipelines.ports import Edges, Job
+from sluice.pipelines.ports import Job, Ports
 from sluice.pipelines.publishing import manifest
 from sluice.pipelines.status.watch import view, watch
 from sluice.pipelines.util.units import show_window
@@ -145,11 +145,11 @@ class World:
         finally:
             self.liveness.dead.add(f"token-{self.runs}")
 
-    def edges(self, drops: frozenset[int] = frozenset()) -> Edges:
+    def edges(self, drops: frozenset[int] = frozenset()) -> Ports:
         engine = Dropping(self.lake, self.topic.fetcher, self.feed.landing, drops=drops)
         tasks = 1 if self.feed.landing.shared_files else 2  # slices of one task share files
         outside = self.topic, self.group, self.lake, engine, self.liveness, lambda: self.now, None
-        return Edges(*outside, parallelism=tasks)  # type: ignore[arg-type]
+        return Ports(*outside, parallelism=tasks)  # type: ignore[arg-type]
 
     @property
     def ledger(self) -> Ledger:

@@ -21,7 +21,7 @@ from sluice.pipelines.feed.load import load_feed
 from sluice.pipelines.lake.schemas import KeptSchemas
 from sluice.pipelines.model.plans import Request, RequestKind
 from sluice.pipelines.model.registered_schema import AVRO, RegisteredSchema
-from sluice.pipelines.ports import Edges, Job
+from sluice.pipelines.ports import Job, Ports
 from sluice.pipelines.records.rows.row_format import Format
 from sluice.resources.registry import confluent
 from sluice.resources.registry.confluent import LATE_TRIES, TRIES, writers_of
@@ -106,7 +106,7 @@ class Registered(World):
         KeptSchemas(self.lake, "orders").keep(RegisteredSchema(KEPT, AVRO, (json.dumps(SCHEMA),)))
         self.engines: list[Engine] = []
 
-    def edges(self, drops: frozenset[int] = frozenset()) -> Edges:
+    def edges(self, drops: frozenset[int] = frozenset()) -> Ports:
         engine = Engine(self.lake, self.topic.fetcher, self.feed.landing)
         engine.writers = writers_of(self.feed, self.lake)  # type: ignore[assignment]
         self.engines.append(engine)

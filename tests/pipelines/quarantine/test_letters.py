@@ -48,7 +48,7 @@ from sluice.pipelines.model.kafka import CommittedOffset, Isolation, Key
 from sluice.pipelines.model.plans import Plan, Request, RequestKind, Slice, Task
 from sluice.pipelines.model.ranges import Range
 from sluice.pipelines.model.receipts import Counts, Part, PartKind, Receipt
-from sluice.pipelines.ports import Letter, Member
+from sluice.pipelines.ports import DeadLetter, Member
 from sluice.pipelines.quarantine.dead_letters import Outlet, owed_letters
 from sluice.pipelines.records.rows.landed_columns import QUARANTINED
 from sluice.testing.group import MemoryGroup
@@ -465,7 +465,7 @@ def test_what_is_published_while_a_commit_is_under_way_is_the_next_ones() -> Non
 def test_a_rival_that_takes_over_in_mid_transaction() -> None:
     world = owing()
 
-    def rival(letter: Letter) -> None:
+    def rival(letter: DeadLetter) -> None:
         heal(world)
         world.commit()
 
@@ -516,7 +516,7 @@ def test_hardly_anything_of_a_large_quarantine_is_in_memory() -> None:
     world.land(100, 3100, rows=rows)
     pa_before, most = pa.total_allocated_bytes(), 0
 
-    def look(letter: Letter) -> None:
+    def look(letter: DeadLetter) -> None:
         nonlocal most
         most = max(most, pa.total_allocated_bytes() - pa_before)
 
@@ -528,7 +528,7 @@ def test_hardly_anything_of_a_large_quarantine_is_in_memory() -> None:
 # -- what they say
 
 
-def said(letter: Letter) -> dict[str, str]:
+def said(letter: DeadLetter) -> dict[str, str]:
     return {name: (value or b"").decode() for name, value in letter.headers if name.startswith("sluice.")}
 
 

@@ -20,7 +20,7 @@ from sluice.pipelines.feed.load import load_feed
 from sluice.pipelines.ledger.entries import CommitEntry, PublishEntry
 from sluice.pipelines.model.plans import Request, RequestKind, Slice
 from sluice.pipelines.model.receipts import Counts, Receipt, Tally
-from sluice.pipelines.ports import Edges
+from sluice.pipelines.ports import Ports
 from sluice.pipelines.records.shape import RAW
 from sluice.pipelines.validation.decision import check_contract
 from sluice.pipelines.validation.volume import earlier_rows
@@ -68,7 +68,7 @@ class Shop(World):
         records = tuple(LogRecord(b"k", v, START + i) for i, v in enumerate(values))
         self.topic.batches[PARTITIONS[0]].append(LogBatch(records))
 
-    def edges(self, drops: frozenset[int] = frozenset()) -> Edges:
+    def edges(self, drops: frozenset[int] = frozenset()) -> Ports:
         return replace(super().edges(drops), engine=MemoryEngine(self.lake, self.fetcher, self.feed.landing))
 
     def fetcher(self) -> MemoryFetcher:

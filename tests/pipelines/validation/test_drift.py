@@ -26,7 +26,7 @@ from sluice.pipelines.ledger.entries import SchemaEntry
 from sluice.pipelines.model.plans import Request, RequestKind, Slice
 from sluice.pipelines.model.receipts import Counts, Drift, DriftKind, PartKind, Receipt
 from sluice.pipelines.planning.shapes import declare, effective_shape, evolve, evolve_schema
-from sluice.pipelines.ports import Edges
+from sluice.pipelines.ports import Ports
 from sluice.pipelines.records.json.typer import PieceBuilder
 from sluice.pipelines.schema.schema import Kind, Type, arrow_type, parse_schema
 from sluice.pipelines.schema.wider import holds, join, join_texts, parse_type
@@ -65,9 +65,9 @@ class World:
         records = tuple(LogRecord(b"k", v, START + 60_000) for v in data)
         self.topic.batches[PARTITIONS[partition]].append(LogBatch(records))
 
-    def edges(self, feed: Feed) -> Edges:
+    def edges(self, feed: Feed) -> Ports:
         engine = MemoryEngine(self.lake, self.topic.fetcher, feed.landing)
-        return Edges(self.topic, MemoryGroup(), self.lake, engine, self.liveness, lambda: self.now, None)  # type: ignore[arg-type]
+        return Ports(self.topic, MemoryGroup(), self.lake, engine, self.liveness, lambda: self.now, None)  # type: ignore[arg-type]
 
     def land(self, feed: Feed, request: Request = CATCH_UP) -> Landed:
         self.runs += 1

@@ -15,7 +15,7 @@ from kafka.admin import ACL, ACLOperation, ACLPermissionType, ResourcePattern, R
 from sluice.pipelines.errors import FeedError, KafkaUnavailable, NotAuthorized, Unknown
 from sluice.pipelines.feed.kafka_section import KafkaSettings
 from sluice.pipelines.model.kafka import CommittedOffset, FetchLimits, Isolation, TopicPartition
-from sluice.pipelines.ports import FetchFailed, Letter
+from sluice.pipelines.ports import DeadLetter, FetchFailed
 from sluice.pipelines.records.kafka_batches.encode import TO_SEND, Accumulator
 from sluice.resources.kafka.cluster.cluster import KafkaCluster
 from sluice.resources.kafka.connection.connection_settings import KafkaAddress
@@ -234,7 +234,7 @@ def test_what_is_forbidden_is_named(behind, fresh_topic):
             pytest.raises(NotAuthorized, match="TRANSACTIONAL_ID"),
         ):
             member.init_transactions()
-        letter, letters = Letter(0, 1, b"k", b"v", (), "orders:0:1"), fresh_topic(cluster=behind.cluster)
+        letter, letters = DeadLetter(0, 1, b"k", b"v", (), "orders:0:1"), fresh_topic(cluster=behind.cluster)
         with group.join([topic], f"t-{topic}") as member:
             member.init_transactions()
             with (

@@ -14,7 +14,7 @@ from kafka import TopicPartition as Plain
 
 from sluice.pipelines.errors import CommitFenced, KafkaUnavailable, UnknownTopic, UsageError
 from sluice.pipelines.model.kafka import CommittedOffset, TopicPartition
-from sluice.pipelines.ports import Letter
+from sluice.pipelines.ports import DeadLetter
 from sluice.pipelines.records.rows.header_keys import key_text
 from sluice.resources.kafka.group import membership
 from sluice.resources.kafka.group.group import KafkaGroup
@@ -38,7 +38,7 @@ def letter(n, partition=0, **changes):
         "headers": (("n", b"%d" % n), ("none", None), ("é", b"\xff\x00")),
         "source": f"orders:0:{n}",
     }
-    return Letter(**plain | changes)
+    return DeadLetter(**plain | changes)
 
 
 def read(kafka, topic, isolation="read_committed"):

@@ -20,7 +20,7 @@ from sluice.resources.kafka.cluster.cluster import KafkaCluster
 from sluice.resources.kafka.cluster.shared_cluster import SharedKafka
 from sluice.resources.kafka.connection.connections import Wire
 from sluice.resources.kafka.group.group import KafkaGroup
-from sluice.resources.open_ports import open_edges
+from sluice.resources.open_ports import open_ports
 from tests.resources.kafka.tools import address, produce, transaction, until
 
 pytestmark = pytest.mark.kafka
@@ -147,7 +147,7 @@ def test_a_feed_by_itself_looks_for_brokers_once_and_commits(kafka, feeds, monke
     monkeypatch.setattr(Wire, "_learn_from", counted)
     feed = feeds[0]
     (topic,) = feed.topics.names
-    with open_edges(feed) as edges:
+    with open_ports(feed) as edges:
         tps = [p.tp for p in edges.cluster.partitions([topic], COMMITTED)]
         with edges.group.join([topic], None) as member:
             assert [edges.group.committed(tps)[tp] for tp in tps] == [CommittedOffset(1, 0, "here"), None]

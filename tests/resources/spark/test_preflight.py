@@ -12,7 +12,7 @@ from sluice.pipelines.errors import SetupError
 from sluice.resources.kafka.connection.connection_settings import KafkaAddress
 from sluice.resources.lake.local_lake import LocalLake
 from sluice.resources.spark import executor_probe, preflight
-from sluice.resources.spark.preflight import Answer, Finding, Ports, Preflight, answers, failed, findings
+from sluice.resources.spark.preflight import Answer, ExecutorPorts, Finding, Preflight, answers, failed, findings
 
 DRIVER = Answer("driver", "3.11.7", "x86_64", "a processor", {"sluice": "0.1.0", "pyspark": "4.3.0", "pyarrow": "26.0"})
 SOUND = replace(DRIVER, host="worker-1", kafka={"broker-1:9092": ""})
@@ -60,7 +60,7 @@ def test_each_way_to_kafka_has_its_remedy(why: str, remedy: str) -> None:
 
 def test_files_that_the_feed_names_are_looked_for(tmp_path: Path) -> None:
     access = KafkaAddress("127.0.0.1:9", {"security_protocol": "SSL", "ssl_cafile": str(tmp_path / "ca.pem")})
-    ports = Ports(access, LocalLake(tmp_path))
+    ports = ExecutorPorts(access, LocalLake(tmp_path))
     question = {"releases": [], "ports": pickle.dumps(ports), "seconds": 5}
     assert executor_probe.answer(question)["kafka"] == {
         "": f"FileNotFoundError: there is no {tmp_path}/ca.pem (ssl_cafile)"
