@@ -135,7 +135,7 @@ def _proved(session: Session, feed: Feed, asked: Asked) -> tuple[AuditReport, St
             else:
                 lost.check_all(ledger, edges.lake)
             quick, at = not (asked.rescan or asked.hashes or asked.strict), edges.clock()
-            report = of_ledger(ledger, edges.lake, feed.name, hashes=asked.hashes, known=known, at=at, quick=quick)
+            report = of_ledger(ledger, edges.lake, feed.name, hashes=asked.hashes, previous=known, at=at, quick=quick)
         report = _rescan(session, feed, edges, ledger, report) if asked.rescan else report
         more = _strict(feed, edges, ledger, report) if asked.strict else None
         if more:

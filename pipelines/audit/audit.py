@@ -130,7 +130,7 @@ def audit(
     feed: str,
     *,
     hashes: bool = False,
-    known: Audited | None = None,
+    previous: Audited | None = None,
     at: int = 0,
     quick: bool = False,
 ) -> AuditReport:
@@ -141,32 +141,32 @@ def audit(
     either, but those that an entry since has superseded, and one portion of them in turn. A file that cannot be read
     is a problem like any other. Raises LedgerCorrupt, LedgerTooNew, LakeUnavailable.
     """
-    state, before = ledger.read(), known
+    state, before = ledger.read(), previous
     due: tuple[Settled, ...] = ()
-    if known is not None:
-        due = known.due(state) if quick and known.may_be_quick(state) else known.settled
-        known = known.with_settled(lake, feed, due)
-    others = known.settled if known else ()
-    log = Log(ledger, state, known.numbers(due), known.log) if known and others else Log(ledger, state)
-    if known is not None and not log.begin(known):
-        known, others, log = None, (), Log(ledger, state)
+    if previous is not None:
+        due = previous.due(state) if quick and previous.may_be_quick(state) else previous.settled
+        previous = previous.with_settled(lake, feed, due)
+    others = previous.settled if previous else ()
+    log = Log(ledger, state, previous.numbers(due), previous.log) if previous and others else Log(ledger, state)
+    if previous is not None and not log.begin(previous):
+        previous, others, log = None, (), Log(ledger, state)
     proof = "hashed" if hashes else "looked"
-    listing = _Listing(ledger, lake, state, known)
-    found = _Found(ledger, state, listing, known, log, proof)
-    if found.unread:  # a file of old rows is gone, or another: everything is looked at
+    listing = _Listing(ledger, lake, state, previous)
+    scope = _Found(ledger, state, listing, previous, log, proof)
+    if scope.unread:  # a file of old rows is gone, or another: everything is looked at
         return audit(ledger, lake, feed, hashes=hashes, at=at)
-    files = found.files()
-    checked = each(lambda held: _file(lake, feed, held, hashes=hashes), list(files.values()))
+    files = scope.files()
+    checked = each(lambda claims: _file(lake, feed, claims, hashes=hashes), list(files.values()))
     wrong = {path for path, problems in zip(files, checked, strict=True) if problems}
-    wrong_sums = [list(_sums([r])) for _, r in found.receipts]
+    wrong_sums = [list(_sums([r])) for _, r in scope.receipts]
     sound = [not s and not wrong.intersection(p.path for p in r.parts)
-             for s, (_, r) in zip(wrong_sums, found.receipts, strict=True)]  # fmt: skip
+             for s, (_, r) in zip(wrong_sums, scope.receipts, strict=True)]  # fmt: skip
     proofs = {"looked": at // 1000, "hashed": at // 1000 if hashes else NEVER}
-    looked = Rows.of(found.receipts, found.tag, [proofs.get(p, NEVER) for p in PROOFS])
-    everything = found.rows.plus(looked)
+    looked = Rows.of(scope.receipts, scope.tag, [proofs.get(p, NEVER) for p in PROOFS])
+    everything = scope.rows.plus(looked)
     if others and not _tiles(state, everything, others):  # which rows overlap is told by an audit that has all of them
-        return audit(ledger, lake, feed, hashes=hashes, known=before, at=at)
-    strangers = found.strangers()
+        return audit(ledger, lake, feed, hashes=hashes, previous=before, at=at)
+    strangers = scope.strangers()
     foreign = kept.foreign(lake, feed).intersection(strangers) if strangers else frozenset()
     problems = [
         *itertools.chain.from_iterable(wrong_sums),
@@ -176,8 +176,8 @@ def audit(
         *_copies(log),
         *itertools.chain.from_iterable(checked),
     ]
-    rest = tuple(held for held, right in zip(found.receipts, sound, strict=True) if not right)
-    when = found.rows.column(proof)
+    rest = tuple(claims for claims, right in zip(scope.receipts, sound, strict=True) if not right)
+    when = scope.rows.column(proof)
     times = [*map(int, (when.min(), when.max()) if len(when) else ()), *(t for s in others for t in s.looked)]
     return AuditReport(
         feed,
@@ -188,16 +188,16 @@ def audit(
         Audited(
             state.ledger_id,
             state.number,
-            found.rows.plus(looked.where(np.array(sound, bool))),
+            scope.rows.plus(looked.where(np.array(sound, bool))),
             tuple(sorted({n for n, _ in rest})),
             log.blocks(),
-            known.strictly if known else None,
+            previous.strictly if previous else None,
             others,
             strange=tuple(sorted({place_of(path) for path in strangers})),
-            tagged={tag: place_of(path) for path, tag in found.listed.items()},
+            tagged={tag: place_of(path) for path, tag in scope.listed.items()},
         ),
         rest,
-        len({n for n, _ in found.receipts}),
+        len({n for n, _ in scope.receipts}),
         len(np.unique(everything.column("number"))) + sum(s.batches for s in others),
         (min(times) * 1000, max(times) * 1000) if times else None,
         sum(s.batches for s in others),
@@ -219,26 +219,26 @@ class _Listing:
     """Lists the feed's visible files: all, or where some rows are not open, those in the folders of what is looked at.
     `beside` are rows that are not open and have files there."""
 
-    def __init__(self, ledger: Ledger, lake: Lake, state: State, known: Audited | None) -> None:
-        self._ledger, self._lake, self._state, self._known = ledger, lake, state, known
+    def __init__(self, ledger: Ledger, lake: Lake, state: State, previous: Audited | None) -> None:
+        self._ledger, self._lake, self._state, self._known = ledger, lake, state, previous
         self.beside: tuple[Settled, ...] = ()
 
     def __call__(self, new: Iterable[tuple[int, Receipt]]) -> dict[str, int]:
-        known = self._known
-        if known is None or not known.settled:
+        previous = self._known
+        if previous is None or not previous.settled:
             return shown(self._lake, self._ledger.feed)
-        again = ((n, e) for n in known.again if isinstance(e := self._ledger.entry(n), PublishEntry))
+        again = ((n, e) for n in previous.again if isinstance(e := self._ledger.entry(n), PublishEntry))
         old = (r for n, e in again for r in self._state.receipts(n, e))
         wanted = {
-            *(known.places or ()),
-            *known.strange,
+            *(previous.folders or ()),
+            *previous.strange,
             *(place_of(p.path) for r in (*(r for _, r in new), *old) for p in r.parts),
         }
-        self.beside = tuple(s for s in known.settled if not wanted.isdisjoint(s.places))
+        self.beside = tuple(s for s in previous.settled if not wanted.isdisjoint(s.places))
         if "" in wanted:
-            self.beside = known.settled
+            self.beside = previous.settled
             return shown(self._lake, self._ledger.feed)
-        every = {p for s in known.settled for p in s.places}
+        every = {p for s in previous.settled for p in s.places}
         return shown(self._lake, self._ledger.feed, list(runs(wanted, every)))
 
     def tags_beside(self) -> list[Rows | None]:
@@ -254,44 +254,44 @@ class _Found:
     """
 
     def __init__(
-        self, ledger: Ledger, state: State, listing: _Listing, known: Audited | None, log: Log, proof: str
+        self, ledger: Ledger, state: State, listing: _Listing, previous: Audited | None, log: Log, proof: str
     ) -> None:
         self._ledger, self._state = ledger, state
-        since = known.number if known else 0
+        since = previous.number if previous else 0
         self.receipts: list[tuple[int, Receipt]] = []
         for number, path, data in log.entries(since):
             self._take(number, parse(data, path))
         self.listed = listed = listing(self.receipts)
-        beside = listing.tags_beside()
-        self.unread = None in beside
-        self._beside = {tag for rows in beside if rows for tag in rows.tags.tolist()}
-        rows = known.rows if known else Rows.of((), self.tag, ())
+        unopened = listing.tags_beside()
+        self.unread = None in unopened
+        self._beside = {tag for rows in unopened if rows for tag in rows.tags.tolist()}
+        rows = previous.rows if previous else Rows.of((), self.tag, ())
         counts = still_counts(rows, state, since)
         holds = counts & still_there(rows, listed) & (rows.column(proof) != NEVER)
-        again = {*(known.again if known else ()), *rows.column("number")[counts & ~holds].tolist()}
-        self.rows, left = rows.where(holds), rows.where(~holds).tags
-        while len(again := again | self._sharing(left)):
-            left = self._read_again(again)
+        again = {*(previous.again if previous else ()), *rows.column("number")[counts & ~holds].tolist()}
+        self.rows, stale_tags = rows.where(holds), rows.where(~holds).tags
+        while len(again := again | self._sharing(stale_tags)):
+            stale_tags = self._read_again(again)
             again = set()
 
     def _take(self, number: int, entry: Entry) -> None:
         if isinstance(entry, PublishEntry):
             self.receipts += [(number, r) for r in self._state.receipts(number, entry)]
 
-    def _sharing(self, left: Any) -> set[int]:
+    def _sharing(self, stale_tags: Any) -> set[int]:
         """The entries of rows that have a file in common with a receipt whose rows do not hold, or is looked at."""
         paths_ = [p.path for _, r in self.receipts for p in r.parts]
         tags = np.array([self.listed[p] for p in paths_ if p in self.listed], np.uint64)
-        shared = np.isin(self.rows.tags, np.concatenate([tags, left]))
+        shared = np.isin(self.rows.tags, np.concatenate([tags, stale_tags]))
         return {*self.rows.column("number")[np.unique(self.rows.owners[shared])].tolist()}
 
     def _read_again(self, numbers: set[int]) -> Any:
         """Read the entries; returns the tags of their rows, which hold no longer."""
-        gone = np.isin(self.rows.column("number"), sorted(numbers))
-        left, self.rows = self.rows.where(gone).tags, self.rows.where(~gone)
+        reread = np.isin(self.rows.column("number"), sorted(numbers))
+        stale_tags, self.rows = self.rows.where(reread).tags, self.rows.where(~reread)
         for number in sorted(numbers):
             self._take(number, self._ledger.entry(number))
-        return left
+        return stale_tags
 
     def tag(self, path: str) -> int:
         """The file's, as it is listed; of one that is not there, something that no other has."""
@@ -307,8 +307,11 @@ class _Found:
 
     def strangers(self) -> list[str]:
         """What is visible, and in no receipt that counts."""
-        live, held = {p.path for _, r in self.receipts for p in r.parts}, {*self.rows.tags.tolist(), *self._beside}
-        return [path for path, tag in self.listed.items() if path not in live and tag not in held]
+        live, known_tags = (
+            {p.path for _, r in self.receipts for p in r.parts},
+            {*self.rows.tags.tolist(), *self._beside},
+        )
+        return [path for path, tag in self.listed.items() if path not in live and tag not in known_tags]
 
 
 def _accounts(state: State, rows: Rows, others: Sequence[Settled]) -> tuple[PartitionAccount, ...]:
@@ -362,12 +365,12 @@ def _overlaps(state: State, rows: Rows) -> Iterator[AuditProblem]:
     others = [(key, r, n) for n, by in enumerate((state.lost, state.retired, state.skipped), 1)
               for key, ranges in by.items() for r in ranges]  # fmt: skip
     keys = sorted({*rows.keys, *(key for key, _, _ in others)})
-    place = {key: i for i, key in enumerate(keys)}
-    at = np.array([place[k] for k in rows.keys] or [0], np.int64)
+    indexes = {key: i for i, key in enumerate(keys)}
+    at = np.array([indexes[k] for k in rows.keys] or [0], np.int64)
     mine = np.stack([at[rows.column("key")], rows.column("start"), rows.column("end"), np.zeros(len(rows), np.int64)])
-    theirs = np.array([(place[k], *r, n) for k, r, n in others], np.int64).reshape(-1, 4).T
-    held = np.concatenate([mine, theirs], axis=1)
-    key, start, end, name = held = held[:, np.lexsort(held[::-1])]
+    theirs = np.array([(indexes[k], *r, n) for k, r, n in others], np.int64).reshape(-1, 4).T
+    bounds = np.concatenate([mine, theirs], axis=1)
+    key, start, end, name = bounds = bounds[:, np.lexsort(bounds[::-1])]
     meets = (key[1:] == key[:-1]) & (start[:-1] < end[1:]) & (start[1:] < end[:-1])
     for i in np.flatnonzero(meets).tolist():
         a, b = (Range(int(start[j]), int(end[j])) for j in (i, i + 1))
@@ -406,66 +409,66 @@ def _copies(log: Log) -> Iterator[AuditProblem]:
         yield AuditProblem(11, text, path, "remove that file; the next `sluice compact` writes it anew")
 
 
-def _file(lake: Lake, feed: str, held: Sequence[tuple[Receipt, Part]], *, hashes: bool) -> list[AuditProblem]:
+def _file(lake: Lake, feed: str, claims: Sequence[tuple[Receipt, Part]], *, hashes: bool) -> list[AuditProblem]:
     """What is wrong with one file, whose slices are given."""
-    r, part = held[0]
+    r, part = claims[0]
     size = lake.size(part.path)
-    said = f"{part.path} ({_slices(held)}, {sum(p.rows for _, p in held)} rows)"
+    description = f"{part.path} ({_slices(claims)}, {sum(p.rows for _, p in claims)} rows)"
     if size is None and lake.size(part.staged) is not None:
         what, way_out = "not visible yet", f"the next run makes it visible: sluice run {feed}"
-        return [AuditProblem(1, f"{said} is {what}", part.path, way_out)]
-    missing = [AuditProblem(1, f"{said} is missing")]
-    found, way_out = missing if size is None else _wrong(lake, held, size, hashes), parquet.of_slice(feed, r.slice)
-    return [replace(p, file=part.path, remedy=way_out) for p in found]
+        return [AuditProblem(1, f"{description} is {what}", part.path, way_out)]
+    missing = [AuditProblem(1, f"{description} is missing")]
+    problems, way_out = missing if size is None else _wrong(lake, claims, size, hashes), parquet.of_slice(feed, r.slice)
+    return [replace(p, file=part.path, remedy=way_out) for p in problems]
 
 
-def _slices(held: Sequence[tuple[Receipt, Part]]) -> str:
+def _slices(claims: Sequence[tuple[Receipt, Part]]) -> str:
     """The first slice and how many more there are."""
-    return f"{held[0][0].slice}" + (f" and {len(held) - 1} more slices" if len(held) > 1 else "")
+    return f"{claims[0][0].slice}" + (f" and {len(claims) - 1} more slices" if len(claims) > 1 else "")
 
 
-def _wrong(lake: Lake, held: Sequence[tuple[Receipt, Part]], size: int, hashes: bool) -> list[AuditProblem]:
+def _wrong(lake: Lake, claims: Sequence[tuple[Receipt, Part]], size: int, hashes: bool) -> list[AuditProblem]:
     """What is wrong with the file, which has this many bytes."""
-    part = held[0][1]
-    if any(p.file_bytes != size for _, p in held):
+    part = claims[0][1]
+    if any(p.file_bytes != size for _, p in claims):
         return [AuditProblem(3, f"{part.path} has {size} bytes, the ledger says {part.file_bytes}")]
     try:
         with parquet.readable(part.path):
-            return list(_content(lake, held, hashes=hashes))
+            return list(_content(lake, claims, hashes=hashes))
     except Terminal as e:  # damaged, or the lake refuses it for good
         return [AuditProblem(3, e.message)]
 
 
-def _content(lake: Lake, held: Sequence[tuple[Receipt, Part]], *, hashes: bool) -> Iterator[AuditProblem]:
-    part = held[0][1]
+def _content(lake: Lake, claims: Sequence[tuple[Receipt, Part]], *, hashes: bool) -> Iterator[AuditProblem]:
+    part = claims[0][1]
     if hashes:
         with lake.open(part.path) as f:
             digest = sha256(f)
-        if any(p.sha256 != digest for _, p in held):
+        if any(p.sha256 != digest for _, p in claims):
             yield AuditProblem(3, f"{part.path}: its SHA-256 is not the ledger's")
             return
-    yield from _shared(held)
+    yield from _shared(claims)
     with parquet.open_parquet(lake, part.path) as file:
-        told = part.shared.rows if part.shared else part.rows
-        if file.metadata.num_rows != told:
-            yield AuditProblem(5, f"{part.path} has {file.metadata.num_rows} rows, the ledger says {told}")
+        expected_rows = part.shared.rows if part.shared else part.rows
+        if file.metadata.num_rows != expected_rows:
+            yield AuditProblem(5, f"{part.path} has {file.metadata.num_rows} rows, the ledger says {expected_rows}")
         offset = landed_columns.offset_column(file.schema_arrow)
         partition = offset.replace("offset", "partition")
-        found = file.read(columns=[offset, partition] if part.shared else [offset])
-    for r, p in held:
-        own = found.slice(p.shared.first, p.rows) if p.shared else found
+        rows = file.read(columns=[offset, partition] if part.shared else [offset])
+    for r, p in claims:
+        own = rows.slice(p.shared.first, p.rows) if p.shared else rows
         yield from _offsets(r, p, own.column(offset))
         if p.shared and pc.unique(own.column(partition)).to_pylist() != [r.slice.partition]:
             yield AuditProblem(3, f"{p.path}: the rows of {r.slice} are not all of its partition")
 
 
-def _shared(held: Sequence[tuple[Receipt, Part]]) -> Iterator[AuditProblem]:
+def _shared(claims: Sequence[tuple[Receipt, Part]]) -> Iterator[AuditProblem]:
     """The rows of a shared file are each of one slice that counts; any other file is of one alone."""
-    part, at = held[0][1], 0
-    if len(held) > 1 and any(p.shared is None for _, p in held):
-        yield AuditProblem(2, f"{part.path} is the file of {_slices(held)}, and not as one that they share")
+    part, at = claims[0][1], 0
+    if len(claims) > 1 and any(p.shared is None for _, p in claims):
+        yield AuditProblem(2, f"{part.path} is the file of {_slices(claims)}, and not as one that they share")
     elif part.shared:
-        for first, rows in sorted((p.shared.first, p.rows) for _, p in held if p.shared):
+        for first, rows in sorted((p.shared.first, p.rows) for _, p in claims if p.shared):
             if first != at:
                 yield AuditProblem(2 if first < at else 3, f"{part.path}: rows {at} to {first} are of no one slice")
             at = max(at, first + rows)
@@ -484,7 +487,7 @@ def _offsets(r: Receipt, part: Part, offsets: pa.ChunkedArray) -> Iterator[Audit
     if first < r.slice.start or last >= r.slice.end:
         yield AuditProblem(3, f"{part.path}: holds offsets {first}..{last}, its range is {r.slice.range}")
     if part.kind is PartKind.QUARANTINED and r.relanded:
-        known = int64s(values)
-        both = known[inside(known, r.relanded)]
+        positions = int64s(values)
+        both = positions[inside(positions, r.relanded)]
         if len(both):
             yield AuditProblem(2, f"{part.path}: holds offset {both[0]}, which was re-landed")

@@ -39,7 +39,7 @@ class Block:
     """Entries of a block up to some number: `files` is a hash of what a listing showed, `said` one of their bytes."""
 
     files: str
-    said: str
+    content_hash: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,27 +66,27 @@ class Audited:
     log: tuple[Block, ...]
     strictly: Strictly | None = None
     settled: tuple[Settled, ...] = ()
-    places: tuple[str, ...] | None = None
+    folders: tuple[str, ...] | None = None
     strange: tuple[str, ...] = ()
     """Folders with files that nobody knew: they are listed each time."""
     tagged: Mapping[int, str] = field(default_factory=dict, repr=False, compare=False)
     """By tag, the folder of a file: what an audit has listed. Not kept."""
 
-    def with_settled(self, lake: Lake, feed: str, some: Collection[Settled] | None = None) -> Audited | None:
+    def with_settled(self, lake: Lake, feed: str, selection: Collection[Settled] | None = None) -> Audited | None:
         """With the rows that are settled, or some of them, among the others; None where a file of them is not the one
         that was kept."""
-        rows, taken = self.rows, self.settled if some is None else tuple(some)
+        rows, taken = self.rows, self.settled if selection is None else tuple(selection)
         for one in taken:
             if (more := one.load(lake, feed)) is None:
                 return None
             rows = rows.plus(more)
-        left = tuple(s for s in self.settled if s not in taken)
-        lie_in = None if self.places is None else tuple({*self.places, *(p for s in taken for p in s.places)})
-        return replace(self, rows=rows, settled=left, places=lie_in)
+        unopened = tuple(s for s in self.settled if s not in taken)
+        lie_in = None if self.folders is None else tuple({*self.folders, *(p for s in taken for p in s.places)})
+        return replace(self, rows=rows, settled=unopened, folders=lie_in)
 
     def may_be_quick(self, state: State) -> bool:
         """Whether it is known where files lie, and no entries were lost since."""
-        return self.places is not None and not any(after > self.number for _, after in state.gaps)
+        return self.folders is not None and not any(after > self.number for _, after in state.gaps)
 
     def due(self, state: State) -> tuple[Settled, ...]:
         """The settled rows that a quick audit looks at: those that may have changed, and those whose turn it is."""
@@ -107,11 +107,11 @@ class Audited:
             "format": FORMAT,
             "ledger": self.ledger,
             "number": self.number,
-            "places": self.places,
+            "places": self.folders,
             "strange": self.strange,
             "settled": [s.document() for s in self.settled],
             "again": self.again,
-            "log": [(b.files, b.said) for b in self.log],
+            "log": [(b.files, b.content_hash) for b in self.log],
             "strictly": self.strictly and _strictly(self.strictly),
         }
         return zlib.compress(json.dumps(raw, separators=(",", ":")).encode(), 1)
@@ -133,9 +133,9 @@ def _audited(raw: dict[str, Any]) -> Audited:
         raise ValueError("not one value for each block")
     again = tuple(int(n) for n in raw["again"])
     old = tuple(Settled.parse(one) for one in raw.get("settled", ()))  # there were none at first
-    places = None if raw.get("places") is None else tuple(str(p) for p in raw["places"])
+    folders = None if raw.get("places") is None else tuple(str(p) for p in raw["places"])
     strange, strictly = tuple(str(p) for p in raw.get("strange", ())), _strictly_of(raw["strictly"])
-    return Audited(str(raw["ledger"]), number, rows, again, log, strictly, old, places, strange)
+    return Audited(str(raw["ledger"]), number, rows, again, log, strictly, old, folders, strange)
 
 
 def _strictly(s: Strictly) -> dict[str, Any]:
@@ -157,29 +157,29 @@ def _strictly_of(raw: dict[str, Any] | None) -> Strictly | None:
 # -- files
 
 
-def tag(found: Stat) -> int:
+def tag(stat: Stat) -> int:
     """What stands for the file as it is now."""
-    said = f"{found.size}:{found.tag}:{found.path}".encode("utf-8", "surrogatepass")
-    return int.from_bytes(blake2b(said, digest_size=8).digest(), "little")
+    identity = f"{stat.size}:{stat.tag}:{stat.path}".encode("utf-8", "surrogatepass")
+    return int.from_bytes(blake2b(identity, digest_size=8).digest(), "little")
 
 
 def shown(lake: Lake, feed: str, runs: Sequence[tuple[str, str]] | None = None) -> dict[str, int]:
     """Every visible file of the feed by its path, with its tag; or those in runs of folders, from the first to the
     last of each."""
     if runs is None:
-        found = (s for root in paths.visible_roots(feed) for s in lake.stats(root))
+        stats = (s for root in paths.visible_roots(feed) for s in lake.stats(root))
     else:
-        found = (s for root in paths.visible_roots(feed) for run in runs for s in _within(lake, root, *run))
-    return {s.path: tag(s) for s in found if not paths.is_table_log(s.path)}
+        stats = (s for root in paths.visible_roots(feed) for run in runs for s in _within(lake, root, *run))
+    return {s.path: tag(s) for s in stats if not paths.is_table_log(s.path)}
 
 
 def _within(lake: Lake, root: str, first: str, last: str) -> Iterator[Stat]:
-    for found in lake.stats(root, f"{root}/{first}"):
-        lies_in = f"{place_of(found.path)}/"
+    for stat in lake.stats(root, f"{root}/{first}"):
+        lies_in = f"{place_of(stat.path)}/"
         if lies_in > f"{last}/":
             return
         if lies_in >= f"{first}/":
-            yield found
+            yield stat
 
 
 def still_there(rows: Rows, listed: Mapping[str, int]) -> Any:
@@ -221,11 +221,11 @@ class Log:
         ledger: Ledger,
         state: State,
         listed: Sequence[tuple[int, int | None]] = ((0, None),),
-        known: Sequence[Block] = (),
+        previous: Sequence[Block] = (),
     ) -> None:
-        self._ledger, self._state, self._listed, self._known = ledger, state, listed, known
-        found = ((n, s) for first, end in listed for n, s in ledger.stats(first, end))
-        self._files = [(n, f"{n}:{s.size}:{s.tag};".encode()) for n, s in found if not state.lost_entry(n)]
+        self._ledger, self._state, self._listed, self._known = ledger, state, listed, previous
+        stats = ((n, s) for first, end in listed for n, s in ledger.stats(first, end))
+        self._files = [(n, f"{n}:{s.size}:{s.tag};".encode()) for n, s in stats if not state.lost_entry(n)]
         ledger.check_end(n for n, _ in self._files)
         self._said: dict[int, bytes] = {}
         self.copied_wrongly: list[tuple[int, str]] = []
@@ -234,8 +234,8 @@ class Log:
     def files(self, below: int) -> list[str]:
         """Of each block, what a listing shows of its entries below the number."""
         hashes = [blake2b(digest_size=16) for _ in range(-(-below // BLOCK))]
-        for n, said in takewhile(lambda f: f[0] < below, self._files):
-            hashes[n // BLOCK].update(said)
+        for n, line in takewhile(lambda f: f[0] < below, self._files):
+            hashes[n // BLOCK].update(line)
         return [h.hexdigest() if self._looks_at(i) else self._known[i].files for i, h in enumerate(hashes)]
 
     def _looks_at(self, block: int) -> bool:
@@ -247,20 +247,20 @@ class Log:
         if before.ledger != self._state.ledger_id or not 0 < before.number <= self._state.number:
             return False
         now = self.files(before.number)
-        self._said = {i: bytes.fromhex(b.said) for i, b in enumerate(before.log)}
+        self._said = {i: bytes.fromhex(b.content_hash) for i, b in enumerate(before.log)}
         others = [i for i, (files, b) in enumerate(zip(now, before.log, strict=True)) if files != b.files]
         return all(self._reread(i, before.number) == self._said[i] for i in others)
 
     def _reread(self, block: int, below: int) -> bytes:
         """What the entries of the block say, those below a number."""
-        said, number = b"", block * BLOCK
+        digest, number = b"", block * BLOCK
         while self._state.lost_entry(number):
             number += 1
         for at, _, data in self._ledger.raw(number):
             if at >= min(below, (block + 1) * BLOCK):
                 break
-            said = _linked(said, data)
-        return said
+            digest = _linked(digest, data)
+        return digest
 
     def entries(self, first: int) -> Iterator[tuple[int, str, bytes]]:
         """(number, path, content) of those from a number on, which is where `begin` went on from, or 0."""
@@ -290,8 +290,8 @@ class Log:
         return tuple(Block(f, self._said.get(i, b"").hex()) for i, f in enumerate(files))
 
 
-def _linked(said: bytes, data: bytes) -> bytes:
-    return blake2b(said + data, digest_size=16).digest()
+def _linked(digest: bytes, data: bytes) -> bytes:
+    return blake2b(digest + data, digest_size=16).digest()
 
 
 def keep(lake: Lake, feed: str, now: Audited, before: Audited | None, at: int) -> SluiceError | None:
@@ -299,12 +299,12 @@ def keep(lake: Lake, feed: str, now: Audited, before: Audited | None, at: int) -
     and files. Returns the error where it cannot be kept: who audits may have no right to write."""
     try:
         if before is not None and before.ledger == now.ledger:
-            known = before.with_settled(lake, feed, _of(before, now.rows, at // 1000)) or before
-            now = replace(now, rows=now.rows.also(known.rows, at // 1000))
+            opened = before.with_settled(lake, feed, _of(before, now.rows, at // 1000)) or before
+            now = replace(now, rows=now.rows.also(opened.rows, at // 1000))
         now = _settling(lake, feed, now, at // 1000)
         lake.put(paths.audited_path(feed), now.dump())
-        for gone in {s.first for s in (before.settled if before else ())} - {s.first for s in now.settled}:
-            lake.remove(paths.settled_path(feed, gone))
+        for first in {s.first for s in (before.settled if before else ())} - {s.first for s in now.settled}:
+            lake.remove(paths.settled_path(feed, first))
     except SluiceError as error:
         return error
     return None
@@ -320,12 +320,12 @@ def _settling(lake: Lake, feed: str, now: Audited, at: int) -> Audited:
     """What is old goes into files of its own, which are there before the note names them."""
     rows, old = settled.split(now.rows, now.number, now.tagged)
     there = {s.first: s for s in now.settled}
-    for first, (mine, places) in old.items():
-        there[first], data = Settled.of(first, mine, places, at)
+    for first, (mine, folders) in old.items():
+        there[first], data = Settled.of(first, mine, folders, at)
         settled.put(lake, feed, first, data)
-    places = {now.tagged.get(t, "") for t in rows.tags.tolist()}
-    known = None if "" in places else tuple(sorted(places))
-    return replace(now, rows=rows, settled=tuple(there[n] for n in sorted(there)), places=known)
+    folders = {now.tagged.get(t, "") for t in rows.tags.tolist()}
+    known_folders = None if "" in folders else tuple(sorted(folders))
+    return replace(now, rows=rows, settled=tuple(there[n] for n in sorted(there)), folders=known_folders)
 
 
 def kept(lake: Lake, feed: str) -> Audited | None:

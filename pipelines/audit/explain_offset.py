@@ -67,18 +67,18 @@ def explain(ledger: Ledger, lake: Lake, tp: TopicPartition, offset: int) -> Expl
     key = state.current.get(tp)
     if key is None:
         return Explanation(tp, offset, Class.UNKNOWN_PARTITION, f"the ledger knows no partition {tp}")
-    told = _explain_offset(ledger, lake, state, key, offset)
+    explanation = _explain_offset(ledger, lake, state, key, offset)
     others = sorted(k.life for k in state.origins if k.tp == tp and k != key)
     which = f" (of topic id {key.life}; the lives before it are not looked at: {', '.join(others)})" if others else ""
-    return replace(told, text=told.text + which, topic_id=key.topic_id)
+    return replace(explanation, text=explanation.text + which, topic_id=key.topic_id)
 
 
 def _explain_offset(ledger: Ledger, lake: Lake, state: State, key: Key, offset: int) -> Explanation:
-    if (found := _publication_of(ledger, state, key, offset)) is None:
+    if (publication := _publication_of(ledger, state, key, offset)) is None:
         return _explain_unlanded(ledger, state, key, offset)
-    told = _explain_landed(lake, ledger.feed, offset, *found)
-    again = _relanding_text(ledger, lake, key, offset, *found[1:]) if told.found is Class.LANDED else ""
-    return replace(told, text=told.text + again)
+    explanation = _explain_landed(lake, ledger.feed, offset, *publication)
+    again = _relanding_text(ledger, lake, key, offset, *publication[1:]) if explanation.found is Class.LANDED else ""
+    return replace(explanation, text=explanation.text + again)
 
 
 def _publication_of(ledger: Ledger, state: State, key: Key, offset: int) -> tuple[int, int, Receipt] | None:
@@ -106,21 +106,21 @@ def _explain_landed(lake: Lake, feed: str, offset: int, batch: int, number: int,
     tp, rows = r.slice.tp, 0
     for part in r.parts:
         _check_own(lake, feed, part, r)
-        place = _row(lake, part, offset)
-        if place is not None:
+        position = _row(lake, part, offset)
+        if position is not None:
             kind = Class.LANDED if part.kind is PartKind.LANDED else Class.QUARANTINED
-            text = f"{kind} by batch {batch}: row {place[1]} of row group {place[0]} in {lake.locate(part.path)}"
+            text = f"{kind} by batch {batch}: row {position[1]} of row group {position[0]} in {lake.locate(part.path)}"
             if kind is Class.QUARANTINED:
-                text += f"; {_reason(lake, part, *place)}"
-            return Explanation(tp, offset, kind, text, part.path, *place, batch, number)
+                text += f"; {_reason(lake, part, *position)}"
+            return Explanation(tp, offset, kind, text, part.path, *position, batch, number)
         rows += _rows_within(lake, part, r.slice.range)
     counts = {k: getattr(r.counts, k) for k in _UNSEEN}
     possible = [k for k, n in counts.items() if n]
     if rows != r.counts.landed + r.counts.quarantined or not possible:
         raise _rows_missing(lake, feed, r, rows)
-    told = " or ".join(_UNSEEN[k] for k in possible)
-    shown = ", ".join(f"{counts[k]} {k}" for k in possible)
-    text = f"read by batch {batch} and not landed: {told} (slice {r.slice} has {shown})"
+    reasons = " or ".join(_UNSEEN[k] for k in possible)
+    numbers = ", ".join(f"{counts[k]} {k}" for k in possible)
+    text = f"read by batch {batch} and not landed: {reasons} (slice {r.slice} has {numbers})"
     kind = Class.DROPPED if possible == ["dropped"] else Class.INVISIBLE
     return Explanation(tp, offset, kind, text, None, None, None, batch, number, counts)
 
@@ -132,10 +132,10 @@ def _check_own(lake: Lake, feed: str, part: Part, r: Receipt) -> None:
     range_, shared = about.get(b"sluice.range"), about.get(b"sluice.slices")
     if range_ is None and shared is None:
         return
-    held = [str(s) for s, _ in json.loads(shared)] if shared else [(range_ or b"").decode(errors="replace")]
-    if str(r.slice) not in held:
+    slices = [str(s) for s, _ in json.loads(shared)] if shared else [(range_ or b"").decode(errors="replace")]
+    if str(r.slice) not in slices:
         raise PartUnreadable(
-            f"{lake.locate(part.path)} is not the file that landed {r.slice}: it has the rows of {held[0]}",
+            f"{lake.locate(part.path)} is not the file that landed {r.slice}: it has the rows of {slices[0]}",
             remedy=parquet.of_slice(feed, r.slice),
             path=part.path,
         )
@@ -168,11 +168,11 @@ def _relanding_text(ledger: Ledger, lake: Lake, key: Key, offset: int, number: i
     for at in sorted(n for n in set(_candidates(state, key, offset)) if n <= number and n not in state.void)[::-1]:
         entry = ledger.entry(at)
         receipts = entry.receipts if isinstance(entry, PublishEntry) else ()
-        held = [x for x in receipts if x.slice.key == key and x.slice.start <= offset < x.slice.end]
-        if held and not _among(offset, held[0].relanded):
+        covering = [x for x in receipts if x.slice.key == key and x.slice.start <= offset < x.slice.end]
+        if covering and not _among(offset, covering[0].relanded):
             break
-        if held and isinstance(entry, PublishEntry):
-            replayed = entry.batch, held[0].slice
+        if covering and isinstance(entry, PublishEntry):
+            replayed = entry.batch, covering[0].slice
     if replayed is None:
         return ""
     batch, s = replayed
@@ -238,9 +238,9 @@ def _own_places(first: int, own: int, rows: int) -> tuple[int, int]:
 def _place(offsets: pa.ChunkedArray, offset: int) -> int | None:
     """The position of the offset in an increasing column of offsets."""
     # Not pc.index(): making its scalar imports pandas, a second of the two that an answer may take.
-    known = np.concatenate([int64s(c) for c in offsets.chunks])
-    at = int(np.searchsorted(known, offset))
-    return at if at < len(known) and known[at] == offset else None
+    values = np.concatenate([int64s(c) for c in offsets.chunks])
+    at = int(np.searchsorted(values, offset))
+    return at if at < len(values) and values[at] == offset else None
 
 
 def _reason(lake: Lake, part: Part, group: int, row: int) -> str:
@@ -252,8 +252,8 @@ def _reason(lake: Lake, part: Part, group: int, row: int) -> str:
 
 def _reason_text(row: Mapping[str, Any]) -> str:
     where = f"{row['field']}: " if row["field"] else ""
-    place = f" (byte {row['byte']})" if row.get("byte") is not None else ""
-    return f"{where}{row['reason']}: {row['detail']}{place}"
+    byte_text = f" (byte {row['byte']})" if row.get("byte") is not None else ""
+    return f"{where}{row['reason']}: {row['detail']}{byte_text}"
 
 
 def _open_part(lake: Lake, part: Part) -> AbstractContextManager[pq.ParquetFile]:

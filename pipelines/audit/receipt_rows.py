@@ -44,8 +44,8 @@ class Rows:
     def of(cls, receipts: Sequence[tuple[int, Receipt]], tag: Callable[[str], int], proofs: Sequence[int]) -> Rows:
         """Of receipts, each with the number of its entry. `tag` is asked for each part's path."""
         keys = sorted({r.slice.key for _, r in receipts})
-        place = {key: i for i, key in enumerate(keys)}
-        table = np.array([_row(n, place[r.slice.key], r, proofs) for n, r in receipts], np.int64)
+        indexes = {key: i for i, key in enumerate(keys)}
+        table = np.array([_row(n, indexes[r.slice.key], r, proofs) for n, r in receipts], np.int64)
         tags = np.array([tag(p.path) for _, r in receipts for p in r.parts], np.uint64)
         return cls(keys, table.reshape(-1, len(COLUMNS)), tags)
 
@@ -70,8 +70,8 @@ class Rows:
         return Rows(keys, np.concatenate([t.T for t in tables], axis=1).T, np.concatenate([self.tags, other.tags]))
 
     def _with_keys(self, keys: Sequence[Key]) -> Any:
-        place = {key: i for i, key in enumerate(keys)}
-        table, at = self.table.copy("K"), np.array([place[k] for k in self.keys] or [0], np.int64)
+        indexes = {key: i for i, key in enumerate(keys)}
+        table, at = self.table.copy("K"), np.array([indexes[k] for k in self.keys] or [0], np.int64)
         table[:, _AT["key"]] = at[table[:, _AT["key"]]]
         return table
 
@@ -80,8 +80,8 @@ class Rows:
         order = np.lexsort((self.column("number"), self.column("start"), self.column("key")))
         begins = np.cumsum(self.column("parts")) - self.column("parts")
         parts = self.column("parts")[order]
-        places = np.repeat(begins[order] - (np.cumsum(parts) - parts), parts) + np.arange(len(self.tags))
-        return Rows(self.keys, self.table.T[:, order].T, self.tags[places])
+        positions = np.repeat(begins[order] - (np.cumsum(parts) - parts), parts) + np.arange(len(self.tags))
+        return Rows(self.keys, self.table.T[:, order].T, self.tags[positions])
 
     def named(self) -> list[Row]:
         columns = (self.column(n).tolist() for n in ("number", "key", "start", "end", "landed"))
@@ -89,9 +89,9 @@ class Rows:
 
     def marked(self, proof: str, rows: Iterable[Row], at: int) -> Rows:
         """With the proof of those rows."""
-        told = set(rows)
-        near = self._of({r.number for r in told})
-        mine = [r in told for r in self.where(near).named()]
+        marked = set(rows)
+        near = self._of({r.number for r in marked})
+        mine = [r in marked for r in self.where(near).named()]
         table = self.table.copy("K")
         table[np.flatnonzero(near)[np.array(mine, bool)], _AT[proof]] = at
         return Rows(self.keys, table, self.tags)
@@ -105,11 +105,11 @@ class Rows:
         all."""
         anew = self.column("looked") == at
         old = before.where(before._of(set(self.column("number")[anew].tolist())))
-        known = dict(zip(old._whole(), old._proofs(), strict=True))
-        table, places = self.table.copy("K"), [_AT[p] for p in PROOFS]
+        by_part = dict(zip(old._whole(), old._proofs(), strict=True))
+        table, positions = self.table.copy("K"), [_AT[p] for p in PROOFS]
         for i, what in zip(np.flatnonzero(anew).tolist(), self.where(anew)._whole(), strict=True):
-            if (proofs := known.get(what)) is not None:
-                table[i, places] = np.maximum(table[i, places], proofs)
+            if (proofs := by_part.get(what)) is not None:
+                table[i, positions] = np.maximum(table[i, positions], proofs)
         return Rows(self.keys, table, self.tags)
 
     def _whole(self) -> list[tuple[Row, bytes]]:

@@ -71,13 +71,13 @@ def rescan(
     there = [row for row in unproven if _log_holds(row, partitions)]
     makers = _Makers(ledger, shape, lake)
     total, done, compared = sum(row.range.span for row in there), 0, 0
-    told = {p.file for p in report.problems if p.file}
+    files = {p.file for p in report.problems if p.file}
     problems: list[AuditProblem] = []
     right: list[Row] = []
     for row, r in _receipts(ledger, there):
         result = _compare_slice(ledger.feed, r, makers.of(r), lake, _from_kafka(r.slice, fetcher, isolation))
         compared += result.records
-        problems += [p for p in [result.problem] if p and p.file not in told]
+        problems += [p for p in [result.problem] if p and p.file not in files]
         right += [] if result.problem else [row]
         done += r.slice.span
         progress(done, total)
@@ -97,11 +97,11 @@ def _receipts(ledger: Ledger, rows: Iterable[Row]) -> Iterator[tuple[Row, Receip
     by_entry: dict[int, dict[tuple[Key, Range], Row]] = {}
     for row in rows:
         by_entry.setdefault(row.number, {})[row.key, row.range] = row
-    for number, asked in sorted(by_entry.items()):
+    for number, wanted in sorted(by_entry.items()):
         entry = ledger.entry(number)
         for r in entry.receipts if isinstance(entry, PublishEntry) else ():
-            if (found := asked.pop((r.slice.key, r.slice.range), None)) is not None:
-                yield found, r
+            if (receipt := wanted.pop((r.slice.key, r.slice.range), None)) is not None:
+                yield receipt, r
 
 
 def _log_holds(row: Row, partitions: Mapping[Key, PartitionState]) -> bool:
@@ -198,8 +198,8 @@ class _SliceComparison:
         if self._landed.upto(s.end) is not None or self._refused.upto(s.end) is not None:
             return Compared(self._compared, AuditProblem(3, f"{s}: more rows are there than the log holds"))
         if self._dropped != self._receipt.counts.dropped:
-            said = f"{self._dropped} records are nowhere, and {self._receipt.counts.dropped} were dropped"
-            return Compared(self._compared, AuditProblem(1, f"{s}: {said}"))
+            message = f"{self._dropped} records are nowhere, and {self._receipt.counts.dropped} were dropped"
+            return Compared(self._compared, AuditProblem(1, f"{s}: {message}"))
         return Compared(self._compared, None)
 
     def _chunk(self, chunk: pa.RecordBatch) -> AuditProblem | None:
@@ -244,24 +244,24 @@ class _SliceComparison:
         self, chunk: pa.RecordBatch, landed: pa.Table | None, mine: Array, bad: Array
     ) -> AuditProblem | None:
         """Each landed row is what one of the makers makes of the record."""
-        left = ~inside(mine, self._mended)
-        self._compared += int(left.sum())
+        unmended = ~inside(mine, self._mended)
+        self._compared += int(unmended.sum())
         differ: list[str] = []
         for maker in self._makers:
-            made = pa.Table.from_batches([p.landed for p in maker.format.convert(self._receipt.slice, chunk)])
-            offsets = _offsets(made)
+            remade = pa.Table.from_batches([p.landed for p in maker.format.convert(self._receipt.slice, chunk)])
+            offsets = _offsets(remade)
             if problem := self._fitting(maker, offsets, mine, bad):
                 return problem
-            if landed is None or not left.any():
+            if landed is None or not unmended.any():
                 continue
-            both = np.flatnonzero(left & np.isin(mine, offsets))
-            places = np.searchsorted(offsets, mine[both])
-            equal = equal_rows(_rows_at(landed, both), _rows_at(made, places))
-            left[both[equal]] = False
+            both = np.flatnonzero(unmended & np.isin(mine, offsets))
+            positions = np.searchsorted(offsets, mine[both])
+            equal = equal_rows(_rows_at(landed, both), _rows_at(remade, positions))
+            unmended[both[equal]] = False
             if not equal.all():
                 first = np.flatnonzero(~equal)[:1]
-                differ = different_columns(_rows_at(landed, both[first]), _rows_at(made, places[first]))
-        wrong = np.flatnonzero(left)
+                differ = different_columns(_rows_at(landed, both[first]), _rows_at(remade, positions[first]))
+        wrong = np.flatnonzero(unmended)
         self._compared -= len(wrong)
         what = f"is not what landed: {', '.join(differ)}" if differ else "is not what landed"
         return self._problem(mine[wrong[0]], what) if len(wrong) else None
@@ -310,20 +310,20 @@ def _offsets(rows: pa.Table | None) -> Array:
     return int64s(rows.column(landed_columns.offset_column(rows.schema)).combine_chunks())
 
 
-def _rows_at(rows: pa.Table, places: Array) -> pa.Table:
-    whole = len(places) == rows.num_rows
-    return rows if whole else rows.take(fixed_width(pa.int64(), places.astype(np.int64)))
+def _rows_at(rows: pa.Table, positions: Array) -> pa.Table:
+    is_complete = len(positions) == rows.num_rows
+    return rows if is_complete else rows.take(fixed_width(pa.int64(), positions.astype(np.int64)))
 
 
-def equal_rows(mine: pa.Table, made: pa.Table) -> Array:
+def equal_rows(mine: pa.Table, remade: pa.Table) -> Array:
     """Which rows are equal in all columns of `mine`. Columns that are not made are null."""
     same = np.ones(mine.num_rows, np.bool_)
     for field, column in zip(mine.schema, mine.columns, strict=True):
-        if field.name not in made.schema.names:
+        if field.name not in remade.schema.names:
             same &= _mask(column.is_null())
             continue
         try:
-            other = made.column(field.name).cast(field.type)
+            other = remade.column(field.name).cast(field.type)
         except pa.ArrowInvalid:  # a type that does not hold the value: not made by this shape
             return np.zeros(mine.num_rows, np.bool_)
         if column.equals(other):
@@ -335,9 +335,9 @@ def equal_rows(mine: pa.Table, made: pa.Table) -> Array:
     return same
 
 
-def different_columns(mine: pa.Table, made: pa.Table) -> list[str]:
+def different_columns(mine: pa.Table, remade: pa.Table) -> list[str]:
     """The columns of `mine` in which any row is another."""
-    return [name for name in mine.schema.names if not equal_rows(mine.select([name]), made).all()]
+    return [name for name in mine.schema.names if not equal_rows(mine.select([name]), remade).all()]
 
 
 def _equal_items(a: pa.ChunkedArray, b: pa.ChunkedArray) -> Array:
@@ -360,8 +360,8 @@ def _parts(r: Receipt, lake: Lake, kind: PartKind) -> Iterator[pa.RecordBatch]:
     batches = _batches(r, lake, kind)
     if not r.slice.by_time:
         yield from batches
-    elif held := list(batches):
-        table = pa.Table.from_batches(held)
+    elif read_batches := list(batches):
+        table = pa.Table.from_batches(read_batches)
         yield from table.sort_by(landed_columns.offset_column(table.schema)).to_batches(1 << 16)
 
 

@@ -54,14 +54,14 @@ class Settled:
         return self.first + ENTRIES
 
     @classmethod
-    def of(cls, first: int, rows: Rows, places: Iterable[str], seen: int) -> tuple[Settled, bytes]:
+    def of(cls, first: int, rows: Rows, folders: Iterable[str], looked_at: int) -> tuple[Settled, bytes]:
         """With the file's content."""
         data = dump(rows)
         looked, numbers = rows.column("looked"), rows.column("number")
-        when = (int(looked.min()), int(looked.max())) if len(rows) else (seen, seen)
+        when = (int(looked.min()), int(looked.max())) if len(rows) else (looked_at, looked_at)
         counts = len(np.unique(numbers)), len(np.unique(rows.tags)), int(rows.column("rows").sum())
-        made = cls(first, _digest(data), *counts, when, seen, tuple(sorted(places)), _sums(rows))
-        return made, data
+        settled = cls(first, _digest(data), *counts, when, looked_at, tuple(sorted(folders)), _sums(rows))
+        return settled, data
 
     def load(self, lake: Lake, feed: str) -> Rows | None:
         """The rows; None where the file is not the one that was kept."""
@@ -80,8 +80,8 @@ class Settled:
 
     def document(self) -> dict[str, Any]:
         table = np.array([[of[name] for name in SUMS] for of in self.sums.values()], np.int64).reshape(-1, len(SUMS))
-        said = {n: getattr(self, n) for n in ("first", "digest", "batches", "parts", "rows", "looked", "seen")}
-        return said | {"places": self.places, "keys": list(self.sums), "sums": packed(table.T)}
+        document = {n: getattr(self, n) for n in ("first", "digest", "batches", "parts", "rows", "looked", "seen")}
+        return document | {"places": self.places, "keys": list(self.sums), "sums": packed(table.T)}
 
     @classmethod
     def parse(cls, raw: Mapping[str, Any]) -> Settled:
@@ -93,8 +93,8 @@ class Settled:
         sums = {k: {name: c[i] for name, c in zip(SUMS, columns, strict=True)} for i, k in enumerate(keys)}
         first, last = (int(t) for t in raw["looked"])
         batches, parts, rows = (int(raw[n]) for n in ("batches", "parts", "rows"))
-        places, when = tuple(str(p) for p in raw["places"]), (first, last)
-        return cls(int(raw["first"]), str(raw["digest"]), batches, parts, rows, when, int(raw["seen"]), places, sums)
+        folders, when = tuple(str(p) for p in raw["places"]), (first, last)
+        return cls(int(raw["first"]), str(raw["digest"]), batches, parts, rows, when, int(raw["seen"]), folders, sums)
 
 
 def dump(rows: Rows) -> bytes:
@@ -153,32 +153,32 @@ def place_of(path: str) -> str:
     return "/".join(path.split("/")[2:-1]).partition("/")[0]
 
 
-def runs(wanted: Collection[str], known: Collection[str]) -> Iterator[tuple[str, str]]:
+def runs(wanted: Collection[str], known_folders: Collection[str]) -> Iterator[tuple[str, str]]:
     """The wanted folders as runs (first, last), in the order of paths: no other known one lies within. What lies there
     that nobody knows is listed, too."""
-    in_order = sorted({*wanted, *known}, key=lambda place: f"{place}/")
-    for mine, run in groupby(in_order, key=lambda place: place in wanted):
+    in_order = sorted({*wanted, *known_folders}, key=lambda folder: f"{folder}/")
+    for mine, run in groupby(in_order, key=lambda folder: folder in wanted):
         if mine:
-            places = list(run)
-            yield places[0], places[-1]
+            run_folders = list(run)
+            yield run_folders[0], run_folders[-1]
 
 
 # -- kept
 
 
-def split(rows: Rows, number: int, places: Mapping[int, str]) -> tuple[Rows, dict[int, tuple[Rows, set[str]]]]:
+def split(rows: Rows, number: int, folders: Mapping[int, str]) -> tuple[Rows, dict[int, tuple[Rows, set[str]]]]:
     """What is not settled yet, and by first number the rows that are, each with its folders: those of the entries below
     `number`, in whole files, whose parts' folders are all known by tag."""
     block = rows.column("number") // ENTRIES
     out: dict[int, tuple[Rows, set[str]]] = {}
-    left = np.ones(len(rows), bool)
+    recent = np.ones(len(rows), bool)
     for b in np.unique(block[(block + 1) * ENTRIES <= number]).tolist():
         mine = rows.where(block == b)
-        lie_in = {places.get(tag, "") for tag in mine.tags.tolist()}
+        lie_in = {folders.get(tag, "") for tag in mine.tags.tolist()}
         if "" not in lie_in:
             out[b * ENTRIES] = mine, lie_in
-            left[block == b] = False
-    return rows.where(left), out
+            recent[block == b] = False
+    return rows.where(recent), out
 
 
 def put(lake: Lake, feed: str, first: int, data: bytes) -> None:

@@ -57,24 +57,24 @@ class Strict:
     """Partitions whose committed offset the ledger knows and Kafka does not any more: nobody moved it."""
 
 
-def strict(ledger: Ledger, lake: Lake, feed: Feed, found: Survey, report: AuditReport) -> Strict:
+def strict(ledger: Ledger, lake: Lake, feed: Feed, survey: Survey, report: AuditReport) -> Strict:
     """Check ledger, committed offsets and manifests against one another. `found` is Kafka as it is now; `report` is the
     account, with what earlier audits knew.
 
     The survey has already refused a ledger that lost entries, so no mark is above the fold.
     """
-    state, before = found.state, _believed(report.audited.strictly, found.state)
+    state, before = survey.state, _believed(report.audited.strictly, survey.state)
     by_ledger, recorded, below = _in_the_ledger(ledger, before, state)
-    by_kafka = list(_in_kafka(ledger, state, found)) if feed.commit is not CommitMode.NONE else []
-    shown = windows.manifest_windows(state, feed.window)
+    by_kafka = list(_in_kafka(ledger, state, survey)) if feed.commit is not CommitMode.NONE else []
+    expected = windows.manifest_windows(state, feed.window)
     by_manifest, read = _manifests(lake, feed, state, before)
-    expired = tuple(k for k in state.known() if k in state.commits and found.committed.get(k.tp, _OTHER) is None)
+    expired = tuple(k for k in state.known() if k in state.commits and survey.committed.get(k.tp, _OTHER) is None)
     return Strict(
-        problems=(*_ids(state, found), *by_ledger, *by_kafka, *by_manifest),
-        unseen=tuple(_unseen(report.uncompared(), found.partitions)),
-        commits=sum(found.committed.get(k.tp) is not None for k in state.known() if k in found.partitions),
+        problems=(*_ids(state, survey), *by_ledger, *by_kafka, *by_manifest),
+        unseen=tuple(_unseen(report.uncompared(), survey.partitions)),
+        commits=sum(survey.committed.get(k.tp) is not None for k in state.known() if k in survey.partitions),
         recorded=recorded,
-        windows=len(shown),
+        windows=len(expected),
         strictly=None if by_ledger else Strictly(below.number, recorded, checkpoint.dump(below), read),
         expired=expired if feed.commit is not CommitMode.NONE else (),
     )
@@ -93,12 +93,12 @@ _OTHER = CommittedOffset(0)
 # -- cluster, topics, ends
 
 
-def _ids(state: State, found: Survey) -> Iterator[AuditProblem]:
-    if state.cluster and state.cluster != found.cluster_id:
-        yield AuditProblem(12, f"the ledger belongs to cluster {state.cluster}, Kafka answers as {found.cluster_id}")
-    for r in found.refusals:
+def _ids(state: State, survey: Survey) -> Iterator[AuditProblem]:
+    if state.cluster and state.cluster != survey.cluster_id:
+        yield AuditProblem(12, f"the ledger belongs to cluster {state.cluster}, Kafka answers as {survey.cluster_id}")
+    for r in survey.refusals:
         yield AuditProblem(3 if isinstance(r.error, LogTruncated) else 12, r.error.message)
-    there = {k.tp for k in found.partitions} | {r.tp for r in found.refusals}
+    there = {k.tp for k in survey.partitions} | {r.tp for r in survey.refusals}
     for key in state.known():
         if key.tp not in there:
             yield AuditProblem(12, f"{key}: the ledger knows topic id {key.topic_id}, and Kafka has no such partition")
@@ -129,46 +129,46 @@ def _ahead(state: State, number: int, entry: CommitEntry) -> Iterator[AuditProbl
     for item in entry.offsets:
         frontier = state.frontier(item.key) if item.key in state.origins else 0
         if item.offset > frontier:
-            said = f"{item.key}: entry {number} records {item.offset} as committed"
-            yield AuditProblem(7, f"{said}, and published was up to {frontier}")
+            message = f"{item.key}: entry {number} records {item.offset} as committed"
+            yield AuditProblem(7, f"{message}, and published was up to {frontier}")
 
 
-def _in_kafka(ledger: Ledger, state: State, found: Survey) -> Iterator[AuditProblem]:
+def _in_kafka(ledger: Ledger, state: State, survey: Survey) -> Iterator[AuditProblem]:
     """Check Kafka's offsets: none ahead of what was published when it was committed, none behind the ledger."""
     for key, frontier in state.frontiers().items():
-        held = found.committed.get(key.tp)
-        if held is None or key not in found.partitions:
+        committed = survey.committed.get(key.tp)
+        if committed is None or key not in survey.partitions:
             continue
-        if held.offset > frontier:
-            yield AuditProblem(7, f"{key}: the group holds {held.offset}, and published is up to {frontier}")
+        if committed.offset > frontier:
+            yield AuditProblem(7, f"{key}: the group holds {committed.offset}, and published is up to {frontier}")
             continue
-        yield from _check_verdict(ledger, state, key, frontier, held)
+        yield from _check_verdict(ledger, state, key, frontier, committed)
 
 
 def _check_verdict(
-    ledger: Ledger, state: State, key: Key, frontier: int, held: CommittedOffset
+    ledger: Ledger, state: State, key: Key, frontier: int, committed: CommittedOffset
 ) -> Iterator[AuditProblem]:
     last = state.commits.get(key)
-    match verdict(state, key, frontier, held):
+    match verdict(state, key, frontier, committed):
         case CommitVerdict.MOVED:
             expected = last if last is not None else state.origins[key].committed
-            yield AuditProblem(8, f"{key}: the group holds {held.offset}, the ledger expects {expected}")
+            yield AuditProblem(8, f"{key}: the group holds {committed.offset}, the ledger expects {expected}")
         case _:
-            yield from _check_mark(ledger, state, key, held)
+            yield from _check_mark(ledger, state, key, committed)
 
 
-def _check_mark(ledger: Ledger, state: State, key: Key, held: CommittedOffset) -> Iterator[AuditProblem]:
+def _check_mark(ledger: Ledger, state: State, key: Key, committed: CommittedOffset) -> Iterator[AuditProblem]:
     """The mark beside the offset must name the intent that wrote it, in this life of the topic."""
-    mark = Mark.parse(held.metadata)
+    mark = Mark.parse(committed.metadata)
     if mark is None or mark.ledger != state.ledger_id or mark.incarnation != key.incarnation:
         return
     if state.lost_entry(mark.number):
         return  # somebody accepted that it is gone; the next commit puts a mark that stands
     entry = ledger.entry(mark.number)
     meant = entry.offsets if isinstance(entry, IntentEntry) else ()
-    if not any(o.key == key and o.offset == held.offset for o in meant):
+    if not any(o.key == key and o.offset == committed.offset for o in meant):
         yield AuditProblem(
-            11, f"{key}: committed {held.offset} names entry {mark.number}, which meant nothing of the kind"
+            11, f"{key}: committed {committed.offset} names entry {mark.number}, which meant nothing of the kind"
         )
 
 
@@ -187,13 +187,13 @@ def _manifests(
     for window in windows.complete_of(state, missing, feed.window):
         if not manifest.is_retired(state, window, length):
             path = paths.window_path(feed.name, window, length)
-            said = f"{path} is missing, and its window is complete"
-            problems.append(AuditProblem(4, said, path, f"write it: sluice repair {feed.name}"))
-    known = set(before.manifests) if before else set()
+            message = f"{path} is missing, and its window is complete"
+            problems.append(AuditProblem(4, message, path, f"write it: sluice repair {feed.name}"))
+    previous = set(before.manifests) if before else set()
     for path, now in sorted(standing.items()):
         lasts = paths.manifest_window(path)
-        wrong = list(_stands_right(lake, path, state)) if now not in known or lasts is None else []
-        if now in known and lasts and manifest.is_retired(state, *lasts):
+        wrong = list(_stands_right(lake, path, state)) if now not in previous or lasts is None else []
+        if now in previous and lasts and manifest.is_retired(state, *lasts):
             wrong = [AuditProblem(4, f"{path} stands, and rows of its window were retired")]
         problems += wrong
         right += [] if wrong else [now]
@@ -207,9 +207,9 @@ def _stands_right(lake: Lake, path: str, state: State) -> Iterator[AuditProblem]
         yield AuditProblem(10, f"{path} is no window's manifest", path, "move that file out of the lake's folder")
         return
     try:
-        said = json.loads(content)
-        named = [
-            (b["topic"], b["partition"], b["topic_id"], int(b["start"]), int(b["end"])) for b in said["boundaries"]
+        document = json.loads(content)
+        boundaries = [
+            (b["topic"], b["partition"], b["topic_id"], int(b["start"]), int(b["end"])) for b in document["boundaries"]
         ]
     except (ValueError, KeyError, TypeError, OverflowError, RecursionError):
         remedy = f"remove that file, then: sluice repair {paths.feed_of(path)}   writes it anew"
@@ -217,10 +217,10 @@ def _stands_right(lake: Lake, path: str, state: State) -> Iterator[AuditProblem]
         return
     if manifest.is_retired(state, *lasts):
         yield AuditProblem(4, f"{path} stands, and rows of its window were retired")
-    for topic, partition, topic_id, start, end in named:
+    for topic, partition, topic_id, start, end in boundaries:
         lives = [k for k in state.origins if (k.topic, k.partition, k.topic_id) == (topic, partition, topic_id)]
-        held = union(r for k in lives for r in state.accounted(k))
-        if start < end and not any(r.start <= start and end <= r.end for r in held):
+        accounted = union(r for k in lives for r in state.accounted(k))
+        if start < end and not any(r.start <= start and end <= r.end for r in accounted):
             yield AuditProblem(4, f"{path} says complete, and of {topic}:{partition}:{start}-{end} something is owed")
 
 
@@ -228,11 +228,11 @@ def _stands_right(lake: Lake, path: str, state: State) -> Iterator[AuditProblem]
 
 
 def _unseen(rows: list[Row], partitions: Mapping[Key, PartitionState]) -> Iterator[Unseen]:
-    found: dict[tuple[Key, str], list[Row]] = {}
+    by_reason: dict[tuple[Key, str], list[Row]] = {}
     for r in rows:
         if r.landed and (why := _why_not(r, partitions)):
-            found.setdefault((r.key, why), []).append(r)
-    for (key, why), mine in sorted(found.items()):
+            by_reason.setdefault((r.key, why), []).append(r)
+    for (key, why), mine in sorted(by_reason.items()):
         yield Unseen(key, union(r.range for r in mine), sum(r.landed for r in mine), why)
 
 

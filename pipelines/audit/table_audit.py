@@ -22,12 +22,14 @@ def table_problems(
     mend = f"sluice table sync {ledger.feed} --repair"
     if head is None:
         return
-    found = compare(ledger, lake, table, head, state, kind)
-    for address in found.missing:
+    comparison = compare(ledger, lake, table, head, state, kind)
+    for address in comparison.missing:
         yield AuditProblem(17, f"{address} is missing in {table.name}", address, mend)
-    for address in found.foreign:
+    for address in comparison.foreign:
         yield AuditProblem(17, f"{address} is in {table.name}, and is no file of the feed", address, mend)
-    for address, told, counted in found.rows:
-        yield AuditProblem(17, f"{address} has {told} rows in {table.name}, the ledger says {counted}", address, mend)
-    if found.deletes:
-        yield AuditProblem(17, f"{table.name} deletes rows, by {found.deletes} of its files")
+    for address, expected, counted in comparison.rows:
+        yield AuditProblem(
+            17, f"{address} has {expected} rows in {table.name}, the ledger says {counted}", address, mend
+        )
+    if comparison.deletes:
+        yield AuditProblem(17, f"{table.name} deletes rows, by {comparison.deletes} of its files")

@@ -126,10 +126,10 @@ def _is_settled(state: State, targets: Mapping[Key, int], committed: Committed) 
     """Whether Kafka holds the frontier and the ledger knows it: then there is no need to join the group."""
     return all(
         state.commits.get(key) == to
-        and (held := committed.get(key.tp)) is not None
-        and held.offset == to
-        and held.settled
-        and foreign_mark(state, key.tp, held) is None
+        and (offset := committed.get(key.tp)) is not None
+        and offset.offset == to
+        and offset.settled
+        and foreign_mark(state, key.tp, offset) is None
         for key, to in targets.items()
     )
 
@@ -170,7 +170,7 @@ def _commit_as(
             if answered:
                 raise
             raise _unknown_error(e) from e
-    _record(ledger, settings, mark, targets, told=post is None and newest <= state.last_mark)
+    _record(ledger, settings, mark, targets, reported=post is None and newest <= state.last_mark)
     status = CommitStatus.COMMITTED if going or post else CommitStatus.UNCHANGED
     moved = tuple(Moved(k, _offset(before.get(k.tp)), o) for k, o in targets.items())
     sent, to = (post.taken, post.topic) if post else (0, "")
@@ -181,12 +181,16 @@ def _put_by_others(state: State, targets: Mapping[Key, int], committed: Committe
     """Partitions where Kafka already holds the frontier although Sluice did not commit it: from the offset that the
     ledger expects to the one that is there."""
 
-    def strange(key: Key, held: CommittedOffset) -> bool:
-        known = {_expected_offset(state, key), state.moved.get(key), *state.intents.get(key, ())}
-        return held.offset == targets[key] and _our_mark(state, held) is None and held.offset not in known
+    def strange(key: Key, committed_offset: CommittedOffset) -> bool:
+        expected = {_expected_offset(state, key), state.moved.get(key), *state.intents.get(key, ())}
+        return (
+            committed_offset.offset == targets[key]
+            and _our_mark(state, committed_offset) is None
+            and committed_offset.offset not in expected
+        )
 
-    found = ((k, c) for k in targets if (c := committed.get(k.tp)) is not None)
-    return tuple(Moved(k, _expected_offset(state, k), c.offset) for k, c in found if strange(k, c))
+    offsets = ((k, c) for k in targets if (c := committed.get(k.tp)) is not None)
+    return tuple(Moved(k, _expected_offset(state, k), c.offset) for k, c in offsets if strange(k, c))
 
 
 def _newest_mark(state: State, committed: Committed) -> int:
@@ -276,11 +280,11 @@ def adopt(
     Raises GroupMoved for an offset beyond the end of its log: nobody has passed over records that are yet to come.
     """
     ends = {key: _offset(committed.get(key.tp)) or 0 for key in moved}
-    known = log_ends(cluster, moved)
-    if beyond := [k for k in moved if ends[k] > known.get(k.tp, 0)]:
-        said = "; ".join(f"{k}: the group holds {ends[k]}, the log ends at {known.get(k.tp, 0)}" for k in beyond)
+    log_ends_ = log_ends(cluster, moved)
+    if beyond := [k for k in moved if ends[k] > log_ends_.get(k.tp, 0)]:
+        details = "; ".join(f"{k}: the group holds {ends[k]}, the log ends at {log_ends_.get(k.tp, 0)}" for k in beyond)
         raise GroupMoved(
-            f"somebody moved the group's committed offsets beyond the end of the log, which is not adopted; {said}",
+            f"somebody moved the group's committed offsets beyond the end of the log, which is not adopted; {details}",
             remedy=f"commit the frontier all the same: sluice accept {ledger.feed} moved "
             + " ".join(f"--only {k}" for k in beyond)
             + " --reason …",
@@ -293,8 +297,8 @@ def adopt(
 def log_ends(cluster: Cluster, keys: Iterable[Key]) -> dict[TopicPartition, int]:
     """Where the logs of these partitions end."""
     cluster.forget()
-    found = cluster.partitions({k.topic for k in keys}, Isolation.READ_UNCOMMITTED)
-    return {p.tp: p.high_watermark for p in found}
+    partitions = cluster.partitions({k.topic for k in keys}, Isolation.READ_UNCOMMITTED)
+    return {p.tp: p.high_watermark for p in partitions}
 
 
 def _intend(ledger: Ledger, targets: Mapping[Key, int]) -> tuple[int, State]:
@@ -340,38 +344,38 @@ def _unknown_error(silent: KafkaUnavailable) -> Unknown:
 
 
 def _read_back(member: Membership, offsets: Mapping[TopicPartition, CommittedOffset]) -> None:
-    seen = member.committed(list(offsets))
+    answers = member.committed(list(offsets))
     for tp, meant in offsets.items():
-        held = seen.get(tp)
-        if held is not None and _is_newer(held, meant):
+        answer = answers.get(tp)
+        if answer is not None and _is_newer(answer, meant):
             raise CommitFenced(
-                f"{tp}: another run has committed {held.offset} since this one set out to commit {meant.offset}",
+                f"{tp}: another run has committed {answer.offset} since this one set out to commit {meant.offset}",
                 remedy="nothing is lost, and nothing is to mend; the next run goes on from there",
                 topic=tp.topic,
                 partition=tp.partition,
             )
-        if held is None or (held.offset, held.metadata, held.settled) != (meant.offset, meant.metadata, True):
+        if answer is None or (answer.offset, answer.metadata, answer.settled) != (meant.offset, meant.metadata, True):
             raise CommitFenced(
-                f"{tp}: meant to commit {meant.offset}, the group holds {_offset(held)}: the commit did not take",
+                f"{tp}: meant to commit {meant.offset}, the group holds {_offset(answer)}: the commit did not take",
                 remedy="nothing is lost; the next run commits again",
                 topic=tp.topic,
                 partition=tp.partition,
             )
 
 
-def _is_newer(held: CommittedOffset, meant: CommittedOffset) -> bool:
+def _is_newer(answer: CommittedOffset, meant: CommittedOffset) -> bool:
     """Whether Kafka holds the offset of a later intent of the same ledger."""
-    theirs, ours = Mark.parse(held.metadata), Mark.parse(meant.metadata)
+    theirs, ours = Mark.parse(answer.metadata), Mark.parse(meant.metadata)
     return theirs is not None and ours is not None and theirs.ledger == ours.ledger and theirs.number > ours.number
 
 
-def _record(ledger: Ledger, settings: CommitSettings, mark: int, targets: Mapping[Key, int], *, told: bool) -> None:
+def _record(ledger: Ledger, settings: CommitSettings, mark: int, targets: Mapping[Key, int], *, reported: bool) -> None:
     """Step 6. `told`: the ledger already knows the newest mark that took effect, so only offsets can be new."""
     offsets = tuple(KeyOffset(key=k, offset=o) for k, o in targets.items())
 
     def decide(state: State) -> CommitEntry | None:
-        known = all(state.commits.get(k, -1) >= o and k not in state.moved for k, o in targets.items())
-        if known and (told or state.last_mark >= mark):
+        is_recorded = all(state.commits.get(k, -1) >= o and k not in state.moved for k, o in targets.items())
+        if is_recorded and (reported or state.last_mark >= mark):
             return None
         return CommitEntry(mode=settings.mode, mark=mark, offsets=offsets)
 
@@ -385,16 +389,16 @@ def _offset(committed: CommittedOffset | None) -> int | None:
 def _moved_error(
     feed: str, state: State, moved: Sequence[Key], committed: Committed, log_ends: Mapping[TopicPartition, int]
 ) -> GroupMoved:
-    held = {k: _offset(committed.get(k.tp)) or 0 for k in moved}
+    offsets = {k: _offset(committed.get(k.tp)) or 0 for k in moved}
 
     def line(key: Key) -> str:
         expected, frontier = _expected_offset(state, key), state.frontier(key)
-        return f"{key}: the group holds {held[key]}, the ledger expects {expected} (frontier {frontier})"
+        return f"{key}: the group holds {offsets[key]}, the ledger expects {expected} (frontier {frontier})"
 
     first = moved[0]
     return GroupMoved(
         "somebody moved the group's committed offsets; " + "; ".join(map(line, moved)),
-        remedy=ways_out(feed, {k: (state.frontier(k), held[k]) for k in moved}, log_ends)
+        remedy=ways_out(feed, {k: (state.frontier(k), offsets[k]) for k in moved}, log_ends)
         + ". `policies.on_group_moved` in the feed decides it for good",
         topic=first.topic,
         partition=first.partition,
@@ -408,7 +412,7 @@ def ways_out(feed: str, moved: Mapping[Key, tuple[int, int]], log_ends: Mapping[
     Only an offset ahead of the frontier, and within the log, passes over records and can be adopted.
     """
     back = {k: at for k, at in moved.items() if at[1] < at[0]}
-    ahead = [k for k, (frontier, held) in moved.items() if frontier < held <= log_ends.get(k.tp, held)]
+    ahead = [k for k, (frontier, offset) in moved.items() if frontier < offset <= log_ends.get(k.tp, offset)]
     accept = f"sluice accept {feed} moved"
     ways = [f"commit the frontier all the same: {accept} --reason …"]
     if ahead:
@@ -419,7 +423,7 @@ def ways_out(feed: str, moved: Mapping[Key, tuple[int, int]], log_ends: Mapping[
             f" {accept} --adopt{only} --reason …"
         )
     if back:
-        ranges = " ".join(f"--offsets {k}:{held}-{frontier}" for k, (frontier, held) in sorted(back.items()))
+        ranges = " ".join(f"--offsets {k}:{offset}-{frontier}" for k, (frontier, offset) in sorted(back.items()))
         ways.append(f"what was moved back passes nothing over; to land that anew: sluice run {feed} {ranges} --replace")
     return "; ".join(ways)
 

@@ -96,16 +96,16 @@ def _noted(footer: pq.FileMetaData) -> Mapping[str, tuple[int | None, int | None
 def _of_statistics(footer: pq.FileMetaData, at: int, kind: pa.DataType) -> Bounds | None:
     """The bounds of one column by the statistics of all row groups; None if any of them lacks some."""
     chunks = [footer.row_group(g).column(at) for g in range(footer.num_row_groups)]
-    some = [c.statistics for c in chunks]
-    if any(s is None or s.physical_type not in _STORED or not s.has_null_count for s in some):
+    statistics = [c.statistics for c in chunks]
+    if any(s is None or s.physical_type not in _STORED or not s.has_null_count for s in statistics):
         return None
-    full = [s for c, s in zip(chunks, some, strict=True) if s.null_count < c.num_values]
+    full = [s for c, s in zip(chunks, statistics, strict=True) if s.null_count < c.num_values]
     if not all(s.has_min_max for s in full):
         return None
     lows, highs = (s.min for s in full), (s.max for s in full)
     if not pa.types.is_integer(kind):  # Python has not all times
         lows, highs = (s.min_raw for s in full), (s.max_raw for s in full)
-    return Bounds(kind, min(lows, default=None), max(highs, default=None), sum(s.null_count for s in some))
+    return Bounds(kind, min(lows, default=None), max(highs, default=None), sum(s.null_count for s in statistics))
 
 
 def _least(*values: int | None) -> int | None:

@@ -65,14 +65,14 @@ def row_groups(footer: pq.FileMetaData, part: Part) -> tuple[list[int] | None, i
     them."""
     if part.shared is None:
         return None, 0
-    found, at, before = list[int](), 0, 0
+    groups, at, before = list[int](), 0, 0
     for number in range(footer.num_row_groups):
         after = at + footer.row_group(number).num_rows
         if at < part.shared.first + part.rows and part.shared.first < after:
-            before = before if found else at
-            found.append(number)
+            before = before if groups else at
+            groups.append(number)
         at = after
-    return found, before
+    return groups, before
 
 
 def own_rows(batches: Iterable[pa.RecordBatch], part: Part, before: int) -> Iterator[pa.RecordBatch]:
@@ -80,13 +80,13 @@ def own_rows(batches: Iterable[pa.RecordBatch], part: Part, before: int) -> Iter
     if part.shared is None:
         yield from batches
         return
-    skipped, left = part.shared.first - before, part.rows
+    skipped, remaining = part.shared.first - before, part.rows
     for batch in batches:
-        own = batch.slice(min(skipped, batch.num_rows), left)
-        skipped, left = max(skipped - batch.num_rows, 0), left - own.num_rows
+        own = batch.slice(min(skipped, batch.num_rows), remaining)
+        skipped, remaining = max(skipped - batch.num_rows, 0), remaining - own.num_rows
         if own.num_rows:
             yield own
-        if not left:
+        if not remaining:
             return
 
 
@@ -125,8 +125,8 @@ def place(lake: Lake, part: Part) -> str:
 
 def why(error: BaseException) -> str:
     """The error's text on one short line. It may hold bytes of the file."""
-    said = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
-    text = " ".join(said.split())[:200]
+    message = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
+    text = " ".join(message.split())[:200]
     return text if isinstance(error, OSError | pa.ArrowException) and text else f"{type(error).__name__}: {text}"
 
 

@@ -146,8 +146,8 @@ def segment_path(feed: str, first: int, end: int) -> str:
 
 def segment_numbers(path: str) -> tuple[int, int] | None:
     """`first` and `end` of the segment at `path`; None if no segment belongs there."""
-    found = _SEGMENT.fullmatch(path)
-    return (int(found[1]), int(found[2])) if found else None
+    match = _SEGMENT.fullmatch(path)
+    return (int(match[1]), int(match[2])) if match else None
 
 
 def tip_path(feed: str) -> str:
@@ -156,8 +156,8 @@ def tip_path(feed: str) -> str:
 
 
 def _number(path: str) -> int | None:
-    found = _NUMBERED.search(path)
-    return int(found[1]) if found else None
+    match = _NUMBERED.search(path)
+    return int(match[1]) if match else None
 
 
 def owners_folder(feed: str) -> str:
@@ -170,8 +170,8 @@ def owner_path(feed: str, token: str) -> str:
 
 def owner_token(path: str) -> str | None:
     """The token of the owner whose sign of life lies at `path`; None if it is no such path."""
-    found = _OWNER.fullmatch(path)
-    return found[1] if found else None
+    match = _OWNER.fullmatch(path)
+    return match[1] if match else None
 
 
 def manifest_folder(feed: str) -> str:
@@ -219,10 +219,10 @@ def _window_file(window: int, length: int) -> str:
 
 def manifest_window(path: str) -> tuple[int, int] | None:
     """The start and the length (ms) of the window whose manifest lies at `path`; None if it is no manifest's path."""
-    if (found := _MANIFEST.fullmatch(path)) is None or not found[2].startswith(found[1] or ""):
+    if (match := _MANIFEST.fullmatch(path)) is None or not match[2].startswith(match[1] or ""):
         return None
     try:
-        return parse_window(found[2]), parse_duration(found[3])
+        return parse_window(match[2]), parse_duration(match[3])
     except ValueError:
         return None
 
@@ -252,8 +252,8 @@ def relanded_path(feed: str, batch: int, s: Slice) -> str:
 
 def relanded_batch(path: str) -> int | None:
     """The batch of the replay whose note lies at `path`; None if it is no such path."""
-    found = _RELANDED.fullmatch(path)
-    return int(found[1]) if found else None
+    match = _RELANDED.fullmatch(path)
+    return int(match[1]) if match else None
 
 
 def republish_root(feed: str) -> str:
@@ -286,8 +286,8 @@ def republish_map_folder(feed: str, name: str) -> str:
 
 def republish_name(path: str) -> str | None:
     """The republish whose plan lies at `path`; None if it is no such path."""
-    found = _REPUBLISH.fullmatch(path)
-    return found[1] if found else None
+    match = _REPUBLISH.fullmatch(path)
+    return match[1] if match else None
 
 
 def batch_page_folder(feed: str) -> str:
@@ -310,8 +310,8 @@ def _page_file(batch: int, attempt: str) -> str:
 
 def page_batch(path: str) -> int | None:
     """The batch whose HTML report lies at `path`; None if it is no such path."""
-    found = _PAGE.fullmatch(path)
-    return int(found[1]) if found else None
+    match = _PAGE.fullmatch(path)
+    return int(match[1]) if match else None
 
 
 def aside_path(feed: str, number: int, path: str) -> str:
@@ -334,8 +334,8 @@ def attempt_folder(feed: str, batch: int, attempt: str) -> str:
 
 def staged_batch(path: str) -> int | None:
     """The batch to whose staging the file at `path` belongs; None if it is no staged file."""
-    found = _STAGED.match(path)
-    return int(found[1]) if found else None
+    match = _STAGED.match(path)
+    return int(match[1]) if match else None
 
 
 def staged_path(feed: str, batch: int, attempt: str, kind: PartKind, folder: str, part: str) -> str:
@@ -359,8 +359,8 @@ def holds_several(path: str) -> bool:
 
 def receipt_slice(path: str) -> str | None:
     """The `slice_name` of the receipt at `path`, or of the first one there; None if it is no receipts' path."""
-    found = _RECEIPT.fullmatch(path)
-    return found[1] if found else None
+    match = _RECEIPT.fullmatch(path)
+    return match[1] if match else None
 
 
 def visible_roots(feed: str) -> tuple[str, ...]:
@@ -453,10 +453,10 @@ def shared_name(first: Slice, batch: int) -> str:
 
 def parse_part(path: str) -> PartName | None:
     """The file name at `path`, taken apart; None if it is no part's name."""
-    if (found := _PART.fullmatch(path.rpartition("/")[2])) is None:
+    if (match := _PART.fullmatch(path.rpartition("/")[2])) is None:
         return None
-    partition, start, end, batch, sequence = (int(n or 0) for n in found.groups()[1:6])
-    return PartName(found[1], partition, start, end, batch, sequence, bool(found[7]))
+    partition, start, end, batch, sequence = (int(n or 0) for n in match.groups()[1:6])
+    return PartName(match[1], partition, start, end, batch, sequence, bool(match[7]))
 
 
 def _join(*parts: str) -> str:

@@ -47,19 +47,19 @@ def lie_at(path: str, feed: str, batch: int, receipts: Sequence[Receipt]) -> boo
 def read(path: str, lake: Lake) -> tuple[Receipt, ...]:
     """The receipts in the file at `path`, as they stand there; none if it holds anything else."""
     try:
-        found = _ONE_OR_MANY.validate_json(lake.get(path) or b"")
+        receipts = _ONE_OR_MANY.validate_json(lake.get(path) or b"")
     except ValidationError:
         return ()
-    return (found,) if isinstance(found, Receipt) else found
+    return (receipts,) if isinstance(receipts, Receipt) else receipts
 
 
-def finished(lake: Lake, feed: str, batch: int, known: dict[str, frozenset[str]]) -> frozenset[str]:
+def finished(lake: Lake, feed: str, batch: int, read_receipts: dict[str, frozenset[str]]) -> frozenset[str]:
     """The `slice_name`s that have a receipt in the batch's staging. `known`: what earlier calls read, by path."""
-    found = [path for path in lake.list(paths.staging_folder(feed, batch)) if paths.receipt_slice(path)]
-    for path in found:
-        if path not in known:
-            known[path] = frozenset(_names(path, lake))
-    return frozenset().union(*(known[path] for path in found))
+    receipt_paths = [path for path in lake.list(paths.staging_folder(feed, batch)) if paths.receipt_slice(path)]
+    for path in receipt_paths:
+        if path not in read_receipts:
+            read_receipts[path] = frozenset(_names(path, lake))
+    return frozenset().union(*(read_receipts[path] for path in receipt_paths))
 
 
 def _names(path: str, lake: Lake) -> Iterable[str]:

@@ -55,19 +55,19 @@ class KeptSchemas:
         """
         if id not in self._known:
             self._known[id] = self.find(id)
-        found = self._known[id]
-        if found is None:
+        schema = self._known[id]
+        if schema is None:
             return None
-        if self._types and found.type not in self._types:
-            raise UnusableSchema("", f"is a schema of type {safe_text(found.type)}")
-        return prepared(found).texts
+        if self._types and schema.type not in self._types:
+            raise UnusableSchema("", f"is a schema of type {safe_text(schema.type)}")
+        return prepared(schema).texts
 
     def find(self, id: Named) -> RegisteredSchema | None:
         """The schema of that number, kept from here on."""
         path = schema_path(self._feed, id)
-        kept = self._lake.get(path)
-        if kept is not None:
-            return _parsed(kept, path)
+        content = self._lake.get(path)
+        if content is not None:
+            return _parsed(content, path)
         if self._registry is None:
             return None
         unknown = sum(k is None for k in self._known.values())
@@ -76,13 +76,13 @@ class KeptSchemas:
                 f"feed {self._feed}: records name more than {unknown} schemas that the registry does not know",
                 remedy="look at some: sluice peek; they may have another wire format, or come from another registry",
             )
-        found = self._ask(self._registry, id)
-        if found is not None:
+        schema = self._ask(self._registry, id)
+        if schema is not None:
             with suppress(UnusableSchema):  # kept as it came; whoever reads by it learns why it cannot
-                found = prepared(found)
-        if found is not None and self._keep:
-            self.keep(found)
-        return found
+                schema = prepared(schema)
+        if schema is not None and self._keep:
+            self.keep(schema)
+        return schema
 
     def _ask(self, registry: Registry, id: Named) -> RegisteredSchema | None:
         """The registry's answer. One that failed is not asked again, unless nothing is kept."""
@@ -99,14 +99,14 @@ class KeptSchemas:
 
     def keep(self, schema: RegisteredSchema) -> None:
         """Keep a schema that the registry told."""
-        said = {"id": schema.id, "type": schema.type, "texts": schema.texts, "names": schema.names}
-        self._lake.put_if_absent(schema_path(self._feed, schema.id), json.dumps(said).encode() + b"\n")
+        document = {"id": schema.id, "type": schema.type, "texts": schema.texts, "names": schema.names}
+        self._lake.put_if_absent(schema_path(self._feed, schema.id), json.dumps(document).encode() + b"\n")
 
 
 def _parsed(data: bytes, path: str) -> RegisteredSchema:
     try:
-        said = json.loads(data)
-        id, kind, texts, names = said["id"], said["type"], said["texts"], said.get("names", [])
+        document = json.loads(data)
+        id, kind, texts, names = document["id"], document["type"], document["texts"], document.get("names", [])
         sound = isinstance(id, int | str) and isinstance(kind, str)
         if sound and texts and all(isinstance(t, str) for t in (*texts, *names)):
             return RegisteredSchema(id, kind, tuple(texts), names=tuple(names))

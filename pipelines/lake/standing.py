@@ -10,14 +10,14 @@ from sluice.pipelines.ports import Lake
 
 def manifest(lake: Lake, feed: str, window: int, length: int) -> str | None:
     """Where the manifest of the window stands; None where there is none."""
-    return _first(lake, (place(feed, window, length) for place in (paths.window_path, paths.former_window_path)))
+    return _first(lake, (path_of(feed, window, length) for path_of in (paths.window_path, paths.former_window_path)))
 
 
 def batch_page(lake: Lake, feed: str, batch: int, attempt: str = "") -> str | None:
     """Where the report of a batch, or of an attempt that was not published, stands; None where there is none."""
-    places = (paths.batch_page_path, paths.former_batch_page_path)
-    return _first(lake, (place(feed, batch, attempt) for place in places))
+    path_functions = (paths.batch_page_path, paths.former_batch_page_path)
+    return _first(lake, (path_of(feed, batch, attempt) for path_of in path_functions))
 
 
-def _first(lake: Lake, places: Iterable[str]) -> str | None:
-    return next((path for path in places if lake.size(path) is not None), None)
+def _first(lake: Lake, candidates: Iterable[str]) -> str | None:
+    return next((path for path in candidates if lake.size(path) is not None), None)

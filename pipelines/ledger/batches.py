@@ -97,20 +97,20 @@ class Past:
     def add(self, b: Batch) -> None:
         """Take in a finished batch."""
         bare = replace(b.request, window=None, until=None)
-        if (place := self._places.get(bare)) is None:
-            place = self._places[bare] = len(self.requests)
+        if (request_number := self._places.get(bare)) is None:
+            request_number = self._places[bare] = len(self.requests)
             self.requests.append(bare)
-        given = (b.published, b.failed, b.rows, place, b.request.window, b.request.until)
+        values = (b.published, b.failed, b.rows, request_number, b.request.window, b.request.until)
         at = bisect_left(self.ids, b.id)
-        for column, value in zip(self.columns, (b.id, *given), strict=True):
+        for column, value in zip(self.columns, (b.id, *values), strict=True):
             column.insert(at, NONE if value is None else value)
 
     def find(self, id: int) -> Batch | None:
         at = bisect_left(self.ids, id)
         return self.at(at) if at < len(self.ids) and self.ids[at] == id else None
 
-    def at(self, place: int) -> Batch:
-        of = [None if (v := c[place]) == NONE else v for c in self.columns]
+    def at(self, index: int) -> Batch:
+        of = [None if (v := c[index]) == NONE else v for c in self.columns]
         id, published, failed, rows, request, window, until = of
         bare = self.requests[request or 0]
         asked = bare if window is None and until is None else replace(bare, window=window, until=until)
@@ -151,9 +151,9 @@ class Batches(Mapping[int, Batch]):
     # -- asked
 
     def __getitem__(self, id: int) -> Batch:
-        if (found := self.held.get(id)) is None and (found := self.past.find(id)) is None:
+        if (batch := self.held.get(id)) is None and (batch := self.past.find(id)) is None:
             raise KeyError(id)
-        return found
+        return batch
 
     def __iter__(self) -> Iterator[int]:
         return merge(self.past.ids, self.held)
@@ -176,19 +176,19 @@ class Batches(Mapping[int, Batch]):
 
     def published_since(self, number: int) -> list[Batch]:
         """The batches whose publish entry is above a number, oldest first."""
-        held = (b for b in self.held.values() if b.published is not None and b.published > number)
-        return sorted((*self.past.where("published", number), *held), key=lambda b: b.id)
+        recent = (b for b in self.held.values() if b.published is not None and b.published > number)
+        return sorted((*self.past.where("published", number), *recent), key=lambda b: b.id)
 
     def failed_in_part(self) -> list[Batch]:
         """The published batches that left slices out, oldest first."""
-        held = (b for b in self.held.values() if b.failed and b.published is not None)
-        return sorted((*self.past.where("failed", 0), *held), key=lambda b: b.id)
+        recent = (b for b in self.held.values() if b.failed and b.published is not None)
+        return sorted((*self.past.where("failed", 0), *recent), key=lambda b: b.id)
 
     def publications(self) -> dict[int, int]:
         """By the number of its publish entry, each published batch."""
         ids, published = self.past.columns[:2]
-        held = {b.published: b.id for b in self.held.values() if b.published is not None}
-        return {n: i for n, i in zip(published, ids, strict=True) if n != NONE} | held
+        recent = {b.published: b.id for b in self.held.values() if b.published is not None}
+        return {n: i for n, i in zip(published, ids, strict=True) if n != NONE} | recent
 
     def witness(self) -> str:
         """The newest published batch, by id and owner: whoever finds it elsewhere knows that it is of this very log."""
@@ -198,8 +198,8 @@ class Batches(Mapping[int, Batch]):
     def bears(self, witness: str) -> bool:
         """Whether the batch stands as its witness said. False, too, where it was forgotten since."""
         id, _, token = witness.partition("/")
-        held = self.held.get(int(id)) if id.isdecimal() else None
-        return held is not None and held.published is not None and held.owner.token == token
+        batch = self.held.get(int(id)) if id.isdecimal() else None
+        return batch is not None and batch.published is not None and batch.owner.token == token
 
     # -- folded: only by the fold, on its own copy
 
@@ -211,10 +211,10 @@ class Batches(Mapping[int, Batch]):
         self.held[b.id] = b
         self._finished += b.status is not BatchStatus.PLANNED
         if self._finished > KEPT:
-            gone = next(b for b in self.held.values() if b.status is not BatchStatus.PLANNED)
+            oldest = next(b for b in self.held.values() if b.status is not BatchStatus.PLANNED)
             if self._shared:
                 self.past, self._shared = self.past.copy(), False
-            self.past.add(self.held.pop(gone.id))
+            self.past.add(self.held.pop(oldest.id))
             self._finished -= 1
 
     @property

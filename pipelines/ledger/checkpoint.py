@@ -161,8 +161,8 @@ def _with_columns(raw: dict[str, Any]) -> dict[str, Any]:
     last = raw["number"] - 1
     pins, times = raw["boundaries"], raw["boundary_times"]
     columns = [_formerly(pins[name], pins["counts"]) for name in ("places", "offsets")]
-    held = {i: [(operator.index(n), _range(*r)) for n, r in pairs] for i, pairs in raw["superseded"]}
-    rows = [(n, -1 - r.start, -1 - r.end) for pairs in held.values() for n, r in pairs]
+    superseded = {i: [(operator.index(n), _range(*r)) for n, r in pairs] for i, pairs in raw["superseded"]}
+    rows = [(n, -1 - r.start, -1 - r.end) for pairs in superseded.values() for n, r in pairs]
     published = [(NONE if w is None else w, tuple(n)) for w, n in raw["published_in"]]
     by_window = [w for w, _ in published], [len(n) for _, n in published], [x for _, n in published for x in n]
     return raw | {
@@ -170,8 +170,8 @@ def _with_columns(raw: dict[str, Any]) -> dict[str, Any]:
         "replaced": [[path, last] for path in sorted(map(_text, raw["replaced"]))],
         "past": _past(Past()),
         "superseded": {
-            "keys": list(held),
-            "counts": [len(pairs) for pairs in held.values()],
+            "keys": list(superseded),
+            "counts": [len(pairs) for pairs in superseded.values()],
             "columns": packed([*zip(*rows, strict=True)] or [(), (), ()]),
         },
         "published_in": {"columns": packed(by_window)},
@@ -185,10 +185,10 @@ def _of_today(raw: dict[str, Any]) -> dict[str, Any]:
     """A checkpoint that repeats columns as one in which they are there once."""
     pins, over = raw["boundaries"], raw["superseded"]
     times = unpacked(raw["boundary_times"], 1)[0]
-    places, offsets = (cut(unpack(text, 8 * sum(pins["counts"])), pins["counts"]) for text in pins["columns"])
-    held = {
+    positions, offsets = (cut(unpack(text, 8 * sum(pins["counts"])), pins["counts"]) for text in pins["columns"])
+    pins_by_time = {
         i: Pins(_array(times[np.asarray(at)]), _array(np.asarray(of)))
-        for i, at, of in zip(pins["keys"], places, offsets, strict=True)
+        for i, at, of in zip(pins["keys"], positions, offsets, strict=True)
     }
     pieces = zip(*(cut(column, over["counts"]) for column in unpacked(over["columns"], 3)), strict=True)
     columns = {i: tuple(map(np.asarray, of)) for i, of in zip(over["keys"], pieces, strict=True)}
@@ -199,7 +199,7 @@ def _of_today(raw: dict[str, Any]) -> dict[str, Any]:
         "format": _NOT_TAKEN,
         "superseded": _superseded_columns(columns),
         "published_in": _published_in(published),
-        "boundaries": _pins(held, times),
+        "boundaries": _pins(pins_by_time, times),
     }
 
 
@@ -239,38 +239,42 @@ def _superseded(state: State, index: Mapping[Key, int]) -> dict[str, Any]:
     columns = dict[int, tuple[Any, ...]]()
     for key, s in state.superseded.items():
         if key in index:
-            known = np.array(state.boundaries.get(key, NO_PINS).offsets, np.int64)
-            columns[index[key]] = np.array(s.numbers, np.int64), _places(known, s.starts), _places(known, s.ends)
+            boundary_offsets = np.array(state.boundaries.get(key, NO_PINS).offsets, np.int64)
+            columns[index[key]] = (
+                np.array(s.numbers, np.int64),
+                _places(boundary_offsets, s.starts),
+                _places(boundary_offsets, s.ends),
+            )
     return _superseded_columns(columns)
 
 
-def _superseded_columns(held: Mapping[int, tuple[Any, ...]]) -> dict[str, Any]:
+def _superseded_columns(superseded: Mapping[int, tuple[Any, ...]]) -> dict[str, Any]:
     """Numbers, starts and ends of each partition. Windows are merged for many partitions at once, and boundaries are
     there by place: so their columns are often the same, and there once."""
     once = dict[tuple[bytes, ...], int]()
-    like = [once.setdefault(tuple(c.tobytes() for c in columns), len(once)) for columns in held.values()]
+    like = [once.setdefault(tuple(c.tobytes() for c in columns), len(once)) for columns in superseded.values()]
     columns = [[np.frombuffer(of[n], np.int64) for of in once] for n in range(3)]
     return {
-        "keys": list(held),
+        "keys": list(superseded),
         "like": like,
         "counts": [len(c) for c in columns[0]],
         "columns": packed(_joined(c) for c in columns),
     }
 
 
-def _places(known: Any, offsets: array[int]) -> Any:
+def _places(boundary_offsets: Any, offsets: array[int]) -> Any:
     """Of each offset its place among the known ones, which never decrease; of one that is not there, −1 − offset."""
-    asked = np.array(offsets, np.int64)
-    if not len(known):
-        return -1 - asked
-    at = np.minimum(np.searchsorted(known, asked), len(known) - 1)
-    return np.where(known[at] == asked, at, -1 - asked)
+    wanted = np.array(offsets, np.int64)
+    if not len(boundary_offsets):
+        return -1 - wanted
+    at = np.minimum(np.searchsorted(boundary_offsets, wanted), len(boundary_offsets) - 1)
+    return np.where(boundary_offsets[at] == wanted, at, -1 - wanted)
 
 
-def _offsets(known: Any, places: Any) -> array[int]:
+def _offsets(boundary_offsets: Any, positions: Any) -> array[int]:
     """What `_places` was given. Raises IndexError for a place that there is not."""
-    out, there = -1 - places, places >= 0
-    out[there] = known[places[there]]
+    out, there = -1 - positions, positions >= 0
+    out[there] = boundary_offsets[positions[there]]
     return _array(out)
 
 
@@ -281,24 +285,24 @@ def _joined(columns: Sequence[Any]) -> Any:
 def _superseded_of(raw: dict[str, Any], keys: Sequence[Key], pins: Mapping[Key, Pins]) -> dict[Key, Superseded]:
     pieces = zip(*(cut(c, raw["counts"]) for c in unpacked(raw["columns"], 3)), strict=True)
     once = [(_array(np.asarray(numbers)), np.asarray(starts), np.asarray(ends)) for numbers, starts, ends in pieces]
-    most = [max(int(c.max(initial=-1)) for c in bounds) for _, *bounds in once]
+    largest = [max(int(c.max(initial=-1)) for c in bounds) for _, *bounds in once]
     out = {}
     for i, which in zip(raw["keys"], raw["like"], strict=True):
         numbers, *bounds = once[operator.index(which)]
         offsets = pins[keys[i]].offsets if keys[i] in pins else NO_PINS.offsets
-        if most[which] >= len(offsets):
+        if largest[which] >= len(offsets):
             raise ValueError("no such boundary")
         out[keys[i]] = Superseded.unread(numbers, partial(_bounds, offsets, *bounds))
     return out
 
 
-def _bounds(known: array[int], starts: Any, ends: Any) -> tuple[array[int], array[int]]:
-    offsets = np.array(known, np.int64)
+def _bounds(boundary_offsets: array[int], starts: Any, ends: Any) -> tuple[array[int], array[int]]:
+    offsets = np.array(boundary_offsets, np.int64)
     return _offsets(offsets, starts), _offsets(offsets, ends)
 
 
-def _published_in(held: Published) -> dict[str, Any]:
-    return {"columns": packed([held.windows, held.numbers])}
+def _published_in(published: Published) -> dict[str, Any]:
+    return {"columns": packed([published.windows, published.numbers])}
 
 
 def _published_in_of(raw: dict[str, Any]) -> Published:
@@ -334,38 +338,38 @@ def _ranges(raw: list[list[int]]) -> tuple[Range, ...]:
     return tuple(_range(*r) for r in raw)
 
 
-def _pins(held: Mapping[int, Pins], times: Any) -> dict[str, Any]:
+def _pins(pins_by_time: Mapping[int, Pins], times: Any) -> dict[str, Any]:
     """Millions of boundaries in a few bytes each. `times` are those of all partitions.
 
     `keys` and `counts` say which partitions have how many. Their places (indexes into the times) follow each other from
     `begins` on, as a rule; where this is -1 they are in the first column. `offsets` has each partition's first offset,
     and the second column what was gained since, over all partitions, one after the other.
     """
-    places = [np.searchsorted(times, pins.times) for pins in held.values()]
-    begins = [int(p[0]) if int(p[-1]) - int(p[0]) == len(p) - 1 else -1 for p in places]
-    others = [p for p, begin in zip(places, begins, strict=True) if begin < 0]
+    positions = [np.searchsorted(times, pins.times) for pins in pins_by_time.values()]
+    begins = [int(p[0]) if int(p[-1]) - int(p[0]) == len(p) - 1 else -1 for p in positions]
+    others = [p for p, begin in zip(positions, begins, strict=True) if begin < 0]
     gained, since = list[Any](), 0
-    for pins in held.values():
+    for pins in pins_by_time.values():
         offsets = np.array(pins.offsets, np.int64)
         gained.append(offsets - offsets[0] + since)
         since = int(gained[-1][-1])
     return {
-        "keys": list(held),
-        "counts": [len(p) for p in places],
+        "keys": list(pins_by_time),
+        "counts": [len(p) for p in positions],
         "begins": begins,
-        "offsets": [p.offsets[0] for p in held.values()],
+        "offsets": [p.offsets[0] for p in pins_by_time.values()],
         "columns": packed([_joined(others), _joined(gained)]),
     }
 
 
 def _boundaries(raw: dict[str, Any], times: Any, keys: Sequence[Key]) -> dict[Key, Pins]:
     counts, begins = raw["counts"], raw["begins"]
-    places, gained = (unpack(text, 8 * sum(counts)) for text in raw["columns"])
-    explicit = cut(places, [n for n, begin in zip(counts, begins, strict=True) if begin < 0])
+    positions, gained = (unpack(text, 8 * sum(counts)) for text in raw["columns"])
+    explicit = cut(positions, [n for n, begin in zip(counts, begins, strict=True) if begin < 0])
     out: dict[Key, Pins] = {}
     alike: dict[tuple[int, int], array[int]] = {}
-    told = zip(raw["keys"], counts, begins, raw["offsets"], cut(gained, counts), strict=True)
-    for i, count, begin, first, column in told:
+    rows = zip(raw["keys"], counts, begins, raw["offsets"], cut(gained, counts), strict=True)
+    for i, count, begin, first, column in rows:
         if begin < 0:
             at = _array(times[np.asarray(next(explicit))])
         elif (at := alike.get((begin, count))) is None:  # type: ignore[assignment]

@@ -47,11 +47,11 @@ def unpacked(texts: Sequence[str], count: int) -> list[Any]:
     return [unpack(text) for text in texts]
 
 
-def unpack(text: str, most: int = MOST) -> Any:
+def unpack(text: str, limit: int = MOST) -> Any:
     data = base64.b64decode(text)
     former = data[:1] == _ZLIB
     count, signed = (8, False) if former else (data[0] & ~_SIGNED, bool(data[0] & _SIGNED))
-    planes = inflate(data if former else data[1:], most)
+    planes = inflate(data if former else data[1:], limit)
     if not 0 < count <= 8 or len(planes) % count:
         raise ValueError("not a column")
     size = 4 if count <= 4 else 8
@@ -73,10 +73,10 @@ def cut(column: Sequence[int], counts: Sequence[int]) -> Iterator[Sequence[int]]
     return (column[end - n : end] for end, n in zip(ends, counts, strict=True))
 
 
-def inflate(data: bytes, most: int) -> bytes:
+def inflate(data: bytes, limit: int) -> bytes:
     """What is packed in the data. Raises ValueError where that is not all, or more than `most` bytes."""
     unpacking = zlib.decompressobj()
-    found = unpacking.decompress(data, most + 1)
-    if len(found) > most or not unpacking.eof:
+    content = unpacking.decompress(data, limit + 1)
+    if len(content) > limit or not unpacking.eof:
         raise ValueError("cut off, or larger than announced")
-    return found
+    return content

@@ -166,9 +166,9 @@ class PublishEntry(_Entry):
     traffic: Traffic = Traffic()
 
 
-def _columns(said: Any) -> dict[Any, Any]:
+def _columns(value: Any) -> dict[Any, Any]:
     try:
-        return dict(said)
+        return dict(value)
     except TypeError:
         raise ValueError("no pairs of names and types") from None
 
@@ -243,8 +243,8 @@ class SchemaEntry(_Entry):
 
     @model_serializer(mode="wrap")
     def _without_source(self, serialize: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        found: dict[str, Any] = serialize(self)
-        return {k: v for k, v in found.items() if k not in ("source", "key", "folder_prefix", "base") or v}
+        document: dict[str, Any] = serialize(self)
+        return {k: v for k, v in document.items() if k not in ("source", "key", "folder_prefix", "base") or v}
 
 
 class IntentEntry(_Entry):
@@ -419,11 +419,11 @@ def _unreadable(data: bytes, path: str, error: ValidationError) -> LedgerTooNew 
 
 def _newer(raw: dict[str, object], path: str) -> LedgerTooNew | None:
     version, kind = raw.get("format"), raw.get("kind")
-    known = {"publish": PublishEntry.newest_format, "schema": SchemaEntry.newest_format}.get(str(kind), FORMAT)
-    if (isinstance(version, int) and version > known) or (isinstance(kind, str) and kind not in KINDS):
+    newest = {"publish": PublishEntry.newest_format, "schema": SchemaEntry.newest_format}.get(str(kind), FORMAT)
+    if (isinstance(version, int) and version > newest) or (isinstance(kind, str) and kind not in KINDS):
         return LedgerTooNew(
             f"ledger entry {path} was written by a newer Sluice (format {version!r}, kind {kind!r}; "
-            f"this one reads format {known})",
+            f"this one reads format {newest})",
             remedy="upgrade Sluice on this machine; nothing was changed",
         )
     return None

@@ -164,8 +164,8 @@ class State:
     def reserved(self, key: Key) -> tuple[Range, ...]:
         """Ranges of the key that live plans hold."""
         if self._reserved is None:
-            held = by_key((s.key, s.range) for _, s in self.live_slices())
-            self._reserved = {k: union(ranges) for k, ranges in held.items()}
+            live = by_key((s.key, s.range) for _, s in self.live_slices())
+            self._reserved = {k: union(ranges) for k, ranges in live.items()}
         return self._reserved.get(key, ())
 
     def may_publish(self, entry: PublishEntry) -> bool:
@@ -328,9 +328,9 @@ class State:
         self._give_up(entry.batch)
 
     def _give_up(self, batch: int) -> None:
-        held = self.batches.get(batch)
-        if held and held.status is BatchStatus.PLANNED:
-            self._finish(replace(held, plan=None, status=BatchStatus.ABANDONED))
+        batch_held = self.batches.get(batch)
+        if batch_held and batch_held.status is BatchStatus.PLANNED:
+            self._finish(replace(batch_held, plan=None, status=BatchStatus.ABANDONED))
 
     def _finish(self, batch: Batch) -> None:
         """Nobody asks for a part that was replaced before the oldest batch of which everything is known was planned: no
@@ -346,11 +346,11 @@ class State:
             self.replaced[path] = self.number
 
     def _accept(self, entry: AcceptEntry) -> None:
-        left = {i.leaves: i.enters for i in entry.items if self.current.get(i.leaves.tp) == i.leaves}
-        self._class(self.skipped, ((p.key, p.range) for p in entry.passed if p.key in left))
-        for batch in {b.id for b, s in self.live_slices() if s.key in left}:
+        lives = {i.leaves: i.enters for i in entry.items if self.current.get(i.leaves.tp) == i.leaves}
+        self._class(self.skipped, ((p.key, p.range) for p in entry.passed if p.key in lives))
+        for batch in {b.id for b, s in self.live_slices() if s.key in lives}:
             self._give_up(batch)
-        for origin in left.values():
+        for origin in lives.values():
             del self.current[origin.key.tp]
             self._origin(OriginEntry(items=(origin,)))
         self.cluster = entry.cluster

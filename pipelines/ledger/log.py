@@ -73,12 +73,12 @@ class Ledger:
         run: str = "",
         cluster: str = "",
         *,
-        whole: bool = True,
+        packs: bool = True,
         checkpoints: bool = True,
     ) -> None:
         self._lake, self.feed, self._clock = lake, feed, clock
-        self._run, self._cluster, self._whole = run, cluster, whole
-        self._checkpoints = checkpoints and whole
+        self._run, self._cluster, self._whole = run, cluster, packs
+        self._checkpoints = checkpoints and packs
         self._state = State()
         self._newest: dict[str, bytes] = {}
 
@@ -131,8 +131,8 @@ class Ledger:
         number = begun.number
         while number <= tip.number:
             ahead = range(number, min(number + READ_AHEAD, tip.number + 1))
-            found = each(self._lake.get, [paths.log_path(self.feed, n) for n in ahead])
-            for at, data in zip(ahead, found, strict=True):
+            contents = each(self._lake.get, [paths.log_path(self.feed, n) for n in ahead])
+            for at, data in zip(ahead, contents, strict=True):
                 if at != number:
                     break  # lost entries lie between
                 if data is None:
@@ -178,17 +178,17 @@ class Ledger:
     def _standing(self, first: int, before: int = -1) -> Iterator[tuple[int, str, bytes]]:
         """As `raw`, but where there are many, old entries are read from segments."""
         numbered = self._numbered(first, before)
-        some = list(islice(numbered, segments.ENTRIES)) if self._whole and before < 0 else []
-        for segment in segments.read(self._lake, self.feed, first) if len(some) == segments.ENTRIES else ():
+        segment_entries = list(islice(numbered, segments.ENTRIES)) if self._whole and before < 0 else []
+        for segment in segments.read(self._lake, self.feed, first) if len(segment_entries) == segments.ENTRIES else ():
             yield from ((n, paths.log_path(self.feed, n), data) for n, data in segment.entries if n >= first)
             first = segment.end
-        yield from self._read(((n, path) for n, path in chain(some, numbered) if n >= first), first)
+        yield from self._read(((n, path) for n, path in chain(segment_entries, numbered) if n >= first), first)
 
     def segments(self) -> Iterator[Segment]:
         """The copies of old entries, from entry 0 on."""
         return segments.read(self._lake, self.feed)
 
-    def pack(self, most: int = SEGMENTS_AT_ONCE) -> int:
+    def pack(self, limit: int = SEGMENTS_AT_ONCE) -> int:
         """Copy entries that are older than every checkpoint into segments, at most so many; returns how many. Raises
         LakeUnavailable; what was copied stays."""
         self.read()
@@ -198,7 +198,7 @@ class Ledger:
             first = segment.end
         if first + segments.ENTRIES >= below:
             return 0
-        return segments.write(self._lake, self.feed, ((n, data) for n, _, data in self.raw(first)), below, most)
+        return segments.write(self._lake, self.feed, ((n, data) for n, _, data in self.raw(first)), below, limit)
 
     def raw(self, first: int, before: int = -1) -> Iterator[tuple[int, str, bytes]]:
         """(number, path, content) of the entries from `first` on, without a hole. Checks first that entry `before`
@@ -210,8 +210,8 @@ class Ledger:
         number = first
         while number < end:
             ahead = range(number, min(number + READ_AHEAD, end))
-            found = each(self._lake.get, [paths.log_path(self.feed, n) for n in ahead])
-            for at, data in zip(ahead, found, strict=True):
+            contents = each(self._lake.get, [paths.log_path(self.feed, n) for n in ahead])
+            for at, data in zip(ahead, contents, strict=True):
                 if at != number:
                     continue  # lost entries lie between
                 path = paths.log_path(self.feed, at)
@@ -221,8 +221,8 @@ class Ledger:
                 number = _after(at, path, data)
 
     def _read(self, numbered: Iterator[tuple[int, str]], expected: int) -> Iterator[tuple[int, str, bytes]]:
-        while some := list(islice(numbered, READ_AHEAD)):
-            for (number, path), data in zip(some, self._contents([path for _, path in some]), strict=True):
+        while chunk := list(islice(numbered, READ_AHEAD)):
+            for (number, path), data in zip(chunk, self._contents([path for _, path in chunk]), strict=True):
                 if number > expected:
                     raise self._hole(expected, path)
                 if number == expected:
@@ -241,11 +241,11 @@ class Ledger:
         """The number and the file of each entry, those from `first` up to, not including, `end`, as a listing shows
         them."""
         after = paths.log_path(self.feed, first - 1) if first else ""
-        for found in self._lake.stats(paths.log_folder(self.feed), after):
-            if (number := paths.log_number(found.path)) is not None:
+        for stat in self._lake.stats(paths.log_folder(self.feed), after):
+            if (number := paths.log_number(stat.path)) is not None:
                 if end is not None and number >= end:
                     return
-                yield number, found
+                yield number, stat
 
     def _numbered(self, first: int, before: int) -> Iterator[tuple[int, str]]:
         """The numbers and paths of the entries from `first` on. Raises EntriesLost where entry `before` is gone."""
@@ -256,17 +256,17 @@ class Ledger:
             raise self._shorter_than_its_checkpoint(first - 1)
         yield from numbered
 
-    def _shorter_than_its_checkpoint(self, known: int) -> SluiceError:
+    def _shorter_than_its_checkpoint(self, end: int) -> SluiceError:
         numbers = map(paths.log_number, self._lake.list(paths.log_folder(self.feed)))
         newest = max((n for n in numbers if n is not None), default=-1)
         folder = paths.checkpoint_folder(self.feed)
-        return entries_lost(self.feed, newest, [Trace(known, f"a checkpoint in {folder} tells of entry {known}")])
+        return entries_lost(self.feed, newest, [Trace(end, f"a checkpoint in {folder} tells of entry {end}")])
 
-    def _contents(self, some: list[str]) -> list[bytes]:
+    def _contents(self, chunk: list[str]) -> list[bytes]:
         """The contents of the paths; many are read side by side."""
-        if len(some) <= AT_ONCE:
-            return [self._content(path) for path in some]
-        return each(self._content, some)
+        if len(chunk) <= AT_ONCE:
+            return [self._content(path) for path in chunk]
+        return each(self._content, chunk)
 
     def _following(self, number: int) -> Iterator[tuple[str, bytes]]:
         """(path, content) of the entries from `number` on. Where nothing is new, this is one request."""
@@ -298,22 +298,22 @@ class Ledger:
         owners = [e.owner for e in later if isinstance(e, OwnEntry) and e.batch == batch.id]
         return replace(batch, hash=entry.hash, owner=[entry.owner, *owners][-1], planned_at=entry.at)
 
-    def replaced(self, named: Iterable[str], state: State | None = None) -> frozenset[str]:
+    def replaced(self, files: Iterable[str], state: State | None = None) -> frozenset[str]:
         """Those of these lake paths that are parts which no longer count: landed anew, merged or retired, however long
         ago. Where the state has forgotten a part, the entry that published it says what became of it."""
         state = state or self.read()
-        told = list(named)
-        found = {path for path in told if path in state.replaced}
+        names = list(files)
+        replaced = {path for path in names if path in state.replaced}
         unsure: dict[int, list[str]] = {}
-        for path in told:
-            if path not in found and (batch := _may_be_replaced(state, path)) is not None:
+        for path in names:
+            if path not in replaced and (batch := _may_be_replaced(state, path)) is not None:
                 unsure.setdefault(batch.id, []).append(path)
-        for id, some in unsure.items():
+        for id, names_in_batch in unsure.items():
             entry = self.publication(state.batches[id])
             counting = state.receipts(state.batches[id].published or 0, entry)
             live = {p.path for r in counting for p in r.parts}
-            found |= {p.path for r in entry.receipts for p in r.parts}.intersection(some) - live
-        return frozenset(found)
+            replaced |= {p.path for r in entry.receipts for p in r.parts}.intersection(names_in_batch) - live
+        return frozenset(replaced)
 
     def publication(self, batch: Batch) -> PublishEntry:
         """The publish entry of the batch. Raises LedgerCorrupt when it has none."""
@@ -380,9 +380,9 @@ def _may_be_replaced(state: State, path: str) -> Batch | None:
     batch = state.batches.get(part.batch) if part else None
     if part is None or batch is None or batch.published is None:
         return None
-    named, number = Range(part.start, part.end), batch.published
+    published_range, number = Range(part.start, part.end), batch.published
     lives = (s for k, s in state.superseded.items() if (encode_topic(k.topic), k.partition) == part[:2])
-    return batch if any(s.after(number, named) for s in lives) else None
+    return batch if any(s.after(number, published_range) for s in lives) else None
 
 
 def _fold(state: State, data: list[tuple[str, bytes]]) -> State:

@@ -71,8 +71,8 @@ def by_hand(ledger: str, entry: int) -> str:
 def check_marks(ledger: Ledger, state: State, committed: Committed) -> State:
     """The newest state, read after the committed offsets. Raises EntriesLost when a committed offset has the mark of an
     entry that the state does not hold."""
-    if traces(state, committed) and (found := traces(state := ledger.read(), committed)):
-        raise entries_lost(ledger.feed, state.newest, found)
+    if traces(state, committed) and (found_traces := traces(state := ledger.read(), committed)):
+        raise entries_lost(ledger.feed, state.newest, found_traces)
     return state
 
 
@@ -106,15 +106,15 @@ class Foreign:
 
 def foreign_mark(state: State, tp: TopicPartition, committed: CommittedOffset | None) -> Foreign | None:
     """The offset, if it carries the mark of a ledger that is not the state's and was not taken over up to that mark."""
-    beside = Beside.parse(committed.metadata) if committed else None
-    if committed is None or beside is None or beside.ledger == state.ledger_id:
+    neighbour = Beside.parse(committed.metadata) if committed else None
+    if committed is None or neighbour is None or neighbour.ledger == state.ledger_id:
         return None
-    number = min(max(beside.entry, 0), BEYOND)
-    if number <= state.taken.get(beside.ledger, -1):
+    number = min(max(neighbour.entry, 0), BEYOND)
+    if number <= state.taken.get(neighbour.ledger, -1):
         return None
     mark = Mark.parse(committed.metadata)
     topic_id = Key(tp.topic, tp.partition, mark.incarnation).topic_id if mark else ""
-    return Foreign(tp, committed.offset, beside.ledger, number, topic_id)
+    return Foreign(tp, committed.offset, neighbour.ledger, number, topic_id)
 
 
 def foreign_marks(state: State, committed: Committed, *, commits: bool = True) -> list[Foreign]:

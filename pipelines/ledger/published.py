@@ -39,8 +39,8 @@ class Published(Mapping[int | None, tuple[int, ...]]):
 
     def __getitem__(self, window: int | None) -> tuple[int, ...]:
         windows, numbers = self._by_window()
-        asked = NONE if window is None else window
-        first, end = np.searchsorted(windows, asked), np.searchsorted(windows, asked, "right")
+        key = NONE if window is None else window
+        first, end = np.searchsorted(windows, key), np.searchsorted(windows, key, "right")
         if first == end:
             raise KeyError(window)
         return tuple(numbers[first:end].tolist())

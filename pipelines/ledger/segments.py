@@ -33,25 +33,25 @@ class Segment(NamedTuple):
     entries: tuple[tuple[int, bytes], ...]
 
     def dump(self) -> bytes:
-        said = b"".join(data for _, data in self.entries)
+        content = b"".join(data for _, data in self.entries)
         sizes = [(number, len(data)) for number, data in self.entries]
-        head = {"format": FORMAT, "end": self.end, "entries": sizes, "sha256": sha256(said).hexdigest()}
-        return zlib.compress(json.dumps(head, separators=(",", ":")).encode() + b"\n" + said, 6)
+        head = {"format": FORMAT, "end": self.end, "entries": sizes, "sha256": sha256(content).hexdigest()}
+        return zlib.compress(json.dumps(head, separators=(",", ":")).encode() + b"\n" + content, 6)
 
     @classmethod
     def load(cls, data: bytes) -> Segment | None:
         """None for anything that is not such an object."""
         try:
-            head, _, said = inflate(data, MOST).partition(b"\n")
+            head, _, content = inflate(data, MOST).partition(b"\n")
             raw = json.loads(head)
-            if raw["format"] != FORMAT or sha256(said).hexdigest() != raw["sha256"]:
+            if raw["format"] != FORMAT or sha256(content).hexdigest() != raw["sha256"]:
                 return None
             entries, at = list[tuple[int, bytes]](), 0
             for number, size in raw["entries"]:
-                entries.append((int(number), said[at : at + size]))
+                entries.append((int(number), content[at : at + size]))
                 at += size
             numbers = [n for n, _ in entries] + [int(raw["end"])]
-            sound = len(numbers) > 1 and at == len(said) and all(a < b for a, b in pairwise(numbers))
+            sound = len(numbers) > 1 and at == len(content) and all(a < b for a, b in pairwise(numbers))
             return cls(numbers[-1], tuple(entries)) if sound else None
         except (ValueError, LookupError, TypeError, AttributeError, RecursionError, zlib.error):
             return None
@@ -61,28 +61,28 @@ def read(lake: Lake, feed: str, first: int = 0) -> Iterator[Segment]:
     """The segments from the one that holds entry `first` on, each beginning where the one before ends, as far as they
     are of this log."""
     for path in lake.list(paths.segment_folder(feed)):
-        named = paths.segment_numbers(path)
-        if named is None or not named[0] <= first < named[1]:
+        numbers = paths.segment_numbers(path)
+        if numbers is None or not numbers[0] <= first < numbers[1]:
             continue
-        found = Segment.load(lake.get(path) or b"")
-        if found is None or (found.entries[0][0], found.end) != named:
+        segment = Segment.load(lake.get(path) or b"")
+        if segment is None or (segment.entries[0][0], segment.end) != numbers:
             continue
-        number, data = found.entries[-1]
+        number, data = segment.entries[-1]
         if lake.get(paths.log_path(feed, number)) == data:
-            yield found
-            first = found.end
+            yield segment
+            first = segment.end
 
 
-def write(lake: Lake, feed: str, entries: Iterator[tuple[int, bytes]], below: int, most: int) -> int:
+def write(lake: Lake, feed: str, entries: Iterator[tuple[int, bytes]], below: int, limit: int) -> int:
     """Copy entries into full segments, those below a number, at most so many segments; returns how many. Idempotent."""
-    held, size, done = list[tuple[int, bytes]](), 0, 0
+    entries_held, size, done = list[tuple[int, bytes]](), 0, 0
     for number, data in entries:
-        if held and (len(held) == ENTRIES or size >= BYTES):
-            _put(lake, feed, Segment(number, tuple(held)))
-            held, size, done = [], 0, done + 1
-        if number >= below or done == most:
+        if entries_held and (len(entries_held) == ENTRIES or size >= BYTES):
+            _put(lake, feed, Segment(number, tuple(entries_held)))
+            entries_held, size, done = [], 0, done + 1
+        if number >= below or done == limit:
             break
-        held.append((number, data))
+        entries_held.append((number, data))
         size += len(data)
     return done
 

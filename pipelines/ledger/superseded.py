@@ -70,17 +70,17 @@ class Superseded:
         """Whether an entry above `number` superseded any of the range."""
         if not self.numbers or self.numbers[-1] <= number:
             return False
-        starts, reach, places = self._indexed()
-        near, (begins, ends) = places[bisect_right(reach, r.start) : bisect_left(starts, r.end)], self._read()
+        starts, reach, positions = self._indexed()
+        near, (begins, ends) = positions[bisect_right(reach, r.start) : bisect_left(starts, r.end)], self._read()
         return any(self.numbers[i] > number and ends[i] > r.start and begins[i] < r.end for i in near)
 
     def _indexed(self) -> tuple[list[int], list[int], list[int]]:
         """Starts in order; how far the ranges up to each reach; and which they are."""
         if self._index is None:
             starts, ends = np.array(self.starts, np.int64), np.array(self.ends, np.int64)
-            places = np.argsort(starts, kind="stable")
-            reach = np.maximum.accumulate(ends[places])
-            self._index = starts[places].tolist(), reach.tolist(), places.tolist()
+            order = np.argsort(starts, kind="stable")
+            reach = np.maximum.accumulate(ends[order])
+            self._index = starts[order].tolist(), reach.tolist(), order.tolist()
         return self._index
 
     def copy(self) -> Superseded:

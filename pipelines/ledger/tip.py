@@ -61,21 +61,21 @@ def entries_lost(feed: str, newest: int, traces: Sequence[Trace]) -> EntriesLost
     known = max(t.number for t in traces)
     stands = f"its newest is entry {newest}" if newest >= 0 else "none of them stands"
     missing = f"entry {known} once stood" if known > newest else "others once stood"
-    shown = [t.said for t in traces[:5]] + ([f"and {len(traces) - 5} more"] if len(traces) > 5 else [])
+    texts = [t.said for t in traces[:5]] + ([f"and {len(traces) - 5} more"] if len(traces) > 5 else [])
     if not any(t.sure for t in traces):
-        return _lost_or_strange(feed, stands, shown)
+        return _lost_or_strange(feed, stands, texts)
     return EntriesLost(
-        f"the ledger of feed {feed} lost entries: {stands}, and {missing}.\n    " + "\n    ".join(shown),
+        f"the ledger of feed {feed} lost entries: {stands}, and {missing}.\n    " + "\n    ".join(texts),
         remedy=f"restore _sluice/{feed}/log from a backup of the lake; nothing was changed. Or go on without them: "
         f"sluice accept {feed} ledger --reason …   sets aside what they told of; the next run lands it again",
     )
 
 
-def _lost_or_strange(feed: str, stands: str, shown: Sequence[str]) -> EntriesLost:
+def _lost_or_strange(feed: str, stands: str, texts: Sequence[str]) -> EntriesLost:
     """The error where nothing but names of files speaks for it."""
     return EntriesLost(
         f"the ledger of feed {feed} lost entries, or files in its folders are not its own: {stands}.\n    "
-        + "\n    ".join(shown),
+        + "\n    ".join(texts),
         remedy="if such a file was copied here from elsewhere, move it out of the lake; nothing was changed. Else"
         f" restore _sluice/{feed}/log from a backup of the lake, or go on without the lost entries:"
         f" sluice accept {feed} ledger --reason …   sets aside what they told of; the next run lands it again",

@@ -32,7 +32,7 @@ def look(world: World, *, everything: bool = False, hashes: bool = False, at: in
     """What `sluice audit` does."""
     before = audit_cache.kept(world.lake, "orders")
     known = None if everything else before
-    report = audit(world.fresh_ledger(), world.lake, "orders", hashes=hashes, known=known, at=at)
+    report = audit(world.fresh_ledger(), world.lake, "orders", hashes=hashes, previous=known, at=at)
     assert audit_cache.keep(world.lake, "orders", report.audited, before, at) is None
     return report
 

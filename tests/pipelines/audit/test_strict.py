@@ -174,7 +174,7 @@ def test_the_remedy_for_a_manifest_writes_it(world: World, plant: Callable[[Worl
 def again(world: World, before: AuditReport, found: Strict) -> tuple[AuditReport, Strict]:
     """The audit that comes after one."""
     known = replace(before.audited, strictly=found.strictly)
-    report = audit(world.ledger, world.lake, "orders", known=known)  # type: ignore[arg-type]
+    report = audit(world.ledger, world.lake, "orders", previous=known)  # type: ignore[arg-type]
     look = survey(world.feed, world.edges(), world.ledger)
     return report, strict(world.ledger, world.lake, world.feed, look, report)  # type: ignore[arg-type]
 

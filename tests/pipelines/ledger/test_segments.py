@@ -51,7 +51,7 @@ def packed(lake: MemoryLake) -> list[tuple[int, int]]:
 def test_a_cold_fold_reads_segments_and_what_came_since() -> None:
     lake = old()
     said, before = fresh(lake).read(), of_log(lake)
-    assert fresh(lake).pack(most=2) == 2, "a bounded piece of work"
+    assert fresh(lake).pack(limit=2) == 2, "a bounded piece of work"
     assert fresh(lake).pack() == 3
     assert fresh(lake).pack() == 0
     assert packed(lake) == FULL, "below every checkpoint"
@@ -138,7 +138,7 @@ def test_entries_that_are_lost_are_not_read_from_segments() -> None:
     cut = MemoryLake({p: d for p, d in lake.files.items() if (paths.log_number(p) or 0) < 33 or "/log/" not in p})
     cut.files = {p: d for p, d in cut.files.items() if "/checkpoints/" not in p and "tip" not in p}
     assert fresh(cut).read().number == 33
-    assert Ledger(cut, "orders", lambda: 0, whole=False).read().number == 33
+    assert Ledger(cut, "orders", lambda: 0, packs=False).read().number == 33
 
 
 def test_a_gap_lies_within_a_segment() -> None:
