@@ -1,7 +1,7 @@
 """Audits a feed: every offset from origin to frontier is in exactly one class, every part matches the ledger, and
 nothing else lies under `data/` (docs/design/audits.md; invariants by their number in docs/design/invariants.md).
 
-`audit` proves it from ledger and files; `rescan` proves it against Kafka itself, value by value.
+`audit` checks the ledger and the files; `rescan` compares every value with Kafka.
 """
 
 from __future__ import annotations
@@ -37,9 +37,9 @@ from sluice.pipelines.util.parallel import each
 
 @dataclass(frozen=True, slots=True)
 class AuditProblem:
-    """One way in which the account does not close. `invariant` is its number in docs/design/invariants.md.
+    """One violated invariant. `invariant` is its number in docs/design/invariants.md.
 
-    If it is about a file, `file` is its place in the lake and `remedy` says what mends it.
+    For a problem with a file, `file` is its lake path and `remedy` the command that repairs it.
     """
 
     invariant: int
@@ -53,7 +53,7 @@ class AuditProblem:
 
 @dataclass(frozen=True, slots=True)
 class PartitionAccount:
-    """Where one partition's offsets are. `holes` lie between the frontier and what landed; `files` counts parts."""
+    """Offsets of one partition by class. `holes` lie between the frontier and landed offsets; `files` counts parts."""
 
     key: Key
     origin: int
@@ -70,16 +70,16 @@ class PartitionAccount:
     relanded: int = 0
     """Landed records that had been in quarantine before."""
     mended: int = 0
-    """Records among these with other bytes than the log had."""
+    """Re-landed records whose bytes differ from the log's."""
 
 
 @dataclass(frozen=True, slots=True)
 class AuditReport:
-    """`closes` when there is no problem. `compared` counts records compared with Kafka by a rescan.
+    """The result of an audit. `compared` counts records that a rescan compared with Kafka.
 
-    Of `batches` publish entries that count, `looked` were looked at, and all their files; the others were proven by
-    earlier audits, the first and the last of them at the times `proven` (ms). `audited` is what the next audit may rely
-    on; `rest` are receipts that count and have something wrong about them, with the numbers of their entries.
+    Of `batches` live publish entries, `looked` were checked with all their files. Earlier audits proved the others,
+    between the times `proven` (ms). The next audit may rely on `audited`. `rest` are live receipts with problems, each
+    with its entry number.
     """
 
     feed: str
@@ -93,25 +93,25 @@ class AuditReport:
     batches: int = 0
     proven: tuple[int, int] | None = None
     unlisted: int = 0
-    """Of how many batches no file was looked for: they are old, and a quick audit takes them in turns."""
+    """Old batches whose files a quick audit did not list. It takes them in turns."""
     seen: int = 0
-    """When the last of these was there, at least (ms)."""
+    """The time (ms) by which all of these had been listed last."""
     at: int = 0
-    """When it was (ms)."""
+    """The time of the audit (ms)."""
     compared: int = 0
     not_comparable: int = 0
-    """Landed records that Kafka no longer holds, so that a rescan cannot compare them."""
+    """Landed records that Kafka has deleted: a rescan cannot compare them."""
     compared_before: int = 0
     """Landed records that earlier rescans compared."""
     foreign: tuple[str, ...] = ()
-    """Files of other writers beside the feed's, which kept snapshots of its table name."""
+    """Files of other writers, named by retained snapshots of the feed's table."""
 
     @property
     def closes(self) -> bool:
         return not self.problems
 
     def uncompared(self) -> list[Row]:
-        """The receipts that were never compared with Kafka, as far as is known."""
+        """Returns the receipts that no known audit compared with Kafka."""
         rows = self.audited.rows
         return rows.where(rows.column("compared") == NEVER).named() + [
             Row(n, r.slice.key, r.slice.range, r.counts.landed) for n, r in self.rest
@@ -119,7 +119,7 @@ class AuditReport:
 
 
 def live_receipts(ledger: Ledger, state: State) -> list[Receipt]:
-    """The receipts of every publish entry that still count, oldest first."""
+    """Returns the live receipts of every publish entry, oldest first."""
     published = ((n, e) for n, e in ledger.entries() if isinstance(e, PublishEntry))
     return [r for n, e in published for r in state.receipts(n, e)]
 
@@ -134,12 +134,11 @@ def audit(
     at: int = 0,
     quick: bool = False,
 ) -> AuditReport:
-    """Prove the account from the ledger and the files. `hashes` reads every byte; otherwise only sizes and footers.
+    """Check every offset against the ledger and the files. `hashes` reads every byte; the default reads footers.
 
-    Without `known` everything is looked at. With it, only what changed since, as listings of log and files show, and
-    batches that had something wrong about them; `at` is the time now (ms), which is noted. `quick` lists no old batches
-    either, but those that an entry since has superseded, and one portion of them in turn. A file that cannot be read
-    is a problem like any other. Raises LedgerCorrupt, LedgerTooNew, LakeUnavailable.
+    With `previous`, only changed entries and files, and batches with problems, are checked again; otherwise everything
+    is. `at` is the current time (ms). `quick` also skips the listing of old batches, except superseded ones and one
+    portion in turn. An unreadable file is reported as a problem. Raises LedgerCorrupt, LedgerTooNew, LakeUnavailable.
     """
     state, before = ledger.read(), previous
     due: tuple[Settled, ...] = ()
@@ -153,7 +152,7 @@ def audit(
     proof = "hashed" if hashes else "looked"
     listing = _Listing(ledger, lake, state, previous)
     scope = _Found(ledger, state, listing, previous, log, proof)
-    if scope.unread:  # a file of old rows is gone, or another: everything is looked at
+    if scope.unread:  # a file of old rows is missing or differs: check everything
         return audit(ledger, lake, feed, hashes=hashes, at=at)
     files = scope.files()
     checked = each(lambda claims: _file(lake, feed, claims, hashes=hashes), list(files.values()))
@@ -164,7 +163,7 @@ def audit(
     proofs = {"looked": at // 1000, "hashed": at // 1000 if hashes else NEVER}
     looked = Rows.of(scope.receipts, scope.tag, [proofs.get(p, NEVER) for p in PROOFS])
     everything = scope.rows.plus(looked)
-    if others and not _tiles(state, everything, others):  # which rows overlap is told by an audit that has all of them
+    if others and not _tiles(state, everything, others):  # only an audit of all rows can report which ones overlap
         return audit(ledger, lake, feed, hashes=hashes, previous=before, at=at)
     strangers = scope.strangers()
     foreign = kept.foreign(lake, feed).intersection(strangers) if strangers else frozenset()
@@ -208,7 +207,7 @@ def audit(
 
 
 def _tiles(state: State, rows: Rows, others: Sequence[Settled]) -> bool:
-    """Whether the receipts that count hold as many offsets as landed: so no two of them overlap."""
+    """Whether the spans of live receipts add up to the landed offsets, so that no two overlap."""
     mine = rows.spans()
     keys = {*mine, *state.landed, *(k for s in others for k in s.sums)}
     landed = {key: sum(r.span for r in state.landed.get(key, ())) for key in keys}
@@ -216,8 +215,10 @@ def _tiles(state: State, rows: Rows, others: Sequence[Settled]) -> bool:
 
 
 class _Listing:
-    """Lists the feed's visible files: all, or where some rows are not open, those in the folders of what is looked at.
-    `beside` are rows that are not open and have files there."""
+    """Lists the feed's visible files: all, or only the folders of checked entries if some rows are not loaded.
+
+    `beside` are rows that are not loaded and have files in these folders.
+    """
 
     def __init__(self, ledger: Ledger, lake: Lake, state: State, previous: Audited | None) -> None:
         self._ledger, self._lake, self._state, self._known = ledger, lake, state, previous
@@ -241,16 +242,16 @@ class _Listing:
         every = {p for s in previous.settled for p in s.places}
         return shown(self._lake, self._ledger.feed, list(runs(wanted, every)))
 
-    def tags_beside(self) -> list[Rows | None]:
-        """The rows `beside`; None for a file that is not the one that was kept."""
+    def load_beside(self) -> list[Rows | None]:
+        """Returns the rows `beside`; None for a file that does not match its digest."""
         return [s.load(self._lake, self._ledger.feed) for s in self.beside]
 
 
 class _Found:
-    """What there is to look at. `rows` are those of `known` that still hold, all files and entries as they were;
-    `receipts` count, with the numbers of their entries, and are to be looked at.
+    """The scope of an audit. `rows` are those of `previous` that still hold: entries and files are unchanged.
+    `receipts` are live receipts to be checked, each with its entry number.
 
-    An entry is looked at as a whole: where anything of it changed, none of its rows holds.
+    An entry is checked completely: if part of it changed, none of its rows holds.
     """
 
     def __init__(
@@ -262,7 +263,7 @@ class _Found:
         for number, path, data in log.entries(since):
             self._take(number, parse(data, path))
         self.listed = listed = listing(self.receipts)
-        unopened = listing.tags_beside()
+        unopened = listing.load_beside()
         self.unread = None in unopened
         self._beside = {tag for rows in unopened if rows for tag in rows.tags.tolist()}
         rows = previous.rows if previous else Rows.of((), self.tag, ())
@@ -279,14 +280,14 @@ class _Found:
             self.receipts += [(number, r) for r in self._state.receipts(number, entry)]
 
     def _sharing(self, stale_tags: Any) -> set[int]:
-        """The entries of rows that have a file in common with a receipt whose rows do not hold, or is looked at."""
+        """Returns the entries of rows that share a file with a receipt to be checked or with stale rows."""
         paths_ = [p.path for _, r in self.receipts for p in r.parts]
         tags = np.array([self.listed[p] for p in paths_ if p in self.listed], np.uint64)
         shared = np.isin(self.rows.tags, np.concatenate([tags, stale_tags]))
         return {*self.rows.column("number")[np.unique(self.rows.owners[shared])].tolist()}
 
     def _read_again(self, numbers: set[int]) -> Any:
-        """Read the entries; returns the tags of their rows, which hold no longer."""
+        """Read the entries again. Returns the tags of their rows, now stale."""
         reread = np.isin(self.rows.column("number"), sorted(numbers))
         stale_tags, self.rows = self.rows.where(reread).tags, self.rows.where(~reread)
         for number in sorted(numbers):
@@ -294,11 +295,11 @@ class _Found:
         return stale_tags
 
     def tag(self, path: str) -> int:
-        """The file's, as it is listed; of one that is not there, something that no other has."""
+        """Returns the tag of the listed file, or for a missing file a tag that no other file has."""
         return self.listed[path] if path in self.listed else tag(Stat(path, -1, ""))
 
     def files(self) -> dict[str, list[tuple[Receipt, Part]]]:
-        """The files to be looked at, each with all of its slices."""
+        """Returns the files to be checked, each with all of its slices."""
         out: dict[str, list[tuple[Receipt, Part]]] = {}
         for _, r in self.receipts:
             for p in r.parts:
@@ -306,7 +307,7 @@ class _Found:
         return out
 
     def strangers(self) -> list[str]:
-        """What is visible, and in no receipt that counts."""
+        """Returns the visible files that belong to no live receipt."""
         live, known_tags = (
             {p.path for _, r in self.receipts for p in r.parts},
             {*self.rows.tags.tolist(), *self._beside},
@@ -355,9 +356,9 @@ def _again(r: Receipt) -> Iterator[AuditProblem]:
     relanded, span = union(r.relanded), sum(x.span for x in r.relanded)
     inside = not relanded or (r.slice.start <= relanded[0].start and relanded[-1].end <= r.slice.end)
     if span > r.counts.landed or not inside:
-        yield AuditProblem(5, f"{r.slice}: {span} records re-landed are not among the {r.counts.landed} that landed")
+        yield AuditProblem(5, f"{r.slice}: {span} re-landed records are not among its {r.counts.landed} landed ones")
     if union((*relanded, *r.mended)) != relanded:
-        yield AuditProblem(5, f"{r.slice}: records are mended that were never re-landed")
+        yield AuditProblem(5, f"{r.slice}: repaired records were never re-landed")
 
 
 def _overlaps(state: State, rows: Rows) -> Iterator[AuditProblem]:
@@ -386,7 +387,7 @@ def _commits(state: State) -> Iterator[AuditProblem]:
 
 
 def _strangers(ledger: Ledger, lake: Lake, state: State, others: Sequence[str]) -> Iterator[AuditProblem]:
-    """A problem for each of these visible files."""
+    """Yields a problem for each of these visible files."""
     feed = ledger.feed
     replaced = ledger.replaced(others, state)
     stay = bool(replaced) and kept.has_table(lake, feed)
@@ -405,12 +406,12 @@ def _strangers(ledger: Ledger, lake: Lake, state: State, others: Sequence[str]) 
 
 def _copies(log: Log) -> Iterator[AuditProblem]:
     for number, path in log.copied_wrongly:
-        text = f"{path} does not say what entry {number} says"
-        yield AuditProblem(11, text, path, "remove that file; the next `sluice compact` writes it anew")
+        text = f"{path} differs from entry {number} of the ledger"
+        yield AuditProblem(11, text, path, "remove that file; the next `sluice compact` writes it again")
 
 
 def _file(lake: Lake, feed: str, claims: Sequence[tuple[Receipt, Part]], *, hashes: bool) -> list[AuditProblem]:
-    """What is wrong with one file, whose slices are given."""
+    """Returns the problems of one file, given its slices."""
     r, part = claims[0]
     size = lake.size(part.path)
     description = f"{part.path} ({_slices(claims)}, {sum(p.rows for _, p in claims)} rows)"
@@ -423,19 +424,19 @@ def _file(lake: Lake, feed: str, claims: Sequence[tuple[Receipt, Part]], *, hash
 
 
 def _slices(claims: Sequence[tuple[Receipt, Part]]) -> str:
-    """The first slice and how many more there are."""
+    """Returns the first slice and the number of others."""
     return f"{claims[0][0].slice}" + (f" and {len(claims) - 1} more slices" if len(claims) > 1 else "")
 
 
 def _wrong(lake: Lake, claims: Sequence[tuple[Receipt, Part]], size: int, hashes: bool) -> list[AuditProblem]:
-    """What is wrong with the file, which has this many bytes."""
+    """Returns the problems of a file of `size` bytes."""
     part = claims[0][1]
     if any(p.file_bytes != size for _, p in claims):
         return [AuditProblem(3, f"{part.path} has {size} bytes, the ledger says {part.file_bytes}")]
     try:
         with parquet.readable(part.path):
             return list(_content(lake, claims, hashes=hashes))
-    except Terminal as e:  # damaged, or the lake refuses it for good
+    except Terminal as e:  # damaged, or refused by the lake
         return [AuditProblem(3, e.message)]
 
 
@@ -463,17 +464,19 @@ def _content(lake: Lake, claims: Sequence[tuple[Receipt, Part]], *, hashes: bool
 
 
 def _shared(claims: Sequence[tuple[Receipt, Part]]) -> Iterator[AuditProblem]:
-    """The rows of a shared file are each of one slice that counts; any other file is of one alone."""
+    """Check that each row of a shared file belongs to one live slice, and any other file to a single slice."""
     part, at = claims[0][1], 0
     if len(claims) > 1 and any(p.shared is None for _, p in claims):
-        yield AuditProblem(2, f"{part.path} is the file of {_slices(claims)}, and not as one that they share")
+        yield AuditProblem(2, f"{part.path} belongs to {_slices(claims)}, but is not a shared file")
     elif part.shared:
         for first, rows in sorted((p.shared.first, p.rows) for _, p in claims if p.shared):
             if first != at:
-                yield AuditProblem(2 if first < at else 3, f"{part.path}: rows {at} to {first} are of no one slice")
+                yield AuditProblem(
+                    2 if first < at else 3, f"{part.path}: rows {at} to {first} do not belong to exactly one slice"
+                )
             at = max(at, first + rows)
         if at != part.shared.rows:
-            yield AuditProblem(3, f"{part.path}: {part.shared.rows - at} of its rows are of no slice that counts")
+            yield AuditProblem(3, f"{part.path}: {part.shared.rows - at} of its rows belong to no live slice")
 
 
 def _offsets(r: Receipt, part: Part, offsets: pa.ChunkedArray) -> Iterator[AuditProblem]:

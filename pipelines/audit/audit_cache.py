@@ -1,8 +1,8 @@
-"""What audits have looked at and found right, in a file beside the ledger: the next one looks at what changed since.
+"""Results of earlier audits, in a file next to the ledger: the next audit checks only changes.
 
-What is kept says of which log it is: the ledger's id, and a hash of what its entries say, in blocks. Files are known by
-path, size and the store's tag, so a listing shows what is missing, changed or new. A receipt with anything wrong about
-it, or about its files, is never kept. What cannot be read is as if it were not there: everything is looked at.
+The file names its log: the ledger's id, and a hash of its entries by blocks. Lake files are identified by path, size
+and the store's tag, so a listing shows missing, changed and new ones. Receipts with problems, of their own or of their
+files, are never stored. An unreadable cache counts as absent: everything is checked.
 """
 
 from __future__ import annotations
@@ -31,12 +31,12 @@ from sluice.pipelines.ports import Lake
 
 FORMAT = 1
 BLOCK = 1000
-"""Entries whose hash is kept together: where a listing shows that one of them is another file, all of them are read."""
+"""Entries under one hash: if a listing shows that one of them changed, all of them are read."""
 
 
 @dataclass(frozen=True, slots=True)
 class Block:
-    """Entries of a block up to some number: `files` is a hash of what a listing showed, `said` one of their bytes."""
+    """Entries of a block up to some number: `files` is a hash of the listing, `said` one of their bytes."""
 
     files: str
     content_hash: str
@@ -44,8 +44,8 @@ class Block:
 
 @dataclass(frozen=True, slots=True)
 class Strictly:
-    """What only a strict audit looks at. Every commit entry below `number` was held against the fold below it (there
-    were `recorded`), and `state` is a checkpoint there. `manifests` are tags of those that were read."""
+    """The additional results of a strict audit. All `recorded` commit entries below `number` were compared with the
+    fold below them, and `state` is a checkpoint there. `manifests` are tags of the manifests that were read."""
 
     number: int
     recorded: int
@@ -55,8 +55,8 @@ class Strictly:
 
 @dataclass(frozen=True, slots=True)
 class Audited:
-    """The entries below `number` of the ledger with this id were read. `rows` are the receipts that counted then and
-    have nothing wrong about them, but for those that are settled; publish entries in `again` have other receipts, too.
+    """The entries below `number` of the ledger with this id were read. `rows` are the receipts that were live then and
+    have no problems, except settled ones; publish entries in `again` have other receipts, too.
     `places` are the folders of the rows' files, None where that is not known."""
 
     ledger: str
@@ -68,13 +68,15 @@ class Audited:
     settled: tuple[Settled, ...] = ()
     folders: tuple[str, ...] | None = None
     strange: tuple[str, ...] = ()
-    """Folders with files that nobody knew: they are listed each time."""
+    """Folders with unknown files: they are listed each time."""
     tagged: Mapping[int, str] = field(default_factory=dict, repr=False, compare=False)
-    """By tag, the folder of a file: what an audit has listed. Not kept."""
+    """The folder of each listed file, by tag. Not stored."""
 
     def with_settled(self, lake: Lake, feed: str, selection: Collection[Settled] | None = None) -> Audited | None:
-        """With the rows that are settled, or some of them, among the others; None where a file of them is not the one
-        that was kept."""
+        """Returns a copy whose rows include the settled ones, or a selection of them.
+
+        Returns None if one of their files does not match its digest.
+        """
         rows, taken = self.rows, self.settled if selection is None else tuple(selection)
         for one in taken:
             if (more := one.load(lake, feed)) is None:
@@ -85,17 +87,17 @@ class Audited:
         return replace(self, rows=rows, settled=unopened, folders=lie_in)
 
     def may_be_quick(self, state: State) -> bool:
-        """Whether it is known where files lie, and no entries were lost since."""
+        """Whether the folders of all files are known and no entries were lost since."""
         return self.folders is not None and not any(after > self.number for _, after in state.gaps)
 
     def due(self, state: State) -> tuple[Settled, ...]:
-        """The settled rows that a quick audit looks at: those that may have changed, and those whose turn it is."""
+        """Returns the settled rows that a quick audit checks: possibly changed ones, and the next in turn."""
         changed = [s for s in self.settled if self._again_in(s) or s.meets(state, self.number)]
         others = [s for s in self.settled if s not in changed]
         return (*changed, *([min(others, key=lambda s: (s.seen, s.first))] if others else ()))
 
     def numbers(self, due: Sequence[Settled]) -> list[tuple[int, int | None]]:
-        """The entries that a quick audit lists: those of the settled rows that it looks at, and the newest."""
+        """Returns the entries that a quick audit lists: those of its settled rows, and the newest."""
         newest = self.number // BLOCK * BLOCK
         return [*((s.first, s.end) for s in sorted(due, key=lambda s: s.first)), (newest, None)]
 
@@ -118,7 +120,7 @@ class Audited:
 
     @classmethod
     def load(cls, data: bytes) -> Audited | None:
-        """None for anything that is not such a file."""
+        """Returns None if the data is not an audit cache."""
         try:
             raw = json.loads(inflate(data, MOST))
             return _audited(raw) if raw["format"] == FORMAT else None
@@ -158,14 +160,13 @@ def _strictly_of(raw: dict[str, Any] | None) -> Strictly | None:
 
 
 def tag(stat: Stat) -> int:
-    """What stands for the file as it is now."""
+    """Returns a number that identifies the file in its current version."""
     identity = f"{stat.size}:{stat.tag}:{stat.path}".encode("utf-8", "surrogatepass")
     return int.from_bytes(blake2b(identity, digest_size=8).digest(), "little")
 
 
 def shown(lake: Lake, feed: str, runs: Sequence[tuple[str, str]] | None = None) -> dict[str, int]:
-    """Every visible file of the feed by its path, with its tag; or those in runs of folders, from the first to the
-    last of each."""
+    """Returns the tags of the feed's visible files by path, or only of those in `runs` of folders (first, last)."""
     if runs is None:
         stats = (s for root in paths.visible_roots(feed) for s in lake.stats(root))
     else:
@@ -183,7 +184,7 @@ def _within(lake: Lake, root: str, first: str, last: str) -> Iterator[Stat]:
 
 
 def still_there(rows: Rows, listed: Mapping[str, int]) -> Any:
-    """A mask: which rows have all of their files as they were."""
+    """Returns a mask of the rows whose files are all unchanged."""
     there = np.fromiter(listed.values(), np.uint64, len(listed))
     missing = ~np.isin(rows.tags, there)
     out = np.ones(len(rows), bool)
@@ -192,7 +193,7 @@ def still_there(rows: Rows, listed: Mapping[str, int]) -> Any:
 
 
 def still_counts(rows: Rows, state: State, since: int) -> Any:
-    """A mask: which rows, that counted below entry `since`, no entry from there on has superseded."""
+    """Returns a mask of the rows, live below entry `since`, that no later entry has superseded."""
     out, order = np.ones(len(rows), bool), np.argsort(rows.column("key"), kind="stable")
     begins = np.searchsorted(rows.column("key")[order], np.arange(len(rows.keys) + 1))
     for i, key in enumerate(rows.keys):
@@ -210,10 +211,10 @@ def still_counts(rows: Rows, state: State, since: int) -> Any:
 
 
 class Log:
-    """The entries below a number as a listing shows them, and what they say, by blocks.
+    """The entries below a number, as listed and as read, hashed by blocks.
 
-    With `listed`, ranges of numbers in order, which begin and end with blocks (without an end: all that follow), only
-    these are looked at; of others `known` is what they were.
+    With `listed`, ordered ranges of numbers aligned to blocks (end None: unlimited), only these are listed; `previous`
+    has the hashes of the other blocks.
     """
 
     def __init__(
@@ -229,10 +230,10 @@ class Log:
         ledger.check_end(n for n, _ in self._files)
         self._said: dict[int, bytes] = {}
         self.copied_wrongly: list[tuple[int, str]] = []
-        """Entries, with the segment that says anything else than the log does."""
+        """Entries that differ from their copy in a segment, with the segment's path."""
 
     def files(self, below: int) -> list[str]:
-        """Of each block, what a listing shows of its entries below the number."""
+        """Returns a hash of the listing for each block of entries below the number."""
         hashes = [blake2b(digest_size=16) for _ in range(-(-below // BLOCK))]
         for n, line in takewhile(lambda f: f[0] < below, self._files):
             hashes[n // BLOCK].update(line)
@@ -243,7 +244,7 @@ class Log:
         return any(first <= number and (end is None or number < end) for first, end in self._listed)
 
     def begin(self, before: Audited) -> bool:
-        """Go on from what an audit knew. False where the log says anything else than it did."""
+        """Continue from an earlier audit. Returns False if the log differs from the one it read."""
         if before.ledger != self._state.ledger_id or not 0 < before.number <= self._state.number:
             return False
         now = self.files(before.number)
@@ -252,7 +253,7 @@ class Log:
         return all(self._reread(i, before.number) == self._said[i] for i in others)
 
     def _reread(self, block: int, below: int) -> bytes:
-        """What the entries of the block say, those below a number."""
+        """Returns the hash of the contents of the block's entries below a number."""
         digest, number = b"", block * BLOCK
         while self._state.lost_entry(number):
             number += 1
@@ -263,7 +264,7 @@ class Log:
         return digest
 
     def entries(self, first: int) -> Iterator[tuple[int, str, bytes]]:
-        """(number, path, content) of those from a number on, which is where `begin` went on from, or 0."""
+        """Yields (number, path, content) of the entries from `first` on: where `begin` continued, or 0."""
         if first >= self._state.number:
             return
         copies = self._copies() if first == 0 else iter(())
@@ -279,13 +280,13 @@ class Log:
             yield number, path, data
 
     def _copies(self) -> Iterator[tuple[int, bytes, str]]:
-        """Number and content of the entries in segments, and the segment."""
+        """Yields (number, content, segment path) of the entries in segments."""
         for segment in self._ledger.segments():
             path = paths.segment_path(self._ledger.feed, segment.entries[0][0], segment.end)
             yield from ((number, data, path) for number, data in segment.entries)
 
     def blocks(self) -> tuple[Block, ...]:
-        """Once all entries were taken."""
+        """Returns the hashes of all blocks. Call it after all entries were read."""
         files = self.files(self._state.number)
         return tuple(Block(f, self._said.get(i, b"").hex()) for i, f in enumerate(files))
 
@@ -295,8 +296,10 @@ def _linked(digest: bytes, data: bytes) -> bytes:
 
 
 def keep(lake: Lake, feed: str, now: Audited, before: Audited | None, at: int) -> SluiceError | None:
-    """Keep what an audit found right at a time (ms), for the next one, with what was proven before of the same receipts
-    and files. Returns the error where it cannot be kept: who audits may have no right to write."""
+    """Store the results of an audit at a time (ms), merged with earlier proofs of the same receipts and files.
+
+    Returns the error if they cannot be stored: auditors may lack the permission to write.
+    """
     try:
         if before is not None and before.ledger == now.ledger:
             opened = before.with_settled(lake, feed, _of(before, now.rows, at // 1000)) or before
@@ -311,13 +314,13 @@ def keep(lake: Lake, feed: str, now: Audited, before: Audited | None, at: int) -
 
 
 def _of(before: Audited, rows: Rows, at: int) -> list[Settled]:
-    """The settled ones that know of entries which were looked at anew, at that time."""
+    """Returns the settled files with entries that were checked again at that time."""
     anew = np.unique(rows.column("number")[rows.column("looked") == at])
     return [s for s in before.settled if ((s.first <= anew) & (anew < s.end)).any()]
 
 
 def _settling(lake: Lake, feed: str, now: Audited, at: int) -> Audited:
-    """What is old goes into files of its own, which are there before the note names them."""
+    """Move old rows into files of their own, written before the cache names them."""
     rows, old = settled.split(now.rows, now.number, now.tagged)
     there = {s.first: s for s in now.settled}
     for first, (mine, folders) in old.items():
@@ -329,5 +332,5 @@ def _settling(lake: Lake, feed: str, now: Audited, at: int) -> Audited:
 
 
 def kept(lake: Lake, feed: str) -> Audited | None:
-    """What earlier audits kept."""
+    """Returns the stored results of earlier audits."""
     return Audited.load(lake.get(paths.audited_path(feed)) or b"")

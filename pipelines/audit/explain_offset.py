@@ -1,4 +1,4 @@
-"""Where is that record? For any offset: the file and row that hold it, or the reason why none does."""
+"""Locates any offset: the file and row with its record, or the reason why it has none."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from sluice.pipelines.schema.arrays import int64s
 
 
 class Class(StrEnum):
-    """The class that an offset is in, or why it is in none yet."""
+    """The class of an offset, or the reason why it has none yet."""
 
     LANDED = "landed"
     QUARANTINED = "quarantined"
@@ -62,14 +62,14 @@ class Explanation:
 
 
 def explain(ledger: Ledger, lake: Lake, tp: TopicPartition, offset: int) -> Explanation:
-    """What ledger and files say about one offset of the topic's current incarnation. Raises PartUnreadable."""
+    """Explain one offset of the topic's current incarnation from ledger and files. Raises PartUnreadable."""
     state = ledger.read()
     key = state.current.get(tp)
     if key is None:
         return Explanation(tp, offset, Class.UNKNOWN_PARTITION, f"the ledger knows no partition {tp}")
     explanation = _explain_offset(ledger, lake, state, key, offset)
     others = sorted(k.life for k in state.origins if k.tp == tp and k != key)
-    which = f" (of topic id {key.life}; the lives before it are not looked at: {', '.join(others)})" if others else ""
+    which = f" (of topic id {key.life}; earlier lives are not searched: {', '.join(others)})" if others else ""
     return replace(explanation, text=explanation.text + which, topic_id=key.topic_id)
 
 
@@ -82,7 +82,7 @@ def _explain_offset(ledger: Ledger, lake: Lake, state: State, key: Key, offset: 
 
 
 def _publication_of(ledger: Ledger, state: State, key: Key, offset: int) -> tuple[int, int, Receipt] | None:
-    """The newest (batch, publish entry, receipt) that covers the offset. Its window says where to look first."""
+    """Returns the newest (batch, publish entry, receipt) that covers the offset, searching its window first."""
     if not any(r.start <= offset < r.end for r in state.landed.get(key, ())):
         return None
     for number in _candidates(state, key, offset):
@@ -95,7 +95,7 @@ def _publication_of(ledger: Ledger, state: State, key: Key, offset: int) -> tupl
 
 
 def _candidates(state: State, key: Key, offset: int) -> Iterator[int]:
-    """Numbers of publish entries: those of the offset's own window first, and the newest first in each."""
+    """Yields numbers of publish entries: first those of the offset's window, then the others, newest first."""
     (piece,) = windows.pieces(state, key, Range(offset, offset + 1))
     first = state.published_in.get(piece.window, ())
     yield from sorted(first, reverse=True)
@@ -126,7 +126,7 @@ def _explain_landed(lake: Lake, feed: str, offset: int, batch: int, number: int,
 
 
 def _check_own(lake: Lake, feed: str, part: Part, r: Receipt) -> None:
-    """Raises PartUnreadable if the file says that it is of another slice."""
+    """Raises PartUnreadable if the file's metadata names another slice."""
     with _open_part(lake, part) as file:
         about = file.metadata.metadata or {}
     range_, shared = about.get(b"sluice.range"), about.get(b"sluice.slices")
@@ -135,14 +135,14 @@ def _check_own(lake: Lake, feed: str, part: Part, r: Receipt) -> None:
     slices = [str(s) for s, _ in json.loads(shared)] if shared else [(range_ or b"").decode(errors="replace")]
     if str(r.slice) not in slices:
         raise PartUnreadable(
-            f"{lake.locate(part.path)} is not the file that landed {r.slice}: it has the rows of {slices[0]}",
+            f"{lake.locate(part.path)} is not the file of {r.slice}: it has the rows of {slices[0]}",
             remedy=parquet.of_slice(feed, r.slice),
             path=part.path,
         )
 
 
 def _rows_within(lake: Lake, part: Part, own: Range) -> int:
-    """How many rows of the file have an offset of its slice."""
+    """Returns the number of rows in the file with an offset of its slice."""
     with _open_part(lake, part) as file:
         column = file.read(columns=[landed_columns.offset_column(file.schema_arrow)]).column(0)
     first = part.shared.first if part.shared else 0
@@ -154,14 +154,14 @@ def _rows_missing(lake: Lake, feed: str, r: Receipt, rows: int) -> PartUnreadabl
     wanted = r.counts.landed + r.counts.quarantined
     where = ", ".join(lake.locate(p.path) for p in r.parts) or "no file"
     return PartUnreadable(
-        f"{r.slice} landed {wanted} rows by the ledger, and {where} has {rows} of them: the file is another one",
+        f"{r.slice} landed {wanted} rows by the ledger, but {where} has {rows} of them: the file was replaced",
         remedy=parquet.of_slice(feed, r.slice),
         path=r.parts[0].path if r.parts else "",
     )
 
 
 def _relanding_text(ledger: Ledger, lake: Lake, key: Key, offset: int, number: int, r: Receipt) -> str:
-    """Which replay landed it, and why it had been in quarantine; empty if it landed at once."""
+    """Describe the replay that landed it and the reason for its quarantine; empty if it landed directly."""
     if not _among(offset, r.relanded):
         return ""
     state, replayed = ledger.read(), None
@@ -185,33 +185,33 @@ def _among(offset: int, ranges: Iterable[Range]) -> bool:
 
 
 def _was(lake: Lake, path: str, offset: int) -> str:
-    """Why the record had been in quarantine, as the replay noted it."""
+    """Returns the reason for the record's quarantine, as noted by the replay."""
     with suppress(PartUnreadable), parquet.open_parquet(lake, path) as file:
         for group in range(file.num_row_groups):
             rows = file.read_row_group(group)
             if (at := _place(rows.column("offset"), offset)) is not None:
                 row = rows.slice(at, 1).to_pylist()[0]
                 return f"it was quarantined by batch {row['batch']}: {_reason_text(row)}"
-    return "it was quarantined, and nothing tells why any more"
+    return "it was quarantined, and the reason is no longer recorded"
 
 
 _UNSEEN = {
     "control": "a control record",
     "aborted": "in an aborted transaction",
     "compacted": "compacted away",
-    "dropped": "dropped, as the feed's on_undecodable says",
+    "dropped": "dropped by the feed's on_undecodable",
 }
 
 
 _UNREAD: dict[Class, tuple[Callable[[State], Accounted], str]] = {
     Class.LOST: (lambda state: state.lost, "recorded in the ledger and never read"),
-    Class.SKIPPED: (lambda state: state.skipped, "passed over by somebody's decision, recorded in the ledger"),
-    Class.RETIRED: (lambda state: state.retired, "landed once and not kept any longer"),
+    Class.SKIPPED: (lambda state: state.skipped, "skipped by a decision that the ledger records"),
+    Class.RETIRED: (lambda state: state.retired, "landed once and retired"),
 }
 
 
 def _row(lake: Lake, part: Part, offset: int) -> tuple[int, int] | None:
-    """(row group, row in it) of the offset in a part. Row groups are chosen by their statistics."""
+    """Returns (row group, row in it) of the offset in a part. Row groups are chosen by their statistics."""
     with _open_part(lake, part) as file:
         column = landed_columns.offset_column(file.schema_arrow)
         index = file.schema_arrow.get_field_index(column)
@@ -230,13 +230,12 @@ def _row(lake: Lake, part: Part, offset: int) -> tuple[int, int] | None:
 
 
 def _own_places(first: int, own: int, rows: int) -> tuple[int, int]:
-    """Of `own` rows that begin `first` rows after the beginning of a row group with `rows` rows, those that lie in
-    it."""
+    """Returns (start, end) of `own` rows, starting at `first`, within a row group of `rows` rows."""
     return max(first, 0), min(first + own, rows)
 
 
 def _place(offsets: pa.ChunkedArray, offset: int) -> int | None:
-    """The position of the offset in an increasing column of offsets."""
+    """Returns the position of the offset in an increasing column of offsets."""
     # Not pc.index(): making its scalar imports pandas, a second of the two that an answer may take.
     values = np.concatenate([int64s(c) for c in offsets.chunks])
     at = int(np.searchsorted(values, offset))
@@ -244,7 +243,7 @@ def _place(offsets: pa.ChunkedArray, offset: int) -> int | None:
 
 
 def _reason(lake: Lake, part: Part, group: int, row: int) -> str:
-    """Why the record is in quarantine."""
+    """Returns the reason for the record's quarantine."""
     with _open_part(lake, part) as file:
         columns = ["reason", "field", "detail", "byte"]
         return _reason_text(file.read_row_group(group, columns=columns).slice(row, 1).to_pylist()[0])
@@ -261,7 +260,7 @@ def _open_part(lake: Lake, part: Part) -> AbstractContextManager[pq.ParquetFile]
 
 
 def _leaf(file: pq.ParquetFile, index: int) -> int:
-    """The index of a top-level field's Parquet column. Nested fields before it take several columns."""
+    """Returns the index of a top-level field's Parquet column. Nested fields before it take several columns."""
     name = file.schema_arrow.field(index).name
     names = [file.schema.column(i).path for i in range(len(file.schema))]
     return names.index(name)
@@ -281,5 +280,5 @@ def _explain_unlanded(ledger: Ledger, state: State, key: Key, offset: int) -> Ex
             return Explanation(key.tp, offset, Class.RESERVED, text, batch=batch.id)
     origin, frontier = state.origins[key].offset, state.frontier(key)
     if offset < origin:
-        return Explanation(key.tp, offset, Class.BELOW_ORIGIN, f"below the feed's origin {origin}: never asked for")
+        return Explanation(key.tp, offset, Class.BELOW_ORIGIN, f"below the feed's origin {origin}: never requested")
     return Explanation(key.tp, offset, Class.OWED, f"not read yet: the frontier is {frontier}")

@@ -1,4 +1,4 @@
-"""Receipts as rows of numbers: what an audit adds up, and what it remembers of a receipt that it has looked at."""
+"""Receipts as rows of numbers: the sums of an audit, and its proofs of each receipt."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ from sluice.pipelines.model.receipts import Counts, Receipt
 
 COUNTS = tuple(Counts.__dataclass_fields__)
 PROOFS = ("looked", "hashed", "compared")
-"""When (seconds since the epoch; NEVER) the receipt and its files were looked at, their bytes hashed, and their records
-compared with Kafka."""
+"""Times (seconds since the epoch, or NEVER) at which the receipt and its files were checked, their bytes hashed, and
+their records compared with Kafka."""
 COLUMNS = ("number", "key", "start", "end", *COUNTS, "relanded", "mended", "rows", "bytes", "parts", *PROOFS)
 SUMMED = (*COUNTS, "relanded", "mended", "bytes")
-"""What an account adds up for each partition."""
+"""Columns that are summed for each partition."""
 NEVER = -1
 _AT = {name: i for i, name in enumerate(COLUMNS)}
 
 
 class Row(NamedTuple):
-    """A receipt of the publish entry `number`, by its slice, and how many records of it landed."""
+    """A receipt of the publish entry `number`: its slice and the number of landed records."""
 
     number: int
     key: Key
@@ -32,8 +32,8 @@ class Row(NamedTuple):
 
 
 class Rows:
-    """A value. `keys` are in order; the column `key` holds places there. `tags` stand for the receipts' parts, one
-    after the other. In memory `table` lies column by column: of half a million rows a few columns are asked for."""
+    """An immutable table of receipts. `keys` are sorted; the column `key` holds indexes into them. `tags` identify the
+    receipts' parts in sequence. `table` is stored by column, because few columns of many rows are read at a time."""
 
     __slots__ = ("keys", "table", "tags")
 
@@ -42,7 +42,7 @@ class Rows:
 
     @classmethod
     def of(cls, receipts: Sequence[tuple[int, Receipt]], tag: Callable[[str], int], proofs: Sequence[int]) -> Rows:
-        """Of receipts, each with the number of its entry. `tag` is asked for each part's path."""
+        """Build rows from receipts, each with its entry number. `tag` maps a part's path to its tag."""
         keys = sorted({r.slice.key for _, r in receipts})
         indexes = {key: i for i, key in enumerate(keys)}
         table = np.array([_row(n, indexes[r.slice.key], r, proofs) for n, r in receipts], np.int64)
@@ -57,11 +57,11 @@ class Rows:
 
     @property
     def owners(self) -> Any:
-        """Of each tag, the row."""
+        """The row of each tag."""
         return np.repeat(np.arange(len(self)), self.column("parts"))
 
     def where(self, mask: Any) -> Rows:
-        """Those that the mask marks."""
+        """Returns the rows that the mask selects."""
         return Rows(self.keys, self.table.T[:, mask].T, self.tags[mask[self.owners]])
 
     def plus(self, other: Rows) -> Rows:
@@ -76,7 +76,7 @@ class Rows:
         return table
 
     def in_order(self) -> Rows:
-        """By partition and offset: so they pack best."""
+        """Returns the rows sorted by partition and offset, which compresses best."""
         order = np.lexsort((self.column("number"), self.column("start"), self.column("key")))
         begins = np.cumsum(self.column("parts")) - self.column("parts")
         parts = self.column("parts")[order]
@@ -88,7 +88,7 @@ class Rows:
         return [Row(n, self.keys[k], Range(a, b), landed) for n, k, a, b, landed in zip(*columns, strict=True)]
 
     def marked(self, proof: str, rows: Iterable[Row], at: int) -> Rows:
-        """With the proof of those rows."""
+        """Returns a copy in which `rows` have the proof at time `at`."""
         marked = set(rows)
         near = self._of({r.number for r in marked})
         mine = [r in marked for r in self.where(near).named()]
@@ -97,12 +97,11 @@ class Rows:
         return Rows(self.keys, table, self.tags)
 
     def _of(self, numbers: set[int]) -> Any:
-        """A mask: the rows of these entries."""
+        """Returns a mask of the rows of these entries."""
         return np.isin(self.column("number"), np.array(sorted(numbers), np.int64))
 
     def also(self, before: Rows, at: int) -> Rows:
-        """With what was proven before of rows that were looked at anew, at that time, and are the same, files and
-        all."""
+        """Returns a copy with earlier proofs of unchanged rows that were checked again at `at`."""
         anew = self.column("looked") == at
         old = before.where(before._of(set(self.column("number")[anew].tolist())))
         by_part = dict(zip(old._whole(), old._proofs(), strict=True))
@@ -123,7 +122,7 @@ class Rows:
     # -- added up
 
     def totals(self, *names: str) -> dict[Key, dict[str, int]]:
-        """By partition, the sums of the columns; `files` counts files."""
+        """Returns the sums of the columns by partition; `files` counts files."""
         sums = {n: np.zeros(len(self.keys), np.int64) for n in (*names, "files")}
         for n in names:
             np.add.at(sums[n], self.column("key"), self.column(n))
@@ -136,7 +135,7 @@ class Rows:
         return {k: {n: int(column[i]) for n, column in sums.items()} for i, k in enumerate(self.keys)}
 
     def spans(self) -> dict[Key, int]:
-        """By partition, the offsets in the receipts' slices."""
+        """Returns the number of offsets in the receipts' slices by partition."""
         sums = np.zeros(len(self.keys), np.int64)
         np.add.at(sums, self.column("key"), self.column("end") - self.column("start"))
         return dict(zip(self.keys, sums.tolist(), strict=True))

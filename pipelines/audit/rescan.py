@@ -1,10 +1,8 @@
-"""Proof against Kafka itself: landed and quarantined records are compared with what the log holds now (invariants 1
-and 3).
+"""Compares landed and quarantined records with the current log in Kafka (invariants 1 and 3).
 
-Rows are made again by the shape that made them, which the ledger has, so the feed's schema and contract may have
-changed since. Which rows the contract refused is taken from the quarantine; that their bytes are the log's is checked.
-A row that a replay re-landed was made by one of the shapes that its slice has had. One with mended bytes is not
-compared.
+Rows are decoded again with their original shape from the ledger, so the feed's schema and contract may have changed
+since. The quarantine has the rows that the contract refused; their bytes are compared with the log's. A re-landed row
+must match one of the shapes that its slice has had. Rows with repaired bytes are not compared.
 """
 
 from __future__ import annotations
@@ -44,7 +42,7 @@ from sluice.pipelines.schema.schema import Schema
 
 @dataclass(frozen=True, slots=True)
 class Compared:
-    """The comparison of one slice: how many landed records were compared, and the first difference, if any."""
+    """The comparison of one slice: the number of compared records, and the first difference, if any."""
 
     records: int
     problem: AuditProblem | None
@@ -60,12 +58,11 @@ def rescan(
     partitions: Mapping[Key, PartitionState],
     progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> AuditReport:
-    """The report, after reading again and comparing every landed slice that Kafka still holds, but for those that an
-    earlier rescan compared, as far as the report relies on it.
+    """Compare every landed slice that Kafka still holds, unless an earlier rescan did. Returns the extended report.
 
-    `shape` is the feed's, for slices whose shape the ledger does not have; `partitions` is today's log by key. Slices
-    of other incarnations, or below the log start, are counted as not comparable. Anything unreadable, in the lake or in
-    the log, is a problem and ends the comparison of its slice only. `progress` is called with (offsets done, all).
+    `shape` is the feed's, for slices whose shape the ledger does not have; `partitions` is the current log by key.
+    Slices of other incarnations, or below the log start, count as not comparable. Unreadable data, in the lake or in
+    the log, is a problem and ends the comparison of its slice only. `progress` is called with (offsets done, total).
     """
     unproven = report.uncompared()
     there = [row for row in unproven if _log_holds(row, partitions)]
@@ -93,7 +90,7 @@ def rescan(
 
 
 def _receipts(ledger: Ledger, rows: Iterable[Row]) -> Iterator[tuple[Row, Receipt]]:
-    """The receipts, entry by entry."""
+    """Yields the receipts of the rows, entry by entry."""
     by_entry: dict[int, dict[tuple[Key, Range], Row]] = {}
     for row in rows:
         by_entry.setdefault(row.number, {})[row.key, row.range] = row
@@ -118,7 +115,7 @@ class _Maker:
 
 
 class _Makers:
-    """Finds what made the rows of a receipt."""
+    """Finds the shapes that made the rows of a receipt."""
 
     def __init__(self, ledger: Ledger, shape: Shape, lake: Lake) -> None:
         self._ledger, self._state, self._own = ledger, ledger.read(), shape
@@ -126,14 +123,14 @@ class _Makers:
         self._made: dict[str, _Maker] = {}
 
     def of(self, r: Receipt) -> list[_Maker]:
-        """The maker of the receipt's rows, and, after a replay, those of the receipts that it replaced."""
+        """Returns the maker of the receipt's rows and, after a replay, those of the receipts that it replaced."""
         names = [r.format]
         if r.relanded:
             names += [b.format for b in self._before(r)]
         return [self._named(name) for name in dict.fromkeys(names)]
 
     def _before(self, r: Receipt) -> Iterator[Receipt]:
-        """Every receipt ever published for the slice's offsets."""
+        """Returns every receipt ever published for the slice's offsets."""
         published = (e for _, e in self._ledger.entries() if isinstance(e, PublishEntry))
         mine = (b for e in published for b in e.receipts if b.slice.key == r.slice.key)
         return (b for b in mine if b.slice.start < r.slice.end and r.slice.start < b.slice.end)
@@ -163,7 +160,7 @@ def _from_kafka(s: Slice, fetcher: Fetcher, isolation: Isolation) -> Iterator[pa
 def _compare_slice(
     feed: str, r: Receipt, makers: Sequence[_Maker], lake: Lake, log: Iterator[pa.RecordBatch]
 ) -> Compared:
-    """Compare one slice's files with its log, whatever state they are in."""
+    """Compare one slice's files, damaged or not, with its log."""
     s, remedy = r.slice, parquet.of_slice(feed, r.slice)
     try:
         return _SliceComparison(r, makers, lake).compare(log)
@@ -171,16 +168,16 @@ def _compare_slice(
         return Compared(0, AuditProblem(3, e.message, e.path, remedy))
     except _LogUnreadable as e:
         return Compared(0, AuditProblem(1, f"{s}: cannot be read again: {e}"))
-    except Terminal as e:  # the log holds what does not parse, or the lake refuses a file for good
+    except Terminal as e:  # the log does not parse, or the lake refuses a file
         return Compared(0, AuditProblem(1, f"{s}: cannot be compared: {e.message}", "", e.remedy))
-    except parquet.DAMAGE as e:  # read without a complaint, and yet not what a part holds
+    except parquet.DAMAGE as e:  # readable, but not the content of a part
         return Compared(
             0, AuditProblem(3, f"{s}: its files cannot be compared with the log: {parquet.why(e)}", "", remedy)
         )
 
 
 class _SliceComparison:
-    """One slice's files beside its log."""
+    """Compares one slice's files with its log."""
 
     def __init__(self, r: Receipt, makers: Sequence[_Maker], lake: Lake) -> None:
         self._receipt, self._makers, self._raw = r, makers, RawFormat()
@@ -196,9 +193,9 @@ class _SliceComparison:
             if problem:
                 return Compared(self._compared, problem)
         if self._landed.upto(s.end) is not None or self._refused.upto(s.end) is not None:
-            return Compared(self._compared, AuditProblem(3, f"{s}: more rows are there than the log holds"))
+            return Compared(self._compared, AuditProblem(3, f"{s}: the files have more rows than the log"))
         if self._dropped != self._receipt.counts.dropped:
-            message = f"{self._dropped} records are nowhere, and {self._receipt.counts.dropped} were dropped"
+            message = f"{self._dropped} records are missing, but {self._receipt.counts.dropped} were dropped"
             return Compared(self._compared, AuditProblem(1, f"{s}: {message}"))
         return Compared(self._compared, None)
 
@@ -214,7 +211,7 @@ class _SliceComparison:
         )
 
     def _placed(self, there: Array, mine: Array, bad: Array) -> AuditProblem | None:
-        """Each record of the log is in exactly one place, and nothing else is there."""
+        """Check that each record of the log is in exactly one file, and that the files have no others."""
         s, ours = self._receipt.slice, np.concatenate([mine, bad])
         strange = ours[~np.isin(ours, there)]
         if len(strange):
@@ -230,7 +227,7 @@ class _SliceComparison:
     def _same_bytes(
         self, chunk: pa.RecordBatch, there: Array, refused: pa.Table | None, bad: Array
     ) -> AuditProblem | None:
-        """Quarantined records have the log's bytes."""
+        """Check that quarantined records have the log's bytes."""
         if refused is None:
             return None
         records = chunk.take(fixed_width(pa.int32(), np.searchsorted(there, bad).astype(np.int32)))
@@ -243,7 +240,7 @@ class _SliceComparison:
     def _same_rows(
         self, chunk: pa.RecordBatch, landed: pa.Table | None, mine: Array, bad: Array
     ) -> AuditProblem | None:
-        """Each landed row is what one of the makers makes of the record."""
+        """Check that one of the makers decodes each record to its landed row."""
         unmended = ~inside(mine, self._mended)
         self._compared += int(unmended.sum())
         differ: list[str] = []
@@ -263,13 +260,13 @@ class _SliceComparison:
                 differ = different_columns(_rows_at(landed, both[first]), _rows_at(remade, positions[first]))
         wrong = np.flatnonzero(unmended)
         self._compared -= len(wrong)
-        what = f"is not what landed: {', '.join(differ)}" if differ else "is not what landed"
+        what = f"differs from the landed row: {', '.join(differ)}" if differ else "differs from the landed row"
         return self._problem(mine[wrong[0]], what) if len(wrong) else None
 
     def _as_many_values(
         self, chunk: pa.RecordBatch, there: Array, landed: pa.Table | None, mine: Array
     ) -> AuditProblem | None:
-        """Each value of a JSON record is in its row, whatever made that. After a replay, several shapes may have."""
+        """Check that a JSON record has as many values as its row. A replay may involve several shapes: not checked."""
         shape = self._makers[0].shape
         if landed is None or self._receipt.relanded or (records := json_values(shape, chunk)) is None:
             return None
@@ -284,7 +281,7 @@ class _SliceComparison:
         return self._problem(mine[first], f"has {wanted[first]} values, and its row {counts[first]}")
 
     def _fitting(self, maker: _Maker, offsets: Array, mine: Array, bad: Array) -> AuditProblem | None:
-        """Without a contract, and before any replay, a record that fits is neither in quarantine nor dropped."""
+        """Check that no valid record is in quarantine or dropped, without a contract and before any replay."""
         if self._receipt.relanded or maker.shape.contract:
             return None
         kept_back = offsets[~np.isin(offsets, mine)]
@@ -296,7 +293,7 @@ class _SliceComparison:
 
 
 def json_values(shape: Shape, chunk: pa.RecordBatch) -> pa.Array | None:
-    """The records of a chunk as JSON, whatever is before it in them; None where they are none."""
+    """Returns the records of a chunk as JSON, without prefixes; None if they are not JSON."""
     if shape.columns is None or (shape.reader is not None and shape.reader.format != JsonSchemaReader.format):
         return None
     if shape.reader is None or shape.reader.wire is WireFormat.BARE:
@@ -316,7 +313,7 @@ def _rows_at(rows: pa.Table, positions: Array) -> pa.Table:
 
 
 def equal_rows(mine: pa.Table, remade: pa.Table) -> Array:
-    """Which rows are equal in all columns of `mine`. Columns that are not made are null."""
+    """Returns a mask of the rows that are equal in all columns of `mine`. Columns that were not made are null."""
     same = np.ones(mine.num_rows, np.bool_)
     for field, column in zip(mine.schema, mine.columns, strict=True):
         if field.name not in remade.schema.names:
@@ -336,7 +333,7 @@ def equal_rows(mine: pa.Table, remade: pa.Table) -> Array:
 
 
 def different_columns(mine: pa.Table, remade: pa.Table) -> list[str]:
-    """The columns of `mine` in which any row is another."""
+    """Returns the columns of `mine` in which any row differs."""
     return [name for name in mine.schema.names if not equal_rows(mine.select([name]), remade).all()]
 
 
@@ -356,7 +353,7 @@ def _mask(truths: pa.ChunkedArray) -> Array:
 
 
 def _parts(r: Receipt, lake: Lake, kind: PartKind) -> Iterator[pa.RecordBatch]:
-    """The rows of a kind in offset order. Files cut by record time are merged."""
+    """Yields the rows of a kind in offset order. Files cut by record time are merged."""
     batches = _batches(r, lake, kind)
     if not r.slice.by_time:
         yield from batches
@@ -379,7 +376,7 @@ class _RowCursor:
         self._next: pa.RecordBatch | None = next(batches, None)
 
     def upto(self, last: int) -> pa.Table | None:
-        """The next rows, none of them after the offset `last`; None when there are none."""
+        """Returns the next rows up to the offset `last`; None if there are none."""
         taken: list[pa.RecordBatch] = []
         while self._next is not None:
             schema = self._next.schema

@@ -1,8 +1,8 @@
-"""What audits know of old publish entries, in files of their own by entry numbers: most audits do not open them.
+"""Audit results of old publish entries, in files by entry numbers that most audits do not open.
 
-A quick audit looks at what was published or superseded since the last one, at the newest entries, and at one of these
-files more: the one whose turn it is. Of the others it takes what the note beside them says: their sums, and which
-offsets and folders they are about. So it takes as long for a feed of five years as for one of a few months.
+A quick audit checks entries published or superseded since the last one, the newest entries, and one more of these files
+in turn. For the others it relies on the cache: their sums, ranges of offsets and folders. So its duration does not
+grow with the age of the feed.
 """
 
 from __future__ import annotations
@@ -26,17 +26,17 @@ from sluice.pipelines.model.kafka import Key
 from sluice.pipelines.ports import Lake
 
 ENTRIES = 10_000
-"""Ledger numbers in a file: some two months of hours."""
+"""Ledger numbers in a file: about two months of hourly batches."""
 SUMS = (*SUMMED, "files", "span", "start", "end")
-"""What is told of each partition: `totals` of the rows, the offsets in them, and those between which they lie."""
+"""The figures of each partition: `totals` of the rows, the number of offsets, the first one and the end."""
 
 
 @dataclass(frozen=True, slots=True)
 class Settled:
     """The rows of publish entries from number `first` on, `ENTRIES` of them; `digest` is that of their file.
 
-    `batches`, `parts` and `rows` are counts. Its receipts were looked at between the times `looked` (seconds); all its
-    files and entries were in a listing at `seen` (seconds), and lie in the folders `places`.
+    `batches`, `parts` and `rows` are counts. Its receipts were checked between the times `looked` (seconds). A listing
+    at `seen` (seconds) had all its files and entries; the files lie in the folders `places`.
     """
 
     first: int
@@ -55,7 +55,7 @@ class Settled:
 
     @classmethod
     def of(cls, first: int, rows: Rows, folders: Iterable[str], looked_at: int) -> tuple[Settled, bytes]:
-        """With the file's content."""
+        """Returns the settled rows and the content of their file."""
         data = dump(rows)
         looked, numbers = rows.column("looked"), rows.column("number")
         when = (int(looked.min()), int(looked.max())) if len(rows) else (looked_at, looked_at)
@@ -64,12 +64,12 @@ class Settled:
         return settled, data
 
     def load(self, lake: Lake, feed: str) -> Rows | None:
-        """The rows; None where the file is not the one that was kept."""
+        """Returns the rows; None if the file does not match its digest."""
         data = lake.get(paths.settled_path(feed, self.first)) or b""
         return load(data) if _digest(data) == self.digest else None
 
     def meets(self, state: State, since: int) -> bool:
-        """Whether an entry from a number on may have superseded some of the rows."""
+        """Whether an entry from `since` on may have superseded some of the rows."""
         for key, of in self.sums.items():
             newer = state.superseded.get(key)
             if newer and newer.numbers[-1] >= since:
@@ -102,7 +102,7 @@ def dump(rows: Rows) -> bytes:
 
 
 def load(data: bytes) -> Rows | None:
-    """None for anything that is not such a file."""
+    """Returns None if the data is not a file of settled rows."""
     try:
         return parse(json.loads(inflate(data, MOST)))
     except (ValueError, LookupError, TypeError, AttributeError, ArithmeticError, RecursionError, zlib.error):
@@ -149,13 +149,15 @@ def _sums(rows: Rows) -> dict[Key, dict[str, int]]:
 
 
 def place_of(path: str) -> str:
-    """The first folder below the feed's visible root: a day, as a rule. Empty for a file right below the root."""
+    """Returns the first folder below the feed's visible root, usually a day; empty for a file directly below it."""
     return "/".join(path.split("/")[2:-1]).partition("/")[0]
 
 
 def runs(wanted: Collection[str], known_folders: Collection[str]) -> Iterator[tuple[str, str]]:
-    """The wanted folders as runs (first, last), in the order of paths: no other known one lies within. What lies there
-    that nobody knows is listed, too."""
+    """Yields the wanted folders as runs (first, last) in path order, with no other known folder in between.
+
+    Unknown folders within a run are listed, too.
+    """
     in_order = sorted({*wanted, *known_folders}, key=lambda folder: f"{folder}/")
     for mine, run in groupby(in_order, key=lambda folder: folder in wanted):
         if mine:
@@ -167,8 +169,10 @@ def runs(wanted: Collection[str], known_folders: Collection[str]) -> Iterator[tu
 
 
 def split(rows: Rows, number: int, folders: Mapping[int, str]) -> tuple[Rows, dict[int, tuple[Rows, set[str]]]]:
-    """What is not settled yet, and by first number the rows that are, each with its folders: those of the entries below
-    `number`, in whole files, whose parts' folders are all known by tag."""
+    """Returns the recent rows, and by first number the rows to be settled, each with its folders.
+
+    Rows are settled in complete files of entries below `number`, if the folders of all their parts are known by tag.
+    """
     block = rows.column("number") // ENTRIES
     out: dict[int, tuple[Rows, set[str]]] = {}
     recent = np.ones(len(rows), bool)

@@ -1,8 +1,8 @@
-"""The strict audit: everything that Sluice can check beyond the account, against Kafka and the lake as they are now.
+"""The strict audit: every further check against Kafka and the lake in their current state.
 
-It checks the committed offsets in Kafka, and every commit in the ledger, against what was published by then (invariants
-7 and 8); cluster, topic ids and the ends of logs (12, 3); windows and their manifests (4). What cannot be compared is
-named, so that nobody takes silence for proof.
+It checks the committed offsets in Kafka and every commit in the ledger against the offsets published before (invariants
+7 and 8); cluster, topic ids and log ends (12, 3); windows and their manifests (4). It reports everything that cannot be
+compared.
 """
 
 from __future__ import annotations
@@ -42,24 +42,23 @@ class Unseen:
 
 @dataclass(frozen=True, slots=True)
 class Strict:
-    """The problems, and how much was checked: committed offsets (in Kafka and in the ledger), and windows."""
+    """The problems, and the number of checked committed offsets (in Kafka and in the ledger) and windows."""
 
     problems: tuple[AuditProblem, ...]
     unseen: tuple[Unseen, ...]
     commits: int = 0
-    """Partitions whose committed offset Kafka tells."""
+    """Partitions with a committed offset in Kafka."""
     recorded: int = 0
     """Commit entries of the ledger."""
     windows: int = 0
     strictly: Strictly | None = None
-    """What the next strict audit may rely on."""
+    """The results that the next strict audit may rely on."""
     expired: tuple[Key, ...] = ()
-    """Partitions whose committed offset the ledger knows and Kafka does not any more: nobody moved it."""
+    """Partitions whose committed offset is in the ledger and has expired in Kafka."""
 
 
 def strict(ledger: Ledger, lake: Lake, feed: Feed, survey: Survey, report: AuditReport) -> Strict:
-    """Check ledger, committed offsets and manifests against one another. `found` is Kafka as it is now; `report` is the
-    account, with what earlier audits knew.
+    """Check ledger, committed offsets and manifests against each other. `report` is the audit with earlier results.
 
     The survey has already refused a ledger that lost entries, so no mark is above the fold.
     """
@@ -81,7 +80,7 @@ def strict(ledger: Ledger, lake: Lake, feed: Feed, survey: Survey, report: Audit
 
 
 def _believed(before: Strictly | None, state: State) -> Strictly | None:
-    """What is known, unless entries were lost since: what had been accounted for need not be any more."""
+    """Returns the earlier results, unless entries were lost since: then offsets may no longer be accounted for."""
     if before is None or any(number >= before.number for number, _ in state.gaps):
         return None
     return before
@@ -101,14 +100,14 @@ def _ids(state: State, survey: Survey) -> Iterator[AuditProblem]:
     there = {k.tp for k in survey.partitions} | {r.tp for r in survey.refusals}
     for key in state.known():
         if key.tp not in there:
-            yield AuditProblem(12, f"{key}: the ledger knows topic id {key.topic_id}, and Kafka has no such partition")
+            yield AuditProblem(12, f"{key}: the ledger knows topic id {key.topic_id}, which Kafka does not have")
 
 
 # -- committed offsets
 
 
 def _in_the_ledger(ledger: Ledger, before: Strictly | None, now: State) -> tuple[list[AuditProblem], int, State]:
-    """Check every commit entry against the fold below it, those that were not checked before; also how many there are,
+    """Check each unchecked commit entry against the fold below it. Returns the problems, the number of commit entries,
     and the fold up to the newest entry."""
     begun = checkpoint.load(before.state) if before else None
     sound = before is not None and begun is not None and begun.number == before.number <= now.number
@@ -130,17 +129,17 @@ def _ahead(state: State, number: int, entry: CommitEntry) -> Iterator[AuditProbl
         frontier = state.frontier(item.key) if item.key in state.origins else 0
         if item.offset > frontier:
             message = f"{item.key}: entry {number} records {item.offset} as committed"
-            yield AuditProblem(7, f"{message}, and published was up to {frontier}")
+            yield AuditProblem(7, f"{message}, but only {frontier} was published")
 
 
 def _in_kafka(ledger: Ledger, state: State, survey: Survey) -> Iterator[AuditProblem]:
-    """Check Kafka's offsets: none ahead of what was published when it was committed, none behind the ledger."""
+    """Check Kafka's offsets: none is ahead of the published offsets or behind the ledger."""
     for key, frontier in state.frontiers().items():
         committed = survey.committed.get(key.tp)
         if committed is None or key not in survey.partitions:
             continue
         if committed.offset > frontier:
-            yield AuditProblem(7, f"{key}: the group holds {committed.offset}, and published is up to {frontier}")
+            yield AuditProblem(7, f"{key}: the group holds {committed.offset}, but only {frontier} is published")
             continue
         yield from _check_verdict(ledger, state, key, frontier, committed)
 
@@ -158,17 +157,17 @@ def _check_verdict(
 
 
 def _check_mark(ledger: Ledger, state: State, key: Key, committed: CommittedOffset) -> Iterator[AuditProblem]:
-    """The mark beside the offset must name the intent that wrote it, in this life of the topic."""
+    """Check that the mark in the offset's metadata names the intent that wrote it, in this life of the topic."""
     mark = Mark.parse(committed.metadata)
     if mark is None or mark.ledger != state.ledger_id or mark.incarnation != key.incarnation:
         return
     if state.lost_entry(mark.number):
-        return  # somebody accepted that it is gone; the next commit puts a mark that stands
+        return  # its loss was accepted; the next commit writes a valid mark
     entry = ledger.entry(mark.number)
     meant = entry.offsets if isinstance(entry, IntentEntry) else ()
     if not any(o.key == key and o.offset == committed.offset for o in meant):
         yield AuditProblem(
-            11, f"{key}: committed {committed.offset} names entry {mark.number}, which meant nothing of the kind"
+            11, f"{key}: committed {committed.offset} names entry {mark.number}, which is not its intent"
         )
 
 
@@ -178,8 +177,8 @@ def _check_mark(ledger: Ledger, state: State, key: Key, committed: CommittedOffs
 def _manifests(
     lake: Lake, feed: Feed, state: State, before: Strictly | None
 ) -> tuple[list[AuditProblem], tuple[int, ...]]:
-    """A window must have a manifest exactly when it is complete, with the pinned boundaries. Also the tags of those
-    that stand right; such that were read before are not read again."""
+    """Check that exactly the complete windows have a manifest, with the pinned boundaries. Returns the problems and
+    the tags of correct manifests. Manifests read by an earlier audit are not read again."""
     standing = {s.path: tag(s) for s in lake.stats(paths.manifest_folder(feed.name))}
     problems, right, length = list[AuditProblem](), list[int](), feed.window.length
     declared = set(map(paths.manifest_window, standing))
@@ -201,10 +200,12 @@ def _manifests(
 
 
 def _stands_right(lake: Lake, path: str, state: State) -> Iterator[AuditProblem]:
-    """A window declared complete must be accounted for, at the boundaries it names, in any life of the topic."""
+    """Check that a window declared complete is accounted for at its boundaries, in any life of the topic."""
     lasts, content = paths.manifest_window(path), lake.get(path)
     if lasts is None or content is None:
-        yield AuditProblem(10, f"{path} is no window's manifest", path, "move that file out of the lake's folder")
+        yield AuditProblem(
+            10, f"{path} is not the manifest of a window", path, "move that file out of the lake's folder"
+        )
         return
     try:
         document = json.loads(content)
@@ -212,7 +213,7 @@ def _stands_right(lake: Lake, path: str, state: State) -> Iterator[AuditProblem]
             (b["topic"], b["partition"], b["topic_id"], int(b["start"]), int(b["end"])) for b in document["boundaries"]
         ]
     except (ValueError, KeyError, TypeError, OverflowError, RecursionError):
-        remedy = f"remove that file, then: sluice repair {paths.feed_of(path)}   writes it anew"
+        remedy = f"remove that file, then: sluice repair {paths.feed_of(path)}   writes it again"
         yield AuditProblem(4, f"{path} cannot be read", path, remedy)
         return
     if manifest.is_retired(state, *lasts):
@@ -221,7 +222,9 @@ def _stands_right(lake: Lake, path: str, state: State) -> Iterator[AuditProblem]
         lives = [k for k in state.origins if (k.topic, k.partition, k.topic_id) == (topic, partition, topic_id)]
         accounted = union(r for k in lives for r in state.accounted(k))
         if start < end and not any(r.start <= start and end <= r.end for r in accounted):
-            yield AuditProblem(4, f"{path} says complete, and of {topic}:{partition}:{start}-{end} something is owed")
+            yield AuditProblem(
+                4, f"{path} declares the window complete, but {topic}:{partition}:{start}-{end} is pending"
+            )
 
 
 # -- what cannot be compared
@@ -239,7 +242,7 @@ def _unseen(rows: list[Row], partitions: Mapping[Key, PartitionState]) -> Iterat
 def _why_not(r: Row, partitions: Mapping[Key, PartitionState]) -> str:
     today = partitions.get(r.key)
     if today is None:
-        return "of an earlier life of the topic, or of a partition that changed"
+        return "an earlier life of the topic, or a changed partition"
     if r.range.start < today.log_start:
         return f"below the log start {today.log_start}"
     return f"beyond the log's end {today.high_watermark}" if r.range.end > today.high_watermark else ""

@@ -1,4 +1,4 @@
-"""The account of a feed's table: at its mark, exactly the files and rows that the ledger says (invariant 17)."""
+"""Checks that a feed's table has exactly the ledger's files and rows at its mark (invariant 17)."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from sluice.pipelines.tables.check import compare, looked
 def table_problems(
     ledger: Ledger, lake: Lake, table: Table, kind: PartKind = PartKind.LANDED
 ) -> Iterator[AuditProblem]:
-    """What is wrong with the table of such files; nothing where the next sync will add what is owed.
+    """Yields the problems of the table. Files that the next sync will add are none.
 
     Raises TableDiffers for a table of somebody else's, EntriesLost, CatalogUnavailable, LedgerCorrupt.
     """
@@ -26,7 +26,7 @@ def table_problems(
     for address in comparison.missing:
         yield AuditProblem(17, f"{address} is missing in {table.name}", address, mend)
     for address in comparison.foreign:
-        yield AuditProblem(17, f"{address} is in {table.name}, and is no file of the feed", address, mend)
+        yield AuditProblem(17, f"{address} is in {table.name}, and is not a file of the feed", address, mend)
     for address, expected, counted in comparison.rows:
         yield AuditProblem(
             17, f"{address} has {expected} rows in {table.name}, the ledger says {counted}", address, mend

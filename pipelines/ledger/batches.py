@@ -1,7 +1,7 @@
-"""The batches of a ledger: those that are live and the newest finished ones whole, and a few columns of all others.
+"""The batches of a ledger: live ones and the newest finished ones in full, and a few columns of all others.
 
-A finished batch is asked for little: what it was asked to do, and what came of it. That is kept for ever, some bytes a
-batch. Its hash, its owner and when it was planned are in the log, from where `Ledger.recall` reads them.
+The request and the outcome of a finished batch are stored permanently, in a few bytes. Its hash, owner and planning
+time are in the log, from which `Ledger.recall` reads them.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ from sluice.pipelines.model.plans import Plan, Request, RequestKind
 from sluice.pipelines.model.receipts import Owner
 
 KEPT = 100
-"""The newest finished batches that are kept whole."""
+"""The number of newest finished batches that are stored in full."""
 FORGOTTEN = Owner("", "", "", 0, 0)
-"""In the place of an owner that only the log knows."""
+"""Stands for an owner that only the log knows."""
 
 
 class BatchStatus(StrEnum):
@@ -52,13 +52,12 @@ class Batch:
 
     @property
     def merges(self) -> bool:
-        """Whether it is a compaction: it writes parts that have landed into fewer files, and lands nothing new."""
+        """Whether it is a compaction: it merges landed parts into fewer files, and lands nothing new."""
         return self.request.kind is RequestKind.COMPACT
 
     @property
     def rewrites(self) -> bool:
-        """Whether it writes landed parts anew. Such a batch reads nothing from Kafka and adds nothing to the
-        quarantine."""
+        """Whether it rewrites landed parts. It reads nothing from Kafka and adds nothing to the quarantine."""
         return self.request.kind in (RequestKind.COMPACT, RequestKind.REPLAY)
 
     @property
@@ -71,8 +70,8 @@ COLUMNS = ("id", "published", "failed", "rows", "request", "window", "until")
 
 
 class Past:
-    """Columns of finished batches, in order of their ids. `requests` are what they were asked for but for windows,
-    each once; the column `request` holds its place there."""
+    """Columns of finished batches, in order of their ids. `requests` are the distinct requests without windows; the
+    column `request` holds indexes into them."""
 
     __slots__ = ("_places", "columns", "requests")
 
@@ -89,13 +88,13 @@ class Past:
         return self.columns[0]
 
     def __eq__(self, other: object) -> bool:
-        """In whatever order requests became known."""
+        """The order of `requests` does not matter."""
         return isinstance(other, Past) and self.ids == other.ids and self._all() == other._all()
 
     __hash__ = None  # type: ignore[assignment]
 
     def add(self, b: Batch) -> None:
-        """Take in a finished batch."""
+        """Add a finished batch."""
         bare = replace(b.request, window=None, until=None)
         if (request_number := self._places.get(bare)) is None:
             request_number = self._places[bare] = len(self.requests)
@@ -113,24 +112,24 @@ class Past:
         of = [None if (v := c[index]) == NONE else v for c in self.columns]
         id, published, failed, rows, request, window, until = of
         bare = self.requests[request or 0]
-        asked = bare if window is None and until is None else replace(bare, window=window, until=until)
+        restored = bare if window is None and until is None else replace(bare, window=window, until=until)
         status = BatchStatus.ABANDONED if published is None else BatchStatus.PUBLISHED
         return Batch(
-            id or 0, None, asked, "", FORGOTTEN, status, 0, published, failed or 0, rows or 0
+            id or 0, None, restored, "", FORGOTTEN, status, 0, published, failed or 0, rows or 0
         )  # fmt: skip
 
     def _all(self) -> list[Batch]:
         return [self.at(i) for i in range(len(self.ids))]
 
     def where(self, name: str, above: int) -> Iterator[Batch]:
-        """The batches whose column is above a number, in order."""
+        """Returns the batches whose column is above a number, in order."""
         column = np.array(self.columns[COLUMNS.index(name)], np.int64)
         return (self.at(i) for i in np.flatnonzero(column > above).tolist())
 
 
 class Batches(Mapping[int, Batch]):
-    """Every batch by its id, oldest first. What does not read all of them takes `live`, `published_since`, `failed`, or
-    goes through `newest_first` as far as it needs."""
+    """Every batch by its id, oldest first. To avoid reading all of them use `live`, `published_since`,
+    `failed_in_part`, or a part of `newest_first`."""
 
     __slots__ = ("_finished", "_shared", "held", "past")
 
@@ -145,10 +144,10 @@ class Batches(Mapping[int, Batch]):
     def copy(self) -> Batches:
         out = Batches()
         out.past, out.held, out._finished = self.past, dict(self.held), self._finished
-        out._shared = True  # copied once it is added to
+        out._shared = True  # copied before the first addition
         return out
 
-    # -- asked
+    # -- queries
 
     def __getitem__(self, id: int) -> Batch:
         if (batch := self.held.get(id)) is None and (batch := self.past.find(id)) is None:
@@ -167,7 +166,7 @@ class Batches(Mapping[int, Batch]):
     __hash__ = None  # type: ignore[assignment]
 
     def newest_first(self, before: int | None = None) -> Iterator[Batch]:
-        """All batches, or those with ids below `before`, from the newest to the oldest."""
+        """Returns all batches, or those with ids below `before`, newest first."""
         ids = merge(reversed(self.past.ids), reversed(self.held), reverse=True)
         return (self[i] for i in ids if before is None or i < before)
 
@@ -175,39 +174,39 @@ class Batches(Mapping[int, Batch]):
         return tuple(b for b in self.held.values() if b.status is BatchStatus.PLANNED)
 
     def published_since(self, number: int) -> list[Batch]:
-        """The batches whose publish entry is above a number, oldest first."""
+        """Returns the batches whose publish entry is above a number, oldest first."""
         recent = (b for b in self.held.values() if b.published is not None and b.published > number)
         return sorted((*self.past.where("published", number), *recent), key=lambda b: b.id)
 
     def failed_in_part(self) -> list[Batch]:
-        """The published batches that left slices out, oldest first."""
+        """Returns the published batches with failed slices, oldest first."""
         recent = (b for b in self.held.values() if b.failed and b.published is not None)
         return sorted((*self.past.where("failed", 0), *recent), key=lambda b: b.id)
 
     def publications(self) -> dict[int, int]:
-        """By the number of its publish entry, each published batch."""
+        """Returns the id of each published batch by the number of its publish entry."""
         ids, published = self.past.columns[:2]
         recent = {b.published: b.id for b in self.held.values() if b.published is not None}
         return {n: i for n, i in zip(published, ids, strict=True) if n != NONE} | recent
 
     def witness(self) -> str:
-        """The newest published batch, by id and owner: whoever finds it elsewhere knows that it is of this very log."""
+        """Returns the id and owner of the newest published batch: together they identify this log."""
         done = (b for b in reversed(self.held.values()) if b.published is not None)
         return next((f"{b.id}/{b.owner.token}" for b in done), "")
 
     def bears(self, witness: str) -> bool:
-        """Whether the batch stands as its witness said. False, too, where it was forgotten since."""
+        """Whether the batch is here as its witness describes it. Also False if it was forgotten since."""
         id, _, token = witness.partition("/")
         batch = self.held.get(int(id)) if id.isdecimal() else None
         return batch is not None and batch.published is not None and batch.owner.token == token
 
-    # -- folded: only by the fold, on its own copy
+    # -- changes: only by the fold, on its own copy
 
     def plan(self, b: Batch) -> None:
         self.held[b.id] = b
 
     def become(self, b: Batch) -> None:
-        """A batch that is live is now this. Beyond `KEPT`, the oldest finished one is held no longer."""
+        """Replace a live batch by its new version. Beyond `KEPT`, the oldest finished one moves to `past`."""
         self.held[b.id] = b
         self._finished += b.status is not BatchStatus.PLANNED
         if self._finished > KEPT:
@@ -219,10 +218,10 @@ class Batches(Mapping[int, Batch]):
 
     @property
     def horizon(self) -> int:
-        """The id of the oldest batch that is held whole; 0 while all are."""
+        """The id of the oldest batch that is stored in full; 0 while all are."""
         return next(iter(self.held), 0) if len(self.past.ids) else 0
 
 
 def oldest_first(newest: Iterable[Batch]) -> Sequence[Batch]:
-    """What was taken newest first, turned around."""
+    """Returns a list of newest-first batches in reverse."""
     return list(newest)[::-1]

@@ -1,10 +1,9 @@
-"""A fold of the ledger up to a number, in one file: it keeps reading cheap and is never needed for truth.
+"""A fold of the ledger up to a number, in one file: a cache that keeps reading cheap.
 
-Partitions are named once, in a table; everything else refers to them by index. What grows with a feed's age (finished
-batches, boundaries, what was published in a window, what no longer counts) is packed in columns, some bytes a window
-for all of its partitions but the boundaries, which take two bytes or so each. What partitions have in common, which is
-most, is there once: at which times their boundaries are, and which entries superseded what. A checkpoint that does not
-parse is ignored: an older one, or the log itself, does the job.
+Partitions are listed once, in a table; everything else refers to them by index. Data that grows with a feed's age
+(finished batches, boundaries, publications by window, superseded ranges) is packed in columns: some bytes per window
+for all partitions, and about two bytes per boundary. Common data of partitions is stored once: the times of boundaries,
+and the numbers of superseding entries. A checkpoint that does not parse is ignored: an older one or the log is read.
 """
 
 from __future__ import annotations
@@ -34,15 +33,15 @@ from sluice.pipelines.model.plans import Request
 from sluice.pipelines.model.ranges import Range
 
 FORMAT = 6
-"""A Sluice that only knows the formats before ignores it, and folds the log."""
+"""A Sluice that only knows earlier formats ignores it, and folds the log."""
 _TAKEN = 5
-"""It did not say what the keys of folders begin with: there was one layout."""
+"""Without the prefix of the folders' keys: there was one layout."""
 _NOT_TAKEN = 4
-"""Nor had it the marks of other ledgers that were accepted."""
+"""Also without the accepted marks of other ledgers."""
 _REPEATING = 3
-"""It had a column of each partition, also where many are the same."""
+"""With a column for each partition, even if many are equal."""
 _FORMER = (1, 2)
-"""These had every batch whole, and lists where there are columns now; 2 was for ledgers that lost entries."""
+"""With every batch in full, and lists instead of columns; 2 was for ledgers that lost entries."""
 
 _BATCHES: TypeAdapter[list[Batch]] = TypeAdapter(list[Batch])
 _REQUESTS: TypeAdapter[list[Request]] = TypeAdapter(list[Request])
@@ -50,12 +49,12 @@ _ACCOUNTED = ("landed", "lost", "skipped", "retired")
 
 
 def dump(state: State) -> bytes:
-    """The state as packed JSON; `load` gives an equal one."""
+    """Returns the state as packed JSON, from which `load` restores an equal one."""
     return zlib.compress(document(state), 1)
 
 
 def document(state: State) -> bytes:
-    """The JSON in a checkpoint. `load` takes it, too."""
+    """Returns the JSON in a checkpoint. `load` accepts it, too."""
     keys = sorted(state.origins)
     index, times = {key: i for i, key in enumerate(keys)}, np.array(state.boundary_times, np.int64)
     return json.dumps(
@@ -98,7 +97,7 @@ def document(state: State) -> bytes:
 
 
 def load(data: bytes) -> State | None:
-    """The state in a checkpoint; None for anything that is not one of this format."""
+    """Returns the state in a checkpoint; None if the data is not a checkpoint of a known format."""
     try:
         raw = json.loads(data if data[:1] == b"{" else inflate(data, MOST))
         if raw["format"] in _FORMER:
@@ -113,7 +112,7 @@ def load(data: bytes) -> State | None:
 
 
 def _replaces(raw: dict[str, Any]) -> bool:
-    """Whether the ledger went on for one that was lost as a whole. Its entry 0 names that; formats below 5 do not."""
+    """Whether the ledger continues a lost one. Its entry 0 names that one; formats below 5 do not."""
     return any(number == 0 for number, _ in raw.get("gaps", ()))
 
 
@@ -157,7 +156,7 @@ def _state(raw: dict[str, Any]) -> State:
 
 
 def _with_columns(raw: dict[str, Any]) -> dict[str, Any]:
-    """A checkpoint without columns as one that repeats them."""
+    """Convert a checkpoint without columns to one that repeats them."""
     last = raw["number"] - 1
     pins, times = raw["boundaries"], raw["boundary_times"]
     columns = [_formerly(pins[name], pins["counts"]) for name in ("places", "offsets")]
@@ -182,7 +181,7 @@ def _with_columns(raw: dict[str, Any]) -> dict[str, Any]:
 
 
 def _of_today(raw: dict[str, Any]) -> dict[str, Any]:
-    """A checkpoint that repeats columns as one in which they are there once."""
+    """Convert a checkpoint that repeats columns to one that has each of them once."""
     pins, over = raw["boundaries"], raw["superseded"]
     times = unpacked(raw["boundary_times"], 1)[0]
     positions, offsets = (cut(unpack(text, 8 * sum(pins["counts"])), pins["counts"]) for text in pins["columns"])
@@ -227,15 +226,17 @@ def _past(past: Past) -> dict[str, Any]:
 def _past_of(raw: dict[str, Any]) -> Past:
     columns = unpacked(raw["columns"], len(COLUMNS))
     requests = _REQUESTS.validate_python(raw["requests"])
-    asked = columns[COLUMNS.index("request")]
-    if len({len(c) for c in columns}) != 1 or len(asked[(asked < 0) | (asked >= len(requests))]):
+    indexes = columns[COLUMNS.index("request")]
+    if len({len(c) for c in columns}) != 1 or len(indexes[(indexes < 0) | (indexes >= len(requests))]):
         raise ValueError("not one value for each batch")
     return Past(map(_array, columns), requests)
 
 
 def _superseded(state: State, index: Mapping[Key, int]) -> dict[str, Any]:
-    """Ranges begin and end at boundaries as a rule: `starts` and `ends` then are the boundary's place in its partition;
-    anything else is an offset below zero, less one."""
+    """Returns the superseded ranges as columns.
+
+    `starts` and `ends` are usually indexes of boundaries in the partition; other offsets are stored as −1 − offset.
+    """
     columns = dict[int, tuple[Any, ...]]()
     for key, s in state.superseded.items():
         if key in index:
@@ -249,8 +250,10 @@ def _superseded(state: State, index: Mapping[Key, int]) -> dict[str, Any]:
 
 
 def _superseded_columns(superseded: Mapping[int, tuple[Any, ...]]) -> dict[str, Any]:
-    """Numbers, starts and ends of each partition. Windows are merged for many partitions at once, and boundaries are
-    there by place: so their columns are often the same, and there once."""
+    """Returns numbers, starts and ends of each partition, with equal columns stored once.
+
+    They are often equal, because windows are merged for many partitions at once and boundaries are indexes.
+    """
     once = dict[tuple[bytes, ...], int]()
     like = [once.setdefault(tuple(c.tobytes() for c in columns), len(once)) for columns in superseded.values()]
     columns = [[np.frombuffer(of[n], np.int64) for of in once] for n in range(3)]
@@ -263,7 +266,7 @@ def _superseded_columns(superseded: Mapping[int, tuple[Any, ...]]) -> dict[str, 
 
 
 def _places(boundary_offsets: Any, offsets: array[int]) -> Any:
-    """Of each offset its place among the known ones, which never decrease; of one that is not there, −1 − offset."""
+    """Returns the index of each offset among boundary offsets in order, or −1 − offset if it is not one of them."""
     wanted = np.array(offsets, np.int64)
     if not len(boundary_offsets):
         return -1 - wanted
@@ -272,7 +275,7 @@ def _places(boundary_offsets: Any, offsets: array[int]) -> Any:
 
 
 def _offsets(boundary_offsets: Any, positions: Any) -> array[int]:
-    """What `_places` was given. Raises IndexError for a place that there is not."""
+    """Returns the offsets that `_places` converted. Raises IndexError for an invalid index."""
     out, there = -1 - positions, positions >= 0
     out[there] = boundary_offsets[positions[there]]
     return _array(out)
@@ -291,7 +294,7 @@ def _superseded_of(raw: dict[str, Any], keys: Sequence[Key], pins: Mapping[Key, 
         numbers, *bounds = once[operator.index(which)]
         offsets = pins[keys[i]].offsets if keys[i] in pins else NO_PINS.offsets
         if largest[which] >= len(offsets):
-            raise ValueError("no such boundary")
+            raise ValueError("index beyond the boundaries")
         out[keys[i]] = Superseded.unread(numbers, partial(_bounds, offsets, *bounds))
     return out
 
@@ -324,7 +327,7 @@ def _by_key(pairs: list[list[Any]], keys: list[Key], shape: Callable[[Any], Any]
 
 
 def _key(topic: str, partition: int, incarnation: str) -> Key:
-    """Raises TypeError for parts of the wrong type: such a key would not sort."""
+    """Build a key. Raises TypeError for parts of the wrong type: the key would not sort."""
     if not (isinstance(topic, str) and isinstance(incarnation, str)):
         raise TypeError("a topic and an incarnation are text")
     return Key(topic, operator.index(partition), incarnation)
@@ -339,11 +342,11 @@ def _ranges(raw: list[list[int]]) -> tuple[Range, ...]:
 
 
 def _pins(pins_by_time: Mapping[int, Pins], times: Any) -> dict[str, Any]:
-    """Millions of boundaries in a few bytes each. `times` are those of all partitions.
+    """Returns millions of boundaries in a few bytes each. `times` are those of all partitions.
 
-    `keys` and `counts` say which partitions have how many. Their places (indexes into the times) follow each other from
-    `begins` on, as a rule; where this is -1 they are in the first column. `offsets` has each partition's first offset,
-    and the second column what was gained since, over all partitions, one after the other.
+    `keys` and `counts` are the partitions and their numbers of boundaries. Indexes into the times are usually
+    consecutive from `begins` on; if this is -1, they are in the first column. `offsets` has each partition's first
+    offset, and the second column the increments of all partitions in sequence.
     """
     positions = [np.searchsorted(times, pins.times) for pins in pins_by_time.values()]
     begins = [int(p[0]) if int(p[-1]) - int(p[0]) == len(p) - 1 else -1 for p in positions]
@@ -388,9 +391,9 @@ def _array(column: Any) -> array[int]:
 
 
 def _formerly(text: str, counts: Sequence[int]) -> Any:
-    """The columns of all partitions, one after the other, as they were packed formerly."""
+    """Returns the columns of all partitions in sequence from their former packing."""
     size = 8 * sum(counts)
-    data = zlib.decompressobj().decompress(base64.b64decode(text), size + 1)  # never more than was announced
+    data = zlib.decompressobj().decompress(base64.b64decode(text), size + 1)  # at most the announced size
     if len(data) != size:
         raise ValueError("not as many boundaries as announced")
     return np.cumsum(np.frombuffer(data, "<i8"))

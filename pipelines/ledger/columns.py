@@ -1,8 +1,8 @@
-"""Columns of numbers as text, a few bytes a number: what grows with a feed's age lies so in checkpoints and proofs.
+"""Columns of numbers as text, a few bytes a number: for data in checkpoints and audits that grows with a feed's age.
 
-A column is differences, in planes of bytes of one weight, without those above the highest one that holds anything; this
-packs well, and is quickly read. The first byte says how many planes there are, and whether a difference is below zero
-(`_SIGNED`). Formerly there were always eight, and the first byte was zlib's.
+A column stores differences in planes of bytes of one weight, without empty upper planes: this compresses well and is
+fast to read. The first byte is the number of planes, with the flag `_SIGNED` if a difference is negative. Formerly
+there were always eight planes, and the first byte was zlib's.
 """
 
 from __future__ import annotations
@@ -18,22 +18,22 @@ from typing import Any
 import numpy as np
 
 NONE = -(1 << 63)
-"""In a column, for None."""
+"""Stands for None in a column."""
 MOST = 1 << 28
-"""The most bytes that a column has, unless a number of values was announced: more is no checkpoint."""
+"""The maximum size of a column in bytes, unless its number of values was announced."""
 _SIGNED = 16
 _ZLIB = b"x"
 
 
 def packed(columns: Iterable[Iterable[int]]) -> list[str]:
-    """Each column of 64-bit numbers as text."""
+    """Returns each column of 64-bit numbers as text."""
     return [_pack(np.array(c if isinstance(c, array | np.ndarray) else [*c], np.int64)) for c in columns]
 
 
 def _pack(column: Any) -> str:
     steps = np.diff(column.astype("<i8"), prepend=np.int64(0))
     signed = bool((steps < 0).any())
-    if signed:  # in turns: 0, -1, 1, -2, …
+    if signed:  # alternating: 0, -1, 1, -2, …
         steps = (steps << 1) ^ (steps >> 63)
     count = (int(steps.view("<u8").max(initial=0)).bit_length() + 7) // 8 or 1
     planes = steps.view(np.uint8).reshape(-1, 8)[:, :count].T.tobytes()
@@ -41,7 +41,7 @@ def _pack(column: Any) -> str:
 
 
 def unpacked(texts: Sequence[str], count: int) -> list[Any]:
-    """So many columns, as arrays of numpy."""
+    """Returns `count` columns as numpy arrays."""
     if len(texts) != count:
         raise ValueError("not as many columns as there are")
     return [unpack(text) for text in texts]
@@ -66,7 +66,7 @@ def unpack(text: str, limit: int = MOST) -> Any:
 
 
 def cut(column: Sequence[int], counts: Sequence[int]) -> Iterator[Sequence[int]]:
-    """The column, cut into pieces of these lengths. Raises ValueError where they do not make the whole."""
+    """Cut the column into pieces of these lengths. Raises ValueError if they do not add up to its length."""
     ends = list(accumulate(map(operator.index, counts)))
     if (ends[-1] if ends else 0) != len(column) or any(n < 0 for n in counts):
         raise ValueError("not as many as announced")
@@ -74,7 +74,7 @@ def cut(column: Sequence[int], counts: Sequence[int]) -> Iterator[Sequence[int]]
 
 
 def inflate(data: bytes, limit: int) -> bytes:
-    """What is packed in the data. Raises ValueError where that is not all, or more than `most` bytes."""
+    """Decompress the data. Raises ValueError if it is incomplete, or longer than `limit` bytes."""
     unpacking = zlib.decompressobj()
     content = unpacking.decompress(data, limit + 1)
     if len(content) > limit or not unpacking.eof:

@@ -1,7 +1,7 @@
-"""What can be written in the ledger, and how it is read back.
+"""The kinds of ledger entries, written and parsed by one frozen model each.
 
-There is one frozen model for each kind. Reading is strict: an unknown kind or a newer format raises `LedgerTooNew`,
-anything else that does not parse raises `LedgerCorrupt`. Nothing is skipped in silence.
+Parsing is strict: an unknown kind or a newer format raises `LedgerTooNew`, any other error `LedgerCorrupt`. No entry is
+skipped silently.
 """
 
 from __future__ import annotations
@@ -40,14 +40,14 @@ from sluice.pipelines.schema.schema import parse_schema
 
 FORMAT: Literal[1] = 1
 SHARED_FORMAT: Literal[2] = 2
-"""Of a publish entry in which slices share files: who knows only format 1 would count the rows of a file for each."""
+"""A publish entry in which slices share files: readers of format 1 would count a file's rows for each slice."""
 
 FOLDERS_FORMAT: Literal[4] = 4
-"""Of a schema entry with a `folder_prefix`: who knows only the formats before would land in other folders."""
+"""A schema entry with a `folder_prefix`: writers of earlier formats would land in other folders."""
 
 READER_FORMAT: Literal[3] = 3
-"""Of a schema entry with a `source` or a `key`: who knows only format 1 would take it for JSON alone. In format
-2 the source is `avro`, and its records are Avro."""
+"""A schema entry with a `source` or a `key`: readers of format 1 would assume plain JSON. In format 2 the source is
+`avro`, and its records are Avro."""
 
 
 class _Model(BaseModel):
@@ -55,7 +55,7 @@ class _Model(BaseModel):
 
 
 Int64 = Annotated[int, Field(ge=-(1 << 63), lt=1 << 63)]
-"""An offset, or a time in ms, as Kafka has them."""
+"""An offset or a time in ms, within Kafka's range."""
 
 
 class OriginItem(_Model):
@@ -82,7 +82,7 @@ class KeyRange(_Model):
 
 
 class _Entry(_Model):
-    """What all entries have: `write` is unique to this attempt to write, `at` is in ms, `run` is the Dagster run id."""
+    """Fields of all entries: `write` is unique to the attempt to write, `at` is in ms, `run` is the Dagster run id."""
 
     format: Literal[1, 2, 3, 4] = 1
     write: str = ""
@@ -99,7 +99,7 @@ class _Entry(_Model):
 
 
 class OriginEntry(_Entry):
-    """Where the feed begins in the partitions that one plan saw first."""
+    """The origins of the partitions that one plan saw first."""
 
     kind: Literal["origin"] = "origin"
     items: tuple[OriginItem, ...]
@@ -154,7 +154,7 @@ class OwnEntry(_Entry):
 
 class PublishEntry(_Entry):
     """The commit point of the data: every part with its range, counts, bytes and hash, and the results of the contract
-    for the batch as a whole. `traffic` is what all of its tasks together asked of brokers."""
+    for the complete batch. `traffic` sums its tasks' traffic with brokers."""
 
     kind: Literal["publish"] = "publish"
     newest_format: ClassVar[int] = SHARED_FORMAT
@@ -195,8 +195,7 @@ def _known_format(name: str) -> str:
 
 
 class SchemaSource(_Model):
-    """How records with schemas of their own are read: their format, the texts of the feed's own schema, the last, and
-    the wire format."""
+    """The reader of records with their own schemas: format, texts of the feed's own schema (the last), wire format."""
 
     format: Annotated[str, AfterValidator(_known_format)]
     texts: tuple[str, ...]
@@ -208,16 +207,16 @@ class SchemaSource(_Model):
         return self
 
     def reader(self) -> Reader:
-        """The same as a value of the stages."""
+        """Returns the reader."""
         return READERS[self.format].make(self.texts, self.wire)
 
 
 class SchemaEntry(_Entry):
     """The shape of rows from here on. `shape` is its name, `columns` the schema (names and types; None: raw) and
     `contract` the contract's text (empty: none). `evolved` are the columns that Sluice added to the feed's own schema,
-    or widened in it, because of what it saw in records, and `base` the schema without added ones, where values that do
-    not fit these stay in `_extra`. `source` is how values with schemas of their own are read, and `key` how keys are.
-    `folder_prefix` is what the keys of the feed's folders begin with: the first entry decides.
+    or widened, because of records, and `base` is the schema without added ones, under which other values stay in
+    `_extra`. `source` reads values with schemas of their own, and `key` reads keys. `folder_prefix` is the prefix of
+    the keys of the feed's folders: the first entry decides.
     """
 
     kind: Literal["schema"] = "schema"
@@ -248,7 +247,7 @@ class SchemaEntry(_Entry):
 
 
 class IntentEntry(_Entry):
-    """The offsets that a commit is about to write. This entry's number is the mark in their metadata."""
+    """The offsets that a commit will write. This entry's number is the mark in their metadata."""
 
     kind: Literal["intent"] = "intent"
     offsets: tuple[KeyOffset, ...]
@@ -264,7 +263,7 @@ class CommitEntry(_Entry):
 
 
 class LossEntry(_Entry):
-    """Offsets that were gone from Kafka before we read them, and were accepted as lost."""
+    """Offsets that Kafka deleted before they were read, accepted as lost."""
 
     kind: Literal["loss"] = "loss"
     ranges: tuple[KeyRange, ...]
@@ -272,7 +271,7 @@ class LossEntry(_Entry):
 
 
 class SkipEntry(_Entry):
-    """Offsets that somebody decided to pass over, with a reason. They are never read."""
+    """Offsets that are skipped by a decision, with its reason. They are never read."""
 
     kind: Literal["skip"] = "skip"
     ranges: tuple[KeyRange, ...]
@@ -280,7 +279,7 @@ class SkipEntry(_Entry):
 
 
 class AbandonEntry(_Entry):
-    """The batch will not be published; its ranges are owed again."""
+    """The batch will not be published; its ranges are pending again."""
 
     kind: Literal["abandon"] = "abandon"
     batch: int
@@ -301,9 +300,9 @@ class Entering(_Model):
 
 
 class AcceptEntry(_Entry):
-    """Somebody accepts that Kafka differs from what the ledger knew; `event` says what happened.
+    """The decision to accept that Kafka differs from the ledger; `event` is the kind of difference.
 
-    An item counts only while its partition is still in the life that it leaves. What was owed there is `passed`.
+    An item counts only while its partition is still in the life that it leaves. Its pending ranges are `passed`.
     """
 
     kind: Literal["accept"] = "accept"
@@ -314,7 +313,7 @@ class AcceptEntry(_Entry):
 
 
 class MovedEntry(_Entry):
-    """Committed offsets that somebody moved on purpose. The next commit goes from there to the frontier."""
+    """Committed offsets that were moved by hand. The next commit goes from there to the frontier."""
 
     kind: Literal["moved"] = "moved"
     offsets: tuple[KeyOffset, ...]
@@ -322,17 +321,17 @@ class MovedEntry(_Entry):
 
 
 class TakenMark(_Model):
-    """The marks of another ledger, up to the one of its entry `number`, are no reason to refuse any more."""
+    """The marks of another ledger, up to its entry `number`, which are accepted."""
 
     ledger: str
     number: Int64
 
 
 class TakeEntry(_Entry):
-    """Somebody takes the group over from other ledgers, by name. Newer marks of theirs are refused as before.
+    """The decision to take the group over from other ledgers, by name. Their newer marks are still refused.
 
     `committed` are the offsets that stood there. The feed begins at `origins` in partitions that it had not planned;
-    `begin` says how they were chosen.
+    `begin` is the way in which they were chosen.
     """
 
     kind: Literal["take"] = "take"
@@ -344,7 +343,7 @@ class TakeEntry(_Entry):
 
 
 class RetireEntry(_Entry):
-    """What landed before a time (ms) is no longer kept: these ranges, in these parts (lake paths)."""
+    """Retired rows that landed before a time (ms): these ranges, in these parts (lake paths)."""
 
     kind: Literal["retire"] = "retire"
     before: int
@@ -354,11 +353,11 @@ class RetireEntry(_Entry):
 
 
 class GapEntry(_Entry):
-    """The entries from this number on are lost, and somebody continues without them. The next number is `next`, above
-    all numbers known to be used. Live plans end here.
+    """The decision to continue without the lost entries from this number on. Live plans end here.
 
-    `evidence` says how the loss was noticed. `ledger` names the ledger that was lost as a whole (empty: this one
-    continues). `committed` are the group's offsets that lost entries had committed, ahead of what is accounted for now.
+    The next number is `next`, above all numbers known to be used. `evidence` describes how the loss was noticed.
+    `ledger` names a ledger that was lost completely (empty: this one continues). `committed` are the group's offsets
+    that lost entries had committed, ahead of the accounted offsets.
     """
 
     kind: Literal["gap"] = "gap"
@@ -393,13 +392,13 @@ KINDS = frozenset(e.model_fields["kind"].default for e in Entry.__args__)
 
 
 def dump(entry: Entry) -> bytes:
-    """The entry as one line of canonical JSON."""
+    """Returns the entry as one line of canonical JSON."""
     text = json.dumps(entry.model_dump(mode="json"), sort_keys=True, separators=(",", ":"))
     return text.encode() + b"\n"
 
 
 def parse(data: bytes, path: str) -> Entry:
-    """The entry in `data`, read from `path`. Raises LedgerTooNew, LedgerCorrupt."""
+    """Parse the entry in `data`, read from `path`. Raises LedgerTooNew, LedgerCorrupt."""
     try:
         return _ADAPTER.validate_json(data)
     except ValidationError as e:

@@ -1,6 +1,6 @@
-"""What the ledger says: the state that its entries fold to, from number 0 up.
+"""The state that the ledger's entries fold to, from number 0 up.
 
-Folding is deterministic. It repeats each decision of the writer: a publish entry counts only when the current owner of
+Folding is deterministic. It repeats each decision of the writer: a publish entry counts only if the current owner of
 a live plan wrote it, and is void otherwise. Frontiers, accounted ranges and live reservations are all computed here.
 """
 
@@ -68,29 +68,29 @@ class State:
     skipped: Accounted = field(default_factory=dict)
     retired: Accounted = field(default_factory=dict)
     replaced: dict[str, int] = field(default_factory=dict)
-    """Lake paths of parts that no longer count, with the entry that says so: they were landed anew, merged or retired.
-    Those of long ago are forgotten; `Ledger.replaced` knows all of them."""
+    """Lake paths of parts that were landed again, merged or retired, with the entry that replaced them. Old ones are
+    forgotten; `Ledger.replaced` knows all of them."""
     superseded: dict[Key, Superseded] = field(default_factory=dict)
-    """By key, (number, range): what entries below that number published in the range no longer counts."""
+    """By key, (number, range): in the range, receipts of entries below that number are superseded."""
     commits: dict[Key, int] = field(default_factory=dict)
     intents: dict[Key, frozenset[int]] = field(default_factory=dict)
     moved: dict[Key, int] = field(default_factory=dict)
-    """By key, the committed offset that somebody set on purpose since the newest commit."""
+    """By key, the committed offset that was set by hand since the newest commit."""
     epochs: dict[Key, tuple[int, int]] = field(default_factory=dict)
-    """By key, (end, leader epoch) of the furthest landed slice: what truncation is checked against (KIP-101)."""
+    """By key, (end, leader epoch) of the furthest landed slice, to detect truncation (KIP-101)."""
     boundaries: dict[Key, Pins] = field(default_factory=dict)
     """The boundaries pinned in each partition: the offset separates the windows before and after the time."""
     boundary_times: tuple[int, ...] = ()
-    """Every time at which some partition has a boundary, in order."""
+    """All times at which any partition has a boundary, in order."""
     by_marker: dict[int, int] = field(default_factory=dict)
-    """By time, in how many partitions transaction markers hid the boundary, so that it was searched for by offset."""
+    """By time, the number of partitions in which transaction markers hid the boundary: it was searched by offset."""
     floors: dict[Key, tuple[int, int]] = field(default_factory=dict)
-    """By key, (window, end) of what a plan put into its open window: later boundaries cannot lie below `end`."""
+    """By key, (window, end) of the plan's offsets in its open window: later boundaries cannot lie below `end`."""
     published_in: Published = field(default_factory=Published)
-    """By window (None: outside windows): the publish entries that hold slices of it."""
+    """By window (None: outside windows): the publish entries with slices in it."""
     first_window: int | None = None
     folder_prefix: FolderPrefix = PREFIX
-    """What the keys of the feed's folders begin with: the first schema entry decides."""
+    """The prefix of the keys of the feed's folders: the first schema entry decides."""
     shapes: dict[str, int] = field(default_factory=dict)
     """By the name of a shape, the newest schema entry that defines it; the feed's own comes last."""
     schemas: dict[str, dict[str, str]] = field(default_factory=dict)
@@ -98,78 +98,77 @@ class State:
     table: dict[str, str] = field(default_factory=dict)
     """Every column that has landed in any file, with the type that reads all of them."""
     evolved: dict[str, str] = field(default_factory=dict)
-    """The columns of the newest shape that came from records and not from the feed's file."""
+    """The columns of the newest shape that were added from records, not from the feed's file."""
     last_mark: int = -1
     """Number of the intent behind the newest commit: batches published after it are not committed yet."""
     gaps: tuple[tuple[int, int], ...] = ()
     """(number, next) of each gap entry: the entries from `number` up to, not including, `next` are lost."""
     ahead: dict[Key, int] = field(default_factory=dict)
-    """By key, the offset that lost entries, or another ledger, had committed, perhaps ahead of what this one accounts
-    for."""
+    """By key, the offset committed by lost entries or another ledger, possibly ahead of the offsets accounted here."""
     taken: dict[str, int] = field(default_factory=dict)
-    """By the id of another ledger, the newest of its entries whose mark beside a committed offset was accepted."""
+    """By the id of another ledger, the newest of its entries whose mark on a committed offset was accepted."""
     void: tuple[int, ...] = ()
-    """Numbers of publish entries that do not count."""
+    """Numbers of void publish entries."""
     _reserved: Accounted | None = field(default=None, init=False, repr=False, compare=False)
-    """What live plans hold; computed when first asked for."""
+    """The ranges of live plans; computed on first use."""
     _copied: set[tuple[str, Key | None]] = field(default_factory=set, init=False, repr=False, compare=False)
-    """While it folds: the columns that it has copied, and so may add to."""
+    """During a fold: the columns that it has copied and may extend."""
 
-    # -- questions
+    # -- queries
 
     @property
     def newest(self) -> int:
-        """The number of the newest entry; -1 where there is none."""
+        """The number of the newest entry; -1 if there is none."""
         return self.gaps[-1][0] if self.gaps and self.gaps[-1][1] == self.number else self.number - 1
 
     def lost_entry(self, number: int) -> bool:
-        """Whether an entry with this number once stood and is lost."""
+        """Whether an entry with this number existed and is lost."""
         return any(first <= number < after for first, after in self.gaps)
 
     def accounted(self, key: Key) -> tuple[Range, ...]:
-        """Every range of the key that is landed (with what readers do not see in it), lost, skipped or retired."""
+        """Returns every range of the key that is landed (control records included), lost, skipped or retired."""
         return union(r for by in self._classes() for r in by.get(key, ()))
 
     def _classes(self) -> tuple[Accounted, ...]:
         return self.landed, self.lost, self.skipped, self.retired
 
     def frontier(self, key: Key) -> int:
-        """End of the contiguous accounted prefix, counted from the origin. KeyError without an origin."""
+        """Returns the end of the contiguous accounted prefix from the origin. KeyError without an origin."""
         return contiguous_end(self.origins[key].offset, self.accounted(key))
 
     def owed(self, key: Key, end: int) -> tuple[Range, ...]:
-        """The ranges between the key's origin and `end` that are not accounted for. KeyError without an origin."""
+        """Returns the pending ranges between the key's origin and `end`. KeyError without an origin."""
         return subtract(Range(self.origins[key].offset, end), self.accounted(key))
 
     def holes(self, key: Key) -> tuple[Range, ...]:
-        """What is owed below the furthest accounted offset."""
+        """Returns the pending ranges below the furthest accounted offset."""
         return self.owed(key, max((r.end for r in self.accounted(key)), default=0))
 
     def known(self) -> list[Key]:
-        """The keys of all partitions that have an origin in their current life, in order."""
+        """Returns the sorted keys of all partitions with an origin in their current life."""
         return [k for k in sorted(self.current.values()) if k in self.origins]
 
     def frontiers(self) -> dict[Key, int]:
-        """The frontier of each known partition."""
+        """Returns the frontier of each known partition."""
         return {k: self.frontier(k) for k in self.known()}
 
     def live(self) -> tuple[Batch, ...]:
-        """The batches that are planned, and neither published nor abandoned, oldest first."""
+        """Returns the batches that are neither published nor abandoned, oldest first."""
         return self.batches.live()
 
     def live_slices(self) -> Iterator[tuple[Batch, Slice]]:
-        """Every slice that a live plan reserves, with its batch."""
+        """Returns every slice that a live plan reserves, with its batch."""
         return ((b, s) for b in self.live() if b.plan for s in b.plan.slices)
 
     def reserved(self, key: Key) -> tuple[Range, ...]:
-        """Ranges of the key that live plans hold."""
+        """Returns the ranges of the key that live plans reserve."""
         if self._reserved is None:
             live = by_key((s.key, s.range) for _, s in self.live_slices())
             self._reserved = {k: union(ranges) for k, ranges in live.items()}
         return self._reserved.get(key, ())
 
     def may_publish(self, entry: PublishEntry) -> bool:
-        """Whether the entry counts here: its plan is live, its token current, and what it replaces still counts."""
+        """Whether the entry counts here: its plan is live, its token current, and the replaced parts still count."""
         batch = self.batches.get(entry.batch)
         return (
             batch is not None
@@ -180,20 +179,20 @@ class State:
         )
 
     def receipts(self, number: int, entry: PublishEntry) -> list[Receipt]:
-        """The receipts of the publish entry at `number` that still count."""
+        """Returns the live receipts of the publish entry at `number`."""
         return [] if number in self.void else [r for r in entry.receipts if not self._is_superseded(number, r.slice)]
 
     def _is_superseded(self, number: int, s: Slice) -> bool:
         return self.superseded.get(s.key, NOTHING_SUPERSEDED).after(number, s.range)
 
     def uncommitted(self) -> tuple[Batch, ...]:
-        """Batches published since the newest commit."""
+        """Returns the batches published since the newest commit."""
         return tuple(self.batches.published_since(self.last_mark))
 
     # -- folding
 
     def extended(self, entries: Iterable[Entry]) -> State:
-        """A new state with further entries, numbered from `self.number` on."""
+        """Returns a new state with further entries, numbered from `self.number` on."""
         out = copy(self)
         for f in fields(out):
             value = getattr(self, f.name)
@@ -209,21 +208,21 @@ class State:
         return out
 
     def _growing_pins(self, key: Key) -> Pins:
-        """The partition's boundaries, to be added to: each column is copied once in a fold, not once an entry."""
+        """Returns the partition's boundaries for additions: each column is copied once per fold, not per entry."""
         if ("boundaries", key) not in self._copied:
             self._copied.add(("boundaries", key))
             self.boundaries[key] = self.boundaries.get(key, NO_PINS).copy()
         return self.boundaries[key]
 
     def _growing_published(self) -> Published:
-        """What was published in windows, to be added to."""
+        """Returns the publications by window for additions."""
         if ("published_in", None) not in self._copied:
             self._copied.add(("published_in", None))
             self.published_in = self.published_in.copy()
         return self.published_in
 
     def _growing_superseded(self, key: Key) -> Superseded:
-        """What no longer counts in the partition, to be added to."""
+        """Returns the partition's superseded ranges for additions."""
         if ("superseded", key) not in self._copied:
             self._copied.add(("superseded", key))
             self.superseded[key] = self.superseded.get(key, NOTHING_SUPERSEDED).copy()
@@ -246,7 +245,7 @@ class State:
                 self._pin(item.key, item.times, item.offsets)
 
     def _fresh(self, key: Key, times: Iterable[int]) -> list[int]:
-        """The times at which the partition has no boundary yet."""
+        """Returns the times at which the partition has no boundary yet."""
         pinned = self.boundaries.get(key, NO_PINS)
         return [t for t in times if (at := pinned.position(t)) == len(pinned) or pinned.times[at] != t]
 
@@ -301,7 +300,7 @@ class State:
         self._growing_published().add(self.number, dict.fromkeys(r.slice.window for r in entry.receipts))
 
     def _raise_floor(self, s: Slice) -> None:
-        """Done when the plan is made: a run that takes it over publishes its slices in the windows that it chose."""
+        """Raise the floor when the plan is made: a run that takes it over publishes in the windows of the plan."""
         pinned = self.boundaries.get(key := s.key)
         if s.window is None or not pinned or pinned.times[-1] > s.window:
             return
@@ -328,13 +327,13 @@ class State:
         self._give_up(entry.batch)
 
     def _give_up(self, batch: int) -> None:
-        batch_held = self.batches.get(batch)
-        if batch_held and batch_held.status is BatchStatus.PLANNED:
-            self._finish(replace(batch_held, plan=None, status=BatchStatus.ABANDONED))
+        current = self.batches.get(batch)
+        if current and current.status is BatchStatus.PLANNED:
+            self._finish(replace(current, plan=None, status=BatchStatus.ABANDONED))
 
     def _finish(self, batch: Batch) -> None:
-        """Nobody asks for a part that was replaced before the oldest batch of which everything is known was planned: no
-        live plan names it, and whoever meets such a file reads the log."""
+        """Finish a batch, and forget parts replaced before the oldest batch that is stored in full: no live plan names
+        them, and readers of such a file read the log."""
         self.batches.become(batch)
         if horizon := self.batches.horizon:
             for path in [*takewhile(lambda p: self.replaced[p] < horizon, self.replaced)]:
@@ -391,13 +390,13 @@ class State:
         self.ahead.update({item.key: item.offset for item in entry.committed})
 
     def _class(self, into: Accounted, items: Iterable[tuple[Key, Range]]) -> None:
-        """Put ranges into one class and remove them from the others."""
+        """Add ranges to one class and remove them from the others."""
         for key, ranges in by_key(items).items():
             for by in self._classes():
                 if by is into:
                     by[key] = union([*by.get(key, ()), *ranges])
-                elif held := by.get(key):
-                    by[key] = tuple(rest for h in held for rest in subtract(h, ranges))
+                elif other := by.get(key):
+                    by[key] = tuple(rest for r in other for rest in subtract(r, ranges))
 
     def _supersede(self, items: Iterable[tuple[Key, Range]]) -> None:
         for key, ranges in by_key(items).items():
@@ -405,12 +404,12 @@ class State:
 
 
 def number_after(number: int, entry: Entry) -> int:
-    """The number of the entry that follows the one at `number`."""
+    """Returns the number of the entry after the one at `number`."""
     return max(number + 1, entry.next) if isinstance(entry, GapEntry) else number + 1
 
 
 def by_key(items: Iterable[tuple[Key, Range]]) -> dict[Key, list[Range]]:
-    """The ranges of each key, in the given order."""
+    """Returns the ranges of each key, in the given order."""
     out: dict[Key, list[Range]] = {}
     for key, r in items:
         out.setdefault(key, []).append(r)

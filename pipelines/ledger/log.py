@@ -1,11 +1,11 @@
-"""How an entry gets its number: optimistic concurrency over files that are only created if absent.
+"""The numbering of entries: optimistic concurrency over files that are only created if absent.
 
     read → decide on the state just below number N → create N
-                 ↑ taken: read on, decide again
+                 ↑ taken: continue reading, decide again
 
 Guarantees: each number has one creator (invariant 11), the order is total, and an entry was decided on exactly the
-state below it. When an answer is lost, the file is read back and its write id compared. When no file stands there, the
-write may still arrive, and its outcome stays unknown.
+state below it. If the response to a write is lost, the file is read back and its write id compared. If there is no
+file, the write may still arrive, and its outcome is Unknown.
 """
 
 from __future__ import annotations
@@ -36,22 +36,22 @@ from sluice.pipelines.util.parallel import AT_ONCE, each
 
 CHECKPOINT_EVERY = 20
 CHECKPOINT_BYTES = 2 << 20
-"""Entries, or bytes of them, that a reader folds before it leaves a checkpoint behind for the next one."""
+"""Entries, or bytes of them, that a reader folds before it writes a checkpoint for the next one."""
 CHECKPOINT_SHARE = 4000
-"""Of an old ledger it is one entry in so many: the older it is, the more its checkpoint takes to write."""
+"""An old ledger needs at least 1/CHECKPOINT_SHARE new entries, because its checkpoint takes longer to write."""
 CHECKPOINTS_KEPT = 3
 NEWEST_BYTES = 256 << 10
-"""Entries that the last read brought are kept up to this size: who looks at a feed asks for the newest again."""
+"""The entries of the last read are cached up to this size: they are usually read again soon."""
 SEGMENTS_AT_ONCE = 8
-"""The most segments that are written in one go: so many requests for each thousand entries of theirs."""
+"""The maximum number of segments written in one call."""
 READ_AHEAD = 64
 """Entries read before they are folded."""
 BEYOND_THE_END = tuple(1 << i for i in range(17))
-"""How far behind the end of the log a reader looks for entries that a hole would hide."""
+"""Distances behind the end of the log at which a reader checks for entries behind a hole."""
 
 
 class Appended(NamedTuple):
-    """The entry stands at `number`; `state` is the fold including it."""
+    """An entry at `number`; `state` is the fold including it."""
 
     number: int
     entry: Entry
@@ -59,10 +59,10 @@ class Appended(NamedTuple):
 
 
 class Ledger:
-    """One feed's ledger as one run sees it. `run` and `cluster` are stamped on every entry it writes.
+    """One feed's ledger in one run. `run` and `cluster` are stamped on every entry it writes.
 
-    With `checkpoints=False` reading writes nothing. With `whole=False` it folds the entries that stand, from the first
-    on, and does not ask whether newer ones are lost.
+    With `checkpoints=False` reading writes nothing. With `whole=False` it folds the existing entries from the first on,
+    and does not check whether newer ones are lost.
     """
 
     def __init__(
@@ -84,7 +84,7 @@ class Ledger:
 
     @classmethod
     def offline(cls, lake: Lake, feed: str, clock: Clock, run: str = "") -> Ledger:
-        """For work that never asks Kafka: its entries name the cluster that the ledger knows."""
+        """Open a ledger for work without Kafka: its entries name the cluster of the ledger."""
         ledger = cls(lake, feed, clock, run)
         ledger._cluster = ledger.read().cluster
         return ledger
@@ -95,15 +95,14 @@ class Ledger:
         return self._lake.uri
 
     def neighbour(self, identity: str) -> str:
-        """The name of another feed whose ledger, in the same lake, has this identity; empty if there is none."""
+        """Returns the name of the feed in this lake whose ledger has this identity; empty if there is none."""
         return feed_of_ledger(self._lake, identity)
 
     def read(self) -> State:
-        """The fold of everything written so far. Raises LedgerTooNew, LedgerCorrupt, EntriesLost.
+        """Returns the fold of all written entries. Raises LedgerTooNew, LedgerCorrupt, EntriesLost.
 
-        The first read goes from the newest checkpoint to the entry that the note beside the log names, by number, so
-        it looks at no older name. Without the two, or where an entry between them is missing, it lists the log. Later
-        reads continue from the last number.
+        The first read fetches entries by number from the newest checkpoint to the tip. Without the two, or if an entry
+        in between is missing, it lists the log. Later reads continue from the last number.
         """
         if self._state.number == 0:
             return self._first_read()
@@ -111,7 +110,7 @@ class Ledger:
         return self._kept(_fold(self._state, data), data)
 
     def _first_read(self) -> State:
-        """The tip and the checkpoints are read before the entries: the entries that they imply are older."""
+        """Read tip and checkpoints before the entries: the entries that they imply are older."""
         tip = Tip.parse(self._lake.get(paths.tip_path(self.feed))) if self._whole else None
         begun = (self._checkpoint() if self._whole else None) or State()
         data = self._by_number(begun, tip) if tip and begun.number and tip.ledger == begun.ledger_id else None
@@ -123,8 +122,10 @@ class Ledger:
         return self._kept(state, data)
 
     def _by_number(self, begun: State, tip: Tip) -> list[tuple[str, bytes]] | None:
-        """(path, content) of the entries after a checkpoint. None where one is missing that stood once, or where others
-        stand behind the last: the listing finds out what that means."""
+        """Returns (path, content) of the entries after a checkpoint.
+
+        Returns None if an entry is missing that existed once, or if others exist behind the last: a listing decides.
+        """
         if self._lake.size(paths.log_path(self.feed, begun.newest)) is None:
             return None
         out: list[tuple[str, bytes]] = []
@@ -157,13 +158,13 @@ class Ledger:
         return state
 
     def _leave_checkpoint(self) -> None:
-        """Write a checkpoint; an unreadable one of this number is replaced. Keep a few older ones for other readers."""
+        """Write a checkpoint, replacing an unreadable one of this number. Retain a few older ones for other readers."""
         self._lake.put(paths.checkpoint_path(self.feed, self._state.number), checkpoint.dump(self._state))
         for old in list(self._lake.list(paths.checkpoint_folder(self.feed)))[:-CHECKPOINTS_KEPT]:
             self._lake.remove(old)
 
     def _checkpoint(self) -> State | None:
-        """The state of the newest checkpoint that can be read."""
+        """Returns the state of the newest readable checkpoint."""
         for path in reversed(list(self._lake.list(paths.checkpoint_folder(self.feed)))):
             state = loaded(self._lake.get(path) or b"")
             if state is not None and state.number == paths.checkpoint_number(path):
@@ -171,12 +172,12 @@ class Ledger:
         return None
 
     def entries(self, first: int = 0) -> Iterator[tuple[int, Entry]]:
-        """(number, entry) from `first` on. A missing number is LedgerCorrupt: entries are never removed."""
+        """Yields (number, entry) from `first` on. Raises LedgerCorrupt for a missing number: none is ever removed."""
         for number, path, data in self._standing(first):
             yield number, parse(data, path)
 
     def _standing(self, first: int, before: int = -1) -> Iterator[tuple[int, str, bytes]]:
-        """As `raw`, but where there are many, old entries are read from segments."""
+        """Yields the same as `raw`, but reads old entries from segments if there are many."""
         numbered = self._numbered(first, before)
         segment_entries = list(islice(numbered, segments.ENTRIES)) if self._whole and before < 0 else []
         for segment in segments.read(self._lake, self.feed, first) if len(segment_entries) == segments.ENTRIES else ():
@@ -185,12 +186,14 @@ class Ledger:
         yield from self._read(((n, path) for n, path in chain(segment_entries, numbered) if n >= first), first)
 
     def segments(self) -> Iterator[Segment]:
-        """The copies of old entries, from entry 0 on."""
+        """Returns the segments, which are copies of old entries, from entry 0 on."""
         return segments.read(self._lake, self.feed)
 
     def pack(self, limit: int = SEGMENTS_AT_ONCE) -> int:
-        """Copy entries that are older than every checkpoint into segments, at most so many; returns how many. Raises
-        LakeUnavailable; what was copied stays."""
+        """Copy entries older than every checkpoint into at most `limit` segments. Returns the number of segments.
+
+        Raises LakeUnavailable; written segments stay.
+        """
         self.read()
         numbers = (paths.checkpoint_number(p) for p in self._lake.list(paths.checkpoint_folder(self.feed)))
         below, first = min((n for n in numbers if n is not None), default=0), 0
@@ -201,12 +204,15 @@ class Ledger:
         return segments.write(self._lake, self.feed, ((n, data) for n, _, data in self.raw(first)), below, limit)
 
     def raw(self, first: int, before: int = -1) -> Iterator[tuple[int, str, bytes]]:
-        """(number, path, content) of the entries from `first` on, without a hole. Checks first that entry `before`
-        stands. After a gap entry, the numbers below the one it names are passed over. Raises LedgerCorrupt."""
+        """Returns (number, path, content) of the entries from `first` on, without a hole.
+
+        Checks that entry `before` exists. After a gap entry, numbers below its `next` are skipped. Raises
+        LedgerCorrupt.
+        """
         return self._read(self._numbered(first, before), first)
 
     def by_number(self, first: int, end: int) -> Iterator[tuple[int, str, bytes]]:
-        """As `raw`, of the entries from `first` up to, not including, `end`. Lists nothing."""
+        """Yields the same as `raw` for the entries from `first` up to, not including, `end`, without a listing."""
         number = first
         while number < end:
             ahead = range(number, min(number + READ_AHEAD, end))
@@ -230,16 +236,17 @@ class Ledger:
                     expected = _after(number, path, data)
 
     def check_end(self, standing: Iterable[int]) -> None:
-        """Raises LedgerCorrupt where one of these numbers stands behind the end of the log: a hole hides it, however
-        wide. Numbers are listed before, since entries come meanwhile."""
+        """Raises LedgerCorrupt if one of these numbers lies behind the end of the log: there is a hole before it.
+
+        List the numbers before the call, because entries may be added.
+        """
         if (behind := min((n for n in standing if n >= self._state.number), default=None)) is not None:
             end = self.read().number
             if behind >= end:
                 raise self._hole(end, paths.log_path(self.feed, behind))
 
     def stats(self, first: int = 0, end: int | None = None) -> Iterator[tuple[int, Stat]]:
-        """The number and the file of each entry, those from `first` up to, not including, `end`, as a listing shows
-        them."""
+        """Yields the number and the listed file of each entry from `first` up to, not including, `end`."""
         after = paths.log_path(self.feed, first - 1) if first else ""
         for stat in self._lake.stats(paths.log_folder(self.feed), after):
             if (number := paths.log_number(stat.path)) is not None:
@@ -248,7 +255,7 @@ class Ledger:
                 yield number, stat
 
     def _numbered(self, first: int, before: int) -> Iterator[tuple[int, str]]:
-        """The numbers and paths of the entries from `first` on. Raises EntriesLost where entry `before` is gone."""
+        """Yields numbers and paths of the entries from `first` on. Raises EntriesLost if entry `before` is missing."""
         begin = before if before >= 0 else first
         listed = self._lake.list(paths.log_folder(self.feed), paths.log_path(self.feed, begin - 1) if begin else "")
         numbered = ((number, path) for path in listed if (number := paths.log_number(path)) is not None)
@@ -260,35 +267,37 @@ class Ledger:
         numbers = map(paths.log_number, self._lake.list(paths.log_folder(self.feed)))
         newest = max((n for n in numbers if n is not None), default=-1)
         folder = paths.checkpoint_folder(self.feed)
-        return entries_lost(self.feed, newest, [Trace(end, f"a checkpoint in {folder} tells of entry {end}")])
+        return entries_lost(self.feed, newest, [Trace(end, f"a checkpoint in {folder} names entry {end}")])
 
     def _contents(self, chunk: list[str]) -> list[bytes]:
-        """The contents of the paths; many are read side by side."""
+        """Returns the contents of the paths; many are read in parallel."""
         if len(chunk) <= AT_ONCE:
             return [self._content(path) for path in chunk]
         return each(self._content, chunk)
 
     def _following(self, number: int) -> Iterator[tuple[str, bytes]]:
-        """(path, content) of the entries from `number` on. Where nothing is new, this is one request."""
+        """Yields (path, content) of the entries from `number` on. Costs one request if there are none."""
         while (data := self._lake.get(path := paths.log_path(self.feed, number))) is not None:
             yield path, data
             number = _after(number, path, data)
 
     def entry(self, number: int) -> Entry:
-        """The entry at `number`. Raises LedgerCorrupt when there is none."""
+        """Returns the entry at `number`. Raises LedgerCorrupt if there is none."""
         path = paths.log_path(self.feed, number)
         return parse(self._newest.get(path) or self._content(path), path)
 
     def plan(self, batch: int) -> Plan:
-        """The plan of the batch. Raises LedgerCorrupt when there is none."""
+        """Returns the plan of the batch. Raises LedgerCorrupt if there is none."""
         entry = self.entry(batch)
         if not isinstance(entry, PlanEntry):
             raise LedgerCorrupt(f"entry {batch} is not the plan of batch {batch}")
         return entry.plan
 
     def recall(self, batch: Batch) -> Batch:
-        """The batch with hash, owner and time, from the log if the state has forgotten them. Of a batch that was given
-        up long ago, the owner is the one that planned it. Raises LedgerCorrupt."""
+        """Returns the batch with hash, owner and time, from the log if the state has forgotten them.
+
+        The owner of a batch that was given up long ago is the one that planned it. Raises LedgerCorrupt.
+        """
         if batch.owner != FORGOTTEN:
             return batch
         entry = self.entry(batch.id)
@@ -299,8 +308,10 @@ class Ledger:
         return replace(batch, hash=entry.hash, owner=[entry.owner, *owners][-1], planned_at=entry.at)
 
     def replaced(self, files: Iterable[str], state: State | None = None) -> frozenset[str]:
-        """Those of these lake paths that are parts which no longer count: landed anew, merged or retired, however long
-        ago. Where the state has forgotten a part, the entry that published it says what became of it."""
+        """Returns the lake paths among `names` whose parts were landed again, merged or retired at any time.
+
+        If the state has forgotten a part, its publish entry is read.
+        """
         state = state or self.read()
         names = list(files)
         replaced = {path for path in names if path in state.replaced}
@@ -316,16 +327,16 @@ class Ledger:
         return frozenset(replaced)
 
     def publication(self, batch: Batch) -> PublishEntry:
-        """The publish entry of the batch. Raises LedgerCorrupt when it has none."""
+        """Returns the publish entry of the batch. Raises LedgerCorrupt if it has none."""
         entry = None if batch.published is None else self.entry(batch.published)
         if not isinstance(entry, PublishEntry):
             raise LedgerCorrupt(f"entry {batch.published} is not the publish entry of batch {batch.id}")
         return entry
 
     def append(self, decide: Callable[[State], Entry | None]) -> Appended | None:
-        """Write the entry that `decide` returns for the newest state; ask it again whenever the number was taken.
+        """Write the entry that `decide` returns for the newest state; call it again whenever the number was taken.
 
-        Returns None when `decide` does. `decide` may raise to refuse. Raises Unknown when the answer to the write was
+        Returns None if `decide` does. `decide` may raise to refuse. Raises Unknown if the response to the write was
         lost and the entry is not there.
         """
         while True:
@@ -339,7 +350,7 @@ class Ledger:
                 return Appended(state.number, entry, self._state)
 
     def _leave_tip(self) -> None:
-        """Best effort: the entry stands whether this succeeds or not."""
+        """Write the tip, as a best effort: the entry is written in any case."""
         with suppress(SluiceError):
             tip = Tip(self._state.ledger_id, self._state.number - 1)
             self._lake.put(paths.tip_path(self.feed), tip.dump())
@@ -365,17 +376,17 @@ class Ledger:
 
     def _hole(self, expected: int, path: str) -> LedgerCorrupt:
         return LedgerCorrupt(
-            f"ledger of feed {self.feed}: entry {expected} is missing ({path} stands)",
+            f"ledger of feed {self.feed}: entry {expected} is missing ({path} exists)",
             remedy="restore the missing file from a backup of the lake; Sluice changes nothing until then",
         )
 
 
 loaded = lru_cache(2)(checkpoint.load)
-"""A process that opens a ledger again soon, as the steps of a run do, gets the same state: nobody changes one."""
+"""Checkpoints by content: a process that opens a ledger again gets the same state, which is never changed."""
 
 
 def _may_be_replaced(state: State, path: str) -> Batch | None:
-    """The batch that published a file of that name, if something of the offsets in the name was superseded since."""
+    """Returns the batch that published the file, if any offset of its name was superseded since."""
     part = paths.parse_part(path)
     batch = state.batches.get(part.batch) if part else None
     if part is None or batch is None or batch.published is None:
@@ -390,7 +401,7 @@ def _fold(state: State, data: list[tuple[str, bytes]]) -> State:
 
 
 def _after(number: int, path: str, data: bytes) -> int:
-    """The number of the entry that follows the one with this content."""
+    """Returns the number of the entry after the one with this content."""
     return number_after(number, parse(data, path)) if _GAP in data else number + 1
 
 

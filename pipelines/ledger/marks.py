@@ -1,7 +1,7 @@
-"""The mark beside a committed offset: it names the ledger and the entry that committed it.
+"""The mark in the metadata of a committed offset: the ledger and the entry that committed it.
 
-So it tells when entries are lost, and when the whole ledger is another one: the lake was removed or replaced, two lakes
-share a group, or a feed was renamed.
+It shows that entries are lost, or that the ledger is a different one: the lake was removed or replaced, two lakes share
+a group, or a feed was renamed.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ from sluice.pipelines.ledger.tip import BEYOND, Trace, entries_lost
 from sluice.pipelines.model.kafka import CommittedOffset, Key, TopicPartition
 
 Committed = Mapping[TopicPartition, CommittedOffset | None]
-"""What a group holds; None for a partition without an offset."""
+"""A group's committed offsets; None for a partition without one."""
 
 
 @dataclass(frozen=True, slots=True)
 class Mark:
-    """What we store beside a committed offset: the ledger, the intent's number, and the life of the topic."""
+    """The metadata of a committed offset: the ledger, the intent's number, and the life of the topic."""
 
     ledger: str
     number: int
@@ -32,7 +32,7 @@ class Mark:
 
     @classmethod
     def parse(cls, metadata: str) -> Mark | None:
-        """None for anything that we did not write."""
+        """Returns None for metadata that is not a mark of Sluice."""
         try:
             raw = json.loads(metadata)
             return cls(str(raw["sluice"]), int(raw["n"]), str(raw["i"]))
@@ -42,7 +42,7 @@ class Mark:
 
 @dataclass(frozen=True, slots=True)
 class Beside:
-    """The metadata that Sluice wrote beside an offset, in a commit or a move by hand: entry `entry` of `ledger`."""
+    """Sluice's metadata of an offset, from a commit or a move by hand: entry `entry` of `ledger`."""
 
     ledger: str
     entry: int
@@ -50,7 +50,7 @@ class Beside:
 
     @classmethod
     def parse(cls, metadata: str) -> Beside | None:
-        """None for metadata that Sluice did not write."""
+        """Returns None for metadata that Sluice did not write."""
         try:
             if mark := Mark.parse(metadata):
                 return cls(mark.ledger, mark.number, by_hand=False)
@@ -61,23 +61,25 @@ class Beside:
 
 
 def by_hand(ledger: str, entry: int) -> str:
-    """The metadata of an offset moved by hand. It is not a commit's mark and proves nothing to the next commit."""
+    """Returns the metadata of an offset moved by hand. It is not a commit's mark and proves nothing."""
     return json.dumps({"sluice": ledger, "moved": entry}, separators=(",", ":"))
 
 
-# -- entries of this ledger that are gone
+# -- lost entries of this ledger
 
 
 def check_marks(ledger: Ledger, state: State, committed: Committed) -> State:
-    """The newest state, read after the committed offsets. Raises EntriesLost when a committed offset has the mark of an
-    entry that the state does not hold."""
+    """Returns the newest state, read after the committed offsets.
+
+    Raises EntriesLost if a committed offset has the mark of an entry that the state does not have.
+    """
     if traces(state, committed) and (found_traces := traces(state := ledger.read(), committed)):
         raise entries_lost(ledger.feed, state.newest, found_traces)
     return state
 
 
 def traces(state: State, committed: Committed, ledger_id: str = "") -> list[Trace]:
-    """The marks of entries that the state does not hold. They are of its ledger, or of `ledger_id` when it is empty."""
+    """Returns the marks of this ledger's entries that the state does not have. `ledger_id` serves an empty state."""
     marks = {tp: (c, m) for tp, c in committed.items() if c and (m := Mark.parse(c.metadata))}
     return [
         Trace(m.number, f"{tp}: the committed offset {c.offset} has the mark of entry {m.number}")
@@ -91,7 +93,7 @@ def traces(state: State, committed: Committed, ledger_id: str = "") -> list[Trac
 
 @dataclass(frozen=True, slots=True)
 class Foreign:
-    """A committed offset with the mark of entry `number` of another ledger, of the topic with this id if it says so."""
+    """A committed offset with the mark of entry `number` of another ledger, and the topic id in the mark, if any."""
 
     tp: TopicPartition
     offset: int
@@ -105,7 +107,7 @@ class Foreign:
 
 
 def foreign_mark(state: State, tp: TopicPartition, committed: CommittedOffset | None) -> Foreign | None:
-    """The offset, if it carries the mark of a ledger that is not the state's and was not taken over up to that mark."""
+    """Returns the offset if it has the mark of another ledger that was not taken over up to that mark."""
     neighbour = Beside.parse(committed.metadata) if committed else None
     if committed is None or neighbour is None or neighbour.ledger == state.ledger_id:
         return None
@@ -118,8 +120,10 @@ def foreign_mark(state: State, tp: TopicPartition, committed: CommittedOffset | 
 
 
 def foreign_marks(state: State, committed: Committed, *, commits: bool = True) -> list[Foreign]:
-    """The committed offsets with another ledger's mark. `commits`: whether the feed commits for the group. If not, only
-    those matter where it has not begun yet."""
+    """Returns the committed offsets with another ledger's mark.
+
+    `commits`: whether the feed commits for the group. If not, only offsets of partitions without an origin matter.
+    """
     marks = (foreign_mark(state, tp, c) for tp, c in sorted(committed.items()) if commits or tp not in state.current)
     return [mark for mark in marks if mark]
 
@@ -131,7 +135,7 @@ def check_owner(ledger: Ledger, state: State, committed: Committed, *, commits: 
 
 
 def foreign_error(ledger: Ledger, state: State, marks: Sequence[Foreign]) -> ForeignMarks:
-    """The error for these marks: whose they are, and the remedies."""
+    """Returns the error for these marks, with their owner and the remedies."""
     feed, first = ledger.feed, marks[0]
     lines = [str(mark) for mark in marks[:5]] + ([f"and {len(marks) - 5} more"] if len(marks) > 5 else [])
     own = f"is {state.ledger_id}" if state.ledger_id else "is empty"
@@ -164,7 +168,7 @@ def _of_another_name(feed: str, former: str) -> list[str]:
 def _taking_over(feed: str) -> list[str]:
     accept = f"    sluice accept {feed} group --begin"
     return [
-        "or take the group over from where it stands; offsets below stay with the other ledger:",
+        "or take the group over from its current offsets; lower ones stay with the other ledger:",
         f"{accept} committed --reason …",
         "or from `start:`, which lands again what Kafka still has:",
         f"{accept} start --reason …",

@@ -12,7 +12,7 @@ from sluice.pipelines.util.parallel import each
 
 
 def feeds_without_files(lake: Lake, names: Collection[str]) -> list[str]:
-    """The feeds, in order, that have a ledger in the lake and are none of these."""
+    """Returns the feeds, in order, that have a ledger in the lake and are not among `names`."""
     return [feed for feed in lake.folders(paths.SLUICE) if feed not in names and _has_entries(lake, feed)]
 
 
@@ -21,7 +21,7 @@ def _has_entries(lake: Lake, feed: str) -> bool:
 
 
 def ledger_id(lake: Lake, feed: str) -> str:
-    """The identity of the feed's ledger; empty where its first entry is missing or cannot be read."""
+    """Returns the identity of the feed's ledger; empty if its first entry is missing or unreadable."""
     path = paths.log_path(feed, 0)
     try:
         data = lake.get(path)
@@ -31,7 +31,7 @@ def ledger_id(lake: Lake, feed: str) -> str:
 
 
 def feed_of_ledger(lake: Lake, identity: str) -> str:
-    """The name of the feed that has this ledger in the lake; empty if none has."""
+    """Returns the name of the feed that has this ledger in the lake; empty if none has."""
     feeds = list(lake.folders(paths.SLUICE))
     identities = each(lambda feed: ledger_id(lake, feed), feeds)
     return next((feed for feed, other in zip(feeds, identities, strict=True) if other == identity), "")

@@ -9,7 +9,7 @@ from typing import overload
 
 
 class Pins(Sequence[tuple[int, int]]):
-    """(time in ms, offset) pairs in order of time; a value: only a fold adds to a copy that it has just made.
+    """(time in ms, offset) pairs in order of time. Immutable, except for a fold's own copy.
 
     `times` and `offsets` are its columns (64-bit integers), for many look-ups at once; do not write to them.
     """
@@ -45,14 +45,14 @@ class Pins(Sequence[tuple[int, int]]):
         return f"Pins({list(self)})"
 
     def position(self, time: int) -> int:
-        """How many are pinned before `time`."""
+        """Returns the number of boundaries before `time`."""
         return bisect_left(self.times, time)
 
     def copy(self) -> Pins:
         return Pins(self.times[:], self.offsets[:])
 
     def add(self, times: Iterable[int], offsets: Iterable[int]) -> None:
-        """Take in more, in strict order of time. A time that is pinned already keeps its offset."""
+        """Add boundaries in strict order of time. Pinned times keep their offsets."""
         times, offsets = array("q", times), array("q", offsets)
         if times and (not self.times or times[0] > self.times[-1]):
             self.times += times

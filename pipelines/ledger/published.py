@@ -1,4 +1,4 @@
-"""In which windows each publish entry put something, stored compactly: a window leaves a row or two behind for ever."""
+"""The windows of each publish entry, stored compactly: one or two rows per window, permanently."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from sluice.pipelines.ledger.columns import NONE
 class Published(Mapping[int | None, tuple[int, ...]]):
     """By window (its start, ms; None: outside windows) the publish entries that hold slices of it, oldest first.
 
-    A value: only a fold adds to a copy that it has just made. `windows` and `numbers` are its columns, in order of the
-    entries; do not write to them.
+    Immutable, except for a fold's own copy. `windows` and `numbers` are its columns, in order of the entries; do not
+    write to them.
     """
 
     __slots__ = ("_sorted", "numbers", "windows")
 
     def __init__(self, windows: Iterable[int] = (), numbers: Iterable[int] = ()) -> None:
-        """From columns, None among the windows as NONE. Raises ValueError where these are no such columns."""
+        """Build it from columns, with NONE for None. Raises ValueError if their lengths differ."""
         self.windows = windows if isinstance(windows, array) else array("q", windows)
         self.numbers = numbers if isinstance(numbers, array) else array("q", numbers)
         self._sorted: tuple[Any, Any] | None = None
@@ -30,7 +30,7 @@ class Published(Mapping[int | None, tuple[int, ...]]):
             raise ValueError("not one entry for each window")
 
     def _by_window(self) -> tuple[Any, Any]:
-        """Windows in order, and the entries of each, oldest first."""
+        """Returns windows in order, and the entries of each, oldest first."""
         if self._sorted is None:
             windows = np.array(self.windows, np.int64)
             order = np.argsort(windows, kind="stable")
@@ -62,18 +62,18 @@ class Published(Mapping[int | None, tuple[int, ...]]):
         return f"Published({dict(self)})"
 
     def since(self, number: int) -> set[int | None]:
-        """The windows in which an entry from that number on published something."""
+        """Returns the windows of the publish entries from that number on."""
         return {None if w == NONE else w for w in self.windows[bisect_left(self.numbers, number) :]}
 
     def every(self) -> list[int]:
-        """The entries that published something, oldest first."""
+        """Returns all publish entries with slices, oldest first."""
         return list(dict.fromkeys(self.numbers))
 
     def copy(self) -> Published:
         return Published(self.windows[:], self.numbers[:])
 
     def add(self, number: int, windows: Iterable[int | None]) -> None:
-        """Take in the windows of the newest entry."""
+        """Add the windows of the newest entry."""
         for window in windows:
             self.windows.append(NONE if window is None else window)
             self.numbers.append(number)

@@ -1,10 +1,9 @@
-"""Old entries of the log, copied into few objects: who folds the log from its start reads some dozens of them.
+"""Copies of old log entries in few objects, for readers that fold the log from its start.
 
-A segment holds the very bytes of entries that follow one another. It is a copy: the entries stay in the log. A number
-must stay taken, since a writer that slept meanwhile creates the number that it believes to be the next one; if the file
-were gone, it would get it a second time (invariant 11). So a crash, or two processes that write segments, do no harm,
-and Sluice that knows of no segments reads on. A segment counts as long as its last entry is the one that stands in the
-log: one of another log, or of entries that are lost, is passed over.
+A segment has the exact bytes of consecutive entries, which stay in the log: a stalled writer must find their numbers
+taken, or it would create one again (invariant 11). So a crash, or two processes that write segments, do no harm, and a
+Sluice without segments can read the log. A segment is valid if its last entry equals the one in the log; segments of
+another log, or of lost entries, are ignored.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ from sluice.pipelines.ports import Lake
 FORMAT = 1
 ENTRIES = 1000
 BYTES = 16 << 20
-"""A segment holds so many entries, or so many bytes of them."""
+"""The limits of a segment: entries, or bytes of them."""
 
 
 class Segment(NamedTuple):
@@ -40,7 +39,7 @@ class Segment(NamedTuple):
 
     @classmethod
     def load(cls, data: bytes) -> Segment | None:
-        """None for anything that is not such an object."""
+        """Returns None if the data is not a segment."""
         try:
             head, _, content = inflate(data, MOST).partition(b"\n")
             raw = json.loads(head)
@@ -58,8 +57,7 @@ class Segment(NamedTuple):
 
 
 def read(lake: Lake, feed: str, first: int = 0) -> Iterator[Segment]:
-    """The segments from the one that holds entry `first` on, each beginning where the one before ends, as far as they
-    are of this log."""
+    """Yields this log's consecutive segments from the one with entry `first` on."""
     for path in lake.list(paths.segment_folder(feed)):
         numbers = paths.segment_numbers(path)
         if numbers is None or not numbers[0] <= first < numbers[1]:
@@ -74,7 +72,7 @@ def read(lake: Lake, feed: str, first: int = 0) -> Iterator[Segment]:
 
 
 def write(lake: Lake, feed: str, entries: Iterator[tuple[int, bytes]], below: int, limit: int) -> int:
-    """Copy entries into full segments, those below a number, at most so many segments; returns how many. Idempotent."""
+    """Copy entries below a number into at most `limit` full segments. Returns the number of segments. Idempotent."""
     entries_held, size, done = list[tuple[int, bytes]](), 0, 0
     for number, data in entries:
         if entries_held and (len(entries_held) == ENTRIES or size >= BYTES):

@@ -1,4 +1,4 @@
-"""What no longer counts in one partition, stored compactly: a window that is merged leaves a range behind for ever."""
+"""Superseded ranges of one partition, stored compactly: one range per merged window, permanently."""
 
 from __future__ import annotations
 
@@ -12,8 +12,10 @@ from sluice.pipelines.model.ranges import Range
 
 
 class Superseded:
-    """(number, range) in order of numbers: what entries below that number published in the range no longer counts. A
-    value: only a fold adds to a copy that it has just made."""
+    """(number, range) in order of numbers: in the range, receipts of entries below that number are superseded.
+
+    Immutable, except for a fold's own copy.
+    """
 
     __slots__ = ("_bounds", "_index", "_unread", "numbers")
 
@@ -25,13 +27,13 @@ class Superseded:
 
     @classmethod
     def unread(cls, numbers: array[int], bounds: Callable[[], tuple[array[int], array[int]]]) -> Superseded:
-        """With `starts` and `ends` that are made when somebody asks for them: an hour asks by numbers alone."""
+        """Build it with `starts` and `ends` computed on first use: an hourly run needs only the numbers."""
         out = cls(numbers)
         out._unread = bounds
         return out
 
     def _read(self) -> tuple[array[int], array[int]]:
-        if (unread := self._unread) is not None:  # another thread may be as far
+        if (unread := self._unread) is not None:  # another thread may be here, too
             self._bounds = unread()
             self._unread = None
         return self._bounds
@@ -75,7 +77,7 @@ class Superseded:
         return any(self.numbers[i] > number and ends[i] > r.start and begins[i] < r.end for i in near)
 
     def _indexed(self) -> tuple[list[int], list[int], list[int]]:
-        """Starts in order; how far the ranges up to each reach; and which they are."""
+        """Returns sorted starts, the maximum end of the ranges up to each, and the indexes of the ranges."""
         if self._index is None:
             starts, ends = np.array(self.starts, np.int64), np.array(self.ends, np.int64)
             order = np.argsort(starts, kind="stable")
@@ -87,7 +89,7 @@ class Superseded:
         return Superseded(self.numbers[:], self.starts[:], self.ends[:])
 
     def add(self, number: int, ranges: Iterable[Range]) -> None:
-        """Take in the ranges that the newest entry superseded."""
+        """Add the ranges that the newest entry superseded."""
         starts, ends = self._read()
         for r in ranges:
             self.numbers.append(number)
@@ -96,8 +98,7 @@ class Superseded:
         self._index = None
 
     def covered(self, number: int, ranges: Iterable[Range]) -> Superseded:
-        """A copy with the ranges that the newest entry superseded, without what lies wholly within one of them: that
-        entry alone answers for it."""
+        """Returns a copy with the ranges that the newest entry superseded, without older ranges inside them."""
         over = list(ranges)
         rest = ((n, r) for n, r in self if not any(o.start <= r.start and r.end <= o.end for o in over))
         out = Superseded.of(rest)

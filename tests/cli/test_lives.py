@@ -39,7 +39,7 @@ def test_an_audit_says_which_life_a_line_is_of(twice: World, tell: Tell) -> None
 def test_explain_says_which_life_it_looked_at(twice: World, tell: Tell) -> None:
     told = tell(explain.explain, "orders", "orders:0:7")
     assert told.document["topic_id"] == NEW
-    assert f"(of topic id {NEW[:8]}; the lives before it are not looked at: {OLD[:8]})" in " ".join(told.text.split())
+    assert f"(of topic id {NEW[:8]}; earlier lives are not searched: {OLD[:8]})" in " ".join(told.text.split())
 
 
 def test_a_status_that_lists_a_life_that_nobody_accepted_yet_tells_them_apart(world: World, tell: Tell) -> None:

@@ -245,7 +245,7 @@ def test_a_broken_manifest_is_a_finding(tmp_path: Path, content: bytes) -> None:
     path = paths.window_path("orders", START, HOUR)
     world.lake.put(path, content)
     (problem,) = strict_audit._stands_right(world.lake, path, world.state())  # type: ignore[arg-type]
-    assert (problem.file, problem.remedy) == (path, "remove that file, then: sluice repair orders   writes it anew")
+    assert (problem.file, problem.remedy) == (path, "remove that file, then: sluice repair orders   writes it again")
 
 
 def test_errors_of_damage_cross_process_borders() -> None:

@@ -97,7 +97,7 @@ def book() -> Book:
             Class.INVISIBLE,
             "a control record or in an aborted transaction (slice orders:0:5-12 has 1 control, 1 aborted)",
         ),
-        (13, Class.DROPPED, "dropped, as the feed's on_undecodable says"),
+        (13, Class.DROPPED, "dropped by the feed's on_undecodable"),
         (16, Class.LOST, "[15, 18)"),
         (19, Class.SKIPPED, "[18, 20)"),
         (22, Class.RESERVED, "run run-1"),
@@ -115,7 +115,7 @@ def test_each_class_is_told_by_its_name(book: Book, offset: int, found: Class, s
 def test_files_that_were_swapped_are_reported(book: Book, offset: int) -> None:
     files = book.lake.files
     files["landed/5.parquet"], files["landed/12.parquet"] = files["landed/12.parquet"], files["landed/5.parquet"]
-    with pytest.raises(PartUnreadable, match=r"the file is another one") as found:
+    with pytest.raises(PartUnreadable, match=r"the file was replaced") as found:
         book.told(offset)
     assert "sluice run orders --offsets orders:0:" in found.value.remedy
 
@@ -126,7 +126,7 @@ def test_a_file_of_another_partition_with_the_same_offsets_is_reported(tmp_path:
     one, other = (p for p in sorted(world.visible()) if p.startswith("data"))
     files = world.lake.files
     files[one], files[other] = files[other], files[one]
-    with pytest.raises(PartUnreadable, match=r"is not the file that landed orders:1:0-100: it has .* orders:0:0-100"):
+    with pytest.raises(PartUnreadable, match=r"is not the file of orders:1:0-100: it has .* orders:0:0-100"):
         explain(world.ledger, world.lake, B.tp, 7)
 
 

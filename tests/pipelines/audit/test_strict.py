@@ -133,15 +133,15 @@ def no_manifest_at_all(w: World) -> None:
 @pytest.mark.parametrize(
     ("plant", "invariant", "says"),
     [
-        (ahead, 7, "orders:0: the group holds 11, and published is up to 10"),
+        (ahead, 7, "orders:0: the group holds 11, but only 10 is published"),
         (back, 8, "orders:0: the group holds 4, the ledger expects 10"),
-        (a_mark_of_nothing, 11, "names entry 1, which meant nothing of the kind"),
-        (recorded_ahead, 7, "records 11 as committed, and published was up to 10"),
+        (a_mark_of_nothing, 11, "names entry 1, which is not its intent"),
+        (recorded_ahead, 7, "records 11 as committed, but only 10 was published"),
         (another_cluster, 12, "belongs to cluster cluster-1, Kafka answers as cluster-2"),
         (recreated, 12, "was deleted and created again"),
         (truncated, 3, "it was truncated"),
         (no_manifest, 4, "is missing, and its window is complete"),
-        (a_manifest_too_early, 4, "something is owed"),
+        (a_manifest_too_early, 4, "is pending"),
         (a_manifest_of_what_was_retired, 4, "rows of its window were retired"),
         (_a_manifest_that_says(b"[" * 50_000), 4, "cannot be read"),
         (
@@ -149,7 +149,7 @@ def no_manifest_at_all(w: World) -> None:
             4,
             "cannot be read",
         ),
-        (no_manifest_at_all, 10, "is no window's manifest"),
+        (no_manifest_at_all, 10, "is not the manifest of a window"),
     ],
 )
 def test_what_does_not_agree_is_named(world: World, plant: Callable[[World], None], invariant: int, says: str) -> None:
@@ -220,7 +220,7 @@ def test_another_life_of_the_log_is_no_fault_once_it_is_accepted(world: World, e
     commit(world.ledger, world.group, COMMITS)  # type: ignore[arg-type]
     found = audited(world)
     assert found.problems == ()
-    assert {u.why for u in found.unseen} == {"of an earlier life of the topic, or of a partition that changed"}
+    assert {u.why for u in found.unseen} == {"an earlier life of the topic, or a changed partition"}
 
 
 def test_without_commits_the_group_is_not_asked(world: World) -> None:

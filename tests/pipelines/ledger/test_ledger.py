@@ -389,7 +389,7 @@ def test_a_hole_of_a_hundred_entries(behind: int, seen: bool) -> None:
             fresh.read()
     else:
         assert fresh.read().number == 310
-        with pytest.raises(LedgerCorrupt, match=r"entry 310 is missing \(.*410.json stands\)"):
+        with pytest.raises(LedgerCorrupt, match=r"entry 310 is missing \(.*410.json exists\)"):
             audit(fresh, lake, "orders")  # type: ignore[arg-type]
 
 

@@ -114,7 +114,7 @@ def test_an_audit_of_everything_compares_segments_with_the_log() -> None:
     wrong = [(n, data.replace(b'"run":"run"', b'"run":"nur"') if n == 13 else data) for n, data in held.entries]
     lake.put(path, Segment(20, tuple(wrong)).dump())
     (problem,) = audit(fresh(lake), lake, "orders").problems  # type: ignore[arg-type]
-    assert str(problem) == f"I11: {path} does not say what entry 13 says"
+    assert str(problem) == f"I11: {path} differs from entry 13 of the ledger"
 
 
 def test_a_reader_with_an_old_listing() -> None:

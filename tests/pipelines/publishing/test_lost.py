@@ -208,7 +208,7 @@ def test_a_name_alone_is_no_proof_that_an_entry_stood() -> None:
         list(repair(place(world)))
     assert "lost entries, or files in its folders are not its own" in stopped.value.message
     assert f"the name of {stray} is of batch 93" in stopped.value.message
-    assert "once stood" not in stopped.value.message
+    assert "once existed" not in stopped.value.message
     assert "move it out of the lake" in stopped.value.remedy
     del world.files[stray]
     assert list(repair(place(world))) == []
@@ -218,10 +218,10 @@ def test_it_says_what_is_missing_how_it_is_known_and_the_way_out() -> None:
     with pytest.raises(EntriesLost) as stopped:
         run(short(), "refused")
     assert str(stopped.value) == (
-        "the ledger of feed orders lost entries: its newest is entry 7, and entry 10 once stood.\n"
+        "the ledger of feed orders lost entries: its newest is entry 7, and entry 10 once existed.\n"
         "    _sluice/orders/tip.json names entry 10\n"
         "  → restore _sluice/orders/log from a backup of the lake; nothing was changed. Or go on without them: "
-        "sluice accept orders ledger --reason …   sets aside what they told of; the next run lands it again"
+        "sluice accept orders ledger --reason …   sets aside their files; the next run lands them again"
     )
     assert stopped.value.exit_code == 3
 
@@ -351,7 +351,7 @@ def test_a_fold_just_above_a_gap_knows_which_entry_is_its_newest() -> None:
     world.files[paths.checkpoint_path(FEED, state.number)] = checkpoint.dump(state)
     assert world.ledger("reader").read() == state
     del world.files[paths.log_path(FEED, 8)]
-    with pytest.raises(EntriesLost, match=r"a checkpoint in .* tells of entry 10"):
+    with pytest.raises(EntriesLost, match=r"a checkpoint in .* names entry 10"):
         world.ledger("reader").read()
 
 

@@ -336,7 +336,7 @@ def test_a_table_of_another_ledger_is_left_alone(world: TableWorld, tmp_path: Pa
         world.sync()
     world.put_property("sluice.ledger", world.state().ledger_id)
     world.put_mark(99999)
-    with pytest.raises(EntriesLost, match="tells of entry 99998"):
+    with pytest.raises(EntriesLost, match="names entry 99998"):
         world.sync()
 
 

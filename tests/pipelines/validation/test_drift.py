@@ -590,7 +590,7 @@ def test_a_file_that_lacks_values_inside_of_fields_fails_the_audit(
     world.landed(feed, *NEW_INSIDE)
     monkeypatch.undo()
     (problem,) = world.audited(feed)
-    assert "offset 1 is not what landed: _extra" in problem
+    assert "offset 1 differs from the landed row: _extra" in problem
 
 
 def test_the_audit_counts_values_and_does_not_rely_on_what_made_the_rows(
