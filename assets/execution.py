@@ -9,7 +9,7 @@ from __future__ import annotations
 import uuid
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import replace
 from typing import Any
 
 import dagster as dg
@@ -22,13 +22,12 @@ from sluice.assets.jobs import thread_executor
 from sluice.assets.jobs.fleet_job import Fleet, many_job
 from sluice.assets.jobs.report_assets import report_definitions, report_key
 from sluice.assets.runs.fleet_runs import fleet_config
-from sluice.assets.runs.run_session import FEED_TAG, OpenPorts, RunSession, Witness, open_real_ports
+from sluice.assets.runs.run_session import FEED_TAG, OpenPorts, RunSession, open_real_ports
 from sluice.assets.specs.asset_specs import Shown
 from sluice.assets.specs.feed_files import FeedFiles, read_feeds, topics_of
 from sluice.assets.specs.last_seen import recall
 from sluice.assets.specs.partitions_def import now, partitions_of
-from sluice.pipelines.batch.result import Landed, Skip
-from sluice.pipelines.committing.commit import CommitResult
+from sluice.pipelines.batch.result import Skip
 from sluice.pipelines.errors import Failed, SluiceError
 from sluice.pipelines.feed.feed import SHARED, Feed
 from sluice.pipelines.feed.sql_report import load_report
@@ -36,112 +35,89 @@ from sluice.pipelines.model.plans import Request, RequestKind
 from sluice.pipelines.model.progress import Reporter
 from sluice.pipelines.util.units import show_window
 from sluice.resources.project import Project
+from sluice.running import RunResult
 
 _SILENT = {"loggers": {"console": {"config": {"log_level": "CRITICAL"}}}}
 """The event log keeps every line; the terminal belongs to the caller of the run."""
 
 
-@dataclass(frozen=True, slots=True)
-class RunOutcome:
-    """The outcome of a run. After an error, `landed` and `committed` are what was reached before it.
-
-    `uncommitted`: why what landed could not be committed, if the run failed for another reason. `table`: why the feed's
-    table is not up to date: no failure of the run.
-    """
-
-    run_id: str
-    landed: Landed | None
-    committed: CommitResult | None
-    error: SluiceError | None
-    uncommitted: SluiceError | None = None
-    table: SluiceError | None = None
-
-    @property
-    def exit_code(self) -> int:
-        return self.error.exit_code if self.error else 0
-
-
-def run_feed(
-    project: Project,
-    feed_name: str,
-    request: Request,
-    report: Reporter,
-    open_ports: OpenPorts = open_real_ports,
-    skip: Skip | None = None,
-) -> RunOutcome:
-    """Land and commit the request: a window by `land_<feed>`, all else by `catch_up_<feed>`.
-
-    Raises FeedError, KeyboardInterrupt, and any error that is not ours.
-
-    During the run, descriptors 1 and 2 belong to the run's log in Dagster: a reporter that draws on the terminal needs
-    its own duplicate, taken before.
-    """
-    witness, run_id = Witness(), str(uuid.uuid4())
-    feed = RunSession(project).feed(feed_name)
-    with _attended(project, run_id) as (instance, cancel):
-        session = RunSession(project, open_ports, report=report, on_interrupt=cancel, witness=witness)
-        job, how = _job(project, feed, session, request, skip)
-        with _canceled_by_interrupt(instance, run_id):
-            result = job.execute_in_process(
-                **how, instance=instance, raise_on_error=False, run_id=run_id, tags={FEED_TAG: feed.name}
-            )
-            error = _error(run_id, witness, result)
-    return RunOutcome(run_id, witness.landed, witness.committed, error, witness.uncommitted, witness.table)
-
-
 def run_feeds(
     project: Project,
-    asked: Mapping[str, Request],
+    requests: Mapping[str, Request],
     report_of: Callable[[str], Reporter],
     open_ports: OpenPorts = open_real_ports,
-) -> Mapping[str, RunOutcome]:
-    """Land and commit what is asked of each of the feeds, several side by side, in one run of Dagster for all that have
-    the same Spark. The outcome of each, by its name: an error of one, whatever it is, is its own.
+    skip: Skip | None = None,
+) -> Mapping[str, RunResult]:
+    """Land and commit the request of each feed. Returns the result of each, by its name.
 
-    Raises FeedError for a feed that is not there, before anything runs, and KeyboardInterrupt.
+    One feed runs by its own job: `land_<feed>` for a window, `catch_up_<feed>` for everything else. Several feeds run
+    side by side, in one run of Dagster for all with the same Spark; any error of one is its own. `skip` needs one feed.
+
+    Raises FeedError for a missing feed before anything runs, KeyboardInterrupt, and, for one feed, errors that are not
+    Sluice's. During the run of one feed, descriptors 1 and 2 belong to the run's log in Dagster: a reporter that draws
+    on the terminal needs its own duplicate, taken before.
     """
     from sluice.resources.spark import engine
 
+    if len(requests) == 1:
+        ((name, request),) = requests.items()
+        return {name: _run_one(project, name, request, report_of(name), open_ports, skip)}
     files = read_feeds(project, project.environ())
-    waiting, outcomes = {name: files.feed(name) for name in asked}, dict[str, RunOutcome]()
+    waiting, results = {name: files.feed(name) for name in requests}, dict[str, RunResult]()
     while waiting:
         spark = next(iter(waiting.values())).spark
-        alike = {name: asked[name] for name, feed in waiting.items() if feed.spark == spark}
-        outcomes |= _run_alike(project, alike, files, report_of, open_ports)
+        alike = {name: requests[name] for name, feed in waiting.items() if feed.spark == spark}
+        results |= _run_alike(project, alike, files, report_of, open_ports)
         waiting = {name: feed for name, feed in waiting.items() if name not in alike}
         if waiting:
             engine.end()
-    return {name: outcomes[name] for name in asked}
+    return {name: results[name] for name in requests}
+
+
+def _run_one(
+    project: Project, name: str, request: Request, report: Reporter, open_ports: OpenPorts, skip: Skip | None
+) -> RunResult:
+    run_id = str(uuid.uuid4())
+    feed, result = RunSession(project).feed(name), RunResult(name, run_id)
+    with _attended(project, run_id) as (instance, cancel):
+        session = RunSession(project, open_ports, report=report, on_interrupt=cancel, result=result)
+        job, how = _job(project, feed, session, request, skip)
+        with _canceled_by_interrupt(instance, run_id):
+            done = job.execute_in_process(
+                **how, instance=instance, raise_on_error=False, run_id=run_id, tags={FEED_TAG: feed.name}
+            )
+            result.error = _error(run_id, result, done)
+    return result
 
 
 def _run_alike(
     project: Project,
-    asked: Mapping[str, Request],
+    requests: Mapping[str, Request],
     files: FeedFiles,
     report_of: Callable[[str], Reporter],
     open_ports: OpenPorts,
-) -> Mapping[str, RunOutcome]:
+) -> Mapping[str, RunResult]:
     run_id = str(uuid.uuid4())
     with _attended(project, run_id) as (instance, cancel):
         fleet = Fleet(RunSession(project, open_ports, on_interrupt=cancel, files=files), report_of=report_of)
         with _canceled_by_interrupt(instance, run_id):
-            job, config = many_job(fleet), fleet_config(SHARED, asked) | _SILENT
+            job, config = many_job(fleet), fleet_config(SHARED, requests) | _SILENT
             result = thread_executor.execute(job, config, instance, run_id)
-            if any(fleet.witness(name).interrupted for name in asked) or _was_interrupted(result):
+            if any(fleet.result(name).interrupted for name in requests) or _was_interrupted(result):
                 raise KeyboardInterrupt
     unexplained = not result.success and not fleet.failed
     other = _unexplained_failure(run_id, result) if unexplained else None
-    return {name: _outcome_of(run_id, name, fleet, other) for name in asked}
+    return {name: _result_of(run_id, name, fleet, other) for name in requests}
 
 
-def _outcome_of(run_id: str, name: str, fleet: Fleet, other: SluiceError | None) -> RunOutcome:
-    witness, error = fleet.witness(name), fleet.error(name)
+def _result_of(run_id: str, name: str, fleet: Fleet, other: SluiceError | None) -> RunResult:
+    result, error = fleet.result(name), fleet.error(name)
     if error is not None and not isinstance(error, SluiceError):
         error = Failed(
             f"unforeseen {type(error).__name__}: {error}",
             remedy=f"run it by itself, with the traceback: sluice run {name} --debug",
         )
-    return RunOutcome(run_id, witness.landed, witness.committed, error or other, witness.uncommitted, witness.table)
+    return replace(result, feed=name, run_id=run_id, error=error or other)
 
 
 @contextmanager
@@ -178,11 +154,12 @@ def run_report(project: Project, name: str, window: int, open_ports: OpenPorts =
 
     Raises FeedError, WindowIncomplete, Failed.
     """
-    witness, run_id, home = Witness(), str(uuid.uuid4()), prepare_home(project)
+    run_id, home = str(uuid.uuid4()), prepare_home(project)
+    outcome = RunResult(run_id=run_id)
     report = load_report(project.root / "reports" / f"{name}.sql")
     feed = RunSession(project).feed(report.feed)
     windows = {feed.name: partitions_of(feed, recall(project, feed.name), now())}
-    session = RunSession(project, open_ports, witness=witness)
+    session = RunSession(project, open_ports, result=outcome)
     own = dg.Definitions(
         executor=dg.in_process_executor,
         jobs=[dg.define_asset_job(f"report_{name}", [report_key(name)])],
@@ -199,7 +176,7 @@ def run_report(project: Project, name: str, window: int, open_ports: OpenPorts =
             raise_on_error=False,
             run_id=run_id,
         )
-    if (error := _error(run_id, witness, result)) is not None:
+    if (error := _error(run_id, outcome, result)) is not None:
         raise error
     made = (e.step_materialization_data.materialization for e in result.get_asset_materialization_events())
     return next(str(m.metadata["dagster/uri"].value) for m in made)
@@ -223,14 +200,13 @@ def _job(
     return made.resolve_job_def(catch_up_job(feed.name)), {"run_config": run_config(feed.name, request, skip) | _SILENT}
 
 
-def _error(run_id: str, witness: Witness, result: dg.ExecuteInProcessResult) -> SluiceError | None:
-    """The error that ended the run. Raises KeyboardInterrupt, and any error that is not ours."""
-    if witness.interrupted or _was_interrupted(result):
+def _error(run_id: str, result: RunResult, done: dg.ExecuteInProcessResult) -> SluiceError | None:
+    """The error that ended the run. Raises KeyboardInterrupt, and any error that is not Sluice's."""
+    if result.interrupted or _was_interrupted(done):
         raise KeyboardInterrupt
-    error = witness.error
-    if error is not None and not isinstance(error, SluiceError):
-        raise error
-    return _unexplained_failure(run_id, result) if error is None and not result.success else error
+    if result.crash is not None:
+        raise result.crash
+    return _unexplained_failure(run_id, done) if result.error is None and not done.success else result.error
 
 
 def _was_interrupted(result: dg.ExecuteInProcessResult) -> bool:

@@ -157,17 +157,17 @@ def _measured(track: _Track) -> Iterator[Took]:
     _check(said, owed * len(sample))
     yield took
     took, (said_of_all,) = track.command("in one run", "fleet", [["run", "--all"]], track.feeds)
-    _check(said_of_all["feeds"], owed * track.feeds)
+    _check([said_of_all], owed * track.feeds)
     yield took
     took, (said_of_all,) = track.command("owing nothing", "fleet", [["run", "--all"]], track.feeds)
-    _check(said_of_all["feeds"], 0)
+    _check([said_of_all], 0)
     yield took
     yield track.command("status", "fleet", [["status"]], track.feeds)[0]
 
 
-def _check(runs: Sequence[Mapping[str, Any]], records: int) -> None:
-    """Raises ProofFailed if these runs landed anything else than so many records."""
-    landed = sum(batch["landed"] for run in runs for batch in run["batches"])
+def _check(documents: Sequence[Mapping[str, Any]], records: int) -> None:
+    """Raises ProofFailed if the runs of these documents landed another number of records."""
+    landed = sum(b["landed"] for d in documents for feed in d["feeds"] for run in feed["runs"] for b in run["batches"])
     if landed != records:
         raise ProofFailed(f"{landed:,} records landed where {records:,} were owed", remedy="this is a bug")
 

@@ -150,7 +150,7 @@ def _cold(place: Path, number: int, window: str, note: Note) -> Cold:
         reap()
     if done.returncode:
         raise Failed(f"sluice run ended with {done.returncode}: {done.stderr[-500:]}")
-    stages = json.loads(done.stdout)["seconds"]
+    stages = json.loads(done.stdout)["feeds"][0]["runs"][0]["seconds"]
     return Cold(seconds, meter.cost.cpu, stages | {"leave": round(seconds - sum(stages.values()), 3)})
 
 

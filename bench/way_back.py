@@ -56,7 +56,7 @@ def measure(
         try:
             send(name, records)
             _project(project, bootstrap, name)
-            landed = _said(["run", "way_back"], project)
+            (landed,) = _said(["run", "way_back"], project)["feeds"][0]["runs"]
             if (count := sum(b["landed"] for b in landed["batches"])) != records:
                 raise ProofFailed(f"{count:,} records landed, and {records:,} were sent")
             return _sent_back(project, name, again, records, note)

@@ -137,7 +137,7 @@ def render_python() -> str:
     import sluice
     from sluice.pipelines import errors
     from sluice.reading import Windows
-    from sluice.stream import Stream
+    from sluice.streaming import Stream
 
     out = ["# Python", "", "`import sluice` is cheap: Arrow and the Kafka client load on first use.", ""]
     for name in sluice.__all__:

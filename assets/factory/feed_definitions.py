@@ -23,12 +23,14 @@ from sluice.assets.events.ledger_view import quarantines
 from sluice.assets.instance import internals
 from sluice.assets.jobs.compaction_job import compact_job
 from sluice.assets.jobs.republish_job import republish_job
-from sluice.assets.runs.run_config import LandConfig, request_config, window_start
+from sluice.assets.runs.run_config import LandConfig, request_config
 from sluice.assets.runs.run_session import FEED_TAG, RunSession, pool
 from sluice.assets.runs.window_rows import LandedRows
 from sluice.assets.schedules.feed_schedule import WINDOWS, schedule_of
 from sluice.assets.specs.asset_specs import Shown, attributes
-from sluice.assets.steps import steps
+from sluice.assets.steps.commit_step import commit_step
+from sluice.assets.steps.land_step import land_step
+from sluice.assets.steps.observe_step import observe_step
 from sluice.pipelines.batch.result import Skip
 from sluice.pipelines.feed.feed import OWN, SHARED, Feed
 from sluice.pipelines.model.plans import Request
@@ -127,11 +129,8 @@ def _landed_asset(
         )
 
     def landed(context: dg.AssetExecutionContext) -> Iterator[Any]:
-        if context.has_partition_key_range:
-            yield from steps.land_range(context, session, feed.name)
-            return
         until = context.op_execution_context.op_config["until"]
-        yield from steps.land_window(context, session, feed.name, window_start(until) if until else None)
+        yield from land_step(context, session, feed.name, until=until)
 
     made: dg.AssetsDefinition = decorate(landed)
     return made
@@ -155,8 +154,7 @@ def _committed_asset(feed: Feed, shown: Shown, windows: Windows, session: RunSes
         )
 
     def committed(context: dg.AssetExecutionContext) -> Iterator[Any]:
-        whole = context.has_partition_key_range
-        yield from (steps.commit_range if whole else steps.commit_window)(context, session, feed.name)
+        yield from commit_step(context, session, feed.name)
 
     made: dg.AssetsDefinition = decorate(committed)
     return made
@@ -180,7 +178,7 @@ def _catch_up(feed: Feed, session: RunSession) -> dg.JobDefinition:
 def _catch_up_ops(feed: Feed, session: RunSession) -> tuple[dg.OpDefinition, dg.OpDefinition]:
     @dg.op(name=_land_op(feed.name), config_schema=_LAND_CONFIG, pool=pool(feed.name), out=dg.Out(dg.Nothing))
     def land(context: dg.OpExecutionContext) -> Iterator[Any]:
-        yield from steps.land_request(context, session, feed.name, LandConfig(**context.op_config))
+        yield from land_step(context, session, feed.name, LandConfig(**context.op_config))
 
     @dg.op(
         name=f"{feed.name}__commit",
@@ -189,7 +187,7 @@ def _catch_up_ops(feed: Feed, session: RunSession) -> tuple[dg.OpDefinition, dg.
         out=dg.Out(dg.Nothing),
     )
     def commit(context: dg.OpExecutionContext) -> Iterator[Any]:
-        yield from steps.commit_frontier(context, session, feed.name)
+        yield from commit_step(context, session, feed.name)
 
     return land, commit
 
@@ -202,7 +200,7 @@ def _observed_topics(
     sources: Mapping[str, Sequence[dg.AssetKey]],
 ) -> dg.AssetsDefinition:
     def observe(context: dg.AssetExecutionContext) -> Iterator[Any]:
-        yield from steps.observe_step(context, session, feed, readers)
+        yield from observe_step(context, session, feed, readers)
 
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", dg.BetaWarning)

@@ -41,16 +41,18 @@ from sluice.assets.runs.fleet_runs import (
     op_name,
 )
 from sluice.assets.runs.run_config import LandConfig
-from sluice.assets.runs.run_session import PASSES, OpenPorts, RunSession, Witness, as_failure
+from sluice.assets.runs.run_session import PASSES, OpenPorts, RunSession, as_failure
 from sluice.assets.runs.tick_policy import MORE_TAG
 from sluice.assets.specs.feed_files import FeedFiles, read_feeds
-from sluice.assets.steps import steps
+from sluice.assets.steps.commit_step import commit_step
+from sluice.assets.steps.land_step import land_step
 from sluice.pipelines.errors import NotReached, UsageError
 from sluice.pipelines.feed.feed import SHARED, Feed
 from sluice.pipelines.feed.fleet import FleetSettings
 from sluice.pipelines.model.progress import Reporter
 from sluice.pipelines.ports import Ports
 from sluice.pipelines.util.units import many
+from sluice.running import RunResult
 
 _ABOUT = (
     "Land what each of the feeds owes, then commit, in one process with one Spark, several feeds side by side. A feed"
@@ -160,7 +162,7 @@ class Fleet:
         """The feed has landed and committed: what it landed is kept only for a caller in this process."""
         self.session(feed).ledgers.forget()
         if self._report_of is None:
-            self.witness(feed).landed = None
+            self.result(feed).landed = None
 
     @property
     def failed(self) -> Collection[str]:
@@ -171,15 +173,15 @@ class Fleet:
         """What ended a feed that failed, or why it was left."""
         if feed in self._left:
             return NotReached("not reached in this run", remedy=_NOT_REACHED)
-        return self.witness(feed).error or (self.session(feed).stop.why if feed in self._failed else None)
+        return self.result(feed).failure or (self.session(feed).stop.why if feed in self._failed else None)
 
     @property
     def left(self) -> Sequence[str]:
         """The feeds that did not begin."""
         return self._left
 
-    def witness(self, feed: str) -> Witness:
-        return self.session(feed).witness
+    def result(self, feed: str) -> RunResult:
+        return self.session(feed).result
 
     def chosen(self, asked: FleetConfig, log: Callable[[str], object]) -> Iterator[str]:
         """The feeds that are to land, once each. Feeds with another Spark are left: a process has one."""
@@ -205,7 +207,7 @@ class Fleet:
         classes = [f"{n}={type(error).__name__}" for n, error in errors.items() if error]
         told = {FAILED_TAG: failed, ERRORS_TAG: classes, PASSES_TAG: passes, LEFT_TAG: self._left}
         done = len(self._sessions.keys() - self._failed - {*self._left})
-        more = {MORE_TAG: "1"} if any(s.witness.stopped for s in self._sessions.values()) else {}
+        more = {MORE_TAG: "1"} if any(s.result.stopped for s in self._sessions.values()) else {}
         standing = instance.get_run_by_id(run)
         inherited = standing.tags if standing else {}  # of the run that this one executes again
         said = {tag: ",".join(names) for tag, names in told.items() if names or inherited.get(tag)}
@@ -252,12 +254,12 @@ def many_job(fleet: Fleet, schedule: str = SHARED) -> dg.JobDefinition:
     def land(context: dg.OpExecutionContext) -> Iterator[Any]:
         name = context.get_mapping_key() or ""
         asked = LandConfig(**asked_of_feed(context.run, name))
-        yield from steps.land_request(context, fleet.session(name), name, asked)
+        yield from land_step(context, fleet.session(name), name, asked)
 
     @dg.op(name=named(COMMIT), ins={"landed": dg.In(dg.Nothing)}, out=dg.Out(dg.Nothing), description="Commits it.")
     def commit(context: dg.OpExecutionContext) -> Iterator[Any]:
         name = context.get_mapping_key() or ""
-        yield from steps.commit_frontier(context, fleet.session(name), name)
+        yield from commit_step(context, fleet.session(name), name)
         fleet.done(name)
 
     @dg.job(

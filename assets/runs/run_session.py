@@ -20,8 +20,6 @@ from sluice.assets.runs.ledger_cache import OwedWindows, RunLedgers
 from sluice.assets.runs.stop_signal import Stop
 from sluice.assets.specs.asset_specs import Keys
 from sluice.assets.specs.feed_files import FeedFiles, read_feeds
-from sluice.pipelines.batch.result import Landed
-from sluice.pipelines.committing.commit import CommitResult
 from sluice.pipelines.errors import Retryable, SluiceError, WindowHeld, WindowIncomplete
 from sluice.pipelines.feed.feed import Feed
 from sluice.pipelines.feed.sql_report import Report
@@ -31,6 +29,7 @@ from sluice.pipelines.util import logs
 from sluice.pipelines.util.units import MINUTE
 from sluice.resources.observe import tracing
 from sluice.resources.project import Project
+from sluice.running import RunResult
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -78,24 +77,6 @@ def ask_spark(report: Report, rows: Windows) -> pa.Table:
     return run_report(report, rows)
 
 
-@dataclass
-class Witness:
-    """The outcome of one run, as its steps saw it.
-
-    `uncommitted`: why what landed could not be committed, if the run's `error` is another one. `table`: why the feed's
-    table is not up to date.
-    """
-
-    landed: Landed | None = None
-    committed: CommitResult | None = None
-    uncommitted: SluiceError | None = None
-    table: SluiceError | None = None
-    error: Exception | None = None
-    interrupted: bool = False
-    stopped: bool = False
-    """Whether time was up before all that was asked for had landed: the rest is left to the next run."""
-
-
 @dataclass(frozen=True)
 class RunSession:
     """How a run finds its feed, opens its edges, and reports progress.
@@ -113,7 +94,7 @@ class RunSession:
     ask: Ask = ask_spark
     report: Reporter | None = None
     on_interrupt: Callable[[str], None] = lambda run: None
-    witness: Witness = field(default_factory=Witness)
+    result: RunResult = field(default_factory=RunResult)
     keys: Callable[[str], Keys] = Keys.of
     files: FeedFiles | None = None
     stop: Stop = field(default_factory=Stop)
@@ -136,7 +117,7 @@ class RunSession:
 
     def apart(self) -> RunSession:
         """The session for one feed of several in a run: what one landed and committed is not another's."""
-        return replace(self, witness=Witness(), stop=Stop(), ledgers=RunLedgers())
+        return replace(self, result=RunResult(), stop=Stop(), ledgers=RunLedgers())
 
     def feed(self, name: str) -> Feed:
         """The feed as its file says now, with the run's environment. Raises FeedError."""
@@ -168,7 +149,7 @@ class RunSession:
 
     @contextmanager
     def step(self, context: dg.AssetExecutionContext | dg.OpExecutionContext, feed: str = "") -> Iterator[None]:
-        """Run a step's body. Its error is kept for the witness and reported to Dagster with the remedy.
+        """Run a step's body. Its error is kept in the session's result and reported to Dagster with the remedy.
 
         Where logs are JSON, what it logs goes to the run's stderr, too, which Dagster keeps.
 
@@ -184,15 +165,15 @@ class RunSession:
             ):
                 yield
         except SluiceError as error:
-            self.witness.error = error
+            self.result.error = error
             self._tag(context, error)
             raise as_failure(error) from error
         except (KeyboardInterrupt, dg.DagsterExecutionInterruptedError):
-            self.witness.interrupted = True
+            self.result.interrupted = True
             self.on_interrupt(context.run.run_id)
             raise
         except Exception as error:
-            self.witness.error = error
+            self.result.crash = error
             self._tag(context, error)
             raise
 

@@ -50,7 +50,7 @@ def bring_up_table(
             before = edges.clock() - feed.table.keep_snapshots
             done = sync(ledger, edges.lake, rows, report, quarantine=refused, windows=windows, expire_before=before)
     except SluiceError as error:
-        session.witness.table = error
+        session.result.table = error
         context.log.warning("the table is not up to date: %s → %s", error.message, error.remedy)
         yield feed_evaluation(context.instance, key, TABLE, _failed(error))
         return

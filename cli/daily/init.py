@@ -303,7 +303,7 @@ def _look(feed: Feed, topic: str, places: _SamplePlaces) -> TopicLook:
 
 
 def _batches(feed: Feed, places: _SamplePlaces, *, typed: bool) -> Iterator[pa.RecordBatch]:
-    from sluice.stream import of_feed
+    from sluice.streaming import of_feed
 
     if not places.starts:
         return

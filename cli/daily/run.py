@@ -42,12 +42,13 @@ from sluice.pipelines.validation.drift import describe_drift, drift_of
 from sluice.resources.local import process
 
 if TYPE_CHECKING:
-    from sluice.assets.execution import RunOutcome
     from sluice.pipelines.batch.result import BatchResult, Landed, Skip
     from sluice.pipelines.committing.commit import CommitResult, Moved
     from sluice.pipelines.feed.feed import Feed
     from sluice.pipelines.ledger.entries import KeyRange
+    from sluice.pipelines.planning.windows import PendingWindows
     from sluice.pipelines.status.window_state import WindowStanding
+    from sluice.running import RunResult
 
 
 FeedNames = Annotated[
@@ -129,22 +130,9 @@ def run(
             )
         names = fleet_view.chosen(session.files, feeds or (), everything=everything)
         return _many(session, names, typed, list(session.files.broken.values()) if everything else [])
-    feed = (feeds or [""])[0]
-    found = session.feed(feed)
-    requested, skip = typed.requests(session, found), _skip(typed, skip_to, reason)
-    asked = requested.requests
-    limited = found.limits.records or found.limits.bytes
-    if start or len(asked) > 1 or (limited and asked[0].kind is not RequestKind.CATCH_UP):
-        return _each(session, found, requested, profile)
-    ran = execute(session, feed, asked[0], skip, _so_far())
-    stands = stands_after(session, found, ran)
-    session.terminal.show(*view(ran), *([window_options.verdict(stands)] if stands else []), *_profile(ran, profile))
-    session.terminal.show(*window_options.pending_lines(feed, requested.pending))
-    if ran.outcome.error:
-        session.terminal.fail(ran.outcome.error)
-    pending = window_options.pending_document(requested.pending)
-    session.terminal.document(document(ran, stands) | _profile_document(ran, profile) | pending)
-    return ran.outcome.exit_code
+    feed = session.feed((feeds or [""])[0])
+    requested, skip = typed.requests(session, feed), _skip(typed, skip_to, reason)
+    return _run_one(session, feed, requested, skip, profile, in_lines=start is not None)
 
 
 def _many(session: Session, names: Sequence[str], typed: WorkOptions, broken: Sequence[SluiceError]) -> int:
@@ -167,16 +155,11 @@ def _many(session: Session, names: Sequence[str], typed: WorkOptions, broken: Se
         session.terminal.show(*window_options.pending_lines(name, unsettled, where=f"{name}: "))
     for error in (*broken, *fleet_view.named(lines)):
         session.terminal.fail(error)
-    session.terminal.document(
-        {
-            "feeds": [document(r) for each in ran.values() for r in each],
-            "failed": fleet_view.failed(lines),
-            "left": fleet_view.left(lines),
-            "pending": {name: each.document() for name, each in pending.items()},
-            "broken": [e.fields() for e in broken],
-            "took": round(whole, 3),
-        }
-    )
+    entries = [
+        _make_feed_document(name, [document(r) for r in runs], pending.get(name), wrong.get(name))
+        for name, runs in (ran | {name: [] for name in wrong}).items()
+    ]
+    session.terminal.document(_make_document(entries, lines, whole, broken))
     return max((e.exit_code for e in (*broken, *(e for line in lines for e in line.errors))), default=0)
 
 
@@ -262,36 +245,68 @@ def _skip(asked: WorkOptions, to: str | None, reason: str | None) -> Skip | None
     return skip_of(to, reason or "")
 
 
-def _each(session: Session, feed: Feed, requested: Asked, profile: bool) -> int:
-    """Runs for each request, in order, as many as the feed's limits make of it; the worst exit code of their last ones.
+def _run_one(
+    session: Session, feed: Feed, requested: Asked, skip: Skip | None, profile: bool, *, in_lines: bool
+) -> int:
+    """Run each request of one feed in order; the worst exit code of each request's last run.
 
+    Several requests, and those that the feed's limits cut into several runs, have a line each, as with `in_lines`.
     A wrong request ends them all: the others are wrong, too.
     """
-    asked = requested.requests
-    done: list[tuple[Ran, WindowStanding | None]] = []
-    last: list[int] = []
+    requests, limited = requested.requests, feed.limits.records or feed.limits.bytes
+    brief = len(requests) > 1 or in_lines or bool(limited and requests[0].kind is not RequestKind.CATCH_UP)
+    runs, documents, codes = list[Ran](), list[dict[str, Any]](), list[int]()
     began = time.monotonic()
-    session.terminal.show(heading(f"Run of {feed.name}", many(len(asked), "request")))
-    for number, each in enumerate(asked, 1):
+    if brief:
+        session.terminal.show(heading(f"Run of {feed.name}", many(len(requests), "request")))
+    for number, request in enumerate(requests, 1):
         ran = None
-        while ran is None or _goes_on(ran):
-            ran = execute(session, feed.name, each, spent=_so_far())
+        while ran is None or (brief and _goes_on(ran)):
+            ran = execute(session, feed.name, request, skip, spent=_so_far())
             stands = stands_after(session, feed, ran)
-            done.append((ran, stands))
-            rest = _rest(number, len(asked), time.monotonic() - began, ran)
-            said = (*_brief(ran, stands), *_left_behind(ran), *_profile(ran, profile))
-            session.terminal.show(*said, *rest)
-        last.append(ran.outcome.exit_code)
+            runs.append(ran)
+            documents.append(document(ran, stands) | _profile_document(ran, profile))
+            if brief:
+                rest = _rest(number, len(requests), time.monotonic() - began, ran)
+                session.terminal.show(*_brief(ran, stands), *_left_behind(ran), *_profile(ran, profile), *rest)
+            else:
+                verdict = [window_options.verdict(stands)] if stands else []
+                session.terminal.show(*view(ran), *verdict, *_profile(ran, profile))
+        codes.append(ran.outcome.exit_code)
         if ran.outcome.error:
             session.terminal.fail(ran.outcome.error)
         if isinstance(ran.outcome.error, UsageError):
             break
-    session.terminal.show(*_all_of(feed.name, [ran for ran, _ in done]))
+    session.terminal.show(*(_all_of(feed.name, runs) if brief else ()))
     session.terminal.show(*window_options.pending_lines(feed.name, requested.pending))
-    runs = [document(ran, stands) | _profile_document(ran, profile) for ran, stands in done]
-    pending = window_options.pending_document(requested.pending)
-    session.terminal.document({"feed": feed.name, "runs": runs} | pending)
-    return max(last)
+    entry = _make_feed_document(feed.name, documents, requested.pending)
+    took = sum(sum(ran.stages.values()) for ran in runs)
+    session.terminal.document(_make_document([entry], [_line(feed.name, runs)], took))
+    return max(codes)
+
+
+def _make_document(
+    feeds: Sequence[Mapping[str, Any]],
+    lines: Sequence[fleet_view.Line],
+    took: float,
+    broken: Sequence[SluiceError] = (),
+) -> dict[str, Any]:
+    """The JSON document of a run, whether of one feed or many."""
+    return {
+        "feeds": feeds,
+        "failed": fleet_view.failed(lines),
+        "left": fleet_view.left(lines),
+        "broken": [e.fields() for e in broken],
+        "took": round(took, 3),
+    }
+
+
+def _make_feed_document(
+    feed: str, runs: Sequence[Mapping[str, Any]], pending: PendingWindows | None, error: SluiceError | None = None
+) -> dict[str, Any]:
+    """One feed of the document; `error`: of a feed that could not run."""
+    fields = error.fields() if error else {}
+    return {"feed": feed, "runs": runs} | window_options.pending_document(pending) | fields
 
 
 def _goes_on(ran: Ran) -> bool:
@@ -334,7 +349,7 @@ class Ran:
 
     feed: str
     asked: Request
-    outcome: RunOutcome
+    outcome: RunResult
     stages: Mapping[str, float]
     contract: Contract | None = None
     met: tuple[Met, ...] = ()
@@ -358,10 +373,10 @@ def execute(session: Session, feed: str, asked: Request, skip: Skip | None = Non
         found = session.feed(feed)
         session.begin_spark(found, [found] if asked == Request(RequestKind.CATCH_UP) and skip is None else ())
         with loading():
-            from sluice.assets.execution import run_feed
+            from sluice.assets.execution import run_feeds
 
-        outcome = run_feed(session.project, feed, asked, watch, session.open_ports, skip)
-    return Ran(feed, asked, outcome, watch.stopped(), session.feed(feed).contract, heard.met)
+        done = run_feeds(session.project, {feed: asked}, lambda _: watch, session.open_ports, skip)
+    return Ran(feed, asked, done[feed], watch.stopped(), session.feed(feed).contract, heard.met)
 
 
 def _compile_locally(session: Session, feed: str) -> float:
@@ -655,7 +670,6 @@ def _committed_text(result: CommitResult) -> str:
 def document(ran: Ran, stands: WindowStanding | None = None) -> dict[str, Any]:
     landed, committed, error = ran.outcome.landed, ran.outcome.committed, ran.outcome.error
     return {
-        "feed": ran.feed,
         "request": str(ran.asked),
         **({"window": window_options.document(stands)} if stands else {}),
         "run": ran.outcome.run_id,

@@ -108,7 +108,7 @@ def _follow(session: Session, feed: Feed, tp: TopicPartition, offset: int, numbe
     import pyarrow as pa
 
     from sluice.pipelines.feed.topic_selection import TopicFilter
-    from sluice.stream import of_feed
+    from sluice.streaming import of_feed
 
     here = feed.model_copy(update={"topics": TopicFilter(names=(tp.topic,))})
     (stream,) = of_feed(here, 1, {str(tp): offset}, follow=True)

@@ -6,11 +6,16 @@ import os.path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from sluice.pipelines import errors
-    from sluice.reading import When, Windows
-    from sluice.stream import Place, Stream
+    from collections.abc import Callable, Iterable, Mapping
 
-__all__ = ["__version__", "errors", "read", "stream", "streams"]
+    from sluice.pipelines import errors
+    from sluice.pipelines.model.plans import Request
+    from sluice.pipelines.model.progress import Progress
+    from sluice.reading import When, Windows
+    from sluice.running import RunResult
+    from sluice.streaming import Place, Stream
+
+__all__ = ["__version__", "errors", "read", "run", "stream", "streams"]
 
 __version__: str
 
@@ -66,6 +71,36 @@ def read(
     return reading.read(feed, window, to=to, project=project, kind=kind)
 
 
+def run(
+    feeds: str | Iterable[str] | Mapping[str, Request],
+    windows: When | None = None,
+    *,
+    to: When | None = None,
+    project: str | os.PathLike[str] | None = None,
+    on_progress: Callable[[str, Progress], None] = lambda feed, progress: None,
+) -> dict[str, RunResult]:
+    """Land, publish and commit pending records of feeds, and return the result of each feed by its name.
+
+        results = sluice.run(["orders", "clicks"])  # everything pending; or one window, or several:
+        results = sluice.run("orders", "2026-11-20T14", to="2026-11-20T18")
+        for feed, result in results.items():
+            print(feed, result.landed, result.pending, result.error and result.error.remedy)
+
+    `feeds` are names, or a mapping of names to requests. `windows` and `to` are as in `read`; without them a feed
+    catches up. `project` is as in `read`. `on_progress` is called with the name of a feed and its progress.
+
+    Feeds run one after the other in this process; it needs Spark, but no Dagster. Offsets are committed only after the
+    rows below them are published. A feed's error is in its result (`error`, with `remedy`) and stops no other feed; a
+    later call continues. If Dagster runs the same feed, too, its next run there reports these rows.
+
+    Raises FeedError and UsageError before anything runs, and KeyboardInterrupt after it has cancelled Spark's job.
+    """
+    from sluice import running  # late: `import sluice` stays cheap
+
+    requests = running.make_requests(feeds, windows, to)
+    return running.run(requests, running.find_project(project), on_progress)
+
+
 def stream(
     feed: str,
     start: Place = "earliest",
@@ -113,7 +148,7 @@ def streams(
     from pathlib import Path  # late: `import sluice` stays cheap
 
     from sluice.resources.project import Project
-    from sluice.stream import of_feed
+    from sluice.streaming import of_feed
 
     feed_settings = Project.find(Path(project) if project else None).feed(feed)
     return of_feed(feed_settings, count, start, end, follow=follow, typed=typed, timeout=timeout, assignor=assignor)

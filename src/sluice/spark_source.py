@@ -211,7 +211,7 @@ def _request(offsets: str) -> Request:
 def _records(task: Task, wiring: Wiring, isolation: Isolation) -> Iterator[pa.RecordBatch]:
     """All visible records of the task's slices, each slice's in offset order. Raises what keeps one from its end."""
     from sluice.pipelines.records.shape import RAW
-    from sluice.stream import decoded
+    from sluice.streaming import decoded
 
     with wiring.open(isolation, RAW) as tools:
         for s, _, chunk in decoded(tools.fetcher, task.slices, wiring.limits, isolation):

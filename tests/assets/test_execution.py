@@ -12,12 +12,12 @@ from typing import Any
 import dagster as dg
 import pytest
 
+from sluice.assets.checks.feed_checks import ACCOUNT
 from sluice.assets.events import evidence
 from sluice.assets.factory.location import build
 from sluice.assets.instance.instance import DAGSTER_YAML, bury_dead_runs, holding, open_instance, prepare_home
 from sluice.assets.specs import metadata_tables
 from sluice.assets.specs.asset_specs import committed_key, landed_key, topic_key
-from sluice.assets.steps.steps import ACCOUNT
 from sluice.pipelines.committing.commit import CommitStatus
 from sluice.pipelines.errors import (
     BatchIncomplete,

@@ -13,7 +13,7 @@ from typing import Any
 import dagster as dg
 import pytest
 
-from sluice.assets.execution import RunOutcome, run_feeds
+from sluice.assets.execution import run_feeds
 from sluice.assets.factory.feed_definitions import land_job
 from sluice.assets.factory.location import build, windows_of
 from sluice.assets.instance import internals
@@ -36,6 +36,7 @@ from sluice.pipelines.ports import Job, Ports
 from sluice.pipelines.util.units import show_window
 from sluice.resources.lake.s3_lake import S3Lake
 from sluice.resources.local.local_s3 import LocalS3
+from sluice.running import RunResult
 from sluice.testing.group import MemoryGroup
 from tests.assets.ui import opened
 from tests.assets.world import CATCH_UP, FEED, HOUR, MadeUpEngine, World, hour, in_hour
@@ -117,7 +118,7 @@ class Fleet(World):
         engine = WatchedEngine(self, feed.name)
         yield Ports(self.cluster, group, self.lake, engine, self.liveness, self.clock, None)
 
-    def land(self, *names: str, request: Request = CATCH_UP) -> Mapping[str, RunOutcome]:
+    def land(self, *names: str, request: Request = CATCH_UP) -> Mapping[str, RunResult]:
         asked = dict.fromkeys(names or NAMES, request)
         return run_feeds(self.project, asked, lambda name: self.progress.append, self.open_ports)
 

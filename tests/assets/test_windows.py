@@ -8,7 +8,7 @@ from pathlib import Path
 import dagster as dg
 import pytest
 
-from sluice.assets.checks.feed_checks import BOUNDARY
+from sluice.assets.checks.feed_checks import ACCOUNT, BOUNDARY, COMPLETE, FRONTIER
 from sluice.assets.events import evidence
 from sluice.assets.factory.feed_definitions import run_config
 from sluice.assets.factory.location import build
@@ -18,8 +18,7 @@ from sluice.assets.operations.event_log_repair import reconcile
 from sluice.assets.runs.run_session import AGAIN_TAG
 from sluice.assets.runs.tick_policy import PENDING_TAG
 from sluice.assets.specs.asset_specs import committed_key, landed_key, quarantined_key
-from sluice.assets.steps import steps
-from sluice.assets.steps.steps import ACCOUNT, COMPLETE, FRONTIER
+from sluice.assets.steps import land_step
 from sluice.pipelines.errors import BatchIncomplete, KafkaUnavailable, UsageError, WindowHeld, WindowIncomplete
 from sluice.pipelines.model.plans import Request, RequestKind
 from sluice.pipelines.planning.windows import LISTED
@@ -418,7 +417,7 @@ def test_of_a_run_that_fails_no_window_is_red_that_has_not_settled(
     world: World, instance: dg.DagsterInstance, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     world.at(6, minutes=5)
-    monkeypatch.setattr(steps, "now", world.clock)
+    monkeypatch.setattr(land_step, "now", world.clock)
     world.engine.failing = {P0}
     job = build(world.project, world.session()).resolve_job_def("land_orders")
     config = {"ops": {"orders__landed": {"config": {"until": f"{DAY}06:00"}}}}

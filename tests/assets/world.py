@@ -15,7 +15,7 @@ import numpy as np
 import pyarrow as pa
 
 from sluice.assets.events.ledger_view import Books
-from sluice.assets.execution import RunOutcome, run_feed
+from sluice.assets.execution import run_feeds
 from sluice.assets.runs.run_session import RunSession
 from sluice.pipelines.batch.land import land
 from sluice.pipelines.batch.result import Landed
@@ -33,6 +33,7 @@ from sluice.pipelines.ports import Group, Job, Ports
 from sluice.pipelines.records.rows.landed_columns import REFUSED, quarantine_rows
 from sluice.pipelines.records.rows.row_format import HEADERS, RawFormat
 from sluice.resources.project import Project
+from sluice.running import RunResult
 from sluice.testing.clock import MemoryClock
 from sluice.testing.cluster import MemoryCluster, partition
 from sluice.testing.engine import MemoryEngine
@@ -209,8 +210,8 @@ class World:
         tp = TopicPartition("orders", number)
         self.cluster.write(tp, [self.clock.now] * (end - len(self.cluster.stamps[tp])))
 
-    def run(self, request: Request = CATCH_UP, feed: str = "orders") -> RunOutcome:
-        return run_feed(self.project, feed, request, self.progress.append, self.open_ports)
+    def run(self, request: Request = CATCH_UP, feed: str = "orders") -> RunResult:
+        return run_feeds(self.project, {feed: request}, lambda name: self.progress.append, self.open_ports)[feed]
 
     def land_unrecorded(self, request: Request = CATCH_UP) -> Landed:
         """A run that published and died before Dagster heard of it."""

@@ -47,6 +47,18 @@ class Said:
         assert isinstance(found, dict)
         return found
 
+    @property
+    def runs(self) -> list[dict[str, Any]]:
+        """The runs of the only feed in the document of `sluice run`."""
+        (feed,) = self.document["feeds"]
+        return list(feed["runs"])
+
+    @property
+    def run(self) -> dict[str, Any]:
+        """The only run."""
+        (run,) = self.runs
+        return run
+
 
 Sluice = Callable[..., Said]
 
@@ -115,6 +127,18 @@ class Told:
     code: int
     document: dict[str, Any]
     text: str
+
+    @property
+    def runs(self) -> list[dict[str, Any]]:
+        """The runs of the only feed in the document of `sluice run`."""
+        (feed,) = self.document["feeds"]
+        return list(feed["runs"])
+
+    @property
+    def run(self) -> dict[str, Any]:
+        """The only run."""
+        (run,) = self.runs
+        return run
 
 
 Tell = Callable[..., Told]

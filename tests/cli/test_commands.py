@@ -78,29 +78,29 @@ def test_plan_covers_exactly_what_is_asked_for(tell: Tell) -> None:
 def test_run_lands_commits_and_tells(world: World, tell: Tell) -> None:
     told = tell(run.run, ["orders"], text=False)
     assert told.code == 0
-    (batch,) = told.document["batches"]
+    (batch,) = told.run["batches"]
     assert (batch["landed"], batch["failures"], batch["adopted_slices"]) == (200, [], 0)
     assert [(p["partition"], p["ranges"], p["files"]) for p in batch["partitions"]] == [
         (0, [[0, 100]], 4),
         (1, [[0, 100]], 4),
     ], "a file for each hour"
-    assert told.document["committed"]["status"] == "committed"
-    assert [o["after"] for o in told.document["committed"]["offsets"]] == [100, 100]
-    assert [f["offset"] for f in told.document["frontiers"]] == [100, 100]
-    assert "error" not in told.document
+    assert told.run["committed"]["status"] == "committed"
+    assert [o["after"] for o in told.run["committed"]["offsets"]] == [100, 100]
+    assert [f["offset"] for f in told.run["frontiers"]] == [100, 100]
+    assert "error" not in told.run
     world.grow(1, 130)
-    again = tell(run.run, ["orders"], text=False).document
+    again = tell(run.run, ["orders"], text=False).run
     assert [p["ranges"] for p in again["batches"][0]["partitions"]] == [[[100, 130]]]
 
 
 def test_a_profile_says_where_the_time_went(world: World, tell: Tell, capfd: pytest.CaptureFixture[str]) -> None:
     told = tell(run.run, ["orders"], only=["orders:0"], profile=True, text=False)
-    profile = told.document["profile"]
+    profile = told.run["profile"]
     assert (profile["records"], profile["slices"], profile["ns"]["encode"]) == (100, 4, 3000)
     assert (profile["ns_per_record"]["wait"], profile["ns_per_record"]["validate"]) == (10.0, 0.0)
     assert sum(t["ns"]["wait"] for t in profile["tasks"]) == 1000
-    assert list(told.document["seconds"])[-2:] == ["commit", "finish"]
-    assert "start Spark" in told.document["seconds"]
+    assert list(told.run["seconds"])[-2:] == ["commit", "finish"]
+    assert "start Spark" in told.run["seconds"]
     world.grow(0, 130)
     run.run(Over(Terminal(), world.project.root, False, world), ["orders"], only=["orders:0"], profile=True)
     out = capfd.readouterr().out
@@ -112,15 +112,15 @@ def test_run_prints_what_landed_by_partition(tell: Tell) -> None:
     told = tell(run.run, ["orders"], only=["orders:0"])
     assert "nothing is owed" in told.text  # the second call
     told = tell(run.run, ["orders"], offsets=["orders:1:20-30"], text=False)
-    assert told.document["request"] == "offsets orders:1:20-30"
+    assert told.run["request"] == "offsets orders:1:20-30"
 
 
 def test_a_partial_run_lands_the_rest_and_fails(world: World, tell: Tell, capfd: pytest.CaptureFixture[str]) -> None:
     world.engine.failing.add(P1)
     told = tell(run.run, ["orders"], text=False)
     assert told.code == 1
-    assert told.document["error"] == "BatchIncomplete"
-    (batch,) = told.document["batches"]
+    assert told.run["error"] == "BatchIncomplete"
+    (batch,) = told.run["batches"]
     assert batch["landed"] == 100
     assert {(f["partition"], f["error"]) for f in batch["failures"]} == {(1, "CorruptBatch")}
     code = run.run(Over(Terminal(), world.project.root, False, world), ["orders"])
@@ -149,22 +149,22 @@ def test_what_became_of_another_run_s_batch_is_in_the_summary_and_in_the_documen
     assert [(o["batch"], o["became"]) for o in planned.document["other_batches"]] == [(batch, "taken over")]
     assert "is dead; to be taken over" in planned.text
     aside = tell(run.run, ["orders"], only=["orders:1"])
-    (other,) = aside.document["other_batches"]
+    (other,) = aside.run["other_batches"]
     assert (aside.code, other["became"], len(other["ways"])) == (0, "left as it is", 2)
     assert f"→ sluice repair orders --abandon {batch}   gives it up" in aside.text
     told = tell(run.run, ["orders"], text=False)
-    assert (told.code, [o["became"] for o in told.document["other_batches"]]) == (0, ["taken over"])
-    assert [(b["batch"], b["replaced_files"]) for b in told.document["batches"]] == [(batch, len(parts))]
-    assert tell(run.run, ["orders"], text=False).document["other_batches"] == []
+    assert (told.code, [o["became"] for o in told.run["other_batches"]]) == (0, ["taken over"])
+    assert [(b["batch"], b["replaced_files"]) for b in told.run["batches"]] == [(batch, len(parts))]
+    assert tell(run.run, ["orders"], text=False).run["other_batches"] == []
 
 
 def test_a_run_that_another_one_blocks_is_refused(world: World, tell: Tell) -> None:
     world.group.others.append(_member())
     told = tell(run.run, ["orders"], text=False)
     assert told.code == 3
-    assert told.document["error"] == "GroupHeld"
-    assert told.document["batches"][0]["landed"] == 200  # landing never waits for the commit
-    assert told.document["committed"] is None
+    assert told.run["error"] == "GroupHeld"
+    assert told.run["batches"][0]["landed"] == 200  # landing never waits for the commit
+    assert told.run["committed"] is None
 
 
 def _member() -> Any:

@@ -50,6 +50,13 @@ def run_apart(*arguments: str, environment: Mapping[str, str] | None = None) -> 
     return document
 
 
+def land_apart(*arguments: str, environment: Mapping[str, str] | None = None) -> dict[str, Any]:
+    """The only run of `sluice run orders` in a process of its own."""
+    (feed,) = run_apart("run", "orders", *arguments, environment=environment)["feeds"]
+    (run,) = feed["runs"]
+    return dict(run)
+
+
 @pytest.fixture
 def topic(project: Path, kafka: LocalKafka, request: pytest.FixtureRequest) -> str:
     """The feed `orders` of the project reads this topic, which does not exist yet."""
@@ -85,7 +92,7 @@ def test_the_first_day(topic: str, project: Path, kafka: LocalKafka, sluice: Slu
     planned = sluice("plan", "orders", "--json").document
     assert planned["offsets"] == sum(p["stable_end"] for p in planned["partitions"]) > 20_000
     with listening() as listener:
-        ran = run_apart("run", "orders", environment=telling.environment(listener.address))
+        ran = land_apart(environment=telling.environment(listener.address))
     _is_one_trace(listener, ran["run"], planned["offsets"])
     _is_one_run_of_lineage(listener, ran["run"], planned, sent["committed"])
     (completed,) = (e for e in listener.events() if e["eventType"] == "COMPLETE")
@@ -113,11 +120,11 @@ def test_the_first_day(topic: str, project: Path, kafka: LocalKafka, sluice: Slu
     compared = {a["assignor"]: a for a in sluice("plan", "orders", "--compare", "--json").document["assignors"]}
     assert list(compared) == ["leader_bytes", "range", "round_robin", "sticky"]
     assert (compared["sticky"]["moved"], compared["leader_bytes"]["leaders"]) == (0, 1)
-    again = run_apart("run", "orders")
+    again = land_apart()
     assert again["batches"][0]["landed"] == more["committed"] == 500
     starts = {p["partition"]: p["ranges"][0][0] for p in again["batches"][0]["partitions"]}
     assert starts == {p["partition"]: p["stable_end"] for p in planned["partitions"]}
-    assert sluice("run", "orders", "--json").document["batches"] == []
+    assert sluice("run", "orders", "--json").run["batches"] == []
     (status,) = sluice("status", "orders", "--json").document["feeds"]
     assert (status["lag"], status["uncommitted"]) == (0, 0)
     assert sluice("feeds", "refresh", "--json").document["feeds"] == [{"feed": "orders", "topics": [topic]}]
@@ -177,7 +184,7 @@ def test_the_smallest_feed_of_the_docs_runs_as_it_stands_there(project: Path, sl
     sluice("kafka", "start")
     try:
         assert sluice("produce", "orders", "-n", "300", "--json").document["committed"] == 300
-        assert run_apart("run", "orders")["batches"][0]["landed"] == 300
+        assert land_apart()["batches"][0]["landed"] == 300
     finally:
         sluice("kafka", "stop")
     stopped = sluice("plan", "orders", "--json")
@@ -301,7 +308,7 @@ def test_one_run_lands_what_many_feeds_owe_and_names_those_that_cannot(
     closed = show_window(WindowSettings().last_boundary(int(time.time() * 1000)) - HOUR)
     said = sluice("run", "--all", "--window", closed, "--json")
     assert said.code == 2, "of the file that is wrong"
-    by_feed = {f["feed"]: f for f in said.document["feeds"]}
+    by_feed = {f["feed"]: f["runs"][0] for f in said.document["feeds"]}
     assert said.document["failed"] == ["gone"]
     assert by_feed["gone"]["error"] == "KafkaUnavailable"
     assert "wrong.yaml" in said.document["broken"][0]["message"]

@@ -76,7 +76,7 @@ def test_a_run_says_that_the_table_is_not_up_to_date(world: World, tell: Tell) -
         assert (told.code, "the table is not up to date: " in told.text) == (0, True)
         assert world.ledger().read().batches
     assert "orders: the table is not up to date" in told.text
-    assert [bool(f["table"]) for f in told.document["feeds"]] == [True, False]
+    assert [bool(f["runs"][0]["table"]) for f in told.document["feeds"]] == [True, False]
 
 
 def test_a_table_that_is_behind_fails_its_check(world: World, tell: Tell) -> None:

@@ -19,7 +19,7 @@ from sluice.pipelines.status.window_state import Owes, Standing, WindowStanding
 from sluice.pipelines.util.units import show_window
 from sluice.testing.groups import MemoryGroups
 from tests.assets.world import P0, P1, World, hour, in_hour
-from tests.cli.conftest import Over, Tell
+from tests.cli.conftest import Over, Tell, Told
 
 DAY = "2024-05-01"
 
@@ -83,10 +83,16 @@ def test_a_window_before_the_first_is_refused_once_that_is_known(world: World, t
     with pytest.raises(UsageError, match="Kafka holds no record"):
         tell(plan.plan, "orders", window=["2024-04-30T23"])
     told = tell(run.run, ["orders"], window=["2024-04-30T23"], text=False)
-    assert (told.code, told.document["error"]) == (2, "UsageError")
+    assert (told.code, told.run["error"]) == (2, "UsageError")
 
 
 # -- pending
+
+
+def read_pending(outcome: Told) -> Any:
+    """The pending windows of the only feed."""
+    (feed,) = outcome.document["feeds"]
+    return feed["pending"]
 
 
 PENDING = {"window": f"{DAY}T05:00", "windows": 2, "lands_from": f"{DAY}T06:10:00Z"}
@@ -111,8 +117,8 @@ def test_windows_that_have_settled_land_and_the_others_are_named(
     assert (planned.code, planned.document["pending"]) == (0, PENDING)
     assert sum(p["offsets"] for p in planned.document["plans"]) == 50
     told = tell(run.run, ["orders"], **options)
-    assert (told.code, told.document["pending"]) == (0, PENDING)
-    assert sum(b["landed"] for r in told.document["runs"] for b in r["batches"]) == 50
+    assert (told.code, read_pending(told)) == (0, PENDING)
+    assert sum(b["landed"] for r in told.runs for b in r["batches"]) == 50
     assert STAYS in told.text
     assert f"by hand: sluice run orders --window {DAY}T05:00" in told.text
 
@@ -120,16 +126,16 @@ def test_windows_that_have_settled_land_and_the_others_are_named(
 def test_one_window_beside_a_pending_one(world: World, tell: Tell) -> None:
     world.at(6, minutes=5)
     told = tell(run.run, ["orders"], window=[named(1), named(5)])
-    assert (told.code, told.document["window"]["state"]) == (0, "landed")
-    assert told.document["pending"] == PENDING | {"windows": 1}
-    assert tell(run.run, ["orders"], window=[named(1)], text=False).document["pending"] is None
+    assert (told.code, told.run["window"]["state"]) == (0, "landed")
+    assert read_pending(told) == PENDING | {"windows": 1}
+    assert read_pending(tell(run.run, ["orders"], window=[named(1)], text=False)) is None
 
 
 def test_a_far_end_costs_nothing(world: World, tell: Tell) -> None:
     """Windows that do not exist yet are never listed one by one."""
     told = tell(run.run, ["orders"], start=named(3), end="9999-12-31")
     assert told.code == 0
-    assert told.document["pending"]["windows"] > 60_000_000
+    assert read_pending(told)["windows"] > 60_000_000
 
 
 def test_not_yet_is_an_error_of_its_own(world: World, tell: Tell) -> None:
@@ -146,8 +152,8 @@ def test_not_yet_is_an_error_of_its_own(world: World, tell: Tell) -> None:
 def test_run_of_a_window_says_that_it_is_complete(tell: Tell) -> None:
     told = tell(run.run, ["orders"], window=[named(2)])
     assert told.code == 0
-    assert told.document["batches"][0]["landed"] == 50
-    assert told.document["window"] == {
+    assert told.run["batches"][0]["landed"] == 50
+    assert told.run["window"] == {
         "window": f"{DAY}T02:00", "state": "landed", "offsets": 50, "accounted": 50, "batch": None, "owed": [],
     }  # fmt: skip
     assert f"window {DAY}T02:00 is complete" in told.text
@@ -157,7 +163,7 @@ def test_run_of_several_goes_on_after_one_that_fails(world: World, tell: Tell) -
     world.cluster.hold(P1, 60)
     told = tell(run.run, ["orders"], start=named(1), end=named(5))
     assert told.code == 3
-    by_hour = {r["window"]["window"][-5:]: r for r in told.document["runs"]}
+    by_hour = {r["window"]["window"][-5:]: r for r in told.runs}
     assert {h: r["window"]["state"] for h, r in by_hour.items()} == {
         "01:00": "landed",
         "02:00": "held",
@@ -174,13 +180,13 @@ def test_run_of_several_goes_on_after_one_that_fails(world: World, tell: Tell) -
 def test_a_request_that_is_wrong_ends_a_run_of_several(tell: Tell) -> None:
     """Which window is the first is known only when Kafka was asked."""
     told = tell(run.run, ["orders"], start="2024-04-30T22", end=named(2), text=False)
-    assert (told.code, len(told.document["runs"])) == (2, 1)
-    assert "Kafka holds no record" in told.document["runs"][0]["message"]
+    assert (told.code, len(told.runs)) == (2, 1)
+    assert "Kafka holds no record" in told.runs[0]["message"]
 
 
 def test_several_windows_in_one_run(tell: Tell) -> None:
     told = tell(run.run, ["orders"], start=named(0), end=named(4), per_run=3)
-    first, second = told.document["runs"]
+    first, second = told.runs
     assert [r["request"] for r in (first, second)] == [
         f"windows {DAY}T00:00 to {DAY}T03:00",
         f"windows {DAY}T03:00 to {DAY}T04:00",
@@ -197,7 +203,7 @@ def test_landing_anew_replaces_the_files(world: World, tell: Tell) -> None:
     assert set(shown.document["replaces"]) == before
     assert f"in place of {len(before)} files" in shown.text
     told = tell(run.run, ["orders"], window=[named(1)], replace=True, text=False)
-    assert told.document["batches"][0]["replaced_files"] == len(before)
+    assert told.run["batches"][0]["replaced_files"] == len(before)
     assert not before & set(world.lake.list("data/orders"))
 
 
@@ -205,7 +211,7 @@ def test_what_is_passed_over_is_named_with_the_command_that_lands_it_after_all(
     world: World, tell: Tell, capfd: pytest.CaptureFixture[str]
 ) -> None:
     told = tell(run.run, ["orders"], skip_to=f"{DAY}T01:00:00Z", reason="test data", only=["orders:0"], text=False)
-    assert told.document["skipped"] == [{"topic": "orders", "partition": 0, "start": 0, "end": 25}]
+    assert told.run["skipped"] == [{"topic": "orders", "partition": 0, "start": 0, "end": 25}]
     before = world.state()
     run.run(Over(Terminal(), world.project.root, False, world), ["orders"], skip_to="latest", reason="test data")
     assert "to land it after all: sluice run orders --offsets orders:1:" in capfd.readouterr().out
@@ -231,7 +237,7 @@ def test_limits_cut_what_is_asked_for_into_runs(world: World, tell: Tell) -> Non
     feed = world.project.feeds_folder / "orders.yaml"
     feed.write_text(feed.read_text() + "limits: {records: 30}\n")
     told = tell(run.run, ["orders"], window=[named(1)], text=False)
-    runs = told.document["runs"]
+    runs = told.runs
     assert [r["left"] for r in runs] == [20, 0]
     assert (told.code, runs[-1]["window"]["state"]) == (0, "landed")
 
@@ -304,9 +310,9 @@ def test_who_holds_a_window_is_named_where_kafka_tells(world: World, tell: Tell)
     told = tell(run.run, ["orders"], window=[named(3)])
     by = "transaction 'payments-7' of producer 4711, last written 2024-05-01T03:00:00Z"
     assert told.code == 3
-    said = told.document["message"]
+    said = told.run["message"]
     assert said == f"orders:0: the window ends at 100, but {by} (3 h ago) holds the stable end at 60"
-    assert told.document["remedy"].endswith(
+    assert told.run["remedy"].endswith(
         "kafka-transactions.sh --bootstrap-server 127.0.0.1:9 --command-config FILE abort --topic orders"
         " --partition 0 --start-offset 60"
     )

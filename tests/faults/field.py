@@ -83,6 +83,15 @@ class Run:
         return f"failed after {self.seconds:.1f} s with {why}"
 
 
+def _add_runs(lines: Iterable[dict[str, Any]]) -> Iterator[dict[str, Any]]:
+    """The lines, each document of `sluice run` followed by its runs."""
+    for line in lines:
+        yield line
+        feeds = line.get("feeds", ())
+        for feed in feeds if isinstance(feeds, list) else ():
+            yield from feed.get("runs", ()) if isinstance(feed, dict) else ()
+
+
 def _records(line: Mapping[str, Any]) -> int:
     """How many records landed by what a run said: a line of the runner, or the document of `sluice run`."""
     batches = line.get("batches", ())
@@ -130,7 +139,7 @@ class Running:
             self.end()
             raise AssertionError(f"a run did not end within {seconds} s: {list(words(self._out))}") from None
         noise = self._out.with_suffix(".err").read_text(errors="replace")
-        return Run(code, tuple(words(self._out)), time.monotonic() - self._began, noise)
+        return Run(code, tuple(_add_runs(words(self._out))), time.monotonic() - self._began, noise)
 
     def end(self) -> None:
         with suppress(ProcessLookupError):

@@ -280,7 +280,7 @@ def test_a_backfill_killed_in_the_middle_is_brought_home_by_the_same_command(
 
     code, home = told(*asked, *machine.named)
     assert code == 0, home
-    batches = [[(b["batch"], b["adopted_slices"]) for b in run["batches"]] for run in home["runs"]]
+    batches = [[(b["batch"], b["adopted_slices"]) for b in run["batches"]] for run in home["feeds"][0]["runs"]]
     assert batches[:4] == [[], [], [], [(left.id, 3)]], "what landed is not planned again, what was finished stays"
     assert [[adopted for _, adopted in each] for each in batches[4:]] == [[0], [0]]
     whole = receipts(machine)
@@ -302,7 +302,7 @@ def test_two_machines_on_one_lake_end_as_one_after_another(machine: Machine, beg
         here.begin("run", "orders", *between(begin, 0, 2))
         held = first_batch(machine, here)
         second = there.run("run", "orders", *between(begin, 0, 2))
-        refused, landed = second.document["runs"]
+        refused, landed = second.document["feeds"][0]["runs"]
         assert (second.code, refused["error"]) == (3, "PlanBusy")
         assert f"batch {held}" in refused["message"]
         assert len(landed["batches"]) == 1, "another's window keeps nobody from the rest"

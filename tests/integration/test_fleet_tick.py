@@ -107,7 +107,7 @@ def test_a_tick_of_200_feeds_asks_s3_twice_a_feed_and_kafka_nothing(tmp_path: Pa
         project = project_of(tmp_path / "shop", servers)
         produce(servers)
         said = ran(project)
-        landed = [sum(b["landed"] for b in run["batches"]) for run in said["feeds"]]  # type: ignore[attr-defined]
+        landed = [sum(b["landed"] for run in feed["runs"] for b in run["batches"]) for feed in said["feeds"]]  # type: ignore[attr-defined]
         assert landed == [PARTITIONS * RECORDS] * FEEDS
         windows = windows_of(project, read_feeds(project, {}).feeds)
         with open_instance(project) as instance:

@@ -45,7 +45,7 @@ def test_nobody_listens_and_the_run_goes_on(place: Place) -> None:
     producer.close()
     done = sluice(place, f"http://127.0.0.1:{free_port()}", "run", "orders")
     assert done.returncode == 0, done.stderr
-    assert json.loads(done.stdout)["batches"][0]["landed"] == 200
+    assert json.loads(done.stdout)["feeds"][0]["runs"][0]["batches"][0]["landed"] == 200
     assert "Traceback" not in done.stderr
     assert SECRET not in done.stdout + done.stderr
 
@@ -59,7 +59,7 @@ def test_a_run_that_fails_says_by_what(
         for name, value in environment(listener.address).items():
             monkeypatch.setenv(name, value)
         assert main(["run", "orders", "--json"]) == 1
-    error = json.loads(capfd.readouterr().out)["error"]
+    error = json.loads(capfd.readouterr().out)["feeds"][0]["runs"][0]["error"]
     started, failed = listener.events()
     assert (started["eventType"], failed["eventType"]) == ("START", "FAIL")
     assert failed["job"]["facets"]["documentation"]["description"] == "Orders of the shop"

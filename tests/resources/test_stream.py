@@ -16,7 +16,7 @@ from kafka import TopicPartition as Plain
 import sluice
 from sluice.pipelines.errors import OffsetsLost, TopicRecreated, UsageError
 from sluice.resources.local.local_kafka import LocalKafka
-from sluice.stream import Stream
+from sluice.streaming import Stream
 from tests.resources.kafka.tools import admin, consumed, describe, produce, slice_of, transaction, until
 
 pytestmark = pytest.mark.kafka
@@ -33,6 +33,10 @@ def project(tmp_path: Path, kafka: LocalKafka, topic: str) -> Path:
     feed = f"kafka: {{bootstrap: '{kafka.bootstrap}'}}\ntopics: {topic}\nstart: earliest\nwindow: 1h\n"
     (tmp_path / "feeds" / "orders.yaml").write_text(feed)
     return tmp_path
+
+
+def test_importing_the_module_leaves_the_function() -> None:
+    assert callable(sluice.stream)
 
 
 def offsets(batches: Any) -> dict[int, list[int]]:

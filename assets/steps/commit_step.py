@@ -1,0 +1,221 @@
+"""Commits a feed's frontier, and reports it for the windows that the run must answer for: none, one, or many.
+
+Guarantee: nothing is committed before Dagster's event log holds every batch below the frontier (see `evidence`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Sequence
+from typing import Any
+
+import dagster as dg
+
+from sluice.assets.checks import feed_checks, re_report
+from sluice.assets.checks.feed_checks import FRONTIER, WATCH, evaluation
+from sluice.assets.events import evidence
+from sluice.assets.events.committed_metadata import commit_metadata
+from sluice.assets.events.evidence import Portion
+from sluice.assets.events.ledger_view import Books
+from sluice.assets.instance import internals
+from sluice.assets.instance.instance import with_dagster_liveness
+from sluice.assets.runs.run_session import RunSession
+from sluice.assets.steps.table_step import bring_up_table
+from sluice.pipelines.committing.commit import CommitResult, CommitStatus
+from sluice.pipelines.errors import SluiceError
+from sluice.pipelines.feed.feed import Feed
+from sluice.pipelines.ledger import Ledger
+from sluice.pipelines.model.kafka import TopicPartition
+from sluice.pipelines.model.progress import Progress
+from sluice.pipelines.ports import Ports
+from sluice.pipelines.util.units import parse_window, show_window
+from sluice.running import FeedRun
+
+Context = dg.AssetExecutionContext | dg.OpExecutionContext
+Events = Iterator[Any]
+
+
+def commit_step(context: Context, session: RunSession, name: str) -> Events:
+    """Commit the frontier, and report it for the run's partitions, and for other windows that it passed.
+
+    Raises dagster.Failure, or an interrupt.
+    """
+    try:
+        books, result = _commit(context, session, name)
+    except Exception as error:
+        yield from _report_partitions_again(context, session, name)
+        yield failed_event(context, session, name, session.result.failure or error)
+        raise
+    if context.has_partition_key:
+        window = parse_window(context.partition_key)
+        metadata = commit_metadata(books.feed.group, result)
+        yield dg.MaterializeResult(metadata=metadata, data_version=dg.DataVersion(books.version))
+        yield dg.AssetCheckResult(check_name=FRONTIER, **feed_checks.frontier_check(books, window))
+        yield from _also_committed(context, session, books, result, own=window)
+    else:
+        if isinstance(context, dg.AssetExecutionContext):
+            yield from internals.told_already(context, books.keys.committed)
+        yield from _report_committed(context, session, books, result)
+    yield from bring_up_table(context, session, name)
+    if not isinstance(context, dg.AssetExecutionContext):
+        yield dg.Output(None)
+
+
+def commit_in_landing_step(context: Context, session: RunSession, name: str) -> Events:
+    """Commit at the end of a step that landed, in a run without a step that commits.
+
+    Raises dagster.Failure, or an interrupt.
+    """
+    books, result = _commit(context, session, name)
+    yield from _report_committed(context, session, books, result)
+    yield from bring_up_table(context, session, name)
+
+
+def partitions(context: Context, feed: Feed) -> Sequence[int]:
+    """The windows (their starts, ms) that the run must answer for: its partitions."""
+    if context.has_partition_key_range:
+        first, last = context.partition_key_range
+        return range(parse_window(first), parse_window(last) + feed.window.length, feed.window.length)
+    return (parse_window(context.partition_key),) if context.has_partition_key else ()
+
+
+def open_books(session: RunSession, feed: Feed, ledger: Ledger, edges: Ports) -> Books:
+    return Books.open(feed, ledger, edges, session.keys(feed.name))
+
+
+def open_run(context: Context, session: RunSession, feed: Feed, edges: Ports) -> FeedRun:
+    """The run of the feed, with the ledger that its steps share."""
+    edges, run = with_dagster_liveness(edges, context.instance), context.run.run_id
+    ledger = session.ledgers.of(feed, edges, run)
+    return FeedRun(feed, edges, ledger, run, session.reporter(context.log), session.result)
+
+
+def failed_event(context: Context, session: RunSession, name: str, error: BaseException) -> dg.AssetCheckEvaluation:
+    """The check `watch` after a failed run: it needs attention, whether the sensor is on or off."""
+    return feed_checks.feed_evaluation(
+        context.instance, session.keys(name).landed, WATCH, feed_checks.failed_run(error)
+    )
+
+
+def report_again(
+    context: Context, session: RunSession, feed: Feed, edges: Ports, windows: Sequence[int], again: re_report.Again
+) -> Events:
+    """What stays true of the run's partitions after a failure. If the lake is unreachable, the next run reports it.
+
+    Nothing is raised: the caller's own error is the run's."""
+    if not windows:
+        return
+    with internals.optional():
+        try:
+            ledger = Ledger(edges.lake, feed.name, edges.clock)  # needs the lake only: Kafka may be unreachable
+            yield from again(context.instance, open_books(session, feed, ledger, edges), windows)
+        except SluiceError as error:
+            context.log.warning("the windows' checks could not be reported again: %s", error.message)
+
+
+def commit_quietly(context: Context, session: RunSession, feed: Feed, edges: Ports) -> None:
+    """Commit without a report. If this is refused, so is the step that commits, which reports the reason."""
+    try:
+        _commit_landed(context, session, feed, edges)
+    except SluiceError as error:
+        context.log.warning("what landed is not committed yet: %s", error)
+
+
+def commit_after_failure(context: Context, session: RunSession, feed: Feed, edges: Ports) -> Events:
+    """Commit what landed, without partitions whose log has changed. A failure is reported, not raised."""
+    try:
+        changed = open_run(context, session, feed, edges).find_changed()
+        books, result = _commit_landed(context, session, feed, edges, changed)
+    except SluiceError as error:
+        session.result.uncommitted = error
+        context.log.error("what landed could not be committed: %s", error)
+        return
+    if result.status is not CommitStatus.UNCHANGED:
+        yield from internals.to_yield(context, _committed_event(books, result, None))
+    yield from _also_committed(context, session, books, result)
+
+
+def _commit(context: Context, session: RunSession, name: str) -> tuple[Books, CommitResult]:
+    with session.step(context, name):
+        feed = session.feed(name)
+        with session.open_ports(feed) as edges:
+            books, result = _commit_landed(context, session, feed, edges)
+    session.reporter(context.log)(Progress("finish"))
+    return books, result
+
+
+def _commit_landed(
+    context: Context, session: RunSession, feed: Feed, edges: Ports, changed: Collection[TopicPartition] = ()
+) -> tuple[Books, CommitResult]:
+    """Commit, once the event log holds every batch below the frontier."""
+    run = open_run(context, session, feed, edges)
+    run.report(Progress("commit"))
+    books = open_books(session, feed, run.ledger, run.ports)
+    evidence.roll_forward(context.instance, books, 0 if session.result.landed else evidence.PORTION)
+    evidence.demand(context.instance, books)
+    result = run.commit(changed)
+    for moved in result.put_by_others:
+        context.log.warning("%s: somebody else had committed %s, which landing has reached", moved.key, moved.after)
+    return books, result
+
+
+def _report_committed(context: Context, session: RunSession, books: Books, result: CommitResult) -> Events:
+    """Report the commit for the run's complete partitions, or once if it has none."""
+    windows = partitions(context, books.feed)
+    complete = [w for w in windows if books.is_complete(w)]
+    for window in complete:
+        yield _committed_event(books, result, window)
+    if not windows:
+        yield _committed_event(books, result, None)
+    yield from _also_committed(context, session, books, result, reported=complete)
+
+
+def _report_partitions_again(context: Context, session: RunSession, name: str) -> Events:
+    """Report commits of the run's partitions again that were reported before, whatever the outcome of this one."""
+    try:
+        feed = session.feed(name)
+        if windows := partitions(context, feed):
+            with session.open_ports(feed) as edges:
+                yield from report_again(context, session, feed, edges, windows, re_report.committed_again)
+    except SluiceError as error:
+        context.log.warning("the windows' commits could not be reported again: %s", error.message)
+
+
+def _also_committed(
+    context: Context,
+    session: RunSession,
+    books: Books,
+    result: CommitResult,
+    own: int | None = None,
+    reported: Collection[int] = (),
+) -> Events:
+    """Report other windows: those that this run landed, and a portion of those landed before and not yet reported.
+
+    Also evaluate the check of windows that were just passed. `reported`: windows without their check yet."""
+    key, landed = books.keys.committed, session.result.landed
+    unreported = evidence.untold_windows(context.instance, books, key) - {own}
+    mine = unreported & {*landed.windows} if landed else set()
+    portion = Portion.of(unreported - mine, evidence.PORTION)
+    windows = sorted(mine | portion.windows)
+    for window in windows:
+        yield _committed_event(books, result, window)
+    evaluated = sorted({*reported, *windows, *(_just_passed(books, result) - portion.left)} - {own})
+    targets = internals.targets(context.instance, key, map(show_window, evaluated))
+    for window in evaluated:
+        yield evaluation(
+            key, FRONTIER, window, feed_checks.frontier_check(books, window), targets.get(show_window(window))
+        )
+
+
+def _committed_event(books: Books, result: CommitResult, window: int | None) -> dg.AssetMaterialization:
+    return dg.AssetMaterialization(
+        books.keys.committed,
+        partition=None if window is None else show_window(window),
+        metadata=commit_metadata(books.feed.group, result),
+        tags={evidence.VERSION: books.version},
+    )
+
+
+def _just_passed(books: Books, result: CommitResult) -> set[int]:
+    """Complete windows that the committed offsets passed with this commit, in some partition."""
+    moved = (books.ending(m.key, m.before or 0, m.after) for m in result.offsets)
+    return {w for windows in moved for w in windows} & books.complete

@@ -1,0 +1,380 @@
+"""Lands a feed and reports it, for the windows that the run must answer for: none, one, or many.
+
+A step raises its error as `dagster.Failure`. Published batches stay published and are reported whatever else failed.
+What an earlier run could not report is reported before anything is committed (see `evidence`).
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import dagster as dg
+
+from sluice.assets.checks import contract_checks, feed_checks, re_report
+from sluice.assets.checks.contract_checks import Said
+from sluice.assets.checks.feed_checks import ACCOUNT, COMPLETE, WATCH, WHOLE, evaluation
+from sluice.assets.events import evidence
+from sluice.assets.events.audit_metadata import failures_metadata
+from sluice.assets.events.evidence import Portion
+from sluice.assets.events.ledger_view import Books
+from sluice.assets.events.topics_metadata import topic_metadata
+from sluice.assets.instance import internals
+from sluice.assets.instance.internals import executes
+from sluice.assets.runs.run_config import window_start
+from sluice.assets.runs.run_session import RunSession
+from sluice.assets.runs.tick_policy import MORE_TAG, PENDING_TAG
+from sluice.assets.specs.feed_files import remember_topics
+from sluice.assets.specs.last_seen import remember
+from sluice.assets.specs.partitions_def import now
+from sluice.assets.steps import batch_reports, commit_step, task_logs
+from sluice.assets.steps.commit_step import Context, Events
+from sluice.assets.steps.observe_step import outlook_of, partitions_of, reader_of
+from sluice.pipelines.batch.result import Landed, Skip
+from sluice.pipelines.batch.survey import open_ledger
+from sluice.pipelines.errors import BatchRefused, SluiceError, WindowPending
+from sluice.pipelines.feed.feed import Feed
+from sluice.pipelines.lake import paths
+from sluice.pipelines.ledger import Ledger
+from sluice.pipelines.model.plans import Request, RequestKind
+from sluice.pipelines.model.progress import Progress
+from sluice.pipelines.planning.windows import PendingWindows, earliest
+from sluice.pipelines.ports import Ports
+from sluice.pipelines.status.watch import WatchResult, view, watch
+from sluice.pipelines.util.units import many, show_duration, show_window
+from sluice.resources.observe import lineage
+from sluice.running import FeedRun, find_pending_error, list_requested, list_settled
+
+
+class RunConfig(Protocol):
+    """The configured request of a run. Both methods raise UsageError."""
+
+    def request(self) -> Request: ...
+
+    def skip(self) -> Skip | None: ...
+
+
+def land_step(
+    context: Context, session: RunSession, name: str, config: RunConfig | None = None, until: str = ""
+) -> Events:
+    """Land the configured request, or without a configuration the run's partitions, and report it.
+
+    A run of one partition also lands those after it, up to the window `until`, as far as `session.catch_up` allows.
+    A partition is materialized when it is complete, and only then. If the run has no step that commits, this step
+    commits, so that no landed rows are forgotten.
+
+    Raises dagster.Failure, or an interrupt.
+    """
+    with session.step(context, name):
+        feed = session.feed(name)
+        request, skip = (config.request(), config.skip()) if config else (_request_of(context, feed, until), None)
+        landed = yield from LandStep(context, session, feed, request, skip).run()
+    if not isinstance(context, dg.AssetExecutionContext):
+        yield dg.Output(None)
+        return
+    if not landed:
+        yield from internals.no_results(context, session.keys(name).landed)
+        return
+    if context.has_partition_key_range:
+        yield from internals.told_already(context, session.keys(name).landed)
+    if not executes(context, session.keys(name).committed):
+        yield from commit_step.commit_in_landing_step(context, session, name)
+
+
+def _request_of(context: Context, feed: Feed, until: str) -> Request:
+    """The request for the run's partitions, and for one partition those after it. Raises UsageError."""
+    windows = commit_step.partitions(context, feed)
+    if context.has_partition_key_range:
+        return Request(RequestKind.WINDOW, window=windows[0], until=windows[-1] + feed.window.length)
+    return Request(RequestKind.WINDOW, window=windows[0], until=window_start(until) if until else None)
+
+
+_PLANNED = 24
+"""The most windows of a request that are red while they are not complete."""
+
+
+@dataclass(frozen=True)
+class LandStep:
+    """One step that lands a request of a feed."""
+
+    context: Context
+    session: RunSession
+    feed: Feed
+    request: Request
+    skip: Skip | None = None
+
+    @property
+    def _partitions(self) -> Sequence[int]:
+        return commit_step.partitions(self.context, self.feed)
+
+    @property
+    def _own(self) -> int | None:
+        """The window of a run with one partition, which the step reports as its own results."""
+        return self._partitions[0] if self.context.has_partition_key else None
+
+    @property
+    def _key(self) -> dg.AssetKey:
+        return self.session.keys(self.feed.name).landed
+
+    def run(self) -> Generator[Any, None, bool]:
+        """Land, commit if landing fails, and report. Returns False if all requested windows are pending."""
+        self._plan_windows()
+        with self._in_lineage(), self.session.open_ports(self.feed) as edges:
+            if error := find_pending_error(self.feed, edges, self.request):
+                yield from self._report_all_pending(error)
+                return False
+            try:
+                yield from self._land_or_commit(edges)
+            except Exception as error:
+                yield from self._report_again(edges, re_report.committed_again)
+                yield commit_step.failed_event(self.context, self.session, self.feed.name, error)
+                raise
+        return True
+
+    def _land_or_commit(self, edges: Ports) -> Events:
+        """Land. If it fails, commit the frontier before the step fails, since `<feed>/committed` will not run.
+
+        What failed is not part of the frontier. After an error that ended landing before it reached anything, nothing
+        is committed: the same error would keep the commit from succeeding.
+        """
+        context, session, feed = self.context, self.session, self.feed
+        try:
+            yield from self._land_and_check(edges)
+        except SluiceError as error:
+            if session.result.can_commit_after(error):
+                yield from commit_step.commit_after_failure(context, session, feed, edges)
+            raise
+        if feed.offsets.in_zookeeper:
+            # This step owns the partitions until it ends; the next owner begins at the committed offsets.
+            commit_step.commit_quietly(context, session, feed, edges)
+
+    def _land_and_check(self, edges: Ports) -> Events:
+        try:
+            books, run, landed = yield from self._land(edges)
+        except Exception as error:
+            if isinstance(error, BatchRefused) and self._own is not None:
+                with internals.optional():
+                    yield from self._report_refusal(edges, error, self._own)
+            yield from self._report_again(edges, re_report.landed_again)
+            raise
+        required = self._required_windows(landed)
+        if self._own is not None:
+            yield from self._report_own(books, landed, self._own)
+        else:
+            account = feed_checks.account(books, landed, self.context.run.run_id)
+            yield feed_checks.feed_evaluation(self.context.instance, self._key, ACCOUNT, account)
+            for window in run.find_incomplete(required) if self._partitions else ():
+                yield evaluation(self._key, COMPLETE, window, _completeness(False, landed))
+        run.check(required)
+
+    def _required_windows(self, landed: Landed) -> Sequence[int]:
+        """The windows without which the step fails: the run's partitions; in a run over many feeds, the requested."""
+        if self._own is not None:
+            return self._partitions
+        if not self._partitions and (self.session.alone or landed.stopped):
+            return ()
+        return list_settled(self.feed, self.request, landed)
+
+    def _in_lineage(self) -> AbstractContextManager[None]:
+        """Report what the block lands to OpenLineage, if configured."""
+        windows = list_requested(self.feed, self.request)
+        window = (windows[0], windows[-1] + self.feed.window.length) if windows else None
+        landing = lineage.Landing(self.feed, self.context.run.run_id, window, self.session.alone)
+        return lineage.told(landing, lambda: self.session.result.landed)
+
+    def _plan_windows(self) -> None:
+        """Make requested windows red until they are complete, except pending ones. Dagster does so for partitions."""
+        if not self._partitions and self.session.alone:
+            return
+        keys, at = evidence.outputs(self.feed, self.session.keys(self.feed.name)), now()
+        windows = [w for w in list_requested(self.feed, self.request)[: _PLANNED + 1] if w not in self._partitions]
+        planned = [show_window(w) for w in windows[:_PLANNED] if self.feed.window.closed(w, at)]
+        internals.plan_partitions(self.context, keys, planned)
+
+    def _report_all_pending(self, error: WindowPending) -> Events:
+        """`error` is the caller's result; in Dagster the run succeeds."""
+        self.session.result.error = error
+        yield from self._report_pending(PendingWindows.of_request(self.request, self.feed.window))
+
+    def _report_pending(self, pending: PendingWindows | None) -> Events:
+        """Report the pending windows of a request: a line in the log, a tag, an observation of the first ones."""
+        if pending is None:
+            return
+        context = self.context
+        context.log.warning("%s → %s", pending.text, pending.remedy(self.feed.name))
+        if self.session.alone:
+            context.instance.add_run_tags(context.run.run_id, {PENDING_TAG: show_window(pending.first)})
+        for window in pending.windows(self.feed.window)[:_PLANNED]:
+            yield _pending_event(self.feed, self._key, window)
+
+    def _report_refusal(self, edges: Ports, refused: BatchRefused, window: int) -> Events:
+        """The reason why the window is refused, in its checks; nothing if the batch was taken over for another one."""
+        context, feed = self.context, self.feed
+        slices = open_ledger(feed, edges).read().live_slices()
+        batch = next((b for b, s in slices if s.window == window and b.owner.run == context.run.run_id), None)
+        if batch is None:
+            return
+        page = paths.batch_page_path(feed.name, batch.id, batch.owner.token)
+        report = edges.lake.locate(page) if edges.lake.size(page) is not None else None
+        yield from _known_checks(context, self._key, contract_checks.refusals(feed, refused, report))
+
+    def _report_again(self, edges: Ports, again: re_report.Again) -> Events:
+        yield from commit_step.report_again(self.context, self.session, self.feed, edges, self._partitions, again)
+
+    def _report_own(self, books: Books, landed: Landed, window: int) -> Events:
+        """Report the run's only partition, and its checks."""
+        feed, key, complete = books.feed, books.keys.landed, books.is_complete(window)
+        if complete:
+            yield evidence.window_result(books, window)
+            yield from (evidence.window_event(books, k, window) for k in evidence.outputs(feed, books.keys) if k != key)
+        results = {name: check.says(books, window) for name, check in feed_checks.OF_WINDOW.items()}
+        results |= {COMPLETE: _completeness(complete, landed)}
+        results |= {ACCOUNT: feed_checks.account(books, landed, self.context.run.run_id)}
+        for name, result in results.items():
+            yield dg.AssetCheckResult(check_name=name, asset_key=key, **result)
+        yield from _known_checks(self.context, key, contract_checks.verdicts(books, window))
+
+    def _land(self, edges: Ports) -> Generator[Any, None, tuple[Books, FeedRun, Landed]]:
+        """Land, and report batches and completed windows, but not the run's only partition."""
+        context, session, feed = self.context, self.session, self.feed
+        run = commit_step.open_run(context, session, feed, edges)
+        edges, ledger = run.ports, run.ledger
+
+        def books_now() -> Books:
+            return commit_step.open_books(session, feed, ledger, edges)
+
+        rolled = evidence.roll_forward(context.instance, books_now(), evidence.PORTION, run.report)
+        if message := rolled.describe(feed.name):
+            context.log.info(message)
+        re_report.settle(context.instance, feed, session.keys(feed.name), books_now)
+        with session.stop.canceling(edges.engine.cancel), _keeping_refused_report(context, ledger, edges):
+            landed = run.land(self.request, self.skip, self._time_is_up())
+        task_logs.tell(landed)
+        self._log(landed)
+        run.report(Progress("tell"))
+        books = books_now()
+        remember_topics(session.project, feed, {k.topic for k in landed.frontiers})
+        remember(session.project, feed.name, first_window=earliest(books.state))
+        watched = None
+        if not landed.failures:  # after failures Kafka may be away, and a question would take minutes
+            yield from _read_topics(context, edges, landed, books)
+            watched = _watch_after_landing(context, feed, edges, ledger)
+        outlook = watched.outlook if watched else None
+        if outlook:
+            remember(session.project, feed.name, kept=outlook.kept)
+        batch_reports.keep_all(context, ledger, edges, landed.batches, outlook)
+        yield from self._publish_events(books, landed, rolled)
+        yield from self._report_pending(landed.pending)
+        if watched:
+            yield feed_checks.feed_evaluation(context.instance, self._key, WATCH, feed_checks.watch_check(watched))
+        return books, run, landed
+
+    def _time_is_up(self) -> Callable[[], bool]:
+        """Whether to leave the rest to the next run, which a schedule's run does after `session.catch_up`.
+
+        So runs of a schedule report and commit from time to time. A run started by hand lands everything."""
+        if self.request.until is None or internals.SCHEDULE_TAG not in self.context.run.tags:
+            return lambda: False
+        end = time.monotonic() + self.session.catch_up / 1000
+        return lambda: time.monotonic() >= end
+
+    def _log(self, landed: Landed) -> None:
+        """Log what is left and why, and tag a run that leaves the rest to the next one."""
+        context, session = self.context, self.session
+        if landed.stopped:
+            left = many(landed.left, "offset")
+            context.log.info("after %s %s are left to the next run", show_duration(session.catch_up), left)
+            if session.alone:
+                context.instance.add_run_tags(context.run.run_id, {MORE_TAG: "1"})
+        if landed.start_not_used:
+            context.log.warning("%s", landed.start_not_used)
+        for transaction in landed.held:
+            context.log.warning("%s → %s", transaction.text, transaction.remedy)
+        if landed.overridden:
+            context.log.warning("%s", landed.overridden)
+
+    def _publish_events(self, books: Books, landed: Landed, rolled: Portion) -> Events:
+        """The events of what was published and completed, whatever else failed.
+
+        `rolled`: the windows that were reported just before, without their checks, and those left to later runs. The
+        run's partitions are reported whoever landed them.
+        """
+        context, key, own = self.context, books.keys.landed, self._own
+        batches = [books.state.batches[b.batch] for b in landed.batches if b.number is not None]
+        windows = {*landed.windows, *self._partitions} & books.complete | books.complete_of(batches)
+        windows |= evidence.untold_windows(context.instance, books, key) - rolled.left
+        for event in evidence.landing_events(books, batches, windows):
+            if own is None or event.partition != show_window(own):
+                yield from internals.to_yield(context, event)
+        yield from feed_checks.window_evaluations(context.instance, books, key, (windows | rolled.windows) - {own})
+
+
+def _pending_event(feed: Feed, key: dg.AssetKey, window: int) -> dg.AssetObservation:
+    pending = PendingWindows.of(window, 1, feed.window)
+    return dg.AssetObservation(
+        key,
+        partition=show_window(window),
+        description=pending.text,
+        metadata={"lands_from": dg.MetadataValue.timestamp(pending.lands_from / 1000)},
+    )
+
+
+def _known_checks(context: Context, key: dg.AssetKey, results: Iterable[tuple[str, Said]]) -> Events:
+    """The results of checks, without those that came into the contract after definitions were loaded: Dagster takes no
+    result of a check that it does not know. By the contract they decide all the same."""
+    known = {k.name for k in context.selected_asset_check_keys if k.asset_key == key}
+    new = []
+    for name, result in results:
+        if name in known:
+            yield dg.AssetCheckResult(check_name=name, asset_key=key, **result)
+        else:
+            new.append(name)
+    if new:
+        shown = ", ".join(new)
+        context.log.warning("not shown here yet: %s → reload the code location: the contract has changed", shown)
+
+
+def _watch_after_landing(context: Context, feed: Feed, edges: Ports, ledger: Ledger) -> WatchResult | None:
+    """What the sensor would find now. If that cannot be seen, it is only logged."""
+    try:
+        return feed_checks.by_the_way(watch(feed, ledger, edges.cluster, view(edges.cluster, [feed]), edges.clock()))
+    except SluiceError as error:
+        context.log.warning("the feed could not be looked at after landing: %s", error.message)
+        return None
+
+
+@contextmanager
+def _keeping_refused_report(context: Context, ledger: Ledger, edges: Ports) -> Iterator[None]:
+    """Leave a report of a batch that is refused."""
+    try:
+        yield
+    except BatchRefused as refused:
+        batch_reports.keep_refused(context, ledger, edges, context.run.run_id, refused)
+        raise
+
+
+def _completeness(complete: bool, landed: Landed) -> Said:
+    """The result of the check whether the window is complete."""
+    if complete:
+        return WHOLE
+    failed = feed_checks.failures(landed)
+    said = feed_checks.in_vain(failed) if failed else "it landed in part: the feed's limits end a run before"
+    return {"passed": False, "description": said, "metadata": failures_metadata(landed)}
+
+
+def _read_topics(context: Context, edges: Ports, landed: Landed, books: Books) -> Events:
+    """The topics that were just read, as they are now. This is a convenience: if it fails, it is only logged."""
+    feed, state = books.feed, books.state
+    topics = {s.topic for b in landed.batches for s in b.plan.slices}
+    try:
+        seen = partitions_of(edges, feed, topics)
+        outlook = outlook_of(edges, feed, state, seen)
+    except SluiceError as error:
+        context.log.warning("the topics could not be observed after landing: %s", error.message)
+        return
+    for topic, partitions in sorted(seen.items()):
+        said = topic_metadata(partitions, [reader_of(feed.name, state, topic, outlook)])
+        yield dg.AssetObservation(books.keys.topic(topic), metadata=said)

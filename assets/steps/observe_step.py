@@ -1,0 +1,76 @@
+"""Observes the topics that feeds read: partitions, ends, lag and risks."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+import dagster as dg
+
+from sluice.assets.events.topics_metadata import TopicReader, topic_metadata
+from sluice.assets.runs.run_session import RunSession
+from sluice.pipelines.errors import UnknownTopic
+from sluice.pipelines.feed.feed import Feed
+from sluice.pipelines.ledger import Ledger, State
+from sluice.pipelines.model.kafka import PartitionState
+from sluice.pipelines.planning.origins import key_of
+from sluice.pipelines.ports import Ports
+from sluice.pipelines.status.outlook import Outlook, look_ahead
+
+Topics = Mapping[str, list[PartitionState]]
+
+
+def observe_step(
+    context: dg.AssetExecutionContext, session: RunSession, owner: str, readers: Mapping[str, Sequence[str]]
+) -> Iterator[Any]:
+    """Report partitions, ends, lag and risks of the selected topics. `readers`: the feeds of each topic.
+
+    Kafka is that of the feed `owner`. Raises dagster.Failure for missing topics after reporting the others.
+    """
+    key_of = session.keys(owner).topic
+    topics = {t: feeds for t, feeds in readers.items() if key_of(t) in context.selected_asset_keys}
+    with session.step(context):
+        partitions, readers_of = _survey(session, owner, topics)
+        for topic, states in sorted(partitions.items()):
+            yield dg.ObserveResult(asset_key=key_of(topic), metadata=topic_metadata(states, readers_of[topic]))
+        if missing := sorted(topics.keys() - partitions.keys()):
+            raise UnknownTopic(f"no topic {', '.join(missing[:10])} in Kafka", remedy="create it, or mend the feed")
+
+
+def _survey(
+    session: RunSession, owner: str, topics: Mapping[str, Sequence[str]]
+) -> tuple[Topics, dict[str, list[TopicReader]]]:
+    seen: Topics = {}
+    lags: dict[str, list[TopicReader]] = {t: [] for t in topics}
+    for name in (owner, *sorted({r for feeds in topics.values() for r in feeds} - {owner})):
+        feed, mine = session.feed(name), [t for t, feeds in topics.items() if name in feeds]
+        with session.open_ports(feed) as edges:
+            seen = seen or partitions_of(edges, feed, mine)
+            state = Ledger(edges.lake, name, edges.clock).read()
+            outlook = outlook_of(edges, feed, state, {t: seen[t] for t in mine if t in seen})
+        for topic in mine:
+            lags[topic].append(reader_of(name, state, topic, outlook))
+    return seen, lags
+
+
+def partitions_of(edges: Ports, feed: Feed, topics: Iterable[str]) -> Topics:
+    """The partitions of those topics that exist."""
+    there = set(topics) & edges.cluster.topics().keys()
+    found: dict[str, list[PartitionState]] = {t: [] for t in there}
+    for p in edges.cluster.partitions(sorted(there), feed.isolation) if there else ():
+        found[p.topic].append(p)
+    return found
+
+
+def outlook_of(edges: Ports, feed: Feed, state: State, seen: Topics) -> Outlook:
+    """What is about to happen to the feed in these topics."""
+    partitions = {key_of(state, p): p for ps in seen.values() for p in ps}
+    now = edges.clock()
+    return look_ahead(feed, Ledger(edges.lake, feed.name, edges.clock), state, edges.cluster, partitions, now)
+
+
+def reader_of(feed: str, state: State, topic: str, outlook: Outlook) -> TopicReader:
+    frontiers = {k.partition: state.frontier(k) for k in state.known() if k.topic == topic}
+    ages = {k.partition: age for k, age in outlook.ages().items() if k.topic == topic}
+    at_risk = [r.describe(outlook.now) for r in outlook.at_risk if r.key.topic == topic]
+    return TopicReader(feed, frontiers, ages, at_risk)

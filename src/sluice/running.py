@@ -1,0 +1,273 @@
+"""Runs feeds: plans, lands, proves, publishes and commits. Knows no orchestrator.
+
+    results = run({"orders": Request(RequestKind.CATCH_UP)}, project)
+
+`FeedRun` has landing and committing as separate steps, so that an orchestrator can store its record of the landed rows
+in between. Guarantee: offsets are committed only after the rows below them are published.
+"""
+
+from __future__ import annotations
+
+import os
+import uuid
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from sluice.pipelines.batch.land import land
+from sluice.pipelines.batch.result import BatchResult, Landed, Skip
+from sluice.pipelines.batch.survey import changed_partitions, open_ledger
+from sluice.pipelines.committing.commit import CommitResult, CommitSettings, CommitStatus, commit
+from sluice.pipelines.errors import BatchRefused, SluiceError, UsageError, WindowIncomplete, WindowPending
+from sluice.pipelines.feed.feed import Feed
+from sluice.pipelines.ledger import Ledger
+from sluice.pipelines.model.kafka import TopicPartition
+from sluice.pipelines.model.plans import Request, RequestKind
+from sluice.pipelines.model.progress import Progress, Reporter
+from sluice.pipelines.planning.windows import PendingWindows, complete_of, settled_part
+from sluice.pipelines.ports import Ports
+from sluice.pipelines.quarantine.dead_letters import Outlet
+from sluice.pipelines.util.units import show_window
+from sluice.reading import When, instant
+from sluice.resources.liveness import new_owner
+from sluice.resources.project import Project
+from sluice.resources.spark import shipping
+
+if TYPE_CHECKING:
+    from sluice.pipelines.tables.sync import Synced
+
+OpenPorts = Callable[[Feed], AbstractContextManager[Ports]]
+OnProgress = Callable[[str, Progress], None]
+"""Called with the feed and its progress."""
+Feeds = str | Iterable[str] | Mapping[str, Request]
+
+
+@dataclass
+class RunResult:
+    """The result of a run of one feed. After an error, `landed` and `committed` are the results before it.
+
+    `error.remedy` is the next thing to do. `uncommitted` is the reason why landed rows are not committed, if `error` is
+    another one; `table` the reason why the feed's table is not up to date, which fails no run. `pending` are requested
+    windows whose grace period has not ended. `stopped`: the rest is left to another run because time was up.
+    """
+
+    feed: str = ""
+    run_id: str = ""
+    landed: Landed | None = None
+    committed: CommitResult | None = None
+    error: SluiceError | None = None
+    uncommitted: SluiceError | None = None
+    table: SluiceError | None = None
+    pending: PendingWindows | None = None
+    crash: Exception | None = None
+    """An error that is not one of Sluice's."""
+    interrupted: bool = False
+    stopped: bool = False
+
+    @property
+    def batches(self) -> tuple[BatchResult, ...]:
+        return self.landed.batches if self.landed else ()
+
+    @property
+    def failure(self) -> Exception | None:
+        """The error that ended the run, of any kind."""
+        return self.error or self.crash
+
+    def can_commit_after(self, error: SluiceError) -> bool:
+        """Returns whether rows can be committed although landing ended with this error.
+
+        False if landing failed before it reached anything: the same error would keep the commit from succeeding.
+        """
+        return self.landed is not None or isinstance(error, BatchRefused)
+
+    @property
+    def exit_code(self) -> int:
+        return self.error.exit_code if self.error else 0
+
+
+@dataclass(frozen=True)
+class FeedRun:
+    """The landing step and the committing step of a run of one feed. `result` keeps their results."""
+
+    feed: Feed
+    ports: Ports
+    ledger: Ledger
+    run_id: str
+    report: Reporter
+    result: RunResult
+
+    def land(self, request: Request, skip: Skip | None = None, enough: Callable[[], bool] = lambda: False) -> Landed:
+        """Land and publish the pending part of a request. An interrupt cancels the engine's work.
+
+        Raises as `land` of the batch; failures of slices are returned, not raised: see `check`.
+        """
+        feed, ports, result = self.feed, self.ports, self.result
+        with _cancel_on_interrupt(ports):
+            shipping.prepare(feed.spark, self.report)
+            owner = new_owner(self.run_id)
+            landed = land(feed, ports, request, owner, self.report, skip, self.ledger, enough)
+        result.landed, result.stopped, result.pending = landed, landed.stopped, landed.pending
+        return landed
+
+    def find_incomplete(self, windows: Sequence[int]) -> list[int]:
+        """The windows among these (starts, ms) that are not complete."""
+        complete = complete_of(self.ledger.read(), windows, self.feed.window)
+        return [w for w in windows if w not in complete]
+
+    def check(self, windows: Sequence[int]) -> None:
+        """Raise the error of missing slices, or WindowIncomplete if the feed's limits ended the run before a window."""
+        if self.result.landed:
+            self.result.landed.check()
+        if missing := self.find_incomplete(windows):
+            window = show_window(missing[0])
+            raise WindowIncomplete(
+                f"window {window} landed in part: the feed's limits end a run before",
+                remedy=f"run it again: sluice run {self.feed.name} --window {window}; or raise `limits`",
+            )
+
+    def commit(self, changed: Collection[TopicPartition] = ()) -> CommitResult:
+        """Commit the frontier, without partitions whose log has `changed`. Raises as `commit` of committing."""
+        feed, result = self.feed, self.result
+        settings = CommitSettings(feed.commit, feed.transactional_id, feed.policies.on_group_moved)
+        outlet = Outlet.of(feed, self.ports.lake)
+        answer = commit(self.ledger, self.ports.group, settings, outlet, self.ports.cluster, changed)
+        if answer.status is CommitStatus.UNCHANGED and result.committed is not None:
+            answer = result.committed  # an earlier step of this run has committed
+        result.committed = answer
+        return answer
+
+    def find_changed(self) -> frozenset[TopicPartition]:
+        """The partitions whose log in Kafka is no longer the one that the ledger knows."""
+        return changed_partitions(self.feed, self.ports, self.ledger.read())
+
+
+def find_pending_error(feed: Feed, ports: Ports, request: Request) -> WindowPending | None:
+    """Returns the error of a request whose windows are all pending; nothing of it can land yet."""
+    try:
+        settled_part(request, feed.window, ports.clock())
+    except WindowPending as pending:
+        return pending
+    except UsageError:
+        pass  # landing raises it
+    return None
+
+
+def list_requested(feed: Feed, request: Request) -> Sequence[int]:
+    """The whole windows (their starts, ms) that a request names."""
+    if request.window is None or request.only:
+        return ()
+    length = feed.window.length
+    return range(request.window, request.until or request.window + length, length)
+
+
+def list_settled(feed: Feed, request: Request, landed: Landed) -> Sequence[int]:
+    """The windows of a request without the pending ones."""
+    windows, first = list_requested(feed, request), landed.pending.first if landed.pending else None
+    return windows if first is None else [w for w in windows if w < first]
+
+
+def run(requests: Mapping[str, Request], project: Project, on_progress: OnProgress) -> dict[str, RunResult]:
+    """Run feeds one after the other. Returns the result of each, in order; one feed's error stops no other.
+
+    Raises FeedError before anything runs, KeyboardInterrupt, and errors that are not Sluice's.
+    """
+    from sluice.resources.open_ports import shared_edges
+    from sluice.resources.spark import engine
+
+    feeds = {name: project.feed(name) for name in requests}
+    results = dict[str, RunResult]()
+    with shared_edges(feeds.values()) as open_ports:
+        spark = None
+        for name in sorted(feeds, key=lambda name: repr(feeds[name].spark)):
+            if spark not in (None, feeds[name].spark):
+                engine.end()  # a process has one Spark
+            spark = feeds[name].spark
+            results[name] = run_feed(feeds[name], requests[name], open_ports, partial(on_progress, name))
+    return {name: results[name] for name in requests}
+
+
+def run_feed(feed: Feed, request: Request, open_ports: OpenPorts, report: Reporter) -> RunResult:
+    """Land, commit and bring up the table of one feed. Its error is in the result."""
+    result = RunResult(feed.name, str(uuid.uuid4()))
+    try:
+        with open_ports(feed) as ports:
+            if pending := find_pending_error(feed, ports, request):
+                result.pending = PendingWindows.of_request(request, feed.window)
+                raise pending
+            of_feed = FeedRun(feed, ports, open_ledger(feed, ports, result.run_id), result.run_id, report, result)
+            _land_and_commit(of_feed, request)
+            _sync_table(of_feed)
+    except SluiceError as error:
+        result.error = error
+    report(Progress("finish"))
+    return result
+
+
+def _land_and_commit(of_feed: FeedRun, request: Request) -> None:
+    report, result = of_feed.report, of_feed.result
+    try:
+        landed = of_feed.land(request)
+        of_feed.check(list_settled(of_feed.feed, request, landed))
+    except SluiceError as error:
+        if result.can_commit_after(error):
+            try:
+                report(Progress("commit"))
+                of_feed.commit(of_feed.find_changed())
+            except SluiceError as reason:
+                result.uncommitted = reason
+        raise
+    report(Progress("commit"))
+    of_feed.commit()
+
+
+def _sync_table(of_feed: FeedRun) -> None:
+    """Bring the feed's table up to the ledger, if it has one."""
+    try:
+        sync_table(of_feed.feed, of_feed.ports, of_feed.ledger, of_feed.report)
+    except SluiceError as error:
+        of_feed.result.table = error
+
+
+def sync_table(feed: Feed, ports: Ports, ledger: Ledger, report: Reporter) -> Synced | None:
+    """Bring the feed's tables up to the ledger. Returns None for a feed without a table. Raises as `sync` of tables."""
+    from sluice.pipelines.tables.sync import sync
+    from sluice.resources.open_ports import open_tables
+
+    if feed.table is None:
+        return None
+    report(Progress("table"))
+    with open_tables(feed, ports.lake) as (rows, refused, windows):
+        before = ports.clock() - feed.table.keep_snapshots
+        return sync(ledger, ports.lake, rows, report, quarantine=refused, windows=windows, expire_before=before)
+
+
+@contextmanager
+def _cancel_on_interrupt(ports: Ports) -> Iterator[None]:
+    try:
+        yield
+    except BaseException as error:
+        if not isinstance(error, Exception):
+            ports.engine.cancel()
+        raise
+
+
+def make_requests(feeds: Feeds, windows: When | None, to: When | None) -> Mapping[str, Request]:
+    """The request of each feed. Raises UsageError."""
+    if isinstance(feeds, Mapping):
+        if windows is not None or to is not None:
+            raise UsageError("requests together with windows", remedy="give one of them")
+        return feeds
+    if windows is None and to is not None:
+        raise UsageError("`to` without `windows`", remedy="name the first window, too")
+    request = Request(RequestKind.CATCH_UP)
+    if windows is not None:
+        request = Request(RequestKind.WINDOW, window=instant(windows), until=None if to is None else instant(to))
+    names = [feeds] if isinstance(feeds, str) else list(feeds)
+    return dict.fromkeys(names, request)
+
+
+def find_project(project: str | os.PathLike[str] | None) -> Project:
+    return Project.find(Path(project) if project else None)
