@@ -93,8 +93,8 @@ class LakeLiveness:
         clear = {o.token: verdict for o, beat in beats.items() if (verdict := self._at_once(beat))}
         suspects = {o: beat for o, beat in beats.items() if o.token not in clear}
         if watch:
-            return clear | self._watched(suspects)
-        return clear | {o.token: self._suspected(beat or b"") for o, beat in suspects.items()}
+            return clear | self._watch(suspects)
+        return clear | {o.token: self._judge_age(beat or b"") for o, beat in suspects.items()}
 
     def owners(self) -> tuple[Owner, ...]:
         """Every owner with a beat in the lake, at work or killed; fields that a beat lacks are empty."""
@@ -141,16 +141,16 @@ class LakeLiveness:
             return Verdict(Life.ALIVE, f"its last beat is {max(age, 0) / 1000:.0f} s old")
         return None
 
-    def _suspected(self, beat: bytes) -> Verdict:
+    def _judge_age(self, beat: bytes) -> Verdict:
         at, bound = _stamp(beat), self._bound_ms / 1000
-        aged = "its last beat says no time" if at is None else f"by our clock its last beat is {self._aged(at)}"
+        aged = "its last beat says no time" if at is None else f"by our clock its last beat is {self._describe_age(at)}"
         return Verdict(Life.UNKNOWN, f"{aged}; whether it goes on is seen by watching it for {bound:.0f} s")
 
-    def _aged(self, at: int) -> str:
+    def _describe_age(self, at: int) -> str:
         age = self._clock() - at
         return f"{abs(age) / 1000:.0f} s {'old' if age >= 0 else 'ahead'}"
 
-    def _watched(self, suspects: dict[Owner, bytes | None]) -> dict[str, Verdict]:
+    def _watch(self, suspects: dict[Owner, bytes | None]) -> dict[str, Verdict]:
         """Watch for `bound_ms`, by counted pauses and no clock. An owner whose beat changes is alive."""
         verdicts: dict[str, Verdict] = {}
         for _ in range(-(-self._bound_ms // self._beat_ms)):

@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 @contextmanager
 def open_ports(feed: Feed) -> Iterator[Ports]:
     """The feed's edges; connections are closed when the block ends. Raises KafkaUnavailable, SetupError."""
-    with _opened(feed) as edges:
+    with _open_ports(feed) as edges:
         yield edges
 
 
@@ -58,11 +58,11 @@ def shared_edges(feeds: Iterable[Feed]) -> Iterator[Callable[[Feed], AbstractCon
             for access, many in alike.items()
             if len(many) > 1
         }
-        yield lambda feed: _opened(feed, shared.get(feed.kafka))
+        yield lambda feed: _open_ports(feed, shared.get(feed.kafka))
 
 
 @contextmanager
-def _opened(feed: Feed, shared: SharedKafka | None = None) -> Iterator[Ports]:
+def _open_ports(feed: Feed, shared: SharedKafka | None = None) -> Iterator[Ports]:
     lake = open_lake(feed)
     with (
         nullcontext(shared.wire) if shared else closing(Wire(feed.kafka)) as wire,

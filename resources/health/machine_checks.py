@@ -35,7 +35,7 @@ def python(_: None) -> Iterator[Diagnosis]:
 
 def packages(_: None) -> Iterator[Diagnosis]:
     """What is installed against what this release asks for; of what extras bring, what is here."""
-    needed = [r for r in map(Requirement, metadata.requires(OURS) or ()) if _wanted(r)]
+    needed = [r for r in map(Requirement, metadata.requires(OURS) or ()) if _is_required(r)]
     wrong = [problem for r in needed if (problem := _wrong(r))]
     if wrong:
         yield failed("packages", "; ".join(wrong), "install Sluice anew with its dependencies: pip install sluice")
@@ -45,7 +45,7 @@ def packages(_: None) -> Iterator[Diagnosis]:
         yield ok("packages", f"all {len(needed)} as Sluice {metadata.version(OURS)} needs them: {versions}")
 
 
-def _wanted(needed: Requirement) -> bool:
+def _is_required(needed: Requirement) -> bool:
     """Whether it belongs to Sluice alone, or to an extra of users' and is installed."""
     if not needed.marker or needed.marker.evaluate():
         return True

@@ -72,17 +72,17 @@ class Bucket:
 
     @property
     def client(self) -> Any:
-        return self._made(_client)
+        return self._make_client(_client)
 
     @property
     def credentials(self) -> Any:
         """The credentials that boto3 finds now, as `access_key`, `secret_key`, `token`. Raises NotAuthorized."""
-        answer = self._made(_session).get_credentials()
+        answer = self._make_client(_session).get_credentials()
         if answer is None:
             raise self._meaning(boto.NoCredentialsError(), "")
         return answer.get_frozen_credentials()
 
-    def _made(self, make: Callable[[int, Access], Any]) -> Any:
+    def _make_client(self, make: Callable[[int, Access], Any]) -> Any:
         access = tuple((n, getattr(self.settings, n)) for n in _ACCESS)
         try:
             with _making:
@@ -173,10 +173,10 @@ class Bucket:
     def _meaning(self, error: Exception, key: str) -> SluiceError:
         where = f"s3://{self.name}/{key}" if key else f"s3://{self.name}"
         if isinstance(error, boto.ClientError):
-            return _refusal(error, where, self._masked(error.response.get("Error", {}).get("Message", "")))
-        return _no_answer(error, where, self._masked(str(error)))
+            return _refusal(error, where, self._mask(error.response.get("Error", {}).get("Message", "")))
+        return _no_answer(error, where, self._mask(str(error)))
 
-    def _masked(self, text: str) -> str:
+    def _mask(self, text: str) -> str:
         """The message of the other side or a library, on one line, without anything secret."""
         for _, value in self.settings:
             if isinstance(value, SecretStr):

@@ -198,7 +198,7 @@ class Upload(io.RawIOBase):
                 "ETag": self._bucket.send("upload_part", self._key, part.file, **parameters)["ETag"],
             }
         except NotThere:
-            raise self._discarded() from None
+            raise self._discard_error() from None
 
     def _collect(self, limit: int) -> None:
         while len(self._under_way) > limit:
@@ -223,9 +223,9 @@ class Upload(io.RawIOBase):
             ) from error
         if not ours:
             self._id = upload
-            raise self._discarded() if isinstance(error, NotThere) else error
+            raise self._discard_error() if isinstance(error, NotThere) else error
 
-    def _discarded(self) -> LakeUnavailable:
+    def _discard_error(self) -> LakeUnavailable:
         return LakeUnavailable(
             f"the upload of {self._key} was ended by somebody else",
             remedy="run again; `sluice repair` may have done it",
@@ -295,10 +295,10 @@ class ObjectReader(io.RawIOBase):
         for block in (self._block, self._tail):
             if block.start <= position < block.start + len(block.data):
                 return memoryview(block.data)[position - block.start :][:wanted]
-        self._block = self._fetched(position, wanted)
+        self._block = self._fetch(position, wanted)
         return memoryview(self._block.data)[:wanted]
 
-    def _fetched(self, position: int, wanted: int) -> Block:
+    def _fetch(self, position: int, wanted: int) -> Block:
         goes_on = position == self._block.start + len(self._block.data)
         self._ahead = min(2 * self._ahead, AHEAD[1]) if goes_on else AHEAD[0]
         end = min(position + min(max(wanted, self._ahead), AT_ONCE), self._tail.start)

@@ -34,9 +34,9 @@ class Authority:
         from cryptography import x509
 
         key = _new_key()
-        name = _named(f"local Kafka's CA {secrets.token_hex(4)}")
+        name = _make_name(f"local Kafka's CA {secrets.token_hex(4)}")
         builder = _builder(name, name, key, _LIFETIME).add_extension(x509.BasicConstraints(True, 0), critical=True)
-        return cls(key, _signed(builder, key))
+        return cls(key, _sign(builder, key))
 
     @classmethod
     def read(cls, key: bytes, certificate: bytes) -> Authority:
@@ -55,7 +55,7 @@ class Authority:
         from cryptography.x509.oid import ExtendedKeyUsageOID as Usage
 
         key = _new_key()
-        builder = _builder(_named(name), self.certificate.subject, key, lifetime)
+        builder = _builder(_make_name(name), self.certificate.subject, key, lifetime)
         builder = builder.add_extension(x509.BasicConstraints(False, None), critical=True)
         builder = builder.add_extension(x509.ExtendedKeyUsage([Usage.CLIENT_AUTH, Usage.SERVER_AUTH]), critical=False)
         builder = builder.add_extension(
@@ -64,7 +64,7 @@ class Authority:
         if hosts:
             names = x509.SubjectAlternativeName([_host(host) for host in hosts])
             builder = builder.add_extension(names, critical=False)
-        return _key_pem(key), _certificate_pem(_signed(builder, self.key))
+        return _key_pem(key), _certificate_pem(_sign(builder, self.key))
 
     def key_pem(self) -> bytes:
         return _key_pem(self.key)
@@ -104,13 +104,13 @@ def _builder(
     )
 
 
-def _signed(builder: x509.CertificateBuilder, key: EllipticCurvePrivateKey) -> x509.Certificate:
+def _sign(builder: x509.CertificateBuilder, key: EllipticCurvePrivateKey) -> x509.Certificate:
     from cryptography.hazmat.primitives import hashes
 
     return builder.sign(key, hashes.SHA256())
 
 
-def _named(name: str) -> x509.Name:
+def _make_name(name: str) -> x509.Name:
     from cryptography import x509
     from cryptography.x509.oid import NameOID
 

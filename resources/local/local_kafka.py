@@ -186,7 +186,7 @@ class LocalKafka:
         """
         _jars()
         self._root.mkdir(parents=True, exist_ok=True)
-        with self._locked():
+        with self._lock():
             fresh = self._settle_what_it_is()
             launched: list[_BrokerNode] = []
             try:
@@ -205,7 +205,7 @@ class LocalKafka:
     def stop(self) -> None:
         """End this folder's brokers, and only those; a cluster that is not kept is removed with its data."""
         if (self._root / "cluster.json").exists():
-            with self._locked():
+            with self._lock():
                 # By what the folders say, not by cluster.json: that one may be damaged.
                 orderly = self._keep or _classes(_SERVER, self._root).archive is None
                 _end(self._root.glob("node-[0-9]*"), STOP_SECONDS if orderly else 0)
@@ -242,7 +242,7 @@ class LocalKafka:
         Those of a majority that is away answer only once all of them are started.
         """
         nodes = [self._node(broker) for broker in brokers]
-        with self._locked():
+        with self._lock():
             for node in nodes:
                 if not node.running:
                     node.launch(self._cluster().keep)
@@ -252,7 +252,7 @@ class LocalKafka:
         """New certificates for a secured cluster's brokers and users. Returns when brokers that run show theirs."""
         if (secured := self.secured) is None:
             raise SetupError(f"the local Kafka in {self._root} has no certificates", remedy="it is not a secured one")
-        with self._locked():
+        with self._lock():
             secured.prepare(self.broker_ids, self.bootstrap, anew=True)
             for node in self._nodes():
                 if node.running:
@@ -384,7 +384,7 @@ class LocalKafka:
             self._guard = None
 
     @contextlib.contextmanager
-    def _locked(self) -> Iterator[None]:
+    def _lock(self) -> Iterator[None]:
         """Only one process at a time starts or stops the nodes of a folder."""
         with (self._root / "lock").open("w") as handle:
             fcntl.flock(handle, fcntl.LOCK_EX)

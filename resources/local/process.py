@@ -26,7 +26,7 @@ class Process:
 
     @property
     def alive(self) -> bool:
-        return _born(self.pid) == self.born
+        return _start_time(self.pid) == self.born
 
     def send(self, number: signal.Signals) -> None:
         """Signal it; nothing happens when it has ended."""
@@ -68,7 +68,7 @@ def spawn(command: Sequence[str | Path], folder: Path, output: Path) -> Process:
             check=True,
         )
     pid = int(shell.stdout)
-    return Process(pid, _born(pid) or "ended at once")
+    return Process(pid, _start_time(pid) or "ended at once")
 
 
 def age() -> float | None:
@@ -80,7 +80,7 @@ def age() -> float | None:
     return time.clock_gettime(time.CLOCK_BOOTTIME) - started
 
 
-def _born(pid: int) -> str | None:
+def _start_time(pid: int) -> str | None:
     """When the process was started, in the system's own words; None when it has ended, reaped or not."""
     stat = Path("/proc", str(pid), "stat")
     if not Path("/proc/self/stat").exists():

@@ -105,7 +105,7 @@ def step(name: str, run: str, **about: str | int | None) -> Iterator[None]:
         with logs.about(trace=format(span.get_span_context().trace_id, "032x")):
             yield
     except BaseException as error:
-        _failed(span, error)
+        _record_failure(span, error)
         raise
     finally:
         current_step.close()
@@ -133,7 +133,7 @@ def trace_of(run: str) -> int:
     return int.from_bytes(hashlib.sha256(run.encode()).digest()[:16], "big")
 
 
-def _failed(span: Any, error: BaseException) -> None:
+def _record_failure(span: Any, error: BaseException) -> None:
     """Which error it was; only our own say what is known to hold no secret."""
     from opentelemetry.trace import Status, StatusCode
 
@@ -172,7 +172,7 @@ def _provider() -> Any:
     try:
         if find_spec("opentelemetry.sdk") is None:
             return None
-        return _made()
+        return _make_tracer()
     except ModuleNotFoundError:
         return None  # not even the API is there
     except Exception as error:  # noqa: BLE001 - whatever the library finds wrong with its settings, the run goes on
@@ -180,7 +180,7 @@ def _provider() -> Any:
         return None
 
 
-def _made() -> Any:
+def _make_tracer() -> Any:
     from opentelemetry.sdk.resources import Resource
     from opentelemetry.sdk.trace import TracerProvider
     from opentelemetry.sdk.trace.export import BatchSpanProcessor

@@ -169,11 +169,11 @@ class RegistryClient:
         if numbered := _NUMBERED.fullmatch(str(id)):
             return self._of_own_api(str(id), *numbered.groups())
         document = self._get(f"/schemas/ids/{id}" if isinstance(id, int) else f"/schemas/guids/{id}")
-        return None if document is None else self._registered(document, id)
+        return None if document is None else self._make_schema(document, id)
 
     def version(self, subject: str, version: int | None = None) -> RegisteredSchema | None:
         document = self._get(_version_path(subject, version or "latest"))
-        return None if document is None else self._registered(document, _number(document, "id"), subject)
+        return None if document is None else self._make_schema(document, _number(document, "id"), subject)
 
     def register(self, subject: str, schema: str, type: str = AVRO) -> int:
         """Register a schema as the subject's newest version, unless it has it. Returns the schema's number."""
@@ -190,7 +190,7 @@ class RegistryClient:
             raise self._nonsense("no list of subjects")
         return tuple(sorted(str(s) for s in document))
 
-    def _registered(self, document: Any, id: int | str, subject: str = "") -> RegisteredSchema:
+    def _make_schema(self, document: Any, id: int | str, subject: str = "") -> RegisteredSchema:
         texts: dict[_Key, tuple[str, str]] = {}
         references = document.get("references") or []
         number = document.get("id", id)
@@ -200,7 +200,7 @@ class RegistryClient:
         else:
             self._collect(references, texts, (), _Compatible(self))
         version = _number(document, "version") if subject else 0
-        return _made(id, _type(document), texts, self._text(document), subject, version)
+        return _make_client(id, _type(document), texts, self._text(document), subject, version)
 
     def _collect(
         self, references: Any, texts: dict[_Key, tuple[str, str]], above: tuple[_Key, ...], api: _Compatible | _Apicurio
@@ -213,16 +213,16 @@ class RegistryClient:
                 raise self._nonsense("a reference that is none")
             key = api.key(r)
             if key in above:
-                raise self._refused(f"{api.spelled(key)}, refers to itself in a circle")
+                raise self._refusal(f"{api.spelled(key)}, refers to itself in a circle")
             if key in texts:
                 continue
             if len(texts) >= MOST_REFERENCES or len(above) >= MOST_DEPTH:
-                raise self._refused(
+                raise self._refusal(
                     f"a schema has more than {MOST_REFERENCES} references, or they are deeper than {MOST_DEPTH}"
                 )
             behind = api.behind(key)
             if behind is None:
-                raise self._refused(f"a schema refers to {api.spelled(key)}, which does not exist")
+                raise self._refusal(f"a schema refers to {api.spelled(key)}, which does not exist")
             text, inside = behind
             self._collect(inside, texts, (*above, key), api)
             texts[key] = str(r.get("name")), text
@@ -240,13 +240,13 @@ class RegistryClient:
             text = self._send(at)
             if text is None:
                 continue
-            document = self._parsed(self._send(f"{path}/search/{results}?{kind}={number}&limit=1"))
+            document = self._parse(self._send(f"{path}/search/{results}?{kind}={number}&limit=1"))
             versions = document.get(results) if isinstance(document, dict) else None
             if not versions:
                 return None  # a text that no version has any more
-            references = self._parsed(self._send(f"{at}/references")) or []
+            references = self._parse(self._send(f"{at}/references")) or []
             self._collect(references, texts, (), _Apicurio(self, path, references))
-            return _made(id, str(versions[0].get(type_)), texts, text.decode("utf-8", "replace"))
+            return _make_client(id, str(versions[0].get(type_)), texts, text.decode("utf-8", "replace"))
         if all(self._send(f"{self._own}/{api}/system/info") is None for api in _SEARCHES):
             raise Failed(
                 f"the schema registry {self.settings.url} has no {self._own}, which tells the schemas of headers",
@@ -261,7 +261,7 @@ class RegistryClient:
             for kind in ("contentIds", "globalIds"):
                 at = f"{self._own}/{api}/ids/{kind}/{id}"
                 if self._send(at) == text.encode():
-                    document = self._parsed(self._send(f"{at}/references"))
+                    document = self._parse(self._send(f"{at}/references"))
                     if isinstance(document, list) and len(document) == len(references):
                         return _Apicurio(self, f"{self._own}/{api}", document)
         raise Failed(
@@ -280,7 +280,7 @@ class RegistryClient:
 
     def _get(self, path: str, body: bytes | None = None) -> Any:
         """The JSON at the path of the compatible API, to which a body is posted; None for 404."""
-        return self._parsed(self._send(urlsplit(self.settings.url).path + path, body))
+        return self._parse(self._send(urlsplit(self.settings.url).path + path, body))
 
     def _send(self, path: str, body: bytes | None = None) -> bytes | None:
         """The bytes at the path; None for 404."""
@@ -314,10 +314,10 @@ class RegistryClient:
         if status != 200:
             raise self._nonsense(f"HTTP {status}")
         if len(body) > MOST_ANSWER:
-            raise self._refused(f"an answer is larger than {MOST_ANSWER:,} bytes")
+            raise self._refusal(f"an answer is larger than {MOST_ANSWER:,} bytes")
         return body
 
-    def _parsed(self, body: bytes | None) -> Any:
+    def _parse(self, body: bytes | None) -> Any:
         if body is None:
             return None
         try:
@@ -390,7 +390,7 @@ class RegistryClient:
             remedy="check registry.url: the address of Confluent's API, such as http://host:8080/apis/ccompat/v7",
         )
 
-    def _refused(self, what: str) -> Failed:
+    def _refusal(self, what: str) -> Failed:
         return Failed(f"the schema registry {self.settings.url}: {what}", remedy="mend the schema in the registry")
 
 
@@ -434,10 +434,10 @@ class _Apicurio:
         text = self.client._send(f"{at}/content" if self.api.endswith("v3") else at)
         if text is None:
             return None
-        return text.decode("utf-8", "replace"), self.client._parsed(self.client._send(f"{at}/references")) or []
+        return text.decode("utf-8", "replace"), self.client._parse(self.client._send(f"{at}/references")) or []
 
 
-def _made(
+def _make_client(
     id: int | str, type: str, texts: dict[_Key, tuple[str, str]], text: str, subject: str = "", version: int = 0
 ) -> RegisteredSchema:
     """A schema with the texts that it refers to, and their names."""

@@ -37,21 +37,21 @@ class GlueClient:
     settings: RegistrySettings
 
     def schema(self, id: int | str) -> RegisteredSchema | None:
-        with self._asking() as ask:
+        with self._request_client() as ask:
             document = ask("get_schema_version", SchemaVersionId=str(id))
-        return None if document is None else self._registered(document, id)
+        return None if document is None else self._make_schema(document, id)
 
     def version(self, subject: str, version: int | None = None) -> RegisteredSchema | None:
         which: dict[str, Any] = {"VersionNumber": version} if version else {"LatestVersion": True}
         schema_id = {"RegistryName": self._place[1], "SchemaName": subject}
-        with self._asking() as ask:
+        with self._request_client() as ask:
             document = ask("get_schema_version", SchemaId=schema_id, SchemaVersionNumber=which)
-        return None if document is None else self._registered(document, str(document.get("SchemaVersionId")), subject)
+        return None if document is None else self._make_schema(document, str(document.get("SchemaVersionId")), subject)
 
     def subjects(self) -> tuple[str, ...]:
         """The schemas of the registry, sorted; of very many, some."""
         names, more = list[str](), dict[str, str]()
-        with self._asking() as ask:
+        with self._request_client() as ask:
             while len(names) < _MOST_SUBJECTS:
                 page = ask("list_schemas", RegistryId={"RegistryName": self._place[1]}, **more)
                 if page is None:
@@ -69,14 +69,14 @@ class GlueClient:
     def _place(self) -> tuple[str, str]:
         return self.settings.glue or ("", "")
 
-    def _registered(self, document: dict[str, Any], id: int | str, subject: str = "") -> RegisteredSchema:
+    def _make_schema(self, document: dict[str, Any], id: int | str, subject: str = "") -> RegisteredSchema:
         text, type_ = document.get("SchemaDefinition"), document.get("DataFormat")
         if not isinstance(text, str) or type_ not in (AVRO, JSON, PROTOBUF):
             raise Failed(f"{self.settings.url} gave an answer without a schema", remedy="check registry.url")
         return RegisteredSchema(id, type_, (text,), subject, int(document.get("VersionNumber") or 0) if subject else 0)
 
     @contextmanager
-    def _asking(self) -> Iterator[Callable[..., dict[str, Any] | None]]:
+    def _request_client(self) -> Iterator[Callable[..., dict[str, Any] | None]]:
         """What gives Glue's answer to an operation, None where it has no such thing. A client is made for the block:
         that takes far longer than a request."""
         try:
@@ -96,7 +96,7 @@ class GlueClient:
         except boto.ClientError as error:
             raise self._meaning(_code(error)) from None
         except (boto.NoCredentialsError, boto.PartialCredentialsError, boto.CredentialRetrievalError):
-            raise self._forbidden("no credentials were found") from None
+            raise self._forbid("no credentials were found") from None
         except (boto.BotoCoreError, ValueError) as error:
             raise self._away(type(error).__name__) from None
 
@@ -107,12 +107,12 @@ class GlueClient:
 
     def _meaning(self, code: str) -> SluiceError:
         if code in _REFUSED:
-            return self._forbidden(code)
+            return self._forbid(code)
         if code == "InvalidInputException":
             return Failed(f"{self.settings.url} gave {code}", remedy="check registry.subject and registry.version")
         return self._away(code)
 
-    def _forbidden(self, why: str) -> RegistryForbidden:
+    def _forbid(self, why: str) -> RegistryForbidden:
         return RegistryForbidden(
             f"the schema registry {self.settings.url} refused the login ({why})",
             remedy="give AWS's settings (environment, profile, role) the right glue:GetSchemaVersion; docs/formats.md",

@@ -107,7 +107,7 @@ class SparkEngine:
     def start(self) -> None:
         """Start Spark if this process has none. Elsewhere than here, wait for executors, ask them whether they reach
         what tasks will read and write, and let them compile their loops. Raises SetupError."""
-        self._waited(self._begun)
+        self._wait_for(self._begun)
 
     def run(self, job: Job, tasks: Sequence[int]) -> list[Outcome | TaskTraffic]:
         """One outcome for each slice of the tasks (places in the plan), and the traffic of each task, in no particular
@@ -120,7 +120,7 @@ class SparkEngine:
             return []
         step = tracing.current()
         work = executor.TaskWork.of(job, tasks, tries(self._settings), self._per_broker, timed=step is not None)
-        sent = self._waited(lambda: self._with_jobs(lambda jobs: self._landed(jobs, work)))
+        sent = self._wait_for(lambda: self._with_jobs(lambda jobs: self._land(jobs, work)))
         if step:
             step.tasks(job.plan, job.batch, [s for s in sent if isinstance(s, TaskTime)])
         return [s for s in sent if not isinstance(s, TaskTime)]
@@ -137,11 +137,11 @@ class SparkEngine:
                     remedy="leave spark.speculation out of the feed's spark and of the cluster's settings, or do it"
                     " --here, without Spark",
                 )
-            return self._with_jobs(lambda jobs: self._mapped(jobs, work))
+            return self._with_jobs(lambda jobs: self._map(jobs, work))
 
-        return self._waited(mapped) if count else []
+        return self._wait_for(mapped) if count else []
 
-    def _waited(self, call: Callable[[], T]) -> T:
+    def _wait_for(self, call: Callable[[], T]) -> T:
         done = _elsewhere(call)
         try:
             wait([done])
@@ -157,12 +157,12 @@ class SparkEngine:
             return
         executors.wait(spark, self._settings, self._cancelled.is_set, self._ended)
         if self._ports and spark.applicationId not in _looked:
-            self._asked(spark, self._ports()).check()
+            self._ask_executors(spark, self._ports()).check()
             _looked.add(spark.applicationId)
         with self._watched(spark):
             _compiled_there(spark, spark.applicationId)
 
-    def _asked(self, spark: SparkContext, ports: ExecutorPorts) -> Preflight:
+    def _ask_executors(self, spark: SparkContext, ports: ExecutorPorts) -> Preflight:
         """What executors say of themselves, and a warning of those that ended meanwhile. Raises SetupError when the
         master ended the application."""
         from sluice.resources.spark import preflight  # late, like Kafka's client in it: a Spark here is not asked
@@ -207,9 +207,9 @@ class SparkEngine:
         def asked() -> Preflight:
             spark = self._spark()
             executors.wait(spark, self._settings, self._cancelled.is_set, self._ended)
-            return self._asked(spark, ports())
+            return self._ask_executors(spark, ports())
 
-        return self._waited(asked)
+        return self._wait_for(asked)
 
     def _spark(self) -> Any:
         return session(self._settings) if is_connect(self._settings) else context(self._settings)
@@ -252,19 +252,19 @@ class SparkEngine:
                 with suppress(Exception):  # the job may have ended meanwhile
                     jobs.cancel()  # again and again: it may not have been submitted yet
 
-    def _landed(self, jobs: _Jobs, work: executor.TaskWork) -> list[executor.Sent]:
+    def _land(self, jobs: _Jobs, work: executor.TaskWork) -> list[executor.Sent]:
         try:
             return _outcomes(jobs, work)
         except Exception as error:  # noqa: BLE001 - Spark has no common error over classic, Py4J and Connect
             if ended := self._ended_by(error, _ADOPTED):
                 raise ended from None
-            return self._salvaged(jobs, work, error)
+            return self._salvage(jobs, work, error)
 
-    def _mapped(self, jobs: _Jobs, work: _Work) -> list[str]:
+    def _map(self, jobs: _Jobs, work: _Work) -> list[str]:
         try:
             return [answer for _, answer in jobs.rows(work)]
         except Exception as error:  # noqa: BLE001 - as above
-            raise self._ended_by(error, _GOES_ON) or self._failed(error) from None
+            raise self._ended_by(error, _GOES_ON) or self._make_failure(error) from None
 
     def _ended_by(self, error: Exception, again: str) -> Failed | None:
         """Who or what ended a job; None for one that failed by itself. `again`: what comes of running it again."""
@@ -281,13 +281,13 @@ class SparkEngine:
             return _no_server(self._settings, unreachable, again)
         return None
 
-    def _salvaged(self, jobs: _Jobs, work: executor.TaskWork, error: Exception) -> list[executor.Sent]:
+    def _salvage(self, jobs: _Jobs, work: executor.TaskWork, error: Exception) -> list[executor.Sent]:
         try:
             return _outcomes(jobs, replace(work, salvage=spark_errors.cause(error)))
         except Exception:  # noqa: BLE001 - the first error is the one that tells
-            raise self._failed(error) from None
+            raise self._make_failure(error) from None
 
-    def _failed(self, error: Exception) -> Failed:
+    def _make_failure(self, error: Exception) -> Failed:
         return Failed(
             f"the Spark job failed: {spark_errors.cause(error)}",
             remedy=self._way_out(str(error))
@@ -422,7 +422,7 @@ class _ConnectJobs:
 
     def __init__(self, spark: SparkSession, settings: SparkSettings) -> None:
         self._spark = spark.newSession()
-        _impatient(self._spark)
+        _shorten_waits(self._spark)
         shipping.add_to(self._spark, settings)
 
     def rows(self, work: _Work) -> list[executor.Row]:
@@ -440,7 +440,7 @@ class _ConnectJobs:
         self._spark.stop()  # the server keeps nothing; and at this process's end a call under way would wait for ever
 
 
-def _impatient(spark: SparkSession) -> None:
+def _shorten_waits(spark: SparkSession) -> None:
     """By itself the client asks a server that is gone for ten minutes, without a word. What it says after these few
     tries is told as an error."""
     warnings.filterwarnings("ignore", r"\[RETRIES_EXCEEDED\]", UserWarning)
@@ -452,17 +452,17 @@ def _impatient(spark: SparkSession) -> None:
 def context(settings: SparkSettings) -> SparkContext:
     """The process's Spark context, started as the settings say when none runs. Raises SetupError. Not for Connect."""
     with _lock:
-        return _running() or _started(settings)
+        return _running() or _start(settings)
 
 
-def _started(settings: SparkSettings) -> SparkContext:
+def _start(settings: SparkSettings) -> SparkContext:
     executors.check_answers(settings)
-    with _bounded(settings):
+    with _bound_memory(settings):
         return _capturing_output(settings, partial(_context, settings))
 
 
 @contextmanager
-def _bounded(settings: SparkSettings) -> Iterator[None]:
+def _bound_memory(settings: SparkSettings) -> Iterator[None]:
     """A start that takes longer than `start_timeout`, and what a JVM takes, ends with its JVM. On this machine it is
     given all the time."""
     late = threading.Timer(_START_SECONDS + settings.start_timeout / 1000, _kill_jvm)
@@ -577,7 +577,7 @@ def _context(settings: SparkSettings, output: BinaryIO) -> SparkContext:
     # What the JVM is launched with stands in its command line, for everybody to read: secrets follow later.
     masked = settings.model_dump()["conf"]
     public = [(k, v) for k, v in conf.items() if masked.get(k, v) == v]
-    gateway = _archived(settings, dict(public), output)
+    gateway = _start_from_archive(settings, dict(public), output)
     from pyspark import SparkConf, SparkContext
     from pyspark.java_gateway import launch_gateway
 
@@ -602,7 +602,7 @@ def _jvm_printed() -> str:
     return os.pread(_printed[-1], _PRINTED_BYTES, max(0, end - _PRINTED_BYTES)).decode("utf-8", "replace")
 
 
-def _archived(settings: SparkSettings, public: Mapping[str, str], output: BinaryIO) -> Any:
+def _start_from_archive(settings: SparkSettings, public: Mapping[str, str], output: BinaryIO) -> Any:
     """A JVM started by the archive of its classes, on this machine; None where that does not go."""
     if not is_local(settings) or not jvm.fits(settings.conf):
         return None
@@ -622,7 +622,7 @@ def _session(settings: SparkSettings) -> SparkSession:
         builder = builder.config(key, value)
     spark: SparkSession = builder.getOrCreate()
     if is_connect(settings):
-        _impatient(spark)
+        _shorten_waits(spark)
     return spark
 
 

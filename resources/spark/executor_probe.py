@@ -32,7 +32,7 @@ def answer(question: dict[str, Any]) -> dict[str, Any]:
     try:
         ports = pickle.loads(question["ports"])
     except Exception as error:  # noqa: BLE001 - whatever it is, the driver hears it
-        facts["imports"] = _said(error)
+        facts["imports"] = _describe_error(error)
         return facts
     late = f"no answer within {question['seconds']:.0f} s"
     facts |= {"kafka": {ports.bootstrap: late}, "lake": late}
@@ -50,10 +50,10 @@ def _ask(facts: dict[str, Any], name: str, ask: Any) -> None:
     try:
         facts[name] = ask()
     except Exception as error:  # noqa: BLE001 - whatever it is, the driver hears it
-        facts[name] = {"": _said(error)} if name == "kafka" else _said(error)
+        facts[name] = {"": _describe_error(error)} if name == "kafka" else _describe_error(error)
 
 
-def _said(error: Exception) -> str:
+def _describe_error(error: Exception) -> str:
     lines = str(getattr(error, "message", "") or error).strip().splitlines()
     return f"{type(error).__name__}: {lines[0] if lines else ''}"
 

@@ -51,11 +51,11 @@ def unreachable(settings: SparkSettings) -> str:
     if not match:
         return ""
     default = 15002 if is_connect(settings) else 443 if match[2] else 7077
-    failures = [_refused(address.strip(), default) for address in (match[1] or match[2]).split(",")]
+    failures = [_probe(address.strip(), default) for address in (match[1] or match[2]).split(",")]
     return "; ".join(failures) if all(failures) else ""
 
 
-def _refused(address: str, default: int) -> str:
+def _probe(address: str, default: int) -> str:
     """Why nobody can be reached there; empty when somebody can."""
     host, port = address, default
     if split := re.fullmatch(r"(.+):(\d+)", address):
@@ -104,7 +104,7 @@ def given_up(settings: SparkSettings, ended: Ended) -> tuple[str, str]:
 
 def none_came(spark: Any, settings: SparkSettings, ended: Ended) -> SetupError:
     """What was asked for, and what is there, or what became of those that came."""
-    resources = _asked(spark.getConf())
+    resources = _describe_request(spark.getConf())
     there, remedy = ended.told()
     if not there:
         there, remedy = _there(spark, settings)
@@ -116,7 +116,7 @@ def none_came(spark: Any, settings: SparkSettings, ended: Ended) -> SetupError:
     )
 
 
-def _asked(conf: Any) -> str:
+def _describe_request(conf: Any) -> str:
     settings: Mapping[str, str] = dict(conf.getAll())
     memory = settings.get("spark.executor.memory", "1g")
     cores = settings.get("spark.executor.cores", "all cores of its worker")
@@ -130,11 +130,11 @@ def _there(spark: Any, settings: SparkSettings) -> tuple[str, str]:
     """What a standalone master says of this application and of its workers, empty where it does not tell; and what to
     do."""
     with suppress(Exception):  # it only explains, by Spark's own messages
-        return _told(spark, settings)
+        return _describe_master(spark, settings)
     return "", _LESS
 
 
-def _told(spark: Any, settings: SparkSettings) -> tuple[str, str]:
+def _describe_master(spark: Any, settings: SparkSettings) -> tuple[str, str]:
     match = re.match(r"spark://([^,:]+):(\d+)", master(settings))
     if not match:
         return "", _LESS

@@ -174,16 +174,16 @@ def _make(folder: Path) -> None:
             subprocess.run(train, capture_output=True, timeout=_TRAINING, check=True, stdin=subprocess.DEVNULL)
             os.rename(built, folder)
         except (OSError, subprocess.SubprocessError):
-            _failed(folder).touch()
+            _failure_path(folder).touch()
 
 
-def _failed(folder: Path) -> Path:
+def _failure_path(folder: Path) -> Path:
     return folder.with_name(folder.name + ".failed")
 
 
 def _was_given_up(folder: Path) -> bool:
     with suppress(FileNotFoundError):
-        return time.time() - _failed(folder).stat().st_mtime < _AGAIN
+        return time.time() - _failure_path(folder).stat().st_mtime < _AGAIN
     return False
 
 

@@ -188,10 +188,10 @@ def _normal(name: str) -> str:
 
 
 def _requires(distribution: metadata.Distribution) -> list[str]:
-    return [_required(line) for line in distribution.requires or () if "extra ==" not in line.replace("  ", " ")]
+    return [_parse_name(line) for line in distribution.requires or () if "extra ==" not in line.replace("  ", " ")]
 
 
-def _required(line: str) -> str:
+def _parse_name(line: str) -> str:
     """The name in a requirement such as `urllib3<3,>=1.25 ; python_version >= "3.10"`."""
     return re.split(r"[\s<>=!~;\[(]", line.strip(), maxsplit=1)[0]
 
@@ -246,7 +246,7 @@ def _holds(distribution: metadata.Distribution, name: str) -> bool:
     return any(f.parts[0] == name or str(f) == f"{name}.py" for f in files)
 
 
-def _compiled() -> list[_File]:
+def _list_caches() -> list[_File]:
     """What numba keeps beside our files."""
     root = _PACKAGE
     records = root / "pipelines" / "records"
@@ -291,7 +291,7 @@ def _make(
     report(Progress(STAGE, note="what executors need, once for this version of Sluice"))
     with tempfile.TemporaryDirectory(prefix="making-", dir=path.parent) as scratch:
         stage = Path(scratch, "stage")
-        for file in [*ours, *_compiled(), *(f for d in distributions.values() for f in _theirs(d))]:
+        for file in [*ours, *_list_caches(), *(f for d in distributions.values() for f in _theirs(d))]:
             target = stage / file.path
             target.parent.mkdir(parents=True, exist_ok=True)
             shutil.copyfile(file.source, target)

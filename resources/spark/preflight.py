@@ -107,7 +107,7 @@ class ExecutorPorts:
         if away := [f"{path} ({name})" for name, path in files.items() if not Path(path).is_file()]:
             raise FileNotFoundError(f"there is no {' and no '.join(away)}")
         with closing(KafkaCluster(self.access)) as cluster:
-            return {address: _reached(address) for address in cluster.addresses()}
+            return {address: _probe(address) for address in cluster.addresses()}
 
     def lake(self) -> str:
         """What is wrong with the lake. Raises what the store does."""
@@ -117,7 +117,7 @@ class ExecutorPorts:
         return ""
 
 
-def _reached(address: str) -> str:
+def _probe(address: str) -> str:
     host, _, port = address.rpartition(":")
     try:
         socket.create_connection((host.strip("[]"), int(port)), _CONNECT_SECONDS).close()

@@ -27,9 +27,9 @@ def queues(leaders: Sequence[int], bound: int | None = None) -> tuple[Queue, ...
     by_leader: dict[int, list[int]] = {}
     for position, leader in enumerate(leaders):
         by_leader.setdefault(leader, []).append(position)
-    shared = [_shared(positions, bound or len(positions)) for positions in by_leader.values()]
+    shared = [_share(positions, bound or len(positions)) for positions in by_leader.values()]
     return tuple(filter(None, chain.from_iterable(zip_longest(*shared, fillvalue=()))))
 
 
-def _shared(positions: Sequence[int], count: int) -> list[Queue]:
+def _share(positions: Sequence[int], count: int) -> list[Queue]:
     return [tuple(positions[i::count]) for i in range(min(count, len(positions)))]

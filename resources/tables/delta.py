@@ -123,11 +123,11 @@ class DeltaLakeTable:
 
     def look(self) -> TableHead | None:
         try:
-            return self._looked()
+            return self._load_head()
         except TableMoved:  # while it was read: what is newest can be read without what is gone
-            return self._looked()
+            return self._load_head()
 
-    def _looked(self) -> TableHead | None:
+    def _load_head(self) -> TableHead | None:
         with self._asking():
             self._table = self._open()
             self._version = -1 if self._table is None else self._table.version()

@@ -43,17 +43,17 @@ def delta_field(name: str, text: str) -> dict[str, Any]:
 
 
 def _field(name: str, t: Type) -> dict[str, Any]:
-    return {"name": name, "type": _spelled(t), "nullable": True, "metadata": {}}
+    return {"name": name, "type": _spell_type(t), "nullable": True, "metadata": {}}
 
 
-def _spelled(t: Type) -> str | dict[str, Any]:
+def _spell_type(t: Type) -> str | dict[str, Any]:
     match t.kind:
         case Kind.DECIMAL:
             return f"decimal({t.precision},{t.scale})"
         case Kind.LIST:
-            return {"type": "array", "elementType": _spelled(t.fields[0].type), "containsNull": True}
+            return {"type": "array", "elementType": _spell_type(t.fields[0].type), "containsNull": True}
         case Kind.MAP:
-            value = _spelled(t.fields[0].type)
+            value = _spell_type(t.fields[0].type)
             return {"type": "map", "keyType": "string", "valueType": value, "valueContainsNull": True}
         case Kind.STRUCT:
             return {"type": "struct", "fields": [_field(f.name, f.type) for f in t.fields]}

@@ -410,13 +410,13 @@ def _with_times(stats: dict[str, Any], footer: pq.FileMetaData, columns: Mapping
         if not pa.types.is_temporal(bounds.kind):
             continue
         stats["null_value_counts"][columns[name]] = bounds.nulls
-        packed = [_packed(bounds.kind, value) for value in (bounds.low, bounds.high) if value is not None]
+        packed = [_pack(bounds.kind, value) for value in (bounds.low, bounds.high) if value is not None]
         if packed and None not in packed:
             stats["lower_bounds"][columns[name]], stats["upper_bounds"][columns[name]] = packed
     return stats
 
 
-def _packed(kind: pa.DataType, value: int) -> bytes | None:
+def _pack(kind: pa.DataType, value: int) -> bytes | None:
     """A day or a time as Iceberg keeps it; None for a time that it does not have."""
     if pa.types.is_date(kind):
         return value.to_bytes(4, "little", signed=True)

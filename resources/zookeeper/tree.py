@@ -209,7 +209,7 @@ class Tree:
     def _asking(self, doing: str, *, unknown: bool = False) -> Iterator[Any]:
         """The client, connected. kazoo's errors come out as ours; `unknown`: as one that leaves the outcome open."""
         kazoo = _kazoo()
-        client = self._connected()
+        client = self._connect()
         lost = (
             kazoo.exceptions.ConnectionLoss,
             kazoo.exceptions.ConnectionClosedError,
@@ -233,7 +233,7 @@ class Tree:
                 f"{doing}: ZooKeeper at {self.address} answers {type(error).__name__}", remedy="see its log"
             ) from None
 
-    def _connected(self) -> Any:
+    def _connect(self) -> Any:
         kazoo = _kazoo()
         with self._lock:
             if self._client is None:

@@ -62,14 +62,14 @@ class ZooKeeperGroups:
         offsets at the same moment; Unknown when no answer came."""
         stored = self._tree.offsets(group, offsets)
         if not (view := self.view(group)).free:
-            raise _held(group, view.who())
+            raise _conflict(group, view.who())
         for path in (layout.offset_path, layout.mark_path):
             self._tree.ensure(path(group, tp).rpartition("/")[0] for tp in offsets)
         for chunk in chunks(writes(group, offsets, stored)):
             try:
                 self._tree.transact(chunk, f"putting the offsets of group {group} into ZooKeeper")
             except Changed as changed:
-                raise _held(group, f"{changed.path}: {changed.what} at the same moment") from None
+                raise _conflict(group, f"{changed.path}: {changed.what} at the same moment") from None
 
     def _ownable(self, group: str) -> list[TopicPartition]:
         root = f"{layout.group_path(group)}/owners"
@@ -82,7 +82,7 @@ def _member(consumer: Consumer, owned: list[TopicPartition]) -> GroupMember:
     return GroupMember(consumer.id, client, consumer.host or "an unknown host", None, tuple(owned))
 
 
-def _held(group: str, by: str) -> GroupHeld:
+def _conflict(group: str, by: str) -> GroupHeld:
     return GroupHeld(
         f"group {group} in ZooKeeper is in use: {by}",
         remedy=f"stop its consumers and repeat; see who: sluice groups describe {group}",

@@ -211,7 +211,8 @@ def _offsets(
     """The offset that a place means in each partition; with offsets by partition, in these alone."""
     if isinstance(position, Mapping):
         return {
-            tp: _held(states, tp, at, what) for tp, at in ((spellings.partition(n), at) for n, at in position.items())
+            tp: _check_retained(states, tp, at, what)
+            for tp, at in ((spellings.partition(n), at) for n, at in position.items())
         }
     if position == "earliest":
         return {tp: p.log_start for tp, p in states.items()}
@@ -221,7 +222,7 @@ def _offsets(
     return {tp: min(at.offset if (at := offsets[tp]) else p.stable_end, p.stable_end) for tp, p in states.items()}
 
 
-def _held(states: Mapping[TopicPartition, PartitionState], tp: TopicPartition, at: int, what: str) -> int:
+def _check_retained(states: Mapping[TopicPartition, PartitionState], tp: TopicPartition, at: int, what: str) -> int:
     if (p := states.get(tp)) is None:
         listed = ", ".join(map(str, sorted(states)[:6]))
         raise UsageError(f"{tp} is not a partition of this feed", remedy=f"its partitions are: {listed or 'none'}")

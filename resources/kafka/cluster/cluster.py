@@ -229,11 +229,11 @@ class KafkaCluster:
         patience = Patience(self._wire, self._patience)
         while True:
             try:
-                return await self._looked(topics)
+                return await self._load_layout(topics)
             except KafkaError as error:
                 await patience.trouble(error)
 
-    async def _looked(self, topics: Iterable[str] | None) -> ClusterView:
+    async def _load_layout(self, topics: Iterable[str] | None) -> ClusterView:
         layout = await self._wire.layout(topics)
         self._id = layout.cluster_id
         return layout
@@ -324,7 +324,7 @@ class KafkaCluster:
         unknown = 0
         while True:
             try:
-                layout = await self._looked(topics)
+                layout = await self._load_layout(topics)
                 self._known = layout if wanted is None else self._known
                 failures = await self._round(layout, wanted, results, ask)
                 failures |= {TopicPartition(t, -1): e() for t, e in layout.errors.items()}

@@ -60,9 +60,9 @@ class Markers:
         One look at a time: those that wait find what the others saw.
         """
         with self._one_look:
-            return self._passed(times, hits)
+            return self._skip_markers(times, hits)
 
-    def _passed(
+    def _skip_markers(
         self, times: Mapping[TopicPartition, int], hits: Mapping[TopicPartition, OffsetAtTime]
     ) -> dict[TopicPartition, OffsetAtTime | None]:
         offsets: dict[TopicPartition, OffsetAtTime | None] = {}

@@ -119,7 +119,7 @@ class SharedKafka:
         with self._lock:
             last = self._last
             if last is None or time.monotonic() - last.began > AGE:
-                last = self._last = self._looked(time.monotonic())
+                last = self._last = self._take_look(time.monotonic())
         if isinstance(last, _Failed):
             raise copy(last.error)
         return last
@@ -180,7 +180,7 @@ class SharedKafka:
 
     # -- looking
 
-    def _looked(self, began: float) -> Look | _Failed:
+    def _take_look(self, began: float) -> Look | _Failed:
         try:
             layout = self._cluster.layout()
             topics = self._cluster.named(layout)

@@ -126,7 +126,7 @@ class Wire:
         self._net.close()
         self._manager.close_sockets()
 
-    def borrowed(self, rights: Sequence[Right] = ()) -> Wire:
+    def borrow(self, rights: Sequence[Right] = ()) -> Wire:
         """The same wire for a group of one feed, with that feed's rights."""
         return cast(Wire, Borrowed(self, rights))
 
@@ -248,7 +248,7 @@ class Wire:
 
         Raises NotReached.
         """
-        connection = await self._reached(node)
+        connection = await self._connect(node)
         before, count = self._made.get(node, (None, 0))
         if connection is not before:
             count += 1
@@ -256,7 +256,7 @@ class Wire:
         broker = self._manager.cluster.broker_metadata(node)
         return f"{broker.host}:{broker.port}" if broker else "", count
 
-    async def _reached(self, node: int) -> Any:
+    async def _connect(self, node: int) -> Any:
         await self._find_brokers()
         try:
             connection = self._manager.get_connection(node)
@@ -274,14 +274,14 @@ class Wire:
 
     async def release(self, node: int) -> tuple[int, ...]:
         """The broker's release, as far as its protocol tells. Connects to it, and logs in."""
-        release: tuple[int, ...] = (await self._reached(node)).broker_version
+        release: tuple[int, ...] = (await self._connect(node)).broker_version
         return release
 
     async def coordinator(self, kind: int, key: str, borrower: str = "") -> Any:
         """The node to ask about a group or transactional id; cached until `forget_coordinator`."""
         cache_key = kind, key, borrower
         if cache_key not in self._coordinators:
-            self._coordinators[cache_key] = self._dedicated(await self.find_coordinator(kind, key), borrower)
+            self._coordinators[cache_key] = self._add_coordinator(await self.find_coordinator(kind, key), borrower)
         return self._coordinators[cache_key]
 
     async def find_coordinator(self, kind: int, key: str) -> group_api.Coordinator:
@@ -299,7 +299,7 @@ class Wire:
     def forget_coordinator(self, kind: int, key: str, borrower: str = "") -> None:
         self._coordinators.pop((kind, key, borrower), None)
 
-    def _dedicated(self, coordinator: group_api.Coordinator, borrower: str) -> str:
+    def _add_coordinator(self, coordinator: group_api.Coordinator, borrower: str) -> str:
         """A connection of its own, also for each who borrows the wire: a join that waits would hold up what is sent
         after it."""
         node = f"{_DEDICATED}{borrower}{coordinator.node}"

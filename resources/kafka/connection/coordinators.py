@@ -1,7 +1,6 @@
-"""Asking the coordinator of a group or a transactional id, wherever it moves.
+"""Requests to the coordinator of a group or a transactional id, wherever it moves.
 
-Promises: every wait has an end; a request whose repetition could hide what the first one did ends in `Unknown` once an
-answer was lost.
+Promises: every wait has an end. If a retry could hide the effect of a lost attempt, the request ends in `Unknown`.
 """
 
 from __future__ import annotations
@@ -26,18 +25,18 @@ from sluice.resources.kafka.protocol.kafka_errors import AnswerLost, error_text
 _MAYBE_DONE = (
     AnswerLost,
     kafka_errors.RequestTimedOutError,
-    kafka_errors.CoordinatorNotAvailableError,  # what brokers say, too, when replicas were slow to follow
+    kafka_errors.CoordinatorNotAvailableError,  # also sent when replicas are slow
     kafka_errors.UnknownError,
 )
 
 _NOTICE_SECONDS = 3.0
 
 Errors = Callable[[Any], set[type[KafkaError]]]
-"""The errors that a response tells of."""
+"""Extracts the errors of a response."""
 
 
 class Coordinators:
-    """All coordinators of one cluster. `patience`: seconds to wait for one that is away."""
+    """All coordinators of one cluster. `patience`: seconds to wait for an absent one."""
 
     def __init__(self, wire: Wire, patience: float) -> None:
         self.wire = wire
@@ -54,7 +53,7 @@ class Coordinators:
         final: bool = False,
         rights: Sequence[Right] = (),
     ) -> Any:
-        """As `ask`, from outside the background thread."""
+        """Call `ask` from outside the background thread."""
 
         async def ask() -> Any:
             return await self.ask(kind, key, request, errors, final=final)
@@ -71,11 +70,10 @@ class Coordinators:
         *,
         final: bool = False,
     ) -> Any:
-        """The response; asked again while the coordinator moves, loads, or has a transaction to finish first.
+        """Return the response; retry while the coordinator moves, loads, or finishes a transaction.
 
-        All requests here may be repeated: a coordinator that carried one out carries it out again to the same effect.
-        But after a lost answer a refusal of the repetition says nothing of the first: a `final` request ends in
-        Unknown then.
+        All requests here are idempotent. But after a lost answer, a refused retry does not show whether the first
+        attempt took effect: a `final` request then ends in Unknown.
         """
         patience, maybe_done = Patience(self.wire, self.patience), False
         while True:
@@ -112,7 +110,7 @@ class Coordinators:
         return group_api.read_committed(await self.ask(GROUP, group, request, group_api.committed_errors))
 
     async def broker(self, kind: int, key: str) -> Broker:
-        """The coordinator itself, asked for anew; waits while there is none."""
+        """Look up the coordinator again; wait while there is none."""
         patience = Patience(self.wire, self.patience)
         while True:
             try:
@@ -133,7 +131,7 @@ class Coordinators:
     @staticmethod
     async def _bear(patience: Patience, error: KafkaError) -> None:
         if isinstance(error, kafka_errors.UnknownTopicOrPartitionError):
-            raise error  # offsets of a deleted topic: no waiting brings it back
+            raise error  # offsets of a deleted topic: a retry cannot help
         await patience.trouble(error)
 
 

@@ -44,9 +44,9 @@ class Closing(KafkaConnectionManager):  # type: ignore[misc]
     async def _build_transport(self, node: Any, timeout_at: float | None = None) -> Any:
         sock = await self._connected(node, timeout_at)
         with _closed_unless_done(sock):
-            transport = self._wrapped(sock, node.host)  # TLS makes another socket of it
+            transport = self._make_transport(sock, node.host)  # TLS makes another socket of it
         with _closed_unless_done(transport._sock):
-            await _shaken(transport, self.config["ssl_certfile"] or "")
+            await _shake_hands(transport, self.config["ssl_certfile"] or "")
         self._transports = [*self._open(), transport]
         return transport
 
@@ -70,7 +70,7 @@ class Closing(KafkaConnectionManager):  # type: ignore[misc]
                 failed = kafka_errors.KafkaConnectionError(f"unable to connect: {error}")
         raise failed
 
-    def _wrapped(self, sock: Any, host: str) -> Any:
+    def _make_transport(self, sock: Any, host: str) -> Any:
         if not self.ssl_enabled:
             return self.plain(self._net, sock, host=host)
         settings = {key: value for key, value in self.config.items() if key.startswith("ssl_")}
@@ -101,7 +101,7 @@ def _closed_unless_done(sock: Any) -> Iterator[None]:
         raise
 
 
-async def _shaken(transport: Any, certificate: str) -> None:
+async def _shake_hands(transport: Any, certificate: str) -> None:
     """The TLS handshake, where there is one. Raises Untrusted, KafkaConnectionError."""
     try:
         await transport.handshake()

@@ -125,7 +125,7 @@ class Lane:
         received = 0
         try:
             request = messages.ask_fetch(asks, self._isolation, granted, WAIT_MS, self._rack)
-            answer = await self._answered(request, held_us)
+            answer = await self._ask_broker(request, held_us)
             pause = min(answer.throttle_time_ms / 1000, _MOST_THROTTLED)
             self._paused = 0.0 if answer.parts else self._paused + pause
             if pause and not (answer.parts or answer.error) and self._paused <= _MOST_THROTTLED:
@@ -145,7 +145,7 @@ class Lane:
         finally:
             self._budget.change(received - granted)
 
-    async def _answered(self, request: Any, held_us: int) -> messages.FetchAnswer:
+    async def _ask_broker(self, request: Any, held_us: int) -> messages.FetchAnswer:
         """The broker's answer to one fetch, counted."""
         address, sent, again = "", 0, 0
         try:

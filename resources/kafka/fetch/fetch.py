@@ -160,7 +160,7 @@ class _Stream:
             if is_passing(error):
                 self._given_up.add(piece.tp)
                 self._answers_then = self._sources.answers
-            self._queue.put(FetchFailed(index, self._explained(error, piece, reader.position)))
+            self._queue.put(FetchFailed(index, self._explain(error, piece, reader.position)))
         self._active.remove(piece.tp)
         self._admit()
 
@@ -169,7 +169,7 @@ class _Stream:
         vain = tp in self._given_up or self._sources.answers == self._answers_then
         return 0.0 if vain else self._patience
 
-    def _explained(self, error: BaseException, piece: Slice, position: int) -> SluiceError:
+    def _explain(self, error: BaseException, piece: Slice, position: int) -> SluiceError:
         return self._sources.wire.explain(
             error,
             f"reading {piece.tp} at {position}",

@@ -101,7 +101,7 @@ class SliceReader:
 
     def _same_topic(self, leadership: Leadership) -> None:
         if leadership.topic_id != self._slice.key.topic_id:
-            raise self._refused(
+            raise self._refusal(
                 TopicRecreated,
                 f"topic {self._slice.topic} was deleted and created again: planned under id"
                 f" {self._slice.key.topic_id}, now {leadership.topic_id}",
@@ -115,12 +115,12 @@ class SliceReader:
         epoch = self._slice.leader_epoch if self._slice.leader_epoch >= 0 else leadership.leader_epoch
         end = await self._sources.epoch_end(leadership, epoch)
         if 0 <= end < self._slice.end:
-            raise self._truncated(f"leader epoch {epoch} ends at {end}", end)
+            raise self._truncation(f"leader epoch {epoch} ends at {end}", end)
 
     async def _in_range(self, leadership: Leadership) -> None:
         log_start, high_watermark = await self._sources.bounds(leadership)
         if self._position < log_start:
-            raise self._refused(
+            raise self._refusal(
                 OffsetsLost,
                 f"{self._slice.tp}: offsets [{self._position}, {log_start}) are gone from Kafka,"
                 f" its log starts at {log_start}; {self._slice} was to be read",
@@ -129,7 +129,7 @@ class SliceReader:
                 remedy=_AGAIN,
             )
         if self._position > high_watermark:
-            raise self._truncated(f"the log ends at {high_watermark}, {self._position} was next", high_watermark)
+            raise self._truncation(f"the log ends at {high_watermark}, {self._position} was next", high_watermark)
 
     # -- reading
 
@@ -194,8 +194,8 @@ class SliceReader:
             raise error
         await self._patience.trouble(OffsetNotAvailableError() if self._maybe_out_of_range else error)
 
-    def _truncated(self, how: str, end: int) -> LogTruncated:
-        return self._refused(
+    def _truncation(self, how: str, end: int) -> LogTruncated:
+        return self._refusal(
             LogTruncated,
             f"{self._slice.tp}: the log was truncated ({how}), {self._slice} was to be read",
             end,
@@ -203,7 +203,7 @@ class SliceReader:
             remedy=_AGAIN,
         )
 
-    def _refused(self, kind: type[E], message: str, start: int, end: int, remedy: str) -> E:
+    def _refusal(self, kind: type[E], message: str, start: int, end: int, remedy: str) -> E:
         return kind(
             message,
             remedy=remedy,

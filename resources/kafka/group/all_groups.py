@@ -56,7 +56,7 @@ class KafkaGroups:
 
     def listed(self) -> tuple[ListedGroup, ...]:
         """The groups that this client may see, sorted by name. Raises NotAuthorized, KafkaUnavailable."""
-        return self._wire.run("listing groups", self._listed)
+        return self._wire.run("listing groups", self._list_groups)
 
     def view(self, group: str) -> GroupView:
         """One group as it is now; Dead when there is none. Raises NotAuthorized, KafkaUnavailable."""
@@ -77,7 +77,7 @@ class KafkaGroups:
 
     # -- on the background thread
 
-    async def _listed(self) -> tuple[ListedGroup, ...]:
+    async def _list_groups(self) -> tuple[ListedGroup, ...]:
         """All brokers are asked anew until they lead, by their own word, all partitions that groups are kept in."""
         patience = Patience(self._wire, self._patience)
         while True:

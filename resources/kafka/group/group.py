@@ -1,9 +1,7 @@
-"""The Group and Membership ports: who holds a consumer group, and moving its committed offsets as its only member.
+"""The Group port: a consumer group, its members, and joining it as the only one.
 
-Promises: nobody is disturbed (we look before we join) and nobody is overtaken: every commit carries the member id and
-generation of one join, never refreshed, so that the coordinator refuses us once anybody else has come in (KIP-447).
-Three outcomes: done; refused or not done, by an error that says so; `Unknown`, when an answer was lost. Every wait
-has an end. We are a dynamic member and leave when the block ends; a crash of ours holds the group for `session`.
+Promises: we never disturb other members (we check before we join). Every wait has an end. We are a dynamic member and
+leave when the block ends; after a crash the group is free again once `session` has passed.
 """
 
 from __future__ import annotations
@@ -37,16 +35,16 @@ _TAKEN = (
     kafka_errors.IllegalGenerationError,
 )
 SESSION_SECONDS, TRANSACTION_SECONDS = 10.0, 20.0
-"""How long a transaction may stay open, where the feed says nothing."""
+"""Defaults: how long a session and an open transaction last."""
 _LOOK_SECONDS = 0.5
 
 
 class KafkaGroup:
-    """One consumer group. Opens no connection before the first question.
+    """One consumer group. Opens no connection before the first request.
 
     Times in seconds: `session`, after which the coordinator drops us if we crash; `transaction`, after which it aborts
-    what we leave open; `patience` with a coordinator that is away, by default so much longer than `transaction` that a
-    read of committed offsets outlasts one. `rights`: what the feed needs, for who lacks one.
+    what we leave open; `patience` with an absent coordinator, by default long enough for a read of committed
+    offsets to outlast a transaction. `rights`: the rights that the feed needs, for errors.
     """
 
     def __init__(
@@ -60,8 +58,8 @@ class KafkaGroup:
         rights: Sequence[Right] = (),
         wire: Wire | None = None,
     ) -> None:
-        """`wire`: another's, to share its connections."""
-        self._wire = wire.borrowed(rights) if wire else Wire(access, rights=rights)
+        """`wire`: share the connections of this one."""
+        self._wire = wire.borrow(rights) if wire else Wire(access, rights=rights)
         self._coordinators = Coordinators(self._wire, transaction + 25 if patience is None else patience)
         self._group = group
         self._session = session
@@ -71,32 +69,31 @@ class KafkaGroup:
         self._wire.close()
 
     def committed(self, partitions: Iterable[TopicPartition]) -> Mapping[TopicPartition, CommittedOffset | None]:
-        """Committed offsets with require_stable (KIP-447): waits while a transaction on them is open.
+        """Return committed offsets, with require_stable (KIP-447): waits while a transaction on them is open.
 
-        None where the group has none. Raises NotAuthorized, KafkaUnavailable.
+        Partitions without one have None. Raises NotAuthorized, KafkaUnavailable.
         """
         return self.committed_now(partitions)
 
     def committed_now(self, partitions: Iterable[TopicPartition]) -> Mapping[TopicPartition, CommittedOffset | None]:
-        """The same, always asked of Kafka itself."""
+        """Return the same, always from Kafka, never from a cache."""
         wanted = sorted(set(partitions))
         doing = f"reading the committed offsets of group {self._group}"
         offsets = self._wire.run(doing, self._coordinators.committed, self._group, wanted) if wanted else {}
         return {tp: offsets.get(tp) for tp in wanted}
 
     def members(self) -> tuple[Member, ...]:
-        """Who is a member now. Raises GroupHeld for a group of a newer protocol (KIP-848): we cannot list those."""
+        """Return the current members. Raises GroupHeld for the newer protocol (KIP-848), not listed here."""
         return self._wire.run(f"describing group {self._group}", self._members)
 
     def own(self, partitions: Callable[[], Iterable[TopicPartition]], lost: Callable[[], None]) -> None:
-        """Nothing: nobody owns a partition in Kafka but a member, and we are one only while we commit."""
+        """Do nothing: in Kafka only members own partitions, and we are a member only while we commit."""
 
     @contextlib.contextmanager
     def join(self, topics: Sequence[str], transactional_id: str | None) -> Iterator[KafkaMembership]:
-        """Join as the only member; leaves on exit. Raises GroupHeld when anybody else is or comes in.
+        """Join as the only member, and leave on exit. Raises GroupHeld if the group has, or gets, another member.
 
-        A member with our own client id is waited for as long as a session lasts: a crashed run of ours, or one that is
-        about to finish.
+        Waits up to one session for a member with our own client id: a crashed run of ours, or one about to finish.
         """
         doing = f"joining group {self._group}"
         seat = self._wire.run(doing, self._sit_down, sorted(set(topics)))
@@ -132,7 +129,7 @@ class KafkaGroup:
             )
 
     async def _sit_down(self, topics: Sequence[str]) -> Seat:
-        """Join again where answers came so late that the coordinator took us for dead: nothing was done by then."""
+        """Join again if answers were so late that the coordinator dropped us; nothing was committed yet."""
         until = time.monotonic() + self._coordinators.patience
         while True:
             try:
@@ -151,15 +148,15 @@ class KafkaGroup:
                 remedy="choose a session within group.min.session.timeout.ms and group.max.session.timeout.ms",
             ) from None
         except _TAKEN as error:
-            raise self._held(error_text(error)) from None
+            raise self._conflict(error_text(error)) from None
         seat = Seat(self._group, joined.member_id, joined.generation_id)
         try:
             if [m.member_id for m in joined.members] != [seat.member_id]:
-                raise self._held("somebody joined at the same moment")
+                raise self._conflict("somebody joined at the same moment")
             await self._coordinators.ask(GROUP, self._group, partial(group_api.ask_sync, seat), top_error)
         except _TAKEN as error:
             await self._leave(seat.member_id)
-            raise self._held(error_text(error)) from None
+            raise self._conflict(error_text(error)) from None
         except (SluiceError, KafkaError):
             await self._leave(seat.member_id)
             raise
@@ -170,11 +167,11 @@ class KafkaGroup:
         while members := await self._members():
             strangers = [m for m in members if m.client_id != self._wire.client_id]
             if strangers or time.monotonic() > until:
-                raise self._held(", ".join(f"{m.client_id} at {m.host}" for m in strangers or members))
+                raise self._conflict(", ".join(f"{m.client_id} at {m.host}" for m in strangers or members))
             await self._wire.sleep(_LOOK_SECONDS)
 
     async def _join(self, topics: Sequence[str]) -> Any:
-        """The first attempt is told a member id, the second joins under it (KIP-394)."""
+        """Get a member id by the first attempt, and join under it by the second (KIP-394)."""
         told_id = await self._ask_to_join("", topics)
         if told_id.error_code == 0:
             return told_id
@@ -197,7 +194,7 @@ class KafkaGroup:
     async def _leave(self, member_id: str) -> None:
         await self._coordinators.notify(GROUP, self._group, group_api.ask_leave(self._group, member_id))
 
-    def _held(self, by: str) -> GroupHeld:
+    def _conflict(self, by: str) -> GroupHeld:
         return GroupHeld(
             f"group {self._group} is not ours alone: {by}",
             remedy="stop its other consumers, or let the feed commit under a group of its own; what is landed stays",

@@ -1,11 +1,11 @@
-"""Batches of one topic on their way to its leaders: what a producer drains by leader.
+"""The queue of batches for one topic, sent to the partitions' leaders.
 
     batches ─► waiting, by partition ─► rounds: each partition's first batch, one request a leader ─► offsets
 
-Promises: a partition has one batch under way, which keeps the order; a batch is asked for again with its own sequence
-numbers, so that a lost answer doubles nothing (KIP-98). What waits is bounded, and whoever brings more waits, too. A
-broker that throttles us gets nothing for as long as it says (KIP-219). A batch that is too large for the topic is
-split; a record that it does not take is an error that names the record.
+Promises: a partition has one batch in flight, which keeps the order; a batch is retried with its own sequence numbers,
+so that a lost answer duplicates nothing (KIP-98). Queued bytes are bounded: `put` blocks. A throttling broker gets
+nothing during the pause that it demands (KIP-219). A batch that is too large for the topic is split; a record that the
+topic refuses is an error that names the record.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from sluice.pipelines.errors import Unknown
 from sluice.pipelines.ports import Delivered
 from sluice.resources.kafka.connection.connections import Patience
 from sluice.resources.kafka.connection.coordinators import Coordinators
-from sluice.resources.kafka.produce.backpressure import Room
+from sluice.resources.kafka.produce.backpressure import Backpressure
 from sluice.resources.kafka.protocol import group_api
 from sluice.resources.kafka.protocol.group_api import TRANSACTION, Produced, ProducerId
 from sluice.resources.kafka.protocol.kafka_errors import AnswerLost, error_text
@@ -33,14 +33,14 @@ if TYPE_CHECKING:  # these load compiled loops, which a commit without dead lett
     from sluice.pipelines.records.kafka_batches.encode.sealed_batch import Numbering, SealedBatch
 
 REQUEST_BYTES = 8 << 20
-"""Of one round's batches, unless one is larger."""
+"""Largest request of a round, unless one batch is larger."""
 ROUNDS = 2
-"""Under way at once, each with partitions of its own."""
+"""Concurrent rounds, each with its own partitions."""
 WORTH_BYTES = 1 << 20
-"""Of waiting batches that are worth a round: fewer wait for others, and go together, until somebody waits for them."""
-_LAYOUT_SECONDS = 300.0  # how old what is known of leaders may be
+"""Queued bytes that start a round. Fewer wait for more, unless a caller waits for them."""
+_LAYOUT_SECONDS = 300.0  # maximum age of cached leaders
 _MOST_SEQUENCE = 0x7FFFFFFF
-_STRANGE = (  # what a leader says that does not know, or no longer, what the producer sent before
+_STRANGE = (  # the leader has lost the producer's state
     kafka_errors.OutOfOrderSequenceNumberError,
     kafka_errors.UnknownProducerIdError,
     kafka_errors.InvalidProducerEpochError,
@@ -70,9 +70,12 @@ class NotTaken(Exception):
         self.error, self.number, self.partition, self.size = error, number, partition, size
 
 
-class Drain:
-    """Brought by one thread, sent by the background thread. With a transactional producer, inside of its transaction;
-    any other gets another id from `renew` for a partition whose leader has forgotten what it sent."""
+class SendQueue:
+    """Filled by one thread, sent by the background thread.
+
+    A transactional producer sends in its transaction. Any other gets a new id from `renew` for a partition whose leader
+    has lost the producer's state.
+    """
 
     def __init__(
         self,
@@ -81,12 +84,12 @@ class Drain:
         topic: str,
         seconds: float,
         renew: Callable[[], Awaitable[ProducerId]],
-        room: Room,
+        backpressure: Backpressure,
     ) -> None:
-        """`seconds`: how long leaders may be away, and a transaction may take."""
+        """`seconds`: the limit for absent leaders, and for a transaction."""
         self._coordinators, self._producer, self._topic = coordinators, producer, topic
         self._wire, self._seconds, self._renew = coordinators.wire, seconds, renew
-        self._room = room
+        self._backpressure = backpressure
         self._sequences: dict[int, int] = {}
         self._renewed: dict[int, ProducerId] = {}
         self._maybe_there: set[int] = set()
@@ -103,37 +106,37 @@ class Drain:
         self._delivered: list[Delivered] = []
 
     def put(self, batch: SealedBatch) -> None:
-        """Bring a batch; waits while there is no room. Raises the error that ended the sending."""
+        """Queue a batch; block while the queue is full. Raises the error that stopped the sending."""
         with self._changed:
-            self._wait_until(lambda: not self._held or self._held + batch.size <= self._room.bytes)
+            self._wait_until(lambda: not self._held or self._held + batch.size <= self._backpressure.bytes)
             self._waiting.setdefault(batch.partition, deque()).append(batch)
             self._held += batch.size
             self._begin()
 
     def taken(self) -> list[Delivered]:
-        """What was delivered since the last call."""
+        """Return the deliveries since the last call."""
         with self._changed:
             delivered, self._delivered = self._delivered, []
             return delivered
 
     def finish(self) -> list[Delivered]:
-        """Wait until all is delivered; what was since the last call."""
+        """Wait until everything is delivered; return the deliveries since the last call."""
         with self._changed:
             self._wait_until(lambda: not self._held and not self._rounds)
         return self.taken()
 
     def begin_another(self) -> None:
-        """The transaction ended; what comes belongs to the next one."""
+        """Start the next transaction."""
         self._added.clear()
 
     def stop(self) -> None:
-        """Send nothing more; waits for the rounds under way, so that nothing of them comes after an abort."""
+        """Stop sending, and wait for rounds in flight, so that none of their batches arrives after an abort."""
         with self._changed:
             self._stopped = True
             self._changed.wait_for(lambda: not self._rounds, self._seconds)
 
     def _wait_until(self, done: Callable[[], bool]) -> None:
-        """Wait for it; meanwhile whatever waits is worth a round. Raises the error that ended the sending."""
+        """Wait for a condition while any queued batch starts a round. Raises the error that stopped the sending."""
         self._awaited = True
         while self._error is None and not done():
             self._begin()
@@ -143,9 +146,9 @@ class Drain:
             raise self._error
 
     def _begin(self) -> None:
-        """Begin a round, if there is something for it to take."""
+        """Start a round if there are batches for it."""
         if (
-            self._rounds < (1 if self._room.tight else ROUNDS)
+            self._rounds < (1 if self._backpressure.tight else ROUNDS)
             and self._worth
             and any(p not in self._busy for p in self._waiting)
         ):
@@ -159,7 +162,7 @@ class Drain:
     # -- on the background thread
 
     async def _send(self) -> None:
-        """Rounds, until nothing waits that is not under way."""
+        """Run rounds until no idle partition has a batch."""
         try:
             while heads := self._heads():
                 taken, size = set(heads), sum(b.size for b in heads.values())
@@ -177,8 +180,7 @@ class Drain:
                 raise
 
     def _heads(self) -> dict[int, SealedBatch]:
-        """The first batch of each partition of which none is under way, as many as one round takes; none: all are, or
-        they are not worth a round."""
+        """Return the first batch of each idle partition, as many as fit in a round; empty if no round is due."""
         heads: dict[int, SealedBatch] = {}
         size = 0
         with self._changed:
@@ -201,9 +203,9 @@ class Drain:
         return self._stopped or self._error is not None
 
     async def _round(self, heads: dict[int, SealedBatch]) -> None:
-        """Until each of these batches is delivered, or split for a later round."""
+        """Send until each of these batches is delivered, or split for a later round."""
         if self._producer.transactional_id and not self._added:  # its time does not run before that
-            await self._wire.sleep(max(self._room.until - time.monotonic(), 0.0))
+            await self._wire.sleep(max(self._backpressure.until - time.monotonic(), 0.0))
         await self._add(heads.keys() - self._added)
         patience = Patience(self._wire, self._seconds)
         while heads and not self._halted:
@@ -214,17 +216,19 @@ class Drain:
                 by_leader, trouble = {}, error
             for answers in await self._wire.gather(self._ask(n, batches) for n, batches in by_leader.items()):
                 for partition, answer in answers.items():
-                    if isinstance(answer, Produced) and self._settled(heads[partition], answer):
+                    if isinstance(answer, Produced) and self._apply_answer(heads[partition], answer):
                         del heads[partition]
                     elif failed := answer if isinstance(answer, KafkaError) else answer.error and answer.error():
-                        trouble = await self._troubled(partition, failed) or trouble
+                        trouble = await self._handle_error(partition, failed) or trouble
             if trouble is not None:
                 self._looked = 0.0
                 await patience.trouble(trouble)
 
-    async def _troubled(self, partition: int, error: KafkaError) -> KafkaError | None:
-        """What to wait for; None: ask again at once, as another producer. Raises Unknown if the batch may be there
-        already, and its leader can no longer tell."""
+    async def _handle_error(self, partition: int, error: KafkaError) -> KafkaError | None:
+        """Return the error to wait for, or None to retry at once as another producer.
+
+        Raises Unknown if the batch may have been written and its leader can no longer tell.
+        """
         if isinstance(error, _MAYBE_THERE):
             self._maybe_there.add(partition)
         if self._producer.transactional_id or not isinstance(error, _STRANGE):
@@ -269,7 +273,7 @@ class Drain:
         request = group_api.ask_produce(self._producer, self._topic, records)
         try:
             answer = await self._wire.send(leader, request)
-            self._room.answered(sum(map(len, records.values())), answer.throttle_time_ms)
+            self._backpressure.record_answer(sum(map(len, records.values())), answer.throttle_time_ms)
             return dict(group_api.read_produced(answer))
         except KafkaError as error:
             return dict.fromkeys(records, error)
@@ -281,8 +285,8 @@ class Drain:
         sequence, transactional = self._sequences.get(partition, 0), bool(producer.transactional_id)
         return Numbering(producer.id, producer.epoch, sequence, transactional)
 
-    def _settled(self, batch: SealedBatch, answer: Produced) -> bool:
-        """Whether the batch is done with in this round. Raises what no waiting mends."""
+    def _apply_answer(self, batch: SealedBatch, answer: Produced) -> bool:
+        """Return whether the batch is finished in this round. Raises NotTaken for a refused record."""
         if answer.error is None:
             self._deliver(batch, answer)
             return True
@@ -306,13 +310,13 @@ class Drain:
         self._replace(batch)
 
     def _replace(self, batch: SealedBatch, *others: SealedBatch) -> None:
-        """Put these in the place of the batch, which is the first of its partition."""
+        """Replace the first batch of its partition by these."""
         with self._changed:
             queue = self._waiting[batch.partition]
             queue.popleft()
             queue.extendleft(reversed(others))
             self._held += sum(o.size for o in others) - batch.size
-            # What was served goes to the end, so that no partition waits for others for ever.
+            # A served partition moves to the end, so that no partition starves.
             del self._waiting[batch.partition]
             if queue:
                 self._waiting[batch.partition] = queue

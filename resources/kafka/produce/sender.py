@@ -21,8 +21,8 @@ from sluice.pipelines.ports import Delivered
 from sluice.resources.kafka.connection.connection_settings import KafkaAccess
 from sluice.resources.kafka.connection.connections import Patience, Wire
 from sluice.resources.kafka.connection.coordinators import Coordinators
-from sluice.resources.kafka.produce.backpressure import Room
-from sluice.resources.kafka.produce.send_queue import NOT_TAKEN, Drain, NotTaken
+from sluice.resources.kafka.produce.backpressure import Backpressure
+from sluice.resources.kafka.produce.send_queue import NOT_TAKEN, NotTaken, SendQueue
 from sluice.resources.kafka.protocol import group_api
 from sluice.resources.kafka.protocol.group_api import GROUP, TRANSACTION, ProducerId, Seat
 from sluice.resources.kafka.protocol.messages import partition_errors, top_error
@@ -33,7 +33,7 @@ if TYPE_CHECKING:  # it loads compiled loops
 _UNKNOWN_TOPIC_TRIES = 4  # a broker may not know a new topic yet
 _MISSING = "nothing was sent; create the topic (Sluice never does), or grant DESCRIBE and WRITE on it"
 Describe = Callable[[int], str]
-"""Names a row by its number."""
+"""Describes a row, by its number."""
 
 
 class KafkaSender:
@@ -49,8 +49,8 @@ class KafkaSender:
         self.coordinators, self.wire = coordinators, coordinators.wire
         self._name, self._seconds, self._noun = transactional_id, seconds, noun
         self._producer: ProducerId | None = None
-        self._drains: dict[str, Drain] = {}
-        self.room = Room(seconds)
+        self._queues: dict[str, SendQueue] = {}
+        self.backpressure = Backpressure(seconds)
 
     @classmethod
     def connect(
@@ -94,37 +94,40 @@ class KafkaSender:
         return self.wire.run(f"looking for {what}, {topic}", count, rights=rights_to_produce([topic]))
 
     def begin(self) -> None:
-        """Get a producer id. With a transactional id: fence whoever else has it, and end what they left open."""
+        """Get a producer id. A transactional id fences other producers of it and aborts their open transaction."""
         doing = f"starting transactions as {self._name}" if self._name else "asking for a producer id"
-        self._producer, self._drains = self.wire.run(doing, self._new_producer), {}
+        self._producer, self._queues = self.wire.run(doing, self._new_producer), {}
 
     def send(self, topic: str, batches: Iterable[SealedBatch], describe: Describe = str) -> None:
-        """Send batches; they are taken as room for them comes. Call `begin` first.
+        """Send batches, reading them as the queue has space. Call `begin` first.
 
-        Raises UsageError for a record that the topic does not take, CommitFenced when another took our name or time was
-        up, Unknown, and what taking batches raises. After any error, `begin` must be called; a transaction was aborted.
+        Raises UsageError for a record that the topic does not take, CommitFenced if another producer has the
+        transactional id or the transaction timed out, Unknown, and the iterator's errors. After an error the
+        transaction is aborted; call `begin` again.
         """
-        drain = self._drains.get(topic)
-        if drain is None:
-            drain = Drain(self.coordinators, self.begun, topic, self._seconds, self._new_producer, self.room)
-            self._drains[topic] = drain
+        queue = self._queues.get(topic)
+        if queue is None:
+            queue = SendQueue(
+                self.coordinators, self.begun, topic, self._seconds, self._new_producer, self.backpressure
+            )
+            self._queues[topic] = queue
         with self._giving_up(topic, describe):
             for batch in batches:
-                drain.put(batch)
+                queue.put(batch)
 
     def taken(self, topic: str) -> list[Delivered]:
-        """What the topic took since the last call of this or of `flush`."""
-        return self._drains[topic].taken() if topic in self._drains else []
+        """Return the deliveries to the topic since the last call of this or of `flush`."""
+        return self._queues[topic].taken() if topic in self._queues else []
 
     def flush(self, topic: str, describe: Describe = str) -> list[Delivered]:
-        """Wait until the topic took everything; what it did since the last call. Raises as `send`."""
+        """Wait until everything is delivered; return the deliveries since the last call. Raises as `send`."""
         with self._giving_up(topic, describe):
-            return self._drains[topic].finish() if topic in self._drains else []
+            return self._queues[topic].finish() if topic in self._queues else []
 
     def end(self, *, commit: bool, doing: str, first: Callable[[ProducerId], Awaitable[None]] | None = None) -> None:
-        """End the transaction, after `first` was done in it.
+        """Run `first` in the transaction, then end it.
 
-        Raises CommitFenced, KafkaUnavailable (nothing took effect), and Unknown. After an error call `begin`.
+        Raises CommitFenced, KafkaUnavailable (nothing took effect), Unknown. After an error, call `begin` again.
         """
         producer, self._producer = self.begun, None
         try:
@@ -136,15 +139,15 @@ class KafkaSender:
             raise
         self.wire.run(doing, self._end, producer, commit)
         self._producer = producer
-        for drain in self._drains.values():
-            drain.begin_another()
+        for queue in self._queues.values():
+            queue.begin_another()
 
     def give_up(self) -> None:
-        """Abort, so that readers need not wait until the transaction times out. Nothing is asked of who is away."""
+        """Abort, so that readers need not wait for the transaction to time out. Does not wait for absent brokers."""
         producer, self._producer = self._producer, None
-        drains, self._drains = self._drains, {}
-        for drain in drains.values():
-            drain.stop()
+        queues, self._queues = self._queues, {}
+        for queue in queues.values():
+            queue.stop()
         if producer is not None and self._name:
             with contextlib.suppress(SluiceError):
                 self.wire.run("aborting", self._abort, producer)
@@ -211,10 +214,10 @@ class KafkaSender:
 
 
 class KafkaTarget:
-    """One topic, written to in transactions under `name`, which is the transactional id and the group of the marks.
+    """One topic, written in transactions under `name`, which is the transactional id and the group of the marks.
 
-    A mark is what the group has committed for partition 0 of the topic. `seconds`: how long a transaction may be open.
-    `family`: what the names begin with that do its work beside it; empty: it does it alone.
+    A mark is the group's committed offset of partition 0. `seconds`: how long a transaction may stay open. `family`:
+    the common prefix of the names that share the work; empty if this one works alone.
     """
 
     def __init__(
@@ -236,11 +239,11 @@ class KafkaTarget:
 
     @property
     def throttled_ms(self) -> int:
-        return self._sender.room.throttled_ms
+        return self._sender.backpressure.throttled_ms
 
     @property
     def most_bytes(self) -> int | None:
-        return self._sender.room.bytes if self.throttled_ms else None
+        return self._sender.backpressure.bytes if self.throttled_ms else None
 
     def partitions(self) -> int:
         return self._sender.partitions(self._topic)
@@ -267,7 +270,7 @@ class KafkaTarget:
     # -- on the background thread
 
     async def _add_mark(self, mark: CommittedOffset, producer: ProducerId) -> None:
-        """The group has no members: whoever sends by this name is fenced by the transactional id alone."""
+        """Add the mark. The group has no members: the transactional id alone fences other senders."""
         key, ask = producer.transactional_id, self._sender.coordinators.ask
         await ask(TRANSACTION, key, partial(group_api.ask_add_offsets, producer, self._name), top_error)
         sending = partial(group_api.ask_commit_in, producer, Seat(self._name, "", -1), {self._mark_place: mark})

@@ -265,18 +265,18 @@ def read_configs(response: Any) -> Configs:
 
 def _topic_config(values: Mapping[str, str]) -> TopicConfig:
     policies = {p.strip() for p in values.get("cleanup.policy", "").split(",")}
-    bounds = _bound(values, "retention.ms"), _bound(values, "retention.bytes")
+    bounds = _limit(values, "retention.ms"), _limit(values, "retention.bytes")
     return TopicConfig(*bounds, deletes="delete" in policies, compacts="compact" in policies)
 
 
 def _broker_config(values: Mapping[str, str]) -> BrokerConfig:
-    minutes = _bound(values, _OFFSETS_MINUTES)
+    minutes = _limit(values, _OFFSETS_MINUTES)
     retention = None if minutes is None else minutes * 60_000
-    times = (_bound(values, key) for key in (_ID_EXPIRATION, _MAX_TIMEOUT, _MIN_SESSION, _MAX_SESSION))
+    times = (_limit(values, key) for key in (_ID_EXPIRATION, _MAX_TIMEOUT, _MIN_SESSION, _MAX_SESSION))
     return BrokerConfig(retention, *times)
 
 
-def _bound(values: Mapping[str, str], key: str) -> int | None:
+def _limit(values: Mapping[str, str], key: str) -> int | None:
     """A number of ms or bytes; Kafka's -1, and what is none, is no bound."""
     value = values.get(key, "")
     return int(value) if value.isascii() and value.isdigit() else None

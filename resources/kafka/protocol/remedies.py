@@ -60,7 +60,7 @@ def of_client(certificate: str) -> str:
             "this listener asks for a certificate: set `ssl_certfile` and `ssl_keyfile` in the feed's `kafka:` section"
             " to one that the brokers trust"
         )
-    if (ended := _ended(certificate)) is not None:
+    if (ended := _expiry(certificate)) is not None:
         return f"renew the certificate in `ssl_certfile` of the feed's `kafka:` section: it expired on {ended:%Y-%m-%d}"
     return (
         "have the certificate in `ssl_certfile` of the feed's `kafka:` section signed by a CA that is in the brokers'"
@@ -68,7 +68,7 @@ def of_client(certificate: str) -> str:
     )
 
 
-def _ended(certificate: str) -> datetime | None:
+def _expiry(certificate: str) -> datetime | None:
     """When the certificate in the file ended, if it has."""
     from cryptography import x509
 

@@ -15,7 +15,9 @@ from sluice.pipelines.errors import CommitFenced, GroupHeld, KafkaUnavailable, P
 from sluice.pipelines.model.kafka import CommittedOffset, TopicPartition
 from sluice.resources.kafka.connection.connection_settings import KafkaAddress
 from sluice.resources.kafka.connection.connections import Wire
-from sluice.resources.kafka.group.group import KafkaGroup, _Heart
+from sluice.resources.kafka.connection.coordinators import Coordinators
+from sluice.resources.kafka.group.group import KafkaGroup
+from sluice.resources.kafka.group.membership import Heart
 from sluice.resources.kafka.protocol.group_api import Seat
 from sluice.resources.kafka.protocol.kafka_errors import NotReached
 from sluice.resources.local import java, local_kafka
@@ -260,6 +262,6 @@ def test_heartbeats_look_for_another_coordinator_when_theirs_is_gone(monkeypatch
     monkeypatch.setattr(Wire, "send", gone)
     monkeypatch.setattr(Wire, "forget_coordinator", lambda *_: forgotten.set())
     with closing(Wire(KafkaAddress("127.0.0.1:1"))) as wire:
-        heart = _Heart(wire, Seat("g", "m", 1), 0.01)
+        heart = Heart(Coordinators(wire, 1.0), Seat("g", "m", 1), 0.01)
         assert forgotten.wait(30)
         heart.stop()

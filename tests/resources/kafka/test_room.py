@@ -2,29 +2,29 @@
 
 from __future__ import annotations
 
-from sluice.resources.kafka.produce.backpressure import FIRST_BYTES, MOST_BYTES, Room
+from sluice.resources.kafka.produce.backpressure import FIRST_BYTES, MAX_BYTES, Backpressure
 
 
 def test_room_grows_with_what_was_taken_up_to_its_bound() -> None:
-    room, answers = Room(60.0), 0
-    while room.bytes < MOST_BYTES:
-        room.answered(room.bytes // 2, 0)
+    room, answers = Backpressure(60.0), 0
+    while room.bytes < MAX_BYTES:
+        room.record_answer(room.bytes // 2, 0)
         answers += 1
     assert answers < 10
-    room.answered(8 << 20, 0)
-    assert (room.bytes, room.tight, room.throttled_ms) == (MOST_BYTES, False, 0)
+    room.record_answer(8 << 20, 0)
+    assert (room.bytes, room.tight, room.throttled_ms) == (MAX_BYTES, False, 0)
 
 
 def test_room_is_what_a_throttling_broker_takes_in_some_seconds() -> None:
-    room = Room(60.0)
-    room.answered(1_000_000, 1)  # hardly at all
+    room = Backpressure(60.0)
+    room.record_answer(1_000_000, 1)  # hardly at all
     assert (room.bytes, room.tight) == (FIRST_BYTES, True)
-    room.answered(1_000_000, 10_000)
+    room.record_answer(1_000_000, 10_000)
     assert (room.bytes, room.tight, room.throttled_ms) == (500_000, True, 10_001)
-    room.answered(100_000, 500)
+    room.record_answer(100_000, 500)
     assert room.bytes == 500_000
-    brief = Room(8.0)
-    brief.answered(1_000_000, 10_000)
+    brief = Backpressure(8.0)
+    brief.record_answer(1_000_000, 10_000)
     assert brief.bytes == 200_000
-    room.answered(100_000, 0)
+    room.record_answer(100_000, 0)
     assert (room.bytes, room.tight) == (600_000, False)

@@ -174,7 +174,7 @@ def test_without_transactions_a_producer_that_is_forgotten_goes_on_as_another(
         sender.begin()
         sender.send(topic, batches(200, partition=lambda n: n % 2, most=1000))
         sent = sender.flush(topic)
-        sender._drains[topic]._sequences[1] += 7  # as if the leader had lost some of it
+        sender._queues[topic]._sequences[1] += 7  # as if the leader had lost some of it
         sender.send(topic, batches(100, partition=lambda n: n % 2, most=1000, first=200))
         sent += sender.flush(topic)
     found = until(lambda: len(r := consumed(kafka, topic)) == 300 and r)
