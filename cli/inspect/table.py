@@ -154,7 +154,7 @@ def _by_mark(
     owed = since(ledger, state, head.mark if head else 0, kind=kind)
     files = sum(len(b.parts) for b in owed.batches)
     root = paths.part_path(ledger.feed, kind, "", "")
-    gone = sum(path.startswith(f"{root}/") for path in owed.gone)
+    gone = sum(path.startswith(f"{root}/") for path in owed.removed)
     lines: list[RenderableType] = [_owing(ledger.feed, len(owed.batches), files, gone)] if head or files else []
     return lines, {"owed": {"batches": len(owed.batches), "files": files, "gone": gone}}
 

@@ -21,8 +21,8 @@ def _clash(feed: Feed, other: Feed, path: Path) -> FileProblem | None:
         return FileProblem("feed", f"is `{feed.name}` in {path.name} too", "give each feed a name of its own")
     if other.kafka.bootstrap == feed.kafka.bootstrap != UNKNOWN_KAFKA:
         if other.group == feed.group:
-            said = "each feed commits for a group of its own"
-            return FileProblem("group", f"is shared with feed `{other.name}`", said)
+            rule = "each feed commits for a group of its own"
+            return FileProblem("group", f"is shared with feed `{other.name}`", rule)
         if other.transactional_id == feed.transactional_id:
             return FileProblem("transactional_id", f"is shared with feed `{other.name}`", "they would fence each other")
     if both := _tables(feed) & _tables(other):

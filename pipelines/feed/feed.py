@@ -72,8 +72,8 @@ def _check_described(described: dict[str, str], info: ValidationInfo) -> dict[st
     if "columns" not in info.data:
         return described  # the schema is wrong, and says so itself
     columns = info.data["columns"]
-    known = {*_OWN, *(f.name for f in columns.fields)} if columns else {*_RAW}
-    if not known.issuperset(described):
+    column_names = {*_OWN, *(f.name for f in columns.fields)} if columns else {*_RAW}
+    if not column_names.issuperset(described):
         raise ValueError("describes a column that the feed does not have")
     return described
 
@@ -212,11 +212,11 @@ class Feed(Settings):
 
     @model_validator(mode="after")
     def _reader_has_a_schema(self) -> Self:
-        given = [n for n in ("schema_file", "wire_format", "registry") if getattr(self, n) is not None]
+        keys = [n for n in ("schema_file", "wire_format", "registry") if getattr(self, n) is not None]
         _check_message(self.message, self.format)
         if self.format not in READERS:
-            if given and not (given == ["registry"] and self.key):
-                raise ValueError(f"has {' and '.join(given)} without `format: {'` or `'.join(READERS)}`")
+            if keys and not (keys == ["registry"] and self.key):
+                raise ValueError(f"has {' and '.join(keys)} without `format: {'` or `'.join(READERS)}`")
             return self
         if self.reader is None:
             raise ValueError(f"has `format: {self.format}` without `schema_file`, the file of the schema to read by")

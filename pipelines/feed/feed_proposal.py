@@ -77,15 +77,15 @@ def window_of(look: TopicLook) -> Proposed:
 
 def format_of(look: TopicLook) -> Proposed:
     sample = look.sample
-    seen = sample.values - sample.tombstones
-    if not seen:
+    values = sample.values - sample.tombstones
+    if not values:
         return Proposed("raw", "no record was there to look at; json lands typed columns")
     if sample.encoded and not sample.typed:
         ((encoding, times),) = sample.encoded.most_common(1)
-        return Proposed("raw", f"{times:,} of {seen:,} sampled values are JSON in {encoding}; columns need UTF-8")
+        return Proposed("raw", f"{times:,} of {values:,} sampled values are JSON in {encoding}; columns need UTF-8")
     if not sample.typed:
-        return Proposed("raw", f"only {sample.objects:,} of {seen:,} sampled values are JSON objects")
-    return Proposed("json", f"{sample.objects:,} of {seen:,} sampled values are JSON objects")
+        return Proposed("raw", f"only {sample.objects:,} of {values:,} sampled values are JSON objects")
+    return Proposed("json", f"{sample.objects:,} of {values:,} sampled values are JSON objects")
 
 
 def feed_text(look: TopicLook, kafka: Mapping[str, str], group: str, format_: Proposed, today: str) -> str:
@@ -116,11 +116,11 @@ def _keyed(key: str, proposed: Proposed) -> str:
 
 def _columns(sample: Sampled) -> Iterator[str]:
     columns = sample.columns
-    for name, said in columns.items():
-        text = f"  {_scalar(name)}: {_scalar(said)}"
+    for name, description in columns.items():
+        text = f"  {_scalar(name)}: {_scalar(description)}"
         yield f"{text:<27} # {_note(sample, sample.fields[name])}"
-    if left := [name for name in sample.fields if name not in columns]:
-        yield f"  # in the column _extra, since no schema can name them: {len(left)} fields"
+    if remaining := [name for name in sample.fields if name not in columns]:
+        yield f"  # in the column _extra, since no schema can name them: {len(remaining)} fields"
 
 
 def _note(sample: Sampled, guess: GuessedField) -> str:

@@ -186,8 +186,8 @@ class KafkaSettings(Settings):
         The values are plain, secrets too: pass them to a client's constructor and nowhere else. Raises FeedError when
         the token provider that the feed names cannot be made.
         """
-        given = self.model_dump(exclude_none=True, exclude=_NOT_FOR_ALL)
-        plain = {k: v.get_secret_value() if isinstance(v, SecretStr) else v for k, v in given.items()}
+        settings = self.model_dump(exclude_none=True, exclude=_NOT_FOR_ALL)
+        plain = {k: v.get_secret_value() if isinstance(v, SecretStr) else v for k, v in settings.items()}
         credentials = {name: plain.pop(key) for key, name in CREDENTIALS.items() if key in plain}
         if self.sasl_oauth_token_provider:
             plain["sasl_oauth_token_provider"] = _token_provider(self.sasl_oauth_token_provider, {})
@@ -204,8 +204,8 @@ class KafkaSettings(Settings):
 def _addresses(text: str) -> str:
     """The addresses as `host:port,host:port`, without spaces. Raises ValueError."""
     addresses = [a.strip() for a in text.split(",")]
-    found = [_ADDRESS.fullmatch(a) for a in addresses]
-    if not all(f and int(f[1]) < 1 << 16 for f in found):
+    matches = [_ADDRESS.fullmatch(a) for a in addresses]
+    if not all(f and int(f[1]) < 1 << 16 for f in matches):
         raise ValueError("is not an address")
     return ",".join(addresses)
 

@@ -33,10 +33,10 @@ def load_feed(path: Path, environ: Mapping[str, str], optional: Container[str] =
     `${file:PATH}` from files as they are now: a secret that was changed serves from the next load on. A section in
     `optional` is left out as a whole if something is missing that it is to be filled from.
     """
-    found = _load(path, environ, optional)
-    if isinstance(found, Feed):
-        return found
-    raise_problems(found)
+    result = _load(path, environ, optional)
+    if isinstance(result, Feed):
+        return result
+    raise_problems(result)
 
 
 def load_feeds(folder: Path, environ: Mapping[str, str]) -> dict[str, Feed]:
@@ -46,12 +46,12 @@ def load_feeds(folder: Path, environ: Mapping[str, str]) -> dict[str, Feed]:
     feeds: dict[str, tuple[Path, Feed]] = {}
     problems = _orphans(folder)
     for path in sorted(p for p in folder.iterdir() if p.suffix in (".yaml", ".yml") and not p.name.startswith(".")):
-        found = _load(path, environ)
-        if isinstance(found, tuple):
-            problems += found
+        result = _load(path, environ)
+        if isinstance(result, tuple):
+            problems += result
             continue
-        problems += [(str(path), p) for p in clashes(found, feeds.values())]
-        feeds.setdefault(found.name, (path, found))
+        problems += [(str(path), p) for p in clashes(result, feeds.values())]
+        feeds.setdefault(result.name, (path, result))
     if problems:
         raise_problems(problems)
     return {name: feed for name, (_, feed) in feeds.items()}
@@ -60,10 +60,10 @@ def load_feeds(folder: Path, environ: Mapping[str, str]) -> dict[str, Feed]:
 def _load(
     path: Path, environ: Mapping[str, str], optional: Container[str] = ()
 ) -> Feed | tuple[tuple[str, FileProblem], ...]:
-    found = _read(path, environ, optional)
-    if isinstance(found, Feed):
-        return _under_contract(found, path.with_suffix(CONTRACT))
-    return tuple((str(path), p) for p in found)
+    result = _read(path, environ, optional)
+    if isinstance(result, Feed):
+        return _under_contract(result, path.with_suffix(CONTRACT))
+    return tuple((str(path), p) for p in result)
 
 
 def _under_contract(feed: Feed, path: Path) -> Feed | tuple[tuple[str, FileProblem], ...]:
@@ -73,15 +73,15 @@ def _under_contract(feed: Feed, path: Path) -> Feed | tuple[tuple[str, FileProbl
         return tuple((str(path), FileProblem(p.place, p.what, p.remedy)) for p in error.problems)
     own = feed.reader.expectations if feed.reader else ()
     keys = feed.key_reader.expectations if feed.key_reader else ()
-    said = (*own, *keys, *(contract.expectations if contract else ()))
-    both = Contract(tuple(replace(e, place=place) for place, e in enumerate(said)))
-    return feed.model_copy(update={"contract": both}) if said else feed
+    expectations = (*own, *keys, *(contract.expectations if contract else ()))
+    both = Contract(tuple(replace(e, place=position) for position, e in enumerate(expectations)))
+    return feed.model_copy(update={"contract": both}) if expectations else feed
 
 
 def _orphans(folder: Path) -> list[tuple[str, FileProblem]]:
     """Contract files without a feed. Somebody believes that these contracts hold."""
-    found = sorted(p for p in folder.glob(f"*{CONTRACT}") if not p.name.startswith("."))
-    names = [(p, f"{p.name.removesuffix(CONTRACT)}.yaml") for p in found]
+    files = sorted(p for p in folder.glob(f"*{CONTRACT}") if not p.name.startswith("."))
+    names = [(p, f"{p.name.removesuffix(CONTRACT)}.yaml") for p in files]
     missing = [(p, name) for p, name in names if not (folder / name).exists()]
     return [(str(p), FileProblem("", f"has no {name} beside it", "name it as the feed's file")) for p, name in missing]
 
@@ -107,18 +107,18 @@ def _read(path: Path, environ: Mapping[str, str], optional: Container[str]) -> F
     context = {"root": root, "filled_from_files": read.filled_from_files}
     if "registry" in read.empty and (str(data.get("format")) in READERS or "key" in data):
         data["registry"] = {}  # a section, though nothing is in it: the project's own
-    if isinstance(said := data.get("registry"), dict) and (known := _known_registry(environ)):
-        data["registry"] = {"url": known} | said
+    if isinstance(registry := data.get("registry"), dict) and (default_url := _known_registry(environ)):
+        data["registry"] = {"url": default_url} | registry
     if str(data.get("format")) in READERS:
-        found = _with_reader(data, root)
-        if isinstance(found, FileProblem):
-            return (found,)
-        data = found
+        reader = _with_reader(data, root)
+        if isinstance(reader, FileProblem):
+            return (reader,)
+        data = reader
     if "key" in data:
-        found = _with_key(data, root)
-        if isinstance(found, FileProblem):
-            return (found,)
-        data = found
+        reader = _with_key(data, root)
+        if isinstance(reader, FileProblem):
+            return (reader,)
+        data = reader
     return _validate(reaching_kafka(data, environ), context)
 
 
@@ -142,20 +142,22 @@ def schema_asked(path: Path, environ: Mapping[str, str]) -> SchemaAsked:
         data = read_yaml(path, environ, root).data
     except YamlError as error:
         raise_problems([(str(path), p) for p in error.problems])
-    said, name, topics = data.get("registry") or {}, data.get("schema_file"), data.get("topics")
+    registry, name, topics = data.get("registry") or {}, data.get("schema_file"), data.get("topics")
     format_ = str(data.get("format"))
-    if format_ not in READERS or not isinstance(said, dict) or not isinstance(name, str):
+    if format_ not in READERS or not isinstance(registry, dict) or not isinstance(name, str):
         formats = f"`format: {'` or `'.join(READERS)}`"
         raise FeedError(f"{path.name} has no {formats} with `registry` and `schema_file`", remedy=page("formats"))
-    known = _known_registry(environ)
+    default_url = _known_registry(environ)
     try:
-        settings = RegistrySettings.model_validate(({"url": known} if known else {}) | said, context={"root": root})
+        settings = RegistrySettings.model_validate(
+            ({"url": default_url} if default_url else {}) | registry, context={"root": root}
+        )
     except ValueError as error:
-        found = problems_of(error, RegistrySettings)
-        raise_problems([(str(path), replace(p, key=f"registry.{p.key}".rstrip("."))) for p in found])
-    named = topics[0] if isinstance(topics, list) and len(topics) == 1 else topics
-    usual = named if settings.glue else f"{named}-value"
-    subject = settings.subject or (usual if isinstance(named, str) else None)
+        problems = problems_of(error, RegistrySettings)
+        raise_problems([(str(path), replace(p, key=f"registry.{p.key}".rstrip("."))) for p in problems])
+    topic = topics[0] if isinstance(topics, list) and len(topics) == 1 else topics
+    usual = topic if settings.glue else f"{topic}-value"
+    subject = settings.subject or (usual if isinstance(topic, str) else None)
     if subject is None:
         raise FeedError(f"{path.name} reads several topics", remedy="name the subject: registry: {subject: …}")
     message = data.get("message")
@@ -185,27 +187,27 @@ def _with_key(data: dict[str, Any], root: Path) -> dict[str, Any] | FileProblem:
     reader = _reader(key, root, _usual_wire(data), "key.", "")
     if not isinstance(reader, Reader):
         return reader or data
-    made = KeyReader(reader)
-    own = {f.name: f.text for f in made.columns}
+    key_reader = KeyReader(reader)
+    own = {f.name: f.text for f in key_reader.columns}
     if clash := {n.casefold() for n in own} & {str(n).casefold() for n in columns}:
-        said = f"has a field whose column, {safe_text(min(clash))}, the value has too"
-        return FileProblem("key", said, f"keys' columns begin with {KEY_PREFIX}: rename the value's")
-    return data | {"key_reader": made, "schema": columns | own}
+        problem = f"has a field whose column, {safe_text(min(clash))}, the value has too"
+        return FileProblem("key", problem, f"keys' columns begin with {KEY_PREFIX}: rename the value's")
+    return data | {"key_reader": key_reader, "schema": columns | own}
 
 
 def _usual_wire(data: Mapping[str, Any]) -> str:
     """The wire format of a feed whose file names none."""
     if "registry" not in data:
         return WireFormat.BARE
-    said = data["registry"]
-    glue = isinstance(said, dict) and str(said.get("url")).startswith("glue:")
+    registry = data["registry"]
+    glue = isinstance(registry, dict) and str(registry.get("url")).startswith("glue:")
     return WireFormat.GLUE if glue else WireFormat.CONFLUENT
 
 
-def _reader(said: dict[str, Any], root: Path, usual: str, place: str, pull: str) -> Reader | FileProblem | None:
+def _reader(settings: dict[str, Any], root: Path, usual: str, section: str, pull: str) -> Reader | FileProblem | None:
     """What reads by the schema_file that is named; what is wrong with that; None where more is wrong than that."""
-    name, wire = said.get("schema_file"), said.get("wire_format") or usual
-    message = said.get("message") or ""
+    name, wire = settings.get("schema_file"), settings.get("wire_format") or usual
+    message = settings.get("message") or ""
     if not isinstance(name, str) or wire not in [*WireFormat] or not isinstance(message, str):
         return None
     path = root / Path(name)
@@ -213,28 +215,28 @@ def _reader(said: dict[str, Any], root: Path, usual: str, place: str, pull: str)
         text = path.read_text("utf-8")
     except FileNotFoundError:
         what, remedy = f"names {path}, which does not exist", f"write it{f', or: {pull}' if pull else ''}"
-        return FileProblem(f"{place}schema_file", what, remedy)
+        return FileProblem(f"{section}schema_file", what, remedy)
     except (OSError, ValueError):  # a name that no file can have, bytes that are not UTF-8
         what, remedy = f"names {safe_text(str(path))}, which cannot be read", "check its rights and its encoding"
-        return FileProblem(f"{place}schema_file", what, remedy)
+        return FileProblem(f"{section}schema_file", what, remedy)
     try:
-        form = READERS[said["format"]]
+        form = READERS[settings["format"]]
         return form.make(form.read(text, path.parent, message), WireFormat(wire))
     except SchemaError as error:
         what, remedy = safe_text(str(error.problems[0])), error.problems[0].remedy
     except UnusableSchema as error:
         what, remedy = error.text, page("formats")
-    return FileProblem(f"{place}schema_file", what, remedy)
+    return FileProblem(f"{section}schema_file", what, remedy)
 
 
 def reaching_kafka(data: dict[str, Any], environ: Mapping[str, str]) -> dict[str, Any]:
     """The feed file's data with Kafka's address, from the environment if the file names none, and with a login to the
     local Kafka if that one is secured and the file says nothing of security."""
-    kafka, known = data.get("kafka", {}), environ.get(BOOTSTRAP) or environ.get(LOCAL_KAFKA)
+    kafka, default = data.get("kafka", {}), environ.get(BOOTSTRAP) or environ.get(LOCAL_KAFKA)
     if not isinstance(kafka, dict):
         return data
-    if known and kafka.get("bootstrap") is None:
-        data = data | {"kafka": kafka | {"bootstrap": known}}
+    if default and kafka.get("bootstrap") is None:
+        data = data | {"kafka": kafka | {"bootstrap": default}}
     login = environ.get(LOCAL_LOGIN)
     if login and "security_protocol" not in kafka and _local(data, environ):
         data = data | {"kafka": json.loads(Path(login).read_text()) | data["kafka"]}
@@ -246,10 +248,10 @@ def _local(data: dict[str, Any], environ: Mapping[str, str]) -> bool:
 
 
 def _validate(data: dict[str, Any], context: dict[str, Any]) -> Feed | tuple[FileProblem, ...]:
-    found: Feed | None = None
+    feed: Feed | None = None
     problems: tuple[FileProblem, ...] = ()
     try:
-        found = Feed.model_validate(data, context=context)
+        feed = Feed.model_validate(data, context=context)
     except ValueError as error:
         problems = problems_of(error, Feed)
-    return found or problems
+    return feed or problems

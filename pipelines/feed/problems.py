@@ -88,8 +88,8 @@ def _problem(detail: ErrorDetails, model: type[BaseModel]) -> FileProblem:
         return _unknown_key(key, path, model)
     if (key, detail["type"]) == ("kafka", "missing"):
         key = "kafka.bootstrap"
-    said = detail["msg"].removeprefix("Value error, ")
-    what = "is missing" if detail["type"] == "missing" else _PLAIN.get(detail["type"], said)
+    message = detail["msg"].removeprefix("Value error, ")
+    what = "is missing" if detail["type"] == "missing" else _PLAIN.get(detail["type"], message)
     what = what.replace("Input should", "should")
     return FileProblem(key, what[:1].lower() + what[1:], _REMEDIES.get(key, ""))
 
@@ -99,9 +99,9 @@ def _unknown_key(key: str, path: Sequence[str], model: type[BaseModel]) -> FileP
         return FileProblem(key, "is not for a feed to set", KAFKA_OWNED[path[-1]])
     if key in _NEVER_BY_ITSELF:
         return FileProblem(key, "is not for a feed to set", _NEVER_BY_ITSELF[key])
-    known = [f.alias or n for n, f in _section(model, path[:-1]).model_fields.items() if not f.exclude]
-    near = get_close_matches(path[-1].replace(".", "_"), known, n=1)
-    hint = f"did you mean `{near[0]}`?" if near else f"known here: {', '.join(known) or 'nothing'}"
+    keys = [f.alias or n for n, f in _section(model, path[:-1]).model_fields.items() if not f.exclude]
+    near = get_close_matches(path[-1].replace(".", "_"), keys, n=1)
+    hint = f"did you mean `{near[0]}`?" if near else f"known here: {', '.join(keys) or 'nothing'}"
     return FileProblem(key, "is unknown", hint)
 
 
@@ -117,11 +117,11 @@ def _is_model(kind: Any) -> bool:
     return isinstance(kind, type) and issubclass(kind, BaseModel)
 
 
-def raise_problems(found: Sequence[tuple[str, FileProblem]], keys: str = "feeds") -> NoReturn:
+def raise_problems(problems: Sequence[tuple[str, FileProblem]], keys: str = "feeds") -> NoReturn:
     """Raise one FeedError for all problems, each given with its file. `keys`: the page that lists the files' keys."""
-    lines = [f"{file}: {p.key}: {p.what}" if p.key else f"{file}: {p.what}" for file, p in found]
-    if len(found) == 1:
-        raise FeedError(lines[0], remedy=found[0][1].remedy)
-    remedies = [f" ({p.remedy})" if p.remedy else "" for _, p in found]
-    each = "".join(f"\n  {line}{remedy}" for line, remedy in zip(lines, remedies, strict=True))
-    raise FeedError(f"{len(found)} problems in files:{each}", remedy=f"mend them; {page(keys)} lists every key")
+    lines = [f"{file}: {p.key}: {p.what}" if p.key else f"{file}: {p.what}" for file, p in problems]
+    if len(problems) == 1:
+        raise FeedError(lines[0], remedy=problems[0][1].remedy)
+    remedies = [f" ({p.remedy})" if p.remedy else "" for _, p in problems]
+    listing = "".join(f"\n  {line}{remedy}" for line, remedy in zip(lines, remedies, strict=True))
+    raise FeedError(f"{len(problems)} problems in files:{listing}", remedy=f"mend them; {page(keys)} lists every key")

@@ -44,14 +44,14 @@ class RegistrySettings(Settings):
     @property
     def glue(self) -> tuple[str, str] | None:
         """The region and the registry's name, if it is AWS Glue's."""
-        found = _GLUE.fullmatch(self.url)
-        return (found[1], found[2]) if found else None
+        match = _GLUE.fullmatch(self.url)
+        return (match[1], match[2]) if match else None
 
     @property
     def apicurio(self) -> str:
         """The path of Apicurio's own API, if the address is that of its compatible one; else empty."""
-        found = _CCOMPAT.fullmatch(urlsplit(self.url).path)
-        return f"{found[1]}/registry" if found else ""
+        match = _CCOMPAT.fullmatch(urlsplit(self.url).path)
+        return f"{match[1]}/registry" if match else ""
 
     @model_validator(mode="after")
     def _aws_logs_in(self) -> Self:

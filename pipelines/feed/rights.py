@@ -166,8 +166,8 @@ def _topics(feed: Feed) -> Sequence[tuple[str, NamePattern]]:
     prefixes = sorted({_prefix(pattern) for pattern in feed.topics.include} or {""})
     if "" in prefixes:
         return [(ANY, NamePattern.LITERAL)]
-    kept = [p for p in prefixes if not any(p != other and p.startswith(other) for other in prefixes)]
-    return [(prefix, NamePattern.PREFIXED) for prefix in kept]
+    shortest = [p for p in prefixes if not any(p != other and p.startswith(other) for other in prefixes)]
+    return [(prefix, NamePattern.PREFIXED) for prefix in shortest]
 
 
 _LITERAL = re.compile(r"(?:[A-Za-z0-9_-]|\\\.)*")
@@ -177,8 +177,8 @@ def _prefix(pattern: str) -> str:
     """What every name begins with that the regular expression matches, as far as it shows; empty where it does not."""
     if "|" in pattern:
         return ""
-    found = _LITERAL.match(pattern)
-    literal, rest = (found[0], pattern[found.end() :]) if found else ("", pattern)
+    match = _LITERAL.match(pattern)
+    literal, rest = (match[0], pattern[match.end() :]) if match else ("", pattern)
     prefix = literal.replace("\\.", ".")
     return prefix[:-1] if rest[:1] in tuple("*?{") else prefix
 

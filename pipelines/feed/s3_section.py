@@ -22,8 +22,8 @@ Secret = Annotated[SecretStr, Field(min_length=1)]
 
 def s3_address(text: str) -> str:
     """The address `s3://bucket` or `s3://bucket/prefix`, without a slash at the end. Raises ValueError."""
-    found = _ADDRESS.fullmatch(text)
-    if found is None or any(part in (".", "..") for part in found[2].split("/")):
+    match = _ADDRESS.fullmatch(text)
+    if match is None or any(part in (".", "..") for part in match[2].split("/")):
         raise ValueError("is not s3://bucket/prefix")
     return text.rstrip("/")
 

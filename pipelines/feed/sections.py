@@ -360,9 +360,9 @@ class SparkSettings(Settings):
     def _secrets_are_named_so(cls, conf: dict[str, str], info: ValidationInfo) -> dict[str, str]:
         """What comes from a file is a secret, and Spark itself hides only what is named like one."""
         from_files = {k.removeprefix("spark.conf.") for k in (info.context or {}).get("filled_from_files", ())}
-        shown = sorted(k for k in conf if k in from_files and not _SECRET.search(k))
-        if shown:
-            names = ", ".join(map(safe_text, shown))
+        exposed = sorted(k for k in conf if k in from_files and not _SECRET.search(k))
+        if exposed:
+            names = ", ".join(map(safe_text, exposed))
             raise ValueError(f"has a value from a file in {names}, which Spark would show to everybody")
         return conf
 
@@ -371,10 +371,10 @@ class SparkSettings(Settings):
         return {k: MASK if _SECRET.search(k) else v for k, v in conf.items()}
 
     def __repr_args__(self) -> Any:
-        shown = {name: getattr(self, name) for name in type(self).model_fields} | {
+        arguments = {name: getattr(self, name) for name in type(self).model_fields} | {
             "conf": self._mask_secrets(self.conf)
         }
-        return list(shown.items())
+        return list(arguments.items())
 
 
 def _conf_value(value: object) -> object:

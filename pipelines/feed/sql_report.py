@@ -46,7 +46,7 @@ def load_report(path: Path) -> Report:
         )
     sql = _text(path)
     head = [line.strip()[2:].strip() for line in _head(sql)]
-    feeds = [found[1] for line in head if (found := _FEED.fullmatch(line))]
+    feeds = [match[1] for line in head if (match := _FEED.fullmatch(line))]
     if len(feeds) != 1 or not _NAME.fullmatch(feeds[0]):
         raise FeedError(f"{path}: does not say whose rows it reads", remedy="begin it with a line `-- feed: NAME`")
     if all(not line.strip() or line.strip().startswith("--") for line in sql.splitlines()):

@@ -29,12 +29,12 @@ def _table_name(text: str) -> str:
 
 def _catalog(value: object) -> object:
     """A name alone is a catalog that PyIceberg's own configuration describes."""
-    named = {"name": value} if isinstance(value, str) else value
-    if not isinstance(named, dict) or value == "":
+    settings = {"name": value} if isinstance(value, str) else value
+    if not isinstance(settings, dict) or value == "":
         raise ValueError("is no catalog")
-    if wrong := next((k for k, v in named.items() if isinstance(v, (dict, list))), None):
+    if wrong := next((k for k, v in settings.items() if isinstance(v, (dict, list))), None):
         raise ValueError(f"has a list or a section as {safe_text(str(wrong))}: a property is one value")
-    return {k: str(v) for k, v in named.items()}
+    return {k: str(v) for k, v in settings.items()}
 
 
 def _below_root(catalog: dict[str, SecretStr], info: ValidationInfo) -> dict[str, SecretStr]:
@@ -67,10 +67,10 @@ class IcebergSettings(Settings):
     @property
     def where(self) -> str:
         """Which catalog it is, as far as its properties tell, whoever logs in to it."""
-        said = self.properties()
-        sql = said.get("type") == "sql" or "sql" in said.get("uri", "").partition(":")[0]
+        properties = self.properties()
+        sql = properties.get("type") == "sql" or "sql" in properties.get("uri", "").partition(":")[0]
         which = ("name", "uri") if sql else ("name", "type", "uri", "warehouse", "prefix", "glue.id", "glue.region")
-        return repr([_LOGIN.sub("//", said.get(k, "")) for k in which])
+        return repr([_LOGIN.sub("//", properties.get(k, "")) for k in which])
 
     def __repr_args__(self) -> Any:
         return [("name", self.name)]
@@ -176,8 +176,8 @@ _ANOTHER_NAME = (
 def check_holds(table: TableSettings, columns: Schema | None) -> None:
     """Raises ValueError if the table cannot hold a column of the schema."""
     types = {f.name: f.type for f in columns.fields} if columns else {}
-    for path, said, instead in unfit(types, table.format):
-        raise ValueError(f"cannot hold {path}, which is {said}: {table.format} has no such type; write {instead}")
+    for path, type_text, instead in unfit(types, table.format):
+        raise ValueError(f"cannot hold {path}, which is {type_text}: {table.format} has no such type; write {instead}")
     for path, why in misnamed(types, table.format):
         raise ValueError(f"cannot hold {path}: {why}; {_ANOTHER_NAME}")
 

@@ -77,8 +77,8 @@ class TopicFilter(BaseModel):
     def __str__(self) -> str:
         if self.names:
             return ", ".join(self.names)
-        kept = " | ".join(self.include) or "all"
-        return f"{kept} except {' | '.join(self.exclude)}" if self.exclude else kept
+        included = " | ".join(self.include) or "all"
+        return f"{included} except {' | '.join(self.exclude)}" if self.exclude else included
 
 
 def match(wanted: TopicFilter, available: Mapping[str, str]) -> tuple[str, ...]:
@@ -89,15 +89,17 @@ def match(wanted: TopicFilter, available: Mapping[str, str]) -> tuple[str, ...]:
     """
     if wanted.names:
         return _exact(wanted.names, available)
-    known = sorted(n for n in available if is_topic_name(n))
-    kept = {n for pattern in wanted.include for n in _match_pattern(pattern, known)} if wanted.include else set(known)
-    kept -= {n for pattern in wanted.exclude for n in _matches(pattern, known)}
-    if not kept:
+    names = sorted(n for n in available if is_topic_name(n))
+    selected = (
+        {n for pattern in wanted.include for n in _match_pattern(pattern, names)} if wanted.include else set(names)
+    )
+    selected -= {n for pattern in wanted.exclude for n in _matches(pattern, names)}
+    if not selected:
         raise UnknownTopic(
-            f"no topic is left of {len(known)} after `{wanted}`",
+            f"no topic is left of {len(names)} after `{wanted}`",
             remedy="correct `topics` in the feed, or create the topic first",
         )
-    return tuple(sorted(kept))
+    return tuple(sorted(selected))
 
 
 def _exact(names: Iterable[str], available: Mapping[str, str]) -> tuple[str, ...]:
@@ -113,14 +115,14 @@ def _exact(names: Iterable[str], available: Mapping[str, str]) -> tuple[str, ...
     return tuple(sorted(set(names)))
 
 
-def _match_pattern(pattern: str, known: list[str]) -> list[str]:
-    found = _matches(pattern, known)
-    if not found:
+def _match_pattern(pattern: str, names: list[str]) -> list[str]:
+    matches = _matches(pattern, names)
+    if not matches:
         raise UnknownTopic(
-            f"no topic matches `{pattern}` ({len(known)} are visible)",
+            f"no topic matches `{pattern}` ({len(names)} are visible)",
             remedy="patterns match whole names, as in `orders\\..*`; correct `topics` in the feed",
         )
-    return found
+    return matches
 
 
 def _matches(pattern: str, names: list[str]) -> list[str]:

@@ -69,9 +69,9 @@ def read_yaml(path: Path, environ: Mapping[str, str], root: Path, optional: Cont
     if problems := [p for p in filling.problems if not (p in filling.missing and _section(p) in optional)]:
         raise YamlError(*problems)
     left_out = frozenset(map(_section, filling.missing))
-    kept = {k: v for k, v in filled.items() if k not in left_out}
+    remaining = {k: v for k, v in filled.items() if k not in left_out}
     empty = frozenset(str(k) for k, v in data.items() if v is None)
-    return YamlFile(kept, frozenset(filling.from_files), left_out, empty)
+    return YamlFile(remaining, frozenset(filling.from_files), left_out, empty)
 
 
 def _section(problem: FileProblem) -> str:
@@ -148,13 +148,13 @@ class _Loader(Composer, yaml.CSafeLoader):
         return node
 
     def construct_mapping(self, node: Any, deep: bool = False) -> dict[Any, Any]:
-        seen: set[str] = set()
+        keys: set[str] = set()
         for key, _ in node.value:
             if key.tag != "tag:yaml.org,2002:str":
                 raise _YamlRefused("has a key that is not a string", "put the key in quotes", key.start_mark)
-            if key.value in seen:
+            if key.value in keys:
                 raise _YamlRefused("has the same key twice", "keep one of the two", key.start_mark)
-            seen.add(key.value)
+            keys.add(key.value)
         return super().construct_mapping(node, deep)
 
 
@@ -179,7 +179,7 @@ class _Filling:
 
     def fill(self, value: Any, key: str) -> Any:
         if isinstance(value, str):
-            return _VARIABLE.sub(lambda found: self._variable(found, key), value)
+            return _VARIABLE.sub(lambda match: self._variable(match, key), value)
         below = f"{key}." if key else ""
         if isinstance(value, list):
             return [self.fill(v, f"{below}{i}") for i, v in enumerate(value)]
@@ -187,30 +187,30 @@ class _Filling:
             return {k: self.fill(v, f"{below}{k}") for k, v in value.items() if v is not None}
         return value
 
-    def _variable(self, found: re.Match[str], key: str) -> str:
-        if found[0] == "$${":
+    def _variable(self, match: re.Match[str], key: str) -> str:
+        if match[0] == "$${":
             return "${"
-        file, name, default = found.groups()
+        file, name, default = match.groups()
         if file is not None:
             return self._content(file, key)
         if name is None:
             remedy = "write ${NAME}, ${NAME:-default} or ${file:PATH}; $${ for ${"
             self.problems.append(FileProblem(key, "has a `${` that starts no variable", remedy))
             return ""
-        given = self.environ.get(name)
-        if given is None or (not given and default is not None):
-            given = default
-        if given is None:
+        value = self.environ.get(name)
+        if value is None or (not value and default is not None):
+            value = default
+        if value is None:
             what = f"needs the environment variable {name}, which is not set"
             self._miss(FileProblem(key, what, f"export {name}=…"))
-        return given or ""
+        return value or ""
 
     def _content(self, file: str, key: str) -> str:
         self.from_files.add(key)
-        found = _content_of(self.root, file)
-        if isinstance(found, str):
-            return found
-        self._miss(FileProblem(key, found.what, found.remedy))
+        content = _content_of(self.root, file)
+        if isinstance(content, str):
+            return content
+        self._miss(FileProblem(key, content.what, content.remedy))
         return ""
 
     def _miss(self, problem: FileProblem) -> None:

@@ -124,8 +124,8 @@ class GroupView:
         """The members in a few words, for people."""
         if self.members is None:
             return f"members of the '{self.kind}' protocol"
-        named = [f"{m.client_id} at {m.host}" for m in self.members] or ["nobody is listed yet"]
-        return ", ".join(named[:3]) + (f" and {len(named) - 3} more" if len(named) > 3 else "")
+        members = [f"{m.client_id} at {m.host}" for m in self.members] or ["nobody is listed yet"]
+        return ", ".join(members[:3]) + (f" and {len(members) - 3} more" if len(members) > 3 else "")
 
 
 class Counting(StrEnum):
@@ -162,6 +162,6 @@ def expiry(group: GroupView, retention: int | None, left: int | None = None) -> 
     if not group.free:
         return OffsetExpiry(Counting.NEVER, retention)
     if group.kind == "classic" and group.protocol_type:
-        known = left is not None and retention is not None
-        return OffsetExpiry(Counting.EMPTY, retention, left + retention if known and left and retention else None)
+        is_known = left is not None and retention is not None
+        return OffsetExpiry(Counting.EMPTY, retention, left + retention if is_known and left and retention else None)
     return OffsetExpiry(Counting.COMMIT, retention)

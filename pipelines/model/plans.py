@@ -51,8 +51,8 @@ class Request:
     replace: bool = False
 
     def __str__(self) -> str:
-        named = self._what() + (f" of {', '.join(map(str, self.only))}" if self.only else "")
-        return f"{named}, replacing" if self.replace else named
+        text = self._what() + (f" of {', '.join(map(str, self.only))}" if self.only else "")
+        return f"{text}, replacing" if self.replace else text
 
     def _what(self) -> str:
         match self.kind:

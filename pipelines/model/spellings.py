@@ -15,23 +15,23 @@ _RECORD = re.compile(rf"{_PARTITION.pattern}:([0-9]{{1,18}})")
 
 def partition(text: str) -> TopicPartition:
     """The partition that `orders:3` names. Raises UsageError."""
-    found = _read(_PARTITION, text, "a partition", "TOPIC:PARTITION, such as orders:3")
-    return TopicPartition(found[1], int(found[2]))
+    match = _read(_PARTITION, text, "a partition", "TOPIC:PARTITION, such as orders:3")
+    return TopicPartition(match[1], int(match[2]))
 
 
 def asked_range(text: str) -> AskedRange:
     """The range that `orders:0:100-200` names: offsets 100 up to, not including, 200. Raises UsageError."""
-    found = _read(_RANGE, text, "a range of offsets", "TOPIC:PARTITION:START-END, such as orders:0:100-200")
-    return AskedRange(found[1], int(found[2]), int(found[3]), int(found[4]))
+    match = _read(_RANGE, text, "a range of offsets", "TOPIC:PARTITION:START-END, such as orders:0:100-200")
+    return AskedRange(match[1], int(match[2]), int(match[3]), int(match[4]))
 
 
 def record(text: str) -> tuple[TopicPartition, int]:
     """The partition and offset of the record that `orders:0:150` names. Raises UsageError."""
-    found = _read(_RECORD, text, "a record's place", "TOPIC:PARTITION:OFFSET, such as orders:0:150")
-    return TopicPartition(found[1], int(found[2])), int(found[3])
+    match = _read(_RECORD, text, "a record's place", "TOPIC:PARTITION:OFFSET, such as orders:0:150")
+    return TopicPartition(match[1], int(match[2])), int(match[3])
 
 
 def _read(pattern: re.Pattern[str], text: str, what: str, form: str) -> re.Match[str]:
-    if (found := pattern.fullmatch(text)) is None:
+    if (match := pattern.fullmatch(text)) is None:
         raise UsageError(f"{text!r} is not {what}", remedy=f"write {form}")
-    return found
+    return match

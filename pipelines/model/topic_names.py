@@ -27,8 +27,8 @@ def encode_topic(name: str) -> str:
     if not is_topic_name(name):
         raise ValueError("not a topic name")
     signs = [_encode_sign(c, first=i == 0) for i, c in enumerate(name)]
-    whole = "".join(signs)
-    return whole if len(whole) <= MAX_ENCODED else _shorten(name, signs)
+    encoded = "".join(signs)
+    return encoded if len(encoded) <= MAX_ENCODED else _shorten(name, signs)
 
 
 def _encode_sign(c: str, *, first: bool) -> str:

@@ -127,8 +127,8 @@ class TaskTraffic:
     ends: dict[str, int] = field(default_factory=dict)
 
     def __add__(self, other: TaskTraffic) -> TaskTraffic:
-        known = (self.ends | other.ends).keys()
-        ends = {tp: max(self.ends.get(tp, 0), other.ends.get(tp, 0)) for tp in sorted(known)}
+        partitions = (self.ends | other.ends).keys()
+        ends = {tp: max(self.ends.get(tp, 0), other.ends.get(tp, 0)) for tp in sorted(partitions)}
         return TaskTraffic(by_broker((*self.brokers, *other.brokers)), ends)
 
 
@@ -151,17 +151,17 @@ class Traffic:
 NO_TRAFFIC = Traffic()
 
 
-def by_broker(found: Iterable[BrokerTraffic]) -> tuple[BrokerTraffic, ...]:
+def by_broker(traffic: Iterable[BrokerTraffic]) -> tuple[BrokerTraffic, ...]:
     """One for each broker, sorted by node."""
     brokers: dict[int, BrokerTraffic] = {}
-    for b in found:
+    for b in traffic:
         brokers[b.node] = brokers[b.node] + b if b.node in brokers else b
     return tuple(b for _, b in sorted(brokers.items()))
 
 
-def all_brokers(found: Iterable[BrokerTraffic]) -> BrokerTraffic:
+def all_brokers(traffic: Iterable[BrokerTraffic]) -> BrokerTraffic:
     """The sum over all of them, as of a broker −1 without address."""
-    return sum((replace(b, node=-1, address="") for b in found), BrokerTraffic(-1))
+    return sum((replace(b, node=-1, address="") for b in traffic), BrokerTraffic(-1))
 
 
 def added(one: Mapping[K, int], other: Mapping[K, int]) -> dict[K, int]:

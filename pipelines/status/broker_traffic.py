@@ -29,16 +29,16 @@ class TopicTraffic:
 
 def traffic_of(sent: Iterable[TaskTraffic], receipts: Sequence[Receipt]) -> Traffic:
     """The traffic of a batch, from that of its tasks and from what they finished."""
-    whole = sum(sent, TaskTraffic())
+    total = sum(sent, TaskTraffic())
     read: dict[str, int] = {}
     topics: dict[str, str] = {}
     for r in receipts:
         tp = str(r.slice.tp)
         read[tp], topics[tp] = max(read.get(tp, 0), r.slice.end), r.slice.topic
     behind: dict[str, int] = {}
-    for tp in sorted(read.keys() & whole.ends.keys()):
-        behind[topics[tp]] = behind.get(topics[tp], 0) + max(whole.ends[tp] - read[tp], 0)
-    return Traffic(by_broker(whole.brokers), behind)
+    for tp in sorted(read.keys() & total.ends.keys()):
+        behind[topics[tp]] = behind.get(topics[tp], 0) + max(total.ends[tp] - read[tp], 0)
+    return Traffic(by_broker(total.brokers), behind)
 
 
 def by_topic(receipts: Iterable[Receipt], traffic: Traffic) -> tuple[TopicTraffic, ...]:

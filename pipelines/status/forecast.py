@@ -43,9 +43,9 @@ class Backlog:
 
 def backlogs(state: State, partitions: Mapping[Key, PartitionState]) -> tuple[Backlog, ...]:
     """The backlog of each partition that has an origin and owes something."""
-    known = ((k, p) for k, p in sorted(partitions.items()) if k in state.origins)
-    found = (Backlog(k, p, state.owed(k, p.stable_end)) for k, p in known)
-    return tuple(o for o in found if o.ranges)
+    opened = ((k, p) for k, p in sorted(partitions.items()) if k in state.origins)
+    pending = (Backlog(k, p, state.owed(k, p.stable_end)) for k, p in opened)
+    return tuple(o for o in pending if o.ranges)
 
 
 # -- rates
@@ -131,14 +131,14 @@ class Deletion:
 
     def at_risk(self, end: int | None) -> AtRisk:
         """`end`: the first offset stamped later than `stamped` (None: there is none, or nobody asked)."""
-        held = self.owed.held
-        first, last = held[0].start, held[-1].end
+        pending = self.owed.held
+        first, last = pending[0].start, pending[-1].end
         bound = self.below if self.stamped is None else last if end is None else end
-        return AtRisk(self.owed.key, intersect(held, Range(first, max(bound, first + 1))), self.at, self.why)
+        return AtRisk(self.owed.key, intersect(pending, Range(first, max(bound, first + 1))), self.at, self.why)
 
 
 def deletions(
-    found: Sequence[Backlog],
+    pending: Sequence[Backlog],
     configs: Mapping[str, TopicConfig],
     rates: Mapping[Key, float],
     now: int,
@@ -150,7 +150,7 @@ def deletions(
     For a topic that keeps records for less than twice the notice, half of what it keeps is the notice. `rates` are the
     offsets a second produced into each partition. Topics without config are left out.
     """
-    for o in found:
+    for o in pending:
         config = configs.get(o.key.topic)
         if config is None or not config.deletes or not o.held:
             continue
@@ -174,13 +174,13 @@ def _by_size(
     span = p.high_watermark - p.log_start
     if config.retention_bytes is None or not p.log_bytes or span <= 0:
         return None
-    kept = int(config.retention_bytes * span / p.log_bytes)  # how many offsets fit in
-    room = kept - (p.high_watermark - first)
+    capacity = int(config.retention_bytes * span / p.log_bytes)  # how many offsets fit in
+    room = capacity - (p.high_watermark - first)
     ahead = 0 if rate is None else int(rate * max(notice, needed) / 1000)
     if room > ahead:
         return None
     at = now + (int(room * 1000 / rate) if rate and room > 0 else 0)
-    return Deletion(o, at, f"retention.bytes {config.retention_bytes:,}", below=p.high_watermark + ahead - kept)
+    return Deletion(o, at, f"retention.bytes {config.retention_bytes:,}", below=p.high_watermark + ahead - capacity)
 
 
 def kept(
@@ -188,8 +188,8 @@ def kept(
 ) -> int | None:
     """How long (ms) Kafka keeps a record before it may delete it, in the partition where that is shortest: by time, or
     by size at the rate of production (`rates`: offsets a second). None if nothing is known to be deleted."""
-    found = ((k, p, configs[k.topic]) for k, p in partitions.items() if k.topic in configs)
-    bounds = (b for k, p, c in found if c.deletes for b in (c.retention_ms, _lasts(p, c, rates.get(k))))
+    limits = ((k, p, configs[k.topic]) for k, p in partitions.items() if k.topic in configs)
+    bounds = (b for k, p, c in limits if c.deletes for b in (c.retention_ms, _lasts(p, c, rates.get(k))))
     return min((b for b in bounds if b is not None), default=None)
 
 
@@ -214,8 +214,8 @@ class KafkaExpiry:
 
     def describe(self, now: int) -> str:
         """`committed offsets of group g: kept for about 6 d more (offsets.retention.minutes 7d)`."""
-        kept = f"kept for about {show_about(self.at - now)} more" if self.at > now else "no longer kept"
-        return f"{self.what}: {kept} ({self.why})"
+        retention = f"kept for about {show_about(self.at - now)} more" if self.at > now else "no longer kept"
+        return f"{self.what}: {retention} ({self.why})"
 
 
 def expiries(

@@ -72,17 +72,17 @@ def _state(before: GroupView, after: GroupView) -> Iterator[GroupChange]:
     classic = {before.state, after.state} <= set(PREDECESSORS) and after.kind in ("", "classic")
     through = way(before.state, after.state) if classic else ()
     if through is None:
-        said = f"{text}: not a change that the state machine allows"
-        yield GroupChange("state", said, "", before.state, after.state, (), allowed=False)
+        message = f"{text}: not a change that the state machine allows"
+        yield GroupChange("state", message, "", before.state, after.state, (), allowed=False)
         return
-    said = f"{text}, by way of {', '.join(through)}" if through else text
-    yield GroupChange("state", said, "", before.state, after.state, through)
+    message = f"{text}, by way of {', '.join(through)}" if through else text
+    yield GroupChange("state", message, "", before.state, after.state, through)
 
 
 def _members(before: GroupView, after: GroupView) -> Iterator[GroupChange]:
     was, now = ({m.member_id: m for m in view.members or ()} for view in (before, after))
-    gone = [m for name, m in was.items() if name not in now]
-    statics = {m.instance_id: m for m in gone if m.instance_id}
+    departed = [m for name, m in was.items() if name not in now]
+    statics = {m.instance_id: m for m in departed if m.instance_id}
     for name, member in now.items():
         if name in was:
             yield from _holding(was[name], member)
@@ -91,7 +91,7 @@ def _members(before: GroupView, after: GroupView) -> Iterator[GroupChange]:
         else:
             yield GroupChange("joined", f"{_named(member)} joined", name)
     back = {m.instance_id for name, m in now.items() if name not in was and m.instance_id}
-    for member in gone:
+    for member in departed:
         if member.instance_id is None or member.instance_id not in back:
             yield GroupChange("left", f"{_named(member)} left, or was dropped", member.member_id)
 
@@ -100,8 +100,8 @@ def _holding(was: GroupMember, now: GroupMember) -> Iterator[GroupChange]:
     if was.assignment == now.assignment or was.assignment is None or now.assignment is None:
         return
     lost, gained = sorted({*was.assignment} - {*now.assignment}), sorted({*now.assignment} - {*was.assignment})
-    said = [f"gets {_some(gained)}"] * bool(gained) + [f"gives up {_some(lost)}"] * bool(lost)
-    yield GroupChange("holds", f"{_named(now)} {' and '.join(said)}", now.member_id)
+    changes = [f"gets {_some(gained)}"] * bool(gained) + [f"gives up {_some(lost)}"] * bool(lost)
+    yield GroupChange("holds", f"{_named(now)} {' and '.join(changes)}", now.member_id)
 
 
 def _rest(before: GroupView, after: GroupView) -> Iterator[GroupChange]:

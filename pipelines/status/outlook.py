@@ -41,9 +41,9 @@ def stamps(cluster: Cluster, state: State, positions: Mapping[Key, int], now: in
         open_ = {k: s for k, s in searches.items() if not s.done(now)}
         if not open_:
             break
-        found = cluster.offsets_at({k.tp: s.question for k, s in open_.items()})
+        offsets = cluster.offsets_at({k.tp: s.question for k, s in open_.items()})
         for key, search in open_.items():
-            search.hear(found.get(key.tp))
+            search.hear(offsets.get(key.tp))
     return {k: s.low for k, s in searches.items() if s.low}
 
 
@@ -200,8 +200,8 @@ def look_ahead(
 
 def _with_stamps(cluster: Cluster, state: State, owed: Sequence[Backlog], now: int) -> tuple[Backlog, ...]:
     first = {o.key: o.held[0].start for o in owed if o.held}
-    found = stamps(cluster, state, first, now) if first else {}
-    return tuple(replace(o, since=found.get(o.key)) for o in owed)
+    times = stamps(cluster, state, first, now) if first else {}
+    return tuple(replace(o, since=times.get(o.key)) for o in owed)
 
 
 def _at_risk(cluster: Cluster, due: Sequence[Deletion]) -> tuple[AtRisk, ...]:

@@ -70,11 +70,11 @@ def _failed_in_part(ledger: Ledger, state: State) -> dict[int, int]:
 
 
 def standings(
-    state: State, settings: WindowSettings, asked: Sequence[int], now: int, outside: OutsideFacts
+    state: State, settings: WindowSettings, starts: Sequence[int], now: int, outside: OutsideFacts
 ) -> tuple[WindowStanding, ...]:
     """How each of the windows `asked` for (their starts, ms) stands, in that order."""
     partitions = [_Partition(state, k, settings) for k in state.known()]
-    return tuple(_standing(state, partitions, settings, window, now, outside) for window in asked)
+    return tuple(_standing(state, partitions, settings, window, now, outside) for window in starts)
 
 
 def standing(
@@ -103,8 +103,8 @@ class _Partition:
         if not due:
             return r.span, r.span, None
         stable_end = outside.stable_ends.get(self.key, r.end)
-        held = (stable_end, outside.holders.get(self.key.tp)) if stable_end < r.end else (None, None)
-        return r.span - sum(d.span for d in due), r.span, Owes(self.key, due, *held)
+        holder = (stable_end, outside.holders.get(self.key.tp)) if stable_end < r.end else (None, None)
+        return r.span - sum(d.span for d in due), r.span, Owes(self.key, due, *holder)
 
     def _unresolved(self, window: int) -> int:
         """What has landed above the start of a window whose end is not pinned. All of it lies in this window, or in
@@ -129,11 +129,11 @@ def _standing(
     done, spans = sum(d for d, _, _ in looked), [span for _, span, _ in looked]
     owes = tuple(o for _, _, o in looked if o is not None)
     span = None if None in spans or not spans else sum(s or 0 for s in spans)
-    found = _standing_of(settings, window, now, outside, done, owes, bool(looked))
-    if found is Standing.LANDED and is_retired(state, window, settings.length):
-        found = Standing.RETIRED
-    batch = {Standing.RUNNING: outside.running, Standing.FAILED: outside.failed}.get(found, {}).get(window)
-    return WindowStanding(window, found, done, span, owes, batch)
+    standing = _standing_of(settings, window, now, outside, done, owes, bool(looked))
+    if standing is Standing.LANDED and is_retired(state, window, settings.length):
+        standing = Standing.RETIRED
+    batch = {Standing.RUNNING: outside.running, Standing.FAILED: outside.failed}.get(standing, {}).get(window)
+    return WindowStanding(window, standing, done, span, owes, batch)
 
 
 def _standing_of(
@@ -143,9 +143,9 @@ def _standing_of(
     outside: OutsideFacts,
     done: int,
     owes: Sequence[Owes],
-    known: bool,
+    is_known: bool,
 ) -> Standing:
-    if known and not owes:
+    if is_known and not owes:
         return Standing.LANDED
     if window in outside.running:
         return Standing.RUNNING

@@ -71,42 +71,42 @@ def view(cluster: Cluster, feeds: Iterable[Feed]) -> View:
     """Everything the feeds need to know about their Kafka. Raises KafkaUnavailable and the like."""
     topics = cluster.topics()
     wanted = sorted({t for f in feeds for t in _matched_topics(f, topics)[0]})
-    found: dict[str, list[PartitionState]] = {t: [] for t in wanted}
+    states: dict[str, list[PartitionState]] = {t: [] for t in wanted}
     for p in cluster.partitions(wanted, Isolation.READ_COMMITTED) if wanted else ():
-        found[p.topic].append(p)
-    waiting = [p.tp for ps in found.values() for p in unstable_partitions(ps)]
-    return View(cluster.cluster_id(), topics, found, cluster.open_transactions(waiting) if waiting else {})
+        states[p.topic].append(p)
+    waiting = [p.tp for ps in states.values() for p in unstable_partitions(ps)]
+    return View(cluster.cluster_id(), topics, states, cluster.open_transactions(waiting) if waiting else {})
 
 
-def watch(feed: Feed, ledger: Ledger, cluster: Cluster, seen: View, now: int) -> WatchResult:
+def watch(feed: Feed, ledger: Ledger, cluster: Cluster, previous: View, now: int) -> WatchResult:
     """The findings for one feed at `now` (ms). Raises KafkaUnavailable, LakeUnavailable, LedgerCorrupt."""
     state = ledger.read()
     if not state.origins:
         return WatchResult(())
     try:
-        origins.check_cluster(state, seen.cluster_id, feed.name)
+        origins.check_cluster(state, previous.cluster_id, feed.name)
     except SluiceError as error:
         return WatchResult((Finding("cluster", error.message, error.remedy, severe=True),))
-    topics, gone = _matched_topics(feed, seen.topics)
-    partitions = [_under(feed, p) for t in topics for p in seen.partitions.get(t, ())]
+    topics, missing = _matched_topics(feed, previous.topics)
+    partitions = [_under(feed, p) for t in topics for p in previous.partitions.get(t, ())]
     if _unlike(feed, state, partitions):  # perhaps a run landed more since we asked Kafka: ask once more
         cluster.forget()
         partitions = [_under(feed, p) for p in cluster.partitions(topics, Isolation.READ_COMMITTED)]
     changed = _unlike(feed, state, partitions)
     sound = {origins.key_of(state, p): p for p in partitions if p.tp not in changed}
     outlook = look_ahead(feed, ledger, state, cluster, sound, now)
-    found = [
-        *(Finding("topics", e.message, e.remedy, severe=True) for e in gone),
+    findings = [
+        *(Finding("topics", e.message, e.remedy, severe=True) for e in missing),
         *_changed_log_findings(changed),
         *_lost(feed, outlook),
         *_at_risk(feed, outlook),
         *_unwarned_findings(outlook),
         *_late(feed, outlook),
-        *hanging(held_back(feed, sound.values(), seen.holders, outlook.broker, now)),
+        *hanging(held_back(feed, sound.values(), previous.holders, outlook.broker, now)),
         *_partial(feed, ledger, state, sound, now),
         *_new(feed, state, partitions),
     ]
-    return WatchResult(tuple(sorted(found, key=lambda f: not f.severe)), outlook)
+    return WatchResult(tuple(sorted(findings, key=lambda f: not f.severe)), outlook)
 
 
 def _matched_topics(feed: Feed, available: Mapping[str, str]) -> tuple[tuple[str, ...], tuple[UnknownTopic, ...]]:
@@ -172,11 +172,11 @@ def _late(feed: Feed, outlook: Outlook) -> Iterator[Finding]:
     )
 
 
-def hanging(held: Iterable[HeldBack]) -> Iterator[Finding]:
+def hanging(held_back: Iterable[HeldBack]) -> Iterator[Finding]:
     """Findings for transactions that hold records back and have been idle for long."""
-    for each in held:
-        if each.overdue and each.by is not None:
-            yield Finding(f"transaction {each.by.producer_id} {each.held[0].tp}", each.text, each.remedy)
+    for item in held_back:
+        if item.overdue and item.by is not None:
+            yield Finding(f"transaction {item.by.producer_id} {item.held[0].tp}", item.text, item.remedy)
 
 
 def _partial(
@@ -186,8 +186,8 @@ def _partial(
     closed = now - feed.alerts.partial - feed.window.settle - feed.window.length
     late = [w for w in windows.owed_windows(state, feed.window, now) if w <= closed][:WINDOWS]
     ends = {k: p.stable_end for k, p in sound.items()}
-    known = strip.outside_facts(ledger, state, ends, {}, ()) if late else strip.LEDGER_ALONE
-    found = (s for s in strip.standings(state, feed.window, late, now, known) if s.done or s.batch is not None)
+    facts = strip.outside_facts(ledger, state, ends, {}, ()) if late else strip.LEDGER_ALONE
+    found = (s for s in strip.standings(state, feed.window, late, now, facts) if s.done or s.batch is not None)
     partial = [s for s in found if s.standing in (Standing.PARTIAL, Standing.FAILED)]
     for s in partial[:1]:
         name, since = show_window(s.window), show_about(now - s.window - feed.window.length)
@@ -206,11 +206,11 @@ def _owing(s: WindowStanding) -> str:
 
 
 def _new(feed: Feed, state: State, partitions: Sequence[PartitionState]) -> Iterator[Finding]:
-    known = {tp.topic for tp in state.current}
+    known_topics = {tp.topic for tp in state.current}
     new = _by((p for p in partitions if p.tp not in state.current), lambda p: p.topic)
     for topic, found in new.items():
         run = f"the next run reads them: sluice run {feed.name}"
-        if topic in known:
+        if topic in known_topics:
             numbers = ", ".join(str(p.partition) for p in found[:5]) + (" …" if len(found) > 5 else "")
             yield Finding(f"partitions {topic}", f"{topic} has new partitions: {numbers}", run)
         else:
@@ -224,7 +224,7 @@ def _more(before: str, items: Sequence[object], what: str = "partition") -> str:
 
 
 def _by(items: Iterable[T], name: Callable[[T], str]) -> dict[str, list[T]]:
-    found: dict[str, list[T]] = {}
+    groups: dict[str, list[T]] = {}
     for item in items:
-        found.setdefault(name(item), []).append(item)
-    return found
+        groups.setdefault(name(item), []).append(item)
+    return groups

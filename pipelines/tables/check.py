@@ -54,17 +54,17 @@ class Compared:
 
     def describe(self) -> str:
         """What is wrong, in words."""
-        said = [
+        differences = [
             (self.missing, f"{many(len(self.missing), 'file')} of the feed {_are(self.missing)} missing in it"),
             (self.foreign, f"{many(len(self.foreign), 'file')} in it {_are(self.foreign)} not of the feed"),
             (self.rows, f"{many(len(self.rows), 'file')} {_are(self.rows)} said to have other numbers of rows"),
             (self.deletes, f"{many(self.deletes, 'file')} in it {'deletes' if self.deletes == 1 else 'delete'} rows"),
         ]
-        return ", ".join(text for found, text in said if found)
+        return ", ".join(text for present, text in differences if present)
 
 
-def _are(found: tuple[object, ...]) -> str:
-    return "is" if len(found) == 1 else "are"
+def _are(items: tuple[object, ...]) -> str:
+    return "is" if len(items) == 1 else "are"
 
 
 def looked(ledger: Ledger, table: Table) -> tuple[TableHead | None, State]:
@@ -100,12 +100,12 @@ def compare(
     live = addresses(lake, batches)
     if head is None:
         return Compared(None, live, batches, owed=tuple(sorted(live)))
-    found = table.files() if head.snapshot is not None else {}
+    table_files = table.files() if head.snapshot is not None else {}
     mark = head.mark if trusted_mark(ledger, state, head) else state.number
     later = addresses(lake, (b for b in batches if b.number >= mark))
-    lacking, others = live.keys() - found.keys(), found.keys() - live.keys()
+    lacking, others = live.keys() - table_files.keys(), table_files.keys() - live.keys()
     stale = _stale(ledger, lake, state, others, kind)
-    both = ((a, found[a], live[a]) for a in sorted(live.keys() & found.keys()))
+    both = ((a, table_files[a], live[a]) for a in sorted(live.keys() & table_files.keys()))
     return Compared(
         head,
         live,
@@ -152,10 +152,10 @@ def check_owner(table: Table, head: TableHead, state: State, feed: str) -> None:
         raise entries_lost(feed, state.newest, [Trace(head.mark - 1, f"{table.name} tells of entry {head.mark - 1}")])
 
 
-def differs(table: Table, found: Compared, feed: str) -> TableDiffers:
+def differs(table: Table, comparison: Compared, feed: str) -> TableDiffers:
     """The error for a table that somebody else changed."""
     mend = f"sluice table sync {feed} --repair"
     remedy = f"to see the files: sluice table check {feed}; to make the table what the ledger says: {mend}"
-    if found.deletes:
+    if comparison.deletes:
         remedy = f"roll the table back to a snapshot before that, then {mend}; or drop it"
-    return TableDiffers(f"{table.name} was changed, and not by feed {feed}: {found.describe()}", remedy=remedy)
+    return TableDiffers(f"{table.name} was changed, and not by feed {feed}: {comparison.describe()}", remedy=remedy)

@@ -42,13 +42,13 @@ class OwedBatch:
 
     @classmethod
     def of(cls, number: int, batch: Batch, receipts: Iterable[Receipt], kind: PartKind) -> OwedBatch:
-        some = [r for r in receipts if r.of(kind)]
+        of_kind = [r for r in receipts if r.of(kind)]
         return cls(
             number,
             batch,
-            {p.path: p for r in some for p in r.of(kind)},
-            tuple((r.slice.topic, r.slice.partition, r.slice.range) for r in some),
-            frozenset(r.slice.window for r in some if r.slice.window is not None),
+            {p.path: p for r in of_kind for p in r.of(kind)},
+            tuple((r.slice.topic, r.slice.partition, r.slice.range) for r in of_kind),
+            frozenset(r.slice.window for r in of_kind if r.slice.window is not None),
         )
 
 
@@ -62,41 +62,41 @@ class Owed:
 
     end: int
     batches: tuple[OwedBatch, ...]
-    gone: frozenset[str]
+    removed: frozenset[str]
     merged: bool = True
 
     @property
     def rewrites(self) -> bool:
         """Whether any of it is about what had landed before."""
-        return bool(self.gone) or any(b.rewrites for b in self.batches)
+        return bool(self.removed) or any(b.rewrites for b in self.batches)
 
 
 def _rewrites(batch: Batch) -> bool:
     return batch.request.replace or batch.rewrites
 
 
-def since(ledger: Ledger, state: State, mark: int, most: int | None = None, kind: PartKind = PartKind.LANDED) -> Owed:
+def since(ledger: Ledger, state: State, mark: int, limit: int | None = None, kind: PartKind = PartKind.LANDED) -> Owed:
     """What the entries from number `mark` on, up to the state, ask of a table of such files; or those up to the
     `most`th batch that has any. What is `gone` may be of either kind."""
     batches: list[OwedBatch] = []
-    gone: set[str] = set()
+    removed: set[str] = set()
     merged = True
     for number, entry in ledger.entries(mark) if mark < state.number else ():
         if number >= state.number:
             break
         if isinstance(entry, RetireEntry):
-            gone |= set(entry.parts)
+            removed |= set(entry.parts)
             merged = False
         elif isinstance(entry, PublishEntry) and number not in state.void:
             batch = state.batches[entry.batch]
             if _rewrites(batch):
-                gone |= set(ledger.plan(batch.id).replaces)
+                removed |= set(ledger.plan(batch.id).replaces)
                 merged = merged and batch.merges
-            found = OwedBatch.of(number, batch, state.receipts(number, entry), kind)
-            batches += [found] if found.parts else []
-            if len(batches) == most:
-                return Owed(number + 1, tuple(batches), frozenset(gone), merged)
-    return Owed(state.number, tuple(batches), frozenset(gone), merged)
+            pending = OwedBatch.of(number, batch, state.receipts(number, entry), kind)
+            batches += [pending] if pending.parts else []
+            if len(batches) == limit:
+                return Owed(number + 1, tuple(batches), frozenset(removed), merged)
+    return Owed(state.number, tuple(batches), frozenset(removed), merged)
 
 
 def groups(batches: Sequence[OwedBatch]) -> Iterator[list[OwedBatch]]:
@@ -116,14 +116,14 @@ def about(ledger: Ledger, state: State, batches: Iterable[OwedBatch]) -> dict[st
     """What a snapshot's summary says of the batches in it: ids and plan hashes, offsets by partition, windows."""
     ranges: dict[str, dict[str, list[Range]]] = {}
     windows: set[int] = set()
-    named: list[str] = []
+    names: list[str] = []
     for b in batches:
-        named.append(witness(ledger, b.batch))
+        names.append(witness(ledger, b.batch))
         windows |= b.windows
         for topic, partition, r in b.ranges:
             ranges.setdefault(topic, {}).setdefault(str(partition), []).append(r)
     offsets = {t: {p: [f"{r.start}-{r.end}" for r in union(rs)] for p, rs in ps.items()} for t, ps in ranges.items()}
-    out = {FEED: ledger.feed, LEDGER: state.ledger_id, BATCHES: " ".join(named)}
+    out = {FEED: ledger.feed, LEDGER: state.ledger_id, BATCHES: " ".join(names)}
     if windows:
         out |= {WINDOWS: " ".join(map(show_window, sorted(windows)))}
     return out | {OFFSETS: json.dumps(offsets, separators=(",", ":"))}

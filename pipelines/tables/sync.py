@@ -89,8 +89,10 @@ def sync(
     done, state = _Publisher(ledger, lake, table, PartKind.LANDED, cleans, report, repair).bring_up(expire_before)
     if quarantine:
         kind = PartKind.QUARANTINED
-        beside, _ = _Publisher(ledger, lake, quarantine, kind, (kind,), report, repair).bring_up(expire_before)
-        done = replace(done, quarantine=beside)
+        quarantine_outcome, _ = _Publisher(ledger, lake, quarantine, kind, (kind,), report, repair).bring_up(
+            expire_before
+        )
+        done = replace(done, quarantine=quarantine_outcome)
     if windows is not None and done.head is not None:
         windows.bring_up(ledger, lake, state, expire_before)
     return done
@@ -163,9 +165,9 @@ class _Publisher:
             total = done.added + sum(len(c.add) for c in changes)
             for change in changes:
                 self.report(Progress("add files", done.added, total))
-                made = table.commit(change)
+                snapshot = table.commit(change)
                 added, removed = done.added + len(change.add), done.removed + len(change.remove)
-                windows = {**done.windows, **dict.fromkeys(change.about.get(WINDOWS, "").split(), made)}
+                windows = {**done.windows, **dict.fromkeys(change.about.get(WINDOWS, "").split(), snapshot)}
                 done = replace(done, commits=done.commits + 1, added=added, removed=removed, windows=windows)
 
     def _begins(self, state: State) -> bool:
@@ -173,38 +175,38 @@ class _Publisher:
         entries, each time anew, would cost an old feed too much."""
         if self.kind is PartKind.QUARANTINED:
             return any(b.status is BatchStatus.PUBLISHED for b in state.batches.values())
-        return bool(since(self.ledger, state, 0, most=1).batches)
+        return bool(since(self.ledger, state, 0, limit=1).batches)
 
     def _owed(self, state: State, head: TableHead) -> tuple[int, list[TableChange], set[str]]:
         """What a table that is what the ledger said at its mark lacks, and the mark afterwards. Then the lake paths of
         files that no longer count and are not in the table: replaced before it saw them, or of no table at all."""
         owed = since(self.ledger, state, head.mark, READ_BATCHES, self.kind)
-        known: frozenset[str] = frozenset()
+        present: frozenset[str] = frozenset()
         if owed.rewrites and head.snapshot is not None:
-            known = frozenset(self.table.files())
-            if known.intersection(map(self.lake.locate, owed.gone)):
+            present = frozenset(self.table.files())
+            if present.intersection(map(self.lake.locate, owed.removed)):
                 owed = since(self.ledger, state, head.mark, kind=self.kind)
-        never = {path for path in owed.gone if self.lake.locate(path) not in known}
-        changes = list(self._changes(state, owed, known))
+        never = {path for path in owed.removed if self.lake.locate(path) not in present}
+        changes = list(self._changes(state, owed, present))
         if not changes and owed.end - head.mark >= MANY_ENTRIES:
             changes.append(self._change(state, TableOperation.APPEND, owed.end, ()))
         return owed.end, changes, never
 
-    def _changes(self, state: State, owed: Owed, known: frozenset[str]) -> Iterator[TableChange]:
+    def _changes(self, state: State, owed: Owed, present: frozenset[str]) -> Iterator[TableChange]:
         """One change with all that takes files out and what takes their place; then what only adds files. `known` are
         the files in the table, if any of them may be among what is owed."""
         adding: Sequence[OwedBatch] = owed.batches
-        if out := known.intersection(map(self.lake.locate, owed.gone)):
+        if out := present.intersection(map(self.lake.locate, owed.removed)):
             rewriting = [b for b in owed.batches if b.rewrites]
             adding = [b for b in owed.batches if not b.rewrites]
             mark = adding[0].number if adding else owed.end  # what comes before is all in then
-            yield self._change(state, _operation(owed, bool(rewriting)), mark, rewriting, known, out)
-        some = list(groups(adding))
-        ends = [group[0].number for group in some[1:]] + [owed.end][: len(some)]
-        for group, mark in zip(some, ends, strict=True):
-            found = self._change(state, TableOperation.APPEND, mark, group, known)
-            if found.add:
-                yield found
+            yield self._change(state, _operation(owed, bool(rewriting)), mark, rewriting, present, out)
+        batches = list(groups(adding))
+        ends = [group[0].number for group in batches[1:]] + [owed.end][: len(batches)]
+        for group, mark in zip(batches, ends, strict=True):
+            change = self._change(state, TableOperation.APPEND, mark, group, present)
+            if change.add:
+                yield change
 
     def _change(
         self,
@@ -212,24 +214,26 @@ class _Publisher:
         operation: TableOperation,
         mark: int,
         batches: Sequence[OwedBatch],
-        known: Collection[str] = (),
+        present: Collection[str] = (),
         remove: Iterable[str] = (),
     ) -> TableChange:
-        add = tuple(a for a in addresses(self.lake, batches) if a not in known)
-        said = about(self.ledger, state, batches)
+        add = tuple(a for a in addresses(self.lake, batches) if a not in present)
+        properties = about(self.ledger, state, batches)
         complete = complete_until(state) if mark == state.number else ""
-        return TableChange(operation, mark, add, tuple(sorted(remove)), columns(state, self.kind), said, complete)
+        return TableChange(operation, mark, add, tuple(sorted(remove)), columns(state, self.kind), properties, complete)
 
     def _difference(self, state: State, head: TableHead) -> list[TableChange]:
         """What makes a table like the ledger whose mark says nothing: all of its files are compared."""
-        found = compare(self.ledger, self.lake, self.table, head, state, self.kind)
-        if found.deletes or not (found.sound or self.repair):
-            raise differs(self.table, found, self.ledger.feed)
-        add, remove = (*found.owed, *found.missing), (*found.stale, *found.foreign)
+        comparison = compare(self.ledger, self.lake, self.table, head, state, self.kind)
+        if comparison.deletes or not (comparison.sound or self.repair):
+            raise differs(self.table, comparison, self.ledger.feed)
+        add, remove = (*comparison.owed, *comparison.missing), (*comparison.stale, *comparison.foreign)
         wanted = set(add)
-        said = about(self.ledger, state, [b for b in found.batches if not wanted.isdisjoint(addresses(self.lake, [b]))])
+        properties = about(
+            self.ledger, state, [b for b in comparison.batches if not wanted.isdisjoint(addresses(self.lake, [b]))]
+        )
         operation = TableOperation.OVERWRITE if remove else TableOperation.APPEND
-        change = TableChange(operation, state.number, add, remove, columns(state, self.kind), said)
+        change = TableChange(operation, state.number, add, remove, columns(state, self.kind), properties)
         return [change] if add or remove else []
 
     def _check_names(self, state: State) -> None:
@@ -244,40 +248,42 @@ class _Publisher:
         """Raises TableRefused for columns that the table would hold as something else."""
         name = self.table.name
         if wrong := list(unfit(column_types(state, self.kind), self.table.format)):
-            path, said, instead = wrong[0]
+            path, type_text, instead = wrong[0]
             more = f", and {many(len(wrong) - 1, 'more column')}" if len(wrong) > 1 else ""
             raise TableRefused(
-                f"{name} cannot hold {path}, which has landed as {said}{more}",
+                f"{name} cannot hold {path}, which has landed as {type_text}{more}",
                 remedy=f"land it as {instead}, as a new feed: what has landed keeps its type",
             )
 
     # -- what older snapshots named, and what no snapshot ever did
 
-    def _note_removing(self, some: Collection[str]) -> None:
+    def _note_removing(self, files: Collection[str]) -> None:
         """Note files that go once no snapshot names them, before the table's mark or its snapshots forget them."""
         noted = {*kept.removing(self.lake, self.ledger.feed)}
-        if not noted.issuperset(some):
-            kept.note(self.lake, self.ledger.feed, self.table.name, noted.union(some))
+        if not noted.issuperset(files):
+            kept.note(self.lake, self.ledger.feed, self.table.name, noted.union(files))
 
-    def _note_foreign(self, some: Collection[str]) -> None:
+    def _note_foreign(self, files: Collection[str]) -> None:
         """Note files of other writers, before the table forgets them: they go once no snapshot names them."""
         noted = kept.foreign(self.lake, self.ledger.feed)
-        if not noted.issuperset(some):
+        if not noted.issuperset(files):
             before = kept.removing(self.lake, self.ledger.feed)
-            kept.note(self.lake, self.ledger.feed, self.table.name, before, noted.union(some))
+            kept.note(self.lake, self.ledger.feed, self.table.name, before, noted.union(files))
 
     def _beside(self) -> set[str]:
         """The lake paths of other writers' files that lie beside the feed's, and that a snapshot names."""
         others = {p for root in self._roots for p in self.lake.list(root) if kept.may_be_foreign(p)}
-        named = self.table.named(map(self.lake.locate, others)) if others else frozenset()
-        return {p for p in others if self.lake.locate(p) in named}
+        addresses_in_table = self.table.named(map(self.lake.locate, others)) if others else frozenset()
+        return {p for p in others if self.lake.locate(p) in addresses_in_table}
 
-    def _present(self, some: Iterable[str]) -> set[str]:
+    def _present(self, files: Iterable[str]) -> set[str]:
         """Those of the paths that are there and ours to remove. Most went at once if the feed had no table then."""
-        asked = sorted(filter(self._ours, some))
-        if len(asked) > MANY_PATHS:
-            return {path for root in self._roots for path in self.lake.list(root)}.intersection(asked)
-        return {path for path, size in zip(asked, each(self.lake.size, asked), strict=True) if size is not None}
+        candidates = sorted(filter(self._ours, files))
+        if len(candidates) > MANY_PATHS:
+            return {path for root in self._roots for path in self.lake.list(root)}.intersection(candidates)
+        return {
+            path for path, size in zip(candidates, each(self.lake.size, candidates), strict=True) if size is not None
+        }
 
     @property
     def _roots(self) -> tuple[str, ...]:
@@ -303,12 +309,12 @@ class _Publisher:
         expired = table.expire(before)
         if not removing:
             return replace(done, expired=expired, head=table.look() if expired else done.head)
-        named = table.named(map(lake.locate, removing))
-        cleaned = tuple(path for path in sorted(removing) if lake.locate(path) not in named)
+        still_named = table.named(map(lake.locate, removing))
+        cleaned = tuple(path for path in sorted(removing) if lake.locate(path) not in still_named)
         for path in cleaned:
             lake.remove(path)
-        stay = {path for path in removing if lake.locate(path) in named}
-        still = [[p for p in some if p in stay or not self._ours(p)] for some in (noted, foreign)]
+        stay = {path for path in removing if lake.locate(path) in still_named}
+        still = [[p for p in files if p in stay or not self._ours(p)] for files in (noted, foreign)]
         kept.note(lake, feed, table.name, *still)
         return replace(done, expired=expired, cleaned=cleaned, head=table.look())
 

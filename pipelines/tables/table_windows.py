@@ -81,7 +81,7 @@ class CompleteWindows:
     def _clean(self, lake: Lake, feed: str, head: TableHead) -> None:
         """Remove files that no snapshot names, and that no publisher is about to add: those are of newer states."""
         files = {lake.locate(p): p for p in lake.list(paths.windows_table_root(feed))}
-        old = [a for a in files if (found := _FILE.search(a)) and int(found[2]) < head.mark]
+        old = [a for a in files if (match := _FILE.search(a)) and int(match[2]) < head.mark]
         if not old:
             return
         self.table.look()
@@ -101,5 +101,5 @@ def _digest(starts: Iterable[int], settings: WindowSettings) -> str:
 
 
 def _digest_of(address: str) -> str:
-    found = _FILE.search(address)
-    return found[1] if found else ""
+    match = _FILE.search(address)
+    return match[1] if match else ""

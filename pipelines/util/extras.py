@@ -64,6 +64,6 @@ def named() -> Iterator[None]:
     try:
         yield
     except ModuleNotFoundError as error:
-        if (known := told(error)) is None:
+        if (named_error := told(error)) is None:
             raise
-        raise known from None
+        raise named_error from None

@@ -57,14 +57,14 @@ class JsonLines(logging.Formatter):
 
     def format(self, record: logging.LogRecord) -> str:
         own: Mapping[str, Any] = getattr(record, "about", {})
-        known = {**_about.get(), **own}
+        fields = {**_about.get(), **own}
         line = {
             "time": _time(record.created),
             "level": record.levelname.lower(),
             "logger": record.name,
-            **{key: known.pop(key, None) for key in ABOUT},
+            **{key: fields.pop(key, None) for key in ABOUT},
             "message": record.getMessage(),
-            **known,
+            **fields,
         }
         if record.exc_info:
             line["traceback"] = self.formatException(record.exc_info)
@@ -79,13 +79,13 @@ def kept(log: logging.Logger) -> Iterator[None]:
         return
     written = next((h for h in logging.getLogger().handlers if isinstance(h, Line)), None)  # the command line's
     handler, loggers = written or Line(), [log] if written else [log, logging.getLogger(OURS)]
-    for each in loggers:
-        each.handlers.insert(0, handler)  # before Dagster's own, which changes the message for all that follow
+    for logger in loggers:
+        logger.handlers.insert(0, handler)  # before Dagster's own, which changes the message for all that follow
     try:
         yield
     finally:
-        for each in loggers:
-            each.removeHandler(handler)
+        for logger in loggers:
+            logger.removeHandler(handler)
 
 
 def _time(seconds: float) -> str:

@@ -30,10 +30,10 @@ def each(work: Callable[[One], Done], items: Sequence[One], patience: float = PA
     """
     if len(items) < 2:
         return [work(one) for one in items]
-    left, done, failed = iter(enumerate(items)), dict[int, Done](), dict[int, BaseException]()
+    remaining, done, failed = iter(enumerate(items)), dict[int, Done](), dict[int, BaseException]()
     if patience and getattr(_here, "is_one_of_many", False):
         began = time.monotonic()
-        for at, item in left:
+        for at, item in remaining:
             done[at] = work(item)
             if (now := time.monotonic()) - began > patience:
                 break
@@ -44,7 +44,7 @@ def each(work: Callable[[One], Done], items: Sequence[One], patience: float = PA
 
     def go() -> None:
         _here.is_one_of_many = True
-        for at, item in left:
+        for at, item in remaining:
             try:
                 done[at] = work(item)
             except BaseException as error:  # noqa: BLE001 - raised by the caller

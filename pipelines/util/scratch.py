@@ -34,14 +34,14 @@ def root() -> Path:
 @cache
 def _root(pid: int) -> Path:
     clear()
-    made = Path(tempfile.mkdtemp(prefix=f".{_PREFIX}"))
-    handle = os.open(made / _HELD, os.O_CREAT | os.O_RDWR, 0o600)  # stays open, and locked, until the process ends
+    hidden = Path(tempfile.mkdtemp(prefix=f".{_PREFIX}"))
+    handle = os.open(hidden / _HELD, os.O_CREAT | os.O_RDWR, 0o600)  # stays open, and locked, until the process ends
     with suppress(OSError):  # where nothing can be locked, nobody takes it for a dead process's
         fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    shown = made.with_name(made.name.removeprefix("."))
-    made.rename(shown)  # it was never there without its lock
-    atexit.register(_leave, shown, pid)
-    return shown
+    visible = hidden.with_name(hidden.name.removeprefix("."))
+    hidden.rename(visible)  # it was never there without its lock
+    atexit.register(_leave, visible, pid)
+    return visible
 
 
 def _leave(folder: Path, pid: int) -> None:

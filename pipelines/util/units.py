@@ -34,11 +34,11 @@ def parse_duration(value: object) -> int:
 
 
 def _amount(value: object, units: dict[str, int], default: str, wanted: str) -> int:
-    found = _AMOUNT.fullmatch(value.strip()) if isinstance(value, str) else None
-    factor = units.get(found[2] or default) if found else None
-    if found is None or factor is None:
+    match = _AMOUNT.fullmatch(value.strip()) if isinstance(value, str) else None
+    factor = units.get(match[2] or default) if match else None
+    if match is None or factor is None:
         raise ValueError(f"is not {wanted}")
-    return int(found[1]) * factor
+    return int(match[1]) * factor
 
 
 def parse_instant(value: object) -> int:
@@ -78,10 +78,10 @@ def parse_window(value: object) -> int:
 
     People write it in UTC: `2026-11-20`, `2026-11-20T14` or `2026-11-20T14:15`.
     """
-    found = _WINDOW.fullmatch(value.strip()) if isinstance(value, str) else None
-    if found is None:
+    match = _WINDOW.fullmatch(value.strip()) if isinstance(value, str) else None
+    if match is None:
         raise ValueError("is not a window: write its start in UTC, such as 2026-11-20T14 or 2026-11-20T14:15")
-    year, month, day, hour, minute = (int(part or 0) for part in found.groups())
+    year, month, day, hour, minute = (int(part or 0) for part in match.groups())
     try:
         return _since_epoch(datetime(year, month, day, hour, minute, tzinfo=UTC))
     except ValueError:
@@ -97,8 +97,8 @@ def show_about(ms: int) -> str:
     """A span of time in at most two units: `40 s`, `12 min`, `3 h 20 min`, `2 d 4 h`."""
     seconds = max(ms, 0) // 1000
     spoken = ((unit, divmod(seconds, length), lesser) for unit, length, lesser in _SPOKEN if seconds >= 2 * length)
-    unit, (whole, rest), (small, part) = next(spoken, ("s", (seconds, 0), ("", 1)))
-    return f"{whole} {unit}" + (f" {rest // part} {small}" if small and whole < 10 and rest >= part else "")
+    unit, (count, rest), (small, part) = next(spoken, ("s", (seconds, 0), ("", 1)))
+    return f"{count} {unit}" + (f" {rest // part} {small}" if small and count < 10 and rest >= part else "")
 
 
 _SPOKEN = (("d", 86_400, ("h", 3600)), ("h", 3600, ("min", 60)), ("min", 60, ("", 1)))
@@ -110,6 +110,6 @@ def many(n: int, thing: str, things: str = "") -> str:
     return f"{n:,} {thing}" if n == 1 else f"{n:,} {things or f'{thing}s'}"
 
 
-def safe_text(text: str, most: int = 80) -> str:
+def safe_text(text: str, limit: int = 80) -> str:
     """Text from outside, for an error: at most `most` characters, on one line, all printable."""
-    return "".join(c if c.isprintable() else "�" for c in text[:most])
+    return "".join(c if c.isprintable() else "�" for c in text[:limit])

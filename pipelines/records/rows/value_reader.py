@@ -32,7 +32,7 @@ class UnusableSchema(ValueError):
     @property
     def text(self) -> str:
         """All problems for people, whatever the schema's names: one on the same line, several on lines of their own."""
-        lines = [safe_text(f"{place}: {what}" if place else what, most=600) for place, what in self.problems]
+        lines = [safe_text(f"{place}: {what}" if place else what, limit=600) for place, what in self.problems]
         more = len(lines) - MOST_PROBLEMS
         shown = [*lines[:MOST_PROBLEMS], *([f"and {more} more"] if more > 0 else [])]
         return shown[0] if len(shown) == 1 else "".join(f"\n    {line}" for line in shown)
