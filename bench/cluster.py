@@ -128,4 +128,4 @@ def cluster_view(report: ClusterReport) -> Iterator[RenderableType]:
         for side in report.sides
     ]
     columns = ("Spark", "first s", "its CPU", "warm s", "CPU of it", "records/s")
-    yield table(columns, rows, right="first its warm CPU records/s", least="its CPU")
+    yield table(columns, rows, right="first its warm CPU records/s", optional="its CPU")

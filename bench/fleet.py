@@ -234,7 +234,7 @@ def fleet_view(report: FleetReport) -> Iterator[RenderableType]:
         ("", "feeds", "seconds", "CPU s", "CPU a feed", "requests", "requests a feed"),
         rows,
         right="feeds seconds CPU requests",
-        least="requests",
+        optional="requests",
     )
     alone, together, *_ = report.took
     whole = alone.per_feed(alone.cpu or 0.0) * report.feeds, alone.per_feed(alone.seconds) * report.feeds

@@ -278,7 +278,7 @@ def send_view(report: SendReport) -> Iterator[RenderableType]:
         ("", "CPU µs a record", "records/s", "CPU, times ours", "ours, times its rate", "memory"),
         rows,
         right="CPU records ours memory",
-        least="memory",
+        optional="memory",
     )
     runs, untold = ours.many, [p.title for p in report.peers if p.cpu is None or p.rate is None]
     notes = [

@@ -39,9 +39,9 @@ def _gone(signum: int, frame: FrameType | None) -> NoReturn:
 
 def _open_what_is_closed() -> None:
     """Let a closed stdin, stdout or stderr lead nowhere: otherwise the next opened file would take its place."""
-    for each in range(3):
+    for descriptor in range(3):
         try:
-            os.fstat(each)
+            os.fstat(descriptor)
         except OSError:
             os.open(os.devnull, os.O_RDWR)  # the lowest free number: this one
     sys.stdout = sys.stdout or open(1, "w", closefd=False)  # noqa: SIM115 - for as long as we live

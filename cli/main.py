@@ -49,8 +49,8 @@ app = typer.Typer(
 )
 
 
-def _tell_version(asked: bool) -> None:
-    if asked:
+def _tell_version(requested: bool) -> None:
+    if requested:
         import platform
 
         from sluice import __version__
@@ -101,25 +101,25 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def run_app(commands: typer.Typer, name: str, arguments: Sequence[str] | None = None) -> int:
     """Run a command of an application and return its exit code. Its errors become messages and exit codes."""
-    given = list(sys.argv[1:] if arguments is None else arguments)
+    words = list(sys.argv[1:] if arguments is None else arguments)
     signals.heed()
     try:
-        with claimed_stdout() if "--json" in given else nullcontext() as documents:
-            code = _run(commands, name, given, Terminal(documents))
+        with claimed_stdout() if "--json" in words else nullcontext() as documents:
+            code = _run(commands, name, words, Terminal(documents))
         sys.stdout.flush()
     except BrokenPipeError:  # the reader of our output has closed it
         return signals.hush()
     return code
 
 
-def _run(commands: typer.Typer, name: str, given: list[str], terminal: Terminal) -> int:
+def _run(commands: typer.Typer, name: str, words: list[str], terminal: Terminal) -> int:
     """The command's exit code. Raises BrokenPipeError if nobody reads its output."""
     try:
-        code = int(commands(given, prog_name=name, standalone_mode=False, obj=terminal) or 0)
+        code = int(commands(words, prog_name=name, standalone_mode=False, obj=terminal) or 0)
     except SystemExit:
         raise
     except Exception as error:  # noqa: BLE001 - the last stop: whatever it is becomes a message and an exit code
-        code = _tell_error(error, given, terminal)
+        code = _tell_error(error, words, terminal)
     except BaseException:  # noqa: BLE001 - an interrupt, Python's or Dagster's, before typer could make a code of it
         code = signals.INTERRUPTED
     if code == signals.INTERRUPTED or (code and signals.Interrupts.seen):
@@ -127,21 +127,21 @@ def _run(commands: typer.Typer, name: str, given: list[str], terminal: Terminal)
     return code
 
 
-def _tell_error(error: Exception, given: list[str], terminal: Terminal) -> int:
+def _tell_error(error: Exception, words: list[str], terminal: Terminal) -> int:
     """Report the error, unless an interrupt caused it or nobody would read it. Returns the exit code."""
     if isinstance(error, BrokenPipeError) and terminal.unheard:
         raise error
     if signals.Interrupts.seen:
         return signals.INTERRUPTED
-    named = _as_sluice_error(error)
-    if named.message.startswith("Usage:"):  # a group without a command: its help
-        print(named.message)
-        return named.exit_code
-    if "--debug" in given:
+    problem = _as_sluice_error(error)
+    if problem.message.startswith("Usage:"):  # a group without a command: its help
+        print(problem.message)
+        return problem.exit_code
+    if "--debug" in words:
         terminal.traceback()
-    terminal.fail(named)
-    terminal.document(named.fields())
-    return named.exit_code
+    terminal.fail(problem)
+    terminal.document(problem.fields())
+    return problem.exit_code
 
 
 def _as_sluice_error(error: Exception) -> SluiceError:
@@ -164,5 +164,5 @@ def _as_sluice_error(error: Exception) -> SluiceError:
 def _usage(error: Exception) -> UsageError:
     context = getattr(error, "ctx", None)
     path = context.command_path if context else "sluice"
-    said = error.format_message().replace(": Value error, ", ": ")  # type: ignore[attr-defined]
-    return UsageError(said, remedy=f"see {path} --help")
+    message = error.format_message().replace(": Value error, ", ": ")  # type: ignore[attr-defined]
+    return UsageError(message, remedy=f"see {path} --help")

@@ -36,7 +36,7 @@ def _quietly(offer: Offer) -> Callable[[typer.Context, str], list[str]]:
     @functools.wraps(offer)
     def offered(ctx: typer.Context, incomplete: str) -> list[str]:
         try:
-            return [each for each in offer(ctx, incomplete) if each.startswith(incomplete)]
+            return [text for text in offer(ctx, incomplete) if text.startswith(incomplete)]
         except Exception:  # noqa: BLE001 - a prompt is no place for an error; the command itself will say it
             return []
 
@@ -50,8 +50,8 @@ def _quietly(offer: Offer) -> Callable[[typer.Context, str], list[str]]:
 def feeds(ctx: typer.Context, incomplete: str) -> Iterator[str]:
     """The feeds of the project, by their files: none of them has to be right."""
     for path in sorted(_project(ctx).feeds_folder.glob("[!.]*.y*ml")):
-        named = _NAMED.search(path.read_text(errors="replace"))
-        yield named.group(1) if named else path.stem
+        match = _NAMED.search(path.read_text(errors="replace"))
+        yield match.group(1) if match else path.stem
 
 
 @_quietly
@@ -119,8 +119,8 @@ def _within(seconds: float, ask: Callable[[], list[str]]) -> list[str]:
 def _topics(ctx: typer.Context) -> Iterator[str]:
     from sluice.assets.specs.last_seen import recall
 
-    project, named = _project(ctx), _feed_name(ctx)
-    for feed in [project.readable_feed(named)] if named else project.feeds().values():
+    project, feed_name = _project(ctx), _feed_name(ctx)
+    for feed in [project.readable_feed(feed_name)] if feed_name else project.feeds().values():
         yield from sorted(set(feed.topics.names)) or recall(project, feed.name).topics
 
 

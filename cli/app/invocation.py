@@ -216,10 +216,10 @@ def command(app: typer.Typer, name: str | None = None) -> Callable[[Body], Body]
             as_json: bool,
             debug: bool,
             log_format: str | None,
-            **given: Any,
+            **options: Any,
         ) -> int | None:
             _log(debug, log_format)
-            return body(Session(context.obj, project, debug), **given)
+            return body(Session(context.obj, project, debug), **options)
 
         run.__signature__ = _signature(body)  # type: ignore[attr-defined]
         run.__annotations__ = {p.name: p.annotation for p in _signature(body).parameters.values()}

@@ -38,10 +38,10 @@ class Menu(Group):
     """The group of all commands, whose help has them in sections."""
 
     def format_commands(self, ctx: Any, formatter: Any) -> None:
-        shown = self._shown(ctx)
-        named = {name for names in SECTIONS.values() for name in names}
+        commands = self._shown(ctx)
+        listed = {name for names in SECTIONS.values() for name in names}
         last = [*SECTIONS][-1]
-        sections = SECTIONS | {last: (*SECTIONS[last], *(name for name in shown if name not in named))}
-        widest = max(map(len, shown), default=0)
+        sections = SECTIONS | {last: (*SECTIONS[last], *(name for name in commands if name not in listed))}
+        widest = max(map(len, commands), default=0)
         for title, names in sections.items():
-            self._section(formatter, title, {name: shown[name] for name in names if name in shown}, widest)
+            self._section(formatter, title, {name: commands[name] for name in names if name in commands}, widest)

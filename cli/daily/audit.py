@@ -80,16 +80,16 @@ def audit(
     $ sluice audit orders --republished 1f0c2a9b77de
     $ sluice audit orders --table
     """
-    found = session.feed(feed)
+    definition = session.feed(feed)
     if republished_as is not None:
         if rescan or hashes or strict or everything:
             raise UsageError("--republished together with another option", remedy="run them one after the other")
-        return audit_republished.audit(session, found, republished_as)
-    asked = Asked(rescan or strict, hashes or strict, strict, everything)
-    report, more, unkept = _proved(session, found, asked)
+        return audit_republished.audit(session, definition, republished_as)
+    options = Asked(rescan or strict, hashes or strict, strict, everything)
+    report, more, unkept = _proved(session, definition, options)
     if of_table:
-        report = replace(report, problems=report.problems + _of_table(session, found))
-    session.terminal.show(*view(report, rescanned=asked.rescan, more=more, unkept=unkept))
+        report = replace(report, problems=report.problems + _of_table(session, definition))
+    session.terminal.show(*view(report, rescanned=options.rescan, more=more, unkept=unkept))
     session.terminal.document(document(report) | ({"strict": _more(more)} if more else {}))
     return 0 if report.closes else 1
 
@@ -118,7 +118,7 @@ def prove(session: Session, feed: Feed, *, rescan: bool) -> AuditReport:
     return _proved(session, feed, Asked(rescan))[0]
 
 
-def _proved(session: Session, feed: Feed, asked: Asked) -> tuple[AuditReport, Strict | None, SluiceError | None]:
+def _proved(session: Session, feed: Feed, options: Asked) -> tuple[AuditReport, Strict | None, SluiceError | None]:
     """The report, what the strict audit found, and why the proof could not be kept."""
     from sluice.pipelines.audit import audit_cache
     from sluice.pipelines.audit.audit import audit as of_ledger
@@ -129,18 +129,20 @@ def _proved(session: Session, feed: Feed, asked: Asked) -> tuple[AuditReport, St
         ledger = Ledger(edges.lake, feed.name, edges.clock)
         with session.terminal.working("checking files"):
             before = audit_cache.kept(edges.lake, feed.name)
-            known = None if asked.everything else before
-            if known and known.settled:
+            previous = None if options.everything else before
+            if previous and previous.settled:
                 lost.check_recent(ledger, edges.lake, feed)
             else:
                 lost.check_all(ledger, edges.lake)
-            quick, at = not (asked.rescan or asked.hashes or asked.strict), edges.clock()
-            report = of_ledger(ledger, edges.lake, feed.name, hashes=asked.hashes, previous=known, at=at, quick=quick)
-        report = _rescan(session, feed, edges, ledger, report) if asked.rescan else report
-        more = _strict(feed, edges, ledger, report) if asked.strict else None
+            quick, at = not (options.rescan or options.hashes or options.strict), edges.clock()
+            report = of_ledger(
+                ledger, edges.lake, feed.name, hashes=options.hashes, previous=previous, at=at, quick=quick
+            )
+        report = _rescan(session, feed, edges, ledger, report) if options.rescan else report
+        more = _strict(feed, edges, ledger, report) if options.strict else None
         if more:
-            found = replace(report.audited, strictly=more.strictly)
-            report = replace(report, problems=report.problems + more.problems, audited=found)
+            audited = replace(report.audited, strictly=more.strictly)
+            report = replace(report, problems=report.problems + more.problems, audited=audited)
         return report, more, audit_cache.keep(edges.lake, feed.name, report.audited, before, report.at)
 
 
@@ -172,8 +174,8 @@ def _rescan(session: Session, feed: Feed, edges: Ports, ledger: Ledger, report: 
 def view(
     report: AuditReport, *, rescanned: bool, more: Strict | None = None, unkept: SluiceError | None = None
 ) -> list[RenderableType]:
-    known = lives(a.key for a in report.accounts)
-    rows = [_row(known[a.key], a) for a in report.accounts]
+    labels = lives(a.key for a in report.accounts)
+    rows = [_row(labels[a.key], a) for a in report.accounts]
     names = (
         "partition",
         "origin",
@@ -187,13 +189,13 @@ def view(
         "dropped",
         "holes",
     )
-    held = [n for n in names if n not in _OPTIONAL or any(r[names.index(n)] != "0" for r in rows)]
-    kept = [[r[names.index(n)] for n in held] for r in rows]
+    columns = [n for n in names if n not in _OPTIONAL or any(r[names.index(n)] != "0" for r in rows)]
+    cells = [[r[names.index(n)] for n in columns] for r in rows]
     out: list[RenderableType] = [
         heading(f"Audit of {report.feed}", f"{count(report.parts)} files, {count(report.rows)} rows"),
     ]
-    if kept:
-        out.append(table(held, shorten(kept), right=" ".join(held[1:])))
+    if cells:
+        out.append(table(columns, shorten(cells), right=" ".join(columns[1:])))
     out += [line for p in report.problems for line in _problem(p)]
     if again := sum(a.relanded for a in report.accounts):
         mended = sum(a.mended for a in report.accounts)
@@ -239,13 +241,13 @@ def _problem(p: AuditProblem) -> list[RenderableType]:
 
 def _beyond(more: Strict) -> list[RenderableType]:
     """What else was checked, and what could not be checked."""
-    held = f"the committed offsets of {many(more.commits, 'partition')} and {many(more.windows, 'window')}"
+    counts = f"the committed offsets of {many(more.commits, 'partition')} and {many(more.windows, 'window')}"
     entries = many(more.recorded, "commit entry", "commit entries")
-    said = f"  Held against the ledger: {held}; against what was published before: {entries}."
-    out: list[RenderableType] = [Text(said)]
+    summary = f"  Held against the ledger: {counts}; against what was published before: {entries}."
+    out: list[RenderableType] = [Text(summary)]
     for u in more.unseen:
-        named = ", ".join(map(str, u.ranges))
-        out.append(warn(f"{u.key} {named}: {count(u.records)} records not compared with Kafka: {u.why}"))
+        ranges = ", ".join(map(str, u.ranges))
+        out.append(warn(f"{u.key} {ranges}: {count(u.records)} records not compared with Kafka: {u.why}"))
     if more.expired:
         out.append(warn(f"Kafka has no committed offset any more of {', '.join(map(str, more.expired))}"))
     return out
@@ -269,8 +271,8 @@ def _verdict(report: AuditReport, rescanned: bool) -> RenderableType:
         return good(f"no offset is accounted for yet: nothing has landed → sluice run {report.feed}")
     before = f", {count(report.compared_before)} by earlier audits" if report.compared_before else ""
     compared = f"; {count(report.compared)} records compared with Kafka, value by value{before}" if rescanned else ""
-    gone = f", {count(report.not_comparable)} no longer there to compare" if report.not_comparable else ""
-    return good(f"the account closes: every offset from origin to frontier in exactly one class{compared}{gone}")
+    missing = f", {count(report.not_comparable)} no longer there to compare" if report.not_comparable else ""
+    return good(f"the account closes: every offset from origin to frontier in exactly one class{compared}{missing}")
 
 
 # -- for programs

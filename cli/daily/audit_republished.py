@@ -37,15 +37,15 @@ def _compare(session: Session, feed: Feed, name: str) -> RepublishAudit:
 
     committed = Isolation.READ_COMMITTED
     with session.open_ports(feed) as edges, Wiring.of(feed).open(committed, RAW) as tools:
-        found = plan.load(edges.lake, feed.name, name)
+        republish = plan.load(edges.lake, feed.name, name)
         ledger = Ledger(edges.lake, feed.name, edges.clock)
-        target = edges.cluster.partitions([found.wishes.to], committed)
+        target = edges.cluster.partitions([republish.wishes.to], committed)
         with session.terminal.progress() as meter:
 
             def compared(done: int, total: int) -> None:
                 meter(Progress("compare", done, total))
 
-            return audit.audit(found, ledger, edges.lake, feed.shape, target, tools.fetcher, compared)
+            return audit.audit(republish, ledger, edges.lake, feed.shape, target, tools.fetcher, compared)
 
 
 def _view(report: RepublishAudit) -> Iterator[RenderableType]:

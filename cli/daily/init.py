@@ -95,12 +95,12 @@ def init(
     from sluice.resources.kafka.cluster.cluster import KafkaCluster
 
     root = (session.folder or Path.cwd()).resolve()
-    given = _kafka_section(session, root, bootstrap, settings or [], local)
+    section = _kafka_section(session, root, bootstrap, settings or [], local)
     session.compile()
     with _feeds_folder(root):
         if local:
             _start_local(session, root)
-        probe = _probe(root, given)
+        probe = _probe(root, section)
         with closing(KafkaCluster(probe.kafka)) as cluster:
             chosen = _chosen(session, cluster, probe.kafka, LOCAL_TOPIC if local and topic is None else topic)
             name = feed or feed_name(chosen)
@@ -108,13 +108,13 @@ def init(
             if path.exists():
                 raise UsageError(f"{path} is there already", remedy="give the new feed another name: sluice init NAME")
             with session.terminal.working(f"looking at {chosen}"):
-                places = _places(cluster, chosen)
-                look = _look(_reading(probe, chosen), chosen, places)
+                sample_places = _places(cluster, chosen)
+                look = _look(_reading(probe, chosen), chosen, sample_places)
         format_ = Proposed("raw", "asked for") if raw else format_of(look)
-        text = feed_text(look, given, group, format_, time.strftime("%Y-%m-%d", time.gmtime()))
+        text = feed_text(look, section, group, format_, time.strftime("%Y-%m-%d", time.gmtime()))
         made = _made(root, path, text)
         with session.terminal.working("landing the sample in memory"):
-            fits, warning = _fits(made, places), _overridden(made)
+            fits, warning = _fits(made, sample_places), _overridden(made)
         written = [path, *_beside(root)]
     session.terminal.show(*_view(look, name, root, written, format_, fits), *([warn(warning)] if warning else []))
     session.terminal.document(
@@ -139,7 +139,7 @@ def _kafka_section(
     session: Session, root: Path, bootstrap: str | None, settings: list[str], local: bool
 ) -> dict[str, str]:
     """The feed's `kafka:` section as it will be written; empty where the project's local Kafka serves."""
-    section = dict(_pair(each) for each in settings)
+    section = dict(_pair(setting) for setting in settings)
     if local:
         if bootstrap or section:
             raise UsageError("--local names the Kafka by itself", remedy="leave out --bootstrap and --kafka")
@@ -148,13 +148,13 @@ def _kafka_section(
         return {"bootstrap": bootstrap} | section
     if session.folder is None and _environ(root).keys() & {"KAFKA_BOOTSTRAP", "SLUICE_LOCAL_KAFKA"}:
         return section
-    asked = _ask(session, "Kafka's address, as host:port")
-    if asked is None:
+    address = _ask(session, "Kafka's address, as host:port")
+    if address is None:
         raise UsageError(
             "which Kafka?",
             remedy="--bootstrap HOST:PORT, or $KAFKA_BOOTSTRAP; or --local for one on this machine with sample events",
         )
-    return {"bootstrap": asked} | section
+    return {"bootstrap": address} | section
 
 
 def _pair(text: str) -> tuple[str, str]:
@@ -190,13 +190,13 @@ def _feeds_folder(root: Path) -> Iterator[None]:
         raise
 
 
-def _probe(root: Path, given: Mapping[str, str]) -> Feed:
+def _probe(root: Path, section: Mapping[str, str]) -> Feed:
     """A feed of no topic yet, with the `kafka:` section as a feed file's reader takes it. Raises FeedError."""
     from sluice.pipelines.feed.feed_proposal import kafka_text
     from sluice.pipelines.feed.load import load_feed
 
     with NamedTemporaryFile("w", suffix=".yaml", prefix="sluice_init_", dir=root / "feeds") as file:
-        file.write(f"{kafka_text(given)}feed: sluice_init\ntopics: any\nstart: earliest\n")
+        file.write(f"{kafka_text(section)}feed: sluice_init\ntopics: any\nstart: earliest\n")
         file.flush()
         return load_feed(Path(file.name), _environ(root))
 
@@ -236,18 +236,18 @@ def _chosen(session: Session, cluster: KafkaCluster, access: KafkaSettings, topi
         listed = sorted(name for name in cluster.topics() if not name.startswith("__"))
     if topic is None and len(listed) == 1:
         topic = listed[0]
-    shown = ", ".join(listed[:20]) + (f" … {len(listed) - 20} more" if len(listed) > 20 else "")
+    names = ", ".join(listed[:20]) + (f" … {len(listed) - 20} more" if len(listed) > 20 else "")
     if topic is None and listed:
-        session.terminal.note(f"topics there: {shown}")
+        session.terminal.note(f"topics there: {names}")
         topic = _ask(session, "Topic")
     if topic is None:
         raise UsageError(
-            f"which of {many(len(listed), 'topic')}?", remedy=f"--topic TOPIC; there are {shown or 'none'}"
+            f"which of {many(len(listed), 'topic')}?", remedy=f"--topic TOPIC; there are {names or 'none'}"
         )
     if topic not in listed:
         raise UnknownTopic(
             f"no topic `{topic}` at {access.bootstrap}, or no right to see it",
-            remedy=f"topics there: {shown or 'none'}",
+            remedy=f"topics there: {names or 'none'}",
             topic=topic,
         )
     return topic
@@ -262,8 +262,8 @@ class _SamplePlaces:
 
     @property
     def starts(self) -> dict[str, int]:
-        each = max(1, SAMPLE // max(1, len(self._filled)))
-        return {str(p.tp): max(p.log_start, p.stable_end - each) for p in self._filled}
+        share = max(1, SAMPLE // max(1, len(self._filled)))
+        return {str(p.tp): max(p.log_start, p.stable_end - share) for p in self._filled}
 
     @property
     def ends(self) -> dict[str, int]:
@@ -275,12 +275,12 @@ class _SamplePlaces:
 
 
 def _places(cluster: KafkaCluster, topic: str) -> _SamplePlaces:
-    found = cluster.partitions([topic], Isolation.READ_COMMITTED)
-    hits = cluster.offsets_at({p.tp: 0 for p in found if p.stable_end > p.log_start})
-    return _SamplePlaces(found, min((hit.timestamp for hit in hits.values() if hit), default=None))
+    partitions = cluster.partitions([topic], Isolation.READ_COMMITTED)
+    hits = cluster.offsets_at({p.tp: 0 for p in partitions if p.stable_end > p.log_start})
+    return _SamplePlaces(partitions, min((hit.timestamp for hit in hits.values() if hit), default=None))
 
 
-def _look(feed: Feed, topic: str, places: _SamplePlaces) -> TopicLook:
+def _look(feed: Feed, topic: str, sample_places: _SamplePlaces) -> TopicLook:
     """The newest records of each partition, as far as SAMPLE_BYTES."""
     import pyarrow as pa
 
@@ -288,7 +288,7 @@ def _look(feed: Feed, topic: str, places: _SamplePlaces) -> TopicLook:
     from sluice.pipelines.schema.inference import sampled
 
     keyed, newest, read, values = 0, None, 0, list[bytes | None]()
-    for batch in _batches(feed, places, typed=False):
+    for batch in _batches(feed, sample_places, typed=False):
         values += batch.column("value").to_pylist()
         keyed += batch.num_rows - batch.column("key").null_count
         stamps = batch.column("timestamp").cast(pa.int64()).to_pylist()
@@ -296,18 +296,18 @@ def _look(feed: Feed, topic: str, places: _SamplePlaces) -> TopicLook:
         read += batch.nbytes
         if read > SAMPLE_BYTES:
             break
-    sizes = [p.log_bytes for p in places.partitions if p.log_bytes is not None]
-    offsets = sum(p.stable_end - p.log_start for p in places.partitions)
-    spread = (len(places.partitions), offsets, sum(sizes) if sizes else None, places.oldest, newest)
+    sizes = [p.log_bytes for p in sample_places.partitions if p.log_bytes is not None]
+    offsets = sum(p.stable_end - p.log_start for p in sample_places.partitions)
+    spread = (len(sample_places.partitions), offsets, sum(sizes) if sizes else None, sample_places.oldest, newest)
     return TopicLook(topic, *spread, sampled(values), keyed)
 
 
-def _batches(feed: Feed, places: _SamplePlaces, *, typed: bool) -> Iterator[pa.RecordBatch]:
+def _batches(feed: Feed, sample_places: _SamplePlaces, *, typed: bool) -> Iterator[pa.RecordBatch]:
     from sluice.streaming import of_feed
 
-    if not places.starts:
+    if not sample_places.starts:
         return
-    (stream,) = of_feed(feed, 1, places.starts, places.ends, typed=typed)
+    (stream,) = of_feed(feed, 1, sample_places.starts, sample_places.ends, typed=typed)
     with stream:
         yield from stream
 
@@ -334,11 +334,11 @@ def _overridden(feed: Feed) -> str:
     return overridden(feed)
 
 
-def _fits(feed: Feed, places: _SamplePlaces) -> int | None:
+def _fits(feed: Feed, sample_places: _SamplePlaces) -> int | None:
     """How many records of the sample the feed would land; None where it lands all of them, being raw."""
     if feed.columns is None:
         return None
-    fitting: int = sum(batch.num_rows for batch in _batches(feed, places, typed=True))
+    fitting: int = sum(batch.num_rows for batch in _batches(feed, sample_places, typed=True))
     return fitting
 
 
@@ -359,10 +359,10 @@ def _dagster_of_ones_own(root: Path) -> str | None:
     """The tool by which the folder is a Dagster project already, `dg` or `dagster`: a workspace.yaml would take its
     place there."""
     try:
-        said = tomllib.loads((root / "pyproject.toml").read_text()).get("tool", {})
+        tools = tomllib.loads((root / "pyproject.toml").read_text()).get("tool", {})
     except (OSError, ValueError):
         return None
-    return next((tool for tool in ("dg", "dagster") if tool in said), None)
+    return next((tool for tool in ("dg", "dagster") if tool in tools), None)
 
 
 def _view(
@@ -371,14 +371,16 @@ def _view(
     sample = look.sample
     stood = f"{count(look.records)} offsets" + (f", {size(look.bytes)}" if look.bytes is not None else "")
     since = f", from {show_instant(look.oldest)[:16]}Z on" if look.oldest is not None else ""
-    told = facts(
+    summary = facts(
         ("topic", f"{look.topic}, {many(look.partitions, 'partition')}, {stood}{since}"),
         ("looked at", f"{many(sample.values, 'record')}, {count(look.keyed)} with a key"),
         ("format", f"{format_.value}: {format_.why}"),
     )
-    out: list[RenderableType] = [heading(f"Feed {name}"), told]
+    out: list[RenderableType] = [heading(f"Feed {name}"), summary]
     if format_.value == "json":
-        rows = [(column, said, f"{count(sample.fields[column].seen)}") for column, said in sample.columns.items()]
+        rows = [
+            (column, type_text, f"{count(sample.fields[column].seen)}") for column, type_text in sample.columns.items()
+        ]
         out += ["", table(("column", "type", "seen"), shorten(rows), right="seen")]
     if fits is not None and sample.values:
         ok = fits == sample.values

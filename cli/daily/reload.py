@@ -34,14 +34,14 @@ mutation ($name: String!) {
 
 def stamps(project: Project) -> Stamps:
     """Of the files that shape what Dagster shows: feeds, contracts, reports, and what runs last saw of a feed."""
-    found: dict[str, tuple[int, int]] = {}
+    times: dict[str, tuple[int, int]] = {}
     for folder in (project.feeds_folder, project.root / "reports", project.state / "seen"):
         for path in folder.iterdir() if folder.is_dir() else ():
             if path.suffix in _ENDINGS and not path.name.startswith("."):
                 with suppress(OSError):  # gone since
-                    told = path.stat()
-                    found[str(path.relative_to(project.root))] = (told.st_mtime_ns, told.st_size)
-    return found
+                    stat = path.stat()
+                    times[str(path.relative_to(project.root))] = (stat.st_mtime_ns, stat.st_size)
+    return times
 
 
 @dataclass
@@ -72,9 +72,13 @@ def reload(address: str, location: str) -> str | None:
     from urllib.request import Request, urlopen
 
     body = json.dumps({"query": _RELOAD, "variables": {"name": location}}).encode()
-    asked = Request(f"{address}/graphql", body, {"content-type": "application/json"})
-    with urlopen(asked, timeout=_SECONDS) as answer:
-        said = json.load(answer)
-    entry = (said.get("data") or {}).get("reloadRepositoryLocation") or {"message": str(said.get("errors"))}
-    found = entry.get("locationOrLoadError") or entry
-    return (found.get("message") or found["__typename"]) if found.get("__typename") != "RepositoryLocation" else None
+    request = Request(f"{address}/graphql", body, {"content-type": "application/json"})
+    with urlopen(request, timeout=_SECONDS) as answer:
+        result = json.load(answer)
+    entry = (result.get("data") or {}).get("reloadRepositoryLocation") or {"message": str(result.get("errors"))}
+    location_state = entry.get("locationOrLoadError") or entry
+    return (
+        (location_state.get("message") or location_state["__typename"])
+        if location_state.get("__typename") != "RepositoryLocation"
+        else None
+    )

@@ -59,25 +59,25 @@ def status(
     feeds = {feed: session.feed(feed)} if feed else dict(session.files.feeds)
     with session.terminal.working("reading ledgers, asking Kafka"):
         if feed:
-            found = [look(session.open_ports, feeds[feed], last)]
+            statuses = [look(session.open_ports, feeds[feed], last)]
         else:
             with session.shared_edges(feeds.values()) as open_ports:
-                found = each(lambda f: look_if_possible(open_ports, f, last), list(feeds.values()), _PATIENCE)
+                statuses = each(lambda f: look_if_possible(open_ports, f, last), list(feeds.values()), _PATIENCE)
         others = {} if feed else _without_files(session)
     broken = {} if feed else session.files.broken
     session.terminal.show(
-        *(_detail(found[0], session.terminal) if feed else _overview(found, session.terminal)),
+        *(_detail(statuses[0], session.terminal) if feed else _overview(statuses, session.terminal)),
         *(bad(e.message) for e in broken.values()),
         *(warn(f"ledgers without a feed file in {lake}: {', '.join(names)}") for lake, names in others.items()),
     )
     session.terminal.document(
         {
-            "feeds": [document(f) for f in found],
+            "feeds": [document(f) for f in statuses],
             "broken": [e.fields() for e in broken.values()],
             "ledgers_without_files": others,
         }
     )
-    return max((e.exit_code for e in (*broken.values(), *(f.error for f in found)) if e), default=0)
+    return max((e.exit_code for e in (*broken.values(), *(f.error for f in statuses)) if e), default=0)
 
 
 def _without_files(session: Session) -> dict[str, list[str]]:
@@ -96,17 +96,21 @@ def _without_files(session: Session) -> dict[str, list[str]]:
 # -- for people
 
 
-def _overview(found: list[FeedStatus], terminal: Terminal) -> list[RenderableType]:
-    if not found:
+def _overview(statuses: list[FeedStatus], terminal: Terminal) -> list[RenderableType]:
+    if not statuses:
         return [Text("no feeds")]
     names = ("feed", "windows", "lag", "behind", "uncommitted", "last batch", "")
     wide = terminal.width >= _WIDE
-    shown = [True] * 4 + [wide or any(f.uncommitted for f in found)] + [True] * 2
-    rows = [[c for c, keep in zip(_row(f, terminal), shown, strict=True) if keep] for f in found]
-    columns = [n for n, keep in zip(names, shown, strict=True) if keep]
-    every = [w for f in found for w in f.windows[-_STRIP:]]
+    selected = [True] * 4 + [wide or any(f.uncommitted for f in statuses)] + [True] * 2
+    rows = [[c for c, keep in zip(_row(f, terminal), selected, strict=True) if keep] for f in statuses]
+    columns = [n for n, keep in zip(names, selected, strict=True) if keep]
+    every = [w for f in statuses for w in f.windows[-_STRIP:]]
     legend = [Text(), window_options.legend(every, fancy=terminal.fancy)] if every else []
-    return [*_alarms(found), table(columns, rows, right="lag behind uncommitted", least="uncommitted last"), *legend]
+    return [
+        *_alarms(statuses),
+        table(columns, rows, right="lag behind uncommitted", optional="uncommitted last"),
+        *legend,
+    ]
 
 
 _PATIENCE = 0.05
@@ -124,9 +128,9 @@ def _row(f: FeedStatus, terminal: Terminal) -> tuple[str | Text, ...]:
     return f.feed, strip, count(f.lag), outlooks.short(age), count(f.uncommitted), last, _state(f)
 
 
-def _alarms(found: list[FeedStatus]) -> Iterator[Text]:
+def _alarms(statuses: list[FeedStatus]) -> Iterator[Text]:
     """The worst finding of each feed in trouble; beyond a limit, only their number."""
-    troubled = [(f.feed, alarms) for f in found if (alarms := _worst_first(f, [h for h in f.held if h.overdue]))]
+    troubled = [(f.feed, alarms) for f in statuses if (alarms := _worst_first(f, [h for h in f.held if h.overdue]))]
     troubled.sort(key=lambda t: t[1][0].colour != "red")
     for feed, alarms in troubled[:_TROUBLED]:
         yield from alarms[0].lines(1, f"{feed}: ")
@@ -139,8 +143,8 @@ _TROUBLED = 8
 """How many feeds the overview gives lines to."""
 
 
-def _worst_first(f: FeedStatus, held: Sequence[HeldBack]) -> list[outlooks.Alarm]:
-    return [*outlooks.alarms(f.feed, f.outlook, f.losses, held)] if f.outlook else []
+def _worst_first(f: FeedStatus, held_back: Sequence[HeldBack]) -> list[outlooks.Alarm]:
+    return [*outlooks.alarms(f.feed, f.outlook, f.losses, held_back)] if f.outlook else []
 
 
 def _state(status: FeedStatus) -> Text:
@@ -186,10 +190,10 @@ def _batch(batch: Batch | None, *, brief: bool = False) -> str:
 
 
 def _detail(status: FeedStatus, terminal: Terminal) -> list[RenderableType]:
-    known = lives(p.key for p in status.partitions)
+    labels = lives(p.key for p in status.partitions)
     rows = [
         (
-            *(known[p.key], count(p.origin), count(p.frontier), count(p.committed), count(p.end), count(p.lag)),
+            *(labels[p.key], count(p.origin), count(p.frontier), count(p.committed), count(p.end), count(p.lag)),
             outlooks.short(p.age) if p.lag else "",
             "; ".join(filter(None, (_above(p.holes), f"{count(p.unstable)} not stable" if p.unstable else ""))),
         )
@@ -205,7 +209,7 @@ def _detail(status: FeedStatus, terminal: Terminal) -> list[RenderableType]:
     for batch, why in status.refused.items():
         out += [*_refusal(status.feed, batch, why), Text()]
     out += [
-        table(names, shorten(rows), right="origin frontier committed stable lag behind", least="origin"),
+        table(names, shorten(rows), right="origin frontier committed stable lag behind", optional="origin"),
         facts(
             *(outlooks.pace(outlook) if outlook else ()),
             ("last batch", _batch(status.last)),
@@ -237,16 +241,20 @@ def _refusal(feed: str, batch: int, why: BatchRefused) -> Iterator[Text]:
 
 
 def _at_work(b: Batch, standing: Met) -> str:
-    seen = standing.verdict
-    stands = f"at work: {seen.why}" if seen.life is Life.ALIVE else {Life.DEAD: "dead"}.get(seen.life, str(seen.life))
+    verdict = standing.verdict
+    stands = (
+        f"at work: {verdict.why}"
+        if verdict.life is Life.ALIVE
+        else {Life.DEAD: "dead"}.get(verdict.life, str(verdict.life))
+    )
     return f"{b.id}: {b.request}, {count(b.reserved_span)} offsets, {b.owner.describe()}, {stands}"
 
 
 def _above(ranges: tuple[tuple[int, int], ...]) -> str:
     """The first few ranges that have landed beyond the frontier."""
-    shown = ", ".join(f"[{start}, {end})" for start, end in ranges[:3])
+    text = ", ".join(f"[{start}, {end})" for start, end in ranges[:3])
     more = f", {len(ranges) - 3} more" if len(ranges) > 3 else ""
-    return f"and {shown}{more}" if ranges else ""
+    return f"and {text}{more}" if ranges else ""
 
 
 def _windows_view(status: FeedStatus, terminal: Terminal) -> list[RenderableType]:
@@ -325,8 +333,8 @@ def _how_live(status: FeedStatus, b: Batch) -> dict[str, Any]:
 def _live_document(status: FeedStatus, b: Batch) -> dict[str, Any]:
     """The batch, the verdict on its run, and the commands to use if the run is dead."""
     (standing,) = other_batches.document([status.met[b.id]])
-    said = {name: standing[name] for name in ("owner_is", "evidence", "ways")}
-    return _batch_document(b) | _how_live(status, b) | said
+    owner = {name: standing[name] for name in ("owner_is", "evidence", "ways")}
+    return _batch_document(b) | _how_live(status, b) | owner
 
 
 def _batch_document(b: Batch) -> dict[str, Any]:

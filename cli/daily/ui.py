@@ -107,8 +107,8 @@ class _Server:
             )
 
     def failure(self, what: str) -> Failed:
-        said = self.log.read_text(errors="replace").splitlines()[-12:]
-        return Failed("\n    ".join([f"Dagster's {self.name} {what}; it said:", *said]), remedy=f"read {self.log}")
+        lines = self.log.read_text(errors="replace").splitlines()[-12:]
+        return Failed("\n    ".join([f"Dagster's {self.name} {what}; it said:", *lines]), remedy=f"read {self.log}")
 
     def end(self) -> None:
         """End the server and what it started: code servers, and runs that were launched from the UI."""

@@ -69,14 +69,14 @@ class Group:
     title: str
     look: Callable[[], list[Diagnosis]]
     feeds: tuple[str, ...] = ()
-    found: list[Diagnosis] = field(default_factory=list)
+    diagnoses: list[Diagnosis] = field(default_factory=list)
     over: threading.Event = field(default_factory=threading.Event)
 
     def run(self) -> None:
         try:
-            self.found = self.look()
+            self.diagnoses = self.look()
         except SluiceError as error:
-            self.found = [of_error(self.title.lower(), error)]
+            self.diagnoses = [of_error(self.title.lower(), error)]
         finally:
             self.over.set()
 
@@ -148,14 +148,14 @@ def _lake(feeds: Sequence[Feed], names: Collection[str]) -> list[Diagnosis]:
 
 def _alike(feeds: Sequence[Feed], part: Callable[[Feed], object]) -> list[list[Feed]]:
     """The feeds, together where that part of them is the same."""
-    found: list[tuple[object, list[Feed]]] = []
+    groups: list[tuple[object, list[Feed]]] = []
     for feed in feeds:
-        there = next((group for key, group in found if key == part(feed)), None)
+        there = next((group for key, group in groups if key == part(feed)), None)
         if there is None:
-            found.append((part(feed), [feed]))
+            groups.append((part(feed), [feed]))
         else:
             there.append(feed)
-    return [group for _, group in found]
+    return [group for _, group in groups]
 
 
 def _names(feeds: Sequence[Feed]) -> tuple[str, ...]:
@@ -187,7 +187,7 @@ _MARKS: dict[Health, Callable[[str], Text]] = {
 
 def _view(group: Group) -> Iterator[RenderableType]:
     yield heading(group.title, ", ".join(group.feeds))
-    for one in group.found:
+    for one in group.diagnoses:
         yield Text("  ") + _MARKS[one.health](f"{one.title}: {one.found}")
         if one.remedy:
             yield f"    → {one.remedy}"
@@ -202,11 +202,11 @@ def _sum(groups: Sequence[Group]) -> Text:
 
 
 def _count(groups: Sequence[Group], health: Health) -> int:
-    return sum(one.health is health for group in groups for one in group.found)
+    return sum(one.health is health for group in groups for one in group.diagnoses)
 
 
 # -- for programs
 
 
 def _document(group: Group) -> dict[str, object]:
-    return {"title": group.title, "feeds": group.feeds, "checks": [asdict(one) for one in group.found]}
+    return {"title": group.title, "feeds": group.feeds, "checks": [asdict(one) for one in group.diagnoses]}

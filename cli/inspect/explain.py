@@ -53,28 +53,31 @@ def explain(session: Session, feed: FeedName, place: Place) -> None:
     from sluice.pipelines.republishing.coordinates import whence_and_whither
 
     tp, offset = parsing.record(place)
-    found = session.feed(feed)
-    with session.open_ports(found) as edges:
-        said = of_ledger(Ledger(edges.lake, feed, edges.clock), edges.lake, tp, offset)
-        row = _row(edges.lake, said)
+    definition = session.feed(feed)
+    with session.open_ports(definition) as edges:
+        explanation = of_ledger(Ledger(edges.lake, feed, edges.clock), edges.lake, tp, offset)
+        row = _row(edges.lake, explanation)
         moved = list(whence_and_whither(edges.lake, feed, tp, offset))
-    session.terminal.show(*_view(said, row), *_moved_view(moved))
-    session.terminal.document(_document(said, row) | {"republished": [_moved_document(m) for m in moved]})
+    session.terminal.show(*_view(explanation, row), *_moved_view(moved))
+    session.terminal.document(_document(explanation, row) | {"republished": [_moved_document(m) for m in moved]})
 
 
-def _row(lake: Lake, said: Explanation) -> pa.Table | None:
+def _row(lake: Lake, explanation: Explanation) -> pa.Table | None:
     """The record as it landed, one row."""
-    if said.path is None or said.row_group is None or said.row is None:
+    if explanation.path is None or explanation.row_group is None or explanation.row is None:
         return None
     from sluice.pipelines.lake import parquet
 
-    with parquet.open_parquet(lake, said.path) as file:
-        group = file.read_row_group(said.row_group)
-    return group.slice(said.row, 1)
+    with parquet.open_parquet(lake, explanation.path) as file:
+        group = file.read_row_group(explanation.row_group)
+    return group.slice(explanation.row, 1)
 
 
-def _view(said: Explanation, row: pa.Table | None) -> list[RenderableType]:
-    out: list[RenderableType] = [heading(f"{said.tp}:{said.offset}", str(said.found)), f"  {said.text}"]
+def _view(explanation: Explanation, row: pa.Table | None) -> list[RenderableType]:
+    out: list[RenderableType] = [
+        heading(f"{explanation.tp}:{explanation.offset}", str(explanation.found)),
+        f"  {explanation.text}",
+    ]
     if row is None:
         return out
     fields = typed_fields(row)
@@ -89,10 +92,10 @@ def _moved_document(m: Moved) -> dict[str, Any]:
     return {"republish": m.republish, "from": f"{m.tp}:{m.offset}", "to": f"{m.to}:{m.to_offset}"}
 
 
-def _document(said: Explanation, row: pa.Table | None) -> dict[str, Any]:
-    place = {"topic": said.tp.topic, "partition": said.tp.partition, "offset": said.offset}
-    rest = {k: v for k, v in asdict(said).items() if k not in ("tp", "offset", "found")}
-    return {**place, "class": str(said.found), **rest, "record": None if row is None else _record(row)}
+def _document(explanation: Explanation, row: pa.Table | None) -> dict[str, Any]:
+    record = {"topic": explanation.tp.topic, "partition": explanation.tp.partition, "offset": explanation.offset}
+    rest = {k: v for k, v in asdict(explanation).items() if k not in ("tp", "offset", "found")}
+    return {**record, "class": str(explanation.found), **rest, "record": None if row is None else _record(row)}
 
 
 def _record(row: pa.Table) -> dict[str, Any]:

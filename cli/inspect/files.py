@@ -45,11 +45,11 @@ def files(
     """
     from sluice.pipelines.publishing import published_files as reading
 
-    found = session.feed(feed)
+    definition = session.feed(feed)
     kind = PartKind.QUARANTINED if quarantine else PartKind.LANDED
-    asked, listed = _list_files(session, found, (window, start, end), kind, partial)
+    windows, listed = _list_files(session, definition, (window, start, end), kind, partial)
     session.terminal.lines(f.address for f in reading.one_each(listed))
-    session.terminal.document(document(feed, asked, kind, listed))
+    session.terminal.document(document(feed, windows, kind, listed))
 
 
 def _list_files(
@@ -65,15 +65,15 @@ def _list_files(
     if not any(spelled):
         raise UsageError("no window", remedy=f"name one: sluice files {feed.name} --window 2026-11-20T14")
     with session.open_ports(feed) as edges:
-        asked = window_options.named_windows(feed.window, edges.clock(), *spelled)
+        windows = window_options.named_windows(feed.window, edges.clock(), *spelled)
         ledger = Ledger(edges.lake, feed.name, edges.clock)
-        return asked, reading.files(ledger, edges.lake, feed.name, asked, feed.window, kind, partial=partial)
+        return windows, reading.files(ledger, edges.lake, feed.name, windows, feed.window, kind, partial=partial)
 
 
-def document(feed: str, asked: Sequence[int], kind: PartKind, listed: Sequence[File]) -> dict[str, Any]:
+def document(feed: str, windows: Sequence[int], kind: PartKind, listed: Sequence[File]) -> dict[str, Any]:
     return {
         "feed": feed,
-        "windows": [show_window(w) for w in asked],
+        "windows": [show_window(w) for w in windows],
         "kind": str(kind),
         "rows": sum(f.rows for f in listed),
         "bytes": sum(f.bytes for f in listed),

@@ -30,11 +30,11 @@ def take(session: Session, feeds: Sequence[Feed], broken: int, last: int) -> lis
     """The figures of these feeds now, of the `last` windows each. What cannot be looked at says so by `sluice_up`."""
     began = time.time()
     with session.shared_edges(feeds) as open_ports:
-        found = [f for of in each(lambda feed: of_feed(open_ports, feed, last), list(feeds)) for f in of]
-    found += _of_runs(session, feeds)
-    found.append(figure("broken_feed_files", broken))
-    found += [figure("look_timestamp_seconds", began), figure("look_duration_seconds", time.time() - began)]
-    return found
+        figures = [f for of in each(lambda feed: of_feed(open_ports, feed, last), list(feeds)) for f in of]
+    figures += _of_runs(session, feeds)
+    figures.append(figure("broken_feed_files", broken))
+    figures += [figure("look_timestamp_seconds", began), figure("look_duration_seconds", time.time() - began)]
+    return figures
 
 
 def of_feed(open_ports: OpenPorts, feed: Feed, last: int) -> list[Figure]:
@@ -45,8 +45,8 @@ def of_feed(open_ports: OpenPorts, feed: Feed, last: int) -> list[Figure]:
         with open_ports(feed) as edges:
             ledger = Ledger(edges.lake, feed.name, edges.clock)
             status = look_through(edges, feed, ledger, last)
-            said = [*_of_ledger(ledger, edges.lake)] if status.partitions or status.last else []
-            return [figure("up", status.error is None, feed.name), *_of_status(status), *said]
+            figures = [*_of_ledger(ledger, edges.lake)] if status.partitions or status.last else []
+            return [figure("up", status.error is None, feed.name), *_of_status(status), *figures]
     except SluiceError:
         return [figure("up", 0, feed.name)]
 
@@ -74,21 +74,21 @@ def _of_status(s: FeedStatus) -> Iterator[Figure]:
 
 
 def _of_outlook(feed: str, outlook: Outlook) -> Iterator[Figure]:
-    known = {
+    numbers = {
         "owed_age_seconds": None if outlook.age is None else outlook.age / 1000,
         "production_offsets_per_second": outlook.production,
         "landing_offsets_per_second": outlook.landing,
         "catch_up_seconds": None if outlook.eta is None else outlook.eta / 1000,
         "lost_offsets": sum(r.span for o in outlook.lost for r in o.lost),
     }
-    yield from (figure(name, value, feed) for name, value in known.items() if value is not None)
+    yield from (figure(name, value, feed) for name, value in numbers.items() if value is not None)
     spans: Counter[str] = Counter()
-    left: dict[str, float] = {}
+    remaining: dict[str, float] = {}
     for risk in outlook.at_risk:
         topic, seconds = risk.key.topic, max(0, risk.at - outlook.now) / 1000
         spans[topic] += sum(r.span for r in risk.ranges)
-        left[topic] = min(seconds, left.get(topic, seconds))
-    for topic, seconds in sorted(left.items()):
+        remaining[topic] = min(seconds, remaining.get(topic, seconds))
+    for topic, seconds in sorted(remaining.items()):
         yield figure("retention_at_risk_offsets", spans[topic], feed, topic)
         yield figure("retention_left_seconds", seconds, feed, topic)
 
@@ -129,7 +129,7 @@ def _of_runs(session: Session, feeds: Sequence[Feed]) -> list[Figure]:
         need("dagster")
         from sluice.assets.operations.recent_runs import recent_runs
 
-        found = recent_runs(session.project, feeds)
+        recent = recent_runs(session.project, feeds)
     except SluiceError:
         return []
-    return [figure("runs", runs, *labels) for labels, runs in sorted(found.items())]
+    return [figure("runs", runs, *labels) for labels, runs in sorted(recent.items())]

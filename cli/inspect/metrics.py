@@ -107,33 +107,33 @@ def _chosen(session: Session, names: Sequence[str]) -> tuple[list[Feed], int]:
 
 
 def _tell(
-    session: Session, found: Sequence[Figure], output: Path | None, gateway: Gateway | None, *, quiet: bool
+    session: Session, figures: Sequence[Figure], output: Path | None, gateway: Gateway | None, *, quiet: bool
 ) -> None:
     from sluice.resources.observe import prometheus
 
     if output:
-        prometheus.write(found, output)
+        prometheus.write(figures, output)
     if gateway:
         try:
-            prometheus.push(found, gateway)
+            prometheus.push(figures, gateway)
         except SluiceError as error:
             if not quiet:
                 raise
             session.terminal.fail(error)  # the next look sends them
     if not output and not gateway:
-        session.terminal.lines(prometheus.text(found).splitlines())
+        session.terminal.lines(prometheus.text(figures).splitlines())
     elif not quiet:
         where = " and ".join([*([str(output)] if output else []), *([gateway.address] if gateway else [])])
-        session.terminal.show(good(f"{many(len(found), 'figure')}: {where}"))
-    session.terminal.document({"figures": [_document(f) for f in found]})
+        session.terminal.show(good(f"{many(len(figures), 'figure')}: {where}"))
+    session.terminal.document({"figures": [_document(f) for f in figures]})
 
 
 def _serve(session: Session, take: Callable[[], list[Figure]], host: str, port: int, pause: float) -> int:
     from sluice.resources.observe import prometheus
 
-    kept = prometheus.Kept()
-    with prometheus.serving(kept, host, port):
-        kept.keep(take())
+    cache = prometheus.Kept()
+    with prometheus.serving(cache, host, port):
+        cache.keep(take())
         address = f"http://{host}:{port}/metrics"
         session.terminal.show(
             good(f"metrics are at {address}"), f"  taken anew every {show_duration(int(pause * 1000))}; Ctrl-C ends it"
@@ -142,7 +142,7 @@ def _serve(session: Session, take: Callable[[], list[Figure]], host: str, port: 
         while True:
             time.sleep(pause)
             try:
-                kept.keep(take())
+                cache.keep(take())
             except SluiceError as error:
                 session.terminal.fail(error)
 

@@ -89,8 +89,8 @@ def peek(
     with session.terminal.working("reading"):
         partition = _partition(source, tp)
         _check(offset, partition)
-        found = list(_read(source, partition, offset, number or SHOWN))
-    session.terminal.show(*_view(tp, partition, found))
+        records = list(_read(source, partition, offset, number or SHOWN))
+    session.terminal.show(*_view(tp, partition, records))
     session.terminal.document(
         {
             "topic": tp.topic,
@@ -98,7 +98,7 @@ def peek(
             "log_start": partition.log_start,
             "stable_end": partition.stable_end,
             "high_watermark": partition.high_watermark,
-            "records": [_document(r) for r in found],
+            "records": [_document(r) for r in records],
         }
     )
 
@@ -113,15 +113,15 @@ def _follow(session: Session, feed: Feed, tp: TopicPartition, offset: int, numbe
     here = feed.model_copy(update={"topics": TopicFilter(names=(tp.topic,))})
     (stream,) = of_feed(here, 1, {str(tp): offset}, follow=True)
     session.terminal.show(heading(str(tp), f"from {count(offset)} on; Ctrl-C ends it"))
-    seen = 0
+    printed = 0
     with stream:
         for batch in stream:
-            found = rows(pa.Table.from_batches([batch]))[: None if number is None else number - seen]
-            session.terminal.show(record_view(found))
-            for row in found:
+            records = rows(pa.Table.from_batches([batch]))[: None if number is None else number - printed]
+            session.terminal.show(record_view(records))
+            for row in records:
                 session.terminal.document(record_document(row))
-            seen += len(found)
-            if seen == number:
+            printed += len(records)
+            if printed == number:
                 return
 
 
@@ -175,49 +175,49 @@ def _partition(feed: Feed, tp: TopicPartition) -> PartitionState:
     from sluice.resources.kafka.cluster.cluster import KafkaCluster
 
     with closing(KafkaCluster(feed.kafka)) as cluster:
-        found = cluster.partitions([tp.topic], Isolation.READ_COMMITTED)
-    for partition in found:
+        partitions = cluster.partitions([tp.topic], Isolation.READ_COMMITTED)
+    for partition in partitions:
         if partition.tp == tp:
             return partition
-    raise UsageError(f"{tp.topic} has no partition {tp.partition}", remedy=f"it has 0 to {len(found) - 1}")
+    raise UsageError(f"{tp.topic} has no partition {tp.partition}", remedy=f"it has 0 to {len(partitions) - 1}")
 
 
 def _check(offset: int, partition: PartitionState) -> None:
     if not partition.log_start <= offset < partition.high_watermark:
-        held = f"[{count(partition.log_start)}, {count(partition.high_watermark)})"
+        available = f"[{count(partition.log_start)}, {count(partition.high_watermark)})"
         raise UsageError(
-            f"{partition.tp} holds offsets {held} now, not {count(offset)}",
+            f"{partition.tp} holds offsets {available} now, not {count(offset)}",
             remedy="choose one of those; sluice explain tells what became of one that is gone",
         )
 
 
 def _read(feed: Feed, p: PartitionState, offset: int, number: int) -> Iterator[PeekedRecord]:
     """The first `number` records from `offset` on: the stable ones, then the unstable ones."""
-    found = 0
+    total = 0
     for isolation, end in ((Isolation.READ_COMMITTED, p.stable_end), (Isolation.READ_UNCOMMITTED, p.high_watermark)):
-        if found == number or offset >= end:
+        if total == number or offset >= end:
             continue
         piece = Slice(p.topic, p.partition, p.topic_id, offset, end, p.leader_epoch)
-        for seen in _peek(feed, piece, isolation, number - found):
-            found += 1
-            yield seen
+        for records in _peek(feed, piece, isolation, number - total):
+            total += 1
+            yield records
         offset = end
 
 
 def _peek(feed: Feed, piece: Slice, isolation: Isolation, number: int) -> Iterator[PeekedRecord]:
     """The slice's first records. Stable ones are decoded twice, as they are and as read_committed shows them."""
     committed = isolation is Isolation.READ_COMMITTED
-    every, shown = _decoder(piece, committed=False), _decoder(piece, committed=True)
+    every, visible_decoder = _decoder(piece, committed=False), _decoder(piece, committed=True)
     chunks: list[pa.RecordBatch] = []
     visible: set[int] = set()
     for fetched in _answers(feed, piece, isolation):
         chunks += every.feed(fetched.records, fetched.aborted)
         if committed:
-            visible.update(_offsets(shown.feed(fetched.records, fetched.aborted)))
+            visible.update(_offsets(visible_decoder.feed(fetched.records, fetched.aborted)))
         if every.counts.records >= number:
             break
     chunks += every.finish()
-    visible.update(_offsets(shown.finish()))
+    visible.update(_offsets(visible_decoder.finish()))
     hidden = ABORTED if committed else OPEN
     read = _read_by_schema(feed, chunks, piece) if feed.readers else {}
     for row in _rows(chunks, piece, number):
@@ -232,17 +232,17 @@ def _read_by_schema(feed: Feed, chunks: Sequence[pa.RecordBatch], piece: Slice) 
     from sluice.resources.registry.confluent import writers_of
 
     form = replace(feed.shape, contract=None).format(writers_of(feed, open_lake(feed), keep=False))
-    found: dict[int, dict[str, Any]] = {}
-    for made in (m for chunk in chunks for m in form.convert(piece, chunk)):
-        for row in (made.landed.slice(i, 1) for i in range(made.landed.num_rows)):
+    by_offset: dict[int, dict[str, Any]] = {}
+    for converted in (m for chunk in chunks for m in form.convert(piece, chunk)):
+        for row in (converted.landed.slice(i, 1) for i in range(converted.landed.num_rows)):
             fields = typed_fields(pa.Table.from_batches([row])) or {}
             own = {name: value for name, value in fields.items() if not name.startswith(("kafka_", "_extra"))}
             if not fields["kafka_tombstone"]:
-                found[fields["kafka_offset"]] = own
-        if made.quarantined is not None:
-            for refused in made.quarantined.select(["offset", "reason", "field", "detail"]).to_pylist():
-                found[refused.pop("offset")] = {"refused": refused}
-    return found
+                by_offset[fields["kafka_offset"]] = own
+        if converted.quarantined is not None:
+            for refused in converted.quarantined.select(["offset", "reason", "field", "detail"]).to_pylist():
+                by_offset[refused.pop("offset")] = {"refused": refused}
+    return by_offset
 
 
 def _answers(feed: Feed, piece: Slice, isolation: Isolation) -> Iterator[Fetched]:
@@ -260,8 +260,8 @@ def _answers(feed: Feed, piece: Slice, isolation: Isolation) -> Iterator[Fetched
 def _decoder(piece: Slice, *, committed: bool) -> BatchDecoder:
     from sluice.pipelines.records.kafka_batches.decode import BatchDecoder
 
-    place = (piece.topic, piece.partition, piece.start, piece.end)
-    return BatchDecoder(*place, read_committed=committed, chunk_rows=10_000, chunk_bytes=_BYTES)
+    position = (piece.topic, piece.partition, piece.start, piece.end)
+    return BatchDecoder(*position, read_committed=committed, chunk_rows=10_000, chunk_bytes=_BYTES)
 
 
 def _offsets(chunks: Iterable[pa.RecordBatch]) -> Iterator[int]:
@@ -274,17 +274,17 @@ def _rows(chunks: Sequence[pa.RecordBatch], piece: Slice, number: int) -> list[d
 
     if not chunks:
         return []
-    found = rows(pa.Table.from_batches(chunks).slice(0, number))
-    return [{**row, "topic": piece.topic, "partition": piece.partition} for row in found]
+    records = rows(pa.Table.from_batches(chunks).slice(0, number))
+    return [{**row, "topic": piece.topic, "partition": piece.partition} for row in records]
 
 
 def _as_json(fields: Mapping[str, Any]) -> bytes:
     return json.dumps(fields, ensure_ascii=False).encode()
 
 
-def _view(tp: TopicPartition, p: PartitionState, found: Sequence[PeekedRecord]) -> list[RenderableType]:
+def _view(tp: TopicPartition, p: PartitionState, records: Sequence[PeekedRecord]) -> list[RenderableType]:
     note = f"log [{count(p.log_start)}, {count(p.high_watermark)}), stable end {count(p.stable_end)}"
-    states = [r.state for r in found]
-    read = [r.row if r.fields is None else r.row | {"value": _as_json(r.fields)} for r in found]
-    shown = record_view(read, states if any(states) else None)
-    return [heading(str(tp), note), shown if found else "  no record from there on"]
+    states = [r.state for r in records]
+    read = [r.row if r.fields is None else r.row | {"value": _as_json(r.fields)} for r in records]
+    parts = record_view(read, states if any(states) else None)
+    return [heading(str(tp), note), parts if records else "  no record from there on"]

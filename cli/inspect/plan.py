@@ -64,93 +64,99 @@ def plan(
     """
     from sluice.pipelines.batch import preview as previews
 
-    found = session.feed(feed)
-    typed = WorkOptions(offsets, only, window, start, end, replace, per_run).requests(session, found)
-    asked, pending = typed.requests, window_options.pending_document(typed.pending)
-    with session.terminal.working("asking Kafka"), session.open_ports(found) as edges:
-        seen = [previews.preview(found, edges, each) for each in asked]
-        compared = [previews.compare(found, edges, each) if compare else () for each in seen]
-    if start or len(asked) > 1:
-        session.terminal.show(*_brief(feed, asked, seen))
-        plans = [document(s, feed, a) | _compared(c) for a, s, c in zip(asked, seen, compared, strict=True)]
+    definition = session.feed(feed)
+    typed = WorkOptions(offsets, only, window, start, end, replace, per_run).requests(session, definition)
+    requests, pending = typed.requests, window_options.pending_document(typed.pending)
+    with session.terminal.working("asking Kafka"), session.open_ports(definition) as edges:
+        previewed = [previews.preview(definition, edges, request) for request in requests]
+        compared = [previews.compare(definition, edges, request) if compare else () for request in previewed]
+    if start or len(requests) > 1:
+        session.terminal.show(*_brief(feed, requests, previewed))
+        plans = [document(s, feed, a) | _compared(c) for a, s, c in zip(requests, previewed, compared, strict=True)]
         session.terminal.document({"feed": feed, "plans": plans} | pending)
     else:
-        session.terminal.show(*view(seen[0], feed, asked[0]), *_comparison(compared[0], found.fetch.assignor))
-        session.terminal.document(document(seen[0], feed, asked[0]) | _compared(compared[0]) | pending)
+        session.terminal.show(
+            *view(previewed[0], feed, requests[0]), *_comparison(compared[0], definition.fetch.assignor)
+        )
+        session.terminal.document(document(previewed[0], feed, requests[0]) | _compared(compared[0]) | pending)
     session.terminal.show(*window_options.pending_lines(feed, typed.pending))
-    return max((e.exit_code for each in seen for e in problems(each)), default=0)
+    return max((e.exit_code for request in previewed for e in problems(request)), default=0)
 
 
-def problems(seen: Preview) -> list[SluiceError]:
+def problems(preview: Preview) -> list[SluiceError]:
     """Why the run would not land all that was asked for."""
-    return [r.error for r in seen.refusals] + ([seen.blocked] if seen.blocked else [])
+    return [r.error for r in preview.refusals] + ([preview.blocked] if preview.blocked else [])
 
 
-def view(seen: Preview, feed: str, asked: Request) -> list[RenderableType]:
-    out = [heading(f"Plan of {feed}", f"{asked}, cluster {seen.survey.cluster_id}"), _partitions(seen)]
-    if seen.plan is not None:
-        out += _work(seen.plan)
-    out += other_batches.view(seen.met, dry_run=True)
-    out += [warn(seen.start_not_used)] if seen.start_not_used else []
-    out += [line for error in problems(seen) for line in _refusal(error)]
-    return [*out, *_verdict(seen), *(line for held in seen.held for line in outlooks.held_back(held).lines())]
+def view(preview: Preview, feed: str, request: Request) -> list[RenderableType]:
+    out = [heading(f"Plan of {feed}", f"{request}, cluster {preview.survey.cluster_id}"), _partitions(preview)]
+    if preview.plan is not None:
+        out += _work(preview.plan)
+    out += other_batches.view(preview.met, dry_run=True)
+    out += [warn(preview.start_not_used)] if preview.start_not_used else []
+    out += [line for error in problems(preview) for line in _refusal(error)]
+    return [
+        *out,
+        *_verdict(preview),
+        *(line for held_back in preview.held for line in outlooks.held_back(held_back).lines()),
+    ]
 
 
-def _brief(feed: str, asked: Sequence[Request], seen: Sequence[Preview]) -> list[RenderableType]:
+def _brief(feed: str, requests: Sequence[Request], plans: Sequence[Preview]) -> list[RenderableType]:
     """Several windows, a line each."""
     rows = []
-    for request, each in zip(asked, seen, strict=True):
-        plan, wrong = each.plan, problems(each)
-        told = wrong[0].message + (f" … and {len(wrong) - 1} more" if len(wrong) > 1 else "") if wrong else ""
+    for request, preview in zip(requests, plans, strict=True):
+        plan, wrong = preview.plan, problems(preview)
+        problem = wrong[0].message + (f" … and {len(wrong) - 1} more" if len(wrong) > 1 else "") if wrong else ""
         amount = (count(plan.span), size(plan.estimated_bytes), str(len(plan.tasks))) if plan else ("0", "–", "0")
         until = f" to {show_window(request.until)}" if request.until else ""
-        rows.append((show_window(request.window or 0) + until, *amount, told))
+        rows.append((show_window(request.window or 0) + until, *amount, problem))
     names = ("window", "owed", "about", "tasks", "")
-    out: list[RenderableType] = [heading(f"Plan of {feed}", f"{many(len(asked), 'run')}, one after another")]
+    out: list[RenderableType] = [heading(f"Plan of {feed}", f"{many(len(requests), 'run')}, one after another")]
     out.append(table(names, shorten(rows), right="owed about tasks"))
-    return [*out, *other_batches.view(_of_all(seen), dry_run=True)]
+    return [*out, *other_batches.view(_of_all(plans), dry_run=True)]
 
 
-def _of_all(seen: Sequence[Preview]) -> list[Met]:
+def _of_all(plans: Sequence[Preview]) -> list[Met]:
     """Each batch of a dead run once, by the run that would do something about it, if one would."""
-    found: dict[int, Met] = {}
-    for each in (m for s in seen for m in s.met):
-        if each.fate is not Fate.LEFT or each.batch not in found:
-            found[each.batch] = each
-    return list(found.values())
+    by_batch: dict[int, Met] = {}
+    for other in (m for s in plans for m in s.met):
+        if other.fate is not Fate.LEFT or other.batch not in by_batch:
+            by_batch[other.batch] = other
+    return list(by_batch.values())
 
 
-def _partitions(seen: Preview) -> RenderableType:
-    owed = {o.key: o for o in seen.owed}
+def _partitions(preview: Preview) -> RenderableType:
+    owed = {o.key: o for o in preview.owed}
     rows = [
         (
-            *(str(key), str(p.leader), count(p.log_start), count(_position(seen, key)), count(p.stable_end)),
-            *(count(o.span if (o := owed.get(key)) else 0), _notes(seen, key, p, owed.get(key))),
+            *(str(key), str(p.leader), count(p.log_start), count(_position(preview, key)), count(p.stable_end)),
+            *(count(o.span if (o := owed.get(key)) else 0), _notes(preview, key, p, owed.get(key))),
         )
-        for key, p in sorted(seen.survey.partitions.items())
+        for key, p in sorted(preview.survey.partitions.items())
     ]
     names = ("partition", "leader", "log start", "position", "stable end", "owed", "")
-    return table(names, shorten(rows), right="leader log position stable owed", least="leader log")
+    return table(names, shorten(rows), right="leader log position stable owed", optional="leader log")
 
 
-def _position(seen: Preview, key: Key) -> int | None:
+def _position(preview: Preview, key: Key) -> int | None:
     """Next offset to read: the frontier, or the origin that a run would pin."""
-    new = _new_origin(seen, key)
+    new = _new_origin(preview, key)
     if new is not None:
         return new.offset
-    return seen.survey.state.frontier(key) if key in seen.survey.state.origins else None
+    return preview.survey.state.frontier(key) if key in preview.survey.state.origins else None
 
 
-def _new_origin(seen: Preview, key: Key) -> OriginItem | None:
-    return next((i for i in seen.survey.new_origins if i.key == key), None)
+def _new_origin(preview: Preview, key: Key) -> OriginItem | None:
+    return next((i for i in preview.survey.new_origins if i.key == key), None)
 
 
-def _notes(seen: Preview, key: Key, p: PartitionState, owed: Owed | None) -> str:
-    new = _new_origin(seen, key)
-    held = p.high_watermark - p.stable_end
+def _notes(preview: Preview, key: Key, p: PartitionState, owed: Owed | None) -> str:
+    new = _new_origin(preview, key)
+    unstable = p.high_watermark - p.stable_end
     parts = [
         new.why if new else "",
-        f"{count(held)} not stable yet" if held else "",
+        f"{count(unstable)} not stable yet" if unstable else "",
         *(f"lost {r}" for r in (owed.lost if owed else ())),
     ]
     return ", ".join(p for p in parts if p)
@@ -178,8 +184,8 @@ def _work(plan: Plan) -> list[RenderableType]:
 
 
 def _reads(task: Task) -> str:
-    shown = [f"{s.tp} {s.range}" for s in task.slices[:3]]
-    return ", ".join(shown) + (f" … {len(task.slices) - 3} more" if len(task.slices) > 3 else "")
+    texts = [f"{s.tp} {s.range}" for s in task.slices[:3]]
+    return ", ".join(texts) + (f" … {len(task.slices) - 3} more" if len(task.slices) > 3 else "")
 
 
 def _comparison(compared: Sequence[Comparison], own: Assignor) -> list[RenderableType]:
@@ -212,40 +218,44 @@ def _refusal(error: SluiceError) -> tuple[Text, Text]:
     return bad(error.message), remedy(error)
 
 
-def _verdict(seen: Preview) -> list[RenderableType]:
-    if problems(seen):
-        return [warn("a run would land the rest and stop with exit code 3")] if seen.plan and not seen.blocked else []
-    if seen.plan is not None:
+def _verdict(preview: Preview) -> list[RenderableType]:
+    if problems(preview):
+        return (
+            [warn("a run would land the rest and stop with exit code 3")]
+            if preview.plan and not preview.blocked
+            else []
+        )
+    if preview.plan is not None:
         return []
-    if seen.met:
+    if preview.met:
         return [good("nothing else is owed")]
-    return [good(f"nothing {'that is stable ' if seen.held else ''}is owed: a run would land nothing")]
+    return [good(f"nothing {'that is stable ' if preview.held else ''}is owed: a run would land nothing")]
 
 
-def document(seen: Preview, feed: str, asked: Request) -> dict[str, Any]:
-    owed = {o.key: o for o in seen.owed}
+def document(preview: Preview, feed: str, request: Request) -> dict[str, Any]:
+    owed = {o.key: o for o in preview.owed}
     return {
         "feed": feed,
-        "cluster": seen.survey.cluster_id,
-        "request": str(asked),
-        "hash": seen.plan.hash if seen.plan else None,
-        "offsets": seen.plan.span if seen.plan else 0,
-        "estimated_bytes": seen.plan.estimated_bytes if seen.plan else 0,
-        "replaces": list(seen.plan.replaces) if seen.plan else [],
-        "partitions": [_partition(seen, k, p, owed.get(k)) for k, p in sorted(seen.survey.partitions.items())],
-        "tasks": [_task(t) for t in (seen.plan.tasks if seen.plan else ())],
-        "refusals": [r.error.fields() for r in seen.refusals],
-        "blocked": seen.blocked.fields() if seen.blocked else None,
-        "held_back": [h.document() for h in seen.held],
-        "start_not_used": seen.start_not_used,
-        "other_batches": other_batches.document(seen.met),
+        "cluster": preview.survey.cluster_id,
+        "request": str(request),
+        "hash": preview.plan.hash if preview.plan else None,
+        "offsets": preview.plan.span if preview.plan else 0,
+        "estimated_bytes": preview.plan.estimated_bytes if preview.plan else 0,
+        "replaces": list(preview.plan.replaces) if preview.plan else [],
+        "partitions": [_partition(preview, k, p, owed.get(k)) for k, p in sorted(preview.survey.partitions.items())],
+        "tasks": [_task(t) for t in (preview.plan.tasks if preview.plan else ())],
+        "refusals": [r.error.fields() for r in preview.refusals],
+        "blocked": preview.blocked.fields() if preview.blocked else None,
+        "held_back": [h.document() for h in preview.held],
+        "start_not_used": preview.start_not_used,
+        "other_batches": other_batches.document(preview.met),
     }
 
 
-def _partition(seen: Preview, key: Key, p: PartitionState, owed: Owed | None) -> dict[str, Any]:
-    new = _new_origin(seen, key)
-    origin = new or seen.survey.state.origins.get(key)
-    committed = seen.survey.committed.get(key.tp)
+def _partition(preview: Preview, key: Key, p: PartitionState, owed: Owed | None) -> dict[str, Any]:
+    new = _new_origin(preview, key)
+    origin = new or preview.survey.state.origins.get(key)
+    committed = preview.survey.committed.get(key.tp)
     return {
         "topic": key.topic,
         "partition": key.partition,
@@ -255,7 +265,7 @@ def _partition(seen: Preview, key: Key, p: PartitionState, owed: Owed | None) ->
         "log_start": p.log_start,
         "stable_end": p.stable_end,
         "high_watermark": p.high_watermark,
-        "position": _position(seen, key),
+        "position": _position(preview, key),
         "origin": {"offset": origin.offset, "why": origin.why, "new": new is not None} if origin else None,
         "committed": committed.offset if committed else None,
         "owed": ranges(owed.ranges if owed else ()),

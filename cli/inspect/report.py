@@ -38,15 +38,15 @@ def report(
     $ sluice report orders --output orders.html
     $ sluice report orders --batch 42 --json
     """
-    found = session.feed(feed)
-    with session.open_ports(found) as edges:
-        told, path, data, fresh = _stored_report(found, edges.lake, edges.clock, batch)
+    definition = session.feed(feed)
+    with session.open_ports(definition) as edges:
+        facts_, path, data, fresh = _stored_report(definition, edges.lake, edges.clock, batch)
         address = edges.lake.locate(path)
     if output is not None:
         output.write_bytes(data)
     session.terminal.lines([str(output or address)])
     session.terminal.document(
-        {**_figures(told), "path": address, "output": output and str(output), "made_anew": fresh, "size": len(data)}
+        {**_figures(facts_), "path": address, "output": output and str(output), "made_anew": fresh, "size": len(data)}
     )
 
 
@@ -57,25 +57,25 @@ def _stored_report(feed: Feed, lake: Lake, clock: Clock, batch: int | None) -> t
     from sluice.pipelines.ledger import Ledger
 
     ledger = Ledger(lake, feed.name, clock)
-    told = account(ledger, lake, newest(ledger.read(), feed.name) if batch is None else batch)
-    path = store.standing_report(told, lake)
+    batch_account = account(ledger, lake, newest(ledger.read(), feed.name) if batch is None else batch)
+    path = store.standing_report(batch_account, lake)
     if path is not None and (data := lake.get(path)) is not None:
-        return told, path, data, False
-    data = store.make(store.with_reason(told, feed.policies, lake), lake)
-    lake.put(path := store.path_of(told), data)
-    return told, path, data, True
+        return batch_account, path, data, False
+    data = store.make(store.with_reason(batch_account, feed.policies, lake), lake)
+    lake.put(path := store.path_of(batch_account), data)
+    return batch_account, path, data, True
 
 
 def _figures(a: BatchAccount) -> dict[str, Any]:
     counts = a.counts
-    seen = counts.landed + counts.quarantined
+    records = counts.landed + counts.quarantined
     return {
         "feed": a.feed,
         "batch": a.batch.id,
         "status": str(a.batch.status),
         "rows": counts.landed,
         "quarantined": counts.quarantined,
-        "quarantined_share": counts.quarantined / seen if seen else 0.0,
+        "quarantined_share": counts.quarantined / records if records else 0.0,
         "dropped": counts.dropped,
         "invisible": counts.invisible,
         "bytes": a.bytes,

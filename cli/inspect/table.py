@@ -65,19 +65,21 @@ def sync(
     $ sluice table sync orders
     $ sluice table sync orders --repair
     """
-    found = session.feed(feed)
-    name, refused, done, misread = _bring_up(session, found, repair)
+    definition = session.feed(feed)
+    name, refused, done, misread = _bring_up(session, definition, repair)
     if misread:
-        session.terminal.show(_renewed(session, found, misread))
-        name, refused, done, misread = _bring_up(session, found, repair)
+        session.terminal.show(_renewed(session, definition, misread))
+        name, refused, done, misread = _bring_up(session, definition, repair)
     session.terminal.show(*_synced(name, done))
     if misread:
         session.terminal.show(warn(_misread_by_spark(feed, len(misread), "run it again once no other run is at work")))
-    beside = {}
+    quarantine = {}
     if refused and done.quarantine:
         session.terminal.show(*_synced(refused, done.quarantine))
-        beside = {"quarantine": _document(feed, refused, done.quarantine.head) | _changes(done.quarantine)}
-    session.terminal.document(_document(feed, name, done.head) | _changes(done) | {"misread": list(misread)} | beside)
+        quarantine = {"quarantine": _document(feed, refused, done.quarantine.head) | _changes(done.quarantine)}
+    session.terminal.document(
+        _document(feed, name, done.head) | _changes(done) | {"misread": list(misread)} | quarantine
+    )
 
 
 def _bring_up(session: Session, feed: Feed, repair: bool) -> tuple[str, str, Synced, tuple[str, ...]]:
@@ -128,8 +130,8 @@ def status(session: Session, feed: FeedName) -> None:
     """
     from sluice.pipelines.tables.check import looked, trusted_mark
 
-    found, documents = session.feed(feed), list[dict[str, Any]]()
-    with _opened(session, found) as (ledger, lake, tables, _):
+    definition, documents = session.feed(feed), list[dict[str, Any]]()
+    with _opened(session, definition) as (ledger, lake, tables, _):
         for kind, table in tables.of_parts:
             with session.terminal.working("asking the catalog"):
                 head, state = looked(ledger, table)
@@ -154,9 +156,9 @@ def _by_mark(
     owed = since(ledger, state, head.mark if head else 0, kind=kind)
     files = sum(len(b.parts) for b in owed.batches)
     root = paths.part_path(ledger.feed, kind, "", "")
-    gone = sum(path.startswith(f"{root}/") for path in owed.removed)
-    lines: list[RenderableType] = [_owing(ledger.feed, len(owed.batches), files, gone)] if head or files else []
-    return lines, {"owed": {"batches": len(owed.batches), "files": files, "gone": gone}}
+    removed = sum(path.startswith(f"{root}/") for path in owed.removed)
+    lines: list[RenderableType] = [_owing(ledger.feed, len(owed.batches), files, removed)] if head or files else []
+    return lines, {"owed": {"batches": len(owed.batches), "files": files, "gone": removed}}
 
 
 def _by_files(
@@ -166,10 +168,10 @@ def _by_files(
     from sluice.pipelines.tables.check import compare
 
     with session.terminal.working("comparing table and ledger"):
-        found = compare(ledger, lake, table, head, state, kind)
-    owed = {"batches": len(found.batches), "files": len(found.owed), "gone": len(found.stale)}
+        comparison = compare(ledger, lake, table, head, state, kind)
+    owed = {"batches": len(comparison.batches), "files": len(comparison.owed), "gone": len(comparison.stale)}
     note = warn("its newest snapshot is not ours, so all files were compared with the ledger")
-    return [note, *verdict(ledger.feed, found)], difference(found) | {"owed": owed}
+    return [note, *verdict(ledger.feed, comparison)], difference(comparison) | {"owed": owed}
 
 
 def _joined(documents: list[dict[str, Any]]) -> dict[str, Any]:
@@ -187,11 +189,11 @@ def check(session: Session, feed: FeedName) -> int:
 
     $ sluice table check orders
     """
-    found = comparisons(session, session.feed(feed))
-    for name, compared in found:
+    results = comparisons(session, session.feed(feed))
+    for name, compared in results:
         session.terminal.show(*_standing(feed, name, compared.head), *verdict(feed, compared))
-    session.terminal.document(_joined([_document(feed, name, c.head) | difference(c) for name, c in found]))
-    return 0 if all(compared.right for _, compared in found) else 1
+    session.terminal.document(_joined([_document(feed, name, c.head) | difference(c) for name, c in results]))
+    return 0 if all(compared.right for _, compared in results) else 1
 
 
 def comparisons(session: Session, feed: Feed) -> list[tuple[str, Compared]]:
@@ -229,12 +231,12 @@ def _standing(feed: str, name: str, head: TableHead | None) -> Iterator[Renderab
     )
 
 
-def _owing(feed: str, batches: int, files: int, gone: int) -> Text:
-    if not files and not gone:
+def _owing(feed: str, batches: int, files: int, removed: int) -> Text:
+    if not files and not removed:
         return good("everything that has landed is in it")
-    said = f"{many(files, 'file')} of {many(batches, 'batch', 'batches')} not in it yet" if files else ""
-    out = f"{many(gone, 'file')} that no longer {'counts' if gone == 1 else 'count'}" if gone else ""
-    return warn(f"{' and '.join(s for s in (said, out) if s)}: sluice table sync {feed}")
+    missing = f"{many(files, 'file')} of {many(batches, 'batch', 'batches')} not in it yet" if files else ""
+    out = f"{many(removed, 'file')} that no longer {'counts' if removed == 1 else 'count'}" if removed else ""
+    return warn(f"{' and '.join(s for s in (missing, out) if s)}: sluice table sync {feed}")
 
 
 def _synced(name: str, done: Synced) -> Iterator[RenderableType]:
@@ -243,10 +245,10 @@ def _synced(name: str, done: Synced) -> Iterator[RenderableType]:
         return
     if done.created:
         yield good(f"{name} is new")
-    said = [f"{many(done.added, 'file')} added"] if done.added else []
-    said += [f"{many(done.removed, 'file')} taken out"] if done.removed else []
-    if said:
-        yield good(f"{', '.join(said)} in {many(done.commits, 'commit')}")
+    changes = [f"{many(done.added, 'file')} added"] if done.added else []
+    changes += [f"{many(done.removed, 'file')} taken out"] if done.removed else []
+    if changes:
+        yield good(f"{', '.join(changes)} in {many(done.commits, 'commit')}")
     else:
         yield good("everything that has landed was in it already")
     if done.expired or done.cleaned:
@@ -259,30 +261,30 @@ def _synced(name: str, done: Synced) -> Iterator[RenderableType]:
     )
 
 
-def verdict(feed: str, found: Compared) -> Iterator[RenderableType]:
+def verdict(feed: str, comparison: Compared) -> Iterator[RenderableType]:
     """What people read of a comparison."""
-    if found.head is None and not found.owed:
+    if comparison.head is None and not comparison.owed:
         return
-    if found.same:
-        yield good(f"the same {many(len(found.live), 'file')}, and the same rows, as in the ledger")
-    elif found.sound:
-        yield _owing(feed, len(found.batches), len(found.owed), len(found.stale))
+    if comparison.same:
+        yield good(f"the same {many(len(comparison.live), 'file')}, and the same rows, as in the ledger")
+    elif comparison.sound:
+        yield _owing(feed, len(comparison.batches), len(comparison.owed), len(comparison.stale))
     else:
-        yield bad(f"{found.describe()}: sluice table sync {feed} --repair")
-    if found.misread:
-        yield bad(_misread_by_spark(feed, len(found.misread), f"sluice table sync {feed} --repair"))
-    for what, some in (("missing", found.missing), ("not of the feed", found.foreign)):
-        more = [f"… {len(some) - SHOWN} more"] if len(some) > SHOWN else []
-        if some:
-            yield indent(f"{what}:", *some[:SHOWN], *more)
+        yield bad(f"{comparison.describe()}: sluice table sync {feed} --repair")
+    if comparison.misread:
+        yield bad(_misread_by_spark(feed, len(comparison.misread), f"sluice table sync {feed} --repair"))
+    for what, files in (("missing", comparison.missing), ("not of the feed", comparison.foreign)):
+        more = [f"… {len(files) - SHOWN} more"] if len(files) > SHOWN else []
+        if files:
+            yield indent(f"{what}:", *files[:SHOWN], *more)
 
 
 def _document(feed: str, name: str, head: TableHead | None) -> dict[str, Any]:
-    told = {"feed": feed, "table": name.removeprefix("table "), "exists": head is not None}
+    summary = {"feed": feed, "table": name.removeprefix("table "), "exists": head is not None}
     if head is None:
-        return told
+        return summary
     numbers = {"rows": head.rows, "files": head.files, "snapshots": head.snapshots, "mark": head.mark}
-    return told | {"snapshot": head.snapshot, "at": None if head.at is None else show_instant(head.at)} | numbers
+    return summary | {"snapshot": head.snapshot, "at": None if head.at is None else show_instant(head.at)} | numbers
 
 
 def _changes(done: Synced) -> dict[str, Any]:
@@ -297,16 +299,16 @@ def _changes(done: Synced) -> dict[str, Any]:
     }
 
 
-def difference(found: Compared) -> dict[str, Any]:
+def difference(comparison: Compared) -> dict[str, Any]:
     """A comparison for programs."""
     return {
-        "same": found.same,
-        "sound": found.sound,
-        "owed": list(found.owed),
-        "stale": list(found.stale),
-        "missing": list(found.missing),
-        "foreign": list(found.foreign),
-        "rows_differ": [{"file": a, "table": t, "ledger": n} for a, t, n in found.rows],
-        "deletes": found.deletes,
-        "misread": list(found.misread),
+        "same": comparison.same,
+        "sound": comparison.sound,
+        "owed": list(comparison.owed),
+        "stale": list(comparison.stale),
+        "missing": list(comparison.missing),
+        "foreign": list(comparison.foreign),
+        "rows_differ": [{"file": a, "table": t, "ledger": n} for a, t, n in comparison.rows],
+        "deletes": comparison.deletes,
+        "misread": list(comparison.misread),
     }

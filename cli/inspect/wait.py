@@ -44,10 +44,10 @@ def wait(
 
     $ sluice wait orders --window 2026-11-20T14 --timeout 30m && spark-submit report.py
     """
-    asked, found = parsing.window(window), session.feed(feed)
+    start, definition = parsing.window(window), session.feed(feed)
     limit = None if timeout is None else parsing.duration(timeout)
-    with session.open_ports(found) as edges, session.terminal.progress() as meter:
-        standing, ready = _wait_for(_looking(found, edges, asked), meter, limit)
+    with session.open_ports(definition) as edges, session.terminal.progress() as meter:
+        standing, ready = _wait_for(_looking(definition, edges, start), meter, limit)
     session.terminal.show(window_options.verdict(standing))
     session.terminal.document({"feed": feed, "complete": ready, **window_options.document(standing)})
     if not ready:
@@ -61,41 +61,43 @@ def _wait_for(look: Look, report: Reporter, limit: int | None) -> tuple[WindowSt
     """The window's state once it may be read, or when the time (ms) is up; and whether it may be read."""
     until = None if limit is None else time.monotonic() + limit / 1000
     while True:
-        found, ready = look()
-        left = POLL if until is None else until - time.monotonic()
-        if ready or left <= 0:
-            return found, ready
-        report(Progress("wait", found.done, found.span or 0, window_options.owing(found.owes)))
-        time.sleep(min(POLL, left))
+        standing, ready = look()
+        remaining = POLL if until is None else until - time.monotonic()
+        if ready or remaining <= 0:
+            return standing, ready
+        report(Progress("wait", standing.done, standing.span or 0, window_options.owing(standing.owes)))
+        time.sleep(min(POLL, remaining))
 
 
-def _looking(feed: Feed, edges: Ports, asked: int) -> Look:
+def _looking(feed: Feed, edges: Ports, start: int) -> Look:
     """A function that reads what the ledger has gained since its last call. Raises UsageError, WindowRetired."""
     from sluice.pipelines.ledger import Ledger
     from sluice.pipelines.planning.windows import check_aligned, check_begun
     from sluice.pipelines.publishing import manifest
     from sluice.pipelines.status.strip import standing
 
-    check_aligned(asked, feed.window)
+    check_aligned(start, feed.window)
     ledger = Ledger(edges.lake, feed.name, edges.clock)
 
     def look() -> tuple[WindowStanding, bool]:
         state = ledger.read()
-        check_begun(asked, feed.window, state)
-        manifest.demand_kept(ledger, state, feed.name, asked, feed.window)
-        found = standing(state, feed.window, asked, edges.clock())
-        landed = found.standing is Standing.LANDED
-        return found, landed and (manifest.stands(edges.lake, feed.name, asked, feed.window) or _visible(ledger))
+        check_begun(start, feed.window, state)
+        manifest.demand_kept(ledger, state, feed.name, start, feed.window)
+        state_of_window = standing(state, feed.window, start, edges.clock())
+        landed = state_of_window.standing is Standing.LANDED
+        return state_of_window, landed and (
+            manifest.stands(edges.lake, feed.name, start, feed.window) or _visible(ledger)
+        )
 
     def _visible(ledger: Ledger) -> bool:
-        parts = manifest.files(ledger, asked, feed.window).parts
+        parts = manifest.files(ledger, start, feed.window).parts
         return not manifest.missing(edges.lake, parts)
 
     return look
 
 
-def _late(feed: str, found: WindowStanding, limit: int) -> Failed:
-    name = show_window(found.window)
+def _late(feed: str, standing: WindowStanding, limit: int) -> Failed:
+    name = show_window(standing.window)
     return Failed(
         f"window {name} is not complete after {show_duration(limit)}",
         remedy=f"land it: sluice run {feed} --window {name}; sluice status {feed} says what is at work",

@@ -42,16 +42,16 @@ def acls(
     from sluice.pipelines.feed.rights import Grantee, rights_of, rights_to_republish
     from sluice.resources.kafka.connection.connection_settings import grantee
 
-    found = session.feed(feed)
-    rights = rights_of(found)
+    definition = session.feed(feed)
+    rights = rights_of(definition)
     if republish:
         rights = rights_to_republish(republish, f"sluice-republish-{feed}-", all_of=True)
-    who = grantee(found.kafka)
+    who = grantee(definition.kafka)
     who = Grantee(principal or who.principal, who.bootstrap)
     rows = [(r.operation, r.kind.replace("-", " "), _shown(r), r.need) for r in rights]
     needed, helpful = ([r for r in rights if r.optional is optional] for optional in (False, True))
     session.terminal.show(
-        heading(f"Feed {feed}", f"commit: {found.commit}, as {who.principal}"),
+        heading(f"Feed {feed}", f"commit: {definition.commit}, as {who.principal}"),
         table(("right", "on", "name", "what for"), rows),
         heading("What it cannot do without"),
         *map(copyable, who.commands(needed)),

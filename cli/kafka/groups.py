@@ -72,14 +72,14 @@ def list_(session: Session, feed: OfFeed = None) -> None:
     $ sluice groups list
     $ sluice groups list --feed orders --json | jq -r '.groups[] | select(.state != "Empty") | .group'
     """
-    found = session.feed(feed) if feed else _any(session)
-    with session.terminal.working("asking Kafka"), session.open_groups(found) as groups:
-        listed, owners = groups.listed(), group_owners(session, found)
+    definition = session.feed(feed) if feed else _any(session)
+    with session.terminal.working("asking Kafka"), session.open_groups(definition) as groups:
+        listed, owners = groups.listed(), group_owners(session, definition)
         hidden = _hidden(groups, _missing(listed, owners))
-    session.terminal.show(*_list_view(listed, owners, found, hidden))
+    session.terminal.show(*_list_view(listed, owners, definition, hidden))
     session.terminal.document(
         {
-            "bootstrap": found.kafka.bootstrap,
+            "bootstrap": definition.kafka.bootstrap,
             "groups": [_listed_document(g, owners.get(g.name)) for g in listed],
             "not_there": [{"group": g, "feed": f} for g, f in _missing(listed, owners) if g not in hidden],
             "hidden": [{"group": g, "feed": owners[g], "remedy": e.remedy} for g, e in hidden.items()],
@@ -124,13 +124,13 @@ def _list_view(
     ]
     names = ("group", "state", "protocol", "feed", "coordinator")
     out: list[RenderableType] = [heading("Groups", f"{len(listed)} at {keeper(feed)}")]
-    out += [table(names, [*rows, *missing], least="coordinator protocol")] if rows or missing else [Text("  none")]
+    out += [table(names, [*rows, *missing], optional="coordinator protocol")] if rows or missing else [Text("  none")]
     newer = sorted({g.kind for g in listed} & set(KINDS) - {"classic"})
     out += [Text(), facts(*((kind_with_proposal(kind), KINDS[kind]) for kind in newer))] if newer else []
-    held = [g.name for g in listed if g.name in owners and g.state not in _FREE]
+    busy = [g.name for g in listed if g.name in owners and g.state not in _FREE]
     return [
         *out,
-        *(warn(f"{name}, for which {owners[name]} commits, has members: {_DESCRIBE} {name}") for name in held),
+        *(warn(f"{name}, for which {owners[name]} commits, has members: {_DESCRIBE} {name}") for name in busy),
         *(warn(f"{name}, for which {owners[name]} commits, may not be seen: {e.remedy}") for name, e in hidden.items()),
     ]
 
@@ -175,7 +175,7 @@ class GroupOffset:
     end: int | None
     holder: GroupMember | None
     wanted: bool
-    beside: str
+    note: str
 
     @property
     def lag(self) -> int | None:
@@ -208,11 +208,11 @@ def describe(
     $ sluice groups describe sluice-orders
     $ sluice groups describe sluice-orders --json | jq '.members'
     """
-    asked, wanted = _find_group(session, name, feed)
+    source, wanted = _find_group(session, name, feed)
     with session.terminal.working("asking Kafka"):
-        found = look(session, asked, wanted)
-    session.terminal.show(*_view(found))
-    session.terminal.document(_document(found))
+        report = look(session, source, wanted)
+    session.terminal.show(*_view(report))
+    session.terminal.document(_document(report))
 
 
 @command(group)
@@ -237,10 +237,10 @@ def watch(
     $ sluice groups watch sluice-orders
     $ sluice groups watch legacy-loader --until Empty --timeout 10m && sluice run orders
     """
-    asked, wanted = _find_group(session, name, feed)
+    source, wanted = _find_group(session, name, feed)
     awaited = _state_named(until) if until else None
     deadline = None if timeout is None else time.monotonic() + parsing.duration(timeout) / 1000
-    with session.open_groups(asked) as groups:
+    with session.open_groups(source) as groups:
         for view, lines in _looks(groups, wanted):
             for line in lines:
                 session.terminal.lines([f"{line['at']}  {line['text']}"])
@@ -258,10 +258,10 @@ _WATCH_SECONDS = 1.0
 
 def _state_named(text: str) -> str:
     """Raises UsageError."""
-    found = next((state for state in STATES if state.lower() == text.lower()), None)
-    if found is None:
+    match = next((state for state in STATES if state.lower() == text.lower()), None)
+    if match is None:
         raise UsageError(f"no group is ever in the state {text!r}", remedy=f"one of {', '.join(STATES)}")
-    return found
+    return match
 
 
 def _looks(groups: Groups, name: str) -> Iterator[tuple[GroupView, list[dict[str, Any]]]]:
@@ -269,13 +269,16 @@ def _looks(groups: Groups, name: str) -> Iterator[tuple[GroupView, list[dict[str
     from sluice.pipelines.status.group_changes import changes
     from sluice.resources.clock import now
 
-    seen, since = groups.view(name), time.monotonic()
-    who = f", {many(len(seen.members), 'member')}" if seen.members else ""
-    said = f"{seen.state}{who}: {STATES.get(seen.state, 'which is new to Sluice')}"
-    yield seen, [{"at": show_instant(now()), "group": name, "change": "state", "after": seen.state, "text": said}]
+    previous, since = groups.view(name), time.monotonic()
+    who = f", {many(len(previous.members), 'member')}" if previous.members else ""
+    text = f"{previous.state}{who}: {STATES.get(previous.state, 'which is new to Sluice')}"
+    yield (
+        previous,
+        [{"at": show_instant(now()), "group": name, "change": "state", "after": previous.state, "text": text}],
+    )
     while True:
         view, lines = groups.view(name), []
-        for change in changes(seen, view):
+        for change in changes(previous, view):
             line: dict[str, Any] = {
                 "at": show_instant(now()),
                 "group": name,
@@ -289,7 +292,7 @@ def _looks(groups: Groups, name: str) -> Iterator[tuple[GroupView, list[dict[str
                 line |= {"allowed": change.allowed, "seconds": round(lasted, 3)}
             lines.append(line | ({"member": change.member} if change.member else {}))
         # While a group settles its coordinator tells no assignor: the one before is not a new one afterwards.
-        seen = replace(view, assignor=view.assignor or seen.assignor) if view.members else view
+        previous = replace(view, assignor=view.assignor or previous.assignor) if view.members else view
         yield view, lines
 
 
@@ -314,14 +317,14 @@ def look(session: Session, feed: Feed, name: str) -> GroupReport:
         if not view.exists and name not in owners:
             raise _unknown_group(name, (g.name for g in groups.listed()), owners)
         committed = {} if view.kind == "share" else groups.committed(name)
-        held = [tp for m in view.members or () for tp in m.assignment or ()]
-        ends = log_ends(edges.cluster, [*committed, *held])
+        assigned = [tp for m in view.members or () for tp in m.assignment or ()]
+        ends = log_ends(edges.cluster, [*committed, *assigned])
         retention = edges.cluster.configs(()).broker.offsets_retention
     books = OwnerLedger.of(session, owners.get(name))
-    wanted = books.wanted(tp for tp in (*committed, *held))
+    wanted = books.wanted(tp for tp in (*committed, *assigned))
     rows = (
         GroupOffset(tp, at := committed.get(tp), ends.get(tp), view.holder(tp), tp in wanted, books.beside(at))
-        for tp in sorted({*committed, *held})
+        for tp in sorted({*committed, *assigned})
     )
     lasts, others = expiry(view, retention, books.left), strangers(feed, view)
     return GroupReport(view, owners.get(name), tuple(rows), lasts, others)
@@ -380,9 +383,9 @@ class OwnerLedger:
 
     def wanted(self, tps: Iterable[TopicPartition]) -> set[TopicPartition]:
         """Those that the feed reads."""
-        asked = set(tps)
-        topics = read_by(self._feed, {tp.topic for tp in asked}) if self._feed else set[str]()
-        return {tp for tp in asked if tp.topic in topics}
+        partitions = set(tps)
+        topics = read_by(self._feed, {tp.topic for tp in partitions}) if self._feed else set[str]()
+        return {tp for tp in partitions if tp.topic in topics}
 
     def beside(self, committed: CommittedOffset | None) -> str:
         """The note beside the offset, in words."""
@@ -409,43 +412,47 @@ class OwnerLedger:
 # -- describe, for people
 
 
-def _view(found: GroupReport) -> list[RenderableType]:
-    view = found.view
+def _view(report: GroupReport) -> list[RenderableType]:
+    view = report.view
     out: list[RenderableType] = [
-        heading(f"Group {view.name}", f"of feed {found.feed}" if found.feed else "of no feed here"),
+        heading(f"Group {view.name}", f"of feed {report.feed}" if report.feed else "of no feed here"),
         facts(
             ("state", Text.assemble(_state(view.state), f", {STATES.get(view.state, 'which is new to Sluice')}")),
             *([("protocol", _protocol_told(view))] if view.exists else []),
             ("coordinator", str(view.coordinator)),
-            *([("offsets", _retention_text(found.expiry))] if found.rows else []),
+            *([("offsets", _retention_text(report.expiry))] if report.rows else []),
         ),
     ]
     if view.members:
         out += [heading("Members", str(len(view.members))), _members(view.members)]
-    if found.rows:
-        out += [heading("Offsets", f"lag {_total(found.rows)}"), _offsets(found.rows)]
-    return [*out, *_blocked_view(found)]
+    if report.rows:
+        out += [heading("Offsets", f"lag {_total(report.rows)}"), _offsets(report.rows)]
+    return [*out, *_blocked_view(report)]
 
 
 def _protocol_told(view: GroupView) -> str:
-    by = ", ".join(each for each in (view.protocol_type, view.assignor) if each and each != view.kind)
-    told = KINDS.get(view.kind, "which is new to Sluice")
-    return f"{kind_with_proposal(view.kind)}{f' ({by})' if by else ''}, {told}"
+    by = ", ".join(part for part in (view.protocol_type, view.assignor) if part and part != view.kind)
+    text = KINDS.get(view.kind, "which is new to Sluice")
+    return f"{kind_with_proposal(view.kind)}{f' ({by})' if by else ''}, {text}"
 
 
-def _retention_text(found: OffsetExpiry) -> str:
+def _retention_text(retention: OffsetExpiry) -> str:
     """How long the group's offsets last, as far as that can be known."""
-    time = "for a time that the brokers do not tell us" if found.retention is None else show_duration(found.retention)
-    match found.counting:
+    time = (
+        "for a time that the brokers do not tell us"
+        if retention.retention is None
+        else show_duration(retention.retention)
+    )
+    match retention.counting:
         case Counting.NOTHING:
             return "kept until somebody deletes them"
         case Counting.NEVER:
             return f"kept while it has members, then {time}"
         case Counting.COMMIT:
             return f"kept {time} after each was committed; no coordinator tells when that was"
-    if found.not_before is None:
+    if retention.not_before is None:
         return f"kept {time} from when its last member left; no coordinator tells when that was"
-    moment = show_instant(found.not_before // 1000 * 1000)
+    moment = show_instant(retention.not_before // 1000 * 1000)
     return f"kept {time} from when its last member left: not gone before {moment}, by the ledger's last commit"
 
 
@@ -471,36 +478,36 @@ def _runs(numbers: Sequence[int]) -> str:
 
 
 def _offsets(rows: Sequence[GroupOffset]) -> RenderableType:
-    held, beside = any(r.holder for r in rows), any(r.beside for r in rows)
-    shown = []
+    with_holders, with_notes = any(r.holder for r in rows), any(r.note for r in rows)
+    lines = []
     for r in rows[:SHOWN_ROWS]:
         at = (None, None) if r.committed is None else (r.committed.offset, r.committed.leader_epoch)
         epoch = "–" if at[1] in (None, -1) else str(at[1])
         cells = [str(r.tp), count(at[0]), count(r.end), count(r.lag), epoch]
-        cells += [r.holder.client_id if r.holder else "–"] if held else []
-        shown.append((*cells, *([r.beside] if beside else [])))
-    names = ("partition", "committed", "log end", "lag", "epoch", *(["held by"] if held else []))
-    names += ("put there by",) if beside else ()
-    return table(names, shorten(shown, len(rows)), right="committed log lag epoch")
+        cells += [r.holder.client_id if r.holder else "–"] if with_holders else []
+        lines.append((*cells, *([r.note] if with_notes else [])))
+    names = ("partition", "committed", "log end", "lag", "epoch", *(["held by"] if with_holders else []))
+    names += ("put there by",) if with_notes else ()
+    return table(names, shorten(lines, len(rows)), right="committed log lag epoch")
 
 
 def _total(rows: Iterable[GroupOffset]) -> str:
     return count(sum(r.lag or 0 for r in rows))
 
 
-def _blocked_view(found: GroupReport) -> list[RenderableType]:
+def _blocked_view(report: GroupReport) -> list[RenderableType]:
     """The members that block the feed's commits."""
-    if found.feed is None or found.view.free:
+    if report.feed is None or report.view.free:
         return []
-    if found.view.members and not found.strangers:
-        return [Text(), warn(f"a run of {found.feed} is committing, or died less than a session ago")]
-    held = "; ".join(f"{m.client_id} at {m.host} holds {holds(m)}" for m in found.strangers[:SHOWN_ROWS])
+    if report.view.members and not report.strangers:
+        return [Text(), warn(f"a run of {report.feed} is committing, or died less than a session ago")]
+    holders = "; ".join(f"{m.client_id} at {m.host} holds {holds(m)}" for m in report.strangers[:SHOWN_ROWS])
     return [
         Text(),
-        warn(f"{found.feed} cannot commit while others are in its group{f': {held}' if held else ''}"),
+        warn(f"{report.feed} cannot commit while others are in its group{f': {holders}' if holders else ''}"),
         indent(
-            f"{_runs_text(found.view)} To let both work, give one of them another group: `group:` in "
-            f"feeds/{found.feed}.yaml.",
+            f"{_runs_text(report.view)} To let both work, give one of them another group: `group:` in "
+            f"feeds/{report.feed}.yaml.",
         ),
     ]
 
@@ -515,8 +522,8 @@ def _runs_text(view: GroupView) -> str:
 # -- describe, for programs
 
 
-def _document(found: GroupReport) -> dict[str, Any]:
-    view, kept = found.view, found.expiry
+def _document(report: GroupReport) -> dict[str, Any]:
+    view, retention = report.view, report.expiry
     return {
         "group": view.name,
         "state": view.state,
@@ -524,13 +531,13 @@ def _document(found: GroupReport) -> dict[str, Any]:
         "protocol_type": view.protocol_type or None,
         "assignor": view.assignor or None,
         "coordinator": {"id": view.coordinator.id, "address": view.coordinator.address},
-        "feed": found.feed,
+        "feed": report.feed,
         "members": None if view.members is None else [member_document(m) for m in view.members],
-        "offsets": [_row_document(r) for r in found.rows],
+        "offsets": [_row_document(r) for r in report.rows],
         "expiry": {
-            "counted_from": kept.counting,
-            "retention_ms": kept.retention,
-            "not_before": kept.not_before,
+            "counted_from": retention.counting,
+            "retention_ms": retention.retention,
+            "not_before": retention.not_before,
         },
     }
 
@@ -553,7 +560,7 @@ def _row_document(r: GroupOffset) -> dict[str, Any]:
         "committed": at.offset if r.committed else None,
         "leader_epoch": at.leader_epoch if at.leader_epoch >= 0 else None,
         "metadata": at.metadata,
-        "put_there_by": r.beside or None,
+        "put_there_by": r.note or None,
         "log_end": r.end,
         "lag": r.lag,
         "held_by": r.holder.member_id if r.holder else None,

@@ -77,10 +77,10 @@ def start(session: Session, brokers: Brokers = None, secure: Secure = False, reg
         brokers, secure = brokers or len(standing.broker_ids), secure or standing.secured is not None
     with session.terminal.working("starting Kafka"):
         kafka = LocalKafka(folder, brokers or 1, secure=secure).start()
-    beside = session.project.local_registry
-    if registry or beside.there:
+    registry_server = session.project.local_registry
+    if registry or registry_server.there:
         with session.terminal.working("starting the schema registry"):
-            beside.start()
+            registry_server.start()
     _show(session, kafka)
 
 
@@ -158,7 +158,7 @@ def status(session: Session) -> int:
 
 def _show(session: Session, kafka: LocalKafka) -> bool:
     """Tell how the cluster stands; whether it answers."""
-    status, beside = kafka.status(), session.project.local_registry
+    status, registry_server = kafka.status(), session.project.local_registry
     brokers = "\n".join(
         f"{b.id} at {b.address}" + (f", pid {b.pid}" if b.running else ", not running") for b in status.brokers
     )
@@ -169,11 +169,13 @@ def _show(session: Session, kafka: LocalKafka) -> bool:
             ("cluster", status.cluster_id),
             ("brokers", brokers),
             ("data", str(status.root)),
-            *([("registry", beside.url)] if beside.running else []),
+            *([("registry", registry_server.url)] if registry_server.running else []),
         ),
         *_section(session, kafka),
     )
-    session.terminal.document(_document(status) | ({"registry": beside.url} if beside.running else {}))
+    session.terminal.document(
+        _document(status) | ({"registry": registry_server.url} if registry_server.running else {})
+    )
     return status.answering
 
 

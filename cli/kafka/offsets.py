@@ -57,8 +57,8 @@ def show(session: Session, feed: FeedName) -> int:
     $ sluice offsets show orders
     $ sluice offsets show orders --json | jq '.offsets[] | select(.stands == "moved by somebody")'
     """
-    found = session.feed(feed)
-    with session.terminal.working("asking Kafka"), open_desk(session, found, None) as desk:
+    definition = session.feed(feed)
+    with session.terminal.working("asking Kafka"), open_desk(session, definition, None) as desk:
         stands = [_stand(desk, spot) for spot in desk.spots]
     session.terminal.show(*_show_view(desk, stands))
     session.terminal.document(
@@ -105,22 +105,22 @@ def reset(
     """
     from sluice.pipelines.operating.move_offsets import Aim, OffsetTarget
 
-    found = session.feed(feed)
+    definition = session.feed(feed)
     flags = {Aim.EARLIEST: to_earliest, Aim.LATEST: to_latest, Aim.FRONTIER: to_frontier}
-    asked: list[OffsetTarget | Path] = [OffsetTarget(aim) for aim, given in flags.items() if given]
-    asked += [OffsetTarget(Aim.TIME, parsing.instant(to_time))] if to_time is not None else []
-    asked += [OffsetTarget(Aim.TIME, _ago(by_duration))] if by_duration is not None else []
-    asked += [OffsetTarget(Aim.OFFSET, to_offset)] if to_offset is not None else []
-    asked += [OffsetTarget(Aim.SHIFT, shift)] if shift is not None else []
-    asked += [to_file] if to_file is not None else []
-    if len(asked) != 1:
+    targets: list[OffsetTarget | Path] = [OffsetTarget(aim) for aim, chosen in flags.items() if chosen]
+    targets += [OffsetTarget(Aim.TIME, parsing.instant(to_time))] if to_time is not None else []
+    targets += [OffsetTarget(Aim.TIME, _ago(by_duration))] if by_duration is not None else []
+    targets += [OffsetTarget(Aim.OFFSET, to_offset)] if to_offset is not None else []
+    targets += [OffsetTarget(Aim.SHIFT, shift)] if shift is not None else []
+    targets += [to_file] if to_file is not None else []
+    if len(targets) != 1:
         raise UsageError(
-            f"{len(asked)} targets" if asked else "no target: where should the offsets go?",
+            f"{len(targets)} targets" if targets else "no target: where should the offsets go?",
             remedy="give one of --to-earliest, --to-latest, --to-frontier, --to-time, --by-duration, --to-offset, "
             "--shift, --to-file",
         )
     order = _Order(tuple(map(parsing.partition, only or ())), other, reason, dry_run=dry_run, yes=yes)
-    return _reset(session, found, asked[0], order)
+    return _reset(session, definition, targets[0], order)
 
 
 @command(group)
@@ -139,8 +139,8 @@ def export(
     """
     from sluice.pipelines.operating.offset_file import dump
 
-    found = session.feed(feed)
-    with session.terminal.working("asking Kafka"), open_desk(session, found, other) as desk:
+    definition = session.feed(feed)
+    with session.terminal.working("asking Kafka"), open_desk(session, definition, other) as desk:
         committed = {s.tp: s.before for s in desk.spots if s.before is not None}
     lines = list(dump(committed))
     if file is None:
@@ -171,9 +171,9 @@ def import_(
     $ sluice offsets import orders orders.csv --dry-run
     $ sluice offsets import orders legacy.csv --reason "takes over from legacy-loader" --yes
     """
-    found = session.feed(feed)
+    definition = session.feed(feed)
     order = _Order(tuple(map(parsing.partition, only or ())), other, reason, dry_run=dry_run, yes=yes)
-    return _reset(session, found, file, order)
+    return _reset(session, definition, file, order)
 
 
 # -- what is asked for
@@ -301,8 +301,8 @@ def _ways_out(desk: OffsetsDesk, moved: Sequence[_Stand]) -> list[RenderableType
     if any((s.spot.before or 0) > (s.spot.frontier or 0) for s in moved):
         ways.append(("skip what they passed over", f"sluice accept {feed} moved --adopt --reason …"))
     ways.append(("put the frontier back by hand", f"sluice offsets reset {feed} --to-frontier --reason …"))
-    told = "Landing goes on, by the ledger, but the next commit will be refused. To end that:"
-    return [Text(), Text(f"  {told}"), facts(*((f"  {what}", how) for what, how in ways))]
+    text = "Landing goes on, by the ledger, but the next commit will be refused. To end that:"
+    return [Text(), Text(f"  {text}"), facts(*((f"  {what}", how) for what, how in ways))]
 
 
 def _warnings(desk: OffsetsDesk) -> list[RenderableType]:
@@ -325,13 +325,13 @@ def _warnings(desk: OffsetsDesk) -> list[RenderableType]:
 # -- reset
 
 
-def _reset(session: Session, feed: Feed, given: OffsetTarget | Path, order: _Order) -> int:
+def _reset(session: Session, feed: Feed, aim: OffsetTarget | Path, order: _Order) -> int:
     from sluice.pipelines.operating.move_offsets import Aim, OffsetTarget, check_ours, move, refusal
 
     with ExitStack() as stack:
         with session.terminal.working("asking Kafka"):
             desk = stack.enter_context(open_desk(session, feed, order.group))
-            target = OffsetTarget(Aim.FILE, offsets=offsets_in(given, desk)) if isinstance(given, Path) else given
+            target = OffsetTarget(Aim.FILE, offsets=offsets_in(aim, desk)) if isinstance(aim, Path) else aim
             moves = _moves(desk, target, order.only)
             if desk.ledger:
                 check_ours(desk.ledger, moves)
@@ -374,8 +374,8 @@ def _view_moves(desk: OffsetsDesk, target: OffsetTarget, moves: Sequence[Move]) 
         heading(f"Offsets of group {desk.name}, move {target}"),
         table(names, shorten(rows, len(moves)), right="before after frontier"),
     ]
-    if left := len(desk.spots) - len(moves):
-        out.append(indent(f"{many(left, 'other partition')} left as {'it is' if left == 1 else 'they are'}"))
+    if others := len(desk.spots) - len(moves):
+        out.append(indent(f"{many(others, 'other partition')} left as {'it is' if others == 1 else 'they are'}"))
     return out
 
 
@@ -388,7 +388,7 @@ def _move_note(desk: OffsetsDesk, m: Move) -> str | Text:
     if m.passes:
         return warn(f"{count(m.passes)} beyond the frontier")
     begins = "not planned yet: the feed will begin there" if desk.ledger and m.spot.frontier is None else ""
-    return "; ".join(each for each in (m.note, begins) if each)
+    return "; ".join(note for note in (m.note, begins) if note)
 
 
 def _meaning(desk: OffsetsDesk, moves: Sequence[Move]) -> list[RenderableType]:

@@ -44,8 +44,8 @@ def before(
     $ sluice offsets before orders 2026-11-20T14:00:00Z
     $ sluice offsets before orders 2026-11-20T14 --json | jq -r '.offsets[] | [.topic, .partition, .offset] | @csv'
     """
-    found, at = session.feed(feed), parsing.instant(time)
-    with session.terminal.working("asking Kafka"), open_desk(session, found, other) as desk:
+    definition, at = session.feed(feed), parsing.instant(time)
+    with session.terminal.working("asking Kafka"), open_desk(session, definition, other) as desk:
         spots = desk.chosen(tuple(map(parsing.partition, only or ())))
         hits = desk.edges.cluster.offsets_at({s.tp: at for s in spots})
     rows = [_Before(s.tp, hits[s.tp], s.kafka.log_start, s.kafka.high_watermark, s.before) for s in spots]
@@ -101,7 +101,7 @@ def _before_view(desk: OffsetsDesk, at: int, rows: Sequence[_Before]) -> list[Re
     names = ("partition", "offset", "stamped", "committed", "beyond it", "")
     return [
         heading(f"Offsets of {desk.feed.name} before {show_instant(at)}", f"group {desk.name}"),
-        table(names, shorten(cells), right="offset committed beyond", least="stamped"),
+        table(names, shorten(cells), right="offset committed beyond", optional="stamped"),
     ]
 
 
@@ -123,8 +123,8 @@ def diff(
     $ sluice offsets diff orders --with monday.csv
     $ sluice offsets diff orders --with legacy-loader
     """
-    found = session.feed(feed)
-    with session.terminal.working("asking Kafka"), open_desk(session, found, other) as desk:
+    definition = session.feed(feed)
+    with session.terminal.working("asking Kafka"), open_desk(session, definition, other) as desk:
         ours = {s.tp: s.before for s in desk.spots if s.before is not None}
         theirs = _theirs(desk, beside)
     rows = [(tp, ours.get(tp), theirs.get(tp)) for tp in sorted({*ours, *theirs})]
@@ -135,26 +135,26 @@ def diff(
     return 1 if differ else 0
 
 
-def _theirs(desk: OffsetsDesk, beside: str) -> Mapping[TopicPartition, int]:
+def _theirs(desk: OffsetsDesk, source: str) -> Mapping[TopicPartition, int]:
     """Raises UsageError for what is neither a file nor a group with offsets."""
-    if Path(beside).exists():
-        return offsets_in(Path(beside), desk)
-    if not (held := desk.groups.committed(beside)):
+    if Path(source).exists():
+        return offsets_in(Path(source), desk)
+    if not (committed := desk.groups.committed(source)):
         raise UsageError(
-            f"{beside!r} is no file here, and no group of that name has committed anything",
+            f"{source!r} is no file here, and no group of that name has committed anything",
             remedy="name a file of sluice offsets export, or a group of sluice groups list",
         )
     mine = {s.tp for s in desk.spots}
-    return {tp: at.offset for tp, at in held.items() if tp in mine}
+    return {tp: at.offset for tp, at in committed.items() if tp in mine}
 
 
-def _diff_view(desk: OffsetsDesk, beside: str, rows: Sequence[_Pair], differ: Sequence[_Pair]) -> list[RenderableType]:
-    told = heading(f"Offsets of {desk.feed.name}", f"group {desk.name}, beside {beside}")
+def _diff_view(desk: OffsetsDesk, source: str, rows: Sequence[_Pair], differ: Sequence[_Pair]) -> list[RenderableType]:
+    title = heading(f"Offsets of {desk.feed.name}", f"group {desk.name}, beside {source}")
     if not differ:
-        return [told, good(f"the same in {many(len(rows), 'partition')}")]
+        return [title, good(f"the same in {many(len(rows), 'partition')}")]
     cells = [(str(tp), count(a), count(b), _gap(a, b)) for tp, a, b in differ]
     return [
-        told,
+        title,
         table(("partition", "committed", "the other", "it is"), shorten(cells), right="committed the"),
         Text(f"  the same in {len(rows) - len(differ)} of {many(len(rows), 'partition')}"),
     ]

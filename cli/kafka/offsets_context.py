@@ -99,11 +99,11 @@ def _spots(feed: Feed, edges: Ports, groups: Groups, name: str, state: State) ->
     visible = edges.cluster.topics()
     committed = groups.committed(name)
     topics = {tp.topic for tp in committed} & set(visible) if name != feed.group else set()
-    found = edges.cluster.partitions(sorted(topics or match(feed.topics, visible)), feed.isolation)
-    keys = [key_of(state, p) for p in found]
+    partitions = edges.cluster.partitions(sorted(topics or match(feed.topics, visible)), feed.isolation)
+    keys = [key_of(state, p) for p in partitions]
     return tuple(
         Spot(p, key, committed.get(p.tp), state.frontier(key) if key in state.origins else None)
-        for p, key in zip(found, keys, strict=True)
+        for p, key in zip(partitions, keys, strict=True)
     )
 
 

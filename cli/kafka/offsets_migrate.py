@@ -55,26 +55,26 @@ def migrate(
     """
     from sluice.pipelines.operating import migrate_offsets as migrating
 
-    found, source = session.feed(feed), _find_other_store(into)
+    definition, source = session.feed(feed), _find_other_store(into)
     refused: SluiceError | None = None
     done = False
-    with session.open_ports(found) as edges, session.open_stores(found) as stores:
+    with session.open_ports(definition) as edges, session.open_stores(definition) as stores:
         with session.terminal.working("asking Kafka and ZooKeeper"):
-            logs = _logs(found, edges.cluster, tuple(map(parsing.partition, only or ())))
+            logs = _logs(definition, edges.cluster, tuple(map(parsing.partition, only or ())))
             plan = migrating.plan(stores, source, logs)
-            refused = _refusal(found, stores, plan)
+            refused = _refusal(definition, stores, plan)
         if not dry_run and (refused is None or not plan.of(*migrating.REFUSED)):
             if not yes and plan.of(migrating.Step.MOVE):
-                session.terminal.show(*_migrate_view(found, plan, None))
+                session.terminal.show(*_migrate_view(definition, plan, None))
                 moves = many(len(plan.of(migrating.Step.MOVE)), "offset")
-                session.terminal.confirm(f"Copy {moves} of group {found.group} to {plan.target}?")
+                session.terminal.confirm(f"Copy {moves} of group {definition.group} to {plan.target}?")
             with session.terminal.working("copying offsets"):
-                plan, refused = migrating.migrate(found.name, stores, source, logs), None
+                plan, refused = migrating.migrate(definition.name, stores, source, logs), None
             done = True
-    session.terminal.show(*_migrate_view(found, plan, done))
+    session.terminal.show(*_migrate_view(definition, plan, done))
     if refused is not None:
         session.terminal.fail(refused)
-    session.terminal.document(_document(found, plan, done, refused))
+    session.terminal.document(_document(definition, plan, done, refused))
     return refused.exit_code if refused else 0
 
 
@@ -91,13 +91,13 @@ def _logs(feed: Feed, cluster: Any, only: Sequence[TopicPartition]) -> tuple[Par
     """All partitions that the feed reads, or those named. Raises UsageError for one that it does not."""
     from sluice.pipelines.batch.survey import topics_read
 
-    found = {p.tp: p for p in cluster.partitions(topics_read(feed, cluster), feed.isolation)}
-    if unknown := next((tp for tp in only if tp not in found), None):
+    partitions = {p.tp: p for p in cluster.partitions(topics_read(feed, cluster), feed.isolation)}
+    if unknown := next((tp for tp in only if tp not in partitions), None):
         raise UsageError(
             f"{unknown} is not there, or {feed.name} does not read it",
             remedy=f"what it reads: sluice offsets show {feed.name}",
         )
-    return tuple(found[tp] for tp in dict.fromkeys(only)) if only else tuple(found.values())
+    return tuple(partitions[tp] for tp in dict.fromkeys(only)) if only else tuple(partitions.values())
 
 
 def _refusal(feed: Feed, stores: Stores, plan: Migration) -> SluiceError | None:
@@ -119,7 +119,7 @@ def _migrate_view(feed: Feed, plan: Migration, done: bool | None) -> list[Render
     names = ("partition", f"in {plan.source}", f"in {plan.target}", "log end", "")
     out: list[RenderableType] = [
         heading(f"Offsets of group {feed.group}, from {plan.source} to {plan.target}"),
-        table(names, shorten(rows, len(plan.rows)), right="in log", least="log"),
+        table(names, shorten(rows, len(plan.rows)), right="in log", optional="log"),
     ]
     if plan.of(*REFUSED) or done is None:
         return out

@@ -114,15 +114,15 @@ def produce(
     from sluice.pipelines.model.progress import Progress
     from sluice.resources.local import events
 
-    found = session.feed(feed)
+    definition = session.feed(feed)
     if aborted and not transactional:
         raise UsageError("--aborted without --transactional", remedy="add --transactional")
-    _check_meant(session, found, records, bootstrap)
+    _check_meant(session, definition, records, bootstrap)
     mix = events.Mix(secrets.randbits(32) if seed is None else seed, first, bad_share, tombstones, headers, aborted)
-    topics = _topics(session, found, partitions, create)
+    topics = _topics(session, definition, partitions, create)
     now = time.time_ns() // 1_000_000
     stream = events.orders(mix, records, now - spread, now)
-    stream = in_format(session, found, stream)
+    stream = in_format(session, definition, stream)
     how = events.Sending(
         topics,
         transactional_id=f"sluice-produce-{feed}" if transactional else None,
@@ -131,7 +131,7 @@ def produce(
     )
     with session.terminal.progress() as meter:
         sent = events.send(
-            session.project.writer(found), stream, mix, how, lambda done: meter(Progress("send", done, records))
+            session.project.writer(definition), stream, mix, how, lambda done: meter(Progress("send", done, records))
         )
     session.terminal.show(*view(sent, topics), f"  seed {mix.seed}")
     session.terminal.document({"feed": feed, "topics": topics, "seed": mix.seed, **asdict(sent)})
@@ -155,9 +155,9 @@ def in_format(session: Session, feed: Feed, stream: Iterator[SampleEvent]) -> It
             remedy=f"they can have {', '.join(sorted(WIRES))}",
         )
     if feed.registry is not None:
-        asked = schema_asked(session.project.feeds_folder / f"{feed.name}.yaml", session.project.environ())
+        request = schema_asked(session.project.feeds_folder / f"{feed.name}.yaml", session.project.environ())
         type_ = READERS[reader.format].registered
-        number = RegistryClient(feed.registry).register(asked.subject, sample.schema, type_)
+        number = RegistryClient(feed.registry).register(request.subject, sample.schema, type_)
     return as_registered(stream, sample, reader.wire, number)
 
 
@@ -184,11 +184,11 @@ def _is_local(session: Session, bootstrap: str) -> bool:
 
 def view(sent: Sent, topics: tuple[str, ...]) -> tuple[RenderableType, ...]:
     kinds = {"tombstones": sent.tombstones, "malformed": sent.malformed, "with headers": sent.with_headers}
-    shown = ", ".join(f"{count(n)} {name}" for name, n in kinds.items() if n)
+    kinds_text = ", ".join(f"{count(n)} {name}" for name, n in kinds.items() if n)
     return (
         good(f"{count(sent.committed)} records sent to {', '.join(topics)}"),
         facts(
-            *((("among them", shown),) if shown else ()),
+            *((("among them", kinds_text),) if kinds_text else ()),
             *((("aborted", f"{count(sent.aborted)} more, in transactions that were aborted"),) if sent.aborted else ()),
             (
                 "took",

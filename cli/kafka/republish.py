@@ -120,7 +120,7 @@ def republish(
     """
     from sluice.pipelines.republishing.wording import check_resumed, name_of, pace_of, way_of
 
-    found, pace = session.feed(feed), pace_of(per_second or "")
+    definition, pace = session.feed(feed), pace_of(per_second or "")
     if compression not in _CODECS:
         raise UsageError(f"{compression!r} is no codec", remedy=f"one of {', '.join(_CODECS)}")
     if (topic is None) is (resume is None):
@@ -134,7 +134,7 @@ def republish(
         check_resumed(planned)
     chosen = name_of(name or resume or "")
     by, function = way_of(keep_partitions, partition_by or "")
-    with session.open_ports(found) as edges:
+    with session.open_ports(definition) as edges:
         from sluice.assets.specs.last_seen import remember_target
         from sluice.pipelines.ledger import Ledger
         from sluice.pipelines.model.receipts import PartKind
@@ -147,16 +147,16 @@ def republish(
             plan = plans.load(edges.lake, feed, chosen)
         else:
             state = ledger.read()
-            asked = _asked(found, state, edges.clock(), window, start, end, offsets)
-            with session.open_target(found, topic or "") as target:
+            ranges = _asked(definition, state, edges.clock(), window, start, end, offsets)
+            with session.open_target(definition, topic or "") as target:
                 kind = PartKind.QUARANTINED if quarantined else PartKind.LANDED
-                said = (keep_timestamps, headers, where or "", function)
-                wishes = plans.Wishes(topic or "", target.partitions(), kind, by, *said)
-            wishes = by_own_schema(wishes, found, {key.topic for key, _ in asked})
+                settings = (keep_timestamps, headers, where or "", function)
+                wishes = plans.Wishes(topic or "", target.partitions(), kind, by, *settings)
+            wishes = by_own_schema(wishes, definition, {key.topic for key, _ in ranges})
             plan = plans.plan_republish(
-                found, state, wishes, asked, edges.clock(), name=chosen, into_source=into_source
+                definition, state, wishes, ranges, edges.clock(), name=chosen, into_source=into_source
             )
-        conditions.check(plan.wishes, found.columns)
+        conditions.check(plan.wishes, definition.columns)
         if dry_run or not yes:
             _preview(session, plan, ledger, edges, dry_run=dry_run)
         if dry_run:
@@ -164,7 +164,7 @@ def republish(
         plan = plans.keep(edges.lake, plan)
         remember_target(session.project, feed, plan.wishes.to)
         session.compile()
-        _send(session, found, plan, edges, _CODECS.index(compression), pace, here)
+        _send(session, definition, plan, edges, _CODECS.index(compression), pace, here)
 
 
 def _send(session: Session, feed: Feed, plan: Republish, edges: Ports, codec: int, pace: Pace, here: bool) -> None:
@@ -210,8 +210,8 @@ def _asked(
     if not (window or start):
         raise UsageError("no rows chosen", remedy="give --window, --from and --to, or --offsets")
     chosen = window_options.named_windows(feed.window, now, window, start, end)
-    for each in chosen:
-        check_aligned(each, feed.window)
+    for start_time in chosen:
+        check_aligned(start_time, feed.window)
     return asked_windows(feed, state, chosen)
 
 
@@ -242,9 +242,9 @@ def _preview(session: Session, plan: Republish, ledger: Ledger, edges: Ports, *,
                 "partition": s.partition,
                 "ranges": [list(r) for r in s.ranges],
                 "rows": rows,
-                "file_bytes": held,
+                "file_bytes": size_,
             }
-            for s, (rows, held) in zip(plan.sources, amounts, strict=True)
+            for s, (rows, size_) in zip(plan.sources, amounts, strict=True)
         ],
     }
     session.terminal.document(document)
@@ -257,11 +257,11 @@ def _plan_view(plan: Republish, amounts: Sequence[tuple[int, int]], done: bool) 
         yield good(f"nothing {plan.wishes.kind} lies there: nothing would be sent")
         return
     rows = [
-        [f"{s.topic}:{s.partition}", ", ".join(map(str, s.ranges)), count(n), size(held)]
-        for s, (n, held) in zip(plan.sources, amounts, strict=True)
+        [f"{s.topic}:{s.partition}", ", ".join(map(str, s.ranges)), count(n), size(file_bytes)]
+        for s, (n, file_bytes) in zip(plan.sources, amounts, strict=True)
     ]
     total = ["in all", "", count(sum(n for n, _ in amounts)), size(sum(b for _, b in amounts))]
-    yield table(["from", "offsets", "rows", "files"], [*shorten(rows), total], right="rows files", least="files")
+    yield table(["from", "offsets", "rows", "files"], [*shorten(rows), total], right="rows files", optional="files")
     fewer = "only some rows" if plan.wishes.where else "only some offsets of one"
     yield Text(f"  Rows and files are of whole slices: where {fewer} are asked for, fewer are sent.")
     if done:

@@ -83,20 +83,20 @@ def accept(
     _check(event, reason, only, offsets, begin, adopting=adopt)
     from sluice.pipelines.operating.repairs import Pretended
 
-    found = session.feed(feed)
+    definition = session.feed(feed)
 
     def decide(edges: Ports) -> Accepted:
         with session.terminal.working("asking Kafka"):
-            return _accept(found, edges, event, reason, only, offsets, begin, adopting=adopt)
+            return _accept(definition, edges, event, reason, only, offsets, begin, adopting=adopt)
 
-    with session.open_ports(found) as edges:
+    with session.open_ports(definition) as edges:
         if dry_run or not yes:
             foreseen = decide(replace(edges, lake=Pretended(edges.lake)))
             if not dry_run:
-                _confirm(session, found, foreseen, reason)
+                _confirm(session, definition, foreseen, reason)
         done = foreseen if dry_run else decide(edges)
-    session.terminal.show(*view(found, done, reason, dry_run=dry_run))
-    session.terminal.document({"applied": not dry_run, **document(found, done, reason)})
+    session.terminal.show(*view(definition, done, reason, dry_run=dry_run))
+    session.terminal.document({"applied": not dry_run, **document(definition, done, reason)})
     return 0
 
 
@@ -162,8 +162,8 @@ def _accept(
             return accepting.accept_group(feed, edges, accepting.Begin(begin or ""), reason)
         case accepting.AcceptEvent.CORRUPT:
             with Wiring.of(feed).open(feed.isolation, feed.shape) as tools:
-                asked = parsing.asked_range(offsets or "")
-                return accepting.accept_corrupt(feed, edges, tools.fetcher, asked, reason)
+                damaged = parsing.asked_range(offsets or "")
+                return accepting.accept_corrupt(feed, edges, tools.fetcher, damaged, reason)
         case _:
             return accepting.accept_log(feed, edges, kind, reason, narrowed)
 

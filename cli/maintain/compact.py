@@ -49,14 +49,14 @@ def compact(
     $ sluice compact orders
     $ sluice compact orders --from 2026-11-20 --to 2026-11-21
     """
-    found = session.feed(feed)
-    chosen = window_options.chosen_windows(session, found, window, start, end)
-    asked = chosen.settled or None
+    definition = session.feed(feed)
+    chosen = window_options.chosen_windows(session, definition, window, start, end)
+    windows = chosen.settled or None
     began = time.monotonic()
-    done, given_up = (_foresee if dry_run else _merge)(session, found, asked)
+    done, given_up = (_foresee if dry_run else _merge)(session, definition, windows)
     spent = 0.0 if dry_run else time.monotonic() - began
-    ran = CompactionRun(feed, found.compaction.target_file_bytes, done, spent, dry_run, given_up)
-    session.terminal.show(*view(ran), *(() if dry_run else table_after(session, found)))
+    ran = CompactionRun(feed, definition.compaction.target_file_bytes, done, spent, dry_run, given_up)
+    session.terminal.show(*view(ran), *(() if dry_run else table_after(session, definition)))
     session.terminal.show(*window_options.pending_lines(feed, chosen.pending))
     session.terminal.document(document(ran) | window_options.pending_document(chosen.pending))
 
@@ -73,20 +73,20 @@ class CompactionRun:
     given_up: tuple[Met, ...] = ()
 
 
-def _foresee(session: Session, feed: Feed, asked: Sequence[int] | None) -> tuple[Compacted, tuple[Met, ...]]:
+def _foresee(session: Session, feed: Feed, windows: Sequence[int] | None) -> tuple[Compacted, tuple[Met, ...]]:
     from sluice.pipelines.maintenance.compaction import foresee_compaction
 
     with session.open_ports(feed) as edges, session.terminal.working("looking for small files"):
-        return foresee_compaction(feed, edges, asked), ()
+        return foresee_compaction(feed, edges, windows), ()
 
 
-def _merge(session: Session, feed: Feed, asked: Sequence[int] | None) -> tuple[Compacted, tuple[Met, ...]]:
+def _merge(session: Session, feed: Feed, windows: Sequence[int] | None) -> tuple[Compacted, tuple[Met, ...]]:
     from sluice.pipelines.maintenance.compaction import compact
     from sluice.resources.liveness import new_owner
 
     with session.open_ports(feed) as edges, session.terminal.progress() as meter:
         heard = other_batches.MetRecorder(meter)
-        done = compact(feed, edges, asked, new_owner("compact"), heard)
+        done = compact(feed, edges, windows, new_owner("compact"), heard)
     return done, heard.met
 
 
@@ -121,9 +121,9 @@ def _verdict(ran: CompactionRun) -> Iterator[Text]:
 def _left_out(done: Compacted) -> Iterator[Text]:
     yield from other_batches.standing(done.busy, done.met, name)
     if done.incomplete:
-        shown = ", ".join(map(show_window, done.incomplete[:5]))
+        names = ", ".join(map(show_window, done.incomplete[:5]))
         more = f" and {len(done.incomplete) - 5} more" if len(done.incomplete) > 5 else ""
-        yield warn(f"left alone, since they are not complete: {shown}{more}")
+        yield warn(f"left alone, since they are not complete: {names}{more}")
 
 
 def document(ran: CompactionRun) -> dict[str, Any]:

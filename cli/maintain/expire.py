@@ -64,18 +64,18 @@ def expire(
     $ sluice expire orders --before 2026-08-01 --dry-run
     $ sluice expire orders --before 90d --reason "kept for 90 days" --yes
     """
-    found = session.feed(feed)
-    with session.open_ports(found) as edges:
+    definition = session.feed(feed)
+    with session.open_ports(definition) as edges:
         from sluice.pipelines.ledger import Ledger
 
         ledger = Ledger.offline(edges.lake, feed, edges.clock, f"{getpass.getuser()} on {socket.gethostname()}")
-        at = _time(found, before, edges.clock())
+        at = _time(definition, before, edges.clock())
         if not dry_run and not (reason or "").strip():
             raise UsageError("no reason", remedy='give one: --reason "kept for 90 days"; or preview with --dry-run')
         if dry_run or not yes:
-            _preview(session, found, ledger, edges, at, dry_run=dry_run)
+            _preview(session, definition, ledger, edges, at, dry_run=dry_run)
         if not dry_run:
-            _expire(session, found, ledger, edges, at, reason or "", previewed=not yes)
+            _expire(session, definition, ledger, edges, at, reason or "", previewed=not yes)
 
 
 def _time(feed: Feed, text: str, now: int) -> int:
@@ -126,21 +126,21 @@ def _expire(
 # -- for people
 
 
-def view(feed: Feed, found: Retirement) -> Iterator[RenderableType]:
-    yield heading(f"Expiry of {feed.name}", f"before {show_window(found.before)}")
-    if not found.receipts:
+def view(feed: Feed, retirement: Retirement) -> Iterator[RenderableType]:
+    yield heading(f"Expiry of {feed.name}", f"before {show_window(retirement.before)}")
+    if not retirement.receipts:
         yield good("nothing landed before that is kept")
     else:
-        rows = [[name(w), *_row(receipts)] for w, receipts in _windows(feed, found)]
+        rows = [[name(w), *_row(receipts)] for w, receipts in _windows(feed, retirement)]
         names = ("window", "files", "rows", "bytes")
-        yield table(names, [*shorten(rows), ["in all", *_row(found.receipts)]], right="files rows bytes")
-    if found.across:
-        yield warn(f"{many(len(found.across), 'slice')} outside windows lies across that time, and stays")
+        yield table(names, [*shorten(rows), ["in all", *_row(retirement.receipts)]], right="files rows bytes")
+    if retirement.across:
+        yield warn(f"{many(len(retirement.across), 'slice')} outside windows lies across that time, and stays")
 
 
 def _row(receipts: Sequence[Receipt]) -> list[str]:
-    files, rows, held = _amounts(receipts)
-    return [count(files), count(rows), size(held)]
+    files, rows, total_bytes = _amounts(receipts)
+    return [count(files), count(rows), size(total_bytes)]
 
 
 def _amounts(receipts: Sequence[Receipt]) -> tuple[int, int, int]:
@@ -148,10 +148,10 @@ def _amounts(receipts: Sequence[Receipt]) -> tuple[int, int, int]:
     return count_files(receipts), sum(p.rows for p in parts), sum(p.bytes for p in parts)
 
 
-def _windows(feed: Feed, found: Retirement) -> Iterator[tuple[int | None, list[Receipt]]]:
+def _windows(feed: Feed, retirement: Retirement) -> Iterator[tuple[int | None, list[Receipt]]]:
     from sluice.pipelines.maintenance.expiry import windows_of
 
-    return windows_of(found, feed.window)
+    return windows_of(retirement, feed.window)
 
 
 def _done(feed: str, done: Retired) -> Iterator[Text]:
@@ -170,16 +170,16 @@ def _done(feed: str, done: Retired) -> Iterator[Text]:
 # -- for programs
 
 
-def document(feed: Feed, found: Retirement) -> dict[str, Any]:
+def document(feed: Feed, retirement: Retirement) -> dict[str, Any]:
     return {
         "feed": feed.name,
-        "before": show_window(found.before),
-        **_numbers(found.receipts),
+        "before": show_window(retirement.before),
+        **_numbers(retirement.receipts),
         "windows": [
             {"window": None if w is None else show_window(w), **_numbers(receipts)}
-            for w, receipts in _windows(feed, found)
+            for w, receipts in _windows(feed, retirement)
         ],
-        "across": [str(r.slice) for r in found.across],
+        "across": [str(r.slice) for r in retirement.across],
     }
 
 

@@ -48,16 +48,16 @@ def prune(
 
     now = datetime.now(UTC).timestamp() * 1000
     before = int(now - _span(older))
-    gone: list[RunLog] = []
+    old: list[RunLog] = []
     with open_instance(session.project) as instance, session.terminal.progress() as meter:
         meter(Progress("look for old runs"))
         for log in old_logs(instance, session.project, datetime.fromtimestamp(before / 1000, UTC)):
             if not dry_run:
                 remove(instance, log)
-            gone.append(log)
-            meter(Progress("look at" if dry_run else "remove", note=f"{many(len(gone), 'run')}"))
-    session.terminal.show(*view(gone, before, dry_run=dry_run))
-    session.terminal.document(document(gone, before, dry_run=dry_run))
+            old.append(log)
+            meter(Progress("look at" if dry_run else "remove", note=f"{many(len(old), 'run')}"))
+    session.terminal.show(*view(old, before, dry_run=dry_run))
+    session.terminal.document(document(old, before, dry_run=dry_run))
 
 
 def _span(text: str) -> int:
@@ -70,23 +70,23 @@ def _span(text: str) -> int:
 # -- for people
 
 
-def view(gone: list[RunLog], before: int, *, dry_run: bool) -> list[RenderableType]:
+def view(old: list[RunLog], before: int, *, dry_run: bool) -> list[RenderableType]:
     title = heading("Logs of old runs", "a dry run: nothing is touched" if dry_run else "")
-    if not gone:
+    if not old:
         return [title, good(f"no run that ended before {show_instant(before)} has a log any more")]
-    told = f"{many(len(gone), 'run')} that ended before {show_instant(before)}: {size(sum(r.bytes for r in gone))}"
+    runs = f"{many(len(old), 'run')} that ended before {show_instant(before)}: {size(sum(r.bytes for r in old))}"
     if dry_run:
-        return [title, Text(f"to be removed: the logs of {told}")]
-    return [title, good(f"removed: the logs of {told}")]
+        return [title, Text(f"to be removed: the logs of {runs}")]
+    return [title, good(f"removed: the logs of {runs}")]
 
 
 # -- for programs
 
 
-def document(gone: list[RunLog], before: int, *, dry_run: bool) -> dict[str, Any]:
+def document(old: list[RunLog], before: int, *, dry_run: bool) -> dict[str, Any]:
     return {
         "dry_run": dry_run,
         "before": show_instant(before),
-        "runs": [{"run": r.run, "job": r.job, "bytes": r.bytes} for r in gone],
-        "bytes": sum(r.bytes for r in gone),
+        "runs": [{"run": r.run, "job": r.job, "bytes": r.bytes} for r in old],
+        "bytes": sum(r.bytes for r in old),
     }

@@ -67,20 +67,20 @@ def repair(
     if abandon and feed is None:
         raise UsageError("--abandon without a feed", remedy="name the feed whose batch it is: sluice repair FEED …")
     feeds = [session.feed(feed)] if feed else list(session.files.feeds.values())
-    found: dict[str, list[RepairFinding]] = {}
+    findings: dict[str, list[RepairFinding]] = {}
     with open_instance(session.project) as instance:
-        for each in feeds:
+        for one in feeds:
             with session.terminal.progress() as meter:
-                meter(Progress(f"look at {each.name}: ledger, lake, Dagster's event log"))
-                found[each.name] = look(session, each, instance, abandon or (), meter, dry_run=dry_run)
-            session.terminal.show(*view(each.name, found[each.name], dry_run=dry_run))
-    left = scratch.dead() if dry_run else scratch.clear()
-    session.terminal.show(*(_temporary(path, dry_run) for path in left))
+                meter(Progress(f"look at {one.name}: ledger, lake, Dagster's event log"))
+                findings[one.name] = look(session, one, instance, abandon or (), meter, dry_run=dry_run)
+            session.terminal.show(*view(one.name, findings[one.name], dry_run=dry_run))
+    temporary = scratch.dead() if dry_run else scratch.clear()
+    session.terminal.show(*(_temporary(path, dry_run) for path in temporary))
     broken = {} if feed else session.files.broken
     session.terminal.show(*(bad(e.message) for e in broken.values()))
-    said = {"broken": [e.fields() for e in broken.values()], "temporary": [str(path) for path in left]}
-    session.terminal.document(document(found, dry_run=dry_run) | said)
-    return max([*(e.exit_code for e in broken.values()), *(_code(f) for f in found.values())], default=0)
+    others = {"broken": [e.fields() for e in broken.values()], "temporary": [str(path) for path in temporary]}
+    session.terminal.document(document(findings, dry_run=dry_run) | others)
+    return max([*(e.exit_code for e in broken.values()), *(_code(f) for f in findings.values())], default=0)
 
 
 def look(
@@ -105,15 +105,15 @@ def look(
         edges = replace(edges, lake=Pretended(edges.lake)) if dry_run else edges
         cluster = Ledger(edges.lake, feed.name, edges.clock).read().cluster
         ledger = Ledger(edges.lake, feed.name, edges.clock, "repair", cluster)
-        place = RepairTarget(feed.name, ledger, edges.lake, edges.liveness, feed.window)
-        found = list(mend(place, abandon))
-        return [*found, *reconcile(instance, Books.open(feed, ledger, edges), report, dry_run=dry_run)]
+        target = RepairTarget(feed.name, ledger, edges.lake, edges.liveness, feed.window)
+        findings = list(mend(target, abandon))
+        return [*findings, *reconcile(instance, Books.open(feed, ledger, edges), report, dry_run=dry_run)]
 
 
-def _code(found: Sequence[RepairFinding]) -> int:
+def _code(findings: Sequence[RepairFinding]) -> int:
     from sluice.pipelines.operating.repairs import RepairKind
 
-    return int(any(f.kind is RepairKind.MISSING for f in found))
+    return int(any(f.kind is RepairKind.MISSING for f in findings))
 
 
 # -- for people
@@ -124,41 +124,41 @@ def _temporary(path: Path, dry_run: bool) -> Text:
     return warn(f"to be removed: {text}") if dry_run else good(f"removed: {text}")
 
 
-def view(feed: str, found: Sequence[RepairFinding], *, dry_run: bool) -> list[RenderableType]:
+def view(feed: str, findings: Sequence[RepairFinding], *, dry_run: bool) -> list[RenderableType]:
     note = "a dry run: nothing is touched" if dry_run else ""
-    out: list[RenderableType] = [heading(f"Repair of {feed}", note), *(_line(f, dry_run) for f in found)]
-    mended = sum(bool(f.act) for f in found)
-    left = sum(bool(f.remedy) for f in found)
+    out: list[RenderableType] = [heading(f"Repair of {feed}", note), *(_line(f, dry_run) for f in findings)]
+    mended = sum(bool(f.act) for f in findings)
+    remaining = sum(bool(f.remedy) for f in findings)
     if not mended:
-        out.append(good("nothing to repair") if not left else Text("nothing else to repair", style="dim"))
+        out.append(good("nothing to repair") if not remaining else Text("nothing else to repair", style="dim"))
     elif dry_run:
         out.append(Text(f"{many(mended, 'thing')} to mend: sluice repair {feed}", style="dim"))
     return out
 
 
-def _line(found: RepairFinding, dry_run: bool) -> Text:
+def _line(finding: RepairFinding, dry_run: bool) -> Text:
     """What was found, what became of it or what to do about it, and the evidence."""
     from sluice.pipelines.operating.repairs import RepairKind
 
-    if found.act:
-        line = warn(f"to be {found.act}: {found.text}") if dry_run else good(f"{found.act}: {found.text}")
-    elif not found.remedy:
-        line = Text(f"· {safe(found.text)}", style="dim")
+    if finding.act:
+        line = warn(f"to be {finding.act}: {finding.text}") if dry_run else good(f"{finding.act}: {finding.text}")
+    elif not finding.remedy:
+        line = Text(f"· {safe(finding.text)}", style="dim")
     else:
-        line = bad(found.text) if found.kind is RepairKind.MISSING else warn(found.text)
-    return beneath(line, found.why, found.remedy)
+        line = bad(finding.text) if finding.kind is RepairKind.MISSING else warn(finding.text)
+    return beneath(line, finding.why, finding.remedy)
 
 
 # -- for programs
 
 
-def document(found: dict[str, list[RepairFinding]], *, dry_run: bool) -> dict[str, Any]:
+def document(findings: dict[str, list[RepairFinding]], *, dry_run: bool) -> dict[str, Any]:
     return {
         "dry_run": dry_run,
-        "feeds": [{"feed": name, "found": [_found(f) for f in of]} for name, of in found.items()],
+        "feeds": [{"feed": name, "found": [_found(f) for f in of]} for name, of in findings.items()],
     }
 
 
 def _found(f: RepairFinding) -> dict[str, Any]:
-    said = {"what": f.kind.name.lower(), "text": f.text, "done": f.act, "evidence": f.why}
-    return said | {"remedy": list(f.remedy), "items": list(f.items)}
+    fields = {"what": f.kind.name.lower(), "text": f.text, "done": f.act, "evidence": f.why}
+    return fields | {"remedy": list(f.remedy), "items": list(f.items)}

@@ -87,9 +87,9 @@ def unstick(
         session.feed(feed)
     looking = session.terminal.working("looking for dead runs: locks, beats, processes")
     with open_instance(session.project) as instance, looking:
-        found = look(session, instance, run, feed, force=force, dry_run=dry_run)
-    session.terminal.show(*view(found, dry_run=dry_run))
-    session.terminal.document(document(found, dry_run=dry_run))
+        result = look(session, instance, run, feed, force=force, dry_run=dry_run)
+    session.terminal.show(*view(result, dry_run=dry_run))
+    session.terminal.document(document(result, dry_run=dry_run))
 
 
 def look(
@@ -99,18 +99,18 @@ def look(
     from sluice.assets.operations import dead_runs
 
     lakes = dead_runs.Lakes(session.files.feeds.values(), session.open_ports)
-    named = _find_run(instance, run) if run else None
-    found = dead_runs.under_way(instance, session.project, lakes.beats, feed)
-    if named is not None:
-        found = [f for f in found if f.id == named]
-        _check(found, force=force)
-    dead = [f for f in found if f.is_dead or force]
+    wanted = _find_run(instance, run) if run else None
+    runs = dead_runs.under_way(instance, session.project, lakes.beats, feed)
+    if wanted is not None:
+        runs = [f for f in runs if f.id == wanted]
+        _check(runs, force=force)
+    dead = [f for f in runs if f.is_dead or force]
     pools = {
         f.id: dead_runs.pools(instance, f.run) if dry_run else dead_runs.end(instance, session.project, f) for f in dead
     }
-    freed = () if dry_run or named else dead_runs.free_leaked_slots(instance)
+    freed = () if dry_run or wanted else dead_runs.free_leaked_slots(instance)
     ended = tuple(EndedRun(f, pools[f.id], lakes.left_by(f.id)) for f in dead)
-    return Unstuck(ended, tuple(f for f in found if f not in dead), freed, dead_runs.queued_runs(instance))
+    return Unstuck(ended, tuple(f for f in runs if f not in dead), freed, dead_runs.queued_runs(instance))
 
 
 def _find_run(instance: dg.DagsterInstance, run: str) -> str:
@@ -120,23 +120,23 @@ def _find_run(instance: dg.DagsterInstance, run: str) -> str:
     from sluice.assets.operations.dead_runs import BEGUN
 
     runs = instance.get_runs(dg.RunsFilter(statuses=list(BEGUN)))
-    found = [r.run_id for r in runs if r.run_id.startswith(run)]
-    if len(found) == 1:
-        return found[0]
-    if found:
-        raise UsageError(f"{len(found)} runs begin with {run}", remedy=f"say more: {', '.join(found[:5])}")
+    matches = [r.run_id for r in runs if r.run_id.startswith(run)]
+    if len(matches) == 1:
+        return matches[0]
+    if matches:
+        raise UsageError(f"{len(matches)} runs begin with {run}", remedy=f"say more: {', '.join(matches[:5])}")
     ended = instance.get_run_by_id(run)
-    said = f"run {run[:8]} is {ended.status.value}" if ended else f"no run under way begins with {run}"
-    raise UsageError(said, remedy=f"runs under way: {', '.join(r.run_id for r in runs[:5]) or 'none'}")
+    message = f"run {run[:8]} is {ended.status.value}" if ended else f"no run under way begins with {run}"
+    raise UsageError(message, remedy=f"runs under way: {', '.join(r.run_id for r in runs[:5]) or 'none'}")
 
 
-def _check(found: Sequence[UnderWay], *, force: bool) -> None:
-    for each in found:
-        if not each.is_dead and not force:
-            why = f"is alive: {each.verdict.why}" if each.verdict else f"may be alive: {_NO_EVIDENCE}"
+def _check(runs: Sequence[UnderWay], *, force: bool) -> None:
+    for run in runs:
+        if not run.is_dead and not force:
+            why = f"is alive: {run.verdict.why}" if run.verdict else f"may be alive: {_NO_EVIDENCE}"
             raise Refused(
-                f"run {each.id[:8]} ({_name(each)}) {why}",
-                remedy=f"cancel it in the UI or where it runs; if you know it dead: sluice unstick --run {each.id[:8]} "
+                f"run {run.id[:8]} ({_name(run)}) {why}",
+                remedy=f"cancel it in the UI or where it runs; if you know it dead: sluice unstick --run {run.id[:8]} "
                 "--force (what it publishes after another run took over counts for nothing)",
             )
 
@@ -147,74 +147,76 @@ _NO_EVIDENCE = "it does not run on this machine, and no beat of it is in a lake"
 # -- for people
 
 
-def view(found: Unstuck, *, dry_run: bool) -> list[RenderableType]:
+def view(result: Unstuck, *, dry_run: bool) -> list[RenderableType]:
     out: list[RenderableType] = [heading("Runs", "a dry run: nothing is touched")] if dry_run else []
-    for each in found.ended:
-        out += _ended_view(each, dry_run)
-    if found.freed:
-        out.append(good(f"slots of {many(len(found.freed), 'run')} that had ended: freed"))
-    out += [_other(each) for each in found.others]
-    if not found.ended and not found.freed:
+    for ended in result.ended:
+        out += _ended_view(ended, dry_run)
+    if result.freed:
+        out.append(good(f"slots of {many(len(result.freed), 'run')} that had ended: freed"))
+    out += [_other(ended) for ended in result.others]
+    if not result.ended and not result.freed:
         out.append(good("nothing is stuck"))
-    if found.queued:
-        waiting = f"· {many(found.queued, 'run')} queued: Dagster's daemon, which `sluice ui` starts, lets them go"
+    if result.queued:
+        waiting = f"· {many(result.queued, 'run')} queued: Dagster's daemon, which `sluice ui` starts, lets them go"
         out.append(Text(waiting, style="dim"))
     return out
 
 
-def _ended_view(each: EndedRun, dry_run: bool) -> list[RenderableType]:
-    run, why = each.run, each.run.verdict.why if each.run.verdict else _NO_EVIDENCE
+def _ended_view(ended: EndedRun, dry_run: bool) -> list[RenderableType]:
+    run, why = ended.run, ended.run.verdict.why if ended.run.verdict else _NO_EVIDENCE
     became = "canceled" if run.run.status.value == "CANCELING" else "failed"
-    free = f"; {' and '.join(each.pools)} {'is' if len(each.pools) == 1 else 'are'} free" if each.pools else ""
+    free = f"; {' and '.join(ended.pools)} {'is' if len(ended.pools) == 1 else 'are'} free" if ended.pools else ""
     text = f"{_title(run)}, {'to be ' if dry_run else ''}marked as {became}{'' if dry_run else free}"
     lines: list[RenderableType] = [beneath(warn(text) if dry_run else good(text), why, ())]
-    for left in each.batches:
-        begun = f"    it left batch {left.batch} of {left.feed} ({left.request}) unfinished: {left.kept}"
-        lines.append(beneath(Text(safe(begun)), "", left.remedy))
+    for batch in ended.batches:
+        begun = f"    it left batch {batch.batch} of {batch.feed} ({batch.request}) unfinished: {batch.kept}"
+        lines.append(beneath(Text(safe(begun)), "", batch.remedy))
     return lines
 
 
-def _other(each: UnderWay) -> Text:
-    if each.verdict is not None:
-        return beneath(Text(safe(f"· {_title(each)}"), style="dim"), each.verdict.why, ())
-    way_out = f"sluice unstick --run {each.id[:8]} --force   ends it, if you know it dead"
-    return beneath(warn(_title(each)), _NO_EVIDENCE, (way_out,))
+def _other(run: UnderWay) -> Text:
+    if run.verdict is not None:
+        return beneath(Text(safe(f"· {_title(run)}"), style="dim"), run.verdict.why, ())
+    way_out = f"sluice unstick --run {run.id[:8]} --force   ends it, if you know it dead"
+    return beneath(warn(_title(run)), _NO_EVIDENCE, (way_out,))
 
 
-def _title(each: UnderWay) -> str:
-    status = each.run.status.value.lower().replace("_", " ")
+def _title(run: UnderWay) -> str:
+    status = run.run.status.value.lower().replace("_", " ")
     begun = status if status == "started" else f"{status} since"
-    return f"run {each.id[:8]} ({_name(each)}), {begun} {show_instant(int(each.since) * 1000)}"
+    return f"run {run.id[:8]} ({_name(run)}), {begun} {show_instant(int(run.since) * 1000)}"
 
 
-def _name(each: UnderWay) -> str:
-    return f"{each.run.job_name} {each.window}" if each.window else each.run.job_name
+def _name(run: UnderWay) -> str:
+    return f"{run.run.job_name} {run.window}" if run.window else run.run.job_name
 
 
 # -- for programs
 
 
-def document(found: Unstuck, *, dry_run: bool) -> dict[str, Any]:
+def document(result: Unstuck, *, dry_run: bool) -> dict[str, Any]:
     return {
         "dry_run": dry_run,
-        "ended": [_run(e.run) | {"pools": list(e.pools), "batches": list(map(_batch, e.batches))} for e in found.ended],
-        "under_way": [_run(each) for each in found.others],
-        "slots_freed": list(found.freed),
-        "queued": found.queued,
+        "ended": [
+            _run(e.run) | {"pools": list(e.pools), "batches": list(map(_batch, e.batches))} for e in result.ended
+        ],
+        "under_way": [_run(run) for run in result.others],
+        "slots_freed": list(result.freed),
+        "queued": result.queued,
     }
 
 
-def _run(each: UnderWay) -> dict[str, Any]:
+def _run(run: UnderWay) -> dict[str, Any]:
     return {
-        "run": each.id,
-        "job": each.run.job_name,
-        "window": each.window,
-        "status": each.run.status.value,
-        "since": int(each.since * 1000),
-        "dead": each.verdict.dead if each.verdict else None,
-        "evidence": each.verdict.why if each.verdict else None,
+        "run": run.id,
+        "job": run.run.job_name,
+        "window": run.window,
+        "status": run.run.status.value,
+        "since": int(run.since * 1000),
+        "dead": run.verdict.dead if run.verdict else None,
+        "evidence": run.verdict.why if run.verdict else None,
     }
 
 
-def _batch(left: LeftBatch) -> dict[str, Any]:
-    return asdict(left)
+def _batch(batch: LeftBatch) -> dict[str, Any]:
+    return asdict(batch)

@@ -194,11 +194,11 @@ def _own_environment() -> Iterator[None]:
     """Without the variables that would lead a feed or Dagster elsewhere."""
     aws = (name for name in os.environ if name.startswith("AWS_"))
     names = ("DAGSTER_HOME", "KAFKA_BOOTSTRAP", "SCHEMA_REGISTRY_URL", "SLUICE_PROJECT", *aws)
-    kept = {name: os.environ.pop(name) for name in names if name in os.environ}
+    saved = {name: os.environ.pop(name) for name in names if name in os.environ}
     try:
         yield
     finally:
-        os.environ.update(kept)
+        os.environ.update(saved)
 
 
 @contextmanager
@@ -238,13 +238,13 @@ def _kafka(session: Session, folder: Path, keep: bool, secure: bool, lake: str, 
         _step(1, "A real Kafka"),
         good(f"Apache Kafka {VERSION} answers at {kafka.bootstrap} ({seconds(time.monotonic() - began)})"),
     )
-    beside = LocalRegistry(folder / ".sluice" / "registry")
+    server = LocalRegistry(folder / ".sluice" / "registry")
     stop = True
     try:
         if events is not EventFormat.JSON:
             with session.terminal.working("starting a schema registry (the first time it is fetched, 160 MB)"):
-                beside.start()
-            session.terminal.show(good(f"a schema registry (Apicurio) answers at {beside.url}"))
+                server.start()
+            session.terminal.show(good(f"a schema registry (Apicurio) answers at {server.url}"))
         if secure:
             _grant(session, folder, kafka)
         yield
@@ -252,7 +252,7 @@ def _kafka(session: Session, folder: Path, keep: bool, secure: bool, lake: str, 
     finally:
         if stop:
             with session.terminal.working("stopping Kafka"):
-                beside.stop()
+                server.stop()
                 kafka.stop()
 
 
@@ -273,8 +273,8 @@ def _grant(session: Session, folder: Path, kafka: LocalKafka) -> None:
 
     rights = rights_of(Session(session.terminal, folder, session.debug).feed(FEED))
     grant(kafka, rights)
-    said = ", ".join(str(r) for r in rights if not r.optional)
-    session.terminal.show(good("TLS, SCRAM-SHA-512 and ACLs: user sluice reads the feed, and may do"), f"  {said}")
+    granted = ", ".join(str(r) for r in rights if not r.optional)
+    session.terminal.show(good("TLS, SCRAM-SHA-512 and ACLs: user sluice reads the feed, and may do"), f"  {granted}")
 
 
 def _clear(folder: Path) -> None:
@@ -317,7 +317,7 @@ class _Show:
         rest = self.run(9, "All the rest: what is landed is not read again", CATCH_UP)
         committed = self.committed(10)
         proven = self.audit(11)
-        asked = {"table": self.by_name(12)} if self.feed.table else {}
+        table = {"table": self.by_name(12)} if self.feed.table else {}
         return {
             "produced": [produced, more],
             "plan": planned,
@@ -327,7 +327,7 @@ class _Show:
             "report": report,
             "committed": committed,
             "audit": proven,
-            **asked,
+            **table,
         }
 
     @property
@@ -358,18 +358,18 @@ class _Show:
         with self.session.terminal.progress() as meter:
             return events.send(self.writer, stream, mix, how, lambda done: meter(Progress("send", done, records)))
 
-    def plan(self, number: int, title: str, asked: Request) -> dict[str, Any]:
+    def plan(self, number: int, title: str, request: Request) -> dict[str, Any]:
         from sluice.pipelines.batch.preview import preview
 
         with self.session.terminal.working("asking Kafka"), self.session.open_ports(self.feed) as edges:
-            seen = preview(self.feed, edges, asked)
-        self._say(_step(number, title), *plan.view(seen, FEED, asked)[1:])
-        return plan.document(seen, FEED, asked)
+            result = preview(self.feed, edges, request)
+        self._say(_step(number, title), *plan.view(result, FEED, request)[1:])
+        return plan.document(result, FEED, request)
 
-    def run(self, number: int, title: str, asked: Request) -> dict[str, Any]:
+    def run(self, number: int, title: str, request: Request) -> dict[str, Any]:
         """A run that did not do all ends the demo with its error."""
         self._say(_step(number, title))
-        ran = run.execute(self.session, FEED, asked)
+        ran = run.execute(self.session, FEED, request)
         stands = run.stands_after(self.session, self.feed, ran)
         self._say(*run.view(ran)[1:], *([window_options.verdict(stands)] if stands else []))
         if ran.outcome.error:
@@ -425,10 +425,10 @@ class _Show:
         with self.session.terminal.working("asking Spark"):
             path = run_report(self.session.project, REPORT, hour, self.session.open_ports)
         rows = pq.read_table(path.removeprefix("s3://"), filesystem=arrow_files(self.feed)).to_pylist()
-        shown = [[r["hour"].strftime("%Y-%m-%d %H:%M"), r["currency"], r["orders"], r["revenue"]] for r in rows]
+        cells = [[r["hour"].strftime("%Y-%m-%d %H:%M"), r["currency"], r["orders"], r["revenue"]] for r in rows]
         self._say(
             _step(number, f"The report reports/{REPORT}.sql on that hour, by Spark SQL"),
-            table(("hour", "currency", "orders", "revenue"), _texts(shown), "orders revenue"),
+            table(("hour", "currency", "orders", "revenue"), _texts(cells), "orders revenue"),
         )
         return [{"currency": r["currency"], "orders": r["orders"], "revenue": str(r["revenue"])} for r in rows]
 
@@ -437,7 +437,7 @@ class _Show:
         from kafka import KafkaConsumer
         from kafka import TopicPartition as Place
 
-        places = [Place(FEED, p) for p in range(PARTITIONS)]
+        partitions = [Place(FEED, p) for p in range(PARTITIONS)]
         consumer = KafkaConsumer(
             bootstrap_servers=self.feed.kafka.bootstrap,
             group_id=self.feed.group,
@@ -445,14 +445,14 @@ class _Show:
             **self.feed.kafka.client_settings(),
         )
         with closing(consumer):
-            ends = consumer.end_offsets(places)
-            found = [(f"{FEED}:{p.partition}", consumer.committed(p), ends[p]) for p in places]
-        rows = [(name, count(at), count(end)) for name, at, end in found]
+            ends = consumer.end_offsets(partitions)
+            offsets = [(f"{FEED}:{p.partition}", consumer.committed(p), ends[p]) for p in partitions]
+        rows = [(name, count(at), count(end)) for name, at, end in offsets]
         self._say(
             _step(number, f"The offsets of group {self.feed.group}, asked of Kafka"),
             table(("partition", "committed", "end of the log"), rows, "committed end"),
         )
-        return [{"partition": name, "committed": at, "end": end} for name, at, end in found]
+        return [{"partition": name, "committed": at, "end": end} for name, at, end in offsets]
 
     def audit(self, number: int) -> dict[str, Any]:
         report = audit.prove(self.session, self.feed, rescan=True)
@@ -508,10 +508,10 @@ def _text(cell: Any) -> str:
 
 def _closing(folder: Path, keep: bool, took: float) -> list[RenderableType]:
     try:
-        shown = folder.relative_to(Path.cwd())
+        path = folder.relative_to(Path.cwd())
     except ValueError:
-        shown = folder
-    sluice, project = _command(), f"--project {shlex.quote(str(shown))}"
+        path = folder
+    sluice, project = _command(), f"--project {shlex.quote(str(path))}"
     kafka = ("stop Kafka", "stop") if keep else ("Kafka again", "start")
     return [
         Text.assemble(

@@ -40,20 +40,20 @@ def docs(
     $ sluice docs feeds | less
     $ sluice docs operating | grep -n -A3 held
     """
-    found = {each.name.removesuffix(".md"): each for each in _pages()}
+    pages = {each.name.removesuffix(".md"): each for each in _pages()}
     if page is None:
-        titles = {name: _title(each.read_text("utf-8")) for name, each in found.items()}
+        titles = {name: _title(each.read_text("utf-8")) for name, each in pages.items()}
         session.terminal.show(table(("page", "about"), [*titles.items()]))
         session.terminal.document({"pages": titles})
         return
     name = page.removeprefix("docs/").removesuffix(".md")
-    if name not in found:
-        near = get_close_matches(name, found, 1, 0.3)
+    if name not in pages:
+        near = get_close_matches(name, pages, 1, 0.3)
         raise UsageError(
             f"no page {name!r}",
-            remedy=f"sluice docs {near[0]}" if near else f"pages: {', '.join(found)}",
+            remedy=f"sluice docs {near[0]}" if near else f"pages: {', '.join(pages)}",
         )
-    text = found[name].read_text("utf-8")
+    text = pages[name].read_text("utf-8")
     session.terminal.markdown(text)
     session.terminal.document({"page": name, "text": text})
 
@@ -61,9 +61,9 @@ def docs(
 def _pages() -> Iterator[Traversable]:
     """The pages beside the package's modules: in a checkout a link to docs/, in a wheel the files."""
     folder = resources.files("sluice") / "docs"
-    yield from sorted((each for each in folder.iterdir() if each.name.endswith(".md")), key=lambda each: each.name)
+    yield from sorted((page for page in folder.iterdir() if page.name.endswith(".md")), key=lambda page: page.name)
 
 
 def _title(text: str) -> str:
-    found = _TITLE.search(text)
-    return found[1] if found else ""
+    match = _TITLE.search(text)
+    return match[1] if match else ""

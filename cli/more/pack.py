@@ -57,15 +57,15 @@ def pack(session: Session, output: Output = None, modules: With = None) -> None:
     if output is not None and not output.name.endswith((".tar.gz", ".tgz")):
         raise UsageError(f"{output} is no name for a pack", remedy="Spark goes by the name: let it end in .tar.gz")
     with session.terminal.progress() as meter:
-        made = packing.pack(meter, modules or ())
+        built = packing.pack(meter, modules or ())
     if output is not None:
-        shutil.copyfile(made.path, output)
+        shutil.copyfile(built.path, output)
     session.terminal.show(
-        good(f"{'packed' if made.created else 'packed before'}: {size(made.bytes)}, {size(made.unpacked)} unpacked"),
+        good(f"{'packed' if built.created else 'packed before'}: {size(built.bytes)}, {size(built.unpacked)} unpacked"),
         facts(
-            ("file", str(output or made.path)),
+            ("file", str(output or built.path)),
             ("python", packing.python().removeprefix("python")),
-            ("holds", ", ".join(["sluice", *(modules or ()), *made.distributions])),
+            ("holds", ", ".join(["sluice", *(modules or ()), *built.distributions])),
         ),
     )
-    session.terminal.document(asdict(made) | {"path": str(output or made.path), "python": packing.python()})
+    session.terminal.document(asdict(built) | {"path": str(output or built.path), "python": packing.python()})

@@ -95,8 +95,8 @@ def chosen_windows(
         return Chosen()
     _, now = ledger_state(session, feed)
     requested = named_windows(feed.window, now, window, start, end)
-    for each in requested if window else requested[:1]:
-        windows.check_aligned(each, feed.window)
+    for window_start in requested if window else requested[:1]:
+        windows.check_aligned(window_start, feed.window)
     settled = _settled(requested, feed.window, now)
     if not settled:
         windows.check_window(min(requested), feed.window, now)
@@ -151,12 +151,12 @@ def named_windows(
     return _between(settings, parsing.window(start), parsing.window(end) if end else settings.last_boundary(now), end)
 
 
-def _between(settings: WindowSettings, start: int, end: int, told: str | None) -> range:
+def _between(settings: WindowSettings, start: int, end: int, text: str | None) -> range:
     from sluice.pipelines.planning import windows
 
     for bound in (start, end):
         windows.check_aligned(bound, settings)
-    if told is None:
+    if text is None:
         end = max(end, start + settings.length)
     if start >= end:
         raise UsageError(
@@ -187,26 +187,26 @@ def verdict(s: WindowStanding) -> Text:
             return bad(f"{name}: batch {s.batch} failed or never finished; {owing(s.owes)}")
 
 
-def owing(owes: Sequence[Owes], shown: int = 3) -> str:
+def owing(owes: Sequence[Owes], limit: int = 3) -> str:
     """`orders:1 owes [0, 30), 4 more partitions owe 120 offsets`; partitions that a transaction holds come first."""
     if not owes:
         return "nothing is known of it yet"
     if all(o.ranges is None for o in owes):
         return f"where it ends is not resolved in {many(len(owes), 'partition')}"
     first = sorted(owes, key=lambda o: o.held_at is None)
-    first, rest = first[:shown], first[shown:]
-    told = [_owes(o) for o in first]
+    first, rest = first[:limit], first[limit:]
+    texts = [_owes(o) for o in first]
     if rest:
-        told.append(f"{len(rest)} more owe {many(sum(o.span or 0 for o in rest), 'offset')}")
-    return "; ".join(told)
+        texts.append(f"{len(rest)} more owe {many(sum(o.span or 0 for o in rest), 'offset')}")
+    return "; ".join(texts)
 
 
 def _owes(o: Owes) -> str:
     if o.ranges is None:
         return f"{o.key}: where it ends is not resolved"
     more = f" and {len(o.ranges) - 1} ranges more" if len(o.ranges) > 1 else ""
-    held = "" if o.held_at is None else f", held at {count(o.held_at)} by {o.held_by or 'an open transaction'}"
-    return f"{o.key} owes {o.ranges[0]}{more}{held}"
+    holder = "" if o.held_at is None else f", held at {count(o.held_at)} by {o.held_by or 'an open transaction'}"
+    return f"{o.key} owes {o.ranges[0]}{more}{holder}"
 
 
 # -- as a strip
@@ -224,9 +224,9 @@ _SIGNS = {
 }
 
 
-def strip(found: Sequence[WindowStanding], *, fancy: bool) -> Text:
+def strip(standings: Sequence[WindowStanding], *, fancy: bool) -> Text:
     """A sign for each window, oldest first; plain ASCII unless `fancy`."""
-    return Text("").join(_sign(s.standing, fancy) for s in found)
+    return Text("").join(_sign(s.standing, fancy) for s in standings)
 
 
 def _sign(standing: Standing, fancy: bool) -> Text:
@@ -234,11 +234,11 @@ def _sign(standing: Standing, fancy: bool) -> Text:
     return Text(sign if fancy else plain, style=style if fancy else "")
 
 
-def calendar(found: Sequence[WindowStanding], length: int, *, fancy: bool, width: int) -> Iterator[Text]:
+def calendar(standings: Sequence[WindowStanding], length: int, *, fancy: bool, width: int) -> Iterator[Text]:
     """The windows (`length` ms each) in rows of a day, or of a span that fits; and the legend."""
     span = next((s for s in _SPANS if s // length <= _room(s, width)), _SPANS[-1])
     rows: dict[int, dict[int, WindowStanding]] = {}
-    for s in found:
+    for s in standings:
         rows.setdefault(s.window - s.window % span, {})[s.window % span // length] = s
     if span == DAY:
         yield Text(" " * 14 + "".join(_hour(i * length) for i in range(span // length)).rstrip(), style="dim")
@@ -247,7 +247,7 @@ def calendar(found: Sequence[WindowStanding], length: int, *, fancy: bool, width
         label = day if span >= DAY else f"{day} {time}"
         signs = (_sign(row[i].standing, fancy) if i in row else Text(" ") for i in range(max(row) + 1))
         yield Text.assemble((f"  {label}  ", "dim"), Text(" ").join(signs))
-    yield legend(found, fancy=fancy)
+    yield legend(standings, fancy=fancy)
 
 
 _SPANS = (*(d * DAY for d in (28, 14, 7, 1)), *(h * HOUR for h in (12, 8, 6, 4, 3, 2, 1)), HOUR // 2, HOUR // 4)
@@ -266,16 +266,16 @@ def _hour(at: int) -> str:
     return f"{at // HOUR:02}" if at % (6 * HOUR) == 0 else "  "
 
 
-def legend(found: Sequence[WindowStanding], *, fancy: bool) -> Text:
+def legend(standings: Sequence[WindowStanding], *, fancy: bool) -> Text:
     """The meaning of the signs that occur, with the number of windows each."""
-    counted = [(s, sum(f.standing is s for f in found)) for s in Standing]
-    shown = [_sign(s, fancy).append(f" {n} {s}", style="not bold default") for s, n in counted if n]
-    return Text("  ") + Text("   ").join(shown)
+    counted = [(s, sum(f.standing is s for f in standings)) for s in Standing]
+    signs = [_sign(s, fancy).append(f" {n} {s}", style="not bold default") for s, n in counted if n]
+    return Text("  ") + Text("   ").join(signs)
 
 
-def title(length: int, found: Sequence[WindowStanding]) -> str:
+def title(length: int, standings: Sequence[WindowStanding]) -> str:
     """The title of a strip: windows that last `length` ms."""
-    return f"the last {many(len(found), 'window')} of {show_duration(length)}, times in UTC"
+    return f"the last {many(len(standings), 'window')} of {show_duration(length)}, times in UTC"
 
 
 # -- for programs

@@ -129,7 +129,7 @@ class _SampleRead:
 
 
 @contextmanager
-def _looking(session: Session, feed: Feed, shape: Shape, asked: _SampleRequest) -> Iterator[_SampleRead]:
+def _looking(session: Session, feed: Feed, shape: Shape, request: _SampleRequest) -> Iterator[_SampleRead]:
     """The records, made into rows by the shape; their files are removed when the block ends.
 
     Raises UsageError, KafkaUnavailable, UnknownTopic, and Failed if there is nothing to look at.
@@ -141,19 +141,19 @@ def _looking(session: Session, feed: Feed, shape: Shape, asked: _SampleRequest) 
     from sluice.resources.registry.confluent import writers_of
     from sluice.resources.spark.executor import Wiring
 
-    slices, whole, earlier = _slices(session, feed, asked)
+    slices, complete, earlier = _slices(session, feed, request)
     with TemporaryDirectory(dir=scratch.root()) as folder, session.terminal.progress() as meter:
         lake = LocalLake(Path(folder))
         writers = writers_of(feed, open_lake(feed), keep=False)
         with replace(Wiring.of(feed), writers=writers).open(feed.isolation, shape) as tools:
             receipts = look(feed, shape, slices, tools.fetcher, lake, meter, writers)
-        seen = _SampleRead(receipts, lake, whole, earlier, writers)
-        if not seen.records:
+        sample = _SampleRead(receipts, lake, complete, earlier, writers)
+        if not sample.records:
             raise _nothing(feed, "no record in what was looked at: offsets of transactions, or compacted away")
-        yield seen
+        yield sample
 
 
-def _slices(session: Session, feed: Feed, asked: _SampleRequest) -> tuple[tuple[Slice, ...], bool, Sequence[int]]:
+def _slices(session: Session, feed: Feed, request: _SampleRequest) -> tuple[tuple[Slice, ...], bool, Sequence[int]]:
     """What to read, whether that is everything requested, and the rows of the batches before."""
     from sluice.pipelines.feed.topic_selection import match
     from sluice.pipelines.landing.sample import newest, stretches, window_ranges
@@ -161,12 +161,12 @@ def _slices(session: Session, feed: Feed, asked: _SampleRequest) -> tuple[tuple[
     from sluice.pipelines.model.plans import Request, RequestKind
     from sluice.pipelines.validation.volume import earlier_rows
 
-    if asked.offsets and (asked.window or asked.start or asked.end):
+    if request.offsets and (request.window or request.start or request.end):
         raise UsageError("--offsets and windows together", remedy="give one of them")
-    chosen_windows = window_options.chosen_windows(session, feed, asked.window, asked.start, asked.end)
+    chosen_windows = window_options.chosen_windows(session, feed, request.window, request.start, request.end)
     session.terminal.show(*window_options.pending_lines(feed.name, chosen_windows.pending))
     spans = chosen_windows.settled
-    ranges = ranges_by_partition(asked.offsets)
+    ranges = ranges_by_partition(request.offsets)
     with session.terminal.working("asking Kafka"), session.open_ports(feed) as edges:
         state = Ledger(edges.lake, feed.name, edges.clock).read() if spans else State()
         topics = match(feed.topics, edges.cluster.topics())
@@ -176,23 +176,23 @@ def _slices(session: Session, feed: Feed, asked: _SampleRequest) -> tuple[tuple[
                 ranges.setdefault(tp, []).append(span)
     if unknown := ranges.keys() - {p.tp for p in partitions}:
         raise UsageError(f"{min(unknown)} is not a partition of {feed.name}", remedy=f"it reads {feed.topics}")
-    all_ = stretches(partitions, {tp: union(r) for tp, r in ranges.items()} if asked.ranged else None)
+    all_ = stretches(partitions, {tp: union(r) for tp, r in ranges.items()} if request.ranged else None)
     if not all_:
-        raise _nothing(feed, f"Kafka holds no stable record of {', '.join(topics)}{' there' if asked.ranged else ''}")
-    chosen = newest(all_, asked.records or (MOST_RECORDS if asked.ranged else RECORDS), MOST_BYTES)
+        raise _nothing(feed, f"Kafka holds no stable record of {', '.join(topics)}{' there' if request.ranged else ''}")
+    chosen = newest(all_, request.records or (MOST_RECORDS if request.ranged else RECORDS), MOST_BYTES)
     # The windows to compare with.
     earlier = earlier_rows(state, Request(RequestKind.WINDOW), state.number) if len(spans) == 1 else []
-    return chosen, asked.ranged and list(chosen) == all_, earlier
+    return chosen, request.ranged and list(chosen) == all_, earlier
 
 
 def ranges_by_partition(offsets: Sequence[str] | None) -> dict[TopicPartition, list[Range]]:
     """The offsets that were requested by number."""
     from sluice.pipelines.model.kafka import TopicPartition
 
-    found: dict[TopicPartition, list[Range]] = {}
+    by_partition: dict[TopicPartition, list[Range]] = {}
     for r in map(parsing.asked_range, offsets or ()):
-        found.setdefault(TopicPartition(r.topic, r.partition), []).append(Range(r.start, r.end))
-    return found
+        by_partition.setdefault(TopicPartition(r.topic, r.partition), []).append(Range(r.start, r.end))
+    return by_partition
 
 
 def _nothing(feed: Feed, why: str) -> Failed:
@@ -232,25 +232,25 @@ def init(
     from sluice.pipelines.landing.sample import read_landed
     from sluice.pipelines.quarantine.limit import faults_of
 
-    found = session.feed(feed)
+    definition = session.feed(feed)
     extras.need("great_expectations")  # said before a minute of compiling, and before Kafka is asked
-    path = _output(session, found, output, force)
-    shape = replace(found.shape, contract=None, dropping=False)
-    with _looking(session, found, shape, _SampleRequest(records, offsets, window, start, end)) as seen:
-        rows = read_landed(seen.receipts, seen.lake, [c.name for c in candidates(shape.columns)])
+    path = _output(session, definition, output, force)
+    shape = replace(definition.shape, contract=None, dropping=False)
+    with _looking(session, definition, shape, _SampleRequest(records, offsets, window, start, end)) as sample:
+        rows = read_landed(sample.receipts, sample.lake, [c.name for c in candidates(shape.columns)])
         proposals = propose(rows, shape.columns)
-        faults = faults_of(_quarantine_files(seen.receipts), seen.lake)
+        faults = faults_of(_quarantine_files(sample.receipts), sample.lake)
     if not proposals:
         few = f"fewer than the {ENOUGH} from which on something is learnt"
-        unfit = f"; {many(seen.counts.quarantined, 'record')} did not fit the schema" if faults else ""
+        unfit = f"; {many(sample.counts.quarantined, 'record')} did not fit the schema" if faults else ""
         what = few if rows.num_rows < ENOUGH else "of which nothing can be said"
         raise Failed(f"{many(rows.num_rows, 'row')} landed in the sample, {what}{unfit}", remedy="look at more records")
     with session.terminal.working("Great Expectations writes the suite (it takes some seconds to load)"):
-        text = _suite(found, proposals, seen, rows.num_rows)
+        text = _suite(definition, proposals, sample, rows.num_rows)
     _write(path, text, force)
-    adopted = session.project.feeds_folder / f"{found.name}.contract.json"
-    session.terminal.show(*_proposal_view(found, proposals, seen, faults, path, adopted))
-    session.terminal.document(_init_document(found, proposals, seen, faults, path, text))
+    adopted = session.project.feeds_folder / f"{definition.name}.contract.json"
+    session.terminal.show(*_proposal_view(definition, proposals, sample, faults, path, adopted))
+    session.terminal.document(_init_document(definition, proposals, sample, faults, path, text))
 
 
 def _output(session: Session, feed: Feed, given: Path | None, force: bool) -> Path:
@@ -268,14 +268,14 @@ def _output(session: Session, feed: Feed, given: Path | None, force: bool) -> Pa
     return path
 
 
-def _suite(feed: Feed, proposals: Sequence[Proposal], seen: _SampleRead, rows: int) -> str:
+def _suite(feed: Feed, proposals: Sequence[Proposal], sample: _SampleRead, rows: int) -> str:
     """The file's text, checked against what Sluice supports. Raises Failed."""
     from sluice.pipelines.contract.suite import ContractError, parse_contract
     from sluice.resources.great_expectations import suite_text
 
-    offsets = [str(r.slice) for r in seen.receipts]
-    told = {"proposed_by": "sluice contract init", "feed": feed.name, "rows": rows, "offsets": offsets}
-    text = suite_text(feed.name, [p.item for p in proposals], {"sluice": told})
+    offsets = [str(r.slice) for r in sample.receipts]
+    meta = {"proposed_by": "sluice contract init", "feed": feed.name, "rows": rows, "offsets": offsets}
+    text = suite_text(feed.name, [p.item for p in proposals], {"sluice": meta})
     try:
         parse_contract(text.encode(), feed.columns)
     except ContractError as error:
@@ -304,21 +304,21 @@ def _quarantine_files(receipts: Sequence[Receipt]) -> list[str]:
 
 
 def _proposal_view(
-    feed: Feed, proposals: Sequence[Proposal], seen: _SampleRead, faults: Sequence[Fault], path: Path, adopted: Path
+    feed: Feed, proposals: Sequence[Proposal], sample: _SampleRead, faults: Sequence[Fault], path: Path, adopted: Path
 ) -> Iterator[RenderableType]:
-    yield heading(f"Proposed for {feed.name}", _sample_line(seen))
+    yield heading(f"Proposed for {feed.name}", _sample_line(sample))
     rows = [(p.column, p.type.removeprefix("expect_column_"), _kwargs(p.kwargs), p.why) for p in proposals]
     yield table(("column", "expectation", "says", "because"), rows)
-    yield from _unfit(faults, seen.counts)
+    yield from _unfit(faults, sample.counts)
     yield good(f"{many(len(proposals), 'expectation')}, all of them warnings, written to {path}")
     yield "  nobody reads it there: review it, say what is critical, then adopt it and try it:"
     yield copyable(f"mv {path} {adopted}")
     yield copyable(f"sluice contract check {feed.name}")
 
 
-def _sample_line(seen: _SampleRead) -> str:
-    partitions = len({r.slice.tp for r in seen.receipts})
-    return f"{many(seen.records, 'record')} of {many(partitions, 'partition')}; nothing was landed"
+def _sample_line(sample: _SampleRead) -> str:
+    partitions = len({r.slice.tp for r in sample.receipts})
+    return f"{many(sample.records, 'record')} of {many(partitions, 'partition')}; nothing was landed"
 
 
 def _unfit(faults: Sequence[Fault], counts: Counts) -> Iterator[RenderableType]:
@@ -344,26 +344,26 @@ def _short(text: str) -> str:
 
 
 def _init_document(
-    feed: Feed, proposals: Sequence[Proposal], seen: _SampleRead, faults: Sequence[Fault], path: Path, text: str
+    feed: Feed, proposals: Sequence[Proposal], sample: _SampleRead, faults: Sequence[Fault], path: Path, text: str
 ) -> dict[str, Any]:
     return {
         "feed": feed.name,
         "file": str(path),
-        "sample": _sample_document(seen),
+        "sample": _sample_document(sample),
         "proposals": [p.item | {"why": p.why} for p in proposals],
         "unfit": [_fault_document(f) for f in faults],
         "suite": json.loads(text),
     }
 
 
-def _sample_document(seen: _SampleRead) -> dict[str, Any]:
-    counts = seen.counts
+def _sample_document(sample: _SampleRead) -> dict[str, Any]:
+    counts = sample.counts
     return {
-        "records": seen.records,
+        "records": sample.records,
         "landed": counts.landed,
         "quarantined": counts.quarantined,
-        "whole": seen.whole,
-        "offsets": [str(r.slice) for r in seen.receipts],
+        "whole": sample.whole,
+        "offsets": [str(r.slice) for r in sample.receipts],
     }
 
 
@@ -397,14 +397,14 @@ def check(
     """
     from sluice.pipelines.validation.whole import hold_whole
 
-    found = session.feed(feed)
-    contract = _contract(session, found, file)
-    shape = replace(found.shape, contract=contract, dropping=False)
-    asked = _SampleRequest(records, offsets, window, start, end)
-    with _looking(session, found, shape, asked) as seen:
+    definition = session.feed(feed)
+    contract = _contract(session, definition, file)
+    shape = replace(definition.shape, contract=contract, dropping=False)
+    request = _SampleRequest(records, offsets, window, start, end)
+    with _looking(session, definition, shape, request) as sample:
         with session.terminal.working("holding the whole against it"):
-            results = hold_whole(shape, seen.receipts, seen.lake, seen.earlier)
-        tried = _try_contract(found, shape, contract, asked, seen, results)
+            results = hold_whole(shape, sample.receipts, sample.lake, sample.earlier)
+        tried = _try_contract(definition, shape, contract, request, sample, results)
     session.terminal.show(*_trial_view(tried))
     session.terminal.document(_check_document(tried))
     return 1 if tried.refused else 0
@@ -451,46 +451,51 @@ def _of_gx(path: Path) -> list[tuple[str, str, str]]:
 
     items = json.loads(path.read_bytes())["expectations"]
     remedy = "see Great Expectations' gallery for what it takes"
-    said = refusals(items)
-    return [(f"expectations[{i}] {items[i]['type']}", f"Great Expectations: {what}", remedy) for i, what in said]
+    refused = refusals(items)
+    return [(f"expectations[{i}] {items[i]['type']}", f"Great Expectations: {what}", remedy) for i, what in refused]
 
 
 _VOLUME = ("expect_table_row_count_to_be_between", "expect_table_row_count_to_equal")
 
 
 def _try_contract(
-    feed: Feed, shape: Shape, contract: Contract, asked: _SampleRequest, seen: _SampleRead, results: Sequence[Result]
+    feed: Feed,
+    shape: Shape,
+    contract: Contract,
+    request: _SampleRequest,
+    sample: _SampleRead,
+    results: Sequence[Result],
 ) -> _ContractTrial:
     from sluice.pipelines.contract.results import contract_results
     from sluice.pipelines.landing.sample import rows_at
     from sluice.pipelines.quarantine.limit import check_quarantine, faults_of
     from sluice.pipelines.validation.drift import check_drift
 
-    all_ = contract_results(contract, seen.receipts, results)
-    left_out = [] if asked.windowed and seen.whole else [o for o in all_ if o.expectation.type in _VOLUME]
+    all_ = contract_results(contract, sample.receipts, results)
+    left_out = [] if request.windowed and sample.whole else [o for o in all_ if o.expectation.type in _VOLUME]
     outcomes = [o for o in all_ if o not in left_out]
-    places = {place for o in outcomes for place in o.first}
-    rows = rows_at(places, shape, seen.receipts, seen.lake, seen.writers)
+    records = {record for o in outcomes for record in o.first}
+    rows = rows_at(records, shape, sample.receipts, sample.lake, sample.writers)
     examples = {o.expectation.place: [*_examples(o, rows)] for o in outcomes if o.first}
     refused = [_sentence(o) for o in outcomes if o.refuses]
     try:
-        check_drift(seen.receipts, feed.policies)
-        check_quarantine(seen.receipts, feed.policies, seen.lake)
+        check_drift(sample.receipts, feed.policies)
+        check_quarantine(sample.receipts, feed.policies, sample.lake)
     except SchemaDrifted as drifted:
         refused.insert(0, drifted.message)
     except QuarantineExceeded:
-        refused.insert(0, f"{_share(seen)}, more than the feed allows")
-    faults = faults_of(_quarantine_files(seen.receipts), seen.lake)
-    return _ContractTrial(feed, contract, seen, outcomes, left_out, examples, faults, refused)
+        refused.insert(0, f"{_share(sample)}, more than the feed allows")
+    faults = faults_of(_quarantine_files(sample.receipts), sample.lake)
+    return _ContractTrial(feed, contract, sample, outcomes, left_out, examples, faults, refused)
 
 
 def _examples(o: ExpectationOutcome, rows: Mapping[str, Mapping[str, pa.Scalar]]) -> Iterator[tuple[str, str]]:
     """Where, and the values of the columns that the expectation is about."""
     from sluice.pipelines.contract.catalogue import columns
 
-    for place in o.first:
-        cells = rows.get(place, {})
-        yield place, ", ".join(f"{name}={_value(cells[name])}" for name in columns(o.expectation) if name in cells)
+    for record in o.first:
+        cells = rows.get(record, {})
+        yield record, ", ".join(f"{name}={_value(cells[name])}" for name in columns(o.expectation) if name in cells)
 
 
 def _value(cell: pa.Scalar) -> str:
@@ -515,14 +520,14 @@ def _quote(text: str) -> str:
 def _sentence(o: ExpectationOutcome) -> str:
     from sluice.pipelines.contract.catalogue import text
 
-    seen = f": {o.observed}" if o.observed else f": {o.unexpected:,} of {o.checked:,} rows are not so"
-    return f"{text(o.expectation)}{seen}"
+    observed = f": {o.observed}" if o.observed else f": {o.unexpected:,} of {o.checked:,} rows are not so"
+    return f"{text(o.expectation)}{observed}"
 
 
-def _share(seen: _SampleRead) -> str:
-    bad_ = seen.counts.quarantined
-    share = percent(bad_ / max(seen.records, 1))
-    return f"{count(bad_)} of {many(seen.records, 'record')} would go to quarantine ({share})"
+def _share(sample: _SampleRead) -> str:
+    bad_ = sample.counts.quarantined
+    share = percent(bad_ / max(sample.records, 1))
+    return f"{count(bad_)} of {many(sample.records, 'record')} would go to quarantine ({share})"
 
 
 # -- for people
@@ -544,12 +549,12 @@ def _trial_view(t: _ContractTrial) -> Iterator[RenderableType]:
 def _row(t: _ContractTrial, o: ExpectationOutcome) -> Sequence[Any]:
     from sluice.pipelines.contract.catalogue import text
 
-    said = _short(text(o.expectation)) if len(text(o.expectation)) > 2 * _MOST_SHOWN else text(o.expectation)
+    sentence = _short(text(o.expectation)) if len(text(o.expectation)) > 2 * _MOST_SHOWN else text(o.expectation)
     sign = good if o.passed and not o.unexpected else bad if o.severity == "critical" else warn
     lines = [" ".join(filter(None, example)) for example in t.examples.get(o.expectation.place, ())]
     first = "\n".join(lines) or o.observed
     broken = (count(o.checked), count(o.unexpected), percent(o.share)) if o.checked else ("–", "–", "–")
-    return (sign(said), str(o.severity), *broken, first)
+    return (sign(sentence), str(o.severity), *broken, first)
 
 
 def _verdict(t: _ContractTrial) -> Iterator[RenderableType]:
@@ -597,5 +602,5 @@ def _outcome_document(t: _ContractTrial, o: ExpectationOutcome) -> dict[str, Any
         "unexpected": o.unexpected,
         "share": o.share,
         "observed": o.observed,
-        "first": [{"place": place, "values": values} for place, values in t.examples.get(o.expectation.place, ())],
+        "first": [{"place": record, "values": values} for record, values in t.examples.get(o.expectation.place, ())],
     }

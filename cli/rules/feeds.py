@@ -36,7 +36,9 @@ def list_(session: Session) -> int:
     ]
     names = ("feed", "topics", "group", "start", "isolation", "commit", "contract", "lake")
     session.terminal.show(
-        table(names, rows, least="contract isolation commit") if rows else f"no feed in {session.project.feeds_folder}"
+        table(names, rows, optional="contract isolation commit")
+        if rows
+        else f"no feed in {session.project.feeds_folder}"
     )
     session.terminal.show(*(bad(e.message) for e in files.broken.values()))
     session.terminal.document(
@@ -70,11 +72,11 @@ def check(
     lines = [f"{many(len(feeds), 'feed')} in {folder}: {', '.join(feeds) or 'none'}"]
     lines += [f"{name}: a contract of {_contract(feed)}" for name, feed in feeds.items() if feed.contract]
     session.terminal.show(*map(good, lines))
-    session.terminal.show(*(warn(f"{name}: {said}") for name, said in _overridden(feeds, offline).items()))
-    asked = [f for f in feeds.values() if f.reader and f.registry and not offline]
+    session.terminal.show(*(warn(f"{name}: {note}") for name, note in _overridden(feeds, offline).items()))
+    registered = [f for f in feeds.values() if f.reader and f.registry and not offline]
     with session.terminal.working("asking schema registries"):
-        found = {feed.name: _schema(session, feed) for feed in asked}
-    errors = [said for said in found.values() if isinstance(said, SluiceError)]
+        found = {feed.name: _schema(session, feed) for feed in registered}
+    errors = [note for note in found.values() if isinstance(note, SluiceError)]
     session.terminal.show(
         *(bad(f"{n}: {s.message}") if isinstance(s, SluiceError) else good(f"{n}: {s}") for n, s in found.items())
     )
@@ -89,13 +91,13 @@ def _overridden(feeds: Mapping[str, Feed], offline: bool) -> dict[str, str]:
     from sluice.reading import overridden
 
     former = paths.folder_keys(0, paths.FORMER_PREFIX)
-    asked = {
+    checked = {
         name: feed
         for name, feed in feeds.items()
         if any(f.name.casefold() in former for f in (feed.columns.fields if feed.columns else ()))
         and not (offline and feed.lake.startswith("s3://"))
     }
-    return {name: said for name, feed in asked.items() if (said := overridden(feed))}
+    return {name: note for name, feed in checked.items() if (note := overridden(feed))}
 
 
 def _schema(session: Session, feed: Feed) -> str | SluiceError:
@@ -104,18 +106,18 @@ def _schema(session: Session, feed: Feed) -> str | SluiceError:
     from sluice.resources.registry.confluent import reader_of, registered
 
     try:
-        asked = schema_asked(session.project.feeds_folder / f"{feed.name}.yaml", session.project.environ())
-        there = registered(asked)
+        request = schema_asked(session.project.feeds_folder / f"{feed.name}.yaml", session.project.environ())
+        there = registered(request)
     except SluiceError as error:
         return error
     try:
-        columns = reader_of(there, asked).columns
+        columns = reader_of(there, request).columns
     except Failed as error:
         return f"{error.message}; the feed reads by its schema_file"
-    known = f"{there.subject}, version {there.version}"
+    version = f"{there.subject}, version {there.version}"
     if feed.reader and columns == feed.reader.columns:
-        return f"{known}, makes the columns of its schema_file"
-    return f"{known}, makes other columns than its schema_file: sluice schema diff {feed.name}"
+        return f"{version}, makes the columns of its schema_file"
+    return f"{version}, makes other columns than its schema_file: sluice schema diff {feed.name}"
 
 
 @command(group)
@@ -125,12 +127,12 @@ def refresh(session: Session) -> int:
     $ sluice feeds refresh
     """
     with session.terminal.working("asking Kafka"):
-        found = {name: _topics(session, feed) for name, feed in session.files.feeds.items()}
-    rows = [(n, bad(t.message) if isinstance(t, SluiceError) else ", ".join(t)) for n, t in found.items()]
+        topics = {name: _topics(session, feed) for name, feed in session.files.feeds.items()}
+    rows = [(n, bad(t.message) if isinstance(t, SluiceError) else ", ".join(t)) for n, t in topics.items()]
     session.terminal.show(table(("feed", "topics"), rows))
     session.terminal.show(*(bad(e.message) for e in session.files.broken.values()))
-    session.terminal.document({"feeds": [_refresh_document(n, t) for n, t in found.items()]})
-    return _exit_code([*session.files.broken.values(), *(t for t in found.values() if isinstance(t, SluiceError))])
+    session.terminal.document({"feeds": [_refresh_document(n, t) for n, t in topics.items()]})
+    return _exit_code([*session.files.broken.values(), *(t for t in topics.values() if isinstance(t, SluiceError))])
 
 
 def _topics(session: Session, feed: Feed) -> tuple[str, ...] | SluiceError:

@@ -65,7 +65,7 @@ def _filter_of(
     reason: list[str] | None,
     field: list[str] | None,
     expectation: list[str] | None,
-    place: list[str] | None,
+    offsets: list[str] | None,
 ) -> Filter:
     """What the options ask for. Raises UsageError."""
     from sluice.pipelines.planning.windows import check_aligned
@@ -77,8 +77,8 @@ def _filter_of(
             chosen = frozenset(window_options.named_windows(feed.window, edges.clock(), *within))
         for window in chosen:
             check_aligned(window, feed.window)
-    places = tuple(map(parsing.record, place or ()))
-    return Filter(chosen, tuple(reason or ()), tuple(field or ()), tuple(expectation or ()), places)
+    records = tuple(map(parsing.record, offsets or ()))
+    return Filter(chosen, tuple(reason or ()), tuple(field or ()), tuple(expectation or ()), records)
 
 
 # -- list
@@ -97,12 +97,12 @@ def list_(session: Session, feed: FeedName, window: Window = None, start: From =
     from sluice.pipelines.ledger import Ledger
     from sluice.pipelines.quarantine.held import listing, listings_staged
 
-    found = session.feed(feed)
-    asked = _filter_of(session, found, (window, start, end), None, None, None, None)
-    with session.open_ports(found) as edges, session.terminal.working("counting"):
+    definition = session.feed(feed)
+    criteria = _filter_of(session, definition, (window, start, end), None, None, None, None)
+    with session.open_ports(definition) as edges, session.terminal.working("counting"):
         ledger = Ledger(edges.lake, feed, edges.clock)
-        listed = listing(ledger, edges.lake, asked, found.window)
-        waiting = listings_staged(found, ledger, edges.lake, asked)
+        listed = listing(ledger, edges.lake, criteria, definition.window)
+        waiting = listings_staged(definition, ledger, edges.lake, criteria)
     views = [*list_view(feed, listed), *(line for each in waiting for line in list_view(feed, each))]
     session.terminal.show(*views)
     staged = [list_document(feed, each) | {"batch": each.batch} for each in waiting]
@@ -111,11 +111,11 @@ def list_(session: Session, feed: FeedName, window: Window = None, start: From =
 
 def list_view(feed: str, listed: Listing) -> Iterator[RenderableType]:
     """For people: the reasons of all windows together, then the windows."""
-    held = sum(w.quarantined for w in listed.windows)
+    total = sum(w.quarantined for w in listed.windows)
     if listed.batch is None:
-        yield heading(f"Quarantine of {feed}", many(held, "record"))
+        yield heading(f"Quarantine of {feed}", many(total, "record"))
     else:
-        yield heading(f"Staged by batch {listed.batch}, not published", many(held, "record"))
+        yield heading(f"Staged by batch {listed.batch}, not published", many(total, "record"))
     if not listed.windows:
         yield good("nothing is in quarantine, nothing was re-landed")
         return
@@ -125,7 +125,7 @@ def list_view(feed: str, listed: Listing) -> Iterator[RenderableType]:
             names,
             shorten(list(_reasons(listed))),
             right="records share windows",
-            least="windows share stage",
+            optional="windows share stage",
         )
     yield heading("By window")
     names = ("window", "landed", "quarantined", "share", "re-landed", "mended", "mostly")
@@ -133,7 +133,7 @@ def list_view(feed: str, listed: Listing) -> Iterator[RenderableType]:
         names,
         shorten(_windows(listed)),
         right="landed quarantined share re-landed mended",
-        least="mended re-landed share",
+        optional="mended re-landed share",
     )
 
 
@@ -143,10 +143,10 @@ def _reasons(listed: Listing) -> Iterator[list[str]]:
     for h in listed.held:
         of_kind.setdefault(h.kind, []).append(h)
     ranked = sorted(of_kind.items(), key=lambda x: -sum(h.records for h in x[1]))
-    for kind, held in ranked:
-        n = sum(h.records for h in held)
-        first = min(held, key=lambda h: h.window or 0).first
-        yield [kind.stage, str(kind), kind.detail, count(n), _share(n, all_), count(len(held)), first]
+    for kind, number in ranked:
+        n = sum(h.records for h in number)
+        first = min(number, key=lambda h: h.window or 0).first
+        yield [kind.stage, str(kind), kind.detail, count(n), _share(n, all_), count(len(number)), first]
 
 
 def _windows(listed: Listing) -> list[list[str]]:
@@ -165,8 +165,8 @@ def _windows(listed: Listing) -> list[list[str]]:
     ]
 
 
-def _share(part: int, whole: int) -> str:
-    return f"{part / max(whole, 1):.2%}"
+def _share(part: int, total: int) -> str:
+    return f"{part / max(total, 1):.2%}"
 
 
 def list_document(feed: str, listed: Listing) -> dict[str, Any]:
@@ -229,18 +229,18 @@ def show(
     from sluice.pipelines.ledger import Ledger
     from sluice.pipelines.quarantine.held import samples
 
-    found = session.feed(feed)
-    asked = _filter_of(session, found, (window, start, end), reason, field, expectation, offset)
-    with session.open_ports(found) as edges, session.terminal.working("looking"):
+    definition = session.feed(feed)
+    criteria = _filter_of(session, definition, (window, start, end), reason, field, expectation, offset)
+    with session.open_ports(definition) as edges, session.terminal.working("looking"):
         ledger = Ledger(edges.lake, feed, edges.clock)
-        receipts = asked.receipts(ledger, ledger.read(), found.window)
-        seen = [
+        receipts = criteria.receipts(ledger, ledger.read(), definition.window)
+        rows = [
             (r.slice.window, row)
-            for r, some in samples(edges.lake, receipts, asked, number)
-            for row in record_rows(some)
+            for r, batch in samples(edges.lake, receipts, criteria, number)
+            for row in record_rows(batch)
         ]
-    session.terminal.show(*show_view(feed, seen))
-    session.terminal.document({"feed": feed, "records": [_record(w, row) for w, row in seen]})
+    session.terminal.show(*show_view(feed, rows))
+    session.terminal.document({"feed": feed, "records": [_record(w, row) for w, row in rows]})
 
 
 Seen = Sequence[tuple[int | None, Mapping[str, Any]]]
@@ -250,9 +250,9 @@ def show_view(feed: str, seen: Seen) -> Iterator[RenderableType]:
     """For people: a table for each partition of each window."""
     if not seen:
         yield good(f"nothing of {feed} in quarantine is what this asks for")
-    for place in dict.fromkeys((w, row["topic"], row["partition"]) for w, row in seen):
-        rows = [row for w, row in seen if (w, row["topic"], row["partition"]) == place]
-        yield heading(f"{place[1]}:{place[2]}", name(place[0]))
+    for partition in dict.fromkeys((w, row["topic"], row["partition"]) for w, row in seen):
+        rows = [row for w, row in seen if (w, row["topic"], row["partition"]) == partition]
+        yield heading(f"{partition[1]}:{partition[2]}", name(partition[0]))
         yield record_view(rows, [safe(_why(row)) for row in rows])
 
 
@@ -311,13 +311,13 @@ def replay(
     """
     from sluice.pipelines.maintenance.fixers import load
 
-    found = session.feed(feed)
-    asked = _filter_of(session, found, (window, start, end), reason, field, expectation, offset)
+    definition = session.feed(feed)
+    criteria = _filter_of(session, definition, (window, start, end), reason, field, expectation, offset)
     mender = load(mend, session.project.root) if mend else None
     began = time.monotonic()
-    done, given_up = (_foresee if dry_run else _replay)(session, found, asked, mender)
+    done, given_up = (_foresee if dry_run else _replay)(session, definition, criteria, mender)
     ran = ReplayRun(feed, done, time.monotonic() - began, dry_run, given_up)
-    session.terminal.show(*replay_view(ran), *(() if dry_run else table_after(session, found)))
+    session.terminal.show(*replay_view(ran), *(() if dry_run else table_after(session, definition)))
     session.terminal.document(replay_document(ran))
     return REFUSED if done.busy or done.candidates.unfit else 0
 
@@ -336,15 +336,15 @@ class ReplayRun:
 Done = tuple["Replayed", tuple["Met", ...]]
 
 
-def _foresee(session: Session, feed: Feed, asked: Filter, mender: Any) -> Done:
+def _foresee(session: Session, feed: Feed, criteria: Filter, mender: Any) -> Done:
     session.compile()
     from sluice.pipelines.maintenance.replay import foresee_replay
 
     with session.open_ports(feed) as edges, session.terminal.progress() as meter:
-        return foresee_replay(feed, edges, asked, mender, meter), ()
+        return foresee_replay(feed, edges, criteria, mender, meter), ()
 
 
-def _replay(session: Session, feed: Feed, asked: Filter, mender: Any) -> Done:
+def _replay(session: Session, feed: Feed, criteria: Filter, mender: Any) -> Done:
     session.compile()
     from sluice.pipelines.maintenance.replay import replay as carry_out
     from sluice.resources.liveness import new_owner
@@ -352,7 +352,7 @@ def _replay(session: Session, feed: Feed, asked: Filter, mender: Any) -> Done:
     with session.open_ports(feed) as edges:
         with session.terminal.progress() as meter:
             heard = other_batches.MetRecorder(meter)
-            done = carry_out(feed, edges, asked, mender, new_owner("replay"), heard)
+            done = carry_out(feed, edges, criteria, mender, new_owner("replay"), heard)
         if done.batches:
             _tell(session, feed, edges)
     return done, heard.met

@@ -38,12 +38,12 @@ def show(session: Session, feed: FeedName) -> None:
 
     $ sluice schema show orders
     """
-    found = _read(session.feed(feed))
-    rows = list((found.columns.texts() if found.columns else {}).items())
-    expected = _expected(found.reader)
+    reading = _read(session.feed(feed))
+    rows = list((reading.columns.texts() if reading.columns else {}).items())
+    expected = _expected(reading.reader)
     session.terminal.show(
         heading(feed, "the columns of its schema_file"),
-        facts(*_source(found)),
+        facts(*_source(reading)),
         table(("column", "type"), rows),
         *(
             ["", "  what it expects of rows, as part of the contract", *(f"    {e}" for e in expected)]
@@ -51,8 +51,8 @@ def show(session: Session, feed: FeedName) -> None:
             else []
         ),
     )
-    document = {"feed": feed, "schema_file": found.schema_file, "columns": dict(rows), "expects": expected}
-    session.terminal.document(document | {"registry": found.registry.url if found.registry else None})
+    document = {"feed": feed, "schema_file": reading.schema_file, "columns": dict(rows), "expects": expected}
+    session.terminal.document(document | {"registry": reading.registry.url if reading.registry else None})
 
 
 @command(group)
@@ -67,38 +67,38 @@ def pull(session: Session, feed: FeedName) -> None:
     """
     from sluice.resources.registry.confluent import reader_of, registered
 
-    asked = _asked(session, feed)
+    request = _asked(session, feed)
     with session.terminal.working("asking the registry"):
-        found = registered(asked)
+        newest = registered(request)
     try:
-        reader = reader_of(found, asked)
+        reader = reader_of(newest, request)
     except Failed as error:
-        raise _to_be_edited(error, found, asked) from None
-    _write(found, asked)
-    said = f"{asked.schema_file}: {found.subject}, version {found.version}, schema {found.id}"
-    session.terminal.show(good(said))
-    document = {"feed": feed, "schema_file": str(asked.schema_file), "columns": reader.columns.texts()}
-    session.terminal.document(document | _version(found))
+        raise _to_be_edited(error, newest, request) from None
+    _write(newest, request)
+    message = f"{request.schema_file}: {newest.subject}, version {newest.version}, schema {newest.id}"
+    session.terminal.show(good(message))
+    document = {"feed": feed, "schema_file": str(request.schema_file), "columns": reader.columns.texts()}
+    session.terminal.document(document | _version(newest))
 
 
-def _write(found: RegisteredSchema, asked: SchemaAsked) -> None:
+def _write(newest: RegisteredSchema, request: SchemaAsked) -> None:
     from sluice.resources.registry.confluent import file_of
 
-    asked.schema_file.parent.mkdir(parents=True, exist_ok=True)
-    asked.schema_file.write_text(file_of(found, asked) + "\n")
+    request.schema_file.parent.mkdir(parents=True, exist_ok=True)
+    request.schema_file.write_text(file_of(newest, request) + "\n")
 
 
-def _to_be_edited(error: Failed, found: RegisteredSchema, asked: SchemaAsked) -> Failed:
+def _to_be_edited(error: Failed, newest: RegisteredSchema, request: SchemaAsked) -> Failed:
     """The error, after the schema was written as it is where no file would be lost and a person can edit it."""
     from sluice.pipelines.records.rows.value_reader import UnusableSchema
 
     try:
-        if asked.schema_file.exists():
-            return Failed(error.message, remedy=f"{error.remedy}; {asked.schema_file} stays as it is")
-        _write(found, asked)
+        if request.schema_file.exists():
+            return Failed(error.message, remedy=f"{error.remedy}; {request.schema_file} stays as it is")
+        _write(newest, request)
     except UnusableSchema:  # it is not even one file
         return error
-    remedy = f"it is in {asked.schema_file}: take these out of it, then sluice feeds check"
+    remedy = f"it is in {request.schema_file}: take these out of it, then sluice feeds check"
     return Failed(error.message, remedy=remedy)
 
 
@@ -122,16 +122,17 @@ def diff(session: Session, feed: FeedName, file: Candidate = None) -> int:
     $ sluice schema diff orders
     $ sluice schema diff orders --file next.avsc
     """
-    found = _read(session.feed(feed))
-    after, note, about = _of_file(found, file) if file else _of_registry(session, feed)
-    old = found.reader.columns.texts() if found.reader else {}
+    current = _read(session.feed(feed))
+    after, note, about = _of_file(current, file) if file else _of_registry(session, feed)
+    old = current.reader.columns.texts() if current.reader else {}
     changes = _changes(old, after.columns.texts())
-    refused = _refusal(found, after.columns)
-    now, then = _expected(found.reader), _expected(after)
+    refused = _refusal(current, after.columns)
+    now, then = _expected(current.reader), _expected(after)
     dropped, added = [e for e in now if e not in then], [e for e in then if e not in now]
-    shown: RenderableType = table(("column", "now", "then"), [(n, a, b) for n, a, b in changes])
+    rendering: RenderableType = table(("column", "now", "then"), [(n, a, b) for n, a, b in changes])
     session.terminal.show(
-        heading(feed, f"{note}, beside {found.schema_file}"), shown if changes else good("the columns are the same")
+        heading(feed, f"{note}, beside {current.schema_file}"),
+        rendering if changes else good("the columns are the same"),
     )
     session.terminal.show(*(f"  expects no more: {e}" for e in dropped), *(f"  expects then: {e}" for e in added))
     if refused:
@@ -147,10 +148,10 @@ def _of_registry(session: Session, feed: str) -> tuple[Reader, str, dict[str, An
     """What reads by the registry's schema, and which one that is, in words and as a document."""
     from sluice.resources.registry.confluent import reader_of, registered
 
-    asked = _asked(session, feed)
+    request = _asked(session, feed)
     with session.terminal.working("asking the registry"):
-        there = registered(asked)
-    return reader_of(there, asked), f"{there.subject}, version {there.version}, schema {there.id}", _version(there)
+        there = registered(request)
+    return reader_of(there, request), f"{there.subject}, version {there.version}, schema {there.id}", _version(there)
 
 
 def _of_file(feed: Feed, file: Path) -> tuple[Reader, str, dict[str, Any]]:
@@ -159,10 +160,10 @@ def _of_file(feed: Feed, file: Path) -> tuple[Reader, str, dict[str, Any]]:
     from sluice.pipelines.records.rows.value_reader import UnusableSchema
     from sluice.pipelines.records.rows.wire_format import WireFormat
 
-    made = READERS[feed.format]
+    reader = READERS[feed.format]
     try:
-        texts = made.read(file.read_text("utf-8"), file.parent, feed.message or "")
-        return made.make(texts, feed.reader.wire if feed.reader else WireFormat.BARE), str(file), {"file": str(file)}
+        texts = reader.read(file.read_text("utf-8"), file.parent, feed.message or "")
+        return reader.make(texts, feed.reader.wire if feed.reader else WireFormat.BARE), str(file), {"file": str(file)}
     except (OSError, UnicodeDecodeError) as error:
         raise UsageError(f"{file} cannot be read ({type(error).__name__})", remedy="name a file in UTF-8") from None
     except ValueError as error:
@@ -206,8 +207,8 @@ def _read(feed: Feed) -> Feed:
 
 def _source(feed: Feed) -> list[tuple[str, str]]:
     wire = str(feed.reader.wire) if feed.reader else ""
-    found = [("schema_file", feed.schema_file or ""), ("wire format", wire)]
-    return [*found, *([("registry", feed.registry.url)] if feed.registry else [])]
+    pairs = [("schema_file", feed.schema_file or ""), ("wire format", wire)]
+    return [*pairs, *([("registry", feed.registry.url)] if feed.registry else [])]
 
 
 def _asked(session: Session, feed: str) -> SchemaAsked:
@@ -217,5 +218,5 @@ def _asked(session: Session, feed: str) -> SchemaAsked:
     return schema_asked(session.project.feeds_folder / f"{feed}.yaml", session.project.environ())
 
 
-def _version(found: RegisteredSchema) -> dict[str, Any]:
-    return {"subject": found.subject, "version": found.version, "id": found.id}
+def _version(registered_schema: RegisteredSchema) -> dict[str, Any]:
+    return {"subject": registered_schema.subject, "version": registered_schema.version, "id": registered_schema.id}

@@ -103,22 +103,22 @@ def look_through(edges: Ports, feed: Feed, ledger: Ledger, last: int) -> FeedSta
     from sluice.pipelines.planning.origins import check_cluster
     from sluice.pipelines.status.outlook import look_ahead
 
-    found = _FeedReading(State())
+    reading = _FeedReading(State())
     try:
-        found.state = ledger.read()
-        found.committed = dict(found.state.commits)
-        check_cluster(found.state, edges.cluster.cluster_id(), feed.name)
-        seen = survey(feed, edges, ledger)
-        found.state, found.error = seen.state, seen.refusals[0].error if seen.refusals else None
-        found.start_not_used = start_not_used(feed, seen)
-        found.committed = {k: c.offset for k in seen.partitions if (c := seen.committed.get(k.tp))}
-        found.partitions = seen.partitions
-        waiting = [p.tp for p in unstable_partitions(seen.partitions.values())]
-        found.holders = edges.cluster.open_transactions(waiting) if waiting else {}
-        found.outlook = look_ahead(feed, ledger, seen.state, edges.cluster, seen.partitions, edges.clock())
+        reading.state = ledger.read()
+        reading.committed = dict(reading.state.commits)
+        check_cluster(reading.state, edges.cluster.cluster_id(), feed.name)
+        result = survey(feed, edges, ledger)
+        reading.state, reading.error = result.state, result.refusals[0].error if result.refusals else None
+        reading.start_not_used = start_not_used(feed, result)
+        reading.committed = {k: c.offset for k in result.partitions if (c := result.committed.get(k.tp))}
+        reading.partitions = result.partitions
+        waiting = [p.tp for p in unstable_partitions(result.partitions.values())]
+        reading.holders = edges.cluster.open_transactions(waiting) if waiting else {}
+        reading.outlook = look_ahead(feed, ledger, result.state, edges.cluster, result.partitions, edges.clock())
     except SluiceError as stopped:
-        found.error = stopped
-    return _status(feed, edges, ledger, found, last)
+        reading.error = stopped
+    return _status(feed, edges, ledger, reading, last)
 
 
 @dataclass(slots=True)
@@ -134,56 +134,56 @@ class _FeedReading:
     start_not_used: str = ""
 
 
-def _status(feed: Feed, edges: Ports, ledger: Ledger, found: _FeedReading, last: int) -> FeedStatus:
+def _status(feed: Feed, edges: Ports, ledger: Ledger, reading: _FeedReading, last: int) -> FeedStatus:
     from sluice.pipelines.publishing import owners
 
-    state = found.state
-    keys = sorted({*found.partitions, *state.known()})
+    state = reading.state
+    keys = sorted({*reading.partitions, *state.known()})
     beats = {b.id: edges.clock() - at for b in state.live() if (at := edges.liveness.last_beat(b.owner)) is not None}
     verdicts = owners.judge_batches(edges.liveness, state.live(), watch=False)
-    gone = [b for b in state.live() if verdicts[b.id].dead]
-    refused = _refused_batches(feed, edges, ledger, found, gone)
+    dead = [b for b in state.live() if verdicts[b.id].dead]
+    refused = _refused_batches(feed, edges, ledger, reading, dead)
     return FeedStatus(
         feed=feed.name,
-        partitions=tuple(_partition(found, k) for k in keys),
+        partitions=tuple(_partition(reading, k) for k in keys),
         live=state.live(),
         last=next((ledger.recall(b) for b in state.batches.newest_first() if not b.merges), None),
-        error=found.error,
+        error=reading.error,
         length=feed.window.length,
-        windows=_windows(feed, edges, ledger, found, last, gone),
-        outlook=found.outlook,
-        losses=_losses(feed, found.outlook),
-        held=_held_back(feed, found, edges.clock()),
+        windows=_windows(feed, edges, ledger, reading, last, dead),
+        outlook=reading.outlook,
+        losses=_losses(feed, reading.outlook),
+        held=_held_back(feed, reading, edges.clock()),
         beats=beats,
         met={b.id: owners.met(feed.name, b, verdicts[b.id]) for b in state.live()},
         refused=refused,
-        start_not_used=found.start_not_used,
+        start_not_used=reading.start_not_used,
     )
 
 
 def _refused_batches(
-    feed: Feed, edges: Ports, ledger: Ledger, found: _FeedReading, gone: Sequence[Batch]
+    feed: Feed, edges: Ports, ledger: Ledger, reading: _FeedReading, dead: Sequence[Batch]
 ) -> Mapping[int, BatchRefused]:
     """The refused batches, judged as the next run would judge them. If the lake fails, its error is kept."""
     from sluice.pipelines.quarantine.staged import refusals_of_staged
 
     try:
-        return refusals_of_staged(feed, ledger, found.state, edges.lake, {b.id for b in gone})
+        return refusals_of_staged(feed, ledger, reading.state, edges.lake, {b.id for b in dead})
     except SluiceError as stopped:
-        found.error = found.error or stopped
+        reading.error = reading.error or stopped
         return {}
 
 
 def _windows(
-    feed: Feed, edges: Ports, ledger: Ledger, found: _FeedReading, last: int, gone: Sequence[Batch]
+    feed: Feed, edges: Ports, ledger: Ledger, reading: _FeedReading, last: int, dead: Sequence[Batch]
 ) -> tuple[WindowStanding, ...]:
     from sluice.pipelines.status import strip
 
-    state, now = found.state, edges.clock()
-    asked = strip.last_windows(state, feed.window, now, last)
-    ends = {k: p.stable_end for k, p in found.partitions.items()}
+    state, now = reading.state, edges.clock()
+    windows = strip.last_windows(state, feed.window, now, last)
+    ends = {k: p.stable_end for k, p in reading.partitions.items()}
     return strip.standings(
-        state, feed.window, asked, now, strip.outside_facts(ledger, state, ends, found.holders, gone)
+        state, feed.window, windows, now, strip.outside_facts(ledger, state, ends, reading.holders, dead)
     )
 
 
@@ -195,20 +195,20 @@ def _losses(feed: Feed, outlook: Outlook | None) -> tuple[SluiceError, ...]:
     return tuple(e for o in lost if (e := out_of_range(o.lost[0].start, o.key, o.partition, feed.name)))
 
 
-def _held_back(feed: Feed, found: _FeedReading, now: int) -> tuple[HeldBack, ...]:
+def _held_back(feed: Feed, reading: _FeedReading, now: int) -> tuple[HeldBack, ...]:
     from sluice.pipelines.planning.held_back import held_back
 
-    broker = found.outlook.broker if found.outlook else BrokerConfig()
-    return held_back(feed, found.partitions.values(), found.holders, broker, now)
+    broker = reading.outlook.broker if reading.outlook else BrokerConfig()
+    return held_back(feed, reading.partitions.values(), reading.holders, broker, now)
 
 
-def _partition(found: _FeedReading, key: Key) -> PartitionStatus:
-    state, p, committed = found.state, found.partitions.get(key), found.committed.get(key)
+def _partition(reading: _FeedReading, key: Key) -> PartitionStatus:
+    state, p, committed = reading.state, reading.partitions.get(key), reading.committed.get(key)
     end = p.stable_end if p else None
     unstable = p.high_watermark - p.stable_end if p else 0
     if key not in state.origins:
         return PartitionStatus(key, None, None, committed, end, (), unstable=unstable)
     frontier = state.frontier(key)
     above = tuple((r.start, r.end) for r in state.accounted(key) if r.start > frontier)
-    age = found.outlook.ages().get(key) if found.outlook else None
+    age = reading.outlook.ages().get(key) if reading.outlook else None
     return PartitionStatus(key, state.origins[key].offset, frontier, committed, end, above, age, unstable)

@@ -94,7 +94,7 @@ def view(lines: Sequence[Line], took: float) -> list[RenderableType]:
     end = bad("; ".join([said, *parts])) if parts else good(said)
     beside = [shown for line in lines for shown in line.beside]
     beside += [shown for line in lines if line.table for shown in table_behind(line.table, f"{line.feed}: ")]
-    return [heading("Run of many feeds"), table(("feed", "outcome", "landed"), rows, least="landed"), *beside, end]
+    return [heading("Run of many feeds"), table(("feed", "outcome", "landed"), rows, optional="landed"), *beside, end]
 
 
 def _outcome(line: Line) -> Text:

@@ -32,21 +32,21 @@ class FileSums:
 
     @classmethod
     def of(cls, merged: Sequence[tuple[Merge, Receipt | None]]) -> FileSums:
-        made = [r for _, r in merged if r is not None]
+        receipts = [r for _, r in merged if r is not None]
         return cls(
             len(merged),
             sum(len(m.parts) for m, _ in merged),
             sum(m.files_after if r is None else len(r.parts) for m, r in merged),
             sum(m.bytes for m, _ in merged),
-            sum(p.bytes for r in made for p in r.parts) if len(made) == len(merged) else None,
+            sum(p.bytes for r in receipts for p in r.parts) if len(receipts) == len(merged) else None,
         )
 
 
 def by_window(done: Compacted) -> dict[int | None, FileSums]:
-    held: dict[int | None, list[tuple[Merge, Receipt | None]]] = {}
+    by_start: dict[int | None, list[tuple[Merge, Receipt | None]]] = {}
     for merge, receipt in done.merged:
-        held.setdefault(merge.slice.window, []).append((merge, receipt))
-    return {w: FileSums.of(some) for w, some in held.items()}
+        by_start.setdefault(merge.slice.window, []).append((merge, receipt))
+    return {w: FileSums.of(merges) for w, merges in by_start.items()}
 
 
 def name(window: int | None) -> str:

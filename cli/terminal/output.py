@@ -86,8 +86,8 @@ class Terminal:
     def document(self, value: Mapping[str, Any]) -> None:
         """Print a JSON document for programs, on one line. People see nothing."""
         if self._documents is not None:
-            said = json.dumps(value, ensure_ascii=False, default=str)
-            self._documents.write(said if said.isprintable() else "".join(map(_in_json, said)))
+            text = json.dumps(value, ensure_ascii=False, default=str)
+            self._documents.write(text if text.isprintable() else "".join(map(_in_json, text)))
             self._documents.write("\n")
             self._documents.flush()
 
@@ -101,8 +101,8 @@ class Terminal:
     def fail(self, error: SluiceError) -> None:
         """Print message and remedy, to stderr, and nothing else."""
         if logs.as_json():
-            said = {"error": type(error).__name__, "remedy": error.remedy}
-            log.error("%s", error.message, extra={"about": said})
+            fields = {"error": type(error).__name__, "remedy": error.remedy}
+            log.error("%s", error.message, extra={"about": fields})
             return
         refused = isinstance(error, Refused)
         head = Text("refused: " if refused else "error: ", style="bold yellow" if refused else "bold red")
@@ -196,17 +196,19 @@ def heading(text: str, note: str = "") -> Text:
     return line.append(f"  {safe(note)}", style="dim") if note else line
 
 
-def table(columns: Sequence[str], rows: Sequence[Sequence[str | Text]], right: str = "", least: str = "") -> TextTable:
-    """A plain table: `right` names the columns set flush right, `least` those to leave out first where the screen is
+def table(
+    columns: Sequence[str], rows: Sequence[Sequence[str | Text]], right: str = "", optional: str = ""
+) -> TextTable:
+    """A plain table: `right` names the columns set flush right, `optional` those to leave out first where the screen is
     too narrow, all by their first words."""
-    return TextTable(columns, [[_cell(c) for c in row] for row in rows], right.split(), least.split())
+    return TextTable(columns, [[_cell(c) for c in row] for row in rows], right.split(), optional.split())
 
 
 def shorten(rows: Sequence[Sequence[_C]], total: int | None = None) -> list[Sequence[_C | str]]:
     """The first rows of a table, and a line that says how many of `total` are left out (without it: of `rows`)."""
-    shown: list[Sequence[_C | str]] = [*rows[:SHOWN_ROWS]]
-    more = (len(rows) if total is None else total) - len(shown)
-    return [*shown, (f"… {more} more", *[""] * (len(rows[0]) - 1))] if more else shown
+    first: list[Sequence[_C | str]] = [*rows[:SHOWN_ROWS]]
+    more = (len(rows) if total is None else total) - len(first)
+    return [*first, (f"… {more} more", *[""] * (len(rows[0]) - 1))] if more else first
 
 
 def facts(*pairs: tuple[str, str | Text]) -> Facts:
@@ -219,13 +221,13 @@ def indent(*lines: str) -> RenderableType:
     return Padding(Text("\n".join(map(safe, lines)), style="dim"), (0, 0, 0, 2))
 
 
-def _renderable(given: RenderableType) -> RenderableType:
-    text = Text(safe(given)) if isinstance(given, str) else given
+def _renderable(item: RenderableType) -> RenderableType:
+    text = Text(safe(item)) if isinstance(item, str) else item
     return Flowing(text) if isinstance(text, Text) else text
 
 
-def _cell(given: str | Text) -> Text:
-    return given if isinstance(given, Text) else Text(safe(given))
+def _cell(value: str | Text) -> Text:
+    return value if isinstance(value, Text) else Text(safe(value))
 
 
 def copyable(line: str) -> Whole:

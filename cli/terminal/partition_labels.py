@@ -15,5 +15,5 @@ def lives(keys: Iterable[Key]) -> dict[Key, str]:
     return {k: f"{k} (topic id {k.life})" if several[k.tp] > 1 else str(k) for k in listed}
 
 
-def ranges(given: Iterable[tuple[int, int]]) -> list[list[int]]:
-    return [[start, end] for start, end in given]
+def ranges(pairs: Iterable[tuple[int, int]]) -> list[list[int]]:
+    return [[start, end] for start, end in pairs]

@@ -26,8 +26,8 @@ def rows(table: pa.Table) -> list[dict[str, Any]]:
     import pyarrow as pa
 
     at = table.schema.get_field_index("timestamp")
-    found: list[dict[str, Any]] = table.set_column(at, "timestamp", table.column(at).cast(pa.int64())).to_pylist()
-    return found
+    records: list[dict[str, Any]] = table.set_column(at, "timestamp", table.column(at).cast(pa.int64())).to_pylist()
+    return records
 
 
 def typed_fields(table: pa.Table) -> dict[str, Any] | None:
@@ -47,8 +47,8 @@ def typed_fields(table: pa.Table) -> dict[str, Any] | None:
 def typed_view(row: Mapping[str, Any]) -> RenderableType:
     """A row of `typed_fields`, a field a line, the key as text where it is one; what is null is left out."""
     row = {**row, "kafka_key": _readable(row["kafka_key"])}
-    shown = ((name, json.dumps(value, ensure_ascii=False)) for name, value in row.items() if value is not None)
-    return facts(*((name, text if len(text) < SHOWN_BYTES else text[:SHOWN_BYTES] + " …") for name, text in shown))
+    pairs = ((name, json.dumps(value, ensure_ascii=False)) for name, value in row.items() if value is not None)
+    return facts(*((name, text if len(text) < SHOWN_BYTES else text[:SHOWN_BYTES] + " …") for name, text in pairs))
 
 
 def _readable(data: str | None) -> str | None:

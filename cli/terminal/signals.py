@@ -58,9 +58,9 @@ def _leave(signum: int, frame: FrameType | None) -> NoReturn:
 def _not_lost(hook: Callable[[UnraisableHookArgs], object]) -> Callable[[UnraisableHookArgs], None]:
     """Python drops errors in callbacks and destructors: raise an interrupt again, and pass all others to `hook`."""
 
-    def told(given: UnraisableHookArgs) -> None:
-        if not issubclass(given.exc_type, KeyboardInterrupt):
-            hook(given)
+    def told(error: UnraisableHookArgs) -> None:
+        if not issubclass(error.exc_type, KeyboardInterrupt):
+            hook(error)
             return
         again = threading.Timer(_AGAIN, os.kill, (os.getpid(), signal.SIGINT))
         again.daemon = True
@@ -75,15 +75,15 @@ def _not_lost(hook: Callable[[UnraisableHookArgs], object]) -> Callable[[Unraisa
 def unheard(*descriptors: int) -> bool:
     """Whether the reader of one of them has gone."""
     ends = select.poll()
-    for each in descriptors:
-        ends.register(each, 0)
-    return any(told & (select.POLLERR | select.POLLHUP) for _, told in ends.poll(0))
+    for descriptor in descriptors:
+        ends.register(descriptor, 0)
+    return any(events & (select.POLLERR | select.POLLHUP) for _, events in ends.poll(0))
 
 
 def hush() -> int:
     """Print nothing more, not even at exit: buffered output is dropped. Returns the exit code."""
     nowhere = os.open(os.devnull, os.O_WRONLY)
-    for each in (1, 2):
-        os.dup2(nowhere, each)
+    for descriptor in (1, 2):
+        os.dup2(nowhere, descriptor)
     os.close(nowhere)
     return _UNHEARD

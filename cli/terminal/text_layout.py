@@ -37,9 +37,9 @@ def _pieces(line: Text, width: int, hang: int | None) -> Iterator[Text]:
         return
     start = len(plain) - len(plain.lstrip())
     indent = Text(" " * (start + _INDENT if hang is None else hang))
-    whole = [m.span() for m in _COMMAND.finditer(plain)]
+    commands = [m.span() for m in _COMMAND.finditer(plain)]
     ends = [m.start() for m in re.finditer(r"(?<=\S) +(?=\S)", plain[start:])]
-    breaks = [start + e for e in ends if not any(a < start + e < b for a, b in whole)]
+    breaks = [start + e for e in ends if not any(a < start + e < b for a, b in commands)]
     at, room = 0, width
     while line[at:].cell_len > room:
         after = [b for b in breaks if b > at]
@@ -104,13 +104,13 @@ class TextTable:
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         columns = [self._column(i) for i in range(len(self.names))]
-        shown, gone = self._shown(columns, options.max_width)
-        lines = _lines(shown, options.max_width)
+        visible, hidden = self._shown(columns, options.max_width)
+        lines = _lines(visible, options.max_width)
         for number in range(len(self.rows) + 1):
             for indent, line in lines:
                 yield from _row(line, number, indent)
-        if gone:
-            yield Text(f"  not shown on {options.max_width} columns: {', '.join(gone)}", style="dim")
+        if hidden:
+            yield Text(f"  not shown on {options.max_width} columns: {', '.join(hidden)}", style="dim")
 
     def _column(self, i: int) -> _TextColumn:
         name = self.names[i]
@@ -119,12 +119,12 @@ class TextTable:
 
     def _shown(self, columns: Sequence[_TextColumn], width: int) -> tuple[list[_TextColumn], list[str]]:
         """The columns for rows of one line, and the names of those left out; all columns if even that is too wide."""
-        left, gone = list(columns), list[str]()
+        remaining, hidden = list(columns), list[str]()
         for word in ("", *self.least):
-            gone += [c.name for c in left if word and c.name.partition(" ")[0] == word]
-            left = [c for c in left if c.name not in gone]
-            if _least(left) <= width:
-                return left, gone
+            hidden += [c.name for c in remaining if word and c.name.partition(" ")[0] == word]
+            remaining = [c for c in remaining if c.name not in hidden]
+            if _least(remaining) <= width:
+                return remaining, hidden
         return list(columns), []
 
 

@@ -38,13 +38,13 @@ def test_a_table_cuts_no_word_and_is_no_wider_than_the_screen(rows: list[tuple[s
 
 def test_a_table_leaves_out_what_is_least_important_and_says_so() -> None:
     rows = [("orders", "1" * 20, "2" * 20, "3" * 20)]
-    lines = shown(table(("feed", "a", "b", "c"), rows, least="b c"), 60)
+    lines = shown(table(("feed", "a", "b", "c"), rows, optional="b c"), 60)
     assert lines == [
         f"  feed    a{' ' * 19}  c",
         f"  orders  {'1' * 20}  {'3' * 20}",
         "  not shown on 60 columns: b",
     ]
-    assert shown(table(("feed", "a", "b", "c"), rows, least="b c"), 80)[1].endswith("3" * 20)
+    assert shown(table(("feed", "a", "b", "c"), rows, optional="b c"), 80)[1].endswith("3" * 20)
 
 
 def test_a_row_that_has_to_be_whole_takes_several_lines() -> None:
