@@ -253,7 +253,7 @@ def test_status_of_all_feeds_says_on_its_own_line_what_keeps_one_from_being_look
     folder = project / "feeds"
     (folder / "broken.yaml").write_text("topics: [")
     (folder / "remote.yaml").write_text(f"{FEED}lake: s3://bucket/lake\ngroup: another\n")
-    for module in [m for m in sys.modules if m.startswith("sluice.resources.s3.")]:
+    for module in [m for m in sys.modules if m.startswith("sluice.resources.lake.s3_")]:
         monkeypatch.delitem(sys.modules, module)
     monkeypatch.setitem(sys.modules, "botocore", None)  # as without the extra
     said = sluice("status", "--json")
