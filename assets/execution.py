@@ -23,7 +23,7 @@ from sluice.assets.jobs.fleet_job import Fleet, many_job
 from sluice.assets.jobs.report_assets import report_definitions, report_key
 from sluice.assets.runs.fleet_runs import fleet_config
 from sluice.assets.runs.run_session import FEED_TAG, OpenPorts, RunSession, open_real_ports
-from sluice.assets.specs.asset_specs import Shown
+from sluice.assets.specs.asset_specs import AssetSpecs
 from sluice.assets.specs.feed_files import FeedFiles, read_feeds, topics_of
 from sluice.assets.specs.last_seen import recall
 from sluice.assets.specs.partitions_def import now, partitions_of
@@ -192,7 +192,7 @@ def _job(
     windows = partitions_of(feed, recall(project, feed.name), now())
     own = dg.Definitions(executor=dg.in_process_executor)
     made = dg.Definitions.merge(
-        feed_definitions(feed, Shown.of(feed), topics_of(project, feed), {}, windows, session, {}), own
+        feed_definitions(feed, AssetSpecs.of(feed), topics_of(project, feed), {}, windows, session, {}), own
     )
     window = None if request.window is None else show_window(request.window)
     if request == Request(RequestKind.WINDOW, window=request.window) and windows.has_partition_key(window or ""):

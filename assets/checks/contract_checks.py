@@ -14,7 +14,7 @@ from typing import Any
 import dagster as dg
 
 from sluice.assets.events.landed_metadata import breach_counts, column_schema
-from sluice.assets.events.ledger_view import Books, Judged
+from sluice.assets.events.ledger_view import Judged, LedgerView
 from sluice.assets.specs.markdown import plain
 from sluice.assets.specs.metadata_tables import Metadata, table
 from sluice.pipelines.contract.catalogue import ENTRIES, Issue, text
@@ -31,7 +31,7 @@ MOST_LISTED = 50
 """How many expectations a check's description names."""
 _SAID = 3
 
-Said = dict[str, Any]
+CheckResult = dict[str, Any]
 """A check's result: passed, severity, description, metadata."""
 
 
@@ -62,7 +62,7 @@ def _expectation_list(expectations: Sequence[str]) -> str:
     return "\n".join(["By the ledger, each window against the contract:", "", *shown, *more])
 
 
-def verdicts(books: Books, window: int) -> Iterator[tuple[str, Said]]:
+def verdicts(books: LedgerView, window: int) -> Iterator[tuple[str, CheckResult]]:
     """The result of each of the feed's checks for a window, by what has landed of it."""
     names = described_checks(books.feed)
     groups = [name for name in names if name != SCHEMA]
@@ -73,7 +73,7 @@ def verdicts(books: Books, window: int) -> Iterator[tuple[str, Said]]:
         yield SCHEMA, _of_schema(books, window)
 
 
-def refusals(feed: Feed, refused: BatchRefused, page: str | None) -> Iterator[tuple[str, Said]]:
+def refusals(feed: Feed, refused: BatchRefused, page: str | None) -> Iterator[tuple[str, CheckResult]]:
     """The results of the checks concerned, for a window whose batch must not be published. `page`: where the batch's
     report lies."""
     for name in described_checks(feed):
@@ -87,7 +87,7 @@ def _check_of(breach: Breach) -> str:
     return _check(issue) if issue else SCHEMA
 
 
-def _of_breaches(breaches: Sequence[Breach], refused: BatchRefused, page: str | None) -> Said:
+def _of_breaches(breaches: Sequence[Breach], refused: BatchRefused, page: str | None) -> CheckResult:
     rows: list[dict[str, str | int]] = [
         {"what": b.said, "stage": b.stage, "unexpected": b.records, "rows": b.checked, "examples": ", ".join(b.first)}
         for b in breaches
@@ -125,7 +125,7 @@ def _fate(o: ExpectationOutcome) -> str:
     return "broken: kept out" if o.quarantines else "broken: published"
 
 
-def _of_group(books: Books, window: int, found: Sequence[Judged]) -> Said:
+def _of_group(books: LedgerView, window: int, found: Sequence[Judged]) -> CheckResult:
     failing = [j.outcome for j in found if _fails(j.outcome)]
     severe = any(o.refuses for o in failing)
     return {
@@ -142,7 +142,7 @@ def _lines(said: Iterable[str]) -> str:
     return "; ".join([*lines[:_SAID], *more])
 
 
-def _fine(books: Books, window: int, found: Sequence[Judged]) -> str:
+def _fine(books: LedgerView, window: int, found: Sequence[Judged]) -> str:
     rows = sum(r.counts.landed + r.counts.quarantined for r in books.receipts_in(window))
     if not found:
         return "these rows were held against no such expectations" if rows else "nothing landed"
@@ -151,7 +151,7 @@ def _fine(books: Books, window: int, found: Sequence[Judged]) -> str:
     return f"{said}; recorded: {_lines(map(_line, recorded))}" if recorded else said
 
 
-def _of_judged(books: Books, window: int, found: Sequence[Judged]) -> Metadata:
+def _of_judged(books: LedgerView, window: int, found: Sequence[Judged]) -> Metadata:
     kept_out = any(j.outcome.unexpected and j.outcome.quarantines for j in found)
     return {
         "expectations": _table([j.outcome for j in found]),
@@ -202,7 +202,7 @@ def _row(o: ExpectationOutcome) -> dict[str, str | int]:
 # -- the schema
 
 
-def _of_schema(books: Books, window: int) -> Said:
+def _of_schema(books: LedgerView, window: int) -> CheckResult:
     receipts = books.receipts_in(window)
     found = drift_of(receipts)
     return {

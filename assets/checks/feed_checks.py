@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 import dagster as dg
 
 from sluice.assets.checks import contract_checks
-from sluice.assets.checks.contract_checks import Said
+from sluice.assets.checks.contract_checks import CheckResult
 from sluice.assets.events.audit_metadata import (
     PartitionStanding,
     failures_metadata,
@@ -20,7 +20,7 @@ from sluice.assets.events.audit_metadata import (
     standings_metadata,
 )
 from sluice.assets.events.committed_metadata import PartitionBehind, behind, behind_metadata
-from sluice.assets.events.ledger_view import Books
+from sluice.assets.events.ledger_view import LedgerView
 from sluice.assets.events.watch_metadata import watch_metadata
 from sluice.assets.instance import internals
 from sluice.assets.specs.markdown import plain
@@ -34,17 +34,17 @@ COMPLETE, BOUNDARY, ACCOUNT, FRONTIER, WATCH = "complete", "boundary", "account"
 """Are a window's rows all there? Are its boundaries known to be first records, or was one searched for? Is the whole
 feed's account without holes? Have the committed offsets passed a window? What does the sensor see?"""
 
-WHOLE: Said = {"passed": True, "description": "every offset of the window is accounted for"}
+WHOLE: CheckResult = {"passed": True, "description": "every offset of the window is accounted for"}
 
 
-def of_window(books: Books, window: int) -> dict[str, Said]:
+def of_window(books: LedgerView, window: int) -> dict[str, CheckResult]:
     """The result of each check of a complete window's rows."""
     return {name: c.says(books, window) for name, c in OF_WINDOW.items()} | dict(
         contract_checks.verdicts(books, window)
     )
 
 
-def boundary_check(books: Books, window: int) -> Said:
+def boundary_check(books: LedgerView, window: int) -> CheckResult:
     """Are the window's boundaries known to be first records?"""
     found = count_marker_searches(books.state, window, books.feed.window)
     return {
@@ -63,7 +63,7 @@ class WindowCheck:
     """A check of the rows of each window. `says`: its result for a window in which every offset is accounted for."""
 
     description: str
-    says: Callable[[Books, int], Said]
+    says: Callable[[LedgerView, int], CheckResult]
 
 
 OF_WINDOW = {
@@ -78,7 +78,7 @@ OF_WINDOW = {
 
 
 def window_evaluations(
-    instance: dg.DagsterInstance, books: Books, key: dg.AssetKey, windows: Iterable[int]
+    instance: dg.DagsterInstance, books: LedgerView, key: dg.AssetKey, windows: Iterable[int]
 ) -> Iterator[dg.AssetCheckEvaluation]:
     """The checks of complete windows whose materialization was reported before."""
     ordered = sorted(windows)
@@ -89,7 +89,7 @@ def window_evaluations(
 
 
 def evaluation(
-    key: dg.AssetKey, name: str, window: int | None, said: Said, target: internals.Target | None = None
+    key: dg.AssetKey, name: str, window: int | None, said: CheckResult, target: internals.Target | None = None
 ) -> dg.AssetCheckEvaluation:
     """A check's result for a partition other than the step's, or from a step without a partition. `target`: the
     materialization that it is about; without one, Dagster counts the partition as not checked."""
@@ -99,13 +99,15 @@ def evaluation(
     )
 
 
-def feed_evaluation(instance: dg.DagsterInstance, key: dg.AssetKey, name: str, said: Said) -> dg.AssetCheckEvaluation:
+def feed_evaluation(
+    instance: dg.DagsterInstance, key: dg.AssetKey, name: str, said: CheckResult
+) -> dg.AssetCheckEvaluation:
     """The result of a check without partitions. It names the asset's newest materialization: without one, Dagster
     compares times, and SQLite keeps the times of checks only to the second."""
     return evaluation(key, name, None, said, internals.newest(instance, key))
 
 
-def account(books: Books, landed: Landed | None = None, run: str = "") -> Said:
+def account(books: LedgerView, landed: Landed | None = None, run: str = "") -> CheckResult:
     """Has everything landed that was asked for, and is every account closed up to its end? `landed`: by the run that
     asks, `run`."""
     found, failed = standings(books), failures(landed) if landed else 0
@@ -137,7 +139,7 @@ def _standing(found: list[PartitionStanding], open_: int) -> str:
     return f"every offset from origin to frontier is accounted for in all {len(found)} partitions"
 
 
-def frontier_check(books: Books, window: int) -> Said:
+def frontier_check(books: LedgerView, window: int) -> CheckResult:
     """Has the frontier, up to which offsets are committed, passed the window?"""
     held = behind(books, window)
     return {
@@ -162,7 +164,7 @@ def by_the_way(watched: WatchResult) -> WatchResult:
     return replace(watched, findings=tuple(f for f in watched.findings if f.about != LAG))
 
 
-def failed_run(error: BaseException) -> Said:
+def failed_run(error: BaseException) -> CheckResult:
     """The result of `watch` after a run that failed. What an earlier run saw says nothing of it."""
     cause = f"unforeseen {type(error).__name__}"
     if isinstance(error, SluiceError):
@@ -174,7 +176,7 @@ def failed_run(error: BaseException) -> Said:
     }
 
 
-def not_looked(run: str) -> Said:
+def not_looked(run: str) -> CheckResult:
     """The result of `watch` after a run that ended before it came to it."""
     return {
         "passed": False,
@@ -183,7 +185,7 @@ def not_looked(run: str) -> Said:
     }
 
 
-def watch_check(watched: WatchResult) -> Said:
+def watch_check(watched: WatchResult) -> CheckResult:
     """The findings of a look at the feed, as a check's result."""
     first = watched.findings[0] if watched.findings else None
     more = f" ({len(watched.findings) - 1} more in the table)" if len(watched.findings) > 1 else ""

@@ -16,7 +16,7 @@ import dagster as dg
 from sluice.assets.checks import contract_checks, feed_checks
 from sluice.assets.checks.feed_checks import ACCOUNT, FRONTIER, WATCH
 from sluice.assets.events import evidence
-from sluice.assets.events.ledger_view import Books
+from sluice.assets.events.ledger_view import LedgerView
 from sluice.assets.instance import internals
 from sluice.assets.instance.internals import PlannedEvaluation
 from sluice.assets.specs.asset_specs import Keys
@@ -26,11 +26,11 @@ from sluice.pipelines.util.units import parse_window, show_window
 WHY = "reported again: a run over this window ended without reporting it, and by the ledger it is complete"
 
 
-Again = Callable[[dg.DagsterInstance, Books, Sequence[int]], Iterator[Any]]
+Again = Callable[[dg.DagsterInstance, LedgerView, Sequence[int]], Iterator[Any]]
 """The events with which a failing run over windows, its partitions, ends."""
 
 
-def landed_again(instance: dg.DagsterInstance, books: Books, windows: Sequence[int]) -> Iterator[Any]:
+def landed_again(instance: dg.DagsterInstance, books: LedgerView, windows: Sequence[int]) -> Iterator[Any]:
     """The rows of those that are complete, and the feed's checks by the ledger."""
     key, whole = books.keys.landed, [w for w in windows if books.is_complete(w)]
     yield from (evidence.window_event(books, key, window, WHY) for window in whole)
@@ -38,7 +38,7 @@ def landed_again(instance: dg.DagsterInstance, books: Books, windows: Sequence[i
     yield feed_checks.feed_evaluation(instance, key, ACCOUNT, feed_checks.account(books))
 
 
-def committed_again(instance: dg.DagsterInstance, books: Books, windows: Sequence[int]) -> Iterator[Any]:
+def committed_again(instance: dg.DagsterInstance, books: LedgerView, windows: Sequence[int]) -> Iterator[Any]:
     """The commits of those that are complete and were reported before."""
     key, told = books.keys.committed, list[int]()
     for window in windows:
@@ -51,7 +51,7 @@ def committed_again(instance: dg.DagsterInstance, books: Books, windows: Sequenc
         yield feed_checks.evaluation(key, FRONTIER, window, said, targets.get(show_window(window)))
 
 
-def settle(instance: dg.DagsterInstance, feed: Feed, keys: Keys, open_books: Callable[[], Books]) -> set[int]:
+def settle(instance: dg.DagsterInstance, feed: Feed, keys: Keys, open_books: Callable[[], LedgerView]) -> set[int]:
     """Report the complete windows that ended runs left unreported, and evaluate the feed's checks that these left out.
     Returns the windows. Idempotent. The ledger is read only if something is left."""
     left = unsettled_windows(instance, feed, keys)
@@ -72,7 +72,7 @@ def unsettled_windows(instance: dg.DagsterInstance, feed: Feed, keys: Keys) -> d
     return {key: set(_windows(internals.unmaterialized_partitions(instance, key))) for key in made}
 
 
-def _tell(instance: dg.DagsterInstance, books: Books, key: dg.AssetKey, windows: set[int]) -> set[int]:
+def _tell(instance: dg.DagsterInstance, books: LedgerView, key: dg.AssetKey, windows: set[int]) -> set[int]:
     """The windows that could be reported; for a commit, those that were reported before."""
     events = {w: _event(instance, books, key, w) for w in sorted(windows)}
     for event in filter(None, events.values()):
@@ -80,7 +80,9 @@ def _tell(instance: dg.DagsterInstance, books: Books, key: dg.AssetKey, windows:
     return {w for w, event in events.items() if event is not None}
 
 
-def _event(instance: dg.DagsterInstance, books: Books, key: dg.AssetKey, window: int) -> dg.AssetMaterialization | None:
+def _event(
+    instance: dg.DagsterInstance, books: LedgerView, key: dg.AssetKey, window: int
+) -> dg.AssetMaterialization | None:
     if key == books.keys.committed:
         return _stood(instance, books.keys, window)
     return evidence.window_event(books, key, window, WHY)
@@ -111,7 +113,9 @@ def _planned_again(
             yield from internals.planned_evaluations(instance, [dg.AssetCheckKey(key, name) for name in of], windows)
 
 
-def _evaluation(instance: dg.DagsterInstance, books: Books, p: PlannedEvaluation) -> dg.AssetCheckEvaluation | None:
+def _evaluation(
+    instance: dg.DagsterInstance, books: LedgerView, p: PlannedEvaluation
+) -> dg.AssetCheckEvaluation | None:
     """By the ledger. It does not have what a look at Kafka finds: that nobody looked is a result, too."""
     key, name = p.check.asset_key, p.check.name
     if name == ACCOUNT:

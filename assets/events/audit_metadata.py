@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from sluice.assets.events.ledger_view import Books
+from sluice.assets.events.ledger_view import LedgerView
 from sluice.assets.specs.metadata_tables import Metadata, table
 from sluice.pipelines.batch.result import Landed
 from sluice.pipelines.model.kafka import Key
@@ -30,12 +30,12 @@ class PartitionStanding:
         return not self.holes[self.untried :] and not self.reserved
 
 
-def standings(books: Books) -> list[PartitionStanding]:
+def standings(books: LedgerView) -> list[PartitionStanding]:
     """Every current partition's account, by the ledger alone."""
     return [_standing(books, key) for key in books.state.known()]
 
 
-def _standing(books: Books, key: Key) -> PartitionStanding:
+def _standing(books: LedgerView, key: Key) -> PartitionStanding:
     state = books.state
     origin, holes, reserved = state.origins[key].offset, state.holes(key), state.reserved(key)
     return PartitionStanding(key, origin, books.frontiers[key], holes, reserved, bool(holes) and books.untried(key))
@@ -56,7 +56,7 @@ def standings_metadata(found: Sequence[PartitionStanding]) -> Metadata:
     return {"partitions": len(found), "holes": sum(len(s.holes) for s in found), "account": table(rows, columns)}
 
 
-def live_metadata(books: Books, run: str) -> Metadata:
+def live_metadata(books: LedgerView, run: str) -> Metadata:
     """The live batches of other runs: how those stand, and what goes on when they are dead."""
     rows: list[dict[str, str | int]] = [
         {

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from sluice.assets.events.ledger_view import Books
+from sluice.assets.events.ledger_view import LedgerView
 from sluice.assets.specs.metadata_tables import Metadata, table
 from sluice.pipelines.committing.commit import CommitResult
 from sluice.pipelines.model.kafka import Key
@@ -42,13 +42,13 @@ class PartitionBehind:
     live: Met | None
 
 
-def behind(books: Books, window: int) -> list[PartitionBehind]:
+def behind(books: LedgerView, window: int) -> list[PartitionBehind]:
     """What keeps the frontier from passing a window, by partition; nothing when it has passed."""
     ends, at = books.ends(window), books.frontiers
     return [_behind(books, k, at[k], end) for k, end in ends.items() if end is None or at[k] < end]
 
 
-def _behind(books: Books, key: Key, frontier: int, end: int | None) -> PartitionBehind:
+def _behind(books: LedgerView, key: Key, frontier: int, end: int | None) -> PartitionBehind:
     here = Range(frontier, frontier + 1)
     pieces = windows.pieces(books.state, key, here)
     holding = {b.id for b, s in books.state.live_slices() if s.key == key and s.range.meets(here)}

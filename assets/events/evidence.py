@@ -17,7 +17,7 @@ from dataclasses import dataclass
 import dagster as dg
 
 from sluice.assets.events.landed_metadata import batch_metadata, quarantine_metadata, window_metadata
-from sluice.assets.events.ledger_view import Books, quarantines
+from sluice.assets.events.ledger_view import LedgerView, quarantines
 from sluice.assets.instance import internals
 from sluice.assets.specs.asset_specs import Keys
 from sluice.assets.specs.metadata_tables import Metadata
@@ -41,7 +41,7 @@ def outputs(feed: Feed, keys: Keys) -> tuple[dg.AssetKey, ...]:
 Told = Iterator[dg.AssetMaterialization]
 
 
-def landing_events(books: Books, batches: Iterable[Batch], windows: Collection[int], why: str = "") -> Told:
+def landing_events(books: LedgerView, batches: Iterable[Batch], windows: Collection[int], why: str = "") -> Told:
     """The events of published batches and complete windows; none for a batch that one of these windows covers."""
     whole = {(books.window_version(w), w) for w in windows}
     for batch in batches:
@@ -52,13 +52,13 @@ def landing_events(books: Books, batches: Iterable[Batch], windows: Collection[i
         yield from (window_event(books, key, window, why) for key in outputs(books.feed, books.keys))
 
 
-def window_result(books: Books, window: int) -> dg.MaterializeResult[None]:
+def window_result(books: LedgerView, window: int) -> dg.MaterializeResult[None]:
     """The step's result for the complete window that is the run's own partition."""
     key, version = books.keys.landed, dg.DataVersion(books.window_version(window))
     return dg.MaterializeResult(asset_key=key, metadata=_metadata_in(books, key, window), data_version=version)
 
 
-def _batch_event(books: Books, batch: Batch, why: str) -> dg.AssetMaterialization:
+def _batch_event(books: LedgerView, batch: Batch, why: str) -> dg.AssetMaterialization:
     return dg.AssetMaterialization(
         books.keys.landed,
         description=why or None,
@@ -67,7 +67,7 @@ def _batch_event(books: Books, batch: Batch, why: str) -> dg.AssetMaterializatio
     )
 
 
-def window_event(books: Books, key: dg.AssetKey, window: int, why: str = "") -> dg.AssetMaterialization:
+def window_event(books: LedgerView, key: dg.AssetKey, window: int, why: str = "") -> dg.AssetMaterialization:
     """The event of a complete window, from the ledger: the same in whatever run. `key`: one of `outputs`."""
     return dg.AssetMaterialization(
         key,
@@ -78,7 +78,7 @@ def window_event(books: Books, key: dg.AssetKey, window: int, why: str = "") -> 
     )
 
 
-def _metadata_in(books: Books, key: dg.AssetKey, window: int) -> Metadata:
+def _metadata_in(books: LedgerView, key: dg.AssetKey, window: int) -> Metadata:
     of = quarantine_metadata if key == books.keys.quarantined else window_metadata
     return of(books, window)
 
@@ -86,12 +86,12 @@ def _metadata_in(books: Books, key: dg.AssetKey, window: int) -> Metadata:
 # -- what the event log lacks
 
 
-def untold_batches(instance: dg.DagsterInstance, books: Books) -> list[Batch]:
+def untold_batches(instance: dg.DagsterInstance, books: LedgerView) -> list[Batch]:
     """Batches published since the last `<feed>/committed` that the event log does not know."""
     return [b for b in _since(books.state, _last_reconciled(instance, books)) if not _is_recorded(instance, books, b)]
 
 
-def untold_windows(instance: dg.DagsterInstance, books: Books, key: dg.AssetKey) -> set[int]:
+def untold_windows(instance: dg.DagsterInstance, books: LedgerView, key: dg.AssetKey) -> set[int]:
     """Complete windows for which the event log has no materialization of this asset."""
     known = internals.materialized(instance, key) if books.complete else None
     return set() if known is None else {w for w in books.complete if show_window(w) not in known}
@@ -127,7 +127,7 @@ class Portion:
 
 
 def roll_forward(
-    instance: dg.DagsterInstance, books: Books, most: int | None = None, report: Reporter = lambda progress: None
+    instance: dg.DagsterInstance, books: LedgerView, most: int | None = None, report: Reporter = lambda progress: None
 ) -> Portion:
     """Store the events that earlier runs left out: all batches that a commit rests on, the windows that these changed,
     and of the windows that Dagster does not know at all the newest `most` (None: all). A run still has to report the
@@ -148,7 +148,7 @@ def roll_forward(
 TOLD_LATER = "told from the ledger: this event log did not know the window, which landed before"
 
 
-def demand(instance: dg.DagsterInstance, books: Books) -> None:
+def demand(instance: dg.DagsterInstance, books: LedgerView) -> None:
     """Raise Failed if any batch that a commit would cover has no stored materialization."""
     if left_out := untold_batches(instance, books):
         raise Failed(
@@ -163,7 +163,7 @@ def _since(state: State, reconciled: int | None) -> Iterable[Batch]:
     return (b for b in state.batches.published_since(since) if not b.merges)
 
 
-def _last_reconciled(instance: dg.DagsterInstance, books: Books) -> int | None:
+def _last_reconciled(instance: dg.DagsterInstance, books: LedgerView) -> int | None:
     """The ledger number in the last `<feed>/committed`; None if there is none of this ledger."""
     event = instance.get_latest_materialization_event(books.keys.committed)
     said = event.asset_materialization if event else None
@@ -171,6 +171,6 @@ def _last_reconciled(instance: dg.DagsterInstance, books: Books) -> int | None:
     return int(number) if ledger == books.state.ledger_id and number.isdigit() else None
 
 
-def _is_recorded(instance: dg.DagsterInstance, books: Books, batch: Batch) -> bool:
+def _is_recorded(instance: dg.DagsterInstance, books: LedgerView, batch: Batch) -> bool:
     tags = {VERSION: books.batch_version(batch)}
     return bool(instance.get_event_tags_for_asset(books.keys.landed, tags))

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 import dagster as dg
 import pyarrow as pa
 
-from sluice.assets.events.ledger_view import Books, Judged, quarantines
+from sluice.assets.events.ledger_view import Judged, LedgerView, quarantines
 from sluice.assets.specs.metadata_tables import Metadata, columns_of, table
 from sluice.pipelines.lake import paths
 from sluice.pipelines.ledger import Batch, State
@@ -24,7 +24,7 @@ from sluice.pipelines.status.timings import spent
 from sluice.pipelines.validation.drift import drift_of
 
 
-def batch_metadata(books: Books, batch: Batch) -> Metadata:
+def batch_metadata(books: LedgerView, batch: Batch) -> Metadata:
     """What one published batch landed, as its publish entry says: the same whoever records it, and when."""
     entry = books.entry(batch)
     return {
@@ -40,7 +40,7 @@ def batch_metadata(books: Books, batch: Batch) -> Metadata:
     }
 
 
-def window_metadata(books: Books, window: int) -> Metadata:
+def window_metadata(books: LedgerView, window: int) -> Metadata:
     """What a complete window holds, whichever batches landed it."""
     receipts, batches = books.receipts_in(window), books.batches_in(window)
     folder = paths.window_folder(window, books.feed.window.length, books.state.folder_prefix)
@@ -58,7 +58,7 @@ def window_metadata(books: Books, window: int) -> Metadata:
     }
 
 
-def quarantine_metadata(books: Books, window: int) -> Metadata:
+def quarantine_metadata(books: LedgerView, window: int) -> Metadata:
     """What of a complete window broke the contract."""
     receipts = books.receipts_in(window)
     parts = [p for r in receipts for p in r.of(PartKind.QUARANTINED)]
@@ -75,7 +75,7 @@ def quarantine_metadata(books: Books, window: int) -> Metadata:
     }
 
 
-def _quality(books: Books, window: int, receipts: Sequence[Receipt]) -> Metadata:
+def _quality(books: LedgerView, window: int, receipts: Sequence[Receipt]) -> Metadata:
     """Numbers to plot: how much of the window broke the contract, and how many fields the schema does not name."""
     counts, said = sum((r.counts for r in receipts), Counts()), Metadata()
     if books.feed.contract is not None:
@@ -96,7 +96,7 @@ def breach_counts(found: Sequence[Judged]) -> Metadata:
     return {"unexpected": count, "unexpected_share": round(count / checked, 6) if checked else 0.0}
 
 
-def column_schema(books: Books, receipts: Sequence[Receipt]) -> Metadata:
+def column_schema(books: LedgerView, receipts: Sequence[Receipt]) -> Metadata:
     """The columns that these rows landed with, by the newest of their shapes: a feed may have taken in more than its
     file says."""
     names = {r.format for r in receipts}
@@ -139,7 +139,7 @@ def _amounts(receipts: Sequence[Receipt]) -> Metadata:
     }
 
 
-def _rates(books: Books, batches: Iterable[Batch]) -> Metadata:
+def _rates(books: LedgerView, batches: Iterable[Batch]) -> Metadata:
     """How long the batches took, from plan to publish, and how fast they were."""
     entries = [(books.ledger.recall(b), books.entry(b)) for b in batches]
     seconds = sum(max(entry.at - batch.planned_at, 1) for batch, entry in entries) / 1000
@@ -238,7 +238,7 @@ def _provenance(state: State, batch: Batch) -> Metadata:
     }
 
 
-def _provenances(books: Books, batches: Sequence[Batch]) -> Metadata:
+def _provenances(books: LedgerView, batches: Sequence[Batch]) -> Metadata:
     """Of several batches, the newest one's."""
     if not batches:
         return {"batch": "none: nothing happened in this window", "ledger": books.state.ledger_id}
@@ -246,7 +246,7 @@ def _provenances(books: Books, batches: Sequence[Batch]) -> Metadata:
     return several | _provenance(books.state, books.ledger.recall(batches[-1]))
 
 
-def _boundaries(books: Books, window: int, receipts: Sequence[Receipt]) -> dg.TableMetadataValue:
+def _boundaries(books: LedgerView, window: int, receipts: Sequence[Receipt]) -> dg.TableMetadataValue:
     """The window's offsets in each partition, and what is in them."""
     ranges = {k: windows.range_of(books.state, k, window, books.feed.window) for k in books.state.origins}
     stretches = {k: _Stretch(k, r.start, r.end) for k, r in sorted(ranges.items()) if r is not None}

@@ -33,7 +33,7 @@ def quarantines(feed: Feed) -> bool:
 
 
 @dataclass(frozen=True)
-class Books:
+class LedgerView:
     """One feed: its ledger folded up to `state`, at the time `now` (ms), and the lake that its parts are in."""
 
     feed: Feed
@@ -49,7 +49,7 @@ class Books:
     _judged: dict[int, Sequence[Judged]] = field(default_factory=dict, repr=False)
 
     @classmethod
-    def open(cls, feed: Feed, ledger: Ledger, edges: Ports, keys: Keys | None = None) -> Books:
+    def open(cls, feed: Feed, ledger: Ledger, edges: Ports, keys: Keys | None = None) -> LedgerView:
         """`keys`: those under which Dagster shows the feed; by default those that nobody has translated."""
         shown = keys or Keys.of(feed.name)
         return cls(feed, ledger, edges.lake, ledger.read(), edges.clock(), edges.liveness, shown)

@@ -27,7 +27,7 @@ from sluice.assets.runs.run_config import LandConfig, request_config
 from sluice.assets.runs.run_session import FEED_TAG, RunSession, pool
 from sluice.assets.runs.window_rows import LandedRows
 from sluice.assets.schedules.feed_schedule import WINDOWS, schedule_of
-from sluice.assets.specs.asset_specs import Shown, attributes
+from sluice.assets.specs.asset_specs import AssetSpecs, attributes
 from sluice.assets.steps.commit_step import commit_step
 from sluice.assets.steps.land_step import land_step
 from sluice.assets.steps.observe_step import observe_step
@@ -68,7 +68,7 @@ def _land_op(feed: str) -> str:
 
 def feed_definitions(
     feed: Feed,
-    shown: Shown,
+    shown: AssetSpecs,
     topics: Sequence[str],
     readers: Mapping[str, Sequence[str]],
     windows: Windows,
@@ -106,7 +106,7 @@ def _land(feed: Feed, assets: Sequence[dg.AssetsDefinition]) -> dg.JobDefinition
 
 
 def _landed_asset(
-    feed: Feed, shown: Shown, topics: Sequence[str], windows: Windows, session: RunSession
+    feed: Feed, shown: AssetSpecs, topics: Sequence[str], windows: Windows, session: RunSession
 ) -> dg.AssetsDefinition:
     key = shown.landed.key
 
@@ -136,12 +136,12 @@ def _landed_asset(
     return made
 
 
-def _quarantined_spec(shown: Shown, topics: Sequence[str], windows: Windows) -> dg.AssetSpec:
+def _quarantined_spec(shown: AssetSpecs, topics: Sequence[str], windows: Windows) -> dg.AssetSpec:
     """The asset that landing reports beside the rows. It cannot be run by itself: it comes with what landed."""
     return shown.quarantined.replace_attributes(deps=[shown.keys.topic(t) for t in topics], partitions_def=windows)
 
 
-def _committed_asset(feed: Feed, shown: Shown, windows: Windows, session: RunSession) -> dg.AssetsDefinition:
+def _committed_asset(feed: Feed, shown: AssetSpecs, windows: Windows, session: RunSession) -> dg.AssetsDefinition:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", dg.BetaWarning)
         decorate = dg.asset(
@@ -194,7 +194,7 @@ def _catch_up_ops(feed: Feed, session: RunSession) -> tuple[dg.OpDefinition, dg.
 
 def _observed_topics(
     feed: str,
-    shown: Shown,
+    shown: AssetSpecs,
     readers: Mapping[str, Sequence[str]],
     session: RunSession,
     sources: Mapping[str, Sequence[dg.AssetKey]],
@@ -211,13 +211,13 @@ def _observed_topics(
     return made
 
 
-def _topic(shown: Shown, topic: str, sources: Sequence[dg.AssetKey]) -> dg.AssetSpec:
+def _topic(shown: AssetSpecs, topic: str, sources: Sequence[dg.AssetKey]) -> dg.AssetSpec:
     spec = shown.topic(topic)
     return spec.replace_attributes(deps=list(sources)) if sources else spec
 
 
 def republished(
-    shown: Shown, topics: Sequence[str], sources: Mapping[str, Sequence[dg.AssetKey]]
+    shown: AssetSpecs, topics: Sequence[str], sources: Mapping[str, Sequence[dg.AssetKey]]
 ) -> list[dg.AssetSpec]:
     """What went back into Kafka, and those of the topics that it went to which no feed reads (`topics`)."""
     beside = [_topic(shown, t, sources[t]) for t in topics]

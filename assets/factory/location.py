@@ -17,7 +17,7 @@ from sluice.assets.jobs.report_assets import read_reports, report_definitions, r
 from sluice.assets.runs.run_session import RunSession
 from sluice.assets.schedules.fleet_schedule import fleet_schedule
 from sluice.assets.schedules.sensors import watch_check, watch_sensor
-from sluice.assets.specs.asset_specs import AssetOf, FeedAsset, Keys, Shown, Translate, landed_key, untranslated
+from sluice.assets.specs.asset_specs import AssetOf, AssetSpecs, FeedAsset, Keys, Translate, landed_key, untranslated
 from sluice.assets.specs.feed_files import FeedFiles, read_shapes, topics_of
 from sluice.assets.specs.last_seen import recall
 from sluice.assets.specs.partitions_def import now, partitions_of
@@ -38,7 +38,7 @@ def build(project: Project, session: RunSession | None = None) -> dg.Definitions
     if files.broken and not files.feeds:
         raise FeedError("no feed can be loaded:\n" + "\n".join(str(e) for e in files.broken.values()))
     windows = windows_of(project, files.feeds)
-    shown = {name: Shown.of(feed) for name, feed in files.feeds.items()}
+    shown = {name: AssetSpecs.of(feed) for name, feed in files.feeds.items()}
     reports = read_reports(project, files.feeds)
     broken = [broken_asset("report", report_key(_name(p, reports.reports)), e) for p, e in reports.broken.items()]
     return dg.Definitions.merge(
@@ -67,7 +67,7 @@ def windows_of(project: Project, feeds: Mapping[str, Feed]) -> Windows:
     return {name: partitions_of(feed, recall(project, name), now()) for name, feed in feeds.items()}
 
 
-def knowing(session: RunSession, shown: Mapping[str, Shown]) -> RunSession:
+def knowing(session: RunSession, shown: Mapping[str, AssetSpecs]) -> RunSession:
     """The session, which knows under which keys the feeds are shown."""
     keys = {name: s.keys for name, s in shown.items()}
     return replace(session, keys=lambda name: keys[name] if name in keys else Keys.of(name))
@@ -76,7 +76,7 @@ def knowing(session: RunSession, shown: Mapping[str, Shown]) -> RunSession:
 def feeds_of(
     project: Project,
     files: FeedFiles,
-    shown: Mapping[str, Shown],
+    shown: Mapping[str, AssetSpecs],
     windows: Windows,
     session: RunSession,
     translate: Translate = untranslated,

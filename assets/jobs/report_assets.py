@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 import dagster as dg
 import pyarrow as pa
 
-from sluice.assets.events.ledger_view import Books
+from sluice.assets.events.ledger_view import LedgerView
 from sluice.assets.runs.run_session import RunSession
 from sluice.assets.specs.markdown import plain
 from sluice.assets.specs.metadata_tables import Metadata, columns_of
@@ -118,7 +118,7 @@ def report_step(context: dg.AssetExecutionContext, session: RunSession, name: st
         report = load_report(session.project.root / "reports" / f"{name}.sql")
         feed, window = session.feed(report.feed), parse_window(context.partition_key)
         with session.open_ports(feed) as edges:
-            books = Books.open(feed, Ledger(edges.lake, feed.name, edges.clock), edges)
+            books = LedgerView.open(feed, Ledger(edges.lake, feed.name, edges.clock), edges)
             rows, version = _rows(books, window), f"{report.version}/{books.window_version(window)}"
             began = time.monotonic()
             result = session.ask(report, rows)
@@ -131,7 +131,7 @@ def report_step(context: dg.AssetExecutionContext, session: RunSession, name: st
     return dg.MaterializeResult(metadata=said | where, data_version=dg.DataVersion(version))
 
 
-def _rows(books: Books, window: int) -> "Windows":
+def _rows(books: LedgerView, window: int) -> "Windows":
     """The window's files. Raises WindowIncomplete, UsageError."""
     from sluice.reading import Windows
 

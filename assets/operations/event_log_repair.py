@@ -13,7 +13,7 @@ import dagster as dg
 from sluice.assets.checks import re_report
 from sluice.assets.events import evidence
 from sluice.assets.events.evidence import outputs
-from sluice.assets.events.ledger_view import Books
+from sluice.assets.events.ledger_view import LedgerView
 from sluice.pipelines.model.plans import Request, RequestKind
 from sluice.pipelines.model.progress import Reporter
 from sluice.pipelines.operating.repairs import RepairFinding, RepairKind, ends
@@ -22,7 +22,7 @@ from sluice.pipelines.util.units import many, parse_window, show_window
 
 
 def reconcile(
-    instance: dg.DagsterInstance, books: Books, report: Reporter = lambda progress: None, *, dry_run: bool = False
+    instance: dg.DagsterInstance, books: LedgerView, report: Reporter = lambda progress: None, *, dry_run: bool = False
 ) -> Iterator[RepairFinding]:
     """Report to Dagster what it does not know of the feed, and name what only Dagster knows. Idempotent."""
     yield from _untold_findings(instance, books, report, dry_run)
@@ -31,7 +31,7 @@ def reconcile(
 
 
 def _untold_findings(
-    instance: dg.DagsterInstance, books: Books, report: Reporter, dry_run: bool
+    instance: dg.DagsterInstance, books: LedgerView, report: Reporter, dry_run: bool
 ) -> Iterator[RepairFinding]:
     key = books.keys.landed
     batches = evidence.untold_batches(instance, books)
@@ -48,7 +48,7 @@ def _untold_findings(
         yield RepairFinding(RepairKind.UNTOLD, text, "told to Dagster", items=names)
 
 
-def _unsettled_findings(instance: dg.DagsterInstance, books: Books, dry_run: bool) -> Iterator[RepairFinding]:
+def _unsettled_findings(instance: dg.DagsterInstance, books: LedgerView, dry_run: bool) -> Iterator[RepairFinding]:
     left = re_report.unsettled_windows(instance, books.feed, books.keys)
     if not dry_run:
         re_report.settle(instance, books.feed, books.keys, lambda: books)
@@ -57,7 +57,7 @@ def _unsettled_findings(instance: dg.DagsterInstance, books: Books, dry_run: boo
         yield RepairFinding(RepairKind.UNTOLD, text, "told to Dagster", items=names)
 
 
-def _tell_quarantined(instance: dg.DagsterInstance, books: Books, windows: set[int]) -> None:
+def _tell_quarantined(instance: dg.DagsterInstance, books: LedgerView, windows: set[int]) -> None:
     """Windows whose landed rows were reported by a run that ended before it reported their quarantine."""
     key = books.keys.quarantined
     for event in evidence.landing_events(books, (), windows, "rolled forward by `sluice repair`"):
@@ -65,7 +65,7 @@ def _tell_quarantined(instance: dg.DagsterInstance, books: Books, windows: set[i
             instance.report_runless_asset_event(event)
 
 
-def _overtold_findings(instance: dg.DagsterInstance, books: Books) -> Iterator[RepairFinding]:
+def _overtold_findings(instance: dg.DagsterInstance, books: LedgerView) -> Iterator[RepairFinding]:
     """Partitions that are green without reason: their window is not complete by the ledger."""
     shown = instance.get_materialized_partitions(books.keys.landed)
     windows = sorted(w for w in map(_window, shown) if w is not None and not _stands(books, w))
@@ -81,7 +81,7 @@ def _overtold_findings(instance: dg.DagsterInstance, books: Books) -> Iterator[R
         yield RepairFinding(RepairKind.OVERTOLD, text, remedy=ways, items=names)
 
 
-def _stands(books: Books, window: int) -> bool:
+def _stands(books: LedgerView, window: int) -> bool:
     """Also true for windows that once had another length: the ledger cannot name them."""
     return window in books.complete or bool(window % books.feed.window.length) or books.is_complete(window)
 

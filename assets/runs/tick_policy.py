@@ -28,7 +28,7 @@ BETWEEN = "*/5 * * * *"
 """When the schedule ticks besides, to go on with a catch-up."""
 
 
-class Looks:
+class TickPolicy:
     """When the schedule of a job looks. `windows`: those of its feeds."""
 
     def __init__(self, job: str, windows: Iterable[WindowSettings]) -> None:

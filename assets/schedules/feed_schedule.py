@@ -14,11 +14,11 @@ from collections.abc import Sequence
 import dagster as dg
 
 from sluice.assets.checks.re_report import settle
-from sluice.assets.events.ledger_view import Books
+from sluice.assets.events.ledger_view import LedgerView
 from sluice.assets.instance.internals import ENDED, PARTITION_TAG, RANGE_TAGS
 from sluice.assets.runs.fleet_runs import asked_of
 from sluice.assets.runs.run_session import AGAIN_TAG, FEED_TAG, RunSession
-from sluice.assets.runs.tick_policy import MORE_TAG, UNTIL_TAG, Looks
+from sluice.assets.runs.tick_policy import MORE_TAG, UNTIL_TAG, TickPolicy
 from sluice.assets.specs.asset_specs import Keys
 from sluice.assets.specs.partitions_def import closing_words
 from sluice.pipelines.feed.feed import Feed
@@ -43,7 +43,7 @@ def schedule_of(
 ) -> dg.ScheduleDefinition:
     """Requests runs of `job` for the feed's owed windows whenever one has closed. Off until somebody switches it on."""
 
-    shown, looks = session.keys(feed.name), Looks(job, [feed.window])
+    shown, looks = session.keys(feed.name), TickPolicy(job, [feed.window])
 
     @dg.schedule(
         name=schedule_name(job),
@@ -89,7 +89,7 @@ def look_at_windows(instance: dg.DagsterInstance, session: RunSession, feed: Fee
     with session.open_ports(feed) as edges:
         keys = session.keys(feed.name)
         ledger = Ledger(edges.lake, feed.name, edges.clock)
-        settle(instance, feed, keys, lambda: Books.open(feed, ledger, edges, keys))
+        settle(instance, feed, keys, lambda: LedgerView.open(feed, ledger, edges, keys))
         return session.owed.of(feed, edges)
 
 

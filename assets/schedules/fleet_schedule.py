@@ -34,7 +34,7 @@ from sluice.assets.runs.fleet_runs import (
     named_in,
 )
 from sluice.assets.runs.run_session import FEED_TAG, RunSession
-from sluice.assets.runs.tick_policy import MORE_TAG, Looks
+from sluice.assets.runs.tick_policy import MORE_TAG, TickPolicy
 from sluice.assets.schedules.feed_schedule import ATTEMPTS, UNDER_WAY, look_at_windows, schedule_name
 from sluice.assets.specs.feed_files import FeedFiles, read_feeds
 from sluice.assets.specs.last_seen import recall
@@ -60,7 +60,7 @@ def fleet_schedule(
 ) -> dg.ScheduleDefinition:
     """Requests a run over the feeds whenever windows have closed. Off until somebody switches it on."""
     job = fleet_job(schedule)
-    looks = Looks(job, (f.window for f in feeds))
+    looks = TickPolicy(job, (f.window for f in feeds))
     which = "feeds that name no other schedule" if schedule == SHARED else f"feeds with `schedule: {schedule}`"
 
     @dg.schedule(

@@ -19,7 +19,7 @@ import dagster as dg
 
 from sluice.assets.checks import feed_checks, re_report
 from sluice.assets.checks.feed_checks import WATCH
-from sluice.assets.events.ledger_view import Books
+from sluice.assets.events.ledger_view import LedgerView
 from sluice.assets.instance import internals
 from sluice.assets.instance.sqlite_cache import kept_open
 from sluice.assets.runs.run_session import RunSession
@@ -81,13 +81,13 @@ def _looked_at(session: RunSession, name: str, *, landing: bool) -> dict[str, An
 
 
 def watch_sensor(session: RunSession, name: str = SENSOR) -> dg.SensorDefinition:
-    """Looks at every feed of the project every few minutes, and evaluates its check if something changed."""
+    """Checks every feed of the project every few minutes, and evaluates its check if something changed."""
 
     @dg.sensor(
         name=name,
         minimum_interval_seconds=EVERY_SECONDS,
         default_status=dg.DefaultSensorStatus.STOPPED,
-        description="Looks at every feed: lag, retention, topics that are new or recreated, transactions that hang, "
+        description="Checks every feed: lag, retention, topics that are new or recreated, transactions that hang, "
         f"windows that stay partial. What it finds shows as the check `{WATCH}` on each feed's `landed`.",
     )
     def watch_feeds(context: dg.SensorEvaluationContext) -> dg.SensorResult:
@@ -184,7 +184,7 @@ class Tick:
                 ledger = Ledger(edges.lake, feed.name, edges.clock)
                 keys = self.session.keys(feed.name)
                 unseen = internals.planned_evaluations(instance, [dg.AssetCheckKey(keys.landed, WATCH)], ())
-                re_report.settle(instance, feed, keys, partial(Books.open, feed, ledger, edges, keys))
+                re_report.settle(instance, feed, keys, partial(LedgerView.open, feed, ledger, edges, keys))
                 cluster, seen = self._kafka(feed, feeds, opened)
                 watched = watch(feed, ledger, cluster, seen, edges.clock())
         except SluiceError as error:

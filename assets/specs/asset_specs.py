@@ -94,7 +94,7 @@ def untranslated(asset: FeedAsset) -> dg.AssetSpec:
 
 
 @dataclass(frozen=True, slots=True)
-class Shown:
+class AssetSpecs:
     """One feed's assets as they are shown."""
 
     landed: dg.AssetSpec
@@ -105,7 +105,7 @@ class Shown:
     topic: Callable[[str], dg.AssetSpec]
 
     @classmethod
-    def of(cls, feed: Feed, translate: Translate = untranslated) -> Shown:
+    def of(cls, feed: Feed, translate: Translate = untranslated) -> AssetSpecs:
         made = {k: translate(FeedAsset(k, feed.name, feed, spec(feed))) for k, spec in _SPECS.items()}
         return cls(
             made[AssetOf.LANDED],

@@ -15,7 +15,7 @@ from sluice.assets.checks.feed_checks import FRONTIER, WATCH, evaluation
 from sluice.assets.events import evidence
 from sluice.assets.events.committed_metadata import commit_metadata
 from sluice.assets.events.evidence import Portion
-from sluice.assets.events.ledger_view import Books
+from sluice.assets.events.ledger_view import LedgerView
 from sluice.assets.instance import internals
 from sluice.assets.instance.instance import with_dagster_liveness
 from sluice.assets.runs.run_session import RunSession
@@ -78,8 +78,8 @@ def partitions(context: Context, feed: Feed) -> Sequence[int]:
     return (parse_window(context.partition_key),) if context.has_partition_key else ()
 
 
-def open_books(session: RunSession, feed: Feed, ledger: Ledger, edges: Ports) -> Books:
-    return Books.open(feed, ledger, edges, session.keys(feed.name))
+def open_books(session: RunSession, feed: Feed, ledger: Ledger, edges: Ports) -> LedgerView:
+    return LedgerView.open(feed, ledger, edges, session.keys(feed.name))
 
 
 def open_run(context: Context, session: RunSession, feed: Feed, edges: Ports) -> FeedRun:
@@ -134,7 +134,7 @@ def commit_after_failure(context: Context, session: RunSession, feed: Feed, edge
     yield from _also_committed(context, session, books, result)
 
 
-def _commit(context: Context, session: RunSession, name: str) -> tuple[Books, CommitResult]:
+def _commit(context: Context, session: RunSession, name: str) -> tuple[LedgerView, CommitResult]:
     with session.step(context, name):
         feed = session.feed(name)
         with session.open_ports(feed) as edges:
@@ -145,7 +145,7 @@ def _commit(context: Context, session: RunSession, name: str) -> tuple[Books, Co
 
 def _commit_landed(
     context: Context, session: RunSession, feed: Feed, edges: Ports, changed: Collection[TopicPartition] = ()
-) -> tuple[Books, CommitResult]:
+) -> tuple[LedgerView, CommitResult]:
     """Commit, once the event log holds every batch below the frontier."""
     run = open_run(context, session, feed, edges)
     run.report(Progress("commit"))
@@ -158,7 +158,7 @@ def _commit_landed(
     return books, result
 
 
-def _report_committed(context: Context, session: RunSession, books: Books, result: CommitResult) -> Events:
+def _report_committed(context: Context, session: RunSession, books: LedgerView, result: CommitResult) -> Events:
     """Report the commit for the run's complete partitions, or once if it has none."""
     windows = partitions(context, books.feed)
     complete = [w for w in windows if books.is_complete(w)]
@@ -183,7 +183,7 @@ def _report_partitions_again(context: Context, session: RunSession, name: str) -
 def _also_committed(
     context: Context,
     session: RunSession,
-    books: Books,
+    books: LedgerView,
     result: CommitResult,
     own: int | None = None,
     reported: Collection[int] = (),
@@ -206,7 +206,7 @@ def _also_committed(
         )
 
 
-def _committed_event(books: Books, result: CommitResult, window: int | None) -> dg.AssetMaterialization:
+def _committed_event(books: LedgerView, result: CommitResult, window: int | None) -> dg.AssetMaterialization:
     return dg.AssetMaterialization(
         books.keys.committed,
         partition=None if window is None else show_window(window),
@@ -215,7 +215,7 @@ def _committed_event(books: Books, result: CommitResult, window: int | None) -> 
     )
 
 
-def _just_passed(books: Books, result: CommitResult) -> set[int]:
+def _just_passed(books: LedgerView, result: CommitResult) -> set[int]:
     """Complete windows that the committed offsets passed with this commit, in some partition."""
     moved = (books.ending(m.key, m.before or 0, m.after) for m in result.offsets)
     return {w for windows in moved for w in windows} & books.complete

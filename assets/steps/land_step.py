@@ -15,12 +15,12 @@ from typing import Any, Protocol
 import dagster as dg
 
 from sluice.assets.checks import contract_checks, feed_checks, re_report
-from sluice.assets.checks.contract_checks import Said
+from sluice.assets.checks.contract_checks import CheckResult
 from sluice.assets.checks.feed_checks import ACCOUNT, COMPLETE, WATCH, WHOLE, evaluation
 from sluice.assets.events import evidence
 from sluice.assets.events.audit_metadata import failures_metadata
 from sluice.assets.events.evidence import Portion
-from sluice.assets.events.ledger_view import Books
+from sluice.assets.events.ledger_view import LedgerView
 from sluice.assets.events.topics_metadata import topic_metadata
 from sluice.assets.instance import internals
 from sluice.assets.instance.internals import executes
@@ -224,7 +224,7 @@ class LandStep:
     def _report_again(self, edges: Ports, again: re_report.Again) -> Events:
         yield from commit_step.report_again(self.context, self.session, self.feed, edges, self._partitions, again)
 
-    def _report_own(self, books: Books, landed: Landed, window: int) -> Events:
+    def _report_own(self, books: LedgerView, landed: Landed, window: int) -> Events:
         """Report the run's only partition, and its checks."""
         feed, key, complete = books.feed, books.keys.landed, books.is_complete(window)
         if complete:
@@ -237,13 +237,13 @@ class LandStep:
             yield dg.AssetCheckResult(check_name=name, asset_key=key, **result)
         yield from _known_checks(self.context, key, contract_checks.verdicts(books, window))
 
-    def _land(self, edges: Ports) -> Generator[Any, None, tuple[Books, FeedRun, Landed]]:
+    def _land(self, edges: Ports) -> Generator[Any, None, tuple[LedgerView, FeedRun, Landed]]:
         """Land, and report batches and completed windows, but not the run's only partition."""
         context, session, feed = self.context, self.session, self.feed
         run = commit_step.open_run(context, session, feed, edges)
         edges, ledger = run.ports, run.ledger
 
-        def books_now() -> Books:
+        def books_now() -> LedgerView:
             return commit_step.open_books(session, feed, ledger, edges)
 
         rolled = evidence.roll_forward(context.instance, books_now(), evidence.PORTION, run.report)
@@ -296,7 +296,7 @@ class LandStep:
         if landed.overridden:
             context.log.warning("%s", landed.overridden)
 
-    def _publish_events(self, books: Books, landed: Landed, rolled: Portion) -> Events:
+    def _publish_events(self, books: LedgerView, landed: Landed, rolled: Portion) -> Events:
         """The events of what was published and completed, whatever else failed.
 
         `rolled`: the windows that were reported just before, without their checks, and those left to later runs. The
@@ -322,7 +322,7 @@ def _pending_event(feed: Feed, key: dg.AssetKey, window: int) -> dg.AssetObserva
     )
 
 
-def _known_checks(context: Context, key: dg.AssetKey, results: Iterable[tuple[str, Said]]) -> Events:
+def _known_checks(context: Context, key: dg.AssetKey, results: Iterable[tuple[str, CheckResult]]) -> Events:
     """The results of checks, without those that came into the contract after definitions were loaded: Dagster takes no
     result of a check that it does not know. By the contract they decide all the same."""
     known = {k.name for k in context.selected_asset_check_keys if k.asset_key == key}
@@ -356,7 +356,7 @@ def _keeping_refused_report(context: Context, ledger: Ledger, edges: Ports) -> I
         raise
 
 
-def _completeness(complete: bool, landed: Landed) -> Said:
+def _completeness(complete: bool, landed: Landed) -> CheckResult:
     """The result of the check whether the window is complete."""
     if complete:
         return WHOLE
@@ -365,7 +365,7 @@ def _completeness(complete: bool, landed: Landed) -> Said:
     return {"passed": False, "description": said, "metadata": failures_metadata(landed)}
 
 
-def _read_topics(context: Context, edges: Ports, landed: Landed, books: Books) -> Events:
+def _read_topics(context: Context, edges: Ports, landed: Landed, books: LedgerView) -> Events:
     """The topics that were just read, as they are now. This is a convenience: if it fails, it is only logged."""
     feed, state = books.feed, books.state
     topics = {s.topic for b in landed.batches for s in b.plan.slices}

@@ -11,7 +11,7 @@ from typing import Any
 
 import dagster as dg
 
-from sluice.assets.checks.contract_checks import Said
+from sluice.assets.checks.contract_checks import CheckResult
 from sluice.assets.checks.feed_checks import feed_evaluation
 from sluice.assets.instance import internals
 from sluice.assets.runs.run_session import RunSession
@@ -78,7 +78,7 @@ def table_check(feed: Feed, session: RunSession) -> dg.AssetChecksDefinition:
     return made
 
 
-def _compared(session: RunSession, name: str) -> Said:
+def _compared(session: RunSession, name: str) -> CheckResult:
     from sluice.resources.open_ports import open_tables
 
     feed = session.feed(name)
@@ -91,7 +91,7 @@ def _compared(session: RunSession, name: str) -> Said:
         return _failed(error)
 
 
-def _verdict(found: list[tuple[str, Compared]]) -> Said:
+def _verdict(found: list[tuple[str, Compared]]) -> CheckResult:
     """Of the table, and of the quarantine's if there is one."""
     (_, first), *rest = found
     said = [_described(first), *(f"{name}: {_described(compared)}" for name, compared in rest)]
@@ -112,7 +112,7 @@ def _described(found: Compared) -> str:
     return f"the same {many(len(found.live) - len(found.owed), 'file')} and rows as in the ledger{lacking}"
 
 
-def _failed(error: SluiceError) -> Said:
+def _failed(error: SluiceError) -> CheckResult:
     return {
         "passed": False,
         "severity": dg.AssetCheckSeverity.WARN,

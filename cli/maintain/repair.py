@@ -93,7 +93,7 @@ def look(
     dry_run: bool,
 ) -> list[RepairFinding]:
     """Repair one feed, or look at what that would be. Raises PlanBusy, UsageError."""
-    from sluice.assets.events.ledger_view import Books
+    from sluice.assets.events.ledger_view import LedgerView
     from sluice.assets.instance.instance import with_dagster_liveness
     from sluice.assets.operations.event_log_repair import reconcile
     from sluice.pipelines.ledger import Ledger
@@ -107,7 +107,7 @@ def look(
         ledger = Ledger(edges.lake, feed.name, edges.clock, "repair", cluster)
         target = RepairTarget(feed.name, ledger, edges.lake, edges.liveness, feed.window)
         findings = list(mend(target, abandon))
-        return [*findings, *reconcile(instance, Books.open(feed, ledger, edges), report, dry_run=dry_run)]
+        return [*findings, *reconcile(instance, LedgerView.open(feed, ledger, edges), report, dry_run=dry_run)]
 
 
 def _code(findings: Sequence[RepairFinding]) -> int:

@@ -361,13 +361,13 @@ def _replay(session: Session, feed: Feed, criteria: Filter, mender: Any) -> Done
 def _tell(session: Session, feed: Feed, edges: Ports) -> None:
     """Let Dagster know of the batches: a commit waits for that."""
     from sluice.assets.events import evidence
-    from sluice.assets.events.ledger_view import Books
+    from sluice.assets.events.ledger_view import LedgerView
     from sluice.assets.instance.instance import open_instance
     from sluice.pipelines.ledger import Ledger
 
     with session.terminal.working("telling Dagster"), open_instance(session.project) as instance:
         ledger = Ledger.offline(edges.lake, feed.name, edges.clock)
-        evidence.roll_forward(instance, Books.open(feed, ledger, edges), evidence.PORTION)
+        evidence.roll_forward(instance, LedgerView.open(feed, ledger, edges), evidence.PORTION)
 
 
 def replay_view(ran: ReplayRun) -> Iterator[RenderableType]:

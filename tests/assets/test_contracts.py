@@ -11,7 +11,7 @@ from typing import Any
 import dagster as dg
 import pytest
 
-from sluice.assets.events.ledger_view import Books, Judged
+from sluice.assets.events.ledger_view import Judged, LedgerView
 from sluice.assets.factory.location import build
 from sluice.assets.instance.instance import open_instance
 from sluice.assets.specs.asset_specs import landed_key, quarantined_key
@@ -177,13 +177,13 @@ def test_a_catch_up_tells_of_every_window_that_it_completes(world: World, instan
 def test_a_window_is_judged_once(world: World, instance: dg.DagsterInstance, monkeypatch: pytest.MonkeyPatch) -> None:
     agree(world, *ALL)
     world.engine.says = tallied(5, 2, 1)
-    judged, judge = list[int](), Books._judge
+    judged, judge = list[int](), LedgerView._judge
 
-    def counted(books: Books, window: int) -> Sequence[Judged]:
+    def counted(books: LedgerView, window: int) -> Sequence[Judged]:
         judged.append(window)
         return judge(books, window)
 
-    monkeypatch.setattr(Books, "_judge", counted)
+    monkeypatch.setattr(LedgerView, "_judge", counted)
     world.run(in_hour(0))
     assert judged == [hour(0), hour(4)], "that one, and the quiet one, which is whole"
 

@@ -16,7 +16,7 @@ from dagster.components.testing import create_defs_folder_sandbox
 import sluice.dagster as own
 from sluice.assets.factory.location import feeds_of, knowing, windows_of
 from sluice.assets.runs.run_session import RunSession
-from sluice.assets.specs.asset_specs import Shown
+from sluice.assets.specs.asset_specs import AssetSpecs
 from sluice.assets.specs.feed_files import read_shapes
 from sluice.pipelines.errors import FeedError, UsageError
 from tests.assets.test_contracts import ROWS, agree
@@ -125,7 +125,7 @@ class Project:
         self.world, self.instance = world, instance
         self.seen: list[tuple[str, int]] = []
         project, files = world.project, read_shapes(world.project)
-        shown = {n: Shown.of(f, RAW.get_asset_spec) for n, f in files.feeds.items()}
+        shown = {n: AssetSpecs.of(f, RAW.get_asset_spec) for n, f in files.feeds.items()}
         session = knowing(RunSession(project, world.open_ports, open_lake=lambda feed: world.lake), shown)
         feeds = feeds_of(project, files, shown, windows_of(project, files.feeds), session, RAW.get_asset_spec)
         self.orders = own.feed_assets("orders", project.root, translator=RAW)

@@ -10,7 +10,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from sluice.assets.events.ledger_view import Books
+from sluice.assets.events.ledger_view import LedgerView
 from sluice.assets.factory.location import build
 from sluice.assets.jobs.report_assets import _rows, report_key
 from sluice.assets.runs.run_session import RunSession
@@ -81,7 +81,7 @@ def test_columns_that_came_since_are_in_an_older_window_s_rows(tmp_path: Path) -
     feed = drifting.feed(SCHEMA, "evolve")
     drifting.landed(feed, {"id": 1, "coupon": "x"})
     whole = drifting.window(feed)
-    rows = _rows(Books.open(feed, drifting.ledger, drifting.edges(feed)), whole.starts[0])
+    rows = _rows(LedgerView.open(feed, drifting.ledger, drifting.edges(feed)), whole.starts[0])
     assert rows.schema == whole.schema
     assert rows.arrow(["id", "coupon"]).to_pylist() == [{"id": 1, "coupon": None}]
 

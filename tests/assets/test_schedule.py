@@ -13,7 +13,7 @@ import pytest
 from sluice.assets.factory.location import build
 from sluice.assets.instance.internals import RANGE_TAGS
 from sluice.assets.runs.run_session import AGAIN_TAG, RunSession
-from sluice.assets.runs.tick_policy import MORE_TAG, UNTIL_TAG, Looks
+from sluice.assets.runs.tick_policy import MORE_TAG, UNTIL_TAG, TickPolicy
 from sluice.assets.schedules import feed_schedule
 from sluice.assets.specs.asset_specs import landed_key
 from sluice.pipelines.feed.feed import Feed
@@ -134,7 +134,7 @@ def test_it_looks_when_windows_close_and_soon_after_a_run_that_left_something(
         world.at(hours, minutes)
         return looks.is_due(instance, world.time())
 
-    looks = Looks("land_orders", [world.session().feed("orders").window])
+    looks = TickPolicy("land_orders", [world.session().feed("orders").window])
     assert looks.crons == ["10 * * * *", "*/5 * * * *"]
     assert due(10, 12), "this process has not looked yet"
     assert [due(*at) for at in ((10, 15), (11, 5), (11, 10), (11, 15))] == [False, False, True, False]

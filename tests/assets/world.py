@@ -14,7 +14,7 @@ import dagster as dg
 import numpy as np
 import pyarrow as pa
 
-from sluice.assets.events.ledger_view import Books
+from sluice.assets.events.ledger_view import LedgerView
 from sluice.assets.execution import run_feeds
 from sluice.assets.runs.run_session import RunSession
 from sluice.pipelines.batch.land import land
@@ -219,10 +219,10 @@ class World:
         with self.open_ports(feed) as edges:
             return land(feed, edges, request, owner("dead", "dead-run"), self.progress.append)
 
-    def books(self) -> Books:
+    def books(self) -> LedgerView:
         feed = self.session().feed("orders")
         with self.open_ports(feed) as edges:
-            return Books.open(feed, self.ledger(), edges)
+            return LedgerView.open(feed, self.ledger(), edges)
 
     def session(self) -> RunSession:
         return RunSession(self.project, self.open_ports)

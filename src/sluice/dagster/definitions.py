@@ -13,7 +13,7 @@ from sluice.assets.factory.location import feeds_of, fleets_of, knowing, windows
 from sluice.assets.jobs.report_assets import WHEN
 from sluice.assets.runs.run_session import RunSession
 from sluice.assets.schedules.sensors import SENSOR, watch_sensor
-from sluice.assets.specs.asset_specs import Shown
+from sluice.assets.specs.asset_specs import AssetSpecs
 from sluice.assets.specs.feed_files import read_shapes
 from sluice.dagster.translator import FeedTranslator
 from sluice.pipelines.errors import UsageError
@@ -54,7 +54,7 @@ def feed_definitions(
     """
     project = _find_project(feeds)
     files, translate = read_shapes(project), (translator or FeedTranslator()).get_asset_spec
-    specs = {name: Shown.of(feed, translate) for name, feed in files.feeds.items()}
+    specs = {name: AssetSpecs.of(feed, translate) for name, feed in files.feeds.items()}
     session = knowing(RunSession(project), specs)
     windows = windows_of(project, files.feeds)
     definitions = feeds_of(project, files, specs, windows, session, translate)
@@ -76,7 +76,7 @@ def feed_assets(name: str, feeds: Folder, *, translator: FeedTranslator | None =
     """
     project = _find_project(feeds)
     feed = read_shapes(project).feed(name)
-    keys = Shown.of(feed, (translator or FeedTranslator()).get_asset_spec).keys
+    keys = AssetSpecs.of(feed, (translator or FeedTranslator()).get_asset_spec).keys
     return FeedAssets(keys.landed, keys.quarantined, keys.committed, windows_of(project, {name: feed})[name])
 
 
