@@ -98,7 +98,7 @@ def view(preview: Preview, feed: str, request: Request) -> list[RenderableType]:
     return [
         *out,
         *_verdict(preview),
-        *(line for held_back in preview.held for line in outlooks.held_back(held_back).lines()),
+        *(line for held_back in preview.on_hold for line in outlooks.held_back(held_back).lines()),
     ]
 
 
@@ -229,7 +229,7 @@ def _verdict(preview: Preview) -> list[RenderableType]:
         return []
     if preview.met:
         return [good("nothing else is owed")]
-    return [good(f"nothing {'that is stable ' if preview.held else ''}is owed: a run would land nothing")]
+    return [good(f"nothing {'that is stable ' if preview.on_hold else ''}is owed: a run would land nothing")]
 
 
 def document(preview: Preview, feed: str, request: Request) -> dict[str, Any]:
@@ -246,7 +246,7 @@ def document(preview: Preview, feed: str, request: Request) -> dict[str, Any]:
         "tasks": [_task(t) for t in (preview.plan.tasks if preview.plan else ())],
         "refusals": [r.error.fields() for r in preview.refusals],
         "blocked": preview.blocked.fields() if preview.blocked else None,
-        "held_back": [h.document() for h in preview.held],
+        "held_back": [h.document() for h in preview.on_hold],
         "start_not_used": preview.start_not_used,
         "other_batches": other_batches.document(preview.met),
     }

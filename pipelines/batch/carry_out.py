@@ -33,8 +33,8 @@ def take_over(run: LandingRun, batch: Batch) -> bool:
     """Make a dead run's batch ours; False when another run was faster. Cleans nothing: finished slices are adopted."""
 
     def decide(state: State) -> OwnEntry | None:
-        held = state.batches[batch.id]
-        same = held.status is BatchStatus.PLANNED and held.owner.token == batch.owner.token
+        current = state.batches[batch.id]
+        same = current.status is BatchStatus.PLANNED and current.owner.token == batch.owner.token
         return OwnEntry(batch=batch.id, owner=run.owner) if same else None
 
     return run.ledger.append(decide) is not None
@@ -56,8 +56,8 @@ def carry_out(run: LandingRun, shape: Shape, batch: Batch) -> BatchResult:
     traffic = traffic_of((s for s in sent if isinstance(s, TaskTraffic)), receipts)
     check_quarantine(receipts, feed.policies, edges.lake)
     check_drift(receipts, feed.policies)
-    whole = feed.publish is PublishPolicy.ALL_OR_NOTHING or plan.request.replace
-    if not receipts or (failures and whole):
+    all_or_nothing = feed.publish is PublishPolicy.ALL_OR_NOTHING or plan.request.replace
+    if not receipts or (failures and all_or_nothing):
         if why := never_possible(feed, plan.request, failures):
             abandon(ledger, batch.id, why, owner)
         return BatchResult(batch.id, plan, tuple(receipts), tuple(failures), None, traffic=traffic)
@@ -76,10 +76,10 @@ def carry_out(run: LandingRun, shape: Shape, batch: Batch) -> BatchResult:
 def _outcome_per_slice(plan: Plan, outcomes: Sequence[Outcome]) -> list[Outcome]:
     """One outcome for each slice of the plan: a slice without an outcome of its task has failed."""
     planned = set(plan.slices)
-    known = [o for o in outcomes if o.slice in planned]
-    silent = planned - {o.slice for o in known}
+    planned_outcomes = [o for o in outcomes if o.slice in planned]
+    silent = planned - {o.slice for o in planned_outcomes}
     missing = (SliceFailure(s, "Failed", "its task ended without an outcome") for s in sorted(silent, key=str))
-    return [*known, *missing]
+    return [*planned_outcomes, *missing]
 
 
 def never_possible(feed: Feed, request: Request, failures: Sequence[SliceFailure]) -> str:

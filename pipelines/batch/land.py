@@ -117,14 +117,14 @@ def _land(run: LandingRun, enough: Callable[[], bool]) -> Landed:
     while for_others < MAX_ROUNDS:
         run.report(Progress("plan", note=rounds.note))
         edges.group.own(lambda: feed_partitions(feed, edges.cluster), edges.engine.cancel)
-        found = _within_first_ends(survey(feed, edges, ledger), ends)
-        check_sound(found, request)
+        kafka = _within_first_ends(survey(feed, edges, ledger), ends)
+        check_sound(kafka, request)
         shape = shapes.declare(feed, ledger)
-        begins = begins or start_not_used(feed, found)
-        _pin_origins(ledger, found)
-        _pin_boundaries(run, found)
-        losses += _accept_losses(run, found)
-        batch, dead, refusals = _pin_plan(run, found, rounds)
+        begins = begins or start_not_used(feed, kafka)
+        _pin_origins(ledger, kafka)
+        _pin_boundaries(run, kafka)
+        losses += _accept_losses(run, kafka)
+        batch, dead, refusals = _pin_plan(run, kafka, rounds)
         if batch is None:
             break
         result = _carry_out_as_owner(replace(run, report=rounds.telling(run.report)), shape, batch)
@@ -138,11 +138,11 @@ def _land(run: LandingRun, enough: Callable[[], bool]) -> Landed:
     done += finish_others(run, shape)
     state = ledger.read()
     complete += write_manifests(ledger, edges.lake, feed.name, feed.window)
-    refused, held = with_holders(run, refusals, found), held_of(run, found)
+    refused, on_hold = with_holders(run, refusals, kafka), held_of(run, kafka)
     whole = tuple(done), refused, tuple(losses), tuple(complete), state.frontiers()
-    landed = Landed(*whole, held=held, stopped=stopped, start_not_used=begins)
+    landed = Landed(*whole, held=on_hold, stopped=stopped, start_not_used=begins)
     landed = replace(landed, overridden=shapes.describe_overridden(feed, state))
-    return landed if landed.failures else replace(landed, left=_offsets_left(run, state, found, stopped))
+    return landed if landed.failures else replace(landed, left=_offsets_left(run, state, kafka, stopped))
 
 
 def _carry_out_as_owner(run: LandingRun, shape: Shape, batch: Batch) -> BatchResult:
@@ -175,9 +175,9 @@ def _result_of_take_over(run: LandingRun, batch: Batch, dead: Verdict, result: B
 
 def _windows_owed(run: LandingRun, state: State) -> int:
     """How many closed windows the request owes."""
-    asked = run.request
+    request = run.request
     owed = windows.owed_windows(state, run.feed.window, run.edges.clock())
-    return sum((asked.window or 0) <= w and (asked.until is None or w < asked.until) for w in owed)
+    return sum((request.window or 0) <= w and (request.until is None or w < request.until) for w in owed)
 
 
 def _offsets_left(run: LandingRun, state: State, found: Survey, stopped: bool) -> int:
@@ -201,8 +201,8 @@ def _on_newer_state(found: Survey, state: State, request: Request) -> Survey:
     """The survey on a newer state, without partitions whose life has been left meanwhile. Raises as `check_sound`
     does."""
     partitions = {k: p for k, p in found.partitions.items() if state.current.get(k.tp) == k}
-    left = tuple(Refusal(k.tp, _incarnation_changed(k)) for k in found.partitions if k not in partitions)
-    still = replace(found, partitions=partitions, refusals=found.refusals + left)
+    left_behind = tuple(Refusal(k.tp, _incarnation_changed(k)) for k in found.partitions if k not in partitions)
+    still = replace(found, partitions=partitions, refusals=found.refusals + left_behind)
     check_sound(still, request)
     return still
 
@@ -233,10 +233,10 @@ def _pin_boundaries(run: LandingRun, found: Survey) -> None:
 def _skip(run: LandingRun, skip: Skip) -> tuple[KeyRange, ...]:
     """Pass over everything from the frontiers to the given time, except what has landed or a live plan holds."""
     edges, ledger, only = run.edges, run.ledger, run.request.only
-    found = survey(run.feed, edges, ledger)
-    _pin_origins(ledger, found)
-    planning.check_only(only, {k.tp: k for k in found.partitions})
-    partitions = {k: p for k, p in found.partitions.items() if not only or k.tp in only}
+    kafka = survey(run.feed, edges, ledger)
+    _pin_origins(ledger, kafka)
+    planning.check_only(only, {k.tp: k for k in kafka.partitions})
+    partitions = {k: p for k, p in kafka.partitions.items() if not only or k.tp in only}
     ends = {k: p.stable_end for k, p in partitions.items()}
     if skip.to is not None:
         hits = edges.cluster.offsets_at({k.tp: skip.to for k in partitions})
@@ -252,10 +252,14 @@ def _accept_losses(run: LandingRun, found: Survey) -> tuple[KeyRange, ...]:
 
     def decide(state: State) -> LossEntry | None:
         owed, _ = planning.owed_ranges(request, state, _on_newer_state(found, state, request).partitions, feed.window)
-        gone = [
+        lost_ranges = [
             KeyRange(key=o.key, range=r) for o in owed for lost in o.lost for r in subtract(lost, state.reserved(o.key))
         ]
-        return LossEntry(ranges=tuple(gone), reason="below the log start (on_loss: accept)") if gone else None
+        return (
+            LossEntry(ranges=tuple(lost_ranges), reason="below the log start (on_loss: accept)")
+            if lost_ranges
+            else None
+        )
 
     appended = run.ledger.append(decide)
     return appended.entry.ranges if appended and isinstance(appended.entry, LossEntry) else ()
@@ -274,16 +278,16 @@ def _pin_plan(
 
     def decide(state: State) -> PlanEntry | None:
         nonlocal refusals, in_the_way, free
-        known = _on_newer_state(found, state, request)
-        replaced = receipts_replaced(run, known, state)
-        owed, refused = planning.owed_ranges(request, state, known.partitions, feed.window, replaced)
+        current = _on_newer_state(found, state, request)
+        replaced = receipts_replaced(run, current, state)
+        owed, refused = planning.owed_ranges(request, state, current.partitions, feed.window, replaced)
         losses = losses_refused(feed, owed)
-        refusals = known.refusals + refused + losses
+        refusals = current.refusals + refused + losses
         lost = {r.tp for r in losses}
         free = rounds.untried([o for o in owed if o.key.tp not in lost])
         in_the_way = next(planning.overlapping(state, request, free), None)
         if in_the_way and request.replace and in_the_way[0].request == request:
-            refusals = known.refusals  # its own plan stands, and will say what it can no longer read
+            refusals = current.refusals  # its own plan stands, and will say what it can no longer read
         if in_the_way:
             return None
         plan = plan_for(run, found.cluster_id, free, state, replaced, sizes)

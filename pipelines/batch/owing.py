@@ -19,8 +19,8 @@ def may_owe(feed: Feed, edges: Ports) -> bool:
         state = Ledger(edges.lake, feed.name, edges.clock).read()
         if state.live():
             return True
-        found = edges.cluster.partitions(topics_read(feed, edges.cluster), feed.isolation)
+        partitions = edges.cluster.partitions(topics_read(feed, edges.cluster), feed.isolation)
     except SluiceError:
         return False
-    keyed = {key_of(state, p): p for p in found}
+    keyed = {key_of(state, p): p for p in partitions}
     return any(k not in state.origins or state.frontier(k) < p.stable_end for k, p in keyed.items())

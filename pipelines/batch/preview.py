@@ -55,7 +55,7 @@ class Preview:
     blocked: SluiceError | None = None
     """The error for a batch in the way that is at work, if there is one."""
     met: tuple[Met, ...] = ()
-    held: tuple[HeldBack, ...] = ()
+    on_hold: tuple[HeldBack, ...] = ()
     pending: PendingWindows | None = None
     start_not_used: str = ""
     """A line that says why a run would not begin as the feed's `start` says; empty where it would, or has begun."""
@@ -67,30 +67,30 @@ def preview(feed: Feed, edges: Ports, request: Request) -> Preview:
     ledger = open_ledger(feed, edges)
     call = Call(feed, edges, ledger, request)
     lost.check_near(ledger, edges.lake, feed)
-    found = survey(feed, edges, ledger)
-    lost.check_names(ledger, found.state, edges.lake.list(paths.staging_root(feed.name)))
-    check_sound(found, request)
-    shapes.check_one_table(feed, shapes.effective_shape(feed, found.state), found.state)
-    state = _with_origins(found)
-    state = _with_boundaries(call, state, found.partitions)
-    replaced = receipts_replaced(call, found, state)
-    owed, refused = planning.owed_ranges(request, state, found.partitions, feed.window, replaced)
-    plan = plan_for(call, found.cluster_id, owed, state, replaced, sizing(feed, edges))
+    kafka = survey(feed, edges, ledger)
+    lost.check_names(ledger, kafka.state, edges.lake.list(paths.staging_root(feed.name)))
+    check_sound(kafka, request)
+    shapes.check_one_table(feed, shapes.effective_shape(feed, kafka.state), kafka.state)
+    state = _with_origins(kafka)
+    state = _with_boundaries(call, state, kafka.partitions)
+    replaced = receipts_replaced(call, kafka, state)
+    owed, refused = planning.owed_ranges(request, state, kafka.partitions, feed.window, replaced)
+    plan = plan_for(call, kafka.cluster_id, owed, state, replaced, sizing(feed, edges))
     losses = losses_refused(feed, owed)
     free = [o for o in owed if o.key.tp not in {r.tp for r in losses}]
     blocked, met = _company(call, state, free)
     goes_on = request.replace and any(m.request == request and m.fate is Fate.TAKEN_OVER for m in met)
-    refusals = with_holders(call, found.refusals + (() if goes_on else refused + losses), found)
+    refusals = with_holders(call, kafka.refusals + (() if goes_on else refused + losses), kafka)
     return Preview(
-        found,
+        kafka,
         owed,
         refusals,
         plan,
         blocked,
         met,
-        held_of(call, found),
+        held_of(call, kafka),
         pending,
-        start_not_used=start_not_used(feed, found),
+        start_not_used=start_not_used(feed, kafka),
     )
 
 
@@ -121,9 +121,9 @@ def _company(call: Call, state: State, owed: Sequence[Owed]) -> tuple[SluiceErro
     feed = call.feed.name
     verdicts = owners.judge_batches(call.edges.liveness, state.live())
     dead = {i for i, verdict in verdicts.items() if verdict.dead}
-    found = list(planning.overlapping(state, call.request, owed))
-    blocked = next((x for x in found if x[0].id not in dead), None)
-    in_the_way = {batch.id for batch, _ in found}
+    conflicts = list(planning.overlapping(state, call.request, owed))
+    blocked = next((x for x in conflicts if x[0].id not in dead), None)
+    in_the_way = {batch.id for batch, _ in conflicts}
     fates = ((b, fate_of(call, b, in_the_way)) for b in state.live() if b.id in dead)
     met = tuple(owners.met(feed, b, verdicts[b.id], *fate) for b, fate in fates)
     return (owners.busy(feed, *blocked, verdicts[blocked[0].id]) if blocked else None), met

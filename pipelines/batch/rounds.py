@@ -51,8 +51,8 @@ class Rounds:
 
     def untried(self, owed: Iterable[Owed]) -> list[Owed]:
         """What is owed, without the slices that failed in this call: it reads none of them twice."""
-        left = (replace(o, ranges=self._untried(o.key, o.ranges)) for o in owed)
-        return [o for o in left if o.ranges or o.lost]
+        remaining = (replace(o, ranges=self._untried(o.key, o.ranges)) for o in owed)
+        return [o for o in remaining if o.ranges or o.lost]
 
     def _untried(self, key: Key, ranges: Sequence[Range]) -> tuple[Range, ...]:
         failed = self.failed.get(key)

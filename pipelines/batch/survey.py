@@ -57,16 +57,16 @@ def survey(feed: Feed, edges: Ports, ledger: Ledger) -> Survey:
     names another ledger.
     """
     topics = topics_read(feed, edges.cluster)
-    found = edges.cluster.partitions(topics, feed.isolation)
-    committed = edges.group.committed([p.tp for p in found])
+    partitions = edges.cluster.partitions(topics, feed.isolation)
+    committed = edges.group.committed([p.tp for p in partitions])
     state = check_marks(ledger, ledger.read(), committed)
     check_owner(ledger, state, committed, commits=feed.commit is not CommitMode.NONE)
-    if refusals := changed_logs(feed.name, state, found, edges.cluster):
+    if refusals := changed_logs(feed.name, state, partitions, edges.cluster):
         # Others may have landed more after we asked Kafka and before we read the ledger: ask Kafka once more.
         edges.cluster.forget()
-        found = edges.cluster.partitions(topics, feed.isolation)
-        refusals = changed_logs(feed.name, state, found, edges.cluster)
-    sound = [p for p in found if p.tp not in {r.tp for r in refusals}]
+        partitions = edges.cluster.partitions(topics, feed.isolation)
+        refusals = changed_logs(feed.name, state, partitions, edges.cluster)
+    sound = [p for p in partitions if p.tp not in {r.tp for r in refusals}]
     keyed = {origins.key_of(state, p): p for p in sound}
     began = origins.resolve_origins(state, sound, committed, feed.start, edges.cluster, edges.clock)
     began = with_first_windows(feed, edges, state, keyed, began)
@@ -114,16 +114,16 @@ def with_first_windows(
 
 def changed_logs(feed: str, state: State, found: Sequence[PartitionState], cluster: Cluster) -> tuple[Refusal, ...]:
     """A refusal for each partition whose log is no longer the one that the ledger knows."""
-    known = {p.tp: state.epochs[k][1] for p in found if (k := state.current.get(p.tp)) in state.epochs}
-    ends = cluster.epoch_ends({tp: epoch for tp, epoch in known.items() if epoch >= 0})
+    epochs = {p.tp: state.epochs[k][1] for p in found if (k := state.current.get(p.tp)) in state.epochs}
+    ends = cluster.epoch_ends({tp: epoch for tp, epoch in epochs.items() if epoch >= 0})
     return tuple(r for p in found if (r := origins.incarnation_change(state, p, ends, feed)))
 
 
 def changed_partitions(feed: Feed, edges: Ports, state: State) -> frozenset[TopicPartition]:
     """The feed's partitions whose log, in Kafka now, is no longer the one that the ledger knows."""
     edges.cluster.forget()
-    found = edges.cluster.partitions(topics_read(feed, edges.cluster), feed.isolation)
-    return frozenset(r.tp for r in changed_logs(feed.name, state, found, edges.cluster))
+    partitions = edges.cluster.partitions(topics_read(feed, edges.cluster), feed.isolation)
+    return frozenset(r.tp for r in changed_logs(feed.name, state, partitions, edges.cluster))
 
 
 def boundaries_due(call: Call, state: State, partitions: Mapping[Key, PartitionState]) -> list[BoundaryEntry]:
@@ -145,8 +145,8 @@ def receipts_replaced(call: Call, found: Survey, state: State) -> Sequence[Recei
     a file with them."""
     if not call.request.replace:
         return ()
-    asked = planning.asked_ranges(call.request, state, found.partitions, call.feed.window)
-    return with_sharers(call.ledger, state, receipts_meeting(call.ledger, state, list(asked)))
+    wanted = planning.asked_ranges(call.request, state, found.partitions, call.feed.window)
+    return with_sharers(call.ledger, state, receipts_meeting(call.ledger, state, list(wanted)))
 
 
 def plan_for(
@@ -183,9 +183,9 @@ def before(ledger: Ledger, state: State) -> Before:
 
 def check_sound(found: Survey, request: Request) -> None:
     """Raises the refusal of a partition that the request names."""
-    named = {*request.only, *(TopicPartition(r.topic, r.partition) for r in request.ranges)}
+    requested = {*request.only, *(TopicPartition(r.topic, r.partition) for r in request.ranges)}
     for refusal in found.refusals:
-        if refusal.tp in named:
+        if refusal.tp in requested:
             raise refusal.error
 
 
@@ -200,16 +200,16 @@ def losses_refused(feed: Feed, owed: Sequence[Owed]) -> tuple[Refusal, ...]:
 
 def with_holders(call: Call, refusals: Sequence[Refusal], found: Survey) -> tuple[Refusal, ...]:
     """The refusals. Those of held windows name the transaction, if the cluster tells it, and the way out."""
-    held = {r.tp: r.error for r in refusals if isinstance(r.error, WindowHeld)}
-    partitions = (p for p in found.partitions.values() if p.tp in held)
+    on_hold = {r.tp: r.error for r in refusals if isinstance(r.error, WindowHeld)}
+    partitions = (p for p in found.partitions.values() if p.tp in on_hold)
     edges = call.edges
     holders = held_back.by_partition(held_back.look(call.feed, edges.cluster, partitions, edges.clock()))
-    named = {
+    explained = {
         tp: planning.window_held_error(tp, e.end or 0, e.start or 0, holders[tp])
-        for tp, e in held.items()
+        for tp, e in on_hold.items()
         if tp in holders
     }
-    return tuple(Refusal(r.tp, named.get(r.tp, r.error)) for r in refusals)
+    return tuple(Refusal(r.tp, explained.get(r.tp, r.error)) for r in refusals)
 
 
 def held_of(call: Call, found: Survey) -> tuple[HeldBack, ...]:

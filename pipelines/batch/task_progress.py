@@ -17,12 +17,12 @@ from sluice.pipelines.ports import Lake
 def report_progress(lake: Lake, feed: str, batch: int, plan: Plan, report: Reporter) -> AbstractContextManager[None]:
     """Report a batch's progress, from the receipts in staging, as `reporting` does."""
     spans = {paths.slice_name(s): s.span for s in plan.slices}
-    known: dict[str, frozenset[str]] = {}
+    names_by_path: dict[str, frozenset[str]] = {}
 
     total = sum(spans.values())
 
     def landed() -> Progress:
-        done = sum(spans.get(name, 0) for name in receipt_files.finished(lake, feed, batch, known))
+        done = sum(spans.get(name, 0) for name in receipt_files.finished(lake, feed, batch, names_by_path))
         return Progress("land", done, total)
 
     return reporting(Progress("land", 0, total), landed, report)
@@ -39,11 +39,11 @@ def reporting(first: Progress, asked: Callable[[], Progress], report: Reporter) 
         report(first)
         pause = 1.0
         while not stop.wait(pause):
-            began, found = monotonic(), None
+            began, progress = monotonic(), None
             with suppress(SluiceError):
-                found = asked()
-            if found is not None:
-                report(found)
+                progress = asked()
+            if progress is not None:
+                report(progress)
             pause = max(1.0, 10 * (monotonic() - began))
 
     def keep_looking() -> None:

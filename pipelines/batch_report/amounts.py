@@ -57,42 +57,48 @@ def _window(r: Receipt) -> str:
 
 
 def _sum_by_name(each: Iterable[tuple[str, Counts]]) -> dict[str, Counts]:
-    found: dict[str, Counts] = {}
+    totals: dict[str, Counts] = {}
     for name, counts in each:
-        found[name] = found[name] + counts if name in found else counts
-    return found
+        totals[name] = totals[name] + counts if name in totals else counts
+    return totals
 
 
 def _plot(by_window: Mapping[str, Counts]) -> Html:
-    shown = list(by_window.items())[-WINDOWS:]
+    shown_windows = list(by_window.items())[-WINDOWS:]
     bars = [
-        Bar(name, c.landed, said=f"{number(c.landed)} landed, {number(c.quarantined)} quarantined") for name, c in shown
+        Bar(name, c.landed, text=f"{number(c.landed)} landed, {number(c.quarantined)} quarantined")
+        for name, c in shown_windows
     ]
-    most = number(max(c.landed for _, c in shown))
+    highest = number(max(c.landed for _, c in shown_windows))
     left_out = f"; the last {WINDOWS} of {len(by_window)}" if len(by_window) > WINDOWS else ""
-    return upright("Rows landed by window", bars, [shown[0][0], shown[-1][0]], f"up to {most} rows landed{left_out}")
+    return upright(
+        "Rows landed by window",
+        bars,
+        [shown_windows[0][0], shown_windows[-1][0]],
+        f"up to {highest} rows landed{left_out}",
+    )
 
 
 def _table(caption: str, name: str, counts: Mapping[str, Counts], most: int) -> Html:
     items = list(counts.items())
     longest = max((c.total for c in counts.values()), default=0)
-    shown = [_row(n, c, longest) for n, c in items[:most]]
+    table_rows = [_row(n, c, longest) for n, c in items[:most]]
     if rest := items[most:]:
-        shown.append(_row(f"{len(rest):,} more", sum((c for _, c in rest), Counts()), 0))
+        table_rows.append(_row(f"{len(rest):,} more", sum((c for _, c in rest), Counts()), 0))
     columns = [name, "", "landed", "quarantined", "share", "invisible"]
-    return table(caption, columns, shown, right=columns[2:])
+    return table(caption, columns, table_rows, right=columns[2:])
 
 
 def _row(name: str, c: Counts, longest: int) -> list[str]:
     pieces = [(c.landed, ""), (c.quarantined, "reject"), (c.invisible + c.dropped, "hidden")]
     bar = tag("div", lying(pieces, longest), class_="w1") if longest else ""
-    seen = c.landed + c.quarantined
+    fitting = c.landed + c.quarantined
     return [
         tag("span", name, class_="p"),
         bar,
         number(c.landed),
         number(c.quarantined),
-        share(c.quarantined, seen),
+        share(c.quarantined, fitting),
         number(c.invisible + c.dropped),
     ]
 
@@ -109,13 +115,15 @@ def lag(behind: Sequence[PartitionLag] | None) -> Html:
             "lag", "Lag", tag("p", tag("span", "✓ ", class_="good"), "Nothing was owed when the batch was done.")
         )
     ranked = sorted(behind, key=lambda b: (-b.offsets, b.key))
-    most, all_ = ranked[0].offsets, sum(b.offsets for b in ranked)
-    shown = [[str(b.key), lying([(b.offsets, "")], most), number(b.offsets), _age(b.age)] for b in ranked[:LAGGING]]
+    largest, all_ = ranked[0].offsets, sum(b.offsets for b in ranked)
+    table_rows = [
+        [str(b.key), lying([(b.offsets, "")], largest), number(b.offsets), _age(b.age)] for b in ranked[:LAGGING]
+    ]
     if rest := ranked[LAGGING:]:
-        shown.append([f"{len(rest):,} more", "", number(sum(b.offsets for b in rest)), ""])
+        table_rows.append([f"{len(rest):,} more", "", number(sum(b.offsets for b in rest)), ""])
     columns = ["partition", "", "offsets behind", "oldest owed record"]
     note = f"When the batch was done, {many(all_, 'offset')} in {many(len(ranked), 'partition')} were owed."
-    return section("lag", "Lag", table("Lag by partition", columns, shown, right=columns[2:]), note=note)
+    return section("lag", "Lag", table("Lag by partition", columns, table_rows, right=columns[2:]), note=note)
 
 
 def _age(ms: int | None) -> str:
@@ -132,8 +140,8 @@ def timings(a: BatchAccount) -> Html:
     if not all_:
         return section("time", "Time", note="Nothing is known: no task of this batch read anything.")
     kinds = {name: f"t{i % 8}" for i, name in enumerate([*ACTIVITIES, *sorted(spent.keys() - ACTIVITIES.keys())])}
-    whole = tag("div", lying([(ns, kinds[name]) for name, ns in spent.items()], all_), class_="thick")
-    shown = [
+    total_bar = tag("div", lying([(ns, kinds[name]) for name, ns in spent.items()], all_), class_="thick")
+    table_rows = [
         [
             cut(ACTIVITIES.get(name, name), 40),
             lying([(ns, kinds[name])], max(spent.values())),
@@ -151,8 +159,8 @@ def timings(a: BatchAccount) -> Html:
     return section(
         "time",
         "Where task time went",
-        whole,
-        table("Task time by activity", columns, shown, right=columns[2:]),
+        total_bar,
+        table("Task time by activity", columns, table_rows, right=columns[2:]),
         note=note,
     )
 
@@ -169,23 +177,23 @@ def _seconds(ns: int) -> str:
 
 def brokers(a: BatchAccount) -> Html | None:
     """What fetching asked of each broker, and what was read of each topic."""
-    found = a.traffic.brokers
-    if not found:
+    all_brokers_ = a.traffic.brokers
+    if not all_brokers_:
         return None
-    shown = [_broker(f"{b.node} {b.address}", b) for b in found[:BROKERS]]
-    if rest := found[BROKERS:]:
-        shown.append(_broker(f"{len(rest):,} more", all_brokers(rest)))
+    broker_rows = [_broker(f"{b.node} {b.address}", b) for b in all_brokers_[:BROKERS]]
+    if rest := all_brokers_[BROKERS:]:
+        broker_rows.append(_broker(f"{len(rest):,} more", all_brokers(rest)))
     columns = ["broker", "fetches", "size", *SHARES, "waiting", "held", "throttled", "moved", "errors"]
-    asked = table("Fetching by broker", columns, shown, right=columns[2:-1])
+    fetching = table("Fetching by broker", columns, broker_rows, right=columns[2:-1])
     topics = by_topic(a.receipts, a.traffic)
     read = [[t.topic, number(t.records), size(t.bytes), _behind(t)] for t in topics[:BROKERS]]
-    named = ["topic", "records", "size", "behind"]
-    said = (tag("p", line, class_="note") for line in notable(found))
+    topic_columns = ["topic", "records", "size", "behind"]
+    notes = (tag("p", line, class_="note") for line in notable(all_brokers_))
     note = (
         "How long answers took (half, 95 % and 99 % of them), waited for in all; how long requests were held because"
         " this side had no room, and how long the broker had us pause. Behind: offsets to the end of the log."
     )
-    inside = (*said, asked, table("Reading by topic", named, read, right=named[1:]))
+    inside = (*notes, fetching, table("Reading by topic", topic_columns, read, right=topic_columns[1:]))
     return section("brokers", "What brokers were asked", *inside, note=note)
 
 
@@ -258,7 +266,7 @@ def slices(a: BatchAccount) -> Html | None:
     if not a.receipts:
         return None
     ordered = sorted(a.receipts, key=lambda r: (r.slice.key, r.slice.start))
-    shown = [_slice(r, published=a.published) for r in ordered[:SLICES]]
+    table_rows = [_slice(r, published=a.published) for r in ordered[:SLICES]]
     rest = ordered[SLICES:]
     columns = ["partition", "offsets", "window", "landed", "quarantined", "files"]
     note = f"{many(len(ordered), 'slice')} in {many(a.files, 'file')}." + (
@@ -266,8 +274,10 @@ def slices(a: BatchAccount) -> Html | None:
         if rest
         else ""
     )
-    inside = table("Slices", columns, shown, right=["landed", "quarantined"], cards=["window"])
-    return section("slices", "Slices", inside if len(shown) <= 8 else details(f"All {len(shown)}", inside), note=note)
+    inside = table("Slices", columns, table_rows, right=["landed", "quarantined"], cards=["window"])
+    return section(
+        "slices", "Slices", inside if len(table_rows) <= 8 else details(f"All {len(table_rows)}", inside), note=note
+    )
 
 
 def _slice(r: Receipt, *, published: bool) -> list[str]:

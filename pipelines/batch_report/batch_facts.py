@@ -46,8 +46,8 @@ class Past:
     @property
     def share(self) -> float:
         """The share of refused records among all that landed or were refused."""
-        seen = self.landed + self.quarantined
-        return self.quarantined / seen if seen else 0.0
+        fitting = self.landed + self.quarantined
+        return self.quarantined / fitting if fitting else 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,7 +129,7 @@ def account(
     receipts = entry.receipts if entry else receipts_in_staging(lake, plan, number)
     shape = _shape(ledger, state, receipts)
     earlier = earlier_rows(state, batch.request, number)
-    whole = entry.results if entry else hold_whole(shape, receipts, lake, earlier) if receipts else ()
+    results = entry.results if entry else hold_whole(shape, receipts, lake, earlier) if receipts else ()
     return BatchAccount(
         feed=ledger.feed,
         ledger_id=state.ledger_id,
@@ -138,7 +138,7 @@ def account(
         at=entry.at if entry else None,
         receipts=receipts,
         failures=entry.failures if entry else tuple(failures),
-        results=whole,
+        results=results,
         contract=shape.contract,
         types=shape.columns.texts() if shape.columns else {},
         past=(*_before(ledger, state, batch), _past(batch, entry.at if entry else None, receipts)),
@@ -150,9 +150,9 @@ def account(
 def newest(state: State, feed: str) -> int:
     """The newest batch that was not given up. Raises UsageError when there is none."""
     there = (b.id for b in state.batches.newest_first() if b.status is not BatchStatus.ABANDONED)
-    if (found := next(there, None)) is None:
+    if (number := next(there, None)) is None:
         raise UsageError(f"feed {feed} has no batch yet", remedy=f"land one: sluice run {feed}")
-    return found
+    return number
 
 
 def behind(outlook: Outlook) -> tuple[PartitionLag, ...]:
@@ -162,8 +162,8 @@ def behind(outlook: Outlook) -> tuple[PartitionLag, ...]:
 
 
 def _batch(ledger: Ledger, state: State, number: int) -> Batch:
-    if (found := state.batches.get(number)) is not None:
-        return ledger.recall(found)
+    if (batch := state.batches.get(number)) is not None:
+        return ledger.recall(batch)
     recent = ", ".join(str(b.id) for b in oldest_first(islice(state.batches.newest_first(), 5))) or "none"
     raise UsageError(f"feed {ledger.feed} has no batch {number}", remedy=f"its newest: {recent}")
 

@@ -87,24 +87,24 @@ def profiles(
     parts: Sequence[Placed],
     lake: Lake,
     wanted: Sequence[str],
-    places: Sequence[str] = (),
+    examples_at: Sequence[str] = (),
     *,
     published: bool,
-    most: int = MOST_ROWS,
+    max_rows: int = MOST_ROWS,
 ) -> Profiles:
     """Profiles of landed parts: the columns `wanted` that they have, and the rows at `places` (`T:P:OFFSET`)."""
     all_ = sum(p.rows for _, p in parts)
     with _open_duckdb() as db:
         table = _SampleTable(db, wanted[:MOST_COLUMNS])
-        for (receipt, part), path, source, groups in _choose_row_groups(parts, lake, published, most):
+        for (receipt, part), path, source, groups in _choose_row_groups(parts, lake, published, max_rows):
             try:
-                table.add(str(receipt.slice.tp), part, path, source, groups, most)
+                table.add(str(receipt.slice.tp), part, path, source, groups, max_rows)
             except PartUnreadable:
                 table.missing += 1
         table.ready()
-        found = tuple(p for c in table.columns.values() if (p := table.profile(c)))
-        examples = table.at(places) if table.rows else {}
-        return Profiles(found, table.rows, all_, table.missing, tuple(wanted[MOST_COLUMNS:]), examples)
+        column_profiles = tuple(p for c in table.columns.values() if (p := table.profile(c)))
+        examples = table.at(examples_at) if table.rows else {}
+        return Profiles(column_profiles, table.rows, all_, table.missing, tuple(wanted[MOST_COLUMNS:]), examples)
 
 
 @contextmanager
@@ -193,14 +193,14 @@ class _SampleTable:
             self._db.register("t", pa.Table.from_batches(self._read))
 
     def _keep(self, partition: int, offset: str, batch: pa.RecordBatch) -> None:
-        place = fixed_width(pa.int32(), np.full(batch.num_rows, partition, np.int32))
-        stored: dict[str, pa.Array] = {"p": place, "o": batch.column(offset)}
+        partitions = fixed_width(pa.int32(), np.full(batch.num_rows, partition, np.int32))
+        stored: dict[str, pa.Array] = {"p": partitions, "o": batch.column(offset)}
         for c in self.columns.values():
             stored |= _stored_columns(c, batch.column(c.name))
-        kept = pa.RecordBatch.from_arrays([*stored.values()], names=[*stored])
-        self._read.append(kept)
-        self._bytes += kept.nbytes
-        self.rows += kept.num_rows
+        stored_rows = pa.RecordBatch.from_arrays([*stored.values()], names=[*stored])
+        self._read.append(stored_rows)
+        self._bytes += stored_rows.nbytes
+        self.rows += stored_rows.num_rows
 
     # -- asking it
 
@@ -215,22 +215,22 @@ class _SampleTable:
             return replace(blank, top=self._top(c.place))
         if _is_bytes(c.type):
             return self._of_numbers(blank, f"l{c.place}", _count_said, "lengths in bytes", whole=True)
-        if (shown := _number_format(c.type)) is not None:
-            return self._of_numbers(blank, c.place, shown, "values", whole=pa.types.is_integer(c.type))
+        if (format_number := _number_format(c.type)) is not None:
+            return self._of_numbers(blank, c.place, format_number, "values", whole=pa.types.is_integer(c.type))
         return blank
 
     def _of_texts(self, blank: Profile, c: _SampleColumn) -> Profile:
-        n, least, mean, most = self._one(f"""select count(distinct {c.place}), min(l{c.place}), avg(l{c.place}),
+        n, shortest, mean, longest = self._one(f"""select count(distinct {c.place}), min(l{c.place}), avg(l{c.place}),
             max(l{c.place}) from t""")
         stats = [("different", f"{n:,}")]
-        if least is not None:
-            stats.append(("length", f"{least:,} to {most:,}, {mean:,.1f} on average"))
+        if shortest is not None:
+            stats.append(("length", f"{shortest:,} to {longest:,}, {mean:,.1f} on average"))
         return replace(blank, stats=tuple(stats), top=self._top(c.place))
 
     def _top(self, place: str) -> tuple[tuple[str, int], ...]:
-        found = self._db.execute(f"""select {place}::varchar, count(*) as n from t where {place} is not null
+        rows = self._db.execute(f"""select {place}::varchar, count(*) as n from t where {place} is not null
             group by 1 order by n desc, 1 limit {TOP}""").fetchall()
-        return tuple((str(v), int(n)) for v, n in found)
+        return tuple((str(v), int(n)) for v, n in rows)
 
     def _of_numbers(self, blank: Profile, place: str, shown: Any, of: str, *, whole: bool) -> Profile:
         finite = f"from t where {place} is not null and isfinite({place}::double)"
@@ -252,21 +252,21 @@ class _SampleTable:
 
     def at(self, places: Sequence[str]) -> dict[str, dict[str, str]]:
         """The values of the rows at these places that are in the sample."""
-        asked = [
+        wanted = [
             (self._partitions.index(p), int(o), f"{p}:{o}") for p, o in map(_split, places) if p in self._partitions
         ]
-        if not asked or not self.columns:
+        if not wanted or not self.columns:
             return {}
         self._db.execute("create temp table a (p int32, o int64, place varchar)")
-        self._db.executemany("insert into a values (?, ?, ?)", asked)
+        self._db.executemany("insert into a values (?, ?, ?)", wanted)
         columns = list(self.columns.values())
         chosen = ", ".join(f"t.{c.place}" for c in columns)
         rows = self._db.execute(f"select a.place, {chosen} from a join t using (p, o)").fetchall()
         return {place: {c.name: _value_text(c, v) for c, v in zip(columns, row, strict=True)} for place, *row in rows}
 
     def _one(self, query: str) -> tuple[Any, ...]:
-        found: tuple[Any, ...] | None = self._db.execute(query).fetchone()
-        return found or ()
+        row: tuple[Any, ...] | None = self._db.execute(query).fetchone()
+        return row or ()
 
 
 def _split(place: str) -> tuple[str, str]:
@@ -330,12 +330,12 @@ def _value_text(c: _SampleColumn, v: Any) -> str:
     if v is None:
         return "null"
     if (
-        (shown := _number_format(c.type)) is not None
+        (format_number := _number_format(c.type)) is not None
         and isinstance(v, int | float)
         and v == v
         and abs(v) != float("inf")
     ):
-        return f"{v:,}" if shown is _number_said else str(shown(v))
+        return f"{v:,}" if format_number is _number_said else str(format_number(v))
     return "…" if isinstance(v, bool) and not pa.types.is_boolean(c.type) else str(v)
 
 

@@ -27,10 +27,10 @@ class Html(str):
 
 def tag(element: str, /, *inside: str, **attributes: str | float | None) -> Html:
     """An element. In attribute names, `class_` means `class` and `_` means `-`. None leaves an attribute out."""
-    said = "".join(f' {_attribute(k)}="{plain(str(v))}"' for k, v in attributes.items() if v is not None)
+    attribute_text = "".join(f' {_attribute(k)}="{plain(str(v))}"' for k, v in attributes.items() if v is not None)
     if element in _VOID:
-        return Html(f"<{element}{said}>" if element in ("meta", "br") else f"<{element}{said}/>")
-    return Html(f"<{element}{said}>{join_html(inside)}</{element}>")
+        return Html(f"<{element}{attribute_text}>" if element in ("meta", "br") else f"<{element}{attribute_text}/>")
+    return Html(f"<{element}{attribute_text}>{join_html(inside)}</{element}>")
 
 
 def _attribute(name: str) -> str:
@@ -104,8 +104,8 @@ def table(
 
 def section(name: str, title: str, *inside: str, note: str = "") -> Html:
     """A section of the page with its heading. `note` is shown below it."""
-    said = [tag("p", note, class_="note")] if note else []
-    return tag("section", tag("h2", title), *said, *inside, id=name)
+    note_tags = [tag("p", note, class_="note")] if note else []
+    return tag("section", tag("h2", title), *note_tags, *inside, id=name)
 
 
 def details(summary: str, *inside: str) -> Html:

@@ -20,17 +20,17 @@ class Bar:
     label: str
     height: float
     kind: str = ""
-    said: str = ""
+    text: str = ""
 
     @property
     def title(self) -> str:
-        return f"{self.label}: {self.said or number(self.height)}"
+        return f"{self.label}: {self.text or number(self.height)}"
 
 
 def upright(title: str, bars: Sequence[Bar], ends: Sequence[str], top: str = "") -> Html:
     """Bars side by side, with labels below from the left to the right end; `top` says how high the highest is."""
-    most = max((b.height for b in bars), default=0) or 1
-    drawn = [_column(i, bar, most) for i, bar in enumerate(bars)]
+    highest = max((b.height for b in bars), default=0) or 1
+    drawn = [_column(i, bar, highest) for i, bar in enumerate(bars)]
     drawing = tag(
         "svg",
         tag("title", title),

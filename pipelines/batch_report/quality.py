@@ -43,28 +43,28 @@ NAME = 80
 
 def quarantine(a: BatchAccount, found: Rejects) -> Html:
     """What was refused, most frequent first, with a few records of each kind."""
-    refused, seen = a.counts.quarantined, a.counts.quarantined + a.counts.landed
+    refused, total = a.counts.quarantined, a.counts.quarantined + a.counts.landed
     if not refused:
         if a.counts.dropped:
             said = f"{many(a.counts.dropped, 'record')} did not fit and were dropped, as the feed asks: none is kept."
             return section("quarantine", "Quarantine", note=said)
         return section("quarantine", "Quarantine", tag("p", tag("span", "✓ ", class_="good"), "Every record fits."))
-    note = f"{many(refused, 'record')} of {number(seen)} ({share(refused, seen)}) did not fit; quarantine keeps them."
+    note = f"{many(refused, 'record')} of {number(total)} ({share(refused, total)}) did not fit; quarantine keeps them."
     if found.unread:
         note += f" {number(found.unread)} of them are in {many(found.files, 'file')} that were not read for this."
-    shown = [r for r in found.kinds[:SHOWN] if r.samples]
-    samples = details("What they look like", *(_samples(r) for r in shown)) if shown else Html("")
+    with_samples = [r for r in found.kinds[:SHOWN] if r.samples]
+    samples = details("What they look like", *(_samples(r) for r in with_samples)) if with_samples else Html("")
     opened = Html(samples.replace("<details>", "<details open>", 1))
     return section("quarantine", "Quarantine", _ranked_faults(found, refused), opened, note=note)
 
 
 def _ranked_faults(found: Rejects, all_: int) -> Html:
     faults = [r.fault for r in found.kinds]
-    most = faults[0].records if faults else 0
+    largest = faults[0].records if faults else 0
     rows = [
         [
             *_kind_lines(f.kind),
-            lying([(f.records, "reject")], most),
+            lying([(f.records, "reject")], largest),
             number(f.records),
             share(f.records, all_),
             tag("code", f.first),
@@ -72,8 +72,8 @@ def _ranked_faults(found: Rejects, all_: int) -> Html:
         for f in faults[:REASONS]
     ]
     if rest := faults[REASONS:]:
-        left = sum(f.records for f in rest)
-        rows.append(["", f"{len(rest):,} more reasons", "", "", number(left), share(left, all_), ""])
+        remaining = sum(f.records for f in rest)
+        rows.append(["", f"{len(rest):,} more reasons", "", "", number(remaining), share(remaining, all_), ""])
     columns = ["stage", "reason", "where", "", "records", "share", "the first"]
     return table("Quarantined records by reason", columns, rows, right=["records", "share"], cards=["the first"])
 
@@ -130,21 +130,23 @@ def contract(a: BatchAccount, found: Profiles) -> Html:
         return section("contract", "Contract", note="This batch was held against no contract.")
     decided = {o.expectation.place: o for o in a.outcomes}
     ranked = sorted(a.contract.expectations, key=lambda e: (_rank(decided.get(e.place)), e.place))
-    shown = [_expectation(e, decided.get(e.place), found) for e in ranked[:EXPECTATIONS]]
+    expectation_rows = [_expectation(e, decided.get(e.place), found) for e in ranked[:EXPECTATIONS]]
     columns = ["holds", "expectation", "severity", "observed", "rows", "unexpected", "share"]
-    inside = table("Expectations", columns, shown, right=["rows", "unexpected", "share"], cards=["observed"])
-    return section("contract", "Contract", inside, note=_summary(a.contract, decided, len(ranked) - len(shown)))
+    inside = table("Expectations", columns, expectation_rows, right=["rows", "unexpected", "share"], cards=["observed"])
+    return section(
+        "contract", "Contract", inside, note=_summary(a.contract, decided, len(ranked) - len(expectation_rows))
+    )
 
 
 def _summary(held: Contract, decided: dict[int, ExpectationOutcome], left_out: int) -> str:
     broken = sum(not o.passed for o in decided.values())
     rows = sum(o.passed and o.unexpected > 0 for o in decided.values())
-    some = len(held.expectations) - len(decided)
-    said = [f"{many(len(held.expectations), 'expectation')}: {len(decided) - broken - rows} hold without exception"]
-    said += [f"{broken} broken"] if broken else []
-    said += [f"{rows} hold with exceptions"] if rows else []
-    said += [f"{some} not decided"] if some else []
-    return ", ".join(said) + "." + (f" {left_out} that hold are not shown." if left_out else "")
+    undecided = len(held.expectations) - len(decided)
+    parts = [f"{many(len(held.expectations), 'expectation')}: {len(decided) - broken - rows} hold without exception"]
+    parts += [f"{broken} broken"] if broken else []
+    parts += [f"{rows} hold with exceptions"] if rows else []
+    parts += [f"{undecided} not decided"] if undecided else []
+    return ", ".join(parts) + "." + (f" {left_out} that hold are not shown." if left_out else "")
 
 
 def _state(o: ExpectationOutcome | None) -> str:
@@ -169,7 +171,7 @@ def _expectation(e: Expectation, o: ExpectationOutcome | None, found: Profiles) 
     state = _state(o)
     word = "not decided" if o is None else _WORDS[state]
     mark = tag("span", _MARKS[state], class_=state, title=word, role="img", aria_label=word)
-    said = join_html(
+    description = join_html(
         [tag("div", catalogue.text(e), class_="any"), tag("div", e.type, class_="soft"), *_examples(o, found)]
     )
     pill = tag(
@@ -178,22 +180,22 @@ def _expectation(e: Expectation, o: ExpectationOutcome | None, found: Profiles) 
         class_=f"pill {state if state in ('bad', 'warn') else 'info'}",
     )
     if o is None:
-        return [mark, said, pill, tag("span", "not decided", class_="soft"), "", "", ""]
+        return [mark, description, pill, tag("span", "not decided", class_="soft"), "", "", ""]
     figures = [number(o.checked), number(o.unexpected), share(o.unexpected, o.checked)] if o.checked else ["", "", ""]
-    return [mark, said, pill, tag("span", cut(o.observed, 160), class_="any") if o.observed else "", *figures]
+    return [mark, description, pill, tag("span", cut(o.observed, 160), class_="any") if o.observed else "", *figures]
 
 
 def _examples(o: ExpectationOutcome | None, found: Profiles) -> list[Html]:
     """Where the first rows are that broke it, and the values of its columns there, if known."""
     if o is None or not o.first:
         return []
-    said = []
-    for place in o.first:
-        row = found.examples.get(place, {})
+    lines = []
+    for position in o.first:
+        row = found.examples.get(position, {})
         cells = [(c, row[c]) for c in dict.fromkeys(catalogue.columns(o.expectation)) if c in row][:4]
         values = (tag("span", "  ", cut(c, NAME), " = ", value(v, 60)) for c, v in cells)
-        said.append(tag("div", tag("code", place), *values))
-    return [tag("div", *said, class_="soft any")]
+        lines.append(tag("div", tag("code", position), *values))
+    return [tag("div", *lines, class_="soft any")]
 
 
 # -- columns
@@ -217,7 +219,7 @@ def columns(a: BatchAccount, found: Profiles) -> Html | None:
 
 def _card(p: Profile) -> Html:
     nulls = f"{share(p.nulls, p.rows)} null" if p.nulls else "no nulls"
-    stats = " · ".join([f"{name} {said}" for name, said in p.stats] + [nulls])
+    stats = " · ".join([f"{name} {figure}" for name, figure in p.stats] + [nulls])
     head = [
         tag("h3", value(p.name, NAME), " ", tag("span", cut(p.type, 40), class_="soft")),
         tag("div", stats, class_="stats"),
@@ -235,18 +237,18 @@ def _repeats(p: Profile) -> bool:
 
 
 def _histogram(p: Profile) -> list[Html]:
-    most = max(b.rows for b in p.bins)
+    largest = max(b.rows for b in p.bins)
     bars = [Bar(b.label, b.rows, "other" if b.edge else "") for b in p.bins]
     name = harmless(cut(p.name, NAME))
     beyond = "; grey: beyond what is drawn" if any(b.edge for b in p.bins) else ""
-    plot = upright(f"Histogram of {name}", bars, p.ends, f"{p.of}, up to {number(most)} rows a bar{beyond}")
+    plot = upright(f"Histogram of {name}", bars, p.ends, f"{p.of}, up to {number(largest)} rows a bar{beyond}")
     rows = [[b.label, number(b.rows)] for b in p.bins if b.rows]
     return [plot, details("As a table", table(f"Histogram of {name}", [p.of, "rows"], rows, right=["rows"]))]
 
 
 def _most_frequent(p: Profile) -> Html:
-    most = p.top[0][1]
-    rows = [[_text(v), lying([(n, "")], most), number(n), share(n, p.rows)] for v, n in p.top]
+    largest = p.top[0][1]
+    rows = [[_text(v), lying([(n, "")], largest), number(n), share(n, p.rows)] for v, n in p.top]
     return table(
         f"Most frequent values of {cut(p.name, NAME)}", ["value", "", "rows", "share"], rows, right=["rows", "share"]
     )
@@ -272,28 +274,28 @@ _DRIFTS = {
 
 def drift(a: BatchAccount) -> Html:
     """How records differ from the schema."""
-    found = sorted(drift_of(a.receipts), key=lambda d: (-d.records, d.kind, d.field))
-    if not found:
+    drifts = sorted(drift_of(a.receipts), key=lambda d: (-d.records, d.kind, d.field))
+    if not drifts:
         return section(
             "drift", "Drift", tag("p", tag("span", "✓ ", class_="good"), "No field drifted from the schema.")
         )
-    most = found[0].records
+    largest = drifts[0].records
     rows = [
         [
             str(d.kind),
             value(d.field, NAME),
             plain(a.types.get(d.field, "–"), 60),
             plain(d.type or "–", 60),
-            lying([(d.records, "other")], most),
+            lying([(d.records, "other")], largest),
             number(d.records),
             f"{d.first:,}",
         ]
-        for d in found[:DRIFTS]
+        for d in drifts[:DRIFTS]
     ]
-    if rest := found[DRIFTS:]:
+    if rest := drifts[DRIFTS:]:
         rows.append([f"{len(rest):,} more", "", "", "", "", number(sum(d.records for d in rest)), ""])
     columns_ = ["kind", "field", "schema", "would hold it", "", "records", "first offset"]
-    kinds = dict.fromkeys(d.kind for d in found)
+    kinds = dict.fromkeys(d.kind for d in drifts)
     note = "Records that differ from the feed's schema. " + "; ".join(f"{k}: {_DRIFTS[k]}" for k in kinds) + "."
     return section(
         "drift",

@@ -75,8 +75,8 @@ def rejects(parts: Sequence[Placed], lake: Lake, *, published: bool) -> Rejects:
             faults += faults_of([path], lake)
         except PartUnreadable:
             unread.append(path)
-    found = sorted(rank_faults(faults), key=lambda f: (-f.records, f.first))
-    kinds = [Reject(f, _samples(f, parts, lake, published) if i < SHOWN else ()) for i, f in enumerate(found)]
+    faults_by_size = sorted(rank_faults(faults), key=lambda f: (-f.records, f.first))
+    kinds = [Reject(f, _samples(f, parts, lake, published) if i < SHOWN else ()) for i, f in enumerate(faults_by_size)]
     return Rejects(tuple(kinds), sum(files[path] for path in unread), len(unread))
 
 
@@ -91,8 +91,8 @@ def _samples(fault: Fault, parts: Sequence[Placed], lake: Lake, published: bool)
         s = receipt.slice
         if str(s.tp) == partition and s.start <= int(offset) < s.end:
             with suppress(PartUnreadable):
-                if found := _search(int(offset), partition, part, lake, published):
-                    return found
+                if samples := _search(int(offset), partition, part, lake, published):
+                    return samples
     return ()
 
 
@@ -103,8 +103,8 @@ def _search(offset: int, partition: str, part: Part, lake: Lake, published: bool
             if offset not in offsets:
                 return ()
             first = offsets.index(offset)
-            said = _kind_values(batch, first)
-            like = [row for row in range(first, batch.num_rows) if _kind_values(batch, row) == said]
+            values = _kind_values(batch, first)
+            like = [row for row in range(first, batch.num_rows) if _kind_values(batch, row) == values]
             return tuple(_sample(batch, row, partition) for row in like[:SAMPLES])
     return ()
 
@@ -121,20 +121,20 @@ def _kind_values(batch: pa.RecordBatch, row: int) -> list[str | None]:
 def _sample(batch: pa.RecordBatch, row: int, partition: str) -> Sample:
     cell = {name: batch.column(name)[row] for name in ("offset", "timestamp", "key", "value", "byte")}
     stamp, key, value, byte = (cell[n] for n in ("timestamp", "key", "value", "byte"))
-    held = value.as_buffer() if value.is_valid else None
+    buffer = value.as_buffer() if value.is_valid else None
     at = byte.as_py() if byte.is_valid else None
     start = max(0, (at or 0) - SAMPLE_BYTES // 4)
     return Sample(
         place=f"{partition}:{cell['offset'].as_py()}",
         timestamp=stamp.value if stamp.is_valid else None,
         key=_first(key.as_buffer()) if key.is_valid else None,
-        value=None if held is None else _first(held.slice(min(start, held.size))),
-        size=0 if held is None else held.size,
+        value=None if buffer is None else _first(buffer.slice(min(start, buffer.size))),
+        size=0 if buffer is None else buffer.size,
         byte=None if at is None else at - start,
         cut=start > 0,
     )
 
 
 def _first(data: pa.Buffer) -> bytes:
-    found: bytes = data.slice(0, min(SAMPLE_BYTES, data.size)).to_pybytes()
-    return found
+    head: bytes = data.slice(0, min(SAMPLE_BYTES, data.size)).to_pybytes()
+    return head

@@ -54,7 +54,7 @@ def html(page: Page) -> str:
 
 def _sections(page: Page) -> list[tuple[tuple[str, str], Html]]:
     a = page.account
-    found = {
+    built = {
         ("rows", "Rows"): amounts.rows(a),
         ("quarantine", "Quarantine"): quality.quarantine(a, page.rejects),
         ("contract", "Contract"): quality.contract(a, page.profiles),
@@ -68,13 +68,13 @@ def _sections(page: Page) -> list[tuple[tuple[str, str], Html]]:
         ("slices", "Slices"): amounts.slices(a),
         ("origin", "Provenance"): _provenance(a),
     }
-    return [(name, said) for name, said in found.items() if said]
+    return [(name, content) for name, content in built.items() if content]
 
 
 def _within_size_limit(sections: list[tuple[tuple[str, str], Html]]) -> list[tuple[tuple[str, str], Html]]:
     """The sections, without the largest ones if the page would be too large: even counts can have long names."""
-    left = LARGEST - len(CSS) - 20_000  # for the head
-    while sum(len(s.encode()) for _, s in sections) > left:
+    budget = LARGEST - len(CSS) - 20_000  # for the head
+    while sum(len(s.encode()) for _, s in sections) > budget:
         i = max(range(len(sections)), key=lambda i: len(sections[i][1]))
         (name, title), _ = sections[i]
         sections[i] = (name, title), section(name, title, note="Left out: it is too large to be shown.")
@@ -85,12 +85,12 @@ def _within_size_limit(sections: list[tuple[tuple[str, str], Html]]) -> list[tup
 
 
 def _header(a: BatchAccount, names: Sequence[tuple[str, str]]) -> Html:
-    word, kind, said = verdict(a)
+    word, kind, sentence = verdict(a)
     return tag(
         "header",
         tag("div", "Sluice · a batch's report", class_="brand"),
         tag("h1", tag("bdi", a.feed), f" · batch {a.batch.id}"),
-        tag("div", tag("span", word, class_=f"pill {kind}"), " ", said, class_="verdict"),
+        tag("div", tag("span", word, class_=f"pill {kind}"), " ", sentence, class_="verdict"),
         _why(a),
         _tiles(a),
         tag("nav", *(tag("a", title, href=f"#{name}") for name, title in names), aria_label="Sections"),
@@ -119,8 +119,8 @@ def _refusing(a: BatchAccount) -> bool:
 
 
 def _request(plan: Plan) -> str:
-    said = str(plan.request)
-    return said[:1].upper() + said[1:]
+    text = str(plan.request)
+    return text[:1].upper() + text[1:]
 
 
 def _why(a: BatchAccount) -> Html:
@@ -133,11 +133,11 @@ def _why(a: BatchAccount) -> Html:
 
 def _tiles(a: BatchAccount) -> Html:
     counts = a.counts
-    seen = counts.landed + counts.quarantined
+    total = counts.landed + counts.quarantined
     rate = f"{counts.landed * 1000 / a.took:,.0f}" if a.took else "–"
     tiles = [
         (number(counts.landed), "rows landed" if a.published else "rows would land"),
-        (number(counts.quarantined), f"quarantined, {share(counts.quarantined, seen)}"),
+        (number(counts.quarantined), f"quarantined, {share(counts.quarantined, total)}"),
         (number(counts.invisible), "invisible offsets"),
         *([(number(counts.dropped), "dropped by policy")] if counts.dropped else []),
         (size(a.bytes), f"in {many(a.files, 'file')}"),
@@ -146,7 +146,7 @@ def _tiles(a: BatchAccount) -> Html:
     ]
     return tag(
         "div",
-        *(tag("div", tag("b", figure), tag("span", said), class_="tile") for figure, said in tiles),
+        *(tag("div", tag("b", figure), tag("span", label), class_="tile") for figure, label in tiles),
         class_="tiles",
     )
 
@@ -192,18 +192,18 @@ def _provenance(a: BatchAccount) -> Html:
         ("ledger", a.ledger_id),
         ("cluster", a.plan.cluster),
     ]
-    said = (piece for name, text in facts for piece in (tag("dt", name), tag("dd", tag("code", text))))
-    return tag("section", tag("h2", "Provenance"), tag("dl", *said), id="origin")
+    pieces = (piece for name, text in facts for piece in (tag("dt", name), tag("dd", tag("code", text))))
+    return tag("section", tag("h2", "Provenance"), tag("dl", *pieces), id="origin")
 
 
 def _windows(a: BatchAccount) -> str:
-    found = list(windows(a.receipts))
-    if not found:
+    starts = list(windows(a.receipts))
+    if not starts:
         return "none: outside windows"
-    first = show_window(found[0])
-    return first if len(found) == 1 else f"{many(len(found), 'window')}, {first} to {show_window(found[-1])}"
+    first = show_window(starts[0])
+    return first if len(starts) == 1 else f"{many(len(starts), 'window')}, {first} to {show_window(starts[-1])}"
 
 
 def _footer(a: BatchAccount) -> Html:
-    said = "This file holds values of records: share it as you would share the data. It needs no network."
-    return tag("footer", said)
+    text = "This file holds values of records: share it as you would share the data. It needs no network."
+    return tag("footer", text)

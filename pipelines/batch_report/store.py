@@ -30,9 +30,9 @@ TIMES = ("kafka_timestamp", "timestamp")
 def make(a: BatchAccount, lake: Lake, behind: Sequence[PartitionLag] | None = None) -> bytes:
     """The report of a batch, from its own files. Raises LakeUnavailable."""
     refused = rejects(a.parts(PartKind.QUARANTINED), lake, published=a.published)
-    places = [p for o in a.outcomes if not o.quarantines for p in o.first]
+    positions = [p for o in a.outcomes if not o.quarantines for p in o.first]
     landed = a.parts(PartKind.LANDED)
-    spread = profiles(landed, lake, columns_to_profile(a), places, published=a.published)
+    spread = profiles(landed, lake, columns_to_profile(a), positions, published=a.published)
     return html(Page(a, refused, spread, None if behind is None else tuple(behind))).encode()
 
 
@@ -81,6 +81,6 @@ def keep(
     failures: Sequence[SliceFailure] = (),
 ) -> str:
     """Make a batch's report, put it into the lake and return its path. Raises as `account` and `make` do."""
-    found = account(ledger, lake, batch, why, failures)
-    lake.put(path := path_of(found), make(found, lake, behind))
+    facts = account(ledger, lake, batch, why, failures)
+    lake.put(path := path_of(facts), make(facts, lake, behind))
     return path

@@ -65,19 +65,19 @@ def _repeats(column: pa.ChunkedArray) -> bool:
     """Whether a dictionary pays, by the column's type or its first rows."""
     if not _is_text(column.type):
         return bool(pa.types.is_dictionary(column.type))
-    seen = column.slice(0, SAMPLE_ROWS)
-    if len(seen) < SAMPLE_ROWS // 4 or seen.nbytes > SAMPLE_BYTES:
+    sample = column.slice(0, SAMPLE_ROWS)
+    if len(sample) < SAMPLE_ROWS // 4 or sample.nbytes > SAMPLE_BYTES:
         return False
-    different = len(seen.unique())
-    return different <= REPEATS * len(seen) and different * seen.nbytes <= DICTIONARY_BYTES * len(seen)
+    different = len(sample.unique())
+    return different <= REPEATS * len(sample) and different * sample.nbytes <= DICTIONARY_BYTES * len(sample)
 
 
 def _goes_on(column: pa.ChunkedArray) -> bool:
     """Whether texts share their beginnings with the ones before, as numbered names do."""
-    seen = column.slice(0, NEIGHBOURS)
-    if len(seen) < NEIGHBOURS or seen.nbytes > SAMPLE_BYTES:
+    sample = column.slice(0, NEIGHBOURS)
+    if len(sample) < NEIGHBOURS or sample.nbytes > SAMPLE_BYTES:
         return False
-    texts = [bytes(text) for text in seen.cast(pa.binary()).to_pylist() if text]
+    texts = [bytes(text) for text in sample.cast(pa.binary()).to_pylist() if text]
     shared = sum(_common_prefix(a, b) for a, b in pairwise(texts))
     return shared > SHARED * sum(map(len, texts))
 

@@ -80,11 +80,11 @@ def offsets_of(rows: pa.RecordBatch) -> np.ndarray:
 
 def same_rows(before: Rows, after: Rows) -> bool:
     """Whether both yield the same rows in the same order, however they are cut into batches."""
-    left, right = next(before, None), next(after, None)
-    while left is not None and right is not None:
-        both = min(left.num_rows, right.num_rows)
-        if not left.slice(0, both).equals(right.slice(0, both)):
+    left_rows, right = next(before, None), next(after, None)
+    while left_rows is not None and right is not None:
+        both = min(left_rows.num_rows, right.num_rows)
+        if not left_rows.slice(0, both).equals(right.slice(0, both)):
             return False
-        left = left.slice(both) if left.num_rows > both else next(before, None)
+        left_rows = left_rows.slice(both) if left_rows.num_rows > both else next(before, None)
         right = right.slice(both) if right.num_rows > both else next(after, None)
-    return left is None and right is None
+    return left_rows is None and right is None

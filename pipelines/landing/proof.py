@@ -36,13 +36,13 @@ def prove(plan: Plan, batch: int, outcomes: Iterable[Outcome], lake: Lake) -> tu
     A task that ran more than once may leave several receipts; the first that holds, in order of attempt, is chosen.
     Those that share a file are chosen together, or not at all.
     """
-    said = list(outcomes)
+    reported = list(outcomes)
     failures: dict[Slice, list[SliceFailure]] = {}
-    for o in said:
+    for o in reported:
         if isinstance(o, SliceFailure):
             failures.setdefault(o.slice, []).append(o)
     claim = Claim(plan.feed, batch, plan.hash)
-    groups = sharing(sorted((o for o in said if isinstance(o, Receipt)), key=lambda r: r.attempt))
+    groups = sharing(sorted((o for o in reported if isinstance(o, Receipt)), key=lambda r: r.attempt))
     chosen: dict[Slice, Receipt] = {}
     for group, wrong in zip(groups, each(lambda g: _why_not(claim, g, lake), groups), strict=True):
         if wrong is not None:
@@ -105,8 +105,8 @@ def check_together(claim: Claim, group: Sequence[Receipt], lake: Lake) -> None:
             groups = [_row_groups(claim, r, part, lake) for part in parts]
             for follows in groups if r.slice.by_time else [[g for of_part in groups for g in of_part]]:
                 _check_offsets(r.slice, follows)
-    for held in shared.values():
-        _check_shared(claim, sorted(held, key=lambda rp: rp[1].shared.first if rp[1].shared else 0), lake)
+    for claims in shared.values():
+        _check_shared(claim, sorted(claims, key=lambda rp: rp[1].shared.first if rp[1].shared else 0), lake)
 
 
 def check_account(r: Receipt) -> None:
@@ -168,10 +168,10 @@ def _row_groups(claim: Claim, r: Receipt, part: Part, lake: Lake) -> list[Range]
 
 
 def _check_metadata(s: Slice, part: Part, footer: pq.FileMetaData, wanted: dict[str, str]) -> None:
-    said = {k.decode(): v.decode("utf-8", "replace") for k, v in (footer.metadata or {}).items()}
+    metadata = {k.decode(): v.decode("utf-8", "replace") for k, v in (footer.metadata or {}).items()}
     for key, expected in wanted.items():
-        if said.get(key) != expected:
-            raise _proof_failed(s, f"{part.staged} says {key} = {said.get(key)!r}, expected {expected!r}")
+        if metadata.get(key) != expected:
+            raise _proof_failed(s, f"{part.staged} says {key} = {metadata.get(key)!r}, expected {expected!r}")
 
 
 def _check_shared(claim: Claim, held: Sequence[tuple[Receipt, Part]], lake: Lake) -> None:
@@ -182,8 +182,8 @@ def _check_shared(claim: Claim, held: Sequence[tuple[Receipt, Part]], lake: Lake
     path = paths.part_path(claim.feed, kind, s.folder, name)
     slices = [(other.slice, p.rows) for other, p in held]
     rows, size = sum(n for _, n in slices), part.file_bytes
-    whole = Part(name, kind, staged, path, rows, size, part.sha256)
-    shares = shares_of(whole, slices) if rows else {}
+    file_part = Part(name, kind, staged, path, rows, size, part.sha256)
+    shares = shares_of(file_part, slices) if rows else {}
     lot = (s.topic, s.incarnation, s.window, s.folder, 0)
     for other, p in held:
         o = other.slice
@@ -245,13 +245,13 @@ def _check_offsets(s: Slice, groups: Sequence[Range]) -> None:
 
 def receipts_at(path: str, lake: Lake) -> tuple[Receipt, ...]:
     """The receipts at `path`; none if one is unsound, and their slices must be read again."""
-    found = receipt_files.read(path, lake)
+    receipts = receipt_files.read(path, lake)
     try:
-        for receipt in found:
+        for receipt in receipts:
             check_account(receipt)
     except ProofFailed:
         return ()
-    return found
+    return receipts
 
 
 def files_stand(receipts: Sequence[Receipt], lake: Lake) -> bool:

@@ -48,11 +48,11 @@ def window_ranges(
     pinned = {p.tp: _window_range(state, p, start, end) for p in partitions}
     unknown = [p for p in partitions if pinned[p.tp] is None]
     first, last = (cluster.offsets_at({p.tp: time for p in unknown}) if unknown else {} for time in (start, end))
-    found = {tp: r for tp, r in pinned.items() if r is not None}
+    ranges = {tp: r for tp, r in pinned.items() if r is not None}
     for p in unknown:
         a, b = (p.high_watermark if hit is None else hit.offset for hit in (first.get(p.tp), last.get(p.tp)))
-        found[p.tp] = Range(a, max(a, b))
-    return found
+        ranges[p.tp] = Range(a, max(a, b))
+    return ranges
 
 
 def _window_range(state: State, p: PartitionState, start: int, end: int) -> Range | None:
@@ -64,26 +64,28 @@ def stretches(
     partitions: Iterable[PartitionState], ranges: Mapping[TopicPartition, Sequence[Range]] | None = None
 ) -> list[Slice]:
     """The parts of `ranges` (None: of everything) that are stable and in Kafka, as slices with estimated bytes."""
-    found = []
+    out = []
     for p in partitions:
         per_record = (p.log_bytes or 0) / max(p.high_watermark - p.log_start, 1)
         for r in [Range(p.log_start, p.stable_end)] if ranges is None else ranges.get(p.tp, ()):
             start, end = max(r.start, p.log_start), min(r.end, p.stable_end)
             if start < end:
                 size = int((end - start) * per_record)
-                found.append(Slice(p.topic, p.partition, p.topic_id, start, end, p.leader_epoch, size))
-    return found
+                out.append(Slice(p.topic, p.partition, p.topic_id, start, end, p.leader_epoch, size))
+    return out
 
 
 def newest(slices: Sequence[Slice], records: int, size: int) -> tuple[Slice, ...]:
     """The last offsets of each slice, spread evenly: at most `records` in all, and at most about `size` bytes."""
-    most = sum(s.estimated_bytes for s in slices)
-    left = records if most <= size else min(records, sum(s.span for s in slices) * size // most)
+    size_of_slices = sum(s.estimated_bytes for s in slices)
+    remaining = (
+        records if size_of_slices <= size else min(records, sum(s.span for s in slices) * size // size_of_slices)
+    )
     chosen: dict[Slice, Slice] = {}
     for i, s in enumerate(sorted(slices, key=lambda s: s.span)):
-        if take := min(s.span, left // (len(slices) - i)):
+        if take := min(s.span, remaining // (len(slices) - i)):
             chosen[s] = replace(s, start=s.end - take, estimated_bytes=s.estimated_bytes * take // s.span)
-            left -= take
+            remaining -= take
     return tuple(chosen[s] for s in slices if s in chosen)
 
 
@@ -114,15 +116,15 @@ def look(
 
 def read_landed(receipts: Iterable[Receipt], lake: Lake, names: Sequence[str]) -> pa.Table:
     """These columns of the rows that would land. Leaves out tombstones of typed feeds."""
-    found = []
+    files = []
     for part in (p for r in receipts for p in r.of(PartKind.LANDED)):
         with lake.open(part.staged) as file:
             read = pq.ParquetFile(file)
-            gone = [TOMBSTONE] if TOMBSTONE in read.schema_arrow.names else []
+            extra = [TOMBSTONE] if TOMBSTONE in read.schema_arrow.names else []
             first = part.shared.first if part.shared else 0
-            rows = read.read(columns=[*names, *gone]).slice(first, part.rows)
-        found.append(rows.filter(pc.invert(rows.column(TOMBSTONE))).select(names) if gone else rows)
-    return pa.concat_tables(found) if found else pa.table({})
+            rows = read.read(columns=[*names, *extra]).slice(first, part.rows)
+        files.append(rows.filter(pc.invert(rows.column(TOMBSTONE))).select(names) if extra else rows)
+    return pa.concat_tables(files) if files else pa.table({})
 
 
 def rows_at(
@@ -137,10 +139,10 @@ def rows_at(
     Includes records that the contract put into quarantine. Leaves out records that cannot be typed.
     """
     wanted: dict[str, set[int]] = {}
-    for place in places:
-        tp, _, offset = place.rpartition(":")
+    for position in places:
+        tp, _, offset = position.rpartition(":")
         wanted.setdefault(tp, set()).add(int(offset))
-    bare, found = replace(shape, contract=None).format(writers), {}
+    bare, rows_by_position = replace(shape, contract=None).format(writers), {}
     for r in receipts:
         for part in r.parts if str(r.slice.tp) in wanted else ():
             rows = _read_rows_at(part, lake, wanted[str(r.slice.tp)])
@@ -149,8 +151,8 @@ def rows_at(
                 rows = pa.Table.from_batches([f.landed for f in bare.convert(r.slice, chunk)])
             for row in range(rows.num_rows):
                 cells = {name: rows.column(name)[row] for name in rows.column_names}
-                found[f"{r.slice.tp}:{cells[offset_column(rows.schema)].as_py()}"] = cells
-    return found
+                rows_by_position[f"{r.slice.tp}:{cells[offset_column(rows.schema)].as_py()}"] = cells
+    return rows_by_position
 
 
 _DECODED = ("key", "value", "offset", "timestamp", "timestampType", "headers")

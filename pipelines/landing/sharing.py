@@ -47,16 +47,16 @@ def may_share(slices: Iterable[Slice], settings: LandingSettings) -> list[Slice]
     """
     if settings.shared_files is False:
         return []
-    least = 2 if settings.shared_files else MANY
+    minimum = 2 if settings.shared_files else MANY
     lots: dict[tuple[int, str, str, str], list[Slice]] = {}
     for s in slices:
         small = ROWS_PER_ESTIMATE * s.estimated_bytes <= SMALL_BYTES
         if small and s.window is not None and not s.by_time:
             lots.setdefault(_lot(s), []).append(s)
-    some = (
-        sorted(held, key=lambda s: (s.partition, s.start)) for _, held in sorted(lots.items()) if len(held) >= least
+    shareable = (
+        sorted(lot, key=lambda s: (s.partition, s.start)) for _, lot in sorted(lots.items()) if len(lot) >= minimum
     )
-    return [s for held in some for s in held]
+    return [s for lot in shareable for s in lot]
 
 
 def _lot(s: Slice) -> tuple[int, str, str, str]:
@@ -118,9 +118,9 @@ class Sharing:
         """What is held, where it can wait."""
         if self._in_memory + held.bytes > WAITING_BYTES:
             return _OnDisk(held)
-        kept = held.copied()
-        self._in_memory += kept.bytes
-        return kept
+        copy = held.copied()
+        self._in_memory += copy.bytes
+        return copy
 
     def leave_out(self, s: Slice) -> None:
         """Go on without a slice."""
@@ -139,20 +139,20 @@ class Sharing:
         if self._file is not None:
             self._file.abandon()
             self._file = None
-        for held in self._waiting.values():
-            if isinstance(held, _OnDisk):
-                held.close()
+        for rows in self._waiting.values():
+            if isinstance(rows, _OnDisk):
+                rows.close()
 
     def _advance(self) -> None:
         while self._left and self._left[0] in self._waiting:
             s = self._left.popleft()
-            found = self._waiting.pop(s)
-            if isinstance(found, Held):
-                self._in_memory -= found.bytes
-                self._add(found)
-            elif found is not None:
+            slice_rows = self._waiting.pop(s)
+            if isinstance(slice_rows, Held):
+                self._in_memory -= slice_rows.bytes
+                self._add(slice_rows)
+            elif slice_rows is not None:
                 try:
-                    self._add(found.back())
+                    self._add(slice_rows.back())
                 except (OSError, pa.ArrowException) as error:
                     self.failed[s] = error
 
@@ -220,17 +220,17 @@ class _File:
         for writer in self._writers.values():
             for s, part in writer.close().items():
                 parts[s] = (*parts.get(s, ()), part)
-        made = [replace(r, parts=parts.get(r.slice, ())) for r in self._receipts]
+        receipts = [replace(r, parts=parts.get(r.slice, ())) for r in self._receipts]
         spent = {
             "encode": sum(w.encode_ns for w in self._writers.values()),
             "write": sum(w.write_ns for w in self._writers.values()),
         }
-        made[0] = replace(made[0], timings=made[0].timings | spent)
+        receipts[0] = replace(receipts[0], timings=receipts[0].timings | spent)
         target = self._target
-        for r in made:
+        for r in receipts:
             check_account(r)
-        receipt_files.put(target.feed, target.batch, made, self._lake)
-        return {r.slice: r for r in made}
+        receipt_files.put(target.feed, target.batch, receipts, self._lake)
+        return {r.slice: r for r in receipts}
 
     def abandon(self) -> None:
         for writer in self._writers.values():

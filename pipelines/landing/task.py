@@ -124,16 +124,16 @@ def adopt(slices: Sequence[Slice], work: Assignment, tools: Tools) -> dict[Slice
     slices of a shared file are adopted together, or not at all: its rows count once, and all of them.
     """
     wanted = {paths.slice_name(s): s for s in slices}
-    known: list[Receipt] = []
+    earlier: list[Receipt] = []
     for path in tools.lake.list(paths.staging_folder(work.feed, work.batch)):
         there = receipts_at(path, tools.lake) if paths.receipt_slice(path) in wanted else ()
         if all(wanted.get(paths.slice_name(r.slice)) == r.slice for r in there) and _are_ours(there, path, work):
-            known += there
-    found: dict[Slice, Receipt] = {}
-    for together in sharing(known):
-        if not any(r.slice in found for r in together) and _hold(together, work, tools.lake):
-            found |= {r.slice: replace(r, adopted=True) for r in together}
-    return found
+            earlier += there
+    adopted: dict[Slice, Receipt] = {}
+    for together in sharing(earlier):
+        if not any(r.slice in adopted for r in together) and _hold(together, work, tools.lake):
+            adopted |= {r.slice: replace(r, adopted=True) for r in together}
+    return adopted
 
 
 def _are_ours(there: Sequence[Receipt], path: str, work: Assignment) -> bool:
@@ -232,17 +232,17 @@ def memory_shares(
     A slice's share depends on the slice alone, so that it gets the same row groups whatever is read beside it. `small`
     slices share files: all of their rows are held until they end.
     """
-    least, most = CHUNK_BYTES
-    chunks = {s: min(max(4 * s.estimated_bytes, least), most) for s in slices}
+    smallest, largest = CHUNK_BYTES
+    chunks = {s: min(max(4 * s.estimated_bytes, smallest), largest) for s in slices}
     limits = work.limits
-    left = work.memory - RESERVED_BYTES - limits.ahead_bytes - limits.request_bytes
-    left -= WAITING_BYTES + 2 * ROW_GROUP_BYTES if small else 0
+    available = work.memory - RESERVED_BYTES - limits.ahead_bytes - limits.request_bytes
+    available -= WAITING_BYTES + 2 * ROW_GROUP_BYTES if small else 0
     active = 0
-    held = {s: SMALL_BYTES if s in small else 0 for s in slices}
-    for s in sorted(slices, key=lambda s: chunks[s] + held[s], reverse=True):
+    shares = {s: SMALL_BYTES if s in small else 0 for s in slices}
+    for s in sorted(slices, key=lambda s: chunks[s] + shares[s], reverse=True):
         # One being filled; what typing and encoding the last one took; gaps left.
-        left -= 5 * chunks[s] + SCRATCH_BYTES + held[s]
-        if left < 0 or active == limits.active_slices:
+        available -= 5 * chunks[s] + SCRATCH_BYTES + shares[s]
+        if available < 0 or active == limits.active_slices:
             break
         active += 1
     return chunks, replace(limits, active_slices=max(active, 1))
@@ -381,13 +381,13 @@ class _Landing:
 
     def _account(self) -> Counts:
         """All counts of the slice. Offsets that no batch held are compacted. Raises ProofFailed for lost records."""
-        seen, counts = self._decoder.counts, self._counts
-        if counts.total != seen.records:
+        read_counts, counts = self._decoder.counts, self._counts
+        if counts.total != read_counts.records:
             raise ProofFailed(
-                f"{self._slice}: {seen.records} records decoded, but {counts} of them accounted for",
+                f"{self._slice}: {read_counts.records} records decoded, but {counts} of them accounted for",
                 remedy="this is a bug in the feed's format; nothing of this slice was landed",
             )
-        counts += Counts(control=seen.control, aborted=seen.aborted)
+        counts += Counts(control=read_counts.control, aborted=read_counts.aborted)
         return replace(counts, compacted=self._slice.span - counts.total)
 
     def _timings(self) -> dict[str, int]:

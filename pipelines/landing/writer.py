@@ -61,8 +61,8 @@ def file_metadata(feed: str, batch: int, plan_hash: str, s: Slice) -> dict[str, 
 def shared_metadata(feed: str, batch: int, plan_hash: str, slices: Sequence[tuple[Slice, int]]) -> dict[str, str]:
     """What the footer of a shared file says: its slices in order, each with its number of rows. All are of one life of
     one topic."""
-    told = json.dumps([[str(s), rows] for s, rows in slices])
-    return _about(feed, batch, plan_hash, slices[0][0]) | {"sluice.slices": told}
+    slices_json = json.dumps([[str(s), rows] for s, rows in slices])
+    return _about(feed, batch, plan_hash, slices[0][0]) | {"sluice.slices": slices_json}
 
 
 def _about(feed: str, batch: int, plan_hash: str, s: Slice) -> dict[str, str]:
@@ -112,8 +112,8 @@ class PartWriter:
             return
         self._last = check_increasing(self._target.slice, rows, self._last)
         self._pending.append(rows)
-        held = sum(b.num_rows for b in self._pending), sum(b.nbytes for b in self._pending)
-        if held[0] >= self._settings.row_group_rows or held[1] >= self._row_group_bytes:
+        buffered = sum(b.num_rows for b in self._pending), sum(b.nbytes for b in self._pending)
+        if buffered[0] >= self._settings.row_group_rows or buffered[1] >= self._row_group_bytes:
             self._flush()
 
     def close(self) -> tuple[Part, ...]:
@@ -136,8 +136,8 @@ class PartWriter:
             return
         begun = time.perf_counter_ns()
         rows, self._pending = pa.Table.from_batches(self._pending, self._schema), []
-        for folder, some in self._by_folder(rows):
-            self._add(folder, some)
+        for folder, folder_rows in self._by_folder(rows):
+            self._add(folder, folder_rows)
         if rows.nbytes > 2 * self._row_group_bytes:
             # What a huge value took is not kept for the next one: there may be none.
             pa.default_memory_pool().release_unused()
@@ -243,9 +243,9 @@ class SharedWriter:
             return {}
         first = self._first
         file.about(shared_metadata(first.feed, first.batch, first.plan_hash, self._held))
-        whole = file.finish()
+        part = file.finish()
         self._ns += time.perf_counter_ns() - begun
-        return shares_of(whole, self._held)
+        return shares_of(part, self._held)
 
     def abandon(self) -> None:
         """Remove everything that was written."""

@@ -66,7 +66,7 @@ class Comparison:
 def tasks(slices: Sequence[Led], sizing: Sizing) -> tuple[Task, ...]:
     """Tasks that read each of the slices once, numbered by their place."""
     bins = _by_leader(slices, sizing) if sizing.assignor is Assignor.LEADER_BYTES else _by_partition(slices, sizing)
-    return tuple(_task(index, held) for index, held in enumerate(held for held in bins if held))
+    return tuple(_task(index, bin_) for index, bin_ in enumerate(bin_ for bin_ in bins if bin_))
 
 
 def tasks_before(plan: Plan) -> Before:
@@ -85,12 +85,12 @@ def range_(partitions: Iterable[TopicPartition], count: int) -> list[list[TopicP
     >>> [len(held) for held in range_([TopicPartition("t", p) for p in range(10)], 3)]
     [4, 3, 3]
     """
-    given: list[list[TopicPartition]] = [[] for _ in range(count)]
+    runs: list[list[TopicPartition]] = [[] for _ in range(count)]
     for _, group in groupby(sorted(partitions), key=lambda tp: tp.topic):
         topic = list(group)
-        for i, held in enumerate(given):
-            held += topic[_share(len(topic), count, i) : _share(len(topic), count, i + 1)]
-    return given
+        for i, run in enumerate(runs):
+            run += topic[_share(len(topic), count, i) : _share(len(topic), count, i + 1)]
+    return runs
 
 
 def round_robin(partitions: Iterable[TopicPartition], count: int) -> list[list[TopicPartition]]:
@@ -102,25 +102,25 @@ def round_robin(partitions: Iterable[TopicPartition], count: int) -> list[list[T
 def sticky(partitions: Iterable[TopicPartition], count: int, before: Before) -> list[list[TopicPartition]]:
     """Numbers that differ by one at most; within that, a partition stays with the task that read it before."""
     ordered = sorted(partitions)
-    least, larger = divmod(len(ordered), count)
-    given: list[list[TopicPartition]] = [[] for _ in range(count)]
+    smallest, larger = divmod(len(ordered), count)
+    assigned: list[list[TopicPartition]] = [[] for _ in range(count)]
     free: list[TopicPartition] = []
     for tp in ordered:
-        held = given[at] if (at := before.get(tp, count)) < count else free
-        if held is not free and len(held) == least:
-            larger, held = (larger - 1, held) if larger else (0, free)
-        elif held is not free and len(held) > least:
-            held = free
-        held.append(tp)
+        target = assigned[at] if (at := before.get(tp, count)) < count else free
+        if target is not free and len(target) == smallest:
+            larger, target = (larger - 1, target) if larger else (0, free)
+        elif target is not free and len(target) > smallest:
+            target = free
+        target.append(tp)
     for tp in free:
-        min(given, key=len).append(tp)
-    return given
+        min(assigned, key=len).append(tp)
+    return assigned
 
 
 def _share(total: int, count: int, place: int) -> int:
     """Where the run of the task in that place begins, when the first `total % count` are longer by one."""
-    least, larger = divmod(total, count)
-    return place * least + min(place, larger)
+    shortest, larger = divmod(total, count)
+    return place * shortest + min(place, larger)
 
 
 def _by_partition(slices: Sequence[Led], sizing: Sizing) -> list[list[Led]]:
@@ -128,12 +128,12 @@ def _by_partition(slices: Sequence[Led], sizing: Sizing) -> list[list[Led]]:
     count = min(_task_count(_bytes(slices), sizing), len(partitions)) or 1
     match sizing.assignor:
         case Assignor.RANGE:
-            given = range_(partitions, count)
+            assigned = range_(partitions, count)
         case Assignor.ROUND_ROBIN:
-            given = round_robin(partitions, count)
+            assigned = round_robin(partitions, count)
         case _:
-            given = sticky(partitions, count, sizing.before)
-    task_of = {tp: i for i, held in enumerate(given) for tp in held}
+            assigned = sticky(partitions, count, sizing.before)
+    task_of = {tp: i for i, tps in enumerate(assigned) for tp in tps}
     bins: list[list[Led]] = [[] for _ in range(count)]
     for led in slices:
         bins[task_of[led[1].tp]].append(led)
@@ -148,7 +148,7 @@ def _by_leader(slices: Sequence[Led], sizing: Sizing) -> list[list[Led]]:
     total = _bytes(slices) or 1
     wanted = _task_count(total, sizing)
     counts = {leader: max(1, min(len(g), round(_bytes(g) / total * wanted))) for leader, g in groups.items()}
-    return [held for leader, group in sorted(groups.items()) for held in _pack(group, counts[leader])]
+    return [bin_ for leader, group in sorted(groups.items()) for bin_ in _pack(group, counts[leader])]
 
 
 def _task_count(total: int, sizing: Sizing) -> int:
@@ -161,10 +161,10 @@ def _pack(group: Sequence[Led], count: int) -> list[list[Led]]:
     bins: list[tuple[int, int, list[Led]]] = [(0, i, []) for i in range(count)]
     heapify(bins)
     for led in sorted(group, key=lambda led: (-led[1].estimated_bytes, led[1].key, led[1].start)):
-        load, i, held = heappop(bins)
-        held.append(led)
-        heappush(bins, (load + led[1].estimated_bytes, i, held))
-    return [held for _, _, held in sorted(bins, key=lambda b: b[1])]
+        load, i, bin_ = heappop(bins)
+        bin_.append(led)
+        heappush(bins, (load + led[1].estimated_bytes, i, bin_))
+    return [bin_ for _, _, bin_ in sorted(bins, key=lambda b: b[1])]
 
 
 def _task(index: int, held: Sequence[Led]) -> Task:
@@ -178,15 +178,15 @@ def _bytes(slices: Iterable[Led]) -> int:
 
 
 def _compared(slices: Sequence[Led], sizing: Sizing) -> Comparison:
-    made, leader_of = tasks(slices, sizing), {s.tp: leader for leader, s in slices}
-    sizes = [t.estimated_bytes for t in made]
+    tasks_, leader_of = tasks(slices, sizing), {s.tp: leader for leader, s in slices}
+    sizes = [t.estimated_bytes for t in tasks_]
     before = sizing.before
-    moved = sum(before.get(s.tp, t.index) != t.index for t in made for s in t.slices)
+    moved = sum(before.get(s.tp, t.index) != t.index for t in tasks_ for s in t.slices)
     return Comparison(
         sizing.assignor,
-        len(made),
+        len(tasks_),
         max(sizes, default=0),
         max(sizes) * len(sizes) / sum(sizes) if sum(sizes) else 1.0,
-        max((len({leader_of[s.tp] for s in t.slices}) for t in made), default=0),
+        max((len({leader_of[s.tp] for s in t.slices}) for t in tasks_), default=0),
         moved if before else None,
     )

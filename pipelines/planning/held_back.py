@@ -62,9 +62,9 @@ class HeldBack:
     @property
     def text(self) -> str:
         first, *others = self.held
-        named = [f"{first.tp} is held at offset {first.start}", *(f"{h.tp} at {h.start}" for h in others[:_NAMED])]
+        positions = [f"{first.tp} is held at offset {first.start}", *(f"{h.tp} at {h.start}" for h in others[:_NAMED])]
         more = f" and {many(len(others) - _NAMED, 'more partition')}" if len(others) > _NAMED else ""
-        return f"{', '.join(named)}{more} by {self.who}: {many(self.offsets, 'offset')} cannot land yet"
+        return f"{', '.join(positions)}{more} by {self.who}: {many(self.offsets, 'offset')} cannot land yet"
 
     @property
     def who(self) -> str:
@@ -137,15 +137,15 @@ def held_back(
     """What each open transaction holds of these partitions at `now` (ms since the epoch). The largest comes first."""
     waiting = sorted(unstable_partitions(partitions), key=lambda p: p.tp)
     # One that begins beyond these offsets holds others: what held these has ended since Kafka was asked for them.
-    known = {p.tp: t for p in waiting if (t := holders.get(p.tp)) is not None and t.start < p.high_watermark}
+    holder_of = {p.tp: t for p in waiting if (t := holders.get(p.tp)) is not None and t.start < p.high_watermark}
     by: dict[int | None, list[HeldRange]] = {}
     for p in waiting:
-        t = known.get(p.tp)
+        t = holder_of.get(p.tp)
         start = t.start if t else p.stable_end
         by.setdefault(t.producer_id if t else None, []).append(HeldRange(p.tp, start, p.high_watermark))
     limit = broker.transaction_max_timeout
-    found = (HeldBack(feed, tuple(h), _newest(h, known), now, limit) for h in by.values())
-    return tuple(sorted(found, key=lambda h: -h.offsets))
+    blocked = (HeldBack(feed, tuple(h), _newest(h, holder_of), now, limit) for h in by.values())
+    return tuple(sorted(blocked, key=lambda h: -h.offsets))
 
 
 def unstable_partitions(partitions: Iterable[PartitionState]) -> list[PartitionState]:
@@ -155,13 +155,13 @@ def unstable_partitions(partitions: Iterable[PartitionState]) -> list[PartitionS
 
 def by_partition(found: Iterable[HeldBack]) -> dict[TopicPartition, HeldBack]:
     """What is held, for each partition on its own."""
-    return {h.tp: replace(each, held=(h,)) for each in found for h in each.held}
+    return {h.tp: replace(item, held=(h,)) for item in found for h in item.held}
 
 
 def _newest(held: Iterable[HeldRange], holders: Mapping[TopicPartition, OpenTransaction]) -> OpenTransaction | None:
     """The transaction as seen in the partition that it wrote to last."""
-    found = [t for h in held if (t := holders.get(h.tp)) is not None]
-    return max(found, key=lambda t: t.last_written, default=None)
+    transactions = [t for h in held if (t := holders.get(h.tp)) is not None]
+    return max(transactions, key=lambda t: t.last_written, default=None)
 
 
 def look(feed: Feed, cluster: Cluster, partitions: Iterable[PartitionState], now: int) -> tuple[HeldBack, ...]:

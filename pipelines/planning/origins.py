@@ -65,14 +65,14 @@ def incarnation_change(
 
     The topic was deleted and created again, or the log was truncated below what has landed.
     """
-    known = state.current.get(partition.tp)
-    if known is None:
+    current = state.current.get(partition.tp)
+    if current is None:
         return None
-    if known.topic_id != partition.topic_id:
-        return Refusal(partition.tp, _topic_recreated(known, partition, feed))
-    landed, _ = state.epochs.get(known, (0, -1))
+    if current.topic_id != partition.topic_id:
+        return Refusal(partition.tp, _topic_recreated(current, partition, feed))
+    landed, _ = state.epochs.get(current, (0, -1))
     epoch_end = min(partition.high_watermark, epoch_ends.get(partition.tp, partition.high_watermark))
-    for read, log_end in ((landed, epoch_end), (state.frontier(known), partition.high_watermark)):
+    for read, log_end in ((landed, epoch_end), (state.frontier(current), partition.high_watermark)):
         if read > log_end:
             return Refusal(partition.tp, _log_truncated(partition, log_end, read, feed))
     return None
@@ -154,8 +154,8 @@ def _by_policy(
                 remedy="commit offsets for the group, or choose start: earliest, latest, a time or a look-back",
             )
     time = start.resolve(clock())
-    found = cluster.offsets_at({p.tp: time for p in partitions})
-    return {p.tp: (_at_time(p, found), why) for p in partitions}
+    hits = cluster.offsets_at({p.tp: time for p in partitions})
+    return {p.tp: (_at_time(p, hits), why) for p in partitions}
 
 
 def _at_time(p: PartitionState, found: Mapping[TopicPartition, object]) -> int:

@@ -50,10 +50,10 @@ class Owed:
 
     @property
     def bytes_per_offset(self) -> float:
-        held = self.partition.high_watermark - self.partition.log_start
-        if self.partition.log_bytes is None or held <= 0:
+        readable = self.partition.high_watermark - self.partition.log_start
+        if self.partition.log_bytes is None or readable <= 0:
             return DEFAULT_RECORD_BYTES
-        return max(self.partition.log_bytes / held, 1.0)
+        return max(self.partition.log_bytes / readable, 1.0)
 
     @property
     def estimated_bytes(self) -> int:
@@ -73,7 +73,7 @@ def owed_ranges(
     offsets below a partition's log start go into `lost`. Raises UsageError when a range names an unknown partition or
     reaches beyond the stable end.
     """
-    found: list[Owed] = []
+    owed: list[Owed] = []
     refused: list[Refusal] = []
     for key, wanted in _widen_to_slices(asked_ranges(request, state, partitions, window), replaced):
         if (partition := partitions.get(key)) is None:
@@ -85,10 +85,10 @@ def owed_ranges(
                 continue
             wanted = Range(wanted.start, before)  # of several windows, those before the held one can be read
         due = subtract(wanted, _accounted_ranges(request, state, key))
-        gone = Range(0, partition.log_start)
-        held = Range(partition.log_start, max(wanted.end, partition.log_start))
-        found.append(Owed(key, partition, wanted, intersect(due, held), intersect(due, gone)))
-    return tuple(found), tuple(refused)
+        below = Range(0, partition.log_start)
+        readable = Range(partition.log_start, max(wanted.end, partition.log_start))
+        owed.append(Owed(key, partition, wanted, intersect(due, readable), intersect(due, below)))
+    return tuple(owed), tuple(refused)
 
 
 def _accounted_ranges(request: Request, state: State, key: Key) -> Iterable[Range]:
@@ -168,10 +168,10 @@ def asked_ranges(
     """The ranges that a request asks for, by partition. Raises UsageError."""
     by_tp = {key.tp: key for key in partitions}
     if request.kind is RequestKind.OFFSETS:
-        named: dict[Key, list[Range]] = {}
+        ranges_of: dict[Key, list[Range]] = {}
         for key, r in (_explicit(r, by_tp, partitions) for r in request.ranges):
-            named.setdefault(key, []).append(r)
-        yield from ((key, r) for key, ranges in named.items() for r in union(ranges))
+            ranges_of.setdefault(key, []).append(r)
+        yield from ((key, r) for key, ranges in ranges_of.items() for r in union(ranges))
         return
     check_only(request.only, by_tp)
     for key, partition in partitions.items():
@@ -204,12 +204,12 @@ def _explicit(
 
 
 def _pinned_range(state: State, key: Key, start: int, end: int) -> Range:
-    if (found := windows.range_between(state, key, start, end)) is None:
+    if (between := windows.range_between(state, key, start, end)) is None:
         raise UsageError(
             f"{key} has no windows from {show_window(start)} to {show_window(end)}: they had another length then",
             remedy="ask for windows of the length that the feed had then, or for offsets by number",
         )
-    return found
+    return between
 
 
 def check_only(only: Sequence[TopicPartition], by_tp: Mapping[TopicPartition, Key]) -> None:
@@ -220,8 +220,8 @@ def check_only(only: Sequence[TopicPartition], by_tp: Mapping[TopicPartition, Ke
 
 
 def _unknown_partition(tp: TopicPartition, by_tp: Mapping[TopicPartition, Key]) -> UsageError:
-    known = sorted(by_tp)
-    listed = ", ".join(map(str, known[:6])) + (f" … ({len(known)} in all)" if len(known) > 6 else "")
+    listed_tps = sorted(by_tp)
+    listed = ", ".join(map(str, listed_tps[:6])) + (f" … ({len(listed_tps)} in all)" if len(listed_tps) > 6 else "")
     return UsageError(f"{tp} is not a partition of this feed", remedy=f"its partitions are: {listed or 'none'}")
 
 
@@ -275,17 +275,17 @@ def _parts(due: Sequence[Owed], replaced: Sequence[Receipt]) -> tuple[str, ...]:
 
 def _covered(due: Sequence[Owed], replaced: Sequence[Receipt]) -> list[Receipt]:
     """The receipts that are landed anew."""
-    asked = by_key((o.key, o.asked) for o in due)
-    return [r for r in replaced if any(a.meets(r.slice.range) for a in asked.get(r.slice.key, ()))]
+    requested_of = by_key((o.key, o.asked) for o in due)
+    return [r for r in replaced if any(a.meets(r.slice.range) for a in requested_of.get(r.slice.key, ()))]
 
 
 def _check_whole_files(due: Sequence[Owed], replaced: Sequence[Receipt]) -> None:
     """Raises UsageError if a file would be replaced of which a slice cannot be read."""
     covered = {r.slice for r in _covered(due, replaced)}
     for group in sharing(replaced):
-        left = [r.slice for r in group if r.slice not in covered]
-        if left and len(left) < len(group):
-            s, more = left[0], f" and {len(left) - 1} more" if len(left) > 1 else ""
+        missing_slices = [r.slice for r in group if r.slice not in covered]
+        if missing_slices and len(missing_slices) < len(group):
+            s, more = missing_slices[0], f" and {len(missing_slices) - 1} more" if len(missing_slices) > 1 else ""
             raise UsageError(
                 f"{s}{more} cannot be landed anew now, and shares a file with what is asked for",
                 remedy="what landed stays: the slices of a file are landed anew together. `sluice plan` says what is"
@@ -361,8 +361,8 @@ def _oldest_windows(found: Sequence[Owed], sizing: Sizing, slices: int, state: S
 def _before(found: Sequence[Owed], state: State, time: int) -> list[Owed]:
     """What is owed in the windows before a boundary."""
     ends = ((o, windows.first_offset(state, o.key, time)) for o in found)
-    held = (o if end is None else replace(o, ranges=intersect(o.ranges, Range(0, end))) for o, end in ends)
-    return [o for o in held if o.ranges]
+    readable = (o if end is None else replace(o, ranges=intersect(o.ranges, Range(0, end))) for o, end in ends)
+    return [o for o in readable if o.ranges]
 
 
 def _slice_size(found: Sequence[Owed], sizing: Sizing) -> int:

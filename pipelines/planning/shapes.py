@@ -99,9 +99,9 @@ def describe_overridden(feed: Feed, state: State) -> str:
     names = [n for n in columns if n.casefold() in keys]
     if not names:
         return ""
-    named = f"{many(len(names), 'column')} named like a key of this feed's folders ({', '.join(names)})"
+    label = f"{many(len(names), 'column')} named like a key of this feed's folders ({', '.join(names)})"
     return (
-        f"{named}: tools that read the folder data/{feed.name} take the folder's value for the record's, or fail"
+        f"{label}: tools that read the folder data/{feed.name} take the folder's value for the record's, or fail"
         " → read the files by `sluice files`, sluice.read or a table, or turn Hive partitions off;"
         " the folders of a new feed have other keys"
     )
@@ -142,7 +142,7 @@ def check_one_table(feed: Feed, shape: Shape, state: State) -> None:
     problems = list(_problems(columns_of(shape.columns), state.table))
     if not problems:
         return
-    lines = "".join(f"\n    {said}" for said, _ in problems[:_SAID])
+    lines = "".join(f"\n    {text}" for text, _ in problems[:_SAID])
     more = f"\n    and {len(problems) - _SAID} more" if len(problems) > _SAID else ""
     raise SchemaChanged(
         f"feed {feed.name}: what would land now is not one table with what has landed:{lines}{more}",
@@ -200,15 +200,15 @@ def _describe_change(ledger: Ledger, state: State, shape: Shape) -> str:
     before = shape_named(ledger, state, last) if last else None
     if before is None:
         return "the first"
-    said = [*_changed_columns(columns_of(before.columns), columns_of(shape.columns))]
+    changes = [*_changed_columns(columns_of(before.columns), columns_of(shape.columns))]
     contracts = [s.contract.hash if s.contract else "" for s in (before, shape)]
-    said += ["contract changed"] if contracts[0] != contracts[1] else []
+    changes += ["contract changed"] if contracts[0] != contracts[1] else []
     policies = [(s.dropping, s.closed) for s in (before, shape)]
-    said += ["policies changed"] if policies[0] != policies[1] else []
-    said += ["schema_file changed"] if before.reader != shape.reader else []
-    said += ["key changed"] if before.key != shape.key else []
-    said += ["added columns no longer refuse values"] if not said and shape.base and not before.base else []
-    return "; ".join(said) or "the order of its columns"
+    changes += ["policies changed"] if policies[0] != policies[1] else []
+    changes += ["schema_file changed"] if before.reader != shape.reader else []
+    changes += ["key changed"] if before.key != shape.key else []
+    changes += ["added columns no longer refuse values"] if not changes and shape.base and not before.base else []
+    return "; ".join(changes) or "the order of its columns"
 
 
 def _changed_columns(before: Mapping[str, str], after: Mapping[str, str]) -> Iterator[str]:
@@ -222,8 +222,8 @@ def _changed_columns(before: Mapping[str, str], after: Mapping[str, str]) -> Ite
 
 def evolve(feed: Feed, ledger: Ledger, receipts: Sequence[Receipt]) -> None:
     """Under `on_drift: evolve`, write a shape to the ledger that takes in the drift of a published batch."""
-    found = [d for d in drift_of(receipts) if d.type and d.kind in (DriftKind.NEW, DriftKind.WIDENED)]
-    if feed.policies.on_drift is not OnDrift.EVOLVE or not found:
+    drifts = [d for d in drift_of(receipts) if d.type and d.kind in (DriftKind.NEW, DriftKind.WIDENED)]
+    if feed.policies.on_drift is not OnDrift.EVOLVE or not drifts:
         return
 
     def decide(state: State) -> SchemaEntry | None:
@@ -231,9 +231,9 @@ def evolve(feed: Feed, ledger: Ledger, receipts: Sequence[Receipt]) -> None:
         if shape.columns is None:
             return None
         own = _count(feed.columns.fields) if feed.columns else 0
-        most = MOST_EVOLVED - (_count(shape.columns.fields) - own)
-        addable = _addable(found, shape)
-        columns = evolve_schema(shape.columns, addable, state.table, most, partial(names_fit, feed.table))
+        limit = MOST_EVOLVED - (_count(shape.columns.fields) - own)
+        addable = _addable(drifts, shape)
+        columns = evolve_schema(shape.columns, addable, state.table, limit, partial(names_fit, feed.table))
         grown = _with_columns(feed, shape, columns)
         if grown.name == shape.name:
             return None

@@ -142,9 +142,9 @@ def opening(
     firsts = cluster.offsets_at({key.tp: 0 for key in offsets})
     bounds = {key: _bounds(firsts.get(key.tp), offset, newest, settings) for key, offset in offsets.items()}
     while open_ := {k: (a + b + 1) // 2 for k, (a, b) in bounds.items() if a < b}:
-        found = cluster.offsets_at({k.tp: middle * settings.length for k, middle in open_.items()})
+        hits = cluster.offsets_at({k.tp: middle * settings.length for k, middle in open_.items()})
         for key, middle in open_.items():
-            hit, (low, high) = found.get(key.tp), bounds[key]
+            hit, (low, high) = hits.get(key.tp), bounds[key]
             first = partitions[key].high_watermark if hit is None else hit.offset
             bounds[key] = (middle, high) if first <= offsets[key] else (low, middle - 1)
     opens = min(a for a, _ in bounds.values()) * settings.length
@@ -196,13 +196,15 @@ def before(
     times = range(window, settings.start_of(first - 1) + settings.length, settings.length)
     look = _Lookup(state, cluster, oldest, clock() + settings.max_skew)
     look.among(times)
-    ends = ((t, k, found) for t in times[1:] for k, found in look.at(t).items())
+    ends = ((t, k, boundary) for t in times[1:] for k, boundary in look.at(t).items())
     below = any(state.boundaries[k][0][1] > p.log_start for k, p in oldest.items())
-    held = next((t for t, k, b in ends if b.offset > oldest[k].log_start), first if below else first + settings.length)
-    if held > window + settings.length:
+    oldest_held = next(
+        (t for t, k, b in ends if b.offset > oldest[k].log_start), first if below else first + settings.length
+    )
+    if oldest_held > window + settings.length:
         raise UsageError(
             f"Kafka holds no record of window {show_window(window)} any more, nor an older one",
-            remedy=f"the oldest window that it holds records of is {show_window(held - settings.length)}",
+            remedy=f"the oldest window that it holds records of is {show_window(oldest_held - settings.length)}",
         )
     return look.entries()
 
@@ -227,9 +229,9 @@ def _newest(state: State, key: Key, otherwise: int) -> int:
 
 def _times(state: State, settings: WindowSettings, since: int, last: int) -> Sequence[int]:
     """The times after `since` up to `last`: those that other partitions have, then every window's end."""
-    known = state.boundary_times
-    have = known[bisect_right(known, since) : bisect_right(known, last)]
-    newest = max(known[-1], since)
+    boundary_times = state.boundary_times
+    have = boundary_times[bisect_right(boundary_times, since) : bisect_right(boundary_times, last)]
+    newest = max(boundary_times[-1], since)
     return [*have, *range(settings.start_of(newest) + settings.length, last + 1, settings.length)]
 
 
@@ -300,12 +302,12 @@ class _Lookup:
             spans = [half for a, middle, b in halves for half in ((a, middle), (middle, b))]
 
     def _look(self, time: int) -> None:
-        found = self._cluster.offsets_at({k.tp: time for k in self._partitions})
-        told = {k: _interpret_answer(p, found.get(k.tp), self._latest) for k, p in self._partitions.items()}
-        self._found[time] = {k: b._replace(offset=clamp(self._state, k, time, b.offset)) for k, b in told.items()}
+        hits = self._cluster.offsets_at({k.tp: time for k in self._partitions})
+        answers = {k: _interpret_answer(p, hits.get(k.tp), self._latest) for k, p in self._partitions.items()}
+        self._found[time] = {k: b._replace(offset=clamp(self._state, k, time, b.offset)) for k, b in answers.items()}
 
     def _offsets(self, times: Sequence[int], index: int) -> list[int]:
-        return [found.offset for found in self._found[times[index]].values()]
+        return [answer.offset for answer in self._found[times[index]].values()]
 
 
 def _interpret_answer(p: PartitionState, hit: OffsetAtTime | None, latest: int) -> _BoundaryAnswer:
@@ -318,7 +320,7 @@ def _interpret_answer(p: PartitionState, hit: OffsetAtTime | None, latest: int) 
 def clamp_boundaries(state: State, entry: BoundaryEntry) -> BoundaryEntry | None:
     """The resolved boundaries that this state has not pinned yet, clamped; None when there are none."""
     current = (item for item in entry.items if state.current.get(item.key.tp) == item.key)
-    items = tuple(left for item in current if (left := _unpinned_boundaries(state, item)).times)
+    items = tuple(unpinned for item in current if (unpinned := _unpinned_boundaries(state, item)).times)
     return BoundaryEntry(items=items) if items else None
 
 
@@ -327,7 +329,7 @@ def _unpinned_boundaries(state: State, found: Boundaries) -> Boundaries:
 
     A partition that came later gets none before the one that it opened with; the others may get earlier ones.
     """
-    key, least = found.key, 0
+    key, minimum = found.key, 0
     pinned, began, near = state.boundaries.get(key, NO_PINS), _from_the_first(state, key), _Neighbours.of(state, key)
     if near.hold_before(found):
         return found
@@ -335,7 +337,7 @@ def _unpinned_boundaries(state: State, found: Boundaries) -> Boundaries:
     for time, offset in zip(found.times, found.offsets, strict=True):
         at = bisect_left(have, time)
         if (at or began) and (at == len(have) or have[at] != time):
-            fresh[time] = least = near.clamp(at, time, max(offset, least))
+            fresh[time] = minimum = near.clamp(at, time, max(offset, minimum))
     by_clock, by_marker = (tuple(t for t in by if t in fresh) for by in (found.by_clock, found.by_marker))
     times, offsets = tuple(fresh), tuple(fresh.values())
     return Boundaries(key=key, times=times, offsets=offsets, by_clock=by_clock, by_marker=by_marker)
@@ -371,8 +373,8 @@ class _Neighbours(NamedTuple):
         pinned, opens, origin, window, end = self
         if not pinned or not found.times or found.times[0] <= max(pinned.times[-1], opens, window or 0):
             return False
-        least = max(pinned.offsets[-1], origin, end)
-        return found.offsets[0] >= least and all(a <= b for a, b in pairwise(found.offsets))
+        minimum = max(pinned.offsets[-1], origin, end)
+        return found.offsets[0] >= minimum and all(a <= b for a, b in pairwise(found.offsets))
 
     def clamp(self, at: int, time: int, offset: int) -> int:
         """The offset of a boundary at `time`, which is to stand in place `at`."""
@@ -453,20 +455,22 @@ def manifest_windows(state: State, settings: WindowSettings, among: Collection[i
     """The starts (ms) of the windows that get a manifest, oldest first: both their boundaries are pinned one by one.
 
     All, or those `among` some times."""
-    known, length = state.boundary_times, settings.length
+    boundary_times, length = state.boundary_times, settings.length
     if among is None:
-        times, asked = set(known), known
+        times, candidates = set(boundary_times), boundary_times
     else:
         near = {t for w in among for t in (w, w + length)}
-        times = {t for t in near if (at := bisect_left(known, t)) < len(known) and known[at] == t}
-        asked = tuple(sorted(times.intersection(among)))
-    return tuple(t for t in asked if t + length in times and t % length == 0)
+        times = {
+            t for t in near if (at := bisect_left(boundary_times, t)) < len(boundary_times) and boundary_times[at] == t
+        }
+        candidates = tuple(sorted(times.intersection(among)))
+    return tuple(t for t in candidates if t + length in times and t % length == 0)
 
 
 def begun_within(state: State, window: int, settings: WindowSettings) -> tuple[int, ...]:
     """Where windows begin (ms) that lie in this one: itself, and those of when windows were shorter."""
-    known = state.boundary_times
-    return known[bisect_left(known, window) : bisect_left(known, window + settings.length)]
+    boundary_times = state.boundary_times
+    return boundary_times[bisect_left(boundary_times, window) : bisect_left(boundary_times, window + settings.length)]
 
 
 def pinned_to(state: State) -> int | None:
@@ -503,28 +507,28 @@ def complete(state: State, window: int, settings: WindowSettings) -> bool:
 def complete_of(state: State, asked: Iterable[int], settings: WindowSettings) -> dict[int, dict[Key, Range]]:
     """The complete windows among `asked`, in that order, each with its range in every partition."""
     keys = state.known()
-    found: dict[int, dict[Key, Range]] = {window: {} for window in (asked if keys else ())}
-    times = sorted({time for window in found for time in (window, window + settings.length)})
+    complete_ranges: dict[int, dict[Key, Range]] = {window: {} for window in (asked if keys else ())}
+    times = sorted({time for window in complete_ranges for time in (window, window + settings.length)})
     for key in keys:
         accounted, bounds = state.accounted(key), _boundaries_in(state.boundaries.get(key, NO_PINS), times)
-        seen: dict[tuple[int | None, int | None], Range | None] = {}  # in a silence many windows have the same range
-        for window, ranges in [*found.items()]:
+        cache: dict[tuple[int | None, int | None], Range | None] = {}  # in a silence many windows have the same range
+        for window, ranges in [*complete_ranges.items()]:
             ends = bounds[window], bounds[window + settings.length]
-            if ends not in seen:
-                seen[ends] = _whole(accounted, *ends)
-            if (whole := seen[ends]) is None:
-                del found[window]
+            if ends not in cache:
+                cache[ends] = _whole(accounted, *ends)
+            if (window_range := cache[ends]) is None:
+                del complete_ranges[window]
             else:
-                ranges[key] = whole
-    return found
+                ranges[key] = window_range
+    return complete_ranges
 
 
 def _whole(accounted: Sequence[Range], first: int | None, last: int | None) -> Range | None:
     """The range between two boundaries if both are pinned and all of it is accounted for."""
     if first is None or last is None:
         return None
-    whole = Range(first, last)
-    return whole if covers(accounted, whole) else None
+    between = Range(first, last)
+    return between if covers(accounted, between) else None
 
 
 def owed_windows(state: State, settings: WindowSettings, now: int) -> list[int]:

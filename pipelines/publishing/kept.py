@@ -56,5 +56,5 @@ def _noted(lake: Lake, feed: str, name: str) -> tuple[str, ...]:
         noted = json.loads(lake.get(paths.table_note_path(feed)) or b"{}")
     except ValueError:
         return ()
-    some = noted.get(name, ()) if isinstance(noted, dict) else ()
-    return tuple(path for path in some if isinstance(path, str) and path.startswith(paths.visible_roots(feed)))
+    listed = noted.get(name, ()) if isinstance(noted, dict) else ()
+    return tuple(path for path in listed if isinstance(path, str) and path.startswith(paths.visible_roots(feed)))

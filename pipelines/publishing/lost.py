@@ -91,11 +91,11 @@ def _names(lake: Lake, feed: str) -> Iterator[str]:
 
 def _traces(state: State, names: Iterable[str]) -> Iterator[Trace]:
     """One piece of evidence for each lost batch."""
-    told: set[int] = set()
+    reported: set[int] = set()
     for path in names:
         batch = _lost_batch(state, path)
-        if batch is not None and batch not in told:
-            told.add(batch)
+        if batch is not None and batch not in reported:
+            reported.add(batch)
             yield Trace(batch, f"the name of {path} is of batch {batch}", sure=batch in state.batches)
 
 
@@ -106,8 +106,8 @@ def _lost_batch(state: State, path: str) -> int | None:
     batch = part.batch if visible and part else _batch_of_file(path, part)
     if batch is None or batch >= BEYOND:
         return None
-    held = state.batches.get(batch)
-    unpublished = visible and held is not None and held.status is BatchStatus.PLANNED
+    planned = state.batches.get(batch)
+    unpublished = visible and planned is not None and planned.status is BatchStatus.PLANNED
     return batch if batch >= state.number or unpublished else None
 
 
@@ -139,10 +139,10 @@ def strays(feed: Feed, lake: Lake, state: State) -> list[str]:
     """The files to set aside: those of entries that are not in the state, or of batches that are live in it, newer
     checkpoints, and manifests of windows that are not complete without the lost entries."""
     live = {b.id for b in state.live()}
-    named = [p for p in _names(lake, feed.name) if _lost_batch(state, p) is not None or paths.staged_batch(p) in live]
+    of_lost = [p for p in _names(lake, feed.name) if _lost_batch(state, p) is not None or paths.staged_batch(p) in live]
     folds = lake.list(paths.checkpoint_folder(feed.name))
     newer = [p for p in folds if (paths.checkpoint_number(p) or 0) > state.number]
-    return [*named, *newer, *_undone(lake, feed.name, state, feed.window)]
+    return [*of_lost, *newer, *_undone(lake, feed.name, state, feed.window)]
 
 
 def _undone(lake: Lake, feed: str, state: State, settings: WindowSettings) -> list[str]:

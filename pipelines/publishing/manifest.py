@@ -62,18 +62,18 @@ def write_manifests(
     state = ledger.read()
     noted = None if everywhere else _Declared.read(lake, feed)
     new = noted.since(state, settings) if noted else None
-    named = windows.manifest_windows(state, settings, new)
+    candidates = windows.manifest_windows(state, settings, new)
     if new is None:
-        told = set(map(paths.manifest_window, lake.list(paths.manifest_folder(feed))))
-        there = {t for t in named if (t, settings.length) in told}
+        declared_windows = set(map(paths.manifest_window, lake.list(paths.manifest_folder(feed))))
+        there = {t for t in candidates if (t, settings.length) in declared_windows}
     else:
-        there = {t for t in named if stands(lake, feed, t, settings)}
-    fresh = (t for t in named if t not in there and not is_retired(state, t, settings.length))
+        there = {t for t in candidates if stands(lake, feed, t, settings)}
+    fresh = (t for t in candidates if t not in there and not is_retired(state, t, settings.length))
     done = windows.complete_of(state, fresh, settings)
     receipts = receipts_by_window(ledger, state, done, settings)
     boundaries, declared = _Boundaries(), list(done)
-    for some in (declared[at : at + _TOGETHER] for at in range(0, len(declared), _TOGETHER)):
-        dumps = {w: _dump(state, boundaries.of(done[w]), receipts[w], feed, w, settings) for w in some}
+    for chunk in (declared[at : at + _TOGETHER] for at in range(0, len(declared), _TOGETHER)):
+        dumps = {w: _dump(state, boundaries.of(done[w]), receipts[w], feed, w, settings) for w in chunk}
         lake.put_each_if_absent({paths.window_path(feed, w, settings.length): dump for w, dump in dumps.items()})
     now = _Declared.of(state, settings)
     if now != noted and not everywhere:
@@ -96,8 +96,8 @@ class _Declared(NamedTuple):
 
     @classmethod
     def of(cls, state: State, settings: WindowSettings) -> _Declared:
-        told = (state.lost, state.skipped, state.retired, state.current, state.gaps, state.boundary_times[:1])
-        text = repr([sorted(x.items()) if isinstance(x, dict) else x for x in told])
+        facts = (state.lost, state.skipped, state.retired, state.current, state.gaps, state.boundary_times[:1])
+        text = repr([sorted(x.items()) if isinstance(x, dict) else x for x in facts])
         otherwise = hashlib.sha256(text.encode()).hexdigest()[:16]
         pinned, witness = windows.pinned_to(state), state.batches.witness()
         return cls(state.ledger_id, state.number, settings.length, pinned, otherwise, witness)
@@ -143,8 +143,8 @@ def _dump(
         "number": state.number,
         "folders": sorted({paths.folder_of(p.path, feed, p.kind) for r in receipts for p in r.parts}),
     }
-    told = {name: json.dumps(value) for name, value in content.items()} | {"boundaries": boundaries}
-    lines = ",\n".join(f" {json.dumps(name)}: {text}" for name, text in sorted(told.items()))
+    lines_by_name = {name: json.dumps(value) for name, value in content.items()} | {"boundaries": boundaries}
+    lines = ",\n".join(f" {json.dumps(name)}: {text}" for name, text in sorted(lines_by_name.items()))
     return f"{{\n{lines}\n}}\n".encode()
 
 
@@ -163,8 +163,8 @@ class _Boundaries:
 
     def _line(self, key: Key, start: int, end: int) -> str:
         if key not in self._around:
-            named = f'"topic": {json.dumps(key.topic)}, "topic_id": {json.dumps(key.topic_id)}'
-            self._around[key] = f', "partition": {key.partition}, "start": ', f", {named}}}"
+            topic_text = f'"topic": {json.dumps(key.topic)}, "topic_id": {json.dumps(key.topic_id)}'
+            self._around[key] = f', "partition": {key.partition}, "start": ', f", {topic_text}}}"
         between, rest = self._around[key]
         return f'{{"end": {end}{between}{start}{rest}'
 
@@ -177,10 +177,10 @@ def stands(lake: Lake, feed: str, window: int, settings: WindowSettings) -> bool
 def withdraw(state: State, lake: Lake, feed: str) -> tuple[str, ...]:
     """Remove the manifests of windows with retired rows; return their paths. Idempotent."""
     listed = ((p, paths.manifest_window(p)) for p in lake.list(paths.manifest_folder(feed)))
-    gone = tuple(p for p, lasts in listed if lasts and is_retired(state, *lasts))
-    for path in gone:
+    withdrawn = tuple(p for p, lasts in listed if lasts and is_retired(state, *lasts))
+    for path in withdrawn:
         lake.remove(path)
-    return gone
+    return withdrawn
 
 
 def is_retired(state: State, window: int, length: int) -> bool:
@@ -206,25 +206,25 @@ _ENDLESS = 1 << 63
 def demand_kept(ledger: Ledger, state: State, feed: str, window: int, settings: WindowSettings) -> None:
     """Raises WindowRetired for a window with retired rows."""
     for key, r in _retired_ranges(state, window, settings.length):
-        shown = show_window(window)
+        window_text = show_window(window)
         raise WindowRetired(
-            f"window {shown} of feed {feed} was {retirement(ledger, state, key, r)}",
+            f"window {window_text} of feed {feed} was {retirement(ledger, state, key, r)}",
             remedy="its rows are not in the lake any longer; while Kafka has them they can be landed anew: "
-            f"sluice run {feed} --window {shown} --replace",
+            f"sluice run {feed} --window {window_text} --replace",
         )
 
 
 def retirement(ledger: Ledger, state: State, key: Key, r: Range) -> str:
     """When, by whom and why rows in the range were retired: `retired on … by …: …`."""
-    numbers = (at for at, gone in reversed(state.superseded.get(key, NOTHING_SUPERSEDED)) if gone.meets(r))
+    numbers = (at for at, superseded in reversed(state.superseded.get(key, NOTHING_SUPERSEDED)) if superseded.meets(r))
     entry = next(e for n in numbers if isinstance(e := ledger.entry(n), RetireEntry))
     return f"retired on {show_instant(entry.at)}{f' by {entry.run}' if entry.run else ''}: {entry.reason}"
 
 
 def files(ledger: Ledger, window: int, settings: WindowSettings) -> WindowFiles:
     """The window's live parts, in log order, from the ledger. Raises UsageError for a time that is not a window."""
-    (found,) = files_of(ledger, (window,), settings)
-    return found
+    (window_files,) = files_of(ledger, (window,), settings)
+    return window_files
 
 
 def files_of(ledger: Ledger, asked: Sequence[int], settings: WindowSettings) -> tuple[WindowFiles, ...]:
@@ -272,12 +272,12 @@ def receipts_in(ledger: Ledger, state: State, lie_in: Collection[int | None]) ->
 
 def receipts_meeting(ledger: Ledger, state: State, wanted: Iterable[tuple[Key, Range]]) -> list[Receipt]:
     """The receipts that count and share an offset with one of the ranges."""
-    asked = by_key(wanted)
-    lie_in = {p.window for key, ranges in asked.items() for r in ranges for p in windows.pieces(state, key, r)}
+    ranges_of = by_key(wanted)
+    lie_in = {p.window for key, ranges in ranges_of.items() for r in ranges for p in windows.pieces(state, key, r)}
     numbers = {n for w in (*lie_in, None) for n in state.published_in.get(w, ())}
     published = ((n, e) for n in sorted(numbers) if isinstance(e := ledger.entry(n), PublishEntry))
     receipts = (r for n, e in published for r in state.receipts(n, e))
-    return [r for r in receipts if any(r.slice.range.meets(x) for x in asked.get(r.slice.key, ()))]
+    return [r for r in receipts if any(r.slice.range.meets(x) for x in ranges_of.get(r.slice.key, ()))]
 
 
 def with_sharers(ledger: Ledger, state: State, receipts: Sequence[Receipt]) -> list[Receipt]:
@@ -287,21 +287,21 @@ def with_sharers(ledger: Ledger, state: State, receipts: Sequence[Receipt]) -> l
     """
     if not any(p.shared for r in receipts for p in r.parts):
         return list(receipts)
-    asked = {(r.slice, r.attempt) for r in receipts}
+    given_slices = {(r.slice, r.attempt) for r in receipts}
     lie_in = {r.slice.window for r in receipts if any(p.shared for p in r.parts)}
-    beside = receipts_in(ledger, state, lie_in)
-    others = [r for r in beside if (r.slice, r.attempt) not in asked]
+    neighbours = receipts_in(ledger, state, lie_in)
+    others = [r for r in neighbours if (r.slice, r.attempt) not in given_slices]
     groups = sharing([*receipts, *others])
-    return [r for g in groups if any((r.slice, r.attempt) in asked for r in g) for r in g]
+    return [r for g in groups if any((r.slice, r.attempt) in given_slices for r in g) for r in g]
 
 
 def demand_complete(found: WindowFiles, feed: str) -> None:
     """Raises WindowIncomplete while part of the window is owed, or one of its boundaries is not resolved."""
     if not found.complete:
-        shown = show_window(found.window)
+        window_text = show_window(found.window)
         raise WindowIncomplete(
-            f"window {shown} of feed {feed} is not complete",
-            remedy=f"land it: sluice run {feed} --window {shown}; or wait for it: sluice wait {feed} --window {shown}",
+            f"window {window_text} of feed {feed} is not complete",
+            remedy=f"land it: sluice run {feed} --window {window_text}; or wait for it: sluice wait {feed} --window {window_text}",
         )
 
 

@@ -29,15 +29,15 @@ AS_THEY_WERE = "the run that wrote these parts anew died; they are as they were"
 
 def judge_batches(liveness: Liveness, batches: Iterable[Batch], *, watch: bool = True) -> dict[int, Verdict]:
     """Whether each batch's run is alive. With `watch`, wait until that is known, for all suspects together."""
-    asked = list(batches)
-    said = liveness.judge(dict.fromkeys(b.owner for b in asked), watch=watch) if asked else {}
-    return {b.id: said[b.owner.token] for b in asked}
+    all_batches = list(batches)
+    verdicts = liveness.judge(dict.fromkeys(b.owner for b in all_batches), watch=watch) if all_batches else {}
+    return {b.id: verdicts[b.owner.token] for b in all_batches}
 
 
 def met(feed: str, batch: Batch, verdict: Verdict, fate: Fate = Fate.LEFT, why: str = "") -> Met:
     """The report of another run's batch; with the ways out if it is left as it is and not at work."""
-    left = fate is Fate.LEFT and verdict.life is not Life.ALIVE
-    return Met(batch.id, batch.request, batch.owner, verdict, fate, why, ways(feed, batch) if left else ())
+    is_stuck = fate is Fate.LEFT and verdict.life is not Life.ALIVE
+    return Met(batch.id, batch.request, batch.owner, verdict, fate, why, ways(feed, batch) if is_stuck else ())
 
 
 def busy(feed: str, batch: Batch, s: Slice, verdict: Verdict) -> PlanBusy:
@@ -109,12 +109,12 @@ def give_up(
 ) -> tuple[int, ...]:
     """Give up those of the batches whose run is dead, report them, and return their ids. A batch that another run took
     over meanwhile is left to it."""
-    given = []
+    given_up = []
     for batch in batches:
         if verdicts.get(batch.id, NEW).dead and abandon(ledger, batch.id, why, batch.owner) is not None:
             tell(report, met(ledger.feed, batch, verdicts[batch.id], Fate.GIVEN_UP, why))
-            given.append(batch.id)
-    return tuple(given)
+            given_up.append(batch.id)
+    return tuple(given_up)
 
 
 def tell(report: Reporter, batch: Met) -> None:

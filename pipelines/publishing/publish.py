@@ -48,11 +48,11 @@ def publish(
     )
 
     def decide(state: State) -> PublishEntry | None:
-        held = state.batches[batch]
-        if held.status is BatchStatus.PUBLISHED and held.owner.token == owner.token:
+        current = state.batches[batch]
+        if current.status is BatchStatus.PUBLISHED and current.owner.token == owner.token:
             return None
         if not state.may_publish(entry):
-            raise _ownership_lost(held)
+            raise _ownership_lost(current)
         return entry
 
     return ledger.append(decide)
@@ -60,9 +60,9 @@ def publish(
 
 def check_owner(ledger: Ledger, batch: int, owner: Owner) -> None:
     """Raises OwnershipLost once the batch is no longer ours to publish. Then its staging may be gone, too."""
-    held = ledger.read().batches[batch]
-    if held.status is not BatchStatus.PLANNED or held.owner.token != owner.token:
-        raise _ownership_lost(held)
+    current = ledger.read().batches[batch]
+    if current.status is not BatchStatus.PLANNED or current.owner.token != owner.token:
+        raise _ownership_lost(current)
 
 
 def _ownership_lost(held: Batch) -> OwnershipLost:
@@ -81,9 +81,9 @@ def abandon(ledger: Ledger, batch: int, reason: str, owner: Owner | None = None)
     """Give the batch's ranges back; None when it is no longer live, or no longer belongs to `owner`."""
 
     def decide(state: State) -> AbandonEntry | None:
-        held = state.batches[batch]
-        same = owner is None or held.owner.token == owner.token
-        return AbandonEntry(batch=batch, reason=reason) if held.status is BatchStatus.PLANNED and same else None
+        current = state.batches[batch]
+        same = owner is None or current.owner.token == owner.token
+        return AbandonEntry(batch=batch, reason=reason) if current.status is BatchStatus.PLANNED and same else None
 
     return ledger.append(decide)
 
@@ -121,7 +121,7 @@ def roll_forward_own(ledger: Ledger, lake: Lake, feed: str, batch: int, receipts
 
 
 def _agree(ledger: Ledger, lake: Lake, feed: str, state: State, staged: dict[int, list[str]]) -> RolledForward:
-    state = lost.check_names(ledger, state, (path for some in staged.values() for path in some))
+    state = lost.check_names(ledger, state, (path for paths_ in staged.values() for path in paths_))
     published = [state.batches[b] for b in sorted(staged) if _status(state, b) is BatchStatus.PUBLISHED]
     receipts = [r for b in published for r in _receipts(ledger, b)]
     parts = list({part.staged: part for r in receipts for part in r.parts}.values())  # slices may share a file
@@ -131,13 +131,13 @@ def _agree(ledger: Ledger, lake: Lake, feed: str, state: State, staged: dict[int
     hidden = [path for path, size in zip(replaced, each(lake.size, replaced), strict=True) if size is not None]
     hidden = kept.remove(lake, feed, hidden)
     live = [p for p in parts if p.path not in gone]
-    shown = [p.path for p, ours in zip(live, each(lambda p: _show(lake, p), live), strict=True) if ours]
-    late = ledger.replaced(shown) if shown else frozenset()
+    new_paths = [p.path for p, ours in zip(live, each(lambda p: _show(lake, p), live), strict=True) if ours]
+    late = ledger.replaced(new_paths) if new_paths else frozenset()
     kept.remove(lake, feed, sorted(late))  # copying takes time: a run that hid it meanwhile could not see it yet
-    shown = [p for p in shown if p not in late]
+    new_paths = [p for p in new_paths if p not in late]
     done = [b for b in sorted(staged) if _status(state, b) in (BatchStatus.PUBLISHED, BatchStatus.ABANDONED)]
     each(lake.remove, [path for b in done for path in staged[b]])
-    return RolledForward(tuple(shown), tuple(hidden), tuple(done))
+    return RolledForward(tuple(new_paths), tuple(hidden), tuple(done))
 
 
 def _staged_files(lake: Lake, feed: str) -> dict[int, list[str]]:
@@ -150,8 +150,8 @@ def _staged_files(lake: Lake, feed: str) -> dict[int, list[str]]:
 
 
 def _status(state: State, batch: int) -> BatchStatus | None:
-    held = state.batches.get(batch)
-    return held.status if held else None
+    current = state.batches.get(batch)
+    return current.status if current else None
 
 
 def _receipts(ledger: Ledger, batch: Batch) -> tuple[Receipt, ...]:

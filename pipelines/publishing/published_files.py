@@ -67,18 +67,18 @@ def one_each(found: Sequence[File]) -> list[File]:
 
 def _in_order(after: Mapping[str, Mapping[str, None]]) -> list[str]:
     """The names so that each comes before those that are after it; as they are given, where this cannot be."""
-    place = {name: i for i, name in enumerate(after)}
+    position = {name: i for i, name in enumerate(after)}
     waits = dict.fromkeys(after, 0)
     for name in (n for names in after.values() for n in names):
         waits[name] += 1
-    ready = [i for name, i in place.items() if not waits[name]]
+    ready = [i for name, i in position.items() if not waits[name]]
     names, out = list(after), list[str]()
     while ready:
         out.append(names[heappop(ready)])
         for name in after[out[-1]]:
             waits[name] -= 1
             if not waits[name]:
-                heappush(ready, place[name])
+                heappush(ready, position[name])
     return out if len(out) == len(names) else names
 
 
@@ -101,20 +101,20 @@ def files(
         check_begun(window, settings, state)
         if not partial:
             manifest.demand_kept(ledger, state, feed, window, settings)
-    found = manifest.files_of(ledger, windows, settings)
-    missing = {p.path for p in manifest.missing(lake, (p for f in found for p in f.of(kind)))}
+    window_files = manifest.files_of(ledger, windows, settings)
+    missing = {p.path for p in manifest.missing(lake, (p for f in window_files for p in f.of(kind)))}
     if not partial:
-        _demand(found, missing, feed)
-    return tuple(_file(lake, w, s, p) for w, s, p in _placed_parts(found, kind) if p.path not in missing)
+        _demand(window_files, missing, feed)
+    return tuple(_file(lake, w, s, p) for w, s, p in _placed_parts(window_files, kind) if p.path not in missing)
 
 
 def _demand(found: Sequence[WindowFiles], missing: set[str], feed: str) -> None:
     for window in found:
         manifest.demand_complete(window, feed)
         if unseen := len({p.path for p in window.parts} & missing):
-            shown = show_window(window.window)
+            window_text = show_window(window.window)
             raise WindowIncomplete(
-                f"window {shown} of feed {feed} has landed, but {unseen} of its files are still being made visible",
+                f"window {window_text} of feed {feed} has landed, but {unseen} of its files are still being made visible",
                 remedy=f"wait for the run that does that; when it is dead, the next one does: sluice run {feed}",
             )
 

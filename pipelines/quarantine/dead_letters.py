@@ -106,8 +106,8 @@ def _ranges_without_letter(
     """The ranges that were landed anew and of which no letter can have been sent."""
     before = [b for b in state.batches.values() if b.published is not None and b.published <= since] if anew else []
     landed = (b for b in before if not b.rewrites)
-    told = by_key(each for b in landed for each in _refused_ranges(b, ledger.publication(b)))
-    return ((key, rest) for key, r in anew for rest in subtract(r, told.get(key, ())))
+    refused = by_key(each for b in landed for each in _refused_ranges(b, ledger.publication(b)))
+    return ((key, rest) for key, r in anew for rest in subtract(r, refused.get(key, ())))
 
 
 def _sources(lying: Iterable[Receipt], due: Mapping[Key, Sequence[Range]]) -> Iterator[Source]:

@@ -45,8 +45,8 @@ class Filter:
 
     def among(self, receipts: Iterable[Receipt], settings: WindowSettings) -> list[Receipt]:
         """The given receipts that may hold such records, by window and in log order."""
-        found = [r for r in receipts if self._wanted(settings, r.slice.window) and self._meets(r)]
-        return sorted(found, key=lambda r: (r.slice.window or 0, r.slice.key, r.slice.start))
+        in_windows = [r for r in receipts if self._wanted(settings, r.slice.window) and self._meets(r)]
+        return sorted(in_windows, key=lambda r: (r.slice.window or 0, r.slice.key, r.slice.start))
 
     def _wanted(self, settings: WindowSettings, lies_in: int | None) -> bool:
         return self.windows is None or (lies_in is not None and settings.start_of(lies_in) in self.windows)
@@ -132,12 +132,12 @@ def listing(ledger: Ledger, lake: Lake, asked: Filter, settings: WindowSettings)
 
 def listings_staged(feed: Feed, ledger: Ledger, lake: Lake, asked: Filter) -> list[Listing]:
     """The same for what live batches have staged. Batches without quarantined records are left out."""
-    found = []
+    listings = []
     for batch, receipts in staged_batches(feed, ledger, ledger.read(), lake):
         meant = asked.among(receipts, feed.window)
         if any(r.counts.quarantined for r in meant):
-            found.append(replace(_counting(meant, lake, asked, feed.window), batch=batch.id))
-    return found
+            listings.append(replace(_counting(meant, lake, asked, feed.window), batch=batch.id))
+    return listings
 
 
 def _counting(receipts: Iterable[Receipt], lake: Lake, asked: Filter, settings: WindowSettings) -> Listing:
@@ -148,8 +148,8 @@ def _counting(receipts: Iterable[Receipt], lake: Lake, asked: Filter, settings: 
         windows[window] = windows.get(window, WindowQuarantine(window)) + _account(window, r)
         for part in r.of(PartKind.QUARANTINED):
             for kind, records, first in _count_kinds(lake, part, asked, r.slice.tp):
-                held = kinds.get((window, kind), QuarantineGroup(window, kind, 0, f"{r.slice.tp}:{first}"))
-                kinds[window, kind] = QuarantineGroup(window, kind, held.records + records, held.first)
+                group = kinds.get((window, kind), QuarantineGroup(window, kind, 0, f"{r.slice.tp}:{first}"))
+                kinds[window, kind] = QuarantineGroup(window, kind, group.records + records, group.first)
     ranked = sorted(kinds.values(), key=lambda h: (-h.records, h.window or 0, h.kind.stage, str(h.kind)))
     touched = (w for _, w in sorted(windows.items(), key=lambda x: x[0] or 0) if w.quarantined or w.relanded)
     return Listing(tuple(ranked), tuple(touched))
@@ -164,8 +164,8 @@ def _count_kinds(
     lake: Lake, part: Part, asked: Filter, tp: TopicPartition
 ) -> Iterator[tuple[QuarantineKind, int, int]]:
     columns = ["offset", *QuarantineKind._fields]
-    place = parquet.place(lake, part)
-    for rows in parquet.rows_of_part(lake, part, place, ROWS_AT_ONCE, columns, use_threads=False):
+    path = parquet.place(lake, part)
+    for rows in parquet.rows_of_part(lake, part, path, ROWS_AT_ONCE, columns, use_threads=False):
         yield from kinds_of(asked.split(rows, tp)[0])
 
 
@@ -177,10 +177,10 @@ def samples(lake: Lake, receipts: Iterable[Receipt], asked: Filter, most: int) -
     for r in receipts:
         for part in r.of(PartKind.QUARANTINED):
             for rows in rows_of(lake, part, parquet.place(lake, part)):
-                found = asked.split(rows, r.slice.tp)[0].slice(0, most)
-                most -= found.num_rows
-                if found.num_rows:
-                    yield r, pa.Table.from_batches([found])
+                matching = asked.split(rows, r.slice.tp)[0].slice(0, most)
+                most -= matching.num_rows
+                if matching.num_rows:
+                    yield r, pa.Table.from_batches([matching])
                 if not most:
                     return
 

@@ -93,8 +93,8 @@ def _exceeds(counts: Counts, policies: Policies) -> bool:
 
 
 def _too_many(counts: Counts, policies: Policies) -> bool:
-    most = policies.quarantine_limit.at_most
-    return most is not None and counts.quarantined > most
+    limit = policies.quarantine_limit.at_most
+    return limit is not None and counts.quarantined > limit
 
 
 def _way_out(counts: Counts, policies: Policies) -> str:
@@ -142,9 +142,9 @@ def _by_partition(rows: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
     """The rows, cut where another partition begins. Offsets increase within each, so none is cut but there."""
     topics = rows.column("topic").to_pylist()
     partitions = rows.column("partition").to_pylist()
-    places = list(zip(topics, partitions, strict=True))
-    cuts = [i for i in range(1, len(places)) if places[i] != places[i - 1]]
-    for start, end in pairwise([0, *cuts, len(places)]):
+    positions = list(zip(topics, partitions, strict=True))
+    cuts = [i for i in range(1, len(positions)) if positions[i] != positions[i - 1]]
+    for start, end in pairwise([0, *cuts, len(positions)]):
         yield rows.slice(start, end - start)
 
 
@@ -153,9 +153,9 @@ def kinds_of(rows: pa.RecordBatch) -> list[tuple[QuarantineKind, int, int]]:
     if not rows.num_rows:
         return []
     grouped = pa.Table.from_batches([rows]).group_by(list(QuarantineKind._fields), use_threads=False)
-    found = grouped.aggregate([("offset", "count"), ("offset", "min")]).to_pylist()
+    counts = grouped.aggregate([("offset", "count"), ("offset", "min")]).to_pylist()
     return [
-        (QuarantineKind(*(r[n] for n in QuarantineKind._fields)), r["offset_count"], r["offset_min"]) for r in found
+        (QuarantineKind(*(r[n] for n in QuarantineKind._fields)), r["offset_count"], r["offset_min"]) for r in counts
     ]
 
 

@@ -27,9 +27,9 @@ def receipts_in_staging(lake: Lake, plan: Plan, batch: int) -> tuple[Receipt, ..
     """One receipt for each slice that has any: the first by attempt, those of a shared file together, as the proof
     chooses."""
     staged = [p for p in lake.list(paths.staging_folder(plan.feed, batch)) if paths.receipt_slice(p)]
-    found = [r for there in each(lambda p: receipts_at(p, lake), staged) for r in there]
+    receipts = [r for there in each(lambda p: receipts_at(p, lake), staged) for r in there]
     first: dict[str, Receipt] = {}
-    for together in sharing(sorted(found, key=lambda r: r.attempt)):
+    for together in sharing(sorted(receipts, key=lambda r: r.attempt)):
         names = {paths.slice_name(r.slice): r for r in together}
         if first.keys().isdisjoint(names) and _are_all(together):
             first |= names
@@ -50,21 +50,21 @@ def staged_batches(feed: Feed, ledger: Ledger, state: State, lake: Lake) -> Iter
     shape = effective_shape(feed, state).name
     for batch in state.live():
         if not batch.rewrites:
-            found = receipts_in_staging(lake, batch.plan or ledger.plan(batch.id), batch.id)
-            yield batch, tuple(r for r in found if r.format == shape)
+            receipts = receipts_in_staging(lake, batch.plan or ledger.plan(batch.id), batch.id)
+            yield batch, tuple(r for r in receipts if r.format == shape)
 
 
 def refusals_of_staged(
     feed: Feed, ledger: Ledger, state: State, lake: Lake, dead: Collection[int]
 ) -> dict[int, BatchRefused]:
     """By number, why those of the `dead` live batches that are completely read would not be published."""
-    whole = [
+    complete = [
         (batch, receipts)
         for batch, receipts in (staged_batches(feed, ledger, state, lake) if dead else ())
         if batch.id in dead and len(receipts) == len((batch.plan or ledger.plan(batch.id)).slices)
     ]
-    found = ((batch.id, _why(feed, ledger, state, batch, receipts, lake)) for batch, receipts in whole)
-    return {batch: why for batch, why in found if why}
+    reasons = ((batch.id, _why(feed, ledger, state, batch, receipts, lake)) for batch, receipts in complete)
+    return {batch: why for batch, why in reasons if why}
 
 
 def _why(

@@ -469,7 +469,7 @@ def _profiles(table: pa.Table, wanted: list[str], most: int = 10**6, group: int 
     lake.put("part", sink.getvalue())
     part = replace(_part("part"), rows=table.num_rows)
     receipt = Receipt(Slice(*KEY, 0, 4), 4, Counts(4), (part,), "a")
-    return column_profiles.profiles([(receipt, part)], lake, wanted, published=True, most=most)  # type: ignore[arg-type]
+    return column_profiles.profiles([(receipt, part)], lake, wanted, published=True, max_rows=most)  # type: ignore[arg-type]
 
 
 def _part(path: str) -> Any:
