@@ -207,7 +207,7 @@ def audit(
 
 
 def _tiles(state: State, rows: Rows, others: Sequence[Settled]) -> bool:
-    """Whether the spans of live receipts add up to the landed offsets, so that no two overlap."""
+    """Returns whether the spans of live receipts add up to the landed offsets, so that no two overlap."""
     mine = rows.spans()
     keys = {*mine, *state.landed, *(k for s in others for k in s.sums)}
     landed = {key: sum(r.span for r in state.landed.get(key, ())) for key in keys}

@@ -87,7 +87,7 @@ class Audited:
         return replace(self, rows=rows, settled=unopened, folders=lie_in)
 
     def may_be_quick(self, state: State) -> bool:
-        """Whether the folders of all files are known and no entries were lost since."""
+        """Returns whether the folders of all files are known and no entries were lost since."""
         return self.folders is not None and not any(after > self.number for _, after in state.gaps)
 
     def due(self, state: State) -> tuple[Settled, ...]:

@@ -69,7 +69,7 @@ class Settled:
         return load(data) if _digest(data) == self.digest else None
 
     def meets(self, state: State, since: int) -> bool:
-        """Whether an entry from `since` on may have superseded some of the rows."""
+        """Returns whether an entry from `since` on may have superseded some of the rows."""
         for key, of in self.sums.items():
             newer = state.superseded.get(key)
             if newer and newer.numbers[-1] >= since:

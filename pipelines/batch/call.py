@@ -1,4 +1,4 @@
-"""What goes through one call of `land` or `preview` from its first line to its last."""
+"""The context of one call of `land` or `preview`."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from sluice.pipelines.ports import Ports
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """What is asked of a feed, and what answers it."""
+    """A request for a feed, with the ports and the ledger."""
 
     feed: Feed
     edges: Ports

@@ -30,7 +30,10 @@ from sluice.pipelines.validation.drift import check_drift
 
 
 def take_over(run: LandingRun, batch: Batch) -> bool:
-    """Make a dead run's batch ours; False when another run was faster. Cleans nothing: finished slices are adopted."""
+    """Take ownership of a dead run's batch. Returns False if another run was faster.
+
+    Removes nothing: finished slices are adopted.
+    """
 
     def decide(state: State) -> OwnEntry | None:
         current = state.batches[batch.id]
@@ -41,7 +44,7 @@ def take_over(run: LandingRun, batch: Batch) -> bool:
 
 
 def carry_out(run: LandingRun, shape: Shape, batch: Batch) -> BatchResult:
-    """Run the batch's tasks, prove what they say, and publish it if limits and contract allow."""
+    """Run the batch's tasks, prove their receipts, and publish the batch if limits and contract allow."""
     feed, edges, ledger, owner, report = run.feed, run.edges, run.ledger, run.owner, run.report
     plan, fresh = batch.plan or ledger.plan(batch.id), batch.owner.token == owner.token
     report(Progress("start Spark"))
@@ -74,7 +77,7 @@ def carry_out(run: LandingRun, shape: Shape, batch: Batch) -> BatchResult:
 
 
 def _outcome_per_slice(plan: Plan, outcomes: Sequence[Outcome]) -> list[Outcome]:
-    """One outcome for each slice of the plan: a slice without an outcome of its task has failed."""
+    """Returns one outcome for each slice of the plan: a slice without one has failed."""
     planned = set(plan.slices)
     planned_outcomes = [o for o in outcomes if o.slice in planned]
     silent = planned - {o.slice for o in planned_outcomes}
@@ -83,13 +86,14 @@ def _outcome_per_slice(plan: Plan, outcomes: Sequence[Outcome]) -> list[Outcome]
 
 
 def never_possible(feed: Feed, request: Request, failures: Sequence[SliceFailure]) -> str:
-    """Why an unpublished plan can never be carried out; empty if it can. Without this it would be taken over for ever.
+    """Returns the reason why an unpublished plan can never be carried out; empty if it can.
 
-    Lost offsets stay reserved until somebody accepts the loss, unless the feed does so itself.
+    Otherwise runs would take it over indefinitely. Lost offsets stay reserved until the loss is accepted, unless the
+    feed accepts losses.
     """
     errors = {f.error for f in failures}
     if LogTruncated.__name__ in errors:
-        return "the log does not hold any more what was to be landed: it was truncated since"
+        return "the log was truncated: the planned records are gone"
     if OffsetsLost.__name__ in errors and (request.replace or feed.policies.on_loss is OnLoss.ACCEPT):
-        return "Kafka does not hold any more what was to be landed"
+        return "Kafka has deleted the planned records"
     return ""

@@ -1,4 +1,4 @@
-"""Batches that dead runs left: a run finishes them, gives them up, or leaves them."""
+"""Batches of dead runs: a run finishes them, gives them up, or leaves them."""
 
 from __future__ import annotations
 
@@ -20,32 +20,31 @@ from sluice.pipelines.records.shape import Shape
 
 
 def fate_of(call: Call, batch: Batch, in_the_way: Container[int] = ()) -> tuple[Fate, str]:
-    """What to do about a batch whose run is dead, and why.
+    """Decide on a batch whose run is dead. Returns its fate and the reason.
 
     A landing batch is finished by any run that needs its ranges, and by the next catch-up, because Kafka may delete
-    what it reads. The exception is a batch whose run ended with a report of why it is not published: it waits for a
-    person.
+    its records. The exception is a batch whose run ended and reported why it is not published: it waits for a person.
     """
     if batch.rewrites:
         return Fate.GIVEN_UP, owners.AS_THEY_WERE
     if batch.id in in_the_way:
         return Fate.TAKEN_OVER, ""
     if call.request.kind is not RequestKind.CATCH_UP or call.request.only:
-        return Fate.LEFT, "this run was asked for other things; a catch-up finishes it"
+        return Fate.LEFT, "this run has another request; a catch-up finishes it"
     if _was_refused(call.feed.name, call.edges, batch):
-        return Fate.LEFT, "its run ended, and said in the batch's report why it is not published"
+        return Fate.LEFT, "its run ended and reported why it is not published"
     return Fate.TAKEN_OVER, ""
 
 
 def _was_refused(feed: str, edges: Ports, batch: Batch) -> bool:
-    """Whether the run was not killed, but ended with a report on why it could not publish the batch."""
+    """Returns whether the run ended by itself and reported why it could not publish the batch."""
     if edges.liveness.last_beat(batch.owner) is not None:
         return False
     return standing.batch_page(edges.lake, feed, batch.id, batch.owner.token) is not None
 
 
 def finish_others(run: LandingRun, shape: Shape) -> list[BatchResult]:
-    """Deal with batches of dead runs that were not in the way. A failure among them does not fail this run."""
+    """Deal with batches of dead runs that do not conflict. A failure among them does not fail this run."""
     done: list[BatchResult] = []
     live = [b for b in run.ledger.read().live() if b.owner.token != run.owner.token]
     verdicts = owners.judge_batches(run.edges.liveness, live)
@@ -61,7 +60,7 @@ def finish_others(run: LandingRun, shape: Shape) -> list[BatchResult]:
 
 
 def _finish(run: LandingRun, shape: Shape, batch: Batch, verdict: Verdict) -> list[BatchResult]:
-    """Take over a dead run's batch and carry it out; no result when another run has it by now."""
+    """Take over a dead run's batch and carry it out; no result if another run was faster."""
     tell = partial(owners.met, run.feed.name, batch, verdict)
     if not take_over(run, batch):
         return []

@@ -3,10 +3,10 @@
     survey (topics, positions) → plan → pin → execute → prove → publish → roll forward
 
 Guarantees: a plan is pinned in the ledger before anything is read. One live owner works on it. What is proven is
-published even when other partitions fail; those stay owed and are named. Committing is the business of `commit`.
+published even if other partitions fail; those stay pending and are reported. `commit` moves the offsets.
 
-A long catch-up is several batches, one after the other, the oldest windows first: readers see its first windows soon,
-and who asks about a window reads the entry of a batch of bounded size.
+A long catch-up is a sequence of batches, the oldest windows first: readers see its first windows soon, and ledger
+entries stay of bounded size.
 """
 
 from __future__ import annotations
@@ -61,8 +61,7 @@ from sluice.pipelines.publishing.publish import roll_forward
 from sluice.pipelines.records.shape import Shape
 
 MAX_ROUNDS = 6
-"""How often one call plans again because of what others did: batches that it takes over from dead runs, records that
-Kafka deleted meanwhile."""
+"""How often one call plans again after taking over a dead run's batch or losing records to Kafka's retention."""
 
 
 def land(
@@ -75,14 +74,13 @@ def land(
     ledger: Ledger | None = None,
     enough: Callable[[], bool] = lambda: False,
 ) -> Landed:
-    """Land what the request still owes. A partial result is returned, not raised: see `Landed.check`. `ledger`: the
-    feed's, opened for the owner's run, by who has read it already. `enough` is asked after each batch: whether to leave
-    the rest to another run.
+    """Land the request's pending offsets. A partial result is returned, not raised: see `Landed.check`.
 
-    Takes over and finishes a batch that is in the way if its run is known to be dead. A catch-up of the whole feed
-    finishes every such batch. Each is reported. Of a request for several windows, those that have not settled stay
-    pending. Raises WindowPending if none has settled, PlanBusy when the batch in the way is at work, and any error that
-    keeps a plan from being made.
+    `ledger` is the feed's, if the caller has opened it for the owner's run. `enough` is called after each batch: True
+    leaves the rest to another run. Takes over and finishes a conflicting batch if its run is known to be dead; a
+    catch-up of the whole feed finishes every such batch. Each is reported. Of several requested windows, those within
+    their grace period stay pending. Raises WindowPending if all are, PlanBusy if the conflicting batch is alive, and
+    any error that prevents planning.
     """
     request, pending = windows.settled_part(request, feed.window, edges.clock())
     with edges.liveness.beat(owner):
@@ -117,14 +115,14 @@ def _land(run: LandingRun, enough: Callable[[], bool]) -> Landed:
     while for_others < MAX_ROUNDS:
         run.report(Progress("plan", note=rounds.note))
         edges.group.own(lambda: feed_partitions(feed, edges.cluster), edges.engine.cancel)
-        kafka = _within_first_ends(survey(feed, edges, ledger), ends)
-        check_sound(kafka, request)
+        snapshot = _within_first_ends(survey(feed, edges, ledger), ends)
+        check_sound(snapshot, request)
         shape = shapes.declare(feed, ledger)
-        begins = begins or start_not_used(feed, kafka)
-        _pin_origins(ledger, kafka)
-        _pin_boundaries(run, kafka)
-        losses += _accept_losses(run, kafka)
-        batch, dead, refusals = _pin_plan(run, kafka, rounds)
+        begins = begins or start_not_used(feed, snapshot)
+        _pin_origins(ledger, snapshot)
+        _pin_boundaries(run, snapshot)
+        losses += _accept_losses(run, snapshot)
+        batch, dead, refusals = _pin_plan(run, snapshot, rounds)
         if batch is None:
             break
         result = _carry_out_as_owner(replace(run, report=rounds.telling(run.report)), shape, batch)
@@ -138,15 +136,15 @@ def _land(run: LandingRun, enough: Callable[[], bool]) -> Landed:
     done += finish_others(run, shape)
     state = ledger.read()
     complete += write_manifests(ledger, edges.lake, feed.name, feed.window)
-    refused, on_hold = with_holders(run, refusals, kafka), held_of(run, kafka)
-    whole = tuple(done), refused, tuple(losses), tuple(complete), state.frontiers()
-    landed = Landed(*whole, held=on_hold, stopped=stopped, start_not_used=begins)
+    refused, on_hold = with_holders(run, refusals, snapshot), held_of(run, snapshot)
+    results = tuple(done), refused, tuple(losses), tuple(complete), state.frontiers()
+    landed = Landed(*results, held=on_hold, stopped=stopped, start_not_used=begins)
     landed = replace(landed, overridden=shapes.describe_overridden(feed, state))
-    return landed if landed.failures else replace(landed, left=_offsets_left(run, state, kafka, stopped))
+    return landed if landed.failures else replace(landed, left=_offsets_left(run, state, snapshot, stopped))
 
 
 def _carry_out_as_owner(run: LandingRun, shape: Shape, batch: Batch) -> BatchResult:
-    """Raises CommitFenced where the tasks were cancelled because others may own the partitions by now."""
+    """Carry out the batch. Raises CommitFenced if tasks were cancelled because others may own the partitions."""
     try:
         return carry_out(run, shape, batch)
     except Failed:
@@ -155,7 +153,7 @@ def _carry_out_as_owner(run: LandingRun, shape: Shape, batch: Batch) -> BatchRes
 
 
 def _plans_again(run: LandingRun, result: BatchResult, *, taken_over: bool) -> bool:
-    """Whether to plan again: a batch of another request was finished first, or Kafka changed in between."""
+    """Returns whether to plan again: a batch of another request was finished first, or Kafka changed in between."""
     if registry_failed(result):
         return False
     mine = run.request.replace and result.plan.request == run.request
@@ -165,8 +163,11 @@ def _plans_again(run: LandingRun, result: BatchResult, *, taken_over: bool) -> b
 
 
 def _result_of_take_over(run: LandingRun, batch: Batch, dead: Verdict, result: BatchResult) -> BatchResult:
-    """The result of a dead run's batch that was in the way. If it could never be carried out, it is reported as given
-    up, and its failures count for this run only if this run asked for the same replacement."""
+    """Returns the result of a dead run's conflicting batch.
+
+    If it could never be carried out, it is reported as given up, and its failures count for this run only if this run
+    requested the same replacement.
+    """
     if run.ledger.read().batches[batch.id].status is not BatchStatus.ABANDONED:
         return result
     owners.tell(run.report, owners.met(run.feed.name, batch, dead, Fate.GIVEN_UP, first_failure(result.failures)))
@@ -174,69 +175,71 @@ def _result_of_take_over(run: LandingRun, batch: Batch, dead: Verdict, result: B
 
 
 def _windows_owed(run: LandingRun, state: State) -> int:
-    """How many closed windows the request owes."""
+    """Returns the number of closed windows that the request has pending."""
     request = run.request
     owed = windows.owed_windows(state, run.feed.window, run.edges.clock())
     return sum((request.window or 0) <= w and (request.until is None or w < request.until) for w in owed)
 
 
-def _offsets_left(run: LandingRun, state: State, found: Survey, stopped: bool) -> int:
-    """Offsets still owed because the feed's limits ended the run, or who called it."""
+def _offsets_left(run: LandingRun, state: State, snapshot: Survey, stopped: bool) -> int:
+    """Returns the offsets still pending because the feed's limits or the caller ended the run."""
     feed, request = run.feed, run.request
     if request.replace or ((feed.limits.records, feed.limits.bytes) == (None, None) and not stopped):
         return 0
-    owed, _ = planning.owed_ranges(request, state, found.partitions, feed.window)
+    owed, _ = planning.owed_ranges(request, state, snapshot.partitions, feed.window)
     return sum(o.span for o in owed)
 
 
-def _within_first_ends(found: Survey, ends: dict[Key, int]) -> Survey:
-    """Later rounds go no further than the first one saw, so that a busy topic cannot keep a run going for ever."""
-    for key, p in found.partitions.items():
+def _within_first_ends(snapshot: Survey, ends: dict[Key, int]) -> Survey:
+    """Limit later rounds to the ends of the first one, so that a busy topic cannot keep a run going indefinitely."""
+    for key, p in snapshot.partitions.items():
         ends.setdefault(key, p.stable_end)
-    partitions = {k: replace(p, stable_end=min(p.stable_end, ends[k])) for k, p in found.partitions.items()}
-    return replace(found, partitions=partitions)
+    partitions = {k: replace(p, stable_end=min(p.stable_end, ends[k])) for k, p in snapshot.partitions.items()}
+    return replace(snapshot, partitions=partitions)
 
 
-def _on_newer_state(found: Survey, state: State, request: Request) -> Survey:
-    """The survey on a newer state, without partitions whose life has been left meanwhile. Raises as `check_sound`
-    does."""
-    partitions = {k: p for k, p in found.partitions.items() if state.current.get(k.tp) == k}
-    left_behind = tuple(Refusal(k.tp, _incarnation_changed(k)) for k in found.partitions if k not in partitions)
-    still = replace(found, partitions=partitions, refusals=found.refusals + left_behind)
+def _on_newer_state(snapshot: Survey, state: State, request: Request) -> Survey:
+    """Returns the survey on a newer state, without partitions whose incarnation has been replaced since.
+
+    Raises as `check_sound` does.
+    """
+    partitions = {k: p for k, p in snapshot.partitions.items() if state.current.get(k.tp) == k}
+    left_behind = tuple(Refusal(k.tp, _incarnation_changed(k)) for k in snapshot.partitions if k not in partitions)
+    still = replace(snapshot, partitions=partitions, refusals=snapshot.refusals + left_behind)
     check_sound(still, request)
     return still
 
 
 def _incarnation_changed(key: Key) -> IncarnationChanged:
     return IncarnationChanged(
-        f"{key}: somebody accepted another life of this log while it was planned",
-        remedy="nothing of it was landed; the next run goes on in the new one",
+        f"{key}: another incarnation of this log was accepted during planning",
+        remedy="nothing of it was landed; the next run continues in the new one",
         topic=key.topic,
         partition=key.partition,
     )
 
 
-def _pin_origins(ledger: Ledger, found: Survey) -> None:
+def _pin_origins(ledger: Ledger, snapshot: Survey) -> None:
     def decide(state: State) -> OriginEntry | None:
-        items = tuple(i for i in found.new_origins if i.key.tp not in state.current)
+        items = tuple(i for i in snapshot.new_origins if i.key.tp not in state.current)
         return OriginEntry(items=items) if items else None
 
     ledger.append(decide)
 
 
-def _pin_boundaries(run: LandingRun, found: Survey) -> None:
+def _pin_boundaries(run: LandingRun, snapshot: Survey) -> None:
     """Pin every boundary that has passed. Each is clamped again on the state just below its entry."""
-    for entry in boundaries_due(run, run.ledger.read(), found.partitions):
+    for entry in boundaries_due(run, run.ledger.read(), snapshot.partitions):
         run.ledger.append(partial(windows.clamp_boundaries, entry=entry))
 
 
 def _skip(run: LandingRun, skip: Skip) -> tuple[KeyRange, ...]:
-    """Pass over everything from the frontiers to the given time, except what has landed or a live plan holds."""
+    """Skip offsets from the frontiers to the given time, except landed ones and those of live plans."""
     edges, ledger, only = run.edges, run.ledger, run.request.only
-    kafka = survey(run.feed, edges, ledger)
-    _pin_origins(ledger, kafka)
-    planning.check_only(only, {k.tp: k for k in kafka.partitions})
-    partitions = {k: p for k, p in kafka.partitions.items() if not only or k.tp in only}
+    snapshot = survey(run.feed, edges, ledger)
+    _pin_origins(ledger, snapshot)
+    planning.check_only(only, {k.tp: k for k in snapshot.partitions})
+    partitions = {k: p for k, p in snapshot.partitions.items() if not only or k.tp in only}
     ends = {k: p.stable_end for k, p in partitions.items()}
     if skip.to is not None:
         hits = edges.cluster.offsets_at({k.tp: skip.to for k in partitions})
@@ -244,14 +247,16 @@ def _skip(run: LandingRun, skip: Skip) -> tuple[KeyRange, ...]:
     return origins.skip_to(ledger, ends, skip.reason)
 
 
-def _accept_losses(run: LandingRun, found: Survey) -> tuple[KeyRange, ...]:
-    """With `on_loss: accept`, record as lost what fell below the log start and is neither landed nor reserved."""
+def _accept_losses(run: LandingRun, snapshot: Survey) -> tuple[KeyRange, ...]:
+    """With `on_loss: accept`, record offsets below the log start as lost if they are neither landed nor reserved."""
     feed, request = run.feed, run.request
     if feed.policies.on_loss is not OnLoss.ACCEPT:
         return ()
 
     def decide(state: State) -> LossEntry | None:
-        owed, _ = planning.owed_ranges(request, state, _on_newer_state(found, state, request).partitions, feed.window)
+        owed, _ = planning.owed_ranges(
+            request, state, _on_newer_state(snapshot, state, request).partitions, feed.window
+        )
         lost_ranges = [
             KeyRange(key=o.key, range=r) for o in owed for lost in o.lost for r in subtract(lost, state.reserved(o.key))
         ]
@@ -266,10 +271,13 @@ def _accept_losses(run: LandingRun, found: Survey) -> tuple[KeyRange, ...]:
 
 
 def _pin_plan(
-    run: LandingRun, found: Survey, rounds: Rounds
+    run: LandingRun, snapshot: Survey, rounds: Rounds
 ) -> tuple[Batch | None, Verdict | None, tuple[Refusal, ...]]:
-    """The batch to carry out: a new plan in the ledger, or a batch in the way that was taken over, with the verdict
-    that its run is dead. And the refusals."""
+    """Returns the batch to carry out and the refusals.
+
+    The batch is a new plan in the ledger, or a conflicting batch that was taken over, with the verdict that its run is
+    dead.
+    """
     feed, ledger, request = run.feed, run.ledger, run.request
     refusals: tuple[Refusal, ...] = ()
     in_the_way: tuple[Batch, Slice] | None = None
@@ -278,7 +286,7 @@ def _pin_plan(
 
     def decide(state: State) -> PlanEntry | None:
         nonlocal refusals, in_the_way, free
-        current = _on_newer_state(found, state, request)
+        current = _on_newer_state(snapshot, state, request)
         replaced = receipts_replaced(run, current, state)
         owed, refused = planning.owed_ranges(request, state, current.partitions, feed.window, replaced)
         losses = losses_refused(feed, owed)
@@ -287,10 +295,10 @@ def _pin_plan(
         free = rounds.untried([o for o in owed if o.key.tp not in lost])
         in_the_way = next(planning.overlapping(state, request, free), None)
         if in_the_way and request.replace and in_the_way[0].request == request:
-            refusals = current.refusals  # its own plan stands, and will say what it can no longer read
+            refusals = current.refusals  # its own plan exists and will report lost ranges itself
         if in_the_way:
             return None
-        plan = plan_for(run, found.cluster_id, free, state, replaced, sizes)
+        plan = plan_for(run, snapshot.cluster_id, free, state, replaced, sizes)
         return PlanEntry(plan=plan, hash=plan.hash, owner=run.owner) if plan else None
 
     appended = ledger.append(decide)
@@ -306,7 +314,7 @@ def _pin_plan(
         raise owners.busy(feed.name, batch, s, verdicts[batch.id])
     if batch.rewrites:
         owners.give_up(ledger, [batch], verdicts, run.report)
-        return _pin_plan(run, found, rounds)
+        return _pin_plan(run, snapshot, rounds)
     if not take_over(run, batch):
         raise owners.busy(feed.name, ledger.read().batches[batch.id], s, owners.NEW)
     owners.tell(run.report, owners.met(feed.name, batch, verdicts[batch.id], Fate.TAKEN_OVER))

@@ -1,4 +1,4 @@
-"""The dry run: what `land` would plan now, and what it would do about dead runs' batches. Writes nothing."""
+"""The dry run: the plan that `land` would make now, and its decisions on dead runs' batches. Writes nothing."""
 
 from __future__ import annotations
 
@@ -45,71 +45,72 @@ from sluice.pipelines.publishing import lost, owners
 
 @dataclass(frozen=True, slots=True)
 class Preview:
-    """What a run would do. `plan` is None when nothing is owed. `met` are the batches of dead runs that it would find,
-    each with what it would do about it."""
+    """The effect of a run. `plan` is None if nothing is pending. `met` are batches of dead runs with their fates."""
 
     survey: Survey
     owed: tuple[Owed, ...]
     refusals: tuple[Refusal, ...]
     plan: Plan | None
     blocked: SluiceError | None = None
-    """The error for a batch in the way that is at work, if there is one."""
+    """The error for a conflicting batch that is alive, if there is one."""
     met: tuple[Met, ...] = ()
     on_hold: tuple[HeldBack, ...] = ()
     pending: PendingWindows | None = None
     start_not_used: str = ""
-    """A line that says why a run would not begin as the feed's `start` says; empty where it would, or has begun."""
+    """The reason why a run would ignore the feed's `start`; empty if it would not, or if the feed has begun."""
 
 
 def preview(feed: Feed, edges: Ports, request: Request) -> Preview:
-    """Say what `land` would plan now. Writes nothing, anywhere."""
+    """Returns the plan that `land` would make now. Writes nothing, anywhere."""
     request, pending = windows.settled_part(request, feed.window, edges.clock())
     ledger = open_ledger(feed, edges)
     call = Call(feed, edges, ledger, request)
     lost.check_near(ledger, edges.lake, feed)
-    kafka = survey(feed, edges, ledger)
-    lost.check_names(ledger, kafka.state, edges.lake.list(paths.staging_root(feed.name)))
-    check_sound(kafka, request)
-    shapes.check_one_table(feed, shapes.effective_shape(feed, kafka.state), kafka.state)
-    state = _with_origins(kafka)
-    state = _with_boundaries(call, state, kafka.partitions)
-    replaced = receipts_replaced(call, kafka, state)
-    owed, refused = planning.owed_ranges(request, state, kafka.partitions, feed.window, replaced)
-    plan = plan_for(call, kafka.cluster_id, owed, state, replaced, sizing(feed, edges))
+    snapshot = survey(feed, edges, ledger)
+    lost.check_names(ledger, snapshot.state, edges.lake.list(paths.staging_root(feed.name)))
+    check_sound(snapshot, request)
+    shapes.check_one_table(feed, shapes.effective_shape(feed, snapshot.state), snapshot.state)
+    state = _with_origins(snapshot)
+    state = _with_boundaries(call, state, snapshot.partitions)
+    replaced = receipts_replaced(call, snapshot, state)
+    owed, refused = planning.owed_ranges(request, state, snapshot.partitions, feed.window, replaced)
+    plan = plan_for(call, snapshot.cluster_id, owed, state, replaced, sizing(feed, edges))
     losses = losses_refused(feed, owed)
     free = [o for o in owed if o.key.tp not in {r.tp for r in losses}]
     blocked, met = _company(call, state, free)
     goes_on = request.replace and any(m.request == request and m.fate is Fate.TAKEN_OVER for m in met)
-    refusals = with_holders(call, kafka.refusals + (() if goes_on else refused + losses), kafka)
+    refusals = with_holders(call, snapshot.refusals + (() if goes_on else refused + losses), snapshot)
     return Preview(
-        kafka,
+        snapshot,
         owed,
         refusals,
         plan,
         blocked,
         met,
-        held_of(call, kafka),
+        held_of(call, snapshot),
         pending,
-        start_not_used=start_not_used(feed, kafka),
+        start_not_used=start_not_used(feed, snapshot),
     )
 
 
-def compare(feed: Feed, edges: Ports, seen: Preview) -> tuple[Comparison, ...]:
-    """What each assignor would make of the slices that a run would read; empty where it would read none."""
-    if seen.plan is None:
+def compare(feed: Feed, edges: Ports, planned: Preview) -> tuple[Comparison, ...]:
+    """Compare the assignors on the slices that a run would read; empty if it would read none."""
+    if planned.plan is None:
         return ()
     ledger = Ledger.offline(edges.lake, feed.name, edges.clock)
-    leaders = {key.tp: p.leader for key, p in seen.survey.partitions.items()}
-    sizes = replace(sizing(feed, edges), before=before(ledger, seen.survey.state))
-    return assignment.compare([(leaders[s.tp], s) for s in seen.plan.slices], sizes)
+    leaders = {key.tp: p.leader for key, p in planned.survey.partitions.items()}
+    sizes = replace(sizing(feed, edges), before=before(ledger, planned.survey.state))
+    return assignment.compare([(leaders[s.tp], s) for s in planned.plan.slices], sizes)
 
 
-def _with_origins(found: Survey) -> State:
-    return found.state.extended([OriginEntry(items=found.new_origins)]) if found.new_origins else found.state
+def _with_origins(snapshot: Survey) -> State:
+    return (
+        snapshot.state.extended([OriginEntry(items=snapshot.new_origins)]) if snapshot.new_origins else snapshot.state
+    )
 
 
 def _with_boundaries(call: Call, state: State, partitions: Mapping[Key, PartitionState]) -> State:
-    """The state with the boundaries that a run would pin, in memory only. Raises UsageError."""
+    """Returns the state with the boundaries that a run would pin, in memory only. Raises UsageError."""
     for entry in boundaries_due(call, state, partitions):
         pinned = windows.clamp_boundaries(state, entry)
         state = state.extended([pinned]) if pinned else state
@@ -117,7 +118,7 @@ def _with_boundaries(call: Call, state: State, partitions: Mapping[Key, Partitio
 
 
 def _company(call: Call, state: State, owed: Sequence[Owed]) -> tuple[SluiceError | None, tuple[Met, ...]]:
-    """The error for a batch in the way that is at work, and what a run would do about dead runs' batches."""
+    """Returns the error for a conflicting batch that is alive, and the fates of dead runs' batches."""
     feed = call.feed.name
     verdicts = owners.judge_batches(call.edges.liveness, state.live())
     dead = {i for i, verdict in verdicts.items() if verdict.dead}

@@ -1,4 +1,4 @@
-"""What a run landed, batch by batch, and the error that says what it could not land."""
+"""The results of a run, batch by batch, and the error for everything that it could not land."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from sluice.pipelines.planning.windows import PendingWindows
 
 @dataclass(frozen=True, slots=True)
 class Skip:
-    """A request to pass over what is owed up to a time (ms; None: the stable end), and why."""
+    """A request to skip pending offsets up to a time (ms; None: the last stable offset), with the reason."""
 
     to: int | None
     reason: str
@@ -40,11 +40,11 @@ class Skip:
 
 @dataclass(frozen=True, slots=True)
 class BatchResult:
-    """One batch carried out. `failures` are slices that stay owed, `number` is its publish entry, if any, and `results`
-    are those of the contract for the batch as a whole. `traffic` is what its tasks asked of brokers in this run.
+    """One batch carried out. `failures` are slices that stay pending, `number` is its publish entry, if any, `results`
+    are the contract's for the complete batch, and `traffic` is its tasks' traffic with brokers in this run.
 
-    `foreign`: it was another run's, and this run finished it or gave it up. Its failures are reported, but do not fail
-    this run. `refused` says why nothing of a foreign batch was published.
+    `foreign`: this run finished or gave up another run's batch. Its failures are reported, but do not fail this run.
+    `refused` is the reason why nothing of a foreign batch was published.
     """
 
     batch: int
@@ -67,13 +67,13 @@ class BatchResult:
 
     @property
     def adopted(self) -> int:
-        """How many slices an earlier attempt had finished."""
+        """The number of slices that an earlier attempt had finished."""
         return sum(r.adopted for r in self.receipts)
 
 
 @dataclass(frozen=True, slots=True)
 class Landed:
-    """What one call landed. Without batches, nothing was owed."""
+    """The result of one call. Without batches, nothing was owed."""
 
     batches: tuple[BatchResult, ...]
     refusals: tuple[Refusal, ...]
@@ -82,22 +82,22 @@ class Landed:
     """The windows (their starts, ms) that this call made complete."""
     frontiers: Mapping[Key, int] = field(default_factory=dict)
     left: int = 0
-    """Requested offsets that are still owed because the feed's limits ended the run, or because it was `stopped`."""
+    """Requested offsets still pending because the feed's limits ended the run, or because it was `stopped`."""
     skipped: tuple[KeyRange, ...] = ()
     held: tuple[HeldBack, ...] = ()
-    """What open transactions keep from being landed."""
+    """Offsets that open transactions hold back."""
     stopped: bool = False
-    """Whether the caller had enough between two batches: the rest is left to another run."""
+    """Returns whether the caller ended the run between two batches: the rest is left to another run."""
     pending: PendingWindows | None = None
-    """The windows of the request that have not settled: nothing of them was landed."""
+    """The requested windows within their grace period: nothing of them was landed."""
     overridden: str = ""
-    """Which columns tools that read the folder override, and the remedy; empty if none."""
+    """The columns that readers of the folder override, and the remedy; empty if none."""
     start_not_used: str = ""
-    """A line that says why the feed did not begin as its `start` says; empty where it did, or had begun before."""
+    """The reason why the feed's `start` was ignored; empty if it was not, or if the feed had begun before."""
 
     @property
     def failures(self) -> tuple[SliceFailure, ...]:
-        """The slices that failed, except those whose records Kafka lost meanwhile if this call accepted the loss."""
+        """The slices that failed, except those whose records Kafka deleted if this call accepted the loss."""
         return tuple(f for b in self.batches if not b.foreign for f in b.failures if not self._accepted(f))
 
     def _accepted(self, f: SliceFailure) -> bool:
@@ -115,7 +115,7 @@ class Landed:
 
 
 def registry_failed(result: BatchResult) -> bool:
-    """Whether slices failed because the schema registry did: others that need it would fail, too."""
+    """Returns whether slices failed because the schema registry did: others would fail, too."""
     return any(f.error in _OF_REGISTRY for f in result.failures)
 
 
@@ -125,7 +125,7 @@ def first_failure(failures: Sequence[SliceFailure]) -> str:
 
 
 def lost_on_the_way(feed: Feed, result: BatchResult) -> bool:
-    """Whether Kafka deleted records between plan and fetch, and the feed accepts that: a new plan names the loss."""
+    """Returns whether Kafka deleted records since the plan and the feed accepts that: a new plan names the loss."""
     lost = any(f.error == OffsetsLost.__name__ for f in result.failures)
     return lost and feed.policies.on_loss is OnLoss.ACCEPT
 
@@ -141,12 +141,12 @@ def _incomplete_error(landed: Landed) -> BatchIncomplete:
     remedies = sorted({r for f in failures if (r := _remedy(landed.batches[0].plan.feed, f))})
     return BatchIncomplete(
         head + ":\n    " + "\n    ".join(lines) + (f"\n    … and {more} more" if more > 0 else ""),
-        remedy="; ".join(remedies[:5]) or "run again: finished slices are adopted, only what is owed is read",
+        remedy="; ".join(remedies[:5]) or "run again: finished slices are adopted, only the others are read",
     )
 
 
 def by_message(failures: Sequence[SliceFailure]) -> dict[str, list[SliceFailure]]:
-    """The failures of each message."""
+    """Returns the failures grouped by message."""
     alike: dict[str, list[SliceFailure]] = {}
     for f in failures:
         alike.setdefault(f.message, []).append(f)
@@ -154,7 +154,7 @@ def by_message(failures: Sequence[SliceFailure]) -> dict[str, list[SliceFailure]
 
 
 def first_of(alike: Sequence[SliceFailure]) -> str:
-    """The first slice of failures, and how many others there are."""
+    """Returns the first slice of failures and the number of others."""
     return f"{alike[0].slice} and {len(alike) - 1:,} more" if alike[1:] else str(alike[0].slice)
 
 
@@ -170,7 +170,7 @@ def _remedy(feed: str, f: SliceFailure) -> str:
 def _refused_error(landed: Landed) -> Refused:
     refusals = landed.refusals
     lines = "\n    ".join(r.error.message for r in refusals[:10])
-    others = "the others are landed" if landed.batches else "of others nothing is owed"
+    others = "the others are landed" if landed.batches else "the others have nothing pending"
     return Refused(
         f"{len(refusals)} partitions were refused, {others}:\n    {lines}",
         remedy=refusals[0].error.remedy,

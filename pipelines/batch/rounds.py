@@ -1,4 +1,4 @@
-"""How far one call of `land` has come, batch by batch: where the next batch ends, and what is not tried again."""
+"""The progress of one call of `land`, batch by batch: the end of the next batch, and slices not to retry."""
 
 from __future__ import annotations
 
@@ -19,28 +19,28 @@ from sluice.pipelines.ports import Ports
 from sluice.pipelines.util.units import many
 
 BATCH_SLICES, SLICES_A_CORE = 500, 4
-"""About how many slices a batch has: a publish entry of half a megabyte. A batch has more if one window needs them, or
-so many for each core of the engine."""
+"""The usual number of slices in a batch: a publish entry of half a megabyte. A batch has more if one window or
+SLICES_A_CORE per core of the engine need them."""
 
 
 @dataclass
 class Rounds:
-    """How far one call has come: what its own batches have taken of the run's limits, and what it tries no more."""
+    """The progress of one call: the part of the run's limits that its batches used, and slices not to retry."""
 
     feed: Feed
     edges: Ports
     taken: list[Plan] = field(default_factory=list)
     failed: dict[Key, tuple[Range, ...]] = field(default_factory=dict)
     total: int = 0
-    """The offsets that the call owed when it first planned."""
+    """The pending offsets at the first plan."""
     rest: bool = False
-    """Whether the last plan left something to the next."""
+    """Returns whether the last plan left a rest to the next."""
     windows: int = 0
-    """How many windows are owed beside those of the last plan."""
+    """The number of pending windows without those of the last plan."""
 
     @property
     def sizes(self) -> Sizing:
-        """How the next plan is cut: within what the batches before it left of the run's limits."""
+        """The sizes of the next plan, within the rest of the run's limits."""
         sizes = sizing(self.feed, self.edges)
         return replace(
             sizes,
@@ -50,7 +50,7 @@ class Rounds:
         )
 
     def untried(self, owed: Iterable[Owed]) -> list[Owed]:
-        """What is owed, without the slices that failed in this call: it reads none of them twice."""
+        """Returns the pending ranges without the slices that failed in this call: none is read twice."""
         remaining = (replace(o, ranges=self._untried(o.key, o.ranges)) for o in owed)
         return [o for o in remaining if o.ranges or o.lost]
 
@@ -59,7 +59,7 @@ class Rounds:
         return tuple(x for r in ranges for x in subtract(r, failed)) if failed else tuple(ranges)
 
     def planned(self, plan: Plan, owed: Sequence[Owed], sizes: Sizing, windows: int) -> None:
-        """The next batch is this one: of what is owed, cut in that way. `windows`: how many are owed with it."""
+        """Record the plan of the next batch, cut from `owed` by `sizes`, of `windows` pending windows."""
         self.taken.append(plan)
         owes, share = sum(o.span for o in owed), planning.share_within(owed, sizes)
         self.total = self.total or int(owes * share)
@@ -67,7 +67,7 @@ class Rounds:
         self.rest = plan.span < (owes if share == 1.0 else int(owes * share) - len(owed))  # limits round down
 
     def goes_on(self, result: BatchResult) -> bool:
-        """Whether another batch follows the one that was just carried out."""
+        """Record the result. Returns whether another batch follows."""
         for f in result.failures:
             self.failed[f.slice.key] = union((*self.failed.get(f.slice.key, ()), f.slice.range))
         return self.rest and result.number is not None and not registry_failed(result)
@@ -77,7 +77,7 @@ class Rounds:
         return f"batch {len(self.taken) + 1}, {many(self.windows, 'window')} to go" if self.taken else ""
 
     def telling(self, report: Reporter) -> Reporter:
-        """Progress of the whole call, where it has several batches."""
+        """Returns a reporter of the progress of all batches, if there are several."""
         before = sum(p.span for p in self.taken[:-1])
         if not before and not self.rest:
             return report

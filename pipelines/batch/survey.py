@@ -1,4 +1,4 @@
-"""Everything that a plan rests on, from Kafka and the ledger: partitions, committed offsets, origins, changed logs."""
+"""The inputs of a plan from Kafka and the ledger: partitions, committed offsets, origins, changed logs."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ from sluice.pipelines.util.units import many
 
 @dataclass(frozen=True, slots=True)
 class Survey:
-    """Kafka and the ledger side by side, at one moment."""
+    """Kafka and the ledger at one moment."""
 
     cluster_id: str
     state: State
@@ -44,17 +44,17 @@ class Survey:
 
 
 def open_ledger(feed: Feed, edges: Ports, run: str = "") -> Ledger:
-    """The feed's ledger. Raises ClusterChanged when it was begun with another cluster."""
+    """Open the feed's ledger. Raises ClusterChanged if it was begun with another cluster."""
     ledger = Ledger(edges.lake, feed.name, edges.clock, run, edges.cluster.cluster_id())
     origins.check_cluster(ledger.read(), edges.cluster.cluster_id(), feed.name)
     return ledger
 
 
 def survey(feed: Feed, edges: Ports, ledger: Ledger) -> Survey:
-    """Ask Kafka for everything that a plan rests on, and refuse partitions whose log is not the one the ledger knows.
+    """Request the inputs of a plan from Kafka, and refuse partitions whose log is not the one in the ledger.
 
-    Raises EntriesLost when a committed offset names an entry that the ledger does not have, and ForeignMarks when it
-    names another ledger.
+    Raises EntriesLost if a committed offset names an entry that the ledger does not have, and ForeignMarks if it names
+    another ledger.
     """
     topics = topics_read(feed, edges.cluster)
     partitions = edges.cluster.partitions(topics, feed.isolation)
@@ -62,7 +62,7 @@ def survey(feed: Feed, edges: Ports, ledger: Ledger) -> Survey:
     state = check_marks(ledger, ledger.read(), committed)
     check_owner(ledger, state, committed, commits=feed.commit is not CommitMode.NONE)
     if refusals := changed_logs(feed.name, state, partitions, edges.cluster):
-        # Others may have landed more after we asked Kafka and before we read the ledger: ask Kafka once more.
+        # Others may have landed more between our request to Kafka and the read of the ledger: ask Kafka again.
         edges.cluster.forget()
         partitions = edges.cluster.partitions(topics, feed.isolation)
         refusals = changed_logs(feed.name, state, partitions, edges.cluster)
@@ -73,22 +73,21 @@ def survey(feed: Feed, edges: Ports, ledger: Ledger) -> Survey:
     return Survey(edges.cluster.cluster_id(), state, keyed, committed, began, refusals)
 
 
-def start_not_used(feed: Feed, found: Survey) -> str:
-    """A line for whoever expects `start` to count, on the first plan of a feed whose group has committed offsets
-    already; empty otherwise."""
-    begun = [o for o in found.new_origins if o.committed is not None]
-    if found.state.origins or not begun or feed.start.kind is StartKind.FAIL:
+def start_not_used(feed: Feed, snapshot: Survey) -> str:
+    """Returns a note that `start` is ignored, if the group has committed offsets at the first plan; else empty."""
+    begun = [o for o in snapshot.new_origins if o.committed is not None]
+    if snapshot.state.origins or not begun or feed.start.kind is StartKind.FAIL:
         return ""
     return (
-        f"`start: {feed.start}` is not used in {len(begun)} of {many(len(found.new_origins), 'partition')}: group"
-        f" {feed.group} has offsets there that somebody else committed, and feed {feed.name} begins at them"
+        f"`start: {feed.start}` is not used in {len(begun)} of {many(len(snapshot.new_origins), 'partition')}: group"
+        f" {feed.group} has offsets there from another committer, and feed {feed.name} begins at them"
     )
 
 
 def topics_read(feed: Feed, cluster: Cluster) -> tuple[str, ...]:
-    """The topics that the feed reads now. Raises UnknownTopic, and NotAuthorized for a named one that we may not see.
+    """Returns the feed's current topics. Raises UnknownTopic, and NotAuthorized for a named but forbidden one.
 
-    Kafka lists only what may be seen; asked for a name, it tells the two apart.
+    Kafka lists only permitted topics; a request by name tells the two cases apart.
     """
     try:
         return match(feed.topics, cluster.topics())
@@ -99,40 +98,43 @@ def topics_read(feed: Feed, cluster: Cluster) -> tuple[str, ...]:
 
 
 def feed_partitions(feed: Feed, cluster: Cluster) -> tuple[TopicPartition, ...]:
-    """All partitions that the feed reads now. Raises UnknownTopic, NotAuthorized."""
+    """Returns the feed's current partitions. Raises UnknownTopic, NotAuthorized."""
     return tuple(p.tp for p in cluster.partitions(topics_read(feed, cluster), feed.isolation))
 
 
 def with_first_windows(
     feed: Feed, edges: Ports, state: State, partitions: Mapping[Key, PartitionState], began: tuple[OriginItem, ...]
 ) -> tuple[OriginItem, ...]:
-    """The new origins with their first windows. A partition that comes later opens at the newest boundary."""
+    """Returns the new origins with their first windows. A later partition opens at the newest boundary."""
     if state.boundary_times:
         return tuple(o.model_copy(update={"opens": state.boundary_times[-1]}) for o in began)
     return windows.opening(edges.cluster, partitions, began, feed.window, edges.clock()) if began else ()
 
 
-def changed_logs(feed: str, state: State, found: Sequence[PartitionState], cluster: Cluster) -> tuple[Refusal, ...]:
-    """A refusal for each partition whose log is no longer the one that the ledger knows."""
-    epochs = {p.tp: state.epochs[k][1] for p in found if (k := state.current.get(p.tp)) in state.epochs}
+def changed_logs(
+    feed: str, state: State, partitions: Sequence[PartitionState], cluster: Cluster
+) -> tuple[Refusal, ...]:
+    """Returns a refusal for each partition whose log is no longer the one in the ledger."""
+    epochs = {p.tp: state.epochs[k][1] for p in partitions if (k := state.current.get(p.tp)) in state.epochs}
     ends = cluster.epoch_ends({tp: epoch for tp, epoch in epochs.items() if epoch >= 0})
-    return tuple(r for p in found if (r := origins.incarnation_change(state, p, ends, feed)))
+    return tuple(r for p in partitions if (r := origins.incarnation_change(state, p, ends, feed)))
 
 
 def changed_partitions(feed: Feed, edges: Ports, state: State) -> frozenset[TopicPartition]:
-    """The feed's partitions whose log, in Kafka now, is no longer the one that the ledger knows."""
+    """Returns the feed's partitions whose current log in Kafka is no longer the one in the ledger."""
     edges.cluster.forget()
     partitions = edges.cluster.partitions(topics_read(feed, edges.cluster), feed.isolation)
     return frozenset(r.tp for r in changed_logs(feed.name, state, partitions, edges.cluster))
 
 
 def boundaries_due(call: Call, state: State, partitions: Mapping[Key, PartitionState]) -> list[BoundaryEntry]:
-    """The boundaries that have passed, and those of requested windows before the first one. Raises UsageError.
+    """Returns the boundaries that have passed, and those of requested windows before the first one.
 
-    The request's windows have settled: see `windows.settled_part`."""
+    The request's windows have passed their grace period: see `windows.settled_part`. Raises UsageError.
+    """
     feed, edges, request = call.feed, call.edges, call.request
     if request.replace and request.kind is RequestKind.CATCH_UP:
-        raise UsageError("what is to be landed anew?", remedy="name windows, times or offsets beside --replace")
+        raise UsageError("--replace needs to know what to land again", remedy="add windows, times or offsets")
     due = windows.due(state, edges.cluster, edges.clock, partitions, feed.window)
     if request.window is None:
         return due
@@ -140,19 +142,18 @@ def boundaries_due(call: Call, state: State, partitions: Mapping[Key, PartitionS
     return [*before, *due]
 
 
-def receipts_replaced(call: Call, found: Survey, state: State) -> Sequence[Receipt]:
-    """The receipts that a replacing request would replace: those that count in what it asks for, and those that share
-    a file with them."""
+def receipts_replaced(call: Call, snapshot: Survey, state: State) -> Sequence[Receipt]:
+    """Returns the receipts that a replacing request replaces: live ones in its ranges, and sharers of their files."""
     if not call.request.replace:
         return ()
-    wanted = planning.asked_ranges(call.request, state, found.partitions, call.feed.window)
+    wanted = planning.asked_ranges(call.request, state, snapshot.partitions, call.feed.window)
     return with_sharers(call.ledger, state, receipts_meeting(call.ledger, state, list(wanted)))
 
 
 def plan_for(
     call: Call, cluster_id: str, owed: Sequence[Owed], state: State, replaced: Sequence[Receipt], sizes: Sizing
 ) -> Plan | None:
-    """The plan that lands `owed`, cut in that way, and replaces `replaced`; None when there is nothing to do."""
+    """Returns the plan that lands `owed`, cut by `sizes`, and replaces `replaced`; None if there is nothing to do."""
     feed = call.feed
     if sizes.assignor is Assignor.STICKY:
         sizes = replace(sizes, before=before(call.ledger, state))
@@ -162,7 +163,7 @@ def plan_for(
 
 
 def sizing(feed: Feed, edges: Ports) -> Sizing:
-    """How this feed's plans are cut."""
+    """Returns the sizes by which this feed's plans are cut."""
     return Sizing(
         slice_bytes=feed.limits.slice_bytes,
         task_bytes=feed.limits.task_bytes,
@@ -176,15 +177,15 @@ def sizing(feed: Feed, edges: Ports) -> Sizing:
 
 
 def before(ledger: Ledger, state: State) -> Before:
-    """Which task read each partition in the newest batch that read from Kafka; empty before the first one."""
+    """Returns the task of each partition in the newest batch that read from Kafka; empty before the first one."""
     newest = next((b.id for b in state.batches.newest_first() if not b.rewrites), None)
     return {} if newest is None else tasks_before(ledger.plan(newest))
 
 
-def check_sound(found: Survey, request: Request) -> None:
+def check_sound(snapshot: Survey, request: Request) -> None:
     """Raises the refusal of a partition that the request names."""
     requested = {*request.only, *(TopicPartition(r.topic, r.partition) for r in request.ranges)}
-    for refusal in found.refusals:
+    for refusal in snapshot.refusals:
         if refusal.tp in requested:
             raise refusal.error
 
@@ -198,10 +199,10 @@ def losses_refused(feed: Feed, owed: Sequence[Owed]) -> tuple[Refusal, ...]:
     return tuple(Refusal(tp, error) for tp, error in errors if error)
 
 
-def with_holders(call: Call, refusals: Sequence[Refusal], found: Survey) -> tuple[Refusal, ...]:
-    """The refusals. Those of held windows name the transaction, if the cluster tells it, and the way out."""
+def with_holders(call: Call, refusals: Sequence[Refusal], snapshot: Survey) -> tuple[Refusal, ...]:
+    """Returns the refusals. Those of held windows name the transaction, if known, and the remedy."""
     on_hold = {r.tp: r.error for r in refusals if isinstance(r.error, WindowHeld)}
-    partitions = (p for p in found.partitions.values() if p.tp in on_hold)
+    partitions = (p for p in snapshot.partitions.values() if p.tp in on_hold)
     edges = call.edges
     holders = held_back.by_partition(held_back.look(call.feed, edges.cluster, partitions, edges.clock()))
     explained = {
@@ -212,12 +213,14 @@ def with_holders(call: Call, refusals: Sequence[Refusal], found: Survey) -> tupl
     return tuple(Refusal(r.tp, explained.get(r.tp, r.error)) for r in refusals)
 
 
-def held_of(call: Call, found: Survey) -> tuple[HeldBack, ...]:
-    """What open transactions hold back in the requested partitions. Kafka is asked again, because the run may have
-    taken long. This only explains: it is empty when Kafka does not answer."""
+def held_of(call: Call, snapshot: Survey) -> tuple[HeldBack, ...]:
+    """Returns the offsets that open transactions hold back in the requested partitions.
+
+    Requests them again, because the run may have taken long. Empty if Kafka does not answer: this only explains.
+    """
     feed, edges, request = call.feed, call.edges, call.request
     meant = {*request.only, *(TopicPartition(r.topic, r.partition) for r in request.ranges)}
-    tps = {p.tp for p in held_back.unstable_partitions(found.partitions.values()) if not meant or p.tp in meant}
+    tps = {p.tp for p in held_back.unstable_partitions(snapshot.partitions.values()) if not meant or p.tp in meant}
     with suppress(KafkaUnavailable):
         now = edges.cluster.partitions({tp.topic for tp in tps}, feed.isolation) if tps else ()
         return held_back.look(feed, edges.cluster, [p for p in now if p.tp in tps], edges.clock())

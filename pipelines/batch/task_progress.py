@@ -1,4 +1,4 @@
-"""Progress of running tasks, read from what they leave in the lake: of a batch, receipts in staging."""
+"""Progress of running tasks, read from the lake: a batch's receipts in staging."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from sluice.pipelines.ports import Lake
 
 
 def report_progress(lake: Lake, feed: str, batch: int, plan: Plan, report: Reporter) -> AbstractContextManager[None]:
-    """Report a batch's progress, from the receipts in staging, as `reporting` does."""
+    """Report a batch's progress from the receipts in staging until the block ends."""
     spans = {paths.slice_name(s): s.span for s in plan.slices}
     names_by_path: dict[str, frozenset[str]] = {}
 
@@ -29,10 +29,12 @@ def report_progress(lake: Lake, feed: str, batch: int, plan: Plan, report: Repor
 
 
 @contextmanager
-def reporting(first: Progress, asked: Callable[[], Progress], report: Reporter) -> Iterator[None]:
-    """Report `first`, and what is `asked` until the block ends: about once a second, and less often when asking takes
-    long. A lake that does not answer is asked again later. What `report` raises ends the looking, and is raised when
-    the block has ended without an error of its own."""
+def reporting(first: Progress, read_progress: Callable[[], Progress], report: Reporter) -> Iterator[None]:
+    """Report `first`, then the progress that is read, about once a second until the block ends.
+
+    Reads less often if reading takes long, and again later if the lake does not answer. An error of `report` ends
+    the reports; it is raised at the end of a block without an error of its own.
+    """
     stop, raised = Event(), list[BaseException]()
 
     def look() -> None:
@@ -41,7 +43,7 @@ def reporting(first: Progress, asked: Callable[[], Progress], report: Reporter) 
         while not stop.wait(pause):
             began, progress = monotonic(), None
             with suppress(SluiceError):
-                progress = asked()
+                progress = read_progress()
             if progress is not None:
                 report(progress)
             pause = max(1.0, 10 * (monotonic() - began))

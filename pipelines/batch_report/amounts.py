@@ -22,7 +22,7 @@ LEGEND = (("landed", ""), ("quarantined", "reject"), ("invisible or dropped", "h
 
 
 def legend(pairs: Sequence[tuple[str, str]]) -> Html:
-    """What the colours mean."""
+    """The meaning of the colours."""
     marks = (tag("span", lying([(1, kind)], 1), name) for name, kind in pairs)
     return tag("div", *(Html(m.replace(' class="bar"', "")) for m in marks), class_="legend")
 
@@ -56,9 +56,9 @@ def _window(r: Receipt) -> str:
     return "outside windows" if r.slice.window is None else show_window(r.slice.window)
 
 
-def _sum_by_name(each: Iterable[tuple[str, Counts]]) -> dict[str, Counts]:
+def _sum_by_name(counted: Iterable[tuple[str, Counts]]) -> dict[str, Counts]:
     totals: dict[str, Counts] = {}
-    for name, counts in each:
+    for name, counts in counted:
         totals[name] = totals[name] + counts if name in totals else counts
     return totals
 
@@ -79,11 +79,11 @@ def _plot(by_window: Mapping[str, Counts]) -> Html:
     )
 
 
-def _table(caption: str, name: str, counts: Mapping[str, Counts], most: int) -> Html:
+def _table(caption: str, name: str, counts: Mapping[str, Counts], limit: int) -> Html:
     items = list(counts.items())
     longest = max((c.total for c in counts.values()), default=0)
-    table_rows = [_row(n, c, longest) for n, c in items[:most]]
-    if rest := items[most:]:
+    table_rows = [_row(n, c, longest) for n, c in items[:limit]]
+    if rest := items[limit:]:
         table_rows.append(_row(f"{len(rest):,} more", sum((c for _, c in rest), Counts()), 0))
     columns = [name, "", "landed", "quarantined", "share", "invisible"]
     return table(caption, columns, table_rows, right=columns[2:])
@@ -107,7 +107,7 @@ def _row(name: str, c: Counts, longest: int) -> list[str]:
 
 
 def lag(behind: Sequence[PartitionLag] | None) -> Html:
-    """What was owed when the batch was done."""
+    """The pending offsets at the end of the batch."""
     if behind is None:
         return section("lag", "Lag", note="Not known: this report was made without asking Kafka.")
     if not behind:
@@ -134,7 +134,7 @@ def _age(ms: int | None) -> str:
 
 
 def timings(a: BatchAccount) -> Html:
-    """Where the time of tasks went."""
+    """Task time by activity."""
     spent = a.timings
     all_ = sum(spent.values())
     if not all_:
@@ -176,7 +176,7 @@ def _seconds(ns: int) -> str:
 
 
 def brokers(a: BatchAccount) -> Html | None:
-    """What fetching asked of each broker, and what was read of each topic."""
+    """Fetch requests by broker, and data read by topic."""
     all_brokers_ = a.traffic.brokers
     if not all_brokers_:
         return None

@@ -1,7 +1,7 @@
-"""What is known of one batch: its plan, its receipts, its contract, and the batches before it.
+"""The facts of one batch: its plan, receipts, contract, and earlier batches.
 
-It comes from the ledger and, for a batch that is not published, from the receipts that its tasks left in staging. The
-feed's file plays no part: the ledger keeps what the batch was checked against.
+They come from the ledger and, for an unpublished batch, from the receipts in staging. The feed's file is not used: the
+ledger has the contract that the batch was checked with.
 """
 
 from __future__ import annotations
@@ -156,7 +156,7 @@ def newest(state: State, feed: str) -> int:
 
 
 def behind(outlook: Outlook) -> tuple[PartitionLag, ...]:
-    """What each partition owes, from an outlook. Partitions that owe nothing are left out."""
+    """Returns the lag of each partition with pending offsets, from an outlook."""
     ages = outlook.ages()
     return tuple(PartitionLag(o.key, sum(r.end - r.start for r in o.ranges), ages.get(o.key)) for o in outlook.owed)
 

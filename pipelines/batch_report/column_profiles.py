@@ -120,15 +120,15 @@ def _open_duckdb() -> Iterator[duckdb.DuckDBPyConnection]:
         yield db
 
 
-def _evenly(items: Sequence[Any], most: int) -> list[Any]:
+def _evenly(items: Sequence[Any], limit: int) -> list[Any]:
     """At most so many items, at even distances."""
-    if len(items) <= most:
+    if len(items) <= limit:
         return list(items)
-    return [items[i * len(items) // most] for i in range(most)]
+    return [items[i * len(items) // limit] for i in range(limit)]
 
 
 def _choose_row_groups(
-    parts: Sequence[Placed], lake: Lake, published: bool, most: int
+    parts: Sequence[Placed], lake: Lake, published: bool, max_rows: int
 ) -> Iterator[tuple[Placed, str, pq.ParquetFile | None, list[int]]]:
     """Parts with their files and the row groups to read of each; None for a file that is gone or damaged."""
     files = _evenly([x for x in parts if x[1].rows], MOST_FILES)
@@ -142,7 +142,7 @@ def _choose_row_groups(
                     yield (receipt, part), path, file, own
                     continue
                 groups = list(range(file.num_row_groups))
-                fair = max(1, len(groups) * most // rows) if rows > most else len(groups)
+                fair = max(1, len(groups) * max_rows // rows) if rows > max_rows else len(groups)
                 yield (receipt, part), path, file, _evenly(groups, fair)
         except PartUnreadable:
             yield (receipt, part), path, None, []
@@ -152,7 +152,7 @@ class _SampleColumn(NamedTuple):
     """A column of the files, and its name in the table."""
 
     name: str
-    place: str
+    sql_name: str
     type: pa.DataType
 
 
@@ -167,7 +167,7 @@ class _SampleTable:
         self._bytes = self.rows = self.missing = 0
 
     def add(
-        self, partition: str, part: Part, path: str, file: pq.ParquetFile | None, groups: Sequence[int], most: int
+        self, partition: str, part: Part, path: str, file: pq.ParquetFile | None, groups: Sequence[int], max_rows: int
     ) -> None:
         if file is None:
             self.missing += 1
@@ -183,9 +183,9 @@ class _SampleTable:
             _, before = parquet.row_groups(file.metadata, part)
             read = parquet.read(file, path, ROWS_AT_ONCE, [*{*self.columns, offset}], groups)
             for batch in parquet.own_rows(read, part, before):
-                if self.rows >= most or self._bytes >= MOST_BYTES:
+                if self.rows >= max_rows or self._bytes >= MOST_BYTES:
                     return
-                self._keep(self._partitions.index(partition), offset, batch.slice(0, most - self.rows))
+                self._keep(self._partitions.index(partition), offset, batch.slice(0, max_rows - self.rows))
 
     def ready(self) -> None:
         """Everything to be read has been read."""
@@ -207,70 +207,80 @@ class _SampleTable:
     def profile(self, c: _SampleColumn) -> Profile | None:
         if not self.rows:
             return None
-        (nulls,) = self._one(f"select count(*) from t where {c.place} is null")
+        (nulls,) = self._one(f"select count(*) from t where {c.sql_name} is null")
         blank = Profile(c.name, str(c.type), self.rows, nulls)
         if _is_text(c.type):
             return self._of_texts(blank, c)
         if pa.types.is_boolean(c.type):
-            return replace(blank, top=self._top(c.place))
+            return replace(blank, top=self._top(c.sql_name))
         if _is_bytes(c.type):
-            return self._of_numbers(blank, f"l{c.place}", _count_said, "lengths in bytes", whole=True)
+            return self._of_numbers(blank, f"l{c.sql_name}", _count_said, "lengths in bytes", integral=True)
         if (format_number := _number_format(c.type)) is not None:
-            return self._of_numbers(blank, c.place, format_number, "values", whole=pa.types.is_integer(c.type))
+            return self._of_numbers(blank, c.sql_name, format_number, "values", integral=pa.types.is_integer(c.type))
         return blank
 
     def _of_texts(self, blank: Profile, c: _SampleColumn) -> Profile:
-        n, shortest, mean, longest = self._one(f"""select count(distinct {c.place}), min(l{c.place}), avg(l{c.place}),
-            max(l{c.place}) from t""")
+        n, shortest, mean, longest = (
+            self._one(f"""select count(distinct {c.sql_name}), min(l{c.sql_name}), avg(l{c.sql_name}),
+            max(l{c.sql_name}) from t""")
+        )
         stats = [("different", f"{n:,}")]
         if shortest is not None:
             stats.append(("length", f"{shortest:,} to {longest:,}, {mean:,.1f} on average"))
-        return replace(blank, stats=tuple(stats), top=self._top(c.place))
+        return replace(blank, stats=tuple(stats), top=self._top(c.sql_name))
 
-    def _top(self, place: str) -> tuple[tuple[str, int], ...]:
-        rows = self._db.execute(f"""select {place}::varchar, count(*) as n from t where {place} is not null
+    def _top(self, sql_name: str) -> tuple[tuple[str, int], ...]:
+        rows = self._db.execute(f"""select {sql_name}::varchar, count(*) as n from t where {sql_name} is not null
             group by 1 order by n desc, 1 limit {TOP}""").fetchall()
         return tuple((str(v), int(n)) for v, n in rows)
 
-    def _of_numbers(self, blank: Profile, place: str, shown: Any, of: str, *, whole: bool) -> Profile:
-        finite = f"from t where {place} is not null and isfinite({place}::double)"
-        n, low, high, mean, p1, middle, p99 = self._one(f"""select count(*), min({place})::double, max({place})::double,
-            avg({place}::double), quantile_cont({place}::double, 0.01), quantile_cont({place}::double, 0.5),
-            quantile_cont({place}::double, 0.99) {finite}""")
+    def _of_numbers(self, blank: Profile, sql_name: str, format_number: Any, of: str, *, integral: bool) -> Profile:
+        finite = f"from t where {sql_name} is not null and isfinite({sql_name}::double)"
+        n, low, high, mean, p1, middle, p99 = (
+            self._one(f"""select count(*), min({sql_name})::double, max({sql_name})::double,
+            avg({sql_name}::double), quantile_cont({sql_name}::double, 0.01), quantile_cont({sql_name}::double, 0.5),
+            quantile_cont({sql_name}::double, 0.99) {finite}""")
+        )
         odd = self.rows - blank.nulls - n
         stats = [("NaN or infinite", f"{odd:,}")] if odd else []
         if not n:
             return replace(blank, stats=tuple(stats))
         figures = (("least", low), ("median", middle), ("mean", mean), ("most", high))
         stats = [
-            (name, shown(v)) for name, v in figures if name != "mean" or shown in (_number_said, _count_said)
+            (name, format_number(v))
+            for name, v in figures
+            if name != "mean" or format_number in (_number_said, _count_said)
         ] + stats
-        scale = _Scale.of(low, high, p1, p99, whole)
-        query = f"select least(greatest(floor(({place}::double - ?) / ?), -1), ?)::int, count(*) {finite} group by 1"
+        scale = _Scale.of(low, high, p1, p99, integral)
+        query = f"select least(greatest(floor(({sql_name}::double - ?) / ?), -1), ?)::int, count(*) {finite} group by 1"
         counts = dict(self._db.execute(query, [scale.low, scale.step, scale.bins]).fetchall())
-        return replace(blank, stats=tuple(stats), bins=scale.drawn(counts, shown), ends=scale.ends(shown), of=of)
+        return replace(
+            blank, stats=tuple(stats), bins=scale.drawn(counts, format_number), ends=scale.ends(format_number), of=of
+        )
 
-    def at(self, places: Sequence[str]) -> dict[str, dict[str, str]]:
+    def at(self, positions: Sequence[str]) -> dict[str, dict[str, str]]:
         """The values of the rows at these places that are in the sample."""
         wanted = [
-            (self._partitions.index(p), int(o), f"{p}:{o}") for p, o in map(_split, places) if p in self._partitions
+            (self._partitions.index(p), int(o), f"{p}:{o}") for p, o in map(_split, positions) if p in self._partitions
         ]
         if not wanted or not self.columns:
             return {}
         self._db.execute("create temp table a (p int32, o int64, place varchar)")
         self._db.executemany("insert into a values (?, ?, ?)", wanted)
         columns = list(self.columns.values())
-        chosen = ", ".join(f"t.{c.place}" for c in columns)
+        chosen = ", ".join(f"t.{c.sql_name}" for c in columns)
         rows = self._db.execute(f"select a.place, {chosen} from a join t using (p, o)").fetchall()
-        return {place: {c.name: _value_text(c, v) for c, v in zip(columns, row, strict=True)} for place, *row in rows}
+        return {
+            position: {c.name: _value_text(c, v) for c, v in zip(columns, row, strict=True)} for position, *row in rows
+        }
 
     def _one(self, query: str) -> tuple[Any, ...]:
         row: tuple[Any, ...] | None = self._db.execute(query).fetchone()
         return row or ()
 
 
-def _split(place: str) -> tuple[str, str]:
-    partition, _, offset = place.rpartition(":")
+def _split(position: str) -> tuple[str, str]:
+    partition, _, offset = position.rpartition(":")
     return partition, offset if offset.isdecimal() else "0"
 
 
@@ -293,16 +303,16 @@ def _stored_columns(c: _SampleColumn, column: pa.Array) -> dict[str, pa.Array]:
     if pa.types.is_dictionary(column.type):
         column = column.dictionary_decode()
     if _is_text(c.type):
-        return {c.place: pc.utf8_slice_codeunits(column, 0, TEXT), f"l{c.place}": pc.utf8_length(column)}
+        return {c.sql_name: pc.utf8_slice_codeunits(column, 0, TEXT), f"l{c.sql_name}": pc.utf8_length(column)}
     if _is_bytes(c.type):
-        return {c.place: pc.if_else(pc.is_valid(column), True, None), f"l{c.place}": pc.binary_length(column)}
+        return {c.sql_name: pc.if_else(pc.is_valid(column), True, None), f"l{c.sql_name}": pc.binary_length(column)}
     if pa.types.is_temporal(c.type):
-        return {c.place: pc.cast(column, pa.int32() if pa.types.is_date32(c.type) else pa.int64())}
+        return {c.sql_name: pc.cast(column, pa.int32() if pa.types.is_date32(c.type) else pa.int64())}
     if pa.types.is_decimal(c.type):
-        return {c.place: pc.cast(column, pa.float64())}
+        return {c.sql_name: pc.cast(column, pa.float64())}
     if pa.types.is_nested(c.type):
-        return {c.place: pc.if_else(pc.is_valid(column), True, None)}
-    return {c.place: column}
+        return {c.sql_name: pc.if_else(pc.is_valid(column), True, None)}
+    return {c.sql_name: column}
 
 
 def _number_format(t: pa.DataType) -> Any:
@@ -349,40 +359,42 @@ class _Scale:
     low: float
     step: float
     bins: int
-    most: float
+    maximum: float
 
     @classmethod
-    def of(cls, low: float, high: float, p1: float, p99: float, whole: bool) -> _Scale:
+    def of(cls, low: float, high: float, p1: float, p99: float, integral: bool) -> _Scale:
         """A scale from the least to the largest value; from the 1st to the 99th percentile if a few lie far outside."""
         start, end = (p1, p99) if p99 > p1 and high - low > 3 * (p99 - p1) else (low, high)
-        if whole and end - start < BINS:
+        if integral and end - start < BINS:
             start = float(int(start))
             return cls(start, 1, int(end - start) + 1, high)
         step = (end - start) / BINS or 1.0
-        if whole:
+        if integral:
             step = float(-(-(end - start + 1) // BINS))
-        bins = (int((end - start) // step) + 1 if whole else BINS) if end > start else 1
+        bins = (int((end - start) // step) + 1 if integral else BINS) if end > start else 1
         return cls(start, step * (1 + 1e-12), bins, high)
 
     @property
     def end(self) -> float:
         return self.low + self.step * self.bins
 
-    def drawn(self, counts: Mapping[int, int], shown: Any) -> tuple[Bin, ...]:
-        inner = tuple(Bin(self._label(i, shown), counts.get(i, 0)) for i in range(self.bins))
-        below = (Bin(f"below {shown(self.low)}", counts[-1], edge=True),) if counts.get(-1) else ()
-        above = (Bin(f"above {shown(self.end)}", counts[self.bins], edge=True),) if counts.get(self.bins) else ()
+    def drawn(self, counts: Mapping[int, int], format_number: Any) -> tuple[Bin, ...]:
+        inner = tuple(Bin(self._label(i, format_number), counts.get(i, 0)) for i in range(self.bins))
+        below = (Bin(f"below {format_number(self.low)}", counts[-1], edge=True),) if counts.get(-1) else ()
+        above = (
+            (Bin(f"above {format_number(self.end)}", counts[self.bins], edge=True),) if counts.get(self.bins) else ()
+        )
         return below + inner + above
 
-    def _label(self, i: int, shown: Any) -> str:
+    def _label(self, i: int, format_number: Any) -> str:
         start = self.low + i * self.step
-        end = min(start + self.step, self.most)
+        end = min(start + self.step, self.maximum)
         return (
-            str(shown(start))
-            if self.step == 1 and shown in (_number_said, _count_said)
-            else f"{shown(start)} to {shown(end)}"
+            str(format_number(start))
+            if self.step == 1 and format_number in (_number_said, _count_said)
+            else f"{format_number(start)} to {format_number(end)}"
         )
 
-    def ends(self, shown: Any) -> tuple[str, str]:
-        last = self.low + self.step * (self.bins - 1) if self.step == 1 else min(self.end, self.most)
-        return shown(self.low), shown(last)
+    def ends(self, format_number: Any) -> tuple[str, str]:
+        last = self.low + self.step * (self.bins - 1) if self.step == 1 else min(self.end, self.maximum)
+        return format_number(self.low), format_number(last)

@@ -42,18 +42,18 @@ def join_html(pieces: Iterable[str]) -> Html:
     return Html("".join(p if isinstance(p, Html) else plain(p) for p in pieces))
 
 
-def plain(text: str, most: int = LONGEST) -> Html:
+def plain(text: str, limit: int = LONGEST) -> Html:
     """Text as text."""
-    return Html(escape(harmless(cut(text, most)), quote=True))
+    return Html(escape(harmless(cut(text, limit)), quote=True))
 
 
-def value(text: str, most: int = CELL) -> Html:
+def value(text: str, limit: int = CELL) -> Html:
     """A text from outside. Its writing direction does not affect what is beside it."""
-    return tag("bdi", cut(text, most))
+    return tag("bdi", cut(text, limit))
 
 
-def cut(text: str, most: int) -> str:
-    return text if len(text) <= most else text[:most] + "…"
+def cut(text: str, limit: int) -> str:
+    return text if len(text) <= limit else text[:limit] + "…"
 
 
 def harmless(text: str) -> str:
@@ -67,10 +67,10 @@ def _escape(c: str) -> str:
     return c.encode("unicode_escape", "backslashreplace").decode("ascii")
 
 
-def readable(data: bytes, most: int = CELL) -> str:
+def readable(data: bytes, limit: int = CELL) -> str:
     """Bytes as text, with escapes for those that are not UTF-8."""
-    text = data[: 4 * most + 4].decode("utf-8", "backslashreplace").replace("\n", "\\n")
-    return cut(text, most)
+    text = data[: 4 * limit + 4].decode("utf-8", "backslashreplace").replace("\n", "\\n")
+    return cut(text, limit)
 
 
 # -- tables
@@ -127,11 +127,11 @@ def size(n: float) -> str:
     return f"{n:,.3g} TB"
 
 
-def share(part: float, whole: float) -> str:
+def share(part: float, total: float) -> str:
     """A share in percent. A small one is never shown as 0%, nor a large one as 100%."""
-    if not whole:
+    if not total:
         return "–"
-    of = 100 * part / whole
+    of = 100 * part / total
     if 0 < of < 0.01:
         return "< 0.01 %"
-    return f"{min(of, 99.99) if part < whole else of:.2f} %" if 0 < of < 100 else f"{of:.0f} %"
+    return f"{min(of, 99.99) if part < total else of:.2f} %" if 0 < of < 100 else f"{of:.0f} %"

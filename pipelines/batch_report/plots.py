@@ -45,19 +45,19 @@ def upright(title: str, bars: Sequence[Bar], ends: Sequence[str], top: str = "")
     return tag("div", tag("div", top, class_="top", aria_hidden="true"), drawing, axis, class_="chart")
 
 
-def _column(place: int, bar: Bar, most: float) -> Html:
-    height = max(_HEIGHT * bar.height / most, 1.5) if bar.height > 0 else 0
+def _column(index: int, bar: Bar, highest: float) -> Html:
+    height = max(_HEIGHT * bar.height / highest, 1.5) if bar.height > 0 else 0
     kind = f"b {bar.kind}".strip()
-    x, y = 10 * place + 0.7, _HEIGHT - height
+    x, y = 10 * index + 0.7, _HEIGHT - height
     drawn = tag("rect", x=f"{x:g}", y=f"{y:.4g}", width="8.6", height=f"{height:.4g}", class_=kind)
     return tag("g", tag("title", bar.title), drawn)
 
 
-def lying(parts: Sequence[tuple[float, str]], most: float) -> Html:
+def lying(parts: Sequence[tuple[float, str]], longest: float) -> Html:
     """A bar in a table's cell, beside its number: pieces (length, class) one after the other."""
     at, drawn = 0.0, []
     for length, kind in parts:
-        width = max(100 * length / most, 0.6) if length > 0 and most else 0
+        width = max(100 * length / longest, 0.6) if length > 0 and longest else 0
         if width:
             drawn.append(
                 tag("rect", x=f"{at:.4g}", y="0", width=f"{width:.4g}", height="10", class_=f"b {kind}".strip())

@@ -41,25 +41,28 @@ NAME = 80
 # -- quarantine
 
 
-def quarantine(a: BatchAccount, found: Rejects) -> Html:
-    """What was refused, most frequent first, with a few records of each kind."""
+def quarantine(a: BatchAccount, refused_records: Rejects) -> Html:
+    """Refused records, most frequent first, with a few samples of each kind."""
     refused, total = a.counts.quarantined, a.counts.quarantined + a.counts.landed
     if not refused:
         if a.counts.dropped:
-            said = f"{many(a.counts.dropped, 'record')} did not fit and were dropped, as the feed asks: none is kept."
-            return section("quarantine", "Quarantine", note=said)
+            dropped_note = (
+                f"{many(a.counts.dropped, 'record')} did not fit and were dropped, as the feed asks: none is kept."
+            )
+            return section("quarantine", "Quarantine", note=dropped_note)
         return section("quarantine", "Quarantine", tag("p", tag("span", "✓ ", class_="good"), "Every record fits."))
     note = f"{many(refused, 'record')} of {number(total)} ({share(refused, total)}) did not fit; quarantine keeps them."
-    if found.unread:
-        note += f" {number(found.unread)} of them are in {many(found.files, 'file')} that were not read for this."
-    with_samples = [r for r in found.kinds[:SHOWN] if r.samples]
+    if refused_records.unread:
+        unread_files = many(refused_records.files, "file")
+        note += f" {number(refused_records.unread)} of them are in {unread_files} that were not read."
+    with_samples = [r for r in refused_records.kinds[:SHOWN] if r.samples]
     samples = details("What they look like", *(_samples(r) for r in with_samples)) if with_samples else Html("")
     opened = Html(samples.replace("<details>", "<details open>", 1))
-    return section("quarantine", "Quarantine", _ranked_faults(found, refused), opened, note=note)
+    return section("quarantine", "Quarantine", _ranked_faults(refused_records, refused), opened, note=note)
 
 
-def _ranked_faults(found: Rejects, all_: int) -> Html:
-    faults = [r.fault for r in found.kinds]
+def _ranked_faults(refused_records: Rejects, all_: int) -> Html:
+    faults = [r.fault for r in refused_records.kinds]
     largest = faults[0].records if faults else 0
     rows = [
         [
@@ -113,10 +116,10 @@ def _marked_value(s: Sample) -> Iterator[Html]:
     yield value(readable(data[end:], 120))
 
 
-def _last(data: bytes, most: int = 120, *, cut_: bool) -> str:
+def _last(data: bytes, limit: int = 120, *, cut_: bool) -> str:
     """The end of the text before it."""
     text = data.decode("utf-8", "backslashreplace").replace("\n", "\\n")
-    return ("…" if cut_ or len(text) > most else "") + text[-most:]
+    return ("…" if cut_ or len(text) > limit else "") + text[-limit:]
 
 
 # -- the contract
@@ -232,7 +235,7 @@ def _card(p: Profile) -> Html:
 
 
 def _repeats(p: Profile) -> bool:
-    """Whether some values occur more than once: otherwise a list is not worth it."""
+    """Returns whether some values occur more than once: otherwise a list is not worth it."""
     return bool(p.top) and p.top[0][1] > 1
 
 

@@ -1,4 +1,4 @@
-"""A batch's quarantine: how many records for which reason, where the first of each is, and what they look like.
+"""A batch's quarantine: records by reason, with the position and samples of the first ones.
 
 Raw records are read only for the few that are shown. Memory is bounded by one row group.
 """
@@ -20,7 +20,7 @@ from sluice.pipelines.quarantine.limit import Fault, QuarantineKind, faults_of, 
 MOST_FILES = 200
 """Files in quarantine that are read; of the others only the number of rows is known."""
 SHOWN = 12
-"""How many reasons are shown with records."""
+"""The number of reasons that are shown with records."""
 SAMPLES = 2
 ROWS_AT_ONCE = 1 << 10
 SAMPLE_BYTES = 1 << 10
@@ -64,7 +64,7 @@ Placed = tuple[Receipt, Part]
 
 
 def rejects(parts: Sequence[Placed], lake: Lake, *, published: bool) -> Rejects:
-    """What the quarantined parts hold. Files that are gone (landed anew, retired) or damaged count as unread."""
+    """Returns the rejects in the quarantined parts. Missing (replaced, retired) or damaged files count as unread."""
     faults: list[Fault] = []
     files: dict[str, int] = {}
     for _, part in parts:

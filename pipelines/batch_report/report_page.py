@@ -1,6 +1,6 @@
-"""The page: what is known of a batch, what it refused and how its columns look, in one HTML file.
+"""The report page: the facts of a batch, its refused records and column profiles, in one HTML file.
 
-Pure: values in, text out. Every table is bounded and says what it leaves out.
+Pure: values in, text out. Every table is bounded and reports what it leaves out.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""Makes a batch's report and keeps it in the lake beside the ledger.
+"""Makes a batch's report and stores it in the lake next to the ledger.
 
-A report is a convenience: a run that cannot write it says so and goes on. It can be made again as long as the batch's
-files are there. The run that lands the batch asks Kafka for the lag; a report made again does not have it.
+A run that cannot write a report logs a warning and continues. A report can be made again while the batch's files exist;
+only the run that lands the batch adds the lag from Kafka.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ def path_of(a: BatchAccount) -> str:
 
 
 def standing_report(a: BatchAccount, lake: Lake) -> str | None:
-    """The lake path of the report that was written before; None where there is none."""
+    """Returns the lake path of an existing report; None if there is none."""
     return standing.batch_page(lake, a.feed, a.batch.id, _attempt(a))
 
 

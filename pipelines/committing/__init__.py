@@ -1,5 +1,5 @@
-"""Moves the consumer group's committed offsets to the frontier, and sends the dead letters that are due.
+"""Moves the consumer group's committed offsets to the frontier, and sends the pending dead letters.
 
-It knows the ledger, the group's port and `quarantine.letters`; it knows nothing of plans or files, and landing never
-waits for it. Everything is in `commit`, whose numbered steps are the protocol.
+It depends on the ledger, the group's port and `quarantine.dead_letters`, not on plans or files; landing never waits for
+it. The numbered steps of `commit` are the protocol.
 """

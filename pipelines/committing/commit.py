@@ -3,12 +3,12 @@
     1 own the partitions (ZooKeeper), join as the only member    refuse: GroupHeld
     2 init_transactions                fences an older committer of ours
     3 committed offsets (stable), then the ledger; compare    refuse: GroupMoved, EntriesLost, ForeignMarks
-    4 intent into the ledger, then one transaction with its number as the mark, and the letters that are owed
-    5 read back offset and mark        until then a lost answer leaves the outcome unknown
+    4 intent into the ledger, then one transaction with its number as the mark, and the pending dead letters
+    5 read back offset and mark        until then a lost response leaves the outcome unknown
     6 commit into the ledger; leave
 
-Guarantee: the committed offset never passes anything that is not accounted for (invariant 7) and never goes back
-(invariant 8), unless the feed says `on_group_moved: overwrite`. Landing waits for none of this.
+Guarantee: the committed offset never passes an offset that is not accounted for (invariant 7) and never goes back
+(invariant 8), unless the feed has `on_group_moved: overwrite`. Landing does not wait for the commit.
 """
 
 from __future__ import annotations
@@ -55,10 +55,10 @@ class Moved:
 class CommitResult:
     """`mark` is the number of the intent entry behind the offsets, or −1 if none was written.
 
-    So many `letters` went to the topic `letters_to` with them. `left_out` are partitions whose log is another one by
-    now; their offsets stay. `put_by_others` are offsets that somebody else had committed ahead of landing, and that
-    landing has now reached. `waiting` are partitions whose committed offset (`before`) comes from entries that the
-    ledger lost: landing has come to `after`, and must reach `before` again first.
+    `letters` dead letters went to the topic `letters_to` with them. `left_out` are partitions whose log was replaced;
+    their offsets stay. `put_by_others` are offsets that others had committed ahead of landing, and that landing has
+    reached. `waiting` are partitions whose committed offset (`before`) comes from lost entries of the ledger: landing
+    has reached `after`, and must reach `before` first.
     """
 
     status: CommitStatus
@@ -90,12 +90,12 @@ def commit(
 ) -> CommitResult:
     """Commit the frontier of every partition that has an origin, by the numbered steps above.
 
-    With an `outlet` (transactional commits only) the owed dead letters are sent along; they alone are reason enough to
-    commit. `cluster` says where logs end; without it nothing is adopted. Partitions whose log has `changed` are left
-    out: the frontier of an earlier life says nothing about this one.
+    With an `outlet` (transactional commits only) the pending dead letters are sent along; they alone are sufficient
+    reason to commit. `cluster` provides the ends of logs; without it no offset is adopted. Partitions whose log has
+    `changed` are left out: the frontier belongs to an earlier life.
 
-    Raises GroupHeld, GroupMoved, CommitFenced (try again), Unknown (Kafka could not be asked), EntriesLost,
-    ForeignMarks. Letters may raise UnknownTopic, UsageError, LakeUnavailable and ProofFailed.
+    Raises GroupHeld, GroupMoved, CommitFenced (try again), Unknown (Kafka did not answer), EntriesLost, ForeignMarks.
+    Dead letters may raise UnknownTopic, UsageError, LakeUnavailable and ProofFailed.
     """
     state = ledger.read()
     targets = _targets(state, changed)
@@ -118,12 +118,12 @@ def commit(
 
 
 def _targets(state: State, changed: Collection[TopicPartition]) -> dict[Key, int]:
-    """The offset to commit for each partition."""
+    """Returns the offset to commit for each partition."""
     return {k: o for k, o in state.frontiers().items() if k.tp not in changed}
 
 
 def _is_settled(state: State, targets: Mapping[Key, int], committed: Committed) -> bool:
-    """Whether Kafka holds the frontier and the ledger knows it: then there is no need to join the group."""
+    """Returns whether Kafka has the frontier and the ledger knows it, so that the run need not join the group."""
     return all(
         state.commits.get(key) == to
         and (offset := committed.get(key.tp)) is not None
@@ -161,7 +161,7 @@ def _commit_as(
     mark, state = _intend(ledger, targets)
     post = letters.build_letters(outlet, ledger, state, newest, partitions) if outlet else None
     if going or post:
-        # With letters, all partitions get the mark, which says what was sent: moving one offset does not remove it.
+        # With letters, all partitions get the mark of sent letters, so that moving one offset does not remove it.
         offsets = {k.tp: _offset_with_mark(state, k, o, mark) for k, o in (targets if post else going).items()}
         answered = _send(member, settings, offsets, post)
         try:
@@ -178,8 +178,7 @@ def _commit_as(
 
 
 def _put_by_others(state: State, targets: Mapping[Key, int], committed: Committed) -> tuple[Moved, ...]:
-    """Partitions where Kafka already holds the frontier although Sluice did not commit it: from the offset that the
-    ledger expects to the one that is there."""
+    """Returns partitions at the frontier without a commit of Sluice: from the expected offset to the actual one."""
 
     def strange(key: Key, committed_offset: CommittedOffset) -> bool:
         expected = {_expected_offset(state, key), state.moved.get(key), *state.intents.get(key, ())}
@@ -194,7 +193,7 @@ def _put_by_others(state: State, targets: Mapping[Key, int], committed: Committe
 
 
 def _newest_mark(state: State, committed: Committed) -> int:
-    """The newest intent whose transaction took effect, by the marks in Kafka and by the ledger."""
+    """Returns the newest intent whose transaction took effect, from the marks in Kafka and the ledger."""
     marks = (_our_mark(state, c) for c in committed.values() if c is not None)
     return max([state.last_mark, *(m.number for m in marks if m is not None)])
 
@@ -225,9 +224,9 @@ def _compare(
 
 
 def verdict(state: State, key: Key, target: int, committed: CommittedOffset | None) -> CommitVerdict:
-    """Whether this partition's committed offset may go from what Kafka holds to `target`."""
+    """Returns whether this partition's committed offset may go from what Kafka holds to `target`."""
     if committed is None:
-        return CommitVerdict.GO  # never committed, or expired while idle: nobody moved it
+        return CommitVerdict.GO  # never committed, or expired while idle
     if foreign_mark(state, key.tp, committed) is not None:
         return CommitVerdict.FOREIGN
     offset, last = committed.offset, state.commits.get(key)
@@ -235,14 +234,14 @@ def verdict(state: State, key: Key, target: int, committed: CommittedOffset | No
     if mark is not None and mark.number >= state.number:
         return CommitVerdict.STALE
     if offset == state.ahead.get(key) and (mark is None or state.lost_entry(mark.number)):
-        # Lost entries committed it. A mark of an entry that stands is handled below.
+        # Lost entries committed it. The mark of an existing entry is handled below.
         return CommitVerdict.WAITS if offset > target else CommitVerdict.GO
     if offset == target:
         return CommitVerdict.DONE
     if mark is not None and mark.incarnation != key.incarnation:
         return CommitVerdict.GO  # belongs to the topic's earlier life
     if offset == state.moved.get(key):
-        return CommitVerdict.GO  # put there by hand, and the ledger knows
+        return CommitVerdict.GO  # moved by hand, as recorded in the ledger
     if offset == _expected_offset(state, key) and offset < target:
         return CommitVerdict.GO
     ours = mark is not None or offset in state.intents.get(key, ())
@@ -275,17 +274,17 @@ def _resolve_moved(
 def adopt(
     ledger: Ledger, moved: Sequence[Key], committed: Committed, cluster: Cluster, reason: str
 ) -> tuple[KeyRange, ...]:
-    """Skip what lies between the frontier and the group's offset, because somebody passed over it. Returns the skips.
+    """Record the offsets between the frontier and the group's moved offset as skipped. Returns these ranges.
 
-    Raises GroupMoved for an offset beyond the end of its log: nobody has passed over records that are yet to come.
+    Raises GroupMoved for an offset beyond the end of its log: records that do not exist yet cannot be skipped.
     """
     ends = {key: _offset(committed.get(key.tp)) or 0 for key in moved}
     log_ends_ = log_ends(cluster, moved)
     if beyond := [k for k in moved if ends[k] > log_ends_.get(k.tp, 0)]:
         details = "; ".join(f"{k}: the group holds {ends[k]}, the log ends at {log_ends_.get(k.tp, 0)}" for k in beyond)
         raise GroupMoved(
-            f"somebody moved the group's committed offsets beyond the end of the log, which is not adopted; {details}",
-            remedy=f"commit the frontier all the same: sluice accept {ledger.feed} moved "
+            f"the group's committed offsets were moved beyond the end of the log, which cannot be adopted; {details}",
+            remedy=f"commit the frontier anyway: sluice accept {ledger.feed} moved "
             + " ".join(f"--only {k}" for k in beyond)
             + " --reason …",
             topic=beyond[0].topic,
@@ -295,14 +294,14 @@ def adopt(
 
 
 def log_ends(cluster: Cluster, keys: Iterable[Key]) -> dict[TopicPartition, int]:
-    """Where the logs of these partitions end."""
+    """Returns the ends of these partitions' logs."""
     cluster.forget()
     partitions = cluster.partitions({k.topic for k in keys}, Isolation.READ_UNCOMMITTED)
     return {p.tp: p.high_watermark for p in partitions}
 
 
 def _intend(ledger: Ledger, targets: Mapping[Key, int]) -> tuple[int, State]:
-    """The intent's number, and the state that includes it. Its mark covers what was published below that number."""
+    """Append the intent. Returns its number and the state with it. Its mark covers publications below that number."""
     offsets = tuple(KeyOffset(key=k, offset=o) for k, o in targets.items())
     appended = ledger.append(lambda state: IntentEntry(offsets=offsets))
     if appended is None:
@@ -323,7 +322,7 @@ def _send(
     offsets: Mapping[TopicPartition, CommittedOffset],
     post: letters.Letters | None,
 ) -> bool:
-    """Step 4: whether Kafka answered. An unknown outcome is not a failure yet; reading back decides."""
+    """Step 4: send the transaction. Returns whether Kafka answered; an unknown outcome is decided by reading back."""
     try:
         if post:
             member.commit_transaction(offsets, post.topic, post)
@@ -338,8 +337,8 @@ def _send(
 
 def _unknown_error(silent: KafkaUnavailable) -> Unknown:
     return Unknown(
-        f"the answer to the commit was lost, and nobody says what the group's offsets are now: {silent.message}",
-        remedy="nothing is lost: the next run reads them and goes on from there, whether the commit took or not",
+        f"the response to the commit was lost, and the group's offsets cannot be read: {silent.message}",
+        remedy="nothing is lost: the next run reads them and continues from there",
     )
 
 
@@ -350,13 +349,13 @@ def _read_back(member: Membership, offsets: Mapping[TopicPartition, CommittedOff
         if answer is not None and _is_newer(answer, meant):
             raise CommitFenced(
                 f"{tp}: another run has committed {answer.offset} since this one set out to commit {meant.offset}",
-                remedy="nothing is lost, and nothing is to mend; the next run goes on from there",
+                remedy="nothing is lost; the next run continues from there",
                 topic=tp.topic,
                 partition=tp.partition,
             )
         if answer is None or (answer.offset, answer.metadata, answer.settled) != (meant.offset, meant.metadata, True):
             raise CommitFenced(
-                f"{tp}: meant to commit {meant.offset}, the group holds {_offset(answer)}: the commit did not take",
+                f"{tp}: meant to commit {meant.offset}, the group holds {_offset(answer)}: the commit had no effect",
                 remedy="nothing is lost; the next run commits again",
                 topic=tp.topic,
                 partition=tp.partition,
@@ -364,13 +363,13 @@ def _read_back(member: Membership, offsets: Mapping[TopicPartition, CommittedOff
 
 
 def _is_newer(answer: CommittedOffset, meant: CommittedOffset) -> bool:
-    """Whether Kafka holds the offset of a later intent of the same ledger."""
+    """Returns whether Kafka has the offset of a later intent of the same ledger."""
     theirs, ours = Mark.parse(answer.metadata), Mark.parse(meant.metadata)
     return theirs is not None and ours is not None and theirs.ledger == ours.ledger and theirs.number > ours.number
 
 
 def _record(ledger: Ledger, settings: CommitSettings, mark: int, targets: Mapping[Key, int], *, reported: bool) -> None:
-    """Step 6. `told`: the ledger already knows the newest mark that took effect, so only offsets can be new."""
+    """Step 6: record the commit. `reported`: the ledger knows the newest effective mark, so only offsets can be new."""
     offsets = tuple(KeyOffset(key=k, offset=o) for k, o in targets.items())
 
     def decide(state: State) -> CommitEntry | None:
@@ -397,34 +396,35 @@ def _moved_error(
 
     first = moved[0]
     return GroupMoved(
-        "somebody moved the group's committed offsets; " + "; ".join(map(line, moved)),
+        "the group's committed offsets were moved; " + "; ".join(map(line, moved)),
         remedy=ways_out(feed, {k: (state.frontier(k), offsets[k]) for k in moved}, log_ends)
-        + ". `policies.on_group_moved` in the feed decides it for good",
+        + ". `policies.on_group_moved` in the feed decides it permanently",
         topic=first.topic,
         partition=first.partition,
     )
 
 
 def ways_out(feed: str, moved: Mapping[Key, tuple[int, int]], log_ends: Mapping[TopicPartition, int]) -> str:
-    """The commands that help when somebody moved offsets. `moved`: for each partition, its frontier and where the
-    committed offset is now.
+    """Returns the remedies for moved offsets. `moved` has (frontier, committed offset) of each partition.
 
-    Only an offset ahead of the frontier, and within the log, passes over records and can be adopted.
+    Only an offset ahead of the frontier, and within the log, skips records and can be adopted.
     """
     back = {k: at for k, at in moved.items() if at[1] < at[0]}
     ahead = [k for k, (frontier, offset) in moved.items() if frontier < offset <= log_ends.get(k.tp, offset)]
     accept = f"sluice accept {feed} moved"
-    ways = [f"commit the frontier all the same: {accept} --reason …"]
+    ways = [f"commit the frontier anyway: {accept} --reason …"]
     if ahead:
         only = "".join(f" --only {k}" for k in ahead) if len(ahead) < len(moved) else ""
         where = f" of {', '.join(map(str, ahead))}" if only else ""
         ways.append(
-            f"or take over the group's offsets{where}, and record what they pass over as skipped:"
+            f"or take over the group's offsets{where}, and record the offsets in between as skipped:"
             f" {accept} --adopt{only} --reason …"
         )
     if back:
         ranges = " ".join(f"--offsets {k}:{offset}-{frontier}" for k, (frontier, offset) in sorted(back.items()))
-        ways.append(f"what was moved back passes nothing over; to land that anew: sluice run {feed} {ranges} --replace")
+        ways.append(
+            f"offsets that were moved back skip nothing; to land them again: sluice run {feed} {ranges} --replace"
+        )
     return "; ".join(ways)
 
 

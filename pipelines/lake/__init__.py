@@ -1,5 +1,5 @@
-"""The lake's layout, and its Parquet files read with care.
+"""The lake's layout, and safe reading of its Parquet files.
 
-This room knows where every file of a feed lies and how a damaged one is reported. It knows the port `Lake` and the
-model, and nothing of what the files mean. Open `paths` first; `parquet` opens what lies there.
+This room defines the path of every file of a feed and reports damaged ones. It depends on the port `Lake` and the
+model, and does not interpret the files. Read `paths` first; `parquet` opens files.
 """

@@ -1,7 +1,7 @@
-"""The bounds of a Parquet file's whole numbers and times: where a file keeps them, and how they are read.
+"""The bounds of integers and times in a Parquet file.
 
-Parquet's statistics keep the bounds of all columns but times in milliseconds. Iceberg's Java takes statistics of
-milliseconds for microseconds, and so finds no row by time. Bounds of such columns are in the file's own metadata.
+Parquet's statistics have the bounds of all columns except times in milliseconds: Iceberg's Java reads these statistics
+as microseconds, and would find no row by time. Their bounds are in the file's own metadata.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class Bounds:
 
 
 def in_milliseconds(schema: pa.Schema) -> list[str]:
-    """The names of the columns whose bounds Parquet's statistics must not have."""
+    """Returns the names of the columns that must have no statistics."""
     return [f.name for f in schema if pa.types.is_timestamp(f.type) and f.type.unit == "ms"]
 
 
@@ -45,7 +45,7 @@ class TimeBounds:
         )
 
     def add(self, rows: pa.Table) -> None:
-        """Take the next rows of the file into account."""
+        """Add the next rows of the file."""
         for name, (low, high, nulls) in self._sums.items():
             column = rows.column(name)
             ends = pc.min_max(column.cast(pa.int64()))
@@ -54,12 +54,12 @@ class TimeBounds:
             self._sums[name] = _least(low, first), _most(high, last), more
 
     def metadata(self) -> dict[str, str]:
-        """The entry of the file's own metadata; none if the file has no such column."""
+        """Returns the entry of the file's own metadata; empty if the file has no such column."""
         return {KEY: json.dumps(self._sums, separators=(",", ":"))} if self._sums else {}
 
 
 def bounds_of(footer: pq.FileMetaData) -> dict[str, Bounds]:
-    """The bounds of the columns whose bounds the file has, by name. Nested values have none."""
+    """Returns the bounds in the file by column name. Nested values have none."""
     noted, out = _noted(footer), dict[str, Bounds]()
     schema = footer.schema.to_arrow_schema()
     for at in range(footer.num_columns):
@@ -73,7 +73,7 @@ def bounds_of(footer: pq.FileMetaData) -> dict[str, Bounds]:
 
 
 def misread_by_iceberg(footer: pq.FileMetaData) -> bool:
-    """Whether Parquet's statistics have bounds of milliseconds, as in files that landed earlier."""
+    """Returns whether Parquet's statistics have bounds of milliseconds, as in files that landed earlier."""
     times = set(in_milliseconds(footer.schema.to_arrow_schema()))
     return any(
         c.path_in_schema in times and c.statistics is not None and c.statistics.has_min_max for c in _chunks(footer)
@@ -94,7 +94,7 @@ def _noted(footer: pq.FileMetaData) -> Mapping[str, tuple[int | None, int | None
 
 
 def _of_statistics(footer: pq.FileMetaData, at: int, kind: pa.DataType) -> Bounds | None:
-    """The bounds of one column by the statistics of all row groups; None if any of them lacks some."""
+    """Returns the bounds of one column from the statistics of all row groups; None if any of them has none."""
     chunks = [footer.row_group(g).column(at) for g in range(footer.num_row_groups)]
     statistics = [c.statistics for c in chunks]
     if any(s is None or s.physical_type not in _STORED or not s.has_null_count for s in statistics):
@@ -103,7 +103,7 @@ def _of_statistics(footer: pq.FileMetaData, at: int, kind: pa.DataType) -> Bound
     if not all(s.has_min_max for s in full):
         return None
     lows, highs = (s.min for s in full), (s.max for s in full)
-    if not pa.types.is_integer(kind):  # Python has not all times
+    if not pa.types.is_integer(kind):  # beyond Python's range of times
         lows, highs = (s.min_raw for s in full), (s.max_raw for s in full)
     return Bounds(kind, min(lows, default=None), max(highs, default=None), sum(s.null_count for s in statistics))
 

@@ -1,8 +1,8 @@
-"""Reads the lake's Parquet files. A file that cannot be read is reported by name, with what repairs it.
+"""Reads the lake's Parquet files. Errors name the unreadable file and the remedy.
 
-Guarantee: whatever is wrong with a file (gone, empty, cut short, a byte changed, no Parquet at all), reading it raises
-PartUnreadable and nothing else, except the lake's own errors (LakeUnavailable). The consumer's own errors pass through
-unchanged, as long as the rows come from `batches`.
+Guarantee: reading a damaged file (missing, empty, truncated, corrupted, not Parquet) raises only PartUnreadable, apart
+from the lake's own errors (LakeUnavailable). The consumer's own errors pass through unchanged if the rows come from
+`batches`.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ DAMAGE = (OSError, pa.ArrowException, ValueError, LookupError, TypeError, Memory
 
 @contextmanager
 def open_parquet(lake: Lake, path: str) -> Iterator[pq.ParquetFile]:
-    """The open file, its footer read. Raises PartUnreadable, also for what the block does with the file."""
+    """Open the file and read its footer. Raises PartUnreadable, also for reads inside the block."""
     with readable(path), lake.open(path) as file:
         yield pq.ParquetFile(file)
 
@@ -54,15 +54,14 @@ def rows_of_part(
     *,
     use_threads: bool = True,
 ) -> Iterator[pa.RecordBatch]:
-    """The rows of a part whose file lies at `path`, as `batches` gives them: in a shared file, the slice's own."""
+    """Yields the rows of a part in the file at `path` as `batches` does; of a shared file only its own."""
     with open_parquet(lake, path) as file:
         groups, before = row_groups(file.metadata, part)
         yield from own_rows(read(file, path, rows, columns, groups, use_threads=use_threads), part, before)
 
 
 def row_groups(footer: pq.FileMetaData, part: Part) -> tuple[list[int] | None, int]:
-    """The row groups of a file that hold rows of the part (None: all), and how many rows lie before the first of
-    them."""
+    """Returns the row groups with rows of the part (None: all), and the number of rows before the first of them."""
     if part.shared is None:
         return None, 0
     groups, at, before = list[int](), 0, 0
@@ -76,7 +75,7 @@ def row_groups(footer: pq.FileMetaData, part: Part) -> tuple[list[int] | None, i
 
 
 def own_rows(batches: Iterable[pa.RecordBatch], part: Part, before: int) -> Iterator[pa.RecordBatch]:
-    """Of the rows of a file from its row `before` on, those of the part."""
+    """Yields the rows of the part from the rows of a file that begin at its row `before`."""
     if part.shared is None:
         yield from batches
         return
@@ -102,7 +101,7 @@ def read(
     """The same as `batches`, for a file that is open."""
     with readable(path):
         for name in columns or ():
-            file.schema_arrow.field(name)  # pyarrow passes over columns that are not there
+            file.schema_arrow.field(name)  # pyarrow ignores missing columns
         yield from file.iter_batches(rows, groups, columns, use_threads=use_threads)
 
 
@@ -118,37 +117,37 @@ def readable(path: str) -> Iterator[None]:
 
 
 def place(lake: Lake, part: Part) -> str:
-    """The path of the part now: staged while its batch is not visible yet."""
+    """Returns the current path of the part: staged while its batch is not visible yet."""
     staged = lake.size(part.path) is None and lake.size(part.staged) is not None
     return part.staged if staged else part.path
 
 
 def why(error: BaseException) -> str:
-    """The error's text on one short line. It may hold bytes of the file."""
+    """Returns the error's text on one short line. It may have bytes of the file."""
     message = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
     text = " ".join(message.split())[:200]
     return text if isinstance(error, OSError | pa.ArrowException) and text else f"{type(error).__name__}: {text}"
 
 
 def remedy(path: str) -> str:
-    """What repairs the file at `path`, as far as its path tells what it is."""
+    """Returns the remedy for the file at `path`, as far as the path identifies it."""
     root, _, rest = path.partition("/")
     feed, name = rest.partition("/")[0], paths.parse_part(path)
     if root not in paths.VISIBLE or name is None:
-        return "bring it back from a backup; one in staging is made anew by the next run"
+        return "bring it back from a backup; one in staging is written again by the next run"
     topic = "TOPIC"
-    with suppress(ValueError):  # a name too long to be told from the file's
+    with suppress(ValueError):  # a long name cannot be restored from the file's
         topic = decode_topic(name.topic)
     return mending(feed, f"{topic}:{name.partition}:{name.start}-{name.end}")
 
 
 def of_slice(feed: str, s: Slice) -> str:
-    """What repairs a published part of the slice."""
+    """Returns the remedy for a published part of the slice."""
     return mending(feed, f"{s.topic}:{s.partition}:{s.start}-{s.end}")
 
 
 def mending(feed: str, offsets: str) -> str:
-    """The command that lands a part of these offsets again."""
+    """Returns the command that lands these offsets again."""
     return (
         f"while Kafka still has its records: sluice run {feed} --offsets {offsets} --replace; else bring the file back"
         " from a backup"

@@ -1,10 +1,10 @@
 """Every path in the lake, in one place. All are relative, with `/`. None depends on the wall clock.
 
-    data/<feed>/[<folder>/]<part>                       what readers read
+    data/<feed>/[<folder>/]<part>                       published rows
                 _delta_log/…                            the log of the feed's Delta table, which deltalake writes
-    quarantine/<feed>/[<folder>/]<part>                 what broke the contract, with its raw bytes
+    quarantine/<feed>/[<folder>/]<part>                 records that broke the contract, with raw bytes
     reports/<report>/<folder>/<report>.parquet          a report's result for a window
-    tables/<feed>_windows/<name>.parquet                which windows are complete, for a table that says so
+    tables/<feed>_windows/<name>.parquet                the table of complete windows
     _sluice/<feed>/log/<20 digits>.json                 the ledger, an entry a file
                    checkpoints/<20 digits>.json         a fold of the ledger up to that number
                    segments/<first>-<end>.json          copies of the entries from `first` up to, not including, `end`
@@ -15,19 +15,19 @@
                    owners/<token>.json                  a run's sign of life
                    windows/<month>/<window>.json        "this window is complete"
                    declared.json                        up to where complete windows were declared
-                   schemas/<id>.json                    a writer's schema, as its registry told it
+                   schemas/<id>.json                    a writer's schema from its registry
                    compacted.json                       up to where small files were merged
-                   audited.json                         what an audit looked at, and found right
+                   audited.json                         results of audits
                    audited/<20 digits>.json             the same of old entries, by the first one's number
-                   table.json                           that a table names files of the feed
+                   table.json                           notes that a table names files of the feed
                    reports/<thousand>/<batch>[-<attempt>].html   a batch's report; an attempt's if it was refused
-                   relanded/<batch>/<slice>.parquet     why a replay's records had been in quarantine
+                   relanded/<batch>/<slice>.parquet     former reasons for quarantine of a replay's records
                    aside/<number>/<path>                files of lost entries, moved here from <path>
-                   republished/<name>/plan.json         what a republish sends, and where
-                   republished/<name>/run.json          which run carries it out
-                   republished/<name>/progress.json     how far it was at least (lane 1: progress-1.json, …)
-                   republished/<name>/lane-<n>.json     that a lane is done, and its files of the map
-                   republished/<name>/done.json         that all of it is done, and its files of the map
+                   republished/<name>/plan.json         source and target of a republish
+                   republished/<name>/run.json          the run that carries it out
+                   republished/<name>/progress.json     its minimum progress (lane 1: progress-1.json, …)
+                   republished/<name>/lane-<n>.json     the end of a lane, and its files of the map
+                   republished/<name>/done.json         the end of all lanes, and the files of the map
                    republished/<name>/map/<file>        old coordinates and new ones, a file for each transaction
 
 `<slice>` is `<topic>-<partition>-<start>-<end>` and `<part>` is `<slice>-b<batch>.parquet`. The topic is encoded by
@@ -36,8 +36,8 @@
 batch. `<folder>` is `kafka_window_date=…/kafka_window_hour=…`, or `date=…/hour=…` below a ledger that began with
 these. The same plan gives the same names.
 
-Folders that get a file for each window or batch, for ever, have a level: the month in which the window begins, or
-`<batch> // 1000`. They had none formerly; what was written then is found where it lies (`lake/standing.py`).
+Folders with a file for each window or batch have a level: the month in which the window begins, or `<batch> // 1000`.
+Files from before this level stay where they are (`lake/standing.py`).
 """
 
 from __future__ import annotations
@@ -63,8 +63,8 @@ _LEVELS = {
 FolderPrefix = Literal["", "kafka_window_"]
 FORMER_PREFIX: Final = ""
 PREFIX: Final = "kafka_window_"
-"""What the keys of window folders begin with: `kafka_window_date=…/kafka_window_hour=…`. No column of a feed can have
-such a name. A ledger that began before there was a prefix stays without it: `date=…/hour=…`."""
+"""The prefix of the keys of window folders: `kafka_window_date=…/kafka_window_hour=…`. No column of a feed can have
+it. A ledger that began before the prefix existed stays without it: `date=…/hour=…`."""
 
 _NUMBERED = re.compile(r"(?:^|/)([0-9]{20})\.json$")
 
@@ -169,7 +169,7 @@ def owner_path(feed: str, token: str) -> str:
 
 
 def owner_token(path: str) -> str | None:
-    """The token of the owner whose sign of life lies at `path`; None if it is no such path."""
+    """Returns the token of the owner whose sign of life is at `path`; None for another path."""
     match = _OWNER.fullmatch(path)
     return match[1] if match else None
 
@@ -179,27 +179,27 @@ def manifest_folder(feed: str) -> str:
 
 
 def declared_path(feed: str) -> str:
-    """The path of the note that tells which windows have their manifests."""
+    """Returns the path of the note on windows with manifests."""
     return f"_sluice/{feed}/declared.json"
 
 
 def compacted_path(feed: str) -> str:
-    """The path of the note that tells which windows a compaction has looked at."""
+    """Returns the path of the note on windows that compaction has checked."""
     return f"_sluice/{feed}/compacted.json"
 
 
 def audited_path(feed: str) -> str:
-    """The path of the note that tells what audits have looked at."""
+    """Returns the path of the results of audits."""
     return f"_sluice/{feed}/audited.json"
 
 
 def settled_path(feed: str, first: int) -> str:
-    """The path of what audits know of the publish entries from `first` on, once these are old."""
+    """Returns the path of the audit results of old publish entries from `first` on."""
     return f"_sluice/{feed}/audited/{first:020d}.json"
 
 
 def schema_path(feed: str, id: int | str) -> str:
-    """Where a writer's schema is kept, by its number in the registry, or its GUID."""
+    """Returns the path of a writer's schema, by its number in the registry or its GUID."""
     return _join(feed_root(feed), "schemas", f"{id}.json")
 
 
@@ -209,7 +209,7 @@ def window_path(feed: str, window: int, length: int) -> str:
 
 
 def former_window_path(feed: str, window: int, length: int) -> str:
-    """Where that manifest lies if it was written before there was a folder for each month."""
+    """Returns the former path of that manifest, without a folder for each month."""
     return f"{manifest_folder(feed)}/{_window_file(window, length)}"
 
 
@@ -218,7 +218,7 @@ def _window_file(window: int, length: int) -> str:
 
 
 def manifest_window(path: str) -> tuple[int, int] | None:
-    """The start and the length (ms) of the window whose manifest lies at `path`; None if it is no manifest's path."""
+    """Returns start and length (ms) of the window whose manifest is at `path`; None for another path."""
     if (match := _MANIFEST.fullmatch(path)) is None or not match[2].startswith(match[1] or ""):
         return None
     try:
@@ -233,7 +233,7 @@ def delta_root(feed: str, kind: PartKind = PartKind.LANDED) -> str:
 
 
 def windows_table_root(feed: str) -> str:
-    """The folder of the files of the table that tells which windows of the feed are complete."""
+    """Returns the folder of the files of the table of complete windows."""
     return f"tables/{feed}_windows"
 
 
@@ -246,12 +246,12 @@ def relanded_folder(feed: str) -> str:
 
 
 def relanded_path(feed: str, batch: int, s: Slice) -> str:
-    """The path where a replay notes why the records that it landed had been in quarantine."""
+    """Returns the path where a replay notes the former reasons for quarantine of its records."""
     return f"{relanded_folder(feed)}/{batch}/{slice_name(s)}.parquet"
 
 
 def relanded_batch(path: str) -> int | None:
-    """The batch of the replay whose note lies at `path`; None if it is no such path."""
+    """Returns the batch of the replay whose note is at `path`; None for another path."""
     match = _RELANDED.fullmatch(path)
     return int(match[1]) if match else None
 
@@ -285,7 +285,7 @@ def republish_map_folder(feed: str, name: str) -> str:
 
 
 def republish_name(path: str) -> str | None:
-    """The republish whose plan lies at `path`; None if it is no such path."""
+    """Returns the republish whose plan is at `path`; None for another path."""
     match = _REPUBLISH.fullmatch(path)
     return match[1] if match else None
 
@@ -300,7 +300,7 @@ def batch_page_path(feed: str, batch: int, attempt: str = "") -> str:
 
 
 def former_batch_page_path(feed: str, batch: int, attempt: str = "") -> str:
-    """Where that report lies if it was written before there was a folder for a thousand ledger numbers."""
+    """Returns the former path of that report, without a folder for a thousand ledger numbers."""
     return f"{batch_page_folder(feed)}/{_page_file(batch, attempt)}"
 
 
@@ -309,7 +309,7 @@ def _page_file(batch: int, attempt: str) -> str:
 
 
 def page_batch(path: str) -> int | None:
-    """The batch whose HTML report lies at `path`; None if it is no such path."""
+    """Returns the batch whose HTML report is at `path`; None for another path."""
     match = _PAGE.fullmatch(path)
     return int(match[1]) if match else None
 
@@ -353,12 +353,12 @@ def receipts_path(feed: str, batch: int, attempt: str, first: Slice) -> str:
 
 
 def holds_several(path: str) -> bool:
-    """Whether a path of receipts is that of slices that share files."""
+    """Returns whether a path of receipts is that of slices that share files."""
     return path.endswith(_SEVERAL)
 
 
 def receipt_slice(path: str) -> str | None:
-    """The `slice_name` of the receipt at `path`, or of the first one there; None if it is no receipts' path."""
+    """Returns the `slice_name` of the (first) receipt at `path`; None for another path."""
     match = _RECEIPT.fullmatch(path)
     return match[1] if match else None
 
@@ -369,7 +369,7 @@ def visible_roots(feed: str) -> tuple[str, ...]:
 
 
 def is_table_log(path: str) -> bool:
-    """Whether the path, below a visible root, is of the log of a Delta table."""
+    """Returns whether the path, below a visible root, is of the log of a Delta table."""
     return path.split("/", 3)[2:3] == [_DELTA_LOG]
 
 
@@ -401,7 +401,7 @@ def window_folder(window: int | None, length: int, prefix: str) -> str:
 
 
 def is_window_folder(folder: str, length: int, prefix: str) -> bool:
-    """Whether `window_folder` could make this folder for windows of that length (ms)."""
+    """Returns whether `window_folder` could make this folder for windows of that length (ms)."""
     patterns = (pattern for _, pattern in _LEVELS.values())
     pattern = "/".join(map("{}={}".format, folder_keys(length, prefix), patterns))
     return folder == window_folder(None, length, prefix) or bool(re.fullmatch(pattern, folder))
@@ -424,8 +424,8 @@ def report_path(report: str, window: int, length: int, prefix: str) -> str:
 
 
 class PartName(NamedTuple):
-    """The parts of a file name. `topic` is encoded; `sequence` is 0 for a slice's first file. Of a `shared` file, it
-    tells the first slice."""
+    """The parts of a file name. `topic` is encoded; `sequence` is 0 for a slice's first file. A `shared` file has the
+    name of its first slice."""
 
     topic: str
     partition: int
@@ -446,8 +446,10 @@ def part_name(s: Slice, batch: int, sequence: int = 0) -> str:
 
 
 def shared_name(first: Slice, batch: int) -> str:
-    """The name of a file that several slices share, by the first of them. A slice has at most one file that counts in
-    a batch, so no two such files have one name."""
+    """Returns the name of a file that several slices share, from the first of them.
+
+    A slice has at most one live file in a batch, so the name is unique.
+    """
     return f"{slice_name(first)}-b{batch}-shared.parquet"
 
 

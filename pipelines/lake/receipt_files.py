@@ -1,7 +1,7 @@
-"""Receipts in staging: in which file each lies, and what lies there.
+"""The files of receipts in staging.
 
-A receipt has a file of its own. Those of slices that share files lie together in one, since they count together or not
-at all: who reads them finds all of them or none, and two hundred small slices leave one file instead of two hundred.
+A receipt has a file of its own. Receipts of slices that share files are in one file, because they count together or not
+at all: readers get all of them or none, and many small slices leave few files.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _ONE_OR_MANY: TypeAdapter[Receipt | tuple[Receipt, ...]] = TypeAdapter(Receipt |
 
 
 def files_of(feed: str, batch: int, receipts: Sequence[Receipt]) -> dict[str, list[Receipt]]:
-    """The paths of the receipts' files, each with those that lie there. Of slices that share files, all are given."""
+    """Returns the paths of the receipts' files with their receipts. Slices that share files must all be given."""
     out = {}
     for group in sharing(receipts):
         first = min(group, key=lambda r: _place(r.slice))
@@ -40,12 +40,12 @@ def put(feed: str, batch: int, receipts: Sequence[Receipt], lake: Lake) -> None:
 
 
 def lie_at(path: str, feed: str, batch: int, receipts: Sequence[Receipt]) -> bool:
-    """Whether the path is that of these receipts' file."""
+    """Returns whether the path is that of these receipts' file."""
     return [*files_of(feed, batch, receipts)] == [path]
 
 
 def read(path: str, lake: Lake) -> tuple[Receipt, ...]:
-    """The receipts in the file at `path`, as they stand there; none if it holds anything else."""
+    """Returns the unchecked receipts in the file at `path`; none if it has other content."""
     try:
         receipts = _ONE_OR_MANY.validate_json(lake.get(path) or b"")
     except ValidationError:

@@ -1,8 +1,8 @@
-"""Writers' schemas, kept in the lake beside the ledger, so that records decode long after their registry is gone.
+"""Writers' schemas, stored in the lake next to the ledger, so that records decode without their registry.
 
-Guarantee: a schema is kept before a record that it wrote lands. A number means the same schema for ever; registries
-promise that, and what is kept is never written again. A landing that a registry once did not answer, or refused, does
-not ask it again: each process finds out by itself, once.
+Guarantee: a schema is stored before a record that it wrote lands. A number always means the same schema: registries
+promise that, and stored schemas are never overwritten. After one failure or refusal of the registry, a process does not
+request from it again during a landing.
 """
 
 from __future__ import annotations
@@ -21,17 +21,17 @@ from sluice.pipelines.records.rows.wire_format import Named
 from sluice.pipelines.util.units import safe_text
 
 MOST_UNKNOWN = 1000
-"""Numbers that the registry may not know, until a task asks for no more."""
+"""The number of unknown schemas after which a task fails."""
 
 _MOST_FAILED = 100
 _failed: dict[str, SluiceError] = {}
-"""Why a registry is not asked any more, by who asked it. A process carries out many tasks of one landing."""
+"""The errors of registries that are not requested again, by landing. A process runs many tasks of one landing."""
 
 
 class KeptSchemas:
-    """`WriterSchemas` of one feed: from the lake, else from the registry, whose answer is kept first.
+    """`WriterSchemas` of one feed: from the lake, or from the registry, whose response is stored first.
 
-    Without a registry, what is not kept is not known. `types` are those of its schemas that count (none: all).
+    Without a registry, only stored schemas are known. `types` are the accepted types of schemas (none: all).
     """
 
     def __init__(
@@ -48,10 +48,10 @@ class KeptSchemas:
         self._own = secrets.token_hex(8)  # of this one and its copies in tasks
 
     def texts(self, id: Named) -> tuple[str, ...] | None:
-        """The texts of a schema, the last, after all that it refers to; None where there is none of that number.
+        """Returns the texts of a schema, with those that it refers to first; None for an unknown number.
 
-        Raises UnusableSchema for one that can read no record, RegistryUnavailable, RegistryForbidden, and Failed after
-        too many numbers that nobody knows.
+        Raises UnusableSchema for a schema that can read no record, RegistryUnavailable, RegistryForbidden, and Failed
+        after too many unknown numbers.
         """
         if id not in self._known:
             self._known[id] = self.find(id)
@@ -63,7 +63,7 @@ class KeptSchemas:
         return prepared(schema).texts
 
     def find(self, id: Named) -> RegisteredSchema | None:
-        """The schema of that number, kept from here on."""
+        """Returns the schema of that number, and stores it."""
         path = schema_path(self._feed, id)
         content = self._lake.get(path)
         if content is not None:
@@ -74,18 +74,18 @@ class KeptSchemas:
         if unknown >= MOST_UNKNOWN:
             raise Failed(
                 f"feed {self._feed}: records name more than {unknown} schemas that the registry does not know",
-                remedy="look at some: sluice peek; they may have another wire format, or come from another registry",
+                remedy="inspect some: sluice peek; they may have another wire format, or come from another registry",
             )
         schema = self._ask(self._registry, id)
         if schema is not None:
-            with suppress(UnusableSchema):  # kept as it came; whoever reads by it learns why it cannot
+            with suppress(UnusableSchema):  # stored unchanged; its readers get the error
                 schema = prepared(schema)
         if schema is not None and self._keep:
             self.keep(schema)
         return schema
 
     def _ask(self, registry: Registry, id: Named) -> RegisteredSchema | None:
-        """The registry's answer. One that failed is not asked again, unless nothing is kept."""
+        """Returns the registry's response. After a failure it is not requested again, unless nothing is stored."""
         if failed := _failed.get(self._own):
             raise type(failed)(failed.message, remedy=failed.remedy)
         try:
@@ -98,7 +98,7 @@ class KeptSchemas:
             raise
 
     def keep(self, schema: RegisteredSchema) -> None:
-        """Keep a schema that the registry told."""
+        """Store a schema from the registry."""
         document = {"id": schema.id, "type": schema.type, "texts": schema.texts, "names": schema.names}
         self._lake.put_if_absent(schema_path(self._feed, schema.id), json.dumps(document).encode() + b"\n")
 
@@ -113,6 +113,6 @@ def _parsed(data: bytes, path: str) -> RegisteredSchema:
     except (ValueError, KeyError, TypeError, RecursionError):
         pass
     raise LedgerCorrupt(
-        f"{path} is not a schema as Sluice keeps it",
+        f"{path} is not a schema file of Sluice",
         remedy="restore this file from a backup of the lake, or remove it while the registry has the schema",
     )

@@ -18,14 +18,14 @@ from sluice.pipelines.lake.bounds import in_milliseconds
 PAGE_BYTES = 1 << 17
 """Bytes of values in a page, before compression. zstd is faster on pages this short."""
 SAMPLE_ROWS = 4096
-"""How many rows decide a column's encoding. With fewer than a quarter of them, a text column stays plain."""
+"""The number of rows that decide a column's encoding. With fewer than a quarter of them, a text column stays plain."""
 REPEATS = 0.75
 """Up to this share of distinct values in the sample, a dictionary saves time and room. A sample of 5,000 customers,
 drawn evenly, has a share of 0.68, and takes half the time."""
 DICTIONARY_BYTES = 256 << 10
 """The most bytes of distinct values in a sample. With more, a row group's would exceed Parquet's 1 MiB dictionary."""
 SAMPLE_BYTES = 1 << 20
-"""The most bytes of a sample. Longer values are not looked at."""
+"""The maximum bytes of a sample. Longer values are ignored."""
 NEIGHBOURS = 64
 SHARED = 0.25
 """The least share of bytes that texts have in common with the one before, for writing only what differs."""
@@ -51,7 +51,7 @@ def options(rows: pa.Table, settings: LandingSettings) -> dict[str, Any]:
         "use_dictionary": repeating,
         "column_encoding": deltas | fronts,
         "write_statistics": [name for name in numbers if name not in unbounded],
-        # A page's size is looked at once in so many rows: with large ones it would take the whole row group.
+        # A page's size is checked once per batch of rows: with large rows it would take the complete row group.
         "write_batch_size": min(max(PAGE_BYTES // max(row_bytes, 1), 1), 4096),
         "data_page_size": PAGE_BYTES,
         # As Spark writes them: a third of the time of fixed-length bytes.
@@ -62,7 +62,7 @@ def options(rows: pa.Table, settings: LandingSettings) -> dict[str, Any]:
 
 
 def _repeats(column: pa.ChunkedArray) -> bool:
-    """Whether a dictionary pays, by the column's type or its first rows."""
+    """Returns whether a dictionary pays, by the column's type or its first rows."""
     if not _is_text(column.type):
         return bool(pa.types.is_dictionary(column.type))
     sample = column.slice(0, SAMPLE_ROWS)
@@ -73,7 +73,7 @@ def _repeats(column: pa.ChunkedArray) -> bool:
 
 
 def _goes_on(column: pa.ChunkedArray) -> bool:
-    """Whether texts share their beginnings with the ones before, as numbered names do."""
+    """Returns whether texts share their beginnings with the ones before, as numbered names do."""
     sample = column.slice(0, NEIGHBOURS)
     if len(sample) < NEIGHBOURS or sample.nbytes > SAMPLE_BYTES:
         return False
@@ -83,7 +83,7 @@ def _goes_on(column: pa.ChunkedArray) -> bool:
 
 
 def _common_prefix(a: bytes, b: bytes) -> int:
-    """How many bytes both begin with."""
+    """Returns the length in bytes of the common prefix."""
     n = min(len(a), len(b))
     differ = int.from_bytes(a[:n]) ^ int.from_bytes(b[:n])
     return n - (differ.bit_length() + 7) // 8
@@ -99,6 +99,6 @@ def _is_text(kind: pa.DataType) -> bool:
 
 
 def _is_number(kind: pa.DataType) -> bool:
-    """Whether Parquet stores the type as an integer of 32 or 64 bits."""
+    """Returns whether Parquet stores the type as an integer of 32 or 64 bits."""
     of_time = pa.types.is_timestamp(kind) or pa.types.is_date(kind)
     return bool(of_time or pa.types.is_integer(kind) or (pa.types.is_decimal(kind) and kind.precision <= 18))

@@ -79,7 +79,7 @@ def offsets_of(rows: pa.RecordBatch) -> np.ndarray:
 
 
 def same_rows(before: Rows, after: Rows) -> bool:
-    """Whether both yield the same rows in the same order, however they are cut into batches."""
+    """Returns whether both yield the same rows in the same order, however they are cut into batches."""
     left_rows, right = next(before, None), next(after, None)
     while left_rows is not None and right is not None:
         both = min(left_rows.num_rows, right.num_rows)

@@ -1,10 +1,9 @@
-"""The proof of a slice: its receipt is checked against the plan and the staged files themselves.
+"""The proof of a slice: checks its receipt against the plan and the staged files.
 
 A receipt that passes may be published. Checked are the position and the counts against the range; names and paths; and
 each file's size, footer (rows, own metadata) and the offsets that its row groups span. In a file that slices share,
-partition and offset of each row are read: every row is one of a slice whose receipt is there. A receipt that fails
-becomes a SliceFailure that says what does not add up; with it fail those that share a file with it, since a file counts
-whole or not at all. Nothing is repaired here.
+partition and offset of each row are read: every row belongs to a slice whose receipt is there. A receipt that fails
+becomes a SliceFailure with the reason; receipts that share a file with it fail, too. Nothing is repaired here.
 """
 
 from __future__ import annotations
@@ -84,7 +83,7 @@ def failure(s: Slice, error: Exception) -> SliceFailure:
 
 
 def is_final(error: Exception) -> bool:
-    """Whether the same call would fail again until somebody changes something."""
+    """Returns whether the same call would fail again until somebody changes something."""
     return isinstance(error, SluiceError) and not isinstance(error, Retryable | Unknown)
 
 
@@ -255,7 +254,7 @@ def receipts_at(path: str, lake: Lake) -> tuple[Receipt, ...]:
 
 
 def files_stand(receipts: Sequence[Receipt], lake: Lake) -> bool:
-    """Whether every file of the receipts is in staging, with the size and SHA-256 that they name."""
+    """Returns whether every file of the receipts is in staging, with the size and SHA-256 that they name."""
     files = {(p.staged, p.file_bytes, p.sha256) for r in receipts for p in r.parts}
     return all(_stands(*file, lake) for file in files)
 

@@ -1,7 +1,7 @@
-"""Looks at records of a feed exactly as a run would land them, without landing them.
+"""Reads records of a feed exactly as a run would land them, without landing them.
 
-Promises: parts are written to the given scratch lake, and nothing else is written anywhere. No group is asked and no
-offset moves. What is read is bounded in records, and in bytes as far as brokers tell the sizes of their logs.
+Promises: parts are written to the given scratch lake only. No group is queried and no offset moves. Reading is bounded
+in records, and in bytes as far as brokers report the sizes of their logs.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ NAME = "sample"
 def window_ranges(
     state: State, cluster: Cluster, partitions: Sequence[PartitionState], start: int, end: int
 ) -> dict[TopicPartition, Range]:
-    """The offsets between two times (ms): as pinned in the ledger, or else as Kafka tells them now."""
+    """Returns the offsets between two times (ms): as pinned in the ledger, or else from Kafka."""
     pinned = {p.tp: _window_range(state, p, start, end) for p in partitions}
     unknown = [p for p in partitions if pinned[p.tp] is None]
     first, last = (cluster.offsets_at({p.tp: time for p in unknown}) if unknown else {} for time in (start, end))

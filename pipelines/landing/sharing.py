@@ -1,11 +1,11 @@
-"""Small slices of a task land side by side, in files that they share: by window, topic, partition and offset.
+"""Small slices of a task share files: by window, topic, partition and offset.
 
-    which slices are small → each is held until those before it have ended → one file → all of its receipts
+    choose small slices → hold each until those before it have ended → one file → all of its receipts
 
-Promises: which slices share a file, and in which order, follows from the plan and from the slices' rows, not from when
-they were read; so the same plan gives the same files (invariant 9). A slice is in a file only if it was read to its
-end and its counts add up; one that fails is left out, and those beside it land. The receipts of a file are written when
-it is whole. What waits for an earlier slice takes at most `WAITING_BYTES` of memory, and the rest of it waits on disk.
+Promises: the slices of a file and their order follow from the plan and the slices' rows, not from the time of reading;
+so the same plan gives the same files (invariant 9). A slice is in a file only if it was read to its end and its counts
+add up; a failed one is left out, and the others land. The receipts of a file are written when it is complete. Slices
+that wait for an earlier one take at most `WAITING_BYTES` of memory, and the rest waits on disk.
 """
 
 from __future__ import annotations
@@ -31,10 +31,10 @@ from sluice.pipelines.ports import Lake
 SMALL_BYTES = 4 << 20
 """The most bytes of rows in memory of a slice that shares a file. One that has more gets files of its own."""
 ROWS_PER_ESTIMATE = 4
-"""So many bytes of rows are expected for a byte of the log."""
+"""The expected bytes of rows per byte of the log."""
 MANY = 4
-"""From so many small slices of a window in a task on they share a file, unless the feed says otherwise. With fewer, a
-file for each costs little, and what is landed anew is one slice and not those beside it."""
+"""The number of small slices of a window in a task from which they share a file by default. With fewer, a file for each
+costs little, and a slice can be landed again on its own."""
 WAITING_BYTES = 32 << 20
 """The most bytes of rows that wait in memory for slices before them."""
 
@@ -115,7 +115,7 @@ class Sharing:
         self._advance()
 
     def _kept(self, held: Held) -> Held | _OnDisk:
-        """What is held, where it can wait."""
+        """Returns the held slice in memory, or on disk beyond `WAITING_BYTES`."""
         if self._in_memory + held.bytes > WAITING_BYTES:
             return _OnDisk(held)
         copy = held.copied()
@@ -123,7 +123,7 @@ class Sharing:
         return copy
 
     def leave_out(self, s: Slice) -> None:
-        """Go on without a slice."""
+        """Continue without a slice."""
         self._waiting[s] = None
         self._advance()
 
@@ -135,7 +135,7 @@ class Sharing:
         self._close()
 
     def abandon(self) -> None:
-        """Remove what is not whole."""
+        """Remove incomplete files."""
         if self._file is not None:
             self._file.abandon()
             self._file = None

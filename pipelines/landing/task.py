@@ -1,6 +1,6 @@
-"""What one task does: it turns the record bytes of its slices into staged parts and receipts.
+"""One task: turns the record bytes of its slices into staged parts and receipts.
 
-    adopt what an earlier attempt finished → fetch ─► decode ─► format ─► Parquet → receipt beside the parts
+    adopt finished slices of an earlier attempt → fetch ─► decode ─► format ─► Parquet → receipt next to the parts
 
 Guarantees: each slice has one outcome. A receipt is written only when the slice was read to its end, its counts add up
 to its span, and its parts are whole in staging. A slice that fails stops no other. An error that may pass is raised
@@ -48,16 +48,16 @@ from sluice.pipelines.records.rows.row_format import Format, Formatted
 from sluice.pipelines.validation.drift import Drifts
 
 RESERVED_BYTES = 256 << 20
-"""What the interpreter and its libraries take of a task's memory."""
+"""The share of a task's memory for the interpreter and its libraries."""
 CHUNK_BYTES = (1 << 20, ROW_GROUP_BYTES)
 """The least and the most bytes of rows that one slice holds in memory, and so the bounds of a row group."""
 SCRATCH_BYTES = 4 << 20
-"""What a decoder takes besides its rows."""
+"""The memory of a decoder without its rows."""
 
 
 @dataclass(frozen=True, slots=True)
 class Assignment:
-    """What all tasks of a batch have in common.
+    """The common settings of all tasks of a batch.
 
     `attempt` names this one execution. `memory` is in bytes. `shape` is the name of the shape that rows get. `fresh`:
     no earlier attempt can have finished a slice, so none is looked for.
@@ -120,8 +120,8 @@ def adopt(slices: Sequence[Slice], work: Assignment, tools: Tools) -> dict[Slice
 
     A receipt counts if it is of exactly this slice and this shape (the feed's schema may have changed since), lies
     where its attempt wrote it, would pass the proof, and its files have the SHA-256 that it names. Hashing a file is
-    far cheaper than reading its slice again, and trusts nothing. Unproven, a bad receipt would come back for ever. The
-    slices of a shared file are adopted together, or not at all: its rows count once, and all of them.
+    far cheaper than reading its slice again. Without the proof, a bad receipt would return indefinitely. Slices of a
+    shared file are adopted together, or not at all.
     """
     wanted = {paths.slice_name(s): s for s in slices}
     earlier: list[Receipt] = []
@@ -227,10 +227,10 @@ class _Reading:
 def memory_shares(
     slices: Sequence[Slice], work: Assignment, small: Collection[Slice] = ()
 ) -> tuple[dict[Slice, int], FetchLimits]:
-    """How many bytes of rows each slice may hold, and the fetch limits that keep the task within its memory.
+    """Returns the bytes of rows that each slice may hold, and fetch limits that keep the task within its memory.
 
-    A slice's share depends on the slice alone, so that it gets the same row groups whatever is read beside it. `small`
-    slices share files: all of their rows are held until they end.
+    A slice's share depends on the slice alone, so that its row groups do not depend on other slices. `small` slices
+    share files: all of their rows are held until they end.
     """
     smallest, largest = CHUNK_BYTES
     chunks = {s: min(max(4 * s.estimated_bytes, smallest), largest) for s in slices}
@@ -249,14 +249,14 @@ def memory_shares(
 
 
 class RowFindings:
-    """Adds up what the rows of one slice showed: tallies against the contract, drift from the schema."""
+    """Adds up the findings in the rows of one slice: tallies of the contract, drift from the schema."""
 
     def __init__(self) -> None:
         self._tallies: dict[int, Tally] = {}
         self._drift = Drifts()
 
     def add(self, rows: Formatted) -> None:
-        """Add what one piece of the slice showed."""
+        """Add the findings of one piece of the slice."""
         for tally in rows.tallies:
             before = self._tallies.get(tally.expectation)
             self._tallies[tally.expectation] = before + tally if before else tally

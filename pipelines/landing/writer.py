@@ -54,13 +54,12 @@ class PartTarget:
 
 
 def file_metadata(feed: str, batch: int, plan_hash: str, s: Slice) -> dict[str, str]:
-    """What a part's footer says about the part, under keys that begin with `sluice.`."""
+    """Returns the metadata in a part's footer, under keys that begin with `sluice.`."""
     return _about(feed, batch, plan_hash, s) | {"sluice.range": str(s)}
 
 
 def shared_metadata(feed: str, batch: int, plan_hash: str, slices: Sequence[tuple[Slice, int]]) -> dict[str, str]:
-    """What the footer of a shared file says: its slices in order, each with its number of rows. All are of one life of
-    one topic."""
+    """Returns the footer of a shared file: its slices in order with their numbers of rows, of one life of a topic."""
     slices_json = json.dumps([[str(s), rows] for s, rows in slices])
     return _about(feed, batch, plan_hash, slices[0][0]) | {"sluice.slices": slices_json}
 
@@ -184,8 +183,8 @@ class PartWriter:
 
 
 SHARED_ROWS = 1 << 16
-"""From so many rows on, a row group of a shared file ends, with a slice. Fewer take longer to write, more give readers
-of one partition more to leave out (docs/performance.md)."""
+"""The number of rows from which a row group of a shared file ends, with a slice. Fewer take longer to write; more make
+readers of one partition skip more (docs/performance.md)."""
 
 
 class SharedWriter:
@@ -205,7 +204,7 @@ class SharedWriter:
 
     @property
     def bytes(self) -> int:
-        """What is in the file so far."""
+        """The slices already in the file."""
         return self._file.sink.bytes if self._file else 0
 
     @property
@@ -330,7 +329,7 @@ class _PartFile:
             self._writer = pq.ParquetWriter(self.sink, schema, **options)
 
     def about(self, metadata: dict[str, str]) -> None:
-        """What the file's footer is to say of it. Say it before `finish`."""
+        """Set the metadata of the file's footer. Call it before `finish`."""
         with self._whole_or_nothing():
             self._writer.add_key_value_metadata(metadata)
 

@@ -52,12 +52,12 @@ class Batch:
 
     @property
     def merges(self) -> bool:
-        """Whether it is a compaction: it merges landed parts into fewer files, and lands nothing new."""
+        """Returns whether it is a compaction: it merges landed parts into fewer files, and lands nothing new."""
         return self.request.kind is RequestKind.COMPACT
 
     @property
     def rewrites(self) -> bool:
-        """Whether it rewrites landed parts. It reads nothing from Kafka and adds nothing to the quarantine."""
+        """Returns whether it rewrites landed parts. It reads nothing from Kafka and adds nothing to the quarantine."""
         return self.request.kind in (RequestKind.COMPACT, RequestKind.REPLAY)
 
     @property
@@ -195,7 +195,7 @@ class Batches(Mapping[int, Batch]):
         return next((f"{b.id}/{b.owner.token}" for b in done), "")
 
     def bears(self, witness: str) -> bool:
-        """Whether the batch is here as its witness describes it. Also False if it was forgotten since."""
+        """Returns whether the batch is here as its witness describes it. Also False if it was forgotten since."""
         id, _, token = witness.partition("/")
         batch = self.held.get(int(id)) if id.isdecimal() else None
         return batch is not None and batch.published is not None and batch.owner.token == token

@@ -112,7 +112,7 @@ def load(data: bytes) -> State | None:
 
 
 def _replaces(raw: dict[str, Any]) -> bool:
-    """Whether the ledger continues a lost one. Its entry 0 names that one; formats below 5 do not."""
+    """Returns whether the ledger continues a lost one. Its entry 0 names that one; formats below 5 do not."""
     return any(number == 0 for number, _ in raw.get("gaps", ()))
 
 

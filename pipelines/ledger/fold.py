@@ -122,7 +122,7 @@ class State:
         return self.gaps[-1][0] if self.gaps and self.gaps[-1][1] == self.number else self.number - 1
 
     def lost_entry(self, number: int) -> bool:
-        """Whether an entry with this number existed and is lost."""
+        """Returns whether an entry with this number existed and is lost."""
         return any(first <= number < after for first, after in self.gaps)
 
     def accounted(self, key: Key) -> tuple[Range, ...]:
@@ -168,7 +168,7 @@ class State:
         return self._reserved.get(key, ())
 
     def may_publish(self, entry: PublishEntry) -> bool:
-        """Whether the entry counts here: its plan is live, its token current, and the replaced parts still count."""
+        """Returns whether the entry counts: its plan is live, its token current, and its replaced parts still count."""
         batch = self.batches.get(entry.batch)
         return (
             batch is not None

@@ -69,7 +69,7 @@ class Superseded:
         return f"Superseded({list(self)})"
 
     def after(self, number: int, r: Range) -> bool:
-        """Whether an entry above `number` superseded any of the range."""
+        """Returns whether an entry above `number` superseded any of the range."""
         if not self.numbers or self.numbers[-1] <= number:
             return False
         starts, reach, positions = self._indexed()

@@ -48,11 +48,11 @@ class Sizing:
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """One strategy's tasks beside the others'.
+    """One strategy's tasks, for comparison.
 
-    `largest` is in bytes. `balance` is the largest task by the mean one: 1 is even. `leaders` is how many brokers one
-    task asks at most. `moved` counts the slices whose partition another task read before; None where no plan came
-    before.
+    `largest` is in bytes. `balance` is the largest task by the mean one: 1 is even. `leaders` is the maximum number of
+    brokers for one task. `moved` counts the slices whose partition another task read before; None without an earlier
+    plan.
     """
 
     assignor: Assignor
@@ -70,12 +70,12 @@ def tasks(slices: Sequence[Led], sizing: Sizing) -> tuple[Task, ...]:
 
 
 def tasks_before(plan: Plan) -> Before:
-    """Where each partition was read: by the first of its tasks, if there were several."""
+    """Returns the task that read each partition: the first, if there were several."""
     return {s.tp: task.index for task in reversed(plan.tasks) for s in task.slices}
 
 
 def compare(slices: Sequence[Led], sizing: Sizing) -> tuple[Comparison, ...]:
-    """What each strategy would make of the same slices, in the order of `Assignor`."""
+    """Compare all strategies on the same slices, in the order of `Assignor`."""
     return tuple(_compared(slices, replace(sizing, assignor=a)) for a in Assignor)
 
 
@@ -118,7 +118,7 @@ def sticky(partitions: Iterable[TopicPartition], count: int, before: Before) -> 
 
 
 def _share(total: int, count: int, place: int) -> int:
-    """Where the run of the task in that place begins, when the first `total % count` are longer by one."""
+    """Returns the start of the task's run, if the first `total % count` runs are longer by one."""
     shortest, larger = divmod(total, count)
     return place * shortest + min(place, larger)
 

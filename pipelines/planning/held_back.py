@@ -1,8 +1,8 @@
-"""What open transactions keep from landing: how much, where, who holds it, and the way out.
+"""Offsets that open transactions hold back: their number, place, transaction and remedy.
 
-Every command and report that speaks of held records uses these words. All functions are pure, except `look`, which asks
-Kafka who holds what, and only where something is held. Under `read_uncommitted` nothing ever is: a partition's stable
-end is then its high watermark.
+All commands and reports on held records use these texts. All functions are pure, except `look`, which requests open
+transactions from Kafka if records are held. Under `read_uncommitted` none ever are: the last stable offset is then the
+high watermark.
 """
 
 from __future__ import annotations
@@ -33,10 +33,10 @@ class HeldRange:
 
 @dataclass(frozen=True, slots=True)
 class HeldBack:
-    """What one open transaction holds back from `feed` at `now` (ms since the epoch).
+    """The offsets that one open transaction holds back from `feed` at `now` (ms since the epoch).
 
-    `by` is None where Kafka does not tell which transaction it is. `limit` (ms) is how long a transaction may last in
-    this Kafka, None when unknown.
+    `by` is None if the transaction is unknown. `limit` (ms) is the maximum duration of a transaction in this Kafka,
+    None if unknown.
     """
 
     feed: Feed
@@ -56,7 +56,7 @@ class HeldBack:
 
     @property
     def overdue(self) -> bool:
-        """Whether nobody has written to it for longer than `alerts.transaction`: somebody should look at it."""
+        """Returns whether its last write is older than `alerts.transaction`, so that it needs attention."""
         return self.age is not None and self.age > self.feed.alerts.transaction
 
     @property
@@ -134,9 +134,9 @@ def held_back(
     broker: BrokerConfig,
     now: int,
 ) -> tuple[HeldBack, ...]:
-    """What each open transaction holds of these partitions at `now` (ms since the epoch). The largest comes first."""
+    """Returns the offsets that each open transaction holds back at `now` (ms since the epoch), largest first."""
     waiting = sorted(unstable_partitions(partitions), key=lambda p: p.tp)
-    # One that begins beyond these offsets holds others: what held these has ended since Kafka was asked for them.
+    # A transaction that begins beyond these offsets is another one: the one that held these has ended since.
     holder_of = {p.tp: t for p in waiting if (t := holders.get(p.tp)) is not None and t.start < p.high_watermark}
     by: dict[int | None, list[HeldRange]] = {}
     for p in waiting:
@@ -154,7 +154,7 @@ def unstable_partitions(partitions: Iterable[PartitionState]) -> list[PartitionS
 
 
 def by_partition(found: Iterable[HeldBack]) -> dict[TopicPartition, HeldBack]:
-    """What is held, for each partition on its own."""
+    """Returns the held offsets separately for each partition."""
     return {h.tp: replace(item, held=(h,)) for item in found for h in item.held}
 
 
@@ -165,7 +165,7 @@ def _newest(held: Iterable[HeldRange], holders: Mapping[TopicPartition, OpenTran
 
 
 def look(feed: Feed, cluster: Cluster, partitions: Iterable[PartitionState], now: int) -> tuple[HeldBack, ...]:
-    """What is held of these partitions. Asks Kafka for the transactions. Raises KafkaUnavailable."""
+    """Request the open transactions, and return the offsets held in these partitions. Raises KafkaUnavailable."""
     waiting = unstable_partitions(partitions)
     if not waiting:
         return ()

@@ -1,8 +1,8 @@
-"""Where a feed begins in each partition, and whether Kafka is still what the ledger remembers.
+"""The origins of a feed in each partition, and the check that Kafka still has the logs of the ledger.
 
-An origin is pinned once. It is the group's committed offset or, on the first plan, what the feed's `start` says. A
-topic that appears later begins at its log start. A partition added to a known topic begins at 0, so that anything
-retention took before we came counts as a loss (docs/design/origins.md).
+An origin is pinned once. It is the group's committed offset or, on the first plan, the feed's `start`. A topic that
+appears later begins at its log start. A partition added to a known topic begins at 0, so that records deleted by
+retention before the first read count as a loss (docs/design/origins.md).
 """
 
 from __future__ import annotations
@@ -29,19 +29,19 @@ from sluice.pipelines.ports import Clock, Cluster
 
 @dataclass(frozen=True, slots=True)
 class Refusal:
-    """A partition that takes no part, and why."""
+    """A refused partition, with the error."""
 
     tp: TopicPartition
     error: SluiceError
 
 
 def accepting(feed: str, event: str, more: str = "") -> str:
-    """The command that accepts an event."""
+    """Returns the command that accepts an event."""
     return f"sluice accept {feed} {event}{more} --reason …"
 
 
 def check_cluster(state: State, cluster_id: str, feed: str = "FEED") -> None:
-    """Raises ClusterChanged when the ledger belongs to another Kafka cluster."""
+    """Raises ClusterChanged if the ledger belongs to another Kafka cluster."""
     if state.cluster and state.cluster != cluster_id:
         raise ClusterChanged(
             f"the ledger belongs to cluster {state.cluster}, but the bootstrap address answers as {cluster_id}",
@@ -51,7 +51,7 @@ def check_cluster(state: State, cluster_id: str, feed: str = "FEED") -> None:
 
 
 def key_of(state: State, partition: PartitionState) -> Key:
-    """The key under which the ledger accounts for the partition now."""
+    """Returns the key under which the ledger currently accounts for the partition."""
     current = state.current.get(partition.tp)
     if current is not None and current.topic_id == partition.topic_id:
         return current
@@ -61,7 +61,7 @@ def key_of(state: State, partition: PartitionState) -> Key:
 def incarnation_change(
     state: State, partition: PartitionState, epoch_ends: Mapping[TopicPartition, int], feed: str = "FEED"
 ) -> Refusal | None:
-    """Why the partition is no longer the log that the ledger knows; None when it is.
+    """Returns the error if the partition's log is no longer the one in the ledger; else None.
 
     The topic was deleted and created again, or the log was truncated below what has landed.
     """
@@ -112,7 +112,7 @@ def resolve_origins(
     cluster: Cluster,
     clock: Clock,
 ) -> tuple[OriginItem, ...]:
-    """An origin for each partition that has none. Raises UsageError where `start: fail` forbids choosing one."""
+    """Returns an origin for each partition without one. Raises UsageError if `start: fail` forbids it."""
     new = missing_origins(state, partitions)
     by_policy = [p for p in new if committed.get(p.tp) is None and not state.origins]
     starts = _by_policy(by_policy, start, cluster, clock)
@@ -164,7 +164,7 @@ def _at_time(p: PartitionState, found: Mapping[TopicPartition, object]) -> int:
 
 
 def out_of_range(position: int, key: Key, p: PartitionState, feed: str = "FEED") -> SluiceError | None:
-    """Why the position lies outside today's log, with the exact lost range. None when it lies inside."""
+    """Returns the error for a position outside the current log, with the exact lost range; None for one inside."""
     if position < p.log_start:
         return OffsetsLost(
             f"{p.tp}: offsets [{position}, {p.log_start}) are gone from Kafka (log start {p.log_start}); "

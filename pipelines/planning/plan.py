@@ -1,7 +1,7 @@
-"""What a batch will read: the requested ranges minus what the ledger accounts for, cut into slices, given to tasks.
+"""The plan of a batch: requested ranges minus accounted ones, cut into slices and assigned to tasks.
 
 Pure functions: the same state, partitions and settings give the same plan, and so the same hash, part names and rows
-(invariant 9). `owed_ranges` finds what is owed, `build` makes the plan.
+(invariant 9). `owed_ranges` finds pending ranges, `build` makes the plan.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ from sluice.pipelines.planning.origins import Refusal, out_of_range
 from sluice.pipelines.util.units import show_window
 
 DEFAULT_RECORD_BYTES = 256
-"""Estimated bytes per offset where the cluster does not tell log sizes."""
+"""Estimated bytes per offset if the cluster does not report log sizes."""
 
 
 @dataclass(frozen=True, slots=True)
 class Owed:
-    """What a request owes in one partition.
+    """A request's pending ranges in one partition.
 
     `asked` is the requested range. Of it, `ranges` can still be read, and `lost` lies below the log start.
     """
@@ -67,11 +67,11 @@ def owed_ranges(
     window: WindowSettings,
     replaced: Sequence[Receipt] = (),
 ) -> tuple[tuple[Owed, ...], tuple[Refusal, ...]]:
-    """What the request still owes in each partition, and the partitions that cannot take part.
+    """Returns the request's pending ranges in each partition, and the refused partitions.
 
-    A request that replaces owes everything that it asks for, and the whole slices of all receipts in `replaced`. Owed
-    offsets below a partition's log start go into `lost`. Raises UsageError when a range names an unknown partition or
-    reaches beyond the stable end.
+    A replacing request has all of its ranges pending, and the complete slices of all receipts in `replaced`. Pending
+    offsets below a partition's log start go into `lost`. Raises UsageError if a range names an unknown partition or
+    reaches beyond the last stable offset.
     """
     owed: list[Owed] = []
     refused: list[Refusal] = []
@@ -92,7 +92,7 @@ def owed_ranges(
 
 
 def _accounted_ranges(request: Request, state: State, key: Key) -> Iterable[Range]:
-    """The ranges that need no reading. Skipped offsets are read after all if the request names them by number."""
+    """Returns the ranges that need no reading. Skipped offsets are read if the request names them by number."""
     if request.replace:
         return ()
     accounted = state.accounted(key)
@@ -113,8 +113,8 @@ def _widen_to_slices(named: Iterable[tuple[Key, Range]], replaced: Sequence[Rece
 
 def _not_readable(key: Key, wanted: Range) -> UsageError:
     return UsageError(
-        f"{key}: {wanted} shares a file with what is to be landed anew, and is no partition of the feed in Kafka now",
-        remedy="what landed stays: the slices of a file are landed anew together",
+        f"{key}: {wanted} shares a file with the offsets to land again, and is not a partition of the feed in Kafka",
+        remedy="landed rows stay: the slices of a file are landed again together",
         topic=key.topic,
         partition=key.partition,
         start=wanted.start,
@@ -125,9 +125,9 @@ def _not_readable(key: Key, wanted: Range) -> UsageError:
 def _unreadable(
     request: Request, asked: Range, key: Key, partition: PartitionState, state: State
 ) -> SluiceError | None:
-    """Why the requested range cannot be read now; None when it can.
+    """Returns the reason why the requested range cannot be read now; None if it can.
 
-    The ledger may be newer than our view of the partition: what others landed since then ends beyond that view.
+    The ledger may be newer than our view of the partition: others may have landed offsets beyond it since.
     """
     if request.kind is RequestKind.WINDOW and asked.end > partition.stable_end:
         return window_held_error(key.tp, asked.end, partition.stable_end)
@@ -138,7 +138,7 @@ def _unreadable(
 
 
 def window_held_error(tp: TopicPartition, end: int, stable_end: int, by: HeldBack | None = None) -> WindowHeld:
-    """The error for a window that ends above the stable end. Names the open transaction where it is known."""
+    """Returns the error for a window that ends above the last stable offset, with the open transaction, if known."""
     return WindowHeld(
         f"{tp}: the window ends at {end}, but {by.who if by else 'an open transaction'} holds the stable end at"
         f" {stable_end}",
@@ -152,9 +152,9 @@ def window_held_error(tp: TopicPartition, end: int, stable_end: int, by: HeldBac
 
 def _not_again(asked: Range, key: Key, partition: PartitionState) -> OffsetsLost:
     return OffsetsLost(
-        f"{key}: {asked} cannot be landed anew: Kafka holds it only from {partition.log_start} on",
-        remedy="what landed stays; ask for what Kafka still holds: windows, or slices of published batches, are landed"
-        " anew as a whole",
+        f"{key}: {asked} cannot be landed again: Kafka holds it only from {partition.log_start} on",
+        remedy="landed rows stay; request ranges that Kafka still holds: windows, or slices of published batches, are"
+        " landed again completely",
         topic=key.topic,
         partition=key.partition,
         start=asked.start,
@@ -165,7 +165,7 @@ def _not_again(asked: Range, key: Key, partition: PartitionState) -> OffsetsLost
 def asked_ranges(
     request: Request, state: State, partitions: Mapping[Key, PartitionState], window: WindowSettings
 ) -> Iterable[tuple[Key, Range]]:
-    """The ranges that a request asks for, by partition. Raises UsageError."""
+    """Yields the requested ranges by partition. Raises UsageError."""
     by_tp = {key.tp: key for key in partitions}
     if request.kind is RequestKind.OFFSETS:
         ranges_of: dict[Key, list[Range]] = {}
@@ -226,10 +226,9 @@ def _unknown_partition(tp: TopicPartition, by_tp: Mapping[TopicPartition, Key]) 
 
 
 def overlapping(state: State, request: Request, found: Sequence[Owed]) -> Iterator[tuple[Batch, Slice]]:
-    """The live batches that reserve any of the owed ranges, each with the slice that does.
+    """Yields the live batches that reserve any of the pending ranges, each with the conflicting slice.
 
-    A live batch of the same replacing request is always among them, because what it reads may be gone from Kafka by
-    now.
+    Includes every live batch of the same replacing request, because its records may be gone from Kafka.
     """
     wanted = {o.key: (*o.ranges, *o.lost) for o in found}
     for batch, s in state.live_slices():
@@ -249,11 +248,10 @@ def build(
     window: WindowSettings,
     replaced: Sequence[Receipt] = (),
 ) -> Plan | None:
-    """The plan that covers exactly the owed ranges, within the limits of a run and of a batch: the oldest windows come
-    first, in all partitions alike. None when nothing is owed.
+    """Returns the plan for the pending ranges within the limits of run and batch, oldest windows first; else None.
 
-    A replacing plan names the parts, of the receipts in `replaced`, that it covers. Raises UsageError when it exceeds
-    the limits of a run: a replacement is never cut short.
+    A replacing plan names the parts of the receipts in `replaced` that it covers. Raises UsageError if it exceeds the
+    limits of a run: a replacement is never cut short.
     """
     due = [o for o in found if o.ranges]
     within = _limit_owed(due, sizing)
@@ -274,21 +272,21 @@ def _parts(due: Sequence[Owed], replaced: Sequence[Receipt]) -> tuple[str, ...]:
 
 
 def _covered(due: Sequence[Owed], replaced: Sequence[Receipt]) -> list[Receipt]:
-    """The receipts that are landed anew."""
+    """Returns the receipts that are landed again."""
     requested_of = by_key((o.key, o.asked) for o in due)
     return [r for r in replaced if any(a.meets(r.slice.range) for a in requested_of.get(r.slice.key, ()))]
 
 
 def _check_whole_files(due: Sequence[Owed], replaced: Sequence[Receipt]) -> None:
-    """Raises UsageError if a file would be replaced of which a slice cannot be read."""
+    """Raises UsageError if a slice of a replaced file cannot be read."""
     covered = {r.slice for r in _covered(due, replaced)}
     for group in sharing(replaced):
         missing_slices = [r.slice for r in group if r.slice not in covered]
         if missing_slices and len(missing_slices) < len(group):
             s, more = missing_slices[0], f" and {len(missing_slices) - 1} more" if len(missing_slices) > 1 else ""
             raise UsageError(
-                f"{s}{more} cannot be landed anew now, and shares a file with what is asked for",
-                remedy="what landed stays: the slices of a file are landed anew together. `sluice plan` says what is"
+                f"{s}{more} cannot be landed again now, and shares a file with requested offsets",
+                remedy="landed rows stay: the slices of a file are landed again together. `sluice plan` shows what is"
                 " wrong with that partition",
                 topic=s.topic,
                 partition=s.partition,
@@ -313,7 +311,7 @@ def _limit_owed(found: Sequence[Owed], sizing: Sizing) -> list[Owed]:
 
 
 def share_within(found: Sequence[Owed], sizing: Sizing) -> float:
-    """How much of what is owed lies within the limits of a run: 1 for all."""
+    """Returns the share of pending offsets within the limits of a run: 1 for all."""
     span = sum(o.span for o in found)
     size = sum(o.estimated_bytes for o in found)
     return min(
@@ -334,8 +332,10 @@ def _head(ranges: Sequence[Range], span: int) -> tuple[Range, ...]:
 
 
 def _oldest_windows(found: Sequence[Owed], sizing: Sizing, slices: int, state: State) -> list[Owed]:
-    """What is owed up to one pinned boundary: the latest before which there are no more slices than that, or the end of
-    the oldest window. Where retention goes by time, the oldest records are also those that go first."""
+    """Returns the pending ranges up to the latest boundary that leaves at most `slices` slices.
+
+    Includes the oldest window in any case: retention by time deletes the oldest records first.
+    """
     ends = [end for o in found if (end := windows.closing(state, o.key, o.ranges[0].start)) is not None]
     if not ends:
         return list(found)
@@ -351,7 +351,7 @@ def _oldest_windows(found: Sequence[Owed], sizing: Sizing, slices: int, state: S
 
     if not too_much(len(times)):
         return list(found)
-    span = 1  # only as many windows are looked at as a batch may have, however many are owed
+    span = 1  # check only as many windows as a batch may have
     while first + span <= len(times) and not too_much(first + span):
         span *= 2
     further = range(first + 1, min(first + span, len(times) + 1))
@@ -359,7 +359,7 @@ def _oldest_windows(found: Sequence[Owed], sizing: Sizing, slices: int, state: S
 
 
 def _before(found: Sequence[Owed], state: State, time: int) -> list[Owed]:
-    """What is owed in the windows before a boundary."""
+    """Returns the pending ranges in the windows before a boundary."""
     ends = ((o, windows.first_offset(state, o.key, time)) for o in found)
     readable = (o if end is None else replace(o, ranges=intersect(o.ranges, Range(0, end))) for o, end in ends)
     return [o for o in readable if o.ranges]
@@ -393,7 +393,7 @@ def _pieces(o: Owed, state: State) -> Iterator[windows.WindowPiece]:
 
 
 def _cuts(o: Owed, piece: windows.WindowPiece, size: int) -> int:
-    """Into how many slices of about that size (bytes) a piece is cut."""
+    """Returns the number of slices of about that size (bytes) into which a piece is cut."""
     return math.ceil(piece.range.span * o.bytes_per_offset / size)
 
 

@@ -1,4 +1,4 @@
-"""How a feed's schema changes over time. Every shape is in the ledger before anything lands by it.
+"""Changes of a feed's schema over time. Every shape is in the ledger before its first rows land.
 
 Guarantee: new rows form one table with all rows that landed before, in Arrow, DuckDB and Spark. A column keeps its name
 and its type, or gets a type that holds all of its old values. Any other change is refused before anything is read.
@@ -29,14 +29,14 @@ from sluice.pipelines.util.units import many
 from sluice.pipelines.validation.drift import drift_of
 
 MOST_EVOLVED = 200
-"""How many columns, and members of structs, records may add to a feed's own. Further fields stay in `_extra`."""
+"""The number of columns, and members of structs, that records may add. Further fields stay in `_extra`."""
 _SAID = 5
 
 
 def effective_shape(feed: Feed, state: State) -> Shape:
-    """The shape that the feed's records become: from its files, and from columns that the ledger learnt from records.
+    """Returns the shape of the feed's records: from its files, and from columns that records added in the ledger.
 
-    A field that the feed's schema names has the feed's type, or the wider type that its records needed; at every depth.
+    A field of the feed's schema has the feed's type, or the wider type that its records needed, at every depth.
     """
     shape = feed.shape
     if shape.columns is None or not state.evolved:
@@ -145,7 +145,7 @@ def check_one_table(feed: Feed, shape: Shape, state: State) -> None:
     lines = "".join(f"\n    {text}" for text, _ in problems[:_SAID])
     more = f"\n    and {len(problems) - _SAID} more" if len(problems) > _SAID else ""
     raise SchemaChanged(
-        f"feed {feed.name}: what would land now is not one table with what has landed:{lines}{more}",
+        f"feed {feed.name}: new rows would not form one table with the landed ones:{lines}{more}",
         remedy=f"{problems[0][1]}; or land it as a new feed",
     )
 
@@ -156,18 +156,21 @@ def columns_of(columns: Schema | None) -> Mapping[str, str]:
 
 
 def _problems(columns: Mapping[str, str], table: Mapping[str, str]) -> Iterator[tuple[str, str]]:
-    """A sentence and a remedy for each column that does not fit what has landed."""
+    """Yields a message and a remedy for each column that does not fit the landed rows."""
     standing = {name.casefold(): name for name in table}
     for name, text in columns.items():
         old = standing.get(name.casefold())
         if old is None:
             continue
         if old != name:
-            said = f"{name} differs by case only from {old}, which has landed"
-            yield said, f"give {name} another name, or the old one ({old})"
+            message = f"{name} differs by case only from {old}, which has landed"
+            yield message, f"give {name} another name, or the old one ({old})"
         elif not holds(parse_type(text), parse_type(table[name])):
-            said = f"{name} is {text}, and has landed as {table[name]}, which {text} does not hold"
-            yield said, f"give {name} its old type ({table[name]}) or a wider one, or give the new field another name"
+            message = f"{name} is {text}, and has landed as {table[name]}, which {text} does not hold"
+            yield (
+                message,
+                f"give {name} its old type ({table[name]}) or a wider one, or give the new field another name",
+            )
 
 
 def _entry(feed: Feed, shape: Shape, reason: str, folder_prefix: paths.FolderPrefix) -> SchemaEntry:
@@ -195,7 +198,7 @@ def _source(reader: Reader | None) -> SchemaSource | None:
 
 
 def _describe_change(ledger: Ledger, state: State, shape: Shape) -> str:
-    """What is new about the shape, for people."""
+    """Returns a description of the change for people."""
     last = newest(state)
     before = shape_named(ledger, state, last) if last else None
     if before is None:
@@ -249,7 +252,7 @@ def _addable(found: Iterable[Drift], shape: Shape) -> Iterator[Drift]:
 
 
 def _count(fields: Iterable[Field]) -> int:
-    """How many fields these are, with all that is nested."""
+    """Returns the number of fields, including nested ones."""
     return sum(1 + _count(f.type.fields) for f in fields)
 
 
@@ -309,7 +312,7 @@ def _widening(drift: Drift) -> Callable[[Schema], Mapping[str, str]]:
 
 
 def _widen_field(f: Field, path: str, drift: Drift) -> Field:
-    """The field, or one below it, with the type that holds what was seen there."""
+    """Returns the field, or one below it, with the type that holds the values of the drift."""
     if path == drift.field:
         wide = parse_type(drift.type)
         return replace(f, type=wide) if holds(wide, f.type) else f

@@ -1,8 +1,8 @@
 """Windows tile each partition by pinned boundaries, in whatever order windows run (docs/design/windows.md).
 
 `boundary(T)` is the first offset whose record is stamped at or after T, over all records. If there is none, or its
-stamp lies absurdly far ahead, the high watermark serves (`by_clock`). If transaction markers hide that record and it is
-far away, it was searched for by offset (`by_marker`). A boundary is resolved once, when T + settle has passed, and then
+timestamp lies absurdly far ahead, the high watermark serves (`by_clock`). If transaction markers hide that record and
+it is far away, it was searched by offset (`by_marker`). A boundary is resolved once, after the grace period, and then
 pinned in the ledger: the first resolution wins. Boundaries of a partition never decrease, because each is clamped
 between its neighbours on the state that it is appended to. A late record belongs to the window that its offset is in.
 """
@@ -33,8 +33,8 @@ Partitions = Mapping[Key, PartitionState]
 
 @dataclass(frozen=True, slots=True)
 class PendingWindows:
-    """Windows that were requested and have not settled: the first one (its start, ms), their number, and the time (ms)
-    from which the first can be landed."""
+    """Requested windows within their grace period: the first one (its start, ms), their number, and the time (ms) from
+    which the first can be landed."""
 
     first: int
     number: int
@@ -46,7 +46,7 @@ class PendingWindows:
 
     @classmethod
     def of_request(cls, request: Request, settings: WindowSettings) -> PendingWindows | None:
-        """All windows that a request names; None if it names none."""
+        """Returns all windows of a request; None if it has none."""
         if request.window is None:
             return None
         end = request.until or request.window + settings.length
@@ -77,8 +77,10 @@ class PendingWindows:
 
 
 def settled_part(request: Request, settings: WindowSettings, now: int) -> tuple[Request, PendingWindows | None]:
-    """The request without the windows that have not settled, and these. Raises UsageError for a window that is not
-    aligned, and WindowPending if no window has settled."""
+    """Returns the request without windows in their grace period, and these.
+
+    Raises UsageError for a window that is not aligned, and WindowPending if all are in their grace period.
+    """
     if request.window is None:
         return request, None
     first, end = request.window, request.until or request.window + settings.length
@@ -125,7 +127,7 @@ def check_begun(window: int, settings: WindowSettings, state: State) -> None:
 
 
 def earliest(state: State) -> int | None:
-    """Where the known windows begin (ms): at the feed's first one, or at an earlier one that was backfilled."""
+    """Returns the start of the known windows (ms): the feed's first one, or an earlier one that was backfilled."""
     return state.boundary_times[0] if state.boundary_times else None
 
 
@@ -162,10 +164,10 @@ def _bounds(hit: OffsetAtTime | None, origin: int, newest: int, settings: Window
 def due(
     state: State, cluster: Cluster, clock: Clock, partitions: Partitions, settings: WindowSettings
 ) -> list[BoundaryEntry]:
-    """The boundaries that have passed and that some partition has not pinned yet, oldest first, as Kafka has them now.
+    """Returns the passed boundaries that some partition has not pinned yet, from Kafka, oldest first.
 
-    Found by bisecting over time, so that a log of few records over many years costs few questions: between two equal
-    boundaries all are equal. Those in between are left out, except the newest `LISTED`.
+    Bisects over time, so that a log of few records over many years costs few requests: between two equal boundaries
+    all are equal. Those in between are left out, except the newest `LISTED`.
     """
     now = clock()
     last = settings.last_boundary(now)
@@ -210,15 +212,15 @@ def before(
 
 
 def _from_the_first(state: State, key: Key) -> bool:
-    """Whether the partition was there when the feed began. Only then may it get earlier windows."""
+    """Returns whether the partition was there when the feed began. Only then may it get earlier windows."""
     return key in state.boundaries and state.origins[key].opens == state.first_window
 
 
 LISTED = 100
-"""How many of the newest windows are pinned one by one although nothing was produced. Of a longer silence only the
-ends are pinned."""
+"""The number of newest windows that are pinned one by one without records. Of a longer silence only the ends are
+pinned."""
 _ENTRY = 50_000
-"""The most boundaries in one ledger entry, unless there are more partitions."""
+"""The maximum number of boundaries in one ledger entry, unless there are more partitions."""
 
 
 def _newest(state: State, key: Key, otherwise: int) -> int:
@@ -236,7 +238,7 @@ def _times(state: State, settings: WindowSettings, since: int, last: int) -> Seq
 
 
 class _BoundaryAnswer(NamedTuple):
-    """Where Kafka's answer puts a boundary. `by_clock` and `by_marker` mean what they mean in the ledger."""
+    """A boundary from Kafka's answer. `by_clock` and `by_marker` are those of the ledger."""
 
     offset: int
     by_clock: bool
@@ -252,7 +254,7 @@ class _Lookup:
         self._found: dict[int, dict[Key, _BoundaryAnswer]] = {}
 
     def between(self, times: Sequence[int]) -> None:
-        # A first run often finds all records in the first window: what comes after it need not be halved then.
+        # A first run often finds all records in the first window: the rest need not be bisected then.
         each(self._look, sorted({times[0], times[-1]}), patience=0)
         self._bisect(times)
         above = times[-1]
@@ -267,11 +269,11 @@ class _Lookup:
         self._bisect(times)
 
     def at(self, time: int) -> Mapping[Key, _BoundaryAnswer]:
-        """The boundaries at a time. Empty where nobody looked, because they equal those before and after."""
+        """Returns the boundaries at a time; empty if not looked up, because they equal those before and after."""
         return self._found.get(time, {})
 
     def entries(self) -> list[BoundaryEntry]:
-        """All that was found, oldest first."""
+        """Returns all looked-up boundaries, oldest first."""
         times = sorted(self._found)
         step = max(_ENTRY // max(len(self._partitions), 1), 1)
         return [self._entry(times[at : at + step]) for at in range(0, len(times), step)]
@@ -353,8 +355,8 @@ def clamp(state: State, key: Key, time: int, offset: int) -> int:
 
 
 class _Neighbours(NamedTuple):
-    """What a boundary of one partition must not cross: those pinned, where it begins (after a time), and what a
-    catch-up landed up to a window."""
+    """The limits of a partition's boundary: its pinned boundaries, its origin (after a time), and the end of the
+    offsets that a catch-up landed up to a window."""
 
     pinned: Pins
     opens: int
@@ -369,7 +371,7 @@ class _Neighbours(NamedTuple):
         return cls(state.boundaries.get(key, NO_PINS), origin.opens or 0, origin.offset, window, end)
 
     def hold_before(self, found: Boundaries) -> bool:
-        """Whether all that was found comes after what is pinned, and crosses nothing: then it stands as it is."""
+        """Returns whether all boundaries come after the pinned ones and need no clamping."""
         pinned, opens, origin, window, end = self
         if not pinned or not found.times or found.times[0] <= max(pinned.times[-1], opens, window or 0):
             return False
@@ -440,7 +442,7 @@ def range_of(state: State, key: Key, window: int, settings: WindowSettings) -> R
 
 
 def count_marker_searches(state: State, window: int, settings: WindowSettings) -> int:
-    """In how many partitions a boundary of the window was searched for by offset, behind transaction markers."""
+    """Returns the number of partitions in which a boundary of the window was searched by offset."""
     return max(state.by_marker.get(time, 0) for time in (window, window + settings.length))
 
 
@@ -468,7 +470,7 @@ def manifest_windows(state: State, settings: WindowSettings, among: Collection[i
 
 
 def begun_within(state: State, window: int, settings: WindowSettings) -> tuple[int, ...]:
-    """Where windows begin (ms) that lie in this one: itself, and those of when windows were shorter."""
+    """Returns the starts (ms) of the windows in this one: itself, and former shorter ones."""
     boundary_times = state.boundary_times
     return boundary_times[bisect_left(boundary_times, window) : bisect_left(boundary_times, window + settings.length)]
 
@@ -500,7 +502,7 @@ def pieces(state: State, key: Key, r: Range) -> tuple[WindowPiece, ...]:
 
 
 def complete(state: State, window: int, settings: WindowSettings) -> bool:
-    """Whether the window's range is pinned and wholly accounted for in every partition."""
+    """Returns whether the window's range is pinned and wholly accounted for in every partition."""
     return bool(complete_of(state, (window,), settings))
 
 

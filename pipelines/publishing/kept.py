@@ -1,8 +1,8 @@
-"""Files that no longer count, and that a table's snapshots may still name: they stay until those have expired.
+"""Replaced files that a table's snapshots may still name: they stay until these have expired.
 
-A note beside the ledger says that a feed has a table. It is written before the table names the first file, and as long
-as it is there, only the table's publisher removes published files. So a reader of an older snapshot never meets a file
-that Sluice took away; who reads the folder, and not the table or `sluice files`, meets rows twice meanwhile.
+A note next to the ledger marks a feed with a table. It is written before the table names the first file, and while it
+exists, only the table's publisher removes published files. So readers of older snapshots find all their files; readers
+of the plain folder, instead of the table or `sluice files`, may read rows twice until then.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ def remove(lake: Lake, feed: str, some: Sequence[str]) -> list[str]:
 
 
 def has_table(lake: Lake, feed: str) -> bool:
-    """Whether a table names files of the feed, or did once."""
+    """Returns whether a table names files of the feed, or did once."""
     return lake.size(paths.table_note_path(feed)) is not None
 
 
@@ -42,12 +42,12 @@ def removing(lake: Lake, feed: str) -> tuple[str, ...]:
 
 
 def foreign(lake: Lake, feed: str) -> frozenset[str]:
-    """The lake paths of other writers' files beside the feed's, which snapshots of its table name."""
+    """Returns the lake paths of other writers' files that snapshots of the feed's table name."""
     return frozenset(path for path in _noted(lake, feed, "foreign") if may_be_foreign(path))
 
 
 def may_be_foreign(path: str) -> bool:
-    """Whether no part of a feed is ever called so: the file may go although the ledger does not know it."""
+    """Returns whether no part of a feed is ever called so: the file may go although the ledger does not know it."""
     return paths.parse_part(path) is None and not paths.is_table_log(path)
 
 

@@ -1,9 +1,9 @@
-"""Entries that a ledger lost: the evidence in the lake, and where it is put when somebody continues without them.
+"""Lost entries of a ledger: the evidence in the lake, and its removal to a separate folder.
 
-A plan is written before anything of its batch, and nothing of a batch is visible before its publish entry stands. So
-entries are gone if something in the lake is newer than the newest entry, or if something is visible of a batch that the
-ledger still calls planned. Names are read before the ledger, and the ledger is read again before anything is concluded.
-Nothing is ever deleted here.
+A plan is written before any file of its batch, and no file of a batch is visible before its publish entry exists. So
+entries are lost if a file in the lake is newer than the newest entry, or if a file is visible of a batch that is still
+planned in the ledger. Names are read before the ledger, and the ledger is read again before any conclusion. No file is
+deleted here.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ from sluice.pipelines.ports import Lake
 from sluice.pipelines.util.parallel import each
 
 LOOKED_AT = 1000
-"""The most names of parts that a run looks at: one page of a listing."""
+"""The maximum number of part names that a run checks: one page of a listing."""
 
 
 # -- noticing
 
 
 def check_near(ledger: Ledger, lake: Lake, feed: Feed) -> None:
-    """Raises EntriesLost for visible parts of lost batches. Looks only where the next batch begins."""
+    """Raises EntriesLost for visible parts of lost batches. Checks only the position of the next batch."""
     state = ledger.read()
     listed = lake.list(paths.visible_roots(feed.name)[0], _before_the_frontier(state, feed))
     parts = (path for path in listed if not paths.is_table_log(path))
@@ -50,12 +50,12 @@ def check_all(ledger: Ledger, lake: Lake) -> None:
 
 
 def check_names(ledger: Ledger, state: State, names: Iterable[str]) -> State:
-    """The newest state. Raises EntriesLost when these lake paths belong to entries that are not in it."""
-    told = list(names)
-    if not list(_traces(state, told)):
+    """Returns the newest state. Raises EntriesLost if these lake paths belong to entries that are not in it."""
+    listed = list(names)
+    if not list(_traces(state, listed)):
         return state
     state = ledger.read()
-    if traces := list(_traces(state, told)):
+    if traces := list(_traces(state, listed)):
         raise entries_lost(ledger.feed, state.newest, traces)
     return state
 
@@ -120,7 +120,7 @@ def _batch_of_file(path: str, part: paths.PartName | None) -> int | None:
     return paths.page_batch(path) if noted is None else noted
 
 
-# -- going on without them
+# -- continuing without them
 
 
 def traces(feed: Feed, lake: Lake, state: State) -> list[Trace]:
@@ -136,8 +136,11 @@ def read_tip(lake: Lake, feed: str) -> Tip | None:
 
 
 def strays(feed: Feed, lake: Lake, state: State) -> list[str]:
-    """The files to set aside: those of entries that are not in the state, or of batches that are live in it, newer
-    checkpoints, and manifests of windows that are not complete without the lost entries."""
+    """Returns the files to set aside.
+
+    These are files of lost entries and of live batches, newer checkpoints, and manifests of windows that are not
+    complete without the lost entries.
+    """
     live = {b.id for b in state.live()}
     of_lost = [p for p in _names(lake, feed.name) if _lost_batch(state, p) is not None or paths.staged_batch(p) in live]
     folds = lake.list(paths.checkpoint_folder(feed.name))
@@ -152,7 +155,7 @@ def _undone(lake: Lake, feed: str, state: State, settings: WindowSettings) -> li
 
 
 def set_aside(lake: Lake, feed: str, number: int, names: Iterable[str]) -> None:
-    """Move the files into the folder of that number, where nobody counts them. Idempotent."""
+    """Move the files into the folder of that number, where they do not count. Idempotent."""
     each(_moving(lake, feed, number), list(names))
 
 

@@ -104,7 +104,7 @@ class _Declared(NamedTuple):
 
     @classmethod
     def read(cls, lake: Lake, feed: str) -> _Declared | None:
-        """None for anything that is not such a note."""
+        """Returns None for anything that is not such a note."""
         try:
             return cls(**json.loads(lake.get(paths.declared_path(feed)) or b""))
         except (ValueError, TypeError, RecursionError):
@@ -170,7 +170,7 @@ class _Boundaries:
 
 
 def stands(lake: Lake, feed: str, window: int, settings: WindowSettings) -> bool:
-    """Whether the window was declared complete."""
+    """Returns whether the window was declared complete."""
     return standing.manifest(lake, feed, window, settings.length) is not None
 
 
@@ -184,7 +184,7 @@ def withdraw(state: State, lake: Lake, feed: str) -> tuple[str, ...]:
 
 
 def is_retired(state: State, window: int, length: int) -> bool:
-    """Whether rows of the window have been retired: what is left is no longer the window."""
+    """Returns whether rows of the window have been retired: what is left is no longer the window."""
     return next(_retired_ranges(state, window, length), None) is not None
 
 
@@ -301,7 +301,8 @@ def demand_complete(found: WindowFiles, feed: str) -> None:
         window_text = show_window(found.window)
         raise WindowIncomplete(
             f"window {window_text} of feed {feed} is not complete",
-            remedy=f"land it: sluice run {feed} --window {window_text}; or wait for it: sluice wait {feed} --window {window_text}",
+            remedy=f"land it: sluice run {feed} --window {window_text}; or wait for it: sluice wait {feed} --window"
+            f" {window_text}",
         )
 
 

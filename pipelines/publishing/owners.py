@@ -1,9 +1,9 @@
-"""Who owns a live batch, whether its run still works, and what to do about it. Everybody asks here.
+"""The owners of live batches: whether their runs are alive, and the remedies.
 
-Everything that meets another run's batch (a run, a plan, status, repair, replay, compaction, expiry, accepting) calls
-`judge_batches` and reports by `met` and `busy`: the run is at work, or dead with the evidence, or not known yet with
-what would tell. For a batch that is not at work the report always names the commands that go on. A batch is finished
-or given up only when its run is known to be dead; a suspicion is not enough.
+All code that meets another run's batch (run, plan, status, repair, replay, compaction, expiry, accepting) calls
+`judge_batches` and reports by `met` and `busy`: the run is alive, or dead with the evidence, or not known yet. For a
+batch whose run is not alive the report always has the commands to continue. A batch is finished or given up only if its
+run is known to be dead; a suspicion is not enough.
 """
 
 from __future__ import annotations
@@ -28,20 +28,20 @@ AS_THEY_WERE = "the run that wrote these parts anew died; they are as they were"
 
 
 def judge_batches(liveness: Liveness, batches: Iterable[Batch], *, watch: bool = True) -> dict[int, Verdict]:
-    """Whether each batch's run is alive. With `watch`, wait until that is known, for all suspects together."""
+    """Judge whether each batch's run is alive. With `watch`, wait until that is known, for all suspects together."""
     all_batches = list(batches)
     verdicts = liveness.judge(dict.fromkeys(b.owner for b in all_batches), watch=watch) if all_batches else {}
     return {b.id: verdicts[b.owner.token] for b in all_batches}
 
 
 def met(feed: str, batch: Batch, verdict: Verdict, fate: Fate = Fate.LEFT, why: str = "") -> Met:
-    """The report of another run's batch; with the ways out if it is left as it is and not at work."""
+    """Returns the report of another run's batch, with the remedies if it is left and its run is not alive."""
     is_stuck = fate is Fate.LEFT and verdict.life is not Life.ALIVE
     return Met(batch.id, batch.request, batch.owner, verdict, fate, why, ways(feed, batch) if is_stuck else ())
 
 
 def busy(feed: str, batch: Batch, s: Slice, verdict: Verdict) -> PlanBusy:
-    """The error for touching what another run's live batch reserves: whether that run is alive, and the way out."""
+    """Returns the error for ranges that another run's live batch reserves, with its state and the remedy."""
     return PlanBusy(
         f"{met(feed, batch, verdict)}; it reserves {s}",
         remedy=way_out(feed, batch, verdict),
@@ -53,7 +53,7 @@ def busy(feed: str, batch: Batch, s: Slice, verdict: Verdict) -> PlanBusy:
 
 
 def way_out(feed: str, batch: Batch, verdict: Verdict) -> str:
-    """What to do about a live batch that is in the way."""
+    """Returns the remedy for a conflicting live batch."""
     if verdict.life is Life.ALIVE:
         return _wait(batch.owner)
     either = "; or ".join(f"`{command}` {what}" for command, what in ways(feed, batch))
@@ -68,7 +68,7 @@ def _wait(owner: Owner) -> str:
 
 
 def ways(feed: str, batch: Batch) -> tuple[tuple[str, str], ...]:
-    """The commands that finish a dead run's batch or give it up, each with what it does."""
+    """Returns the commands that finish a dead run's batch or give it up, each with its effect."""
     give_up = (f"sluice repair {feed} --abandon {batch.id}", "gives it up")
     if again := AGAIN.get(batch.request.kind):
         return (again.format(feed=feed), "gives it up and begins anew"), give_up
@@ -90,7 +90,7 @@ def asking(feed: str, asked: Request) -> str:
 
 
 def outlook(lake: Lake, feed: str, batch: Batch) -> tuple[str, tuple[str, ...]]:
-    """How far a dead run's live batch has come, and the commands that finish it or give it up."""
+    """Returns the progress of a dead run's live batch, and the commands that finish it or give it up."""
     commands = tuple(f"{command}   {what}" for command, what in ways(feed, batch))
     if batch.rewrites:
         return "nothing of it counts yet", commands
@@ -99,7 +99,7 @@ def outlook(lake: Lake, feed: str, batch: Batch) -> tuple[str, tuple[str, ...]]:
 
 
 def finished_slices(lake: Lake, feed: str, batch: Batch) -> tuple[int, int]:
-    """How many slices of a live batch have a receipt in staging, and how many it has."""
+    """Returns the number of a live batch's slices with a receipt in staging, and of all."""
     names = {paths.slice_name(s) for s in batch.plan.slices} if batch.plan else set()
     return len(names & receipt_files.finished(lake, feed, batch.id, {})), len(names)
 
@@ -107,8 +107,10 @@ def finished_slices(lake: Lake, feed: str, batch: Batch) -> tuple[int, int]:
 def give_up(
     ledger: Ledger, batches: Iterable[Batch], verdicts: Mapping[int, Verdict], report: Reporter, why: str = AS_THEY_WERE
 ) -> tuple[int, ...]:
-    """Give up those of the batches whose run is dead, report them, and return their ids. A batch that another run took
-    over meanwhile is left to it."""
+    """Give up the batches whose run is dead, report them, and return their ids.
+
+    A batch that another run has taken over since is left to it.
+    """
     given_up = []
     for batch in batches:
         if verdicts.get(batch.id, NEW).dead and abandon(ledger, batch.id, why, batch.owner) is not None:
@@ -118,5 +120,5 @@ def give_up(
 
 
 def tell(report: Reporter, batch: Met) -> None:
-    """Report what was done about another run's batch."""
+    """Report the fate of another run's batch."""
     report(Progress(str(batch.fate), note=str(batch), met=batch))

@@ -90,7 +90,7 @@ def abandon(ledger: Ledger, batch: int, reason: str, owner: Owner | None = None)
 
 @dataclass(frozen=True, slots=True)
 class RolledForward:
-    """What a roll-forward did: lake paths shown and hidden, and the batches whose staging it removed."""
+    """The effects of a roll-forward: lake paths shown and hidden, and the batches whose staging it removed."""
 
     shown: tuple[str, ...] = ()
     hidden: tuple[str, ...] = ()
@@ -125,12 +125,12 @@ def _agree(ledger: Ledger, lake: Lake, feed: str, state: State, staged: dict[int
     published = [state.batches[b] for b in sorted(staged) if _status(state, b) is BatchStatus.PUBLISHED]
     receipts = [r for b in published for r in _receipts(ledger, b)]
     parts = list({part.staged: part for r in receipts for part in r.parts}.values())  # slices may share a file
-    gone = ledger.replaced((p.path for p in parts), state)
-    each(lake.remove, [p.staged for p in parts if p.path in gone])
+    not_live = ledger.replaced((p.path for p in parts), state)
+    each(lake.remove, [p.staged for p in parts if p.path in not_live])
     replaced = [path for b in published for path in _replaced_paths(ledger, b)]
     hidden = [path for path, size in zip(replaced, each(lake.size, replaced), strict=True) if size is not None]
     hidden = kept.remove(lake, feed, hidden)
-    live = [p for p in parts if p.path not in gone]
+    live = [p for p in parts if p.path not in not_live]
     new_paths = [p.path for p, ours in zip(live, each(lambda p: _show(lake, p), live), strict=True) if ours]
     late = ledger.replaced(new_paths) if new_paths else frozenset()
     kept.remove(lake, feed, sorted(late))  # copying takes time: a run that hid it meanwhile could not see it yet
@@ -179,7 +179,7 @@ def _check_below(roots: Sequence[str], names: Sequence[str], number: int) -> Non
 
 
 def _show(lake: Lake, part: Part) -> bool:
-    """Whether this call made the part visible. A missing source means that another run showed or replaced it."""
+    """Returns whether this call made the part visible. If the source is missing, another run showed or replaced it."""
     if lake.size(part.path) is not None:
         return False
     try:

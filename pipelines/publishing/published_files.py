@@ -114,7 +114,7 @@ def _demand(found: Sequence[WindowFiles], missing: set[str], feed: str) -> None:
         if unseen := len({p.path for p in window.parts} & missing):
             window_text = show_window(window.window)
             raise WindowIncomplete(
-                f"window {window_text} of feed {feed} has landed, but {unseen} of its files are still being made visible",
+                f"window {window_text} of feed {feed} has landed, but {unseen} of its files are not visible yet",
                 remedy=f"wait for the run that does that; when it is dead, the next one does: sluice run {feed}",
             )
 

@@ -53,7 +53,7 @@ class Outlet:
 
     @classmethod
     def of(cls, feed: Feed, lake: Lake) -> Outlet | None:
-        """None for a feed without dead letters."""
+        """Returns None for a feed without dead letters."""
         return cls(feed.name, feed.dead_letters.topic, lake) if feed.dead_letters else None
 
 
@@ -106,7 +106,7 @@ def _ranges_without_letter(
     """The ranges that were landed anew and of which no letter can have been sent."""
     before = [b for b in state.batches.values() if b.published is not None and b.published <= since] if anew else []
     landed = (b for b in before if not b.rewrites)
-    refused = by_key(each for b in landed for each in _refused_ranges(b, ledger.publication(b)))
+    refused = by_key(item for b in landed for item in _refused_ranges(b, ledger.publication(b)))
     return ((key, rest) for key, r in anew for rest in subtract(r, refused.get(key, ())))
 
 

@@ -1,6 +1,6 @@
-"""What is in quarantine now, counted by reason or shown row by row, from the ledger's receipts and their parts.
+"""The current quarantine, counted by reason or shown row by row, from the ledger's receipts and their parts.
 
-Promise: counting reads only the columns with coordinates and reasons, and memory holds nothing but the result.
+Promise: counting reads only the columns with coordinates and reasons, and keeps only the result in memory.
 """
 
 from __future__ import annotations
@@ -126,7 +126,7 @@ class Listing:
 
 
 def listing(ledger: Ledger, lake: Lake, asked: Filter, settings: WindowSettings) -> Listing:
-    """Count what is in quarantine now."""
+    """Count the records in quarantine."""
     return _counting(asked.receipts(ledger, ledger.read(), settings), lake, asked, settings)
 
 
@@ -169,7 +169,7 @@ def _count_kinds(
         yield from kinds_of(asked.split(rows, tp)[0])
 
 
-# -- looked at
+# -- samples
 
 
 def samples(lake: Lake, receipts: Iterable[Receipt], asked: Filter, most: int) -> Iterator[tuple[Receipt, pa.Table]]:

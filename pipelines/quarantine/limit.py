@@ -1,4 +1,4 @@
-"""Whether too many records broke the contract for a batch to be published, and what these records have in common.
+"""The limit of quarantined records in a published batch, and the common faults of these records.
 
 This is decided on proven receipts, before anything is published. A batch beyond the feed's limit stays staged. The next
 run takes it over and publishes it if the limit then allows, or reads it again if schema or contract were mended. Texts
@@ -22,14 +22,14 @@ from sluice.pipelines.ports import Lake
 from sluice.pipelines.util.units import many
 
 MOST_FAULTS = 1000
-"""The most kinds of fault that are told apart; all later ones count as one more kind."""
+"""The maximum number of distinct kinds of fault; all later ones count as one more kind."""
 ROWS_AT_ONCE = 1 << 16
 _SAID = 5
 _MOST_TEXT = 120
 
 
 class QuarantineKind(NamedTuple):
-    """What quarantined records have in common: who refused them, and why."""
+    """The common fault of quarantined records: the stage that refused them, and the reason."""
 
     stage: str
     reason: str
@@ -110,19 +110,21 @@ def _places(parts: Sequence[Part], lake: Lake) -> str:
 
 
 def faults_of(files: Iterable[str], lake: Lake) -> list[Fault]:
-    """What is wrong with the records of quarantined files (lake paths), the most frequent first. Each file counts once.
-    Reads reasons and no values; memory is bounded by `MOST_FAULTS` and a row group. Raises PartUnreadable."""
+    """Returns the faults in quarantined files (lake paths), the most frequent first. Each file counts once.
+
+    Reads reasons and no values; memory is bounded by `MOST_FAULTS` and a row group. Raises PartUnreadable.
+    """
     return rank_faults(fault for path in dict.fromkeys(files) for fault in _faults(path, lake))
 
 
 def rank_faults(faults: Iterable[Fault]) -> list[Fault]:
     """The faults, added up by kind, the most frequent first."""
-    found: dict[QuarantineKind, Fault] = {}
+    by_kind: dict[QuarantineKind, Fault] = {}
     for fault in faults:
-        if fault.kind not in found and len(found) >= MOST_FAULTS:
+        if fault.kind not in by_kind and len(by_kind) >= MOST_FAULTS:
             fault = replace(fault, kind=_OTHERS)
-        found[fault.kind] = found[fault.kind] + fault if fault.kind in found else fault
-    return sorted(found.values(), key=lambda f: -f.records)
+        by_kind[fault.kind] = by_kind[fault.kind] + fault if fault.kind in by_kind else fault
+    return sorted(by_kind.values(), key=lambda f: -f.records)
 
 
 _OTHERS = QuarantineKind("", "others", None, None, "of further kinds")

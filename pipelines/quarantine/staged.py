@@ -1,7 +1,7 @@
-"""What is staged and not published: the receipts of live batches, and why a run would not publish them.
+"""Staged, unpublished receipts of live batches, and the reasons why a run would not publish them.
 
 Promise: a refusal is decided here by the same functions, on the same receipts, as by the run that takes the batch over,
-with the feed's files as they are now. The answer is stored nowhere, so mending a file mends the answer.
+with the feed's current files. It is not stored, so fixing a file fixes it.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ def receipts_in_staging(lake: Lake, plan: Plan, batch: int) -> tuple[Receipt, ..
 
 
 def _are_all(together: Sequence[Receipt]) -> bool:
-    """Whether the receipts of a shared file are all there: its attempt may have died while it wrote them."""
+    """Returns whether the receipts of a shared file are all there: its attempt may have died while it wrote them."""
     rows: dict[str, int] = {}
     for p in (p for r in together for p in r.parts if p.shared):
         rows[p.staged] = rows.get(p.staged, p.shared.rows if p.shared else 0) - p.rows

@@ -348,7 +348,7 @@ def test_nothing_is_landed_anew_that_kafka_holds_no_more(feed: Feed) -> None:
     world.topic.log_start = 1
     landed = world.land(asked(1, 3, anew=True))
     assert landed.batches == ()
-    with pytest.raises(OffsetsLost, match="cannot be landed anew"):
+    with pytest.raises(OffsetsLost, match="cannot be landed again"):
         landed.check()
     assert visible(world) == [(0, 0), (0, 1), (0, 2)]
 
@@ -676,5 +676,5 @@ def test_nothing_is_planned_or_lost_in_a_life_that_was_left_meanwhile(on_loss: O
 
 def test_refused_partitions_are_named_and_others_only_where_there_are_any() -> None:
     refusals = tuple(Refusal(TopicPartition("t", p), Refused(f"t:{p} went back", remedy="accept it")) for p in (0, 1))
-    with pytest.raises(Refused, match=r"(?s)2 partitions were refused, of others nothing is owed.*t:0.*t:1"):
+    with pytest.raises(Refused, match=r"(?s)2 partitions were refused, the others have nothing pending.*t:0.*t:1"):
         Landed((), refusals, ()).check()

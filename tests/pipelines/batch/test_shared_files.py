@@ -70,7 +70,7 @@ def test_landing_anew_is_refused_when_a_slice_of_the_file_is_gone(tmp_path: Path
     sound.world.topic.log_start = 1
     anew = Request(RequestKind.OFFSETS, ranges=(AskedRange("orders", 1, 5, 7),), replace=True)
     with pytest.raises(
-        UsageError, match=r"orders:0:0-2 cannot be landed anew now, and shares a file with what is asked"
+        UsageError, match=r"orders:0:0-2 cannot be landed again now, and shares a file with requested offsets"
     ):
         sound.world.land(anew)
     assert visible(sound) == before

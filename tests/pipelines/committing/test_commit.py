@@ -160,7 +160,7 @@ def test_only_what_works_is_offered_for_moved_offsets(
 ) -> None:
     """Back, ahead, beyond the log's end at 70, and all of it at once."""
     said = ways_out("orders", moved, dict.fromkeys([k.tp for k in moved], 70))
-    assert said.startswith("commit the frontier all the same: sluice accept orders moved --reason …")
+    assert said.startswith("commit the frontier anyway: sluice accept orders moved --reason …")
     for command in works:
         assert command in said
     for option in not_offered:
