@@ -212,7 +212,7 @@ def _on_newer_state(snapshot: Survey, state: State, request: Request) -> Survey:
 
 def _incarnation_changed(key: Key) -> IncarnationChanged:
     return IncarnationChanged(
-        f"{key}: another incarnation of this log was accepted during planning",
+        f"{key}: another life of this log was accepted during planning",
         remedy="nothing of it was landed; the next run continues in the new one",
         topic=key.topic,
         partition=key.partition,

@@ -134,7 +134,7 @@ def boundaries_due(call: Call, state: State, partitions: Mapping[Key, PartitionS
     """
     feed, edges, request = call.feed, call.edges, call.request
     if request.replace and request.kind is RequestKind.CATCH_UP:
-        raise UsageError("--replace needs to know what to land again", remedy="add windows, times or offsets")
+        raise UsageError("what is to be landed again?", remedy="add windows, times or offsets to --replace")
     due = windows.due(state, edges.cluster, edges.clock, partitions, feed.window)
     if request.window is None:
         return due
