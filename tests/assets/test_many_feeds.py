@@ -456,7 +456,8 @@ def test_a_feed_that_is_far_behind_goes_on_in_the_next_run(
     monkeypatch.setattr(rounds, "SLICES_A_CORE", 1)
     monkeypatch.setattr(internals, "SCHEDULE_TAG", FLEET_TAG)  # as if a schedule had asked for the run
     fleet.limits("catch_up: 0s\n")
-    outcome = fleet.land("orders", request=Request(RequestKind.WINDOW, window=hour(0), until=hour(4)))["orders"]
+    request = Request(RequestKind.WINDOW, window=hour(0), until=hour(4))
+    outcome = fleet.land("orders", "refunds", request=request)["orders"]
     assert outcome.error is None
     run = only_run(instance)
     assert (run.status, run.tags.get(MORE_TAG)) == (dg.DagsterRunStatus.SUCCESS, "1")
