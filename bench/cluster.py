@@ -18,6 +18,7 @@ from rich.console import RenderableType
 
 from bench.load import ensure
 from bench.measure import Cost, metering
+from bench.spark_cluster import LocalSpark
 from bench.workloads import TYPED_ORDERS
 from sluice.cli.terminal.number_format import size
 from sluice.cli.terminal.output import heading, table
@@ -26,7 +27,6 @@ from sluice.pipelines.feed.feed import Feed
 from sluice.pipelines.model.plans import Request, RequestKind
 from sluice.resources.liveness import new_owner
 from sluice.resources.local.local_kafka import LocalKafka
-from sluice.resources.local.spark_cluster import LocalSpark
 from sluice.resources.open_ports import open_ports
 from sluice.resources.spark import pack_archive
 from sluice.resources.spark.engine import context

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from sluice.resources.local.spark_cluster import LocalSpark
+from bench.spark_cluster import LocalSpark
 
 
 def executors(cluster: LocalSpark) -> list[int]:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from sluice.resources.local.spark_cluster import LocalSpark
+from bench.spark_cluster import LocalSpark
 from tests.integration.support import Place, consumed, rows
 
 pytestmark = [pytest.mark.cluster, pytest.mark.spark, pytest.mark.kafka, pytest.mark.slow]

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from sluice.resources.local.spark_cluster import LocalSpark
+from bench.spark_cluster import LocalSpark
 from tests.cluster.conftest import on
 from tests.integration.support import Place
 

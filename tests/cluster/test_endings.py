@@ -15,8 +15,8 @@ from urllib.request import urlopen
 
 import pytest
 
+from bench.spark_cluster import LocalSpark
 from sluice.pipelines.feed.feed import Feed
-from sluice.resources.local.spark_cluster import LocalSpark
 from sluice.resources.spark import pack_archive
 from tests.cluster.conftest import AGAIN, MANY_TASKS, begun, on
 from tests.cluster.executors import daemons, executors

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from sluice.resources.local.spark_cluster import LocalSpark
+from bench.spark_cluster import LocalSpark
 from tests.cluster.conftest import landed, on
 from tests.integration.support import Place, consumed, rows
 from tests.stores import Store

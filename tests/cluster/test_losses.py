@@ -13,9 +13,9 @@ from pathlib import Path
 
 import pytest
 
+from bench.spark_cluster import LocalSpark
 from sluice.pipelines.errors import SetupError
 from sluice.pipelines.feed.feed import Feed
-from sluice.resources.local.spark_cluster import LocalSpark
 from sluice.resources.spark import engine
 from tests.cluster.conftest import AGAIN, MANY_TASKS, begun, landed, on
 from tests.cluster.executors import executors

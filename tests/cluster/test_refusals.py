@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from bench.spark_cluster import LocalSpark
 from sluice.pipelines.errors import SetupError
-from sluice.resources.local.spark_cluster import LocalSpark
 from tests.cluster.conftest import landed, on
 from tests.faults.nemeses.lakes import mounted
 from tests.integration.support import Place

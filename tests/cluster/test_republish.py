@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
+from bench.spark_cluster import LocalSpark
 from sluice.cli.main import main
 from sluice.pipelines.republishing import republish_plan as plans
-from sluice.resources.local.spark_cluster import LocalSpark
 from tests.cluster.conftest import MANY_TASKS, landed, on
 from tests.integration.support import Place, consumed
 from tests.resources.kafka.tools import until

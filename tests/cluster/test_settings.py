@@ -13,12 +13,12 @@ from unittest.mock import patch
 
 import pytest
 
+from bench.spark_cluster import LocalSpark
 from sluice.cli.main import main
 from sluice.pipelines.feed.feed import Feed
 from sluice.pipelines.feed.load import load_feed
 from sluice.resources.local import properties
 from sluice.resources.local.local_kafka import LocalKafka
-from sluice.resources.local.spark_cluster import LocalSpark
 from sluice.resources.spark import engine
 from tests.cluster.conftest import RACK, landed, on, send
 from tests.integration.support import consumed, rows

@@ -17,9 +17,8 @@ from kafka.errors import KafkaError
 from kafka.future import Future
 
 from sluice.pipelines.model.kafka import FetchLimits, Isolation, TopicPartition
-from sluice.pipelines.model.traffic import BrokerTraffic, Latency
+from sluice.pipelines.model.traffic import BrokerTraffic, Latency, TaskTraffic
 from sluice.resources.kafka.connection.connections import Wire
-from sluice.resources.kafka.fetch.traffic_counter import TrafficCounter
 from sluice.resources.kafka.protocol import messages
 from sluice.resources.kafka.protocol.kafka_errors import AnswerLost, error_name
 from sluice.resources.kafka.protocol.messages import EARLIEST, LATEST, ClusterView, FetchAsk, FetchPart, Leadership
@@ -32,6 +31,30 @@ _MOST_THROTTLED = 300.0
 
 K = TypeVar("K")
 V = TypeVar("V")
+
+
+class TrafficCounter:
+    """Counts fetch traffic: once for each request and answer, never for a record.
+
+    Filled on the fetching thread; after that, any thread may call `total`.
+    """
+
+    def __init__(self) -> None:
+        self._brokers: dict[int, BrokerTraffic] = {}
+        self._ends: dict[str, int] = {}
+
+    def add(self, traffic: BrokerTraffic) -> None:
+        """Add traffic with one broker."""
+        total = self._brokers.get(traffic.node)
+        self._brokers[traffic.node] = total + traffic if total else traffic
+
+    def saw_end(self, tp: TopicPartition, high_watermark: int) -> None:
+        """Record the current end of the partition's log."""
+        self._ends[str(tp)] = max(high_watermark, self._ends.get(str(tp), 0))
+
+    def total(self) -> TaskTraffic:
+        """Return the counts so far."""
+        return TaskTraffic(tuple(b for _, b in sorted(self._brokers.items())), dict(self._ends))
 
 
 class ByteBudget:

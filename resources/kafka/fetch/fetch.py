@@ -22,9 +22,8 @@ from sluice.pipelines.model.traffic import TaskTraffic
 from sluice.pipelines.ports import Fetched, FetchFailed
 from sluice.resources.kafka.connection.connection_settings import KafkaAccess
 from sluice.resources.kafka.connection.connections import Wire
-from sluice.resources.kafka.fetch.broker_sessions import Sources
+from sluice.resources.kafka.fetch.broker_sessions import Sources, TrafficCounter
 from sluice.resources.kafka.fetch.range_reader import SliceReader
-from sluice.resources.kafka.fetch.traffic_counter import TrafficCounter
 from sluice.resources.kafka.protocol.kafka_errors import is_passing
 
 _ANSWER_BYTES = 1 << 30
