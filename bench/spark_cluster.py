@@ -4,8 +4,8 @@
         SparkSettings(master=cluster.master, conf=cluster.conf)
 
 For the benchmark of a cluster and for tests. Promises: everything listens on loopback only; executors see neither our
-packages nor our environment, but a Python of our release with its standard library, and Spark's; nothing of it outlives
-the block, executors neither; what an application left on a worker's disk, the unpacked pack above all, is soon removed.
+packages nor our environment, but a Python of our release with its standard library, and Spark's; processes end with
+the block; the files of an application, above all the unpacked pack, are soon removed.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ _SET_PARENT_DEATH_SIGNAL = 1
 
 @dataclass
 class Daemon:
-    """A master or a worker: its process, and what it prints."""
+    """A master or a worker: its process and output."""
 
     process: subprocess.Popen[bytes]
     log: Path
@@ -65,14 +65,14 @@ class Daemon:
 
 @dataclass
 class LocalSpark:
-    """A master with so many workers of `cores` and `memory` each, while the block lasts. Raises SetupError."""
+    """A master and workers of `cores` and `memory` each, while the block lasts. Raises SetupError."""
 
     folder: Path
     workers: int = 2
     cores: int = 1
     memory: str = "1g"
     environment: Mapping[str, str] = field(default_factory=dict)
-    """What workers and executors get beside it."""
+    """Extra environment of workers and executors."""
     python: Path | None = None
     """The executors' interpreter; without it, a new environment of ours that is empty."""
     running: list[Daemon] = field(default_factory=list)
@@ -87,7 +87,7 @@ class LocalSpark:
 
     @property
     def conf(self) -> dict[str, str]:
-        """What a driver on this machine says, so that nothing of it listens elsewhere."""
+        """Settings of a driver on this machine, which then listens on loopback only."""
         return {
             "spark.driver.host": HOST,
             "spark.driver.bindAddress": HOST,
@@ -102,7 +102,7 @@ class LocalSpark:
             self.start_master()
             for _ in range(self.workers):
                 self.start_worker()
-            self._until_registered()
+            self._wait_for_workers()
         except BaseException:
             self._end()
             raise
@@ -115,7 +115,7 @@ class LocalSpark:
         """Start the master, at the port of the one before if there was one."""
         where = ["--host", HOST, "--port", str(self._port), "--webui-port", str(self._page)]
         self.head = self._start("master", _MASTER, *where)
-        self._until(lambda: _listens(self._port), self.head)
+        self._wait_until(lambda: _is_listening(self._port), self.head)
         return self.head
 
     def start_worker(self) -> Daemon:
@@ -128,7 +128,7 @@ class LocalSpark:
         return self.running[-1]
 
     def start_connect(self) -> str:
-        """Start a server of Spark Connect beside it, whose executors are in its own process: its address."""
+        """Start a Spark Connect server with executors in its own process; return its address."""
         port = _free_port()
         options = {"spark.connect.grpc.binding.address": HOST, "spark.connect.grpc.binding.port": port}
         words = [word for item in options.items() for word in ("--conf", f"{item[0]}={item[1]}")]
@@ -137,22 +137,22 @@ class LocalSpark:
             "connect", submit, "--master", f"local[{self.cores},3]", "--class", _CONNECT, *words, "spark-internal"
         )
         self.running.append(server)
-        self._until(lambda: _listens(port), server)
+        self._wait_until(lambda: _is_listening(port), server)
         return f"sc://{HOST}:{port}"
 
-    def said(self) -> str:
-        """What executors printed, for whoever looks for why something failed."""
+    def read_output(self) -> str:
+        """Return the output of all executors."""
         files = sorted(self.folder.glob("worker-*/app-*/*/stderr"))
         return "\n".join(f"== {file.relative_to(self.folder)}\n{file.read_text(errors='replace')}" for file in files)
 
-    def registered(self) -> int:
-        """How many workers the master has counted so far, dead ones too."""
+    def count_registered(self) -> int:
+        """Return the number of workers that the master has registered, dead ones included."""
         log = self.folder / "master.log"
         return log.read_text(errors="replace").count("Registering worker") if log.exists() else 0
 
-    def _until_registered(self) -> None:
+    def _wait_for_workers(self) -> None:
         for worker in self.running:
-            self._until(lambda: self.registered() >= len(self.running), worker)
+            self._wait_until(lambda: self.count_registered() >= len(self.running), worker)
 
     def _start(self, name: str, main: str, *arguments: str) -> Daemon:
         log = self.folder / f"{name}.log"
@@ -162,7 +162,7 @@ class LocalSpark:
             process = subprocess.Popen(
                 command,
                 cwd=self.folder,
-                env=self._environ(),
+                env=self._make_environment(),
                 stdin=subprocess.DEVNULL,
                 stdout=out,
                 stderr=out,
@@ -170,9 +170,9 @@ class LocalSpark:
             )
         return Daemon(process, log)
 
-    def _environ(self) -> dict[str, str]:
+    def _make_environment(self) -> dict[str, str]:
         """A bare machine's: nothing of this process's Python, and another home folder."""
-        python = self.python or self._bare_python()
+        python = self.python or self._make_bare_python()
         home = self.folder / "home"
         home.mkdir(exist_ok=True)
         return {
@@ -187,14 +187,14 @@ class LocalSpark:
             **self.environment,
         }
 
-    def _bare_python(self) -> Path:
+    def _make_bare_python(self) -> Path:
         """The interpreter of an environment without packages, by the name that drivers ask for."""
         folder = self.folder / "python"
         if not folder.exists():
             venv.EnvBuilder(symlinks=True).create(folder)
         return folder / "bin" / f"python{sys.version_info[0]}.{sys.version_info[1]}"
 
-    def _until(self, done: Callable[[], bool], daemon: Daemon) -> None:
+    def _wait_until(self, done: Callable[[], bool], daemon: Daemon) -> None:
         deadline = time.monotonic() + _START_SECONDS
         while not done():
             if daemon.process.poll() is not None or time.monotonic() > deadline:
@@ -220,6 +220,6 @@ def _free_port() -> int:
         return int(probe.getsockname()[1])
 
 
-def _listens(port: int) -> bool:
+def _is_listening(port: int) -> bool:
     with socket.socket() as asking:
         return asking.connect_ex((HOST, port)) == 0

@@ -94,7 +94,7 @@ def test_all_workers_are_lost_and_none_comes_back(busy: Place, mortal: LocalSpar
     until(lambda: not executors(mortal), 60)
     for _ in range(2):
         mortal.start_worker()
-    until(lambda: mortal.registered() == 4, 60)
+    until(lambda: mortal.count_registered() == 4, 60)
     finished(busy, feed)
 
 

@@ -16,7 +16,7 @@ def test_bare_workers_land_what_is_there(place: Place, cluster: LocalSpark) -> N
     feed = place.feed(**on(cluster))
     landed(feed)
     assert rows(feed) == consumed(place.kafka, place.topic)
-    assert "ModuleNotFoundError" not in cluster.said()
+    assert "ModuleNotFoundError" not in cluster.read_output()
 
 
 def test_bare_workers_land_on_s3(place: Place, cluster: LocalSpark, s3_store: Store) -> None:

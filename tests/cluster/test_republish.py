@@ -64,7 +64,7 @@ def test_lanes_on_bare_workers(
     found = until(lambda: len(r := consumed(place.kafka, again)) >= 4000 and r)
     assert contents(found) == contents(consumed(place.kafka, place.topic))
     assert main(["audit", "orders", "--republished", "again", "--project", str(place.root)]) == 0
-    assert "ModuleNotFoundError" not in cluster.said()
+    assert "ModuleNotFoundError" not in cluster.read_output()
 
 
 def test_lanes_where_tasks_run_twice(
