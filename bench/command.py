@@ -104,8 +104,8 @@ def run_send(asked: BenchRequest, note: Note) -> send.SendReport:
 
 def run_table(asked: BenchRequest, note: Note) -> table.TableReport:
     """What a batch costs a table that is old. Raises UsageError for another benchmark under way, and SetupError."""
-    extras.need("pyiceberg")
-    extras.need("deltalake")
+    extras.require("pyiceberg")
+    extras.require("deltalake")
     with _alone(asked.folder or default_folder()) as folder:
         return table.run(folder, note)
 

@@ -31,7 +31,7 @@ from sluice.pipelines.model.receipts import Owner
 from sluice.pipelines.model.registered_schema import RegisteredSchema
 from sluice.pipelines.records.formats import READERS
 from sluice.pipelines.records.rows.wire_format import WireFormat
-from sluice.pipelines.status.timings import spent
+from sluice.pipelines.status.timings import sum_times
 from sluice.resources.clock import now
 from sluice.resources.lake.open_lake import open_lake
 from sluice.resources.open_ports import open_ports
@@ -109,7 +109,7 @@ class _Stages:
 
 def _activities(batches: tuple[BatchResult, ...]) -> dict[str, float]:
     """Seconds by activity, over all tasks (which ran side by side)."""
-    ns = spent(receipt for batch in batches for receipt in batch.receipts).ns
+    ns = sum_times(receipt for batch in batches for receipt in batch.receipts).ns
     return {activity: round(took / 1e9, 3) for activity, took in ns.items()}
 
 

@@ -150,7 +150,7 @@ def _as_sluice_error(error: Exception) -> SluiceError:
         return error
     if isinstance(error, typer.BadParameter) or hasattr(error, "format_message"):
         return _usage(error)
-    if isinstance(error, ModuleNotFoundError) and (lacking := extras.told(error)):
+    if isinstance(error, ModuleNotFoundError) and (lacking := extras.explain_import_error(error)):
         return lacking
     if isinstance(error, OSError):
         where = f": {error.filename}" if error.filename else ""

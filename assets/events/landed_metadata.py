@@ -20,7 +20,7 @@ from sluice.pipelines.model.traffic import SHARES, BrokerTraffic, Traffic, all_b
 from sluice.pipelines.planning import windows
 from sluice.pipelines.ports import Lake
 from sluice.pipelines.status.broker_traffic import TopicTraffic, by_topic, notable
-from sluice.pipelines.status.timings import spent
+from sluice.pipelines.status.timings import sum_times
 from sluice.pipelines.validation.drift import drift_of
 
 
@@ -153,7 +153,7 @@ def _rates(books: LedgerView, batches: Iterable[Batch]) -> Metadata:
 
 def task_time(receipts: Iterable[Receipt]) -> Metadata:
     """Where the time of tasks went, as `sluice run --profile` says it; nothing where no task read anything."""
-    all_ = spent(receipts)
+    all_ = sum_times(receipts)
     rows: list[dict[str, str | int | float]] = [
         {
             "activity": activity,

@@ -158,7 +158,7 @@ class RunSession:
         try:
             with (
                 logs.about(run=context.run.run_id, feed=feed or None, window=_window_of(context)),
-                logs.kept(context.log),
+                logs.restore_handlers(context.log),
                 tracing.step(context.op_def.name, context.run.run_id, feed=feed or None, window=_window_of(context)),
                 self._stopped(),
                 holding(home_of(self.project, context.instance), context.run.run_id),

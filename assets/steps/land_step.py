@@ -191,7 +191,7 @@ class LandStep:
             return
         keys, at = evidence.outputs(self.feed, self.session.keys(self.feed.name)), now()
         windows = [w for w in list_requested(self.feed, self.request)[: _PLANNED + 1] if w not in self._partitions]
-        planned = [show_window(w) for w in windows[:_PLANNED] if self.feed.window.closed(w, at)]
+        planned = [show_window(w) for w in windows[:_PLANNED] if self.feed.window.is_closed(w, at)]
         internals.plan_partitions(self.context, keys, planned)
 
     def _report_all_pending(self, error: WindowPending) -> Events:

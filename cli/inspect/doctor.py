@@ -111,7 +111,7 @@ def _only(files: FeedFiles, names: Sequence[str]) -> FeedFiles:
 
 def _project(session: Session, files: FeedFiles) -> list[Diagnosis]:
     try:
-        with extras.named():
+        with extras.name_missing():
             from sluice.assets.operations.dagster_health import examine_project  # late: it loads Dagster
     except SetupError as error:  # who only reads needs none
         return [*(of_error("feeds", e) for e in files.broken.values()), skipped("Dagster", error.message, error.remedy)]
@@ -139,7 +139,7 @@ def _lake(feeds: Sequence[Feed], names: Collection[str]) -> list[Diagnosis]:
     if any(one.health is Health.FAILED for one in lake):
         return [*lake, skipped("ledger", "not read: see above")]
     try:
-        with extras.named():
+        with extras.name_missing():
             from sluice.resources.health.ledger_checks import examine_ledgers
     except SetupError as error:  # who only reads has no client of Kafka
         return [*lake, skipped("ledger", error.message, error.remedy)]

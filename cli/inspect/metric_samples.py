@@ -123,10 +123,10 @@ def _refused_records(feed: str, entry: PublishEntry, lake: Lake) -> Iterator[Fig
 
 def _of_runs(session: Session, feeds: Sequence[Feed]) -> list[Figure]:
     """What Dagster knows; nothing where it is not installed, not in use, or does not answer."""
-    from sluice.pipelines.util.extras import need
+    from sluice.pipelines.util.extras import require
 
     try:
-        need("dagster")
+        require("dagster")
         from sluice.assets.operations.recent_runs import recent_runs
 
         recent = recent_runs(session.project, feeds)

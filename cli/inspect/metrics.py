@@ -79,7 +79,7 @@ def metrics(
     """
     if serve and (output or push):
         raise UsageError("--serve beside --output or --push", remedy="run two of them")
-    extras.need("prometheus_client")
+    extras.require("prometheus_client")
     from sluice.resources.observe import prometheus
 
     gateway = prometheus.Gateway.at(push, job, os.environ) if push else None

@@ -128,13 +128,13 @@ def status(session: Session, feed: FeedName) -> None:
 
     $ sluice table status orders
     """
-    from sluice.pipelines.tables.check import looked, trusted_mark
+    from sluice.pipelines.tables.check import load_both, trusted_mark
 
     definition, documents = session.feed(feed), list[dict[str, Any]]()
     with _opened(session, definition) as (ledger, lake, tables, _):
         for kind, table in tables.of_parts:
             with session.terminal.working("asking the catalog"):
-                head, state = looked(ledger, table)
+                head, state = load_both(ledger, table)
             trusted = head is None or trusted_mark(ledger, state, head)
             session.terminal.show(*_standing(feed, table.name, head))
             if trusted:

@@ -110,7 +110,7 @@ def _refusal(feed: Feed, stores: Stores, plan: Migration) -> SluiceError | None:
 
 
 def _migrate_view(feed: Feed, plan: Migration, done: bool | None) -> list[RenderableType]:
-    from sluice.pipelines.operating.migrate_offsets import REFUSED, Step, told
+    from sluice.pipelines.operating.migrate_offsets import REFUSED, Step, describe_migration
 
     rows = [
         (str(r.tp), count(_at(r.source)), count(_at(r.target)), count(r.log_end), _note(r, done))
@@ -126,7 +126,7 @@ def _migrate_view(feed: Feed, plan: Migration, done: bool | None) -> list[Render
     if not done:
         moves = many(len(plan.of(Step.MOVE)), "offset")
         return [*out, Text(), output.format_dry_run(f"{moves} would move; nothing was changed")]
-    out += [Text(), good(f"{told(plan)}, and read back")]
+    out += [Text(), good(f"{describe_migration(plan)}, and read back")]
     if feed.offsets.store is not plan.target:
         out.append(
             indent(f"The feed still reads and commits in {feed.offsets.store}: set offsets.store to {plan.target}.")

@@ -173,9 +173,9 @@ def demo(
     """
     if keep and lake is LakeKind.S3:
         raise UsageError("the S3 server of the demo ends with it", remedy="leave out --keep, or --lake s3")
-    extras.need("dagster", "pyspark")
+    extras.require("dagster", "pyspark")
     if as_table:
-        extras.need("pyiceberg" if as_table is TableKind.ICEBERG else "deltalake")
+        extras.require("pyiceberg" if as_table is TableKind.ICEBERG else "deltalake")
     began = time.monotonic()
     folder = (session.folder or Path.cwd()).resolve() / ".sluice" / "demo"
     with _own_environment(), _store(session, lake) as lines, ExitStack() as stack:

@@ -106,7 +106,7 @@ def chosen_windows(
 def _settled(requested: Sequence[int], settings: WindowSettings, now: int) -> Sequence[int]:
     if isinstance(requested, range):  # it may end in a far future
         return requested[: max(0, (settings.last_boundary(now) - requested.start) // requested.step)]
-    return tuple(w for w in requested if settings.closed(w, now))
+    return tuple(w for w in requested if settings.is_closed(w, now))
 
 
 def _pending(requested: Sequence[int], settled: Sequence[int], settings: WindowSettings) -> PendingWindows | None:

@@ -233,7 +233,7 @@ def init(
     from sluice.pipelines.quarantine.limit import faults_of
 
     definition = session.feed(feed)
-    extras.need("great_expectations")  # said before a minute of compiling, and before Kafka is asked
+    extras.require("great_expectations")  # said before a minute of compiling, and before Kafka is asked
     path = _output(session, definition, output, force)
     shape = replace(definition.shape, contract=None, dropping=False)
     with _looking(session, definition, shape, _SampleRequest(records, offsets, window, start, end)) as sample:

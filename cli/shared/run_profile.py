@@ -15,7 +15,7 @@ from sluice.cli.terminal.output import heading, table
 from sluice.pipelines.model.plans import Task
 from sluice.pipelines.model.traffic import SHARES, BrokerTraffic, Traffic, all_brokers, bound_us
 from sluice.pipelines.status.broker_traffic import TopicTraffic, by_topic
-from sluice.pipelines.status.timings import Spent, by_task, spent
+from sluice.pipelines.status.timings import Spent, by_task, sum_times
 from sluice.pipelines.util.units import many
 
 if TYPE_CHECKING:
@@ -33,7 +33,7 @@ def view(batches: Sequence[BatchResult], stages: Mapping[str, float]) -> list[Re
 
 def document(batches: Sequence[BatchResult]) -> dict[str, Any]:
     """For programs: nanoseconds by task and activity, of all tasks, and for each record; what was asked of brokers."""
-    whole = spent(r for b in batches for r in b.receipts)
+    whole = sum_times(r for b in batches for r in b.receipts)
     return {
         "tasks": [
             {"batch": b.batch, "task": t.index, "leader": t.leader} | _amounts(s) for b, t, s in _by_task(batches)
@@ -82,7 +82,7 @@ def _stages(stages: Mapping[str, float]) -> list[RenderableType]:
 
 
 def _tasks(batches: Sequence[BatchResult], stages: Mapping[str, float]) -> list[RenderableType]:
-    ran, whole = list(_by_task(batches)), spent(r for b in batches for r in b.receipts)
+    ran, whole = list(_by_task(batches)), sum_times(r for b in batches for r in b.receipts)
     if not whole.total:
         return []
     longest = max(s.total for _, _, s in ran) / 1e9

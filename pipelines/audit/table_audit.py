@@ -8,7 +8,7 @@ from sluice.pipelines.audit.audit import AuditProblem
 from sluice.pipelines.ledger import Ledger
 from sluice.pipelines.model.receipts import PartKind
 from sluice.pipelines.ports import Lake, Table
-from sluice.pipelines.tables.check import compare, looked
+from sluice.pipelines.tables.check import compare, load_both
 
 
 def table_problems(
@@ -18,7 +18,7 @@ def table_problems(
 
     Raises TableDiffers for a table of somebody else's, EntriesLost, CatalogUnavailable, LedgerCorrupt.
     """
-    head, state = looked(ledger, table)
+    head, state = load_both(ledger, table)
     mend = f"sluice table sync {ledger.feed} --repair"
     if head is None:
         return

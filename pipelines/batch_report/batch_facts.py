@@ -25,7 +25,7 @@ from sluice.pipelines.ports import Lake
 from sluice.pipelines.quarantine.staged import receipts_in_staging
 from sluice.pipelines.records.shape import RAW, Shape
 from sluice.pipelines.status.outlook import Outlook
-from sluice.pipelines.status.timings import spent
+from sluice.pipelines.status.timings import sum_times
 from sluice.pipelines.util.parallel import each
 from sluice.pipelines.validation.volume import earlier_rows
 from sluice.pipelines.validation.whole import hold_whole
@@ -111,7 +111,7 @@ class BatchAccount:
     @cached_property
     def timings(self) -> dict[str, int]:
         """Nanoseconds of all tasks by activity, longest first, without adopted slices."""
-        ns = spent(self.receipts).ns
+        ns = sum_times(self.receipts).ns
         return dict(sorted(((a, n) for a, n in ns.items() if n), key=lambda item: (-item[1], item[0])))
 
 

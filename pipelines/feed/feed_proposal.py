@@ -98,7 +98,7 @@ def feed_text(look: TopicLook, kafka: Mapping[str, str], group: str, format_: Pr
     lines += kafka_text(kafka).splitlines()
     lines += [f"topics: {_scalar(look.topic)}"]
     lines += [f"group: {_scalar(group)}"] if group else []
-    lines += [_keyed("start", start), _keyed("window", window), _keyed("format", format_)]
+    lines += [_format_key("start", start), _format_key("window", window), _format_key("format", format_)]
     if format_.value == "json":
         lines += ["schema:", *_columns(look.sample)]
     return "\n".join(lines) + "\n"
@@ -110,7 +110,7 @@ def kafka_text(kafka: Mapping[str, str]) -> str:
     return "".join(f"{line}\n" for line in lines)
 
 
-def _keyed(key: str, proposed: Proposed) -> str:
+def _format_key(key: str, proposed: Proposed) -> str:
     return f"{f'{key}: {proposed.value}':<27} # {proposed.why}"
 
 

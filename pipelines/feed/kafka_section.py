@@ -148,9 +148,9 @@ class KafkaSettings(Settings):
     @model_validator(mode="after")
     def _secure(self) -> Self:
         protocol = self.security_protocol or "PLAINTEXT"
-        if self._given("sasl_") and protocol not in _SASL:
+        if self._has_setting("sasl_") and protocol not in _SASL:
             raise ValueError("has sasl_… settings, which nothing reads unless security_protocol is SASL_SSL")
-        if self._given("ssl_") and protocol not in _TLS:
+        if self._has_setting("ssl_") and protocol not in _TLS:
             raise ValueError("has ssl_… settings, which nothing reads unless security_protocol is SSL or SASL_SSL")
         needed = self._needed() if protocol in _SASL else ()
         missing = [n for n in needed if getattr(self, n) is None]
@@ -165,7 +165,7 @@ class KafkaSettings(Settings):
         match self.sasl_mechanism:
             case None:
                 return ("sasl_mechanism",)
-            case "OAUTHBEARER" if self._given("sasl_oauth_c") or self.sasl_oauth_token_endpoint:
+            case "OAUTHBEARER" if self._has_setting("sasl_oauth_c") or self.sasl_oauth_token_endpoint:
                 return ("sasl_oauth_token_endpoint", "sasl_oauth_client_id", "sasl_oauth_client_secret")
             case "OAUTHBEARER":
                 return ("sasl_oauth_token_provider",)
@@ -177,7 +177,7 @@ class KafkaSettings(Settings):
     def __repr_args__(self) -> Any:
         return [(k, v) for k, v in super().__repr_args__() if v is not None]
 
-    def _given(self, prefix: str) -> bool:
+    def _has_setting(self, prefix: str) -> bool:
         return any(n.startswith(prefix) for n in self.model_dump(exclude_none=True))
 
     def client_settings(self) -> dict[str, Any]:

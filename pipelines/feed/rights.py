@@ -90,10 +90,10 @@ CLUSTER = "kafka-cluster"
 
 def rights_of(feed: Feed) -> tuple[Right, ...]:
     """What the feed's principal needs, required rights first. Topics of patterns are covered by their common prefix."""
-    return (*_required(feed), *_optional(feed))
+    return (*_list_required(feed), *_optional(feed))
 
 
-def _required(feed: Feed) -> Iterable[Right]:
+def _list_required(feed: Feed) -> Iterable[Right]:
     for name, pattern in _topics(feed):
         yield Right(Operation.READ, ResourceKind.TOPIC, name, "to read records, and to commit their offsets", pattern)
     match feed.commit:

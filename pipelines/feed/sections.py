@@ -415,7 +415,7 @@ class WindowSettings(Settings):
         """The newest boundary that may be resolved at `now`."""
         return self.start_of(now - self.settle)
 
-    def closed(self, window: int, now: int) -> bool:
+    def is_closed(self, window: int, now: int) -> bool:
         """Whether the window that starts at `window` has ended and settled."""
         return window + self.length <= self.last_boundary(now)
 

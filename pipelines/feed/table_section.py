@@ -141,7 +141,7 @@ _SPARK_S_OWN = ("__delta_internal_", "_tmp_metadata_")
 """How columns begin that Spark adds to those of a Delta table while it reads."""
 
 
-def misnamed(columns: Mapping[str, Type], format: str) -> Iterator[tuple[str, str]]:
+def find_invalid_names(columns: Mapping[str, Type], format: str) -> Iterator[tuple[str, str]]:
     """(path, why not) of each name that a table of this format cannot have: Spark would not read or alter the table."""
     for name, t in columns.items():
         if format == ICEBERG and name in _METADATA:
@@ -163,7 +163,7 @@ def names_fit(table: TableSettings | None, before: Schema, after: Schema) -> boo
     """Whether `after` has only names that the feed's table can have, or that `before` has too."""
     if table is None:
         return True
-    old, new = (set(misnamed({f.name: f.type for f in s.fields}, table.format)) for s in (before, after))
+    old, new = (set(find_invalid_names({f.name: f.type for f in s.fields}, table.format)) for s in (before, after))
     return new <= old
 
 
@@ -178,7 +178,7 @@ def check_holds(table: TableSettings, columns: Schema | None) -> None:
     types = {f.name: f.type for f in columns.fields} if columns else {}
     for path, type_text, instead in unfit(types, table.format):
         raise ValueError(f"cannot hold {path}, which is {type_text}: {table.format} has no such type; write {instead}")
-    for path, why in misnamed(types, table.format):
+    for path, why in find_invalid_names(types, table.format):
         raise ValueError(f"cannot hold {path}: {why}; {_ANOTHER_NAME}")
 
 

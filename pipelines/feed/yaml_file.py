@@ -192,7 +192,7 @@ class _Filling:
             return "${"
         file, name, default = match.groups()
         if file is not None:
-            return self._content(file, key)
+            return self._read_content(file, key)
         if name is None:
             remedy = "write ${NAME}, ${NAME:-default} or ${file:PATH}; $${ for ${"
             self.problems.append(FileProblem(key, "has a `${` that starts no variable", remedy))
@@ -205,7 +205,7 @@ class _Filling:
             self._miss(FileProblem(key, what, f"export {name}=…"))
         return value or ""
 
-    def _content(self, file: str, key: str) -> str:
+    def _read_content(self, file: str, key: str) -> str:
         self.from_files.add(key)
         content = _content_of(self.root, file)
         if isinstance(content, str):
@@ -226,7 +226,7 @@ def _content_of(root: Path, file: str) -> str | FileProblem:
         return FileProblem("", "has a `${file:…}` with a default", "a file has none; write ${NAME:-default} for one")
     try:
         path = root / Path(file).expanduser()
-        name = f"the file {_printed(path)}"
+        name = f"the file {_show_path(path)}"
         if path.is_dir():
             return FileProblem("", f"needs {name}, which is a folder", "name a file in it")
         if path.exists() and not path.is_file():
@@ -239,7 +239,7 @@ def _content_of(root: Path, file: str) -> str | FileProblem:
     except PermissionError:
         return FileProblem("", f"needs {name}, which this user may not read", "let the user that runs Sluice read it")
     except (OSError, ValueError, RuntimeError):  # a name that the system does not take, or a `~` of nobody
-        return FileProblem("", f"needs the file {_printed(file)}, which cannot be read", "mend the path")
+        return FileProblem("", f"needs the file {_show_path(file)}, which cannot be read", "mend the path")
     if len(raw) > MAX_FILLED_BYTES:
         return FileProblem("", f"needs {name}, which is larger than {MAX_FILLED_BYTES >> 10} KiB", "name another file")
     try:
@@ -250,5 +250,5 @@ def _content_of(root: Path, file: str) -> str | FileProblem:
     return text or FileProblem("", f"needs {name}, which is empty", "write the value into it")
 
 
-def _printed(path: Path | str) -> str:
+def _show_path(path: Path | str) -> str:
     return "".join(c if c.isprintable() else "�" for c in str(path)[:500])

@@ -188,7 +188,7 @@ class _SliceReplay:
     def carry_out(self) -> Receipt:
         book = pa.BufferOutputStream()
         with pq.ParquetWriter(book, RELANDED, compression="zstd", store_schema=False) as notes:
-            for rows in in_order([self._before(), self._relanded(notes)]):
+            for rows in in_order([self._before(), self._reland(notes)]):
                 self._landed.write(rows)
         receipt = self._receipt((*self._landed.close(), *self._refused.close()))
         self._check_same(receipt)
@@ -211,7 +211,7 @@ class _SliceReplay:
                 self._sorter.seen.add(Formatted(now, tallies=self._checks.hold(now).tallies))
             yield now
 
-    def _relanded(self, notes: pq.ParquetWriter) -> Rows:
+    def _reland(self, notes: pq.ParquetWriter) -> Rows:
         """The rows that fit now. On the way, the others are written to the new, smaller quarantine."""
         for rows in self._desk.rows((self._old,), PartKind.QUARANTINED, visible_path):
             chosen, rest = self._by.wanted.split(rows, self._old.slice.tp)

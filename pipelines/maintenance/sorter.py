@@ -77,7 +77,7 @@ class Sorter:
                     landed.append(piece.landed)
                     mended.append(np.intersect1d(offsets_of(piece.landed), changed))
                 if piece.quarantined is not None:
-                    refused.append(self._renewed(rows, piece.quarantined, changed))
+                    refused.append(self._replace_values(rows, piece.quarantined, changed))
         if self._alone:
             refused += self._left_alone(rows)
         result = Sorted(tuple(landed), _together(refused), np.concatenate(mended))
@@ -93,7 +93,7 @@ class Sorter:
             self.seen.add(piece)
             self.trial.left_fit += piece.landed.num_rows
             if piece.quarantined is not None:
-                yield self._renewed(rows, piece.quarantined, NO_OFFSETS)
+                yield self._replace_values(rows, piece.quarantined, NO_OFFSETS)
 
     def _see(self, piece: Formatted) -> None:
         self.seen.add(piece)
@@ -106,7 +106,7 @@ class Sorter:
         for piece in self._format.convert(self._slice, _records(rows)):
             self.seen.add(piece)
 
-    def _renewed(self, rows: pa.RecordBatch, refused: pa.RecordBatch, changed: Any) -> pa.RecordBatch:
+    def _replace_values(self, rows: pa.RecordBatch, refused: pa.RecordBatch, changed: Any) -> pa.RecordBatch:
         """Today's reasons, with the batch that read the records; without records that were mended in vain."""
         now = recast(quarantine_rows(refused, 0, self._format.contract), plain(QUARANTINED))
         for kind, records, first in kinds_of(now):
@@ -121,7 +121,7 @@ class Sorter:
             yield _records(rows), NO_OFFSETS
             return
         records: list[tuple[int, bytes]] = []
-        for row, value in self._mended(rows):
+        for row, value in self._fix_rows(rows):
             records.append((row, value))
             if sum(len(v) for _, v in records[-1024:]) > MENDED_BYTES or len(records) >= 1024:
                 yield _with_values(rows, records)
@@ -129,7 +129,7 @@ class Sorter:
         if records:
             yield _with_values(rows, records)
 
-    def _mended(self, rows: pa.RecordBatch) -> Iterator[tuple[int, bytes]]:
+    def _fix_rows(self, rows: pa.RecordBatch) -> Iterator[tuple[int, bytes]]:
         self._alone = []
         for at, record in enumerate(_as_given(rows)):
             try:

@@ -53,7 +53,7 @@ class Latency:
         return sum(self.counts.values())
 
     def __add__(self, other: Latency) -> Latency:
-        counts = added(self.counts, other.counts)
+        counts = add_counts(self.counts, other.counts)
         return Latency(counts, self.total_us + other.total_us, max(self.max_us, other.max_us))
 
     def percentile_ms(self, share: float) -> float:
@@ -102,7 +102,7 @@ class BrokerTraffic:
             self.empty + other.empty,
             self.bytes + other.bytes,
             self.latency + other.latency,
-            added(self.errors, other.errors),
+            add_counts(self.errors, other.errors),
             self.held_us + other.held_us,
             self.throttled + other.throttled,
             self.throttle_ms + other.throttle_ms,
@@ -164,6 +164,6 @@ def all_brokers(traffic: Iterable[BrokerTraffic]) -> BrokerTraffic:
     return sum((replace(b, node=-1, address="") for b in traffic), BrokerTraffic(-1))
 
 
-def added(one: Mapping[K, int], other: Mapping[K, int]) -> dict[K, int]:
+def add_counts(one: Mapping[K, int], other: Mapping[K, int]) -> dict[K, int]:
     """The sums by key."""
     return {k: one.get(k, 0) + other.get(k, 0) for k in (*one, *(k for k in other if k not in one))}

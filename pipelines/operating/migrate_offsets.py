@@ -78,7 +78,7 @@ class Stores:
     zookeeper: Group
     kafka: Groups
 
-    def held(self, store: OffsetStore, partitions: Sequence[TopicPartition]) -> Committed:
+    def read_committed(self, store: OffsetStore, partitions: Sequence[TopicPartition]) -> Committed:
         if store is OffsetStore.ZOOKEEPER:
             return self.zookeeper.committed(partitions)
         offsets = self.kafka.committed(self.group)
@@ -89,7 +89,7 @@ def plan(stores: Stores, source: OffsetStore, logs: Sequence[PartitionState]) ->
     """What there is to do for these partitions. Raises Refused for a node of ZooKeeper that holds no offset."""
     target = next(s for s in OffsetStore if s is not source)
     tps = [p.tp for p in logs]
-    have, to = stores.held(source, tps), stores.held(target, tps)
+    have, to = stores.read_committed(source, tps), stores.read_committed(target, tps)
     topics = {tp.topic for tp, committed in have.items() if committed is not None}
     rows = (_row(p, have.get(p.tp), to.get(p.tp), half=p.tp.topic in topics) for p in logs)
     return Migration(source, target, tuple(rows))
@@ -112,14 +112,16 @@ def refusal(feed: str, group: str, migration: Migration) -> SluiceError | None:
     """The error that this migration would raise now, if any."""
     reasons: list[str] = []
     if beyond := migration.of(Step.BEYOND):
-        where = _named(beyond, lambda r: f"{_at(r.source)}, the log ends at {r.log_end}")
+        where = _format_rows(beyond, lambda r: f"{_at(r.source)}, the log ends at {r.log_end}")
         reasons.append(f"beyond the end of the log: {where}")
     if missing := migration.of(Step.MISSING):
-        reasons.append(f"without an offset in {migration.source}, where their topic has others: {_named(missing)}")
+        reasons.append(
+            f"without an offset in {migration.source}, where their topic has others: {_format_rows(missing)}"
+        )
     if back := migration.of(Step.BACK):
         reasons.append(
             f"further on in {migration.target} than in {migration.source}: "
-            + _named(back, lambda r: f"{_at(r.target)}, not {_at(r.source)}")
+            + _format_rows(back, lambda r: f"{_at(r.target)}, not {_at(r.source)}")
         )
     if not reasons:
         return None
@@ -135,7 +137,7 @@ def refusal(feed: str, group: str, migration: Migration) -> SluiceError | None:
     )
 
 
-def _named(rows: Sequence[Row], note: Callable[[Row], str] | None = None) -> str:
+def _format_rows(rows: Sequence[Row], note: Callable[[Row], str] | None = None) -> str:
     words = [f"{r.tp} ({note(r)})" if note else str(r.tp) for r in rows[:_SHOWN]]
     return ", ".join(words) + (f" and {len(rows) - _SHOWN} more" if len(rows) > _SHOWN else "")
 
@@ -193,7 +195,7 @@ def migrate(feed: str, stores: Stores, source: OffsetStore, logs: Sequence[Parti
 
 
 def _read_back(stores: Stores, target: OffsetStore, moves: Mapping[TopicPartition, CommittedOffset]) -> None:
-    stored = stores.held(target, list(moves))
+    stored = stores.read_committed(target, list(moves))
     for tp, meant in moves.items():
         if _at(stored.get(tp)) != meant.offset:
             raise CommitFenced(
@@ -204,7 +206,7 @@ def _read_back(stores: Stores, target: OffsetStore, moves: Mapping[TopicPartitio
             )
 
 
-def told(migration: Migration) -> str:
+def describe_migration(migration: Migration) -> str:
     """The outcome of a migration in a few words."""
     moved, there = len(migration.of(Step.MOVE)), len(migration.of(Step.DONE))
     also = f", {there} there already" if there else ""

@@ -143,15 +143,15 @@ def _given_up(target: RepairTarget, giving_up: Sequence[int]) -> Iterator[Repair
 def _live(target: RepairTarget, verdicts: Verdicts) -> Iterator[RepairFinding]:
     for batch in target.ledger.read().live():
         met = owners.met(target.feed, batch, verdicts.get(batch.owner.token, owners.NEW))
-        yield _waiting(target, batch, met) if met.verdict.dead else _found(RepairKind.AT_WORK, met, met.text)
+        yield _waiting(target, batch, met) if met.verdict.dead else _make_finding(RepairKind.AT_WORK, met, met.text)
 
 
 def _waiting(target: RepairTarget, batch: Batch, met: Met) -> RepairFinding:
     files, ways = owners.outlook(target.lake, target.feed, batch)
-    return _found(RepairKind.WAITING, met, f"{met.text}; {files}", ways)
+    return _make_finding(RepairKind.WAITING, met, f"{met.text}; {files}", ways)
 
 
-def _found(kind: RepairKind, met: Met, text: str, ways: tuple[str, ...] = ()) -> RepairFinding:
+def _make_finding(kind: RepairKind, met: Met, text: str, ways: tuple[str, ...] = ()) -> RepairFinding:
     return RepairFinding(kind, text, remedy=ways, items=(str(met.batch),), why=met.verdict.why)
 
 

@@ -97,7 +97,7 @@ def settled_part(request: Request, settings: WindowSettings, now: int) -> tuple[
 def check_window(window: int, settings: WindowSettings, now: int) -> None:
     """Raises UsageError for a window that is not aligned, WindowPending for one that has not ended and settled."""
     check_aligned(window, settings)
-    if not settings.closed(window, now):
+    if not settings.is_closed(window, now):
         when = show_instant(window + settings.length + settings.settle)
         raise WindowPending(
             f"window {show_window(window)} is not closed yet",

@@ -137,10 +137,12 @@ def whence_and_whither(lake: Lake, feed: str, tp: TopicPartition, offset: int) -
         prefixes = [p for p, topic in (("", None), ("to_", plan.wishes.to)) if topic in (None, tp.topic)]
         for file in json.loads(done)["files"]:
             for prefix in prefixes:
-                yield from _found(lake, plan, file, prefix, tp, offset)
+                yield from _find_moved(lake, plan, file, prefix, tp, offset)
 
 
-def _found(lake: Lake, plan: Republish, name: str, prefix: str, tp: TopicPartition, offset: int) -> Iterator[Moved]:
+def _find_moved(
+    lake: Lake, plan: Republish, name: str, prefix: str, tp: TopicPartition, offset: int
+) -> Iterator[Moved]:
     wanted = (
         (f"{prefix}topic", "=", tp.topic),
         (f"{prefix}partition", "=", tp.partition),

@@ -163,14 +163,14 @@ def _by_tasks(sending: Sending, engine: Engine, report: Reporter) -> list[LaneSe
     engine.start()
     with reporting(_progress(plan, 0, 0), asked, report):
         answers = engine.map(plan.feed, f"republish {plan.id}", sending, plan.lanes)
-    return _checked(answers)
+    return _parse_answers(answers)
 
 
 def _progress(plan: Republish, offsets: int, paused: int) -> Progress:
     return Progress(STAGE, offsets, plan.span, f"(paused by a quota for {paused / 1000:.0f} s)" if paused else "")
 
 
-def _checked(answers: Iterable[str]) -> list[LaneSent]:
+def _parse_answers(answers: Iterable[str]) -> list[LaneSent]:
     """What lanes have sent. Raises the gravest of their errors."""
     lanes = [json.loads(text) for text in answers]
     failed: list[SluiceError] = [pickle.loads(base64.b64decode(lane["error"])) for lane in lanes if "error" in lane]

@@ -96,7 +96,7 @@ def audit(
     state = ledger.read()
     check_still_there(state, plan)
     check_schema(plan.wishes, shape, plan.feed)
-    with where.opened(plan.wishes) as condition:
+    with where.open_condition(plan.wishes) as condition:
         shelf = Shelf(lake, ledger, state, plan, condition)
         comparison = _Comparison(plan, shelf, shape, target, fetcher)
         for name in summary["files"]:
@@ -152,7 +152,7 @@ class _Comparison:
         self._target = {p.partition: p for p in target}
         self._cursors: list[Cursor] = [shelf.cursor(n, s.ranges[0].start) for n, s in enumerate(plan.sources)]
         self._at = [s.ranges[0].start for s in plan.sources]
-        self._replayed = [shelf.replayed(n) for n in range(len(plan.sources))]
+        self._replayed = [shelf.list_replayed(n) for n in range(len(plan.sources))]
         self._named: dict[int, list[Array]] = {}  # by partition of the target: first and last of offsets in a row
 
     def transaction(self, table: pa.Table) -> None:
@@ -181,7 +181,7 @@ class _Comparison:
     def _rows(self, source: int, end: int) -> Iterator[pa.RecordBatch]:
         """The plan's rows of a source from where the last call ended."""
         start, self._at[source] = self._at[source], max(end, self._at[source])
-        for rows in self._cursors[source].between(start, end, lambda: CHUNK_ROWS):
+        for rows in self._cursors[source].read_between(start, end, lambda: CHUNK_ROWS):
             wanted = inside(offsets_of(rows), self._plan.sources[source].ranges)
             chosen = rows if wanted.all() else take_rows(rows, np.flatnonzero(wanted))
             self.report.rows += chosen.num_rows
@@ -203,9 +203,9 @@ class _Comparison:
         chosen = sent.at(positions[matched])
         for partition in np.unique(chosen.partition).tolist():
             here = np.flatnonzero(chosen.partition == partition)
-            self._hold(chosen.at(here), take_rows(records, here), log.get(partition))
+            self._compare_with_log(chosen.at(here), take_rows(records, here), log.get(partition))
 
-    def _hold(self, sent: _Sent, records: pa.RecordBatch, log: pa.Table | None) -> None:
+    def _compare_with_log(self, sent: _Sent, records: pa.RecordBatch, log: pa.Table | None) -> None:
         """Compare records with those at their new coordinates, all in one partition."""
         there = self._reachable(sent)
         sent, records = sent.at(there), take_rows(records, there)

@@ -56,7 +56,7 @@ class Shelf:
         parts = [p for r in self._receipts[source] for p in r.of(self._kind)]
         return sum(p.rows for p in parts), sum(p.bytes for p in parts)
 
-    def replayed(self, source: int) -> Sequence[Range]:
+    def list_replayed(self, source: int) -> Sequence[Range]:
         """Offsets of a source that a replay took out of quarantine and landed."""
         return union(x for r in self._receipts[source] for x in r.relanded)
 
@@ -86,7 +86,7 @@ class Cursor:
         self._rows = rows
         self._rest: pa.RecordBatch | None = None
 
-    def between(self, start: int, end: int, limit: Callable[[], int]) -> Iterator[pa.RecordBatch]:
+    def read_between(self, start: int, end: int, limit: Callable[[], int]) -> Iterator[pa.RecordBatch]:
         """The rows with offsets in [start, end), at most so many at once. Pieces must not go back."""
         while (batch := self._next()) is not None:
             first, stop = (int(n) for n in np.searchsorted(offsets_of(batch), (start, end)))

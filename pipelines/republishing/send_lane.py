@@ -35,7 +35,7 @@ from sluice.pipelines.republishing import coordinates
 from sluice.pipelines.republishing.partitioner import Partitioner
 from sluice.pipelines.republishing.republish_plan import PartitionBy, Piece, Republish, check_still_there, pieces
 from sluice.pipelines.republishing.republish_rows import CHUNK_ROWS, Cursor, Shelf, records_of
-from sluice.pipelines.republishing.where import opened
+from sluice.pipelines.republishing.where import open_condition
 from sluice.pipelines.util.units import DAY
 
 if TYPE_CHECKING:  # it loads compiled loops
@@ -178,7 +178,7 @@ class Run:
         remaining = _TRIES
         while True:
             try:
-                mark = self._sent()
+                mark = self._send_all()
             except CommitFenced as error:
                 self._check_ours()
                 remaining -= 1
@@ -198,14 +198,14 @@ class Run:
             topic=self.plan.wishes.to,
         )
 
-    def _sent(self) -> Mark:
+    def _send_all(self) -> Mark:
         """Send what follows the newest mark, to the end."""
         plan, state = self.plan, self.ledger.read()
         mark = self._begun()
         if mark.done < len(self.todo):
             check_still_there(state, plan)
         self.cursors.clear()
-        with opened(plan.wishes) as condition:
+        with open_condition(plan.wishes) as condition:
             shelf = Shelf(self.lake, self.ledger, state, plan, condition)
             while mark.done < len(self.todo):
                 transaction = _Transaction(self, shelf, mark)
@@ -301,24 +301,24 @@ class _Transaction:
         from sluice.pipelines.records.kafka_batches.encode import Accumulator
 
         accumulator = Accumulator(self._run.codec)
-        for source, rows in self._taken():
+        for source, rows in self._take_rows():
             plan = self._run.plan
             records = records_of(rows, plan.sources[source], plan, self._run.shape, self._run.clock())
             numbers = np.arange(self.rows, self.rows + rows.num_rows)
             self._sources.append(np.full(rows.num_rows, source, np.int32))
             self._offsets.append(offsets_of(rows).copy())
-            yield from self._counted(accumulator.add(records, self._where(records, source), numbers))
+            yield from self._count_batches(accumulator.add(records, self._where(records, source), numbers))
             self.rows += rows.num_rows
             self.held += records.nbytes
             self._wait()
-        yield from self._counted(accumulator.flush())
+        yield from self._count_batches(accumulator.flush())
 
-    def _counted(self, batches: Iterable[SealedBatch]) -> Iterator[SealedBatch]:
+    def _count_batches(self, batches: Iterable[SealedBatch]) -> Iterator[SealedBatch]:
         for batch in batches:
             self.bytes += batch.plain_bytes
             yield batch
 
-    def _taken(self) -> Iterator[tuple[int, pa.RecordBatch]]:
+    def _take_rows(self) -> Iterator[tuple[int, pa.RecordBatch]]:
         """Rows with their source. `reached` moves behind rows when the next ones are asked for."""
         todo, cursors = self._run.todo, self._run.cursors
         while self.reached[0] < len(todo) and not self._full():
@@ -327,7 +327,7 @@ class _Transaction:
             start = max(first, at)
             if source not in cursors:
                 cursors[source] = self._shelf.cursor(source, start)
-            for rows in cursors[source].between(start, end, self._most):
+            for rows in cursors[source].read_between(start, end, self._most):
                 yield source, rows
                 self.reached = (done, int(offsets_of(rows)[-1]) + 1)
                 if self._full():

@@ -88,15 +88,15 @@ def typed_values(rows: pa.RecordBatch, shape: Shape, schema_id: int) -> pa.Array
     if isinstance(reader, AvroReader):
         from sluice.pipelines.records.avro.encode import written
 
-        return _written(rows, partial(written, t=reader.type), before)
+        return _write_present(rows, partial(written, t=reader.type), before)
     if isinstance(reader, ProtobufReader):
         from sluice.pipelines.records.protobuf import encode
 
-        return _written(rows, partial(encode.written, message=reader.message), before + reader.naming)
+        return _write_present(rows, partial(encode.written, message=reader.message), before + reader.naming)
     return _behind(before, json_values(rows, columns))
 
 
-def _written(rows: pa.RecordBatch, write: Callable[[pa.RecordBatch], Written], before: bytes) -> pa.Array:
+def _write_present(rows: pa.RecordBatch, write: Callable[[pa.RecordBatch], Written], before: bytes) -> pa.Array:
     """What is written of the rows that are no tombstones, each with these bytes before it."""
     there = ~_truths(rows.column("kafka_tombstone"))
     rows_present = np.flatnonzero(there)
@@ -129,13 +129,13 @@ def json_values(rows: pa.RecordBatch, schema: Schema) -> pa.Array:
 
     extra, inner = _extra(rows, schema)
     members = [
-        _Member(f"{_text(f.name)}:".encode(), *_spelled(rows.column(at), f.type, inner.get(f.name)))
+        _Member(f"{_text(f.name)}:".encode(), *_spell_column(rows.column(at), f.type, inner.get(f.name)))
         for f in schema.fields
         if (at := rows.schema.get_field_index(f.name)) >= 0
     ]
     if extra is not None:
         members.append(_Member(b"", loops.MEMBERS, extra))
-    ends, data = _woven(members, rows.num_rows)
+    ends, data = _weave(members, rows.num_rows)
     there = ~_truths(rows.column("kafka_tombstone"))
     return _binary(there, ends, pa.py_buffer(data))
 
@@ -154,7 +154,7 @@ def _extra(rows: pa.RecordBatch, schema: Schema) -> tuple[pa.Array | None, dict[
     if not odd.any():
         return column, {}
     texts: Texts = [text if there else None for text, there in zip(column.to_pylist(), odd, strict=True)]
-    own, inner = _parted(texts, holders)
+    own, inner = _split_extra(texts, holders)
     objects = [f"{{{','.join(mine)}}}" if mine else None for mine in own]
     rest = pa.array([k if there else text for k, text, there in zip(objects, column.to_pylist(), odd, strict=True)])
     return rest.cast(pa.string()), inner
@@ -164,7 +164,7 @@ def _has_struct(kind: Type) -> bool:
     return kind.kind is Kind.STRUCT or any(_has_struct(f.type) for f in kind.fields)
 
 
-def _parted(texts: Texts, holders: Collection[str]) -> tuple[list[list[str]], dict[str, Texts]]:
+def _split_extra(texts: Texts, holders: Collection[str]) -> tuple[list[list[str]], dict[str, Texts]]:
     """Objects' members: those that stand by themselves, as text, and the values of those that belong in `holders`."""
     own: list[list[str]] = [[] for _ in texts]
     inner: dict[str, Texts] = {}
@@ -210,7 +210,7 @@ def _after(text: str, at: int) -> int:
     return _next(text, at + 1) if text[at] == "," else at
 
 
-def _woven(members: Sequence[_Member], rows: int) -> tuple[Array, Array]:
+def _weave(members: Sequence[_Member], rows: int) -> tuple[Array, Array]:
     """Objects of these members: where each begins and the last one ends, and their bytes."""
     from sluice.pipelines.records.kafka_batches.encode import loops
     from sluice.pipelines.records.kafka_batches.encode.columns import binary
@@ -248,7 +248,7 @@ def _woven(members: Sequence[_Member], rows: int) -> tuple[Array, Array]:
     return ends, out[: ends[rows]]
 
 
-def _spelled(column: pa.Array, kind: Type, extra: Texts | None = None) -> tuple[int, pa.Array]:
+def _spell_column(column: pa.Array, kind: Type, extra: Texts | None = None) -> tuple[int, pa.Array]:
     """A column as text, with what `_extra` has for it, and how it is to be written."""
     from sluice.pipelines.records.kafka_batches.encode import loops
 
@@ -330,7 +330,7 @@ def _texts(column: pa.Array, kind: Type, extra: Texts | None = None) -> Texts:
 
 
 def _structs(column: pa.Array, kind: Type, extra: Texts | None) -> Texts:
-    own, inner = _parted(extra or [], {f.name for f in kind.fields if _has_struct(f.type)})
+    own, inner = _split_extra(extra or [], {f.name for f in kind.fields if _has_struct(f.type)})
     field_members = [
         (_text(f.name), _texts(column.field(f.name), f.type, inner.get(f.name)))
         for f in kind.fields

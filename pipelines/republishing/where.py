@@ -59,7 +59,7 @@ class Condition:
 
     def check(self, schema: pa.Schema) -> None:
         """Raises UsageError if it is no condition over rows of that schema."""
-        with self._explained():
+        with self._explain_errors():
             relation = self._relation(pa.RecordBatch.from_pylist([], schema=schema))
             kind = str(relation.select(self._expression).types[0])
         if kind != "BOOLEAN":
@@ -77,7 +77,7 @@ class Condition:
 
     def _meeting(self, rows: pa.RecordBatch) -> np.ndarray:
         """The places of the rows that meet it, ascending."""
-        with self._explained(values=rows.num_rows > 0), self._in_time():
+        with self._explain_errors(values=rows.num_rows > 0), self._in_time():
             matches = self._relation(rows).filter(self._expression).select(f'"{_NUMBER}"').to_arrow_table()
         return np.sort(matches.column(0).to_numpy())
 
@@ -101,7 +101,7 @@ class Condition:
             timer.cancel()
 
     @contextmanager
-    def _explained(self, *, values: bool = False) -> Iterator[None]:
+    def _explain_errors(self, *, values: bool = False) -> Iterator[None]:
         """`values`: what DuckDB says of an error may show a row's values, so only its kind is told."""
         import duckdb
 
@@ -120,7 +120,7 @@ class Condition:
 
 
 @contextmanager
-def opened(wishes: Wishes) -> Iterator[Condition | None]:
+def open_condition(wishes: Wishes) -> Iterator[Condition | None]:
     """The condition that a plan says; None for none."""
     if not wishes.where:
         yield None
@@ -132,6 +132,6 @@ def opened(wishes: Wishes) -> Iterator[Condition | None]:
 def check(wishes: Wishes, schema: Schema | None) -> None:
     """Raises UsageError if the plan's condition is none over the feed's rows. `schema`: the feed's."""
     quarantined = wishes.kind is PartKind.QUARANTINED
-    with opened(wishes) as condition:
+    with open_condition(wishes) as condition:
         if condition is not None:
             condition.check(QUARANTINED if quarantined else landed_schema(schema))

@@ -55,7 +55,13 @@ def by_topic(receipts: Iterable[Receipt], traffic: Traffic) -> tuple[TopicTraffi
 
 def notable(brokers: Sequence[BrokerTraffic]) -> list[str]:
     """What somebody should know of these brokers, a sentence each with what to do; mostly nothing."""
-    return [*_throttled(brokers), *_slow(brokers), *_moved(brokers), *_lost(brokers), *_small(brokers)]
+    return [
+        *_describe_throttling(brokers),
+        *_slow(brokers),
+        *_describe_moves(brokers),
+        *_lost(brokers),
+        *_small(brokers),
+    ]
 
 
 def name_of(b: BrokerTraffic) -> str:
@@ -63,7 +69,7 @@ def name_of(b: BrokerTraffic) -> str:
     return f"broker {b.node}" + (f" at {b.address}" if b.address else "")
 
 
-def _throttled(brokers: Sequence[BrokerTraffic]) -> Iterator[str]:
+def _describe_throttling(brokers: Sequence[BrokerTraffic]) -> Iterator[str]:
     for b in brokers:
         if b.throttle_ms / 1e3 > THROTTLED_SHARE * b.seconds:
             yield (
@@ -86,7 +92,7 @@ def _slow(brokers: Sequence[BrokerTraffic]) -> Iterator[str]:
             )
 
 
-def _moved(brokers: Sequence[BrokerTraffic]) -> Iterator[str]:
+def _describe_moves(brokers: Sequence[BrokerTraffic]) -> Iterator[str]:
     for b in brokers:
         if b.moved:
             yield (

@@ -183,7 +183,7 @@ def _by_size(
     return Deletion(o, at, f"retention.bytes {config.retention_bytes:,}", below=p.high_watermark + ahead - capacity)
 
 
-def kept(
+def list_size_limits(
     partitions: Mapping[Key, PartitionState], configs: Mapping[str, TopicConfig], rates: Mapping[Key, float]
 ) -> int | None:
     """How long (ms) Kafka keeps a record before it may delete it, in the partition where that is shortest: by time, or

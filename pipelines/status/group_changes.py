@@ -87,13 +87,13 @@ def _members(before: GroupView, after: GroupView) -> Iterator[GroupChange]:
         if name in was:
             yield from _holding(was[name], member)
         elif member.instance_id in statics:
-            yield GroupChange("returned", f"static member {member.instance_id} is back, {_named(member)}", name)
+            yield GroupChange("returned", f"static member {member.instance_id} is back, {_format_member(member)}", name)
         else:
-            yield GroupChange("joined", f"{_named(member)} joined", name)
+            yield GroupChange("joined", f"{_format_member(member)} joined", name)
     back = {m.instance_id for name, m in now.items() if name not in was and m.instance_id}
     for member in departed:
         if member.instance_id is None or member.instance_id not in back:
-            yield GroupChange("left", f"{_named(member)} left, or was dropped", member.member_id)
+            yield GroupChange("left", f"{_format_member(member)} left, or was dropped", member.member_id)
 
 
 def _holding(was: GroupMember, now: GroupMember) -> Iterator[GroupChange]:
@@ -101,7 +101,7 @@ def _holding(was: GroupMember, now: GroupMember) -> Iterator[GroupChange]:
         return
     lost, gained = sorted({*was.assignment} - {*now.assignment}), sorted({*now.assignment} - {*was.assignment})
     changes = [f"gets {_some(gained)}"] * bool(gained) + [f"gives up {_some(lost)}"] * bool(lost)
-    yield GroupChange("holds", f"{_named(now)} {' and '.join(changes)}", now.member_id)
+    yield GroupChange("holds", f"{_format_member(now)} {' and '.join(changes)}", now.member_id)
 
 
 def _rest(before: GroupView, after: GroupView) -> Iterator[GroupChange]:
@@ -111,7 +111,7 @@ def _rest(before: GroupView, after: GroupView) -> Iterator[GroupChange]:
         yield GroupChange("coordinator", f"its coordinator is {after.coordinator} now")
 
 
-def _named(m: GroupMember) -> str:
+def _format_member(m: GroupMember) -> str:
     static = f" (static {m.instance_id})" if m.instance_id else ""
     return f"{m.client_id}{static} at {m.host}"
 

@@ -34,7 +34,7 @@ def of_batch(feed: str, batch: Batch, entry: PublishEntry) -> Iterator[Figure]:
         yield figure("last_batch_offsets", getattr(counts, outcome), feed, outcome)
     yield figure("last_batch_bytes", sum(p.bytes for r in receipts for p in r.parts), feed)
     yield figure("last_batch_files", count_files(receipts), feed)
-    spent = timings.spent(receipts)
+    spent = timings.sum_times(receipts)
     yield figure("last_batch_input_bytes", spent.input_bytes, feed)
     for activity, ns in spent.ns.items():
         yield figure("last_batch_task_seconds", ns / 1e9, feed, activity)

@@ -194,7 +194,7 @@ def look_ahead(
         broker=configs.broker,
         compacted=tuple(sorted(t for t, c in configs.topics.items() if c.compacts)),
         unwarned=Unwarned(configs.denied, feed.kafka.bootstrap) if configs.denied else None,
-        kept=forecast.kept(partitions, configs.topics, rates),
+        kept=forecast.list_size_limits(partitions, configs.topics, rates),
     )
 
 

@@ -96,7 +96,7 @@ class _Partition:
         """(offsets accounted, offsets in all, what is owed) of a window."""
         r = windows.range_of(self._state, self.key, window, self._settings)
         if r is None:
-            return self._unresolved(window), None, Owes(self.key, None)
+            return self._count_unresolved(window), None, Owes(self.key, None)
         if r.end <= self._frontier:
             return r.span, r.span, None
         due = subtract(r, self._accounted)
@@ -106,7 +106,7 @@ class _Partition:
         holder = (stable_end, outside.holders.get(self.key.tp)) if stable_end < r.end else (None, None)
         return r.span - sum(d.span for d in due), r.span, Owes(self.key, due, *holder)
 
-    def _unresolved(self, window: int) -> int:
+    def _count_unresolved(self, window: int) -> int:
         """What has landed above the start of a window whose end is not pinned. All of it lies in this window, or in
         later ones that are not pinned either.
         """
@@ -149,7 +149,7 @@ def _standing_of(
         return Standing.LANDED
     if window in outside.running:
         return Standing.RUNNING
-    if not settings.closed(window, now):
+    if not settings.is_closed(window, now):
         return Standing.OPEN
     if window in outside.failed:
         return Standing.FAILED

@@ -44,16 +44,16 @@ class Spent:
         return ns / self.records if self.records else 0.0
 
 
-def spent(receipts: Iterable[Receipt]) -> Spent:
+def sum_times(receipts: Iterable[Receipt]) -> Spent:
     """The sum of these receipts, without slices that an earlier attempt had finished."""
-    return sum(map(_spent, (r for r in receipts if not r.adopted)), Spent(dict.fromkeys(ACTIVITIES, 0)))
+    return sum(map(_sum_task_times, (r for r in receipts if not r.adopted)), Spent(dict.fromkeys(ACTIVITIES, 0)))
 
 
-def _spent(r: Receipt) -> Spent:
+def _sum_task_times(r: Receipt) -> Spent:
     return Spent(r.timings, r.counts.landed + r.counts.quarantined + r.counts.dropped, r.input_bytes, 1)
 
 
 def by_task(plan: Plan, receipts: Iterable[Receipt]) -> list[tuple[Task, Spent]]:
     """Each task of the plan with what its finished slices took."""
     of = {r.slice: r for r in receipts}
-    return [(task, spent(of[s] for s in task.slices if s in of)) for task in plan.tasks]
+    return [(task, sum_times(of[s] for s in task.slices if s in of)) for task in plan.tasks]

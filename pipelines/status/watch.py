@@ -187,8 +187,8 @@ def _partial(
     late = [w for w in windows.owed_windows(state, feed.window, now) if w <= closed][:WINDOWS]
     ends = {k: p.stable_end for k, p in sound.items()}
     facts = strip.outside_facts(ledger, state, ends, {}, ()) if late else strip.LEDGER_ALONE
-    found = (s for s in strip.standings(state, feed.window, late, now, facts) if s.done or s.batch is not None)
-    partial = [s for s in found if s.standing in (Standing.PARTIAL, Standing.FAILED)]
+    unfinished = (s for s in strip.standings(state, feed.window, late, now, facts) if s.done or s.batch is not None)
+    partial = [s for s in unfinished if s.standing in (Standing.PARTIAL, Standing.FAILED)]
     for s in partial[:1]:
         name, since = show_window(s.window), show_about(now - s.window - feed.window.length)
         text = f"window {name} ended {since} ago and is {s.standing}: {_owing(s)}{_more('; ', partial, 'window')}"
@@ -208,13 +208,13 @@ def _owing(s: WindowStanding) -> str:
 def _new(feed: Feed, state: State, partitions: Sequence[PartitionState]) -> Iterator[Finding]:
     known_topics = {tp.topic for tp in state.current}
     new = _by((p for p in partitions if p.tp not in state.current), lambda p: p.topic)
-    for topic, found in new.items():
+    for topic, unseen in new.items():
         run = f"the next run reads them: sluice run {feed.name}"
         if topic in known_topics:
-            numbers = ", ".join(str(p.partition) for p in found[:5]) + (" …" if len(found) > 5 else "")
+            numbers = ", ".join(str(p.partition) for p in unseen[:5]) + (" …" if len(unseen) > 5 else "")
             yield Finding(f"partitions {topic}", f"{topic} has new partitions: {numbers}", run)
         else:
-            text = f"{topic} is new and matches `{feed.topics}` ({many(len(found), 'partition')})"
+            text = f"{topic} is new and matches `{feed.topics}` ({many(len(unseen), 'partition')})"
             yield Finding(f"topic {topic}", text, f"{run}; then reload definitions to see the topic in the graph")
 
 

@@ -67,7 +67,7 @@ def _are(items: tuple[object, ...]) -> str:
     return "is" if len(items) == 1 else "are"
 
 
-def looked(ledger: Ledger, table: Table) -> tuple[TableHead | None, State]:
+def load_both(ledger: Ledger, table: Table) -> tuple[TableHead | None, State]:
     """The head of the table (None: there is none), and the ledger's state. That is read afterwards, since a publisher
     may be at work. Raises as `check_owner`, and CatalogUnavailable."""
     head = table.look()
@@ -81,7 +81,7 @@ def comparison(ledger: Ledger, lake: Lake, table: Table, kind: PartKind = PartKi
     """The table as it is now beside everything that the ledger says of such files. Opens all of its files.
 
     Raises as `looked`."""
-    head, state = looked(ledger, table)
+    head, state = load_both(ledger, table)
     compared = compare(ledger, lake, table, head, state, kind)
     is_empty = head is None or head.snapshot is None
     return compared if is_empty else replace(compared, misread=table.misread())

@@ -16,7 +16,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from sluice.pipelines.errors import TableMoved, TableRefused
-from sluice.pipelines.feed.table_section import misnamed, unfit
+from sluice.pipelines.feed.table_section import find_invalid_names, unfit
 from sluice.pipelines.lake import paths
 from sluice.pipelines.ledger import BatchStatus, Ledger, State
 from sluice.pipelines.model.progress import Progress, Reporter
@@ -38,7 +38,7 @@ from sluice.pipelines.tables.owed import (
     since,
 )
 from sluice.pipelines.tables.table_windows import CompleteWindows
-from sluice.pipelines.tables.tries import decided
+from sluice.pipelines.tables.tries import retry_outdated
 from sluice.pipelines.util.parallel import each
 from sluice.pipelines.util.units import many
 
@@ -121,10 +121,10 @@ class _Publisher:
             roll_forward(self.ledger, self.lake, self.ledger.feed)  # what it counts is visible, unless replaced since
             return self._up_to(state, Synced(None))
 
-        done = decided(decide, lambda lost: lost.gone and self.ledger.read().number > state.number)
+        done = retry_outdated(decide, lambda lost: lost.gone and self.ledger.read().number > state.number)
         if expire_before is not None and done.head is not None:
             so_far, before = done, expire_before
-            done = decided(lambda: self._expire(before, so_far), lambda lost: False)
+            done = retry_outdated(lambda: self._expire(before, so_far), lambda lost: False)
         return done, state
 
     def _up_to(self, state: State, done: Synced) -> Synced:
@@ -149,8 +149,8 @@ class _Publisher:
             if self.repair and head.snapshot is not None:
                 self._note_foreign(self._beside())
             if trusted_mark(ledger, state, head):
-                end, changes, never = self._owed(state, head)
-                self._note_removing(self._present(never))
+                end, changes, never = self._find_pending(state, head)
+                self._note_removing(self._find_present(never))
             else:
                 end, changes = state.number, self._difference(state, head)
             if changes:
@@ -177,7 +177,7 @@ class _Publisher:
             return any(b.status is BatchStatus.PUBLISHED for b in state.batches.values())
         return bool(since(self.ledger, state, 0, limit=1).batches)
 
-    def _owed(self, state: State, head: TableHead) -> tuple[int, list[TableChange], set[str]]:
+    def _find_pending(self, state: State, head: TableHead) -> tuple[int, list[TableChange], set[str]]:
         """What a table that is what the ledger said at its mark lacks, and the mark afterwards. Then the lake paths of
         files that no longer count and are not in the table: replaced before it saw them, or of no table at all."""
         owed = since(self.ledger, state, head.mark, READ_BATCHES, self.kind)
@@ -238,7 +238,7 @@ class _Publisher:
 
     def _check_names(self, state: State) -> None:
         """Raises TableRefused for a column that a new table cannot have. One that is there goes on as it is."""
-        for path, why in misnamed(column_types(state, self.kind), self.table.format):
+        for path, why in find_invalid_names(column_types(state, self.kind), self.table.format):
             raise TableRefused(
                 f"{self.table.name} cannot hold {path}: {why}",
                 remedy="give the feed a table of the other format, or land it without this column, as a new feed",
@@ -276,7 +276,7 @@ class _Publisher:
         addresses_in_table = self.table.named(map(self.lake.locate, others)) if others else frozenset()
         return {p for p in others if self.lake.locate(p) in addresses_in_table}
 
-    def _present(self, files: Iterable[str]) -> set[str]:
+    def _find_present(self, files: Iterable[str]) -> set[str]:
         """Those of the paths that are there and ours to remove. Most went at once if the feed had no table then."""
         candidates = sorted(filter(self._ours, files))
         if len(candidates) > MANY_PATHS:

@@ -24,7 +24,7 @@ from sluice.pipelines.planning import windows
 from sluice.pipelines.ports import Lake, Table
 from sluice.pipelines.publishing.manifest import is_retired
 from sluice.pipelines.tables.check import check_owner
-from sluice.pipelines.tables.tries import decided
+from sluice.pipelines.tables.tries import retry_outdated
 
 COLUMNS = {"window_start": "timestamp(us)", "window_end": "timestamp(us)"}
 _FILE = re.compile(r"/([0-9a-f]{32})-([0-9]{20})\.parquet$")
@@ -43,10 +43,10 @@ class CompleteWindows:
         Raises as `sync`. Guarantee: stopped anywhere, it is what some state said, and the next call goes on.
         """
         # a file of ours that is gone was taken away by whoever knows more
-        head = decided(lambda: self._up_to(ledger, lake, state), lambda lost: lost.gone)
+        head = retry_outdated(lambda: self._up_to(ledger, lake, state), lambda lost: lost.gone)
         if head is not None and expire_before is not None:
             before = expire_before
-            if decided(lambda: self.table.expire(before) if self.table.look() else 0, lambda lost: False):
+            if retry_outdated(lambda: self.table.expire(before) if self.table.look() else 0, lambda lost: False):
                 self._clean(lake, ledger.feed, head)
 
     def _up_to(self, ledger: Ledger, lake: Lake, state: State) -> TableHead | None:

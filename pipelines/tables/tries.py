@@ -15,7 +15,7 @@ UNANSWERED = 3
 T = TypeVar("T")
 
 
-def decided(decide: Callable[[], T], outdated: Callable[[PartUnreadable], bool]) -> T:
+def retry_outdated(decide: Callable[[], T], outdated: Callable[[PartUnreadable], bool]) -> T:
     """What `decide` returns, which looks at the table and commits; called again while somebody else is faster, a commit
     gets no answer, or a file is gone because what was decided is `outdated`. Raises the last error after too many."""
     tries = unanswered = 0

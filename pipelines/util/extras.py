@@ -38,7 +38,7 @@ BRINGS = {
 """Packages, as they are imported, and the extra that brings each."""
 
 
-def told(error: ImportError) -> SetupError | None:
+def explain_import_error(error: ImportError) -> SetupError | None:
     """The error in words that name the extra; None where no extra brings what is missing."""
     package = (error.name or "").partition(".")[0]
     if package not in BRINGS:
@@ -51,7 +51,7 @@ def lacks(package: str) -> SetupError:
     return SetupError(f"{package} is not installed", remedy=f"pip install 'sluice[{BRINGS[package]}]'")
 
 
-def need(*packages: str) -> None:
+def require(*packages: str) -> None:
     """Raise SetupError for the first of the packages that is not installed; none is imported."""
     for package in packages:
         if find_spec(package) is None:
@@ -59,11 +59,11 @@ def need(*packages: str) -> None:
 
 
 @contextmanager
-def named() -> Iterator[None]:
+def name_missing() -> Iterator[None]:
     """Raise SetupError where the block imports what an extra would bring."""
     try:
         yield
     except ModuleNotFoundError as error:
-        if (named_error := told(error)) is None:
+        if (named_error := explain_import_error(error)) is None:
             raise
         raise named_error from None

@@ -72,7 +72,7 @@ class JsonLines(logging.Formatter):
 
 
 @contextmanager
-def kept(log: logging.Logger) -> Iterator[None]:
+def restore_handlers(log: logging.Logger) -> Iterator[None]:
     """Until the block ends, what this logger and ours are told goes to stderr as JSON, where this process logs JSON."""
     if not as_json():
         yield

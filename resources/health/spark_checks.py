@@ -58,13 +58,13 @@ def session(request: SparkAsked) -> Iterator[Diagnosis]:
     """Whether a session starts, and what its executors say: the same questions that a run asks before it reads."""
     if not request.start:
         try:
-            extras.need("pyspark")
+            extras.require("pyspark")
         except SetupError as error:  # who only reads needs none
             yield skipped("session", error.message, error.remedy)
         else:
             yield skipped("session", "not started: that takes a while", "sluice doctor --spark")
         return
-    extras.need("pyspark")
+    extras.require("pyspark")
     feed, began = request.feed, time.monotonic()
     executors.check_answers(feed.spark)
     result = SparkEngine(feed.spark, partial(ExecutorPorts.of, feed.kafka, open_lake(feed))).preflight()

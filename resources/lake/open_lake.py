@@ -21,7 +21,7 @@ def open_lake(feed: Feed) -> Lake:
     """The feed's lake. Picklable; it opens nothing before the first call."""
     if not feed.lake.startswith("s3://"):
         return LocalLake(Path(feed.lake))
-    with extras.named():
+    with extras.name_missing():
         from sluice.resources.lake.s3_lake import S3Lake  # imported late: a local lake needs no boto3
 
     return S3Lake(feed.lake, feed.s3)

@@ -38,14 +38,14 @@ class Kept:
 
 def text(figures: Sequence[Figure]) -> str:
     """The figures in Prometheus' text format. Raises SetupError."""
-    with extras.named():
+    with extras.name_missing():
         from prometheus_client import generate_latest
     return generate_latest(_registry(Kept(figures))).decode()
 
 
 def write(figures: Sequence[Figure], path: Path) -> None:
     """Replace the file by these figures: a reader sees the old or the new ones. Raises SetupError, UsageError."""
-    with extras.named():
+    with extras.name_missing():
         from prometheus_client import write_to_textfile
     try:
         write_to_textfile(str(path), _registry(Kept(figures)))
@@ -78,7 +78,7 @@ class Gateway:
 
 def push(figures: Sequence[Figure], gateway: Gateway) -> None:
     """Replace the job's figures at the push gateway. Raises SetupError, Failed."""
-    with extras.named():
+    with extras.name_missing():
         from prometheus_client import push_to_gateway
         from prometheus_client.exposition import basic_auth_handler, default_handler
     handler = default_handler
@@ -99,7 +99,7 @@ def push(figures: Sequence[Figure], gateway: Gateway) -> None:
 def serving(cache: Kept, host: str, port: int) -> Iterator[threading.Thread]:
     """A web server in a thread that answers any path with the newest figures, until the block ends. Raises SetupError,
     UsageError where the address is taken."""
-    with extras.named():
+    with extras.name_missing():
         from prometheus_client import start_http_server
     try:
         server, thread = start_http_server(port, host, _registry(cache))

@@ -66,7 +66,7 @@ def client_of(settings: RegistrySettings) -> RegistryClient | GlueClient:
     """The client of a feed's registry. Picklable; it asks nothing yet."""
     if settings.glue is None:
         return RegistryClient(settings)
-    with extras.named():
+    with extras.name_missing():
         from sluice.resources.registry.glue import GlueClient  # late: only Glue's registry needs boto3
 
     return GlueClient(settings)

@@ -24,7 +24,7 @@ def access_of(feed: Feed) -> StoreAccess | None:
     """How to reach the feed's lake on S3; None for a lake in a folder. Raises NotAuthorized, SetupError."""
     if not feed.lake.startswith("s3://"):
         return None
-    with extras.named():
+    with extras.name_missing():
         from sluice.resources.lake.s3_client import Bucket
     bucket = Bucket(bucket_and_prefix(feed.lake)[0], feed.s3)
     credentials, meta = bucket.credentials, bucket.client.meta

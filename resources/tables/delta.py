@@ -79,13 +79,13 @@ class DeltaLakeTable:
     @classmethod
     def of(cls, feed: Feed, lake: Lake, kind: PartKind = PartKind.LANDED) -> DeltaLakeTable:
         """The table over the feed's parts of this kind. Raises SetupError."""
-        extras.need("deltalake")
+        extras.require("deltalake")
         return cls(lake, paths.delta_root(feed.name, kind), _storage(feed))
 
     @classmethod
     def of_windows(cls, feed: Feed, lake: Lake) -> DeltaLakeTable:
         """The table of the feed's complete windows."""
-        extras.need("deltalake")
+        extras.require("deltalake")
         return cls(lake, paths.windows_table_root(feed.name), _storage(feed))
 
     @property
@@ -300,7 +300,7 @@ class DeltaLakeTable:
         return self._table
 
     def _open(self, version: int | None = None) -> DeltaTable | None:
-        with extras.named():
+        with extras.name_missing():
             from deltalake import DeltaTable
         from deltalake.exceptions import TableNotFoundError
 

@@ -85,7 +85,7 @@ class IcebergTable:
         lake, below `tables`, unless the catalog says where. Raises SetupError."""
         if feed.table is None or feed.table.iceberg is None:
             raise ValueError("the feed names no Iceberg table")
-        extras.need("pyiceberg")
+        extras.require("pyiceberg")
         settings = feed.table.iceberg
         return cls(settings.name + suffix, settings.properties(), {"warehouse": lake.locate("tables"), **_s3(feed)})
 
@@ -230,7 +230,7 @@ class IcebergTable:
     @cached_property
     def _catalog(self) -> Catalog:
         properties = {k: v for k, v in self._properties.items() if k != "name"}
-        with extras.named(), _IMPORTING:
+        with extras.name_missing(), _IMPORTING:
             from pyiceberg.catalog import load_catalog
 
             if "sql" in properties.get("type", "") or "sql" in properties.get("uri", "").partition(":")[0]:
@@ -242,7 +242,7 @@ class IcebergTable:
         try:
             return load_catalog(name, **{**self._defaults, **properties})
         except ModuleNotFoundError as error:
-            raise extras.told(error) or SetupError(
+            raise extras.explain_import_error(error) or SetupError(
                 f"the catalog of {self.name} needs {error.name}", remedy=f"pip install {error.name}"
             ) from None
         except ValueError:

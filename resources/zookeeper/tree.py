@@ -358,7 +358,7 @@ def _shown(data: bytes) -> str:
 
 def _kazoo() -> Any:
     """kazoo, an extra: imported only where a feed keeps its offsets in ZooKeeper."""
-    with extras.named():
+    with extras.name_missing():
         for name in ("client", "exceptions", "handlers.threading"):
             importlib.import_module(f"kazoo.{name}")
     return importlib.import_module("kazoo")

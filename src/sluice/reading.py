@@ -202,7 +202,7 @@ class Windows:
 
     def pandas(self, columns: list[str] | None = None) -> pandas.DataFrame:
         """As `arrow`, in columns that keep Arrow's types: whole numbers with nulls stay whole, times stay exact."""
-        with extras.named():
+        with extras.name_missing():
             import pandas
 
         frame: pandas.DataFrame = self.arrow(columns).to_pandas(types_mapper=pandas.ArrowDtype)
@@ -210,7 +210,7 @@ class Windows:
 
     def polars(self) -> polars.LazyFrame:
         """A lazily read frame: Arrow reads the columns and rows that a query asks for, on S3 as in a folder."""
-        with extras.named():
+        with extras.name_missing():
             import polars
 
         return polars.scan_pyarrow_dataset(self.dataset())
@@ -220,7 +220,7 @@ class Windows:
 
         Columns in nanoseconds are cut to microseconds: DuckDB compares no time in nanoseconds with one that has a zone.
         """
-        with extras.named():
+        with extras.name_missing():
             import duckdb
 
         where: Any = connection or duckdb
@@ -245,7 +245,7 @@ class Windows:
         beyond its range or in nanoseconds, files with different columns, and files on S3. There, a time that Spark
         cannot hold is null.
         """
-        with extras.named():
+        with extras.name_missing():
             from sluice.resources.spark import engine, parts, types
 
             session = session or engine.session(self.feed.spark)

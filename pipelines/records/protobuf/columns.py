@@ -23,7 +23,7 @@ from sluice.pipelines.records.protobuf.programs import THERE
 from sluice.pipelines.records.protobuf.schema import Meaning, ProtoField, ProtoKind
 from sluice.pipelines.records.slots.slots import Bytes, Numbers, Slots, Truths, slot_faults
 from sluice.pipelines.schema.schema import Kind
-from sluice.pipelines.util.extras import named
+from sluice.pipelines.util.extras import name_missing
 
 _WIDE = {ProtoKind.UINT64: pa.uint64(), ProtoKind.FIXED64: pa.uint64(), ProtoKind.BOOL: pa.bool_()}
 
@@ -107,7 +107,7 @@ def _size(span: int) -> int:
 
 def _texts_of(message: str) -> Callable[[bytes], bytes | None]:
     """What makes a JSON text of such a message's bytes; None where they are none, or say what JSON cannot."""
-    with named():
+    with name_missing():
         from google.protobuf import json_format, struct_pb2
         from google.protobuf.message import DecodeError
     kind: Any = getattr(struct_pb2, message.rpartition(".")[2])

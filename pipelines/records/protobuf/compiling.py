@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from sluice.pipelines.records.rows.value_reader import UnusableSchema
-from sluice.pipelines.util.extras import named, need
+from sluice.pipelines.util.extras import name_missing, require
 from sluice.pipelines.util.units import safe_text
 
 if TYPE_CHECKING:
@@ -124,7 +124,7 @@ def _compiled(files: tuple[tuple[str, str], ...]) -> FileDescriptorSet:
 
 def descriptor_set(data: bytes = b"") -> FileDescriptorSet:
     """Descriptors from their bytes. Raises ValueError."""
-    with named():
+    with name_missing():
         from google.protobuf.descriptor_pb2 import FileDescriptorSet
         from google.protobuf.message import DecodeError
     try:
@@ -135,7 +135,7 @@ def descriptor_set(data: bytes = b"") -> FileDescriptorSet:
 
 def _from_base64(name: str, text: str) -> Any:
     """The descriptor of a file that was compiled elsewhere; None for a text."""
-    with named():
+    with name_missing():
         from google.protobuf.descriptor_pb2 import FileDescriptorProto
         from google.protobuf.message import DecodeError
     try:
@@ -149,7 +149,7 @@ def _from_base64(name: str, text: str) -> Any:
 
 def _by_protoc(sources: Mapping[str, str], known: FileDescriptorSet, main: str) -> FileDescriptorSet:
     """The descriptors of the file `main` of these, and of all that it imports."""
-    need("grpc_tools")
+    require("grpc_tools")
     with tempfile.TemporaryDirectory(prefix="sluice-protoc-") as scratch:
         root, out = Path(scratch, "files"), Path(scratch, "out.pb")
         for name, text in sources.items():
@@ -206,7 +206,7 @@ def _run(given: Sequence[str], scratch: str) -> None:
 
 
 def _well_known() -> Path:
-    with named():
+    with name_missing():
         import grpc_tools
     return Path(grpc_tools.__path__[0]) / "_proto"
 
@@ -241,7 +241,7 @@ def _google(name: str) -> Any:
     """The descriptor of one of Google's well-known files."""
     import importlib
 
-    with named():
+    with name_missing():
         from google.protobuf.descriptor_pb2 import FileDescriptorProto
     if name not in WELL_KNOWN:
         raise UnusableSchema("", f"imports {safe_text(name)}, which is not there")

@@ -20,7 +20,7 @@ from sluice.pipelines.records.protobuf.schema import Meaning, ProtoField, ProtoK
 from sluice.pipelines.records.rows.row_items import NotWritable, Written, at, chosen, floats, joined, symbols, truths
 from sluice.pipelines.records.rows.wire_format import varint
 from sluice.pipelines.schema.arrays import int64s
-from sluice.pipelines.util.extras import named
+from sluice.pipelines.util.extras import name_missing
 
 _VARINT, _EIGHT, _SIZED, _BEGIN, _END, _FOUR = range(6)
 _WIRES = {
@@ -196,7 +196,7 @@ def _time(micros: int) -> bytes:
 @lru_cache
 def _documents(name: str) -> Callable[[str], bytes]:
     """What makes a google.protobuf.Struct, Value or ListValue of a JSON text."""
-    with named():
+    with name_missing():
         from google.protobuf import json_format, struct_pb2
     kind: Any = getattr(struct_pb2, name.rpartition(".")[2])
 

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from sluice.pipelines.records.protobuf.compiling import MOST_COMPILED, descriptor_set
 from sluice.pipelines.records.rows.value_reader import UnusableSchema
-from sluice.pipelines.util.extras import named
+from sluice.pipelines.util.extras import name_missing
 from sluice.pipelines.util.units import safe_text
 
 if TYPE_CHECKING:
@@ -153,7 +153,7 @@ def files_of(text: str) -> tuple[FileDescriptorSet, str]:
 @lru_cache(64)
 def described(text: str) -> tuple[Any, str]:
     """The descriptor of a compiled schema's last file, and the name of its message. Raises UnusableSchema."""
-    with named():
+    with name_missing():
         from google.protobuf.descriptor_pool import DescriptorPool
     files, message = files_of(text)
     pool = DescriptorPool()

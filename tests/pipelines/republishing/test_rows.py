@@ -37,7 +37,7 @@ def test_a_piece_has_its_rows_and_what_is_left_over_stays(
     cursor = Cursor(batches(offsets, size))
     found: list[list[int]] = []
     for a, b in pairwise(edges):
-        chunks = [int64s(rows.column("offset")).tolist() for rows in cursor.between(a, b, lambda: most)]
+        chunks = [int64s(rows.column("offset")).tolist() for rows in cursor.read_between(a, b, lambda: most)]
         assert all(0 < len(c) <= most for c in chunks)
         found.append([o for c in chunks for o in c])
     assert found == [[o for o in offsets if a <= o < b] for a, b in pairwise(edges)]
@@ -45,8 +45,8 @@ def test_a_piece_has_its_rows_and_what_is_left_over_stays(
 
 def test_whoever_stops_in_the_middle_of_a_piece_goes_on_there() -> None:
     cursor = Cursor(batches([*range(30)], 20))
-    assert next(cursor.between(0, 30, lambda: 7)).num_rows == 7
-    rest = [o for rows in cursor.between(7, 30, lambda: 7) for o in int64s(rows.column("offset")).tolist()]
+    assert next(cursor.read_between(0, 30, lambda: 7)).num_rows == 7
+    rest = [o for rows in cursor.read_between(7, 30, lambda: 7) for o in int64s(rows.column("offset")).tolist()]
     assert rest == [*range(7, 30)]
 
 

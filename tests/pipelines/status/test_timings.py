@@ -7,7 +7,7 @@ from dataclasses import replace
 from sluice.pipelines.model.kafka import Isolation
 from sluice.pipelines.model.plans import Plan, Request, RequestKind, Slice, Task
 from sluice.pipelines.model.receipts import Counts, Receipt
-from sluice.pipelines.status.timings import ACTIVITIES, Spent, by_task, spent
+from sluice.pipelines.status.timings import ACTIVITIES, Spent, by_task, sum_times
 
 SLICES = tuple(Slice("orders", p, "id", 0, 100) for p in range(3))
 PLAN = Plan(
@@ -25,7 +25,7 @@ def receipt(s: Slice, **ns: int) -> Receipt:
 
 
 def test_activities_stand_in_the_order_of_work_and_add_up() -> None:
-    found = spent([receipt(SLICES[0], write=3, wait=1), receipt(SLICES[1], wait=10, crc=5)])
+    found = sum_times([receipt(SLICES[0], write=3, wait=1), receipt(SLICES[1], wait=10, crc=5)])
     assert list(found.ns) == list(ACTIVITIES)
     assert {a: ns for a, ns in found.ns.items() if ns} == {"wait": 11, "crc": 5, "write": 3}
     assert (found.total, found.records, found.input_bytes, found.slices) == (19, 190, 2000, 2)
@@ -33,11 +33,11 @@ def test_activities_stand_in_the_order_of_work_and_add_up() -> None:
 
 
 def test_what_an_earlier_attempt_finished_took_none_of_it() -> None:
-    assert not spent([replace(receipt(SLICES[0], wait=1), adopted=True)]).slices
+    assert not sum_times([replace(receipt(SLICES[0], wait=1), adopted=True)]).slices
 
 
 def test_an_activity_that_nobody_knows_is_kept_beside_the_others() -> None:
-    assert spent([receipt(SLICES[0], dance=4)]).ns["dance"] == 4
+    assert sum_times([receipt(SLICES[0], dance=4)]).ns["dance"] == 4
 
 
 def test_each_task_has_the_time_of_its_own_slices() -> None:
