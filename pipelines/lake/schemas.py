@@ -15,7 +15,7 @@ from sluice.pipelines.errors import Failed, LedgerCorrupt, RegistryForbidden, Re
 from sluice.pipelines.lake.paths import schema_path
 from sluice.pipelines.model.registered_schema import RegisteredSchema
 from sluice.pipelines.ports import Lake, Registry
-from sluice.pipelines.records.formats import prepared
+from sluice.pipelines.records.formats import prepare_schema
 from sluice.pipelines.records.rows.value_reader import UnusableSchema
 from sluice.pipelines.records.rows.wire_format import Named
 from sluice.pipelines.util.units import safe_text
@@ -60,7 +60,7 @@ class KeptSchemas:
             return None
         if self._types and schema.type not in self._types:
             raise UnusableSchema("", f"is a schema of type {safe_text(schema.type)}")
-        return prepared(schema).texts
+        return prepare_schema(schema).texts
 
     def find(self, id: Named) -> RegisteredSchema | None:
         """Returns the schema of that number, and stores it."""
@@ -79,7 +79,7 @@ class KeptSchemas:
         schema = self._ask(self._registry, id)
         if schema is not None:
             with suppress(UnusableSchema):  # stored unchanged; its readers get the error
-                schema = prepared(schema)
+                schema = prepare_schema(schema)
         if schema is not None and self._keep:
             self.keep(schema)
         return schema

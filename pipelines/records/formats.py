@@ -8,10 +8,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from sluice.pipelines.model.registered_schema import AVRO, JSON, PROTOBUF, RegisteredSchema
-from sluice.pipelines.records.avro.merged import merged
+from sluice.pipelines.records.avro.merged import merge_texts
 from sluice.pipelines.records.avro.reader_schema import AvroReader
 from sluice.pipelines.records.avro.schema import parse
-from sluice.pipelines.records.json.schema_bundle import bundled
+from sluice.pipelines.records.json.schema_bundle import bundle_texts
 from sluice.pipelines.records.json.schema_reader import JsonSchemaReader
 from sluice.pipelines.records.protobuf import reader_schema as protobuf
 from sluice.pipelines.records.rows.value_reader import Reader, WriterSchemas
@@ -33,21 +33,25 @@ class SchemaFormat:
 
     make: Callable[[tuple[str, ...], WireFormat], Reader]
     registered: str
-    whole: Callable[[RegisteredSchema], str]
+    as_file: Callable[[RegisteredSchema], str]
     read: Callable[[str, Path, str], tuple[str, ...]] = lambda text, folder, message: (text,)
-    kept: Callable[[RegisteredSchema], RegisteredSchema] = lambda found: found
+    compiled: Callable[[RegisteredSchema], RegisteredSchema] = lambda schema: schema
 
 
-def _merged(found: RegisteredSchema) -> str:
-    parse(found.texts)
-    return merged(found.texts)
+def _merge_file(schema: RegisteredSchema) -> str:
+    parse(schema.texts)
+    return merge_texts(schema.texts)
 
 
 READERS: Mapping[str, SchemaFormat] = {
-    "avro": SchemaFormat(AvroReader, AVRO, _merged),
-    "json_schema": SchemaFormat(JsonSchemaReader, JSON, lambda found: bundled(found.texts, found.names)),
+    "avro": SchemaFormat(AvroReader, AVRO, _merge_file),
+    "json_schema": SchemaFormat(JsonSchemaReader, JSON, lambda schema: bundle_texts(schema.texts, schema.names)),
     "protobuf": SchemaFormat(
-        protobuf.ProtobufReader, PROTOBUF, protobuf.as_file, read=protobuf.from_file, kept=protobuf.kept
+        protobuf.ProtobufReader,
+        PROTOBUF,
+        protobuf.as_file,
+        read=protobuf.from_file,
+        compiled=protobuf.compile_registered,
     ),
 }
 """By the feed's word for the format."""
@@ -85,7 +89,7 @@ def make_format(
     raise TypeError(f"{reader.format} has no row format")
 
 
-def prepared(found: RegisteredSchema) -> RegisteredSchema:
+def prepare_schema(schema: RegisteredSchema) -> RegisteredSchema:
     """A registry's schema as readers take it. Raises UnusableSchema."""
-    of = (made for made in READERS.values() if made.registered == found.type)
-    return next((made.kept(found) for made in of), found)
+    of = (form for form in READERS.values() if form.registered == schema.type)
+    return next((form.compiled(schema) for form in of), schema)

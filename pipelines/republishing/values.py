@@ -86,13 +86,13 @@ def typed_values(rows: pa.RecordBatch, shape: Shape, schema_id: int) -> pa.Array
         return json_values(rows, columns)
     before = prefix(reader.wire, schema_id)
     if isinstance(reader, AvroReader):
-        from sluice.pipelines.records.avro.encode import written
+        from sluice.pipelines.records.avro.encode import encode_rows
 
-        return _write_present(rows, partial(written, t=reader.type), before)
+        return _write_present(rows, partial(encode_rows, t=reader.type), before)
     if isinstance(reader, ProtobufReader):
         from sluice.pipelines.records.protobuf import encode
 
-        return _write_present(rows, partial(encode.written, message=reader.message), before + reader.naming)
+        return _write_present(rows, partial(encode.encode_rows, message=reader.message), before + reader.naming)
     return _behind(before, json_values(rows, columns))
 
 

@@ -104,14 +104,14 @@ def registered(request: SchemaAsked) -> RegisteredSchema:
 
 def file_of(schema: RegisteredSchema, request: SchemaAsked) -> str:
     """A registered schema as one file. Raises UnusableSchema."""
-    return READERS[request.format].whole(schema)
+    return READERS[request.format].as_file(schema)
 
 
 def reader_of(schema: RegisteredSchema, request: SchemaAsked) -> Reader:
     """What reads by a registered schema, as one file. Raises Failed where it makes no columns."""
     reader_type = READERS[request.format]
     try:
-        texts = reader_type.read(reader_type.whole(schema), request.schema_file.parent, request.message)
+        texts = reader_type.read(reader_type.as_file(schema), request.schema_file.parent, request.message)
         return reader_type.make(texts, WireFormat.CONFLUENT)
     except ValueError as error:
         what = error.text if isinstance(error, UnusableSchema) else safe_text(str(error))
@@ -151,7 +151,7 @@ def _reads_alike(reader: Reader, schema: RegisteredSchema) -> bool:
     try:
         if isinstance(reader, ProtobufReader):
             return reader.is_of(schema)
-        other = reader_type.make((reader_type.whole(schema),), reader.wire)
+        other = reader_type.make((reader_type.as_file(schema),), reader.wire)
     except ValueError:
         return False
     if isinstance(reader, AvroReader) and isinstance(other, AvroReader):

@@ -18,59 +18,70 @@ import pyarrow as pa
 
 from sluice.pipelines.records.avro.reader_schema import DURATION, branches
 from sluice.pipelines.records.avro.schema import AvroField, AvroKind, AvroType
-from sluice.pipelines.records.rows.row_items import NotWritable, Written, at, chosen, floats, joined, symbols, truths
+from sluice.pipelines.records.rows.row_items import (
+    NotWritable,
+    Written,
+    at,
+    floats,
+    join_parts,
+    symbols,
+    take_items,
+    truths,
+)
 from sluice.pipelines.schema.arrays import int64s
 
 _FEW = 128  # numbers whose bytes are made once
 
 
-def written(rows: pa.RecordBatch, t: AvroType) -> Written:
+def encode_rows(rows: pa.RecordBatch, t: AvroType) -> Written:
     """The bytes of each row by the record type `t`. A field whose column is not there is null."""
-    named = {name: rows.column(n) for n, name in enumerate(rows.schema.names)}
-    return joined([_written(_column(named, f, rows.num_rows), f.type, f.name) for f in t.fields], rows.num_rows)
+    columns = {name: rows.column(n) for n, name in enumerate(rows.schema.names)}
+    return join_parts(
+        [_encode_values(_column(columns, f, rows.num_rows), f.type, f.name) for f in t.fields], rows.num_rows
+    )
 
 
-def _column(named: dict[str, pa.Array], f: AvroField, count: int) -> pa.Array:
-    found = next((named[name] for name in (f.name, *f.aliases) if name in named), None)
-    return pa.nulls(count) if found is None else found
+def _column(columns: dict[str, pa.Array], f: AvroField, count: int) -> pa.Array:
+    column = next((columns[name] for name in (f.name, *f.aliases) if name in columns), None)
+    return pa.nulls(count) if column is None else column
 
 
-def _written(column: pa.Array, t: AvroType, place: str) -> Written:
+def _encode_values(column: pa.Array, t: AvroType, path: str) -> Written:
     """The bytes of each item, null or not."""
     if t.kind is AvroKind.NULL:
         return [b""] * len(column)
     if t.kind is AvroKind.UNION:
-        return _union(column, t, place)
+        return _union(column, t, path)
     if column.null_count:
         first = int(np.flatnonzero(truths(column.is_null()))[0])
-        raise NotWritable(first, place, "it is null, and the schema has no null there")
-    return _there(column, t, place)
+        raise NotWritable(first, path, "it is null, and the schema has no null there")
+    return _there(column, t, path)
 
 
-def _there(column: pa.Array, t: AvroType, place: str) -> Written:
+def _there(column: pa.Array, t: AvroType, path: str) -> Written:
     """The bytes of each item, of which none is null."""
     if isinstance(column, pa.DictionaryArray):
         column = column.dictionary_decode()
     if t.logical == "decimal":
-        return _decimals(column, t, place)
+        return _decimals(column, t, path)
     if t.logical == "duration":
         months, days, millis = (column.field(name).to_pylist() for name in DURATION)
         return [struct.pack("<III", *one) for one in zip(months, days, millis, strict=True)]
     match t.kind:
         case AvroKind.RECORD:
-            named = {f.name: column.field(f.name) for f in column.type}
-            parts = [_written(_column(named, f, len(column)), f.type, f"{place}.{f.name}") for f in t.fields]
-            return joined(parts, len(column))
+            columns = {f.name: column.field(f.name) for f in column.type}
+            parts = [_encode_values(_column(columns, f, len(column)), f.type, f"{path}.{f.name}") for f in t.fields]
+            return join_parts(parts, len(column))
         case AvroKind.ARRAY | AvroKind.MAP:
-            return _blocks(column, t, place)
+            return _blocks(column, t, path)
         case AvroKind.ENUM:
-            return symbols(column, {symbol: _long(n) for n, symbol in enumerate(t.symbols)}, place, "symbol")
+            return symbols(column, {symbol: _long(n) for n, symbol in enumerate(t.symbols)}, path, "symbol")
         case AvroKind.FIXED:
-            return _fixed(column, t, place)
+            return _encode_fixed(column, t, path)
     return _PLAIN[t.kind](column)
 
 
-def _union(column: pa.Array, t: AvroType, place: str) -> Written:
+def _union(column: pa.Array, t: AvroType, path: str) -> Written:
     """Each item behind the number of its branch. Several branches are a struct's members, of which one is there."""
     others = branches(t)
     there = truths(column.is_valid())
@@ -87,30 +98,30 @@ def _union(column: pa.Array, t: AvroType, place: str) -> Written:
                 break
             member = column.field(branch.short)
             theirs = there & truths(member.is_valid())
-        places = np.flatnonzero(theirs)
-        if len(places):
+        positions = np.flatnonzero(theirs)
+        if len(positions):
             head = _long(t.inner.index(branch))
-            some = chosen(member, places)
-            for n, data in zip(places.tolist(), at(places, partial(_there, some, branch, place)), strict=True):
+            values = take_items(member, positions)
+            for n, data in zip(positions.tolist(), at(positions, partial(_there, values, branch, path)), strict=True):
                 out[n] = head + data
-    found = [data for data in out if data is not None]
-    if len(found) < len(out):
-        raise NotWritable(out.index(None), place, "it is null, and the schema has no null there")
-    return found
+    encoded = [data for data in out if data is not None]
+    if len(encoded) < len(out):
+        raise NotWritable(out.index(None), path, "it is null, and the schema has no null there")
+    return encoded
 
 
-def _blocks(column: pa.Array, t: AvroType, place: str) -> Written:
+def _blocks(column: pa.Array, t: AvroType, path: str) -> Written:
     """Each list or map as one block and an end."""
     ends = int64s(column.offsets.cast(pa.int64()))
     first, stop = int(ends[0]), int(ends[-1])
     owner = np.repeat(np.arange(len(column)), np.diff(ends))
     if t.kind is AvroKind.ARRAY:
         inside = column.values.slice(first, stop - first)
-        items = at(owner, partial(_written, inside, t.inner[0], f"{place}[]"))
+        items = at(owner, partial(_encode_values, inside, t.inner[0], f"{path}[]"))
     else:
         keys = _PLAIN[AvroKind.STRING](column.keys.slice(first, stop - first))
         inside = column.items.slice(first, stop - first)
-        values = at(owner, partial(_written, inside, t.inner[0], f"{place}{{}}"))
+        values = at(owner, partial(_encode_values, inside, t.inner[0], f"{path}{{}}"))
         items = [key + value for key, value in zip(keys, values, strict=True)]
     bounds = (ends - first).tolist()
     return [
@@ -119,29 +130,29 @@ def _blocks(column: pa.Array, t: AvroType, place: str) -> Written:
     ]
 
 
-def _fixed(column: pa.Array, t: AvroType, place: str) -> Written:
-    found: Written = column.to_pylist()
-    for n, data in enumerate(found):
+def _encode_fixed(column: pa.Array, t: AvroType, path: str) -> Written:
+    values: Written = column.to_pylist()
+    for n, data in enumerate(values):
         if len(data) != t.size:
-            raise NotWritable(n, place, f"it has {len(data)} bytes, and the schema {t.size}")
-    return found
+            raise NotWritable(n, path, f"it has {len(data)} bytes, and the schema {t.size}")
+    return values
 
 
-def _decimals(column: pa.Array, t: AvroType, place: str) -> Written:
+def _decimals(column: pa.Array, t: AvroType, path: str) -> Written:
     """Two's complement, big-endian: as few bytes as it takes, or those of a fixed type."""
     out: Written = []
     for n, value in enumerate(column.to_pylist()):
-        number = _unscaled(value, t.scale)
+        number = _unscale(value, t.scale)
         bits = (number + (number < 0)).bit_length() + 1
         size = t.size if t.kind is AvroKind.FIXED else (bits + 7) // 8
         if len(str(abs(number))) > t.precision or bits > 8 * size:
-            raise NotWritable(n, place, f"it is no decimal({t.precision},{t.scale})")
+            raise NotWritable(n, path, f"it is no decimal({t.precision},{t.scale})")
         data = number.to_bytes(size, "big", signed=True)
         out.append(data if t.kind is AvroKind.FIXED else _long(size) + data)
     return out
 
 
-def _unscaled(value: Decimal, scale: int) -> int:
+def _unscale(value: Decimal, scale: int) -> int:
     sign, digits, exponent = value.as_tuple()
     number: int = int("".join(map(str, digits))) * 10 ** max(int(exponent) + scale, 0)
     return -number if sign else number
@@ -168,8 +179,8 @@ def _longs(column: pa.Array) -> Written:
 
 
 def _texts(column: pa.Array) -> Written:
-    found = column.cast(pa.binary()).to_pylist()
-    return [(_SMALL.get(len(data)) or _long(len(data))) + data for data in found]
+    texts = column.cast(pa.binary()).to_pylist()
+    return [(_SMALL.get(len(data)) or _long(len(data))) + data for data in texts]
 
 
 _PLAIN: dict[AvroKind, Callable[[pa.Array], Written]] = {

@@ -60,9 +60,9 @@ from sluice.pipelines.records.slots.binary_loops import (
     Found,
     begin,
     bits,
-    landed,
     not_utf8,
-    opened,
+    note_landed,
+    open_record,
     refuse,
     step,
     undo,
@@ -120,21 +120,21 @@ MOST_OPEN = 16_384
 
 class Tables(NamedTuple):
     """Programs, and the room that scanning needs. `ids`, `starts`: a hash table from schema ids to programs; a start
-    below 0 is the code that refuses all records of that schema. `told`: for each program, how many records it read in
+    below 0 is the code that refuses all records of that schema. `usage`: for each program, how many records it read in
     this piece and the first of their rows."""
 
     ops: Array
     lists: Array
     ids: Array
     starts: Array
-    told: Array
+    usage: Array
     nodes: Array
     bases: Array
     spans: Array
     there: Array
     counts: Array
     room: Array
-    kept: Array
+    saved: Array
     at: Array
     stack: Array
     state: Array
@@ -148,16 +148,16 @@ FRAME = 4  # numbers of a frame: the list's operation, elements left in this blo
 @inner
 def _long(data: Array, at: int, end: int) -> tuple[int, int]:
     """A zigzag varint of 64 bits at most: (the number, the next byte), or (a code, −1)."""
-    found = uint64(0)
+    number = uint64(0)
     shift = uint64(0)
     while at < end:
         b = uint64(byte(data, at))
         at += 1
         if shift == uint64(63) and b > uint64(1):
             return int64(LONG_VARINT), int64(-1)
-        found |= (b & uint64(0x7F)) << shift
+        number |= (b & uint64(0x7F)) << shift
         if b < uint64(0x80):
-            return int64(found >> uint64(1)) ^ -int64(found & uint64(1)), at
+            return int64(number >> uint64(1)) ^ -int64(number & uint64(1)), at
         shift += uint64(7)
         if shift > uint64(63):
             return int64(LONG_VARINT), int64(-1)
@@ -165,13 +165,13 @@ def _long(data: Array, at: int, end: int) -> tuple[int, int]:
 
 
 @inner
-def _number(found: int, how: int) -> int:
+def _number(number: int, how: int) -> int:
     """A number as its slot holds it: floats by their bits."""
     if how == AS_IS:
-        return found
+        return number
     if how == AS_FLOAT:
-        return int64(np.float32(found).view(np.uint32))
-    return int64(np.float64(found).view(np.int64))
+        return int64(np.float32(number).view(np.uint32))
+    return int64(np.float64(number).view(np.int64))
 
 
 @inlined
@@ -183,18 +183,18 @@ def _record(data: Array, p: int, end: int, pc: int, t: Tables) -> int:
     while True:
         op = cell(ops, pc, OP)
         node = cell(ops, pc, NODE)
-        found = int64(0)
+        number = int64(0)
         code = int64(OK)
         begun = p
         pc += 1
         if op == LONG:
-            found, p = _long(data, p, end)
+            number, p = _long(data, p, end)
             if p < 0:
-                code = found
-            elif cell(ops, pc - 1, B) != 0 and (found > 2147483647 or found < -2147483648):
+                code = number
+            elif cell(ops, pc - 1, B) != 0 and (number > 2147483647 or number < -2147483648):
                 code = int64(WIDE_INT)
             else:
-                found = _number(found, cell(ops, pc - 1, A))
+                number = _number(number, cell(ops, pc - 1, A))
         elif op == TEXT:
             size, p = _long(data, p, end)
             if p < 0:
@@ -209,7 +209,7 @@ def _record(data: Array, p: int, end: int, pc: int, t: Tables) -> int:
                     if wrong >= 0:
                         code = int64(BAD_TEXT)
                         begun = wrong
-                found = pack(p, p + size, PLAIN)
+                number = pack(p, p + size, PLAIN)
                 p += size
         elif op == BRANCH:
             which, p = _long(data, p, end)
@@ -227,46 +227,46 @@ def _record(data: Array, p: int, end: int, pc: int, t: Tables) -> int:
             if end - p < 8:
                 code = int64(CUT)
             else:
-                found = bits(data, p, 8)
+                number = bits(data, p, 8)
                 p += 8
         elif op == FLOAT:
             if end - p < 4:
                 code = int64(CUT)
             else:
-                found = bits(data, p, 4)
+                number = bits(data, p, 4)
                 p += 4
                 if cell(ops, pc - 1, A) == AS_DOUBLE:
-                    found = int64(np.float64(np.uint32(found).view(np.float32)).view(np.int64))
+                    number = int64(np.float64(np.uint32(number).view(np.float32)).view(np.int64))
         elif op == WORD:
             if end - p < 4:
                 code = int64(CUT)
             else:
-                found = bits(data, p, 4)
+                number = bits(data, p, 4)
                 p += 4
         elif op == TRUTH:
             if p >= end:
                 code = int64(CUT)
             else:
-                found = byte(data, p)
+                number = byte(data, p)
                 p += 1
-                if found > 1:
+                if number > 1:
                     code = int64(NO_TRUTH)
         elif op == FIXED:
             size = cell(ops, pc - 1, A)
             if size > end - p:
                 code = int64(CUT)
             else:
-                found = pack(p, p + size, PLAIN)
+                number = pack(p, p + size, PLAIN)
                 p += size
         elif op == ENUM:
-            found, p = _long(data, p, end)
+            number, p = _long(data, p, end)
             if p < 0:
-                code = found
-            elif found < 0 or found >= cell(ops, pc - 1, B):
+                code = number
+            elif number < 0 or number >= cell(ops, pc - 1, B):
                 code = int64(NO_SYMBOL)
             else:
-                found = item(lists, cell(ops, pc - 1, A) + found)
-                if found < 0:
+                number = item(lists, cell(ops, pc - 1, A) + number)
+                if number < 0:
                     code = int64(OTHER_SYMBOL)
         elif op == SKIP:
             if cell(ops, pc - 1, A) > end - p:
@@ -274,9 +274,9 @@ def _record(data: Array, p: int, end: int, pc: int, t: Tables) -> int:
             else:
                 p += cell(ops, pc - 1, A)
         elif op == SKIP_LONG:
-            found, p = _long(data, p, end)
+            number, p = _long(data, p, end)
             if p < 0:
-                code = found
+                code = number
         elif op == SKIP_TEXT:
             size, p = _long(data, p, end)
             if p < 0:
@@ -288,11 +288,11 @@ def _record(data: Array, p: int, end: int, pc: int, t: Tables) -> int:
             else:
                 p += size
         elif op == PRESENT:
-            found = pack(0, 0, PLAIN)
+            number = pack(0, 0, PLAIN)
         elif op == NUMBER:
-            found = cell(ops, pc - 1, A)
+            number = cell(ops, pc - 1, A)
         elif op == CONSTANT:
-            found = pack(state[POOL] + cell(ops, pc - 1, A), state[POOL] + cell(ops, pc - 1, B), PLAIN)
+            number = pack(state[POOL] + cell(ops, pc - 1, A), state[POOL] + cell(ops, pc - 1, B), PLAIN)
         elif op == LIST or op == NEXT:  # noqa: SIM109 - compiled
             # A frame for each list that is open: its operation, what is left of its block, its elements so far.
             if op == LIST:
@@ -306,44 +306,44 @@ def _record(data: Array, p: int, end: int, pc: int, t: Tables) -> int:
             if code == OK:
                 frame = (depth - 1) * FRAME
                 own = item(t.stack, frame)
-                left = item(t.stack, frame + 1) - (1 if op == NEXT else 0)
+                remaining = item(t.stack, frame + 1) - (1 if op == NEXT else 0)
                 level = cell(ops, own, A)
                 closed = False
-                while left <= 0 and code == OK and not closed:
+                while remaining <= 0 and code == OK and not closed:
                     begun = p
-                    left, p = _long(data, p, end)
+                    remaining, p = _long(data, p, end)
                     if p < 0:
-                        code = left
-                    elif left == 0:
+                        code = remaining
+                    elif remaining == 0:
                         closed = True
                     else:
-                        if left < 0:
-                            left = -left
+                        if remaining < 0:
+                            remaining = -remaining
                             size, p = _long(data, p, end)
                             if p < 0:
                                 code = size
-                            elif size < 0 or left < 0:
+                            elif size < 0 or remaining < 0:
                                 code = int64(BAD_SIZE)
-                        least = cell(ops, own, C)
-                        if code == OK and least > 0 and left > (end - p) // least:
+                        minimum = cell(ops, own, C)
+                        if code == OK and minimum > 0 and remaining > (end - p) // minimum:
                             code = int64(CUT)
-                        elif code == OK and least == 0:
-                            if left > MOST_EMPTY:
+                        elif code == OK and minimum == 0:
+                            if remaining > MOST_EMPTY:
                                 code = int64(MANY)
                             elif level < 0:
-                                left = int64(0)
+                                remaining = int64(0)
                 if code == OK and closed:
                     depth -= 1
                     pc = cell(ops, own, B)
                     node = cell(ops, own, NODE)
-                    found = pack(0, item(t.stack, frame + 2), PLAIN)
+                    number = pack(0, item(t.stack, frame + 2), PLAIN)
                     if node >= 0:
                         slot = item(bases, node) + item(at, cell(ops, own, LEVEL))
-                        put(spans, slot, found)
+                        put(spans, slot, number)
                         there[uint64(slot)] = 1
                     continue
                 if code == OK:
-                    put(t.stack, frame + 1, left)
+                    put(t.stack, frame + 1, remaining)
                     pc = own + 1
                     if level >= 0:
                         n = item(t.counts, level)
@@ -355,7 +355,7 @@ def _record(data: Array, p: int, end: int, pc: int, t: Tables) -> int:
                         put(t.stack, frame + 2, item(t.stack, frame + 2) + 1)
                     continue
         elif op == LIST_OF:
-            found = pack(0, cell(ops, pc - 1, B), PLAIN)
+            number = pack(0, cell(ops, pc - 1, B), PLAIN)
         elif op == ELEMENT:
             level = cell(ops, pc - 1, A)
             n = item(t.counts, level)
@@ -389,7 +389,7 @@ def _record(data: Array, p: int, end: int, pc: int, t: Tables) -> int:
             return code
         if node >= 0:
             slot = item(bases, node) + item(at, cell(ops, pc - 1, LEVEL))
-            put(spans, slot, found)
+            put(spans, slot, number)
             there[uint64(slot)] = 1
 
 
@@ -397,16 +397,16 @@ def _record(data: Array, p: int, end: int, pc: int, t: Tables) -> int:
 def _program(t: Tables, schema: int) -> int:
     """The place of a schema in `ids`; −1 when nobody has asked for it yet."""
     mask = t.ids.size - 1
-    place = schema * SPREAD & mask
-    while t.ids[place] >= 0:
-        if t.ids[place] == schema:
-            return place
-        place = (place + 1) & mask
+    slot = schema * SPREAD & mask
+    while t.ids[slot] >= 0:
+        if t.ids[slot] == schema:
+            return slot
+        slot = (slot + 1) & mask
     return int64(-1)
 
 
 @compiled(types.int64(BYTES, I32, U8, I64, _TABLES, FOUND))
-def scan(data: Array, ends: Array, valid: Array, schemas: Array, t: Tables, found: Found) -> int:
+def scan(data: Array, ends: Array, valid: Array, schemas: Array, t: Tables, results: Found) -> int:
     """Read records from state[ROW] on, up to a block: DONE, FULL, GROW_LEVEL (state[NEED]: which), or WANT
     (state[NEED]: the id of a schema without a program).
 
@@ -417,41 +417,41 @@ def scan(data: Array, ends: Array, valid: Array, schemas: Array, t: Tables, foun
     state = t.state
     begin(t)
     while state[ROW] < state[LAST]:
-        next_ = step(valid, t, found)
+        next_ = step(valid, t, results)
         if next_ == PASSED:
             continue
         if next_ == FULL:
             return int64(FULL)
         row, out = state[ROW], state[OUT]
         begun, end = int64(ends[row]), int64(ends[row + 1])
-        schema, p = opened(data, begun, end, schemas, row, state)
+        schema, p = open_record(data, begun, end, schemas, row, state)
         if schema < 0:
-            refuse(t, found, -schema, -1, 0)
+            refuse(t, results, -schema, -1, 0)
             continue
-        place = int64(0)
+        slot = int64(0)
         if state[HEADER] != NOWHERE:
-            place = state[KNOWN]
-            if t.ids[place] != schema:
-                place = _program(t, schema)
-                if place < 0:
+            slot = state[KNOWN]
+            if t.ids[slot] != schema:
+                slot = _program(t, schema)
+                if slot < 0:
                     state[NEED] = schema
                     return int64(WANT)
-                state[KNOWN] = place
-        pc = t.starts[place]
+                state[KNOWN] = slot
+        pc = t.starts[slot]
         if pc < 0:
-            refuse(t, found, -pc, -1, 1)
+            refuse(t, results, -pc, -1, 1)
             continue
         for level in range(t.counts.size):
-            t.kept[level] = t.counts[level]
+            t.saved[level] = t.counts[level]
         t.at[0] = out
         code = _record(data, p, end, pc, t)
         if code == OK:
-            landed(t, found, row, out, place)
+            note_landed(t, results, row, out, slot)
             continue
         undo(t)
         if code == _CROWDED:
             return int64(GROW_LEVEL)
-        refuse(t, found, code, state[AT_NODE], state[AT_BYTE] - begun)
+        refuse(t, results, code, state[AT_NODE], state[AT_BYTE] - begun)
     return int64(DONE)
 
 

@@ -14,7 +14,14 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from sluice.pipelines.records.avro import loops
-from sluice.pipelines.records.avro.reader_schema import DURATION, addable, branches, column_type, nullable, wrapped
+from sluice.pipelines.records.avro.reader_schema import (
+    DURATION,
+    addable,
+    branches,
+    column_type,
+    nullable,
+    wrap_in_record,
+)
 from sluice.pipelines.records.avro.schema import AvroField, AvroKind, AvroType, records_of
 from sluice.pipelines.records.json.scan_tables import SchemaNode
 from sluice.pipelines.schema.schema import Kind as ColumnKind
@@ -68,11 +75,11 @@ def program(
 
     Raises Incompatible. `reader` is a record, whose columns the nodes are.
     """
-    made = _Program(writer, nodes, begin, pool)
-    made.whole(writer, reader, nodes[0])
-    made.emit(loops.END)
-    made.routines()
-    return made.ops, made.unknown
+    compiler = _Program(writer, nodes, begin, pool)
+    compiler.whole(writer, reader, nodes[0])
+    compiler.emit(loops.END)
+    compiler.routines()
+    return compiler.ops, compiler.unknown
 
 
 class _Program:
@@ -99,47 +106,47 @@ class _Program:
     def whole(self, w: AvroType, r: AvroType, node: SchemaNode) -> None:
         """A whole value: of a record, or of any other type if the reader's record is one around that."""
         if not r.name:
-            self.record(w if w.kind is AvroKind.RECORD and not w.name else wrapped(w), r, node, "")
+            self.record(w if w.kind is AvroKind.RECORD and not w.name else wrap_in_record(w), r, node, "")
         elif w.kind is AvroKind.UNION:
             self._written_union(w, r, node, "", self.record)
         else:
             self.record(w, r, node, "")
 
-    def record(self, w: AvroType, r: AvroType, node: SchemaNode, place: str) -> None:
+    def record(self, w: AvroType, r: AvroType, node: SchemaNode, path: str) -> None:
         """All fields of a record; the caller says that the struct is there."""
         if w.kind is not AvroKind.RECORD or not _same_name(w, r):
-            raise Incompatible(f"{place or 'the record'}: {_said(w)} was written, and {_said(r)} is read")
+            raise Incompatible(f"{path or 'the record'}: {_describe(w)} was written, and {_describe(r)} is read")
         children = {self._nodes[c].name: self._nodes[c] for c in node.children}
         wanted = {f.name: f for f in r.fields}
         for f in r.fields:
             for alias in f.aliases:
                 wanted.setdefault(alias, f)
-        seen: set[str] = set()
+        filled: set[str] = set()
         written = {f.name for f in w.fields}
         for f in w.fields:
             target = wanted.get(f.name)
             # A field of its own name goes before an alias.
-            if target is None or target.name in seen or (target.name != f.name and target.name in written):
+            if target is None or target.name in filled or (target.name != f.name and target.name in written):
                 self.skip(f.type)
-                self.unknown[f"{place}.{f.name}" if place else f.name] = _spelled(f.type) if addable(f.type) else ""
+                self.unknown[f"{path}.{f.name}" if path else f.name] = _spelled(f.type) if addable(f.type) else ""
                 continue
-            seen.add(target.name)
-            self.value(f.type, target.type, children[target.name], f"{place}.{f.name}" if place else f.name)
+            filled.add(target.name)
+            self.value(f.type, target.type, children[target.name], f"{path}.{f.name}" if path else f.name)
         for f in r.fields:
-            if f.name not in seen:
-                self._default(f, children[f.name], f"{place}.{f.name}" if place else f.name)
+            if f.name not in filled:
+                self._default(f, children[f.name], f"{path}.{f.name}" if path else f.name)
 
-    def value(self, w: AvroType, r: AvroType, node: SchemaNode, place: str) -> None:
+    def value(self, w: AvroType, r: AvroType, node: SchemaNode, path: str) -> None:
         """One value, read from the writer's type into the node of the reader's."""
         w = self._records[w.name] if w.kind is AvroKind.AGAIN else w
         if w.kind is AvroKind.UNION:
-            self._written_union(w, r, node, place, self.value)
+            self._written_union(w, r, node, path, self.value)
         elif r.kind is AvroKind.UNION:
-            self._read_union(w, r, node, place)
+            self._read_union(w, r, node, path)
         else:
-            self._plain(w, r, node, place)
+            self._plain(w, r, node, path)
 
-    def _written_union(self, w: AvroType, r: AvroType, node: SchemaNode, place: str, read: _Read) -> None:
+    def _written_union(self, w: AvroType, r: AvroType, node: SchemaNode, path: str, read: _Read) -> None:
         jump = self.emit(loops.BRANCH, node, b=len(w.inner))
         at: list[int] = []
         ends: list[list[int]] = []
@@ -148,7 +155,7 @@ class _Program:
             at.append(self.here)
             length, unknown = len(self.ops), dict(self.unknown)
             try:
-                read(branch, r, node, place)
+                read(branch, r, node, path)
                 fits += 1
             except Incompatible:
                 del self.ops[length:]
@@ -156,41 +163,41 @@ class _Program:
                 self.emit(loops.FAIL, node, loops.OTHER_BRANCH)
             ends.append(self.emit(loops.JUMP))
         if not fits:
-            raise Incompatible(f"{place or 'the record'}: no branch of the union that was written is {_said(r)}")
+            raise Incompatible(f"{path or 'the record'}: no branch of the union that was written is {_describe(r)}")
         for row in ends:
             row[loops.A] = self.here
         jump[loops.A] = self._pool.keep(at)
 
-    def _read_union(self, w: AvroType, r: AvroType, node: SchemaNode, place: str) -> None:
+    def _read_union(self, w: AvroType, r: AvroType, node: SchemaNode, path: str) -> None:
         """The first branch that matches best: of the same type, else one that the writer's can become."""
         if w.kind is AvroKind.NULL and any(b.kind is AvroKind.NULL for b in r.inner):
             return  # a slot that nobody writes is null
-        found = next((b for b in r.inner if _alike(w, b)), None) or next((b for b in r.inner if _fits(w, b)), None)
-        if found is None:
-            raise Incompatible(f"{place}: {_said(w)} was written, and no branch of the union is that")
+        branch = next((b for b in r.inner if _alike(w, b)), None) or next((b for b in r.inner if _fits(w, b)), None)
+        if branch is None:
+            raise Incompatible(f"{path}: {_describe(w)} was written, and no branch of the union is that")
         if nullable(r) or len(branches(r)) < 2:
-            self.value(w, found, node, place)
+            self.value(w, branch, node, path)
             return
         self.emit(loops.PRESENT, node)
-        self.value(w, found, self._member(r, found, node), place)
+        self.value(w, branch, self._member(r, branch, node), path)
 
     def _member(self, r: AvroType, branch: AvroType, node: SchemaNode) -> SchemaNode:
-        place = next(i for i, b in enumerate(branches(r)) if b is branch)
-        return self._nodes[node.children[place]]
+        index = next(i for i, b in enumerate(branches(r)) if b is branch)
+        return self._nodes[node.children[index]]
 
-    def _plain(self, w: AvroType, r: AvroType, node: SchemaNode, place: str) -> None:
+    def _plain(self, w: AvroType, r: AvroType, node: SchemaNode, path: str) -> None:
         """A value of a writer's and a reader's type that are no unions."""
         if not _fits(w, r):
-            raise Incompatible(f"{place}: {_said(w)} was written, and {_said(r)} is read")
+            raise Incompatible(f"{path}: {_describe(w)} was written, and {_describe(r)} is read")
         emit = self.emit
         match r.kind:
             case AvroKind.NULL:
                 return
             case AvroKind.RECORD:
                 emit(loops.PRESENT, node)
-                self.record(w, r, node, place)
+                self.record(w, r, node, path)
             case AvroKind.ARRAY | AvroKind.MAP:
-                self._list(w, r, node, place)
+                self._list(w, r, node, path)
             case AvroKind.BOOLEAN:
                 emit(loops.TRUTH, node)
             case AvroKind.INT | AvroKind.LONG:
@@ -218,19 +225,19 @@ class _Program:
             case AvroKind.FIXED:
                 emit(loops.FIXED, node, r.size)
             case AvroKind.ENUM:
-                known = {s: i for i, s in enumerate(r.symbols)}
-                other = known.get(r.default or "", -1)
-                emit(loops.ENUM, node, self._pool.keep([known.get(s, other) for s in w.symbols]), len(w.symbols))
+                numbers = {s: i for i, s in enumerate(r.symbols)}
+                other = numbers.get(r.default or "", -1)
+                emit(loops.ENUM, node, self._pool.keep([numbers.get(s, other) for s in w.symbols]), len(w.symbols))
 
-    def _list(self, w: AvroType, r: AvroType, node: SchemaNode, place: str) -> None:
-        least = least_bytes(w.inner[0]) + (r.kind is AvroKind.MAP)
+    def _list(self, w: AvroType, r: AvroType, node: SchemaNode, path: str) -> None:
+        minimum = least_bytes(w.inner[0]) + (r.kind is AvroKind.MAP)
         begun = self.here
-        row = self.emit(loops.LIST, node, node.inner, c=least)
+        row = self.emit(loops.LIST, node, node.inner, c=minimum)
         children = [self._nodes[c] for c in node.children]
         if r.kind is AvroKind.MAP:
             self.emit(loops.TEXT, children[0], 1)
         kind = ColumnKind.MAP if r.kind is AvroKind.MAP else ColumnKind.LIST
-        self.value(w.inner[0], r.inner[0], children[-1], path_below(place, kind, ""))
+        self.value(w.inner[0], r.inner[0], children[-1], path_below(path, kind, ""))
         self.emit(loops.NEXT, node, begun)
         row[loops.B] = self.here
 
@@ -289,13 +296,13 @@ class _Program:
 
     # -- what only the reader has
 
-    def _default(self, f: AvroField, node: SchemaNode, place: str) -> None:
+    def _default(self, f: AvroField, node: SchemaNode, path: str) -> None:
         if not f.has_default:
-            raise Incompatible(f"{place}: was not written, and has no default")
+            raise Incompatible(f"{path}: was not written, and has no default")
         try:
             self._constant(f.type, f.default, node)
         except (TypeError, ValueError, AttributeError, struct.error, OverflowError) as error:
-            raise Incompatible(f"{place}: its default is not {_said(f.type)}") from error
+            raise Incompatible(f"{path}: its default is not {_describe(f.type)}") from error
 
     def _constant(self, r: AvroType, value: Any, node: SchemaNode) -> None:
         """A default as JSON has it. Raises TypeError or ValueError for one that is not of its type."""
@@ -309,9 +316,9 @@ class _Program:
                 emit(loops.PRESENT, node)
                 children = {self._nodes[c].name: self._nodes[c] for c in node.children}
                 for f in r.fields:
-                    given = f.name in value
-                    _check(given or f.has_default)
-                    self._constant(f.type, value[f.name] if given else f.default, children[f.name])
+                    present = f.name in value
+                    _check(present or f.has_default)
+                    self._constant(f.type, value[f.name] if present else f.default, children[f.name])
             case AvroKind.ARRAY:
                 _check(isinstance(value, list))
                 emit(loops.LIST_OF, node, node.inner, len(value))
@@ -378,8 +385,8 @@ def _bits(kind: AvroKind, value: Any) -> int:
         value = float(value.lower())
     _check(isinstance(value, int | float) and not isinstance(value, bool))
     code = "<f" if kind is AvroKind.FLOAT else "<d"
-    found = float(value)
-    packed = struct.pack(code, found if not math.isnan(found) else math.nan)
+    number = float(value)
+    packed = struct.pack(code, number if not math.isnan(number) else math.nan)
     return int.from_bytes(packed, "little", signed=kind is AvroKind.DOUBLE)
 
 
@@ -430,7 +437,7 @@ def _spelled(w: AvroType) -> str:
     return str(column_type(w))
 
 
-def _said(t: AvroType) -> str:
+def _describe(t: AvroType) -> str:
     """A type for people, with its name."""
     kind = f"{t.kind} {t.short}" if t.name else str(t.kind)
     return f"{kind} ({t.logical})" if t.logical else kind

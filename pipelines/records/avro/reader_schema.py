@@ -56,13 +56,13 @@ class AvroReader:
     @cached_property
     def columns(self) -> Schema:
         """The columns of rows."""
-        return parse_schema({f.name: _field(f, f.name).text for f in self.type.fields})
+        return parse_schema({f.name: _make_field(f, f.name).text for f in self.type.fields})
 
     @cached_property
     def fingerprint(self) -> str:
         """16 hex digits. Readers that make the same rows of the same records have the same ones."""
-        said = "\n".join((*map(canonical, self.texts), *map(str, self.columns.texts().items()), self.wire))
-        return hashlib.sha256(said.encode()).hexdigest()[:16]
+        identity = "\n".join((*map(canonical, self.texts), *map(str, self.columns.texts().items()), self.wire))
+        return hashlib.sha256(identity.encode()).hexdigest()[:16]
 
     @property
     def evolves(self) -> bool:
@@ -75,8 +75,8 @@ class AvroReader:
         more = [{"name": f.name, "type": _or_null(f), "default": None} for f in columns.fields if f.name not in own]
         if not more:
             return self
-        said = json.loads(self.texts[-1])
-        return AvroReader((*self.texts[:-1], json.dumps(said | {"fields": [*said["fields"], *more]})), self.wire)
+        schema = json.loads(self.texts[-1])
+        return AvroReader((*self.texts[:-1], json.dumps(schema | {"fields": [*schema["fields"], *more]})), self.wire)
 
     @property
     def asks(self) -> bool:
@@ -86,10 +86,10 @@ class AvroReader:
 
 def as_record(t: AvroType) -> AvroType:
     """The type, as a record of one field if it is none."""
-    return t if t.kind is AvroKind.RECORD else wrapped(t)
+    return t if t.kind is AvroKind.RECORD else wrap_in_record(t)
 
 
-def wrapped(t: AvroType) -> AvroType:
+def wrap_in_record(t: AvroType) -> AvroType:
     """A record without a name, whose one field is of the type."""
     return AvroType(AvroKind.RECORD, fields=(AvroField(VALUE, t),), weight=t.weight + 1, depth=t.depth + 1)
 
@@ -119,10 +119,10 @@ def addable(t: AvroType) -> bool:
 
 
 def _or_null(f: Field) -> list[Any]:
-    return ["null", _spelled(f.type)]
+    return ["null", _spell_type(f.type)]
 
 
-def _spelled(t: Type) -> Any:
+def _spell_type(t: Type) -> Any:
     """The Avro type that makes such a column, of those that are `addable`."""
     match t.kind:
         case Kind.DATE:
@@ -132,8 +132,10 @@ def _spelled(t: Type) -> Any:
         case Kind.LIST | Kind.MAP:
             (inside,) = t.fields
             type_, items = ("array", "items") if t.kind is Kind.LIST else ("map", "values")
-            return {"type": type_, items: _spelled(inside.type) if inside.required else _or_null(inside)}
-    return next(str(kind) for kind, made in _KINDS.items() if made is t.kind and kind is not AvroKind.FIXED)
+            return {"type": type_, items: _spell_type(inside.type) if inside.required else _or_null(inside)}
+    return next(
+        str(kind) for kind, column_kind in _KINDS.items() if column_kind is t.kind and kind is not AvroKind.FIXED
+    )
 
 
 def column_type(t: AvroType) -> Type:
@@ -141,41 +143,41 @@ def column_type(t: AvroType) -> Type:
     return _type(t, "")[0]
 
 
-def _field(f: AvroField, place: str) -> Field:
-    kind, required = _type(f.type, place)
+def _make_field(f: AvroField, path: str) -> Field:
+    kind, required = _type(f.type, path)
     return Field(f.name, kind, required)
 
 
-def _type(t: AvroType, place: str) -> tuple[Type, bool]:
+def _type(t: AvroType, path: str) -> tuple[Type, bool]:
     """The type of a column, and whether it is always there."""
     match t.kind:
         case AvroKind.UNION:
-            return _union(t, place)
+            return _union(t, path)
         case AvroKind.NULL:
             return Type(Kind.STRING), False
         case AvroKind.AGAIN:
-            raise AvroSchemaError(place, f"holds itself: {shown(t.name)} is recursive, and a table is not")
+            raise AvroSchemaError(path, f"holds itself: {shown(t.name)} is recursive, and a table is not")
         case AvroKind.RECORD:
             if not t.fields:
-                raise AvroSchemaError(place, "is a record without fields, which no column can be")
-            return Type(Kind.STRUCT, fields=tuple(_field(f, f"{place}.{f.name}") for f in t.fields)), True
+                raise AvroSchemaError(path, "is a record without fields, which no column can be")
+            return Type(Kind.STRUCT, fields=tuple(_make_field(f, f"{path}.{f.name}") for f in t.fields)), True
         case AvroKind.ARRAY | AvroKind.MAP:
             kind = Kind.LIST if t.kind is AvroKind.ARRAY else Kind.MAP
-            inside, required = _type(t.inner[0], path_below(place, kind, ""))
+            inside, required = _type(t.inner[0], path_below(path, kind, ""))
             return Type(kind, fields=(Field("", inside, required),)), True
-    return _scalar(t, place), True
+    return _scalar(t, path), True
 
 
-def _union(t: AvroType, place: str) -> tuple[Type, bool]:
+def _union(t: AvroType, path: str) -> tuple[Type, bool]:
     others = branches(t)
     required = len(others) == len(t.inner)
     if not others:
         return Type(Kind.STRING), False
     if len(others) == 1:
-        return _type(others[0], place)[0], required
-    members = tuple(Field(b.short, _type(b, f"{place}.{b.short}")[0]) for b in others)
+        return _type(others[0], path)[0], required
+    members = tuple(Field(b.short, _type(b, f"{path}.{b.short}")[0]) for b in others)
     if len({m.name.casefold() for m in members}) < len(members):
-        raise AvroSchemaError(place, "is a union of types whose names differ by their namespace or case only")
+        raise AvroSchemaError(path, "is a union of types whose names differ by their namespace or case only")
     return Type(Kind.STRUCT, fields=members), required
 
 
@@ -194,10 +196,10 @@ _UNITS = {"millis": "ms", "micros": "us", "nanos": "ns"}
 _NAMES = {unit: name for name, unit in _UNITS.items()}
 
 
-def _scalar(t: AvroType, place: str) -> Type:
+def _scalar(t: AvroType, path: str) -> Type:
     if t.logical == "decimal":
         if t.precision > MOST_DIGITS:
-            raise AvroSchemaError(place, f"is a decimal of {t.precision} digits; a column has at most {MOST_DIGITS}")
+            raise AvroSchemaError(path, f"is a decimal of {t.precision} digits; a column has at most {MOST_DIGITS}")
         return Type(Kind.DECIMAL, t.precision, t.scale)
     if t.logical == "date":
         return Type(Kind.DATE)

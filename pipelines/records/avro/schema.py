@@ -113,30 +113,30 @@ def parse(texts: Sequence[str]) -> AvroType:
     Raises AvroSchemaError.
     """
     parser = _Parser()
-    found = None
+    schema = None
     for text in texts:
-        found = parser.schema(_loaded(text), "", "", 0)
-    if found is None:
+        schema = parser.schema(_load_json(text), "", "", 0)
+    if schema is None:
         raise AvroSchemaError("", "there is no schema")
-    return found
+    return schema
 
 
 def records_of(t: AvroType) -> dict[str, AvroType]:
     """The records of a type, by their full names."""
-    found: dict[str, AvroType] = {}
+    records: dict[str, AvroType] = {}
     queue = [t]
     for inside in queue:
         if inside.kind is AvroKind.RECORD:
-            if inside.name in found:
+            if inside.name in records:
                 continue
-            found[inside.name] = inside
+            records[inside.name] = inside
         queue += [*inside.inner, *(f.type for f in inside.fields)]
-    return found
+    return records
 
 
 def canonical(text: str) -> str:
     """The schema without what changes nothing (documentation, white space, the order of attributes), as text."""
-    return json.dumps(_without_docs(_loaded(text)), sort_keys=True, separators=(",", ":"))
+    return json.dumps(_without_docs(_load_json(text)), sort_keys=True, separators=(",", ":"))
 
 
 def _without_docs(node: Any) -> Any:
@@ -145,7 +145,7 @@ def _without_docs(node: Any) -> Any:
     return [_without_docs(n) for n in node] if isinstance(node, list) else node
 
 
-def _loaded(text: str) -> Any:
+def _load_json(text: str) -> Any:
     if len(text) > MOST_TEXT:
         raise AvroSchemaError("", f"is longer than {MOST_TEXT} characters")
     try:
@@ -165,145 +165,145 @@ class _Parser:
         self._named: dict[str, AvroType] = {}
         self._open: list[str] = []
 
-    def schema(self, node: Any, space: str, place: str, depth: int) -> AvroType:
+    def schema(self, node: Any, space: str, path: str, depth: int) -> AvroType:
         if depth > MOST_DEPTH:
-            raise AvroSchemaError(place, f"is nested deeper than {MOST_DEPTH} types")
+            raise AvroSchemaError(path, f"is nested deeper than {MOST_DEPTH} types")
         if isinstance(node, str):
-            return self._called(node, space, place)
+            return self._resolve_name(node, space, path)
         if isinstance(node, list):
-            return self._union(node, space, place, depth)
+            return self._union(node, space, path, depth)
         if not isinstance(node, Mapping):
-            raise AvroSchemaError(place, "is no type")
-        said = node.get("type")
-        if isinstance(said, Mapping | list):
-            return self.schema(said, space, place, depth + 1)
-        match said:
+            raise AvroSchemaError(path, "is no type")
+        kind = node.get("type")
+        if isinstance(kind, Mapping | list):
+            return self.schema(kind, space, path, depth + 1)
+        match kind:
             case "record" | "error":
-                return self._record(node, space, place, depth)
+                return self._record(node, space, path, depth)
             case "enum":
-                return self._enum(node, space, place)
+                return self._enum(node, space, path)
             case "fixed":
-                return self._fixed(node, space, place)
+                return self._parse_fixed(node, space, path)
             case "array" | "map":
-                inside = self.schema(node.get("items" if said == "array" else "values"), space, place, depth + 1)
-                return _holder(AvroKind(said), (inside,), place)
+                inside = self.schema(node.get("items" if kind == "array" else "values"), space, path, depth + 1)
+                return _holder(AvroKind(kind), (inside,), path)
             case str():
-                return _logical(self._called(said, space, place), node)
-        raise AvroSchemaError(place, "has no type")
+                return _logical(self._resolve_name(kind, space, path), node)
+        raise AvroSchemaError(path, "has no type")
 
-    def _called(self, name: str, space: str, place: str) -> AvroType:
+    def _resolve_name(self, name: str, space: str, path: str) -> AvroType:
         if name in _PRIMITIVES:
             return AvroType(_PRIMITIVES[name])
         full = name if "." in name or not space else f"{space}.{name}"
-        for known in (full, name):
-            if known in self._open:
-                return AvroType(AvroKind.AGAIN, known)
-            if known in self._named:
-                return self._named[known]
-        raise AvroSchemaError(place, f"is a type that nothing defines: {shown(name)}")
+        for candidate in (full, name):
+            if candidate in self._open:
+                return AvroType(AvroKind.AGAIN, candidate)
+            if candidate in self._named:
+                return self._named[candidate]
+        raise AvroSchemaError(path, f"is a type that nothing defines: {shown(name)}")
 
-    def _union(self, node: list[Any], space: str, place: str, depth: int) -> AvroType:
+    def _union(self, node: list[Any], space: str, path: str, depth: int) -> AvroType:
         if not node:
-            raise AvroSchemaError(place, "is a union of nothing")
-        branches = tuple(self.schema(n, space, place, depth + 1) for n in node)
+            raise AvroSchemaError(path, "is a union of nothing")
+        branches = tuple(self.schema(n, space, path, depth + 1) for n in node)
         names = [b.name or str(b.kind) for b in branches]
         if AvroKind.UNION in (b.kind for b in branches) or len(set(names)) < len(names):
-            raise AvroSchemaError(place, "is a union of unions, or has a type twice")
-        return _holder(AvroKind.UNION, branches, place)
+            raise AvroSchemaError(path, "is a union of unions, or has a type twice")
+        return _holder(AvroKind.UNION, branches, path)
 
-    def _record(self, node: Mapping[str, Any], space: str, place: str, depth: int) -> AvroType:
-        name, space, aliases = self._name(node, space, place)
+    def _record(self, node: Mapping[str, Any], space: str, path: str, depth: int) -> AvroType:
+        name, space, aliases = self._name(node, space, path)
         fields = node.get("fields")
         if not isinstance(fields, list):
-            raise AvroSchemaError(place, "is a record without fields")
+            raise AvroSchemaError(path, "is a record without fields")
         self._open.append(name)
-        found = tuple(self._field(f, space, place, depth) for f in fields)
+        members = tuple(self._parse_field(f, space, path, depth) for f in fields)
         self._open.pop()
-        names = [f.name for f in found]
+        names = [f.name for f in members]
         if len(set(names)) < len(names):
-            raise AvroSchemaError(place, "has a field twice")
-        weight, depth = _size([f.type for f in found], place)
-        return self._keep(AvroType(AvroKind.RECORD, name, aliases, fields=found, weight=weight, depth=depth), place)
+            raise AvroSchemaError(path, "has a field twice")
+        weight, depth = _size([f.type for f in members], path)
+        return self._keep(AvroType(AvroKind.RECORD, name, aliases, fields=members, weight=weight, depth=depth), path)
 
-    def _field(self, node: Any, space: str, place: str, depth: int) -> AvroField:
+    def _parse_field(self, node: Any, space: str, path: str, depth: int) -> AvroField:
         name = node.get("name") if isinstance(node, Mapping) else None
         if not isinstance(name, str) or not _NAME.fullmatch(name):
-            raise AvroSchemaError(place, "has a field without a name that Avro allows")
-        where = f"{place}.{name}" if place else name
+            raise AvroSchemaError(path, "has a field without a name that Avro allows")
+        where = f"{path}.{name}" if path else name
         kind = self.schema(node.get("type"), space, where, depth + 1)
         return AvroField(name, kind, _strings(node, "aliases", where), "default" in node, node.get("default"))
 
-    def _enum(self, node: Mapping[str, Any], space: str, place: str) -> AvroType:
-        name, _, aliases = self._name(node, space, place)
-        symbols, default = _strings(node, "symbols", place), node.get("default")
+    def _enum(self, node: Mapping[str, Any], space: str, path: str) -> AvroType:
+        name, _, aliases = self._name(node, space, path)
+        symbols, default = _strings(node, "symbols", path), node.get("default")
         if not symbols or len(set(symbols)) < len(symbols) or not all(map(_NAME.fullmatch, symbols)):
-            raise AvroSchemaError(place, "is an enum without symbols that Avro allows")
+            raise AvroSchemaError(path, "is an enum without symbols that Avro allows")
         if default is not None and default not in symbols:
-            raise AvroSchemaError(place, "has a default that is none of its symbols")
-        return self._keep(AvroType(AvroKind.ENUM, name, aliases, symbols=symbols, default=default), place)
+            raise AvroSchemaError(path, "has a default that is none of its symbols")
+        return self._keep(AvroType(AvroKind.ENUM, name, aliases, symbols=symbols, default=default), path)
 
-    def _fixed(self, node: Mapping[str, Any], space: str, place: str) -> AvroType:
-        name, _, aliases = self._name(node, space, place)
+    def _parse_fixed(self, node: Mapping[str, Any], space: str, path: str) -> AvroType:
+        name, _, aliases = self._name(node, space, path)
         size = node.get("size")
         if not isinstance(size, int) or isinstance(size, bool) or not 0 <= size <= MOST_FIXED:
-            raise AvroSchemaError(place, "is fixed, without a size that can be")
-        return self._keep(_logical(AvroType(AvroKind.FIXED, name, aliases, size=size), node), place)
+            raise AvroSchemaError(path, "is fixed, without a size that can be")
+        return self._keep(_logical(AvroType(AvroKind.FIXED, name, aliases, size=size), node), path)
 
-    def _name(self, node: Mapping[str, Any], space: str, place: str) -> tuple[str, str, tuple[str, ...]]:
+    def _name(self, node: Mapping[str, Any], space: str, path: str) -> tuple[str, str, tuple[str, ...]]:
         """The full name of a type, the namespace inside of it, and its aliases as full names."""
-        said, given = node.get("name"), node.get("namespace")
-        if not isinstance(said, str) or not all(map(_NAME.fullmatch, said.split("."))):
-            raise AvroSchemaError(place, "is a type without a name that Avro allows")
-        own, _, name = said.rpartition(".")
-        space = own or (given if isinstance(given, str) else space)
-        aliases = _strings(node, "aliases", place)
+        spelled, namespace = node.get("name"), node.get("namespace")
+        if not isinstance(spelled, str) or not all(map(_NAME.fullmatch, spelled.split("."))):
+            raise AvroSchemaError(path, "is a type without a name that Avro allows")
+        own, _, name = spelled.rpartition(".")
+        space = own or (namespace if isinstance(namespace, str) else space)
+        aliases = _strings(node, "aliases", path)
         full = tuple(a if "." in a or not space else f"{space}.{a}" for a in aliases)
         return (f"{space}.{name}" if space else name), space, full
 
-    def _keep(self, made: AvroType, place: str) -> AvroType:
-        if made.name in self._named and self._named[made.name] != made:
-            raise AvroSchemaError(place, f"defines {shown(made.name)} a second time, in another way")
-        self._named[made.name] = made
-        return made
+    def _keep(self, type_: AvroType, path: str) -> AvroType:
+        if type_.name in self._named and self._named[type_.name] != type_:
+            raise AvroSchemaError(path, f"defines {shown(type_.name)} a second time, in another way")
+        self._named[type_.name] = type_
+        return type_
 
 
-def _holder(kind: AvroKind, inside: tuple[AvroType, ...], place: str) -> AvroType:
-    weight, depth = _size(inside, place)
+def _holder(kind: AvroKind, inside: tuple[AvroType, ...], path: str) -> AvroType:
+    weight, depth = _size(inside, path)
     return AvroType(kind, inner=inside, weight=weight, depth=depth)
 
 
-def _size(inside: Sequence[AvroType], place: str) -> tuple[int, int]:
+def _size(inside: Sequence[AvroType], path: str) -> tuple[int, int]:
     """Weight and depth of what holds these types, checked."""
     weight, depth = 1 + sum(t.weight for t in inside), 1 + max((t.depth for t in inside), default=0)
     if weight > MOST_TYPES:
-        raise AvroSchemaError(place, f"has more than {MOST_TYPES} types, each counted as often as it is used")
+        raise AvroSchemaError(path, f"has more than {MOST_TYPES} types, each counted as often as it is used")
     if depth > MOST_DEPTH:
-        raise AvroSchemaError(place, f"is nested deeper than {MOST_DEPTH} types")
+        raise AvroSchemaError(path, f"is nested deeper than {MOST_DEPTH} types")
     return weight, depth
 
 
-def _strings(node: Mapping[str, Any], name: str, place: str) -> tuple[str, ...]:
-    found = node.get(name, [])
-    if not isinstance(found, list) or not all(isinstance(s, str) for s in found):
-        raise AvroSchemaError(place, f"has {name} that are no list of names")
-    return tuple(found)
+def _strings(node: Mapping[str, Any], name: str, path: str) -> tuple[str, ...]:
+    values = node.get(name, [])
+    if not isinstance(values, list) or not all(isinstance(s, str) for s in values):
+        raise AvroSchemaError(path, f"has {name} that are no list of names")
+    return tuple(values)
 
 
 def _logical(t: AvroType, node: Mapping[str, Any]) -> AvroType:
     """The type with its logical type, where it can have it; else the type alone."""
-    said = node.get("logicalType")
-    if not isinstance(said, str):
+    logical = node.get("logicalType")
+    if not isinstance(logical, str):
         return t
-    if _LOGICAL.get(said) is t.kind:
-        return replace(t, logical=said)
-    if said == "uuid" and (t.kind is AvroKind.STRING or (t.kind is AvroKind.FIXED and t.size == 16)):
-        return replace(t, logical=said)
-    if said == "duration" and t.kind is AvroKind.FIXED and t.size == 12:
-        return replace(t, logical=said)
-    if said == "decimal" and t.kind in (AvroKind.BYTES, AvroKind.FIXED):
+    if _LOGICAL.get(logical) is t.kind:
+        return replace(t, logical=logical)
+    if logical == "uuid" and (t.kind is AvroKind.STRING or (t.kind is AvroKind.FIXED and t.size == 16)):
+        return replace(t, logical=logical)
+    if logical == "duration" and t.kind is AvroKind.FIXED and t.size == 12:
+        return replace(t, logical=logical)
+    if logical == "decimal" and t.kind in (AvroKind.BYTES, AvroKind.FIXED):
         precision, scale = _whole(node.get("precision")), _whole(node.get("scale", 0))
         if precision >= 1 and 0 <= scale <= precision:
-            return replace(t, logical=said, precision=precision, scale=scale)
+            return replace(t, logical=logical, precision=precision, scale=scale)
     return t
 
 

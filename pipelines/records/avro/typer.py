@@ -33,11 +33,11 @@ class AvroTyper(BinaryTyper):
         self,
         reader: AvroReader,
         writers: WriterSchemas | None,
-        named: Callable[[int], Named] = int,
+        name_of: Callable[[int], Named] = int,
         *,
         closed: bool = False,
     ) -> None:
-        super().__init__(reader, writers, named)
+        super().__init__(reader, writers, name_of)
         self._reader, self._closed = reader, closed
         self._begin()
 
@@ -60,8 +60,8 @@ class AvroTyper(BinaryTyper):
 
     def _new_fields(self) -> Iterator[NewField]:
         """The fields that only the writers of this piece have."""
-        for schema, place in self._places.items():
-            records, row = self._tables.told[place, :2].tolist()
+        for schema, slot in self._places.items():
+            records, row = self._tables.usage[slot, :2].tolist()
             if records:
                 for field, type_ in self._unknown.get(schema, {}).items():
                     yield NewField(field, records, row, type_)
@@ -112,34 +112,34 @@ class AvroTyper(BinaryTyper):
 
     def _know(self, schema: int, start: int) -> None:
         """Enter a program, or why there is none, into the hash table."""
-        known = {s: int(self._tables.starts[p]) for s, p in self._places.items()} | {schema: start}
-        counted = {s: self._tables.told[p].copy() for s, p in self._places.items()}
-        size = 1 << (2 * len(known)).bit_length()
+        programs = {s: int(self._tables.starts[p]) for s, p in self._places.items()} | {schema: start}
+        counted = {s: self._tables.usage[p].copy() for s, p in self._places.items()}
+        size = 1 << (2 * len(programs)).bit_length()
         ids, starts = np.full(size, -1, np.int64), np.zeros(size, np.int64)
-        told = np.zeros((size, loops.OP_FIELDS), np.int64)
+        usage = np.zeros((size, loops.OP_FIELDS), np.int64)
         self._places = {}
-        for number, begin in known.items():
-            place = number * binary_loops.SPREAD & (size - 1)
-            while ids[place] >= 0:
-                place = (place + 1) & (size - 1)
-            ids[place], starts[place], self._places[number] = number, begin, place
+        for number, begin in programs.items():
+            slot = number * binary_loops.SPREAD & (size - 1)
+            while ids[slot] >= 0:
+                slot = (slot + 1) & (size - 1)
+            ids[slot], starts[slot], self._places[number] = number, begin, slot
             if number in counted:
-                told[place] = counted[number]
-        self._tables = self._tables._replace(ids=ids, starts=starts, told=told)
+                usage[slot] = counted[number]
+        self._tables = self._tables._replace(ids=ids, starts=starts, usage=usage)
         # Without a header, the loop looks where it looked last.
         self._tables.state[binary_loops.KNOWN] = self._places[schema]
 
     def _no_tables(self) -> Tables:
         table = np.zeros((len(self.nodes), loops.OP_FIELDS), np.int64)
         table[:, binary_loops.NODE_LEVEL] = [n.level for n in self.nodes]
-        made = Tables(
+        tables = Tables(
             ops=np.zeros((1, loops.OP_FIELDS), np.int64),
             lists=np.zeros(1, np.int64),
             ids=np.full(2, -1, np.int64),
             starts=np.zeros(2, np.int64),
-            told=np.zeros((2, loops.OP_FIELDS), np.int64),
+            usage=np.zeros((2, loops.OP_FIELDS), np.int64),
             nodes=table,
             stack=np.zeros(loops.FRAME * loops.MOST_OPEN, np.int64),
             **self._first_tables(loops.SLOTS),
         )
-        return with_room(made, self.nodes, made.room)
+        return with_room(tables, self.nodes, tables.room)

@@ -92,12 +92,12 @@ NOWHERE = (
 
 def _folder() -> Path | None:
     """The folder of the mark: the one that numba chooses, or one beside it. None where nothing can be written."""
-    if given := os.environ.get("NUMBA_CACHE_DIR"):
-        places = [Path(given)]
+    if configured := os.environ.get("NUMBA_CACHE_DIR"):
+        folders = [Path(configured)]
     else:
         user = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
-        places = [stamp.ROOM / "__pycache__", Path(user) / "sluice"]
-    return next(filter(_writable, places), None)
+        folders = [stamp.ROOM / "__pycache__", Path(user) / "sluice"]
+    return next(filter(_writable, folders), None)
 
 
 def _writable(folder: Path) -> bool:
@@ -118,9 +118,9 @@ def _fingerprint(folder: Path) -> str:
     Beside the sources, compiled code goes with them wherever they are moved. Elsewhere it is numba's for their place.
     """
     sources = [stamp.source_stamp(share) for share in SHARES]
-    place = "" if folder.parent == stamp.ROOM else str(stamp.ROOM)
+    location = "" if folder.parent == stamp.ROOM else str(stamp.ROOM)
     versions = version("numba"), version("llvmlite"), platform.python_version()
-    return hashlib.sha256(repr((sources, place, versions, _processor())).encode()).hexdigest()[:16]
+    return hashlib.sha256(repr((sources, location, versions, _processor())).encode()).hexdigest()[:16]
 
 
 def _processor() -> str:

@@ -102,10 +102,10 @@ def word(typingctx, buf, at):  # type: ignore[no-untyped-def]
 
     def codegen(context, builder, signature, args):  # type: ignore[no-untyped-def]
         data = context.make_array(signature.args[0])(context, builder, args[0]).data
-        place = builder.bitcast(builder.gep(data, [args[1]]), ir.IntType(64).as_pointer())
-        found = builder.load(place)
-        found.align = 1
-        return found
+        address = builder.bitcast(builder.gep(data, [args[1]]), ir.IntType(64).as_pointer())
+        loaded = builder.load(address)
+        loaded.align = 1
+        return loaded
 
     return types.uint64(buf, types.int64), codegen
 
@@ -120,8 +120,8 @@ def cell(typingctx, table, row, column):  # type: ignore[no-untyped-def]
 
     def codegen(context, builder, signature, args):  # type: ignore[no-untyped-def]
         data = context.make_array(signature.args[0])(context, builder, args[0]).data
-        place = builder.add(builder.mul(args[1], ir.Constant(ir.IntType(64), CELLS)), args[2])
-        return builder.load(builder.gep(data, [place]))
+        index = builder.add(builder.mul(args[1], ir.Constant(ir.IntType(64), CELLS)), args[2])
+        return builder.load(builder.gep(data, [index]))
 
     return types.int64(table, types.int64, types.int64), codegen
 
@@ -166,9 +166,9 @@ def prefetch(typingctx, buf, at):  # type: ignore[no-untyped-def]
     def codegen(context, builder, signature, args):  # type: ignore[no-untyped-def]
         data = context.make_array(signature.args[0])(context, builder, args[0]).data
         kind = ir.FunctionType(ir.VoidType(), [data.type, ir.IntType(32), ir.IntType(32), ir.IntType(32)])
-        asked = _function(builder.module, kind, "llvm.prefetch.p0i8")
+        function = _function(builder.module, kind, "llvm.prefetch.p0i8")
         read, keep, of_data = (ir.Constant(ir.IntType(32), n) for n in (0, 3, 1))
-        builder.call(asked, [builder.gep(data, [args[1]]), read, keep, of_data])
+        builder.call(function, [builder.gep(data, [args[1]]), read, keep, of_data])
         return context.get_dummy_value()
 
     return types.void(buf, types.int64), codegen
@@ -193,9 +193,9 @@ def _sixteen(typingctx, dst, dst_at, src, src_at):  # type: ignore[no-untyped-de
         two = ir.VectorType(ir.IntType(64), 2).as_pointer()
         target = context.make_array(signature.args[0])(context, builder, args[0])
         source = context.make_array(signature.args[2])(context, builder, args[2])
-        found = builder.load(builder.bitcast(builder.gep(source.data, [args[3]]), two))
-        found.align = 1
-        stored = builder.store(found, builder.bitcast(builder.gep(target.data, [args[1]]), two))
+        loaded = builder.load(builder.bitcast(builder.gep(source.data, [args[3]]), two))
+        loaded.align = 1
+        stored = builder.store(loaded, builder.bitcast(builder.gep(target.data, [args[1]]), two))
         stored.align = 1
         return context.get_dummy_value()
 

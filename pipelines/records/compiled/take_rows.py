@@ -29,14 +29,14 @@ LEAST_RUN = 16
 """From this average length of a run of rows on, copying whole runs is faster than copying single rows."""
 
 
-def take_rows(rows: pa.RecordBatch, places: Array) -> pa.RecordBatch:
+def take_rows(rows: pa.RecordBatch, positions: Array) -> pa.RecordBatch:
     """The rows at these places, which must ascend."""
-    cuts = np.flatnonzero(np.diff(places) != 1) + 1
-    if (len(cuts) + 1) * LEAST_RUN > len(places):
-        return rows.take(fixed_width(pa.int64(), places.astype(np.int64)))
+    cuts = np.flatnonzero(np.diff(positions) != 1) + 1
+    if (len(cuts) + 1) * LEAST_RUN > len(positions):
+        return rows.take(fixed_width(pa.int64(), positions.astype(np.int64)))
     first = np.concatenate([[0], cuts]).astype(np.int64)
-    runs = _Runs(places[first].astype(np.int64), np.diff(first, append=len(places)).astype(np.int64))
-    return pa.RecordBatch.from_arrays([_taken(column, runs) for column in rows.columns], schema=rows.schema)
+    runs = _Runs(positions[first].astype(np.int64), np.diff(first, append=len(positions)).astype(np.int64))
+    return pa.RecordBatch.from_arrays([_take_column(column, runs) for column in rows.columns], schema=rows.schema)
 
 
 class _Runs(NamedTuple):
@@ -59,38 +59,44 @@ class _Runs(NamedTuple):
         return _Runs(starts, ends[self.starts + self.sizes] - starts)
 
 
-def _taken(column: pa.Array, runs: _Runs) -> pa.Array:
+def _take_column(column: pa.Array, runs: _Runs) -> pa.Array:
     kind = column.type
     if pa.types.is_dictionary(kind):
-        return pa.DictionaryArray.from_arrays(_taken(column.indices, runs), column.dictionary, ordered=kind.ordered)
+        return pa.DictionaryArray.from_arrays(
+            _take_column(column.indices, runs), column.dictionary, ordered=kind.ordered
+        )
     if pa.types.is_struct(kind):
-        fields = [_taken(column.field(i), runs) for i in range(kind.num_fields)]
-        return pa.Array.from_buffers(kind, runs.total, [_valid(column, runs)], children=fields)
+        fields = [_take_column(column.field(i), runs) for i in range(kind.num_fields)]
+        return pa.Array.from_buffers(kind, runs.total, [_take_validity(column, runs)], children=fields)
     at = runs.from_(column.offset)
     if pa.types.is_boolean(kind):
-        return pa.Array.from_buffers(kind, runs.total, [_valid(column, runs), _bits(column.buffers()[1], at)])
+        return pa.Array.from_buffers(kind, runs.total, [_take_validity(column, runs), _bits(column.buffers()[1], at)])
     if pa.types.is_string(kind) or pa.types.is_binary(kind):
         ends = _ends(column)
         inside = at.within(ends)
-        data = [_valid(column, runs), _moved(ends, at), _copied(column.buffers()[2], inside, 1)]
+        data = [_take_validity(column, runs), _take_ends(ends, at), _copy_ranges(column.buffers()[2], inside, 1)]
         return pa.Array.from_buffers(kind, runs.total, data)
     if pa.types.is_list(kind):
         ends = _ends(column)
-        items = _taken(column.values, at.within(ends))
-        return pa.Array.from_buffers(kind, runs.total, [_valid(column, runs), _moved(ends, at)], children=[items])
+        items = _take_column(column.values, at.within(ends))
+        return pa.Array.from_buffers(
+            kind, runs.total, [_take_validity(column, runs), _take_ends(ends, at)], children=[items]
+        )
     if pa.types.is_primitive(kind) or pa.types.is_decimal128(kind) or pa.types.is_fixed_size_binary(kind):
-        values = _copied(column.buffers()[1], at, kind.bit_width // 8)
-        return pa.Array.from_buffers(kind, runs.total, [_valid(column, runs), values])
+        values = _copy_ranges(column.buffers()[1], at, kind.bit_width // 8)
+        return pa.Array.from_buffers(kind, runs.total, [_take_validity(column, runs), values])
     return pa.concat_arrays([column.slice(*run) for run in zip(*(part.tolist() for part in runs), strict=True)])
 
 
-def _valid(column: pa.Array, runs: _Runs) -> pa.Buffer | None:
+def _take_validity(column: pa.Array, runs: _Runs) -> pa.Buffer | None:
     return _bits(column.buffers()[0], runs.from_(column.offset)) if column.null_count else None
 
 
 def _bits(bitmap: pa.Buffer, runs: _Runs) -> pa.Buffer:
-    each = np.unpackbits(np.frombuffer(bitmap, np.uint8), bitorder="little")
-    return pa.py_buffer(np.packbits(np.frombuffer(_copied(pa.py_buffer(each), runs, 1), np.uint8), bitorder="little"))
+    bits = np.unpackbits(np.frombuffer(bitmap, np.uint8), bitorder="little")
+    return pa.py_buffer(
+        np.packbits(np.frombuffer(_copy_ranges(pa.py_buffer(bits), runs, 1), np.uint8), bitorder="little")
+    )
 
 
 def _ends(column: pa.Array) -> Array:
@@ -98,14 +104,14 @@ def _ends(column: pa.Array) -> Array:
     return np.frombuffer(column.buffers()[1], np.int32, column.offset + len(column) + 1)
 
 
-def _moved(ends: Array, runs: _Runs) -> pa.Buffer:
+def _take_ends(ends: Array, runs: _Runs) -> pa.Buffer:
     """The ends of the runs' items, one after the other."""
     out = np.empty(runs.total + 1, np.int32)
     _move_ends(ends, runs.starts, runs.sizes, out)
     return pa.py_buffer(out)
 
 
-def _copied(buffer: Any, runs: _Runs, width: int) -> pa.Buffer:
+def _copy_ranges(buffer: Any, runs: _Runs, width: int) -> pa.Buffer:
     """The runs' items of `width` bytes, one after the other."""
     out = np.empty(runs.total * width, np.uint8)
     if len(out):

@@ -88,8 +88,8 @@ def as_bools(mask: pa.BooleanArray) -> Array:
 
 def places_of(mask: pa.BooleanArray) -> Array:
     """The indices where the mask is true, in order."""
-    found = pc.indices_nonzero(mask)
-    return np.frombuffer(found.buffers()[1], np.uint64, len(found), found.offset * 8).astype(np.int64)
+    positions = pc.indices_nonzero(mask)
+    return np.frombuffer(positions.buffers()[1], np.uint64, len(positions), positions.offset * 8).astype(np.int64)
 
 
 def int32s(column: pa.Array, absent: int) -> Array:

@@ -40,22 +40,22 @@ class ContractFormat:
         """The other format's pieces, without the rows that break a critical expectation."""
         for piece in self._behind.convert(s, chunk):
             began = perf_counter_ns()
-            held = self._checks.hold(piece.landed)
-            if len(held.broken.rows):
-                piece = self._without(s, chunk, piece, held.broken)
-            yield replace(piece, tallies=held.tallies, validate_ns=perf_counter_ns() - began)
+            results = self._checks.hold(piece.landed)
+            if len(results.broken.rows):
+                piece = self._without(s, chunk, piece, results.broken)
+            yield replace(piece, tallies=results.tallies, validate_ns=perf_counter_ns() - began)
 
     def _without(self, s: Slice, chunk: pa.RecordBatch, piece: Formatted, broken: Broken) -> Formatted:
         landed = take_rows(piece.landed, np.delete(np.arange(piece.landed.num_rows), broken.rows))
         if self._dropping:
             return replace(piece, landed=landed, dropped=piece.dropped + len(broken.rows))
         offsets = int64s(piece.landed.column(self._offsets))[broken.rows]
-        refused = self._refused(s, chunk, offsets, broken)
+        refused = self._quarantine(s, chunk, offsets, broken)
         if piece.quarantined is not None:
             refused = _in_order(pa.Table.from_batches([piece.quarantined, refused]))
         return replace(piece, landed=landed, quarantined=refused)
 
-    def _refused(self, s: Slice, chunk: pa.RecordBatch, offsets: Array, broken: Broken) -> pa.RecordBatch:
+    def _quarantine(self, s: Slice, chunk: pa.RecordBatch, offsets: Array, broken: Broken) -> pa.RecordBatch:
         """The refused records as they came, and the expectation that each broke."""
         all_ = int64s(chunk.column(chunk.schema.get_field_index("offset")))
         records = chunk.take(fixed_width(pa.int32(), np.searchsorted(all_, offsets).astype(np.int32)))

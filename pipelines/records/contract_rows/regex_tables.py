@@ -33,14 +33,14 @@ def fixed_form(regex: str) -> Which | None:
         return None
     size = len(table)
     flat = np.ascontiguousarray(table).reshape(-1)
-    return lambda column: _held(column, flat, size)
+    return lambda column: _match_column(column, flat, size)
 
 
 def _table(regex: str) -> Array | None:
     """Which byte may stand at each place; None for a regular expression of any other kind."""
     if not regex.isascii() or not regex.startswith("^") or not regex.endswith("$") or regex.endswith("\\$"):
         return None
-    places: list[Array] = []
+    bitmaps: list[Array] = []
     at = 1
     while at < len(regex) - 1:
         piece = _PIECE.match(regex, at, len(regex) - 1)
@@ -51,10 +51,10 @@ def _table(regex: str) -> Array | None:
         times = 1
         if repeated := _TIMES.match(regex, at):
             at, times = repeated.end(), int(repeated[1])
-        if len(places) + times > LONGEST_FORM:
+        if len(bitmaps) + times > LONGEST_FORM:
             return None
-        places += [allowed] * times
-    return np.stack(places) if places else None
+        bitmaps += [allowed] * times
+    return np.stack(bitmaps) if bitmaps else None
 
 
 def _allowed(piece: re.Match[str]) -> Array | None:
@@ -74,7 +74,7 @@ def _allowed(piece: re.Match[str]) -> Array | None:
     return allowed
 
 
-def _held(column: pa.Array, table: Array, size: int) -> pa.BooleanArray:
+def _match_column(column: pa.Array, table: Array, size: int) -> pa.BooleanArray:
     n, out = len(column), np.zeros((len(column) + 7) // 8, np.uint8)
     _forms(*text_buffers(column), table, size, out)
     valid = None

@@ -108,8 +108,8 @@ _FLOATS = {Kind.FLOAT32: np.float32, Kind.FLOAT64: np.float64}
 
 
 def _bounds(t: Type, e: Expectation) -> tuple[Any, Any]:
-    said = (e.kwargs.get("min_value"), e.kwargs.get("max_value"))
-    low, high = (None if v is None else bound(t, v) for v in said)
+    limits = (e.kwargs.get("min_value"), e.kwargs.get("max_value"))
+    low, high = (None if v is None else bound(t, v) for v in limits)
     return low, high
 
 
@@ -118,16 +118,16 @@ def _limits(t: Type, e: Expectation) -> tuple[int | None, int | None] | None:
     such at all."""
     per = Fraction(10**t.scale, PER_UNIT.get(t.unit, 1))
     low, high = (None if v is None else Fraction(v) * per for v in _bounds(t, e))
-    least, most = _range(t)
+    minimum, maximum = _range(t)
     first = last = None
     if low is not None:
         first = math.floor(low) + 1 if argument(e, "strict_min") else math.ceil(low)
     if high is not None:
         last = math.ceil(high) - 1 if argument(e, "strict_max") else math.floor(high)
-    if (first is not None and first > most) or (last is not None and last < least):
+    if (first is not None and first > maximum) or (last is not None and last < minimum):
         return None
-    return (first if first is not None and first > least else None), (
-        last if last is not None and last < most else None
+    return (first if first is not None and first > minimum else None), (
+        last if last is not None and last < maximum else None
     )
 
 
@@ -158,24 +158,24 @@ def _in_set(e: Expectation, types: Sequence[pa.DataType], *, wanted: bool) -> Ch
     among = short_set(allowed) or partial(pc.is_in, value_set=allowed)
 
     def breaks(column: pa.Array) -> pa.BooleanArray | None:
-        found = among(column)
+        member = among(column)
         if not wanted:
-            return found
-        if found.true_count == len(column) - column.null_count:
+            return member
+        if member.true_count == len(column) - column.null_count:
             return None
-        return pc.and_not(pc.is_valid(column), found)
+        return pc.and_not(pc.is_valid(column), member)
 
     return _values(breaks)
 
 
-def _members(arrow: pa.DataType, said: Sequence[object]) -> pa.Array:
+def _members(arrow: pa.DataType, values: Sequence[object]) -> pa.Array:
     """The members of a set as an array, each once. It holds zero with both signs: Arrow compares floats' bits."""
     t = type_of(arrow)
     plain = arrow.value_type if pa.types.is_dictionary(arrow) else arrow
-    found = [_to_units(t, member(t, v)) for v in said]
-    if t.kind in _FLOATS and 0 in found:
-        found += [0.0, -0.0]
-    return array_of(plain, found)
+    members = [_to_units(t, member(t, v)) for v in values]
+    if t.kind in _FLOATS and 0 in members:
+        members += [0.0, -0.0]
+    return array_of(plain, members)
 
 
 def _to_units(t: Type, value: Any) -> Any:
@@ -207,10 +207,10 @@ def _regex(e: Expectation, types: Sequence[pa.DataType], *, wanted: bool) -> Che
     matching = [fixed_form(p) or partial(pc.match_substring_regex, pattern=p) for p in patterns]
 
     def breaks(column: pa.Array) -> pa.BooleanArray | None:
-        found = (matches(column) for matches in matching)
+        masks = (matches(column) for matches in matching)
         if not wanted:
-            return reduce(pc.or_, found)
-        matched = reduce(pc.and_ if every else pc.or_, found)
+            return reduce(pc.or_, masks)
+        matched = reduce(pc.and_ if every else pc.or_, masks)
         return None if matched.true_count == len(column) - column.null_count else pc.invert(matched)
 
     return _values(breaks)
@@ -312,24 +312,24 @@ def _pairs(e: Expectation, types: Sequence[pa.DataType]) -> Check:
 
     A table says which indices go together.
     """
-    said = argument(e, "value_pairs_set")
-    known = [_distinct(types[k], [pair[k] for pair in said]) for k in (0, 1)]
-    table = np.zeros((len(known[0][0]) + 2, len(known[1][0]) + 2), np.bool_)
-    for a, b in zip(known[0][1], known[1][1], strict=True):
+    pairs = argument(e, "value_pairs_set")
+    values = [_distinct(types[k], [pair[k] for pair in pairs]) for k in (0, 1)]
+    table = np.zeros((len(values[0][0]) + 2, len(values[1][0]) + 2), np.bool_)
+    for a, b in zip(values[0][1], values[1][1], strict=True):
         table[a, b] = True
 
     def good(columns: Columns) -> pa.BooleanArray:
-        first, second = (_codes(c, members) for c, (members, _) in zip(columns, known, strict=True))
+        first, second = (_codes(c, members) for c, (members, _) in zip(columns, values, strict=True))
         bits = np.packbits(table[first, second], bitorder="little")
         return pa.Array.from_buffers(pa.bool_(), len(first), [None, pa.py_buffer(bits)])
 
     return _several(e, good)
 
 
-def _distinct(arrow: pa.DataType, said: Sequence[object]) -> tuple[pa.Array, list[int]]:
+def _distinct(arrow: pa.DataType, values: Sequence[object]) -> tuple[pa.Array, list[int]]:
     """The distinct members, and for each given value its code among them."""
     t = type_of(arrow)
-    measured = [None if v is None else _to_units(t, member(t, v)) for v in said]
+    measured = [None if v is None else _to_units(t, member(t, v)) for v in values]
     order = {v: i for i, v in enumerate(dict.fromkeys(v for v in measured if v is not None))}
     return array_of(_value_type(arrow), [*order]), [len(order) + 1 if v is None else order[v] for v in measured]
 
@@ -337,21 +337,21 @@ def _distinct(arrow: pa.DataType, said: Sequence[object]) -> tuple[pa.Array, lis
 def _codes(column: pa.Array, members: pa.Array) -> Any:
     if pa.types.is_floating(column.type):
         column = pc.add(column, scalar(column.type, 0.0))  # minus zero is zero
-    found = int32s(pc.index_in(column, members), len(members))
+    codes = int32s(pc.index_in(column, members), len(members))
     if not column.null_count:
-        return found
-    return np.where(as_bools(pc.is_valid(column)), found, len(members) + 1)
+        return codes
+    return np.where(as_bools(pc.is_valid(column)), codes, len(members) + 1)
 
 
 def _sum(e: Expectation, types: Sequence[pa.DataType]) -> Check:
-    said = e.kwargs["sum_total"]
+    sum_total = e.kwargs["sum_total"]
     added = [type_of(t) for t in types]
     if any(t.kind in _FLOATS for t in added):
-        return _several(e, _adds_up(lambda c: pc.cast(c, pa.float64(), safe=False), scalar(pa.float64(), said)))
-    if all(t.kind in _SMALL for t in added) and float(said).is_integer():
-        return _several(e, _adds_up(lambda c: pc.cast(c, pa.int64()), scalar(pa.int64(), int(said))))
+        return _several(e, _adds_up(lambda c: pc.cast(c, pa.float64(), safe=False), scalar(pa.float64(), sum_total)))
+    if all(t.kind in _SMALL for t in added) and float(sum_total).is_integer():
+        return _several(e, _adds_up(lambda c: pc.cast(c, pa.int64()), scalar(pa.int64(), int(sum_total))))
     digits, scale = digits_of_sum(added)
-    total = Fraction(Decimal(repr(said))) * 10**scale
+    total = Fraction(Decimal(repr(sum_total))) * 10**scale
     if total.denominator != 1 or abs(total) >= 10**digits:
         return _several(e, lambda columns: pc.not_equal(columns[0], columns[0]))
     return _several(e, _adds_up(_decimal, scalar(pa.decimal128(digits, scale), int(total))))

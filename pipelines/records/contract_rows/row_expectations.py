@@ -66,13 +66,13 @@ class RowChecks:
         if self._schema is None:
             self._prepare(rows.schema)
         offsets = int64s(rows.column(rows.schema.get_field_index(landed_columns.offset_column(rows.schema))))
-        held = [rows.column(i) for i in self._looked_at]
+        columns = [rows.column(i) for i in self._looked_at]
         alive = _alive(rows)
         if alive is None:
-            return self._hold(held, offsets)
+            return self._hold(columns, offsets)
         chosen = fixed_width(pa.int64(), alive)
-        found = self._hold([c.take(chosen) for c in held], offsets[alive])
-        return RowResults(Broken(alive[found.broken.rows], found.broken.expectations), found.tallies)
+        results = self._hold([c.take(chosen) for c in columns], offsets[alive])
+        return RowResults(Broken(alive[results.broken.rows], results.broken.expectations), results.tallies)
 
     def reason_columns(self, broken: Broken) -> list[pa.Array]:
         """What `REFUSED` says about each broken row: stage, reason, expectation, field, detail, byte."""
@@ -85,15 +85,15 @@ class RowChecks:
             self._rows.append(_RowCheck(e, tuple(map(names.index, columns(e))), check_of(e, types)))
         self._looked_at, self._schema = [schema.get_field_index(name) for name in names], schema
 
-    def _hold(self, held: Sequence[pa.Array], offsets: Array) -> RowResults:
+    def _hold(self, columns: Sequence[pa.Array], offsets: Array) -> RowResults:
         first = np.empty(0, np.int32)
         tallies = []
         for row in self._rows:
-            found = row.check([held[i] for i in row.columns])
-            broken = _NONE if found.broken is None else places_of(found.broken)
+            check_result = row.check([columns[i] for i in row.columns])
+            broken = _NONE if check_result.broken is None else places_of(check_result.broken)
             e = row.expectation
             examples = tuple(offsets[broken[:EXAMPLES]].tolist())
-            tallies.append(Tally(e.place, found.checked, len(broken), examples))
+            tallies.append(Tally(e.place, check_result.checked, len(broken), examples))
             if len(broken) and refuses(e):
                 first = first if len(first) else np.full(len(offsets), -1, np.int32)
                 first[broken[first[broken] < 0]] = e.place
@@ -111,8 +111,8 @@ def refuses(expectation: Expectation) -> bool:
 
 def _alive(rows: pa.RecordBatch) -> Array | None:
     """The indices of rows that are not tombstones; None when there are no tombstones."""
-    place = rows.schema.get_field_index(_TOMBSTONE)
-    if place < 0 or not (tombstones := rows.column(place)).true_count:
+    index = rows.schema.get_field_index(_TOMBSTONE)
+    if index < 0 or not (tombstones := rows.column(index)).true_count:
         return None
     return places_of(pa.compute.invert(tombstones))
 
@@ -134,8 +134,8 @@ class _ReasonColumns:
         """The columns of `REFUSED` that follow the record, for rows that broke these expectations."""
         n = len(expectations)
         texts = [
-            pa.DictionaryArray.from_arrays(fixed_width(pa.int16(), places[expectations]), words)
-            for places, words in self._texts
+            pa.DictionaryArray.from_arrays(fixed_width(pa.int16(), positions[expectations]), words)
+            for positions, words in self._texts
         ]
         nowhere = pa.Array.from_buffers(pa.int32(), n, [pa.py_buffer(bytes((n + 7) // 8)), pa.py_buffer(bytes(4 * n))])
         return [*texts, nowhere]

@@ -50,15 +50,15 @@ def short_set(members: pa.Array) -> Which | None:
     shift, numbers = 64 - bits, [int.from_bytes(text, "little") for text in texts]
     for i in range(_TRIES):
         multiplier = _SPREAD * (2 * i + 1) % (1 << 64)
-        places = [number * multiplier % (1 << 64) >> shift for number in numbers]
-        if len(set(places)) == len(places):
+        slots = [number * multiplier % (1 << 64) >> shift for number in numbers]
+        if len(set(slots)) == len(slots):
             words, sizes = np.zeros(1 << bits, np.uint64), np.full(1 << bits, -1, np.int64)
-            words[places], sizes[places] = np.array(numbers, np.uint64), [*map(len, texts)]
-            return partial(_held, multiplier=multiplier, shift=shift, words=words, sizes=sizes)
+            words[slots], sizes[slots] = np.array(numbers, np.uint64), [*map(len, texts)]
+            return partial(_find_members, multiplier=multiplier, shift=shift, words=words, sizes=sizes)
     return None
 
 
-def _held(column: pa.Array, multiplier: int, shift: int, words: Array, sizes: Array) -> pa.BooleanArray:
+def _find_members(column: pa.Array, multiplier: int, shift: int, words: Array, sizes: Array) -> pa.BooleanArray:
     """Null counts as absent, as it does in `is_in`."""
     out = np.zeros((len(column) + 7) // 8, np.uint8)
     _among(*text_buffers(column), uint64(multiplier), uint64(shift), words, sizes, _MASKS, out)
@@ -82,7 +82,7 @@ def _among(
             else:
                 for k in range(size):
                     x |= uint64(byte(data, at + k)) << uint64(8 * k)
-            place = (x * multiplier) >> shift
-            if words[place] == x and sizes[place] == size:
+            slot = (x * multiplier) >> shift
+            if words[slot] == x and sizes[slot] == size:
                 out[i >> 3] |= np.uint8(1 << (i & 7))
         at = end

@@ -136,8 +136,8 @@ def faults_of(state: Array, at: int, spans: Array, items: Array, codes: Array) -
     n = int(state[fill.BADS])
     if not n:
         return NO_FAULTS
-    found = items[:n].astype(np.int64)
-    return Faults(found, codes[:n].copy(), spans[found - at] & scan.START_MASK)
+    positions = items[:n].astype(np.int64)
+    return Faults(positions, codes[:n].copy(), spans[positions - at] & scan.START_MASK)
 
 
 class Integers(Numbers):
@@ -147,9 +147,9 @@ class Integers(Numbers):
         super().__init__(node, items)
         self._kind = _INTEGERS.get(node.type.kind, np.dtype(np.int64))
         self._times = 1000 if node.type.unit == "s" else 1
-        least, most = _bounds(node.type, self._kind)
-        self._most: Any = np.uint64(most)
-        self._least: Any = np.uint64(-least)
+        minimum, maximum = _bounds(node.type, self._kind)
+        self._most: Any = np.uint64(maximum)
+        self._least: Any = np.uint64(-minimum)
 
     def _fill(self, values: Array, spans: Array) -> Faults:
         items, codes = np.empty(len(spans), np.int32), np.empty(len(spans), np.int8)
@@ -222,19 +222,19 @@ class Floats(Numbers):
         n = int(self._state[fill.LATER])
         return self._parse(values, spans, later[:n]) if n else NO_FAULTS
 
-    def _parse(self, values: Array, spans: Array, places: Array) -> Faults:
-        chosen = spans[places]
+    def _parse(self, values: Array, spans: Array, positions: Array) -> Faults:
+        chosen = spans[positions]
         texts = Texts(SchemaNode(0, Type(Kind.STRING), "", 0, 0, ()), len(chosen))
         texts.append(values, chosen)
         parsed = texts.array(()).cast(self.type)
-        found = np.frombuffer(parsed.buffers()[1], np.float32 if self._single else np.float64)[: len(parsed)]
-        self._out[self.items + places] = found
-        wrong = np.isinf(found)
+        numbers = np.frombuffer(parsed.buffers()[1], np.float32 if self._single else np.float64)[: len(parsed)]
+        self._out[self.items + positions] = numbers
+        wrong = np.isinf(numbers)
         if not wrong.any():
             return NO_FAULTS
         n = int(wrong.sum())
         codes = np.full(n, fill.OUT_OF_RANGE, np.int8)
-        return Faults((self.items + places[wrong]).astype(np.int64), codes, chosen[wrong] & scan.START_MASK)
+        return Faults((self.items + positions[wrong]).astype(np.int64), codes, chosen[wrong] & scan.START_MASK)
 
     def _narrow(self, data: Array) -> Array:
         return data.astype(np.float32) if self._single else data
@@ -293,12 +293,12 @@ class Texts(_Ends):
     def _fill(self, values: Array, spans: Array) -> Faults:
         used = int(self.ends[self.items])
         self._make_room(used, fill.measure(spans), len(spans))
-        given = (values, spans, self.items, self.data, self.ends, self._valid, self._state)
+        arguments = (values, spans, self.items, self.data, self.ends, self._valid, self._state)
         if not self._binary:
-            fill.texts(*given)
+            fill.texts(*arguments)
             return NO_FAULTS
         items, codes = np.empty(len(spans), np.int32), np.empty(len(spans), np.int8)
-        fill.binaries(*given, items, codes)
+        fill.binaries(*arguments, items, codes)
         return faults_of(self._state, self.items, spans, items, codes)
 
     def _make_room(self, used: int, more: int, items: int) -> None:
@@ -356,9 +356,9 @@ class Lists(_Ends):
         if longest < 2:
             return np.empty(0, np.int32)
         table = np.full(1 << (2 * longest).bit_length(), -1, np.int32)
-        found = np.empty(self.items - first, np.int32)
-        n = fill.repeated(self.ends, first, self.items, keys.ends, keys.data, table, _SEED, found)
-        return found[:n]
+        duplicates = np.empty(self.items - first, np.int32)
+        n = fill.repeated(self.ends, first, self.items, keys.ends, keys.data, table, _SEED, duplicates)
+        return duplicates[:n]
 
 
 _COLUMNS: dict[Kind, type[ColumnBuilder]] = {

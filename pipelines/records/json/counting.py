@@ -14,9 +14,9 @@ from sluice.pipelines.schema.schema import EXTRA, Kind, Schema, Type
 
 
 @compiled(types.void(BYTES, ENDS, I64))
-def _count(texts: Array, ends: Array, found: Array) -> None:
+def _count(texts: Array, ends: Array, counts: Array) -> None:
     """The numbers, strings and truths of texts that are JSON, without the names of members."""
-    for row in range(found.size):
+    for row in range(counts.size):
         at, end = int64(ends[row]), int64(ends[row + 1])
         if at < 0 or at > end or end > texts.size:
             raise IndexError("texts outside of their buffer")
@@ -38,26 +38,26 @@ def _count(texts: Array, ends: Array, found: Array) -> None:
                 inside = b
                 continue
             inside = int64(0)
-        found[row] = values
+        counts[row] = values
 
 
 def values_of_texts(texts: pa.Array) -> Array:
     """How many values that are not null each JSON text holds; 0 for a null."""
-    found = np.zeros(len(texts), np.int64)
+    counts = np.zeros(len(texts), np.int64)
     _, ends, data = texts.buffers()
     if len(texts) and data is not None:
-        places = np.frombuffer(ends, np.int32)[texts.offset : texts.offset + len(texts) + 1]
-        _count(np.frombuffer(data, np.uint8), places, found)
-    return found * _there(texts)
+        offsets = np.frombuffer(ends, np.int32)[texts.offset : texts.offset + len(texts) + 1]
+        _count(np.frombuffer(data, np.uint8), offsets, counts)
+    return counts * _there(texts)
 
 
 def values_of_rows(rows: pa.Table, schema: Schema) -> Array:
     """How many values that are not null each landed row holds, in the columns of the schema and in `_extra`."""
-    found = np.zeros(rows.num_rows, np.int64)
+    counts = np.zeros(rows.num_rows, np.int64)
     for name, kind in (*((f.name, f.type) for f in schema.fields), (EXTRA, Type(Kind.JSON))):
         if name in rows.schema.names:
-            found += _values(rows.column(name).combine_chunks(), kind)
-    return found
+            counts += _values(rows.column(name).combine_chunks(), kind)
+    return counts
 
 
 def _values(column: pa.Array, kind: Type) -> Array:
@@ -79,8 +79,8 @@ def _values(column: pa.Array, kind: Type) -> Array:
 def _sums(column: pa.Array, inside: Array) -> Array:
     sums = np.concatenate([np.zeros(1, np.int64), np.cumsum(inside)])
     ends = int64s(column.offsets.cast(pa.int64()))
-    found: Array = sums[ends[1:]] - sums[ends[:-1]]
-    return found
+    totals: Array = sums[ends[1:]] - sums[ends[:-1]]
+    return totals
 
 
 def _there(column: pa.Array) -> Array:

@@ -43,21 +43,21 @@ class Fallback:
         if not mine.any():
             return piece, refused
         again = _Again([_only(refused, ~mine)], [refused])
-        todo = self._grouped(frozenset(), refused.rows[mine], refused.nodes[mine])
+        todo = self._group_rows(frozenset(), refused.rows[mine], refused.nodes[mine])
         while todo:
             paths, rows = todo.popitem()
             for without, more in self._read(paths, rows, values, again):
                 todo[without] = np.sort(np.concatenate([todo.get(without, more[:0]), more]))
-        return self._joined(piece, again), _together(again.faults)
+        return self._merge_piece(piece, again), _together(again.faults)
 
-    def _grouped(self, paths: _Paths, rows: Array, nodes: Array) -> dict[_Paths, Array]:
+    def _group_rows(self, paths: _Paths, rows: Array, nodes: Array) -> dict[_Paths, Array]:
         """The records by the fields that they are to be read without."""
-        found: dict[_Paths, Array] = {}
+        groups: dict[_Paths, Array] = {}
         for node in np.unique(nodes).tolist():
             without = paths | {self._nodes[node].path}
             key = without if len(without) <= _MOST else self._added
-            found[key] = np.sort(np.concatenate([found.get(key, rows[:0]), rows[nodes == node]]))
-        return found
+            groups[key] = np.sort(np.concatenate([groups.get(key, rows[:0]), rows[nodes == node]]))
+        return groups
 
     def _read(self, paths: _Paths, rows: Array, values: pa.Array, again: _Again) -> Iterator[tuple[_Paths, Array]]:
         """Read these records without the fields of these paths. Yields those that are to be read without more."""
@@ -65,13 +65,13 @@ class Fallback:
         for piece in typer.pieces(values.take(indices(rows))):
             again.rows.append(rows[piece.rows])
             again.arrays.append(self._as_columns(schema, piece.arrays))
-            places = [self._numbers[n.path] for n in typer.nodes]
-            nodes = np.where(piece.refused.nodes >= 0, np.array(places)[piece.refused.nodes], -1)
+            numbers = [self._numbers[n.path] for n in typer.nodes]
+            nodes = np.where(piece.refused.nodes >= 0, np.array(numbers)[piece.refused.nodes], -1)
             mine = (nodes >= 0) & self._is_added[nodes]
-            there = RefusedRecords(rows[piece.refused.rows], piece.refused.codes, nodes, piece.refused.places)
+            there = RefusedRecords(rows[piece.refused.rows], piece.refused.codes, nodes, piece.refused.positions)
             again.refused.append(_only(there, ~mine))
             again.faults.append(there)
-            yield from self._grouped(paths, there.rows[mine], nodes[mine]).items()
+            yield from self._group_rows(paths, there.rows[mine], nodes[mine]).items()
 
     def _typer(self, paths: _Paths) -> tuple[Schema, Typer]:
         if paths not in self._typers:
@@ -83,13 +83,13 @@ class Fallback:
         """The columns of the whole schema: null where these have none."""
         there = dict(zip((f.name for f in schema.fields), arrays, strict=False))
         rows = len(arrays[-1])
-        made = [
+        columns = [
             there[f.name].cast(arrow_type(f.type)) if f.name in there else pa.nulls(rows, arrow_type(f.type))
             for f in self._schema.fields
         ]
-        return [*made, arrays[-1]]
+        return [*columns, arrays[-1]]
 
-    def _joined(self, piece: TypedPiece, again: _Again) -> TypedPiece:
+    def _merge_piece(self, piece: TypedPiece, again: _Again) -> TypedPiece:
         rows = np.concatenate([piece.rows, *again.rows])
         order = np.argsort(rows, kind="stable")
         columns = zip(piece.arrays, *again.arrays, strict=True)
@@ -109,7 +109,7 @@ class _Again:
 
 
 def _columns(refused: RefusedRecords) -> tuple[Array, ...]:
-    return refused.rows, refused.codes, refused.nodes, refused.places
+    return refused.rows, refused.codes, refused.nodes, refused.positions
 
 
 def _only(refused: RefusedRecords, chosen: Array) -> RefusedRecords:

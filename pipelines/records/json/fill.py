@@ -291,8 +291,8 @@ def integers(
     state: Array,
     bad_item: Array,
     bad_code: Array,
-    most: int,
-    least: int,
+    maximum: int,
+    minimum: int,
     times: int,
 ) -> None:
     """Whole numbers up to `most` and, without their sign, down to `least`, each multiplied by `times`.
@@ -316,13 +316,13 @@ def integers(
             high, m, code = _exact(values, start, end, 20, 0)
             if code == 0 and high != uint64(0):
                 code = int64(OUT_OF_RANGE)
-        if code == 0 and m > (least if negative else most):
+        if code == 0 and m > (minimum if negative else maximum):
             code = int64(OUT_OF_RANGE)
         if code != 0:
             _bad(state, bad_item, bad_code, at + i, code)
             m = uint64(0)
-        found = int64(m)
-        out[at + i] = (-found if negative else found) * times
+        number = int64(m)
+        out[at + i] = (-number if negative else number) * times
 
 
 @inner
@@ -345,10 +345,10 @@ def _short_decimal(values: Array, at: int, end: int, precision: int, scale: int)
                 after += 1
     if after < 0:
         after = int64(0)
-    left = scale - after
-    if left < 0 or m >= _POWERS[precision - left if precision > left else 0]:
+    missing = scale - after
+    if missing < 0 or m >= _POWERS[precision - missing if precision > missing else 0]:
         return uint64(0), m == uint64(0)
-    return m * _POWERS[left], True
+    return m * _POWERS[missing], True
 
 
 @compiled(types.void(BYTES, I64, types.int64, I64, U8, I64, I32, I8, types.int64, types.int64))
@@ -451,20 +451,20 @@ def floats(
         start, end = _start(span), _start(span) + _size(span)
         negative = byte(values, start) == 0x2D
         m, power, sure = _parts(values, start + 1 if negative else start, end)
-        found = 0.0
+        number = 0.0
         if m != uint64(0):
             if sure and m <= uint64(1 << 53) and -22 <= power <= 22:
-                found = np.float64(m)
-                found = found / _EXACT[-power] if power < 0 else found * _EXACT[power]
+                number = np.float64(m)
+                number = number / _EXACT[-power] if power < 0 else number * _EXACT[power]
                 if single:
-                    sure = _single_is_sure(found)
-                    found = np.float64(np.float32(found))
+                    sure = _single_is_sure(number)
+                    number = np.float64(np.float32(number))
             else:
                 sure = False
             if not sure:
                 later[state[LATER]] = i
                 state[LATER] += 1
-        out[at + i] = -found if negative else found
+        out[at + i] = -number if negative else number
 
 
 @compiled(types.void(BYTES, I64, types.int64, U8, U8, I64))
@@ -555,17 +555,17 @@ def _instant(minute: int, buf: Array, at: int, end: int, digits: int) -> tuple[i
         at += 3
         if at < end and byte(buf, at) == 0x2E:
             at += 1
-            seen = int64(0)
+            fraction_digits = int64(0)
             while at < end and uint64(byte(buf, at) - 0x30) < uint64(10):
-                if seen < digits:
+                if fraction_digits < digits:
                     fraction = fraction * 10 + byte(buf, at) - 0x30
-                seen += 1
+                fraction_digits += 1
                 at += 1
-            if seen == 0:
+            if fraction_digits == 0:
                 return int64(0), int64(NO_TIME)
-            while seen < digits:
+            while fraction_digits < digits:
                 fraction *= 10
-                seen += 1
+                fraction_digits += 1
     east = _offset(buf, at, end)
     if minute == _FAR or second > 59 or east == _FAR:
         return int64(0), int64(NO_TIME)
@@ -631,20 +631,20 @@ def times(
         if kind == ODD:
             if end - start > TIME_SCRATCH:
                 code = int64(NO_TIME)
-                found = int64(0)
+                number = int64(0)
             else:
                 end = unescape(scratch, 0, values, start, end)
-                found, code = _time(scratch, int64(0), end, digits)
+                number, code = _time(scratch, int64(0), end, digits)
         elif 16 <= end - start <= MOST_TIME_TEXT and digits >= 0:
             if word(values, start) != first or word(values, start + 8) != second:
                 first, second = word(values, start), word(values, start + 8)
                 minute = _minute(values, start)
-            found, code = _instant(minute, values, start + 16, end, digits)
+            number, code = _instant(minute, values, start + 16, end, digits)
         else:
-            found, code = _time(values, start, end, digits)
+            number, code = _time(values, start, end, digits)
         if code != 0:
             _bad(state, bad_item, bad_code, at + i, code)
-        out[at + i] = found
+        out[at + i] = number
 
 
 # --- what holds others -------------------------------------------------------------------------------------------
@@ -714,7 +714,7 @@ def _same(data: Array, ends: Array, a: int, b: int) -> bool:
 
 @compiled(types.int64(I32, types.int64, types.int64, I32, U8, I32, types.int64, I32))
 def repeated(
-    lists: Array, first: int, last: int, ends: Array, data: Array, table: Array, seed: int, found: Array
+    lists: Array, first: int, last: int, ends: Array, data: Array, table: Array, seed: int, duplicates: Array
 ) -> int:
     """Which of the maps `first` to `last` (excluded) have a key twice: how many, their numbers in `found`.
 
@@ -733,12 +733,12 @@ def repeated(
         else:
             # Entries are numbered through all maps: what earlier maps left in the table is below `begin`.
             for a in range(begin, stop):
-                place = int64(_hash(data, int64(ends[a]), int64(ends[a + 1]), seed)) & mask
-                while table[place] >= begin and not _same(data, ends, a, int64(table[place])):
-                    place = (place + 1) & mask
-                twice = twice or table[place] >= begin
-                table[place] = a
+                slot = int64(_hash(data, int64(ends[a]), int64(ends[a + 1]), seed)) & mask
+                while table[slot] >= begin and not _same(data, ends, a, int64(table[slot])):
+                    slot = (slot + 1) & mask
+                twice = twice or table[slot] >= begin
+                table[slot] = a
         if twice:
-            found[n] = m
+            duplicates[n] = m
             n += 1
     return n

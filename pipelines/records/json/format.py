@@ -61,15 +61,17 @@ class TypedFormat:
 
         Yields several pieces when the typed columns take much more memory than the values.
         """
-        for records, opened in self._opened(chunk):
+        for records, opened in self._open_records(chunk):
             offsets = int64s(records.column(records.schema.get_field_index("offset")))
             (raw,) = self._raw.convert(s, records)
-            columns = [raw.landed.column(place) for place in _COORDINATES]
+            columns = [raw.landed.column(index) for index in _COORDINATES]
             kafka = pa.RecordBatch.from_arrays([*columns, _nulls(opened.values)], schema=_KAFKA)
             # Nothing here holds a piece while its rows are written: a contract makes a copy of them, without some.
-            yield from map(partial(self._formatted, Records(raw.landed, kafka, offsets, opened)), self._pieces(opened))
+            yield from map(
+                partial(self._format_piece, Records(raw.landed, kafka, offsets, opened)), self._pieces(opened)
+            )
 
-    def _opened(self, chunk: pa.RecordBatch) -> Iterator[tuple[pa.RecordBatch, Opened]]:
+    def _open_records(self, chunk: pa.RecordBatch) -> Iterator[tuple[pa.RecordBatch, Opened]]:
         """The records, in one part or several, and of each what is typed."""
         yield chunk, Opened(chunk.column(chunk.schema.get_field_index("value")))
 
@@ -77,11 +79,11 @@ class TypedFormat:
         """The typed rows of values. A null becomes a row of nulls."""
         raise NotImplementedError
 
-    def _formatted(self, records: Records, piece: TypedPiece) -> Formatted:
+    def _format_piece(self, records: Records, piece: TypedPiece) -> Formatted:
         """One piece of the records, formatted."""
         raise NotImplementedError
 
-    def _landed(self, kafka: pa.RecordBatch, piece: TypedPiece) -> tuple[pa.RecordBatch, int]:
+    def _make_landed(self, kafka: pa.RecordBatch, piece: TypedPiece) -> tuple[pa.RecordBatch, int]:
         """The rows that land, and how many of them have a value."""
         rows = _coordinates_of(kafka, piece)
         landed = pa.RecordBatch.from_arrays([*piece.arrays, *rows.columns], schema=self.schema)
@@ -112,19 +114,19 @@ class JsonFormat(TypedFormat):
     def _pieces(self, opened: Opened) -> Iterator[TypedPiece]:
         return self._typer.pieces(opened.values)
 
-    def _formatted(self, records: Records, piece: TypedPiece) -> Formatted:
+    def _format_piece(self, records: Records, piece: TypedPiece) -> Formatted:
         raw, kafka, offsets, opened = records
         faults: Iterable[Drift] = ()
         if len(piece.refused.rows):
-            found = piece.refused
+            refused = piece.refused
             if self._fallback:
-                piece, found = self._fallback.read(piece, opened.values)
-            faults = misfits(self._typer.nodes, found, opened.values, offsets)
+                piece, refused = self._fallback.read(piece, opened.values)
+            faults = misfits(self._typer.nodes, refused, opened.values, offsets)
             piece = replace(piece, refused=_named_encoding(piece.refused, opened))
         unknown = self._unknown.of(piece.arrays[-1], offsets[piece.rows])
         if unknown and unknown.refused:
             piece = _without_unknown(piece, unknown, len(self._typer.nodes))
-        landed, typed = self._landed(kafka, piece)
+        landed, typed = self._make_landed(kafka, piece)
         first = int(offsets[piece.rows[0]]) if typed else -1
         drift = (*(unknown.drift if unknown else ()), *missing(self._names, piece.arrays, typed, first), *faults)
         return self._sorted_out(landed, raw, piece.refused, unknown, typed, drift)
@@ -141,20 +143,22 @@ class JsonFormat(TypedFormat):
         n = len(refused.rows)
         if not n or self._dropping:
             return Formatted(landed, None, n, drift=drift, typed=typed)
-        rows = self._refused(raw.take(indices(refused.rows)), refused, unknown.called if unknown else ())
+        rows = self._make_refused(raw.take(indices(refused.rows)), refused, unknown.called if unknown else ())
         return Formatted(landed, rows, drift=drift, typed=typed)
 
-    def _refused(self, raw: pa.RecordBatch, refused: RefusedRecords, unknown: tuple[str, ...]) -> pa.RecordBatch:
+    def _make_refused(self, raw: pa.RecordBatch, refused: RefusedRecords, unknown: tuple[str, ...]) -> pa.RecordBatch:
         """The refused records as they came, with reasons. Makes Python objects per kind of reason, never per record."""
-        known = self._typer.nodes
-        called = [*(n.path for n in known), *unknown]
+        known_nodes = self._typer.nodes
+        called = [*(n.path for n in known_nodes), *unknown]
         many = len(called) + 1
-        kinds, places = np.unique(refused.codes.astype(np.int64) * many + refused.nodes + 1, return_inverse=True)
+        kinds, positions = np.unique(refused.codes.astype(np.int64) * many + refused.nodes + 1, return_inverse=True)
         codes, nodes = (kinds // many).tolist(), (kinds % many - 1).tolist()
-        fields = [known[n] if 0 <= n < len(known) else None for n in nodes]
+        fields = [known_nodes[n] if 0 <= n < len(known_nodes) else None for n in nodes]
         paths = [called[n] if n >= 0 else "" for n in nodes]
-        said = [(reason_of(code), f, detail_of(code, node)) for code, f, node in zip(codes, paths, fields, strict=True)]
-        return refused_rows(raw, refused, said, places)
+        reasons = [
+            (reason_of(code), f, detail_of(code, node)) for code, f, node in zip(codes, paths, fields, strict=True)
+        ]
+        return refused_rows(raw, refused, reasons, positions)
 
 
 def _named_encoding(refused: RefusedRecords, opened: Opened) -> RefusedRecords:
@@ -172,28 +176,28 @@ def _named_encoding(refused: RefusedRecords, opened: Opened) -> RefusedRecords:
 Said = Callable[[int, int, int], tuple[Reason, str, str]]
 
 
-def refused_by_schema(raw: pa.RecordBatch, refused: RefusedRecords, schemas: Array, said: Said) -> pa.RecordBatch:
+def refused_by_schema(raw: pa.RecordBatch, refused: RefusedRecords, schemas: Array, explain: Said) -> pa.RecordBatch:
     """Refused records, each with its reason: what `said` says of a code, a node (−1: none) and a schema's number."""
     many = int(refused.nodes.max()) + 2
     kinds = np.stack([refused.codes.astype(np.int64) * many + refused.nodes + 1, schemas], 1)
-    found, places = np.unique(kinds, axis=0, return_inverse=True)
-    texts = [said(kind // many, kind % many - 1, schema) for kind, schema in found.tolist()]
-    return refused_rows(raw, refused, texts, places)
+    distinct, positions = np.unique(kinds, axis=0, return_inverse=True)
+    texts = [explain(kind // many, kind % many - 1, schema) for kind, schema in distinct.tolist()]
+    return refused_rows(raw, refused, texts, positions)
 
 
 def refused_rows(
-    raw: pa.RecordBatch, refused: RefusedRecords, said: Sequence[tuple[Reason, str, str]], places: Array
+    raw: pa.RecordBatch, refused: RefusedRecords, explanations: Sequence[tuple[Reason, str, str]], positions: Array
 ) -> pa.RecordBatch:
-    """Records as they came, each with its reason: `said` has reasons, paths and details, `places` which is whose."""
-    at = places.reshape(-1).astype(np.int16)
-    stages = _few([str(stage_of(reason)) for reason, _, _ in said], at)
-    reasons = _few([str(reason) for reason, _, _ in said], at)
+    """Records as they came, with reasons: `explanations[positions[i]]` (reason, path, detail) is row i's."""
+    at = positions.reshape(-1).astype(np.int16)
+    stages = _few([str(stage_of(reason)) for reason, _, _ in explanations], at)
+    reasons = _few([str(reason) for reason, _, _ in explanations], at)
     expectations = _few([""], np.zeros(len(at), np.int16), np.zeros(len(at), np.bool_))
-    fields = _few([path for _, path, _ in said], at, refused.nodes >= 0)
+    fields = _few([path for _, path, _ in explanations], at, refused.nodes >= 0)
     where = pa.Array.from_buffers(
-        pa.int32(), len(at), [_bits(refused.places >= 0), pa.py_buffer(refused.places.astype(np.int32))]
+        pa.int32(), len(at), [_bits(refused.positions >= 0), pa.py_buffer(refused.positions.astype(np.int32))]
     )
-    details = _few([detail for _, _, detail in said], at)
+    details = _few([detail for _, _, detail in explanations], at)
     return pa.RecordBatch.from_arrays(
         [*raw.columns, stages, reasons, expectations, fields, details, where], schema=REFUSED
     )
@@ -206,7 +210,7 @@ def _without_unknown(piece: TypedPiece, unknown: NewFields, nodes: int) -> Typed
     firsts = unknown.firsts[bad]
     fields = np.where(firsts < len(unknown.called), nodes + firsts, -1)
     more = (piece.rows[bad], np.full(len(bad), UNKNOWN), fields, np.full(len(bad), -1))
-    before = (piece.refused.rows, piece.refused.codes, piece.refused.nodes, piece.refused.places)
+    before = (piece.refused.rows, piece.refused.codes, piece.refused.nodes, piece.refused.positions)
     both = [np.concatenate(pair).astype(np.int32) for pair in zip(before, more, strict=True)]
     order = np.argsort(both[0], kind="stable")
     arrays = tuple(a.take(keep) for a in piece.arrays)
@@ -231,9 +235,9 @@ def _nulls(values: pa.Array) -> pa.Array:
     return pa.Array.from_buffers(pa.bool_(), len(values), [None, pa.py_buffer(inverted)])
 
 
-def _few(texts: list[str], places: Array, valid: Array | None = None) -> pa.DictionaryArray:
+def _few(texts: list[str], positions: Array, valid: Array | None = None) -> pa.DictionaryArray:
     bitmap = None if valid is None else _bits(valid)
-    chosen = pa.Array.from_buffers(pa.int16(), len(places), [bitmap, pa.py_buffer(places)])
+    chosen = pa.Array.from_buffers(pa.int16(), len(positions), [bitmap, pa.py_buffer(positions)])
     return pa.DictionaryArray.from_arrays(chosen, text_array(texts))
 
 

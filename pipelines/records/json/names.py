@@ -57,10 +57,10 @@ _MOST_INT = uint64((1 << 63) - 1)
 
 
 class Names(NamedTuple):
-    """What the loop remembers of names, from one call to the next: `told` has a row for each, the texts are in `text`,
+    """What the loop remembers of names, from one call to the next: `usage` has a row for each, the texts are in `text`,
     MOST_BYTES apart. `path` are the nodes that lead to the member at hand."""
 
-    told: Array
+    usage: Array
     text: Array
     nest: Array
     path: Array
@@ -69,10 +69,10 @@ class Names(NamedTuple):
 
 
 def no_names() -> Names:
-    told = np.zeros((MOST_NAMES + 1, 7), np.int64)
-    told[:, LAST] = -1
+    usage = np.zeros((MOST_NAMES + 1, 7), np.int64)
+    usage[:, LAST] = -1
     return Names(
-        told,
+        usage,
         text=np.zeros(MOST_NAMES * MOST_BYTES, np.uint8),
         nest=np.zeros(MOST_DEPTH, np.uint8),
         path=np.zeros(MOST_DEPTH + 1, np.int64),
@@ -113,10 +113,10 @@ def _kind(buf: Array, at: int, end: int) -> int:
 
 
 @inlined
-def _same(names: Names, place: int, node: int, buf: Array, at: int, size: int) -> bool:
-    if names.told[place, SIZE] != size or names.told[place, NODE] != node:
+def _same(names: Names, slot: int, node: int, buf: Array, at: int, size: int) -> bool:
+    if names.usage[slot, SIZE] != size or names.usage[slot, NODE] != node:
         return False
-    begin = place * MOST_BYTES
+    begin = slot * MOST_BYTES
     for i in range(size):  # noqa: SIM110 - compiled
         if names.text[begin + i] != byte(buf, at + i):
             return False
@@ -135,40 +135,40 @@ def _place(names: Names, node: int, buf: Array, at: int, size: int, guess: int) 
     for i in range(size):
         hashed = (hashed ^ uint64(byte(buf, at + i))) * uint64(0x100000001B3)
     key = int64(hashed)
-    for place in range(used):
-        if names.told[place, HASH] == key and _same(names, place, node, buf, at, size):
-            return int64(place)
+    for slot in range(used):
+        if names.usage[slot, HASH] == key and _same(names, slot, node, buf, at, size):
+            return int64(slot)
     if used == MOST_NAMES:
         return int64(MOST_NAMES)
     for i in range(size):
         names.text[used * MOST_BYTES + i] = byte(buf, at + i)
-    names.told[used, SIZE] = size
-    names.told[used, HASH] = key
-    names.told[used, NODE] = node
+    names.usage[used, SIZE] = size
+    names.usage[used, HASH] = key
+    names.usage[used, NODE] = node
     names.used[0] = used + 1
     return int64(used)
 
 
 @inner
-def _count(told: Array, place: int, row: int, kind: int) -> None:
+def _count(usage: Array, slot: int, row: int, kind: int) -> None:
     """Count a member of this row, once for all of its name."""
-    if told[place, COUNT] == 0:
-        told[place, FIRST] = row
-    if told[place, LAST] != row or place == MOST_NAMES:
-        told[place, COUNT] += 1
-        told[place, LAST] = row
-    told[place, KINDS] |= kind
+    if usage[slot, COUNT] == 0:
+        usage[slot, FIRST] = row
+    if usage[slot, LAST] != row or slot == MOST_NAMES:
+        usage[slot, COUNT] += 1
+        usage[slot, LAST] = row
+    usage[slot, KINDS] |= kind
 
 
 @compiled(types.void(BYTES, I32, TABLES, U8, _NAMES, I32))
-def names(buf: Array, ends: Array, t: Tables, closed: Array, found: Names, firsts: Array) -> None:
+def names(buf: Array, ends: Array, t: Tables, closed: Array, unknown: Names, firsts: Array) -> None:
     """Count the members that no field has a name for, at every depth: texts of `_extra` as `scan` writes them, empty
     where there are none.
 
     `firsts` becomes the number of each row's first name in a struct that is `closed` (one byte for each node), −1 where
     it has none.
     """
-    nodes, path = t.nodes, found.path
+    nodes, path = t.nodes, unknown.path
     for row in range(ends.size - 1):
         firsts[row] = -1
         at, end = int64(ends[row]), int64(ends[row + 1])
@@ -201,8 +201,8 @@ def names(buf: Array, ends: Array, t: Tables, closed: Array, found: Names, first
                 elif kind == PLAIN:
                     child = find(buf, begin, stop, t, node)
                 elif kind == ODD and stop - begin <= LONGEST_KEY:
-                    size = unescape(found.scratch, 0, buf, begin, stop)
-                    child = find(found.scratch, 0, size, t, node)
+                    size = unescape(unknown.scratch, 0, buf, begin, stop)
+                    child = find(unknown.scratch, 0, size, t, node)
                 if shape == STRUCT and child >= 0:
                     child += nodes[node, CHILD]
             b = byte(buf, at)
@@ -213,16 +213,16 @@ def names(buf: Array, ends: Array, t: Tables, closed: Array, found: Names, first
                 continue
             if child < 0:
                 if kind == PLAIN:
-                    place = _place(found, node, buf, begin, stop - begin, guess)
+                    slot = _place(unknown, node, buf, begin, stop - begin, guess)
                 elif kind == ODD and stop - begin <= LONGEST_KEY:
-                    place = _place(found, node, found.scratch, 0, size, guess)
+                    slot = _place(unknown, node, unknown.scratch, 0, size, guess)
                 else:
-                    place = int64(MOST_NAMES)
-                guess = place + 1
+                    slot = int64(MOST_NAMES)
+                guess = slot + 1
                 if firsts[row] < 0 and closed[node]:
-                    firsts[row] = place
-                _count(found.told, place, row, _kind(buf, at, end))
-            at, _ = skip(buf, at, end, int64(0), found.nest)
+                    firsts[row] = slot
+                _count(unknown.usage, slot, row, _kind(buf, at, end))
+            at, _ = skip(buf, at, end, int64(0), unknown.nest)
             if at < 0:
                 break
 
@@ -259,19 +259,19 @@ def spans_at(buf: Array, starts: Array, ends: Array, texts: bool, spans: Array) 
 
 
 @compiled(types.void(BYTES, I64, I64, I64, I64))
-def digits_of(buf: Array, starts: Array, ends: Array, whole: Array, scale: Array) -> None:
+def digits_of(buf: Array, starts: Array, ends: Array, integral: Array, scale: Array) -> None:
     """How many digits the numbers need before and after the point."""
     for i in range(starts.size):
         at, end = starts[i], ends[i]
         if at < 0 or at > end or end > buf.size:
             raise IndexError("values outside of their buffer")
-        seen, point, first, last = int64(0), int64(-1), int64(-1), int64(-1)
+        digits, point, first, last = int64(0), int64(-1), int64(-1), int64(-1)
         exponent, sign = int64(0), int64(1)
         while at < end and _in_number(byte(buf, at)):
             b = byte(buf, at)
             at += 1
             if b == 0x2E:
-                point = seen
+                point = digits
             elif (b | 0x20) == 0x65:
                 while at < end and _in_number(byte(buf, at)):
                     b = byte(buf, at)
@@ -282,12 +282,12 @@ def digits_of(buf: Array, starts: Array, ends: Array, whole: Array, scale: Array
                         exponent = min(exponent * 10 + b - 0x30, 1 << 40)
             elif b != 0x2D:
                 if b != 0x30:
-                    first = seen if first < 0 else first
-                    last = seen
-                seen += 1
+                    first = digits if first < 0 else first
+                    last = digits
+                digits += 1
         if first < 0:
-            whole[i] = scale[i] = 0
+            integral[i] = scale[i] = 0
             continue
-        point = (seen if point < 0 else point) + sign * exponent
-        whole[i] = max(point - first, 0)
+        point = (digits if point < 0 else point) + sign * exponent
+        integral[i] = max(point - first, 0)
         scale[i] = max(last + 1 - point, 0)

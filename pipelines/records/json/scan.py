@@ -10,7 +10,7 @@ inside of a list or map has a slot for each row; the children of a list or map h
 rows' elements one after another: that is a *level*.
 
 Records of one producer are alike but for their values. What stands around the values of one record is kept as a
-*template*, and records that fit it byte by byte are read by that: `_fitted`. Any other one goes the general way,
+*template*, and records that fit it byte by byte are read by that: `_fits_template`. Any other one goes the general way,
 `_record`, which alone decides what is wrong; both give the same spans.
 """
 
@@ -133,7 +133,7 @@ class Tables(NamedTuple):
     spans: Array
     counts: Array
     room: Array
-    kept: Array
+    saved: Array
     stack: Array
     nest: Array
     scratch: Array
@@ -521,9 +521,9 @@ def find(buf: Array, at: int, stop: int, t: Tables, node: int) -> int:
         child = t.lookup[begin + probe]
         if child < 0:
             return int64(-1)
-        named = cell(t.nodes, node, CHILD) + child
-        size = cell(t.nodes, named, NAME_SIZE) - 1
-        if size == stop - at and _same_bytes(buf, at, stop, t.names, cell(t.nodes, named, NAME_AT), size, 0):
+        name = cell(t.nodes, node, CHILD) + child
+        size = cell(t.nodes, name, NAME_SIZE) - 1
+        if size == stop - at and _same_bytes(buf, at, stop, t.names, cell(t.nodes, name, NAME_AT), size, 0):
             return int64(child)
         probe = (probe + 1) & mask
 
@@ -568,19 +568,19 @@ def _demand(t: Tables, struct: int, at: int) -> None:
 
 
 @inlined
-def _extra(t: Tables, found: Found, buf: Array, name: int, name_end: int, at: int, stop: int, first: bool) -> None:
+def _extra(t: Tables, results: Found, buf: Array, name: int, name_end: int, at: int, stop: int, first: bool) -> None:
     """Append a member that no field has a name for: `,"name":value`, both as they stand."""
     to = t.state[EXTRA]
-    found.extra[to] = 0x7B if first else 0x2C
-    copy(found.extra, to + 1, buf, name, name_end - name)
+    results.extra[to] = 0x7B if first else 0x2C
+    copy(results.extra, to + 1, buf, name, name_end - name)
     to += 1 + name_end - name
-    found.extra[to] = 0x3A
-    copy(found.extra, to + 1, buf, at, stop - at)
+    results.extra[to] = 0x3A
+    copy(results.extra, to + 1, buf, at, stop - at)
     t.state[EXTRA] = to + 1 + stop - at
 
 
 @inlined
-def _record(buf: Array, at: int, end: int, t: Tables, found: Found) -> tuple[int, int]:
+def _record(buf: Array, at: int, end: int, t: Tables, results: Found) -> tuple[int, int]:
     """One value: (code of what is wrong with its JSON, byte), (OK, −) otherwise; what its types lack is in NOTE."""
     nodes, spans, counts, stack, state = t.nodes, t.spans, t.counts, t.stack, t.state
     state[TRAIL] = -1
@@ -637,12 +637,12 @@ def _record(buf: Array, at: int, end: int, t: Tables, found: Found) -> tuple[int
                         stop, kind = string(buf, at, end)
                         if stop < 0:
                             return kind, -1 - stop - begin
-                        place = member(buf, at, stop, kind, t, node)
-                        if place >= 0:
-                            child = cell(nodes, node, CHILD) + place
+                        child_index = member(buf, at, stop, kind, t, node)
+                        if child_index >= 0:
+                            child = cell(nodes, node, CHILD) + child_index
                             if kind == PLAIN:  # a guess goes by the name's own bytes: no JSON if it needs escapes
-                                t.follow[cell(nodes, node, FOLLOW_AT) + before] = place
-                            before = place + 1
+                                t.follow[cell(nodes, node, FOLLOW_AT) + before] = child_index
+                            before = child_index + 1
                         at = stop + 1
                 else:
                     stop, kind = string(buf, at, end)
@@ -673,7 +673,7 @@ def _record(buf: Array, at: int, end: int, t: Tables, found: Found) -> tuple[int
                 if stop < 0:
                     return code, -1 - stop - begin
                 if depth == 1:
-                    _extra(t, found, buf, name, name_end, at, stop, not extras)
+                    _extra(t, results, buf, name, name_end, at, stop, not extras)
                     extras = True
                 else:
                     state[INSIDE] = 1
@@ -762,7 +762,7 @@ def _record(buf: Array, at: int, end: int, t: Tables, found: Found) -> tuple[int
             depth -= 1
             if depth == 0:
                 if extras:
-                    found.extra[state[EXTRA]] = 0x7D
+                    results.extra[state[EXTRA]] = 0x7D
                     state[EXTRA] += 1
                     state[EXTRAS] += 1
                 at = blank(buf, at, end)
@@ -875,7 +875,7 @@ def _value_like_before(buf: Array, at: int, end: int, t: Tables, k: int) -> tupl
 
 
 @inlined
-def _fitted(buf: Array, at: int, end: int, t: Tables) -> bool:
+def _fits_template(buf: Array, at: int, end: int, t: Tables) -> bool:
     """Whether the record is as the template says; its spans are noted then, and none otherwise."""
     values, out = t.state[STEPS], t.counts[0]
     k = int64(0)
@@ -904,14 +904,14 @@ def _wipe(t: Tables) -> None:
         if level == 0:
             t.spans[base + out] = 0
         else:
-            for slot in range(t.kept[level], min(t.counts[level] + 1, t.room[level])):
+            for slot in range(t.saved[level], min(t.counts[level] + 1, t.room[level])):
                 t.spans[base + slot] = 0
     for level in range(t.counts.size):
-        t.counts[level] = t.kept[level]
+        t.counts[level] = t.saved[level]
 
 
 @compiled(types.int64(BYTES, I32, BYTES, TABLES, _FOUND))
-def scan(values: Array, ends: Array, valid: Array, t: Tables, found: Found) -> int:
+def scan(values: Array, ends: Array, valid: Array, t: Tables, results: Found) -> int:
     """The records from `state[ROW]` on → a block of spans.
 
     `ends`: offsets of the values, one more than there are; `valid`: their bitmap (empty: all are valid), which begins
@@ -940,24 +940,24 @@ def scan(values: Array, ends: Array, valid: Array, t: Tables, found: Found) -> i
         if valid.size == 0 or bit_of(valid, state[BITMAP_AT] + row):
             extra = state[EXTRA]
             extras = state[EXTRAS]
-            if end - at + 32 > found.extra.size - extra:
+            if end - at + 32 > results.extra.size - extra:
                 state[NEED] = end - at + 32
                 return GROW_EXTRA
             for level in range(t.counts.size):
-                t.kept[level] = t.counts[level]
+                t.saved[level] = t.counts[level]
             t.counts[0] = state[OUT]
             state[NOTE] = OK
             trying = state[DOUBTS] <= MOST_DOUBT
             fits = False
             if trying and state[STEPS] >= 0:
-                fits = _fitted(values, at, end, t)
+                fits = _fits_template(values, at, end, t)
             if fits:
                 state[UNFIT] = 0
                 state[DOUBTS] = max(state[DOUBTS] - 1, 0)
             else:
-                code, where = _record(values, at, end, t, found)
+                code, where = _record(values, at, end, t, results)
                 if code == OK and state[NOTE] == OK and state[INSIDE]:
-                    found.inside[state[INSIDES]] = row
+                    results.inside[state[INSIDES]] = row
                     state[INSIDES] += 1
             if code == _CROWDED:
                 _wipe(t)
@@ -974,10 +974,10 @@ def scan(values: Array, ends: Array, valid: Array, t: Tables, found: Found) -> i
                 state[EXTRA] = extra
                 state[EXTRAS] = extras
                 bad = state[BAD]
-                found.bad_row[bad] = row
-                found.bad_code[bad] = code
-                found.bad_node[bad] = node
-                found.bad_at[bad] = where
+                results.bad_row[bad] = row
+                results.bad_code[bad] = code
+                results.bad_node[bad] = node
+                results.bad_at[bad] = where
                 state[BAD] = bad + 1
             elif trying and not fits:
                 # One that is unlike the others does not take the template's place; two in a row do.
@@ -987,8 +987,8 @@ def scan(values: Array, ends: Array, valid: Array, t: Tables, found: Found) -> i
                 state[DOUBTS] += DOUBT
         if code == OK:
             out = state[OUT]
-            found.source[out] = row
-            found.extra_ends[out] = state[EXTRA]
+            results.source[out] = row
+            results.extra_ends[out] = state[EXTRA]
             state[OUT] = out + 1
         state[ROW] = row + 1
     return DONE

@@ -110,7 +110,7 @@ def tables_of(nodes: tuple[SchemaNode, ...]) -> Tables:
     room[0] = rows
     state = np.zeros(scan.SLOTS, np.int64)
     state[scan.MOST_OUT], state[scan.STEPS] = rows, -1
-    found = Tables(
+    tables = Tables(
         nodes=table,
         names=np.frombuffer(bytes(names) + bytes(8), np.uint8).copy(),
         lookup=np.concatenate(lookups),
@@ -118,7 +118,7 @@ def tables_of(nodes: tuple[SchemaNode, ...]) -> Tables:
         spans=np.empty(0, np.int64),
         counts=np.zeros(levels, np.int64),
         room=room,
-        kept=np.zeros(levels, np.int64),
+        saved=np.zeros(levels, np.int64),
         stack=np.zeros(2 * (scan.MOST_DEPTH + 1), np.int64),
         nest=np.zeros(scan.MOST_DEPTH, np.uint8),
         scratch=np.zeros(scan.LONGEST_KEY, np.uint8),
@@ -127,7 +127,7 @@ def tables_of(nodes: tuple[SchemaNode, ...]) -> Tables:
         words=np.zeros(scan.TEMPLATE_WORDS, np.int64),
         state=state,
     )
-    return with_room(found, room)
+    return with_room(tables, room)
 
 
 def with_room(t: Tables, room: Array) -> Tables:
@@ -157,11 +157,11 @@ def _lookup(names: list[bytes]) -> Array:
     """Open addressing by FNV-1a, at most half full."""
     size = 1 << (2 * len(names)).bit_length()
     table = np.full(size, -1, np.int32)
-    for place, name in enumerate(names):
+    for slot, name in enumerate(names):
         at = _hash_name(name) & (size - 1)
         while table[at] >= 0:
             at = (at + 1) & (size - 1)
-        table[at] = place
+        table[at] = slot
     return table
 
 

@@ -41,41 +41,41 @@ class JsonSchemaFormat(JsonFormat):
         super().__init__(schema, dropping=dropping, closed=closed, base=base)
         self._opener = Opener(wire_format) if wire_format is not WireFormat.BARE else None
 
-    def _opened(self, chunk: pa.RecordBatch) -> Iterator[tuple[pa.RecordBatch, Opened]]:
+    def _open_records(self, chunk: pa.RecordBatch) -> Iterator[tuple[pa.RecordBatch, Opened]]:
         if self._opener is None:
-            yield from super()._opened(chunk)
+            yield from super()._open_records(chunk)
             return
         for records, opened in self._opener.open(chunk):
             yield records, replace(opened, values=without_prefix(opened))
 
     def _pieces(self, opened: Opened) -> Iterator[TypedPiece]:
         for piece in super()._pieces(opened):
-            yield piece if opened.schemas is None else _told_why(piece, opened.schemas)
+            yield piece if opened.schemas is None else _with_reasons(piece, opened.schemas)
 
-    def _refused(self, raw: pa.RecordBatch, refused: RefusedRecords, unknown: tuple[str, ...]) -> pa.RecordBatch:
+    def _make_refused(self, raw: pa.RecordBatch, refused: RefusedRecords, unknown: tuple[str, ...]) -> pa.RecordBatch:
         nodes = self._typer.nodes
         called = [*(n.path for n in nodes), *unknown]
         opener = self._opener
 
-        def said(code: int, place: int, schema: int) -> tuple[Reason, str, str]:
+        def said(code: int, index: int, schema: int) -> tuple[Reason, str, str]:
             if code in _UNREAD:
                 reason, detail = _UNREAD[code]
             else:
-                node = nodes[place] if 0 <= place < len(nodes) else None
+                node = nodes[index] if 0 <= index < len(nodes) else None
                 reason, detail = reason_of(code), detail_of(code, node)
-            named = f" (schema {opener.name(schema)})" if opener and schema >= 0 else ""
-            return reason, called[place] if place >= 0 else "", detail + named
+            suffix = f" (schema {opener.name(schema)})" if opener and schema >= 0 else ""
+            return reason, called[index] if index >= 0 else "", detail + suffix
 
         schemas = np.full(raw.num_rows, -1, np.int64) if opener is None else np.maximum(opener.schemas(raw), -1)
         return refused_by_schema(raw, refused, schemas, said)
 
 
-def _told_why(piece: TypedPiece, schemas: Array) -> TypedPiece:
+def _with_reasons(piece: TypedPiece, schemas: Array) -> TypedPiece:
     """The piece, with the reason for which records were not opened."""
     why = schemas[piece.refused.rows]
     if not (why < 0).any():
         return piece
     codes = np.where(why < 0, -why, piece.refused.codes).astype(np.int32)
     nodes = np.where(why < 0, -1, piece.refused.nodes).astype(np.int32)
-    places = np.where(why < 0, 0, piece.refused.places).astype(np.int32)
-    return replace(piece, refused=RefusedRecords(piece.refused.rows, codes, nodes, places))
+    positions = np.where(why < 0, 0, piece.refused.positions).astype(np.int32)
+    return replace(piece, refused=RefusedRecords(piece.refused.rows, codes, nodes, positions))

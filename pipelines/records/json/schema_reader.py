@@ -104,33 +104,33 @@ def _read(document: Document) -> _Made:
     node = document.root()
     if "properties" not in node or _kinds(node) - {"object"}:
         raise UnusableSchema(node.place, "is no object with properties, and these are the columns")
-    made = _Columns(document)
-    made.problems += node.refused
+    columns = _Columns(document)
+    columns.problems += node.refused
     fields, limits = [], []
     closed = [""] if node.get("additionalProperties") is False else []
-    for name, found, required in made.members(node):
-        fields.append(Field(name, found.type, required and not found.or_null))
-        limits += [(name, limit) for limit in found.limits]
-        closed += [name + path for path in found.closed]
+    for name, member, required in columns.members(node):
+        fields.append(Field(name, member.type, required and not member.or_null))
+        limits += [(name, limit) for limit in member.limits]
+        closed += [name + path for path in member.closed]
     expectations: list[Expectation] = []
     if node.get("additionalProperties") not in (None, True, False, {}):
         what = "says what other fields must be; they are kept as they are in _extra"
-        made.problems.append(UnusableSchema(node.place_of("additionalProperties"), what))
+        columns.problems.append(UnusableSchema(node.place_of("additionalProperties"), what))
     types = {f.name: f.type for f in fields}
     for name, limit in limits:
-        with made.collected():
+        with columns.collect_problems():
             expectations.append(_expectation(len(expectations), name, limit, types))
-    if made.problems:
-        raise UnusableSchema.of_all(made.problems)
+    if columns.problems:
+        raise UnusableSchema.of_all(columns.problems)
     return _Made(parse_schema({f.name: f.text for f in fields}), tuple(expectations), tuple(closed))
 
 
-def _expectation(place: int, column: str, limit: _Limit, types: Mapping[str, Type]) -> Expectation:
+def _expectation(path: int, column: str, limit: _Limit, types: Mapping[str, Type]) -> Expectation:
     kwargs = {"column": column, **limit.kwargs}
     for flaw in flaws(ENTRIES[limit.type], kwargs, types):
         what = f"cannot be part of a contract for a column of {types[column]}: {flaw.name} {flaw.what}"
         raise UnusableSchema(limit.places[0], what)
-    return Expectation(place, limit.type, kwargs)
+    return Expectation(path, limit.type, kwargs)
 
 
 class _Columns:
@@ -141,7 +141,7 @@ class _Columns:
         self.problems: list[UnusableSchema] = []
 
     @contextmanager
-    def collected(self) -> Iterator[None]:
+    def collect_problems(self) -> Iterator[None]:
         """Keep what is wrong in the block, and go on behind it."""
         try:
             yield
@@ -158,12 +158,12 @@ class _Columns:
             if name not in names:
                 raise UnusableSchema(node.place_of("required"), "names a field that is none of the properties")
         for name in names:
-            found = _Found(Type(Kind.JSON), True)
-            with self.collected():
-                found = self._found(self._document.within(node, "properties", name))
-            yield name, found, name in required
+            member = _Found(Type(Kind.JSON), True)
+            with self.collect_problems():
+                member = self._read_node(self._document.within(node, "properties", name))
+            yield name, member, name in required
 
-    def _found(self, node: Node) -> _Found:
+    def _read_node(self, node: Node) -> _Found:
         self.problems += node.refused
         kinds = _kinds(node)
         or_null = node.or_null or "null" in kinds
@@ -174,18 +174,18 @@ class _Columns:
             raise UnusableSchema(node.place_of("type"), "allows values of several kinds; a column has one type")
         if not kinds:
             return self._anything(node, or_null)
-        found = _MAKERS[kinds.pop()](self, node)
-        return found._replace(or_null=or_null or found.or_null)
+        meaning = _MAKERS[kinds.pop()](self, node)
+        return meaning._replace(or_null=or_null or meaning.or_null)
 
     def _anything(self, node: Node, or_null: bool) -> _Found:
         """Of no type: anything, as JSON text; or null alone."""
-        left = [keyword for keyword in node.said if keyword not in ("type", "const", "enum")]
-        if left:
-            raise UnusableSchema(node.place_of(left[0]), "is said without a type")
+        ignored = [keyword for keyword in node.said if keyword not in ("type", "const", "enum")]
+        if ignored:
+            raise UnusableSchema(node.place_of(ignored[0]), "is said without a type")
         if not node.said:
             return _Found(Type(Kind.JSON), True)
-        place = next(iter(node.said.values())).place
-        return _Found(Type(Kind.JSON), True, (_Limit(_NULL, {}, (place,)),))
+        path = next(iter(node.said.values())).place
+        return _Found(Type(Kind.JSON), True, (_Limit(_NULL, {}, (path,)),))
 
     def _boolean(self, node: Node) -> _Found:
         return _Found(Type(Kind.BOOL), False, (*_members(node),))
@@ -193,8 +193,8 @@ class _Columns:
     def _integer(self, node: Node) -> _Found:
         if node.get("multipleOf") not in (None, 1):
             raise UnusableSchema(node.place_of("multipleOf"), "has no counterpart in columns or a contract")
-        least, most = node.get("minimum"), node.get("maximum")
-        large = _is_number(most) and most > _MOST_LONG and _is_number(least) and least >= 0
+        minimum, maximum = node.get("minimum"), node.get("maximum")
+        large = _is_number(maximum) and maximum > _MOST_LONG and _is_number(minimum) and minimum >= 0
         return _Found(Type(Kind.UINT64 if large else Kind.INT64), False, (*_bounds(node), *_members(node)))
 
     def _number(self, node: Node) -> _Found:
@@ -243,20 +243,20 @@ class _Columns:
             raise UnusableSchema(node.place_of("additionalProperties"), "is said beside properties; a struct has those")
         fields = []
         closed = [""] if node.get("additionalProperties") is False else []
-        for name, found, required in self.members(node):
-            self._refuse_limits(found)
-            fields.append(Field(name, found.type, required and not found.or_null))
-            closed += [f".{name}{path}" for path in found.closed]
+        for name, member, required in self.members(node):
+            self._refuse_limits(member)
+            fields.append(Field(name, member.type, required and not member.or_null))
+            closed += [f".{name}{path}" for path in member.closed]
         return _Found(Type(Kind.STRUCT, fields=tuple(fields)), False, closed=tuple(closed))
 
     def _inside(self, node: Node, keyword: str) -> _Found:
-        found = self._found(self._document.within(node, keyword))
-        self._refuse_limits(found)
-        return found
+        meaning = self._read_node(self._document.within(node, keyword))
+        self._refuse_limits(meaning)
+        return meaning
 
-    def _refuse_limits(self, found: _Found) -> None:
+    def _refuse_limits(self, meaning: _Found) -> None:
         what = "limits a field inside another, and a contract is about columns"
-        self.problems += [UnusableSchema(place, what) for limit in found.limits for place in limit.places]
+        self.problems += [UnusableSchema(path, what) for limit in meaning.limits for path in limit.places]
 
 
 def _holder(kind: Kind, inside: _Found) -> _Found:
@@ -279,15 +279,15 @@ _FORMATS = {"date-time": Type(Kind.TIMESTAMP, unit="us"), "date": Type(Kind.DATE
 
 def _kinds(node: Node) -> set[str]:
     """The types that a schema allows; those of its values where it names values only."""
-    said = node.get("type")
-    if said is None:
+    declared = node.get("type")
+    if declared is None:
         if "properties" in node:
             return {"object"}
         values = [*_values(node)]
         return {_kind_of(v, node) for v in values}
-    found = said if isinstance(said, list) else [said]
-    kinds = {kind for kind in found if isinstance(kind, str)}
-    if not kinds or len(kinds) < len(found) or not kinds <= {*_MAKERS, "null"}:
+    names = declared if isinstance(declared, list) else [declared]
+    kinds = {kind for kind in names if isinstance(kind, str)}
+    if not kinds or len(kinds) < len(names) or not kinds <= {*_MAKERS, "null"}:
         raise UnusableSchema(node.place_of("type"), "is no type that we know")
     return kinds
 
@@ -295,8 +295,8 @@ def _kinds(node: Node) -> set[str]:
 def _values(node: Node) -> Iterator[Any]:
     if "const" in node:
         yield node.get("const")
-    elif isinstance(found := node.get("enum"), list):
-        yield from found
+    elif isinstance(values := node.get("enum"), list):
+        yield from values
 
 
 def _kind_of(value: Any, node: Node) -> str:
@@ -311,8 +311,8 @@ def _kind_of(value: Any, node: Node) -> str:
             return "integer"
         case float():
             return "number"
-    place = node.place_of("const" if "const" in node else "enum")
-    raise UnusableSchema(place, "has an object or a list among its values")
+    path = node.place_of("const" if "const" in node else "enum")
+    raise UnusableSchema(path, "has an object or a list among its values")
 
 
 def _members(node: Node) -> Iterator[_Limit]:
@@ -327,16 +327,16 @@ def _bounds(node: Node) -> Iterator[_Limit]:
     """What a number may be. In draft 4, `exclusiveMinimum` says whether `minimum` itself is left out."""
     kwargs: dict[str, Any] = {}
     for side, edge, open_ in (("min", "minimum", "exclusiveMinimum"), ("max", "maximum", "exclusiveMaximum")):
-        least, strict = node.get(edge), node.get(open_)
+        bound, strict = node.get(edge), node.get(open_)
         if isinstance(strict, bool):
-            strict, least = (least, None) if strict else (None, least)
-        if _is_number(least) and _is_number(strict):
+            strict, bound = (bound, None) if strict else (None, bound)
+        if _is_number(bound) and _is_number(strict):
             inner = max if side == "min" else min
-            least, strict = (None, strict) if inner(least, strict) == strict else (least, None)
+            bound, strict = (None, strict) if inner(bound, strict) == strict else (bound, None)
         if strict is not None:
             kwargs |= {f"{side}_value": strict, f"strict_{side}": True}
-        elif least is not None:
-            kwargs |= {f"{side}_value": least}
+        elif bound is not None:
+            kwargs |= {f"{side}_value": bound}
     if kwargs:
         yield _Limit(_BETWEEN, kwargs, _places(node, "minimum", "exclusiveMinimum", "maximum", "exclusiveMaximum"))
 

@@ -42,7 +42,7 @@ class RefusedRecords:
     rows: Array
     codes: Array
     nodes: Array
-    places: Array
+    positions: Array
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,9 +93,9 @@ class Typer:
         start, last = int(state[scan.ROW]), int(state[scan.LAST])
         columns = [column_of(n, last - start if n.level == 0 else 0) for n in self.nodes]
         out = PieceBuilder(self.nodes, columns)
-        most = PIECE_BYTES + 2 * int(ends[last] - ends[0])
+        limit = PIECE_BYTES + 2 * int(ends[last] - ends[0])
         state[scan.EXTRA] = 0
-        while state[scan.ROW] < last and out.nbytes < most:
+        while state[scan.ROW] < last and out.nbytes < limit:
             code = scan.scan(data, ends, valid, self._tables, self._found)
             out.add(data, self._tables, self._found)
             if state[scan.INSIDES]:
@@ -115,9 +115,9 @@ class Typer:
             self._found = self._found._replace(extra=grow(self._found.extra, used, used + int(state[scan.NEED])))
         elif code == scan.GROW_LEVEL:
             level, room = int(state[scan.NEED]), t.room.copy()
-            most = max(most_elements(self.nodes, level), int(self._room[level]))
-            if room[level] < most:
-                room[level] = min(2 * room[level], most)
+            maximum = max(most_elements(self.nodes, level), int(self._room[level]))
+            if room[level] < maximum:
+                room[level] = min(2 * room[level], maximum)
                 self._tables = with_room(t, room)
             else:
                 out.refuse(int(state[scan.ROW]), scan.TOO_LARGE, self._holder(level))
@@ -135,9 +135,9 @@ def _empty_found(rows: int, extra: int) -> Found:
 def unnamed_texts(data: Array, ends: Array, rows: Array, t: scan.Tables) -> pa.Array:
     """What of these records of a chunk no field has a name for, as JSON."""
     room = int((ends[rows + 1] - ends[rows]).sum(dtype=np.int64)) + 32
-    out, found = buffer(room, np.uint8), np.zeros(len(rows) + 1, np.int32)
-    unnamed(data, ends, rows, t, no_frames(), out, found)
-    return pa.Array.from_buffers(pa.string(), len(rows), [None, pa.py_buffer(found), pa.py_buffer(out)])
+    out, text_ends = buffer(room, np.uint8), np.zeros(len(rows) + 1, np.int32)
+    unnamed(data, ends, rows, t, no_frames(), out, text_ends)
+    return pa.Array.from_buffers(pa.string(), len(rows), [None, pa.py_buffer(text_ends), pa.py_buffer(out)])
 
 
 class PieceBuilder:
@@ -156,16 +156,16 @@ class PieceBuilder:
     def nbytes(self) -> int:
         return sum(c.nbytes for c in self._columns)
 
-    def add(self, data: Array, t: scan.Tables, found: Found) -> None:
+    def add(self, data: Array, t: scan.Tables, results: Found) -> None:
         """Append the block that the tables hold."""
         out, bad = int(t.state[scan.OUT]), int(t.state[scan.BAD])
         if bad:
-            lists = (found.bad_row, found.bad_code, found.bad_node, found.bad_at)
+            lists = (results.bad_row, results.bad_code, results.bad_node, results.bad_at)
             self._refused.append(tuple(a[:bad].copy() for a in lists))
         if not out:
             return
-        self._source.append(found.source[:out].copy())
-        self._extra_ends.append(found.extra_ends[:out].copy())
+        self._source.append(results.source[:out].copy())
+        self._extra_ends.append(results.extra_ends[:out].copy())
         before = [c.items for c in self._columns]
         for node, column in zip(self._nodes, self._columns, strict=True):
             base = int(t.nodes[node.index, scan.BASE])
@@ -181,7 +181,7 @@ class PieceBuilder:
         """Note the maps, from these items of each column on, that have a key twice."""
         for node in self._nodes:
             if node.type.kind is Kind.MAP:
-                self._note(node, self._repeated(node, before[node.index]))
+                self._note(node, self._find_repeated(node, before[node.index]))
 
     def refuse(self, row: int, code: int, node: int) -> None:
         """Refuse one record."""
@@ -197,23 +197,23 @@ class PieceBuilder:
         if self._faults:
             faulty = self._faulty(rows, ends)
             self._refused.append(faulty)
-            kept = np.flatnonzero(~np.isin(rows, faulty[0]))
-            arrays = take_rows(pa.RecordBatch.from_arrays(arrays, [*map(str, range(len(arrays)))]), kept).columns
-            rows = rows[kept]
+            landed = np.flatnonzero(~np.isin(rows, faulty[0]))
+            arrays = take_rows(pa.RecordBatch.from_arrays(arrays, [*map(str, range(len(arrays)))]), landed).columns
+            rows = rows[landed]
         return TypedPiece(start, stop, tuple(arrays), rows, self._all_refused())
 
     def _extra(self, rows: Array, members: pa.Array) -> pa.Array:
         """The column `_extra` of these rows: members of the records themselves, or what `unnamed` made."""
         if not self._unnamed:
             return members
-        inside = np.isin(rows, np.concatenate([some for some, _ in self._unnamed]))
+        inside = np.isin(rows, np.concatenate([rows_of_part for rows_of_part, _ in self._unnamed]))
         return pc.replace_with_mask(members, pa.array(inside), pa.concat_arrays([texts for _, texts in self._unnamed]))
 
     def _note(self, node: SchemaNode, faults: Faults) -> None:
         if len(faults.items):
             self._faults.append((node, faults))
 
-    def _repeated(self, node: SchemaNode, first: int) -> Faults:
+    def _find_repeated(self, node: SchemaNode, first: int) -> Faults:
         """Faults of the maps, from item `first` on, that have a key twice."""
         maps, keys = self._columns[node.index], self._columns[node.children[0]]
         if not isinstance(maps, Lists) or not isinstance(keys, Texts):
@@ -223,15 +223,15 @@ class PieceBuilder:
 
     def _faulty(self, rows: Array, ends: Array) -> tuple[Array, ...]:
         """Records with an item that its type cannot hold: the row, code, node and byte of the first in each."""
-        found = [(self._rows_of(n.level, f.items), f.codes, np.full(len(f.items), n.index), f.starts)
+        faults = [(self._rows_of(n.level, f.items), f.codes, np.full(len(f.items), n.index), f.starts)
                  for n, f in self._faults]  # fmt: skip
-        out, codes, nodes, starts = (np.concatenate(column) for column in zip(*found, strict=True))
+        out, codes, nodes, starts = (np.concatenate(column) for column in zip(*faults, strict=True))
         order = np.lexsort((starts, nodes, out))
         _, firsts = np.unique(out[order], return_index=True)
         chosen = order[firsts]
         records = rows[out[chosen]]
-        places = np.where(starts[chosen] < 0, -1, starts[chosen] - ends[records])
-        return tuple(a.astype(np.int32) for a in (records, codes[chosen], nodes[chosen], places))
+        positions = np.where(starts[chosen] < 0, -1, starts[chosen] - ends[records])
+        return tuple(a.astype(np.int32) for a in (records, codes[chosen], nodes[chosen], positions))
 
     def _rows_of(self, level: int, items: Array) -> Array:
         """The rows in which elements of a level are."""

@@ -66,38 +66,38 @@ class UnknownFields:
         """The fields in the column `_extra` of rows with these offsets; None when there are none."""
         if extra.null_count == len(extra):
             return None
-        found = self._names
-        found.used[0], found.told[:] = 0, 0
-        found.told[:, names.LAST] = -1
+        unknown = self._names
+        unknown.used[0], unknown.usage[:] = 0, 0
+        unknown.usage[:, names.LAST] = -1
         firsts = np.empty(len(extra), np.int32)
         _, ends, data = extra.buffers()
         ends = np.frombuffer(ends, np.int32)[: len(extra) + 1]
-        names.names(np.frombuffer(data, np.uint8), ends, self._tables, self._closed, found, firsts)
-        called = tuple(map(self._path, range(int(found.used[0]))))
-        rows = [(name, found.told[i]) for i, name in enumerate(called)]
-        if found.told[names.MOST_NAMES, names.COUNT]:
-            rows.append((OTHERS, found.told[names.MOST_NAMES]))
-        return NewFields(tuple(_new(name, told, offsets) for name, told in rows), firsts, called)
+        names.names(np.frombuffer(data, np.uint8), ends, self._tables, self._closed, unknown, firsts)
+        called = tuple(map(self._path, range(int(unknown.used[0]))))
+        rows = [(name, unknown.usage[i]) for i, name in enumerate(called)]
+        if unknown.usage[names.MOST_NAMES, names.COUNT]:
+            rows.append((OTHERS, unknown.usage[names.MOST_NAMES]))
+        return NewFields(tuple(_new(name, usage, offsets) for name, usage in rows), firsts, called)
 
-    def _path(self, place: int) -> str:
-        begin, told = place * names.MOST_BYTES, self._names.told[place]
-        name = printable(bytes(self._names.text[begin : begin + told[names.SIZE]]))
+    def _path(self, slot: int) -> str:
+        begin, usage = slot * names.MOST_BYTES, self._names.usage[slot]
+        name = printable(bytes(self._names.text[begin : begin + usage[names.SIZE]]))
         # A dot of a name is no step of a path.
         return path_below(
-            self._nodes[told[names.NODE]].path, Kind.STRUCT, name.replace(".", "\\.") if self._nested else name
+            self._nodes[usage[names.NODE]].path, Kind.STRUCT, name.replace(".", "\\.") if self._nested else name
         )
 
 
-def _new(name: str, told: Array, offsets: Array) -> Drift:
-    types = join_texts(*(t for bit, t in _KINDS.items() if told[names.KINDS] & bit))
-    return Drift(DriftKind.NEW, name, int(told[names.COUNT]), int(offsets[told[names.FIRST]]), types)
+def _new(name: str, usage: Array, offsets: Array) -> Drift:
+    types = join_texts(*(t for bit, t in _KINDS.items() if usage[names.KINDS] & bit))
+    return Drift(DriftKind.NEW, name, int(usage[names.COUNT]), int(offsets[usage[names.FIRST]]), types)
 
 
 def printable(name: bytes) -> str:
     """A name from outside, for people: unprintable characters are escaped, and long names are cut."""
     text = name.decode("utf-8", "backslashreplace").replace("\\", "\\\\")
-    shown = "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
-    return shown if len(shown) <= MOST_NAME else shown[:MOST_NAME] + "…"
+    escaped = "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
+    return escaped if len(escaped) <= MOST_NAME else escaped[:MOST_NAME] + "…"
 
 
 def missing(fields: Sequence[str], arrays: Sequence[pa.Array], typed: int, first: int) -> Iterator[Drift]:
@@ -112,11 +112,11 @@ def misfits(nodes: Sequence[SchemaNode], refused: RefusedRecords, values: pa.Arr
     """Fields whose values made records be refused. `values` and `offsets` are the whole chunk's."""
     _, ends, data = values.buffers()
     ends, data = np.frombuffer(ends, np.int32).astype(np.int64), np.frombuffer(data or b"", np.uint8)
-    of_schema = np.isin(refused.codes, _FAULTS) & (refused.nodes >= 0) & (refused.places >= 0)
+    of_schema = np.isin(refused.codes, _FAULTS) & (refused.nodes >= 0) & (refused.positions >= 0)
     for code, node in sorted({(int(c), int(n)) for c, n in zip(*_columns(refused, of_schema), strict=True)}):
         rows = np.flatnonzero(of_schema & (refused.codes == code) & (refused.nodes == node))
         chosen = refused.rows[rows]
-        group = _Misfits(data, ends[chosen] + refused.places[rows], ends[chosen + 1], offsets[chosen])
+        group = _Misfits(data, ends[chosen] + refused.positions[rows], ends[chosen + 1], offsets[chosen])
         yield from _of_group(nodes[node], code, group)
 
 
@@ -138,9 +138,9 @@ class _Misfits:
         return _Misfits(self.data, self.starts[chosen], self.ends[chosen], self.offsets[chosen])
 
     def spans(self, *, texts: bool) -> Array:
-        found = np.empty(len(self.starts), np.int64)
-        names.spans_at(self.data, self.starts, self.ends, texts, found)
-        return found
+        ends = np.empty(len(self.starts), np.int64)
+        names.spans_at(self.data, self.starts, self.ends, texts, ends)
+        return ends
 
     def drift(self, kind: DriftKind, field: str, type_: str) -> Iterator[Drift]:
         if len(self.offsets):
@@ -153,11 +153,11 @@ def _of_group(node: SchemaNode, code: int, group: _Misfits) -> Iterator[Drift]:
         yield from group.drift(kind, node.path, _type_of_values(group, code))
         return
     if node.type.kind is Kind.DECIMAL:
-        held, wide = _wider_decimal(node.type, group)
+        fitting, wide = _wider_decimal(node.type, group)
     else:
-        held, wide = _wider(node.type, _candidates(node.type, code), group)
-    yield from group.only(held).drift(DriftKind.WIDENED, node.path, wide)
-    yield from group.only(~held).drift(_WIDENING[code], node.path, _unheld_type(node.type))
+        fitting, wide = _wider(node.type, _candidates(node.type, code), group)
+    yield from group.only(fitting).drift(DriftKind.WIDENED, node.path, wide)
+    yield from group.only(~fitting).drift(_WIDENING[code], node.path, _unheld_type(node.type))
 
 
 def _type_of_values(group: _Misfits, code: int) -> str:
@@ -167,14 +167,14 @@ def _type_of_values(group: _Misfits, code: int) -> str:
     heads = group.data[group.starts]
     digits = group.only((heads == 0x2D) | ((heads >= 0x30) & (heads <= 0x39)))
     odd = digits.spans(texts=False) >> (2 * scan.SIZE_BITS) == scan.ODD
-    found = {
+    kinds = {
         "string": heads == 0x22,
         "bool": (heads == 0x74) | (heads == 0x66),
         "json": (heads == 0x7B) | (heads == 0x5B),
         "float64": odd,
         "int64": ~odd,
     }
-    return join_texts(*(t for t, there in found.items() if there.any()))
+    return join_texts(*(t for t, there in kinds.items() if there.any()))
 
 
 def _unheld_type(t: Type) -> str:
@@ -195,29 +195,29 @@ def _candidates(t: Type, code: int) -> list[Type]:
 
 def _wider(t: Type, candidates: Sequence[Type], group: _Misfits) -> tuple[Array, str]:
     """Which values some wider type holds (as booleans), and the smallest type that holds all of these."""
-    left = np.ones(len(group.starts), np.bool_)
+    remaining = np.ones(len(group.starts), np.bool_)
     spans, taken = group.spans(texts=t.kind is Kind.TIMESTAMP), [str(t)]
     for wide in candidates:
-        places = np.flatnonzero(left)
-        if not len(places):
+        positions = np.flatnonzero(remaining)
+        if not len(positions):
             break
-        faults = column_of(SchemaNode(0, wide, "", 0, 0, ()), len(places)).append(group.data, spans[places])
-        held = np.ones(len(places), np.bool_)
-        held[faults.items] = False
-        left[places[held]] = False
-        taken += [str(wide)] if held.any() else []
-    return ~left, join_texts(*taken)
+        faults = column_of(SchemaNode(0, wide, "", 0, 0, ()), len(positions)).append(group.data, spans[positions])
+        fitting = np.ones(len(positions), np.bool_)
+        fitting[faults.items] = False
+        remaining[positions[fitting]] = False
+        taken += [str(wide)] if fitting.any() else []
+    return ~remaining, join_texts(*taken)
 
 
 def _wider_decimal(t: Type, group: _Misfits) -> tuple[Array, str]:
-    whole, scale = np.empty(len(group.starts), np.int64), np.empty(len(group.starts), np.int64)
-    names.digits_of(group.data, group.starts, group.ends, whole, scale)
-    whole, scale = np.maximum(whole, t.precision - t.scale), np.maximum(scale, t.scale)
-    held = whole + scale <= MOST_DIGITS
-    if not held.any():
-        return held, ""
-    most, digits = int(scale[held].max()), int(whole[held].max())
-    if digits + most > MOST_DIGITS:  # each alone would have room, not all together
-        held &= scale == t.scale
-        most, digits = t.scale, int(whole[held].max(initial=0))
-    return held, str(Type(t.kind, digits + most, most)) if held.any() else ""
+    integral, scale = np.empty(len(group.starts), np.int64), np.empty(len(group.starts), np.int64)
+    names.digits_of(group.data, group.starts, group.ends, integral, scale)
+    integral, scale = np.maximum(integral, t.precision - t.scale), np.maximum(scale, t.scale)
+    fitting = integral + scale <= MOST_DIGITS
+    if not fitting.any():
+        return fitting, ""
+    integers, digits = int(scale[fitting].max()), int(integral[fitting].max())
+    if digits + integers > MOST_DIGITS:  # each alone would have room, not all together
+        fitting &= scale == t.scale
+        integers, digits = t.scale, int(integral[fitting].max(initial=0))
+    return fitting, str(Type(t.kind, digits + integers, integers)) if fitting.any() else ""

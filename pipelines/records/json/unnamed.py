@@ -52,7 +52,7 @@ def no_frames() -> Array:
 
 
 @inner
-def _named(out: Array, to: int, values: Array, name: int, name_end: int, comma: bool) -> int:
+def _write_name(out: Array, to: int, values: Array, name: int, name_end: int, comma: bool) -> int:
     """Append `,"name":`, the name as it stands: the next byte of `out`."""
     if comma:
         out[to] = 0x2C
@@ -90,7 +90,7 @@ def _opened(out: Array, to: int, values: Array, t: Tables, stack: Array, opened:
         if level > 0 and t.nodes[stack[frame - FRAME + NODE], SHAPE] == LIST:
             to = _before(out, to, t, stack, frame - FRAME)
         elif level > 0:
-            to = _named(out, to, values, stack[frame + NAME], stack[frame + NAME_END], level == opened)
+            to = _write_name(out, to, values, stack[frame + NAME], stack[frame + NAME_END], level == opened)
         out[to] = 0x5B if t.nodes[node, SHAPE] == LIST else 0x7B
         to += 1
         stack[frame + WRITTEN] = 0
@@ -134,8 +134,8 @@ def _text(out: Array, to: int, values: Array, at: int, end: int, t: Tables, stac
             if shape == MAP:
                 child = t.nodes[node, CHILD] + 1
             else:
-                place = member(values, at + 1, stop, kind, t, node)
-                child = t.nodes[node, CHILD] + place if place >= 0 else int64(-1)
+                slot = member(values, at + 1, stop, kind, t, node)
+                child = t.nodes[node, CHILD] + slot if slot >= 0 else int64(-1)
             name_end = stop + 1
             at, _ = colon(values, name_end, end)
             if at < 0 or at >= end:
@@ -153,7 +153,7 @@ def _text(out: Array, to: int, values: Array, at: int, end: int, t: Tables, stac
             break
         if child < 0:
             to = _opened(out, to, values, t, stack, opened, depth)
-            to = _named(out, to, values, name, name_end, opened == depth)
+            to = _write_name(out, to, values, name, name_end, opened == depth)
             copy(out, to, values, at, stop - at)
             to += stop - at
             opened = depth

@@ -37,10 +37,10 @@ class Symbols(Slots):
         self._names = pa.array([name for _, name in symbols], pa.string())
 
     def append_slots(self, data: Array, slots: Array, there: Array) -> Faults:
-        places = np.minimum(np.searchsorted(self._numbers, slots), len(self._numbers) - 1)
-        bad = np.flatnonzero((self._numbers[places] != slots) & (there != 0))
+        positions = np.minimum(np.searchsorted(self._numbers, slots), len(self._numbers) - 1)
+        bad = np.flatnonzero((self._numbers[positions] != slots) & (there != 0))
         first = self.items
-        super().append_slots(data, places, there)
+        super().append_slots(data, positions, there)
         return slot_faults(first + bad, np.full(len(bad), loops.OTHER_SYMBOL)) if len(bad) else NO_FAULTS
 
     def _take(self, data: Array, slots: Array) -> Faults:
@@ -65,8 +65,8 @@ class Keys(Slots):
 
     def array(self, columns: Sequence[ColumnBuilder]) -> pa.Array:
         data = self._out[: self.items]
-        held = np.packbits(data != 0, bitorder="little") if self._as == pa.bool_() else data
-        return pa.Array.from_buffers(self._as, self.items, [None, pa.py_buffer(held)]).cast(pa.string())
+        packed = np.packbits(data != 0, bitorder="little") if self._as == pa.bool_() else data
+        return pa.Array.from_buffers(self._as, self.items, [None, pa.py_buffer(packed)]).cast(pa.string())
 
 
 class Documents(Bytes):
@@ -82,17 +82,17 @@ class Documents(Bytes):
         self.more: Mapping[int, Sequence[int]] = {}
 
     def append(self, values: Array, spans: Array) -> Faults:
-        first, made, bad = self.items, bytearray(), list[int]()
-        found = np.zeros(len(spans), np.int64)
+        first, texts, bad = self.items, bytearray(), list[int]()
+        sizes = np.zeros(len(spans), np.int64)
         for at in np.flatnonzero(spans >> (2 * SIZE_BITS)).tolist():
             parts = (int(spans[at]), *self.more.get(at, ()))
             text = self._text(b"".join(values[_start(s) : _start(s) + _size(s)].tobytes() for s in parts))
             if text is None:
                 bad.append(first + at)
                 text = b"null"
-            found[at] = THERE | len(text) << SIZE_BITS | len(made)
-            made += text
-        super().append(np.frombuffer(bytes(made) or b"\0", np.uint8), found)
+            sizes[at] = THERE | len(text) << SIZE_BITS | len(texts)
+            texts += text
+        super().append(np.frombuffer(bytes(texts) or b"\0", np.uint8), sizes)
         codes = np.full(len(bad), loops.NO_DOCUMENT)
         return slot_faults(np.array(bad, np.int64), codes) if bad else NO_FAULTS
 
@@ -114,8 +114,10 @@ def _texts_of(message: str) -> Callable[[bytes], bytes | None]:
 
     def text(data: bytes) -> bytes | None:
         try:
-            said = json_format.MessageToDict(kind.FromString(data))
-            return json.dumps(said, ensure_ascii=False, allow_nan=False, sort_keys=True, separators=(",", ":")).encode()
+            document = json_format.MessageToDict(kind.FromString(data))
+            return json.dumps(
+                document, ensure_ascii=False, allow_nan=False, sort_keys=True, separators=(",", ":")
+            ).encode()
         except (DecodeError, json_format.Error, ValueError, RecursionError):
             return None
 
@@ -128,10 +130,10 @@ class Maps(Lists):
     def array(self, columns: Sequence[ColumnBuilder]) -> pa.Array:
         key, value = (columns[c].array(columns) for c in self.node.children)
         ends = self.ends[: self.items + 1]
-        kept = last_of_each(ends, key)
-        if kept is not None:
-            key, value = (a.take(pa.array(kept)) for a in (key, value))
-            ends = np.searchsorted(kept, ends).astype(np.int32)
+        retained = last_of_each(ends, key)
+        if retained is not None:
+            key, value = (a.take(pa.array(retained)) for a in (key, value))
+            ends = np.searchsorted(retained, ends).astype(np.int32)
         entries = pa.struct([self.type.key_field, self.type.item_field])
         children = [pa.Array.from_buffers(entries, len(key), [None], children=[key, value])]
         return pa.Array.from_buffers(self.type, self.items, [self.validity, pa.py_buffer(ends)], children=children)
@@ -147,8 +149,8 @@ def last_of_each(ends: Array, keys: pa.Array) -> Array | None:
     _, firsts = np.unique(pairs[::-1], return_index=True)
     if len(firsts) == len(pairs):
         return None
-    kept: Array = np.sort(len(pairs) - 1 - firsts)
-    return kept
+    retained: Array = np.sort(len(pairs) - 1 - firsts)
+    return retained
 
 
 def columns_of(nodes: tuple[SchemaNode, ...], of: Mapping[int, ProtoField], items: int) -> list[ColumnBuilder]:

@@ -69,21 +69,21 @@ def beside(text: str, folder: Path) -> dict[str, str]:
 
     One that is not there, or whose name leads out of the folder, is left out: protoc says then what it misses.
     """
-    found: dict[str, str] = {}
+    imports: dict[str, str] = {}
     queue = list(imports_of(text))
     for name in queue:
         path = folder / name
         inside = _NAME.fullmatch(name) and path.is_file() and path.resolve().is_relative_to(folder.resolve())
-        if name in found or not inside:
+        if name in imports or not inside:
             continue
-        if len(found) >= MOST_FILES or path.stat().st_size > MOST_TEXT:
+        if len(imports) >= MOST_FILES or path.stat().st_size > MOST_TEXT:
             raise UnusableSchema(name, f"is too large, or one of more than {MOST_FILES} files")
         try:
-            found[name] = path.read_text("utf-8")
+            imports[name] = path.read_text("utf-8")
         except (OSError, UnicodeDecodeError):
             raise UnusableSchema(name, "cannot be read as UTF-8") from None
-        queue += imports_of(found[name])
-    return found
+        queue += imports_of(imports[name])
+    return imports
 
 
 def compiled(texts: Sequence[str], names: Sequence[str]) -> FileDescriptorSet:
@@ -98,28 +98,30 @@ def compiled(texts: Sequence[str], names: Sequence[str]) -> FileDescriptorSet:
     for name in names:
         if not _NAME.fullmatch(name):
             raise UnusableSchema(safe_text(name), "is no name of a file that a schema may import")
-    kept = [n for n in zip(names, texts, strict=False) if n[0] not in WELL_KNOWN]
-    names, texts = [n for n, _ in kept], [*(t for _, t in kept), texts[-1]]
+    files = [n for n in zip(names, texts, strict=False) if n[0] not in WELL_KNOWN]
+    names, texts = [n for n, _ in files], [*(t for _, t in files), texts[-1]]
     main = next(n for i in range(len(texts)) if (n := f"schema{i or ''}.proto") not in names)
-    return _compiled(tuple(zip((*names, main), texts, strict=True)))
+    return _compile_files(tuple(zip((*names, main), texts, strict=True)))
 
 
 @lru_cache(64)
-def _compiled(files: tuple[tuple[str, str], ...]) -> FileDescriptorSet:
+def _compile_files(files: tuple[tuple[str, str], ...]) -> FileDescriptorSet:
     """The descriptors of files by their names and texts; where one is compiled already, each after its imports."""
-    found, last = descriptor_set(), files[-1][0]
+    compiled_files, last = descriptor_set(), files[-1][0]
     own = {name: _from_base64(name, text) for name, text in files}
     if not any(own.values()):
-        ready = {file.name: file for file in _by_protoc(dict(files), found, last).file}
+        ready = {file.name: file for file in _by_protoc(dict(files), compiled_files, last).file}
     else:
         ready = {}
         for name, text in files:
-            known = descriptor_set()
-            known.file.extend(_in_order(ready))
-            ready |= {file.name: file for file in _by_protoc({name: text}, known, name).file} if not own[name] else {}
+            dependencies = descriptor_set()
+            dependencies.file.extend(_in_order(ready))
+            ready |= (
+                {file.name: file for file in _by_protoc({name: text}, dependencies, name).file} if not own[name] else {}
+            )
             ready[name] = own[name] or ready[name]
-    found.file.extend(_in_order(ready, last))
-    return found
+    compiled_files.file.extend(_in_order(ready, last))
+    return compiled_files
 
 
 def descriptor_set(data: bytes = b"") -> FileDescriptorSet:
@@ -140,14 +142,14 @@ def _from_base64(name: str, text: str) -> Any:
         from google.protobuf.message import DecodeError
     try:
         data = base64.b64decode(text.strip(), validate=True)
-        found = FileDescriptorProto.FromString(data)
-        found.name = name
-        return found if data else None
+        descriptor = FileDescriptorProto.FromString(data)
+        descriptor.name = name
+        return descriptor if data else None
     except (binascii.Error, ValueError, DecodeError):
         return None
 
 
-def _by_protoc(sources: Mapping[str, str], known: FileDescriptorSet, main: str) -> FileDescriptorSet:
+def _by_protoc(sources: Mapping[str, str], dependencies: FileDescriptorSet, main: str) -> FileDescriptorSet:
     """The descriptors of the file `main` of these, and of all that it imports."""
     require("grpc_tools")
     with tempfile.TemporaryDirectory(prefix="sluice-protoc-") as scratch:
@@ -155,26 +157,26 @@ def _by_protoc(sources: Mapping[str, str], known: FileDescriptorSet, main: str) 
         for name, text in sources.items():
             path = root / name
             path.parent.mkdir(parents=True, exist_ok=True)
-            path.write_text(_marked(text))
-        given = [f"-I{root}", f"-I{_well_known()}", "--include_imports", f"--descriptor_set_out={out}"]
-        if known.file:
-            Path(scratch, "known.pb").write_bytes(known.SerializeToString())
-            given.append(f"--descriptor_set_in={Path(scratch, 'known.pb')}")
-        _run([*given, main], scratch)
+            path.write_text(_mask_entries(text))
+        arguments = [f"-I{root}", f"-I{_well_known()}", "--include_imports", f"--descriptor_set_out={out}"]
+        if dependencies.file:
+            Path(scratch, "known.pb").write_bytes(dependencies.SerializeToString())
+            arguments.append(f"--descriptor_set_in={Path(scratch, 'dependencies.pb')}")
+        _run([*arguments, main], scratch)
         data = out.read_bytes()
     if len(data) > MOST_COMPILED:
         raise UnusableSchema("", f"has descriptors of more than {MOST_COMPILED:,} bytes")
-    found = descriptor_set(data)
-    for file in found.file:
+    compiled_files = descriptor_set(data)
+    for file in compiled_files.file:
         for message in file.message_type:
             _make_entries(message)
-    return found
+    return compiled_files
 
 
-def _marked(text: str) -> str:
+def _mask_entries(text: str) -> str:
     """A text in which protoc finds no `option map_entry`, but a mark."""
     mark = f"reserved {_MARK};" if re.search(r"^\s*edition\s*=", text, re.MULTILINE) else f'reserved "{_MARK}";'
-    return _ENTRY.sub(lambda found: mark + "\n" * found[0].count("\n"), text)
+    return _ENTRY.sub(lambda match: mark + "\n" * match[0].count("\n"), text)
 
 
 def _make_entries(message: Any) -> None:
@@ -186,10 +188,10 @@ def _make_entries(message: Any) -> None:
             inside.options.map_entry = True
 
 
-def _run(given: Sequence[str], scratch: str) -> None:
+def _run(arguments: Sequence[str], scratch: str) -> None:
     try:
         done = subprocess.run(
-            [sys.executable, "-I", "-c", _PROTOC, str(_well_known().parent.parent), *given],
+            [sys.executable, "-I", "-c", _PROTOC, str(_well_known().parent.parent), *arguments],
             cwd=scratch,
             stdin=subprocess.DEVNULL,
             capture_output=True,
@@ -199,8 +201,10 @@ def _run(given: Sequence[str], scratch: str) -> None:
     except subprocess.TimeoutExpired:
         raise UnusableSchema("", "takes protoc too long") from None
     if done.returncode:
-        said = done.stderr.decode("utf-8", "replace").replace(f"{scratch}/files/", "").splitlines()
-        errors = [line for line in said if ": " in line and not _NOISE.search(line)] or ["protoc ended without a word"]
+        output = done.stderr.decode("utf-8", "replace").replace(f"{scratch}/files/", "").splitlines()
+        errors = [line for line in output if ": " in line and not _NOISE.search(line)] or [
+            "protoc ended without a word"
+        ]
         first = _OWN.sub(r"line \1, column \2", errors[0])
         raise UnusableSchema("", f"does not compile: {safe_text(first)}")
 
@@ -218,8 +222,8 @@ def _in_order(files: Mapping[str, Any], last: str = "") -> list[Any]:
     stack = [(name, False) for name in reversed(roots)]
     open_: set[str] = set()
     while stack:
-        name, left = stack.pop()
-        if left:
+        name, imports = stack.pop()
+        if imports:
             open_.discard(name)
             done[name] = files.get(name) or _google(name)
         elif name in open_:
@@ -246,6 +250,6 @@ def _google(name: str) -> Any:
     if name not in WELL_KNOWN:
         raise UnusableSchema("", f"imports {safe_text(name)}, which is not there")
     short = name.removeprefix(GOOGLE).removesuffix(".proto")
-    found = FileDescriptorProto()
-    importlib.import_module(f"google.protobuf.{short}_pb2").DESCRIPTOR.CopyToProto(found)
-    return found
+    descriptor = FileDescriptorProto()
+    importlib.import_module(f"google.protobuf.{short}_pb2").DESCRIPTOR.CopyToProto(descriptor)
+    return descriptor

@@ -17,7 +17,16 @@ import numpy as np
 import pyarrow as pa
 
 from sluice.pipelines.records.protobuf.schema import Meaning, ProtoField, ProtoKind, ProtoMessage
-from sluice.pipelines.records.rows.row_items import NotWritable, Written, at, chosen, floats, joined, symbols, truths
+from sluice.pipelines.records.rows.row_items import (
+    NotWritable,
+    Written,
+    at,
+    floats,
+    join_parts,
+    symbols,
+    take_items,
+    truths,
+)
 from sluice.pipelines.records.rows.wire_format import varint
 from sluice.pipelines.schema.arrays import int64s
 from sluice.pipelines.util.extras import name_missing
@@ -34,58 +43,61 @@ _SMALL = {n: varint(n) for n in range(_FEW)}
 _FIXED = {ProtoKind.FIXED64: "<Q", ProtoKind.SFIXED64: "<q", ProtoKind.FIXED32: "<I", ProtoKind.SFIXED32: "<i"}
 
 
-def written(rows: pa.RecordBatch, message: ProtoMessage) -> Written:
+def encode_rows(rows: pa.RecordBatch, message: ProtoMessage) -> Written:
     """The bytes of each row. A field whose column is not there is missing."""
     return _message({name: rows.column(n) for n, name in enumerate(rows.schema.names)}, message, rows.num_rows, "")
 
 
-def _message(columns: Mapping[str, pa.Array], m: ProtoMessage, count: int, place: str) -> Written:
-    _check_choices(columns, m, place)
+def _message(columns: Mapping[str, pa.Array], m: ProtoMessage, count: int, path: str) -> Written:
+    _check_choices(columns, m, path)
     parts = []
     for f in sorted(m.fields, key=lambda f: f.number):
-        where = f"{place}.{f.name}" if place else f.name
+        where = f"{path}.{f.name}" if path else f.name
         column = columns.get(f.name)
         if column is not None and not pa.types.is_null(column.type):
-            parts.append(_field(column, f, where))
+            parts.append(_encode_field(column, f, where))
         elif f.required and count:
             raise NotWritable(0, where, "it is null, and the schema requires it")
-    return joined(parts, count)
+    return join_parts(parts, count)
 
 
-def _check_choices(columns: Mapping[str, pa.Array], m: ProtoMessage, place: str) -> None:
+def _check_choices(columns: Mapping[str, pa.Array], m: ProtoMessage, path: str) -> None:
     """Of a oneof one member is there at most: a reader would take the last one for the only one."""
     for oneof in {f.oneof for f in m.fields if f.oneof}:
         members = [columns[f.name] for f in m.fields if f.oneof == oneof and f.name in columns]
         several = np.flatnonzero(sum((truths(c.is_valid()).astype(int) for c in members), np.zeros(1, int)) > 1)
         if len(several):
-            where = f"{place}.{oneof}" if place else oneof
+            where = f"{path}.{oneof}" if path else oneof
             raise NotWritable(int(several[0]), where, "several of its members are there, of which one may be")
 
 
-def _field(column: pa.Array, f: ProtoField, place: str) -> Written:
+def _encode_field(column: pa.Array, f: ProtoField, path: str) -> Written:
     """The field of each item with its tag; nothing where it is not written."""
     if f.repeated:
-        return _lists(column, f, place) if f.entry is None else _maps(column, f, f.entry, place)
+        return _lists(column, f, path) if f.entry is None else _maps(column, f, f.entry, path)
     there = truths(column.is_valid())
-    places = np.flatnonzero(there)
-    if f.required and len(places) < len(column):
-        raise NotWritable(int(np.flatnonzero(~there)[0]), place, "it is null, and the schema requires it")
-    some = chosen(column, places)
-    values = at(places, partial(_values, some, f, place))
+    positions = np.flatnonzero(there)
+    if f.required and len(positions) < len(column):
+        raise NotWritable(int(np.flatnonzero(~there)[0]), path, "it is null, and the schema requires it")
+    present = take_items(column, positions)
+    values = at(positions, partial(_values, present, f, path))
     tag = _tag(f)
     if f.presence or f.message is not None:
-        made = [tag + value for value in values]
+        encoded = [tag + value for value in values]
     else:
-        made = [tag + value if given else b"" for value, given in zip(values, _given(some, f, values), strict=True)]
-    if len(places) == len(column):
-        return made
+        encoded = [
+            tag + value if is_written else b""
+            for value, is_written in zip(values, _list_presence(present, f, values), strict=True)
+        ]
+    if len(positions) == len(column):
+        return encoded
     out = [b""] * len(column)
-    for n, data in zip(places.tolist(), made, strict=True):
+    for n, data in zip(positions.tolist(), encoded, strict=True):
         out[n] = data
     return out
 
 
-def _given(column: pa.Array, f: ProtoField, values: Written) -> list[bool]:
+def _list_presence(column: pa.Array, f: ProtoField, values: Written) -> list[bool]:
     """Which values are no default: those need not be written where nobody knows whether they are missing."""
     if f.kind in (ProtoKind.FLOAT, ProtoKind.DOUBLE):
         return [any(value) for value in values]  # -0.0 is no default
@@ -96,28 +108,28 @@ def _given(column: pa.Array, f: ProtoField, values: Written) -> list[bool]:
 _SIZES = {_EIGHT: 8, _FOUR: 4}
 
 
-def _lists(column: pa.Array, f: ProtoField, place: str) -> Written:
+def _lists(column: pa.Array, f: ProtoField, path: str) -> Written:
     ends = int64s(column.offsets.cast(pa.int64()))
     first, stop = int(ends[0]), int(ends[-1])
-    items = _inside(column.values.slice(first, stop - first), f, f"{place}[]", ends)
+    items = _inside(column.values.slice(first, stop - first), f, f"{path}[]", ends)
     bounds = [(a - first, b - first) for a, b in pairwise(ends.tolist())]
     tag = _tag(f)
     if f.packed:
         tag = varint(f.number << 3 | _SIZED)
-        return [tag + _sized(b"".join(items[a:b])) if b > a else b"" for a, b in bounds]
+        return [tag + _with_size(b"".join(items[a:b])) if b > a else b"" for a, b in bounds]
     items = [tag + item for item in items]
     return [b"".join(items[a:b]) for a, b in bounds]
 
 
-def _maps(column: pa.Array, f: ProtoField, entry: ProtoMessage, place: str) -> Written:
+def _maps(column: pa.Array, f: ProtoField, entry: ProtoMessage, path: str) -> Written:
     """Each entry is a message of a key and a value, both of which are written."""
     key, value = entry.fields
     ends = int64s(column.offsets.cast(pa.int64()))
     first, stop = int(ends[0]), int(ends[-1])
-    keys = _inside(_keys(column.keys.slice(first, stop - first), key), key, f"{place}{{}}", ends)
-    values = _inside(column.items.slice(first, stop - first), value, f"{place}{{}}", ends)
+    keys = _inside(_keys(column.keys.slice(first, stop - first), key), key, f"{path}{{}}", ends)
+    values = _inside(column.items.slice(first, stop - first), value, f"{path}{{}}", ends)
     tag, of_key, of_value = _tag(f), _tag(key), _tag(value)
-    entries = [tag + _sized(of_key + k + of_value + v) for k, v in zip(keys, values, strict=True)]
+    entries = [tag + _with_size(of_key + k + of_value + v) for k, v in zip(keys, values, strict=True)]
     return [b"".join(entries[a - first : b - first]) for a, b in pairwise(ends.tolist())]
 
 
@@ -131,34 +143,34 @@ def _keys(texts: pa.Array, key: ProtoField) -> pa.Array:
     return texts.cast(pa.bool_() if key.kind is ProtoKind.BOOL else pa.uint64() if unsigned else pa.int64())
 
 
-def _inside(items: pa.Array, f: ProtoField, place: str, ends: np.ndarray) -> Written:
+def _inside(items: pa.Array, f: ProtoField, path: str, ends: np.ndarray) -> Written:
     """The values in lists or maps that end there."""
     owner = np.repeat(np.arange(len(ends) - 1), np.diff(ends))
     if items.null_count:
         first = int(np.flatnonzero(truths(items.is_null()))[0])
-        raise NotWritable(int(owner[first]), place, "it is null, and a list or a map of Protobuf holds no null")
-    return at(owner, partial(_values, items, f, place))
+        raise NotWritable(int(owner[first]), path, "it is null, and a list or a map of Protobuf holds no null")
+    return at(owner, partial(_values, items, f, path))
 
 
-def _values(column: pa.Array, f: ProtoField, place: str) -> Written:
+def _values(column: pa.Array, f: ProtoField, path: str) -> Written:
     """The bytes of each value behind its tag. None is null."""
     if isinstance(column, pa.DictionaryArray):
         column = column.dictionary_decode()
     if f.message is not None:
-        bodies = _bodies(column, f.message, place)
+        bodies = _bodies(column, f.message, path)
         if f.group:
             end = varint(f.number << 3 | _END)
             return [body + end for body in bodies]
-        return [_sized(body) for body in bodies]
+        return [_with_size(body) for body in bodies]
     match f.kind:
         case ProtoKind.DOUBLE:
             return floats(column, pa.float64())
         case ProtoKind.FLOAT:
             return floats(column, pa.float32())
         case ProtoKind.STRING | ProtoKind.BYTES:
-            return [_sized(data) for data in column.cast(pa.binary()).to_pylist()]
+            return [_with_size(data) for data in column.cast(pa.binary()).to_pylist()]
         case ProtoKind.ENUM:
-            return symbols(column, {name: _value(f, number) for number, name in f.symbols}, place, "name")
+            return symbols(column, {name: _value(f, number) for number, name in f.symbols}, path, "name")
     return [_value(f, n) for n in column.to_pylist()]
 
 
@@ -171,7 +183,7 @@ def _value(f: ProtoField, n: Any) -> bytes:
     return _SMALL.get(n) or varint(int(n) & _MASK)
 
 
-def _bodies(column: pa.Array, m: ProtoMessage, place: str) -> Written:
+def _bodies(column: pa.Array, m: ProtoMessage, path: str) -> Written:
     """The bytes of each message. None is null."""
     match m.meaning:
         case Meaning.EMPTY:
@@ -180,11 +192,11 @@ def _bodies(column: pa.Array, m: ProtoMessage, place: str) -> Written:
             return [_time(n) for n in column.cast(pa.timestamp("us", column.type.tz)).cast(pa.int64()).to_pylist()]
         case Meaning.WRAPPER:
             (own,) = m.fields
-            return _field(column, own, place)
+            return _encode_field(column, own, path)
         case Meaning.JSON:
             write = _documents(m.name)
             return [write(text) for text in column.to_pylist()]
-    return _message({f.name: column.field(f.name) for f in column.type}, m, len(column), place)
+    return _message({f.name: column.field(f.name) for f in column.type}, m, len(column), path)
 
 
 def _time(micros: int) -> bytes:
@@ -201,8 +213,8 @@ def _documents(name: str) -> Callable[[str], bytes]:
     kind: Any = getattr(struct_pb2, name.rpartition(".")[2])
 
     def write(text: str) -> bytes:
-        made: bytes = json_format.Parse(text, kind()).SerializeToString(deterministic=True)
-        return made
+        data: bytes = json_format.Parse(text, kind()).SerializeToString(deterministic=True)
+        return data
 
     return write
 
@@ -211,5 +223,5 @@ def _tag(f: ProtoField) -> bytes:
     return varint(f.number << 3 | (_BEGIN if f.group else _WIRES.get(f.kind, _VARINT)))
 
 
-def _sized(data: bytes) -> bytes:
+def _with_size(data: bytes) -> bytes:
     return (_SMALL.get(len(data)) or varint(len(data))) + data

@@ -46,8 +46,8 @@ class ProtobufFormat(BinaryFormat):
         self._message = reader.message.name
         self._typer = ProtobufTyper(reader, writers, self._opener.name, closed=closed)
 
-    def _opened(self, chunk: pa.RecordBatch) -> Iterator[tuple[pa.RecordBatch, Opened]]:
-        opened = super()._opened(chunk)
+    def _open_records(self, chunk: pa.RecordBatch) -> Iterator[tuple[pa.RecordBatch, Opened]]:
+        opened = super()._open_records(chunk)
         if self._wire not in IN_HEADERS:
             return opened
         paths = self._paths if self._wire is WireFormat.CONFLUENT_HEADERS else self._own_or_other
@@ -65,8 +65,8 @@ class ProtobufFormat(BinaryFormat):
         codes = [-NO_HEADER if not kind else 0 if kind == own else -loops.OTHER_MESSAGE for kind in kinds]
         values = records.column(records.schema.get_field_index("value"))
         twice = pc.fill_null(pc.starts_with(values, reference(self._message)), False)
-        found: Array = np.where(twice.to_numpy(zero_copy_only=False), -NO_HEADER, np.array(codes, np.int64)[which])
-        return found
+        paths: Array = np.where(twice.to_numpy(zero_copy_only=False), -NO_HEADER, np.array(codes, np.int64)[which])
+        return paths
 
 
 def _path(indexes: bytes) -> int:

@@ -58,9 +58,9 @@ from sluice.pipelines.records.slots.binary_loops import (
     Found,
     begin,
     bits,
-    landed,
     not_utf8,
-    opened,
+    note_landed,
+    open_record,
     refuse,
     step,
     undo,
@@ -121,7 +121,7 @@ _FIRST_SECOND, _LAST_SECOND = -62_135_596_800, 253_402_300_799
 
 class Tables(NamedTuple):
     """A message's tables, and the room that scanning needs. `ids`, `paths`, `starts`: a hash table from schemas and
-    their messages to 0, or to the code below 0 that refuses all such records; `told`: how many records of each were
+    their messages to 0, or to the code below 0 that refuses all such records; `usage`: how many records of each were
     read in this piece, and the first of their rows. `name`: what is before a record of the feed's message under NAME.
     `news`: fields that the message does not have, as message, number, records, first row, last row."""
 
@@ -133,7 +133,7 @@ class Tables(NamedTuple):
     ids: Array
     paths: Array
     starts: Array
-    told: Array
+    usage: Array
     name: Array
     news: Array
     chain: Array
@@ -142,7 +142,7 @@ class Tables(NamedTuple):
     there: Array
     counts: Array
     room: Array
-    kept: Array
+    saved: Array
     at: Array
     begins: Array
     stack: Array
@@ -155,19 +155,19 @@ _TABLES = types.NamedTuple(
 
 
 @inner
-def _varint(data: Array, at: int, end: int, most: int) -> tuple[int, int]:
+def _varint(data: Array, at: int, end: int, max_bytes: int) -> tuple[int, int]:
     """A varint of at most so many bytes: (the number, the next byte), or (a code, −1). Bits beyond 64 are dropped."""
-    found = uint64(0)
+    number = uint64(0)
     shift = uint64(0)
-    stop = at + most
+    stop = at + max_bytes
     while at < end:
         if at >= stop:
             return int64(LONG_VARINT), int64(-1)
         b = uint64(byte(data, at))
         at += 1
-        found |= (b & uint64(0x7F)) << shift
+        number |= (b & uint64(0x7F)) << shift
         if b < uint64(0x80):
-            return int64(found), at
+            return int64(number), at
         shift += uint64(7)
     return int64(CUT), int64(-1)
 
@@ -177,27 +177,27 @@ def _field_of(t: Tables, message: int, number: int) -> int:
     """The row of the field of that number; −1 where the message has none."""
     at = cell(t.messages, message, LOOKUP_AT)
     mask = cell(t.messages, message, LOOKUP_MASK)
-    place = number & mask
+    slot = number & mask
     while True:
-        found = item(t.lookup, at + 2 * place)
-        if found == number:
-            row: int = item(t.lookup, at + 2 * place + 1)
+        known_number = item(t.lookup, at + 2 * slot)
+        if known_number == number:
+            row: int = item(t.lookup, at + 2 * slot + 1)
             return row
-        if found == 0:
+        if known_number == 0:
             return int64(-1)
-        place = (place + 1) & mask
+        slot = (slot + 1) & mask
 
 
 @inner
-def _skipped(data: Array, p: int, end: int, wire: int, number: int, depth: int, t: Tables) -> tuple[int, int]:
+def _skip(data: Array, p: int, end: int, wire: int, number: int, depth: int, t: Tables) -> tuple[int, int]:
     """Pass over the value of an unknown field: (OK, the next byte), or (a code, where it was found)."""
     groups = int64(0)
     while True:
         if wire == VARINT:
             begun = p
-            found, p = _varint(data, p, end, 10)
+            value, p = _varint(data, p, end, 10)
             if p < 0:
-                return found, begun
+                return value, begun
         elif wire == EIGHT:
             if end - p < 8:
                 return int64(CUT), p
@@ -208,12 +208,12 @@ def _skipped(data: Array, p: int, end: int, wire: int, number: int, depth: int, 
             p += 4
         elif wire == SIZED:
             begun = p
-            found, p = _varint(data, p, end, 5)
+            value, p = _varint(data, p, end, 5)
             if p < 0:
-                return found, begun
-            if found > end - p:
+                return value, begun
+            if value > end - p:
                 return int64(CUT), begun
-            p += found
+            p += value
         elif wire == GROUP:
             if depth + groups >= MOST_DEPTH:
                 return int64(DEEP), p
@@ -241,26 +241,26 @@ def _skipped(data: Array, p: int, end: int, wire: int, number: int, depth: int, 
 def _note(t: Tables, message: int, number: int) -> None:
     """Count a field that the message does not have, once a record. What there is no room for is not counted."""
     mask = t.news.shape[0] - 1
-    place = (number * SPREAD + message) & mask
+    slot = (number * SPREAD + message) & mask
     row = t.state[ROW]
     for _ in range(8):
-        if t.news[place, 2] == 0:
-            t.news[place, 0] = message
-            t.news[place, 1] = number
-            t.news[place, 2] = 1
-            t.news[place, 3] = row
-            t.news[place, 4] = row
+        if t.news[slot, 2] == 0:
+            t.news[slot, 0] = message
+            t.news[slot, 1] = number
+            t.news[slot, 2] = 1
+            t.news[slot, 3] = row
+            t.news[slot, 4] = row
             return
-        if t.news[place, 0] == message and t.news[place, 1] == number:
-            if t.news[place, 4] != row:
-                t.news[place, 2] += 1
-                t.news[place, 4] = row
+        if t.news[slot, 0] == message and t.news[slot, 1] == number:
+            if t.news[slot, 4] != row:
+                t.news[slot, 2] += 1
+                t.news[slot, 4] = row
             return
-        place = (place + 1) & mask
+        slot = (slot + 1) & mask
 
 
 @inner
-def _emptied(t: Tables, first: int, n: int) -> None:
+def _empty_slots(t: Tables, first: int, n: int) -> None:
     """Take back all that is in some nodes, from place `first` of `lists` on: a node and all below it, of the elements
     at hand. Their lists' elements are the last of their levels."""
     top = t.lists[first]
@@ -292,18 +292,18 @@ def _emptied(t: Tables, first: int, n: int) -> None:
 
 
 @inner
-def _excluded(t: Tables, place: int) -> None:
+def _exclude(t: Tables, slot: int) -> None:
     """Take back the other members of a oneof."""
-    n = t.lists[place]
-    place += 1
+    n = t.lists[slot]
+    slot += 1
     for _ in range(n):
-        size = t.lists[place]
-        _emptied(t, place + 1, size)
-        place += 1 + size
+        size = t.lists[slot]
+        _empty_slots(t, slot + 1, size)
+        slot += 1 + size
 
 
 @inner
-def _time(op: int, found: int, before: int) -> int:
+def _time(op: int, number: int, before: int) -> int:
     """A time in microseconds, with other seconds or another fraction, of which digits below a microsecond are cut off.
 
     What is wrong with seconds or fraction is told by bits that no time has, until others come.
@@ -312,13 +312,13 @@ def _time(op: int, found: int, before: int) -> int:
     before -= wrong * _WRONG
     fraction = before % _MICROS
     if op == SECONDS:
-        if found < _FIRST_SECOND or found > _LAST_SECOND:
+        if number < _FIRST_SECOND or number > _LAST_SECOND:
             return (wrong | 2) * _WRONG + fraction
-        return (wrong & 1) * _WRONG + found * _MICROS + fraction
-    found = int64(int32(found))
-    if found < 0 or found > 999_999_999:
+        return (wrong & 1) * _WRONG + number * _MICROS + fraction
+    number = int64(int32(number))
+    if number < 0 or number > 999_999_999:
         return (wrong | 1) * _WRONG + before - fraction
-    return (wrong & 2) * _WRONG + before - fraction + found // 1000
+    return (wrong & 2) * _WRONG + before - fraction + number // 1000
 
 
 @inner
@@ -396,7 +396,7 @@ def _record(data: Array, p: int, end: int, t: Tables) -> int:
                     continue
                 row = int64(-1)
             if row < 0:
-                code, p = _skipped(data, p, stop, wire, number, depth, t)
+                code, p = _skip(data, p, stop, wire, number, depth, t)
                 if code != OK:
                     begun = p
                     break
@@ -424,44 +424,44 @@ def _record(data: Array, p: int, end: int, t: Tables) -> int:
             put(spans, slot, pack(0, before + 1, PLAIN))
             there[uint64(slot)] = 1
         if cell(fields, row, OTHERS) >= 0:
-            _excluded(t, cell(fields, row, OTHERS))
-        found = int64(0)
+            _exclude(t, cell(fields, row, OTHERS))
+        decoded = int64(0)
         if op <= TRUTH or op >= SECONDS:
-            found = byte(data, p) if p < limit else int64(0x80)
-            if found < 0x80:
+            decoded = byte(data, p) if p < limit else int64(0x80)
+            if decoded < 0x80:
                 p += 1
             else:
-                found, p = _varint(data, p, limit, 10)
+                decoded, p = _varint(data, p, limit, 10)
                 if p < 0:
-                    code = found
+                    code = decoded
                     break
             if op == INT32:
-                found = int64(int32(found))
+                decoded = int64(int32(decoded))
             elif op == UINT32:
-                found &= 0xFFFFFFFF
+                decoded &= 0xFFFFFFFF
             elif op == SINT32:
-                found &= 0xFFFFFFFF
-                found = (found >> 1) ^ -(found & 1)
+                decoded &= 0xFFFFFFFF
+                decoded = (decoded >> 1) ^ -(decoded & 1)
             elif op == SINT64:
-                found = int64(uint64(found) >> uint64(1)) ^ -(found & 1)
+                decoded = int64(uint64(decoded) >> uint64(1)) ^ -(decoded & 1)
             elif op == TRUTH:
-                found = int64(found != 0)
+                decoded = int64(decoded != 0)
             elif op >= SECONDS:
                 before = item(spans, item(bases, node) + item(at, cell(fields, row, LEVEL)))
-                found = _time(op, found, before)
+                decoded = _time(op, decoded, before)
         elif op <= SFIXED32:
             if limit - p < 4:
                 code = int64(CUT)
                 break
-            found = bits(data, p, 4)
+            decoded = bits(data, p, 4)
             p += 4
             if op == SFIXED32:
-                found = int64(int32(found))
+                decoded = int64(int32(decoded))
         elif op == FIXED64:
             if limit - p < 8:
                 code = int64(CUT)
                 break
-            found = bits(data, p, 8)
+            decoded = bits(data, p, 8)
             p += 8
         elif op == ENTER and cell(fields, row, WIRE) == GROUP:
             if depth >= MOST_DEPTH:
@@ -495,7 +495,7 @@ def _record(data: Array, p: int, end: int, t: Tables) -> int:
                         code = int64(BAD_TEXT)
                         begun = wrong
                         break
-                found = pack(p, p + size, PLAIN)
+                decoded = pack(p, p + size, PLAIN)
                 p += size
         if node >= 0:
             slot = item(bases, node) + item(at, cell(fields, row, LEVEL))
@@ -507,10 +507,10 @@ def _record(data: Array, p: int, end: int, t: Tables) -> int:
                     state[NEED] = -1
                     return int64(_CROWDED)
                 t.chain[state[CHAINED], 0] = slot
-                t.chain[state[CHAINED], 1] = found
+                t.chain[state[CHAINED], 1] = decoded
                 state[CHAINED] += 1
             else:
-                put(spans, slot, found)
+                put(spans, slot, decoded)
             there[uint64(slot)] = 1
     state[AT_NODE] = cell(fields, row, NODE) if row >= 0 else cell(t.messages, message, OF_NODE)
     state[AT_BYTE] = begun
@@ -521,11 +521,11 @@ def _record(data: Array, p: int, end: int, t: Tables) -> int:
 def _known(t: Tables, schema: int, path: int) -> int:
     """The place of a schema's message in `ids`; −1 when nobody has asked for it yet."""
     mask = t.ids.size - 1
-    place = (schema + path) * SPREAD & mask
-    while t.ids[place] >= 0:
-        if t.ids[place] == schema and t.paths[place] == path:
-            return place
-        place = (place + 1) & mask
+    slot = (schema + path) * SPREAD & mask
+    while t.ids[slot] >= 0:
+        if t.ids[slot] == schema and t.paths[slot] == path:
+            return slot
+        slot = (slot + 1) & mask
     return int64(-1)
 
 
@@ -564,7 +564,7 @@ def _behind_name(data: Array, p: int, end: int, name: Array) -> int:
 
 
 @compiled(types.int64(BYTES, I32, U8, I64, I64, _TABLES, FOUND))
-def scan(data: Array, ends: Array, valid: Array, schemas: Array, paths: Array, t: Tables, found: Found) -> int:
+def scan(data: Array, ends: Array, valid: Array, schemas: Array, paths: Array, t: Tables, results: Found) -> int:
     """Read records from state[ROW] on, up to a block: DONE, FULL, GROW_LEVEL (state[NEED]: which, −1: of `chain`), or
     WANT (state[NEED], state[PATH]: the schema and its message that nobody has told).
 
@@ -576,18 +576,18 @@ def scan(data: Array, ends: Array, valid: Array, schemas: Array, paths: Array, t
     begin(t)
     state[CHAINED] = 0
     while state[ROW] < state[LAST]:
-        next_ = step(valid, t, found)
+        next_ = step(valid, t, results)
         if next_ == PASSED:
             continue
         if next_ == FULL:
             return int64(FULL)
         row, out = state[ROW], state[OUT]
         begun, end = int64(ends[row]), int64(ends[row + 1])
-        schema, p = opened(data, begun, end, schemas, row, state)
+        schema, p = open_record(data, begun, end, schemas, row, state)
         if schema < 0:
-            refuse(t, found, -schema, -1, 0)
+            refuse(t, results, -schema, -1, 0)
             continue
-        place = int64(0)
+        slot = int64(0)
         if state[HEADER] != NOWHERE:
             path = int64(0)
             if state[NAMED] == INDEXES:
@@ -598,39 +598,39 @@ def scan(data: Array, ends: Array, valid: Array, schemas: Array, paths: Array, t
                     named_at = p - begun
                     path, p = _path(data, p, end)
                     if p < 0:
-                        refuse(t, found, path, -1, named_at)
+                        refuse(t, results, path, -1, named_at)
                         continue
             elif state[NAMED] == PATHS:
                 path = paths[row]
                 if path < 0:
-                    refuse(t, found, -path, -1, 0)
+                    refuse(t, results, -path, -1, 0)
                     continue
             elif state[NAMED] == NAME:
                 named_at = p - begun
                 p = _behind_name(data, p, end, t.name)
                 if p < 0:
-                    refuse(t, found, OTHER_MESSAGE, -1, named_at)
+                    refuse(t, results, OTHER_MESSAGE, -1, named_at)
                     continue
             elif state[NAMED] == NUMBER:
                 named_at = p - begun
                 path, p = _varint(data, p, end, 5)
                 if p < 0:
-                    refuse(t, found, NO_HEADER, -1, named_at)
+                    refuse(t, results, NO_HEADER, -1, named_at)
                     continue
                 path = (path & 0xFFFFFFFF) + 1
-            place = state[KNOWN]
-            if t.ids[place] != schema or t.paths[place] != path:
-                place = _known(t, schema, path)
-                if place < 0:
+            slot = state[KNOWN]
+            if t.ids[slot] != schema or t.paths[slot] != path:
+                slot = _known(t, schema, path)
+                if slot < 0:
                     state[NEED] = schema
                     state[PATH] = path
                     return int64(WANT)
-                state[KNOWN] = place
-            if t.starts[place] < 0:
-                refuse(t, found, -t.starts[place], -1, 1)
+                state[KNOWN] = slot
+            if t.starts[slot] < 0:
+                refuse(t, results, -t.starts[slot], -1, 1)
                 continue
         for level in range(t.counts.size):
-            t.kept[level] = t.counts[level]
+            t.saved[level] = t.counts[level]
         chained = state[CHAINED]
         top = t.bases[0] + out
         t.at[0] = out
@@ -638,13 +638,13 @@ def scan(data: Array, ends: Array, valid: Array, schemas: Array, paths: Array, t
         t.there[top] = 1
         code = _record(data, p, end, t)
         if code == OK:
-            landed(t, found, row, out, place)
+            note_landed(t, results, row, out, slot)
             continue
         undo(t)
         state[CHAINED] = chained
         if code == _CROWDED:
             return int64(GROW_LEVEL)
-        refuse(t, found, code, state[AT_NODE], state[AT_BYTE] - begun)
+        refuse(t, results, code, state[AT_NODE], state[AT_BYTE] - begun)
     return int64(DONE)
 
 

@@ -69,9 +69,9 @@ def _wide(rows: list[list[int]]) -> Array:
 
 def program(message: ProtoMessage, nodes: tuple[SchemaNode, ...]) -> Program:
     """The tables of a feed's message, whose columns the nodes are."""
-    made = _Programmer(nodes)
-    made.struct(message, nodes[0])
-    return made.out
+    programmer = _Programmer(nodes)
+    programmer.struct(message, nodes[0])
+    return programmer.out
 
 
 class _Programmer:
@@ -91,10 +91,10 @@ class _Programmer:
         table = [0] * (2 * size)
         for number, row in rows:
             self.out.fields.append(row)
-            place = number & (size - 1)
-            while table[2 * place]:
-                place = (place + 1) & (size - 1)
-            table[2 * place], table[2 * place + 1] = number, len(self.out.fields) - 1
+            slot = number & (size - 1)
+            while table[2 * slot]:
+                slot = (slot + 1) & (size - 1)
+            table[2 * slot], table[2 * slot + 1] = number, len(self.out.fields) - 1
         self.out.messages[message][:2] = [len(self.out.lookup), size - 1]
         self.out.lookup += table
 
@@ -102,7 +102,7 @@ class _Programmer:
         """A message whose fields are the children of a node."""
         number = self._message(m, node)
         children = [self._nodes[c] for c in node.children]
-        rows = [(f.number, self._field(f, child, node)) for f, child in zip(m.fields, children, strict=True)]
+        rows = [(f.number, self._compile_field(f, child, node)) for f, child in zip(m.fields, children, strict=True)]
         for (_, row), f in zip(rows, m.fields, strict=True):
             if f.oneof:
                 row[loops.OTHERS] = self._others(f, m.fields, children)
@@ -128,7 +128,7 @@ class _Programmer:
             queue += [self._nodes[c] for c in n.children]
         return queue
 
-    def _field(self, f: ProtoField, node: SchemaNode, parent: SchemaNode) -> list[int]:
+    def _compile_field(self, f: ProtoField, node: SchemaNode, parent: SchemaNode) -> list[int]:
         """The row of a field that is a child of a struct."""
         if f.entry is not None:
             self.out.modes[node.index] = (loops.DEFAULT, parent.index, THERE)

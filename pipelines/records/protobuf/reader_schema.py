@@ -20,10 +20,10 @@ from sluice.pipelines.records.protobuf.schema import (
     ProtoField,
     ProtoKind,
     ProtoMessage,
-    described,
     files_of,
     is_compiled,
     message_of,
+    parse_descriptor,
     path_to,
     text_of,
 )
@@ -64,8 +64,8 @@ class ProtobufReader:
     @cached_property
     def fingerprint(self) -> str:
         """16 hex digits. Readers that make the same rows of the same records have the same ones."""
-        said = repr((self.message, self.columns.texts(), str(self.wire)))
-        return hashlib.sha256(said.encode()).hexdigest()[:16]
+        identity = repr((self.message, self.columns.texts(), str(self.wire)))
+        return hashlib.sha256(identity.encode()).hexdigest()[:16]
 
     @property
     def asks(self) -> bool:
@@ -75,7 +75,7 @@ class ProtobufReader:
     @cached_property
     def path(self) -> tuple[int, ...]:
         """The message's indexes in its file and in messages of it."""
-        file, _ = described(self.texts[-1])
+        file, _ = parse_descriptor(self.texts[-1])
         return path_to(file, self.message.name) or ()
 
     @property
@@ -87,10 +87,10 @@ class ProtobufReader:
             return b""
         return b"\0" if self.path == (0,) else b"".join(map(varint, (2 * len(self.path), *(2 * n for n in self.path))))
 
-    def is_of(self, found: RegisteredSchema) -> bool:
+    def is_of(self, registered: RegisteredSchema) -> bool:
         """Whether a record by the feed's message is one by this schema of a registry: rows of it are the same, and its
         message is named alike. Raises UnusableSchema."""
-        files, _ = files_of(kept(found).texts[-1])
+        files, _ = files_of(compile_registered(registered).texts[-1])
         other = ProtobufReader((text_of(files, self.message.name),), self.wire)
         return (self.fingerprint, self.path) == (other.fingerprint, other.path)
 
@@ -107,20 +107,24 @@ def from_file(text: str, folder: Path, message: str) -> tuple[str, ...]:
     return (text_of(compiled((*imported.values(), text), tuple(imported)), message),)
 
 
-def kept(found: RegisteredSchema) -> RegisteredSchema:
+def compile_registered(registered: RegisteredSchema) -> RegisteredSchema:
     """A registry's schema, compiled, as the lake keeps it. Raises UnusableSchema."""
-    if is_compiled(found.texts[-1]):
-        return found
+    if is_compiled(registered.texts[-1]):
+        return registered
     return RegisteredSchema(
-        found.id, found.type, (text_of(compiled(found.texts, found.names)),), found.subject, found.version
+        registered.id,
+        registered.type,
+        (text_of(compiled(registered.texts, registered.names)),),
+        registered.subject,
+        registered.version,
     )
 
 
-def as_file(found: RegisteredSchema) -> str:
+def as_file(registered: RegisteredSchema) -> str:
     """A registry's schema as one file: its text, where that is all there is to it, else compiled."""
-    files = compiled(found.texts, found.names)
-    plain = WELL_KNOWN.issuperset(found.names) and "{" in found.texts[-1]
-    return found.texts[-1].rstrip() if plain else text_of(files)
+    files = compiled(registered.texts, registered.names)
+    plain = WELL_KNOWN.issuperset(registered.names) and "{" in registered.texts[-1]
+    return registered.texts[-1].rstrip() if plain else text_of(files)
 
 
 def column_of(f: ProtoField) -> Field:

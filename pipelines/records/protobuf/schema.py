@@ -123,8 +123,8 @@ class ProtoMessage:
 
 def text_of(files: FileDescriptorSet, message: str = "") -> str:
     """A compiled schema as a text."""
-    said = {"files": base64.b64encode(files.SerializeToString(deterministic=True)).decode()}
-    return json.dumps(said | ({"message": message} if message else {}))
+    document = {"files": base64.b64encode(files.SerializeToString(deterministic=True)).decode()}
+    return json.dumps(document | ({"message": message} if message else {}))
 
 
 def is_compiled(text: str) -> bool:
@@ -138,20 +138,20 @@ def files_of(text: str) -> tuple[FileDescriptorSet, str]:
     Raises UnusableSchema.
     """
     try:
-        said = json.loads(text)
-        data, message = base64.b64decode(said["files"], validate=True), said.get("message", "")
+        document = json.loads(text)
+        data, message = base64.b64decode(document["files"], validate=True), document.get("message", "")
         if len(data) > MOST_COMPILED or not isinstance(message, str):
             raise ValueError("too large")
-        found = descriptor_set(data)
+        files = descriptor_set(data)
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError, binascii.Error):
         raise UnusableSchema("", "is neither a .proto file nor a compiled schema") from None
-    if not found.file:
+    if not files.file:
         raise UnusableSchema("", "is a compiled schema without files")
-    return found, message
+    return files, message
 
 
 @lru_cache(64)
-def described(text: str) -> tuple[Any, str]:
+def parse_descriptor(text: str) -> tuple[Any, str]:
     """The descriptor of a compiled schema's last file, and the name of its message. Raises UnusableSchema."""
     with name_missing():
         from google.protobuf.descriptor_pool import DescriptorPool
@@ -167,11 +167,11 @@ def described(text: str) -> tuple[Any, str]:
 
 def message_of(text: str) -> ProtoMessage:
     """The message of a compiled schema. Raises UnusableSchema where none is named and the file has several."""
-    file, name = described(text)
-    return _Builder().message(_named(file, name), "")
+    file, name = parse_descriptor(text)
+    return _Builder().message(_find_named(file, name), "")
 
 
-def _named(file: Any, name: str) -> Any:
+def _find_named(file: Any, name: str) -> Any:
     top = list(file.message_types_by_name.values())
     if not top:
         raise UnusableSchema("", "has no message")
@@ -194,21 +194,21 @@ def message_at(file: Any, path: tuple[int, ...]) -> Any:
 
     Source: Confluent's wire format for Protobuf.
     """
-    here, found = list(file.message_types_by_name.values()), None
+    here, message = list(file.message_types_by_name.values()), None
     for index in path:
         if not 0 <= index < len(here):
             return None
-        found = here[index]
-        here = list(found.nested_types)
-    return found
+        message = here[index]
+        here = list(message.nested_types)
+    return message
 
 
 def messages_of(file: Any) -> list[Any]:
     """The descriptors of all messages of a file, also of those inside others."""
-    found = list(file.message_types_by_name.values())
-    for d in found:
-        found += d.nested_types
-    return found
+    messages = list(file.message_types_by_name.values())
+    for d in messages:
+        messages += d.nested_types
+    return messages
 
 
 def message_numbered(file: Any, number: int) -> Any:
@@ -217,8 +217,8 @@ def message_numbered(file: Any, number: int) -> Any:
 
     Source: `MessageIndexFinder` of aws-glue-schema-registry.
     """
-    found = sorted(messages_of(file), key=lambda d: str(d.full_name))
-    return found[number] if number < len(found) else None
+    messages = sorted(messages_of(file), key=lambda d: str(d.full_name))
+    return messages[number] if number < len(messages) else None
 
 
 def path_to(file: Any, name: str) -> tuple[int, ...] | None:
@@ -238,18 +238,18 @@ class _Builder:
         self._known: dict[str, ProtoMessage] = {}
         self._open: set[str] = set()
 
-    def message(self, d: Any, place: str) -> ProtoMessage:
+    def message(self, d: Any, path: str) -> ProtoMessage:
         if d.full_name in self._open:
-            raise UnusableSchema(place, f"{d.full_name} holds itself, which no table has room for")
+            raise UnusableSchema(path, f"{d.full_name} holds itself, which no table has room for")
         if d.full_name not in self._known:
             if len(self._open) > MOST_DEPTH:
-                raise UnusableSchema(place, f"has more than {MOST_DEPTH} messages inside one another")
+                raise UnusableSchema(path, f"has more than {MOST_DEPTH} messages inside one another")
             self._open.add(d.full_name)
-            self._known[d.full_name] = self._made(d, place)
+            self._known[d.full_name] = self._make_message(d, path)
             self._open.discard(d.full_name)
         return self._known[d.full_name]
 
-    def _made(self, d: Any, place: str) -> ProtoMessage:
+    def _make_message(self, d: Any, path: str) -> ProtoMessage:
         meaning = _MEANINGS.get(d.full_name, Meaning.STRUCT)
         if d.GetOptions().map_entry:
             meaning = Meaning.ENTRY
@@ -258,13 +258,13 @@ class _Builder:
         if meaning is Meaning.JSON:
             return ProtoMessage(d.full_name, meaning, ())
         own = sorted(d.fields, key=lambda f: f.index)
-        fields = tuple(self._field(f, f"{place}.{f.name}" if place else f.name) for f in own)
+        fields = tuple(self._make_field(f, f"{path}.{f.name}" if path else f.name) for f in own)
         weight = 1 + sum(f.message.weight if f.message else 1 for f in fields)
         if weight > MOST_NODES:
-            raise UnusableSchema(place, f"has more than {MOST_NODES:,} fields with all that is nested")
+            raise UnusableSchema(path, f"has more than {MOST_NODES:,} fields with all that is nested")
         return ProtoMessage(d.full_name, meaning, fields, weight)
 
-    def _field(self, f: Any, place: str) -> ProtoField:
+    def _make_field(self, f: Any, path: str) -> ProtoField:
         kind, group = kind_of(f)
         repeated = is_repeated(f)
         oneof = f.containing_oneof
@@ -279,7 +279,7 @@ class _Builder:
             oneof=oneof.name if oneof is not None and len(oneof.fields) > 1 else "",
             symbols=_symbols(f.enum_type) if kind is ProtoKind.ENUM else (),
             first=f.enum_type.values[0].number if kind is ProtoKind.ENUM else 0,
-            message=self.message(f.message_type, place) if kind is ProtoKind.MESSAGE else None,
+            message=self.message(f.message_type, path) if kind is ProtoKind.MESSAGE else None,
             packed=repeated and bool(f.is_packed),
         )
 
@@ -304,7 +304,7 @@ def kind_of(f: Any) -> tuple[ProtoKind, bool]:
 
 def _symbols(d: Any) -> tuple[tuple[int, str], ...]:
     """An enum's numbers with their first names, ascending."""
-    found: dict[int, str] = {}
+    symbols: dict[int, str] = {}
     for value in d.values:
-        found.setdefault(value.number, value.name)
-    return tuple(sorted(found.items()))
+        symbols.setdefault(value.number, value.name)
+    return tuple(sorted(symbols.items()))

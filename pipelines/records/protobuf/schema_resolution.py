@@ -27,7 +27,7 @@ class Incompatible(ValueError):
     """Records of the writer's message cannot be read as the feed's: the place, and why."""
 
 
-def compare(writer: Any, reader: ProtoMessage, unknown: Unknown, place: str = "") -> None:
+def compare(writer: Any, reader: ProtoMessage, unknown: Unknown, path: str = "") -> None:
     """Look through a writer's descriptor beside the feed's message. Raises Incompatible."""
     own = {f.number: f for f in reader.fields}
     if reader.meaning is Meaning.JSON:
@@ -37,7 +37,7 @@ def compare(writer: Any, reader: ProtoMessage, unknown: Unknown, place: str = ""
         if r is None:
             unknown(reader, w.number, w.name)
             continue
-        where = f"{place}.{r.name}" if place else r.name
+        where = f"{path}.{r.name}" if path else r.name
         _check(w, r, where)
         if r.message is not None and w.message_type is not None:
             compare(w.message_type, r.message, unknown, where)

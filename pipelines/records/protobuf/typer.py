@@ -16,7 +16,13 @@ from sluice.pipelines.records.protobuf.columns import Documents, Maps, columns_o
 from sluice.pipelines.records.protobuf.loops import Tables
 from sluice.pipelines.records.protobuf.programs import program
 from sluice.pipelines.records.protobuf.reader_schema import ProtobufReader
-from sluice.pipelines.records.protobuf.schema import ProtoMessage, described, message_at, message_numbered, messages_of
+from sluice.pipelines.records.protobuf.schema import (
+    ProtoMessage,
+    message_at,
+    message_numbered,
+    messages_of,
+    parse_descriptor,
+)
 from sluice.pipelines.records.protobuf.schema_resolution import Incompatible, compare
 from sluice.pipelines.records.rows.value_reader import UnusableSchema, WriterSchemas
 from sluice.pipelines.records.rows.wire_format import Named, WireFormat, reference
@@ -37,11 +43,11 @@ class ProtobufTyper(BinaryTyper):
         self,
         reader: ProtobufReader,
         writers: WriterSchemas | None,
-        named: Callable[[int], Named] = int,
+        name_of: Callable[[int], Named] = int,
         *,
         closed: bool = False,
     ) -> None:
-        super().__init__(reader, writers, named)
+        super().__init__(reader, writers, name_of)
         self._reader = reader
         self._program = program(reader.message, self.nodes)
         self._names: dict[tuple[str, int], str] = {}
@@ -58,16 +64,16 @@ class ProtobufTyper(BinaryTyper):
     def _new_fields(self) -> Iterator[NewField]:
         """The fields that the loop noted, by the names that writers give them, else by their numbers."""
         for message, number, records, row, _ in self._tables.news[self._tables.news[:, 2] > 0].tolist():
-            of, place = self._program.named[message]
+            of, path = self._program.named[message]
             name = self._names.get((of, number), f"#{number}")
-            yield NewField(f"{place}.{name}" if place else name, records, row)
+            yield NewField(f"{path}.{name}" if path else name, records, row)
 
     def _ask(self) -> None:
         state = self._tables.state
         schema, path = int(state[binary_loops.NEED]), int(state[loops.PATH])
-        self._know(schema, path, self._asked(schema, path))
+        self._know(schema, path, self._check_writer(schema, path))
 
-    def _asked(self, schema: int, path: int) -> int:
+    def _check_writer(self, schema: int, path: int) -> int:
         """0 when records of this message of a schema can be read, else the code for which they are refused, below 0.
 
         Raises a SluiceError when nobody can tell now.
@@ -76,15 +82,15 @@ class ProtobufTyper(BinaryTyper):
             texts = self._texts(schema)
             if texts is None:
                 return -binary_loops.NO_SCHEMA
-            file, _ = described(texts[-1])
+            file, _ = parse_descriptor(texts[-1])
             own = self._reader.message
             if self._wire is WireFormat.GLUE:
-                found = message_numbered(file, path - 1)
+                message = message_numbered(file, path - 1)
             else:
-                found = message_at(file, _indexes(path)) if path else _of_name(file, own.name)
-            if found is None or found.full_name != own.name:
-                return -(loops.NO_MESSAGE if found is None else loops.OTHER_MESSAGE)
-            compare(found, own, self._learn)
+                message = message_at(file, _indexes(path)) if path else _of_name(file, own.name)
+            if message is None or message.full_name != own.name:
+                return -(loops.NO_MESSAGE if message is None else loops.OTHER_MESSAGE)
+            compare(message, own, self._learn)
         except (UnusableSchema, Incompatible) as error:
             return self._incompatible(schema, error)
         return 0
@@ -95,18 +101,18 @@ class ProtobufTyper(BinaryTyper):
     def _know(self, schema: int, path: int, start: int) -> None:
         """Enter what is known of a schema's message into the hash table."""
         t = self._tables
-        known = {s: int(t.starts[p]) for s, p in self._places.items()} | {(schema, path): start}
-        size = 1 << (2 * len(known)).bit_length()
+        verdicts = {s: int(t.starts[p]) for s, p in self._places.items()} | {(schema, path): start}
+        size = 1 << (2 * len(verdicts)).bit_length()
         ids, paths, starts = np.full(size, -1, np.int64), np.zeros(size, np.int64), np.zeros(size, np.int64)
         self._places = {}
-        for (number, of), begin in known.items():
-            place = (number + of) * binary_loops.SPREAD & (size - 1)
-            while ids[place] >= 0:
-                place = (place + 1) & (size - 1)
-            ids[place], paths[place], starts[place] = number, of, begin
-            self._places[number, of] = place
-        told = np.zeros((size, 2), np.int64)
-        self._tables = t._replace(ids=ids, paths=paths, starts=starts, told=told)
+        for (number, of), begin in verdicts.items():
+            slot = (number + of) * binary_loops.SPREAD & (size - 1)
+            while ids[slot] >= 0:
+                slot = (slot + 1) & (size - 1)
+            ids[slot], paths[slot], starts[slot] = number, of, begin
+            self._places[number, of] = slot
+        usage = np.zeros((size, 2), np.int64)
+        self._tables = t._replace(ids=ids, paths=paths, starts=starts, usage=usage)
         self._tables.state[binary_loops.KNOWN] = self._places[schema, path]
 
     def _tidy(self) -> None:
@@ -119,7 +125,7 @@ class ProtobufTyper(BinaryTyper):
         self._tables.state[binary_loops.KNOWN] = 0
 
     def _no_tables(self, closed: bool) -> Tables:
-        made = Tables(
+        tables = Tables(
             **self._program.tables(self.nodes),
             **_nobody(),
             name=np.frombuffer(reference(self._reader.message.name), np.uint8),
@@ -129,17 +135,17 @@ class ProtobufTyper(BinaryTyper):
             stack=np.zeros((loops.FRAME + 1) * (loops.MOST_DEPTH + 2), np.int64),
             **self._first_tables(loops.SLOTS),
         )
-        made.state[loops.NAMED], made.state[loops.CLOSED] = _HOW[self._wire], closed
-        return with_room(made, self.nodes, made.room)
+        tables.state[loops.NAMED], tables.state[loops.CLOSED] = _HOW[self._wire], closed
+        return with_room(tables, self.nodes, tables.room)
 
 
 def _indexes(path: int) -> tuple[int, ...]:
     """The indexes that a path is made of."""
-    found: list[int] = []
+    indexes: list[int] = []
     while path:
         path, index = divmod(path, loops.INDEX)
-        found.append(index - 1)
-    return tuple(reversed(found))
+        indexes.append(index - 1)
+    return tuple(reversed(indexes))
 
 
 def _of_name(file: Any, name: str) -> Any:
@@ -150,16 +156,19 @@ def _of_name(file: Any, name: str) -> Any:
 class _Piece(SlotPiece):
     """Builds one piece of Protobuf records, block by block."""
 
-    def take(self, data: Array, t: Any, found: Any, out: int, bad: int) -> None:
+    def take(self, data: Array, t: Any, results: Any, out: int, bad: int) -> None:
         """Append the block that the tables hold, with defaults for what was not written."""
         if out:
-            bad_item, bad_node = np.empty(4 * len(found.source), np.int64), np.empty(4 * len(found.source), np.int32)
+            bad_item, bad_node = (
+                np.empty(4 * len(results.source), np.int64),
+                np.empty(4 * len(results.source), np.int32),
+            )
             n = loops.settle(t, out, bad_item, bad_node)
             for node in np.unique(bad_node[:n]).tolist():
                 items = bad_item[:n][bad_node[:n] == node] + self._columns[node].items
                 self._note(self._nodes[node], slot_faults(items, np.full(len(items), loops.MISSING)))
             self._chain(t)
-        super().take(data, t, found, out, bad)
+        super().take(data, t, results, out, bad)
 
     def _chain(self, t: Tables) -> None:
         """Tell columns of documents which of theirs have more parts."""
@@ -175,11 +184,11 @@ class _Piece(SlotPiece):
     def check_maps(self, before: object) -> None:
         """A key that is there twice is no fault: the column keeps the last."""
 
-    def finished(self, start: int, stop: int, ends: Array) -> TypedPiece:
-        """The finished piece; an entry of a map whose place a later one takes is not at fault."""
+    def finish_piece(self, start: int, stop: int, ends: Array) -> TypedPiece:
+        """Return the finished piece. A map entry that a later one replaces is not at fault."""
         counting = [(node, self._counting(node, faults)) for node, faults in self._faults]
         self._faults = [(node, faults) for node, faults in counting if len(faults.items)]
-        return super().finished(start, stop, ends)
+        return super().finish_piece(start, stop, ends)
 
     def _counting(self, node: SchemaNode, faults: Faults) -> Faults:
         """The faults that are in no such entry."""
@@ -203,7 +212,7 @@ def _nobody() -> dict[str, Array]:
         "ids": np.full(2, -1, np.int64),
         "paths": np.zeros(2, np.int64),
         "starts": np.zeros(2, np.int64),
-        "told": np.zeros((2, 2), np.int64),
+        "usage": np.zeros((2, 2), np.int64),
     }
 
 

@@ -47,11 +47,14 @@ class KeyedFormat:
         drift = keys.drift
         for piece in self._behind.convert(s, chunk):
             offsets = int64s(piece.landed.column(piece.landed.schema.get_field_index(_OFFSET)))
-            places, found = keys.places(offsets)
-            if not found.all():
-                kept = np.flatnonzero(found)
-                piece, places = self._without(s, chunk, piece, offsets[~found], kept, keys), places[kept]
-            yield replace(piece, landed=self._joined(piece.landed, keys, places), drift=(*piece.drift, *drift))
+            positions, matched = keys.find_positions(offsets)
+            if not matched.all():
+                retained = np.flatnonzero(matched)
+                piece, positions = (
+                    self._without(s, chunk, piece, offsets[~matched], retained, keys),
+                    positions[retained],
+                )
+            yield replace(piece, landed=self._join_keys(piece.landed, keys, positions), drift=(*piece.drift, *drift))
             drift = ()
 
     def _keys_as_values(self, chunk: pa.RecordBatch) -> pa.RecordBatch:
@@ -63,8 +66,8 @@ class KeyedFormat:
             columns["headers"] = _with_other_names(columns["headers"])
         return pa.RecordBatch.from_arrays([columns[name] for name in names], schema=chunk.schema)
 
-    def _joined(self, landed: pa.RecordBatch, keys: _Keys, places: Array) -> pa.RecordBatch:
-        own = keys.rows(places)
+    def _join_keys(self, landed: pa.RecordBatch, keys: _Keys, positions: Array) -> pa.RecordBatch:
+        own = keys.rows(positions)
         columns = [
             landed.column(at) if (at := landed.schema.get_field_index(f.name)) >= 0
             else own.column(own.schema.get_field_index(f.name.removeprefix(KEY_PREFIX)))
@@ -73,19 +76,19 @@ class KeyedFormat:
         return pa.RecordBatch.from_arrays(columns, schema=self.schema)
 
     def _without(
-        self, s: Slice, chunk: pa.RecordBatch, piece: Formatted, gone: Array, kept: Array, keys: _Keys
+        self, s: Slice, chunk: pa.RecordBatch, piece: Formatted, missing: Array, retained: Array, keys: _Keys
     ) -> Formatted:
         """The piece without the records at these offsets, whose keys do not fit."""
-        landed = take_rows(piece.landed, kept)
+        landed = take_rows(piece.landed, retained)
         alive = (piece.landed, landed)
         fewer = [rows.num_rows - rows.column(rows.schema.get_field_index(_TOMBSTONE)).true_count for rows in alive]
         piece = replace(piece, landed=landed, typed=piece.typed - (fewer[0] - fewer[1]))
         if self._dropping:
-            return replace(piece, dropped=piece.dropped + len(gone))
+            return replace(piece, dropped=piece.dropped + len(missing))
         all_ = int64s(chunk.column(chunk.schema.get_field_index("offset")))
-        records = chunk.take(fixed_width(pa.int32(), np.searchsorted(all_, gone).astype(np.int32)))
+        records = chunk.take(fixed_width(pa.int32(), np.searchsorted(all_, missing).astype(np.int32)))
         (raw,) = self._raw.convert(s, records)
-        refused = pa.RecordBatch.from_arrays([*raw.landed.columns, *keys.why(gone)], schema=REFUSED)
+        refused = pa.RecordBatch.from_arrays([*raw.landed.columns, *keys.why(missing)], schema=REFUSED)
         if piece.quarantined is not None:
             both = pa.Table.from_batches([piece.quarantined, refused])
             order = np.argsort(int64s(both.column("offset").combine_chunks()))
@@ -98,34 +101,34 @@ class _Keys:
 
     def __init__(self, pieces: list[Formatted], schema: pa.Schema) -> None:
         self._landed = pa.Table.from_batches([p.landed for p in pieces], schema).combine_chunks()
-        held = [p.quarantined for p in pieces if p.quarantined is not None]
-        self._refused = pa.Table.from_batches(held, REFUSED).combine_chunks()
+        quarantined = [p.quarantined for p in pieces if p.quarantined is not None]
+        self._refused = pa.Table.from_batches(quarantined, REFUSED).combine_chunks()
         self._offsets = _offsets(self._landed, _OFFSET)
         self._gone = _offsets(self._refused, "offset")
-        self.drift = tuple(_renamed(d) for p in pieces for d in p.drift)
+        self.drift = tuple(_rename_field(d) for p in pieces for d in p.drift)
 
-    def places(self, offsets: Array) -> tuple[Array, Array]:
+    def find_positions(self, offsets: Array) -> tuple[Array, Array]:
         """Where the rows of these offsets are, and whether they are there."""
-        places = np.searchsorted(self._offsets, offsets)
-        inside = np.minimum(places, max(len(self._offsets) - 1, 0))
-        found = self._offsets[inside] == offsets if len(self._offsets) else np.zeros(len(offsets), np.bool_)
-        return places, found
+        positions = np.searchsorted(self._offsets, offsets)
+        inside = np.minimum(positions, max(len(self._offsets) - 1, 0))
+        matched = self._offsets[inside] == offsets if len(self._offsets) else np.zeros(len(offsets), np.bool_)
+        return positions, matched
 
-    def rows(self, places: Array) -> pa.RecordBatch:
+    def rows(self, positions: Array) -> pa.RecordBatch:
         """The rows at these places, which ascend."""
-        if not len(places):
+        if not len(positions):
             return pa.RecordBatch.from_pylist([], self._landed.schema)
-        if places[-1] - places[0] == len(places) - 1:
-            return self._landed.slice(int(places[0]), len(places)).combine_chunks().to_batches()[0]
-        return take_rows(self._landed.to_batches()[0], places)
+        if positions[-1] - positions[0] == len(positions) - 1:
+            return self._landed.slice(int(positions[0]), len(positions)).combine_chunks().to_batches()[0]
+        return take_rows(self._landed.to_batches()[0], positions)
 
-    def why(self, gone: Array) -> list[pa.Array]:
+    def why(self, missing: Array) -> list[pa.Array]:
         """What `REFUSED` says beside the record itself, of keys at these offsets."""
-        chosen = self._refused.take(fixed_width(pa.int64(), np.searchsorted(self._gone, gone)))
-        said = {name: chosen.column(name).combine_chunks() for name in _WHY}
-        said["field"] = _texts(said["field"], KEY_PREFIX, "")
-        said["detail"] = _texts(said["detail"], "", " (in the key)")
-        return [said[name] for name in _WHY]
+        chosen = self._refused.take(fixed_width(pa.int64(), np.searchsorted(self._gone, missing)))
+        reasons = {name: chosen.column(name).combine_chunks() for name in _WHY}
+        reasons["field"] = _texts(reasons["field"], KEY_PREFIX, "")
+        reasons["detail"] = _texts(reasons["detail"], "", " (in the key)")
+        return [reasons[name] for name in _WHY]
 
 
 def _with_other_names(headers: pa.ListArray) -> pa.ListArray:
@@ -134,17 +137,17 @@ def _with_other_names(headers: pa.ListArray) -> pa.ListArray:
     chosen = text_array([""])[0]
     for own, as_value in KEY_HEADERS.items():
         chosen = pc.if_else(pc.equal(names, text_array([own])[0]), text_array([as_value])[0], chosen)
-    held = pa.StructArray.from_arrays([chosen, values], fields=list(headers.type.value_type))
+    entries = pa.StructArray.from_arrays([chosen, values], fields=list(headers.type.value_type))
     buffers = headers.buffers()
-    return pa.Array.from_buffers(headers.type, len(headers), buffers[:2], offset=headers.offset, children=[held])
+    return pa.Array.from_buffers(headers.type, len(headers), buffers[:2], offset=headers.offset, children=[entries])
 
 
 def _offsets(rows: pa.Table, name: str) -> Array:
-    found = rows.column(name)
-    return np.concatenate([np.empty(0, np.int64), *map(int64s, found.chunks)])
+    offsets = rows.column(name)
+    return np.concatenate([np.empty(0, np.int64), *map(int64s, offsets.chunks)])
 
 
-def _renamed(drift: Drift) -> Drift:
+def _rename_field(drift: Drift) -> Drift:
     return replace(drift, field=KEY_PREFIX + drift.field)
 
 

@@ -58,8 +58,8 @@ def quarantine_rows(refused: pa.RecordBatch, batch: int, contract: str) -> pa.Re
     """Rows of `REFUSED`, completed to rows of `QUARANTINED` by the batch and the hash of its contract (empty: none)."""
     n = refused.num_rows
     valid = None if contract else pa.py_buffer(bytes((n + 7) // 8))
-    places = pa.Array.from_buffers(pa.int16(), n, [valid, pa.py_buffer(bytes(2 * n))])
-    hashes = pa.DictionaryArray.from_arrays(places, text_array([contract]))
+    indices = pa.Array.from_buffers(pa.int16(), n, [valid, pa.py_buffer(bytes(2 * n))])
+    hashes = pa.DictionaryArray.from_arrays(indices, text_array([contract]))
     return pa.RecordBatch.from_arrays(
         [*refused.columns, fixed_width(pa.int64(), np.full(n, batch, np.int64)), hashes], schema=QUARANTINED
     )

@@ -17,36 +17,36 @@ Written = list[bytes]
 class NotWritable(ValueError):
     """The schema has no room for an item. `item` is its place in the column, `place` the path in the schema."""
 
-    def __init__(self, item: int, place: str, what: str) -> None:
-        super().__init__(f"{place}: {what}" if place else what)
-        self.item, self.place, self.what = item, place, what
+    def __init__(self, item: int, path: str, what: str) -> None:
+        super().__init__(f"{path}: {what}" if path else what)
+        self.item, self.place, self.what = item, path, what
 
 
-def at(places: np.ndarray, write: Callable[[], Written]) -> Written:
+def at(positions: np.ndarray, write: Callable[[], Written]) -> Written:
     """What is written of items that are at these places of their column: errors name them there."""
     try:
         return write()
     except NotWritable as error:
-        raise NotWritable(int(places[error.item]), error.place, error.what) from None
+        raise NotWritable(int(positions[error.item]), error.place, error.what) from None
 
 
-def chosen(column: pa.Array, places: np.ndarray) -> pa.Array:
+def take_items(column: pa.Array, positions: np.ndarray) -> pa.Array:
     """The items at these places."""
-    return column if len(places) == len(column) else column.take(fixed_width(pa.int64(), places))
+    return column if len(positions) == len(column) else column.take(fixed_width(pa.int64(), positions))
 
 
-def joined(parts: Sequence[Written], count: int) -> Written:
+def join_parts(parts: Sequence[Written], count: int) -> Written:
     """Of each item, its parts one after the other."""
     return [b"".join(one) for one in zip(*parts, strict=True)] if parts else [b""] * count
 
 
-def symbols(column: pa.Array, known: Mapping[str, bytes], place: str, what: str) -> Written:
+def symbols(column: pa.Array, numbers: Mapping[str, bytes], path: str, what: str) -> Written:
     """The bytes that are known of each item's symbol. Raises NotWritable, which says what an unknown one is not."""
-    found = [known.get(symbol) for symbol in column.to_pylist()]
-    made = [data for data in found if data is not None]
-    if len(made) < len(found):
-        raise NotWritable(found.index(None), place, f"it is no {what} of the schema's enum")
-    return made
+    numbers_or_none = [numbers.get(symbol) for symbol in column.to_pylist()]
+    encoded = [data for data in numbers_or_none if data is not None]
+    if len(encoded) < len(numbers_or_none):
+        raise NotWritable(numbers_or_none.index(None), path, f"it is no {what} of the schema's enum")
+    return encoded
 
 
 def truths(column: pa.Array) -> np.ndarray:
@@ -56,6 +56,6 @@ def truths(column: pa.Array) -> np.ndarray:
 
 def floats(column: pa.Array, kind: pa.DataType) -> Written:
     """Numbers as they lie in memory: IEEE 754, the lowest byte first."""
-    made, size = column.cast(kind), kind.bit_width // 8
-    data = made.buffers()[1].to_pybytes()[made.offset * size :] if len(made) else b""
-    return [data[n : n + size] for n in range(0, len(made) * size, size)]
+    numbers, size = column.cast(kind), kind.bit_width // 8
+    data = numbers.buffers()[1].to_pybytes()[numbers.offset * size :] if len(numbers) else b""
+    return [data[n : n + size] for n in range(0, len(numbers) * size, size)]

@@ -18,24 +18,24 @@ class UnusableSchema(ValueError):
     """A schema that does not parse, or that no table has room for. `place` is the path in it, `problems` all of them
     with what is wrong there."""
 
-    def __init__(self, place: str, what: str, more: Iterable[tuple[str, str]] = ()) -> None:
-        super().__init__(f"{place}: {what}" if place else what)
-        self.place, self.what = place, what
-        self.problems = (*dict.fromkeys([(place, what), *more]),)
+    def __init__(self, path: str, what: str, more: Iterable[tuple[str, str]] = ()) -> None:
+        super().__init__(f"{path}: {what}" if path else what)
+        self.place, self.what = path, what
+        self.problems = (*dict.fromkeys([(path, what), *more]),)
 
     @classmethod
     def of_all(cls, errors: Iterable[UnusableSchema]) -> UnusableSchema:
         """One error of several."""
-        (place, what), *more = (problem for error in errors for problem in error.problems)
-        return cls(place, what, more)
+        (path, what), *more = (problem for error in errors for problem in error.problems)
+        return cls(path, what, more)
 
     @property
     def text(self) -> str:
         """All problems for people, whatever the schema's names: one on the same line, several on lines of their own."""
-        lines = [safe_text(f"{place}: {what}" if place else what, limit=600) for place, what in self.problems]
+        lines = [safe_text(f"{path}: {what}" if path else what, limit=600) for path, what in self.problems]
         more = len(lines) - MOST_PROBLEMS
-        shown = [*lines[:MOST_PROBLEMS], *([f"and {more} more"] if more > 0 else [])]
-        return shown[0] if len(shown) == 1 else "".join(f"\n    {line}" for line in shown)
+        listed = [*lines[:MOST_PROBLEMS], *([f"and {more} more"] if more > 0 else [])]
+        return listed[0] if len(listed) == 1 else "".join(f"\n    {line}" for line in listed)
 
 
 class WriterSchemas(Protocol):

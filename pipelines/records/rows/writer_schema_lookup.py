@@ -86,16 +86,16 @@ class Opener:
         packed = packed[data[begins[packed] + 1] == _COMPRESSED]
         start = 0
         while start < len(values):
-            inflated, stop = _inflated(data, ends, packed[packed >= start], self._skip, len(values))
-            for row, found in inflated.items():
-                if found is None:
+            inflated, stop = _inflate_values(data, ends, packed[packed >= start], self._skip, len(values))
+            for row, inflated_value in inflated.items():
+                if inflated_value is None:
                     schemas[row] = -NOT_INFLATED
             if (start, stop) == (0, len(values)):
                 yield records, Opened(_rebuilt(values, inflated, self._skip), schemas, self._skip)
                 return
             part = records.take(indices(np.arange(start, stop, dtype=np.int32)))
             own = part.column(part.schema.get_field_index("value"))
-            here = {row - start: found for row, found in inflated.items()}
+            here = {row - start: inflated_value for row, inflated_value in inflated.items()}
             yield part, Opened(_rebuilt(own, here, self._skip), schemas[start:stop], self._skip)
             start = stop
 
@@ -108,17 +108,17 @@ class Opener:
         if self._wire is WireFormat.APICURIO_HEADERS:
             return self._of_apicurio(_headers_of(records))
         data, ends, _ = buffers_of(records.column(records.schema.get_field_index("value")))
-        found = np.full(records.num_rows, -NO_HEADER, np.int64)
+        schemas = np.full(records.num_rows, -NO_HEADER, np.int64)
         begins = ends[:-1].astype(np.int64)
-        whole = np.flatnonzero(np.diff(ends) >= self._skip)
-        whole = whole[data[begins[whole]] == _MAGIC[self._wire]]
+        complete = np.flatnonzero(np.diff(ends) >= self._skip)
+        complete = complete[data[begins[complete]] == _MAGIC[self._wire]]
         if self._wire is WireFormat.GLUE:
-            whole = whole[np.isin(data[begins[whole] + 1], (0, _COMPRESSED))]
-            found[whole] = self._counted(_bytes_at(data, begins[whole] + 2, 16))
+            complete = complete[np.isin(data[begins[complete] + 1], (0, _COMPRESSED))]
+            schemas[complete] = self._number_guids(_bytes_at(data, begins[complete] + 2, 16))
         else:
-            numbers = _whole_numbers(_bytes_at(data, begins[whole] + 1, self._skip - 1))
-            found[whole] = np.where(numbers < 0, -NO_HEADER, numbers)
-        return found
+            numbers = _whole_numbers(_bytes_at(data, begins[complete] + 1, self._skip - 1))
+            schemas[complete] = np.where(numbers < 0, -NO_HEADER, numbers)
+        return schemas
 
     def name(self, schema: int) -> Named:
         """What the schema of that number is called by its registry."""
@@ -138,39 +138,39 @@ class Opener:
         return _kinds(records.num_rows, rows, data, begins, np.minimum(sizes, _MOST_NAME))
 
     def _of_headers(self, headers: pa.Array) -> Array:
-        found = np.full(len(headers), -NO_HEADER, np.int64)
+        schemas = np.full(len(headers), -NO_HEADER, np.int64)
         rows, data, begins, sizes = _in_headers(headers, ID_HEADER)
         if not len(rows):
-            return found
+            return schemas
         short = np.flatnonzero(sizes >= PREFIX[WireFormat.CONFLUENT])
         short = short[data[begins[short]] == 0]
-        found[rows[short]] = _whole_numbers(_bytes_at(data, begins[short] + 1, 4))
+        schemas[rows[short]] = _whole_numbers(_bytes_at(data, begins[short] + 1, 4))
         long = np.flatnonzero(sizes >= _LONG)
         long = long[data[begins[long]] == 1]
-        found[rows[long]] = self._counted(_bytes_at(data, begins[long] + 1, _LONG - 1))
-        return found
+        schemas[rows[long]] = self._number_guids(_bytes_at(data, begins[long] + 1, _LONG - 1))
+        return schemas
 
     def _of_apicurio(self, headers: pa.Array) -> Array:
-        found = np.full(len(headers), -NO_HEADER, np.int64)
+        schemas = np.full(len(headers), -NO_HEADER, np.int64)
         for kind, name in reversed([*enumerate(APICURIO_IDS.values())]):
             rows, data, begins, sizes = _in_headers(headers, name, last=True)
             right = np.flatnonzero(sizes == _NUMBER)
             right = right[data[begins[right]] < 0x80]  # no number is below 0
             both = np.zeros((len(right), 2 * _NUMBER), np.uint8)
             both[:, 0], both[:, _NUMBER:] = kind, _bytes_at(data, begins[right], _NUMBER)
-            found[rows[right]] = self._counted(both)
-        return found
+            schemas[rows[right]] = self._number_guids(both)
+        return schemas
 
-    def _counted(self, guids: Array) -> Array:
+    def _number_guids(self, guids: Array) -> Array:
         """The numbers of GUIDs, 16 bytes each. Runs of the same GUID are looked up once."""
         if not len(guids):
             return np.empty(0, np.int64)
         halves = np.ascontiguousarray(guids).view(np.uint64)
         starts = np.flatnonzero(np.concatenate([[True], (halves[1:] != halves[:-1]).any(axis=1)]))
-        kinds, places = np.unique(halves[starts], axis=0, return_inverse=True)
+        kinds, positions = np.unique(halves[starts], axis=0, return_inverse=True)
         numbers = np.array([self._number(kind.tobytes()) for kind in kinds], np.int64)
-        found: Array = np.repeat(numbers[places.reshape(-1)], np.diff(np.append(starts, len(guids))))
-        return found
+        schemas: Array = np.repeat(numbers[positions.reshape(-1)], np.diff(np.append(starts, len(guids))))
+        return schemas
 
     def _number(self, guid: bytes) -> int:
         if guid not in self._guids:
@@ -178,11 +178,11 @@ class Opener:
                 self._guids.clear()
                 self._named.clear()
             self._guids[guid] = self._next
-            self._named[self._next] = self._spelled(guid)
+            self._named[self._next] = self._format_guid(guid)
             self._next += 1
         return self._guids[guid]
 
-    def _spelled(self, guid: bytes) -> str:
+    def _format_guid(self, guid: bytes) -> str:
         if self._wire is not WireFormat.APICURIO_HEADERS:
             return str(UUID(bytes=guid))
         return f"{[*APICURIO_IDS][guid[0]]}-{int.from_bytes(guid[_NUMBER:], 'big')}"
@@ -200,9 +200,9 @@ def without_prefix(opened: Opened) -> pa.Array:
     data, ends, _ = buffers_of(opened.values)
     begins, sizes = ends[:-1].astype(np.int64), np.diff(ends)
     own = data.copy()
-    named = np.flatnonzero(~refused & (sizes >= opened.skip))
-    own[begins[named][:, None] + np.arange(opened.skip)] = _SPACE
-    firsts = begins[named[sizes[named] >= opened.skip + len(_BOM)]] + opened.skip
+    prefixed = np.flatnonzero(~refused & (sizes >= opened.skip))
+    own[begins[prefixed][:, None] + np.arange(opened.skip)] = _SPACE
+    firsts = begins[prefixed[sizes[prefixed] >= opened.skip + len(_BOM)]] + opened.skip
     own[firsts[(_bytes_at(data, firsts, len(_BOM)) == _BOM).all(axis=1)][:, None] + np.arange(len(_BOM))] = _SPACE
     own[begins[refused & (sizes > 0)]] = 0
     buffers = opened.values.buffers()
@@ -218,9 +218,9 @@ def _kinds(records: int, rows: Array, data: Array, begins: Array, sizes: Array) 
     kinds, which = {b"": 0}, np.zeros(records, np.int64)
     for size in np.unique(sizes[sizes > 0]).tolist():
         chosen = np.flatnonzero(sizes == size)
-        found, places = np.unique(_bytes_at(data, begins[chosen], size), axis=0, return_inverse=True)
-        numbers = np.array([kinds.setdefault(kind.tobytes(), len(kinds)) for kind in found], np.int64)
-        which[rows[chosen]] = numbers[places.reshape(-1)]
+        distinct, positions = np.unique(_bytes_at(data, begins[chosen], size), axis=0, return_inverse=True)
+        numbers = np.array([kinds.setdefault(kind.tobytes(), len(kinds)) for kind in distinct], np.int64)
+        which[rows[chosen]] = numbers[positions.reshape(-1)]
     return list(kinds), which
 
 
@@ -230,8 +230,8 @@ def _in_headers(headers: pa.Array, name: str, *, last: bool = False) -> tuple[Ar
     none = (np.empty(0, np.int64), np.empty(0, np.uint8), np.empty(0, np.int64), np.empty(0, np.int64))
     if headers.values is None or not len(headers.values):
         return none
-    named = pc.indices_nonzero(pc.equal(headers.values.field(0), text_array([name])[0]))
-    at = np.frombuffer(named.buffers()[1], np.uint64, len(named), named.offset * 8).astype(np.int64)
+    matching = pc.indices_nonzero(pc.equal(headers.values.field(0), text_array([name])[0]))
+    at = np.frombuffer(matching.buffers()[1], np.uint64, len(matching), matching.offset * 8).astype(np.int64)
     ends = np.frombuffer(headers.buffers()[1], np.int32, len(headers) + 1, headers.offset * 4)
     at = at[(at >= ends[0]) & (at < ends[-1])]
     if not len(at):
@@ -239,62 +239,64 @@ def _in_headers(headers: pa.Array, name: str, *, last: bool = False) -> tuple[Ar
     at = at[::-1] if last else at
     rows, firsts = np.unique(np.searchsorted(ends[1:], at, side="right"), return_index=True)
     data, begins, sizes = _spans(headers.values.field(1), at[firsts])
-    held = np.flatnonzero(sizes > 0)
-    return rows[held], data, begins[held], sizes[held]
+    nonempty = np.flatnonzero(sizes > 0)
+    return rows[nonempty], data, begins[nonempty], sizes[nonempty]
 
 
 def _bytes_at(data: Array, begins: Array, size: int) -> Array:
     """`size` bytes from each place on: a row for each."""
-    found: Array = data[begins[:, None] + np.arange(size)]
-    return found
+    rows: Array = data[begins[:, None] + np.arange(size)]
+    return rows
 
 
-def _whole_numbers(given: Array) -> Array:
+def _whole_numbers(digits: Array) -> Array:
     """Big-endian numbers of four or eight bytes, a row each."""
-    found: Array = np.ascontiguousarray(given).view(f">i{given.shape[1]}" if given.shape[1] == 8 else ">u4")[:, 0]
-    return found.astype(np.int64)
+    numbers: Array = np.ascontiguousarray(digits).view(f">i{digits.shape[1]}" if digits.shape[1] == 8 else ">u4")[:, 0]
+    return numbers.astype(np.int64)
 
 
 def _spans(values: pa.Array, chosen: Array) -> tuple[Array, Array, Array]:
     """The data of a binary array; where the chosen values begin in it, and their sizes."""
     ends = np.frombuffer(values.buffers()[1], np.int32, len(values) + 1, values.offset * 4)
-    held = values.buffers()[2]
-    data = np.frombuffer(held, np.uint8) if held is not None else np.empty(0, np.uint8)
+    buffer = values.buffers()[2]
+    data = np.frombuffer(buffer, np.uint8) if buffer is not None else np.empty(0, np.uint8)
     begins = ends[chosen].astype(np.int64)
     return data, begins, ends[chosen + 1] - begins
 
 
-def _inflated(data: Array, ends: Array, packed: Array, skip: int, last: int) -> tuple[dict[int, bytes | None], int]:
+def _inflate_values(
+    data: Array, ends: Array, packed: Array, skip: int, last: int
+) -> tuple[dict[int, bytes | None], int]:
     """What compressed records hold, by their rows (None: nothing that may be), until it is much; and the next row."""
-    found, total = dict[int, bytes | None](), 0
+    inflated, total = dict[int, bytes | None](), 0
     for row in packed.tolist():
         inflater = zlib.decompressobj()
         try:
             own = inflater.decompress(data[ends[row] + skip : ends[row + 1]].tobytes(), MOST_INFLATED + 1)
         except zlib.error:
             own = b""
-        whole = inflater.eof and not inflater.unused_data and len(own) <= MOST_INFLATED
-        found[row] = own if whole else None
-        total += len(own) if whole else 0
+        is_complete = inflater.eof and not inflater.unused_data and len(own) <= MOST_INFLATED
+        inflated[row] = own if is_complete else None
+        total += len(own) if is_complete else 0
         if total >= MOST_INFLATED:
-            return found, row + 1
-    return found, last
+            return inflated, row + 1
+    return inflated, last
 
 
 def _rebuilt(values: pa.Array, inflated: dict[int, bytes | None], skip: int) -> pa.Array:
     """The values with these in place of what they were compressed to, behind their prefix."""
-    changed = {row: found for row, found in inflated.items() if found is not None}
+    changed = {row: value for row, value in inflated.items() if value is not None}
     if not changed:
         return values
     data, ends, _ = buffers_of(values)
     sizes = np.diff(ends).astype(np.int64)
     pieces, done = list[bytes](), int(ends[0])
-    for row, found in changed.items():
+    for row, value in changed.items():
         stop = int(ends[row]) + skip
-        pieces += [data[done:stop].tobytes(), found]
-        sizes[row], done = skip + len(found), int(ends[row + 1])
+        pieces += [data[done:stop].tobytes(), value]
+        sizes[row], done = skip + len(value), int(ends[row + 1])
     pieces.append(data[done : int(ends[-1])].tobytes())
-    made = np.concatenate([np.zeros(1, np.int32), np.cumsum(sizes, dtype=np.int32)])
+    new_ends = np.concatenate([np.zeros(1, np.int32), np.cumsum(sizes, dtype=np.int32)])
     return pa.Array.from_buffers(
-        values.type, len(values), [values.buffers()[0], pa.py_buffer(made), pa.py_buffer(b"".join(pieces))]
+        values.type, len(values), [values.buffers()[0], pa.py_buffer(new_ends), pa.py_buffer(b"".join(pieces))]
     )

@@ -57,11 +57,11 @@ class BinaryTyper:
 
     _tables: Any
 
-    def __init__(self, reader: Reader, writers: WriterSchemas | None, named: Callable[[int], Named]) -> None:
+    def __init__(self, reader: Reader, writers: WriterSchemas | None, name_of: Callable[[int], Named]) -> None:
         self.nodes = nodes_of(reader.columns)
         self.news: list[NewField] = []
         self.causes: dict[int, str] = {}
-        self._wire, self._writers, self._named = reader.wire, writers, named
+        self._wire, self._writers, self._named = reader.wire, writers, name_of
         self._block = min(max(BLOCK_SLOTS // len(self.nodes), BLOCK_ROWS[0]), BLOCK_ROWS[1])
         self._found = Found(*(np.empty(self._block, np.int32) for _ in range(5)))
 
@@ -78,8 +78,8 @@ class BinaryTyper:
             return
         data, ends, valid = buffers_of(values)
         state = self._tables.state
-        given = pieces.BEFORE if self._wire in NUMBERED else pieces.NOWHERE
-        state[pieces.HEADER], state[pieces.SKIPPED] = given if schemas is None else pieces.GIVEN, skip
+        schema_codes = pieces.BEFORE if self._wire in NUMBERED else pieces.NOWHERE
+        state[pieces.HEADER], state[pieces.SKIPPED] = schema_codes if schemas is None else pieces.GIVEN, skip
         self._given = (_NONE if schemas is None else schemas, _NONE if paths is None else paths)
         state[pieces.ROW], state[pieces.LAST] = 0, len(values)
         while state[pieces.ROW] < len(values):
@@ -93,14 +93,14 @@ class BinaryTyper:
         state = self._tables.state
         start, last = int(state[pieces.ROW]), int(state[pieces.LAST])
         out = self._begun(last - start)
-        most = PIECE_BYTES + 2 * int(ends[last] - ends[0])
-        self._tables.told[:] = 0
-        while state[pieces.ROW] < last and out.nbytes < most:
+        limit = PIECE_BYTES + 2 * int(ends[last] - ends[0])
+        self._tables.usage[:] = 0
+        while state[pieces.ROW] < last and out.nbytes < limit:
             code, read = self._scan(data, ends, valid)
             out.take(read, self._tables, self._found, int(state[pieces.OUT]), int(state[pieces.BAD]))
             self._answer(code, out)
         self.news = list(self._new_fields())
-        return out.finished(start, int(state[pieces.ROW]), ends)
+        return out.finish_piece(start, int(state[pieces.ROW]), ends)
 
     def _begun(self, rows: int) -> SlotPiece:
         """A new piece, with room for so many rows."""
@@ -161,7 +161,7 @@ class BinaryTyper:
             "there": np.empty(0, np.uint8),
             "counts": numbers.copy(),
             "room": room,
-            "kept": numbers.copy(),
+            "saved": numbers.copy(),
             "at": numbers.copy(),
             "state": state,
         }
@@ -181,17 +181,17 @@ class BinaryFormat(TypedFormat):
         super().__init__(reader.columns, dropping=dropping)
         self._wire, self._opener = reader.wire, Opener(reader.wire)
 
-    def _opened(self, chunk: pa.RecordBatch) -> Iterator[tuple[pa.RecordBatch, Opened]]:
+    def _open_records(self, chunk: pa.RecordBatch) -> Iterator[tuple[pa.RecordBatch, Opened]]:
         if self._wire in (WireFormat.BARE, *NUMBERED):  # their loops look themselves
-            return super()._opened(chunk)
+            return super()._open_records(chunk)
         return self._opener.open(chunk)
 
     def _pieces(self, opened: Opened) -> Iterator[TypedPiece]:
         return self._typer.pieces(opened.values, opened.schemas, opened.paths, opened.skip)
 
-    def _formatted(self, records: Records, piece: TypedPiece) -> Formatted:
+    def _format_piece(self, records: Records, piece: TypedPiece) -> Formatted:
         raw, kafka, offsets, _ = records
-        landed, typed = self._landed(kafka, piece)
+        landed, typed = self._make_landed(kafka, piece)
         first = int(offsets[piece.rows[0]]) if typed else -1
         refused = piece.refused
         drift = (
@@ -202,15 +202,15 @@ class BinaryFormat(TypedFormat):
         n = len(refused.rows)
         if not n or self._dropping:
             return Formatted(landed, None, n, drift=drift, typed=typed)
-        return Formatted(landed, self._refused(raw.take(indices(refused.rows)), refused), drift=drift, typed=typed)
+        return Formatted(landed, self._make_refused(raw.take(indices(refused.rows)), refused), drift=drift, typed=typed)
 
     def _new_fields(self, offsets: Array) -> Iterator[Drift]:
         """Fields that the feed's schema does not have: how many records have them."""
-        found: dict[str, Drift] = {}
+        fields: dict[str, Drift] = {}
         for path, records, row, type_ in self._typer.news:
             new = Drift(DriftKind.NEW, path, records, int(offsets[row]), type_)
-            found[path] = found[path] + new if path in found else new
-        yield from found.values()
+            fields[path] = fields[path] + new if path in fields else new
+        yield from fields.values()
 
     def _misfits(self, refused: RefusedRecords, offsets: Array) -> Iterator[Drift]:
         """Fields whose values made records be refused."""
@@ -220,13 +220,13 @@ class BinaryFormat(TypedFormat):
                 at = offsets[refused.rows[chosen & (refused.nodes == node)]]
                 yield Drift(kind, self._typer.nodes[node].path, len(at), int(at.min()), "")
 
-    def _refused(self, raw: pa.RecordBatch, refused: RefusedRecords) -> pa.RecordBatch:
+    def _make_refused(self, raw: pa.RecordBatch, refused: RefusedRecords) -> pa.RecordBatch:
         """The refused records as they came, with reasons. Makes Python objects per kind of reason, never per record."""
 
-        def said(code: int, place: int, schema: int) -> tuple[Reason, str, str]:
-            node = self._typer.nodes[place] if place >= 0 else None
-            named = self._opener.name(schema) if schema >= 0 else None
+        def said(code: int, index: int, schema: int) -> tuple[Reason, str, str]:
+            node = self._typer.nodes[index] if index >= 0 else None
+            name = self._opener.name(schema) if schema >= 0 else None
             why = self._typer.causes.get(schema, "") if code == pieces.INCOMPATIBLE else ""
-            return self._reasons.reason(code), node.path if node else "", self._reasons.detail(code, node, named, why)
+            return self._reasons.reason(code), node.path if node else "", self._reasons.detail(code, node, name, why)
 
         return refused_by_schema(raw, refused, np.maximum(self._opener.schemas(raw), -1), said)

@@ -84,16 +84,16 @@ def begin(t: Any) -> None:
 
 
 @inlined
-def step(valid: Array, t: Any, found: Found) -> int:
+def step(valid: Array, t: Any, results: Found) -> int:
     """What to do with the record at hand: READ it; PASSED, when it was a null, which is a row; FULL, when the block is.
 
     `valid`: the bitmap of values that are not null, or empty.
     """
     state = t.state
-    if state[OUT] >= state[MOST_OUT] or state[BAD] >= found.bad_row.size:
+    if state[OUT] >= state[MOST_OUT] or state[BAD] >= results.bad_row.size:
         return int64(FULL)
     if valid.size > 0 and not bit_of(valid, state[ROW]):
-        found.source[state[OUT]] = state[ROW]
+        results.source[state[OUT]] = state[ROW]
         state[OUT] += 1
         state[ROW] += 1
         return int64(PASSED)
@@ -101,7 +101,7 @@ def step(valid: Array, t: Any, found: Found) -> int:
 
 
 @inlined
-def opened(data: Array, p: int, end: int, schemas: Array, row: int, state: Array) -> tuple[int, int]:
+def open_record(data: Array, p: int, end: int, schemas: Array, row: int, state: Array) -> tuple[int, int]:
     """The number of the schema that a record names (0: none is asked for; below 0 the code that refuses it), and the
     first byte behind it."""
     if state[HEADER] == NOWHERE:
@@ -115,25 +115,25 @@ def opened(data: Array, p: int, end: int, schemas: Array, row: int, state: Array
 
 
 @inlined
-def landed(t: Any, found: Found, row: int, out: int, place: int) -> None:
-    """The record `row` is row `out` of the block. `place` is its schema's, in `ids`."""
+def note_landed(t: Any, results: Found, row: int, out: int, slot: int) -> None:
+    """The record `row` is row `out` of the block. `slot` is its schema's, in `ids`."""
     state = t.state
-    found.source[out] = row
-    if t.told[place, 0] == 0:
-        t.told[place, 1] = row
-    t.told[place, 0] += 1
+    results.source[out] = row
+    if t.usage[slot, 0] == 0:
+        t.usage[slot, 1] = row
+    t.usage[slot, 0] += 1
     state[OUT] = out + 1
     state[ROW] = row + 1
 
 
 @inner
-def refuse(t: Any, found: Found, code: int, node: int, at: int) -> None:
+def refuse(t: Any, results: Found, code: int, node: int, at: int) -> None:
     """The record at hand is refused."""
     n = t.state[BAD]
-    found.bad_row[n] = t.state[ROW]
-    found.bad_code[n] = code
-    found.bad_node[n] = node
-    found.bad_at[n] = at
+    results.bad_row[n] = t.state[ROW]
+    results.bad_code[n] = code
+    results.bad_node[n] = node
+    results.bad_at[n] = at
     t.state[BAD] = n + 1
     t.state[ROW] += 1
 
@@ -144,13 +144,13 @@ def undo(t: Any) -> None:
     row = t.state[OUT]
     for n in range(t.bases.size):
         level = cell(t.nodes, n, NODE_LEVEL)
-        first = row if level == 0 else t.kept[level]
+        first = row if level == 0 else t.saved[level]
         stop = row + 1 if level == 0 else t.counts[level]
         for i in range(first, stop):
             t.spans[t.bases[n] + i] = 0
             t.there[t.bases[n] + i] = 0
     for level in range(1, t.counts.size):
-        t.counts[level] = t.kept[level]
+        t.counts[level] = t.saved[level]
 
 
 @inner
@@ -199,5 +199,5 @@ def bits(data: Array, at: int, size: int) -> int:
     """Four or eight bytes, little-endian; the caller has checked that they are there."""
     if size == 8:
         return int64(word(data, at))
-    found: int = byte(data, at) | byte(data, at + 1) << 8 | byte(data, at + 2) << 16 | byte(data, at + 3) << 24
-    return found
+    number: int = byte(data, at) | byte(data, at + 1) << 8 | byte(data, at + 2) << 16 | byte(data, at + 3) << 24
+    return number

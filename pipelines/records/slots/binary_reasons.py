@@ -21,7 +21,7 @@ class Reasons:
     unread: Reason
     own: Mapping[int, tuple[Reason, str]]
 
-    def _said(self, code: int) -> tuple[Reason, str] | None:
+    def _find_entry(self, code: int) -> tuple[Reason, str] | None:
         unread = {
             wire_format.NO_HEADER: wire_format.UNNAMED,
             wire_format.NOT_INFLATED: wire_format.UNZIPPED,
@@ -31,16 +31,16 @@ class Reasons:
 
     def reason(self, code: int) -> Reason:
         """The reason that a code stands for."""
-        said = self._said(code)
-        return said[0] if said else reasons.reason_of(code)
+        entry = self._find_entry(code)
+        return entry[0] if entry else reasons.reason_of(code)
 
     def detail(self, code: int, node: SchemaNode | None, schema: Named | None, why: str = "") -> str:
         """A sentence about the field, with the writer's schema (None: not known) and why that does not fit. It never
         holds the field's value."""
-        known = self._said(code)
-        said = known[1].format(type=node.type if node else "null") if known else reasons.detail_of(code, node)
-        said = f"{said}: {why}" if why else said
-        return said if schema is None else f"{said} (schema {schema})"
+        entry = self._find_entry(code)
+        text = entry[1].format(type=node.type if node else "null") if entry else reasons.detail_of(code, node)
+        text = f"{text}: {why}" if why else text
+        return text if schema is None else f"{text} (schema {schema})"
 
 
 _COMMON = {

@@ -67,8 +67,8 @@ class Numbers(Slots):
         self._bounds = _bounds(node)
         t = node.type
         kinds: dict[Kind, Any] = {Kind.FLOAT32: np.uint32, Kind.FLOAT64: np.int64, Kind.DATE: np.int32}
-        named = t.kind in (Kind.INT32, Kind.UINT32)
-        super().__init__(node, items, np.dtype(str(t.kind)) if named else kinds.get(t.kind, np.int64))
+        is_32_bit = t.kind in (Kind.INT32, Kind.UINT32)
+        super().__init__(node, items, np.dtype(str(t.kind)) if is_32_bit else kinds.get(t.kind, np.int64))
 
     def _take(self, data: Array, slots: Array) -> Faults:
         self._out[self.items : self.items + len(slots)] = slots
@@ -149,14 +149,14 @@ class _Found(Protocol):
 class SlotPiece(PieceBuilder):
     """Builds one piece of such records, block by block."""
 
-    def take(self, data: Array, t: _Tables, found: _Found, out: int, bad: int) -> None:
+    def take(self, data: Array, t: _Tables, results: _Found, out: int, bad: int) -> None:
         """Append the block of `out` rows and `bad` refused records that the tables hold, and empty the slots."""
         if bad:
-            lists = (found.bad_row, found.bad_code, found.bad_node, found.bad_at)
+            lists = (results.bad_row, results.bad_code, results.bad_node, results.bad_at)
             self._refused.append(tuple(a[:bad].copy() for a in lists))
         if not out:
             return
-        self._source.append(found.source[:out].copy())
+        self._source.append(results.source[:out].copy())
         self._extra_ends.append(np.zeros(out, np.int32))
         before = [c.items for c in self._columns]
         for node, column in zip(self._nodes, self._columns, strict=True):
@@ -168,8 +168,8 @@ class SlotPiece(PieceBuilder):
             there[:] = 0
         self.check_maps(before)
 
-    def finished(self, start: int, stop: int, ends: Array) -> TypedPiece:
-        """The finished piece, of rows [start, stop) of the chunk."""
+    def finish_piece(self, start: int, stop: int, ends: Array) -> TypedPiece:
+        """Return the finished piece, of rows [start, stop) of the chunk."""
         return self.finish(start, stop, ends, np.empty(0, np.uint8))
 
 
@@ -184,11 +184,11 @@ def first_room(nodes: tuple[SchemaNode, ...], rows: int) -> Array:
 
 def more_room(nodes: tuple[SchemaNode, ...], room: Array, level: int) -> Array | None:
     """Room for twice the elements of a level; None when it has all that a record may take."""
-    most = max(most_elements(nodes, level), int(room[level]))
-    if room[level] >= most:
+    maximum = max(most_elements(nodes, level), int(room[level]))
+    if room[level] >= maximum:
         return None
     more = room.copy()
-    more[level] = min(2 * room[level], most)
+    more[level] = min(2 * room[level], maximum)
     return more
 
 
@@ -205,5 +205,5 @@ def with_room(t: _Room, nodes: tuple[SchemaNode, ...], room: Array) -> _Room:
     total = int(sizes.sum())
     spans, there = buffer(total, np.int64), buffer(total, np.uint8)
     spans[:], there[:] = 0, 0
-    found: _Room = t._replace(spans=spans, there=there, room=room)
-    return found
+    enlarged: _Room = t._replace(spans=spans, there=there, room=room)
+    return enlarged

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 
 from sluice.pipelines.contract.catalogue import text
-from sluice.pipelines.records.json.schema_bundle import bundled
+from sluice.pipelines.records.json.schema_bundle import bundle_texts
 from sluice.pipelines.records.json.schema_reader import JsonSchemaReader
 from sluice.pipelines.records.rows.value_reader import UnusableSchema
 from sluice.pipelines.records.rows.wire_format import WireFormat
@@ -29,7 +29,7 @@ _NESTED = {
 def _schema(data: bytes) -> str:
     try:
         said = data.decode()
-        reader = JsonSchemaReader((bundled([said], ()),), WireFormat.BARE)
+        reader = JsonSchemaReader((bundle_texts([said], ()),), WireFormat.BARE)
         assert all(text(e) for e in reader.expectations)
         assert reader.fingerprint
     except (UnicodeDecodeError, UnusableSchema, SchemaError) as error:

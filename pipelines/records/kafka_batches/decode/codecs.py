@@ -89,7 +89,7 @@ def _lz4(data: memoryview, out: memoryview) -> int:
         return _lz4_frame(data, out)
     at = 15 if flags & _LZ4_CONTENT_SIZE else 7
     checksum = 4 if flags & _LZ4_BLOCK_CHECKSUM else 0
-    most = 1 << (8 + 2 * (descriptor >> 4 & 7))
+    block_size = 1 << (8 + 2 * (descriptor >> 4 & 7))
     written = 0
     while True:
         (size,) = _u32(data, at)
@@ -97,13 +97,13 @@ def _lz4(data: memoryview, out: memoryview) -> int:
         if size == 0:
             return written
         stored, size = size & _LZ4_STORED, size & ~_LZ4_STORED
-        if size > len(data) - at or size > most:
+        if size > len(data) - at or size > block_size:
             raise Undecodable("an LZ4 block runs past the end")
-        written += _lz4_block(data[at : at + size], out[written : written + most], most, bool(stored))
+        written += _lz4_block(data[at : at + size], out[written : written + block_size], block_size, bool(stored))
         at += size + checksum
 
 
-def _lz4_block(block: memoryview, out: memoryview, most: int, stored: bool) -> int:
+def _lz4_block(block: memoryview, out: memoryview, limit: int, stored: bool) -> int:
     if len(out) < (len(block) if stored else 1):
         raise NoRoom("lz4")
     if stored:
@@ -112,7 +112,7 @@ def _lz4_block(block: memoryview, out: memoryview, most: int, stored: bool) -> i
     try:
         return cramjam.lz4.decompress_block_into(block, out, output_len=len(out))
     except cramjam.DecompressionError as e:
-        if len(out) < most:
+        if len(out) < limit:
             raise NoRoom("lz4") from None
         raise Undecodable(str(e)) from None
 

@@ -78,11 +78,11 @@ class LogPlace:
         return f"{where}: batch at offset {base}: {reason}{byte}"
 
 
-def frame_error(place: LogPlace, raw: Array, at: int, code: int) -> BatchProblem | None:
+def frame_error(origin: LogPlace, raw: Array, at: int, code: int) -> BatchProblem | None:
     """The error for a code that `loops.scan` returned for the frame at byte `at`; None for DONE."""
     if code == loops.DONE:
         return None
     base = int.from_bytes(raw[at : at + 8].tobytes(), "big", signed=True)
     if code == loops.BAD_MAGIC:
-        return place.unsupported(f"record format {int(raw[at + 16])}", base)
-    return place.corrupt(REASONS[code], base, at=at)
+        return origin.unsupported(f"record format {int(raw[at + 16])}", base)
+    return origin.corrupt(REASONS[code], base, at=at)

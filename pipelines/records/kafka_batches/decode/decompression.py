@@ -20,8 +20,8 @@ _GROUP_BYTES = 1 << 20
 class Scratch:
     """Holds one group of decompressed batches."""
 
-    def __init__(self, place: LogPlace, max_batch_bytes: int) -> None:
-        self._place, self._most = place, max_batch_bytes
+    def __init__(self, origin: LogPlace, max_batch_bytes: int) -> None:
+        self._place, self._most = origin, max_batch_bytes
         self._resize(0)
 
     @property

@@ -14,12 +14,12 @@ def read_only(records: bytes | memoryview) -> Array:
     return np.frombuffer(memoryview(records).toreadonly().cast("B"), np.uint8)
 
 
-def frame_table(raw: Array, place: LogPlace) -> tuple[Array, int, BatchProblem | None]:
+def frame_table(raw: Array, origin: LogPlace) -> tuple[Array, int, BatchProblem | None]:
     """The headers of all complete frames (rows of `loops.FIELDS` numbers), their bytes, and what is wrong next."""
     # One row for the smallest frame there is: memory that is not written to costs nothing.
     table = np.empty((raw.size // loops.MESSAGE_OVERHEAD[0] + 1, loops.FIELDS), np.int64)
     frames, at, code = loops.scan(raw, table)
-    return table[:frames], at, frame_error(place, raw, at, code)
+    return table[:frames], at, frame_error(origin, raw, at, code)
 
 
 def next_position(

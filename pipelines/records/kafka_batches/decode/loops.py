@@ -208,13 +208,13 @@ def _int64(buf: Array, at: int) -> int:
 
 
 @inner
-def _varint(buf: Array, at: int, stop: int, most: int) -> tuple[int, int]:
+def _varint(buf: Array, at: int, stop: int, max_bytes: int) -> tuple[int, int]:
     """A zigzag varint of at most `most` + 1 bytes that ends before `stop`: (value, next byte), −1 when it is bad."""
     if at < stop and buf[at] < 0x80:
         b = int64(buf[at])
         return (b >> 1) ^ -(b & 1), at + 1
     value = uint64(0)
-    for i in range(most + 1):
+    for i in range(max_bytes + 1):
         if at >= stop:
             return int64(0), int64(-1)
         bits = buf[at]
@@ -239,10 +239,10 @@ def _varint32(buf: Array, at: int, stop: int) -> tuple[int, int]:
 def _frame_error(size: int, magic: int) -> int:
     if magic < 0 or magic > 2:
         return BAD_MAGIC
-    least = BATCH_OVERHEAD
+    minimum = BATCH_OVERHEAD
     if magic < 2:
-        least = MESSAGE_OVERHEAD[magic]
-    return BAD_SIZE if size < least else DONE
+        minimum = MESSAGE_OVERHEAD[magic]
+    return BAD_SIZE if size < minimum else DONE
 
 
 @inner

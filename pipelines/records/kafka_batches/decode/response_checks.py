@@ -25,8 +25,8 @@ _CONTROL_BYTES = 64 << 10
 class Checks:
     """Checks the responses of one slice, one after another."""
 
-    def __init__(self, place: LogPlace, end: int, *, read_committed: bool, check_crc: bool) -> None:
-        self._place, self._end = place, end
+    def __init__(self, origin: LogPlace, end: int, *, read_committed: bool, check_crc: bool) -> None:
+        self._place, self._end = origin, end
         self._read_committed, self._check_crc = read_committed, check_crc
         self._aborted = Aborted()
 
@@ -57,14 +57,14 @@ class Checks:
         cells = table[:, loops.CHECKED : loops.KIND + 1].tolist()
         for i, (checked, stop, crc, kind) in enumerate(cells):
             if kind == loops.BATCH:
-                found = crc32c(view[checked:stop])
+                checksum = crc32c(view[checked:stop])
             elif kind == loops.WRAPPER:
-                found = zlib.crc32(view[checked:stop])
+                checksum = zlib.crc32(view[checked:stop])
             else:
                 continue  # plain messages have one each, which the loop checks
-            if found != crc:
+            if checksum != crc:
                 frame = Frame(*table[i].tolist())
-                return i, self._corrupt(frame, f"its checksum is {found:#010x}, it says {crc:#010x}")
+                return i, self._corrupt(frame, f"its checksum is {checksum:#010x}, it says {crc:#010x}")
         return len(cells), None
 
     def _decide(self, view: memoryview, f: Frame, position: int) -> tuple[int, int]:
@@ -81,8 +81,8 @@ class Checks:
         if not hidden:
             return loops.EMIT, f.records
         # At the edges of the slice only a look at its records tells how many of them lie inside.
-        whole = f.base >= position and f.last < self._end
-        return (loops.PASS if whole else loops.HIDE), f.records
+        is_inside = f.base >= position and f.last < self._end
+        return (loops.PASS if is_inside else loops.HIDE), f.records
 
     def _is_hidden(self, view: memoryview, f: Frame) -> bool:
         if f.attributes & loops.CONTROL:
@@ -96,14 +96,14 @@ class Checks:
     def _marker(self, view: memoryview, f: Frame) -> None:
         data = view[f.first_byte : f.stop_byte]
         if f.codec:
-            data = self._inflated(data, f)
+            data = self._decompress(data, f)
         kind = loops.control_type(np.frombuffer(data, np.uint8), 0, len(data))
         if kind < 0:
             raise self._corrupt(f, "a control record that does not parse")
         if kind in (loops.ABORT, loops.COMMIT):
             self._aborted.end(f.producer, f.last)
 
-    def _inflated(self, data: memoryview, f: Frame) -> memoryview:
+    def _decompress(self, data: memoryview, f: Frame) -> memoryview:
         out = memoryview(bytearray(_CONTROL_BYTES))
         try:
             return out[: codecs.decompress(f.codec, data, out)].toreadonly()

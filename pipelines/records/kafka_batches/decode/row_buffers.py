@@ -24,10 +24,10 @@ class SliceRows:
     """Makes the rows of one slice, chunk after chunk."""
 
     def __init__(
-        self, place: LogPlace, start: int, end: int, chunk_rows: int, chunk_bytes: int, *, check_crc: bool
+        self, origin: LogPlace, start: int, end: int, chunk_rows: int, chunk_bytes: int, *, check_crc: bool
     ) -> None:
         self.spent_ns = 0
-        self._place, self._end, self._chunk_rows, self._chunk_bytes = place, end, chunk_rows, chunk_bytes
+        self._place, self._end, self._chunk_rows, self._chunk_bytes = origin, end, chunk_rows, chunk_bytes
         self._capacity: Capacity | None = None
         self._columns: Columns | None = None
         self._state = np.zeros(loops.SLOTS, np.int64)

@@ -88,7 +88,7 @@ class Accumulator:
     def flush(self) -> Iterator[SealedBatch]:
         """The batches that are open, by partition."""
         for partition in sorted(self._open):
-            yield self._sealed(partition)
+            yield self._seal(partition)
 
     def _add(self, partition: int, rows: Rows, chosen: Array, numbers: Array) -> Iterator[SealedBatch]:
         at = 0
@@ -98,9 +98,9 @@ class Accumulator:
             at = self._open[partition].append(rows, chosen, at, numbers)
             if at == len(chosen):
                 return
-            yield self._sealed(partition)
+            yield self._seal(partition)
 
-    def _sealed(self, partition: int) -> SealedBatch:
+    def _seal(self, partition: int) -> SealedBatch:
         done = self._open.pop(partition)
         used = int(done.state[loops.USED])
         data = _BY_NUMBER[self._codec].encode(done.out[:used].data, HEADER_BYTES)

@@ -64,9 +64,9 @@ def _lz4_most(size: int, blocks: int = 1) -> int:
 
 def _behind(compress: Callable[[memoryview], Any]) -> Callable[[memoryview, int], memoryview]:
     def encode(data: memoryview, free: int) -> memoryview:
-        made = memoryview(compress(data))
-        out = np.empty(free + len(made), np.uint8).data
-        out[free:] = made
+        compressed = memoryview(compress(data))
+        out = np.empty(free + len(compressed), np.uint8).data
+        out[free:] = compressed
         return out
 
     return encode

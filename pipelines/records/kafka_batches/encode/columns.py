@@ -23,7 +23,7 @@ def rows_of(batch: pa.RecordBatch) -> Rows:
     if timestamp.null_count:
         raise ValueError("rows to send need times")
     lists = _offsets(headers)
-    if headers.null_count and np.diff(lists)[_valid(headers) == 0].any():
+    if headers.null_count and np.diff(lists)[_read_validity(headers) == 0].any():
         raise ValueError("null headers that hold some")  # none of our writers makes these
     entries = headers.values
     return Rows(
@@ -40,18 +40,18 @@ def binary(column: pa.Array) -> tuple[Array, Array, Array]:
     """Data, offsets and validity of a column of bytes or text."""
     data = column.buffers()[2]
     raw = _read_only(np.frombuffer(data, np.uint8)) if data is not None else _NOTHING
-    return raw, _offsets(column), _valid(column)
+    return raw, _offsets(column), _read_validity(column)
 
 
 def _offsets(column: pa.Array) -> Array:
     """Where a column's own rows begin and end."""
-    found = column.buffers()[1]
-    if found is None or found.size == 0:
+    buffer = column.buffers()[1]
+    if buffer is None or buffer.size == 0:
         return _read_only(np.zeros(1, np.int32))  # an empty column needs no buffer
-    return _read_only(np.frombuffer(found, np.int32, len(column) + 1, 4 * column.offset))
+    return _read_only(np.frombuffer(buffer, np.int32, len(column) + 1, 4 * column.offset))
 
 
-def _valid(column: pa.Array) -> Array:
+def _read_validity(column: pa.Array) -> Array:
     """A byte for each row; nothing where no row is null."""
     bitmap = column.buffers()[0]
     if bitmap is None or not column.null_count:

@@ -320,13 +320,13 @@ def weave(t: Texts, first: int, out: Array, ends: Array) -> int:
     columns = t.modes.size
     at = int64(ends[first])
     for row in range(first, ends.size - 1):
-        most = int64(2)
+        table_size = int64(2)
         for c in range(columns):
             length = t.offsets[c, row + 1] - t.offsets[c, row]
             if t.offsets[c, row] < 0 or length < 0 or t.offsets[c, row + 1] > t.data.size:
                 raise IndexError("a text outside of its buffer")
-            most += t.member_ends[c + 1] - t.member_ends[c] + _ESCAPED * length + 3
-        if at + most > out.size:
+            table_size += t.member_ends[c + 1] - t.member_ends[c] + _ESCAPED * length + 3
+        if at + table_size > out.size:
             return row
         out[at] = np.uint8(0x7B)
         at += 1

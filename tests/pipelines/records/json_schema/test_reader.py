@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from sluice.pipelines.contract.catalogue import text
-from sluice.pipelines.records.json.schema_bundle import bundled
+from sluice.pipelines.records.json.schema_bundle import bundle_texts
 from sluice.pipelines.records.json.schema_reader import JsonSchemaReader
 from sluice.pipelines.records.rows.value_reader import UnusableSchema
 from sluice.pipelines.records.rows.wire_format import WireFormat
@@ -90,7 +90,7 @@ def test_a_schema_and_what_it_refers_to_are_one_file() -> None:
         sku={"$ref": "#/definitions/sku"}
     )
     order = of(line={"$ref": "https://example.com/line.json"}, other={"$ref": "line.json"})
-    found = bundled([json.dumps(line), json.dumps(order)], ["https://example.com/line.json"])
+    found = bundle_texts([json.dumps(line), json.dumps(order)], ["https://example.com/line.json"])
     reader = JsonSchemaReader((found,), WireFormat.CONFLUENT)
     assert reader.columns.texts() == {"line": "struct<sku:string>", "other": "struct<sku:string>"}
 

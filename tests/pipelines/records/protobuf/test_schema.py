@@ -10,7 +10,7 @@ import pytest
 
 from sluice.pipelines.model.registered_schema import PROTOBUF, RegisteredSchema
 from sluice.pipelines.records.protobuf.compiling import compiled
-from sluice.pipelines.records.protobuf.reader_schema import ProtobufReader, as_file, from_file, kept
+from sluice.pipelines.records.protobuf.reader_schema import ProtobufReader, as_file, compile_registered, from_file
 from sluice.pipelines.records.protobuf.schema import files_of, message_of, text_of
 from sluice.pipelines.records.rows.value_reader import UnusableSchema
 from sluice.pipelines.records.rows.wire_format import WireFormat
@@ -45,7 +45,7 @@ def test_a_registrys_schema_as_text_or_compiled_with_what_it_refers_to(packed: t
     for i in packed:
         texts[i] = base64.b64encode(files[i].SerializeToString()).decode()
     found = RegisteredSchema(7, PROTOBUF, tuple(texts), "s", 1, ("acme/common/money.proto",))
-    assert [m.name for m in files_of(kept(found).texts[-1])[0].file[-1].message_type] == ["Order"]
+    assert [m.name for m in files_of(compile_registered(found).texts[-1])[0].file[-1].message_type] == ["Order"]
     reader = ProtobufReader(from_file(as_file(found), NOWHERE, "acme.Order"), WireFormat.BARE)
     assert reader.columns.texts() == COLUMNS
 
@@ -164,7 +164,9 @@ def test_entries_of_maps_that_a_serializer_wrote_out_are_maps(begin: str, opt: s
     name = "google/protobuf/struct.proto"
     texts = ("message Struct { option map_entry = true; }", ENTRIES.format(begin=begin, opt=opt))
     registered = RegisteredSchema(1, PROTOBUF, texts, names=(name,))
-    found = ProtobufReader((text_of(files_of(kept(registered).texts[-1])[0], "shop.Order"),), WireFormat.APICURIO3)
+    found = ProtobufReader(
+        (text_of(files_of(compile_registered(registered).texts[-1])[0], "shop.Order"),), WireFormat.APICURIO3
+    )
     expected = reader_of(MAPS.format(begin=begin, opt=opt), "shop.Order", WireFormat.APICURIO3)
     assert found.message == expected.message
     assert found.fingerprint == expected.fingerprint
@@ -172,4 +174,4 @@ def test_entries_of_maps_that_a_serializer_wrote_out_are_maps(begin: str, opt: s
     record = kind(id="a", counts={"x": 1}, lines={5: {"sku": "q"}}).SerializeToString()
     assert rows_of(ProtobufReader(found.texts, WireFormat.BARE), [record]) == [read_by_google(other, record)]
     assert as_file(registered) == texts[-1].rstrip()
-    assert kept(kept(registered)) == kept(registered)
+    assert compile_registered(compile_registered(registered)) == compile_registered(registered)

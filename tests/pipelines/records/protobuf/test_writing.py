@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sluice.pipelines.model.registered_schema import PROTOBUF, RegisteredSchema
-from sluice.pipelines.records.protobuf.encode import written
+from sluice.pipelines.records.protobuf.encode import encode_rows
 from sluice.pipelines.records.protobuf.reader_schema import ProtobufReader, from_file
 from sluice.pipelines.records.rows.row_items import NotWritable
 from sluice.pipelines.records.rows.value_reader import UnusableSchema
@@ -38,7 +38,7 @@ def again(reader: ProtobufReader, values: list[bytes]) -> dict[int, bytes]:
     if not batches:
         return {}
     places = [n - FIRST for n in landed.column("kafka_offset").to_pylist()]
-    return dict(zip(places, written(batches[0], reader.message), strict=True))
+    return dict(zip(places, encode_rows(batches[0], reader.message), strict=True))
 
 
 def has(d: Any, *what: str) -> bool:
@@ -104,7 +104,7 @@ def rows(**columns: Any) -> pa.RecordBatch:
 def test_what_the_message_has_no_room_for_is_named() -> None:
     old = 'syntax = "proto2"; message M { required string id = 1; optional int32 n = 2; '
     reader = reader_of(old + "oneof c { int32 a = 3; string b = 4; } optional E e = 5; } enum E { NO = 0; }", "M")
-    assert written(rows(id=["x", "y"]), reader.message) == [b"\x0a\x01x", b"\x0a\x01y"]
+    assert encode_rows(rows(id=["x", "y"]), reader.message) == [b"\x0a\x01x", b"\x0a\x01y"]
     refused = {
         "id: it is null": rows(id=["x", None]),
         "id: it is null, and the schema requires it": rows(id=[None, "y"]),
@@ -113,10 +113,10 @@ def test_what_the_message_has_no_room_for_is_named() -> None:
     }
     for told, given_ in refused.items():
         with pytest.raises(NotWritable, match=told) as raised:
-            written(given_, reader.message)
+            encode_rows(given_, reader.message)
         assert raised.value.item == (0 if given_.column("id")[0].as_py() is None else 1)
     with pytest.raises(NotWritable, match="id: it is null, and the schema requires it"):
-        written(rows(n=[1]), reader.message)
+        encode_rows(rows(n=[1]), reader.message)
 
 
 def test_a_record_names_its_message() -> None:
