@@ -1,11 +1,22 @@
 """The compiled loops of Avro: record bytes → slots by programs of operations, and decimals.
 
-A *program* (`programs.py`) is what one writer's schema and the feed's own come to: rows of `ops`, read one after
-another. One compile serves all schemas. For each node of the feed's schema a *slot* holds what an item is: the number
-itself, or the span of a text as `json.scan` packs it; `there` says which slots hold something. Levels, spans and
-blocks are as in `json.scan`. A record that is refused leaves no slot, only its place and a code. Promise: whatever the
-bytes, nothing is read or written outside of the arrays, nothing recurses, the work for a record is bounded by its bytes
-and by the room of its lists, and no Python object is made for a record.
+A *program* (`programs.py`) combines one writer's schema with the feed's own: rows of `ops`, which `_record` reads one
+after another. One compilation serves all schemas. For each node of the feed's schema a *slot* holds an item: a number,
+or the span of a text as `json.scan` packs it; `there` marks the slots in use. Levels, spans and blocks are as in
+`json.scan`. A refused record leaves no slot, only a position and a code. Promise: whatever the bytes, nothing is read
+or written outside of the arrays, nothing recurses, the work for a record is bounded by its bytes and by the room of
+its lists, and no Python object is created for a record.
+
+    next record ── block full ────────────────► return FULL
+        │        └─ none left ────────────────► return DONE
+        ├─ null ──────────────────────────────► row without slots
+        ├─ no schema header ──────────────────► refused
+        ├─ schema not in `ids` ───────────────► return WANT (state[NEED]); call again with its program
+        ├─ start of its program below 0 ──────► refused with that code
+        └─ _record: one operation after another, lists and calls on `stack`
+             ├─ END at the last byte ─────────► row
+             ├─ a code ──────────► undo ──────► refused
+             └─ a level is full ─► undo ──────► return GROW_LEVEL (state[NEED])
 """
 
 from __future__ import annotations

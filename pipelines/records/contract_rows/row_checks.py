@@ -1,8 +1,8 @@
-"""Each row expectation as a function over whole columns: which rows break it. docs/contracts.md says what each means.
+"""Row expectations as functions over columns that return the rows which break them (docs/contracts.md).
 
-Checks mean what they mean in Great Expectations on pandas: nulls, and NaN as a null, are left out unless the
-expectation is about them. Promise: no value of a record makes a check raise, nothing is rounded, and while all rows are
-good a check makes hardly more than a bit per row.
+Checks have the meaning of Great Expectations on pandas: nulls, and NaN as a null, are left out unless the expectation
+is about them. Promise: no value of a record makes a check raise, nothing is rounded, and while all rows are good a
+check allocates little more than a bit per row.
 """
 
 from __future__ import annotations

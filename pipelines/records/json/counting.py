@@ -1,6 +1,10 @@
-"""Counts values, of JSON and of the rows that were made of it: an account that shares nothing with the loops that type.
+"""Count values that are not null, in JSON and in the rows from it, without the loops that type records.
 
-Promise: a record and its row have as many values that are not null, since each of them is in a column or in `_extra`.
+    quote                             +1, and on to the closing quote
+    :                                 −1: the string before it was a name
+    first byte of number or literal   +1, except n (null)
+
+Promise: a record and its row have equal counts, since each value is in a column or in `_extra`.
 """
 
 from __future__ import annotations

@@ -1,9 +1,15 @@
-"""The second compiled loops: spans → Arrow buffers, one loop for each type, a block at a time.
+"""Turn spans into Arrow buffers: one compiled loop for each type, a block at a time.
 
-Each loop takes the spans of one node and appends to its buffers from item `at` on; what has no value is cleared in the
-bitmap, which begins as all ones. A text that its type cannot hold is noted in `bad_item` and `bad_code`, and its item
-left without meaning. `state` gives the loop's own numbers back. Promise: whatever the texts, nothing is read or written
-outside of the arrays.
+    span ─┬─ MISSING, NULL ──► bit cleared in `valid`, which begins as all ones
+          └─ PLAIN, ODD ─┬─ the type holds the text ──► item `at` + i of the buffer
+                         └─ it does not ──────────────► `bad_item`, `bad_code`; the item has no meaning
+
+    texts, binaries       bytes and int32 ends       times      int64 in the unit of the type
+    integers, decimals    int64 words              truths     a bit each
+    floats                float64 where exact        presence   structs: the bitmap only
+    lengths               ends of lists and maps     repeated   maps with a key twice
+
+`state` returns the loop's own counts. Promise: whatever the texts, nothing is read or written outside of the arrays.
 """
 
 from __future__ import annotations

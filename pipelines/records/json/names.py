@@ -1,7 +1,10 @@
-"""Compiled loops over what does not fit a schema: names of unknown fields, places of refused values, decimals' digits.
+"""Compiled loops over values that do not fit a schema. Only rows with unknown fields and refused rows come here.
 
-They run over rows that have unknown fields, and over refused ones; the others cost nothing here. Promise: whatever the
-bytes, nothing is read or written outside of the arrays, and what is kept is bounded.
+    names       texts of `_extra`  → a row of `usage` per name: records, first row, kinds of its values
+    spans_at    starts of values   → their spans
+    digits_of   numbers            → digits before and after the point
+
+Promise: whatever the bytes, nothing is read or written outside of the arrays, and the room for names is bounded.
 """
 
 from __future__ import annotations

@@ -1,17 +1,28 @@
-"""The first compiled loop: JSON values → spans, checked against RFC 8259 and the schema's shape.
+"""Scan JSON values into spans, in one compiled loop. Source: RFC 8259.
 
-`scan` goes over the values of a chunk, record by record, and notes for each node of the schema where its text lies.
-It checks the whole grammar, UTF-8 and the JSON type of each field; what the text of a number or a time says is for
-`fill`. A record that is refused leaves no span, only its place and a code. Promise: whatever the bytes, nothing is
-read or written outside of the arrays, nothing recurses, and no Python object is made for a record.
+For each record and each node of the schema, `scan` notes where the node's text lies. It checks the grammar, UTF-8 and
+the JSON type of each field; `fill` reads numbers and times. A refused record leaves no span, only a position and a
+code. Promise: whatever the bytes, nothing is read or written outside of the arrays, nothing recurses, and no Python
+object is created for a record.
+
+    next record ── block full ──────────────────────────────────► return FULL
+        │        └─ none left ──────────────────────────────────► return DONE
+        ├─ null ────────────────────────────────────────────────► row without spans
+        ├─ `extra` too short ───────────────────────────────────► return GROW_EXTRA
+        ├─ _fits_template: same bytes around its values ────────► row
+        └─ _record ─┬─ fits the schema ─────────────────────────► row
+                    ├─ bad JSON, or a NOTE ──► _wipe ───────────► refused
+                    └─ a level is full ──────► _wipe ─┬─ rows ──► return FULL
+                                                      └─ none ──► return GROW_LEVEL
+    The second misfit in a row becomes the new template (`_learn`).
 
 A span is one int64: 31 bits of start, 31 of length, 2 of what it is (MISSING, NULL, PLAIN, ODD). A node that is not
 inside of a list or map has a slot for each row; the children of a list or map have one for each of its elements, all
 rows' elements one after another: that is a *level*.
 
-Records of one producer are alike but for their values. What stands around the values of one record is kept as a
-*template*, and records that fit it byte by byte are read by that: `_fits_template`. Any other one goes the general way,
-`_record`, which alone decides what is wrong; both give the same spans.
+Records of one producer differ in their values only. The bytes around the values of one record are a *template*:
+`_fits_template` reads records that match it byte by byte. `_record` reads all others, and it alone decides what is
+wrong. Both write the same spans.
 """
 
 from __future__ import annotations
@@ -680,6 +691,7 @@ def _record(buf: Array, at: int, end: int, t: Tables, results: Found) -> tuple[i
                 at = stop
             else:
                 want = cell(nodes, child, SHAPE)
+                # A list or map varies in length, so its record makes no template.
                 if want > STRUCT or 2 * trail + 2 > t.trail.size:
                     trail = int64(-1)
                 elif trail >= 0:
@@ -920,6 +932,7 @@ def scan(values: Array, ends: Array, valid: Array, t: Tables, results: Found) ->
     each call begins a block, with the spans of the last one emptied.
     """
     state = t.state
+    # Only used slots are emptied: clearing all of `spans` would cost more than scanning a small chunk.
     for node in range(t.nodes.shape[0]):
         base = cell(t.nodes, node, BASE)
         used = state[OUT] if cell(t.nodes, node, LEVEL) == 0 else item(t.counts, cell(t.nodes, node, LEVEL))
@@ -940,6 +953,7 @@ def scan(values: Array, ends: Array, valid: Array, t: Tables, results: Found) ->
         if valid.size == 0 or bit_of(valid, state[BITMAP_AT] + row):
             extra = state[EXTRA]
             extras = state[EXTRAS]
+            # The unknown members of a record are no longer than the record: no check is needed while they are copied.
             if end - at + 32 > results.extra.size - extra:
                 state[NEED] = end - at + 32
                 return GROW_EXTRA
@@ -959,6 +973,7 @@ def scan(values: Array, ends: Array, valid: Array, t: Tables, results: Found) ->
                 if code == OK and state[NOTE] == OK and state[INSIDE]:
                     results.inside[state[INSIDES]] = row
                     state[INSIDES] += 1
+            # The record did not fit the room of a list: the block ends before it, and it begins the next one.
             if code == _CROWDED:
                 _wipe(t)
                 state[EXTRA] = extra

@@ -54,7 +54,7 @@ class SchemaNode:
 class _Growing:
     """A node while its children are still counted."""
 
-    said: Field
+    source: Field
     path: str
     level: int
     inner: int = 0
@@ -66,7 +66,7 @@ def nodes_of(schema: Schema) -> tuple[SchemaNode, ...]:
     queue = [_Growing(Field("", Type(Kind.STRUCT, fields=schema.fields)), "", 0)]
     levels = 1
     for node in queue:
-        t = node.said.type
+        t = node.source.type
         node.inner = node.level
         if t.kind in (Kind.LIST, Kind.MAP):
             node.inner, levels = levels, levels + 1
@@ -74,7 +74,7 @@ def nodes_of(schema: Schema) -> tuple[SchemaNode, ...]:
             node.children.append(len(queue))
             queue.append(_Growing(child, path_below(node.path, t.kind, child.name), node.inner))
     return tuple(
-        SchemaNode(i, g.said.type, g.path, g.level, g.inner, tuple(g.children), g.said.required, g.said.name)
+        SchemaNode(i, g.source.type, g.path, g.level, g.inner, tuple(g.children), g.source.required, g.source.name)
         for i, g in enumerate(queue)
     )
 

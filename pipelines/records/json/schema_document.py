@@ -55,7 +55,7 @@ _SAYING_NOTHING: Mapping[str, tuple[Any, ...]] = {
 }
 
 
-class Said(NamedTuple):
+class Keyword(NamedTuple):
     """The value of a keyword, its place, and the places that references led to on the way there."""
 
     value: Any
@@ -71,20 +71,20 @@ class Node:
     """
 
     place: str
-    said: Mapping[str, Said]
+    keywords: Mapping[str, Keyword]
     or_null: bool = False
     refused: tuple[UnusableSchema, ...] = ()
 
     def __contains__(self, keyword: str) -> bool:
-        return keyword in self.said
+        return keyword in self.keywords
 
     def get(self, keyword: str) -> Any:
         """What the keyword says; None if it is not there."""
-        entry = self.said.get(keyword)
+        entry = self.keywords.get(keyword)
         return None if entry is None else entry.value
 
     def place_of(self, keyword: str) -> str:
-        return self.said[keyword].place
+        return self.keywords[keyword].place
 
 
 class Document:
@@ -110,7 +110,7 @@ class Document:
             return Node(path, {})
         if not isinstance(spelled, Mapping):
             raise UnusableSchema(path, "allows no value" if spelled is False else "is no schema")
-        keywords: dict[str, Said] = {}
+        keywords: dict[str, Keyword] = {}
         refused: list[UnusableSchema] = []
         for keyword, value in spelled.items():
             here = f"{path}/{_escape_name(keyword)}"
@@ -122,32 +122,32 @@ class Document:
 
     def within(self, node: Node, keyword: str, name: str | None = None) -> Node:
         """The schema that a keyword holds; for `properties`, the one of that name."""
-        entry: Said = node.said[keyword] if name is None else node.said[keyword].value[name]
+        entry: Keyword = node.keywords[keyword] if name is None else node.keywords[keyword].value[name]
         return self.node(entry.value, entry.place, entry.above)
 
     def _merge_all_of(self, node: Node) -> Node:
         """The schema without references, `allOf`, and unions with null."""
         parts, or_null = list[Node](), False
         if "$ref" in node:
-            parts.append(self._resolve_reference(node.said["$ref"]))
+            parts.append(self._resolve_reference(node.keywords["$ref"]))
             if self._old:
                 return parts[0]
         if "allOf" in node:
-            value, path, above = node.said["allOf"]
+            value, path, above = node.keywords["allOf"]
             parts += [self.node(v, f"{path}/{i}", above) for i, v in enumerate(_schemas(value, path))]
         for keyword in _UNIONS:
             if keyword in node:
-                other, null = self._union(node.said[keyword])
+                other, null = self._union(node.keywords[keyword])
                 or_null |= null
                 parts += [other] if other else []
-        own = {k: v for k, v in node.said.items() if k not in ("$ref", "allOf", *_UNIONS)}
+        own = {k: v for k, v in node.keywords.items() if k not in ("$ref", "allOf", *_UNIONS)}
         for part in parts:
             own = _merge_keywords(own, part)
             or_null |= part.or_null
         refused = (*node.refused, *(error for part in parts for error in part.refused))
         return Node(node.place, own, or_null, refused)
 
-    def _resolve_reference(self, reference: Said) -> Node:
+    def _resolve_reference(self, reference: Keyword) -> Node:
         name, path, above = reference
         if not isinstance(name, str):
             raise UnusableSchema(path, "is no reference")
@@ -182,7 +182,7 @@ class Document:
             to = _below(to, key)
         return to, target
 
-    def _union(self, entry: Said) -> tuple[Node | None, bool]:
+    def _union(self, entry: Keyword) -> tuple[Node | None, bool]:
         """What a union allows besides null, and whether it allows null."""
         value, path, above = entry
         branches = [self.node(v, f"{path}/{i}", above) for i, v in enumerate(_schemas(value, path))]
@@ -191,9 +191,11 @@ class Document:
         refused = [error for b in branches for error in b.refused]
         if refused:
             raise UnusableSchema.of_all(refused)
-        if len(others) > 1 and all(set(b.said) <= {"const", "enum", "type"} and _values(b) is not None for b in others):
+        if len(others) > 1 and all(
+            set(b.keywords) <= {"const", "enum", "type"} and _values(b) is not None for b in others
+        ):
             values = [v for b in others for v in _values(b) or ()]
-            return Node(path, {"enum": Said(values, path)}), null
+            return Node(path, {"enum": Keyword(values, path)}), null
         if len(others) > 1:
             raise UnusableSchema(path, "allows values of several kinds; a column has one type")
         return (others[0] if others else None), null
@@ -228,13 +230,13 @@ def _list_identified(node: Any, path: str, depth: int) -> Iterator[tuple[str, st
                 yield from _list_identified(inner, _below(f"{path}/{key}", name), depth + 1)
 
 
-def _make_keyword(keyword: str, value: Any, path: str, above: tuple[str, ...]) -> Said:
+def _make_keyword(keyword: str, value: Any, path: str, above: tuple[str, ...]) -> Keyword:
     """What a keyword says; of properties, each with its place."""
     if keyword != "properties":
-        return Said(value, path, above)
+        return Keyword(value, path, above)
     if not isinstance(value, Mapping):
         raise UnusableSchema(path, "is no object")
-    return Said({name: Said(v, _below(path, name), above) for name, v in value.items()}, path, above)
+    return Keyword({name: Keyword(v, _below(path, name), above) for name, v in value.items()}, path, above)
 
 
 def _schemas(value: Any, path: str) -> list[Any]:
@@ -255,16 +257,16 @@ def _values(node: Node) -> list[Any] | None:
     return values if isinstance(values, list) else None
 
 
-def _merge_keywords(own: Mapping[str, Said], part: Node) -> dict[str, Said]:
+def _merge_keywords(own: Mapping[str, Keyword], part: Node) -> dict[str, Keyword]:
     """What two schemas say together. Properties and what is required add up; else both must say the same."""
     out = dict(own)
-    for keyword, entry in part.said.items():
+    for keyword, entry in part.keywords.items():
         if keyword not in out or out[keyword].value == entry.value:
             out.setdefault(keyword, entry)
         elif keyword == "required" and isinstance(entry.value, list) and isinstance(out[keyword].value, list):
-            out[keyword] = Said([*out[keyword].value, *entry.value], entry.place)
+            out[keyword] = Keyword([*out[keyword].value, *entry.value], entry.place)
         elif keyword == "properties":
-            out[keyword] = Said(_merge_keywords(out[keyword].value, Node("", entry.value)), entry.place)
+            out[keyword] = Keyword(_merge_keywords(out[keyword].value, Node("", entry.value)), entry.place)
         else:
             raise UnusableSchema(entry.place, "says something else than the schema that it is composed with")
     return out

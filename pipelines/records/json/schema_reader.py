@@ -87,7 +87,7 @@ class _Limit(NamedTuple):
 
     type: str
     kwargs: Mapping[str, Any]
-    places: tuple[str, ...]
+    paths: tuple[str, ...]
 
 
 class _Found(NamedTuple):
@@ -129,7 +129,7 @@ def _expectation(path: int, column: str, limit: _Limit, types: Mapping[str, Type
     kwargs = {"column": column, **limit.kwargs}
     for flaw in flaws(ENTRIES[limit.type], kwargs, types):
         what = f"cannot be part of a contract for a column of {types[column]}: {flaw.name} {flaw.what}"
-        raise UnusableSchema(limit.places[0], what)
+        raise UnusableSchema(limit.paths[0], what)
     return Expectation(path, limit.type, kwargs)
 
 
@@ -179,12 +179,12 @@ class _Columns:
 
     def _anything(self, node: Node, or_null: bool) -> _Found:
         """Of no type: anything, as JSON text; or null alone."""
-        ignored = [keyword for keyword in node.said if keyword not in ("type", "const", "enum")]
+        ignored = [keyword for keyword in node.keywords if keyword not in ("type", "const", "enum")]
         if ignored:
             raise UnusableSchema(node.place_of(ignored[0]), "is said without a type")
-        if not node.said:
+        if not node.keywords:
             return _Found(Type(Kind.JSON), True)
-        path = next(iter(node.said.values())).place
+        path = next(iter(node.keywords.values())).place
         return _Found(Type(Kind.JSON), True, (_Limit(_NULL, {}, (path,)),))
 
     def _boolean(self, node: Node) -> _Found:
@@ -256,7 +256,7 @@ class _Columns:
 
     def _refuse_limits(self, meaning: _Found) -> None:
         what = "limits a field inside another, and a contract is about columns"
-        self.problems += [UnusableSchema(path, what) for limit in meaning.limits for path in limit.places]
+        self.problems += [UnusableSchema(path, what) for limit in meaning.limits for path in limit.paths]
 
 
 def _holder(kind: Kind, inside: _Found) -> _Found:

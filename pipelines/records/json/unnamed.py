@@ -1,6 +1,13 @@
-"""The third compiled loop: what of a record no field has a name for, at the paths that it has there.
+"""Copy the members of records that no field has a name for, with the objects and arrays around them.
 
-It goes over records that `scan` read, and that have unknown members inside of fields. The others cost nothing here.
+Only records with unknown members inside of fields come here. `scan` has checked their JSON.
+
+    at the byte ─┬─ ,               next element of the array at hand
+                 ├─ } or ]          close it in the text if the text has opened it; one level up
+                 ├─ known, nested   push a frame (node, name, element); nothing is written yet
+                 ├─ known, other    skip its value
+                 └─ unknown         write the openings that the text lacks, then name and value as they are
+
 Promise: a text is never longer than its record, and nothing is read or written outside of the arrays.
 """
 

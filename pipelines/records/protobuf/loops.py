@@ -6,6 +6,18 @@ Slots, levels and blocks are as in `typed.slots`. A record that is refused leave
 Promise: whatever the bytes, nothing is read or written outside of the arrays, nothing recurses, the work for a record
 is bounded by its bytes and by the room of its lists, and no Python object is made for a record.
 
+    next record ── block full ────────────────► return FULL
+        │        └─ none left ────────────────► return DONE
+        ├─ null ──────────────────────────────► row without slots
+        ├─ no header, or another message ─────► refused
+        ├─ schema and message not in `ids` ───► return WANT (state[NEED], state[PATH])
+        ├─ its start below 0 ─────────────────► refused with that code
+        └─ _record: tag ─► field ─► value; messages and groups on `stack`; unknown fields in `news`
+             ├─ end of the bytes at depth 0 ──► row
+             ├─ a code ──────────► undo ──────► refused
+             └─ a level is full ─► undo ──────► return GROW_LEVEL (state[NEED]; −1: `chain`)
+    After a block, `settle` writes defaults and reports required fields that are missing.
+
 Source: Protobuf's encoding guide, and its conformance tests' rules for parsers.
 """
 
@@ -503,6 +515,7 @@ def _record(data: Array, p: int, end: int, t: Tables) -> int:
                 if there[uint64(slot)] == 0:
                     put(spans, slot, cell(fields, row, VALUE))
             elif op == DOCUMENT and there[uint64(slot)] != 0:
+                # A message in several parts is merged: the slot has the first part, `chain` the later ones.
                 if state[CHAINED] >= t.chain.shape[0]:
                     state[NEED] = -1
                     return int64(_CROWDED)
@@ -590,6 +603,7 @@ def scan(data: Array, ends: Array, valid: Array, schemas: Array, paths: Array, t
         slot = int64(0)
         if state[HEADER] != NOWHERE:
             path = int64(0)
+            # Where a record names its message depends on the registry: before the value, in headers, or not at all.
             if state[NAMED] == INDEXES:
                 if p < end and byte(data, p) == 0:
                     path = int64(1)
@@ -631,6 +645,7 @@ def scan(data: Array, ends: Array, valid: Array, schemas: Array, paths: Array, t
                 continue
         for level in range(t.counts.size):
             t.saved[level] = t.counts[level]
+        # What a refused record wrote is removed again: `saved` and `chained` say how far.
         chained = state[CHAINED]
         top = t.bases[0] + out
         t.at[0] = out

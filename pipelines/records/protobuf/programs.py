@@ -42,7 +42,7 @@ class Program:
     lists: list[int] = field(default_factory=lambda: [0])
     modes: dict[int, tuple[int, int, int]] = field(default_factory=dict)
     of: dict[int, ProtoField] = field(default_factory=dict)
-    named: list[tuple[str, str]] = field(default_factory=list)
+    names: list[tuple[str, str]] = field(default_factory=list)
 
     def tables(self, nodes: Sequence[SchemaNode]) -> dict[str, Array]:
         """The arrays of these names that `loops.Tables` has."""
@@ -82,7 +82,7 @@ class _Programmer:
     def _message(self, m: ProtoMessage, node: SchemaNode) -> int:
         """The number of a new message, whose fields are told by `_fields`."""
         self.out.messages.append([0, 0, node.index])
-        self.out.named.append((m.name, node.path))
+        self.out.names.append((m.name, node.path))
         return len(self.out.messages) - 1
 
     def _fields(self, message: int, rows: list[tuple[int, list[int]]]) -> None:

@@ -64,7 +64,7 @@ class ProtobufTyper(BinaryTyper):
     def _new_fields(self) -> Iterator[NewField]:
         """The fields that the loop noted, by the names that writers give them, else by their numbers."""
         for message, number, records, row, _ in self._tables.news[self._tables.news[:, 2] > 0].tolist():
-            of, path = self._program.named[message]
+            of, path = self._program.names[message]
             name = self._names.get((of, number), f"#{number}")
             yield NewField(f"{path}.{name}" if path else name, records, row)
 

@@ -1,7 +1,12 @@
-"""Pieces of compiled loops over binary formats: what a loop remembers and gives, how a record is opened, refused and
-taken back, a check of UTF-8, numbers of a fixed width.
+"""Steps that the compiled loops of Avro and Protobuf share.
 
-A format's loops have tables of their own, a named tuple; what is used of them here has the same name in each.
+    begin ─► step ─┬─ FULL ──────► the block ends
+                   ├─ PASSED ────► a null: a row
+                   └─ READ ─► open_record ─┬─ a schema's number ─► the format's own _record ─┬─ note_landed
+                                           └─ below 0 ──────────► refuse                     ├─ undo, refuse
+                                                                                             └─ undo, GROW_LEVEL
+
+Each format has its own named tuple of tables; the fields used here have the same names in each.
 """
 
 from __future__ import annotations

@@ -1,9 +1,18 @@
-"""The compiled loops: record bytes → Arrow buffers, with every length checked against what is really there.
+"""Decode record bytes into Arrow buffers, in compiled loops that check every length against the bytes there are.
 
-Three entry points, compiled ahead and cached on disk, which release the GIL: `scan` writes the headers of a response
-into a table of frames, `decode` turns the frames' records into rows of preallocated buffers, `control_type` reads a
-control record. Promise: whatever the bytes, nothing is read or written outside of the arrays, and what does not
-parse is named by a code and a byte. No Python object is made for a record.
+    scan          response ─► one row of `table` per frame: kind, offsets, attributes, where its records are
+    control_type  control batch ─► 0 abort, 1 commit
+    decode        frames ─► rows of preallocated buffers
+
+    decode, frame at state[FRAME] ─┬─ MODE PASS ──► its records count as control or aborted
+                                   └─ _batch (v2) or _messages (magic 0, 1), from state[AT]
+                                        ├─ all records read ──► POSITION = last offset + 1; next frame
+                                        ├─ chunk full ────────► return FULL  ┐ call again: it resumes
+                                        ├─ buffers short ─────► return GROW  ┘ at the same record
+                                        └─ does not parse ────► _go_back: rows of the frame removed; return error
+
+Promise: whatever the bytes, nothing is read or written outside of the arrays, and a code and a byte name a record that
+does not parse. All entry points release the GIL and create no Python object for a record.
 
 Formats: record batches v2 (KIP-98, headers of KIP-82, delete horizon of KIP-534) and message sets of magic 0 and 1
 (times of KIP-32, relative offsets of KIP-31).
@@ -740,6 +749,7 @@ def decode(raw: Array, scratch: Array, table: Array, columns: Columns, state: Ar
     """
     while state[FRAME] < table.shape[0]:
         row = table[state[FRAME]]
+        # AT is −1 at the start of a frame; FULL and GROW leave it at the record to resume with.
         if state[AT] < 0:
             state[AT] = row[FROM]
             state[INDEX] = 0

@@ -1,10 +1,16 @@
 """The compiled loops: Arrow buffers → records of a batch of format v2, keys → Java's murmur2, columns → JSON objects.
 
-Entry points, compiled ahead and cached on disk, which release the GIL: `group` sorts rows by partition, `append` writes
-the records of some rows behind those of an open batch, `hash_keys` hashes keys as Kafka's default partitioner does,
-`weave` writes a JSON object for each row from columns that are text already. Promise: nothing is written past the end
-of `out`, and Arrow's own offsets are what bounds the reading, checked by `copy`. No Python object is made for a record.
-What is compiled stands in this one file, as in `kafka_batches.decode.loops`.
+    hash_keys   keys → murmur2, as Kafka's default partitioner
+    group       partitions of rows → rows in order of partition
+    append      rows → records behind those of an open batch
+    weave       columns that are text already → one JSON object per row
+
+    append, next row ─┬─ fits, or is the first of its batch and `out` has room ──► record; next row
+                      ├─ fits the batch, not `out` ──► state[NEED] = bytes; return: enlarge and call again
+                      └─ batch full ────────────────► state[NEED] = 0; return: seal the batch
+
+Promise: nothing is written past the end of `out`; `copy` checks Arrow's offsets. All entry points release the GIL and
+create no Python object for a record.
 """
 
 from __future__ import annotations
@@ -160,6 +166,7 @@ def append(rows: Rows, chosen: Array, first: int, out: Array, state: Array) -> i
     `out` has no room for: then NEED tells how many bytes `out` must have.
     """
     for i in range(first, chosen.size):
+        # Rows of one partition lie scattered in the chunk: fetch the values of a later row while this one is copied.
         if i + _AHEAD < chosen.size:
             soon = chosen[i + _AHEAD]
             start, stop = int64(rows.value_offsets[soon]), int64(rows.value_offsets[soon + 1])
