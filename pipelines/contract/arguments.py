@@ -51,8 +51,8 @@ def flaws(entry: CatalogueEntry, kwargs: Mapping[str, Any], types: Types) -> Ite
     """Everything that is wrong with the arguments. Their names are known; nulls were left out."""
     needed = [k for k in entry.kwargs.values() if k.required and k.name not in kwargs]
     missing = [Flaw(k.name, "is missing", f"it takes {k.takes}") for k in needed]
-    found = [*missing, *_places(entry, kwargs, types)]
-    yield from found or [*_each(entry, kwargs, types)] or [*_together(entry, kwargs, types)]
+    flaws_found = [*missing, *_places(entry, kwargs, types)]
+    yield from flaws_found or [*_each(entry, kwargs, types)] or [*_together(entry, kwargs, types)]
 
 
 def _places(entry: CatalogueEntry, kwargs: Mapping[str, Any], types: Types) -> Iterator[Flaw]:
@@ -72,10 +72,10 @@ def _column(entry: CatalogueEntry, name: object, types: Types) -> None:
     if name not in types:
         raise _unknown_column(name, types)
     if family(types[name]) not in entry.families:
-        known = ", ".join(f for f in Family if f in entry.families)
+        families = ", ".join(f for f in Family if f in entry.families)
         raise Wrong(
             f"`{safe_text(name)}` is {types[name].kind}, which this expectation does not support",
-            f"it is about {known}",
+            f"it is about {families}",
         )
 
 
@@ -91,12 +91,12 @@ def _unknown_column(name: str, types: Types) -> Wrong:
 
 def _each(entry: CatalogueEntry, kwargs: Mapping[str, Any], types: Types) -> Iterator[Flaw]:
     about = [types[kwargs[n]] for n, k in entry.kwargs.items() if k.takes is Takes.COLUMN and n in kwargs]
-    for name, said in kwargs.items():
+    for name, value in kwargs.items():
         kwarg = entry.kwargs[name]
-        if "windows" in entry.kwargs and isinstance(said, dict) and "$PARAMETER" in said:
+        if "windows" in entry.kwargs and isinstance(value, dict) and "$PARAMETER" in value:
             continue
         try:
-            _CHECKS[kwarg.takes](said, kwarg, about)
+            _CHECKS[kwarg.takes](value, kwarg, about)
         except Wrong as wrong:
             yield Flaw(name, wrong.what, wrong.remedy)
         except ValueError as error:
@@ -128,16 +128,16 @@ def _bounds(entry: CatalogueEntry, kwargs: Mapping[str, Any], types: Types) -> N
 
 def _parameters(entry: CatalogueEntry, kwargs: Mapping[str, Any], types: Types) -> None:
     """Every `$PARAMETER` comes from a window, and every window is used."""
-    used = [said["$PARAMETER"] for said in kwargs.values() if isinstance(said, dict) and "$PARAMETER" in said]
-    named = [w["parameter_name"] for w in kwargs.get("windows", [])]
-    if any(name not in named for name in used) or any(len(s) > 1 for s in kwargs.values() if _is_parameter(s)):
+    used = [value["$PARAMETER"] for value in kwargs.values() if isinstance(value, dict) and "$PARAMETER" in value]
+    defined = [w["parameter_name"] for w in kwargs.get("windows", [])]
+    if any(name not in defined for name in used) or any(len(s) > 1 for s in kwargs.values() if _is_parameter(s)):
         raise Wrong("has a $PARAMETER that none of its windows gives", "write its value, or a window for it")
-    if any(name not in used for name in named) or len({*named}) < len(named):
+    if any(name not in used for name in defined) or len({*defined}) < len(defined):
         raise Wrong("has a window that nothing uses, or two for one parameter", 'write such as {"$PARAMETER": "low"}')
 
 
-def _is_parameter(said: object) -> bool:
-    return isinstance(said, dict) and "$PARAMETER" in said
+def _is_parameter(value: object) -> bool:
+    return isinstance(value, dict) and "$PARAMETER" in value
 
 
 def _comparable(entry: CatalogueEntry, kwargs: Mapping[str, Any], types: Types) -> None:
@@ -179,68 +179,68 @@ def digits_of_sum(types: Sequence[Type]) -> tuple[int, int]:
 def _digits(types: Sequence[Type]) -> tuple[int, int]:
     """How many digits hold a value of each type: in all, and after the point. Whole numbers count as 64 bits wide."""
     scale = max(t.scale for t in types)
-    whole = [t.precision - t.scale if t.kind is Kind.DECIMAL else 20 if t.kind is Kind.UINT64 else 19 for t in types]
-    return max(whole) + scale, scale
+    integral = [t.precision - t.scale if t.kind is Kind.DECIMAL else 20 if t.kind is Kind.UINT64 else 19 for t in types]
+    return max(integral) + scale, scale
 
 
 # -- what each kind of argument may be
 
 
-def _truth(said: Any, kwarg: Kwarg, about: list[Type]) -> None:
-    if not isinstance(said, bool):
+def _truth(value: Any, kwarg: Kwarg, about: list[Type]) -> None:
+    if not isinstance(value, bool):
         raise Wrong("should be true or false")
 
 
-def _bound(said: Any, kwarg: Kwarg, about: list[Type]) -> None:
-    bound(about[0], said)
+def _bound(value: Any, kwarg: Kwarg, about: list[Type]) -> None:
+    bound(about[0], value)
 
 
-def _number(said: Any, kwarg: Kwarg, about: list[Type]) -> None:
-    bound(Type(Kind.FLOAT64), said)
+def _number(value: Any, kwarg: Kwarg, about: list[Type]) -> None:
+    bound(Type(Kind.FLOAT64), value)
 
 
-def _count(said: Any, kwarg: Kwarg, about: list[Type]) -> None:
+def _count(value: Any, kwarg: Kwarg, about: list[Type]) -> None:
     try:
-        member(Type(Kind.UINT32), said)
+        member(Type(Kind.UINT32), value)
     except ValueError:
         raise Wrong("should be a whole number from 0 on") from None
 
 
-def _share(said: Any, kwarg: Kwarg, about: list[Type]) -> None:
-    if isinstance(said, bool) or not isinstance(said, int | float) or not 0 <= said <= 1:
+def _share(value: Any, kwarg: Kwarg, about: list[Type]) -> None:
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value <= 1:
         raise Wrong("should be a number from 0 to 1")
 
 
-def _list(said: Any, most: int, least: int = 1) -> list[Any]:
-    if not isinstance(said, list) or not least <= len(said) <= most:
-        raise Wrong(f"should be a list of {least} to {most:,}")
-    return said
+def _list(value: Any, maximum: int, minimum: int = 1) -> list[Any]:
+    if not isinstance(value, list) or not minimum <= len(value) <= maximum:
+        raise Wrong(f"should be a list of {minimum} to {maximum:,}")
+    return value
 
 
-def _names(said: Any) -> list[str]:
-    found = _list(said, MOST_COLUMNS, 2)
-    if not all(isinstance(name, str) for name in found) or len({*found}) < len(found):
+def _names(value: Any) -> list[str]:
+    names = _list(value, MOST_COLUMNS, 2)
+    if not all(isinstance(name, str) for name in names) or len({*names}) < len(names):
         raise Wrong("should be a list of columns, each once")
-    return found
+    return names
 
 
-def _columns(said: Any, kwarg: Kwarg, about: list[Type]) -> None:
+def _columns(value: Any, kwarg: Kwarg, about: list[Type]) -> None:
     """Columns were checked before everything else."""
 
 
-def _all_names(said: Any, kwarg: Kwarg, about: list[Type]) -> None:
-    found = _list(said, MOST_VALUES)
-    if not all(isinstance(name, str) for name in found) or len({*found}) < len(found):
+def _all_names(value: Any, kwarg: Kwarg, about: list[Type]) -> None:
+    names = _list(value, MOST_VALUES)
+    if not all(isinstance(name, str) for name in names) or len({*names}) < len(names):
         raise Wrong("should be a list of columns' names, each once")
 
 
-def _values(said: Any, kwarg: Kwarg, about: list[Type]) -> None:
-    for i, value in enumerate(_list(said, MOST_VALUES)):
+def _values(items: Any, kwarg: Kwarg, about: list[Type]) -> None:
+    for i, value in enumerate(_list(items, MOST_VALUES)):
         _member(about[0], value, f"[{i}]")
 
 
-def _pairs(said: Any, kwarg: Kwarg, about: list[Type]) -> None:
-    for i, pair in enumerate(_list(said, MOST_VALUES)):
+def _pairs(items: Any, kwarg: Kwarg, about: list[Type]) -> None:
+    for i, pair in enumerate(_list(items, MOST_VALUES)):
         if not isinstance(pair, list) or len(pair) != 2:
             raise Wrong(f"[{i}] should be a list of two values")
         for k, value in enumerate(pair):
@@ -248,21 +248,21 @@ def _pairs(said: Any, kwarg: Kwarg, about: list[Type]) -> None:
                 _member(about[k], value, f"[{i}][{k}]")
 
 
-def _member(t: Type, value: object, place: str) -> None:
+def _member(t: Type, value: object, path: str) -> None:
     try:
         member(t, value)
     except ValueError as error:
         remedy = "nulls are not looked at: leave it out" if value is None else f"the column is {t}"
-        raise Wrong(f"{place} {error}", remedy) from None
+        raise Wrong(f"{path} {error}", remedy) from None
 
 
-def _choice(said: Any, kwarg: Kwarg, about: list[Type]) -> None:
-    if said not in kwarg.choices:
+def _choice(value: Any, kwarg: Kwarg, about: list[Type]) -> None:
+    if value not in kwarg.choices:
         raise Wrong("is none of its words", f"choose {', '.join(kwarg.choices)}")
 
 
-def _regexes(said: Any, kwarg: Kwarg, about: list[Type]) -> None:
-    for i, pattern in enumerate(_list(said, MOST_REGEXES)):
+def _regexes(value: Any, kwarg: Kwarg, about: list[Type]) -> None:
+    for i, pattern in enumerate(_list(value, MOST_REGEXES)):
         try:
             _regex(pattern, kwarg, about)
         except Wrong as wrong:
@@ -274,16 +274,16 @@ _BOTH = (
 )
 
 
-def _regex(said: Any, kwarg: Kwarg, about: list[Type]) -> None:
-    if not isinstance(said, str) or len(said) > MOST_REGEX:
+def _regex(value: Any, kwarg: Kwarg, about: list[Type]) -> None:
+    if not isinstance(value, str) or len(value) > MOST_REGEX:
         raise Wrong(f"should be a regular expression of at most {MOST_REGEX} characters")
-    if "\0" in said:
+    if "\0" in value:
         raise Wrong("has a zero byte", r"write \x00")
-    found = re.search(r"(?<!\\)\{,\d+\}", said)
-    if found:
-        raise Wrong(f"has {{,n}} at position {found.start() + 1}", "write {0,n}")
-    _of_python(said)
-    _of_re2(said)
+    match = re.search(r"(?<!\\)\{,\d+\}", value)
+    if match:
+        raise Wrong(f"has {{,n}} at position {match.start() + 1}", "write {0,n}")
+    _of_python(value)
+    _of_re2(value)
 
 
 def _of_python(pattern: str) -> None:
@@ -313,26 +313,26 @@ def _of_re2(pattern: str) -> None:
         raise Wrong(f"is not taken by RE2{at}: {safe_text(why)}", _BOTH) from None
 
 
-def _quantiles(said: Any, kwarg: Kwarg, about: list[Type]) -> None:
+def _quantiles(value: Any, kwarg: Kwarg, about: list[Type]) -> None:
     what = 'should be such as {"quantiles": [0.5, 0.99], "value_ranges": [[1, 10], [null, 100]]}'
-    if not isinstance(said, dict) or {*said} != {"quantiles", "value_ranges"}:
+    if not isinstance(value, dict) or {*value} != {"quantiles", "value_ranges"}:
         raise Wrong(what)
-    quantiles, ranges = _list(said["quantiles"], 100), _list(said["value_ranges"], 100)
+    quantiles, ranges = _list(value["quantiles"], 100), _list(value["value_ranges"], 100)
     for quantile in quantiles:
         _share(quantile, kwarg, about)
     if len(ranges) != len(quantiles) or quantiles != sorted(quantiles) or not all(map(_is_range, ranges)):
         raise Wrong(what, "as many ranges as quantiles, quantiles in order, each range from low to high")
 
 
-def _is_range(said: Any) -> bool:
-    if not isinstance(said, list) or len(said) != 2:
+def _is_range(value: Any) -> bool:
+    if not isinstance(value, list) or len(value) != 2:
         return False
-    numbers = [bound(Type(Kind.FLOAT64), v) for v in said if v is not None]
+    numbers = [bound(Type(Kind.FLOAT64), v) for v in value if v is not None]
     return bool(numbers) and numbers == sorted(numbers)
 
 
-def _windows(said: Any, kwarg: Kwarg, about: list[Type]) -> None:
-    for i, window in enumerate(_list(said, MOST_WINDOWS)):
+def _windows(value: Any, kwarg: Kwarg, about: list[Type]) -> None:
+    for i, window in enumerate(_list(value, MOST_WINDOWS)):
         if not _is_window(window):
             what = f"[{i}] is not a window"
             raise Wrong(
@@ -353,14 +353,14 @@ _WINDOW: Mapping[str, Callable[[Any], bool]] = {
 }
 
 
-def _is_size(said: Any) -> bool:
-    return isinstance(said, int | float) and not isinstance(said, bool) and 0 <= said < float("inf")
+def _is_size(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value < float("inf")
 
 
-def _is_window(said: Any) -> bool:
-    if not isinstance(said, dict) or not {*_WINDOW} - {"strict"} <= {*said} <= {*_WINDOW}:
+def _is_window(value: Any) -> bool:
+    if not isinstance(value, dict) or not {*_WINDOW} - {"strict"} <= {*value} <= {*_WINDOW}:
         return False
-    return all(_WINDOW[k](v) for k, v in said.items())
+    return all(_WINDOW[k](v) for k, v in value.items())
 
 
 _CHECKS: Mapping[Takes, Callable[[Any, Kwarg, list[Type]], None]] = {

@@ -286,15 +286,15 @@ def entry(expectation: Expectation) -> CatalogueEntry:
 
 def argument(expectation: Expectation, name: str) -> Any:
     """An argument's value in the suite, or its default."""
-    said = expectation.kwargs.get(name)
-    return entry(expectation).kwargs[name].default if said is None else said
+    value = expectation.kwargs.get(name)
+    return entry(expectation).kwargs[name].default if value is None else value
 
 
 def text(expectation: Expectation) -> str:
     """What the expectation says, for people: "amount is between 0 and 10,000"."""
-    found = sentence(expectation.type, _arguments(expectation)).text
+    rendered = sentence(expectation.type, _arguments(expectation)).text
     share = expectation.kwargs.get("mostly")
-    return found if share in (None, 1) else f"{found}, in at least {share * 100:g}% of rows"
+    return rendered if share in (None, 1) else f"{rendered}, in at least {share * 100:g}% of rows"
 
 
 def demand(expectation: Expectation) -> str:
@@ -308,13 +308,13 @@ def _arguments(expectation: Expectation) -> dict[str, Any]:
 
 def columns(expectation: Expectation) -> tuple[str, ...]:
     """The columns that the expectation is about; none if it is about the table as a whole."""
-    found: list[str] = []
+    names: list[str] = []
     for kwarg in entry(expectation).kwargs.values():
         if kwarg.takes is Takes.COLUMN:
-            found.append(expectation.kwargs[kwarg.name])
+            names.append(expectation.kwargs[kwarg.name])
         elif kwarg.takes is Takes.COLUMNS:
-            found += expectation.kwargs[kwarg.name]
-    return tuple(found)
+            names += expectation.kwargs[kwarg.name]
+    return tuple(names)
 
 
 _OF_KAFKA = {

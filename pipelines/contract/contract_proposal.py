@@ -101,38 +101,38 @@ def _of_column(f: Field, column: pa.ChunkedArray) -> Iterator[Proposal]:
 
 
 def _of_numbers(f: Field, values: pa.Array) -> Iterator[Proposal]:
-    whole = f.type.kind not in (Kind.FLOAT32, Kind.FLOAT64, Kind.DECIMAL)
-    if whole and _is_key(f.name, values):
+    integral = f.type.kind not in (Kind.FLOAT32, Kind.FLOAT64, Kind.DECIMAL)
+    if integral and _is_key(f.name, values):
         yield _unique(f.name, values)
         return
     low, high = (_decimal(v.as_py()) for v in pc.min_max(values).values())
-    counts = _counts(values) if whole else {}
+    counts = _counts(values) if integral else {}
     if counts and (len(counts) == 1 or high - low >= 2 * len(counts)):
         yield _in_set(f.name, counts, len(values))
     elif low < high:
-        yield from _between(f.name, low, high, len(values), whole)
+        yield from _between(f.name, low, high, len(values), integral)
 
 
 def _decimal(value: int | float | Decimal) -> Decimal:
     return Decimal(repr(value)) if isinstance(value, float) else Decimal(value)
 
 
-def _between(name: str, low: Decimal, high: Decimal, seen: int, whole: bool) -> Iterator[Proposal]:
+def _between(name: str, low: Decimal, high: Decimal, count: int, integral: bool) -> Iterator[Proposal]:
     """Bounds with half the range as room on both sides, rounded outwards. They do not cross 0 if no value did."""
     margin = (high - low) / 2
-    least, most = _round(low - margin, ROUND_FLOOR, whole), _round(high + margin, ROUND_CEILING, whole)
-    least = max(least, Decimal(0)) if low >= 0 else least
-    most = min(most, Decimal(0)) if high <= 0 else most
+    minimum, maximum = _round(low - margin, ROUND_FLOOR, integral), _round(high + margin, ROUND_CEILING, integral)
+    minimum = max(minimum, Decimal(0)) if low >= 0 else minimum
+    maximum = min(maximum, Decimal(0)) if high <= 0 else maximum
     why = f"seen {_format_decimal(low)} to {_format_decimal(high)}"
     # With room around it, a bound may be beyond all floats, which is none.
-    bounds = {k: v for k, v in (("min_value", _number(least)), ("max_value", _number(most))) if isfinite(v)}
+    bounds = {k: v for k, v in (("min_value", _number(minimum)), ("max_value", _number(maximum))) if isfinite(v)}
     if bounds:
-        yield Proposal(name, "expect_column_values_to_be_between", bounds, why, {"values": seen})
+        yield Proposal(name, "expect_column_values_to_be_between", bounds, why, {"values": count})
 
 
-def _round(value: Decimal, how: str, whole: bool = True) -> Decimal:
+def _round(value: Decimal, how: str, integral: bool = True) -> Decimal:
     """Round to two significant digits, or to a whole number."""
-    step = Decimal(1).scaleb(max(value.adjusted() - 1, 0) if whole else value.adjusted() - 1)
+    step = Decimal(1).scaleb(max(value.adjusted() - 1, 0) if integral else value.adjusted() - 1)
     return (value / step).to_integral_value(how) * step
 
 
@@ -205,15 +205,19 @@ def _literal(text: str) -> str:
 
 
 def _lengths(name: str, values: pa.Array) -> Proposal:
-    least, most = (v.as_py() for v in pc.min_max(pc.utf8_length(values)).values())
-    seen = {"values": len(values)}
-    if least == most:
+    minimum, maximum = (v.as_py() for v in pc.min_max(pc.utf8_length(values)).values())
+    statistics = {"values": len(values)}
+    if minimum == maximum:
         return Proposal(
-            name, "expect_column_value_lengths_to_equal", {"value": most}, f"each has {many(most, 'character')}", seen
+            name,
+            "expect_column_value_lengths_to_equal",
+            {"value": maximum},
+            f"each has {many(maximum, 'character')}",
+            statistics,
         )
-    bounds = {"min_value": min(least, 1), "max_value": int(_round(Decimal(2 * most), ROUND_CEILING))}
-    why = f"seen {least} to {most} characters"
-    return Proposal(name, "expect_column_value_lengths_to_be_between", bounds, why, seen)
+    bounds = {"min_value": min(minimum, 1), "max_value": int(_round(Decimal(2 * maximum), ROUND_CEILING))}
+    why = f"seen {minimum} to {maximum} characters"
+    return Proposal(name, "expect_column_value_lengths_to_be_between", bounds, why, statistics)
 
 
 # -- sets and keys
@@ -224,16 +228,16 @@ def _counts(values: pa.Array) -> dict[Any, int]:
     counted = pc.value_counts(values)
     if len(counted) > MOST_IN_SET:
         return {}
-    found = {row["values"]: row["counts"] for row in counted.to_pylist()}
-    often = min(found.values()) >= max(_LEAST_OFTEN, len(values) // _LEAST_SHARE)
-    return dict(sorted(found.items())) if often else {}
+    counts = {row["values"]: row["counts"] for row in counted.to_pylist()}
+    often = min(counts.values()) >= max(_LEAST_OFTEN, len(values) // _LEAST_SHARE)
+    return dict(sorted(counts.items())) if often else {}
 
 
-def _in_set(name: str, counts: Mapping[Any, int], seen: int) -> Proposal:
-    least = min(counts.values())
-    each = "always the same value" if len(counts) == 1 else f"{len(counts)} values, each at least {least:,} times"
-    said = {"values": seen, "distinct": len(counts), "least_often": least}
-    return Proposal(name, "expect_column_values_to_be_in_set", {"value_set": [*counts]}, each, said)
+def _in_set(name: str, counts: Mapping[Any, int], count: int) -> Proposal:
+    minimum = min(counts.values())
+    summary = "always the same value" if len(counts) == 1 else f"{len(counts)} values, each at least {minimum:,} times"
+    statistics = {"values": count, "distinct": len(counts), "least_often": minimum}
+    return Proposal(name, "expect_column_values_to_be_in_set", {"value_set": [*counts]}, summary, statistics)
 
 
 def _is_key(name: str, values: pa.Array) -> bool:
@@ -241,5 +245,5 @@ def _is_key(name: str, values: pa.Array) -> bool:
 
 
 def _unique(name: str, values: pa.Array) -> Proposal:
-    said = {"values": len(values), "distinct": len(values)}
-    return Proposal(name, "expect_column_values_to_be_unique", {}, "called a key, and no value came twice", said)
+    statistics = {"values": len(values), "distinct": len(values)}
+    return Proposal(name, "expect_column_values_to_be_unique", {}, "called a key, and no value came twice", statistics)

@@ -45,8 +45,8 @@ class Contract:
     @cached_property
     def text(self) -> str:
         """Canonical JSON of everything that matters. Equal contracts have equal texts."""
-        said = [{"type": e.type, "kwargs": dict(e.kwargs), "severity": str(e.severity)} for e in self.expectations]
-        return json.dumps(said, sort_keys=True, separators=(",", ":"))
+        items = [{"type": e.type, "kwargs": dict(e.kwargs), "severity": str(e.severity)} for e in self.expectations]
+        return json.dumps(items, sort_keys=True, separators=(",", ":"))
 
     @cached_property
     def hash(self) -> str:

@@ -68,36 +68,36 @@ def unit_of(t: Type) -> str:
     return "ms" if t.unit == "s" else t.unit
 
 
-def bound(t: Type, said: object) -> int | float | Decimal:
+def bound(t: Type, value: object) -> int | float | Decimal:
     """A bound for a column: a number, a time (ns since the epoch) or a date (days since the epoch).
 
     Raises ValueError, which says what would be understood.
     """
     match family(t):
         case Family.TIME:
-            return _nanoseconds(said)
+            return _nanoseconds(value)
         case Family.DAY:
-            return _days(said)
+            return _days(value)
         case Family.NUMBER:
-            found = _number(said, text=t.kind is Kind.DECIMAL)
-            return float(found) if t.kind in (Kind.FLOAT32, Kind.FLOAT64) else found
+            number = _number(value, text=t.kind is Kind.DECIMAL)
+            return float(number) if t.kind in (Kind.FLOAT32, Kind.FLOAT64) else number
         case kind:
             raise ValueError(f"there are no bounds for {kind}")
 
 
-def member(t: Type, said: object) -> Value:
+def member(t: Type, value: object) -> Value:
     """A value that the column can hold, as with `bound`, but times in the column's unit. Raises ValueError."""
     match family(t):
         case Family.TEXT:
-            return _text(said)
+            return _text(value)
         case Family.TRUTH:
-            return _truth(said)
+            return _truth(value)
         case Family.TIME:
-            return _in_unit(_nanoseconds(said), unit_of(t))
+            return _in_unit(_nanoseconds(value), unit_of(t))
         case Family.DAY:
-            return _days(said)
+            return _days(value)
         case Family.NUMBER:
-            return _exact_value(t, _number(said, text=t.kind is Kind.DECIMAL))
+            return _exact_value(t, _number(value, text=t.kind is Kind.DECIMAL))
         case kind:
             raise ValueError(f"{kind} are not compared")
 
@@ -108,27 +108,27 @@ def whole_range(t: Type) -> tuple[int, int]:
     return (0, (1 << bits) - 1) if t.kind.startswith("u") else (-(1 << bits - 1), (1 << bits - 1) - 1)
 
 
-def _text(said: object) -> str:
-    if isinstance(said, str):
-        return said
+def _text(value: object) -> str:
+    if isinstance(value, str):
+        return value
     raise ValueError("should be text in quotes")
 
 
-def _truth(said: object) -> bool:
-    if isinstance(said, bool):
-        return said
+def _truth(value: object) -> bool:
+    if isinstance(value, bool):
+        return value
     raise ValueError("should be true or false")
 
 
-def _number(said: object, *, text: bool) -> int | Decimal:
+def _number(value: object, *, text: bool) -> int | Decimal:
     """The exact number. A float counts as its shortest text, which is what its author meant."""
-    if isinstance(said, float) and math.isfinite(said):
-        found = Decimal(repr(said))
-        return int(found) if found == found.to_integral_value() and abs(found) < 10**_DIGITS else found
-    if isinstance(said, int) and not isinstance(said, bool) and abs(said) < 10**_DIGITS:
-        return said
-    if text and isinstance(said, str) and _DECIMAL.fullmatch(said):
-        return Decimal(said)
+    if isinstance(value, float) and math.isfinite(value):
+        number = Decimal(repr(value))
+        return int(number) if number == number.to_integral_value() and abs(number) < 10**_DIGITS else number
+    if isinstance(value, int) and not isinstance(value, bool) and abs(value) < 10**_DIGITS:
+        return value
+    if text and isinstance(value, str) and _DECIMAL.fullmatch(value):
+        return Decimal(value)
     raise ValueError(f"should be a number{' or its digits in quotes' if text else ''}")
 
 
@@ -150,12 +150,12 @@ def _exact_value(t: Type, number: int | Decimal) -> Value:
             return number
 
 
-def _nanoseconds(said: object) -> int:
+def _nanoseconds(value: object) -> int:
     what = "should be a time such as 2026-11-20T10:00:00Z"
-    found = _TIME.fullmatch(said) if isinstance(said, str) else None
-    if not found:
+    match = _TIME.fullmatch(value) if isinstance(value, str) else None
+    if not match:
         raise ValueError(what)
-    day, hour, minute, second, fraction, zone = found.groups()
+    day, hour, minute, second, fraction, zone = match.groups()
     try:
         text = f"{day}T{hour or '00'}:{minute or '00'}:{second or '00'}{(zone or 'Z').replace('Z', '+00:00')}"
         seconds = (datetime.fromisoformat(text) - datetime(1970, 1, 1, tzinfo=UTC)) // timedelta(seconds=1)
@@ -165,16 +165,16 @@ def _nanoseconds(said: object) -> int:
 
 
 def _in_unit(nanoseconds: int, unit: str) -> int:
-    whole, rest = divmod(nanoseconds, PER_UNIT[unit])
-    if rest or not -(1 << 63) <= whole < 1 << 63:
+    count, rest = divmod(nanoseconds, PER_UNIT[unit])
+    if rest or not -(1 << 63) <= count < 1 << 63:
         raise ValueError(f"is not a time in {unit}")
-    return whole
+    return count
 
 
-def _days(said: object) -> int:
+def _days(value: object) -> int:
     try:
-        if isinstance(said, str) and re.fullmatch(r"\d{4}-\d{2}-\d{2}", said, re.ASCII):
-            return (date.fromisoformat(said) - date(1970, 1, 1)).days
+        if isinstance(value, str) and re.fullmatch(r"\d{4}-\d{2}-\d{2}", value, re.ASCII):
+            return (date.fromisoformat(value) - date(1970, 1, 1)).days
     except ValueError:
         pass
     raise ValueError("should be a date such as 2026-11-20")

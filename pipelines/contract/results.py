@@ -84,18 +84,18 @@ def contract_results(
     entries, the oldest first. Of several batches each must pass; the observed value is that of the newest failed one,
     or else of the newest. An expectation about whole batches without any result is left out.
     """
-    held = f"contract {contract.hash}"
-    mine = [r for r in receipts if held in r.format]
+    condition = f"contract {contract.hash}"
+    mine = [r for r in receipts if condition in r.format]
     by_place: dict[int, list[Result]] = {}
     for result in results:
         by_place.setdefault(result.expectation, []).append(result)
-    found = []
+    outcomes = []
     for e in contract.expectations:
         if entry(e).scope is Scope.ROW:
-            found.append(_of_rows(e, mine))
+            outcomes.append(_of_rows(e, mine))
         elif e.place in by_place:
-            found.append(_of_batches(e, by_place[e.place]))
-    return found
+            outcomes.append(_of_batches(e, by_place[e.place]))
+    return outcomes
 
 
 def _of_rows(e: Expectation, receipts: Sequence[Receipt]) -> ExpectationOutcome:
@@ -109,10 +109,10 @@ def _of_rows(e: Expectation, receipts: Sequence[Receipt]) -> ExpectationOutcome:
 
 def _of_batches(e: Expectation, results: Sequence[Result]) -> ExpectationOutcome:
     failed = [r for r in results if not r.passed]
-    shown = (failed or results)[-1]
+    latest = (failed or results)[-1]
     checked, unexpected = sum(r.checked for r in results), sum(r.unexpected for r in results)
     return ExpectationOutcome(
-        e, not failed, shown.observed, checked, unexpected, _few(f for r in results for f in r.first)
+        e, not failed, latest.observed, checked, unexpected, _few(f for r in results for f in r.first)
     )
 
 

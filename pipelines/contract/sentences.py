@@ -81,16 +81,16 @@ def _names(values: Any) -> str:
 
 def _limit(args: Args, name: str) -> str:
     """A bound's text. Times have no quotes; a bound by a window is described by what the window computes."""
-    said = args[name]
-    if isinstance(said, dict):
-        window = next((w for w in args["windows"] or [] if w["parameter_name"] == said["$PARAMETER"]), None)
+    value = args[name]
+    if isinstance(value, dict):
+        window = next((w for w in args["windows"] or [] if w["parameter_name"] == value["$PARAMETER"]), None)
         if window is None:
             return "a window"
         sign, part = ("less", "negative") if name == "min_value" else ("plus", "positive")
         room = window["offset"][part]
         beyond = f" {sign} {room * 100:g}%" if room else ""
         return f"the {window['constraint_fn']} of the last {window['range']} batches{beyond}"
-    return _short(said) if isinstance(said, str) else format_value(said)
+    return _short(value) if isinstance(value, str) else format_value(value)
 
 
 def _between(args: Args) -> str:
@@ -98,18 +98,18 @@ def _between(args: Args) -> str:
     strict_min, strict_max = args.get("strict_min"), args.get("strict_max")
     if low is not None and high is not None and not strict_min and not strict_max:
         return f"between {_limit(args, 'min_value')} and {_limit(args, 'max_value')}"
-    said = [f"{'more than' if strict_min else 'at least'} {_limit(args, 'min_value')}"] if low is not None else []
-    said += [f"{'less than' if strict_max else 'at most'} {_limit(args, 'max_value')}"] if high is not None else []
-    return " and ".join(said)
+    limits = [f"{'more than' if strict_min else 'at least'} {_limit(args, 'min_value')}"] if low is not None else []
+    limits += [f"{'less than' if strict_max else 'at most'} {_limit(args, 'max_value')}"] if high is not None else []
+    return " and ".join(limits)
 
 
 def _quantiles(args: Args) -> str:
     ranges = args["quantile_ranges"]
-    said = []
+    parts = []
     for quantile, (low, high) in zip(ranges["quantiles"], ranges["value_ranges"], strict=True):
         limits = {"min_value": low, "max_value": high}
-        said.append(f"{quantile:g}: {_between(limits)}")
-    return "; ".join(said)
+        parts.append(f"{quantile:g}: {_between(limits)}")
+    return "; ".join(parts)
 
 
 def _about(subject: str, verb: str, rest: Callable[[Args], str]) -> Callable[[Args], Sentence]:

@@ -37,16 +37,16 @@ MOST_PROBLEMS = 50
 def recall(text: str) -> Contract:
     """The contract with this `Contract.text`, which the ledger keeps. Raises ValueError."""
     try:
-        said = json.loads(text)
-        return Contract(tuple(_expectation_of(place, item) for place, item in enumerate(said)))
+        items = json.loads(text)
+        return Contract(tuple(_expectation_of(index, item) for index, item in enumerate(items)))
     except (KeyError, TypeError, RecursionError) as error:
         raise ValueError(f"no contract's text ({type(error).__name__})") from None
 
 
-def _expectation_of(place: int, item: Mapping[str, Any]) -> Expectation:
+def _expectation_of(index: int, item: Mapping[str, Any]) -> Expectation:
     if item["type"] not in ENTRIES or not isinstance(item["kwargs"], dict):
         raise ValueError("no expectation that we know")
-    return Expectation(place, item["type"], item["kwargs"], Severity(item["severity"]))
+    return Expectation(index, item["type"], item["kwargs"], Severity(item["severity"]))
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,15 +93,15 @@ def parse_contract(data: bytes, columns: Schema | None) -> Contract:
     if not isinstance(items, list) or not 1 <= len(items) <= MOST:
         raise ContractError(*problems, ContractProblem("expectations", f"should be a list of 1 to {MOST}"))
     types = column_types(columns)
-    found = []
-    for place, item in enumerate(items):
-        flaws = [*_of_item(item, f"expectations[{place}]", types)]
+    expectations = []
+    for index, item in enumerate(items):
+        flaws = [*_of_item(item, f"expectations[{index}]", types)]
         problems += flaws
         if not flaws:
-            found.append(_expectation(place, item))
+            expectations.append(_expectation(index, item))
     if problems:
         raise ContractError(*problems)
-    return Contract(tuple(found))
+    return Contract(tuple(expectations))
 
 
 class _ContractRefused(Exception):
@@ -115,10 +115,12 @@ def _document(data: bytes) -> dict[str, Any]:
     try:
         text = data.decode("utf-8-sig")
         what, remedy = "is nested too deeply", f"at most {MAX_DEPTH} levels"
-        found = json.loads(text, object_pairs_hook=_once, parse_float=_float, parse_int=_int, parse_constant=_constant)
-        _check_depth(found)
-        if isinstance(found, dict):
-            return found
+        document = json.loads(
+            text, object_pairs_hook=_once, parse_float=_float, parse_int=_int, parse_constant=_constant
+        )
+        _check_depth(document)
+        if isinstance(document, dict):
+            return document
         what, remedy = "is not a suite", 'write {"name": "…", "expectations": […], "meta": {…}}'
     except json.JSONDecodeError as error:
         what = f"is not JSON at line {error.lineno}, column {error.colno}: {error.msg[:1].lower()}{error.msg[1:]}"
@@ -131,23 +133,23 @@ def _document(data: bytes) -> dict[str, Any]:
 
 
 def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    found = dict(pairs)
-    if len(found) < len(pairs):
+    document = dict(pairs)
+    if len(document) < len(pairs):
         keys = [k for k, _ in pairs]
         raise _ContractRefused(
-            f"has the key `{safe_text(next(k for k in found if keys.count(k) > 1))}` twice in one object"
+            f"has the key `{safe_text(next(k for k in document if keys.count(k) > 1))}` twice in one object"
         )
-    return found
+    return document
 
 
 def _float(text: str) -> float:
     """A number whose digits a float keeps. Any other would be compared as a number that nobody wrote."""
-    found = float(text)
-    if len(text) > 60 or found in (float("inf"), float("-inf")) or Decimal(repr(found)) != Decimal(text):
+    number = float(text)
+    if len(text) > 60 or number in (float("inf"), float("-inf")) or Decimal(repr(number)) != Decimal(text):
         raise _ContractRefused(
             f"has a number, {safe_text(text)}, of more digits than a float keeps; a decimal's go into quotes"
         )
-    return found
+    return number
 
 
 def _int(text: str) -> int:
@@ -200,8 +202,8 @@ def _of_suite(suite: Mapping[str, Any]) -> Iterator[ContractProblem]:
     version = meta.get("great_expectations_version", "1.") if isinstance(meta, dict) else None
     old = next((key for key in _OLD if key in suite), None)
     if old or not isinstance(version, str) or not version.startswith("1."):
-        said = f" ({safe_text(version)})" if isinstance(version, str) and not old else ""
-        what = f"is a suite of another Great Expectations than 1.x{said}"
+        suffix = f" ({safe_text(version)})" if isinstance(version, str) and not old else ""
+        what = f"is a suite of another Great Expectations than 1.x{suffix}"
         yield ContractProblem("meta.great_expectations_version", what, "save it again with Great Expectations 1.x")
         return
     for key in suite:
@@ -211,55 +213,55 @@ def _of_suite(suite: Mapping[str, Any]) -> Iterator[ContractProblem]:
         yield ContractProblem("suite_parameters", "are not supported", "write the values themselves")
 
 
-def _of_item(item: object, place: str, types: Mapping[str, Type]) -> Iterator[ContractProblem]:
+def _of_item(item: object, path: str, types: Mapping[str, Type]) -> Iterator[ContractProblem]:
     if not isinstance(item, dict):
-        yield ContractProblem(place, "is not an expectation", 'write {"type": "expect_…", "kwargs": {…}}')
+        yield ContractProblem(path, "is not an expectation", 'write {"type": "expect_…", "kwargs": {…}}')
         return
     type_ = item.get("type")
     if not isinstance(type_, str) or type_ not in ENTRIES:
-        yield _unsupported_type(type_, place, item)
+        yield _unsupported_type(type_, path, item)
         return
-    place = f"{place} {type_}"
+    path = f"{path} {type_}"
     for key in item:
         if key not in _ITEM:
-            yield ContractProblem(f"{place}: {safe_text(key)}", "is unknown", _near(key, _ITEM))
+            yield ContractProblem(f"{path}: {safe_text(key)}", "is unknown", _near(key, _ITEM))
     if item.get("severity", Severity.CRITICAL) not in [*Severity]:
-        yield ContractProblem(f"{place}: severity", "is none of them", f"choose {', '.join(Severity)}")
-    yield from _of_kwargs(item.get("kwargs", {}), place, type_, types)
+        yield ContractProblem(f"{path}: severity", "is none of them", f"choose {', '.join(Severity)}")
+    yield from _of_kwargs(item.get("kwargs", {}), path, type_, types)
 
 
-def _unsupported_type(type_: object, place: str, item: Mapping[str, Any]) -> ContractProblem:
+def _unsupported_type(type_: object, path: str, item: Mapping[str, Any]) -> ContractProblem:
     if type_ is None and "expectation_type" in item:
         what = "is an expectation of Great Expectations before 1.0"
-        return ContractProblem(f"{place}: expectation_type", what, "save the suite again with 1.x")
+        return ContractProblem(f"{path}: expectation_type", what, "save the suite again with 1.x")
     if not isinstance(type_, str):
-        return ContractProblem(f"{place}: type", "is missing" if type_ is None else "should be text", "expect_…")
+        return ContractProblem(f"{path}: type", "is missing" if type_ is None else "should be text", "expect_…")
     near = get_close_matches(type_, ENTRIES, n=1)
     hint = f"did you mean {near[0]}? " if near else ""
-    return ContractProblem(f"{place} {safe_text(type_)}", "is not supported", f"{hint}supported: {', '.join(ENTRIES)}")
+    return ContractProblem(f"{path} {safe_text(type_)}", "is not supported", f"{hint}supported: {', '.join(ENTRIES)}")
 
 
-def _of_kwargs(kwargs: object, place: str, type_: str, types: Mapping[str, Type]) -> Iterator[ContractProblem]:
+def _of_kwargs(kwargs: object, path: str, type_: str, types: Mapping[str, Type]) -> Iterator[ContractProblem]:
     if not isinstance(kwargs, dict):
-        yield ContractProblem(f"{place}: kwargs", "should be an object", 'write {"column": "…"}')
+        yield ContractProblem(f"{path}: kwargs", "should be an object", 'write {"column": "…"}')
         return
-    known = ENTRIES[type_].kwargs
-    for name, said in kwargs.items():
-        if name in _REFUSED and said is not None:
-            yield ContractProblem(f"{place}: {name}", "is not supported", _REFUSED[name])
-        elif name not in known and name not in _REFUSED and name not in _SILENT:
-            yield ContractProblem(f"{place}: {safe_text(name)}", "is unknown", _near(name, known))
-    said = {k: v for k, v in kwargs.items() if k in known and v is not None}
-    for flaw in flaws(ENTRIES[type_], said, types):
-        yield ContractProblem(f"{place}: {flaw.name}" if flaw.name else place, flaw.what, flaw.remedy)
+    allowed = ENTRIES[type_].kwargs
+    for name, value in kwargs.items():
+        if name in _REFUSED and value is not None:
+            yield ContractProblem(f"{path}: {name}", "is not supported", _REFUSED[name])
+        elif name not in allowed and name not in _REFUSED and name not in _SILENT:
+            yield ContractProblem(f"{path}: {safe_text(name)}", "is unknown", _near(name, allowed))
+    present = {k: v for k, v in kwargs.items() if k in allowed and v is not None}
+    for flaw in flaws(ENTRIES[type_], present, types):
+        yield ContractProblem(f"{path}: {flaw.name}" if flaw.name else path, flaw.what, flaw.remedy)
 
 
-def _expectation(place: int, item: Mapping[str, Any]) -> Expectation:
-    known = ENTRIES[item["type"]].kwargs
-    said = {k: v for k, v in (item.get("kwargs") or {}).items() if k in known and v != known[k].default}
-    return Expectation(place, item["type"], said, Severity(item.get("severity", Severity.CRITICAL)))
+def _expectation(index: int, item: Mapping[str, Any]) -> Expectation:
+    known_kwargs = ENTRIES[item["type"]].kwargs
+    kwargs = {k: v for k, v in (item.get("kwargs") or {}).items() if k in known_kwargs and v != known_kwargs[k].default}
+    return Expectation(index, item["type"], kwargs, Severity(item.get("severity", Severity.CRITICAL)))
 
 
-def _near(name: str, known: Mapping[str, Any] | tuple[str, ...]) -> str:
-    near = get_close_matches(name, known, n=1)
-    return f"did you mean `{near[0]}`?" if near else f"known here: {', '.join(known)}"
+def _near(name: str, candidates: Mapping[str, Any] | tuple[str, ...]) -> str:
+    near = get_close_matches(name, candidates, n=1)
+    return f"did you mean `{near[0]}`?" if near else f"known here: {', '.join(candidates)}"

@@ -66,11 +66,11 @@ class GuessedField:
         objects = self.seen - self.nulls
         if len(often) < _MANY_KEYS or often[-1] > _RARE * objects or often[len(often) // 2] > _RARE / 10 * objects:
             return None
-        whole = GuessedField()
+        merged = GuessedField()
         for guess in self.members.values():
-            whole.add(guess)
-        alike = whole.type != "json" or all(guess.type == "json" for guess in self.members.values())
-        return whole.type if alike else None
+            merged.add(guess)
+        alike = merged.type != "json" or all(guess.type == "json" for guess in self.members.values())
+        return merged.type if alike else None
 
     def add(self, other: GuessedField) -> None:
         """Take in what another place has held."""
@@ -126,14 +126,14 @@ class Sampled:
     @property
     def columns(self) -> dict[str, str]:
         """The fields that a schema can name, with their types; a field that was always null is `json`."""
-        found: dict[str, str] = {}
+        columns: dict[str, str] = {}
         for name, guess in self.fields.items():
             try:
-                parse_schema({**found, name: guess.type})
+                parse_schema({**columns, name: guess.type})
             except SchemaError:
                 continue  # it stays in _extra
-            found[name] = guess.type
-        return found
+            columns[name] = guess.type
+        return columns
 
 
 def sampled(values: Iterable[bytes | None]) -> Sampled:
@@ -143,9 +143,9 @@ def sampled(values: Iterable[bytes | None]) -> Sampled:
         out.values += 1
         if value is None:
             out.tombstones += 1
-        elif (found := _object(value)) is not None:
+        elif (document := _object(value)) is not None:
             out.objects += 1
-            for name, inner in found.items():
+            for name, inner in document.items():
                 out.fields.setdefault(name, GuessedField()).learn(inner)
         elif encoding := _encoding(value):
             out.encoded[encoding] += 1
@@ -153,8 +153,8 @@ def sampled(values: Iterable[bytes | None]) -> Sampled:
 
 
 def _object(value: bytes) -> dict[str, Any] | None:
-    found = _parsed(value, "utf-8-sig")
-    return found if isinstance(found, dict) else None
+    document = _parsed(value, "utf-8-sig")
+    return document if isinstance(document, dict) else None
 
 
 def _encoding(value: bytes) -> str:

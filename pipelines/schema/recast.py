@@ -46,9 +46,9 @@ def holds(old: pa.DataType, new: pa.DataType) -> bool:
 
 def _holds_nested(old: pa.DataType, new: pa.DataType) -> bool:
     if pa.types.is_struct(old) and pa.types.is_struct(new):
-        places = [new.get_field_index(f.name) for f in old]
-        held = all(at >= 0 and holds(f.type, new.field(at).type) for f, at in zip(old, places, strict=True))
-        return held and places == sorted(places)
+        positions = [new.get_field_index(f.name) for f in old]
+        is_held = all(at >= 0 and holds(f.type, new.field(at).type) for f, at in zip(old, positions, strict=True))
+        return is_held and positions == sorted(positions)
     if pa.types.is_map(old) and pa.types.is_map(new):
         return holds(old.key_type, new.key_type) and holds(old.item_type, new.item_type)
     if pa.types.is_list(old) and pa.types.is_list(new):

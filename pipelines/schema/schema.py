@@ -119,8 +119,8 @@ class Schema:
     @property
     def fingerprint(self) -> str:
         """16 hex digits. Schemas that land the same columns from the same values have the same ones."""
-        said = json.dumps(list(self.texts().items()))
-        return hashlib.sha256(said.encode()).hexdigest()[:16]
+        identity = json.dumps(list(self.texts().items()))
+        return hashlib.sha256(identity.encode()).hexdigest()[:16]
 
 
 class SchemaProblem(ValueError):
@@ -129,9 +129,9 @@ class SchemaProblem(ValueError):
     Never quotes the text of a type.
     """
 
-    def __init__(self, place: str, what: str, remedy: str) -> None:
-        super().__init__(f"{place}: {what}" if place else what)
-        self.place, self.what, self.remedy = place, what, remedy
+    def __init__(self, path: str, what: str, remedy: str) -> None:
+        super().__init__(f"{path}: {what}" if path else what)
+        self.place, self.what, self.remedy = path, what, remedy
 
 
 class SchemaError(ValueError):
@@ -142,13 +142,13 @@ class SchemaError(ValueError):
         self.problems = tuple(problems)
 
 
-def parse_schema(given: object) -> Schema:
+def parse_schema(document: object) -> Schema:
     """The schema given by a mapping of names to types. Raises SchemaError."""
-    if not isinstance(given, Mapping) or not given:
+    if not isinstance(document, Mapping) or not document:
         raise SchemaError([SchemaProblem("", "is not a mapping of names to types", "write such as `order_id: string`")])
     fields: list[Field] = []
     problems: list[SchemaProblem] = []
-    for name, value in given.items():
+    for name, value in document.items():
         try:
             fields.append(_top(str(name), value))
         except SchemaProblem as problem:
@@ -167,16 +167,14 @@ def _top(name: str, value: object) -> Field:
     return _field(name, value, "", 0)
 
 
-def _clashes(fields: Sequence[Field], place: str = "") -> Iterator[SchemaProblem]:
+def _clashes(fields: Sequence[Field], path: str = "") -> Iterator[SchemaProblem]:
     """A problem for each name that differs from an earlier one by case only, or not at all."""
-    seen: set[str] = set()
+    names: set[str] = set()
     for f in fields:
-        if f.name.casefold() in seen:
+        if f.name.casefold() in names:
             what = "differs from another field by case only, or not at all"
-            yield SchemaProblem(
-                f"{place}.{f.name}" if place else f.name, what, "rename it: Spark and others ignore case"
-            )
-        seen.add(f.name.casefold())
+            yield SchemaProblem(f"{path}.{f.name}" if path else f.name, what, "rename it: Spark and others ignore case")
+        names.add(f.name.casefold())
 
 
 def _walk(fields: tuple[Field, ...]) -> Iterator[Field]:
@@ -185,17 +183,17 @@ def _walk(fields: tuple[Field, ...]) -> Iterator[Field]:
         yield from _walk(f.type.fields)
 
 
-def _members(given: Mapping[str, object], place: str, level: int) -> tuple[Field, ...]:
-    if not given:
-        raise SchemaProblem(place, "has no fields", "name at least one, such as `order_id: string`")
-    fields = tuple(_field(str(name), value, place, level) for name, value in given.items())
-    for problem in _clashes(fields, place):
+def _members(document: Mapping[str, object], path: str, level: int) -> tuple[Field, ...]:
+    if not document:
+        raise SchemaProblem(path, "has no fields", "name at least one, such as `order_id: string`")
+    fields = tuple(_field(str(name), value, path, level) for name, value in document.items())
+    for problem in _clashes(fields, path):
         raise problem
     return fields
 
 
-def _field(name: str, value: object, place: str, level: int) -> Field:
-    where = f"{place}.{name}" if place else name
+def _field(name: str, value: object, path: str, level: int) -> Field:
+    where = f"{path}.{name}" if path else name
     _check_name(name, where)
     if isinstance(value, Mapping):
         if level + 1 > MOST_LEVELS:
@@ -223,14 +221,14 @@ _TYPES = (
 class _TypeParser:
     """Parses one type's text by recursive descent. MOST_LEVELS bounds nesting."""
 
-    def __init__(self, text: str, place: str, level: int) -> None:
-        self._text, self._place, self._level, self._at = text, place, level, 0
+    def __init__(self, text: str, path: str, level: int) -> None:
+        self._text, self._place, self._level, self._at = text, path, level, 0
 
     def field(self, name: str) -> Field:
-        found = self._named(name, self._level)
+        parsed = self._named(name, self._level)
         if self._text[self._at :].strip():
             raise self._problem("more than a type")
-        return found
+        return parsed
 
     def _named(self, name: str, level: int) -> Field:
         kind = self._type(level)
@@ -290,9 +288,9 @@ class _TypeParser:
 
     def _bracketed(self, level: int) -> Field:
         self._take("<")
-        found = self._named("", level + 1)
+        inner = self._named("", level + 1)
         self._take(">")
-        return found
+        return inner
 
     def _map(self, level: int) -> Type:
         self._take("<")
@@ -301,9 +299,9 @@ class _TypeParser:
             self._at = begin
             raise self._problem("keys of JSON objects are strings: map<string, …>")
         self._take(",")
-        found = self._named("", level + 1)
+        inner = self._named("", level + 1)
         self._take(">")
-        return Type(Kind.MAP, fields=(found,))
+        return Type(Kind.MAP, fields=(inner,))
 
     def _struct(self, level: int) -> Type:
         self._take("<")
@@ -323,8 +321,8 @@ class _TypeParser:
         return self._named(name, level + 1)
 
     def _peek(self) -> str:
-        found = _TOKEN.match(self._text, self._at)
-        return found[0].strip().lower() if found else ""
+        match = _TOKEN.match(self._text, self._at)
+        return match[0].strip().lower() if match else ""
 
     def _take(self, expected: str) -> None:
         if self._peek() != expected:
@@ -332,22 +330,22 @@ class _TypeParser:
         self._advance()
 
     def _word(self) -> str:
-        found = _TOKEN.match(self._text, self._at)
-        if not found or not (found[1] or found[2]):
+        match = _TOKEN.match(self._text, self._at)
+        if not match or not (match[1] or match[2]):
             raise self._problem("expected a name")
         self._advance()
-        return str(found[1] or found[2])
+        return str(match[1] or match[2])
 
     def _number(self) -> int:
-        found = _TOKEN.match(self._text, self._at)
-        if not found or not found[3] or len(found[3]) > 3:
+        match = _TOKEN.match(self._text, self._at)
+        if not match or not match[3] or len(match[3]) > 3:
             raise self._problem("expected a small number")
         self._advance()
-        return int(found[3])
+        return int(match[3])
 
     def _advance(self) -> None:
-        found = _TOKEN.match(self._text, self._at)
-        self._at = found.end() if found else self._at
+        match = _TOKEN.match(self._text, self._at)
+        self._at = match.end() if match else self._at
 
     def _problem(self, what: str) -> SchemaProblem:
         at = self._at + len(self._text[self._at :]) - len(self._text[self._at :].lstrip())

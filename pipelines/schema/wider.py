@@ -103,10 +103,10 @@ def common_type(a: Type, b: Type) -> Type | None:
 def _common_struct(a: Type, b: Type) -> Type | None:
     members = {f.name: f.type for f in a.fields}
     for f in b.fields:
-        found = common_type(members[f.name], f.type) if f.name in members else f.type
-        if found is None:
+        common = common_type(members[f.name], f.type) if f.name in members else f.type
+        if common is None:
             return None
-        members[f.name] = found
+        members[f.name] = common
     if len({name.casefold() for name in members}) < len(members):
         return None
     return Type(a.kind, fields=tuple(Field(name, t) for name, t in members.items()))
@@ -140,17 +140,17 @@ def parse_type(text: str) -> Type:
 def join_texts(*texts: str) -> str:
     """The smallest type for values seen as each of these types, as text. Empty texts do not count."""
     try:
-        known = [parse_type(t) for t in dict.fromkeys(texts) if t]
+        types = [parse_type(t) for t in dict.fromkeys(texts) if t]
     except SchemaError:
         return str(Kind.JSON)
-    return str(reduce(join, known)) if known else ""
+    return str(reduce(join, types)) if types else ""
 
 
 def one_table(before: Mapping[str, str], more: Mapping[str, str]) -> dict[str, str]:
     """The columns of both tables, with types that read both. Types that cannot be read as one give the later one."""
     out = dict(before)
-    for name, said in more.items():
-        text = said.removesuffix(" not null")
+    for name, value in more.items():
+        text = value.removesuffix(" not null")
         if out.setdefault(name, text) != text:
             out[name] = str(common_type(parse_type(out[name]), parse_type(text)) or parse_type(text))
     return out

@@ -54,8 +54,8 @@ def _breach(o: ExpectationOutcome) -> Breach:
 
 
 def _line(o: ExpectationOutcome) -> str:
-    said = [f"observed {o.observed}"] if o.observed else []
+    details = [f"observed {o.observed}"] if o.observed else []
     if o.unexpected:
-        said += [f"{o.unexpected:,} of {o.checked:,} rows are not so ({o.share:.2%})"]
-        said += [f"the first at {', '.join(o.first)}"] if o.first else []
-    return f"{text(o.expectation)}: {', '.join(said) or 'it is not so'}"
+        details += [f"{o.unexpected:,} of {o.checked:,} rows are not so ({o.share:.2%})"]
+        details += [f"the first at {', '.join(o.first)}"] if o.first else []
+    return f"{text(o.expectation)}: {', '.join(details) or 'it is not so'}"

@@ -29,25 +29,25 @@ class Drifts:
         self._found: dict[tuple[DriftKind, str], Drift] = {}
         self._typed = 0
 
-    def add(self, found: Iterable[Drift], typed: int) -> None:
+    def add(self, drifts: Iterable[Drift], typed: int) -> None:
         """Add what some records showed. `typed` is how many of them had a value that fits the schema."""
         self._typed += typed
-        for drift in found:
-            place = self._place(drift)
-            named = Drift(drift.kind, place[1], drift.records, drift.first, drift.type)
-            self._found[place] = self._found[place] + named if place in self._found else named
+        for drift in drifts:
+            key = self._place(drift)
+            renamed = Drift(drift.kind, key[1], drift.records, drift.first, drift.type)
+            self._found[key] = self._found[key] + renamed if key in self._found else renamed
 
     def _place(self, drift: Drift) -> tuple[DriftKind, str]:
-        place = (drift.kind, drift.field)
-        if place in self._found or sum(kind is drift.kind for kind, _ in self._found) < MOST_FIELDS:
-            return place
+        key = (drift.kind, drift.field)
+        if key in self._found or sum(kind is drift.kind for kind, _ in self._found) < MOST_FIELDS:
+            return key
         return (drift.kind, OTHERS)
 
     @property
     def all(self) -> tuple[Drift, ...]:
         """All drift, sorted by kind and field. A field is missing if no record that fits has it."""
-        found = (d for _, d in sorted(self._found.items()))
-        return tuple(d for d in found if d.kind is not DriftKind.MISSING or d.records == self._typed)
+        drifts = (d for _, d in sorted(self._found.items()))
+        return tuple(d for d in drifts if d.kind is not DriftKind.MISSING or d.records == self._typed)
 
 
 def drift_of(receipts: Sequence[Receipt]) -> tuple[Drift, ...]:
@@ -56,15 +56,15 @@ def drift_of(receipts: Sequence[Receipt]) -> tuple[Drift, ...]:
     A field is missing if it is missing in every slice that landed rows. `first` is the smallest of the offsets,
     whatever the partition.
     """
-    found: dict[tuple[DriftKind, str], Drift] = {}
+    drifts: dict[tuple[DriftKind, str], Drift] = {}
     slices: dict[tuple[DriftKind, str], int] = {}
     for drift in (d for r in receipts for d in r.drift):
         key = (drift.kind, drift.field)
-        found[key] = found[key] + drift if key in found else drift
+        drifts[key] = drifts[key] + drift if key in drifts else drift
         slices[key] = slices.get(key, 0) + 1
     landing = sum(r.counts.landed > 0 for r in receipts)
-    kept = (k for k in sorted(found) if k[0] is not DriftKind.MISSING or slices[k] == landing)
-    return tuple(found[k] for k in kept)
+    retained = (k for k in sorted(drifts) if k[0] is not DriftKind.MISSING or slices[k] == landing)
+    return tuple(drifts[k] for k in retained)
 
 
 def check_drift(receipts: Sequence[Receipt], policies: Policies) -> None:
@@ -73,16 +73,16 @@ def check_drift(receipts: Sequence[Receipt], policies: Policies) -> None:
 
     if policies.on_drift is not OnDrift.FAIL:
         return
-    found = [d for d in drift_of(receipts) if d.kind is not DriftKind.MISSING]
-    if not found:
+    drifts = [d for d in drift_of(receipts) if d.kind is not DriftKind.MISSING]
+    if not drifts:
         return
-    lines = "".join(f"\n    {describe_drift(d)}, the first at {_first(d, receipts)}" for d in found[:_SAID])
-    more = f"\n    and {len(found) - _SAID} more" if len(found) > _SAID else ""
+    lines = "".join(f"\n    {describe_drift(d)}, the first at {_first(d, receipts)}" for d in drifts[:_SAID])
+    more = f"\n    and {len(drifts) - _SAID} more" if len(drifts) > _SAID else ""
     raise SchemaDrifted(
         f"records differ from the schema, and the feed has `on_drift: fail`; nothing is published:{lines}{more}",
         remedy="name these fields in the feed's schema, or take them in with `policies.on_drift: extra` or `evolve`, "
         "and run again: what was read is kept as long as the schema is the same",
-        breaches=[Breach("schema", describe_drift(d), "", d.records, 0, (_first(d, receipts),)) for d in found],
+        breaches=[Breach("schema", describe_drift(d), "", d.records, 0, (_first(d, receipts),)) for d in drifts],
     )
 
 
@@ -101,12 +101,12 @@ _WORDS = {
 def describe_drift(drift: Drift) -> str:
     """One line for people: the field, the type that would hold it, how it differs, and in how many records."""
     name = "further fields" if drift.field == OTHERS else drift.field
-    seen = f" ({drift.type})" if drift.type else ""
-    return f"{name}{seen} {_WORDS[drift.kind]}, {many(drift.records, 'record')}"
+    type_text = f" ({drift.type})" if drift.type else ""
+    return f"{name}{type_text} {_WORDS[drift.kind]}, {many(drift.records, 'record')}"
 
 
 def _first(drift: Drift, receipts: Sequence[Receipt]) -> str:
     """The place of the first such record, in the order of the receipts."""
     at = ((r.slice.tp, d) for r in receipts for d in r.drift if (d.kind, d.field) == (drift.kind, drift.field))
-    tp, found = next(at)
-    return f"{tp}:{found.first}"
+    tp, offset = next(at)
+    return f"{tp}:{offset.first}"

@@ -106,9 +106,11 @@ class StagedTable:
 
         Functions are `min`, `max`, `count` (of values), `sum`, `avg` and `stddev_samp`.
         """
-        asked = list(dict.fromkeys(wanted))
-        said = [self._aggregate(function, name) for function, name in asked]
-        return dict(zip(asked, self._one(f"select {', '.join(said)} from t"), strict=True)) if asked else {}
+        requested = list(dict.fromkeys(wanted))
+        expressions = [self._aggregate(function, name) for function, name in requested]
+        return (
+            dict(zip(requested, self._one(f"select {', '.join(expressions)} from t"), strict=True)) if requested else {}
+        )
 
     def _aggregate(self, function: str, name: str) -> str:
         """The SQL of one aggregate. Sums of whole numbers are exact; other sums are floats."""
@@ -119,9 +121,9 @@ class StagedTable:
         """The values at these ranks of the sorted column, by rank. Ranks count from 0; nulls are left out."""
         c = self._names[name]
         self._db.execute(f"create or replace temp table s as select {c} as v from t where {c} is not null order by {c}")
-        found = self._all(f"select rowid, v from s where rowid in ({', '.join(str(int(r)) for r in ranks)})")
+        rows = self._all(f"select rowid, v from s where rowid in ({', '.join(str(int(r)) for r in ranks)})")
         self._db.execute("drop table s")
-        return dict(found)
+        return dict(rows)
 
     @contextmanager
     def counted(self, names: Sequence[str]) -> Iterator[Counted]:
@@ -134,8 +136,8 @@ class StagedTable:
             self._db.execute("drop table v")
 
     def _one(self, query: str) -> tuple[Any, ...]:
-        found: tuple[Any, ...] = self._all(query)[0]
-        return found
+        row: tuple[Any, ...] = self._all(query)[0]
+        return row
 
     def _all(self, query: str) -> list[Any]:
         return self._db.execute(query).fetchall()
@@ -144,8 +146,8 @@ class StagedTable:
 class Counted:
     """Distinct rows of some columns. Two conditions: `some` (not all columns are null), `full` (none is null)."""
 
-    def __init__(self, db: duckdb.DuckDBPyConnection, columns: Sequence[str], places: Sequence[str] | None) -> None:
-        self._db, self._columns, self._places = db, columns, places
+    def __init__(self, db: duckdb.DuckDBPyConnection, columns: Sequence[str], positions: Sequence[str] | None) -> None:
+        self._db, self._columns, self._places = db, columns, positions
         nulls = [f"{c} is null" for c in columns]
         self.some, self.full = f"not ({' and '.join(nulls)})", f"not ({' or '.join(nulls)})"
         self.all = "true"
@@ -160,8 +162,8 @@ class Counted:
         """Where the first repeated rows are, as `topic:partition:offset`."""
         same = " and ".join(f"t.{c} is not distinct from v.{c}" for c in self._columns)
         query = f"select r, o from t where exists (select 1 from v where v.n > 1 and {which} and {same})"
-        found = self._db.execute(f"{query} order by r, o limit {EXAMPLES}").fetchall()
-        return tuple(f"{self._places[r]}:{o}" for r, o in found) if self._places else ()
+        rows = self._db.execute(f"{query} order by r, o limit {EXAMPLES}").fetchall()
+        return tuple(f"{self._places[r]}:{o}" for r, o in rows) if self._places else ()
 
     @property
     def distinct(self) -> int:
@@ -191,8 +193,8 @@ class Counted:
         self._db.execute(query, [[str(m) for m in members]])
 
     def _one(self, query: str) -> tuple[Any, ...]:
-        found: tuple[Any, ...] | None = self._db.execute(query).fetchone()
-        return found or ()
+        row: tuple[Any, ...] | None = self._db.execute(query).fetchone()
+        return row or ()
 
 
 def _to_duckdb(column: pa.Array, t: Type) -> pa.Array:

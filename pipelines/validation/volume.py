@@ -44,18 +44,18 @@ def bounds(e: Expectation, earlier: Sequence[int]) -> tuple[float | None, float 
 
     `earlier` are the row counts of earlier batches, the newest first. Raises NoHistoryError when there are too few.
     """
-    least = _bound(e, "min_value", earlier, lambda w: 1 - float(w["offset"]["negative"]))
-    most = _bound(e, "max_value", earlier, lambda w: 1 + float(w["offset"]["positive"]))
-    return least, most
+    minimum = _bound(e, "min_value", earlier, lambda w: 1 - float(w["offset"]["negative"]))
+    maximum = _bound(e, "max_value", earlier, lambda w: 1 + float(w["offset"]["positive"]))
+    return minimum, maximum
 
 
 def _bound(
     e: Expectation, name: str, earlier: Sequence[int], factor: Callable[[Mapping[str, Any]], float]
 ) -> float | None:
-    said = e.kwargs.get(name)
-    if not isinstance(said, Mapping):
-        return said
-    window = next(w for w in e.kwargs.get("windows") or () if w["parameter_name"] == said[PARAMETER])
+    value = e.kwargs.get(name)
+    if not isinstance(value, Mapping):
+        return value
+    window = next(w for w in e.kwargs.get("windows") or () if w["parameter_name"] == value[PARAMETER])
     rows = earlier[: window["range"]]
     if len(rows) < window["range"]:
         raise NoHistoryError(bool(window.get("strict")), window["range"], len(rows))

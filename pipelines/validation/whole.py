@@ -43,12 +43,14 @@ def hold_whole(
     `earlier` are the row counts of earlier batches (`volume.earlier_rows`). `memory` (bytes) bounds DuckDB. Raises
     Failed when the local disk has no room, LakeUnavailable, PartUnreadable.
     """
-    asked = [e for e in (shape.contract.expectations if shape.contract else ()) if ENTRIES[e.type].scope is Scope.WHOLE]
+    expectations = [
+        e for e in (shape.contract.expectations if shape.contract else ()) if ENTRIES[e.type].scope is Scope.WHOLE
+    ]
     batch = BatchFacts(sum(r.counts.landed for r in receipts), tuple(column_types(shape.columns)), earlier)
-    found = [_OF_TABLES[e.type](e, batch) for e in asked if e.type in _OF_TABLES]
-    if of_rows := [e for e in asked if e.type not in _OF_TABLES]:
-        found += _of_rows(of_rows, shape, receipts, lake, memory)
-    return tuple(sorted(found, key=lambda r: r.expectation))
+    results = [_OF_TABLES[e.type](e, batch) for e in expectations if e.type in _OF_TABLES]
+    if of_rows := [e for e in expectations if e.type not in _OF_TABLES]:
+        results += _of_rows(of_rows, shape, receipts, lake, memory)
+    return tuple(sorted(results, key=lambda r: r.expectation))
 
 
 def between(value: Any, e: Expectation, low: Any, high: Any) -> bool:
@@ -100,8 +102,8 @@ def _column_set(e: Expectation, batch: BatchFacts) -> Result:
     wanted, there = set(e.kwargs["column_set"]), set(batch.columns)
     missing, more = sorted(wanted - there), sorted(there - wanted)
     passed = not missing and not (more and argument(e, "exact_match"))
-    said = [f"{word} {_brief(names)}" for word, names in (("without", missing), ("with", more)) if names]
-    return Result(e.place, passed, "; ".join(said))
+    differences = [f"{word} {_brief(names)}" for word, names in (("without", missing), ("with", more)) if names]
+    return Result(e.place, passed, "; ".join(differences))
 
 
 def _column_list(e: Expectation, batch: BatchFacts) -> Result:
@@ -115,8 +117,8 @@ def _brief(names: Sequence[str]) -> str:
 
 def _column_exists(e: Expectation, batch: BatchFacts) -> Result:
     """Great Expectations counts a column's index from 0, and takes index 0 for any place."""
-    name, place = e.kwargs["column"], e.kwargs.get("column_index")
-    passed = batch.columns[place : place + 1] == (name,) if place else name in batch.columns
+    name, index = e.kwargs["column"], e.kwargs.get("column_index")
+    passed = batch.columns[index : index + 1] == (name,) if index else name in batch.columns
     return Result(e.place, passed)
 
 
@@ -135,19 +137,19 @@ _OF_TABLES: Mapping[str, Callable[[Expectation, BatchFacts], Result]] = {
 
 
 def _of_rows(
-    asked: Sequence[Expectation], shape: Shape, receipts: Sequence[Receipt], lake: Lake, memory: int
+    expectations: Sequence[Expectation], shape: Shape, receipts: Sequence[Receipt], lake: Lake, memory: int
 ) -> Iterator[Result]:
     types = column_types(shape.columns)
-    needed = {name: types[name] for e in asked for name in columns(e)}
-    placed = any(e.type in _UNIQUE for e in asked)
+    needed = {name: types[name] for e in expectations for name in columns(e)}
+    placed = any(e.type in _UNIQUE for e in expectations)
     with StagedTable.opened(needed, typed=shape.columns is not None, placed=placed, memory=memory) as table:
         table.add(receipts, lake)
         if not table.rows:
-            yield from (Result(e.place, True, NO_ROWS) for e in asked)
+            yield from (Result(e.place, True, NO_ROWS) for e in expectations)
             return
-        yield from _of_aggregates([e for e in asked if e.type in _AGGREGATES], table, types)
-        yield from (_QUANTILES[e.type](e, table) for e in asked if e.type in _QUANTILES)
-        counted = sorted((e for e in asked if e.type in _COUNTED), key=columns)
+        yield from _of_aggregates([e for e in expectations if e.type in _AGGREGATES], table, types)
+        yield from (_QUANTILES[e.type](e, table) for e in expectations if e.type in _QUANTILES)
+        counted = sorted((e for e in expectations if e.type in _COUNTED), key=columns)
         for names, group in groupby(counted, key=columns):
             with table.counted(names) as values:
                 yield from (_COUNTED[e.type](e, values, table, types[names[0]]) for e in group)
@@ -163,10 +165,12 @@ _AGGREGATES = {
 }
 
 
-def _of_aggregates(asked: Sequence[Expectation], table: StagedTable, types: Mapping[str, Type]) -> Iterator[Result]:
+def _of_aggregates(
+    expectations: Sequence[Expectation], table: StagedTable, types: Mapping[str, Type]
+) -> Iterator[Result]:
     """Decide all aggregates in one query."""
-    values = table.aggregates([(_AGGREGATES[e.type], e.kwargs["column"]) for e in asked])
-    for e in asked:
+    values = table.aggregates([(_AGGREGATES[e.type], e.kwargs["column"]) for e in expectations])
+    for e in expectations:
         function, column = _AGGREGATES[e.type], e.kwargs["column"]
         value, t = values[function, column], types[column]
         if function in ("min", "max"):
@@ -189,12 +193,12 @@ def _of_number(e: Expectation, value: Number | None) -> Result:
     )
 
 
-def _bound(t: Type, said: object) -> Any:
+def _bound(t: Type, value: object) -> Any:
     """The bound, as exact as the column: for a float32 column, 0.1 means the float32 nearest to it."""
-    if said is None:
+    if value is None:
         return None
-    found = literals.bound(t, said)
-    return float(np.float32(found)) if t.kind is Kind.FLOAT32 else found
+    bound = literals.bound(t, value)
+    return float(np.float32(bound)) if t.kind is Kind.FLOAT32 else bound
 
 
 def _is_time(t: Type) -> bool:
@@ -222,16 +226,16 @@ def _quantiles(e: Expectation, table: StagedTable) -> Result:
     values = table.ranked(column, ranks)
     pairs = zip((values[rank] for rank in ranks), ranges["value_ranges"], strict=True)
     passed = all(_near(value, *limits) for value, limits in pairs)
-    said = (f"{q:g}: {format_number(values[rank])}" for q, rank in zip(ranges["quantiles"], ranks, strict=True))
-    return Result(e.place, passed, "; ".join(said))
+    values_text = (f"{q:g}: {format_number(values[rank])}" for q, rank in zip(ranges["quantiles"], ranks, strict=True))
+    return Result(e.place, passed, "; ".join(values_text))
 
 
 def _near(value: Number, low: Number | None, high: Number | None) -> bool:
     """Whether the value lies in the range, or within Great Expectations' tolerance (1 in 10,000) of its ends."""
-    found = float(value)
+    number = float(value)
     low, high = (-math.inf if low is None else float(low)), (math.inf if high is None else float(high))
-    return any(abs(found - end) <= 1e-8 + 1e-4 * abs(end) for end in (low, high) if math.isfinite(end)) or (
-        low <= found <= high
+    return any(abs(number - end) <= 1e-8 + 1e-4 * abs(end) for end in (low, high) if math.isfinite(end)) or (
+        low <= number <= high
     )
 
 
@@ -260,7 +264,7 @@ def _distinct_share(e: Expectation, values: Counted, table: StagedTable, t: Type
 
 def _distinct_set(e: Expectation, values: Counted, table: StagedTable, t: Type) -> Result:
     """The result says how many values are outside and how many members are missing, but never which."""
-    strange, missing = values.against([literals.member(t, said) for said in e.kwargs["value_set"]])
+    strange, missing = values.against([literals.member(t, value) for value in e.kwargs["value_set"]])
     wrong = {
         "expect_column_distinct_values_to_be_in_set": strange,
         "expect_column_distinct_values_to_contain_set": missing,
@@ -270,7 +274,7 @@ def _distinct_set(e: Expectation, values: Counted, table: StagedTable, t: Type) 
 
 
 def _most_common(e: Expectation, values: Counted, table: StagedTable, t: Type) -> Result:
-    modes, inside, often = values.most_common([literals.member(t, said) for said in e.kwargs["value_set"]])
+    modes, inside, often = values.most_common([literals.member(t, value) for value in e.kwargs["value_set"]])
     passed = inside > 0 if argument(e, "ties_okay") else modes == inside == 1
     return Result(e.place, passed, f"{many(modes, 'value')} {often:,} times, {inside:,} of the set")
 
