@@ -161,7 +161,7 @@ def _by_protoc(sources: Mapping[str, str], dependencies: FileDescriptorSet, main
         arguments = [f"-I{root}", f"-I{_well_known()}", "--include_imports", f"--descriptor_set_out={out}"]
         if dependencies.file:
             Path(scratch, "known.pb").write_bytes(dependencies.SerializeToString())
-            arguments.append(f"--descriptor_set_in={Path(scratch, 'dependencies.pb')}")
+            arguments.append(f"--descriptor_set_in={Path(scratch, 'known.pb')}")
         _run([*arguments, main], scratch)
         data = out.read_bytes()
     if len(data) > MOST_COMPILED:
