@@ -64,8 +64,8 @@ def audit(
 ) -> int:
     """Prove that every offset is accounted for.
 
-    Each offset must be accounted for exactly once, and each file must be what the ledger says. Exit 1 when the account
-    does not close. What an earlier audit of the same kind looked at, and whose files a listing shows as they were, is
+    Each offset must be accounted for exactly once, and each file must match the ledger. Exit 1 if they do not
+    reconcile. What an earlier audit of the same kind looked at, and whose files a listing shows as they were, is
     not opened again, unless --all asks for it. Without --rescan, Kafka is not asked. With --strict, committed offsets
     must agree with the ledger, topics with their ids, and manifests with the windows; what Kafka no longer holds is
     listed.
@@ -266,13 +266,13 @@ def _row(name: str, a: PartitionAccount) -> list[str]:
 
 def _verdict(report: AuditReport, rescanned: bool) -> RenderableType:
     if not report.closes:
-        return bad(f"the account does not close: {many(len(report.problems), 'problem')}")
+        return bad(f"not reconciled: {many(len(report.problems), 'problem')}")
     if not report.accounts:
         return good(f"no offset is accounted for yet: nothing has landed → sluice run {report.feed}")
     before = f", {count(report.compared_before)} by earlier audits" if report.compared_before else ""
     compared = f"; {count(report.compared)} records compared with Kafka, value by value{before}" if rescanned else ""
     missing = f", {count(report.not_comparable)} no longer there to compare" if report.not_comparable else ""
-    return good(f"the account closes: every offset from origin to frontier in exactly one class{compared}{missing}")
+    return good(f"reconciled: every offset from origin to frontier in exactly one class{compared}{missing}")
 
 
 # -- for programs

@@ -458,7 +458,7 @@ class _Show:
         report = audit.prove(self.session, self.feed, rescan=True)
         self._say(_step(number, "The proof, against Kafka itself"), *audit.view(report, rescanned=True)[1:])
         if not report.closes:
-            raise ProofFailed("the account of the demo does not close", remedy="this is a bug: please report it")
+            raise ProofFailed("the demo does not reconcile", remedy="this is a bug: please report it")
         return audit.document(report)
 
     def by_name(self, number: int) -> list[dict[str, Any]]:

@@ -36,7 +36,7 @@ def test_a_broken_file_is_told_with_what_mends_it(world: World, tell: Tell) -> N
     assert "--replace; else bring the file back from a backup" in problem["remedy"]
     assert f"✗ I3: {path} has 0 bytes" in told.text
     assert "→ while Kafka still has its records: sluice run orders --offsets orders:" in told.text
-    assert "the account does not close: 1 problem\n" in told.text
+    assert "not reconciled: 1 problem\n" in told.text
 
 
 def test_offsets_that_do_not_agree_fail_a_strict_audit_alone(world: World, tell: Tell) -> None:
