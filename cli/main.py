@@ -118,7 +118,7 @@ def _run(commands: typer.Typer, name: str, words: list[str], terminal: Terminal)
         code = int(commands(words, prog_name=name, standalone_mode=False, obj=terminal) or 0)
     except SystemExit:
         raise
-    except Exception as error:  # noqa: BLE001 - the last stop: whatever it is becomes a message and an exit code
+    except Exception as error:  # noqa: BLE001 - any error becomes a message and an exit code here
         code = _tell_error(error, words, terminal)
     except BaseException:  # noqa: BLE001 - an interrupt, Python's or Dagster's, before typer could make a code of it
         code = signals.INTERRUPTED

@@ -1,4 +1,4 @@
-"""What the shell offers after Tab: feeds, windows and topics.
+"""Completions of the shell after Tab: feeds, windows and topics.
 
 Promises: nothing is written, no error reaches the prompt, and an answer takes no longer than WAIT where Kafka is asked.
 Feeds come from the names of files, windows from the clock and from what the last run saw, the topics of a feed from its
@@ -31,7 +31,7 @@ Offer = Callable[[typer.Context, str], Iterable[str]]
 
 
 def _quietly(offer: Offer) -> Callable[[typer.Context, str], list[str]]:
-    """What fits what was typed so far; nothing where the project, a file or Kafka stands in the way."""
+    """Returns the values that begin with the typed text; none if the project, a file or Kafka cannot be read."""
 
     @functools.wraps(offer)
     def offered(ctx: typer.Context, incomplete: str) -> list[str]:

@@ -101,7 +101,7 @@ class Session:
         return read_feeds(self.project, self.project.environ())
 
     def feed(self, name: str) -> Feed:
-        """One feed. Raises FeedError, which says what is wrong with its file, or that there is none."""
+        """Returns one feed. Raises FeedError for an invalid or missing file."""
         return self.files.feed(name)
 
     def compile(self) -> float:
@@ -158,7 +158,7 @@ class Session:
 
     @contextmanager
     def shared_edges(self, feeds: Iterable[Feed]) -> Iterator[OpenPorts]:
-        """`open_ports` for many feeds at once: what reaches one Kafka shares connections and answers meanwhile."""
+        """`open_ports` for many feeds: those of one Kafka share connections and answers."""
         with loading():
             from sluice.resources.open_ports import shared_edges
 
@@ -246,7 +246,7 @@ def _help(body: Body) -> str:
 
 
 class Harmless(logging.Formatter):
-    """What brokers and stores say is in libraries' logs, too: nothing of it is obeyed by a terminal."""
+    """Escapes control characters: logs of libraries contain text from brokers and stores."""
 
     def format(self, record: logging.LogRecord) -> str:
         return safe(super().format(record))

@@ -1,4 +1,4 @@
-"""What `sluice` and its groups show without arguments: the commands that matter first, the rest by what it is for."""
+"""The help of `sluice` and its groups: everyday commands first, the others by purpose."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """`sluice audit`: does the account close?
 
 It compares ledger and files; with `--rescan` also Kafka itself; with `--strict` everything that Sluice can check. With
-`--republished`, what a republish sent is compared instead.
+`--republished`, the records of a republish are compared instead.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ def audit(
         bool, typer.Option("--strict", help="All of these, and check committed offsets, topic ids and manifests.")
     ] = False,
     everything: Annotated[
-        bool, typer.Option("--all", help="Look at everything, also what earlier audits looked at.")
+        bool, typer.Option("--all", help="Check everything again, including parts that earlier audits proved.")
     ] = False,
     republished_as: Annotated[
         str | None,
@@ -119,7 +119,7 @@ def prove(session: Session, feed: Feed, *, rescan: bool) -> AuditReport:
 
 
 def _proved(session: Session, feed: Feed, options: Asked) -> tuple[AuditReport, Strict | None, SluiceError | None]:
-    """The report, what the strict audit found, and why the proof could not be kept."""
+    """The report, the findings of the strict audit, and the reason why its proof could not be stored."""
     from sluice.pipelines.audit import audit_cache
     from sluice.pipelines.audit.audit import audit as of_ledger
     from sluice.pipelines.ledger import Ledger
@@ -221,7 +221,7 @@ def _foreign(files: Sequence[str]) -> list[RenderableType]:
 
 
 def _before(report: AuditReport) -> list[Text]:
-    """What was left to earlier audits."""
+    """Describes the parts that earlier audits have proven."""
     if report.proven is None:
         return []
     first, last = (show_instant(at)[:10] for at in report.proven)
@@ -235,7 +235,7 @@ def _before(report: AuditReport) -> list[Text]:
 
 
 def _problem(p: AuditProblem) -> list[RenderableType]:
-    """What is wrong, and what mends it."""
+    """Lists the problems and their remedies."""
     return [bad(str(p)), *([f"  → {p.remedy}"] if p.remedy else [])]
 
 

@@ -1,4 +1,4 @@
-"""What a republish sent, held against Kafka: `sluice audit --republished`."""
+"""Compares a republish with its target topic: `sluice audit --republished`."""
 
 from __future__ import annotations
 

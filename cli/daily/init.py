@@ -1,4 +1,4 @@
-"""`sluice init`: a feed file for a topic, after a look at it."""
+"""`sluice init`: writes a feed file for a topic from a sample of its records."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from sluice.resources.kafka.cluster.cluster import KafkaCluster
 
 SAMPLE = 1000
-"""Records that are looked at, in all partitions together."""
+"""Records in the sample, in all partitions together."""
 SAMPLE_BYTES = 64 << 20
 SAMPLE_EVENTS = 20_000
 LOCAL_TOPIC = "orders"
@@ -80,9 +80,9 @@ def init(
     group: Annotated[str, typer.Option(metavar="GROUP", help="The consumer group.", show_default="sluice-FEED")] = "",
     raw: Annotated[bool, typer.Option("--raw", help="Land bytes as they are, without a schema.")] = False,
 ) -> None:
-    """Write a feed file for a topic, after a look at it.
+    """Write a feed file for a topic, from a sample of its records.
 
-    It looks at the topic's newest records, proposes format, types, start and window, and says why in the file. It
+    It samples the topic's newest records, proposes format, types, start and window, and says why in the file. It
     writes feeds/FEED.yaml, and .gitignore and workspace.yaml where there are none (in a Dagster project of your own no
     workspace.yaml). Kafka is only read: no group is joined, and no offset moves. On a terminal it asks for what you
     leave out.
@@ -255,7 +255,7 @@ def _chosen(session: Session, cluster: KafkaCluster, access: KafkaSettings, topi
 
 @dataclass(frozen=True, slots=True)
 class _SamplePlaces:
-    """The topic's partitions, the stamp of its oldest record, and the newest offsets of each, to be looked at."""
+    """Returns the topic's partitions, the time of its oldest record, and the newest offsets to sample."""
 
     partitions: tuple[PartitionState, ...]
     oldest: int | None
@@ -343,7 +343,7 @@ def _fits(feed: Feed, sample_places: _SamplePlaces) -> int | None:
 
 
 def _beside(root: Path) -> list[Path]:
-    """Write what a project needs beside its feeds, where it is not there: the files written or changed."""
+    """Write the missing files of a project next to its feeds. Returns the written or changed files."""
     ignored, workspace, out = root / ".gitignore", root / "workspace.yaml", []
     lines = ignored.read_text().splitlines() if ignored.exists() else []
     if not {_STATE, _STATE.rstrip("/"), f"/{_STATE}"} & {line.strip() for line in lines}:

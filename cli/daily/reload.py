@@ -33,7 +33,7 @@ mutation ($name: String!) {
 
 
 def stamps(project: Project) -> Stamps:
-    """Of the files that shape what Dagster shows: feeds, contracts, reports, and what runs last saw of a feed."""
+    """A digest of the files that shape Dagster's definitions: feeds, contracts, reports, and last-seen facts."""
     times: dict[str, tuple[int, int]] = {}
     for folder in (project.feeds_folder, project.root / "reports", project.state / "seen"):
         for path in folder.iterdir() if folder.is_dir() else ():
@@ -46,7 +46,7 @@ def stamps(project: Project) -> Stamps:
 
 @dataclass
 class Changes:
-    """What has changed since Dagster's servers loaded the project: `loaded` is how its files were then."""
+    """Lists changes since Dagster's servers loaded the project; `loaded` is the state of its files then."""
 
     project: Project
     loaded: Stamps

@@ -1,4 +1,4 @@
-"""`sluice run`: land what is owed and commit it, through Dagster, and report the outcome."""
+"""`sluice run`: lands and commits pending offsets through Dagster, and reports the outcome."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ SkipTo = Annotated[
     typer.Option(
         "--skip-to",
         metavar="latest|TIME",
-        help="Skip what is owed, to the end or up to an ISO time with zone. Needs --reason.",
+        help="Skip pending offsets, to the end or up to an ISO time with zone. Needs --reason.",
         show_default=False,
     ),
 ]
@@ -97,7 +97,7 @@ def run(
     reason: Reason = None,
     profile: Profile = False,
 ) -> int:
-    """Land what is owed, publish it, commit its offsets.
+    """Land pending offsets, publish them, and commit.
 
     Without options it catches up. It runs the feed's Dagster job on the project's instance, so the UI shows it.
     Several windows are several runs, and one that fails does not stop the others.
@@ -317,7 +317,7 @@ def _goes_on(ran: Ran) -> bool:
 
 
 def _rest(number: int, of: int, spent: float, ran: Ran) -> list[RenderableType]:
-    """How much is left, and about how long it takes at the pace so far."""
+    """Describes the remaining offsets and an estimate of the time they take."""
     if _goes_on(ran):
         left, now = ran.outcome.landed.left if ran.outcome.landed else 0, _totals(ran)[0].total
         eta = seconds(left / now * sum(ran.stages.values())) if now else "an unknown time"
@@ -461,7 +461,7 @@ def view(ran: Ran) -> list[RenderableType]:
 
 
 def _commit_alone(ran: Ran) -> Iterator[tuple[str, str]]:
-    """What a run committed that landed nothing itself: earlier runs had landed it."""
+    """Describes a commit of rows that earlier runs had landed."""
     if ran.outcome.committed is not None and str(ran.outcome.committed.status) == "committed":
         yield from _commit_facts(ran.outcome.committed)
 
@@ -508,7 +508,7 @@ def _request_line(ran: Ran) -> Text:
 
 
 def _adopted_text(ran: Ran) -> str:
-    """What a rerun did not have to read again; empty if there is nothing."""
+    """Describes rows that a rerun did not read again; empty if there are none."""
     adopted = [r for b in ran.batches for r in b.receipts if r.adopted]
     spans = sum(r.slice.span for r in adopted), sum(b.plan.span for b in ran.batches)
     slices = f"{len(adopted)} of {many(sum(len(b.plan.slices) for b in ran.batches), 'slice')}"
@@ -522,7 +522,7 @@ def _totals(ran: Ran) -> tuple[Counts, int, str]:
 
 
 def batch_view(batches: Sequence[BatchResult]) -> RenderableType:
-    """What they landed, by partition."""
+    """Returns the landed rows of the batches, by partition."""
     found = list(by_partition(batches))
     known = lives(p.key for p in found)
     columns = {

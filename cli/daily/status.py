@@ -230,7 +230,7 @@ def _detail(status: FeedStatus, terminal: Terminal) -> list[RenderableType]:
 
 
 def _refusal(feed: str, batch: int, why: BatchRefused) -> Iterator[Text]:
-    """A refused batch: by what it was refused, and what to do."""
+    """Describes a refused batch: the reason and the remedy."""
     yield bad(f"batch {batch} was refused and stays staged: {why.message}")
     if isinstance(why, QuarantineExceeded):
         yield Text.assemble(("  → ", "bold"), f"see them by reason: sluice quarantine list {feed}")

@@ -39,8 +39,8 @@ HOST = "127.0.0.1"
 PORTS = range(3000, 3020)
 START_SECONDS = 300.0
 STOP_SECONDS = 15.0
-_POLL = 0.2  # seconds between two looks at servers that are starting or running
-_LOOK = 1.0  # seconds between two looks at the project's files
+_POLL = 0.2  # seconds between checks of servers that are starting or running
+_LOOK = 1.0  # seconds between checks of the project's files
 _SOCKET = 100  # bytes of a longest path of a socket, on every system
 
 
@@ -82,7 +82,7 @@ def ui(
 
 
 def _broken(session: Session) -> Sequence[FeedError]:
-    """What is wrong with feed files: told here, not only in the logs of a server. Raises FeedError if none is right."""
+    """Report invalid feed files on the terminal, not only in a server's log. Raises FeedError if none is valid."""
     broken = list(session.files.broken.values())
     if broken and not session.files.feeds:
         raise broken[0]
@@ -111,7 +111,7 @@ class _Server:
         return Failed("\n    ".join([f"Dagster's {self.name} {what}; it said:", *lines]), remedy=f"read {self.log}")
 
     def end(self) -> None:
-        """End the server and what it started: code servers, and runs that were launched from the UI."""
+        """End the server, its code servers, and runs launched from the UI."""
         self.process.terminate()
         with contextlib.suppress(subprocess.TimeoutExpired):
             self.process.wait(STOP_SECONDS)
@@ -149,7 +149,7 @@ def _start(project: Project, address: str, servers: Servers) -> None:
         feeds = read_shapes(project).feeds  # a wrong file shows there, and keeps nobody from looking
         fleets = {fleet_pool(feed.schedule) for feed in feeds.values()}
         limit_pools(instance, [report_assets.POOL, compaction_job.POOL, *map(pool, feeds), *fleets])
-        bury_dead_runs(instance, home)  # otherwise runs that wait for their pools would wait for ever
+        bury_dead_runs(instance, home)  # otherwise runs that wait for their pools would wait indefinitely
     env = {**os.environ, "DAGSTER_HOME": str(home), "SLUICE_PROJECT": str(project.root)}
     meeting = _meeting_place() / "code.sock"
     code = ("--socket", str(meeting), "-m", MODULE, "-d", str(project.root), "--location-name", LOCATION)

@@ -47,9 +47,9 @@ def doctor(
         bool, typer.Option("--spark", metavar=" ", help="Start a Spark session, too: it takes seconds to a minute.")
     ] = False,
 ) -> int:
-    """Look at the machine, the project, Kafka, the lake and Spark, and say what is wrong and how to mend it.
+    """Check the machine, the project, Kafka, the lake and Spark, and report problems with their remedies.
 
-    It changes nothing, and ends soon whatever is away. Exit 1 when something is wrong.
+    It changes nothing, and bounds each check in time. Exit 1 if a check fails.
 
     $ sluice doctor
     $ sluice doctor orders --spark
@@ -82,7 +82,7 @@ class Group:
 
 
 def _groups(session: Session, names: Sequence[str], *, spark: bool) -> Iterator[Group]:
-    """The groups that there are to look at: one for each different Kafka, lake and Spark. Raises FeedError."""
+    """Returns the groups of checks: one for each different Kafka, lake and Spark. Raises FeedError."""
     from sluice.resources.health import machine_checks
     from sluice.resources.health.run_checks import examine
 

@@ -27,7 +27,7 @@ LIVES = {Life.ALIVE: "alive", Life.DEAD: "dead", Life.UNKNOWN: "unknown"}
 
 
 def take(session: Session, feeds: Sequence[Feed], broken: int, last: int) -> list[Figure]:
-    """The figures of these feeds now, of the `last` windows each. What cannot be looked at says so by `sluice_up`."""
+    """Returns the figures of feeds and their `last` windows. A feed that cannot be inspected has `sluice_up` 0."""
     began = time.time()
     with session.shared_edges(feeds) as open_ports:
         figures = [f for of in each(lambda feed: of_feed(open_ports, feed, last), list(feeds)) for f in of]

@@ -69,8 +69,8 @@ def metrics(
 
     Prints them, writes them into a file (the node exporter's textfile collector reads it), sends them to a push
     gateway (SLUICE_PUSH_USER and SLUICE_PUSH_PASSWORD log in there), or serves them on loopback. It reads ledgers and
-    asks Kafka, as status does, and changes nothing. A feed that cannot be looked at has sluice_up 0, and the exit code
-    is still 0. sluice docs metrics says what each means.
+    asks Kafka, as status does, and changes nothing. A feed that cannot be inspected has sluice_up 0, and the exit code
+    is still 0. sluice docs metrics describes each.
 
     $ sluice metrics
     $ sluice metrics --serve --every 30s

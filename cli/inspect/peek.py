@@ -132,7 +132,7 @@ class PeekedRecord:
     row: dict[str, Any]
     state: str
     fields: dict[str, Any] | None = None
-    """What the record's schema makes of it, where the feed has one."""
+    """Returns the record as its schema reads it, if the feed has one."""
 
 
 def _document(record: PeekedRecord) -> dict[str, Any]:
@@ -225,7 +225,7 @@ def _peek(feed: Feed, piece: Slice, isolation: Isolation, number: int) -> Iterat
 
 
 def _read_by_schema(feed: Feed, chunks: Sequence[pa.RecordBatch], piece: Slice) -> dict[int, dict[str, Any]]:
-    """What the feed's reader makes of the records, by their offsets; of those that do not fit, why."""
+    """Returns the records as the feed reads them, by offset; for those that do not fit, the reason."""
     import pyarrow as pa
 
     from sluice.resources.lake.open_lake import open_lake

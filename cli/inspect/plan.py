@@ -1,4 +1,4 @@
-"""`sluice plan`: what a run would do. It changes nothing."""
+"""`sluice plan`: shows the plan of a run. Changes nothing."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def plan(
     """Show what a run would read, and from which brokers.
 
     This is a dry run: it writes nothing anywhere. Its exit code is the run's: 3 when a partition is refused or another
-    batch is in the way.
+    batch conflicts.
 
     $ sluice plan orders
     $ sluice plan orders --window 2026-11-20T14

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from sluice.pipelines.tables.sync import Synced
     from sluice.resources.open_ports import FeedTables
 
-group = typer.Typer(cls=Group, help="A feed's table: what landed, by name and by SQL.", no_args_is_help=True)
+group = typer.Typer(cls=Group, help="A feed's table: its landed rows, by name and by SQL.", no_args_is_help=True)
 
 SHOWN = 5
 """How many files of each kind people see; `--json` has all."""
@@ -49,14 +49,14 @@ def sync(
         ),
     ] = False,
 ) -> None:
-    """Bring the table up to what has landed.
+    """Bring the table up to date with the ledger.
 
     Each batch is one commit, and so is each change of files: merged, landed anew, replayed, retired. A table that is
     new gets everything that has landed so far, many batches at once; stopped anywhere, the next sync goes on. Each file
     is added once, however many do this at once. Runs do it by themselves after they have committed.
 
-    Which windows are complete goes into a small table beside it: db.orders_windows, or tables/orders_windows. With the
-    feed's table.quarantine, what is in quarantine has a table, too: db.orders_quarantine, or quarantine/orders.
+    Complete windows are listed in a small table next to it: db.orders_windows, or tables/orders_windows. With the
+    feed's table.quarantine, quarantined records have a table, too: db.orders_quarantine, or quarantine/orders.
 
     Snapshots older than the feed's table.keep_snapshots expire, and the files that only they named are removed. Exit 3
     when somebody else changed the table. With --repair, files that landed before Sluice wrote bounds of times that
@@ -149,7 +149,7 @@ def status(session: Session, feed: FeedName) -> None:
 def _by_mark(
     ledger: Ledger, state: State, head: TableHead | None, kind: PartKind
 ) -> tuple[list[RenderableType], dict[str, Any]]:
-    """What a table lacks whose mark is right: what the entries since then bring."""
+    """Describes the entries that a table with a valid mark lacks."""
     from sluice.pipelines.lake import paths
     from sluice.pipelines.tables.owed import since
 
@@ -164,7 +164,7 @@ def _by_mark(
 def _by_files(
     session: Session, ledger: Ledger, lake: Lake, table: Table, head: TableHead | None, state: State, kind: PartKind
 ) -> tuple[list[RenderableType], dict[str, Any]]:
-    """What a table lacks that somebody else changed: only its files tell."""
+    """Describes the files that a table changed by others lacks."""
     from sluice.pipelines.tables.check import compare
 
     with session.terminal.working("comparing table and ledger"):
@@ -197,7 +197,7 @@ def check(session: Session, feed: FeedName) -> int:
 
 
 def comparisons(session: Session, feed: Feed) -> list[tuple[str, Compared]]:
-    """The feed's table beside its ledger, and the quarantine's if there is one, by name."""
+    """Compares the feed's table with its ledger, and the quarantine's table if there is one."""
     from sluice.pipelines.tables.check import comparison
 
     with _opened(session, feed) as (ledger, lake, tables, _), session.terminal.working("comparing table and ledger"):

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from sluice.pipelines.model.progress import Reporter
     from sluice.pipelines.ports import Ports
 
-POLL = 1.0  # seconds between two looks at the lake
+POLL = 1.0  # seconds between reads of the lake
 
 
 def register(app: typer.Typer) -> None:
@@ -70,7 +70,7 @@ def _wait_for(look: Look, report: Reporter, limit: int | None) -> tuple[WindowSt
 
 
 def _looking(feed: Feed, edges: Ports, start: int) -> Look:
-    """A function that reads what the ledger has gained since its last call. Raises UsageError, WindowRetired."""
+    """Returns a function that reads new ledger entries at each call. Raises UsageError, WindowRetired."""
     from sluice.pipelines.ledger import Ledger
     from sluice.pipelines.planning.windows import check_aligned, check_begun
     from sluice.pipelines.publishing import manifest

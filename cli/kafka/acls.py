@@ -23,7 +23,7 @@ def acls(
     feed: FeedName,
     principal: Annotated[
         str | None,
-        typer.Option(metavar="User:NAME", help="Who reads, as the brokers call it.", show_default="the feed's login"),
+        typer.Option(metavar="User:NAME", help="The principal that reads.", show_default="the feed's login"),
     ] = None,
     republish: Annotated[
         str | None,

@@ -1,4 +1,4 @@
-"""Who may be in a consumer group: the feed that commits for it, and members that are strangers to that feed."""
+"""Owners of consumer groups: the feed that commits for a group, and members foreign to that feed."""
 
 from __future__ import annotations
 

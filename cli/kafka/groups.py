@@ -1,4 +1,4 @@
-"""`sluice groups`: every consumer group of a feed's Kafka, who is in it, and who holds what the feed wants."""
+"""`sluice groups`: consumer groups of a feed's Kafka, their members, and holders of the feed's partitions."""
 
 from __future__ import annotations
 
@@ -200,7 +200,7 @@ def describe(
     name: GroupName = None,
     feed: OfFeed = None,
 ) -> None:
-    """Show one group: its members and what they hold, its committed offsets, and how long they last.
+    """Show one group: its members and their partitions, its committed offsets, and their expiry.
 
     Lag is counted to the end of the log, as Kafka's own tools do; see sluice offsets show for the feed's side.
 
@@ -228,7 +228,7 @@ def watch(
         str | None, typer.Option("--timeout", metavar="TIME", help="Give up after this time.", show_default="never")
     ] = None,
 ) -> int:
-    """Show the changes of a group as they happen: its state, its members, and what they hold.
+    """Show the changes of a group as they happen: its state, members and their partitions.
 
     The coordinator is asked once a second; nobody is disturbed. A change of state tells how long the state before it
     lasted, and which states must have come between. With --json each change is a document of its own, on a line. Exit 1
@@ -359,7 +359,7 @@ def read_by(feed: Feed, topics: set[str]) -> set[str]:
 
 
 class OwnerLedger:
-    """What the owner's ledger says about the group, if any feed owns it. Kafka is not asked."""
+    """Describes the group by its owner's ledger, if a feed owns it. Does not contact Kafka."""
 
     def __init__(self, feed: Feed | None, ledger: Ledger | None, state: State) -> None:
         self._feed, self._ledger, self._state = feed, ledger, state
@@ -462,7 +462,7 @@ def _members(members: Sequence[GroupMember]) -> RenderableType:
 
 
 def holds(member: GroupMember) -> str:
-    """What it holds: `orders:0-2, payments:1`."""
+    """Formats assigned partitions: `orders:0-2, payments:1`."""
     if member.assignment is None:
         return "–"
     by_topic: dict[str, list[int]] = {}
@@ -513,7 +513,7 @@ def _blocked_view(report: GroupReport) -> list[RenderableType]:
 
 
 def _runs_text(view: GroupView) -> str:
-    """What runs do while others are in the feed's group. In ZooKeeper a run owns its partitions before it lands."""
+    """Describes runs while others are in the feed's group. In ZooKeeper a run owns its partitions before it lands."""
     if view.kind == ZOOKEEPER:
         return "Runs land nothing while old consumers are in it; the first run after they have left lands and commits."
     return "Landing goes on, and the first run after they have left commits."

@@ -46,7 +46,7 @@ Secure = Annotated[
 Registry = Annotated[
     bool,
     typer.Option(
-        "--registry", metavar=" ", help="A schema registry beside it (Apicurio; needs Java 21).", show_default=False
+        "--registry", metavar=" ", help="Start a schema registry, too (Apicurio; needs Java 21).", show_default=False
     ),
 ]
 
@@ -191,7 +191,7 @@ def _addresses(kafka: LocalKafka, status: ClusterStatus) -> list[tuple[str, str]
 
 
 def _section(session: Session, kafka: LocalKafka) -> list[RenderableType]:
-    """What a feed says to log in, to be pasted."""
+    """Returns a feed's login settings, ready to paste."""
     if kafka.secured is None:
         return []
     lines = kafka.secured.section(kafka.bootstrap, session.project.root)

@@ -50,7 +50,7 @@ def register(app: typer.Typer) -> None:
 
 @command(group)
 def show(session: Session, feed: FeedName) -> int:
-    """Show the committed offsets beside the ledger, and what the next commit will do with them.
+    """Show committed offsets, the ledger's, and the effect of the next commit.
 
     The exit code is the commit's: 3 where it would be refused.
 
@@ -76,13 +76,15 @@ def reset(
     feed: FeedName,
     to_earliest: Annotated[bool, _flag("--to-earliest", "The start of the log.")] = False,
     to_latest: Annotated[bool, _flag("--to-latest", "The end of the log, as the feed's isolation sees it.")] = False,
-    to_frontier: Annotated[bool, _flag("--to-frontier", "What the feed's ledger has accounted for.")] = False,
+    to_frontier: Annotated[bool, _flag("--to-frontier", "The offset up to which the feed's ledger accounts.")] = False,
     to_time: Annotated[
         str | None, _option("--to-time", "TIME", "The first record stamped then or later: 2026-11-20T14:00:00Z.")
     ] = None,
-    by_duration: Annotated[str | None, _option("--by-duration", "TIME", "The same, so long ago: 6h.")] = None,
+    by_duration: Annotated[
+        str | None, _option("--by-duration", "TIME", "The first record of this long ago, such as 6h.")
+    ] = None,
     to_offset: Annotated[int | None, _option("--to-offset", "N", "This offset.")] = None,
-    shift: Annotated[int | None, _option("--shift", "±N", "So many offsets on, or back.")] = None,
+    shift: Annotated[int | None, _option("--shift", "±N", "Move by N offsets, forward or back.")] = None,
     to_file: Annotated[Path | None, _option("--to-file", "FILE", "Lines TOPIC,PARTITION,OFFSET.")] = None,
     only: Only = None,
     other: OtherGroup = None,
@@ -176,12 +178,12 @@ def import_(
     return _reset(session, definition, file, order)
 
 
-# -- what is asked for
+# -- requests
 
 
 @dataclass(frozen=True, slots=True)
 class _Order:
-    """The options beside the target, as typed."""
+    """The options besides the target, as typed."""
 
     only: tuple[TopicPartition, ...]
     group: str | None
@@ -223,7 +225,7 @@ def _stand(desk: OffsetsDesk, spot: Spot) -> _Stand:
 
 
 def _would_refuse(desk: OffsetsDesk, stands: Sequence[_Stand]) -> list[_Stand]:
-    """What the next commit would refuse: everything that it has to move, while others hold the group."""
+    """Returns the reason why the next commit would be refused while others hold the group."""
     from sluice.pipelines.feed.sections import CommitMode, OnGroupMoved
     from sluice.pipelines.operating.move_offsets import Stands
 
@@ -392,7 +394,7 @@ def _move_note(desk: OffsetsDesk, m: Move) -> str | Text:
 
 
 def _meaning(desk: OffsetsDesk, moves: Sequence[Move]) -> list[RenderableType]:
-    """The consequence, or what it would be."""
+    """Describes the consequence, actual or expected."""
     from sluice.pipelines.feed.sections import CommitMode
 
     out: list[str] = []

@@ -38,7 +38,7 @@ def before(
 ) -> None:
     """Show where each partition stood at a time: the offset of the first record stamped then or later.
 
-    The group's committed offset stands beside it, so that you see how far the group had come. Nothing is changed; to
+    The group's committed offset is shown next to it. Nothing is changed; to
     move offsets there: sluice offsets reset --to-time.
 
     $ sluice offsets before orders 2026-11-20T14:00:00Z
@@ -136,7 +136,7 @@ def diff(
 
 
 def _theirs(desk: OffsetsDesk, source: str) -> Mapping[TopicPartition, int]:
-    """Raises UsageError for what is neither a file nor a group with offsets."""
+    """Raises UsageError if the argument is neither a file nor a group with offsets."""
     if Path(source).exists():
         return offsets_in(Path(source), desk)
     if not (committed := desk.groups.committed(source)):

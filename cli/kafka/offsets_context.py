@@ -1,4 +1,4 @@
-"""What the commands of `sluice offsets` share: their group, their options, and a feed's offsets beside its ledger."""
+"""Context of the commands of `sluice offsets`: group, options, and a feed's offsets by its ledger."""
 
 from __future__ import annotations
 

@@ -79,7 +79,7 @@ def republish(
     per_second: Annotated[
         str | None,
         typer.Option(
-            "--rate", metavar="N|SIZE", help="At most so many records, or bytes (5MB), a second.", show_default=False
+            "--rate", metavar="N|SIZE", help="Limit of records, or bytes (5MB), a second.", show_default=False
         ),
     ] = None,
     compression: Annotated[str, typer.Option("--compression", metavar="CODEC", help=f"{', '.join(_CODECS)}.")] = "lz4",
@@ -94,7 +94,7 @@ def republish(
         typer.Option("--resume", metavar="NAME", help="Go on with this republish, as planned.", show_default=False),
     ] = None,
     into_source: Annotated[
-        bool, typer.Option("--into-source", help="The feed may read from the topic: what is sent lands again.")
+        bool, typer.Option("--into-source", help="Allow a topic that the feed reads: the records land again.")
     ] = False,
     here: Annotated[bool, typer.Option("--here", help="Send from this process alone, without Spark.")] = False,
     dry_run: DryRun = False,

@@ -48,7 +48,8 @@ def accept(
         ),
     ] = None,
     adopt: Annotated[
-        bool, typer.Option("--adopt", metavar=" ", help="With moved: skip what the group's offsets pass over.")
+        bool,
+        typer.Option("--adopt", metavar=" ", help="With moved: skip the records that the group's offsets pass over."),
     ] = False,
     begin: Annotated[
         str | None,

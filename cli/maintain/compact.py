@@ -63,7 +63,7 @@ def compact(
 
 @dataclass(frozen=True)
 class CompactionRun:
-    """What was merged, or would be, into files of `target` bytes; and which batches of dead runs were given up."""
+    """Describes merges into files of `target` bytes, and abandoned batches of dead runs."""
 
     feed: str
     target: int

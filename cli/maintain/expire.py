@@ -1,4 +1,4 @@
-"""`sluice expire`: retire what landed before a time, by a decision in the ledger."""
+"""`sluice expire`: retires rows that landed before a time, by an entry in the ledger."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def expire(
     """Retire the rows of old windows, and remove their files.
 
     Asks for confirmation on a terminal; elsewhere it needs --yes. Retires whole windows of all partitions together, and
-    none with pending offsets. The ledger records what was retired, by whom and why, so audits still reconcile. Retired
+    none with pending offsets. The ledger records the retired rows, by whom and why, so audits still reconcile. Retired
     rows cannot be read again unless Kafka still has them. Reports of batches without rows are removed, too; results of
     SQL reports stay.
 

@@ -1,4 +1,4 @@
-"""`sluice prune`: remove the logs of runs that Dagster keeps for ever."""
+"""`sluice prune`: removes logs of old runs, which Dagster keeps indefinitely."""
 
 from __future__ import annotations
 
@@ -34,9 +34,8 @@ def prune(
 ) -> None:
     """Remove the logs of old runs from Dagster's history.
 
-    Dagster keeps the log of every run for ever: a file for each, and what its steps printed. Windows stay green, checks
-    and metadata stay, and so does the list of runs; the page of an old run is empty. Lake, ledger and Kafka are not
-    touched.
+    Dagster keeps the log of every run indefinitely: a file for each, and the output of its steps. Windows stay green,
+    checks, metadata and the list of runs stay; the page of an old run is empty. Lake, ledger and Kafka are not touched.
 
     It is for a home with SQLite, which is what Sluice makes. Let it run once a day, by cron or a timer.
 

@@ -50,7 +50,7 @@ def repair(
     ] = None,
     dry_run: DryRun = False,
 ) -> int:
-    """Put right what dead runs left behind.
+    """Repair the remains of dead runs.
 
     Published files become visible. Replaced files, and staged ones that nobody owns, are removed. Dagster gets events
     that it has missed. The batch of a dead run waits for the next run to finish it, unless you give it up here.
@@ -92,7 +92,7 @@ def look(
     *,
     dry_run: bool,
 ) -> list[RepairFinding]:
-    """Repair one feed, or look at what that would be. Raises PlanBusy, UsageError."""
+    """Repair one feed, or show the repairs. Raises PlanBusy, UsageError."""
     from sluice.assets.events.ledger_view import LedgerView
     from sluice.assets.instance.instance import with_dagster_liveness
     from sluice.assets.operations.event_log_repair import reconcile
@@ -137,7 +137,7 @@ def view(feed: str, findings: Sequence[RepairFinding], *, dry_run: bool) -> list
 
 
 def _line(finding: RepairFinding, dry_run: bool) -> Text:
-    """What was found, what became of it or what to do about it, and the evidence."""
+    """Lists findings: the fix or the remedy of each, and its evidence."""
     from sluice.pipelines.operating.repairs import RepairKind
 
     if finding.act:

@@ -149,12 +149,12 @@ def demo(
     as_table: Annotated[
         TableKind | None,
         typer.Option(
-            "--table", help="What lands is a table, too; the demo ends with a query of it.", show_default=False
+            "--table", help="Make a table of the landed rows, and end with a query of it.", show_default=False
         ),
     ] = None,
     events: Annotated[
         EventFormat,
-        typer.Option("--format", help="What the events are; all but json with a real schema registry beside Kafka."),
+        typer.Option("--format", help="Format of the events; all but json start a schema registry, too."),
     ] = EventFormat.JSON,
 ) -> int:
     """Land an hour of a real local Kafka, then all the rest, and prove it.
@@ -278,7 +278,7 @@ def _grant(session: Session, folder: Path, kafka: LocalKafka) -> None:
 
 
 def _clear(folder: Path) -> None:
-    """Stop the cluster of an earlier demo, and remove what it left."""
+    """Stop the cluster of an earlier demo, and remove its files."""
     from sluice.resources.local.local_kafka import LocalKafka
     from sluice.resources.local.local_registry import LocalRegistry
 

@@ -59,7 +59,7 @@ def docs(
 
 
 def _pages() -> Iterator[Traversable]:
-    """The pages beside the package's modules: in a checkout a link to docs/, in a wheel the files."""
+    """The folder of the pages in the package: a link to docs/ in a checkout, files in a wheel."""
     folder = resources.files("sluice") / "docs"
     yield from sorted((page for page in folder.iterdir() if page.name.endswith(".md")), key=lambda page: page.name)
 

@@ -43,9 +43,7 @@ Only = Annotated[
 
 Replace = Annotated[
     bool,
-    typer.Option(
-        "--replace", metavar=" ", help="Land again what has landed; the new files replace the old ones at once."
-    ),
+    typer.Option("--replace", metavar=" ", help="Land the range again; new files replace the old ones in one step."),
 ]
 
 DryRun = Annotated[bool, typer.Option("--dry-run", metavar=" ", help="Show what would change, and change nothing.")]
@@ -108,5 +106,5 @@ class WorkOptions:
 
     def _catch_up(self, only: tuple[TopicPartition, ...]) -> Request:
         if self.replace:
-            raise UsageError("what is to be landed anew?", remedy="name windows, times or offsets with --replace")
+            raise UsageError("--replace needs a range", remedy="name windows, times or offsets with --replace")
         return Request(RequestKind.CATCH_UP, only=only)

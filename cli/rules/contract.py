@@ -54,7 +54,7 @@ PROPOSED = ".contract.proposed.json"
 _MOST_SHOWN = 60
 """Characters of a value, and lines of a table."""
 
-group = typer.Typer(cls=Group, help="Propose or try a contract: what a feed's rows must be like.", no_args_is_help=True)
+group = typer.Typer(cls=Group, help="Propose or try a contract: the rules for a feed's rows.", no_args_is_help=True)
 
 Records = Annotated[
     int | None,
@@ -84,7 +84,7 @@ def register(app: typer.Typer) -> None:
     app.add_typer(group, name="contract")
 
 
-# -- what both look at
+# -- the sample of both
 
 
 @dataclass(frozen=True)
@@ -124,7 +124,7 @@ class _SampleRead:
 
     @property
     def records(self) -> int:
-        """What a consumer would be given."""
+        """Returns the position from which a consumer would read."""
         return self.counts.landed + self.counts.quarantined
 
 
@@ -218,9 +218,9 @@ def init(
     output: Output = None,
     force: Force = False,
 ) -> None:
-    """Propose a contract from what the feed's topics hold.
+    """Propose a contract from a sample of the feed's topics.
 
-    It looks at records as a run would land them, and proposes what was true of all of them: no nulls, ranges, small
+    It reads records as a run would land them, and proposes rules that hold for all of them: no nulls, ranges, small
     sets, patterns, keys. All expectations are warnings, in a file that no feed reads. Review it, decide what is
     critical, and rename it to FEED.contract.json. Nothing is landed, and no offset moves.
 
@@ -284,7 +284,7 @@ def _suite(feed: Feed, proposals: Sequence[Proposal], sample: _SampleRead, rows:
 
 
 def _write(path: Path, text: str, force: bool) -> None:
-    """Write the file whole or not at all; without `force`, never over a file that appeared meanwhile."""
+    """Write the file whole or not at all; without `force`, never over a file that appeared in between."""
     path.parent.mkdir(parents=True, exist_ok=True)
     partial = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
     try:
@@ -385,7 +385,7 @@ def check(
     start: From = None,
     end: To = None,
 ) -> int:
-    """Try a contract on what the feed's topics hold, with nothing landed.
+    """Try a contract on records of the feed's topics; nothing lands.
 
     It reads the contract as a run does, checks that Great Expectations can load it too, and tries it on records: the
     newest, or those of windows or offsets. For each expectation it shows what broke it, with some values, and whether
@@ -558,7 +558,7 @@ def _row(t: _ContractTrial, o: ExpectationOutcome) -> Sequence[Any]:
 
 
 def _verdict(t: _ContractTrial) -> Iterator[RenderableType]:
-    """What a run would do with such a batch."""
+    """Describes the effect of such a batch on a run."""
     if t.refused:
         yield bad("the batch would be refused, and nothing of it published:")
         yield from (f"    {safe(line)}" for line in t.refused)

@@ -25,7 +25,7 @@ def register(app: typer.Typer) -> None:
 
 @command(group, name="list")
 def list_(session: Session) -> int:
-    """Show every feed as its file says it. Opens no connection.
+    """Show every feed by its file. Opens no connection.
 
     $ sluice feeds list
     """
@@ -101,7 +101,7 @@ def _overridden(feeds: Mapping[str, Feed], offline: bool) -> dict[str, str]:
 
 
 def _schema(session: Session, feed: Feed) -> str | SluiceError:
-    """What the registry has for the feed, beside its schema_file."""
+    """Compares the registry's schema with the feed's schema_file."""
     from sluice.pipelines.feed.load import schema_asked
     from sluice.resources.registry.confluent import reader_of, registered
 

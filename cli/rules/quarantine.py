@@ -1,4 +1,4 @@
-"""`sluice quarantine`: what did not fit, by reason; the records themselves; and those that fit by now, landed."""
+"""`sluice quarantine`: counts and shows quarantined records, and lands those that fit now."""
 
 from __future__ import annotations
 
@@ -34,9 +34,7 @@ if TYPE_CHECKING:
     from sluice.pipelines.quarantine.held import Filter, Listing
     from sluice.pipelines.quarantine.limit import QuarantineKind
 
-group = typer.Typer(
-    cls=Group, help="Records that did not fit: count them, look at them, land them after all.", no_args_is_help=True
-)
+group = typer.Typer(cls=Group, help="Records that did not fit: count, show and land them.", no_args_is_help=True)
 
 REFUSED = 3
 
@@ -67,7 +65,7 @@ def _filter_of(
     expectation: list[str] | None,
     offsets: list[str] | None,
 ) -> Filter:
-    """What the options ask for. Raises UsageError."""
+    """Returns the request of the options. Raises UsageError."""
     from sluice.pipelines.planning.windows import check_aligned
     from sluice.pipelines.quarantine.held import Filter
 
@@ -86,7 +84,7 @@ def _filter_of(
 
 @command(group, name="list")
 def list_(session: Session, feed: FeedName, window: Window = None, start: From = None, end: To = None) -> None:
-    """Count what is in quarantine now, by reason and by window.
+    """Count quarantined records by reason and by window.
 
     It uses the ledger and the files; Kafka is not asked. Records that a replay landed are shown beside it. Records that
     a batch has staged and not published, such as a refused one, are listed separately.
@@ -294,7 +292,7 @@ def replay(
     ] = None,
     dry_run: DryRun = False,
 ) -> int:
-    """Land the records that fit by now.
+    """Land the quarantined records that fit now.
 
     Use it after you have mended the schema or the contract, or with a function that mends values. Each record is tried
     with the feed's files as they are today. What fits lands in its own window, at its own offset; the rest stays in
@@ -324,7 +322,7 @@ def replay(
 
 @dataclass(frozen=True)
 class ReplayRun:
-    """What was re-landed, or would be; and what dead runs had left, and was given up."""
+    """Describes re-landed records, and abandoned batches of dead runs."""
 
     feed: str
     done: Replayed
@@ -371,7 +369,7 @@ def _tell(session: Session, feed: Feed, edges: Ports) -> None:
 
 
 def replay_view(ran: ReplayRun) -> Iterator[RenderableType]:
-    """For people: what came of each kind, why the rest does not fit, what went wrong."""
+    """The view: results by kind, reasons of the records that do not fit, and errors."""
     trial = ran.done.trial
     yield heading(f"Replay of the quarantine of {ran.feed}", f"{many(trial.tried.total(), 'record')} tried")
     if not trial.tried:

@@ -1,4 +1,4 @@
-"""`sluice schema`: the schema that a feed reads by, beside what its registry has."""
+"""`sluice schema`: shows a feed's schema, and compares it with its registry's."""
 
 from __future__ import annotations
 
@@ -145,7 +145,7 @@ def diff(session: Session, feed: FeedName, file: Candidate = None) -> int:
 
 
 def _of_registry(session: Session, feed: str) -> tuple[Reader, str, dict[str, Any]]:
-    """What reads by the registry's schema, and which one that is, in words and as a document."""
+    """Returns the reader of the registry's schema, with that schema in words and as a document."""
     from sluice.resources.registry.confluent import reader_of, registered
 
     request = _asked(session, feed)
@@ -172,7 +172,7 @@ def _of_file(feed: Feed, file: Path) -> tuple[Reader, str, dict[str, Any]]:
 
 
 def _expected(reader: Reader | None) -> list[str]:
-    """What a schema expects of rows beyond types, in sentences."""
+    """Describes the rules of a schema beyond types."""
     from sluice.pipelines.contract.catalogue import text
 
     return [text(e) for e in reader.expectations] if reader else []
@@ -185,7 +185,7 @@ def _changes(before: Mapping[str, str], after: Mapping[str, str]) -> list[tuple[
 
 
 def _refusal(feed: Feed, columns: Schema) -> SchemaChanged | None:
-    """Why rows of the registry's schema would not be one table with what has landed."""
+    """Returns the reason why rows of the registry's schema would not fit one table with landed rows."""
     from sluice.pipelines.ledger import Ledger
     from sluice.pipelines.planning.shapes import check_one_table
     from sluice.resources.clock import now
@@ -212,7 +212,7 @@ def _source(feed: Feed) -> list[tuple[str, str]]:
 
 
 def _asked(session: Session, feed: str) -> SchemaAsked:
-    """What the feed's file says of its registry, though its schema_file may not be there yet."""
+    """Returns the registry settings of the feed's file; its schema_file need not exist yet."""
     from sluice.pipelines.feed.load import schema_asked
 
     return schema_asked(session.project.feeds_folder / f"{feed}.yaml", session.project.environ())

@@ -1,4 +1,4 @@
-"""How a feed stands: in its ledger, in its group and in Kafka, as `sluice status` and `sluice metrics` tell it."""
+"""The status of a feed in its ledger, its group and Kafka, for `sluice status` and `sluice metrics`."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ class FeedStatus:
 
 
 def look_if_possible(open_ports: OpenPorts, feed: Feed, last: int) -> FeedStatus:
-    """As `look`. What keeps this feed from being looked at, an extra that is missing perhaps, is its error alone."""
+    """As `look`. If this feed cannot be inspected (a missing extra, for example), only its own status has the error."""
     try:
         return look(open_ports, feed, last)
     except SluiceError as stopped:

@@ -1,4 +1,4 @@
-"""Other runs' batches that a command found, in words: whether their runs are alive, what was done, the ways out."""
+"""Describes batches of other runs: whether the runs are alive, the action taken, and the remedies."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def _became(met: Met, dry_run: bool) -> str:
 
 
 def lines(ways: Iterable[tuple[str, str]]) -> tuple[str, ...]:
-    """A line for each command, with what it does."""
+    """Returns a line for each command and its effect."""
     return tuple(f"{command}   {what}" for command, what in ways)
 
 
@@ -60,7 +60,7 @@ def beneath(line: Text, why: str, ways: Iterable[str]) -> Text:
 
 
 def standing(busy: Mapping[int | None, int], found: Iterable[Met], name: Any) -> Iterator[Text]:
-    """What was left alone because of other runs' batches: a line for each place, then one for each batch."""
+    """Lists positions left alone because of other runs' batches, then these batches."""
     for window, batch in busy.items():
         yield warn(f"{name(window)} was left alone where batch {batch} reserves it")
     yield from view(found)

@@ -1,4 +1,4 @@
-"""What is about to happen to a feed, in words and for programs: what is at risk first, then how fast it goes."""
+"""The outlook of a feed in words and as a document: records at risk first, then progress."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def settings_denied(outlook: Outlook) -> Iterator[Text]:
 
 
 def held_back(held: HeldBack) -> Alarm:
-    """What a transaction holds back, and the way out."""
+    """Describes offsets held back by an open transaction, and the remedy."""
     return Alarm(warn, "yellow", [held.text], "", held.remedy)
 
 

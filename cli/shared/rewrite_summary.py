@@ -54,7 +54,7 @@ def name(window: int | None) -> str:
 
 
 def table_after(session: Session, feed: Feed) -> Iterator[Text]:
-    """Bring the feed's table up to what was just written anew, if it has one. If that cannot be done, it says so."""
+    """Bring the feed's table up to date after a rewrite, if it has one. Reports a failure."""
     if feed.table is None:
         return
     from sluice.pipelines.ledger import Ledger

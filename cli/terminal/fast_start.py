@@ -1,4 +1,4 @@
-"""Loading code fast, and leaving fast: what a command spends before its work and after it.
+"""Fast imports and a fast exit: the time of a command before and after its work.
 
 Promises: memory is as bounded as ever once the code is loaded. At the end everything that was registered with `atexit`
 runs, threads that must be waited for are waited for, and output is flushed.

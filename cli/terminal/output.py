@@ -92,7 +92,7 @@ class Terminal:
             self._documents.flush()
 
     def note(self, text: str, style: str = "dim") -> None:
-        """Print a note about what is happening, to stderr."""
+        """Print a progress note to stderr."""
         if logs.as_json():
             log.info("%s", text)
             return
@@ -205,7 +205,7 @@ def table(
 
 
 def shorten(rows: Sequence[Sequence[_C]], total: int | None = None) -> list[Sequence[_C | str]]:
-    """The first rows of a table, and a line that says how many of `total` are left out (without it: of `rows`)."""
+    """Returns the first rows of a table, and a line with the number of the others (of `total`, default: all rows)."""
     first: list[Sequence[_C | str]] = [*rows[:SHOWN_ROWS]]
     more = (len(rows) if total is None else total) - len(first)
     return [*first, (f"… {more} more", *[""] * (len(rows[0]) - 1))] if more else first
@@ -248,7 +248,7 @@ def warn(text: str) -> Text:
 
 
 def remedy(error: SluiceError) -> Text:
-    """What to do about it, for the line below the one that says what is wrong."""
+    """Formats a remedy for the line below its error."""
     return Text(safe(f"  → {error.remedy}"), style="dim")
 
 

@@ -9,7 +9,7 @@ from sluice.pipelines.model.kafka import Key
 
 
 def lives(keys: Iterable[Key]) -> dict[Key, str]:
-    """The partitions' names in a table. If two lives of a partition are listed, each name says which it is."""
+    """The partitions' names in a table. If two incarnations of a partition are listed, names include them."""
     listed = list(keys)
     several = Counter(k.tp for k in dict.fromkeys(listed))
     return {k: f"{k} (topic id {k.life})" if several[k.tp] > 1 else str(k) for k in listed}
