@@ -1,8 +1,8 @@
-"""The Cluster port: what Kafka says of itself, read-only.
+"""The Cluster port: reads the state of a Kafka cluster and changes nothing.
 
-Promises: a few requests to each leader however many partitions; nothing is asked that an answer of a moment ago has
-told; leaders that move are followed, for a bounded time; every answer for a partition comes from its leader at a known
-epoch (KIP-320).
+Promises: a few requests to each leader however many partitions; an answer of a moment ago is reused instead of
+requested again; leaders that move are followed, for a bounded time; every answer for a partition comes from its leader
+at a known epoch (KIP-320).
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ from sluice.resources.kafka.protocol import messages
 from sluice.resources.kafka.protocol.kafka_errors import is_passing
 from sluice.resources.kafka.protocol.messages import EARLIEST, LATEST, ClusterView, Code, Leadership
 
-_MOVING_STARTS = 5  # so often retention may take what was just looked up
-_MOMENT = 5.0  # seconds for which what is known of leaders is as good as asked anew
-_UNKNOWN_TOPIC_TRIES = 4  # a topic made a moment ago may be unknown to the broker that is asked
+_MOVING_STARTS = 5  # attempts, while retention deletes the offsets just found
+_MOMENT = 5.0  # seconds for which known leaders need no new request
+_UNKNOWN_TOPIC_TRIES = 4  # a broker may not know a new topic yet
 
 T = TypeVar("T")
 Answer = tuple[Code, T | None]
@@ -41,8 +41,10 @@ AskLeader = Callable[[int, Sequence[Leadership]], Awaitable[Mapping[TopicPartiti
 
 
 class KafkaCluster:
-    """Opens no connection before the first question. `patience`: seconds to wait for leaders that are away. `wire`:
-    another's, to share its connections; whoever lends it closes it."""
+    """A read-only view of one cluster. Opens no connection before the first request.
+
+    `patience`: seconds to wait for absent leaders. `wire`: shares another's connections; its owner closes them.
+    """
 
     def __init__(self, access: KafkaAccess, patience: float = 30.0, wire: Wire | None = None) -> None:
         self._wire = wire or Wire(access)
@@ -58,20 +60,20 @@ class KafkaCluster:
             self._wire.close()
 
     def forget(self) -> None:
-        """What was told up to now is out of date."""
+        """Discard the topic listing, which is out of date."""
         self._listed = None
 
     def cluster_id(self) -> str:
-        """The id that the cluster gave itself, as the last answer about topics had it."""
+        """Return the cluster's own id, from the last metadata response if there was one."""
         return self._id or self._wire.run("asking for the cluster id", self._layout, ()).cluster_id
 
     def addresses(self) -> tuple[str, ...]:
-        """`host:port` of every broker, as they advertise themselves."""
+        """Return `host:port` of every broker, as advertised, sorted."""
         brokers = self._wire.run("asking for the brokers", self._wire.brokers)
         return tuple(sorted(f"{broker.host}:{broker.port}" for broker in brokers))
 
     def topics(self) -> Mapping[str, str]:
-        """Every visible topic that is not internal, name → topic id as Kafka's tools print it.
+        """Return every visible topic that is not internal: name → topic id as Kafka's tools print it.
 
         Raises BrokerTooOld without topic ids.
         """
@@ -80,17 +82,17 @@ class KafkaCluster:
         return self.named(layout)
 
     def layout(self) -> ClusterView:
-        """Everything that a broker knows of visible topics."""
+        """Return all metadata that a broker has of visible topics."""
         return self._wire.run("listing topics", self._layout, None)
 
     def named(self, layout: ClusterView) -> dict[str, str]:
-        """What `topics` says, by this layout."""
+        """Return the result of `topics` for this metadata."""
         return {name: self._with_id(name, layout.topics[name]) for name in sorted(layout.topics)}
 
     def glance(self, layout: ClusterView, topics: Collection[str]) -> dict[TopicPartition, PartitionState]:
-        """The partitions of these topics, as with read_committed, as far as their leaders answer at once.
+        """Return the partitions of these topics as under read_committed, as far as their leaders answer at once.
 
-        `layout`, of a moment ago, tells the leaders.
+        `layout`, a moment old, names the leaders.
         """
 
         async def ask(
@@ -104,14 +106,14 @@ class KafkaCluster:
         return states
 
     def begin(self, layout: ClusterView) -> None:
-        """The leaders of later questions are those of this layout, of a moment ago."""
+        """Take the leaders for later requests from this metadata, a moment old."""
         self._known, self._id = layout, layout.cluster_id
         self._markers.forget()
 
     def partitions(self, topics: Iterable[str], isolation: Isolation) -> tuple[PartitionState, ...]:
-        """All partitions of the topics, sorted. Raises UnknownTopic, NotAuthorized, BrokerTooOld.
+        """Return all partitions of the topics, sorted. Raises UnknownTopic, NotAuthorized, BrokerTooOld.
 
-        Right after `topics`, their leaders are those that it was told.
+        Right after `topics`, their leaders are taken from its answer.
         """
 
         async def ask(
@@ -128,18 +130,20 @@ class KafkaCluster:
         return tuple(states[tp] for tp in sorted(states))
 
     def _listed_now(self, names: Sequence[str]) -> ClusterView | None:
-        """What `topics` was told a moment ago, once, if it knows all of these; positions of another moment need
-        leaders of another moment."""
+        """Return the listing of `topics`, once, if it is recent and has all of these topics.
+
+        Positions of another moment need leaders of another moment.
+        """
         (at, listed), self._listed = self._listed or (0.0, None), None
         fresh = listed if time.monotonic() - at < _MOMENT else None
         return fresh if fresh and all(name in fresh.topics for name in names) else None
 
     def offsets_at(self, times: Mapping[TopicPartition, int]) -> Mapping[TopicPartition, OffsetAtTime | None]:
-        """First record stamped at or after each time (ms), over all records (read_uncommitted); None: no such.
+        """Return the first record at or after each time (ms), under read_uncommitted; None if there is none.
 
-        A time before 1970 asks for 1970: negative times mean something else to Kafka. The leaders are those that
-        `partitions` found last: one that leads no more says so, and then they are looked up. Kafka itself answers with
-        markers of transactions, too: those are looked behind, as `stamps` says.
+        A time before 1970 is taken as 1970: negative times have another meaning in Kafka. The leaders are those that
+        `partitions` found last; they are looked up again when one refuses because it leads no more. Kafka itself may
+        answer with a transaction's marker: `offsets_by_time` then finds the record behind it.
         """
         timestamps = {tp: max(time, 0) for tp, time in times.items()}
         offsets: dict[TopicPartition, OffsetAtTime | None] = {}
@@ -158,7 +162,7 @@ class KafkaCluster:
         )
 
     def _listed_at(self, times: Mapping[TopicPartition, int]) -> Mapping[TopicPartition, OffsetAtTime | None]:
-        """What Kafka's own look-up answers."""
+        """Return the answers of Kafka's own look-up (ListOffsets)."""
 
         async def ask(leader: int, leaderships: Sequence[Leadership]) -> Mapping[TopicPartition, Answer[OffsetAtTime]]:
             request = messages.ask_offsets(
@@ -180,9 +184,9 @@ class KafkaCluster:
         return self._wire.run(doing, self._of_leaders, _topics(wanted), set(wanted), ask, self._known)
 
     def epoch_ends(self, epochs: Mapping[TopicPartition, int]) -> Mapping[TopicPartition, int]:
-        """Where each leader epoch ended in today's log (KIP-101): below what we read means truncation.
+        """Return the end of each leader epoch in today's log (KIP-101); below our position it means truncation.
 
-        Partitions whose leader keeps nothing of that epoch are left out.
+        Partitions whose leader has nothing of that epoch are left out.
         """
 
         async def ask(leader: int, leaderships: Sequence[Leadership]) -> Mapping[TopicPartition, Answer[int]]:
@@ -196,9 +200,9 @@ class KafkaCluster:
         return {tp: end for tp, end in positions.items() if end >= 0}
 
     def open_transactions(self, partitions: Iterable[TopicPartition]) -> Mapping[TopicPartition, OpenTransaction]:
-        """The transaction that holds the stable end of each partition, where one does and the cluster tells.
+        """Return the transaction that holds back each partition's last stable offset, if the cluster shows one.
 
-        It only explains: brokers too old for it, and rights that are missing, leave partitions or names out.
+        Only for explanations: brokers too old for it, and missing rights, leave out partitions or names.
         """
 
         async def ask(
@@ -215,9 +219,9 @@ class KafkaCluster:
         return {}
 
     def configs(self, topics: Iterable[str]) -> Configs:
-        """How long the topics keep records, and brokers offsets, in one request.
+        """Return how long topics keep records and brokers keep offsets, in one request.
 
-        It only explains: rights that are missing leave topics, or the brokers' part, unknown.
+        Only for explanations: missing rights leave topics, or the brokers' part, unknown.
         """
         with contextlib.suppress(SluiceError):
             return self._wire.run("describing settings", self._configs, sorted(set(topics)))
@@ -243,7 +247,7 @@ class KafkaCluster:
         return messages.read_configs(await self._wire.send(broker, messages.ask_configs(topics, broker)))
 
     async def _names(self, producers: set[int]) -> dict[int, str]:
-        """Transactional ids of the producers, of all brokers that tell."""
+        """Return the transactional ids of the producers, from all brokers that answer."""
         request = messages.ask_transactions(producers)
 
         async def one(broker: int) -> dict[int, str]:
@@ -257,7 +261,7 @@ class KafkaCluster:
     async def _describe(
         self, leader: int, leaderships: Sequence[Leadership], isolation: Isolation
     ) -> Mapping[TopicPartition, Answer[PartitionState]]:
-        """Start, stable end and high watermark, in this order: each can only be lower than what is asked after it."""
+        """Read start, last stable offset and high watermark in this order: each can only be lower than the next."""
         positions = (
             self._offsets(leader, leaderships, time, level)
             for time, level in (
@@ -272,7 +276,7 @@ class KafkaCluster:
         for leadership in leaderships:
             tp = leadership.tp
             if not (tp in starts and tp in stable and tp in highs):
-                continue  # asked again
+                continue  # requested again
             start, end, high = starts[tp], stable[tp], highs[tp]
             state = PartitionState(
                 topic=tp.topic,
@@ -296,7 +300,7 @@ class KafkaCluster:
         return messages.read_offsets(await self._wire.send(leader, request))
 
     async def _log_bytes(self, leader: int, leaderships: Sequence[Leadership]) -> dict[TopicPartition, int]:
-        """Empty where the client may not DESCRIBE the cluster: sizes only balance tasks."""
+        """Return the sizes of the logs; empty without DESCRIBE on the cluster: sizes only balance tasks."""
         try:
             response = await self._wire.send(leader, messages.ask_log_dirs(p.tp for p in leaderships))
         except KafkaError:
@@ -310,16 +314,16 @@ class KafkaCluster:
         ask: AskLeader[T],
         cached: ClusterView | None = None,
     ) -> dict[TopicPartition, T]:
-        """What `ask` finds for every wanted partition (None: all of the topics), asked of its leader.
+        """Ask the leader of each wanted partition (None: all of the topics) and return the answers.
 
-        Partitions whose leader has moved or is away are asked for again, until patience ends. `known`: who led a while
-        ago; the rest is looked up when those do not answer for all.
+        Partitions whose leader has moved or is absent are retried until patience ends. `cached`: the leaders of a
+        moment ago; leaders are looked up only when those do not answer for all partitions.
         """
         results: dict[TopicPartition, T] = {}
         if cached and wanted is not None:
             if not await self._round(cached, wanted, results, ask):
                 return results
-            self._known = None  # or every later question would wait for the same dead leader first
+            self._known = None  # or every later request would wait for the same dead leader first
         patience = Patience(self._wire, self._patience)
         unknown = 0
         while True:
@@ -349,7 +353,7 @@ class KafkaCluster:
         results: dict[TopicPartition, T],
         ask: AskLeader[T],
     ) -> dict[TopicPartition, KafkaError]:
-        """Ask each leader once for what is missing, side by side; what failed, by partition."""
+        """Ask each leader once, concurrently, for the missing partitions; return the failures by partition."""
         failures: dict[TopicPartition, KafkaError] = {}
         by_leader: dict[int, list[Leadership]] = {}
         for tp in layout.leaders if wanted is None else wanted:
@@ -378,7 +382,7 @@ class KafkaCluster:
 
     @staticmethod
     def _worst(failures: Mapping[TopicPartition, KafkaError]) -> tuple[TopicPartition, KafkaError]:
-        """One that no waiting cures, if there is one."""
+        """Return a failure that no waiting cures, if there is one, else any."""
         return min(failures.items(), key=lambda item: (is_passing(item[1]), item[0]))
 
     def _about(self, tp: TopicPartition, error: KafkaError) -> SluiceError:

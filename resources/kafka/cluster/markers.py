@@ -1,7 +1,7 @@
-"""Looks past transactions' markers: from Kafka's answers to a question by time to first records.
+"""Skips transaction markers in Kafka's answers to look-ups by time, to find the first records.
 
-Promises: what the searches of all partitions want is read in rounds, one fetch to each leader, or as many as its bytes
-need; what was seen is kept for the moment, so that looks at other times read little again, or nothing.
+Promises: the reads of all searches go out in rounds, with one fetch to each leader, or as many as its bytes need;
+results are kept for the moment, so that look-ups of other times read little or nothing.
 """
 
 from __future__ import annotations
@@ -20,18 +20,18 @@ from sluice.resources.kafka.protocol import messages
 from sluice.resources.kafka.protocol.messages import Code, FetchAsk, FetchPart, Leadership
 
 REQUEST_BYTES = 16 << 20
-"""Asked for in one fetch."""
+"""Bytes requested in one fetch."""
 _GIVEN = 8 << 20
-"""What any broker gives in one answer (`fetch.max.bytes`, 55 MiB by default): up to there, what is empty is so because
-the batch does not fit, and no marker is as large as that."""
+"""Bytes that any broker returns in one answer (`fetch.max.bytes`, 55 MiB by default). Up to there, an answer is empty
+only because the batch does not fit, and no marker is that large."""
 BUDGET_BYTES = 64 << 20
-"""Read on behind markers in one look, of all partitions together; of each at least and at most the bounds below."""
+"""Bytes read behind markers in one look-up, for all partitions together; the bounds below hold for each."""
 _LEAST, _MOST = 64 << 10, 1 << 20
 _GROWTH = 8
 _LARGEST = 8 << 20
 _EMPTY_FOR_THE_END = 2
 _MEMORY = 2_000_000
-"""Batches and records that are remembered."""
+"""Limit on cached batches and records."""
 
 Send = Callable[[int, Any], Awaitable[Any]]
 Answers = Mapping[TopicPartition, tuple[Code, Answer | None]]
@@ -40,7 +40,8 @@ OfLeaders = Callable[[Sequence[TopicPartition], Ask], Mapping[TopicPartition, An
 
 
 class Markers:
-    """`of_leaders` asks each partition's leader by what it is given; `send` sends a request to a broker."""
+    """Finds the first records behind markers. `of_leaders` runs an `Ask` at each partition's leader; `send` sends a
+    request to a broker."""
 
     def __init__(self, of_leaders: OfLeaders, send: Send) -> None:
         self._of_leaders, self._send = of_leaders, send
@@ -48,16 +49,16 @@ class Markers:
         self._seen: dict[TopicPartition, PartitionLog] = {}
 
     def forget(self) -> None:
-        """Another moment begins."""
+        """Discard cached reads: another moment begins."""
         with self._one_look:
             self._seen = {}
 
     def passed(
         self, times: Mapping[TopicPartition, int], hits: Mapping[TopicPartition, OffsetAtTime]
     ) -> dict[TopicPartition, OffsetAtTime | None]:
-        """The first record at or after each time, by Kafka's answers; left out: where the log begins later by now.
+        """Return the first record at or after each time, starting from Kafka's answers.
 
-        One look at a time: those that wait find what the others saw.
+        Partitions whose log now starts later are left out. One search runs at a time; waiting threads reuse its reads.
         """
         with self._one_look:
             return self._skip_markers(times, hits)
@@ -86,7 +87,8 @@ def _advance(
     heard: Mapping[TopicPartition, Answer | None],
     offsets: dict[TopicPartition, OffsetAtTime | None],
 ) -> dict[TopicPartition, Want]:
-    """What the searches want next, now that they hear this (None: as they begin); those that end, into `found`."""
+    """Return the next read of each search, given these answers (None: just started); finished ones go into
+    `offsets`."""
     wants = {}
     for tp, answer in heard.items():
         try:
@@ -98,7 +100,8 @@ def _advance(
 
 @dataclass(slots=True)
 class _Open:
-    """A want that is not answered yet. `tries` came back empty, `empty` of them although it stood first."""
+    """A pending read. `tries`: answers that were too short; `empty`: those of them without bytes although it stood
+    first."""
 
     leadership: Leadership
     want: Want
@@ -112,14 +115,14 @@ class _Open:
 
 
 class _Round:
-    """The wants of one round. A fetch gives the partition that stands first a whole batch, whatever its size (KIP-74),
-    the others only one that fits: what came back empty stands further ahead the next time."""
+    """The reads of one round. A fetch returns a whole batch, whatever its size, for its first partition (KIP-74), for
+    the others only one that fits: unanswered reads move to the front of the next fetch."""
 
     def __init__(self, wants: Mapping[TopicPartition, Want], send: Send) -> None:
         self._wants, self._send = wants, send
 
     async def ask(self, leader: int, leaderships: Sequence[Leadership]) -> Answers:
-        """None: the position lies outside of the log."""
+        """Return the answers; None in place of one if the position is outside the log."""
         answers: dict[TopicPartition, tuple[Code, Answer | None]] = {}
         open_ = [
             _Open(leadership, self._wants[leadership.tp]) for leadership in sorted(leaderships, key=lambda p: p.tp)
@@ -139,7 +142,7 @@ class _Round:
 
 
 def _fitting(open_: Sequence[_Open]) -> list[_Open]:
-    """As many as one fetch has room for, at least one."""
+    """Return as many as fit in one fetch, at least one."""
     batch, size = [open_[0]], open_[0].size
     for o in open_[1:]:
         if (size := size + o.size) > REQUEST_BYTES:
@@ -149,7 +152,7 @@ def _fitting(open_: Sequence[_Open]) -> list[_Open]:
 
 
 def _answer_of(o: _Open, part: FetchPart, *, first: bool, room: int) -> tuple[Code, Answer | None] | None:
-    """What the answer says; None: ask again."""
+    """Return the answer, or None to ask again."""
     if part.error is OffsetOutOfRangeError:
         return None, None
     if part.error:

@@ -1,12 +1,12 @@
-"""The first record stamped at or after a time, where Kafka's own look-up answered with a transaction's marker.
+"""Finds the first record stamped at or after a time where ListOffsets returned a transaction marker.
 
-A marker carries the broker's clock, and ListOffsets takes it for a record. What it says is right below: no record
-before the marker is stamped so late. From there on headers of batches are read, `budget` bytes of the log at most: a
-record that is found there is the first one. Beyond that a search by offset goes on, which finds it where stamps are
-in order by offset, and says `by_marker`.
+A marker carries the broker's clock, and ListOffsets takes it for a record. Its answer is a lower bound: no record
+before the marker is stamped so late. From there on batch headers are read, at most `budget` bytes of the log: a record
+found there is the first one. Beyond that a search by offset follows, which finds the record if stamps are in offset
+order, and sets `by_marker`.
 
-Promises: no input or output here, a search yields what it wants to read; each ends, whatever it is told; the probes
-depend on the log alone, so that the same log gives the same answer and one moment's searches share what they saw.
+Promises: no I/O here: a search yields the reads that it needs; each search ends, with any answers; the probes depend on
+the log alone, so that the same log gives the same answer and searches of one moment share their reads.
 """
 
 from __future__ import annotations
@@ -24,16 +24,16 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 PROBE_BYTES = 256
-"""Room for a marker (78 bytes) and the header behind it. What is larger than that is no marker."""
+"""Room for a marker (78 bytes) and the header behind it. A larger batch is no marker."""
 WALK_BYTES = 64 << 10
-"""Asked for at once of a partition that is read on."""
+"""Bytes requested at once while reading on in a partition."""
 _QUESTIONS = 200
-"""Of one search: it takes some 20 for a log of a billion records; who answers without end is not asked on."""
+"""Limit on the reads of one search, which takes some 20 for a log of a billion records; it stops endless answers."""
 
 
 @dataclass(frozen=True, slots=True)
 class Want:
-    """Bytes of the log from `position`. `whole`: all of the first batch; `may_lack`: none of it if it is larger."""
+    """Bytes of the log from `position`. `complete`: all of the first batch; `may_lack`: none of it if it is larger."""
 
     position: int
     size: int
@@ -42,7 +42,7 @@ class Want:
 
 
 class Answer(NamedTuple):
-    """What came. `end`: nothing stands at or above the position; no bytes else: the first batch is larger."""
+    """The bytes received. `end`: nothing is at or above the position. No bytes otherwise: the first batch is larger."""
 
     records: memoryview
     high_watermark: int
@@ -50,7 +50,7 @@ class Answer(NamedTuple):
 
 
 class BatchStamps(NamedTuple):
-    """The records of one batch."""
+    """Offsets and timestamps of one batch's records."""
 
     offsets: NDArray[np.int64]
     stamps: NDArray[np.int64]
@@ -58,7 +58,7 @@ class BatchStamps(NamedTuple):
 
 @dataclass
 class PartitionLog:
-    """What was seen of one partition's log: by position the batch there or next, places that hold no marker, the
+    """The known part of one partition's log: by position the batch there or next, positions that hold no marker, the
     records of batches (by base), and the high watermark."""
 
     tp: TopicPartition
@@ -72,22 +72,22 @@ class PartitionLog:
         return len(self.batches) + len(self.records) + sum(len(r.offsets) for r in self.rows.values())
 
     def learn(self, position: int, records: memoryview) -> None:
-        """Raises Unreadable."""
+        """Add the headers of `records`, which start at `position`. Raises Unreadable."""
         for header in headers(records, position):
             self.batches[position] = self.batches[header.base] = header
             position = header.last + 1
 
     def knows(self, offset: int) -> bool:
-        """Whether it was seen what stands there."""
+        """Return whether the batch at this offset is known."""
         return offset in self.records or offset in self.batches
 
     def is_record(self, offset: int) -> bool:
-        """Of an offset that it knows."""
+        """Return whether a known offset holds a record, not a marker."""
         return offset in self.records or not self.batches[offset].control
 
 
 class _NotReadOn(Exception):
-    """It cannot be read on."""
+    """The partition cannot be read on."""
 
 
 Asking = Generator[Want, Answer, Header | None]
@@ -95,7 +95,8 @@ Finding = Generator[Want, Answer, OffsetAtTime | None]
 
 
 class StampSearch:
-    """For the first record of the partition stamped at or after `time`; `hit`: Kafka's answer; `budget` in bytes."""
+    """Searches one partition for the first record stamped at or after `time`. `hit`: Kafka's answer; `budget` in
+    bytes."""
 
     def __init__(self, log: PartitionLog, time: int, hit: OffsetAtTime, budget: int) -> None:
         self._seen, self._time, self._hit, self._budget = log, time, hit, budget
@@ -104,7 +105,8 @@ class StampSearch:
         self._typical = PROBE_BYTES
 
     def run(self) -> Finding:
-        """None: there is no such record. Where `by_marker`, the stamp may be no record's: the time asked for."""
+        """Search, and return the record, or None if there is none. With `by_marker`, the stamp may be the requested
+        time instead of a record's."""
         if (yield from self._is_record()):
             return self._hit
         try:
@@ -122,7 +124,7 @@ class StampSearch:
         return OffsetAtTime(offset, self._time, by_marker=True)
 
     def _is_record(self) -> Generator[Want, Answer, bool]:
-        """Whether Kafka's answer is a record. A batch that makes no sense is left to whoever lands it."""
+        """Return whether Kafka's answer is a record. An unreadable batch counts as one and is left to landing."""
         position, log = self._hit.offset, self._seen
         if not log.knows(position):
             heard = yield from self._hear(Want(position, PROBE_BYTES, may_lack=True))
@@ -135,7 +137,7 @@ class StampSearch:
         return log.is_record(position)
 
     def _look_again(self) -> Generator[Want, Answer, None]:
-        """What an earlier search saw of the log's end may be old."""
+        """Refresh the log's end, which may be outdated from an earlier search."""
         yield from self._hear(Want(max(self._seen.high - 1, 0), PROBE_BYTES, may_lack=True))
 
     def _hear(self, want: Want) -> Generator[Want, Answer, Answer]:
@@ -155,7 +157,8 @@ class StampSearch:
     # -- reading on
 
     def _walk(self) -> Finding:
-        """None: not in the stretch that may be read. `_low` stands behind what was read, at the end if that is all."""
+        """Read on within the budget; return None if the record is not there. `_low` is then behind the bytes read, at
+        the log's end if those are all."""
         read = 0
         while read <= self._budget:
             batch = yield from self._at(self._low, WALK_BYTES)
@@ -170,7 +173,7 @@ class StampSearch:
         return None
 
     def _at(self, position: int, size: int) -> Asking:
-        """The batch that holds the position, or else the next one; None: there is none."""
+        """Return the batch that holds the position, else the next one, or None."""
         log = self._seen
         while position not in log.batches:
             if position >= log.high:
@@ -195,7 +198,7 @@ class StampSearch:
             heard = yield from self._hear(Want(batch.base, batch.size, complete=True))
             try:
                 self._seen.rows[batch.base] = _decode_stamps(self._seen.tp, batch, heard.records)
-            except (CorruptBatch, UnsupportedBatch):  # landing names it, with the way out
+            except (CorruptBatch, UnsupportedBatch):  # landing reports it, with the remedy
                 self._low = batch.base
                 raise _NotReadOn from None
         return self._seen.rows[batch.base]
@@ -206,7 +209,10 @@ class StampSearch:
     # -- by offset
 
     def _by_offset(self) -> Finding:
-        """From `_low` on, in steps that double, then in halves; a batch stands for all that are before or after it."""
+        """Search from `_low` on in steps that double, then by bisection.
+
+        A batch stands for all that are before or after it.
+        """
         late = yield from self._gallop()
         top = self._seen.high if late is None else late.base
         while self._low < top:
@@ -230,8 +236,7 @@ class StampSearch:
         return None
 
     def _probe(self, position: int, top: int) -> Asking:
-        """The first batch of records from the position on, below `top`, if it reaches the time. One that does not
-        raises `_low`."""
+        """Return the first batch of records in [position, top) if it reaches the time; else move `_low` behind it."""
         size = self._typical + PROBE_BYTES
         while position < top:
             batch = yield from self._at(position, size)
@@ -245,7 +250,7 @@ class StampSearch:
 
 
 def _decode_stamps(tp: TopicPartition, batch: Header, records: memoryview) -> BatchStamps:
-    """Raises CorruptBatch, UnsupportedBatch."""
+    """Return offsets and timestamps of the batch's records. Raises CorruptBatch, UnsupportedBatch."""
     import pyarrow as pa
 
     from sluice.pipelines.records.kafka_batches.decode import BatchDecoder  # its compiled loops take a moment to load

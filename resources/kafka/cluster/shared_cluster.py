@@ -1,13 +1,12 @@
-"""One Kafka for many feeds: they share its connections, and one look at it tells each of them what it asks first.
+"""One Kafka for many feeds: shared connections, and one snapshot that answers each feed's first requests.
 
-Topics, positions, committed offsets and settings of all the feeds are asked for together: a few requests to each broker
-however many feeds there are (KIP-699, KIP-709), where each by itself takes a dozen. Look-ups by time go together where
-feeds ask at the same moment.
+Topics, positions, committed offsets and settings of all the feeds are requested together: a few requests to each broker
+however many feeds there are (KIP-699, KIP-709), where each feed alone takes a dozen. Concurrent look-ups by time are
+combined.
 
-Promises: nothing is told that is older than `AGE`, and nothing to a feed that said since that it is out of date
-(`forget`). What a look could not find out for a feed (a topic without a leader, a right that is missing, brokers before
-3.0), that feed asks for by itself, with its own patience and its own error. Commits and fetches go by no look. Safe for
-feeds side by side in threads.
+Promises: no answer is older than `AGE`, and a feed that has called `forget` gets none. Each feed requests for itself
+everything that a snapshot could not cover (a topic without a leader, a missing right, brokers before 3.0), with its own
+patience and its own error. Commits and fetches never go by a snapshot. Safe for feeds side by side in threads.
 """
 
 from __future__ import annotations
@@ -43,21 +42,23 @@ from sluice.resources.kafka.protocol.group_api import GROUP
 from sluice.resources.kafka.protocol.messages import ClusterView
 
 AGE = 5.0
-"""Seconds after which a look is out of date for everybody."""
+"""Seconds after which a snapshot is out of date for every feed."""
 CONFIGS_AGE = 60.0
-"""The same of settings, which only explain."""
+"""The same for settings, which are only for explanations."""
 PATIENCE = 1.0
-"""Seconds that a feed waits for the look-up of another before it asks by itself."""
+"""Seconds that a feed waits for another's look-up before it sends its own."""
 MOST = 20_000
-"""The most partitions of a look: the feeds with the fewest come in first, and those with more ask by themselves."""
+"""The most partitions of a snapshot: feeds with the fewest come in first, and those with more ask by themselves."""
 
 Offsets = Mapping[TopicPartition, CommittedOffset | None]
 
 
 @dataclass(frozen=True, slots=True)
 class Look:
-    """One Kafka at one moment, begun at `began` (monotonic seconds). `partitions` by topic: of topics that are seen
-    whole. `committed` by group."""
+    """A snapshot of one Kafka, begun at `began` (monotonic seconds).
+
+    `partitions`: by topic, for topics of which no partition is missing. `committed`: by group.
+    """
 
     began: float
     layout: ClusterView
@@ -68,7 +69,7 @@ class Look:
 
 @dataclass(frozen=True, slots=True)
 class _Failed:
-    """A look that failed: whoever would look in the moments after that hears the same."""
+    """A failed snapshot: requests in the moments after it get the same error."""
 
     began: float
     error: SluiceError
@@ -76,7 +77,7 @@ class _Failed:
 
 @dataclass(eq=False, slots=True)
 class _Question:
-    """A look-up by time, and Kafka's answer once there is one; `failed`: there is none for those who asked together."""
+    """A look-up by time, and Kafka's answer once there is one; `failed`: there is none for the combined request."""
 
     times: Mapping[TopicPartition, int]
     answer: Mapping[TopicPartition, OffsetAtTime | None] | None = None
@@ -85,8 +86,10 @@ class _Question:
 
 @dataclass
 class SharedKafka:
-    """The Kafka of `feeds`, all of which reach it by exactly the settings `access`. Opens no connection before the
-    first question."""
+    """The Kafka of `feeds`, all of which reach it by exactly the settings `access`.
+
+    Opens no connection before the first request.
+    """
 
     access: KafkaAccess
     feeds: Sequence[Feed]
@@ -106,15 +109,15 @@ class SharedKafka:
         self.wire.close()
 
     def cluster(self) -> SharedCluster:
-        """The Cluster port of one of the feeds. Closing it leaves the connections to the others."""
+        """Return the Cluster port of one of the feeds. Closing it leaves the connections to the others."""
         return SharedCluster(self)
 
     def group(self, name: str, **settings: object) -> SharedGroup:
-        """The Group port of one of the feeds; `settings` as of KafkaGroup."""
+        """Return the Group port of one of the feeds; `settings` as of KafkaGroup."""
         return SharedGroup(self, name, **settings)
 
     def look(self) -> Look:
-        """A look that is not out of date. Raises what KafkaCluster raises; whoever asks within `AGE` hears the same
+        """Return a snapshot that is not out of date. Raises as KafkaCluster; callers within `AGE` get the same
         error."""
         with self._lock:
             last = self._last
@@ -125,7 +128,7 @@ class SharedKafka:
         return last
 
     def configs(self) -> Configs:
-        """The settings of all topics that the last look saw, and of a broker."""
+        """Return the settings of all topics in the last snapshot, and of a broker."""
         with self._lock:
             at, cached = self._settings or (0.0, Configs())
             if not at or time.monotonic() - at > CONFIGS_AGE:
@@ -134,9 +137,11 @@ class SharedKafka:
             return cached
 
     def offsets_at(self, times: Mapping[TopicPartition, int]) -> Mapping[TopicPartition, OffsetAtTime | None] | None:
-        """As of KafkaCluster, where the last look knows the partitions. While Kafka answers one look-up, those of other
-        feeds wait, and then go together. None if Kafka is slow, or it fails: then each feed asks by itself, for as long
-        as settings are told, so that none waits for another's broker."""
+        """Look up as KafkaCluster does, if the last snapshot has the partitions; return None if Kafka is slow or fails.
+
+        While Kafka answers one look-up, those of other feeds wait, and are then combined. After None each feed asks by
+        itself for CONFIGS_AGE seconds, so that none waits for another's broker.
+        """
         if time.monotonic() < self._apart:
             return None
         mine = _Question(times)
@@ -172,13 +177,13 @@ class SharedKafka:
             self._apart = time.monotonic() + CONFIGS_AGE
 
     def drop(self, group: str) -> None:
-        """What the last look says of the group is out of date: it is about to move."""
+        """Drop the group from the last snapshot: its offsets are about to move."""
         with self._lock:
             if isinstance(self._last, Look):
                 remaining = {name: offsets for name, offsets in self._last.committed.items() if name != group}
                 self._last = replace(self._last, committed=remaining)
 
-    # -- looking
+    # -- snapshots
 
     def _take_look(self, began: float) -> Look | _Failed:
         try:
@@ -194,7 +199,7 @@ class SharedKafka:
         return Look(began, layout, topics, partitions, committed)
 
     def _committed(self, groups: Mapping[str, Sequence[TopicPartition]]) -> Mapping[str, Offsets]:
-        """What these groups have committed; those that could not be asked are left out."""
+        """Return the committed offsets of these groups; those that could not be asked are left out."""
         with contextlib.suppress(SluiceError):
             return self.wire.run("reading committed offsets", self._ask_coordinators, groups)
         return {}
@@ -220,7 +225,7 @@ class SharedKafka:
 
 
 class SharedCluster:
-    """`ports.Cluster` of one feed among others. What no look tells it asks over the shared connections."""
+    """`ports.Cluster` of one feed among others. Requests not covered by a snapshot go over the shared connections."""
 
     def __init__(self, shared: SharedKafka) -> None:
         self._shared = shared
@@ -228,10 +233,10 @@ class SharedCluster:
         self._began, self._by_itself = 0.0, False
 
     def close(self) -> None:
-        """The connections are the others', too."""
+        """Do nothing: the connections are shared."""
 
     def forget(self) -> None:
-        """What was told up to now is out of date: from now on this feed asks by itself."""
+        """Use no snapshot from now on: this feed sends its own requests."""
         self._by_itself = True
         self._own.forget()
 
@@ -270,8 +275,10 @@ class SharedCluster:
         return self._own.open_transactions(partitions)
 
     def epoch_ends(self, epochs: Mapping[TopicPartition, int]) -> Mapping[TopicPartition, int]:
-        """Left out are partitions whose epoch still lasts, as the look has it: it ends at the high watermark or above,
-        which the caller knows."""
+        """Return epoch ends, without partitions whose epoch still lasts in the snapshot.
+
+        Such an epoch ends at the high watermark or above, which the caller knows.
+        """
         look = self._look()
         lasting = {tp: leadership.leader_epoch for tp, leadership in look.layout.leaders.items()} if look else {}
         return self._own.epoch_ends({tp: e for tp, e in epochs.items() if lasting.get(tp) != e})
@@ -286,7 +293,7 @@ class SharedCluster:
 
 
 class SharedGroup(KafkaGroup):
-    """`ports.Group` of one feed among others. It joins and commits as ever, over connections of its own."""
+    """`ports.Group` of one feed among others. It joins and commits as usual, over connections of its own."""
 
     def __init__(self, shared: SharedKafka, group: str, **settings: object) -> None:
         super().__init__(shared.access, group, wire=shared.wire, **settings)  # type: ignore[arg-type]
@@ -304,7 +311,7 @@ class SharedGroup(KafkaGroup):
 
     @contextlib.contextmanager
     def join(self, topics: Sequence[str], transactional_id: str | None) -> Iterator[KafkaMembership]:
-        """As KafkaGroup. Until the group is left, and right after it, no look tells its offsets."""
+        """Join as KafkaGroup does. Until the group is left, and right after it, no snapshot has its offsets."""
         self._shared.drop(self._name)
         try:
             with super().join(topics, transactional_id) as member:
@@ -314,7 +321,7 @@ class SharedGroup(KafkaGroup):
 
 
 def _topics_of(feed: Feed, topics: Mapping[str, str]) -> tuple[str, ...]:
-    """The feed's topics that are there."""
+    """Return the feed's topics that exist."""
     if feed.topics.names:
         return tuple(name for name in feed.topics.names if name in topics)
     with contextlib.suppress(UnknownTopic):
@@ -323,7 +330,7 @@ def _topics_of(feed: Feed, topics: Mapping[str, str]) -> tuple[str, ...]:
 
 
 def _within_bounds(wanted: Mapping[str, tuple[str, ...]], layout: ClusterView) -> dict[str, tuple[str, ...]]:
-    """The feeds, the smallest first, whose topics together have no more than `MOST` partitions."""
+    """Return the feeds, the smallest first, whose topics together have no more than `MOST` partitions."""
     sizes: dict[str, int] = {}
     for tp in layout.leaders:
         sizes[tp.topic] = sizes.get(tp.topic, 0) + 1
@@ -342,7 +349,7 @@ def _within_bounds(wanted: Mapping[str, tuple[str, ...]], layout: ClusterView) -
 def _whole_topics(
     layout: ClusterView, known_states: Mapping[TopicPartition, PartitionState]
 ) -> dict[str, tuple[PartitionState, ...]]:
-    """The partitions by topic, of the topics of which none is missing."""
+    """Return the partitions by topic, for topics of which none is missing."""
     topics: dict[str, list[PartitionState]] = {}
     for tp in sorted(known_states):
         topics.setdefault(tp.topic, []).append(known_states[tp])
@@ -355,7 +362,7 @@ def _tps(partitions: Mapping[str, Sequence[PartitionState]], topics: Iterable[st
 
 
 def _in_kafka(feed: Feed) -> bool:
-    """Whether offsets of the feed's are in Kafka."""
+    """Return whether Kafka holds offsets of the feed."""
     return feed.offsets.dual_commit or not feed.offsets.in_zookeeper
 
 

@@ -1,8 +1,8 @@
-"""One visit to a cluster, to see whether a feed will get on with it: who answers, what this client may do, the time.
+"""Checks whether a feed can work with a cluster: reachability, rights, clock.
 
-Promises: nothing is changed, no group is joined; each question ends soon, whatever is away: addresses and brokers get
-`SECONDS`, however long the feed would be patient with them. Looking for a coordinator has the brokers make their own
-topics of groups and of transactions, where nobody has used any yet: as every client's looking does.
+Promises: nothing is changed, no group is joined; each request ends soon, whichever broker is absent: addresses and
+brokers get `SECONDS`, however patient the feed would be. Looking up a coordinator makes the brokers create their
+internal topics for groups and transactions if nobody has used any yet, as every client's look-up does.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ SECONDS = 5.0
 
 
 class KafkaVisit:
-    """Opens no connection before the first question; the questions may come from several threads."""
+    """Checks of one cluster. Opens no connection before the first request; several threads may call it."""
 
     def __init__(self, access: KafkaAccess) -> None:
         self._address = _hasty(access)
@@ -42,71 +42,70 @@ class KafkaVisit:
         self._wire.close()
 
     def reach(self, address: str) -> None:
-        """Connect to this bootstrap address alone, with TLS and login as the feed says. Raises what hinders that."""
+        """Connect to this bootstrap address alone, with the feed's TLS and login. Raises the error that prevents it."""
         with closing(Wire(KafkaAddress(address, self._address.client))) as wire:
             wire.run("reaching Kafka", wire.brokers)
 
     def brokers(self) -> tuple[Broker, ...]:
-        """Every broker at the address that it advertises, sorted."""
+        """Return every broker at its advertised address, sorted by id."""
         brokers = self._wire.run("asking for the brokers", self._wire.brokers)
         return tuple(sorted((Broker(b.node_id, f"{b.host}:{b.port}") for b in brokers), key=lambda b: b.id))
 
     def release(self, broker: int) -> tuple[int, ...]:
-        """The broker's release, such as (4, 1), as far as its protocol tells; it is connected to for that."""
+        """Return the broker's release, such as (4, 1), as far as its protocol shows it. Connects to the broker."""
         return self._wire.run(f"reaching broker {broker}", self._wire.release, broker)
 
     def ahead(self) -> float | None:
-        """How many seconds this machine's clock is ahead of the brokers', at least; None where they do not tell.
+        """Return by how many seconds this machine's clock is ahead of the brokers', at least; None if unknown.
 
-        Zero where the brokers' time lies between question and answer. Needs DESCRIBE on the cluster.
+        Zero if the brokers' time lies between request and answer. Needs DESCRIBE on the cluster.
         """
         return self._wire.run("asking for the time", self._ahead)
 
     def topics(self) -> Mapping[str, str]:
-        """Every visible topic, name → id (empty where brokers are too old to have one)."""
+        """Return every visible topic, name → id (empty for brokers too old to have ids)."""
         return self._wire.run("listing topics", self._wire.layout, None).topics
 
     def topics_seen(self, topics: Iterable[str]) -> Mapping[str, TopicSeen]:
-        """Each of the topics, with what this client may do to it."""
+        """Return each of the topics, with this client's rights on it."""
         request = visit_api.ask_topics(sorted(topics))
         return visit_api.read_topics(self._wire.run("describing topics", self._wire.send, None, request))
 
     def group_rights(self, group: str) -> frozenset[str]:
-        """What this client may do to the group, also to one that nobody made yet. Raises NotAuthorized."""
+        """Return this client's rights on the group, which need not exist yet. Raises NotAuthorized."""
         request = partial(visit_api.ask_group_rights, group)
         response = self._coordinators.run(f"describing group {group}", GROUP, group, request, group_api.group_errors)
         return visit_api.read_group_rights(response)
 
     def cluster_rights(self) -> frozenset[str]:
-        """What this client may do to the cluster as a whole."""
+        """Return this client's rights on the cluster as a whole."""
         request = visit_api.ask_cluster_rights()
         return visit_api.read_cluster_rights(self._wire.run("describing the cluster", self._wire.send, None, request))
 
     def group(self, group: str) -> GroupView:
-        """The group as it is. Raises NotAuthorized."""
+        """Return the group as it is. Raises NotAuthorized."""
         with closing(KafkaGroups(self._address, SECONDS)) as groups:
             return groups.view(group)
 
     def coordinator(self, transactional_id: str) -> Broker:
-        """Who coordinates the transactional id. Raises NotAuthorized without DESCRIBE on it."""
+        """Return the coordinator of the transactional id. Raises NotAuthorized without DESCRIBE on it."""
         doing = f"looking for the coordinator of {transactional_id}"
         return self._wire.run(doing, self._coordinators.broker, TRANSACTION, transactional_id)
 
     def may_write(self, transactional_id: str, group: str) -> bool:
-        """Whether this client may WRITE to the transactional id that the feed of that group commits by. Begins no
-        transaction."""
+        """Return whether this client may WRITE to the transactional id of that group's feed. Begins no transaction."""
         doing = f"asking for the rights on transactional id {transactional_id}"
         request = partial(visit_api.ask_to_write, transactional_id, group)
 
         def refused(response: Any) -> set[type[KafkaError]]:
-            """What passes: the coordinator moves, or loads."""
+            """Return a passing error: the coordinator moves, or loads."""
             error = error_of(response.error_code)
             return {error} if error and is_passing(error) else set()
 
         return visit_api.may_write(self._coordinators.run(doing, TRANSACTION, transactional_id, request, refused))
 
     def limits(self) -> BrokerConfig:
-        """The brokers' time limits; those that this client may not see are None."""
+        """Return the brokers' time limits; those that this client may not see are None."""
         with closing(KafkaCluster(self._address, SECONDS)) as cluster:
             return cluster.configs(()).broker
 
@@ -122,7 +121,7 @@ class KafkaVisit:
 
 
 def _hasty(access: KafkaAccess) -> KafkaAddress:
-    """The same access, in a hurry."""
+    """Return the same access with short timeouts."""
     limit, client = int(SECONDS * 1000), access.client_settings()
     bounds = {name: min(limit, client.get(name, limit)) for name in ("bootstrap_timeout_ms", "request_timeout_ms")}
     return KafkaAddress(access.bootstrap, client | bounds)

@@ -1,7 +1,7 @@
-"""How to reach a cluster: what a feed says of it, as keywords for the connections in `wire`.
+"""How to reach a cluster: a feed's settings as keywords for the connections in `connections`.
 
-Promises: every bound that matters (frame size, back-off, time-outs) is set here explicitly, since kafka-python's
-clients differ in their defaults. Secrets pass through to the connection and never into a repr.
+Promises: every bound that matters (frame size, back-off, timeouts) is set here explicitly, since kafka-python's clients
+differ in their defaults. Secrets pass through to the connection and never into a repr.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class KafkaAccess(Protocol):
         ...
 
     def client_settings(self) -> dict[str, Any]:
-        """kafka-python's settings of security, time-outs and back-off, secrets in plain."""
+        """Return kafka-python's settings for security, timeouts and back-off, with secrets in plain text."""
         ...
 
 
@@ -49,7 +49,8 @@ class KafkaAddress:
 
 @dataclass(frozen=True)
 class Connecting:
-    """What `wire` opens connections with. Times in seconds; `options` are kafka-python's keywords, secrets in plain."""
+    """Settings with which `connections` opens connections. Times in seconds; `options` are kafka-python's keywords,
+    with secrets in plain text."""
 
     bootstrap: str
     options: dict[str, Any] = field(repr=False)
@@ -62,14 +63,14 @@ class Connecting:
 
     @property
     def grantee(self) -> Grantee:
-        """Who we are to the brokers, for who grants rights."""
+        """Our identity at the brokers, for those who grant rights."""
         return Grantee(principal_of(self.options), self.bootstrap)
 
 
 def principal_of(client: Mapping[str, Any]) -> str:
-    """Who logs in by these settings of kafka-python, as Kafka calls them; `User:NAME` where they do not tell.
+    """Return the Kafka principal of these kafka-python settings; `User:NAME` if they do not show it.
 
-    A certificate's is its subject, unless the brokers' ssl.principal.mapping.rules make another of it.
+    The principal of a certificate is its subject, unless the brokers' ssl.principal.mapping.rules map it to another.
     """
     if user := client.get("sasl_plain_username"):
         return f"User:{user}"
@@ -79,13 +80,13 @@ def principal_of(client: Mapping[str, Any]) -> str:
 
 
 def grantee(kafka: KafkaSettings) -> Grantee:
-    """Who logs in by a feed's settings, and where."""
+    """Return the principal of a feed's settings, and its bootstrap address."""
     names = {"security_protocol", "sasl_plain_username", "ssl_certfile"}
     return Grantee(principal_of(kafka.model_dump(exclude_none=True, include=names)), kafka.bootstrap)
 
 
 def _subject(file: str) -> str:
-    """The subject of the certificate in the file, as Java writes it; empty where it cannot be read."""
+    """Return the subject of the certificate in the file, as Java writes it; empty if unreadable."""
     from cryptography import x509
 
     with contextlib.suppress(OSError, ValueError), open(file, "rb") as pem:
@@ -94,7 +95,8 @@ def _subject(file: str) -> str:
 
 
 def connecting(access: KafkaAccess, answer_bytes: int) -> Connecting:
-    """The settings of `access` with our own bounds; `answer_bytes` is the largest answer that a broker may send."""
+    """Return the settings of `access` with our own bounds; `answer_bytes`: the largest answer that a broker may
+    send."""
     client = access.client_settings()
     options = {
         "client_id": CLIENT_ID,
@@ -106,7 +108,7 @@ def connecting(access: KafkaAccess, answer_bytes: int) -> Connecting:
         **client,
         "bootstrap_servers": access.bootstrap.split(","),
         "receive_message_max_bytes": answer_bytes,
-        # Requests of different purposes share a connection; each has its own bound on what it leaves in flight.
+        # Requests of different purposes share a connection; each purpose bounds its own requests in flight.
         "max_in_flight_requests_per_connection": 1_000,
         "socket_options": _socket_options(client),
     }

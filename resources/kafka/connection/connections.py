@@ -1,10 +1,11 @@
 """Connections to the brokers of one cluster, driven by one background thread.
 
-kafka-python connects, logs in (SASL, TLS) and negotiates versions; who is asked what, and when to give up, is decided
-here. Of this package only `wire`, `receiving` and the modules called `…messages` touch kafka-python's internal API.
+kafka-python connects, logs in (SASL, TLS) and negotiates versions; this module chooses the broker for each request, and
+when to give up. In this package only `connections`, `zero_copy_transport` and the request modules of `protocol` touch
+kafka-python's internal API.
 
 Promises: the thread starts, and the first socket opens, with the first `run`; every wait has an end; `close` ends
-thread and sockets at once. Coroutines run on the background thread, one at a time: what they share needs no locks.
+thread and sockets at once. Coroutines run on the background thread, one at a time: their shared state needs no locks.
 """
 
 from __future__ import annotations
@@ -41,9 +42,9 @@ from sluice.resources.kafka.protocol.kafka_errors import (
 
 ANSWER_BYTES = 100 << 20
 """The largest answer that is not a fetch: metadata of a very large cluster."""
-_REFUSED_SECONDS = 3.0  # how long addresses that refuse at once are tried again: a broker may be starting
+_REFUSED_SECONDS = 3.0  # how long to retry addresses that refuse at once: a broker may be starting
 _PAUSE = 0.1
-_SHARES = 3  # a broker that says nothing for such a part of a request's time is not waited for alone
+_SHARES = 3  # after this fraction of a request's time, a silent broker is no longer the only one asked
 _DEDICATED = "coordinator-"
 
 _LOST = (
@@ -54,17 +55,17 @@ _LOST = (
 )
 T = TypeVar("T")
 
-# kafka-python reports each failed attempt as an error of its own; ours say it once, when it matters.
+# kafka-python logs each failed attempt as an error; our errors report it once, when it matters.
 for _name in ("kafka.net", "kafka.cluster", "kafka.protocol"):
     if logging.getLogger(_name).level == logging.NOTSET:
         logging.getLogger(_name).setLevel(logging.CRITICAL)
 
 
 class Wire:
-    """One cluster's connections. Use from any thread; `run` and `spawn` are the doors to the background thread."""
+    """The connections to one cluster. Use from any thread; `run` and `spawn` hand work to the background thread."""
 
     def __init__(self, access: KafkaAccess, answer_bytes: int = ANSWER_BYTES, rights: Sequence[Right] = ()) -> None:
-        """`rights`: what its work needs, for who lacks one."""
+        """`rights`: needed by its work, for errors about a missing one."""
         self._settings: Connecting = connecting(access, answer_bytes)
         self._rights = rights
         self._lock = threading.Lock()
@@ -88,7 +89,7 @@ class Wire:
     # -- from outside the background thread
 
     def run(self, doing: str, function: Callable[..., Awaitable[T]], *args: Any, rights: Sequence[Right] = ()) -> T:
-        """What the coroutine returns. Kafka's errors become ours; `doing` begins their message."""
+        """Run the coroutine and return its result. Kafka's errors become ours; `doing` begins their message."""
         try:
             result: T = self._loop().run(function, *args)
         except (KafkaError, OSError, ValueError) as error:
@@ -96,26 +97,26 @@ class Wire:
         return result
 
     def explain(self, error: BaseException, doing: str, *, rights: Sequence[Right] = (), **where: Any) -> SluiceError:
-        """The error as one of ours, for who we are; `rights`: what this needs, if that is not what all of it does."""
+        """Return the error as one of ours, with our identity; `rights`: needed here, if other than the wire's."""
         return explain(error, self._settings.grantee, doing, rights=rights or self._rights, **where)
 
     def spawn(self, function: Callable[..., Awaitable[Any]], *args: Any) -> Future:
-        """Start a coroutine (from any thread); the future is its outcome."""
+        """Start a coroutine from any thread; the future is its outcome."""
         return self._loop().call_soon_with_future(function, *args)
 
     def post(self, callback: Callable[[], Any]) -> None:
-        """Call it on the background thread, soon; nothing happens when that has ended."""
+        """Call it on the background thread, soon; do nothing if that has ended."""
         with contextlib.suppress(RuntimeError, KafkaUnavailable):
             self._loop().call_soon_threadsafe(callback)
 
     @property
     def alive(self) -> bool:
-        """Whether the background thread runs."""
+        """True while the background thread runs."""
         thread = None if self._net is None else self._net._io_thread
         return thread is not None and thread.is_alive()
 
     def close(self) -> None:
-        """End thread and connections; whoever waits is told. Idempotent."""
+        """End thread and connections; pending requests fail. Idempotent."""
         with self._lock:
             done, self._closed = self._closed or self._net is None, True
         if done:
@@ -127,11 +128,11 @@ class Wire:
         self._manager.close_sockets()
 
     def borrow(self, rights: Sequence[Right] = ()) -> Wire:
-        """The same wire for a group of one feed, with that feed's rights."""
+        """Return this wire for a group of one feed, with that feed's rights."""
         return cast(Wire, Borrowed(self, rights))
 
     def hang_up(self, borrower: str) -> None:
-        """End the connections to coordinators of one who borrowed the wire."""
+        """End a borrower's connections to coordinators."""
         if self.alive:
             self.post(lambda: self._hang_up(borrower))
 
@@ -152,7 +153,7 @@ class Wire:
         await self._net.sleep(seconds)
 
     async def gather(self, coroutines: Iterable[Awaitable[T]]) -> list[T]:
-        """Run them side by side; the first error is raised when all have ended."""
+        """Run them concurrently; raise the first error when all have ended."""
         futures = [self._net.call_soon_with_future(c) for c in coroutines]
         for future in futures:
             with contextlib.suppress(Exception):
@@ -160,13 +161,13 @@ class Wire:
         return [await future for future in futures]
 
     async def within(self, future: Future, seconds: float) -> Any:
-        """The future's outcome; KafkaTimeoutError when it does not come in time."""
+        """Return the future's outcome. Raises KafkaTimeoutError if it does not come in time."""
         return await self._manager.wait_for(future, seconds * 1000)
 
     async def send(self, node: int | str | None, request: Any, seconds: float | None = None) -> Any:
-        """The broker's response; `node` None: whichever answers first, for questions that may be asked twice.
+        """Return the broker's response. `node` None: the first broker to answer, for requests that may be sent twice.
 
-        Raises AnswerLost when the request went out and nothing came back, other kafka errors when it did not go out.
+        Raises AnswerLost if the request was sent and no answer came, other kafka errors if it was not sent.
         """
         await self._find_brokers()
         limit = seconds or self._settings.request_seconds
@@ -189,7 +190,7 @@ class Wire:
     async def _sent(self, node: int | str, request: Any, seconds: float) -> Future:
         connection = self._manager.get_connection(node)
         await self._ready(connection)
-        # A broker that throttles reads nothing from it now (KIP-219).
+        # A throttling broker reads nothing from the connection now (KIP-219).
         while connection.connected and "throttle" in connection.paused:
             await self.sleep(_PAUSE / 2)
         sent: Future = connection.send_request(request, request_timeout_ms=seconds * 1000)
@@ -198,9 +199,9 @@ class Wire:
         return sent
 
     async def _ask_any(self, request: Any, seconds: float) -> Any:
-        """The least busy broker is asked, and the next one when it fails or says nothing for a while.
+        """Ask the least busy broker, and the next one when it fails or stays silent for a while.
 
-        When none of them answers, the bootstrap addresses are asked for other brokers by the next request (KIP-899).
+        When none of them answers, the next request asks the bootstrap addresses for other brokers (KIP-899).
         """
         start, nodes, attempts = time.monotonic(), self._by_load(), []
         for node in nodes:
@@ -217,7 +218,7 @@ class Wire:
         raise NotReached("no broker answers; " + ", ".join(map(error_text, errors)))
 
     def _by_load(self) -> list[int]:
-        """The brokers, those with the fewest requests under way first, those that just failed last."""
+        """Return the brokers: those with the fewest requests in flight first, those that just failed last."""
         nodes = [broker.node_id for broker in self._manager.cluster.brokers()]
         return sorted(random.sample(nodes, len(nodes)), key=self._load)
 
@@ -228,7 +229,7 @@ class Wire:
         return self._manager.connection_delay(node) > 0, under_way, not connected
 
     def _about(self, node: int | str, error: BaseException) -> str:
-        """Which broker it is, and what is wrong with it: what it was the last time while it is left alone for that."""
+        """Describe a broker and its error; while we back off from it, the error is the last one before that."""
         if not isinstance(error, kafka_errors.NodeNotReadyError):
             self._troubles[node] = error_text(error)
         broker = self._manager.cluster.broker_metadata(node)
@@ -238,13 +239,13 @@ class Wire:
         return f"{name} at {broker.host}:{broker.port}: {self._troubles.get(node, 'not ready')}"
 
     async def layout(self, topics: Iterable[str] | None, node: int | None = None) -> messages.ClusterView:
-        """Metadata of the topics (None: of all) as `node` (None: any broker) knows it."""
+        """Return metadata of the topics (None: all) as `node` (None: any broker) has it."""
         response = await self.send(node, messages.ask_layout(topics))
         self._manager.cluster._brokers = {broker.node_id: broker for broker in response.brokers}
         return messages.read_layout(response)
 
     async def reach(self, node: int) -> tuple[str, int]:
-        """Connect to a broker, and log in, unless that is done. Its address, and how many connections to it that makes.
+        """Connect and log in to a broker unless that is done; return its address and the number of connections made.
 
         Raises NotReached.
         """
@@ -268,31 +269,32 @@ class Wire:
         return connection
 
     async def brokers(self) -> list[Any]:
-        """Every broker (`node_id`, `host`, `port`, `rack`), as the first bootstrap address that answers names them."""
+        """Return every broker (`node_id`, `host`, `port`, `rack`), as listed by the first bootstrap address that
+        answers."""
         await self._find_brokers()
         return list(self._manager.cluster.brokers())
 
     async def release(self, node: int) -> tuple[int, ...]:
-        """The broker's release, as far as its protocol tells. Connects to it, and logs in."""
+        """Return the broker's release, as far as its protocol shows it. Connects to it, and logs in."""
         release: tuple[int, ...] = (await self._connect(node)).broker_version
         return release
 
     async def coordinator(self, kind: int, key: str, borrower: str = "") -> Any:
-        """The node to ask about a group or transactional id; cached until `forget_coordinator`."""
+        """Return the node to ask about a group or transactional id; cached until `forget_coordinator`."""
         cache_key = kind, key, borrower
         if cache_key not in self._coordinators:
             self._coordinators[cache_key] = self._add_coordinator(await self.find_coordinator(kind, key), borrower)
         return self._coordinators[cache_key]
 
     async def find_coordinator(self, kind: int, key: str) -> group_api.Coordinator:
-        """The broker that coordinates a group or transactional id now. Raises its error where there is none."""
+        """Return the current coordinator of a group or transactional id. Raises its error where there is none."""
         coordinator = group_api.read_coordinator(await self.send(None, group_api.ask_coordinator(kind, key)))
         if coordinator.error:
             raise coordinator.error()
         return coordinator
 
     async def find_coordinators(self, kind: int, keys: Iterable[str]) -> dict[str, int]:
-        """The brokers that coordinate these now; keys without one are left out. Raises its error below Kafka 3.0."""
+        """Return the current coordinators of these; keys without one are left out. Raises its error below Kafka 3.0."""
         response = await self.send(None, group_api.ask_coordinators(kind, keys))
         return group_api.read_coordinators(response)
 
@@ -300,8 +302,7 @@ class Wire:
         self._coordinators.pop((kind, key, borrower), None)
 
     def _add_coordinator(self, coordinator: group_api.Coordinator, borrower: str) -> str:
-        """A connection of its own, also for each who borrows the wire: a join that waits would hold up what is sent
-        after it."""
+        """Add a separate connection, also for each borrower: a pending join would hold up requests sent after it."""
         node = f"{_DEDICATED}{borrower}{coordinator.node}"
         broker = type(self._manager.cluster.bootstrap_brokers()[0])
         self._manager.cluster._coordinator_brokers[node] = broker(node, coordinator.host, coordinator.port, None)
@@ -318,7 +319,7 @@ class Wire:
                 connection.close()
 
     async def _ready(self, connection: Any) -> None:
-        """Wait until it is connected and logged in; a connection that does not get there is closed."""
+        """Wait until it is connected and logged in; close it if that takes too long."""
         if connection.connected:
             return
         try:
@@ -367,8 +368,10 @@ class Wire:
 
 
 class Borrowed:
-    """Another's wire, for a group of one feed: with its own rights, and own connections to coordinators, which alone
-    `close` ends. Whoever lends it closes the rest."""
+    """A borrowed wire for a group of one feed, with its own rights and its own connections to coordinators.
+
+    `close` ends only those; the owner closes the rest.
+    """
 
     _numbers = itertools.count(1)
 
@@ -396,7 +399,7 @@ class Borrowed:
 
 
 def _first_of(attempts: Iterable[Future]) -> Future:
-    """Done with the first success; failed when all have failed."""
+    """Return a future: done with the first success, failed when all have failed."""
     first, remaining = Future(), list(attempts)
 
     def succeed(answer: Any) -> None:
@@ -414,7 +417,7 @@ def _first_of(attempts: Iterable[Future]) -> Future:
 
 
 class Patience:
-    """Bounded waiting with growing pauses: starts with the first trouble, starts over after progress."""
+    """Bounded waiting with growing pauses: starts with the first error, starts over after progress."""
 
     def __init__(self, wire: Wire, seconds: float) -> None:
         self._wire = wire
@@ -426,7 +429,7 @@ class Patience:
         self._pause = _PAUSE / 2
 
     async def trouble(self, error: BaseException) -> None:
-        """Pause before the next attempt; raises the error when it is not a passing one or time is up."""
+        """Pause before the next attempt. Raises the error if it is not a passing one or time is up."""
         now = time.monotonic()
         self._since = now if self._since is None else self._since
         if not is_passing(error) or isinstance(error, NoAddress) or now - self._since > self._seconds:

@@ -1,9 +1,9 @@
 """Tokens for SASL/OAUTHBEARER: the client credentials of OAuth 2.0 against an OIDC token endpoint (KIP-768).
 
-Promises: a token is asked for when the first connection needs one, serves every connection of this process, and is
-asked for anew when four fifths of its life are over; while the endpoint is away the old one serves to its end. Every
-wait has an end, an answer is bounded, redirects are not followed, and the secret travels over https, or on loopback.
-No error holds a token or the secret.
+Promises: a token is requested when the first connection needs one, is shared by every connection of this process, and
+is renewed after four fifths of its life; while the endpoint is down the old token is used until it expires. Every wait
+has an end, an answer is bounded, redirects are not followed, and the secret travels over https, or on loopback. No
+error contains a token or the secret.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ from sluice.pipelines.errors import FeedError, KafkaUnavailable, NotAuthorized, 
 
 _SECONDS = 10.0
 _MAX_BYTES = 64 << 10
-_FRESH = 0.8  # the share of its life for which a token is not asked for anew
+_FRESH = 0.8  # the share of its life after which a token is renewed
 _TRIES = 3
 _PAUSE = 0.5
-_LIFETIME = 300.0  # seconds, where the endpoint says nothing
+_LIFETIME = 300.0  # seconds, if the endpoint gives no lifetime
 _TOKEN = re.compile(r"[A-Za-z0-9._~+/=-]+")
 _LOOPBACK = {"127.0.0.1", "localhost", "::1"}
 _ENDPOINT = "kafka.sasl_oauth_token_endpoint"
@@ -40,7 +40,8 @@ _OTHER_HOST = (62, 64)
 
 @dataclass(frozen=True)
 class Credentials:
-    """Who asks, and where. `cafile`: the CA of the endpoint's certificate; empty: those that the system trusts."""
+    """A client and its token endpoint. `cafile`: the CA of the endpoint's certificate; empty: the system's trusted
+    CAs."""
 
     endpoint: str
     client_id: str
@@ -66,7 +67,7 @@ _asking = threading.Lock()
 
 
 class ClientCredentials(AbstractTokenProvider):  # type: ignore[misc]
-    """What kafka-python asks for tokens. Raises FeedError for an endpoint that would see the secret in plain."""
+    """kafka-python's token provider. Raises FeedError for an endpoint that would see the secret in plain text."""
 
     def __init__(self, endpoint: str, client_id: str, client_secret: str, scope: str = "", cafile: str = "") -> None:
         super().__init__()
@@ -77,7 +78,7 @@ class ClientCredentials(AbstractTokenProvider):  # type: ignore[misc]
         self._credentials = credentials
 
     def token(self) -> str:
-        """A token that is valid now. Raises NotAuthorized, KafkaUnavailable."""
+        """Return a token that is valid now. Raises NotAuthorized, KafkaUnavailable."""
         with _asking:
             token, now = _tokens.get(self._credentials), time.monotonic()
             if token and now < token.fresh_until:
@@ -91,7 +92,7 @@ class ClientCredentials(AbstractTokenProvider):  # type: ignore[misc]
 
 
 def _ask(credentials: Credentials) -> _Token:
-    """Several times, where nobody answers."""
+    """Request a token, several times if the endpoint does not answer."""
     for _ in range(_TRIES - 1):
         with suppress(KafkaUnavailable):
             return _once(credentials)
@@ -131,7 +132,7 @@ def _answer(credentials: Credentials) -> bytes:
 
 
 def _reason(body: bytes) -> str:
-    """OAuth's word for it (RFC 6749), where there is one."""
+    """Return OAuth's error code (RFC 6749); empty if there is none."""
     try:
         reason = json.loads(body)["error"]
     except (ValueError, TypeError, KeyError):
@@ -181,6 +182,6 @@ def _read(answer: bytes, began: float, credentials: Credentials) -> _Token:
 
 
 def _shown(credentials: Credentials) -> str:
-    """The address without what could be secret in it."""
+    """Return the address without parts that could be secret."""
     where = urllib.parse.urlsplit(credentials.endpoint)
     return f"{where.scheme}://{where.hostname}{f':{where.port}' if where.port else ''}{where.path}"

@@ -1,9 +1,9 @@
-"""kafka-python's connections, receiving our way: bytes go from the socket into the frame that they belong to, once.
+"""kafka-python's connections with our own receive path: bytes go from the socket into their frame, once.
 
 kafka-python reads 4 KiB at a time and copies each byte five times before its caller sees it; at the rates of a fetch
-that costs more than decoding. Promises: an answer of any size is received in place; records in it are views; what
-cannot be an answer (length, order, content) closes the connection. Promised of sockets, too: each is closed, also one
-that never became a connection, which kafka-python leaves to the garbage collector.
+that costs more than decoding. Promises: an answer of any size is received in place; records in it are views; an invalid
+answer (length, order, content) closes the connection. Every socket is closed, also one that never became a connection,
+which kafka-python leaves to the garbage collector.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _HEADER_BYTES = 64  # more than any response header holds
 
 
 class Closing(KafkaConnectionManager):  # type: ignore[misc]
-    """kafka-python's connections, with our way of connecting."""
+    """kafka-python's connection manager, connecting our way."""
 
     plain, secure = KafkaTCPTransport, KafkaSSLTransport
 
@@ -44,14 +44,14 @@ class Closing(KafkaConnectionManager):  # type: ignore[misc]
     async def _build_transport(self, node: Any, timeout_at: float | None = None) -> Any:
         sock = await self._connected(node, timeout_at)
         with _closed_unless_done(sock):
-            transport = self._make_transport(sock, node.host)  # TLS makes another socket of it
+            transport = self._make_transport(sock, node.host)  # TLS wraps it in another socket
         with _closed_unless_done(transport._sock):
             await _shake_hands(transport, self.config["ssl_certfile"] or "")
         self._transports = [*self._open(), transport]
         return transport
 
     async def _connected(self, node: Any, timeout_at: float | None) -> Any:
-        """A socket to the first of the node's addresses that takes one. Raises KafkaConnectionError."""
+        """Return a socket to the first of the node's addresses that accepts. Raises KafkaConnectionError."""
         opened: Any = KafkaNetSocket(self.config["proxy_url"])
         failed = kafka_errors.KafkaConnectionError("DNS Resolution failure")
         for family, kind, protocol, _, address in opened.dns_lookup(node.host, node.port):
@@ -77,12 +77,12 @@ class Closing(KafkaConnectionManager):  # type: ignore[misc]
         return self.secure(self._net, sock, host=host, **settings)
 
     def abandon(self) -> None:
-        """Close every connection at once, whatever waits to be written; who waits for an answer is told."""
+        """Close every connection at once, with writes pending or not; pending requests fail."""
         for transport in self._open():
             transport._close()
 
     def close_sockets(self) -> None:
-        """Once the loop has ended: close the sockets of connections that still had something to write."""
+        """Close the sockets of connections with unsent data, once the loop has ended."""
         for transport in self._open():
             transport._sock.close()
             transport._sock = None
@@ -93,7 +93,7 @@ class Closing(KafkaConnectionManager):  # type: ignore[misc]
 
 @contextmanager
 def _closed_unless_done(sock: Any) -> Iterator[None]:
-    """Also when everything ends while a coroutine waits inside the block."""
+    """Close the socket on any error, also when everything ends while a coroutine waits inside the block."""
     try:
         yield
     except BaseException:
@@ -102,7 +102,7 @@ def _closed_unless_done(sock: Any) -> Iterator[None]:
 
 
 async def _shake_hands(transport: Any, certificate: str) -> None:
-    """The TLS handshake, where there is one. Raises Untrusted, KafkaConnectionError."""
+    """Do the TLS handshake, if there is one. Raises Untrusted, KafkaConnectionError."""
     try:
         await transport.handshake()
     except (OSError, ValueError, KafkaError) as error:
@@ -110,7 +110,7 @@ async def _shake_hands(transport: Any, certificate: str) -> None:
 
 
 def _meaning(error: Exception, certificate: str, doing: str = "") -> KafkaError:
-    """What a socket says, with or without TLS. `certificate`: the file of ours, if any."""
+    """Return the meaning of a socket's error, with or without TLS. `certificate`: our own file, if any."""
     if isinstance(error, ssl.SSLCertVerificationError):
         return Untrusted(f"{doing}{error}", error.verify_code)
     alert = (error.reason or "") if isinstance(error, ssl.SSLError) else ""
@@ -123,7 +123,7 @@ def _meaning(error: Exception, certificate: str, doing: str = "") -> KafkaError:
 
 
 class _Receiving:
-    """Mixed into kafka-python's transports, in place of its reading."""
+    """A mixin that replaces the reading of kafka-python's transports."""
 
     _net: Any
     _sock: Any
@@ -139,7 +139,7 @@ class _Receiving:
             await self._net.wait_read(self._sock)
             try:
                 while self._next_frame(connection, frame):
-                    # Whoever waited for it goes first: a broker that refuses a login says why, then hangs up.
+                    # The waiting task goes first: a broker that refuses a login gives its reason, then hangs up.
                     await self._net.sleep(0)
             except KafkaError as error:
                 self.abort(error=error)  # type: ignore[attr-defined]
@@ -148,7 +148,7 @@ class _Receiving:
                 self.abort(error=_meaning(error, certificate))  # type: ignore[attr-defined]
 
     def _next_frame(self, connection: Any, frame: _ResponseFrame) -> bool:
-        """Take what the socket holds, up to the end of a frame, and hand that over; false when the socket is empty."""
+        """Receive up to the end of a frame and hand that over; return False when the socket is empty."""
         while not self._closed:
             try:
                 received = self._sock.recv_into(frame.room)
@@ -172,13 +172,13 @@ class _TLSTransport(_Receiving, KafkaSSLTransport):  # type: ignore[misc]
 
 
 class Manager(Closing):
-    """The same, with our way of receiving."""
+    """The same, with our own receive path."""
 
     plain, secure = _Transport, _TLSTransport
 
 
 class ClosingClient(KafkaNetClient):  # type: ignore[misc]
-    """What is behind kafka-python's own clients, connecting our way. To take as their `kafka_client`."""
+    """The network client of kafka-python's own clients, connecting our way. Pass it as their `kafka_client`."""
 
     def __init__(self, **configs: Any) -> None:
         net = NetworkSelector(**configs)
@@ -191,8 +191,9 @@ class ClosingClient(KafkaNetClient):  # type: ignore[misc]
 
 
 def client_of(kind: Callable[..., T], **settings: Any) -> T:
-    """One of kafka-python's own clients, connecting our way. One that finds no broker raises, and leaves thread and
-    sockets behind: they are closed here.
+    """Return one of kafka-python's own clients, connecting our way.
+
+    One that finds no broker raises, and leaves thread and sockets behind: they are closed here.
     """
     clients: list[ClosingClient] = []
 
@@ -209,7 +210,7 @@ def client_of(kind: Callable[..., T], **settings: Any) -> T:
 
 
 class _ResponseFrame:
-    """A response under way: four bytes of length, then as many as they say."""
+    """A response being received: four bytes of length, then that many bytes."""
 
     def __init__(self, limit: int) -> None:
         self._limit = limit
@@ -226,7 +227,7 @@ class _ResponseFrame:
         return self._view[self._at :]
 
     def filled(self, count: int) -> memoryview | None:
-        """`count` bytes were written into `room`; the frame when that was its end."""
+        """Record `count` bytes written into `room`; return the frame if it is complete."""
         self._at += count
         if self._at < len(self._view):
             return None
@@ -243,7 +244,7 @@ class _ResponseFrame:
 
 
 class _ResponseParser:
-    """In place of kafka-python's `receive_bytes`: a whole frame in, (correlation id, response) out."""
+    """Replaces kafka-python's `receive_bytes`: a whole frame in, (correlation id, response) out."""
 
     def __init__(self, parser: Any) -> None:
         self._requests = parser.in_flight_requests

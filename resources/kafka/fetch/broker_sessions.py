@@ -1,9 +1,9 @@
-"""What the readers of one stream share: requests to each broker, a budget of bytes, and what is known of leaders.
+"""Shared state of one stream's readers: requests to each broker, a budget of bytes, and known leaders.
 
-Promises: one fetch under way to each broker, with every partition that waits for it, those longest without data
-first; the bytes asked for and not yet consumed stay within the budget, but for one answer when nothing else is held;
-a broker that throttles us is left alone for as long as it says (KIP-219); questions asked at about the same time go
-out as one request.
+Promises: one fetch in flight to each broker, with every partition that waits for it, those longest without data first;
+the bytes requested and not yet consumed stay within the budget, except for one answer when nothing else is buffered; a
+throttling broker gets no request during the pause that it demands (KIP-219); requests made at about the same time are
+combined.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ from sluice.resources.kafka.protocol.kafka_errors import AnswerLost, error_name
 from sluice.resources.kafka.protocol.messages import EARLIEST, LATEST, ClusterView, FetchAsk, FetchPart, Leadership
 
 WAIT_MS = 500
-"""How long a broker may hold a fetch that finds nothing: Kafka's own default, which tiered storage counts on."""
+"""How long a broker may hold an empty fetch (ms): Kafka's own default, which tiered storage counts on."""
 
 _MOST_THROTTLED = 300.0
-"""Seconds that a broker may have us pause without giving anything. After that it is one that does not answer."""
+"""Seconds for which a broker may pause us without giving data. After that it counts as silent."""
 
 K = TypeVar("K")
 V = TypeVar("V")
@@ -53,12 +53,12 @@ class TrafficCounter:
         self._ends[str(tp)] = max(high_watermark, self._ends.get(str(tp), 0))
 
     def total(self) -> TaskTraffic:
-        """Return the counts so far."""
+        """Return the current counts."""
         return TaskTraffic(tuple(b for _, b in sorted(self._brokers.items())), dict(self._ends))
 
 
 class ByteBudget:
-    """Bytes reserved for answers under way, or received and not yet taken by the consumer."""
+    """Bytes reserved for answers in flight, or received and not yet taken by the consumer."""
 
     def __init__(self, wire: Wire, limit: int) -> None:
         self._wire = wire
@@ -67,7 +67,7 @@ class ByteBudget:
         self._waiting: list[Future] = []
 
     async def reserve(self, want: int, minimum: int) -> int:
-        """As much of `want` as there is room for, at least `least`: waits for it unless nothing is held."""
+        """Reserve as much of `want` as fits, at least `minimum`; wait for that unless nothing is reserved."""
         while self._held and self._limit - self._held < minimum:
             self._waiting.append(turn := Future())
             await turn
@@ -76,7 +76,7 @@ class ByteBudget:
         return granted
 
     def change(self, by: int) -> None:
-        """On the background thread: hold more, or less."""
+        """Change the reserved bytes. Call it on the background thread."""
         self._held += by
         if by < 0:
             waiting, self._waiting = self._waiting, []
@@ -84,12 +84,12 @@ class ByteBudget:
                 turn.success(None)
 
     def release(self, count: int) -> None:
-        """From the consumer's thread."""
+        """Release bytes. Call it on the consumer's thread."""
         self._wire.post(lambda: self.change(-count))
 
 
 class Lane:
-    """Fetches from one broker. `rack` is what we tell it of where we are; empty: nothing."""
+    """Fetches from one broker. `rack`: the location that we give it; empty: none."""
 
     def __init__(
         self,
@@ -114,9 +114,10 @@ class Lane:
         self._serving = False
 
     async def fetch(self, ask: FetchAsk, fed: int) -> tuple[FetchPart, bool]:
-        """The broker's answer, and whether the partition stood first: KIP-74 promises only the first a whole batch.
+        """Return the answer, and whether the partition stood first in the request.
 
-        `fed` orders a request: the number of the last answer that brought this partition data.
+        KIP-74 promises a whole batch only to the first. `fed` orders a request: the number of the last answer that
+        brought this partition data.
         """
         answer = Future()
         self._waiting.append((fed, ask, answer))
@@ -129,7 +130,7 @@ class Lane:
     async def _serve(self) -> None:
         try:
             while self._waiting:
-                await self._wire.sleep(0)  # whom the last answer woke asks again before the next request goes out
+                await self._wire.sleep(0)  # readers that the last answer woke ask again before the next request is sent
                 began = time.perf_counter_ns()
                 granted = await self._reserve()
                 await self._wire.sleep(await self._round(granted, _us_since(began)))
@@ -142,7 +143,7 @@ class Lane:
         return await self._budget.reserve(want, min(want, self._limits.partition_bytes))
 
     async def _round(self, granted: int, held_us: int) -> float:
-        """One request and its answer. The seconds that the broker wants no other one."""
+        """Send one request, handle its answer, and return the seconds for which the broker wants no other."""
         batch, self._waiting = sorted(self._waiting, key=lambda waiting: waiting[0]), []
         asks = [ask for _, ask, _ in batch]
         received = 0
@@ -152,7 +153,7 @@ class Lane:
             pause = min(answer.throttle_time_ms / 1000, _MOST_THROTTLED)
             self._paused = 0.0 if answer.parts else self._paused + pause
             if pause and not (answer.parts or answer.error) and self._paused <= _MOST_THROTTLED:
-                self._waiting += batch  # it left all of them out, and they are asked for again
+                self._waiting += batch  # it left all of them out: they are requested again
                 return pause
             parts = parts_of(answer, asks)
             received = sum(len(part.records) for part in parts)
@@ -162,14 +163,14 @@ class Lane:
         except KafkaError as error:
             _fail((answer for _, _, answer in batch), error)
             return 0.0
-        except BaseException as error:  # a bug, or the end: nobody may be left waiting
+        except BaseException as error:  # a bug, or the end: no reader may be left waiting
             _fail((answer for _, _, answer in batch), error)
             raise
         finally:
             self._budget.change(received - granted)
 
     async def _ask_broker(self, request: Any, held_us: int) -> messages.FetchAnswer:
-        """The broker's answer to one fetch, counted."""
+        """Return the broker's answer to one fetch, and count it."""
         address, sent, again = "", 0, 0
         try:
             address, connections = await self._wire.reach(self._node)
@@ -203,12 +204,12 @@ class Lane:
 
 
 def _us_since(began: int) -> int:
-    """Microseconds since `perf_counter_ns` said `began`."""
+    """Return the microseconds since `perf_counter_ns` returned `began`."""
     return (time.perf_counter_ns() - began) // 1000
 
 
 def parts_of(answer: messages.FetchAnswer, asks: Sequence[FetchAsk]) -> list[FetchPart]:
-    """The answer for each ask; a broker may leave partitions out."""
+    """Return the answer for each ask; a broker may leave partitions out."""
     if answer.error:
         raise answer.error()
     parts = []
@@ -226,7 +227,7 @@ def _fail(answers: Iterable[Future], error: BaseException) -> None:
 
 
 class Together(Generic[K, V]):
-    """Keys asked for in the same turn of the loop are asked for in one request, sent after the last of them."""
+    """Combines keys of the same turn of the loop into one request, sent after the last of them."""
 
     def __init__(self, wire: Wire, ask: Callable[[Sequence[K]], Awaitable[Mapping[K, V]]]) -> None:
         self._wire = wire
@@ -254,7 +255,7 @@ class Together(Generic[K, V]):
 
 
 class Sources:
-    """What is known of topics and leaders, and the lanes to them, for all readers of one stream."""
+    """Known topics and leaders, and the lanes to them, for all readers of one stream."""
 
     def __init__(
         self, wire: Wire, isolation: Isolation, limits: FetchLimits, rack: str, counter: TrafficCounter
@@ -266,7 +267,7 @@ class Sources:
         self.rack = rack
         self.budget = ByteBudget(wire, limits.ahead_bytes)
         self.answers = 0
-        """How many brought data: who was fed when."""
+        """The number of answers with data, which orders readers by their last data."""
         self._lanes: dict[tuple[int, str], Lane] = {}
         self._known: dict[str, ClusterView] = {}
         self._layouts: Together[str, ClusterView] = Together(wire, self._ask_layouts)
@@ -283,7 +284,7 @@ class Sources:
         return self.answers
 
     async def place(self, tp: TopicPartition, *, fresh: bool) -> Leadership:
-        """Where the partition is led, asked anew if `fresh`. Raises kafka errors, also when nobody leads it."""
+        """Return the partition's leader, requested again if `fresh`. Raises kafka errors, also without a leader."""
         if fresh or tp.topic not in self._known:
             self._known[tp.topic] = await self._layouts.of(tp.topic)
         layout = self._known[tp.topic]
@@ -295,13 +296,13 @@ class Sources:
         return leadership
 
     async def epoch_end(self, leadership: Leadership, epoch: int) -> int:
-        """Where `epoch` ended in the leader's log, −1 when it does not know."""
+        """Return the end of `epoch` in the leader's log, −1 if it does not know."""
         if leadership.leader not in self._epochs:
             self._epochs[leadership.leader] = Together(self.wire, self._ask_epochs)
         return await self._epochs[leadership.leader].of((leadership, epoch))
 
     async def bounds(self, leadership: Leadership) -> tuple[int, int]:
-        """Log start and high watermark."""
+        """Return log start and high watermark."""
         offsets = []
         for moment in (EARLIEST, LATEST):
             request = messages.ask_offsets([(leadership, moment)], Isolation.READ_UNCOMMITTED)

@@ -1,8 +1,9 @@
-"""The Fetcher port: record bytes of slices, raw, ahead of whoever decodes them.
+"""The Fetcher port: raw record bytes of offset ranges, fetched ahead of the decoder.
 
-Promises: slices start in order, `active_slices` at once, those of one partition one after another; what is held ahead
-of the consumer stays within `ahead_bytes`, but for one answer when nothing else is held (a record batch comes whole,
-whatever its size). For each slice either one `last` or one FetchFailed comes. Closing ends thread and connections.
+Promises: ranges start in order, `active_slices` at once, those of one partition one after another; the bytes buffered
+ahead of the consumer stay within `ahead_bytes`, except for one answer when nothing else is buffered (a record batch
+comes whole, whatever its size). Each range ends with either one `last` or one FetchFailed. Closing ends thread and
+connections.
 """
 
 from __future__ import annotations
@@ -27,17 +28,17 @@ from sluice.resources.kafka.fetch.range_reader import SliceReader
 from sluice.resources.kafka.protocol.kafka_errors import is_passing
 
 _ANSWER_BYTES = 1 << 30
-"""The largest answer that is believed: a fetch of the request's size, or one record batch of any size in use."""
-_LIVELY = 5.0  # seconds between two looks at whether the background thread still lives
-_SHARE_TOLD = 8  # the thread that fetches hears of what was taken by this share of `ahead_bytes`, or when we wait
+"""The largest accepted answer: a fetch of the request's size, or one record batch of any size in use."""
+_LIVELY = 5.0  # seconds between checks that the background thread is alive
+_SHARE_TOLD = 8  # consumed bytes are reported to the fetching thread by this share of `ahead_bytes`, or when we wait
 
 
 class KafkaFetcher:
-    """Opens no connection before a stream is consumed.
+    """Fetches offset ranges of one Kafka. Opens no connection before a stream is consumed.
 
-    `isolation` as the plan says; `rack` (client.rack, KIP-392) lets a leader send us to a replica near us; `patience`
-    is how many seconds a slice may go without progress before it fails with KafkaUnavailable. Later slices of its
-    partition are not waited for then, nor any until something is read again.
+    `isolation` as in the plan; `rack` (client.rack, KIP-392) lets a leader send us to a replica near us; `patience`:
+    seconds without progress after which a range fails with KafkaUnavailable. After that, later ranges of its partition
+    fail without waiting, as do all others until something is read again.
     """
 
     def __init__(self, access: KafkaAccess, isolation: Isolation, *, rack: str = "", patience: float = 60.0) -> None:
@@ -49,10 +50,10 @@ class KafkaFetcher:
         self._counter = TrafficCounter()
 
     def stream(self, slices: Sequence[Slice], limits: FetchLimits) -> Iterator[Fetched | FetchFailed]:
-        """Bytes of the slices from their leaders, fetched ahead in a thread that starts with the first `next`.
+        """Yield bytes of the ranges from their leaders, fetched ahead in a thread that starts with the first `next`.
 
-        `aborted` of each item is what the broker told under read_committed: transactions (producer id, first offset)
-        that were aborted and overlap its bytes. Close the iterator, or the fetcher, to end early.
+        `aborted` of each item is the broker's list under read_committed: transactions (producer id, first offset) that
+        were aborted and overlap its bytes. Close the iterator, or the fetcher, to end early.
         """
         wire = Wire(self._access, _ANSWER_BYTES)
         stream = _Stream(Sources(wire, self._isolation, limits, self._rack, self._counter), slices, self._patience)
@@ -64,11 +65,11 @@ class KafkaFetcher:
             stream.close()
 
     def traffic(self) -> TaskTraffic:
-        """What all streams so far have asked of brokers."""
+        """Return the traffic of all streams of this fetcher."""
         return self._counter.total()
 
     def close(self) -> None:
-        """End every stream; who waits for an item gets KafkaUnavailable."""
+        """End every stream; a pending `next` raises KafkaUnavailable."""
         for stream in list(self._streams):
             stream.close()
 
@@ -91,7 +92,7 @@ class _Stream:
         self._queue: queue.SimpleQueue[Fetched | FetchFailed | BaseException | _End] = queue.SimpleQueue()
 
     def items(self) -> Iterator[Fetched | FetchFailed]:
-        """What the readers emit, until all have ended."""
+        """Yield the items of the readers until all have ended."""
         self._sources.wire.post(self._admit)
         while True:
             start = time.perf_counter_ns()
@@ -124,7 +125,8 @@ class _Stream:
                 raise KafkaUnavailable("the thread that fetches has died", remedy="read the slices again")
 
     def _take(self, size: int) -> None:
-        """Each word to the other thread costs more than taking a small slice's bytes: several are told of at once."""
+        """Report consumed bytes of several items at once: waking the other thread costs more than a small range's
+        bytes."""
         self._taken += size
         if self._taken * _SHARE_TOLD >= self._sources.limits.ahead_bytes:
             self._give_back()
@@ -137,14 +139,14 @@ class _Stream:
     # -- on the background thread
 
     def _admit(self) -> None:
-        """Start what may start; say so when nothing is left."""
+        """Start the ranges that may start; end the stream when nothing is left."""
         while len(self._active) < self._sources.limits.active_slices:
             ready = (item for item in self._waiting if item[1].tp not in self._active)
             if (item := next(ready, None)) is None:
                 break
             self._waiting.remove(item)
             self._active.add(item[1].tp)
-            # What no reader expects is a bug: the consumer shall see it, not wait for ever.
+            # An unexpected error is a bug: the consumer must see it instead of waiting without end.
             self._sources.wire.spawn(self._read, *item).add_errback(self._queue.put)
         if not self._active:
             self._queue.put(_End())
@@ -164,7 +166,8 @@ class _Stream:
         self._admit()
 
     def _patience_with(self, tp: TopicPartition) -> float:
-        """None where waiting was in vain a moment ago: otherwise each slice of a dead leader would take its time."""
+        """Return the patience for a range: 0 if waiting just failed, or each range of a dead leader would take its
+        time."""
         vain = tp in self._given_up or self._sources.answers == self._answers_then
         return 0.0 if vain else self._patience
 

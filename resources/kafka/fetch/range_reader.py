@@ -1,8 +1,8 @@
-"""Reads one slice: from its start until its position has reached its end, wherever its partition is led meanwhile.
+"""Reads one offset range from start to end, following the leader of its partition.
 
-Promises: bytes come in order and without gap; the position moves past what is invisible only on the leader's word;
-each leader epoch is checked against the slice before it is read from (KIP-320), the topic id before the first and
-after the last fetch. It ends in one of `sluice.pipelines.errors`, or having read all.
+Promises: bytes come in order and without gap; control and aborted records are skipped only when the leader confirms
+them; each leader epoch is checked against the range before it is read from (KIP-320), the topic id before the first and
+after the last fetch. It ends with one of `sluice.pipelines.errors`, or after the last byte.
 """
 
 from __future__ import annotations
@@ -36,7 +36,8 @@ E = TypeVar("E", bound=SluiceError)
 
 
 class SliceReader:
-    """`index` is the slice's place in its stream, `emit` where its bytes go, `patience` in seconds without progress."""
+    """Reads one range. `index`: its position in the stream; `emit`: takes its bytes; `patience`: seconds without
+    progress."""
 
     def __init__(
         self, sources: Sources, index: int, piece: Slice, emit: Callable[[Fetched], None], patience: float
@@ -78,7 +79,7 @@ class SliceReader:
                 leadership = None
                 await self._trouble(error)
 
-    # -- where to read from
+    # -- leader and checks
 
     async def _settle(self) -> Leadership:
         leadership = await self._sources.place(self._slice.tp, fresh=self._must_ask_again)
@@ -96,7 +97,10 @@ class SliceReader:
         return leadership
 
     async def _confirm(self) -> None:
-        """Fetching by name (before Kafka 3.1) cannot tell a recreated topic: what was read counts under one id only."""
+        """Check the topic id once more: a fetch by name (before Kafka 3.1) cannot detect a recreated topic.
+
+        The bytes read count under one id only.
+        """
         self._same_topic(await self._sources.place(self._slice.tp, fresh=True))
 
     def _same_topic(self, leadership: Leadership) -> None:
@@ -111,7 +115,7 @@ class SliceReader:
             )
 
     async def _not_truncated(self, leadership: Leadership) -> None:
-        """Today's log must still hold what the plan saw: its leader epoch must not end before the slice does."""
+        """Check that the range's leader epoch does not end before the range does: the log must still hold it."""
         epoch = self._slice.leader_epoch if self._slice.leader_epoch >= 0 else leadership.leader_epoch
         end = await self._sources.epoch_end(leadership, epoch)
         if 0 <= end < self._slice.end:
@@ -156,7 +160,7 @@ class SliceReader:
         self._patience.progress()
 
     def _appetite(self) -> int:
-        """About what the rest of the slice takes: what is fetched beyond its end is fetched in vain."""
+        """Return about the bytes of the remaining range: those fetched beyond its end are wasted."""
         advanced = self._position - self._slice.start
         size, span = (self._seen_bytes, advanced) if advanced else (self._slice.estimated_bytes, self._slice.span)
         limit = self._sources.limits.partition_bytes
@@ -166,21 +170,24 @@ class SliceReader:
         return min(limit, rest + rest // 16 + _LEAST_BYTES)
 
     def _nothing_new(self, part: FetchPart, first: bool) -> None:
-        """No batch: another broker is better placed, or this one has none up to the slice's end, or none yet."""
+        """Handle an answer without a batch.
+
+        Another broker is better placed, or this one has no batch up to the range's end, or none yet.
+        """
         if part.replica >= 0 and not self._leader_only:
             self._replica = part.replica
             return
         committed = self._sources.isolation is Isolation.READ_COMMITTED
         if self._replica is not None or (part.stable_end if committed else part.high_watermark) < self._slice.end:
             raise OffsetNotAvailableError("it does not have these offsets yet")
-        # A partition that stands first gets a batch if there is one below the stable end (KIP-74). So an empty answer
+        # The first partition gets a batch if there is one below the last stable offset (KIP-74). So an empty answer
         # means that compaction left none: a broker sends whole batches, and none covers the end of such a gap. Asked
         # twice, because a broker that just started may not know yet how far it may read.
         self._empty_answers += first
         if self._empty_answers >= _EMPTY_FOR_A_GAP:
             self._position = self._slice.end
 
-    # -- when it does not go on
+    # -- errors
 
     async def _trouble(self, error: KafkaError) -> None:
         self._must_ask_again = True

@@ -1,7 +1,8 @@
-"""The Groups port: every group of a cluster, and committing in nobody's name for one that has no members.
+"""The Groups port: every group of a cluster, and commits without membership to a group that has no members.
 
-Promises: looking disturbs nobody, no group is joined or made by it; every wait has an end. A list waits while groups
-are without a coordinator; one that took groups over a moment ago may leave them out, as it does for Kafka's own tools.
+Promises: reading disturbs nobody; no group is joined or created by it; every wait has an end. A list waits while groups
+are without a coordinator; a coordinator that took groups over a moment ago may leave them out, as it does for Kafka's
+own tools.
 """
 
 from __future__ import annotations
@@ -36,7 +37,8 @@ _KEPT_IN = "__consumer_offsets"
 
 @dataclass(frozen=True, slots=True)
 class _BrokerGroups:
-    """What one broker lists, of all `known` partitions that groups are kept in those that it has `led` before."""
+    """One broker's groups. It has `led` some of the `known` partitions in which groups are kept, before it listed
+    them."""
 
     groups: list[ListedGroup]
     led: frozenset[TopicPartition]
@@ -44,7 +46,10 @@ class _BrokerGroups:
 
 
 class KafkaGroups:
-    """Opens no connection before the first question. `patience`: seconds to wait for coordinators that are away."""
+    """All groups of one Kafka. Opens no connection before the first request.
+
+    `patience`: seconds to wait for absent coordinators.
+    """
 
     def __init__(self, access: KafkaAccess, patience: float = 45.0) -> None:
         self._wire = Wire(access)
@@ -55,15 +60,15 @@ class KafkaGroups:
         self._wire.close()
 
     def listed(self) -> tuple[ListedGroup, ...]:
-        """The groups that this client may see, sorted by name. Raises NotAuthorized, KafkaUnavailable."""
+        """Return the groups that this client may see, sorted by name. Raises NotAuthorized, KafkaUnavailable."""
         return self._wire.run("listing groups", self._list_groups)
 
     def view(self, group: str) -> GroupView:
-        """One group as it is now; Dead when there is none. Raises NotAuthorized, KafkaUnavailable."""
+        """Return one group as it is now; Dead when there is none. Raises NotAuthorized, KafkaUnavailable."""
         return self._wire.run(f"describing group {group}", self._view, group, rights=[right_to_see(group)])
 
     def committed(self, group: str) -> Mapping[TopicPartition, CommittedOffset]:
-        """All that the group has committed, with require_stable. Raises NotAuthorized, KafkaUnavailable."""
+        """Return all the group's committed offsets, with require_stable. Raises NotAuthorized, KafkaUnavailable."""
         doing = f"reading the committed offsets of group {group}"
         request = partial(admin_api.ask_every_committed, group)
         errors, rights = group_api.committed_errors, [right_to_see(group)]
@@ -71,14 +76,14 @@ class KafkaGroups:
         return {tp: offset for tp, offset in group_api.read_committed(response).items() if offset is not None}
 
     def put(self, group: str, offsets: Mapping[TopicPartition, CommittedOffset]) -> None:
-        """Commit in nobody's name. Raises GroupHeld when the group has members, Unknown when an answer was lost."""
+        """Commit without membership. Raises GroupHeld if the group has members, Unknown if an answer was lost."""
         rights = rights_to_commit(group, {tp.topic for tp in offsets})
         self._wire.run(f"putting the offsets of group {group}", self._put, group, offsets, rights=rights)
 
     # -- on the background thread
 
     async def _list_groups(self) -> tuple[ListedGroup, ...]:
-        """All brokers are asked anew until they lead, by their own word, all partitions that groups are kept in."""
+        """Ask all brokers again until they report to lead all partitions in which groups are kept."""
         patience = Patience(self._wire, self._patience)
         while True:
             try:
@@ -101,7 +106,7 @@ class KafkaGroups:
         return _BrokerGroups(admin_api.read_listed(response, broker), led, frozenset(p.tp for p in leaderships))
 
     async def _view(self, group: str) -> GroupView:
-        """By the classic request first: all brokers have it, and it tells where there is no group of that kind."""
+        """Describe by the classic request first: all brokers have it, and it shows that there is no classic group."""
         coordinator = await self._coordinators.broker(GROUP, group)
         response = await self._ask(group, partial(group_api.ask_group, group), group_api.group_errors)
         classic = admin_api.read_view(response, coordinator)

@@ -180,7 +180,7 @@ class SendQueue:
                 raise
 
     def _heads(self) -> dict[int, SealedBatch]:
-        """Return the first batch of each idle partition, as many as fit in a round; empty if no round is due."""
+        """Return the first batches of idle partitions, as many as fit in a round; none if no round is due."""
         heads: dict[int, SealedBatch] = {}
         size = 0
         with self._changed:

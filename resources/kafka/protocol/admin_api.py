@@ -1,7 +1,7 @@
-"""The protocol of looking at any group: values in, kafka-python's requests out; responses in, values out.
+"""The protocol of describing any group: values to kafka-python's requests, responses to values.
 
-Promises: what members say of themselves (assignments are their bytes, hosts and ids their words) is read as data and
-never believed to be well formed. kafka-python has no ConsumerGroupDescribe (KIP-848): its schema stands beside this.
+Promises: reports of members (assignments as bytes, hosts and ids as text) are read as data that may be malformed.
+kafka-python has no ConsumerGroupDescribe (KIP-848): its schema lies next to this file.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class ConsumerGroupDescribeResponse(ApiMessage, load_json=__package__): ...  # t
 
 
 def read_listed(response: Any, broker: int) -> list[ListedGroup]:
-    """The groups that a broker coordinates; the kind is empty where it does not tell (before Kafka 3.8)."""
+    """Return the groups that a broker coordinates; the kind is empty where it gives none (before Kafka 3.8)."""
     return [
         ListedGroup(g.group_id, (g.group_type or "").lower(), g.group_state or "", g.protocol_type or "", broker)
         for g in response.groups
@@ -47,7 +47,7 @@ def read_listed(response: Any, broker: int) -> list[ListedGroup]:
 
 
 def read_view(response: Any, coordinator: Broker) -> GroupView:
-    """A group of the classic protocol. Dead also when the coordinator has none by that name."""
+    """Return a group of the classic protocol; Dead also if the coordinator has none by that name."""
     group = response.groups[0]
     consumers = group.protocol_type == "consumer"
     members = tuple(
@@ -66,7 +66,7 @@ def read_view(response: Any, coordinator: Broker) -> GroupView:
 
 
 def read_assignment(data: bytes) -> AssignedPartitions | None:
-    """The partitions in a ConsumerProtocolAssignment; None where the bytes are none."""
+    """Return the partitions in a ConsumerProtocolAssignment; None for bytes that are none."""
     if not data:
         return ()
     try:
@@ -77,12 +77,12 @@ def read_assignment(data: bytes) -> AssignedPartitions | None:
 
 
 def ask_newer(group: str) -> Any:
-    """ConsumerGroupDescribe (KIP-848, Kafka 3.7)."""
+    """Build a ConsumerGroupDescribe request (KIP-848, Kafka 3.7)."""
     return ConsumerGroupDescribeRequest(group_ids=[group], include_authorized_operations=False)
 
 
 def read_newer(response: Any, coordinator: Broker) -> GroupView:
-    """A group of the newer consumer protocol."""
+    """Return a group of the newer consumer protocol."""
     group = response.groups[0]
     members = tuple(
         GroupMember(
@@ -104,7 +104,7 @@ def newer_errors(response: Any) -> set[type[KafkaError]]:
 
 
 def ask_every_committed(group: str) -> Any:
-    """OffsetFetch of all that the group has committed, with require_stable (KIP-447, version 7)."""
+    """Build an OffsetFetch of all committed offsets of the group, with require_stable (KIP-447, version 7)."""
     entry = OffsetFetchRequest.OffsetFetchRequestGroup
     return OffsetFetchRequest(
         group_id=group,
@@ -117,5 +117,5 @@ def ask_every_committed(group: str) -> Any:
 
 
 def ask_put(group: str, offsets: Mapping[TopicPartition, CommittedOffset]) -> Any:
-    """OffsetCommit by nobody: a coordinator takes it only for a group without members."""
+    """Build an OffsetCommit without a member: a coordinator accepts it only for a group without members."""
     return ask_commit(Seat(group, _NOBODY, _NO_GENERATION), offsets)

@@ -1,7 +1,7 @@
-"""Headers of the batches in a fetch's record bytes: where each lies, what it is, and when its records were stamped.
+"""Headers of the batches in a fetch's record bytes: position, kind and timestamps of each.
 
 Promises: nothing is decompressed, and no checksum computed; a batch that was cut off behind its header counts. Every
-number is held against what may be there: offsets go up, and no batch ends below where it was looked for.
+number is checked for plausibility: offsets go up, and no batch ends below the position that was requested.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ _CODEC, _APPEND_TIME, _CONTROL, _HORIZON = 0x07, 0x08, 0x20, 0x40
 
 
 class Unreadable(Exception):
-    """The bytes do not begin with a batch that may stand there."""
+    """The bytes do not begin with a plausible batch."""
 
 
 @dataclass(frozen=True, slots=True)
 class Header:
     """A batch of offsets `base` to `last` that takes `size` bytes.
 
-    `latest` is its largest stamp, `first` that of its first record; None: only its records tell.
+    `latest` is its largest stamp, `first` that of its first record; None: only its records have it.
     """
 
     base: int
@@ -38,9 +38,9 @@ class Header:
 
 
 def headers(records: memoryview, position: int) -> list[Header]:
-    """The batches in the answer to a fetch from `position`, the one cut off at the end too if its header is there.
+    """Return the batches in the answer to a fetch from `position`, also a cut-off one whose header is there.
 
-    Raises Unreadable when the first is none; a later one that is none ends the list.
+    Raises Unreadable if the first is no batch; a later one that is none ends the list.
     """
     batches: list[Header] = []
     try:
@@ -74,13 +74,13 @@ def _one(records: memoryview, at: int, position: int) -> Header:
     base, size, _, _, _, attributes, delta, first, latest = _BATCH.unpack_from(records, at)
     if size < _LEAST_BATCH or delta < 0:
         raise Unreadable
-    # What compaction marked for later removal has the time of that in place of its first stamp (KIP-534).
+    # A batch that compaction marked for later removal has that time in place of its first stamp (KIP-534).
     timestamp = latest if attributes & _APPEND_TIME else None if attributes & _HORIZON else first
     return Header(base, base + delta, size + _OVERHEAD, bool(attributes & _CONTROL), timestamp, latest)
 
 
 def _message(records: memoryview, at: int, position: int) -> Header:
-    """One of the old formats: never a marker, and in the oldest one never stamped."""
+    """Return a message of the old formats: never a marker, and never stamped in the oldest one."""
     offset, size, _, magic, attributes, stamp = _MESSAGE.unpack_from(records, at)
     if size < _LEAST_MESSAGE:
         raise Unreadable

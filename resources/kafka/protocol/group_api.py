@@ -1,7 +1,7 @@
-"""The protocol of groups and transactions: values in, kafka-python's requests out; responses in, values out.
+"""The protocol of groups and transactions: values to kafka-python's requests, responses to values.
 
-Promises: versions are pinned to those that carry what we rely on: require_stable, member id and generation, leader
-epochs. Every request may be sent twice: the second has no effect beyond the first's.
+Promises: versions are pinned to those that carry the features we rely on: require_stable, member id and generation,
+leader epochs. Every request may be sent twice: the second has no further effect.
 """
 
 from __future__ import annotations
@@ -82,19 +82,19 @@ def read_coordinator(response: Any) -> Coordinator:
 
 
 def ask_coordinators(kind: int, keys: Iterable[str]) -> Any:
-    """Several at once (KIP-699, version 4)."""
+    """Build a request for several coordinators at once (KIP-699, version 4)."""
     return FindCoordinatorRequest(
         key="", key_type=kind, coordinator_keys=sorted(set(keys)), min_version=4, max_version=5
     )
 
 
 def read_coordinators(response: Any) -> dict[str, int]:
-    """The coordinating broker of each key that has one."""
+    """Return the coordinating broker of each key that has one."""
     return {coordinator.key: coordinator.node_id for coordinator in response.coordinators if not coordinator.error_code}
 
 
 def ask_committed(group: str, tps: Iterable[TopicPartition]) -> Any:
-    """OffsetFetch with require_stable (KIP-447, version 7)."""
+    """Build an OffsetFetch with require_stable (KIP-447, version 7)."""
     topics = [(name, [p for p, _ in partitions]) for name, partitions in by_topic(dict.fromkeys(tps))]
     one, entry = OffsetFetchRequest.OffsetFetchRequestTopic, OffsetFetchRequest.OffsetFetchRequestGroup
     many = entry.OffsetFetchRequestTopics
@@ -109,7 +109,7 @@ def ask_committed(group: str, tps: Iterable[TopicPartition]) -> Any:
 
 
 def read_committed(response: Any) -> dict[TopicPartition, CommittedOffset | None]:
-    """What the group has committed; None where it has nothing."""
+    """Return the committed offsets of the group; None for partitions without one."""
     return _committed_in(_of_group(response))
 
 
@@ -126,7 +126,7 @@ def _committed_in(answer: Any) -> dict[TopicPartition, CommittedOffset | None]:
 
 
 def ask_committed_of(groups: Mapping[str, Iterable[TopicPartition]]) -> Any:
-    """As `ask_committed`, of several groups at once (KIP-709, version 8)."""
+    """Build the request of `ask_committed` for several groups at once (KIP-709, version 8)."""
     entry = OffsetFetchRequest.OffsetFetchRequestGroup
     topic = entry.OffsetFetchRequestTopics
     wanted = [
@@ -140,7 +140,7 @@ def ask_committed_of(groups: Mapping[str, Iterable[TopicPartition]]) -> Any:
 
 
 def read_committed_of(response: Any) -> dict[str, dict[TopicPartition, CommittedOffset | None]]:
-    """By group what it has committed; groups of which the answer tells an error are left out."""
+    """Return the committed offsets by group; groups with an error in the answer are left out."""
     sound = (g for g in response.groups if not (top_error(g) | partition_errors(g)))
     return {g.group_id: _committed_in(g) for g in sound}
 
@@ -160,7 +160,7 @@ def ask_group(group: str) -> Any:
 
 @dataclass(frozen=True, slots=True)
 class GroupDescription:
-    """A group as its coordinator describes it; not `exists`: it has no group of the classic kind by that name."""
+    """A group as its coordinator describes it. Not `exists`: it has no classic group by that name."""
 
     exists: bool
     members: tuple[Member, ...]
@@ -177,17 +177,17 @@ def read_group(response: Any) -> GroupDescription:
 
 
 def group_errors(response: Any) -> set[type[KafkaError]]:
-    """That the group does not exist is none (an error from version 6 on)."""
+    """Return the errors of a description. A group that does not exist is none (an error from version 6 on)."""
     return top_error(response.groups[0]) - {GroupIdNotFoundError}
 
 
 def ask_groups() -> Any:
-    """The groups that a coordinator holds; version 5 (Kafka 3.8) tells their type."""
+    """Build a request for the groups of a coordinator; version 5 (Kafka 3.8) gives their type."""
     return ListGroupsRequest(states_filter=[], types_filter=[])
 
 
 def read_groups(response: Any) -> dict[str, tuple[str, str]]:
-    """Name → (type, state) in lower case; the type empty where the broker does not tell."""
+    """Return name → (type, state) in lower case; the type is empty where the broker gives none."""
     return {g.group_id: ((g.group_type or "").lower(), (g.group_state or "").lower()) for g in response.groups}
 
 
@@ -206,7 +206,7 @@ def ask_join(group: str, member_id: str, topics: Sequence[str], session_ms: int,
 
 
 def ask_sync(seat: Seat) -> Any:
-    """SyncGroup of the only member. It takes no partitions: it reads none, it only commits."""
+    """Build the SyncGroup of the only member. It takes no partitions: it reads none, it only commits."""
     assignment = ConsumerProtocolAssignment(version=0, assigned_partitions=[], user_data=b"")
     entry = SyncGroupRequest.SyncGroupRequestAssignment
     return SyncGroupRequest(
@@ -232,7 +232,7 @@ def ask_leave(group: str, member_id: str) -> Any:
 
 
 def ask_commit(seat: Seat, offsets: Mapping[TopicPartition, CommittedOffset]) -> Any:
-    """OffsetCommit under the seat's member id and generation."""
+    """Build an OffsetCommit under the seat's member id and generation."""
     topic = OffsetCommitRequest.OffsetCommitRequestTopic
     topics = [
         topic(
@@ -261,7 +261,7 @@ def ask_commit(seat: Seat, offsets: Mapping[TopicPartition, CommittedOffset]) ->
 
 
 def ask_producer(transactional_id: str, timeout_ms: int) -> Any:
-    """A producer id; that of this transactional id, unless it is empty."""
+    """Build a request for a producer id: that of this transactional id, unless it is empty."""
     return InitProducerIdRequest(
         transactional_id=transactional_id or None,
         transaction_timeout_ms=timeout_ms,
@@ -282,7 +282,10 @@ def ask_add_offsets(producer: ProducerId, group: str) -> Any:
 
 
 def ask_add_partitions(producer: ProducerId, topic: str, partitions: Sequence[int]) -> Any:
-    """That the transaction will write to these (version 3: the last for clients that begin transactions this way)."""
+    """Build a request to add these partitions to the transaction.
+
+    Version 3 is the last for clients that begin transactions this way.
+    """
     topics = AddPartitionsToTxnRequest.AddPartitionsToTxnTopic(name=topic, partitions=list(partitions))
     return AddPartitionsToTxnRequest(
         v3_and_below_transactional_id=producer.transactional_id,
@@ -294,14 +297,14 @@ def ask_add_partitions(producer: ProducerId, topic: str, partitions: Sequence[in
 
 
 def added_errors(response: Any) -> set[type[KafkaError]]:
-    """Where one partition is refused, the others are not attempted: that is no reason of its own."""
+    """Return the errors, without those of partitions not attempted because another one was refused."""
     results = (p for t in response.results_by_topic_v3_and_below for p in t.results_by_partition)
     errors = {e for p in results if (e := error_of(p.partition_error_code))}
     return errors - {OperationNotAttemptedError} or errors
 
 
 class _Produce(ProduceRequest, init=False):  # type: ignore[misc, call-arg]
-    """Encodes itself as kafka-python would; but each batch is copied once, and not four times."""
+    """Encodes as kafka-python would, but copies each batch once instead of four times."""
 
     def encode(self, version: int | None = None, header: bool = False, framed: bool = False) -> Any:
         if not (header and framed and self.flexible_version_q(self.API_VERSION)):
@@ -321,8 +324,10 @@ class _Produce(ProduceRequest, init=False):  # type: ignore[misc, call-arg]
 
 
 def ask_produce(producer: ProducerId, topic: str, records: Mapping[int, bytes | memoryview]) -> Any:
-    """Produce to partitions of a topic, a batch to each. Up to version 11 (KIP-890), acknowledged by all replicas in
-    sync."""
+    """Build a Produce request to partitions of a topic, with one batch for each.
+
+    Up to version 11 (KIP-890), acknowledged by all in-sync replicas.
+    """
     data = ProduceRequest.TopicProduceData
     partitions = [data.PartitionProduceData(index=p, records=batch) for p, batch in sorted(records.items())]
     return _Produce(
@@ -337,9 +342,11 @@ def ask_produce(producer: ProducerId, topic: str, records: Mapping[int, bytes | 
 
 @dataclass(frozen=True, slots=True)
 class Produced:
-    """The answer for one batch. `blamed` is the place in it of the first record that was the reason to refuse it;
-    `first` is the offset that its first record got, `time` the broker's time (ms) where the topic stamps records
-    itself, else −1."""
+    """The answer for one batch.
+
+    `blamed`: the position in it of the first record that was the reason to refuse it; `first`: the offset of its first
+    record; `time`: the broker's time (ms) if the topic stamps records itself, else −1.
+    """
 
     error: Code
     blamed: int
@@ -348,7 +355,7 @@ class Produced:
 
 
 def read_produced(response: Any) -> dict[int, Produced]:
-    """The answers by partition."""
+    """Return the answers by partition."""
     return {
         p.index: Produced(
             error_of(p.error_code),
@@ -362,7 +369,7 @@ def read_produced(response: Any) -> dict[int, Produced]:
 
 
 def ask_commit_in(producer: ProducerId, seat: Seat, offsets: Mapping[TopicPartition, CommittedOffset]) -> Any:
-    """TxnOffsetCommit under the seat's member id and generation (KIP-447, version 3)."""
+    """Build a TxnOffsetCommit under the seat's member id and generation (KIP-447, version 3)."""
     topic = TxnOffsetCommitRequest.TxnOffsetCommitRequestTopic
     topics = [
         topic(

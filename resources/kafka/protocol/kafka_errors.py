@@ -1,7 +1,7 @@
-"""Kafka's refusals and kafka-python's troubles, in Sluice's words.
+"""Translates errors of Kafka and kafka-python into Sluice's errors.
 
-Promises: every error that leaves this package is one of `sluice.pipelines.errors`, names the bootstrap
-address, says what to do next, and holds no secret: of a remote error only its name and the broker's own words are told.
+Promises: every error that leaves this package is one of `sluice.pipelines.errors`, names the bootstrap address, gives a
+remedy, and holds no secret: of a remote error it repeats only the name and the broker's own message.
 """
 
 from __future__ import annotations
@@ -58,16 +58,18 @@ _UNKNOWN_TOPIC = (
 
 
 class AnswerLost(RetriableError):  # type: ignore[misc]
-    """The request was sent and no answer came: done or not done."""
+    """The request was sent and no answer came: it may have taken effect or not."""
 
 
 class NotReached(RetriableError):  # type: ignore[misc]
-    """The request was not sent: the broker cannot be reached at this moment."""
+    """The request was not sent: the broker cannot be reached now."""
 
 
 class Untrusted(KafkaError):  # type: ignore[misc]
-    """One side does not believe the other's certificate: the broker's, for OpenSSL's reason `code`; or where that is
-    0 ours, the one in the file `shown`, empty where we have none."""
+    """One side does not trust the other's certificate.
+
+    With OpenSSL's reason `code`, the broker's; if that is 0, ours: the file `certificate`, empty if we have none.
+    """
 
     def __init__(self, message: str, code: int = 0, certificate: str = "") -> None:
         super().__init__(message)
@@ -75,22 +77,23 @@ class Untrusted(KafkaError):  # type: ignore[misc]
 
 
 class NoAddress(RetriableError):  # type: ignore[misc]
-    """Nobody answered at any bootstrap address."""
+    """No bootstrap address answered."""
 
 
 def error_of(code: int) -> type[KafkaError] | None:
-    """The error behind a broker's code; None for 0."""
+    """Return the error for a broker's code; None for 0."""
     return None if code == 0 else kafka_errors.for_code(code)
 
 
 def is_passing(error: BaseException | type[BaseException]) -> bool:
-    """Whether the same request may succeed a little later (a leader moves, a connection is cut, a server coughs)."""
+    """Return whether the same request may succeed a little later: a leader moves, a connection breaks, a server fails
+    briefly."""
     kind = error if isinstance(error, type) else type(error)
     return issubclass(kind, (RetriableError, *_PASSING))
 
 
 def is_hopeless(error: BaseException) -> bool:
-    """Whether connecting again cannot help: the login, a certificate or the broker's age is the matter."""
+    """Return whether reconnecting cannot help: the login, a certificate or the broker's age is the cause."""
     wrong = (*_NO_LOGIN, Untrusted, kafka_errors.AuthorizationError, kafka_errors.UnsupportedVersionError, ValueError)
     return isinstance(error, wrong) or (isinstance(error, OSError) and not isinstance(error, ConnectionError))
 
@@ -106,9 +109,9 @@ def explain(
     end: int | None = None,
     rights: Sequence[Right] = (),
 ) -> SluiceError:
-    """`error`, which came of `doing` ("reading orders:3"), as one of ours with the coordinates given.
+    """Return `error`, raised by `doing` ("reading orders:3"), as one of ours with the coordinates given.
 
-    `client`: who we are, and where. `rights`: what the work needs, where that is more than to read the topic.
+    `client`: our principal and address. `rights`: needed by the work, if more than to read the topic.
     """
     if isinstance(error, SluiceError):
         return error
@@ -118,7 +121,7 @@ def explain(
 
 
 def error_text(error: BaseException | type[BaseException]) -> str:
-    """The error in a few words: the broker's name for it and description, or what the connection said."""
+    """Return the error in a few words: the broker's name and description, or the connection's message."""
     kind: Any = error if isinstance(error, type) else type(error)
     if issubclass(kind, _TIMED_OUT) and isinstance(error, BaseException) and error.args:
         return _SILENT  # kafka-python's clock ran out, not the broker's
@@ -135,7 +138,7 @@ def error_text(error: BaseException | type[BaseException]) -> str:
 
 
 def error_name(error: BaseException | type[BaseException]) -> str:
-    """The error as it is counted: Kafka's own name for it (`NOT_LEADER_FOR_PARTITION`), or what became of a request."""
+    """Return the error as it is counted: Kafka's name for it (`NOT_LEADER_FOR_PARTITION`), or the fate of a request."""
     kind: Any = error if isinstance(error, type) else type(error)
     if issubclass(kind, BrokerResponseError) and kind.description:
         return str(kind.message)
@@ -185,7 +188,7 @@ def _local(bootstrap: str) -> str:
 
 
 def _here(bootstrap: str, what: str) -> str:
-    """On this machine it may be the project's own Kafka that is meant."""
+    """Return a hint if all addresses are on this machine: the project's own Kafka may be meant."""
     hosts = {address.rpartition(":")[0] for address in bootstrap.split(",")}
     return f"; the local Kafka of a project {what}" if hosts <= _LOOPBACK else ""
 

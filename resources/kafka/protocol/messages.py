@@ -1,7 +1,7 @@
-"""Kafka's protocol as far as Sluice speaks it: values in, kafka-python's requests out; responses in, values out.
+"""Kafka's protocol as far as Sluice uses it: values to kafka-python's requests, responses to values.
 
-Promises: isolation level, epochs and versions are set explicitly in every request; a topic is never created by asking
-for it; the answer to a fetch is read without copying record bytes, every length checked against what is there.
+Promises: isolation level, epochs and versions are set explicitly in every request; no request creates a topic; the
+answer to a fetch is read without copying record bytes, and every length is checked against the bytes received.
 """
 
 from __future__ import annotations
@@ -35,9 +35,9 @@ from sluice.resources.kafka.protocol.kafka_errors import error_of
 
 FETCH_API = 1
 FETCH_VERSIONS = 12, 13
-"""12 is of Kafka 2.7; 13 (Kafka 3.1) names topics by id."""
+"""12 is from Kafka 2.7; 13 (Kafka 3.1) names topics by id."""
 LATEST, EARLIEST = -1, -2
-"""Times that ask ListOffsets for the end (stable under read_committed) and the start of a log."""
+"""Times for which ListOffsets returns the end (stable under read_committed) and the start of a log."""
 _LEVELS = {Isolation.READ_UNCOMMITTED: 0, Isolation.READ_COMMITTED: 1}
 
 Code = type[KafkaError] | None
@@ -45,21 +45,21 @@ T = TypeVar("T")
 
 
 def printed_id(topic_id: uuid.UUID) -> str:
-    """A topic id as Kafka's own tools print it: URL-safe base64 without padding."""
+    """Return a topic id as Kafka's own tools print it: URL-safe base64 without padding."""
     return base64.urlsafe_b64encode(topic_id.bytes).decode().rstrip("=")
 
 
 def parsed_id(text: str) -> uuid.UUID:
-    """The reverse of `printed_id`."""
+    """Parse the output of `printed_id`."""
     return uuid.UUID(bytes=base64.urlsafe_b64decode(text + "=="))
 
 
-# -- where things are ---------------------------------------------------------------------------------------------
+# -- metadata -----------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
 class Leadership:
-    """Where a partition is led. `leader` −1: nowhere at this moment."""
+    """The leader of a partition. `leader` −1: none at this moment."""
 
     tp: TopicPartition
     topic_id: str
@@ -70,7 +70,7 @@ class Leadership:
 
 @dataclass(frozen=True, slots=True)
 class ClusterView:
-    """What a broker knows. `topics` is name → id, without internal ones; `errors` are those that it refused."""
+    """A broker's metadata. `topics`: name → id, without internal ones; `errors`: of topics that it refused."""
 
     cluster_id: str
     topics: Mapping[str, str]
@@ -80,7 +80,7 @@ class ClusterView:
 
 
 def ask_layout(topics: Iterable[str] | None) -> Any:
-    """Metadata of the topics; None: of all. Version 10 (Kafka 2.8) brought topic ids."""
+    """Build a Metadata request for the topics; None: for all. Version 10 (Kafka 2.8) brought topic ids."""
     topic = MetadataRequest.MetadataRequestTopic
     names = None if topics is None else [topic(name=name) for name in topics]
     return MetadataRequest(topics=names, allow_auto_topic_creation=False, min_version=10)
@@ -102,13 +102,13 @@ def read_layout(response: Any) -> ClusterView:
 
 
 def missing(leadership: Leadership | None) -> KafkaError:
-    """Why a partition cannot be asked: nobody knows it, or nobody leads it."""
+    """Return the error of a partition that is unknown or has no leader."""
     return UnknownTopicOrPartitionError() if leadership is None else LeaderNotAvailableError()
 
 
 @dataclass(frozen=True, slots=True)
 class Listed:
-    """The answer for one partition: `offset` and `timestamp` −1 when there is no such record."""
+    """The answer for one partition: `offset` and `timestamp` are −1 if no record matches."""
 
     error: Code
     offset: int
@@ -116,7 +116,7 @@ class Listed:
 
 
 def ask_offsets(leaderships: Iterable[tuple[Leadership, int]], isolation: Isolation) -> Any:
-    """ListOffsets of each place at a time in ms (or LATEST, EARLIEST)."""
+    """Build a ListOffsets request for each partition at a time in ms (or LATEST, EARLIEST)."""
     topic = ListOffsetsRequest.ListOffsetsTopic
     wanted = {leadership.tp: (leadership.leader_epoch, time) for leadership, time in leaderships}
     topics = [
@@ -144,14 +144,14 @@ def read_offsets(response: Any) -> dict[TopicPartition, Listed]:
 
 @dataclass(frozen=True, slots=True)
 class EpochEnd:
-    """Where an epoch ended; `end` −1 when the leader knows no such epoch."""
+    """The end of an epoch; `end` is −1 if the leader does not know the epoch."""
 
     error: Code
     end: int
 
 
 def ask_epoch_ends(leaderships: Iterable[tuple[Leadership, int]]) -> Any:
-    """OffsetForLeaderEpoch (KIP-101) of each place's epoch given."""
+    """Build an OffsetForLeaderEpoch request (KIP-101) for the given epoch of each partition."""
     topic = OffsetForLeaderEpochRequest.OffsetForLeaderTopic
     wanted = {leadership.tp: (leadership.leader_epoch, epoch) for leadership, epoch in leaderships}
     topics = [
@@ -184,7 +184,7 @@ def ask_log_dirs(tps: Iterable[TopicPartition]) -> Any:
 
 
 def read_log_bytes(response: Any) -> dict[TopicPartition, int]:
-    """Bytes of each log on the broker that answered; empty where it does not tell."""
+    """Return the bytes of each log on the broker that answered; empty if it does not give them."""
     return {
         TopicPartition(t.name, p.partition_index): p.partition_size
         for folder in response.results
@@ -196,14 +196,14 @@ def read_log_bytes(response: Any) -> dict[TopicPartition, int]:
 
 
 def ask_producers(tps: Iterable[TopicPartition]) -> Any:
-    """Who is producing (KIP-664, Kafka 2.8)."""
+    """Build a DescribeProducers request (KIP-664, Kafka 2.8)."""
     topic = DescribeProducersRequest.TopicRequest
     topics = [topic(name=n, partition_indexes=[p for p, _ in ps]) for n, ps in by_topic(dict.fromkeys(tps))]
     return DescribeProducersRequest(topics=topics)
 
 
 def read_open(response: Any) -> dict[TopicPartition, tuple[Code, OpenTransaction | None]]:
-    """The oldest transaction that is open in each partition, without its name."""
+    """Return the oldest open transaction of each partition, without its name."""
     return {
         TopicPartition(t.name, p.partition_index): (error_of(p.error_code), _oldest(p.active_producers))
         for t in response.topics
@@ -221,12 +221,12 @@ def _oldest(producers: Iterable[Any]) -> OpenTransaction | None:
 
 
 def ask_transactions(producers: Iterable[int]) -> Any:
-    """The transactions that a broker coordinates for these producers (KIP-664, Kafka 3.0)."""
+    """Build a request for the transactions that a broker coordinates for these producers (KIP-664, Kafka 3.0)."""
     return ListTransactionsRequest(state_filters=[], producer_id_filters=sorted(set(producers)), max_version=0)
 
 
 def read_names(response: Any) -> dict[int, str]:
-    """Transactional ids by producer id."""
+    """Return the transactional ids by producer id."""
     return {t.producer_id: t.transactional_id for t in response.transaction_states}
 
 
@@ -241,7 +241,7 @@ _MIN_SESSION, _MAX_SESSION = "group.min.session.timeout.ms", "group.max.session.
 
 
 def ask_configs(topics: Iterable[str], broker: int) -> Any:
-    """The topics' settings and those of `broker`, which alone can answer for itself."""
+    """Build a request for the topics' settings and those of `broker`, which alone can answer for itself."""
     resource = DescribeConfigsRequest.DescribeConfigsResource
     wanted = [resource(resource_type=_TOPIC, resource_name=t, configuration_keys=list(_TOPIC_KEYS)) for t in topics]
     keys = [_OFFSETS_MINUTES, _ID_EXPIRATION, _MAX_TIMEOUT, _MIN_SESSION, _MAX_SESSION]
@@ -250,7 +250,7 @@ def ask_configs(topics: Iterable[str], broker: int) -> Any:
 
 
 def read_configs(response: Any) -> Configs:
-    """What may be described; the rest is left out, and topics that are refused are named."""
+    """Return the settings that this client may see; the rest is left out, and refused topics are named."""
     topics, broker, denied = {}, BrokerConfig(), list[str]()
     for result in response.results:
         values = {c.name: c.value or "" for c in result.configs}
@@ -277,7 +277,7 @@ def _broker_config(values: Mapping[str, str]) -> BrokerConfig:
 
 
 def _limit(values: Mapping[str, str], key: str) -> int | None:
-    """A number of ms or bytes; Kafka's -1, and what is none, is no bound."""
+    """Return a number of ms or bytes; None, for no limit, if it is Kafka's -1 or no number."""
     value = values.get(key, "")
     return int(value) if value.isascii() and value.isdigit() else None
 
@@ -317,9 +317,9 @@ class FetchAnswer:
 
 
 def ask_fetch(asks: Sequence[FetchAsk], isolation: Isolation, max_bytes: int, wait_ms: int, rack: str) -> Any:
-    """One multi-partition fetch without a session, partitions in the order given.
+    """Build one multi-partition fetch without a session, with partitions in the order given.
 
-    Where topics go by id (KIP-516) a recreated one cannot answer.
+    If topics go by id (KIP-516), a recreated one cannot answer.
     """
     topic = FetchRequest.FetchTopic
     topics = [
@@ -357,9 +357,9 @@ def ask_fetch(asks: Sequence[FetchAsk], isolation: Isolation, max_bytes: int, wa
 
 
 def read_fetch(data: memoryview, at: int, version: int) -> FetchAnswer:
-    """The body of a FetchResponse (version 12 or 13) in `data` from `at`; records are views of `data`.
+    """Read the body of a FetchResponse (version 12 or 13) in `data` from `at`; records are views of `data`.
 
-    Raises KafkaProtocolError when lengths point outside.
+    Raises KafkaProtocolError if a length points outside.
     """
     try:
         return _read_fetch(data, at, version)
@@ -415,7 +415,7 @@ def _slice(data: memoryview, at: int, size: int) -> memoryview:
 
 
 def _count(data: memoryview, at: int) -> tuple[int, int]:
-    """A compact length (KIP-482): one more than it says, 0 for null."""
+    """Read a compact length (KIP-482): stored as the length plus one, 0 for null."""
     value, at = _varint(data, at)
     return max(value - 1, 0), at
 
@@ -442,12 +442,12 @@ def _skip_tags(data: memoryview, at: int) -> int:
 
 
 def partition_errors(response: Any) -> set[type[KafkaError]]:
-    """The errors in a response that lists topics, partitions and a code for each."""
+    """Return the errors in a response that lists topics, partitions and a code for each."""
     return {e for t in response.topics for p in t.partitions if (e := error_of(p.error_code))}
 
 
 def top_error(response: Any) -> set[type[KafkaError]]:
-    """The error of a response that has one for the whole."""
+    """Return the error of a response that has one for the whole."""
     return {e for e in [error_of(response.error_code)] if e}
 
 

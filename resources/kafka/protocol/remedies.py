@@ -1,4 +1,4 @@
-"""What mends it that brokers refuse us, or that we refuse them: rights, logins, certificates. One remedy for each."""
+"""Remedies for refused connections: rights, logins, certificates. One remedy for each."""
 
 from __future__ import annotations
 
@@ -19,20 +19,21 @@ _LEAST = {ResourceKind.TRANSACTIONAL_ID: Operation.WRITE, ResourceKind.CLUSTER: 
 
 
 def missing(error: type[BaseException], rights: Sequence[Right], topic: str | None) -> list[Right]:
-    """The rights that a broker misses: those of `rights` on the kind of resource that it names, and on the topic."""
+    """Return the rights that a broker misses: those of `rights` on the kind of resource in the error, and on the
+    topic."""
     kind = _KINDS.get(error, ResourceKind.CLUSTER)
     required = [r for r in rights if not r.optional]
     lacking = [
         r for r in required if (r.covers(kind, topic) if topic and kind is ResourceKind.TOPIC else r.kind is kind)
     ]
     if lacking or (kind is ResourceKind.CLUSTER and required):
-        return lacking or required  # Kafka asks for the cluster where rights on a topic would do
+        return lacking or required  # Kafka names the cluster although rights on a topic would do
     name = topic if kind is ResourceKind.TOPIC and topic else CLUSTER if kind is ResourceKind.CLUSTER else "NAME"
     return [Right(_LEAST.get(kind, Operation.READ), kind, name, "")]
 
 
 def login(error: BaseException) -> str:
-    """What mends it that brokers let nobody in by this login."""
+    """Return the remedy for a login that brokers refuse."""
     if isinstance(error, kafka_errors.SaslAuthenticationFailedError):
         return (
             "check the user's name and password (or its token) in the feed's `kafka:` section; that the brokers know"
@@ -51,9 +52,9 @@ def login(error: BaseException) -> str:
 
 
 def of_client(certificate: str) -> str:
-    """What mends it that brokers do not take our certificate, in that file; empty: we have shown none.
+    """Return the remedy for brokers that refuse our certificate, in that file; empty: we presented none.
 
-    Brokers say no more than that (of an expired one, too), so the file is looked at.
+    Brokers give no further reason (nor for an expired one), so the file is inspected.
     """
     if not certificate:
         return (
@@ -69,7 +70,7 @@ def of_client(certificate: str) -> str:
 
 
 def _expiry(certificate: str) -> datetime | None:
-    """When the certificate in the file ended, if it has."""
+    """Return the expiry of the certificate in the file, if it has expired."""
     from cryptography import x509
 
     with suppress(OSError, ValueError), open(certificate, "rb") as pem:
@@ -79,7 +80,7 @@ def _expiry(certificate: str) -> datetime | None:
 
 
 def of_broker(code: int, bootstrap: str) -> str:
-    """What mends it that we do not believe a broker's certificate, for OpenSSL's reason `code`."""
+    """Return the remedy for a broker's certificate that we do not trust, for OpenSSL's reason `code`."""
     match code:
         case 9 | 10:  # not valid yet, or not any longer
             return "renew the brokers' certificates, or that of their CA; see also that this machine's clock is right"

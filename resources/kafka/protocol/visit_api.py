@@ -1,6 +1,6 @@
-"""The protocol of looking at a cluster without reading from it: values in, kafka-python's requests out, and back.
+"""The protocol of inspecting a cluster without reading from it: values to kafka-python's requests, and back.
 
-Promises: none of these requests changes anything. What this client may do is what brokers say of it (KIP-430).
+Promises: none of these requests changes anything. This client's rights are those that brokers report (KIP-430).
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ from sluice.resources.kafka.protocol.kafka_errors import error_of
 from sluice.resources.kafka.protocol.messages import Code, printed_id, top_error
 
 _OPERATIONS = {3: "READ", 4: "WRITE", 5: "CREATE", 8: "DESCRIBE", 10: "DESCRIBE_CONFIGS"}
-"""Kafka's codes of the operations that Sluice has a use for."""
+"""Kafka's codes of the operations that Sluice uses."""
 _NOBODY = -1
 _LOG = "__cluster_metadata"
 
 
 @dataclass(frozen=True, slots=True)
 class TopicSeen:
-    """One topic as it shows to this client. `may`: what the client may do to it, in Kafka's words."""
+    """One topic as this client sees it. `may`: the client's rights on it, in Kafka's words."""
 
     error: Code
     id: str
@@ -41,12 +41,12 @@ class TopicSeen:
 
     @property
     def hidden(self) -> bool:
-        """Whether this client may not even see it."""
+        """True if this client may not even see it."""
         return self.error is TopicAuthorizationFailedError
 
 
 def ask_topics(topics: Iterable[str]) -> Any:
-    """Metadata with what this client may do to each topic (KIP-430)."""
+    """Build a Metadata request with this client's rights on each topic (KIP-430)."""
     topic = MetadataRequest.MetadataRequestTopic
     return MetadataRequest(
         topics=[topic(name=name) for name in topics],
@@ -69,7 +69,10 @@ def read_topics(response: Any) -> dict[str, TopicSeen]:
 
 
 def ask_group_rights(group: str) -> Any:
-    """DescribeGroups with what this client may do (KIP-430). Version 5 answers of groups that are not there, too."""
+    """Build a DescribeGroups request with this client's rights (KIP-430).
+
+    Version 5 also answers for groups that do not exist.
+    """
     return DescribeGroupsRequest(groups=[group], include_authorized_operations=True, min_version=3, max_version=5)
 
 
@@ -78,7 +81,7 @@ def read_group_rights(response: Any) -> frozenset[str]:
 
 
 def ask_cluster_rights() -> Any:
-    """DescribeCluster (KIP-700, Kafka 2.8)."""
+    """Build a DescribeCluster request (KIP-700, Kafka 2.8)."""
     return DescribeClusterRequest(include_cluster_authorized_operations=True)
 
 
@@ -87,14 +90,17 @@ def read_cluster_rights(response: Any) -> frozenset[str]:
 
 
 def ask_to_write(transactional_id: str, group: str) -> Any:
-    """AddOffsetsToTxn of a producer that nobody can be: a broker looks whether this client may WRITE to the
-    transactional id, then whether it may READ the group, then for the producer, and refuses. Only requests that write
-    tell of that right; this one changes nothing, whatever the state of the id."""
+    """Build an AddOffsetsToTxn request of a producer that cannot exist, to test the right to WRITE.
+
+    A broker checks whether this client may WRITE to the transactional id, then whether it may READ the group, then the
+    producer, and refuses. Only requests that write show that right; this one changes nothing, in any state of the id.
+    """
     return group_api.ask_add_offsets(ProducerId(transactional_id, _NOBODY, 0), group)
 
 
 def may_write(response: Any) -> bool:
-    """Whether it was refused for what is looked at after the right to WRITE. Raises KafkaError where that shows not."""
+    """Return whether the refusal came from a check after the right to WRITE. Raises KafkaError if it does not show
+    that."""
     error = error_of(response.error_code)
     if error in (InvalidProducerIdMappingError, GroupAuthorizationFailedError):
         return True
@@ -104,7 +110,7 @@ def may_write(response: Any) -> bool:
 
 
 def ask_quorum() -> Any:
-    """DescribeQuorum (KIP-836): of all that brokers tell, only this has their clock. KRaft, Kafka 3.3."""
+    """Build a DescribeQuorum request (KIP-836, KRaft, Kafka 3.3): only its answer has the brokers' clock."""
     topic = DescribeQuorumRequest.TopicData
     return DescribeQuorumRequest(
         topics=[topic(topic_name=_LOG, partitions=[topic.PartitionData(partition_index=0)])], min_version=1
@@ -112,7 +118,7 @@ def ask_quorum() -> Any:
 
 
 def read_clock(response: Any) -> int | None:
-    """The clock of the controllers' leader (ms) when it answered; None where it does not tell."""
+    """Return the clock of the controllers' leader (ms) when it answered; None if not given."""
     if top_error(response):
         return None
     for partition in (p for t in response.topics for p in t.partitions):
@@ -123,5 +129,5 @@ def read_clock(response: Any) -> int | None:
 
 
 def _operations(bits: Any) -> frozenset[str]:
-    """The operations in an answer; a broker that says nothing of them leaves the set empty."""
+    """Return the operations in an answer; empty if the broker gives none."""
     return frozenset(_OPERATIONS[int(code)] for code in bits or () if int(code) in _OPERATIONS)
