@@ -1,6 +1,6 @@
-"""The process from which Spark forks its Python workers (`spark.python.daemon.module`), with what tasks need loaded.
+"""The process from which Spark forks its Python workers (`spark.python.daemon.module`), with imports done.
 
-Loading Arrow and the compiled loops takes seconds. Done here once, every worker has them at birth, also the one that
+Loading Arrow and the compiled loops takes seconds. Done here once, every worker starts with them, also one that
 replaces a worker which died or raised, and all share the memory. Nothing here opens a socket or starts a thread.
 """
 
@@ -19,13 +19,13 @@ LOADED = (
 )
 
 if __name__ == "__main__":
-    gc.disable()  # nothing of what is loaded is garbage
+    gc.disable()  # none of the loaded objects is garbage
     for module in LOADED:
         try:
             if module == LOADED[1]:  # the first that has compiled loops
                 importlib.import_module("sluice.pipelines.records.compiled.cache").ready()
             importlib.import_module(module)
-        except Exception:  # noqa: BLE001 - a worker that needs it says so, where somebody reads it
+        except Exception:  # noqa: BLE001 - a worker that needs it raises the error
             break
     gc.freeze()  # collections in the workers would copy every shared page
     gc.enable()

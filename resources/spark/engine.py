@@ -1,12 +1,12 @@
-"""The Spark engine: one Spark a process, a queue of tasks for each number of a range, receipts back.
+"""The Spark engine: one Spark per process, a queue of tasks for each number of a range, receipts back.
 
     context.parallelize(range(n), n).mapPartitions(executor.run, …)
     session.range(0, n, 1, n).mapInArrow(executor.in_arrow, …)              on Spark Connect, which has no context
 
 Works on a local master (the default: all cores, each task tried three times), on any other, and on Spark Connect
-(`sc://…`). Spark's SQL, which takes longer to start than all else of it, starts only for who reads by it. Promises: a
-task whose process dies is tried again and adopts what it had finished; a run that ends early takes its Spark job with
-it; a job that fails says why in one line; when Spark's JVM was killed, the job fails and the next one starts another.
+(`sc://…`). Spark's SQL, its slowest part to start, starts only when a reader needs it. Promises: a task whose process
+dies is retried and adopts its finished work; a run that ends early cancels its Spark job; a failed job gives its reason
+in one line; if Spark's JVM was killed, the job fails and the next one starts another JVM.
 """
 
 from __future__ import annotations
@@ -48,13 +48,13 @@ if TYPE_CHECKING:
 _LOOPBACK = "127.0.0.1"
 _WATCH_SECONDS = 0.25
 _CANCEL_SECONDS = 5.0
-"""How long an interrupt waits for its job's end; the end of the process would end it, too."""
+"""How long an interrupt waits for its job's end; the end of the process would end it as well."""
 _START_SECONDS = 60.0
 _CONNECT_TRIES, _CONNECT_PAUSE_MS = 8, 4000
-"""How often Spark Connect's client asks a server again that does not answer: for about 20 seconds."""
+"""How often Spark Connect's client retries a silent server: for about 20 seconds."""
 _ENDING_SECONDS = 2.0
-"""Its connections break first, then a killed JVM is gone."""
-# What a chunk took is kept for the next one: glibc by itself gives buffers of some megabytes back each time, for
+"""Seconds to wait for the JVM's exit: a killed JVM's connections break before it is gone."""
+# Memory of a chunk is kept for the next one: by default glibc returns buffers of some megabytes each time, for
 # the system to clear new ones. With Arrow's own allocator, Parquet of raw records takes longer to encode.
 WORKERS_ENVIRONMENT = {
     "ARROW_DEFAULT_MEMORY_POOL": "system",
@@ -65,10 +65,10 @@ _OURS = {
     "spark.ui.enabled": "false",
     "spark.ui.showConsoleProgress": "false",
     "spark.python.daemon.module": "sluice.resources.spark.daemon",
-    "spark.scheduler.mode": "FAIR",  # several feeds land at once: one with many tasks does not hold up the others
+    "spark.scheduler.mode": "FAIR",  # several feeds land at once: one with many tasks must not delay the others
     **{f"spark.executorEnv.{name}": value for name, value in WORKERS_ENVIRONMENT.items()},
 }
-# Its ports are on this machine alone, and obey nobody who does not know a secret made for this session.
+# Its ports are on this machine alone, and require a secret made for this session.
 _HERE = {
     "spark.driver.host": _LOOPBACK,
     "spark.driver.bindAddress": _LOOPBACK,
@@ -76,18 +76,18 @@ _HERE = {
     jvm.OPTIONS: jvm.FLAGS,
 }
 _SOCKET = 100
-"""Bytes of a longest path of a socket, and what PySpark names one in its folder."""
+"""Limit on the bytes of a socket's path, and of the name that PySpark gives one in its folder."""
 _SOCKET_NAME = "/.00000000-0000-0000-0000-000000000000.sock"
 _ADOPTED = "run again: finished slices are adopted"
 _GOES_ON = "run again: it goes on where it ended"
 _lock = threading.Lock()
 _looked: set[str] = set()
-"""Applications whose executors were asked already."""
+"""Applications whose executors were already checked."""
 _printed: list[int] = []
 """The file descriptor that the JVM of this process's context prints to, for a context whose executors are elsewhere."""
 _PRINTED_BYTES = 100_000
 _begun: list[SparkSettings] = []
-"""The settings by which this process began Spark last; none before the first."""
+"""The settings with which this process last began Spark; empty before the first start."""
 T = TypeVar("T")
 
 
@@ -97,24 +97,27 @@ class SparkEngine:
     def __init__(
         self, settings: SparkSettings, ports: Callable[[], ExecutorPorts] | None = None, per_broker: int | None = None
     ) -> None:
-        """`ports`: what executors elsewhere are to reach, asked for when they are asked. `per_broker`: how many tasks
-        of a job may read from one broker at once."""
+        """`ports`: builds the ports that remote executors must reach; called when they are checked. `per_broker`: how
+        many tasks of a job may read from one broker at once."""
         self._settings, self._ports, self._per_broker = settings, ports, per_broker
         self._cancelled = threading.Event()
         self._starved = threading.Event()
         self._ended = spark_errors.Ended(_jvm_printed)
 
     def start(self) -> None:
-        """Start Spark if this process has none. Elsewhere than here, wait for executors, ask them whether they reach
-        what tasks will read and write, and let them compile their loops. Raises SetupError."""
+        """Start Spark if this process has none.
+
+        With remote executors, also wait for them, check that they reach everything that tasks will read and write, and
+        let them compile their loops. Raises SetupError.
+        """
         self._wait_for(self._begun)
 
     def run(self, job: Job, tasks: Sequence[int]) -> list[Outcome | TaskTraffic]:
-        """One outcome for each slice of the tasks (places in the plan), and the traffic of each task, in no particular
-        order.
+        """Return an outcome for each offset range of the tasks (positions in the plan), and each task's traffic,
+        unordered.
 
-        Raises SetupError when Spark does not start, Failed when its job did not, or was cancelled. When some tasks'
-        processes died on every try, the slices that they had finished are still returned, the others as failures.
+        Raises SetupError if Spark does not start, Failed if its job failed or was cancelled. If some tasks' processes
+        died on every try, the ranges that they had finished are still returned, the others as failures.
         """
         if not tasks:
             return []
@@ -126,8 +129,10 @@ class SparkEngine:
         return [s for s in sent if not isinstance(s, TaskTime)]
 
     def map(self, feed: str, what: str, call: Callable[[int], str], count: int) -> list[str]:
-        """What the call says of each number, in no particular order. Raises as `run`; nothing is salvaged. Raises
-        SetupError where Spark may carry one out twice at the same time."""
+        """Return the result of the call for each number, in no particular order.
+
+        Raises as `run`; nothing is salvaged. Raises SetupError if Spark may run a call twice at the same time.
+        """
         work = _Work(feed, what, partial(executor.call, call), count)
 
         def mapped() -> list[str]:
@@ -163,9 +168,11 @@ class SparkEngine:
             _compiled_there(spark, spark.applicationId)
 
     def _ask_executors(self, spark: SparkContext, ports: ExecutorPorts) -> Preflight:
-        """What executors say of themselves, and a warning of those that ended meanwhile. Raises SetupError when the
-        master ended the application."""
-        from sluice.resources.spark import preflight  # late, like Kafka's client in it: a Spark here is not asked
+        """Return the executors' answers, with a warning about executors that ended during the check.
+
+        Raises SetupError if the master ended the application.
+        """
+        from sluice.resources.spark import preflight  # late, like Kafka's client in it: a local Spark is not checked
 
         try:
             with self._watched(spark):
@@ -182,8 +189,10 @@ class SparkEngine:
 
     @contextmanager
     def _watched(self, spark: SparkContext) -> Iterator[None]:
-        """Jobs in the block end when this engine is cancelled, and when their executors were lost and none came: Spark
-        itself would wait for ever. Raises Failed for the latter."""
+        """End jobs in the block when this engine is cancelled, or all executors were lost and none came.
+
+        Spark itself would wait without end. Raises Failed in the second case.
+        """
         jobs, done = _ContextJobs(spark, self._settings, self._ended), threading.Event()
         jobs.begin("sluice: asking the executors")
         threading.Thread(target=self._watch, args=(jobs, done), name="sluice-cancel", daemon=True).start()
@@ -195,8 +204,10 @@ class SparkEngine:
             raise _no_executors(self._settings, self._ended)
 
     def preflight(self) -> Preflight:
-        """Start Spark, and ask its executors. Nothing is raised for what they say. Raises SetupError when there are
-        none. On this machine there is nothing to ask."""
+        """Start Spark and check its executors. Findings raise nothing.
+
+        Raises SetupError if there are no executors. On this machine there is nothing to check.
+        """
         if is_local(self._settings) or is_connect(self._settings) or self._ports is None:
             from sluice.resources.spark.preflight import Preflight
 
@@ -215,7 +226,7 @@ class SparkEngine:
         return session(self._settings) if is_connect(self._settings) else context(self._settings)
 
     def _with_jobs(self, call: Callable[[_Jobs], T]) -> T:
-        """Call it with jobs that end when this engine is cancelled, and when there are no executors for too long."""
+        """Call it with jobs that end when this engine is cancelled, or is without executors for too long."""
         jobs = self._jobs(self._spark())
         done = threading.Event()
         threading.Thread(target=self._watch, args=(jobs, done), name="sluice-cancel", daemon=True).start()
@@ -226,7 +237,7 @@ class SparkEngine:
             jobs.close()
 
     def _way_out(self, error: str) -> str:
-        """What to do about a host of the cluster, or this one, that Spark's error tells of; empty where it does not."""
+        """Return the remedy for a host, of the cluster or this one, that Spark's error names; empty if none."""
         if is_local(self._settings):
             return _room(error)
         ways = [spark_errors.ROOM_THERE] if spark_errors.full(error) else []
@@ -249,8 +260,8 @@ class SparkEngine:
             if time.monotonic() - fed > self._settings.start_timeout / 1000:
                 self._starved.set()
             if (self._cancelled.is_set() or self._starved.is_set()) and _jvm_ended() is None:
-                with suppress(Exception):  # the job may have ended meanwhile
-                    jobs.cancel()  # again and again: it may not have been submitted yet
+                with suppress(Exception):  # the job may just have ended
+                    jobs.cancel()  # repeatedly: it may not have been submitted yet
 
     def _land(self, jobs: _Jobs, work: executor.TaskWork) -> list[executor.Sent]:
         try:
@@ -267,7 +278,8 @@ class SparkEngine:
             raise self._ended_by(error, _GOES_ON) or self._make_failure(error) from None
 
     def _ended_by(self, error: Exception, again: str) -> Failed | None:
-        """Who or what ended a job; None for one that failed by itself. `again`: what comes of running it again."""
+        """Return the external cause that ended a job; None if it failed by itself. `again`: the effect of another
+        run."""
         if self._cancelled.is_set():
             return Failed("the Spark job was cancelled", remedy=again)
         if (code := _jvm_ended(_ENDING_SECONDS)) is not None:
@@ -284,7 +296,7 @@ class SparkEngine:
     def _salvage(self, jobs: _Jobs, work: executor.TaskWork, error: Exception) -> list[executor.Sent]:
         try:
             return _outcomes(jobs, replace(work, salvage=spark_errors.cause(error)))
-        except Exception:  # noqa: BLE001 - the first error is the one that tells
+        except Exception:  # noqa: BLE001 - the first error has the cause
             raise self._make_failure(error) from None
 
     def _make_failure(self, error: Exception) -> Failed:
@@ -296,16 +308,18 @@ class SparkEngine:
 
 
 def _speculates(spark: Any) -> bool:
-    """Whether a context, or a session of Spark Connect, starts a slow task again beside the first."""
+    """Return whether a context, or a session of Spark Connect, may run a slow task twice at once."""
     name, default = "spark.speculation", "false"
     value = spark.conf.get(name, default) if hasattr(spark, "conf") else spark.getConf().get(name, default)
     return str(value).lower() == "true"
 
 
 def begin(settings: SparkSettings, needed: Callable[[], bool] = lambda: True) -> None:
-    """Start Spark on this machine, and its workers, while the caller does something else, if it is `needed`, which is
-    asked there. What goes wrong, whoever needs Spark hears; elsewhere it starts when it is needed. One that this
-    process started by other settings, for a run that is over, ends first."""
+    """Start a local Spark and its workers in the background if `needed`, which is called there.
+
+    Errors are left to the first use of Spark; a remote Spark starts only when it is needed. A Spark that this process
+    started with other settings, for a run that is over, ends first.
+    """
     if is_local(settings):
         if _begun and _begun[-1] != settings:
             end()
@@ -321,7 +335,7 @@ def begin(settings: SparkSettings, needed: Callable[[], bool] = lambda: True) ->
 
 
 def end() -> None:
-    """End this process's Spark, if it has one: the next one starts as its feed's settings say."""
+    """End this process's Spark, if it has one: the next one starts with the settings of its feed."""
     with _lock:
         if (running := _running()) is not None:
             running.stop()
@@ -330,22 +344,27 @@ def end() -> None:
 
 @cache
 def _compiled_there(spark: SparkContext, application: str) -> None:
-    """Tasks as many as there are cores, so that each executor has one: what lands is not what compiles. Once for an
-    application; an executor that comes later does it before its first task."""
+    """Compile the loops, with one task for each core, so that landing does not wait for it.
+
+    Once for an application; an executor that comes later compiles before its first task.
+    """
     tasks = spark.defaultParallelism
-    with suppress(Exception):  # why nothing runs there, the batch tells
+    with suppress(Exception):  # if nothing runs there, the batch reports why
         spark.parallelize(range(tasks), tasks).foreachPartition(executor.prepare)
 
 
 def _elsewhere(call: Callable[[], T]) -> Future[T]:
-    """Call it in a thread of its own, so that an interrupt ends a wait of Python's, always at once. Amid a call to the
-    JVM it would break the connection, and then PySpark's clean-up raises something else in its place, or waits."""
+    """Call it in a thread of its own, so that an interrupt ends only Python's wait, and at once.
+
+    Amid a call to the JVM an interrupt would break the connection; PySpark's clean-up then raises another error, or
+    waits.
+    """
     future: Future[T] = Future()
 
     def run() -> None:
         try:
             future.set_result(call())
-        except BaseException as error:  # noqa: BLE001 - whoever waits raises it
+        except BaseException as error:  # noqa: BLE001 - raised in the waiting thread
             future.set_exception(error)
 
     threading.Thread(target=run, name="sluice-job", daemon=True).start()
@@ -354,7 +373,7 @@ def _elsewhere(call: Callable[[], T]) -> Future[T]:
 
 @dataclass(frozen=True, slots=True)
 class _Work:
-    """A job: what workers call, in each task with a number below `count`. `what` says so to people."""
+    """A job: `call` runs in a worker, in each task with a number below `count`. `what`: its description in messages."""
 
     feed: str
     what: str
@@ -368,14 +387,14 @@ def _outcomes(jobs: _Jobs, work: executor.TaskWork) -> list[executor.Sent]:
 
 
 class _Jobs(Protocol):
-    """The jobs of one call, and nobody else's: what is cancelled is these."""
+    """The jobs of one call alone; `cancel` cancels only these."""
 
     def rows(self, work: _Work) -> list[executor.Row]: ...
 
     def cancel(self) -> None: ...
 
     def executors(self) -> bool:
-        """Whether there is any, as far as can be told."""
+        """Return whether there is any executor, as far as known."""
         ...
 
     def close(self) -> None: ...
@@ -389,7 +408,7 @@ class _ContextJobs:
         self._local, self._ended = is_local(settings), ended
 
     def begin(self, what: str) -> None:
-        """From now on this thread's jobs are of this group."""
+        """Put the later jobs of this thread into this group."""
         self._spark.setJobGroup(self._group, what)
 
     def rows(self, work: _Work) -> list[executor.Row]:
@@ -404,7 +423,7 @@ class _ContextJobs:
         if self._local:
             return True
         self._ended.look(self._spark)
-        with suppress(Exception):  # of a context that has just ended, whoever waits hears more
+        with suppress(Exception):  # if the context has just ended, the waiting call reports more
             return executors.count(self._spark) > 0
         return True
 
@@ -413,7 +432,7 @@ class _ContextJobs:
 
 @lru_cache(64)
 def _numbers(spark: SparkContext, count: int) -> RDD[int]:
-    """The numbers below `count`, one for each task. Spark writes them to a file to begin with: jobs share them."""
+    """Return the numbers below `count`, one for each task; cached, since Spark first writes them to a file."""
     return spark.parallelize(range(count), count)
 
 
@@ -437,12 +456,14 @@ class _ConnectJobs:
         return True  # its server knows
 
     def close(self) -> None:
-        self._spark.stop()  # the server keeps nothing; and at this process's end a call under way would wait for ever
+        self._spark.stop()  # the server keeps nothing; and at this process's end a pending call would never return
 
 
 def _shorten_waits(spark: SparkSession) -> None:
-    """By itself the client asks a server that is gone for ten minutes, without a word. What it says after these few
-    tries is told as an error."""
+    """Limit the client's retries: by default it silently retries an unreachable server for ten minutes.
+
+    Its message after these few tries is raised as an error.
+    """
     warnings.filterwarnings("ignore", r"\[RETRIES_EXCEEDED\]", UserWarning)
     from pyspark.sql.connect.client.retries import DefaultPolicy
 
@@ -450,7 +471,10 @@ def _shorten_waits(spark: SparkSession) -> None:
 
 
 def context(settings: SparkSettings) -> SparkContext:
-    """The process's Spark context, started as the settings say when none runs. Raises SetupError. Not for Connect."""
+    """Return the process's Spark context, started with the settings if none runs.
+
+    Raises SetupError. Not for Connect.
+    """
     with _lock:
         return _running() or _start(settings)
 
@@ -463,8 +487,10 @@ def _start(settings: SparkSettings) -> SparkContext:
 
 @contextmanager
 def _bound_memory(settings: SparkSettings) -> Iterator[None]:
-    """A start that takes longer than `start_timeout`, and what a JVM takes, ends with its JVM. On this machine it is
-    given all the time."""
+    """Kill the JVM if the start takes longer than `start_timeout` plus a JVM's own start.
+
+    On this machine there is no limit.
+    """
     late = threading.Timer(_START_SECONDS + settings.start_timeout / 1000, _kill_jvm)
     late.daemon = True
     if not is_local(settings):
@@ -481,7 +507,10 @@ def _kill_jvm() -> None:
 
 
 def session(settings: SparkSettings) -> SparkSession:
-    """The process's Spark session, for its SQL, started as the settings say when there is none. Raises SetupError."""
+    """Return the process's Spark session, for its SQL, started with the settings if there is none.
+
+    Raises SetupError.
+    """
     from pyspark.sql import SparkSession
 
     if not is_connect(settings):
@@ -493,7 +522,7 @@ def session(settings: SparkSettings) -> SparkSession:
 
 
 def _running() -> SparkContext | None:
-    """The context that runs. What is left of one that ended, by whomever, is forgotten."""
+    """Return the running context; forget the remains of one that has ended, for any reason."""
     if "pyspark" not in sys.modules:
         return None  # the JVM starts before PySpark is loaded, which takes a while
     from pyspark import SparkContext
@@ -505,7 +534,7 @@ def _running() -> SparkContext | None:
 
 
 def _jvm_ended(seconds: float = 0) -> int | None:
-    """The exit code of this process's JVM if it has ended, or does so within the seconds."""
+    """Return the exit code of this process's JVM if it has ended, or does so within the seconds."""
     process = _jvm_process()
     with suppress(subprocess.TimeoutExpired):
         return process.wait(seconds) if process else None
@@ -513,15 +542,17 @@ def _jvm_ended(seconds: float = 0) -> int | None:
 
 
 def _jvm_process() -> subprocess.Popen[bytes] | None:
-    """The JVM that was started last; None where there was none, as with Spark Connect."""
+    """Return the JVM that was started last; None if there was none, as with Spark Connect."""
     from pyspark import SparkContext
 
     return getattr(SparkContext._gateway, "proc", None)
 
 
 def _forget_jvm() -> None:
-    """What PySpark keeps of a JVM, whose own `stop` may fail by now. One without a context ends: PySpark would go on
-    with it, as it was launched, and leave a new one idle."""
+    """Drop PySpark's references to a JVM whose own `stop` may fail.
+
+    A JVM without a context ends: PySpark would reuse it, as it was launched, and leave a new one idle.
+    """
     from pyspark import SparkContext
     from pyspark.sql import SparkSession
 
@@ -558,7 +589,7 @@ def _jvm_death(code: int, again: str) -> Failed:
 
 
 def _capturing_output(settings: SparkSettings, start: Callable[[BinaryIO], T]) -> T:
-    """What it starts, told where a JVM prints to: to a file, not to the terminal. Raises SetupError."""
+    """Call `start` with a file for the output of a JVM, in place of the terminal. Raises SetupError."""
     with tempfile.TemporaryFile() as output:
         try:
             return start(output)
@@ -574,7 +605,7 @@ def _context(settings: SparkSettings, output: BinaryIO) -> SparkContext:
     if not is_local(settings):
         conf |= shipping.conf(settings, conf)
         _keep(output)
-    # What the JVM is launched with stands in its command line, for everybody to read: secrets follow later.
+    # The JVM's launch settings are in its command line, which everybody can read: secrets follow later.
     masked = settings.model_dump()["conf"]
     public = [(k, v) for k, v in conf.items() if masked.get(k, v) == v]
     gateway = _start_from_archive(settings, dict(public), output)
@@ -588,14 +619,14 @@ def _context(settings: SparkSettings, output: BinaryIO) -> SparkContext:
 
 
 def _keep(output: BinaryIO) -> None:
-    """What this JVM prints can be read as long as the process lives; what the one before it printed, no more."""
+    """Keep this JVM's output readable while the process lives; drop that of the one before it."""
     while _printed:
         os.close(_printed.pop())
     _printed.append(os.dup(output.fileno()))
 
 
 def _jvm_printed() -> str:
-    """The end of what the JVM has printed. Read without a seek: the JVM writes where the file's position is."""
+    """Return the end of the JVM's output. Read without a seek: the JVM writes at the file's position."""
     if not _printed:
         return ""
     end = os.fstat(_printed[-1]).st_size
@@ -603,7 +634,7 @@ def _jvm_printed() -> str:
 
 
 def _start_from_archive(settings: SparkSettings, public: Mapping[str, str], output: BinaryIO) -> Any:
-    """A JVM started by the archive of its classes, on this machine; None where that does not go."""
+    """Return a local JVM started by the archive of its classes; None if the archive cannot be used."""
     if not is_local(settings) or not jvm.fits(settings.conf):
         return None
     archive, folder = jvm.found(), scratch.root()
@@ -643,13 +674,13 @@ def _not_started(settings: SparkSettings, error: Exception, output: BinaryIO) ->
 
 
 def _room(*texts: str) -> str:
-    """The remedy where what was said tells of a full disk: it is Spark's own, not the lake's."""
+    """Return the remedy if the texts report a full disk: Spark's own, not the lake's."""
     way = "free space in Spark's temporary folder (SPARK_LOCAL_DIRS or TMPDIR, else /tmp), then run again"
     return way if spark_errors.full(*texts) else ""
 
 
 def _environment(settings: SparkSettings) -> None:
-    """What Spark's launcher reads from the environment. Raises SetupError without Java."""
+    """Set the environment for Spark's launcher. Raises SetupError without Java."""
     os.environ["JAVA_HOME"] = str(java.java_home())
     if is_local(settings):
         os.environ["PYSPARK_PYTHON"] = sys.executable
@@ -663,23 +694,25 @@ def _conf(settings: SparkSettings) -> dict[str, str]:
 
 
 def _here() -> dict[str, str]:
-    """Of a Spark on this machine: what it leaves lies in this process's own folder, so that it goes with it, or, when
-    it is killed, with the next one."""
+    """Return the settings of a local Spark: its files lie in this process's own folder.
+
+    They go with the process or, if it is killed, with the next one.
+    """
     folder = str(scratch.root())
     options = f'{jvm.FLAGS} -Djava.io.tmpdir="{folder}"' if '"' not in folder else jvm.FLAGS
     return {**_HERE, jvm.OPTIONS: options, "spark.local.dir": folder, **_sockets(folder)}
 
 
 def _driver() -> dict[str, str]:
-    """Of a driver whose executors are elsewhere: what it leaves here goes with this process, as in `_here`."""
+    """Return the settings of a driver with remote executors: its local files go with this process, as in `_here`."""
     options = _here()[jvm.OPTIONS]
     return {jvm.OPTIONS: options, "spark.local.dir": str(scratch.root())}
 
 
 def _sockets(folder: str) -> dict[str, str]:
-    """JVM and Python talk through sockets in a folder that nobody else may enter.
+    """Return settings for sockets between JVM and Python, in a folder that no other user may enter.
 
-    Over TCP each task's start waits 40 ms for what Nagle's algorithm and delayed acknowledgements wait for.
+    Over TCP each task's start waits 40 ms because of Nagle's algorithm and delayed acknowledgements.
     """
     if len(os.fsencode(folder + _SOCKET_NAME)) > _SOCKET:
         return {}

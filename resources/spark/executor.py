@@ -1,9 +1,9 @@
-"""The executor's side of a batch: from what Spark shipped to ports, a task run, and its outcomes as rows.
+"""The executor's side of a batch: builds ports from the shipped wiring, runs tasks, returns outcomes as rows.
 
-The driver ships one `TaskWork` to every Python worker; a worker is given numbers of queues of tasks, builds its own
-Kafka and lake edges from the wiring, and sends back one JSON text for each slice and one for its traffic, never data.
+The driver ships one `TaskWork` to every Python worker; a worker gets numbers of queues of tasks, builds its own Kafka
+and lake ports from the wiring, and sends back one JSON text for each offset range and one for its traffic, never data.
 Everything here pickles by its module's name. Secrets travel inside `KafkaSettings` and `S3Settings`, which mask them in
-every repr; what boto3 finds by itself is found again on each executor, and does not travel.
+every repr; credentials that boto3 finds by itself are found again on each executor, and do not travel.
 """
 
 from __future__ import annotations
@@ -40,11 +40,11 @@ if TYPE_CHECKING:
     from sluice.pipelines.landing.task import Tools
 
 RACK = "SLUICE_RACK"
-"""The environment variable by which a machine says in which rack it is (`client.rack`, KIP-392)."""
+"""The environment variable that names the machine's rack (`client.rack`, KIP-392)."""
 Row = tuple[str, str]
 """An outcome, a traffic or a time on its way to the driver: its kind and its JSON."""
 Runs = Callable[[Iterable[int]], Iterator[Row]]
-"""What Spark calls in a Python worker."""
+"""A function that Spark calls in a Python worker."""
 SCHEMA = "kind string, body string"
 _SAID = "said"
 _ARROW = pa.schema([("kind", pa.string()), ("body", pa.string())])
@@ -55,7 +55,7 @@ _KINDS: dict[str, TypeAdapter[Sent]] = {
 
 
 class Opens(Protocol):
-    """What a worker makes of the wiring: settings, and ports that are closed when the block ends."""
+    """Opens the wiring in a worker: settings, and ports that are closed when the block ends."""
 
     @property
     def landing(self) -> LandingSettings: ...
@@ -65,7 +65,7 @@ class Opens(Protocol):
 
     @property
     def memory(self) -> int:
-        """Bytes that one task may take."""
+        """Return the bytes that one task may take."""
         ...
 
     def open(self, isolation: Isolation, shape: Shape) -> AbstractContextManager[Tools]: ...
@@ -73,7 +73,7 @@ class Opens(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Wiring:
-    """A feed's edges as executors build them: Kafka, and a lake that every executor reaches."""
+    """A feed's ports as executors build them: Kafka, and a lake that every executor reaches."""
 
     kafka: KafkaSettings
     lake: Lake
@@ -92,7 +92,7 @@ class Wiring:
 
     @contextmanager
     def open(self, isolation: Isolation, shape: Shape) -> Iterator[Tools]:
-        """Opens no connection by itself. Reads from replicas in the machine's rack, where it names one."""
+        """Yield the ports, without opening a connection. Reads from replicas in the machine's rack, if it names one."""
         from sluice.pipelines.landing.task import Tools
         from sluice.resources.kafka.fetch.fetch import KafkaFetcher
 
@@ -102,7 +102,7 @@ class Wiring:
 
 @dataclass(frozen=True, slots=True)
 class TaskWork:
-    """What is shipped: the batch's task list and what they have in common. `tries` is how often a task may run."""
+    """The shipped work: the batch's task list and the tasks' common settings. `tries`: how often a task may run."""
 
     feed: str
     batch: int
@@ -113,14 +113,14 @@ class TaskWork:
     shape: Shape
     tasks: tuple[Task, ...]
     queues: tuple[Queue, ...]
-    """The tasks' places, as Spark's tasks carry them out."""
+    """The tasks' positions, grouped into Spark's tasks."""
     tries: int
     timed: bool = False
-    """Whether tasks say when they began and ended."""
+    """True if tasks report when they began and ended."""
     fresh: bool = False
-    """Whether nobody has worked on the batch before."""
+    """True if nothing has worked on the batch before."""
     salvage: str = ""
-    """Why the tasks failed: read nothing, only say which slices were finished before that."""
+    """The reason why the tasks failed: then read nothing, and only report which offset ranges were finished before."""
 
     @classmethod
     def of(
@@ -146,7 +146,10 @@ class TaskWork:
 
 
 def run(work: TaskWork, numbers: Iterable[int]) -> Iterator[Row]:
-    """What Spark calls in a Python worker: places in `work.queues` in, a row for each outcome and each traffic out."""
+    """Run the tasks at these positions of `work.queues`; yield a row for each outcome and each traffic.
+
+    Spark calls it in a Python worker.
+    """
     for number in numbers:
         for position in work.queues[number]:
             task, began = work.tasks[position], time.time_ns()
@@ -157,14 +160,14 @@ def run(work: TaskWork, numbers: Iterable[int]) -> Iterator[Row]:
 
 
 def call(called: Callable[[int], str], numbers: Iterable[int]) -> Iterator[Row]:
-    """What Spark calls in a Python worker for other work: a row for each number, with what was said of it."""
+    """Run `called` for each number; yield one row with its result. Spark calls it in a Python worker."""
     cache.ready()
     for number in numbers:
         yield _SAID, called(number)
 
 
 def in_arrow(run: Runs, numbers: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """The same where Spark hands over and takes Arrow's batches (`mapInArrow`)."""
+    """Run it where Spark passes and takes Arrow's batches (`mapInArrow`)."""
     for batch in numbers:
         rows = list(run(batch.column(0).to_pylist()))
         columns = [text_array([row[i] for row in rows]) for i in range(len(_ARROW))]
@@ -172,12 +175,12 @@ def in_arrow(run: Runs, numbers: Iterator[pa.RecordBatch]) -> Iterator[pa.Record
 
 
 def prepare(numbers: Iterable[int]) -> None:
-    """What Spark calls before a first batch: compile what a task needs, where this was never done."""
+    """Compile the loops of a task if this was never done. Spark calls it before a first batch."""
     cache.ready()
 
 
 def _carried_out(work: TaskWork, task: Task) -> list[Outcome | TaskTraffic]:
-    # Imported late: the compiled loops belong to workers, not to whoever only wires a feed. On another machine than the
+    # Imported late: workers need the compiled loops, code that only wires a feed does not. On another machine than the
     # driver's, the first worker has them compiled, and the others wait for it.
     cache.ready()
     from sluice.pipelines.landing.task import Assignment, run_task, salvage
@@ -215,7 +218,7 @@ def _tried_before() -> int:
 
 
 def sent_in(kind: str, body: str) -> Sent:
-    """What a row holds. Raises ValueError for a row that `run` did not write."""
+    """Decode a row. Raises ValueError for a row that `run` did not write."""
     if kind not in _KINDS:
         raise ValueError(f"nothing that a task sends: {kind}")
     return _KINDS[kind].validate_json(body)

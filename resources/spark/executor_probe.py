@@ -1,7 +1,7 @@
-"""What an executor answers before the first batch. Its text is sent there and run: the standard library alone serves.
+"""The check that an executor runs before the first batch. Sent as text, it needs only the standard library.
 
-`answer(question)` never raises: whatever is wrong is in the answer, a dictionary of texts and numbers. The question
-holds the driver's ports, pickled: they show whether Sluice can be imported there, and what reaches Kafka and the lake.
+`answer(question)` never raises: errors are part of the answer, a dictionary of texts and numbers. The question holds
+the driver's ports, pickled: they show whether Sluice can be imported there, and whether Kafka and the lake are reached.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ def answer(question: dict[str, Any]) -> dict[str, Any]:
     }
     try:
         ports = pickle.loads(question["ports"])
-    except Exception as error:  # noqa: BLE001 - whatever it is, the driver hears it
+    except Exception as error:  # noqa: BLE001 - the driver gets any error
         facts["imports"] = _describe_error(error)
         return facts
     late = f"no answer within {question['seconds']:.0f} s"
@@ -49,7 +49,7 @@ def answer(question: dict[str, Any]) -> dict[str, Any]:
 def _ask(facts: dict[str, Any], name: str, ask: Any) -> None:
     try:
         facts[name] = ask()
-    except Exception as error:  # noqa: BLE001 - whatever it is, the driver hears it
+    except Exception as error:  # noqa: BLE001 - the driver gets any error
         facts[name] = {"": _describe_error(error)} if name == "kafka" else _describe_error(error)
 
 

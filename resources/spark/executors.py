@@ -1,4 +1,4 @@
-"""Waiting for a master and for executors, for a bounded time; and what a standalone master has, where none come."""
+"""Bounded waits for a master and for executors; if none come, a report of the standalone master."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from sluice.resources.spark.spark_errors import Ended
 
 _TRY_SECONDS = 5.0
 _UI_PORT = "spark.master.ui.port"
-"""Where the master tells of its workers: the setting of Spark's own that says so."""
+"""Spark's own setting for the port where a master reports its workers."""
 _SHOWN = 5
 _LESS = (
     "ask for less (`spark.conf`: spark.executor.memory, spark.executor.cores), free or add workers,"
@@ -32,11 +32,11 @@ _FIREWALL = (
 _DYNAMIC = "spark.dynamicAllocation.enabled"
 _POLL = 0.25
 _SETTLED = 4
-"""Looks without a new executor, before the first ones count as all."""
+"""Polls without a new executor, after which the present ones count as all."""
 
 
 def check_answers(settings: SparkSettings) -> None:
-    """Raises SetupError when nobody listens at a master's own address. What only Spark can read (yarn) passes."""
+    """Check that a master's own address answers; one that only Spark can read (yarn) passes. Raises SetupError."""
     if why := unreachable(settings):
         what = "Spark Connect's server" if is_connect(settings) else "Spark master"
         raise SetupError(
@@ -46,7 +46,7 @@ def check_answers(settings: SparkSettings) -> None:
 
 
 def unreachable(settings: SparkSettings) -> str:
-    """Why nobody can be reached at any of a master's addresses; empty when somebody can, or only Spark can tell."""
+    """Return why no address of a master answers; empty if one does, or only Spark can tell."""
     match = re.fullmatch(r"(?:spark|sc)://([^/;]+).*|k8s://(?:https?://)?([^/]+).*", master(settings))
     if not match:
         return ""
@@ -56,7 +56,7 @@ def unreachable(settings: SparkSettings) -> str:
 
 
 def _probe(address: str, default: int) -> str:
-    """Why nobody can be reached there; empty when somebody can."""
+    """Return why the address does not answer; empty if it does."""
     host, port = address, default
     if split := re.fullmatch(r"(.+):(\d+)", address):
         host, port = split[1], int(split[2])
@@ -68,8 +68,10 @@ def _probe(address: str, default: int) -> str:
 
 
 def wait(spark: Any, settings: SparkSettings, cancelled: Callable[[], bool], ended: Ended) -> int:
-    """How many executors the context has, once there are some. Those that end meanwhile are noted. Raises SetupError
-    after `start_timeout`, and when the master ends the application."""
+    """Wait for executors; return how many the context has. Records those that end during the wait.
+
+    Raises SetupError after `start_timeout`, and if the master ends the application.
+    """
     deadline = time.monotonic() + settings.start_timeout / 1000
     previous, same = 0, 0
     if spark.getConf().get(_DYNAMIC, "false") == "true":
@@ -91,19 +93,19 @@ def wait(spark: Any, settings: SparkSettings, cancelled: Callable[[], bool], end
 
 
 def count(spark: Any) -> int:
-    """The executors of a context, now. Behind a master that was lost, those that are left."""
+    """Return the current number of executors; if the master was lost, of the remaining ones."""
     return max(0, len(spark._jsc.sc().statusTracker().getExecutorInfos()) - 1)  # the driver is one of them
 
 
 def given_up(settings: SparkSettings, ended: Ended) -> tuple[str, str]:
-    """What is said when the master ended the application, and what to do."""
+    """Return the reason and the remedy if the master ended the application."""
     reason, remedy = ended.told()
     unknown = "see in the workers' logs why executors did not start, and whether somebody ended it there"
     return f"{settings.master} ended the application" + (f"; {reason}" if reason else ""), remedy or unknown
 
 
 def none_came(spark: Any, settings: SparkSettings, ended: Ended) -> SetupError:
-    """What was asked for, and what is there, or what became of those that came."""
+    """Return the error: the requested resources, and those there, or the fate of executors that came."""
     resources = _describe_request(spark.getConf())
     there, remedy = ended.told()
     if not there:
@@ -127,9 +129,11 @@ def _describe_request(conf: Any) -> str:
 
 
 def _there(spark: Any, settings: SparkSettings) -> tuple[str, str]:
-    """What a standalone master says of this application and of its workers, empty where it does not tell; and what to
-    do."""
-    with suppress(Exception):  # it only explains, by Spark's own messages
+    """Return a standalone master's report of this application and its workers, and the remedy.
+
+    The report is empty if the master gives none.
+    """
+    with suppress(Exception):  # it only adds detail, by Spark's own messages
         return _describe_master(spark, settings)
     return "", _LESS
 

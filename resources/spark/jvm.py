@@ -1,12 +1,12 @@
-"""Spark's JVM on this machine, started with the classes it needs laid out in advance (class-data sharing, JEP 350).
+"""Spark's JVM on this machine, started with its classes laid out in advance (class-data sharing, JEP 350).
 
     python -m sluice.resources.spark.jvm        make the archive now, for example in an image
 
 Starting Spark loads and checks nine thousand classes out of 280 jars. An archive of them is made once for a user, a
-Java and a PySpark, by a Spark that runs one job and ends. It lies under XDG_CACHE_HOME (else ~/.cache), beside the
-arguments with which PySpark's launcher, a JVM of its own, had started that Spark: those are taken over as well.
+Java and a PySpark, by a Spark that runs one job and ends. It lies under XDG_CACHE_HOME (else ~/.cache), next to the
+arguments with which PySpark's launcher, a JVM of its own, had started that Spark: those are reused as well.
 
-Promises: where there is no archive, or it does not fit, or something else than a feed's own settings says how Spark
+Promises: if there is no archive, or it does not fit, or anything other than a feed's own settings changes how Spark
 starts (`spark-env.sh`, `spark-defaults.conf`, the environment), the JVM starts as PySpark starts it. An archive appears
 whole, by a rename. Java checks each jar's size and time against it and passes over one that does not fit.
 """
@@ -32,20 +32,20 @@ from sluice.pipelines.errors import SetupError
 from sluice.resources.local import java
 
 FLAGS = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
-"""Records never pass through this JVM: the full compiler would double what its start and its few short jobs cost."""
+"""Records never pass through this JVM: the full compiler would double the cost of its start and its few short jobs."""
 OPTIONS = "spark.driver.extraJavaOptions"
 _QUIET = ("-Xshare:auto", "-Xlog:cds=off", "-Xlog:cds+dynamic=off")
 _LOOK = 0.01
-"""Seconds between looks for the file in which a JVM says where it listens."""
+"""Seconds between checks for the file with the address on which a JVM listens."""
 _OURS = {"SPARK_LOCAL_IP", "SPARK_LOCAL_DIRS", "SPARK_USER", "SPARK_AUTH_SOCKET_TIMEOUT", "SPARK_BUFFER_SIZE"}
-"""Set by us or by PySpark, or of no concern to a driver on this machine."""
+"""Variables set by us or by PySpark, or irrelevant to a driver on this machine."""
 _LAUNCHERS = ("SPARK_", "HADOOP_", "YARN_", "PYSPARK_SUBMIT_ARGS", "PYSPARK_GATEWAY", "JAVA_TOOL_OPTIONS", "_JAVA_")
 _OWN = ("spark.driver.", "spark.jars", "spark.files", "spark.submit", "spark.master", "spark.plugins")
 _SAME = {"spark.driver.host", "spark.driver.bindAddress", OPTIONS, "spark.master"}
 _TRAINING = 120.0
-"""Seconds that making an archive may take; it takes about eight of an idle core."""
+"""Limit in seconds on making an archive, which takes about eight of an idle core."""
 _AGAIN = 86_400.0
-"""Seconds after which one that could not be made is tried again: the machine may have been busy."""
+"""Seconds after which a failed archive is retried: the machine may have been busy."""
 _PREFIX, _ARGUMENTS = "spark-jvm-", "arguments.json"
 
 
@@ -64,7 +64,7 @@ class Archive:
         return self.folder / _ARGUMENTS
 
     def command(self, conf: Mapping[str, str], options: str) -> list[str]:
-        """The JVM's command line. `options`: further options of this JVM."""
+        """Return the JVM's command line. `options`: further options of this JVM."""
         recipe = json.loads(self.arguments.read_text())
         properties = [f"{k}={v}" for k, v in conf.items()]
         return [
@@ -76,16 +76,16 @@ class Archive:
 
 
 def found() -> Archive | None:
-    """This user's archive for the Java and the PySpark here, if it was made."""
+    """Return this user's archive for the local Java and PySpark, if it was made."""
     with suppress(OSError, ValueError, KeyError, SetupError):
         archive = Archive(_place())
         complete = json.loads(archive.arguments.read_text())["bytes"] == archive.classes.stat().st_size
-        return archive if complete else None  # a JVM dies of one that was cut off
+        return archive if complete else None  # a truncated one crashes a JVM
     return None
 
 
 def fits(conf: Mapping[str, str]) -> bool:
-    """Whether nothing but these settings and our own says how Spark's JVM starts."""
+    """Return whether only these settings and our own determine how Spark's JVM starts."""
     variables = (k for k in os.environ if k.startswith(_LAUNCHERS) and k not in _OURS)
     home = java.spark_jars().parent / "conf"
     own = (k for k in conf if k.startswith(_OWN) and k not in _SAME)
@@ -93,9 +93,9 @@ def fits(conf: Mapping[str, str]) -> bool:
 
 
 def launch(archive: Archive, conf: Mapping[str, str], options: str, output: BinaryIO) -> Any:
-    """The gateway of a JVM started by the archive; None if it ended at once. What it prints goes to `output`.
+    """Return the gateway of a JVM started by the archive; None if it ended at once. Its output goes to `output`.
 
-    `conf` stands in its command line, for everybody to read.
+    `conf` is in its command line, which everybody can read.
     """
     folder = tempfile.mkdtemp()
     try:
@@ -119,7 +119,7 @@ def launch(archive: Archive, conf: Mapping[str, str], options: str, output: Bina
     finally:
         shutil.rmtree(folder, ignore_errors=True)
     there = {"PYSPARK_GATEWAY_PORT": str(port), "PYSPARK_GATEWAY_SECRET": secret}
-    os.environ.update(there)  # the way that PySpark has for a JVM that runs already
+    os.environ.update(there)  # PySpark's way to use a JVM that is already running
     try:
         gateway: Any = launch_gateway()  # type: ignore[no-untyped-call]
     finally:
@@ -130,12 +130,12 @@ def launch(archive: Archive, conf: Mapping[str, str], options: str, output: Bina
 
 
 def _deaf() -> None:
-    """An interrupt is for this process: the JVM ends with it."""
+    """Ignore interrupts: they are for this process, and the JVM ends with it."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
 
 
 def _read(where: Path) -> tuple[int, str]:
-    """Port and secret, as the JVM wrote them: each number big-endian, the text behind its length."""
+    """Read port and secret, as the JVM wrote them: each number big-endian, the text after its length."""
     data = where.read_bytes()
     length = int.from_bytes(data[4:8])
     return int.from_bytes(data[:4]), data[8 : 8 + length].decode()
@@ -145,15 +145,17 @@ def _read(where: Path) -> tuple[int, str]:
 
 
 def is_prepared() -> bool:
-    """Whether the archive is there, or cannot be made here: then there is nothing to wait for."""
+    """Return whether the archive is there or cannot be made here: then there is nothing to wait for."""
     with suppress(OSError, SetupError):
         return found() is not None or not fits({}) or _was_given_up(_place())
     return True
 
 
 def prepare() -> bool:
-    """Make the archive unless it is there. Returns whether there is one now. Where it cannot be made, Spark starts as
-    ever, and it is tried again a day later."""
+    """Make the archive unless it is there; return whether there is one now.
+
+    If it cannot be made, Spark starts as usual, and a later call retries after a day.
+    """
     if not is_prepared():
         with suppress(OSError):
             folder = _place()
@@ -188,7 +190,7 @@ def _was_given_up(folder: Path) -> bool:
 
 
 def _remove_useless(folder: Path) -> None:
-    """Archives of jars that are gone, as an environment leaves them that was made anew."""
+    """Remove archives of jars that are gone, for example after an environment was rebuilt."""
     for path in folder.glob(f"{_PREFIX}*/{_ARGUMENTS}"):
         with suppress(OSError, ValueError, KeyError):
             if not Path(json.loads(path.read_text())["jars"]).is_dir():
@@ -196,7 +198,7 @@ def _remove_useless(folder: Path) -> None:
 
 
 def _place() -> Path:
-    """Where the archive of this Java and these jars lies."""
+    """Return the path of the archive for this Java and these jars."""
     jars = sorted((e.name, e.stat().st_size, e.stat().st_mtime_ns) for e in os.scandir(java.spark_jars()))
     runs = java.java_home() / "lib" / "server"
     runtime = sorted((e.name, e.stat().st_size, e.stat().st_mtime_ns) for e in os.scandir(runs))

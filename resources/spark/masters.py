@@ -1,4 +1,4 @@
-"""Where Spark runs, by its master's address: on this machine, on a cluster, or behind Spark Connect."""
+"""The place where Spark runs, by its master's address: this machine, a cluster, or Spark Connect."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ import re
 from sluice.pipelines.feed.sections import SparkSettings
 
 TRIES = 3
-"""How often a local master runs a task; other masters go by `spark.task.maxFailures`."""
+"""How often a local master runs a task; other masters use `spark.task.maxFailures`."""
 
 _LOCAL = re.compile(r"local(?:\[\s*[0-9*]+\s*(?:,\s*([0-9]+)\s*)?\])?")
 
 
 def master(settings: SparkSettings) -> str:
-    """Where Spark runs: what the feed says, or all cores of this machine with each task tried three times."""
+    """Return the feed's master, or by default all cores of this machine with each task tried three times."""
     return settings.master or f"local[{os.cpu_count() or 1},{TRIES}]"
 
 
@@ -27,7 +27,7 @@ def is_local(settings: SparkSettings) -> bool:
 
 
 def tries(settings: SparkSettings) -> int:
-    """How often Spark runs a task before it gives up."""
+    """Return how often Spark runs a task before it gives up."""
     match = _LOCAL.fullmatch(master(settings))
     if match:
         return int(match[1] or 1)

@@ -1,12 +1,12 @@
-"""A pack: one archive of exactly what Spark's executors need of Python, made of the environment that runs this.
+"""A pack: one archive of exactly the Python packages that Spark's executors need, made of this environment.
 
     sluice-pack-<hash>.tar.gz     packages, to be unpacked and put on PYTHONPATH; no interpreter
 
 Executors need a Python of the same minor version on the same kind of machine, and nothing else. The hash is over
 Sluice's own files, the names and releases of all that they import, Python's minor version and the platform: packs of
-one environment have one name, are made once for a user, and serve every project. What compiling takes a minute for is
-compiled in the pack: executors with the same processor load it. Promises: a pack appears whole, and imports by itself
-what tasks import.
+one environment have one name, are made once for a user, and serve every project. Loops that take a minute to compile
+are compiled in the pack: executors with the same processor load them. Promises: a pack appears whole, and its own
+packages suffice for all imports of tasks.
 """
 
 from __future__ import annotations
@@ -40,24 +40,24 @@ from sluice.pipelines.model.progress import Progress, Reporter
 
 STAGE = "pack"
 _LAYOUT = 1
-"""Goes into the hash: another way to pack is another pack."""
+"""Part of the hash: it changes when packs are made differently."""
 _S3 = importlib.util.find_spec("boto3") is not None
-"""Whether the extra `s3` is installed here; without it, executors need it no more than we do."""
+"""True if the extra `s3` is installed here; without it, executors need it no more than we do."""
 _PROTOBUF = {
     name: module
     for name, module in (("protobuf", "google.protobuf.descriptor_pb2"), ("grpcio-tools", "grpc_tools.protoc"))
     if any(metadata.distributions(name=name))
 }
-"""What is installed here of the extra `protobuf`, and its modules: tasks compile the schemas that they meet first."""
+"""Installed packages of the extra `protobuf`, and its modules: tasks compile new schemas at first use."""
 _ROOTS = (
     *(("boto3",) if _S3 else ()),
     *_PROTOBUF,
     *("cramjam", "crc32c", "kafka-python", "numba", "numpy", "pyarrow", "pydantic", "pyyaml"),
 )
-"""What Sluice's tasks import. What these require is found."""
+"""The imports of Sluice's tasks; their requirements are found."""
 _PACKAGE = Path(__file__).parents[2]
 _ROOMS = ("pipelines", "resources")
-"""Of Sluice, what executors may import: neither commands nor what Dagster sees."""
+"""The parts of Sluice that executors may import: no commands, and nothing of Dagster's."""
 _IMPORTED = (
     "sluice.resources.spark.executor",
     "sluice.pipelines.landing.task",
@@ -71,7 +71,7 @@ _IMPORTED = (
     *(("sluice.resources.lake.s3_lake", "sluice.resources.registry.glue", "boto3") if _S3 else ()),
 )
 # Tests, headers, sources of compiled modules and stubs are for building and typing; the large libraries are of parts
-# of Arrow that no task imports. Of AWS, tasks speak to S3, to Glue and to what hands out credentials.
+# of Arrow that no task imports. Of AWS, tasks use S3, Glue and the services that issue credentials.
 _LEFT_OUT = re.compile(
     r"""(^|/)(tests?|testing|include|__pycache__)/ | \.(pyc|pyi|pxd|pxi|pyx|h|hpp|c|cc|cpp|a|cmake|f2py_f2cmap)$
     | ^pyarrow/(src|vendored/tests)/
@@ -85,12 +85,12 @@ _LEFT_OUT = re.compile(
 _NOT_CODE = re.compile(r"(^|/)(__pycache__|\..*)(/|$)|\.(pyc|pyi)$")
 _BLOCK = 4 << 20
 _KEPT = 3
-"""Packs that stay in the cache: those that were used last."""
+"""Packs that stay in the cache: the last ones used."""
 
 
 @dataclass(frozen=True, slots=True)
 class Pack:
-    """A pack on this machine's disk. `bytes` is the archive's size, `unpacked` that of its files."""
+    """A pack on this machine's disk. `bytes`: the archive's size; `unpacked`: that of its files."""
 
     path: Path
     digest: str
@@ -99,22 +99,23 @@ class Pack:
     distributions: tuple[str, ...]
     """Names and releases, such as `numpy 2.4.6`."""
     created: bool
-    """Whether it was made just now."""
+    """True if it was made just now."""
 
 
 @dataclass(frozen=True, slots=True)
 class _File:
-    """A file of this environment, and its place in the pack."""
+    """A file of this environment, and its path in the pack."""
 
     path: str
     source: Path
 
 
 def pack(report: Reporter = lambda progress: None, modules: Sequence[str] = ()) -> Pack:
-    """The pack of this environment, made if it is not there yet. Raises SetupError.
+    """Return the pack of this environment, made if it is not there yet. Raises SetupError.
 
-    `modules` are the user's own, packed with what their packages require. The first time takes about half a minute, and
-    a minute more where loops were never compiled. Processes that want the same pack at once wait for one of them.
+    `modules` are the user's own, packed with their packages' requirements. The first time takes about half a minute,
+    and a minute more if loops were never compiled. Of several processes that want the same pack at once, one makes it
+    and the others wait.
     """
     theirs = [_Module.of(name) for name in sorted({name.partition(".")[0] for name in modules})]
     distributions = _distributions((*_ROOTS, *(root for module in theirs for root in module.roots)))
@@ -141,7 +142,7 @@ def _folder() -> Path:
 
 
 def _notes(path: Path) -> Path:
-    """Beside a pack: how large its files are."""
+    """Return the path of the file next to a pack that holds the size of its files."""
     return path.with_name(path.name.removesuffix(".tar.gz") + ".size")
 
 
@@ -159,11 +160,11 @@ def _forget(folder: Path) -> None:
         _notes(old).unlink(missing_ok=True)
 
 
-# -- what goes in
+# -- contents
 
 
 def _distributions(roots: Iterable[str] = _ROOTS) -> dict[str, metadata.Distribution]:
-    """What tasks import, and what that requires, by normalized name. Raises SetupError."""
+    """Return the imports of tasks and their requirements, by normalized name. Raises SetupError."""
     distributions: dict[str, metadata.Distribution] = {}
     queue = deque(roots)
     while queue:
@@ -177,7 +178,7 @@ def _distributions(roots: Iterable[str] = _ROOTS) -> dict[str, metadata.Distribu
                 raise SetupError(
                     f"{name} is not installed here", remedy="install Sluice with its dependencies"
                 ) from None
-            continue  # for another Python or system, or it would be here
+            continue  # it is for another Python or system, else it would be here
         distributions[name] = distribution
         queue += _requires(distribution)
     return dict(sorted(distributions.items()))
@@ -192,12 +193,12 @@ def _requires(distribution: metadata.Distribution) -> list[str]:
 
 
 def _parse_name(line: str) -> str:
-    """The name in a requirement such as `urllib3<3,>=1.25 ; python_version >= "3.10"`."""
+    """Return the name in a requirement such as `urllib3<3,>=1.25 ; python_version >= "3.10"`."""
     return re.split(r"[\s<>=!~;\[(]", line.strip(), maxsplit=1)[0]
 
 
 def _ours() -> list[_File]:
-    """Sluice's own files, wherever an installation or a checkout with links has them, and their compiled loops."""
+    """Return Sluice's own files, from an installation or a checkout with links, and their compiled loops."""
     root = _PACKAGE
     files = [_File(f"sluice/{p.name}", p) for p in sorted(root.iterdir()) if p.suffix == ".py" or p.name == "py.typed"]
     for room in _ROOMS:
@@ -211,15 +212,17 @@ def _ours() -> list[_File]:
 
 @dataclass(frozen=True, slots=True)
 class _Module:
-    """A module or package of the user's: distributions to be packed for it, and files that belong to none, as in a
-    checkout or a project's folder."""
+    """A module or package of the user's: its distributions, and files outside any.
+
+    Such files come from a checkout or a project's folder.
+    """
 
     roots: tuple[str, ...]
     files: tuple[_File, ...]
 
     @classmethod
     def of(cls, name: str) -> _Module:
-        """The module of that name, which holds no dot. Raises SetupError."""
+        """Return the module of that name, which contains no dot. Raises SetupError."""
         spec = find_spec(name)
         folders = [Path(p) for p in (spec.submodule_search_locations or ())] if spec else []
         alone = Path(spec.origin) if spec and spec.has_location and spec.origin and not folders else None
@@ -241,13 +244,14 @@ class _Module:
 
 
 def _holds(distribution: metadata.Distribution, name: str) -> bool:
-    """Whether the module's files are the distribution's own: an editable installation only names their folder."""
+    """Return whether the module's files belong to the distribution; an editable installation only names their
+    folder."""
     files = (PurePosixPath(f) for f in distribution.files or ())
     return any(f.parts[0] == name or str(f) == f"{name}.py" for f in files)
 
 
 def _list_caches() -> list[_File]:
-    """What numba keeps beside our files."""
+    """Return numba's caches of our compiled loops."""
     root = _PACKAGE
     records = root / "pipelines" / "records"
     tag = f".py{sys.version_info[0]}{sys.version_info[1]}"
@@ -278,7 +282,7 @@ def _digest(distributions: dict[str, metadata.Distribution], ours: list[_File]) 
     return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:16]
 
 
-# -- how it is made
+# -- build
 
 
 def _make(
@@ -309,11 +313,11 @@ def _make(
 
 
 def _prove(stage: Path, imported: Iterable[str]) -> None:
-    """Compile what is not compiled, in the pack itself, and import what tasks import from nothing else."""
+    """Compile the remaining files inside the pack, and do the imports of tasks from nothing else."""
     environment = {k: v for k, v in os.environ.items() if not k.startswith(("NUMBA_", "PYTHON"))}
     environment |= {"PYTHONPATH": str(stage), "PYTHONHASHSEED": "0", "PYTHONDONTWRITEBYTECODE": "1"}
     imports = "; ".join(f"import {module}" for module in imported)
-    # Bytecode that goes by its source's hash, unchecked: unpacking gives files other times.
+    # Bytecode by its source's hash, unchecked: unpacking changes the files' times.
     compiled = ["compileall", "-q", "-j", "0", "--invalidation-mode", "unchecked-hash", "-s", str(stage), str(stage)]
     for command in (["-m", *compiled], ["-m", "sluice.pipelines.records.compiled.cache"], ["-c", imports]):
         alone = [sys.executable, "-S", *command]
@@ -339,7 +343,7 @@ def _write(files: list[Path], stage: Path, out: io.BufferedWriter, report: Calla
 
 
 class _Squeezed(io.RawIOBase):
-    """gzip, in blocks that all cores compress side by side: a file of several members, which every gzip reads."""
+    """gzip in blocks that all cores compress in parallel: a file of several members, which every gzip reads."""
 
     def __init__(self, out: io.BufferedWriter) -> None:
         self._out, self._held = out, bytearray()
@@ -373,5 +377,5 @@ class _Squeezed(io.RawIOBase):
 
 @cache
 def python() -> str:
-    """The interpreter that executors need, by the name under which they find it."""
+    """Return the name under which executors find the interpreter that they need."""
     return f"python{sys.version_info[0]}.{sys.version_info[1]}"

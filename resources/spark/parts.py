@@ -1,6 +1,6 @@
-"""Parts read in Spark's tasks, by Arrow: what is read together, and how. Bounded memory, whatever the parts' sizes.
+"""Reads parts in Spark's tasks, by Arrow, with bounded memory for parts of any size.
 
-For whatever Spark's own Parquet reader cannot read, and for `spark.read.format("sluice")`.
+For files that Spark's own Parquet reader cannot read, and for `spark.read.format("sluice")`.
 """
 
 from __future__ import annotations
@@ -21,19 +21,19 @@ if TYPE_CHECKING:
     from sluice.pipelines.publishing.published_files import File
 
 TASK_BYTES = 64 << 20
-"""Of Parquet in one Spark task: small files are read together, large ones by row group."""
+"""Bytes of Parquet in one Spark task: small files are read together, large ones by row group."""
 BATCH_ROWS = 1 << 16
 
 
 @dataclass(frozen=True, slots=True)
 class Share:
-    """What one task reads: paths in the lake, each with the row groups to read of it (all, when None)."""
+    """The share of one task: paths in the lake, each with the row groups to read of it (all, when None)."""
 
     parts: tuple[tuple[str, tuple[int, ...] | None], ...]
 
 
 def shares(lake: Lake, files: Sequence[File]) -> list[Share]:
-    """The files in order, each once, in shares of about `TASK_BYTES`."""
+    """Return the files in order, each once, in shares of about `TASK_BYTES`."""
     from sluice.pipelines.publishing.published_files import one_each  # late: workers have no need of it
 
     out: list[Share] = []
@@ -57,7 +57,7 @@ def shares(lake: Lake, files: Sequence[File]) -> list[Share]:
 
 
 def _row_groups(lake: Lake, path: str) -> Iterator[tuple[int, ...]]:
-    """The row groups of a large file, in runs of about a task's size."""
+    """Yield the row groups of a large file, in runs of about a task's size."""
     with parquet.open_parquet(lake, path) as file:
         metadata = file.metadata
     run: tuple[int, ...] = ()
@@ -73,7 +73,7 @@ def _row_groups(lake: Lake, path: str) -> Iterator[tuple[int, ...]]:
 
 
 def rows(lake: Lake, share: Share, schema: StructType) -> Iterator[pa.RecordBatch]:
-    """The share's rows, in Spark's types."""
+    """Yield the share's rows, in Spark's types."""
     target = arrow_schema(schema)
     for path, groups in share.parts:
         for batch in parquet.batches(lake, path, BATCH_ROWS, groups=groups):
@@ -82,7 +82,7 @@ def rows(lake: Lake, share: Share, schema: StructType) -> Iterator[pa.RecordBatc
 
 @dataclass(frozen=True, slots=True)
 class ReadShares:
-    """What Spark calls in a Python worker (`mapInArrow`): places in `shares` in, their rows out."""
+    """Yields the rows for positions in `shares`. Spark calls it in a Python worker (`mapInArrow`)."""
 
     lake: Lake
     shares: tuple[Share, ...]

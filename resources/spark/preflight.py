@@ -1,11 +1,11 @@
-"""Before anything is read: can every executor do what tasks will ask of it?
+"""Checks, before anything is read, that every executor can do the work of its tasks.
 
-    findings(here, answers)      pure: what is wrong, from what executors answered; each with its way out
-    failed(error)                the same, where their Python could not even answer
+    findings(here, answers)      pure: the problems in the executors' answers, each with its remedy
+    failed(error)                the same, if their Python could not even answer
     preflight(session, ports)    ask them
 
-A job sends each executor a function by value, which imports nothing of ours at first, and hears its Python, its
-machine, its releases and clock, whether it reaches every broker and the lake. It takes some seconds, once for an
+A job sends each executor a function by value, which imports nothing of ours at first, and returns its Python, its
+machine, its releases and clock, and whether it reaches every broker and the lake. It takes some seconds, once for an
 application.
 """
 
@@ -37,18 +37,21 @@ CLOCK_MS = 60_000
 """Clocks may differ by this; S3 refuses requests at fifteen minutes."""
 _CONNECT_SECONDS = 5.0
 _SAME = ("sluice", "pyspark")
-"""Releases that must be the driver's."""
+"""Packages whose release must be the driver's."""
 _LIKE = ("pyarrow", "numba", "numpy", "kafka-python", "pydantic")
-"""Releases that should be."""
+"""Packages whose release should be the driver's."""
 _FILES = ("ssl_cafile", "ssl_certfile", "ssl_keyfile", "ssl_crlfile")
-"""What a feed says of Kafka that names a file, which each host has for itself."""
+"""Kafka settings of a feed that name a file, which each host has for itself."""
 _SENT = "let the pack be sent (`spark: {environment: pack}`, the default)"
 
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """What one executor says of itself. `skew` is how far its clock is certainly off the driver's, in ms; `imports`,
-    `lake` and the values of `kafka` (by address) are what failed, empty where nothing did."""
+    """One executor's answer.
+
+    `skew`: how far its clock is certainly off the driver's, in ms. `imports`, `lake` and the values of `kafka` (by
+    address) are failures, empty if there was none.
+    """
 
     host: str
     python: str
@@ -63,7 +66,7 @@ class Answer:
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One thing that is wrong, where, and what to do. `fatal`: no task could succeed there."""
+    """One problem, its place, and the remedy. `fatal`: no task could succeed there."""
 
     message: str
     remedy: str
@@ -72,13 +75,13 @@ class Finding:
 
 @dataclass(frozen=True, slots=True)
 class Preflight:
-    """What was asked and what came of it."""
+    """The question and its result."""
 
     answers: tuple[Answer, ...]
     findings: tuple[Finding, ...]
 
     def check(self) -> None:
-        """Raises SetupError for what no task could live with."""
+        """Raise SetupError for fatal findings."""
         if fatal := [f for f in self.findings if f.fatal]:
             message = "\n    ".join(f.message for f in fatal)
             raise SetupError(message, remedy="; ".join(dict.fromkeys(f.remedy for f in fatal)))
@@ -86,7 +89,10 @@ class Preflight:
 
 @dataclass(frozen=True, slots=True)
 class ExecutorPorts:
-    """What executors try. `seen` is a path that the driver sees in the lake: another lake of the same name lacks it."""
+    """The ports that executors try.
+
+    `visible_path`: a path that the driver sees in the lake; another lake of the same name lacks it.
+    """
 
     access: KafkaAccess
     store: Lake
@@ -101,8 +107,10 @@ class ExecutorPorts:
         return self.access.bootstrap
 
     def kafka(self) -> dict[str, str]:
-        """What is wrong with each address, by the real client and by a connection to every broker. Raises what the
-        client does, and FileNotFoundError for a file that the feed names."""
+        """Return the problem of each address, with the real client and a connection to every broker.
+
+        Raises the client's errors, and FileNotFoundError for a file that the feed names.
+        """
         files = {k: v for k, v in self.access.client_settings().items() if k in _FILES}
         if away := [f"{path} ({name})" for name, path in files.items() if not Path(path).is_file()]:
             raise FileNotFoundError(f"there is no {' and no '.join(away)}")
@@ -110,7 +118,7 @@ class ExecutorPorts:
             return {address: _probe(address) for address in cluster.addresses()}
 
     def lake(self) -> str:
-        """What is wrong with the lake. Raises what the store does."""
+        """Return the problem of the lake; empty if there is none. Raises the store's errors."""
         if self.visible_path and self.store.get(self.visible_path) is None:
             return f"{self.store.uri} does not hold {self.visible_path}, which the driver sees"
         next(iter(self.store.list("_sluice")), None)
@@ -126,11 +134,11 @@ def _probe(address: str) -> str:
     return ""
 
 
-# -- what answers mean
+# -- answers
 
 
 def here() -> Answer:
-    """This process, as an executor would answer."""
+    """Return the answer of this process, as if it were an executor."""
     releases = {name: version(name) for name in (*_SAME, *_LIKE)}
     return Answer(
         socket.gethostname(), platform.python_version(), platform.machine(), executor_probe.processor(), releases
@@ -138,7 +146,7 @@ def here() -> Answer:
 
 
 def findings(driver: Answer, answers: Iterable[Answer]) -> tuple[Finding, ...]:
-    """What is wrong, what is fatal first. One finding names all hosts that it is true of."""
+    """Return the problems, fatal ones first. One finding names all hosts that have it."""
     hosts_by_finding: dict[tuple[str, str, bool], list[str]] = {}
     for answer in answers:
         for message, remedy, fatal in _of(driver, answer):
@@ -210,7 +218,7 @@ def _minor(release: str) -> str:
 
 
 def failed(error: str, python: str) -> Finding:
-    """Why no executor answered, from Spark's error; `python` is the interpreter that was asked for."""
+    """Return why no executor answered, from Spark's error; `python`: the requested interpreter."""
     address = spark_errors.host(error)
     reason, remedy = _why(error, python)
     if spark_errors.excluded(error):
@@ -236,11 +244,14 @@ def _why(error: str, python: str) -> tuple[str, str]:
     return f"do not answer: {spark_errors.telling(error)[:300] or 'no reason given'}", spark_errors.PRINTED
 
 
-# -- how they are asked
+# -- questions
 
 
 def carried(text: str, question: Mapping[str, Any]) -> Callable[[Iterable[int]], Iterator[dict[str, Any]]]:
-    """What Spark calls there: it has no name in a module, so it travels by value, and refers to nothing of ours."""
+    """Return the function that Spark calls there.
+
+    It has no name in a module, so it travels by value, and refers to nothing of ours.
+    """
 
     def look(numbers: Iterable[int]) -> Iterator[dict[str, Any]]:
         import time
@@ -255,13 +266,13 @@ def carried(text: str, question: Mapping[str, Any]) -> Callable[[Iterable[int]],
 
 
 def look(ports: ExecutorPorts) -> Callable[[Iterable[int]], Iterator[dict[str, Any]]]:
-    """The function that executors run."""
+    """Return the function that executors run."""
     question = {"releases": [*_SAME, *_LIKE], "ports": pickle.dumps(ports), "seconds": SECONDS}
     return carried(inspect.getsource(executor_probe), question)
 
 
 def answers(rows: Iterable[Mapping[str, Any]], began: int, ended: int) -> tuple[Answer, ...]:
-    """One answer of each executor's Python, by when (ms, the driver's clock) the job began and ended."""
+    """Return one answer for each executor's Python; `began` and `ended` are the job's (ms, the driver's clock)."""
     by_executor: dict[tuple[str, int], Answer] = {}
     for one in rows:
         clock = one["clock"]
@@ -272,8 +283,10 @@ def answers(rows: Iterable[Mapping[str, Any]], began: int, ended: int) -> tuple[
 
 
 def preflight(spark: Any, ports: ExecutorPorts, python: str) -> Preflight:
-    """Ask the executors of a running context (a SparkContext). Raises nothing for what is wrong there: see `check`; but
-    what Spark does when the application is ended."""
+    """Ask the executors of a running context (a SparkContext).
+
+    Findings raise nothing: see `check`. Raises Spark's error if the application is ended.
+    """
     count, began = max(2, spark.defaultParallelism), _now()
     try:
         rows = spark.parallelize(range(count), count).mapPartitions(look(ports)).collect()

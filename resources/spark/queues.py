@@ -1,7 +1,7 @@
-"""In what order a batch's tasks run, and how many read from one broker at once.
+"""The order in which a batch's tasks run, and the limit on tasks that read from one broker at once.
 
-Spark gives a free core the next task, whatever that reads. So it is given queues: one queue is one task of Spark's, and
-carries out tasks of the plan one after the other. A broker with a bound has as many queues as may read from it. Pure.
+Spark gives a free core the next task, from any broker. So it is given queues: one queue is one task of Spark's, and
+runs tasks of the plan one after the other. A broker with a bound has as many queues as may read from it. Pure.
 """
 
 from __future__ import annotations
@@ -10,11 +10,11 @@ from collections.abc import Sequence
 from itertools import chain, zip_longest
 
 Queue = tuple[int, ...]
-"""Places in a batch's list of tasks."""
+"""Positions in a batch's list of tasks."""
 
 
 def queues(leaders: Sequence[int], bound: int | None = None) -> tuple[Queue, ...]:
-    """Each place of `leaders` (the broker that a task reads from) in one queue, at most `bound` queues a broker.
+    """Put each position of `leaders` (a task's broker) in one queue, with at most `bound` queues for a broker.
 
     Brokers take turns, so that the first tasks do not all ask the first broker. Tasks that read from several brokers
     count as those of one broker more.

@@ -1,11 +1,11 @@
-"""How executors on other machines come by Sluice: the settings of Spark that send a pack there, or name what is there.
+"""How remote executors get Sluice: Spark settings that send a pack, or name an archive there.
 
     spark.archives                    …/sluice-pack-….tar.gz#sluice-env     unpacked into each executor's own folder
     spark.executorEnv.PYTHONPATH      ./sluice-env
 
-Spark itself does it, and alike on a standalone master, on YARN and on Kubernetes: the driver serves the archive to
-whoever runs a task for it, once for each executor. An address that executors reach by themselves (hdfs:, s3a:, local:)
-is left to them.
+Spark itself does it, in the same way on a standalone master, on YARN and on Kubernetes: the driver serves the archive
+to those that run a task for it, once for each executor. An address that executors reach by themselves (hdfs:, s3a:,
+local:) is left to them.
 """
 
 from __future__ import annotations
@@ -24,14 +24,16 @@ from sluice.resources.spark import pack_archive
 from sluice.resources.spark.masters import is_local
 
 FOLDER = "sluice-env"
-"""Where an executor has the archive unpacked, below its working folder."""
+"""The folder below its working folder where an executor has the archive unpacked."""
 ARCHIVES, PYTHONPATH = "spark.archives", "spark.executorEnv.PYTHONPATH"
 _GIVEN = os.environ.get("PYSPARK_PYTHON")
 
 
 def prepare(settings: SparkSettings, report: Reporter) -> None:
-    """Do beforehand, and say so, what is slow once for a version: compile what tasks run, or pack what executors need.
-    Raises SetupError."""
+    """Do, and report, the work that is slow once for a version: compile loops, or pack for executors.
+
+    Raises SetupError.
+    """
     if is_local(settings):
         cache.ready(report)
     else:
@@ -39,8 +41,10 @@ def prepare(settings: SparkSettings, report: Reporter) -> None:
 
 
 def archive(settings: SparkSettings, report: Reporter = lambda progress: None) -> str | None:
-    """The archive that executors get, by path or URI; None where they have Sluice already. A pack that was never made
-    is made. Raises SetupError."""
+    """Return the archive for executors, by path or URI; None if they have Sluice already.
+
+    A pack that was never made is made. Raises SetupError.
+    """
     if settings.environment == INSTALLED:
         return None
     if settings.environment == PACK:
@@ -55,7 +59,7 @@ def archive(settings: SparkSettings, report: Reporter = lambda progress: None) -
 
 
 def conf(settings: SparkSettings, properties: Mapping[str, str]) -> dict[str, str]:
-    """The settings that bring the archive to executors, added to what was given. Raises SetupError."""
+    """Return the given settings and those that bring the archive to executors. Raises SetupError."""
     where = archive(settings)
     if where is None:
         return {}
@@ -81,8 +85,10 @@ def add_to(session: Any, settings: SparkSettings) -> None:
 
 
 class Carried:
-    """A function on its way to executors behind Spark Connect, which get no PYTHONPATH from us: on its arrival the
-    archive is put on the path first, and only then is anything of ours imported."""
+    """A function on its way to executors behind Spark Connect, which get no PYTHONPATH from us.
+
+    On its arrival the archive is put on the path first, and only then is anything of ours imported.
+    """
 
     def __init__(self, function: Callable[..., Any]) -> None:
         self._function = function
@@ -95,7 +101,7 @@ class Carried:
 
 
 def _arrival() -> Callable[[bytes, str], Any]:
-    """A function without a name in a module: it travels by value."""
+    """Return a function without a name in a module: it travels by value."""
 
     def arrive(sent: bytes, folder: str) -> Any:
         import os
@@ -114,6 +120,5 @@ def _arrival() -> Callable[[bytes, str], Any]:
 
 
 def python(settings: SparkSettings) -> str:
-    """The interpreter that executors run: what the feed says, PYSPARK_PYTHON as this process was given it, or ours by
-    its name."""
+    """Return the interpreter of executors: the feed's, the original PYSPARK_PYTHON of this process, or ours by name."""
     return settings.python or _GIVEN or pack_archive.python()

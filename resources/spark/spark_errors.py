@@ -1,8 +1,8 @@
-"""What Spark's errors mean, as its driver tells them: the line that tells, the host, and what to do there.
+"""Reads Spark's errors as its driver reports them: the line with the cause, the host, and the remedy.
 
-telling(text)     the line that tells
-cause(error)      the same, of an exception, with what Spark made of it
-host(text)        where the task failed that is spoken of
+telling(text)     the line with the cause
+cause(error)      the same, of an exception, with Spark's error around it
+host(text)        the host where the named task failed
 excluded(text)    whether Spark gave up since it had excluded every executor (spark.excludeOnFailure)
 ended(text)       whether the application was ended by its master
 Ended             executors that ended, and why
@@ -20,14 +20,14 @@ _LINE = 500
 _SHOWN = 3
 _FULL = "No space left on device"
 _NO_ROOM = re.compile(rf"{_FULL}|^tar: .*: Wrote only \d+ of \d+ bytes", re.MULTILINE)
-"""How Java, and the `tar` that unpacks archives, say that a disk is full."""
+"""Messages of Java, and of the `tar` that unpacks archives, for a full disk."""
 _EXCLUDED = "excludeOnFailure"
 _ENDED = re.compile(r"Master removed our application|SparkContext was shut ?down|stopped SparkContext")
 _ON_PURPOSE = re.compile(r"killed by driver|decommission", re.IGNORECASE)
-"""How Spark tells of executors that it ended itself."""
+"""Spark's words for executors that it ended itself."""
 _PREFIX = re.compile(r"^(Unable to create executor due to|Executor self-exiting due to ?:)\s*")
 _LOST = re.compile(r"Lost executor (\S+) on (\S+): (.*)")
-"""How the driver's log tells of an executor that ended, by its number and host."""
+"""The driver's log line for an executor that ended, with its number and host."""
 EXCLUSION = "`spark.conf` says when Spark excludes a host (spark.excludeOnFailure.…)"
 ROOM_THERE = (
     "free space on these hosts where Spark works (SPARK_WORKER_DIR and SPARK_LOCAL_DIRS of the worker); have it remove"
@@ -37,7 +37,7 @@ PRINTED = "see what they printed: the application's stderr on the workers"
 
 
 def cause(error: Exception) -> str:
-    """Why a job failed, in one line of at most 500 characters."""
+    """Return why a job failed, in one line of at most 500 characters."""
     text = str(error)
     message, address = telling(text) or type(error).__name__, host(text)
     where = f"on {address}: " if address else ""
@@ -47,7 +47,7 @@ def cause(error: Exception) -> str:
 
 
 def telling(text: str) -> str:
-    """The line that tells, out of a Java stack trace around a Python one; empty where there is none."""
+    """Return the line with the cause from a Java stack trace around a Python one; empty if there is none."""
     _, traceback, python = text.rpartition("Traceback (most recent call last):")
     if traceback and (match := re.search(r"^[A-Za-z_][\w.]*(?::.*)?$", python, re.MULTILINE)):
         return match[0]
@@ -58,7 +58,10 @@ def telling(text: str) -> str:
 
 
 def host(text: str) -> str:
-    """The host of the task that failed last; empty where the error is not of a task, or it is this machine's own."""
+    """Return the host of the task that failed last.
+
+    Empty if the error is not of a task, or the host is this machine.
+    """
     hosts = re.findall(r"\(TID \d+\) \((\S+) executor (?!driver\b)", text)
     return hosts[-1] if hosts else ""
 
@@ -72,14 +75,16 @@ def ended(text: str) -> bool:
 
 
 def full(*texts: str) -> bool:
-    """Whether a disk was full: Spark's own, not the lake's, whose errors are ours."""
+    """Return whether a disk was full: Spark's own, not the lake's, whose errors are ours."""
     return any(_NO_ROOM.search(line) for line in texts)
 
 
 class Ended:
-    """Executors of an application that ended without having been asked to, and why. It is looked for while the
-    application runs: a context that was ended knows nothing any more. What came at the very end, only the driver's log
-    holds: `printed` gives its last lines."""
+    """Executors of an application that ended without being asked to, and the reasons.
+
+    They are recorded while the application runs: an ended context has no data any more. The last events are only in the
+    driver's log: `printed` returns its last lines.
+    """
 
     def __init__(self, printed: Callable[[], str] = lambda: "") -> None:
         self._printed = printed
@@ -88,8 +93,8 @@ class Ended:
         self._why: dict[str, tuple[str, str]] = {}
 
     def look(self, spark: Any) -> None:
-        """See what the driver of this context was told since the last look. Raises nothing."""
-        with suppress(Exception):  # of a context that has just ended
+        """Record the events of this context's driver since the last call. Raises nothing."""
+        with suppress(Exception):  # the context may just have ended
             context = spark._jsc.sc()
             counted = context.statusStore().executorList(False).size(), len(context.statusTracker().getExecutorInfos())
             if self._application != spark.applicationId:
@@ -105,14 +110,16 @@ class Ended:
             self._counted = counted
 
     def told(self) -> tuple[str, str]:
-        """What happened to them, and what to do; empty texts where none ended."""
+        """Return what happened to them, and the remedy; empty texts if none ended."""
         lost = {name: (address, why) for name, address, why in _LOST.findall(self._printed())}
         return told({**lost, **self._why}.values())
 
 
 def told(ends: Iterable[tuple[str, str]]) -> tuple[str, str]:
-    """What is said of executors that ended, from their hosts and Spark's reasons, and what to do; empty texts where
-    none ended by itself. The reason that was given most often stands for all."""
+    """Summarize executors that ended, from their hosts and Spark's reasons; return text and remedy.
+
+    Both are empty if none ended by itself. The most frequent reason stands for all.
+    """
     remaining = [
         (address, _PREFIX.sub("", why.strip()).rstrip(".")) for address, why in ends if not _ON_PURPOSE.search(why)
     ]

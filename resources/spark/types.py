@@ -1,7 +1,7 @@
-"""Arrow types as Spark has them: what a Parquet file of ours becomes in a DataFrame.
+"""Arrow types as Spark has them: the types of our Parquet files in a DataFrame.
 
-Everything may be null, as in whatever Spark reads; unsigned integers widen; times are in microseconds. A time that
-Spark's own range (the years −290308 to 294247) does not hold becomes null: Arrow and DuckDB show it.
+Everything may be null, as in all that Spark reads; unsigned integers widen; times are in microseconds. A time outside
+Spark's own range (the years −290308 to 294247) becomes null: Arrow and DuckDB show it.
 """
 
 from __future__ import annotations
@@ -28,14 +28,17 @@ _MOST = (1 << 63) - 1
 
 
 def spark_schema(schema: pa.Schema) -> StructType:
-    """The schema of a DataFrame over files of that schema."""
+    """Return the schema of a DataFrame over files of that schema."""
     from pyspark.sql.pandas.types import from_arrow_schema
 
     return from_arrow_schema(pa.schema([pa.field(f.name, _type(f.type)) for f in schema]))
 
 
 def spark_reads(footer: pq.FileMetaData) -> bool:
-    """Whether Spark's own Parquet reader reads the file: it fails on times out of its range, and on nanoseconds."""
+    """Return whether Spark's own Parquet reader reads the file.
+
+    It fails on times out of its range, and on nanoseconds.
+    """
     schema = footer.schema.to_arrow_schema()
     if any("timestamp[ns" in str(f.type) for f in schema):
         return False
@@ -49,7 +52,7 @@ def _in_range(times: Bounds) -> bool:
 
 
 def arrow_schema(schema: StructType) -> pa.Schema:
-    """The Arrow schema in which Spark takes rows of `schema` from Python."""
+    """Return the Arrow schema in which Spark takes rows of `schema` from Python."""
     from pyspark.sql.pandas.types import to_arrow_schema
 
     arrow: pa.Schema = to_arrow_schema(schema, timezone="UTC")
@@ -71,7 +74,7 @@ def _type(kind: pa.DataType) -> pa.DataType:
 
 
 def conform(rows: pa.RecordBatch, target: pa.Schema) -> pa.RecordBatch:
-    """The rows in exactly the target's columns and types; a column that they lack is null."""
+    """Return the rows in exactly the target's columns and types; missing columns are null."""
     columns = [_column(rows, field) for field in target]
     return pa.RecordBatch.from_arrays(columns, schema=target)
 
@@ -87,7 +90,7 @@ def _column(rows: pa.RecordBatch, field: pa.Field) -> pa.Array:
 
 
 def _within_spark(times: pa.Array) -> pa.Array:
-    """Nulls for what overflows in microseconds."""
+    """Return the times, with null for those that overflow in microseconds."""
     limit = _MOST // _US_IN.get(times.type.unit, 1)
     numbers = times.cast(pa.int64())
     sound = pc.and_(pc.less_equal(numbers, limit), pc.greater_equal(numbers, -limit))

@@ -37,8 +37,10 @@ _KEPT_IN = "__consumer_offsets"
 
 @dataclass(frozen=True, slots=True)
 class _BrokerGroups:
-    """One broker's groups. It has `led` some of the `known` partitions in which groups are kept, before it listed
-    them."""
+    """The groups of one broker.
+
+    `partitions`: those in which groups are kept; `led`: the ones that it led before it listed the groups.
+    """
 
     groups: list[ListedGroup]
     led: frozenset[TopicPartition]

@@ -146,7 +146,7 @@ class _Clock:
 
     @property
     def is_late(self) -> bool:
-        """Return whether the coordinator may have aborted the transaction."""
+        """True if the coordinator may have aborted the transaction."""
         return self.start is not None and time.monotonic() - self.start > self.seconds
 
     @property
