@@ -76,7 +76,7 @@ _HERE = {
     jvm.OPTIONS: jvm.FLAGS,
 }
 _SOCKET = 100
-"""Limit on the bytes of a socket's path, and of the name that PySpark gives one in its folder."""
+"""Limit on the bytes of a socket's path; next, the name that PySpark gives a socket in its folder."""
 _SOCKET_NAME = "/.00000000-0000-0000-0000-000000000000.sock"
 _ADOPTED = "run again: finished slices are adopted"
 _GOES_ON = "run again: it goes on where it ended"
@@ -344,7 +344,7 @@ def end() -> None:
 
 @cache
 def _compiled_there(spark: SparkContext, application: str) -> None:
-    """Compile the loops, with one task for each core, so that landing does not wait for it.
+    """Compile the loops in as many tasks as there are cores, so that each executor has one before landing starts.
 
     Once for an application; an executor that comes later compiles before its first task.
     """

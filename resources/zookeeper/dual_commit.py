@@ -1,8 +1,8 @@
-"""Offsets in Kafka and in ZooKeeper at once (`dual_commit`), as the old client kept them while groups moved over.
+"""Offsets in Kafka and in ZooKeeper at once (`dual_commit`), as old clients kept them during a migration.
 
-Promises: what is read is the larger of the two. What is committed goes to Kafka first and then to ZooKeeper, the same
-offsets to both, so whatever comes in between, each store holds offsets that were accounted for, and so does the larger
-one. A partition whose stores differ is not `settled`: the next commit writes it again, to both.
+Promises: reads return the larger of the two. Commits go to Kafka first and then to ZooKeeper, the same offsets to both;
+so after an interruption at any point each store holds accounted offsets, and so does the larger one. A partition whose
+stores differ is not `settled`: the next commit writes it again, to both.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ Close = Callable[[], None]
 
 
 def larger(kafka: CommittedOffset | None, zookeeper: CommittedOffset | None) -> CommittedOffset | None:
-    """What the group goes on from. Kafka's where both hold the same offset; unsettled where they do not."""
+    """Return the offset from which the group goes on: Kafka's if both hold the same, unsettled if they differ."""
     if kafka is None or zookeeper is None:
         only = kafka or zookeeper
         return None if only is None else replace(only, settled=False)
@@ -35,8 +35,10 @@ def merged(kafka: Committed, zookeeper: Committed) -> dict[TopicPartition, Commi
 
 
 class BothGroup:
-    """`ports.Group` over both stores. Others are looked for in both: in ZooKeeper before we read, in Kafka before we
-    commit."""
+    """`ports.Group` over both stores.
+
+    Others are checked in both: in ZooKeeper before we read, in Kafka before we commit.
+    """
 
     def __init__(self, kafka: Group, zookeeper: Group, close: Close) -> None:
         self._kafka = kafka
@@ -63,7 +65,7 @@ class BothGroup:
 
 
 class BothMembership:
-    """Our place in both. What Kafka refuses is not written to ZooKeeper."""
+    """Our membership in both. Offsets that Kafka refuses are not written to ZooKeeper."""
 
     def __init__(self, kafka: Membership, zookeeper: Membership) -> None:
         self._kafka = kafka
@@ -86,7 +88,7 @@ class BothMembership:
         self._then_zookeeper(lambda: self._kafka.commit_plain(offsets), offsets)
 
     def _then_zookeeper(self, in_kafka: Close, offsets: Offsets) -> None:
-        """An answer of Kafka that was lost keeps nothing back: these offsets are accounted for wherever they stand."""
+        """Write to ZooKeeper even if Kafka's answer was lost: the offsets are accounted for in either store."""
         unknown: SluiceError | None = None
         try:
             in_kafka()
@@ -98,7 +100,7 @@ class BothMembership:
 
 
 class BothGroups:
-    """`ports.Groups` over both stores. A group is shown as the store that holds members has it, Kafka's first."""
+    """`ports.Groups` over both stores. A group is shown from the store that has members, Kafka's first."""
 
     def __init__(self, kafka: Groups, zookeeper: Groups, close: Close) -> None:
         self._kafka = kafka
@@ -106,7 +108,7 @@ class BothGroups:
         self.close = close
 
     def listed(self) -> tuple[ListedGroup, ...]:
-        """All groups of Kafka, and those of ZooKeeper that Kafka does not know."""
+        """Return all groups of Kafka, and ZooKeeper's groups that Kafka does not know."""
         groups = {g.name: g for g in (*self._zookeeper.listed(), *self._kafka.listed())}
         return tuple(groups[name] for name in sorted(groups))
 

@@ -1,12 +1,12 @@
-"""The old high-level consumer's layout in ZooKeeper: where things lie, and what is written there.
+"""The old high-level consumer's layout in ZooKeeper: paths and contents of its nodes.
 
-    /consumers/<group>/ids/<consumer>                  who is in the group (ephemeral): subscription as JSON
-    /consumers/<group>/owners/<topic>/<partition>      who reads the partition (ephemeral): the name of a stream
+    /consumers/<group>/ids/<consumer>                  a member of the group (ephemeral): subscription as JSON
+    /consumers/<group>/owners/<topic>/<partition>      the partition's reader (ephemeral): the name of a stream
     /consumers/<group>/offsets/<topic>/<partition>     the next offset to read, as decimal text
-    /consumers/<group>/sluice/<topic>/<partition>      ours: what Kafka would keep beside a committed offset
+    /consumers/<group>/sluice/<topic>/<partition>      ours: the metadata that Kafka would keep with an offset
 
-An offset has no place for metadata, so Sluice keeps its mark in a node of its own, written in the same transaction of
-ZooKeeper. Both nodes then have the same `mzxid`, and a mark counts only as long as they do: an offset that anybody else
+An offset node has no room for metadata, so Sluice keeps its mark in a separate node, written in the same transaction of
+ZooKeeper. Both nodes then have the same `mzxid`, and a mark counts only while they do: an offset that another client
 has written since has none.
 
 Pure functions; `tree` reads and writes. Layout: Kafka 0.8.2 to 2.x, ZookeeperConsumerConnector and ZkUtils.
@@ -47,7 +47,7 @@ def mark_path(group: str, tp: TopicPartition) -> str:
 
 
 def parse_offset(data: bytes) -> int | None:
-    """The offset that a node holds; None when its text is none."""
+    """Return the offset in a node; None if its text is no offset."""
     match = _OFFSET.fullmatch(data)
     return int(match[1]) if match and int(match[1]) <= _BIGGEST else None
 
@@ -62,7 +62,7 @@ def dump_mark(committed: CommittedOffset) -> bytes:
 
 
 def parse_mark(offset: int, data: bytes) -> CommittedOffset:
-    """The offset with what the mark's node says of it; without anything if the node cannot be read."""
+    """Return the offset with the data of the mark's node, or without any if that cannot be read."""
     try:
         document = json.loads(data)
         if document["offset"] == offset:
@@ -74,44 +74,47 @@ def parse_mark(offset: int, data: bytes) -> CommittedOffset:
 
 @dataclass(frozen=True, slots=True)
 class Consumer:
-    """One consumer of the group. `topics` are those that it names, with how many streams it reads each; empty for a
-    pattern, or where its registration cannot be read: then it may read any topic."""
+    """One consumer of the group.
+
+    `topics`: the topics that it names, with its number of streams for each. Empty for a pattern, or if its registration
+    cannot be read: then it may read any topic.
+    """
 
     id: str
     topics: Mapping[str, int]
 
     @property
     def host(self) -> str:
-        """The machine in an id that the old consumer made by itself: `<group>_<host>-<ms>-<hex>`."""
+        """The machine in an id made by the old consumer itself: `<group>_<host>-<ms>-<hex>`."""
         match = re.fullmatch(r".*_(.+)-[0-9]{10,}-[0-9a-f]{1,8}", self.id)
         return match[1].removeprefix(OURS) if match else ""
 
     @property
     def ours(self) -> bool:
-        """Whether a run of Sluice registered it."""
+        """True if a run of Sluice registered it."""
         return f"_{OURS}" in self.id
 
     def reads(self, topics: Iterable[str]) -> bool:
-        """Whether it may read any of the topics."""
+        """Return whether it may read any of the topics."""
         return not self.topics or not self.topics.keys().isdisjoint(topics)
 
 
 OURS = "!sluice-"
-"""How our consumers' ids begin, after the group. It sorts before every host name, see `registration`."""
+"""The start of our consumers' ids, after the group. It sorts before every host name, see `registration`."""
 
 
 def consumer_id(group: str, host: str, now: int, unique: str) -> str:
-    """A new id, as the old consumer makes them."""
+    """Return a new id, in the format of the old consumer."""
     return f"{group}_{OURS}{host}-{now}-{unique}"
 
 
 def registration(partitions: Iterable[TopicPartition], now: int) -> bytes:
-    """What a run that wants all these partitions registers: as many streams of each topic as there are partitions.
+    """Return the registration of a run that wants all these partitions: a stream of each topic for each partition.
 
-    Old consumers share a topic by range over all streams that are registered, sorted by id; or by round robin all
-    topics at once, for which each must have the same streams. Ours sort first and are as many as there are partitions
-    of all topics, so by their own arithmetic every partition is ours, and one that comes while we are there waits in
-    peace until our registration is gone.
+    Old consumers share a topic by range over all registered streams, sorted by id; or by round robin all topics at
+    once, for which each must have the same streams. Ours sort first and are as many as there are partitions of all
+    topics, so by their own arithmetic every partition is ours, and a consumer that comes during our run waits quietly
+    until our registration is gone.
     """
     wanted = set(partitions)
     streams = dict.fromkeys(sorted({tp.topic for tp in wanted}), len(wanted))
@@ -130,7 +133,7 @@ def parse_consumer(name: str, data: bytes) -> Consumer:
 
 
 def owners(consumer: str, partitions: Iterable[TopicPartition]) -> dict[TopicPartition, bytes]:
-    """The stream that owns each partition, by the old consumers' range: the n-th in order of names."""
+    """Return the stream that owns each partition, by the old consumers' range: the n-th in order of names."""
     out: dict[TopicPartition, bytes] = {}
     by_topic: dict[str, list[TopicPartition]] = {}
     for tp in sorted(set(partitions)):

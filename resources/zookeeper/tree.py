@@ -1,8 +1,8 @@
-"""A connection to ZooKeeper, and a group's tree in it, read and written. The only module that imports kazoo.
+"""A connection to ZooKeeper, to read and write a group's tree. The only module that imports kazoo.
 
-Promises: nothing is connected before the first question; every wait has an end; kazoo's errors come out as ours. A
-session that ends is told at once to whoever asked for it, and what was ephemeral in it is never taken for ours again:
-the next session is another one.
+Promises: nothing is connected before the first request; every wait has an end; kazoo's errors are raised as ours. The
+end of a session is reported at once to its user, and its ephemeral nodes are never taken for ours again: the next
+session is another one.
 """
 
 from __future__ import annotations
@@ -28,15 +28,17 @@ CONNECT_SECONDS = 15.0
 _ASK_SECONDS = 15.0
 _AGAIN_SECONDS = 0.2
 _AT_ONCE = 500
-"""Questions under way at once."""
+"""Requests in flight at once."""
 _TRANSACTION_BYTES = 512 << 10
-"""A server refuses requests of a megabyte (jute.maxbuffer)."""
+"""Limit on a transaction: a server refuses requests of a megabyte (jute.maxbuffer)."""
 
 
 @dataclass(frozen=True, slots=True)
 class Held:
-    """A partition's offset as it is in ZooKeeper. The versions of its node and of our mark's change with every write,
-    whoever writes; None where there is no node."""
+    """A partition's offset as stored in ZooKeeper.
+
+    The versions of its node and of our mark's change with every write of any client; None if there is no node.
+    """
 
     committed: CommittedOffset | None = None
     version: int | None = None
@@ -44,7 +46,7 @@ class Held:
 
 
 class Changed(Exception):
-    """A transaction was refused, and nothing of it done: what it rests on has changed at `path`."""
+    """A transaction was refused and had no effect: a node that it depends on has changed, at `path`."""
 
     def __init__(self, path: str, what: str) -> None:
         super().__init__(f"{path}: {what}")
@@ -53,12 +55,14 @@ class Changed(Exception):
 
 _Answer = TypeVar("_Answer")
 Operation = tuple[str, str, bytes, int]
-"""What to do in a transaction: `set`, `create`, `ephemeral`, `delete` or `check`; the path, the data, the version."""
+"""An operation of a transaction: `set`, `create`, `ephemeral`, `delete` or `check`; the path, the data, the version."""
 
 
 class Tree:
-    """The part of ZooKeeper below `connect`'s chroot. `on_lost` is called once, from a thread of the connection, when
-    our session has ended or may have."""
+    """The part of ZooKeeper below `connect`'s chroot.
+
+    `on_lost` is called once, from a thread of the connection, when our session has ended or may have.
+    """
 
     def __init__(self, connect: str, session: float = SESSION_SECONDS, patience: float = CONNECT_SECONDS) -> None:
         self.address = connect
@@ -66,13 +70,13 @@ class Tree:
         self._patience = patience
         self._client: Any = None
         self._lock = threading.Lock()
-        # The connection's thread must never wait for who holds the other one: that one waits for it.
+        # The connection's thread must never wait for the holder of the other lock: that one waits for the thread.
         self._timing = threading.Lock()
         self._timer: threading.Timer | None = None
         self.on_lost: Callable[[], None] = lambda: None
 
     def close(self) -> None:
-        """End the session: what is ephemeral in it goes at once."""
+        """End the session: its ephemeral nodes are deleted at once."""
         with self._lock:
             client, self._client = self._client, None
         with self._timing:
@@ -82,10 +86,10 @@ class Tree:
             client.stop()
             client.close()
 
-    # -- asking
+    # -- reading
 
     def children(self, path: str) -> list[str]:
-        """The names below the path, sorted; none where there is no such path."""
+        """Return the names below the path, sorted; none if the path does not exist."""
         no_node = _kazoo().exceptions.NoNodeError
 
         def ask(client: Any) -> list[str]:
@@ -100,7 +104,7 @@ class Tree:
         return self._ask(f"looking at {path}", lambda c: c.exists_async(path).get(timeout=_ASK_SECONDS) is not None)
 
     def read(self, paths: Iterable[str]) -> dict[str, tuple[bytes, Any]]:
-        """Data and status of those nodes that are there. Many are asked for at once."""
+        """Return data and status of the nodes that exist. Many are requested at once."""
         every = list(paths)
         nodes: dict[str, tuple[bytes, Any]] = {}
         for begin in range(0, len(every), _AT_ONCE):
@@ -109,14 +113,14 @@ class Tree:
         return nodes
 
     def offsets(self, group: str, partitions: Iterable[TopicPartition]) -> dict[TopicPartition, Held]:
-        """What is there for each partition.
+        """Return the stored offset of each partition.
 
         Raises Refused, which names every node that holds no offset: an old tool has half written the tree.
         """
         wanted = list(partitions)
         at = {tp: layout.offset_path(group, tp) for tp in wanted}
         marks = {tp: layout.mark_path(group, tp) for tp in wanted}
-        # A mark is read before its offset: one that a writer replaces in between can only be too old, and is not taken.
+        # A mark is read before its offset: if a writer replaces it in between, ours is only too old, and is ignored.
         marked = self.read(marks.values())
         nodes = self.read(at.values())
         out, bad = {}, []
@@ -138,24 +142,25 @@ class Tree:
         return out
 
     def with_offsets(self, group: str) -> list[TopicPartition]:
-        """Every partition that the group has an offset node for, sorted. Names that are no partitions are left out."""
+        """Return every partition with an offset node of the group, sorted. Names that are no partitions are left
+        out."""
         root = f"{layout.group_path(group)}/offsets"
         names = ((t, p) for t in self.children(root) for p in self.children(f"{root}/{t}"))
         return sorted(TopicPartition(t, int(p)) for t, p in names if p.isascii() and p.isdigit())
 
     def consumers(self, group: str) -> list[Consumer]:
-        """Everybody who is registered, sorted by id."""
+        """Return all registered consumers, sorted by id."""
         root = layout.ids_path(group)
         nodes = self.read(f"{root}/{name}" for name in self.children(root))
         return [layout.parse_consumer(path.rpartition("/")[2], data) for path, (data, _) in sorted(nodes.items())]
 
     def owners(self, group: str, partitions: Iterable[TopicPartition]) -> dict[TopicPartition, str]:
-        """The stream that owns each partition, of those that are owned."""
+        """Return the stream that owns each partition, for owned partitions."""
         at = {layout.owner_path(group, tp): tp for tp in partitions}
         return {at[path]: data.decode(errors="replace") for path, (data, _) in self.read(at).items()}
 
     def ensure(self, paths: Iterable[str]) -> None:
-        """Make the nodes that are not there, with those above them."""
+        """Create the missing nodes, with their parents."""
         wanted = sorted(set(paths))
         there = self.read(wanted)
         for path in wanted:
@@ -165,8 +170,10 @@ class Tree:
     # -- writing
 
     def transact(self, operations: Iterable[Operation], doing: str) -> None:
-        """All of it or nothing. Raises Changed when a node is not as the operations expect it, and Unknown when no
-        answer came: read back."""
+        """Execute all operations or none.
+
+        Raises Changed if a node is not as the operations expect it, and Unknown if no answer came: read back.
+        """
         kazoo = _kazoo()
         requested = list(operations)
         with self._asking(doing, unknown=True) as client:
@@ -183,7 +190,7 @@ class Tree:
                         transaction.check(path, version)
             results = transaction.commit_async().get(timeout=_ASK_SECONDS)
         for (_, path, _, _), result in zip(requested, results, strict=True):
-            # The operations beside the one that failed are "rolled back" or "inconsistent": they tell nothing.
+            # The operations other than the failed one are "rolled back" or "inconsistent": they carry no reason.
             if isinstance(result, kazoo.exceptions.NoAuthError):
                 raise NotAuthorized(f"{doing}: ZooKeeper lets us not write {path}", remedy="allow it to write there")
             if isinstance(result, Exception) and not isinstance(
@@ -194,7 +201,7 @@ class Tree:
     # -- the connection
 
     def _ask(self, doing: str, call: Callable[[Any], _Answer]) -> _Answer:
-        """The answer to what may be asked twice: asked again, for a while, where a connection or session broke."""
+        """Return the answer to a repeatable request; retry for a while if a connection or session breaks."""
         until = time.monotonic() + self._patience
         while True:
             try:
@@ -207,7 +214,7 @@ class Tree:
 
     @contextmanager
     def _asking(self, doing: str, *, unknown: bool = False) -> Iterator[Any]:
-        """The client, connected. kazoo's errors come out as ours; `unknown`: as one that leaves the outcome open."""
+        """Yield the connected client; raise kazoo's errors as ours. `unknown`: as one that leaves the outcome open."""
         kazoo = _kazoo()
         client = self._connect()
         lost = (
@@ -240,7 +247,7 @@ class Tree:
                 client = kazoo.client.KazooClient(hosts=self.address, timeout=self._session)
                 client.add_listener(self._listen)
                 try:
-                    with warnings.catch_warnings(action="ignore"):  # of a chroot that is not there: we tell it
+                    with warnings.catch_warnings(action="ignore"):  # about a missing chroot: we report it ourselves
                         client.start(timeout=self._patience)
                     _check_chroot(client, self.address)
                 except (kazoo.handlers.threading.KazooTimeoutError, kazoo.exceptions.KazooException, OSError):
@@ -260,8 +267,11 @@ class Tree:
             return self._client
 
     def _listen(self, state: Any) -> None:
-        """The server counts from our last word, which may be a third of the session ago or more: a connection that is
-        away for another third is taken for lost, before the server may give our nodes away."""
+        """Report the session as lost after a third of its time without a connection.
+
+        The server counts from our last message, which may be a third of the session ago or more: another third without
+        a connection counts as lost, before the server may give our nodes away.
+        """
         with self._timing:
             self._stop_timer()
             if state == "SUSPENDED":
@@ -285,7 +295,10 @@ _KINDS = {
 
 
 def chunks(by_partition: Mapping[TopicPartition, list[Operation]]) -> Iterator[list[Operation]]:
-    """The operations in transactions that a server takes, those of a partition never apart. Nearly always one."""
+    """Yield the operations in transactions that a server accepts, nearly always one.
+
+    Those of a partition stay together.
+    """
     chunk: list[Operation] = []
     size = 0
     for operations in by_partition.values():
@@ -302,7 +315,7 @@ def chunks(by_partition: Mapping[TopicPartition, list[Operation]]) -> Iterator[l
 def writes(
     group: str, offsets: Mapping[TopicPartition, CommittedOffset], stored: Mapping[TopicPartition, Held]
 ) -> dict[TopicPartition, list[Operation]]:
-    """What puts each offset and its mark, resting on what was held."""
+    """Return the operations that write each offset and its mark, conditional on the stored versions."""
     out: dict[TopicPartition, list[Operation]] = {}
     for tp, committed in offsets.items():
         before = stored.get(tp, Held())
@@ -357,7 +370,7 @@ def _shown(data: bytes) -> str:
 
 
 def _kazoo() -> Any:
-    """kazoo, an extra: imported only where a feed keeps its offsets in ZooKeeper."""
+    """Import kazoo, an extra: only needed if a feed keeps its offsets in ZooKeeper."""
     with extras.name_missing():
         for name in ("client", "exceptions", "handlers.threading"):
             importlib.import_module(f"kazoo.{name}")

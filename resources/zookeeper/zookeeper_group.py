@@ -1,10 +1,10 @@
-"""The Group and Membership ports for a group whose offsets are in ZooKeeper, in the old consumers' layout.
+"""The Group and Membership ports for a group with offsets in ZooKeeper, in the old consumers' layout.
 
-Promises: an old consumer and Sluice never read one partition at once. Before we read, we look who is there and wait for
-them with a bound; then we register and own every partition in one transaction, or none. A commit is one transaction,
-too: it rests on the versions that were read, so a rival's write refuses it, and on our registration, so nothing is
-committed once our session has ended, whenever we learn of it. Three outcomes, as in Kafka: done, not done by an error
-that says so, and `Unknown`.
+Promises: an old consumer and Sluice never read one partition at once. Before we read, we check for others and wait for
+them with a bound; then we register and own every partition in one transaction, or none. A commit is one transaction as
+well: it depends on the versions that were read, so a rival's write refuses it, and on our registration, so nothing is
+committed once our session has ended, whenever we learn of it. Three outcomes, as in Kafka: done, not done with an
+error, and `Unknown`.
 """
 
 from __future__ import annotations
@@ -23,15 +23,18 @@ from sluice.resources.zookeeper.layout import Consumer
 from sluice.resources.zookeeper.tree import SESSION_SECONDS, Changed, Held, Operation, Tree, chunks, writes
 
 PATIENCE_SECONDS = 30.0
-"""How long others are waited for; a killed consumer is gone from ZooKeeper after its session."""
+"""How long we wait for others; a killed consumer is gone from ZooKeeper after its session."""
 _LOOK_SECONDS = 0.5
 
 Offsets = Mapping[TopicPartition, CommittedOffset]
 
 
 class ZooKeeperGroup:
-    """One group. Opens no connection before the first question. Times in seconds: `session`, after which ZooKeeper
-    gives away what a crash of ours left; `patience` with others who own what we want."""
+    """One group. Opens no connection before the first request.
+
+    Times in seconds: `session`, after which ZooKeeper releases our nodes if we crash; `patience` with others who own
+    our partitions.
+    """
 
     def __init__(
         self,
@@ -51,11 +54,11 @@ class ZooKeeperGroup:
         self._tell_lost: Callable[[], None] = lambda: None
 
     def close(self) -> None:
-        """Give everything up: the session ends, and registration and ownership with it."""
+        """End the session, and registration and ownership with it."""
         self._tree.close()
 
     def committed(self, partitions: Iterable[TopicPartition]) -> Mapping[TopicPartition, CommittedOffset | None]:
-        """Committed offsets, with our mark where nobody has written since. None where the group has none.
+        """Return committed offsets, with our mark if nobody has written since; None for partitions without one.
 
         Raises Refused for a node that holds no offset, ZooKeeperUnavailable, NotAuthorized.
         """
@@ -63,11 +66,11 @@ class ZooKeeperGroup:
         return {tp: stored.committed for tp, stored in self._tree.offsets(self._group, wanted).items()}
 
     def members(self) -> tuple[Member, ...]:
-        """Who is registered now."""
+        """Return the currently registered consumers."""
         return tuple(Member(c.id, c.id, c.host) for c in self._tree.consumers(self._group))
 
     def own(self, partitions: Callable[[], Iterable[TopicPartition]], lost: Callable[[], None]) -> None:
-        """Register, and own those partitions until we are closed. Waits for others while patience lasts."""
+        """Register, and own those partitions until `close`. Waits for others while patience lasts."""
         wanted = frozenset(partitions())
         self._tell_lost = lost
         self._still_ours()
@@ -82,7 +85,7 @@ class ZooKeeperGroup:
 
     @contextlib.contextmanager
     def join(self, topics: Sequence[str], transactional_id: str | None) -> Iterator[ZooKeeperMembership]:
-        """Commit as the owner that we are: `own` comes first. Raises UsageError for a transactional id."""
+        """Commit as the owner: call `own` first. Raises UsageError for a transactional id."""
         if transactional_id is not None:
             raise _no_transactions()
         self._still_ours()
@@ -102,7 +105,10 @@ class ZooKeeperGroup:
             raise lost_error(self._group)
 
     def _in_the_way(self, wanted: Iterable[TopicPartition]) -> dict[str, list[TopicPartition]]:
-        """Who else may read what we want, by id, with what they own of it: empty where they only wait for it."""
+        """Return other possible readers of our partitions by id, with the partitions that they own.
+
+        The list of one that only waits is empty.
+        """
         tps = sorted(wanted)
         topics = {tp.topic for tp in tps}
         consumers: dict[str, list[TopicPartition]] = {
@@ -115,7 +121,7 @@ class ZooKeeperGroup:
         return consumers
 
     def _take(self, wanted: frozenset[TopicPartition]) -> None:
-        """Register and own in one transaction. If somebody was faster, nothing is done: the caller looks again."""
+        """Register and own in one transaction. If another was faster, nothing is done: the caller checks again."""
         group, new = self._group, sorted(wanted - self._owned)
         now = time.time_ns() // 1_000_000
         seat = self._seat or layout.consumer_id(group, socket.gethostname(), now, secrets.token_hex(4))
@@ -145,7 +151,7 @@ class ZooKeeperGroup:
 
 
 class ZooKeeperMembership:
-    """Our place as the owner. Commits rest on what `committed` gave last, and on our registration."""
+    """Our membership as the owner. Commits depend on the last result of `committed`, and on our registration."""
 
     def __init__(self, tree: Tree, group: str, seat: str) -> None:
         self._tree = tree
@@ -163,16 +169,16 @@ class ZooKeeperMembership:
         raise _no_transactions()
 
     def committed(self, partitions: Iterable[TopicPartition]) -> Mapping[TopicPartition, CommittedOffset | None]:
-        """Committed offsets. A commit is refused when anybody writes one of them after this."""
+        """Return committed offsets. A later commit is refused if anybody writes one of them after this."""
         stored = self._tree.offsets(self._group, sorted(set(partitions)))
         self._held |= stored
         return {tp: offset.committed for tp, offset in stored.items()}
 
     def commit_plain(self, offsets: Offsets) -> None:
-        """All offsets and marks in one transaction. (Thousands of partitions need several; each is all or nothing.)
+        """Commit all offsets and marks in one transaction.
 
-        Raises CommitFenced when somebody wrote an offset since `committed`, or our session has ended: nothing was
-        committed. Raises Unknown when no answer came.
+        Thousands of partitions need several; each is all or nothing. Raises CommitFenced if another client wrote an
+        offset since `committed`, or our session has ended: nothing was committed. Raises Unknown if no answer came.
         """
         for tp in offsets:
             if tp not in self._held:
@@ -212,5 +218,5 @@ def _some(tps: Sequence[TopicPartition]) -> str:
 
 
 def describe(consumer: Consumer) -> str:
-    """A consumer in a few words."""
+    """Describe a consumer in a few words."""
     return f"{consumer.id}{' (Sluice)' if consumer.ours else ''}"

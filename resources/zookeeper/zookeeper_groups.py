@@ -1,7 +1,7 @@
 """The Groups port over the old consumers' layout in ZooKeeper: every group of one tree.
 
-Promises: looking disturbs nobody, nothing is registered by it. `put` writes only while nobody is registered and nobody
-owns a partition, all partitions in one transaction that rests on the versions it read.
+Promises: reading disturbs nobody and registers nothing. `put` writes only while nobody is registered and nobody owns a
+partition, all partitions in one transaction that depends on the versions it read.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ NO_BROKER = -1
 
 
 class ZooKeeperGroups:
-    """Opens no connection before the first question."""
+    """All groups of one tree. Opens no connection before the first request."""
 
     def __init__(self, connect: str) -> None:
         self._tree = Tree(connect)
@@ -29,12 +29,12 @@ class ZooKeeperGroups:
         self._tree.close()
 
     def listed(self) -> tuple[ListedGroup, ...]:
-        """Every group that has a node, sorted by name."""
+        """Return every group that has a node, sorted by name."""
         views = (self.view(name) for name in self._tree.children(layout.CONSUMERS))
         return tuple(ListedGroup(v.name, v.kind, v.state, v.protocol_type, NO_BROKER) for v in views)
 
     def view(self, group: str) -> GroupView:
-        """One group as it is now: Stable with anybody registered, Empty without, Dead when it has no node."""
+        """Return one group as it is now: Stable with registered consumers, Empty without, Dead if it has no node."""
         broker = Broker(NO_BROKER, self._tree.address)
         consumers = self._tree.consumers(group)
         if not consumers and not self._tree.exists(layout.group_path(group)):
@@ -50,7 +50,7 @@ class ZooKeeperGroups:
         return GroupView(group, ZOOKEEPER, state, "consumer", "", broker, members)
 
     def committed(self, group: str) -> Mapping[TopicPartition, CommittedOffset]:
-        """All offsets that the group has, with our mark where nobody has written since.
+        """Return all offsets of the group, with our mark if nobody has written since.
 
         Raises Refused for a node that holds no offset.
         """
@@ -58,8 +58,11 @@ class ZooKeeperGroups:
         return {tp: offset.committed for tp, offset in stored.items() if offset.committed is not None}
 
     def put(self, group: str, offsets: Mapping[TopicPartition, CommittedOffset]) -> None:
-        """Write offsets and what belongs beside them. Raises GroupHeld when anybody is in the group, or writes its
-        offsets at the same moment; Unknown when no answer came."""
+        """Write offsets with their metadata.
+
+        Raises GroupHeld if anybody is in the group, or writes its offsets at the same moment; Unknown if no answer
+        came.
+        """
         stored = self._tree.offsets(group, offsets)
         if not (view := self.view(group)).free:
             raise _conflict(group, view.who())

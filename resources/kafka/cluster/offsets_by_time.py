@@ -5,8 +5,8 @@ before the marker is stamped so late. From there on batch headers are read, at m
 found there is the first one. Beyond that a search by offset follows, which finds the record if stamps are in offset
 order, and sets `by_marker`.
 
-Promises: no I/O here: a search yields the reads that it needs; each search ends, with any answers; the probes depend on
-the log alone, so that the same log gives the same answer and searches of one moment share their reads.
+Promises: no I/O here: a search yields the reads that it needs; each search ends, for any sequence of answers; the
+probes depend on the log alone, so that the same log gives the same answer and searches of one moment share their reads.
 """
 
 from __future__ import annotations

@@ -38,7 +38,7 @@ class KafkaFetcher:
 
     `isolation` as in the plan; `rack` (client.rack, KIP-392) lets a leader send us to a replica near us; `patience`:
     seconds without progress after which a range fails with KafkaUnavailable. After that, later ranges of its partition
-    fail without waiting, as do all others until something is read again.
+    are tried without waiting, as are all others until something is read again.
     """
 
     def __init__(self, access: KafkaAccess, isolation: Isolation, *, rack: str = "", patience: float = 60.0) -> None:

@@ -160,7 +160,7 @@ class SliceReader:
         self._patience.progress()
 
     def _appetite(self) -> int:
-        """Return about the bytes of the remaining range: those fetched beyond its end are wasted."""
+        """Estimate the bytes of the remaining range: those fetched beyond its end are wasted."""
         advanced = self._position - self._slice.start
         size, span = (self._seen_bytes, advanced) if advanced else (self._slice.estimated_bytes, self._slice.span)
         limit = self._sources.limits.partition_bytes
