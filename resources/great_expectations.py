@@ -14,7 +14,7 @@ from typing import Any
 from sluice.pipelines.util import extras
 
 _MOST = 300
-"""How many characters of its message about one expectation are kept."""
+"""Maximum length of its message about one expectation, in characters."""
 
 
 def suite_text(name: str, expectations: Sequence[Mapping[str, Any]], meta: Mapping[str, Any]) -> str:
@@ -24,11 +24,11 @@ def suite_text(name: str, expectations: Sequence[Mapping[str, Any]], meta: Mappi
 
 
 def refusals(expectations: Sequence[Mapping[str, Any]]) -> Iterator[tuple[int, str]]:
-    """The places of the expectations that Great Expectations refuses, and what it says about them."""
+    """Yields the positions of expectations that Great Expectations refuses, each with its message."""
     suite = _suite()
     for position, item in enumerate(expectations):
         try:
-            if not suite(name="one", expectations=[dict(item)]).expectations:  # it leaves out what it does not know
+            if not suite(name="one", expectations=[dict(item)]).expectations:  # unknown expectations are left out
                 yield position, "it has no such expectation"
         except Exception as error:  # noqa: BLE001 - what it raises is as various as what can be wrong
             yield position, _error_line(error)
@@ -36,7 +36,7 @@ def refusals(expectations: Sequence[Mapping[str, Any]]) -> Iterator[tuple[int, s
 
 def _suite() -> Any:
     os.environ.setdefault("GX_ANALYTICS_ENABLED", "false")
-    logging.getLogger("great_expectations").setLevel(logging.CRITICAL)  # it logs what it raises, with a traceback
+    logging.getLogger("great_expectations").setLevel(logging.CRITICAL)  # it logs its errors with a traceback
     with extras.name_missing():
         from great_expectations.core.expectation_suite import ExpectationSuite
 

@@ -1,4 +1,4 @@
-"""Who is still at work: every owner of a batch beats. A beat is a small file in the lake, rewritten every few seconds.
+"""Heartbeats of batch owners. A heartbeat is a small file in the lake, rewritten every few seconds.
 
 Evidence of death is one of: the file is gone (the run ended), the process is gone (seen on its own machine),
 or the beat did not change while this process watched it for `bound_ms`. An old stamp alone is only a reason to watch:
@@ -38,7 +38,7 @@ def new_owner(run: str) -> Owner:
 
 
 def process_gone(pid: int, start_time: float) -> bool:
-    """Whether the process that had the pid on this machine at the time `start_time` (s since the epoch) has ended.
+    """Returns whether this machine's process `pid`, started at `start_time` (s since the epoch), has ended.
 
     If the pid's process began after that time, it is another process.
     """
@@ -50,7 +50,7 @@ class LakeLiveness:
     """`ports.Liveness` over files `_sluice/<feed>/owners/<token>.json`.
 
     `bound_ms` is how long a beat may stay unchanged, `beat_ms` how often it is renewed; `pause` (seconds)
-    waits between two looks at a suspect.
+    waits between two checks of a suspect.
     """
 
     def __init__(
@@ -168,12 +168,12 @@ class LakeLiveness:
 
 
 Ended = Callable[[Iterable[str]], Mapping[str, str]]
-"""Takes run ids. Returns those that Dagster knows as ended, each with its status, such as `FAILURE`."""
+"""Takes run ids. Returns those that have ended according to Dagster, each with its status, such as `FAILURE`."""
 
 
 @dataclass(frozen=True)
 class Informed:
-    """`ports.Liveness` that asks Dagster, too: an owner whose run has ended is dead, whatever it still does.
+    """`ports.Liveness` that asks Dagster, too: an owner whose run has ended is dead, even if it still works.
 
     A run that only another instance knows is judged by its beat. If Dagster is wrong (a run that is marked as failed
     goes on), only its work is lost: the ledger voids what it publishes after another run took over.
@@ -229,7 +229,7 @@ def _owner(path: str, beat: bytes) -> Owner | None:
 
 
 def _process_gone(beat: bytes) -> bool:
-    """Whether the beat names a process of this machine that has ended, or whose pid now belongs to another."""
+    """Returns whether the beat names a process of this machine that has ended, or whose pid now belongs to another."""
     document = _parse_beat(beat)
     pid, started = document.get("pid"), document.get("started")
     if document.get("machine") != machine() or not isinstance(pid, int) or not 0 < pid < 1 << 31:

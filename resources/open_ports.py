@@ -1,4 +1,4 @@
-"""A feed's edges, opened: Kafka, the lake, Spark. Only this module chooses what the stages see as ports."""
+"""A feed's edges, opened: Kafka, the lake, Spark. Only this module chooses the implementations of the ports."""
 
 from __future__ import annotations
 
@@ -46,8 +46,8 @@ def open_ports(feed: Feed) -> Iterator[Ports]:
 
 @contextmanager
 def shared_edges(feeds: Iterable[Feed]) -> Iterator[Callable[[Feed], AbstractContextManager[Ports]]]:
-    """`open_ports` for feeds that one command or tick looks at: those that reach Kafka by the same settings share its
-    connections, and what a look tells (`kafka/shared.py`), until the block ends. Any thread may call it; other feeds
+    """`open_ports` for feeds that one command or tick inspects. Feeds with the same Kafka settings share its
+    connections and cached answers (`kafka/shared.py`) until the block ends. Any thread may call it; other feeds
     get edges of their own."""
     alike: dict[KafkaSettings, list[Feed]] = {}
     for feed in feeds:
@@ -121,7 +121,7 @@ def open_table(feed: Feed, lake: Lake, kind: PartKind = PartKind.LANDED) -> Tabl
 
 
 class FeedTables(NamedTuple):
-    """What a feed's tables are: of its rows, of its quarantine if it asks for that, and of its complete windows."""
+    """A feed's tables: of its rows, of its quarantine if it asks for that, and of its complete windows."""
 
     rows: Table
     quarantine: Table | None

@@ -26,7 +26,7 @@ NOWHERE = "127.0.0.1:9"
 
 @dataclass(frozen=True, slots=True)
 class Project:
-    """One folder of feeds, with its state in `.sluice/` beside them."""
+    """One folder of feeds, with its state in `.sluice/` next to them."""
 
     root: Path
 
@@ -110,7 +110,7 @@ class Project:
         return self._feed(name, self.environ())
 
     def readable_feed(self, name: str) -> Feed:
-        """One feed, to read what landed: the address of Kafka need not be known. Raises FeedError."""
+        """One feed, to read landed rows: the address of Kafka may be unset. Raises FeedError."""
         return self._feed(name, {BOOTSTRAP: NOWHERE} | self.environ())
 
     def _feed(self, name: str, environ: Mapping[str, str]) -> Feed:

@@ -1,6 +1,6 @@
-"""Kafka, as the feeds of one cluster see it: who answers, what this client may do there, and what the feeds need.
+"""Checks Kafka for the feeds of one cluster: reachable brokers, this client's rights, and the feeds' requirements.
 
-It is asked as the feeds log in. When no address answers, the rest is not asked.
+Checks log in as the feeds do. If no address answers, the remaining checks are skipped.
 """
 
 from __future__ import annotations
@@ -30,10 +30,10 @@ from sluice.resources.kafka.protocol.kafka_errors import explain
 OLDEST = (2, 8)
 """The first Kafka with topic ids."""
 SOME_SKEW = 30.0
-"""Seconds that clocks may differ without a word."""
+"""Clock difference, in seconds, that is not reported."""
 _NAMED = 5
 UNSEEN = "not told: this client may not see it; see `rights`"
-"""What is hidden is told once, with the command that grants it."""
+"""Hidden resources are reported once, with the command that grants access."""
 
 
 @dataclass(frozen=True)
@@ -57,7 +57,7 @@ class OneFeed:
 
 
 def examine_kafka(settings: KafkaSettings, feeds: tuple[Feed, ...]) -> list[Diagnosis]:
-    """All that there is to tell of one Kafka. With several feeds, what is a feed's begins with its name."""
+    """Yields all diagnoses of one Kafka. With several feeds, a feed's diagnosis begins with the feed's name."""
     try:
         visit = KafkaVisit(settings)
     except FeedError as error:  # a token provider that cannot be made
@@ -93,7 +93,8 @@ def _of_feed(check: Check[OneFeed], feed: Feed, *, alone: bool) -> Check[Cluster
 
 
 def addresses(cluster: Cluster) -> Iterator[Diagnosis]:
-    """Each bootstrap address by itself: a client takes any of them, so one that is dead costs time until it matters."""
+    """Check each bootstrap address separately: clients take any of them, so a dead one costs time until it
+    matters."""
     names = cluster.settings.bootstrap.split(",")
     errors = each(lambda name: _error_of(lambda: cluster.visit.reach(name)), names, patience=0)
     none_answers = all(errors)
@@ -107,7 +108,7 @@ def addresses(cluster: Cluster) -> Iterator[Diagnosis]:
 
 
 def _login(settings: KafkaSettings) -> str:
-    """What was done there."""
+    """Returns the security protocol and the user of the login, as part of a message."""
     protocol = settings.security_protocol or "PLAINTEXT"
     who = f" as {settings.sasl_plain_username}" if settings.sasl_plain_username else ""
     return f", {protocol} {settings.sasl_mechanism}{who}" if protocol.startswith("SASL") else f", {protocol}"
@@ -122,7 +123,7 @@ def _error_of(ask: Callable[[], object]) -> SluiceError | None:
 
 
 def brokers(cluster: Cluster) -> Iterator[Diagnosis]:
-    """Each broker, at the address that it advertises: tasks read from all of them."""
+    """Check each broker at its advertised address: tasks read from all of them."""
     visible = cluster.visit.brokers()
 
     def release(id: int) -> tuple[int, ...] | SluiceError:
@@ -145,7 +146,8 @@ def brokers(cluster: Cluster) -> Iterator[Diagnosis]:
 
 
 def clock(cluster: Cluster) -> Iterator[Diagnosis]:
-    """Windows end by this machine's clock; a feed's `window.max_skew` bounds what may be ahead of it."""
+    """Windows end by this machine's clock; a feed's `window.max_skew` bounds how far timestamps may be ahead of
+    it."""
     try:
         ahead = cluster.visit.ahead()
     except SluiceError:
@@ -175,7 +177,7 @@ CHECKS: tuple[Check[Cluster], ...] = (
 
 
 def topics(of: OneFeed) -> Iterator[Diagnosis]:
-    """Whether each topic is there, and known by an id."""
+    """Check that each topic exists and has an id."""
     visible = of.visit.topics_seen(of.topics)
     sound = []
     for name, topic in visible.items():
@@ -193,7 +195,7 @@ def topics(of: OneFeed) -> Iterator[Diagnosis]:
 
 
 def dead_letters(of: OneFeed) -> Iterator[Diagnosis]:
-    """Whether the topic of dead letters is there: a run never makes it."""
+    """Check that the dead-letter topic exists: a run never creates it."""
     if of.feed.dead_letters is None:
         return
     name = of.feed.dead_letters.topic
@@ -208,17 +210,17 @@ def dead_letters(of: OneFeed) -> Iterator[Diagnosis]:
 
 
 def offsets(of: OneFeed) -> Iterator[Diagnosis]:
-    """Whether ZooKeeper answers, for a feed whose offsets are there."""
+    """Check that ZooKeeper answers, for a feed whose offsets are there."""
     return examine_offsets(of.feed)
 
 
 def registry(of: OneFeed) -> Iterator[Diagnosis]:
-    """Whether the schema registry answers, for a feed that has one."""
+    """Check that the schema registry answers, for a feed that has one."""
     return examine_registry(of.feed)
 
 
 def group(of: OneFeed) -> Iterator[Diagnosis]:
-    """Whether the group answers, and whether somebody else holds it."""
+    """Check that the group answers and that nobody else holds it."""
     if of.feed.offsets.store is not OffsetStore.KAFKA:
         return
     view = of.visit.group(of.feed.group)
@@ -241,7 +243,7 @@ def group(of: OneFeed) -> Iterator[Diagnosis]:
 
 
 def session(of: OneFeed) -> Iterator[Diagnosis]:
-    """Whether the brokers allow as long a session as ours in the group."""
+    """Check that the brokers allow our session timeout in the group."""
     if of.feed.commit is CommitMode.NONE or of.feed.offsets.store is not OffsetStore.KAFKA:
         return
     requested, limits = of.feed.kafka.session_timeout_ms or int(SESSION_SECONDS * 1000), of.visit.limits()
@@ -262,7 +264,7 @@ def session(of: OneFeed) -> Iterator[Diagnosis]:
 
 
 def transactions(of: OneFeed) -> Iterator[Diagnosis]:
-    """Whether the transactional id has a coordinator, and the brokers let a transaction last as long as ours may."""
+    """Check that the transactional id has a coordinator and that the brokers allow our transaction timeout."""
     if of.feed.commit is not CommitMode.TRANSACTIONAL:
         return
     coordinator = of.visit.coordinator(of.feed.transactional_id)
@@ -281,7 +283,7 @@ def transactions(of: OneFeed) -> Iterator[Diagnosis]:
 
 
 def rights(of: OneFeed) -> Iterator[Diagnosis]:
-    """Each right that the feed needs, by itself."""
+    """Check each right that the feed needs."""
     for right in rights_of(of.feed):
         lacking = _LACKING[right.kind](of, right)
         if lacking is None:
@@ -299,14 +301,14 @@ def rights(of: OneFeed) -> Iterator[Diagnosis]:
 
 
 Lacking = list[str] | None
-"""The resources on which a right is missing; None where the brokers do not tell."""
+"""Returns the resources on which a right is missing, or None if the brokers do not report rights."""
 
 
 def _lacking_on_topics(of: OneFeed, right: Right) -> Lacking:
     names = {*of.topics, *([of.feed.dead_letters.topic] if of.feed.dead_letters else [])}
     covered = sorted(n for n in names if right.covers(right.kind, n))
     visible = of.visit.topics_seen(covered)
-    untold = right.operation is Operation.DESCRIBE_CONFIGS  # which does not imply DESCRIBE: what is hidden may have it
+    untold = right.operation is Operation.DESCRIBE_CONFIGS  # does not imply DESCRIBE: hidden resources may have it
     if any((untold and t.hidden) or (not t.error and not t.may) for t in visible.values()):
         return None
     return [n for n in covered if visible[n].hidden or (not visible[n].error and right.operation not in visible[n].may)]
@@ -330,7 +332,7 @@ def _lacking_on_transactional_id(of: OneFeed, right: Right) -> Lacking:
 def _lacking_on_cluster(of: OneFeed, right: Right) -> Lacking:
     may = of.visit.cluster_rights()
     if not may and right.operation is not Operation.DESCRIBE:
-        return None  # brokers tell nothing to who may not DESCRIBE
+        return None  # brokers report nothing without DESCRIBE
     return [] if right.operation in may else [right.name]
 
 

@@ -1,6 +1,6 @@
-"""A lake: whether it can be reached, listed and written to, as far as that shows without writing.
+"""Checks whether a lake can be reached, listed and written to, as far as that shows without writing.
 
-What only a write can tell, the first run asks before it writes anything of the ledger.
+Properties that only a write can show are checked by the first run, before it writes any ledger entry.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _HASTY_MS = 5_000
 
 
 def examine_lake(address: str, settings: S3Settings) -> list[Diagnosis]:
-    """All that there is to tell of one lake."""
+    """Yields all diagnoses of one lake."""
     if address.startswith("s3://"):
         return examine(Bucketed(address, settings), ON_S3)
     return examine(Path(os.path.realpath(address)), IN_A_FOLDER)
@@ -37,7 +37,7 @@ def examine_lake(address: str, settings: S3Settings) -> list[Diagnosis]:
 
 
 def folder(path: Path) -> Iterator[Diagnosis]:
-    """Whether this user may write there, or make it."""
+    """Check that this user may write to the folder or create it."""
     there = _nearest(path)
     name = f"{path}" if there == path else f"{path}, which the first run makes in {there},"
     if not there.is_dir():
@@ -52,7 +52,7 @@ def folder(path: Path) -> Iterator[Diagnosis]:
 
 
 def listing(path: Path) -> Iterator[Diagnosis]:
-    """Whether its ledgers can be listed and read."""
+    """Check that its ledgers can be listed and read."""
     if not path.is_dir():
         yield skipped("listing", "there is nothing yet")
         return
@@ -69,7 +69,7 @@ def space(path: Path) -> Iterator[Diagnosis]:
 
 
 def links(path: Path) -> Iterator[Diagnosis]:
-    """The ledger creates each entry by a hard link: an entry that stands shows that it works."""
+    """The ledger creates each entry by a hard link: an existing entry shows that it works."""
     logs = sorted(path.glob(f"{LEDGERS}/*/log/*.json"))[:1]
     if logs:
         yield ok("hard links", "they work: the ledger has entries")
@@ -86,7 +86,7 @@ IN_A_FOLDER: tuple[Check[Path], ...] = (
 
 
 def _nearest(path: Path) -> Path:
-    """The place itself, or the nearest above it that is there."""
+    """Returns the folder itself, or its nearest existing parent."""
     return next(p for p in (path, *path.parents) if p.exists())
 
 
@@ -95,7 +95,7 @@ def _nearest(path: Path) -> Path:
 
 @dataclass(frozen=True)
 class Bucketed:
-    """A lake on S3. It is asked in a hurry, whatever the feed's patience."""
+    """A lake on S3. Requests use short timeouts, regardless of the feed's settings."""
 
     address: str
     settings: S3Settings
@@ -114,7 +114,7 @@ class Bucketed:
 
 
 def reached(lake: Bucketed) -> Iterator[Diagnosis]:
-    """One listing: address, region, credentials, bucket and the right to list, all at once."""
+    """List once: checks address, region, credentials, bucket and the right to list."""
     from sluice.resources.lake.s3_client import skew, told_skew
     from sluice.resources.lake.store_probe import MAX_SKEW_S
 
@@ -129,7 +129,7 @@ def reached(lake: Bucketed) -> Iterator[Diagnosis]:
 
 
 def conditional_writes(lake: Bucketed) -> Iterator[Diagnosis]:
-    """Whether the store was found right by the first process that wrote: its note says so."""
+    """Check for the note of the first writing process, which shows that the store passed the probe."""
     from sluice.resources.lake.s3_client import NotThere
     from sluice.resources.lake.store_probe import NOTE
 

@@ -1,6 +1,6 @@
 """The ledgers of a lake: whether each feed's is whole and its group is its own, and which ones have no feed file.
 
-It reads only, and it ends in time however many feeds there are: the rest is named as not read.
+Read-only. Ends in time for any number of feeds: the remaining ledgers are reported as not read.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""This machine: Python, Java, the packages that Sluice needs, room for what is temporary."""
+"""Checks this machine: Python, Java, the packages that Sluice needs, space for temporary files."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def python(_: None) -> Iterator[Diagnosis]:
 
 
 def packages(_: None) -> Iterator[Diagnosis]:
-    """What is installed against what this release asks for; of what extras bring, what is here."""
+    """Compare installed packages with this release's requirements; of the extras, only the installed ones."""
     needed = [r for r in map(Requirement, metadata.requires(OURS) or ()) if _is_required(r)]
     wrong = [problem for r in needed if (problem := _wrong(r))]
     if wrong:
@@ -46,7 +46,7 @@ def packages(_: None) -> Iterator[Diagnosis]:
 
 
 def _is_required(needed: Requirement) -> bool:
-    """Whether it belongs to Sluice alone, or to an extra of users' and is installed."""
+    """Returns whether it belongs to Sluice alone, or to an extra of users' and is installed."""
     if not needed.marker or needed.marker.evaluate():
         return True
     extras = {*BRINGS.values()}
@@ -79,13 +79,13 @@ def java_here(_: None) -> Iterator[Diagnosis]:
 
 
 def scratch(_: None) -> Iterator[Diagnosis]:
-    """The folders in which tasks, uploads and Spark keep what is temporary."""
+    """Returns the folders for temporary files of tasks, uploads and Spark."""
     folders = {tempfile.gettempdir(), *filter(None, os.environ.get("SPARK_LOCAL_DIRS", "").split(","))}
     yield from (room("scratch", Path(folder), "TMPDIR or SPARK_LOCAL_DIRS") for folder in sorted(folders))
 
 
 def room(title: str, path: Path, name_of_it: str) -> Diagnosis:
-    """How much is free where `place` is. Raises OSError."""
+    """Returns the free bytes on the file system of `place`. Raises OSError."""
     free = shutil.disk_usage(path).free
     summary, remedy = (
         f"{free / (1 << 30):.1f} GiB free in {path}",

@@ -11,7 +11,7 @@ from sluice.resources.registry.confluent import client_of
 
 
 def examine_registry(feed: Feed) -> Iterator[Diagnosis]:
-    """Nothing for a feed without a registry. Raises RegistryUnavailable, NotAuthorized."""
+    """Yields nothing for a feed without a registry. Raises RegistryUnavailable, NotAuthorized."""
     if feed.registry is not None:
         count = len(client_of(feed.registry).subjects())
         yield ok("registry", f"{feed.registry.url} answers; {many(count, 'subject')}")

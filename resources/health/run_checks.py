@@ -1,7 +1,7 @@
-"""Carrying checks out: all of them, side by side, each within its time.
+"""Runs checks concurrently, each with a time limit.
 
-Promises: a check that fails, hangs or raises takes no other down; `examine` returns soon after `seconds`, whatever is
-away; an interrupt ends it at once.
+Promises: a check that fails, hangs or raises affects no other; `examine` returns soon after `seconds`, even if
+services are down; an interrupt ends it at once.
 """
 
 from __future__ import annotations
@@ -16,21 +16,21 @@ from sluice.pipelines.errors import SluiceError
 from sluice.pipelines.model.health import Diagnosis, failed, of_error
 
 SECONDS = 20.0
-"""How long a check may take."""
+"""Time limit of a check."""
 
 S = TypeVar("S")
 
 
 @dataclass(frozen=True, slots=True)
 class Check(Generic[S]):
-    """Looks at one thing about a subject. `title` serves when it tells nothing by itself: it hung, or raised."""
+    """One check of a subject. `title` is used if the check yields nothing because it hung or raised."""
 
     title: str
     look: Callable[[S], Iterable[Diagnosis]]
 
 
 def examine(subject: S, checks: Sequence[Check[S]], seconds: float = SECONDS) -> list[Diagnosis]:
-    """What the checks find, in their order. Each begins at once."""
+    """Returns the diagnoses of the checks, in their order. All checks start at once."""
     looks = [_Look(lambda check=check: check.look(subject), check.title) for check in checks]  # type: ignore[misc]
     for look in looks:
         look.start()
@@ -45,7 +45,7 @@ class _Look:
     diagnoses: list[Diagnosis] = field(default_factory=list)
 
     def start(self) -> None:
-        # A daemon: what hangs in a system call must not hold up the end of the process.
+        # A daemon: a hanging system call must not delay the end of the process.
         self._thread = threading.Thread(target=self._run, daemon=True, name=f"sluice-doctor-{self.title}")
         self._thread.start()
 

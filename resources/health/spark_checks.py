@@ -23,7 +23,7 @@ from sluice.resources.spark.preflight import Answer, ExecutorPorts
 
 MASTER_SECONDS = 20.0
 SESSION_SECONDS = 300.0
-"""For the start of a session and the questions to its executors, beside the feed's `start_timeout`."""
+"""For the start of a session and the requests to its executors, in addition to the feed's `start_timeout`."""
 
 
 @dataclass(frozen=True)
@@ -35,13 +35,13 @@ class SparkAsked:
 
 
 def examine_spark(feed: Feed, *, start: bool) -> list[Diagnosis]:
-    """All that there is to tell of a feed's Spark."""
+    """Yields all diagnoses of a feed's Spark."""
     seconds = feed.spark.start_timeout / 1000 + SESSION_SECONDS if start else MASTER_SECONDS
     return examine(SparkAsked(feed, start), CHECKS, seconds)
 
 
 def master(request: SparkAsked) -> Iterator[Diagnosis]:
-    """Whether somebody listens there. Of YARN and the like only Spark knows where that is."""
+    """Check that the master's port is open. For YARN and the like, only Spark knows the address."""
     settings = request.feed.spark
     name = masters.master(settings)
     if masters.is_local(settings):
@@ -55,11 +55,11 @@ def master(request: SparkAsked) -> Iterator[Diagnosis]:
 
 
 def session(request: SparkAsked) -> Iterator[Diagnosis]:
-    """Whether a session starts, and what its executors say: the same questions that a run asks before it reads."""
+    """Start a session and run the same checks on its executors that a run makes before it reads."""
     if not request.start:
         try:
             extras.require("pyspark")
-        except SetupError as error:  # who only reads needs none
+        except SetupError as error:  # reading alone needs none
             yield skipped("session", error.message, error.remedy)
         else:
             yield skipped("session", "not started: that takes a while", "sluice doctor --spark")

@@ -1,4 +1,4 @@
-"""ZooKeeper, where a feed keeps its offsets as Kafka's old consumers did: is it reached, and who is in the group?"""
+"""Checks ZooKeeper as the offset store of Kafka's old consumers: reachability and members of the group."""
 
 from __future__ import annotations
 
@@ -15,7 +15,8 @@ from sluice.resources.zookeeper.zookeeper_groups import ZooKeeperGroups
 
 
 def examine_offsets(feed: Feed) -> Iterator[Diagnosis]:
-    """Nothing for a feed whose offsets are in Kafka alone. Raises SetupError without kazoo, ZooKeeperUnavailable."""
+    """Yields nothing for a feed whose offsets are in Kafka alone. Raises SetupError without kazoo,
+    ZooKeeperUnavailable."""
     if not feed.offsets.in_zookeeper or feed.offsets.connect is None:
         return
     with closing(ZooKeeperGroups(feed.offsets.connect)) as groups:

@@ -1,6 +1,6 @@
 """The lake in a local or mounted folder: every write is seen whole or not at all, and survives a crash.
 
-A write goes to a `.tmp-…` file beside its place, is fsynced, then linked (put_if_absent) or renamed (put,
+A write goes to a `.tmp-…` file in the target's folder, is fsynced, then linked (put_if_absent) or renamed (put,
 create) into place, and the folder is fsynced. Only killed processes leave `.tmp-…` files; `unfinished` lists them.
 A path that would leave the root, by `..` or by a symbolic link, is refused.
 """
@@ -207,8 +207,8 @@ class LocalLake:
                     (self.root / folder).rmdir()
 
     def unfinished(self, prefix: str) -> Iterator[tuple[str, int]]:
-        """The `.tmp-…` files below the folder, and folders made for a file that never came (their names end in `/`);
-        each with the time (ms) since it was written to last."""
+        """Yields `.tmp-…` files below the folder, and empty folders of unwritten files (with a trailing `/`). Each
+        comes with the time (ms) since its last write."""
         for folder, inner, names in os.walk(self._place(prefix)):
             above = Path(folder).relative_to(self.root)
             begun = sorted(n for n in names if n.startswith(TEMPORARY))
@@ -246,8 +246,8 @@ class LocalLake:
         )
 
     def _leads_over_link(self, path: str) -> bool:
-        """Whether the root or a name below it is a symbolic link. Where none is, nothing has to be resolved: that would
-        look at every folder above the lake, too."""
+        """Returns whether the root or a name below it is a symbolic link. If not, nothing needs resolving, which
+        would stat every folder above the lake, too."""
         names = accumulate(path.split("/"), "{}/{}".format, initial=str(self.root))
         return any(map(os.path.islink, names))
 
@@ -279,12 +279,12 @@ def _meaning(error: OSError, path: str) -> SluiceError:
 
 
 def _age_of(path: Path, name: str) -> Iterator[tuple[str, int]]:
-    with suppress(FileNotFoundError):  # it has ended meanwhile
+    with suppress(FileNotFoundError):  # it has ended since
         yield name, max(0, int((time.time() - path.lstat().st_mtime) * 1000))
 
 
 def _temporary(target: Path) -> tuple[Path, BufferedWriter]:
-    """A new, empty file beside `target`; its folder is made if it is missing."""
+    """Create an empty file in the folder of `target`, and the folder if it is missing."""
     for _ in range(_RACES):
         temporary = target.with_name(TEMPORARY + secrets.token_hex(8))
         with suppress(FileNotFoundError):
@@ -294,7 +294,7 @@ def _temporary(target: Path) -> tuple[Path, BufferedWriter]:
 
 
 class _Draining(FileIO):
-    """A file that goes to the disk while it is written, so that the fsync at its end has little left to wait for."""
+    """File flushed to disk during writing, so that the final fsync is short."""
 
     _written = _handed = 0
 
@@ -306,9 +306,9 @@ class _Draining(FileIO):
         return count
 
     def hand_over(self) -> None:
-        """Have the disk begin with what was written since."""
+        """Start writeback of the bytes written since the last call."""
         if hasattr(os, "posix_fadvise"):
-            with suppress(OSError):  # only advice: Linux begins to write what it may drop
+            with suppress(OSError):  # only advice: Linux starts writing the pages it may drop
                 os.posix_fadvise(self.fileno(), self._handed, self._written - self._handed, os.POSIX_FADV_DONTNEED)
             self._handed = self._written
 
@@ -323,7 +323,7 @@ def _make_folder(folder: Path) -> None:
 
 
 def _write(target: Path, data: bytes) -> Path:
-    """Write `data`, durably, to a temporary file beside `target`."""
+    """Write `data`, durably, to a temporary file in the folder of `target`."""
     temporary, file = _temporary(target)
     try:
         file.write(data)
@@ -361,7 +361,7 @@ def _move(temporary: Path, target: Path) -> None:
 
 
 def _link(temporary: Path, target: Path) -> bool:
-    """Whether this process put the file there. On NFS an error may hide its success; the link count shows it."""
+    """Returns whether this process put the file there. On NFS an error may hide success; the link count shows it."""
     try:
         target.hardlink_to(temporary)
     except OSError as error:

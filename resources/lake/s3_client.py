@@ -50,7 +50,7 @@ class OutOfRange(Signal): ...
 
 
 class NotKnown(Signal):
-    """The store does not know what was asked of it."""
+    """The store does not know the requested object."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,7 +160,7 @@ class Bucket:
         return self.call(operation, key, Body=body, ContentMD5=digest, **parameters)
 
     def _raise(self, error: boto.ClientError, key: str) -> NoReturn:
-        """Raise what the caller expects as a signal, anything else as its named error."""
+        """Raise expected failures as signals, all others as named errors."""
         code, status = _code(error), _status(error)
         signal = _SIGNALS.get(status) or _SIGNALS.get(code)
         if signal and code != "NoSuchBucket":
@@ -286,7 +286,7 @@ def _block(answer: Mapping[str, Any], data: bytes) -> Block:
     return Block(start, data, int(size) if size else len(data), answer["ETag"])
 
 
-# -- what a failure means
+# -- meaning of failures
 
 _CONFLICTS = {"ConditionalRequestConflict", "OperationAborted"}
 _SIGNALS: Mapping[int | str, type[Signal]] = {

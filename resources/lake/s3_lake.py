@@ -100,7 +100,7 @@ class S3Lake:
 
     @contextmanager
     def create(self, path: str) -> Iterator[BinaryIO]:
-        """An object that appears when the block ends. Raises Unknown if no answer said whether it did."""
+        """An object that appears when the block ends. Raises Unknown if no answer confirmed it."""
         upload = Upload(self.bucket, self._key(path))
         try:
             yield cast(BinaryIO, upload)
@@ -112,7 +112,7 @@ class S3Lake:
             raise
 
     def open(self, path: str) -> BinaryIO:
-        """The object, read by ranges. If it is replaced meanwhile, reads raise LakeUnavailable."""
+        """The object, read by ranges. If it is replaced during reading, reads raise LakeUnavailable."""
         key = self._key(path)
         with suppress(NotThere):
             return cast(BinaryIO, ObjectReader(self.bucket, key))
@@ -176,7 +176,7 @@ class S3Lake:
             for one in page.get("Uploads", ()):
                 if not _is_path(one["Key"].removeprefix(self._prefix)):
                     continue
-                with suppress(NotThere):  # it has ended meanwhile
+                with suppress(NotThere):  # it has ended since
                     newest = max(self._parts_of(one["Key"], one["UploadId"]), default=one["Initiated"])
                     age = (now - max(newest, one["Initiated"])).total_seconds()
                     yield f"{one['Key'].removeprefix(self._prefix)}#{one['UploadId']}", max(0, int(age * 1000))
@@ -206,12 +206,12 @@ class S3Lake:
 
 
 def _is_path(name: str) -> bool:
-    """Whether the key names something inside the lake, also when it is read as a folder's path."""
+    """Returns whether the key names something inside the lake, also when it is read as a folder's path."""
     return not any(p in ("", ".", "..") or "\0" in p for p in name.split("/"))
 
 
 def create(bucket: Bucket, key: str, data: bytes, write: str) -> bool:
-    """Whether this write created the object. If its answer was lost on the way, a second try comes back as "taken".
+    """Returns whether this write created the object. If its answer was lost, a second try returns "taken".
 
     Raises LakeUnavailable if no answer came.
     """

@@ -1,6 +1,7 @@
 """Objects as streams: an upload that appears when it is finished, and a file that is read by ranges.
 
-Promises: uploads hold at most the memory that the settings give a process, whatever the number and the size of objects;
+Promises: uploads hold at most the memory that the settings give a process, regardless of the number and size of
+objects;
 the rest waits in unnamed files of the machine's temporary folder. A reader holds two blocks, and sees one content from
 beginning to end.
 """
@@ -86,7 +87,7 @@ class _PartBuffer:
             else:
                 self._spill()
         self.file.write(data)
-        self.file.flush()  # a disk without room says so here, to whom it concerns
+        self.file.flush()  # a full disk fails here, in the writer that caused it
         self.bytes += len(data)
 
     def _spill(self) -> None:
@@ -144,7 +145,7 @@ class Upload(io.RawIOBase):
         return size
 
     def finish(self) -> None:
-        """Make the object appear. Raises Unknown if no answer said whether it did: then nothing is cleaned up."""
+        """Make the object appear. Raises Unknown if no answer confirmed it: then nothing is cleaned up."""
         if not self._id:
             self._put_whole()
             return

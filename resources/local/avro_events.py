@@ -22,7 +22,7 @@ SCHEMA: dict[str, Any] = {
         {"name": "status", "type": "string"},
     ],
 }
-"""What the events are as records."""
+"""Avro schema of the events."""
 
 
 def encoded(order: dict[str, Any]) -> bytes:

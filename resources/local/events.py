@@ -53,7 +53,7 @@ class SampleEvent(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Mix:
-    """What the events are: shares between 0 and 1 of all records; `first` is the number of the first order."""
+    """Mix of the events: shares between 0 and 1 of all records; `first` is the number of the first order."""
 
     seed: int
     first: int = 0
@@ -164,7 +164,7 @@ def _admin(kafka: KafkaSettings) -> KafkaAdminClient:
 
 @contextmanager
 def _translating_errors(kafka: KafkaSettings, doing: str, rights: Sequence[Right] = ()) -> Iterator[None]:
-    """Kafka's errors as ours; `rights` is what it takes."""
+    """Translate Kafka's errors to ours; `rights` names the required rights."""
     try:
         yield
     except (KafkaError, OSError) as error:
@@ -192,7 +192,8 @@ def send(
 ) -> Sent:
     """Send all events, round-robin over the topics, each to the partition of its key; waits for acknowledgement.
 
-    Of the transactions, about the share `mix.aborted` is aborted. `progress` hears records sent so far. Raises
+    Of the transactions, about the share `mix.aborted` is aborted. `progress` is called with the number of sent
+    records. Raises
     UsageError for an unknown codec, KafkaUnavailable, NotAuthorized.
     """
     from sluice.pipelines.records.kafka_batches.encode import CODECS
@@ -209,7 +210,7 @@ def send(
 
 
 class _Sending:
-    """One call of `send`: what waits to be sent, and what was counted."""
+    """State of one `send` call: pending records and counts."""
 
     def __init__(
         self, sender: KafkaSender, codec: int, mix: Mix, how: Sending, progress: Callable[[int], None]

@@ -40,7 +40,7 @@ _PLACES = (
     "/Library/Java/JavaVirtualMachines/*/Contents/Home",
     "~/.sdkman/candidates/java/*",
 )
-# The lines in which Ivy says what went wrong.
+# Lines with Ivy's errors.
 _TELLING = re.compile(r":: \S+#.*not found|FAILED|failed|Server access|xception")
 
 log = logging.getLogger(__name__)
@@ -48,7 +48,7 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Artifact:
-    """A jar on Maven Central with what it depends on, less the modules named in `without` (`org:name`)."""
+    """A jar on Maven Central with its dependencies, less the modules named in `without` (`org:name`)."""
 
     org: str
     name: str
@@ -139,7 +139,7 @@ class SharedClasses:
 
     @property
     def archive(self) -> Path | None:
-        """The whole one of these jars, this program and this Java; a JVM would die of one that was cut off."""
+        """Complete archive for these jars, this program and this Java; a truncated one would crash the JVM."""
         archives = self.jars.parent.glob(self._name("*"))
         return next((path for path in archives if path.name == self._name(path.stat().st_size)), None)
 
@@ -165,7 +165,7 @@ class SharedClasses:
 
 
 def cache() -> Path:
-    """This user's folder for what is made or fetched once."""
+    """Returns this user's cache folder."""
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "sluice"
 
 

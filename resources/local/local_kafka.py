@@ -89,7 +89,7 @@ class BrokerStatus:
 
 @dataclass(frozen=True)
 class ClusterStatus:
-    """What `status` saw: `answering` is true when every broker answered and saw all the others."""
+    """Result of `status`: `answering` is true when every broker answered and saw all the others."""
 
     root: Path
     version: str
@@ -106,7 +106,7 @@ class ClusterStatus:
 
 @dataclass(frozen=True)
 class _ClusterSettings:
-    """What `cluster.json` keeps: ports are (broker, controller) by node, and of a secured one that for clients with
+    """Content of `cluster.json`: ports are (broker, controller) by node, and of a secured one that for clients with
     certificates; settings go on top of our own."""
 
     version: str
@@ -199,7 +199,7 @@ class LocalKafka:
 
     @property
     def running(self) -> bool:
-        """Whether every broker's process lives; opens no socket."""
+        """Returns whether every broker's process lives; opens no socket."""
         return all(node.running for node in self._nodes())
 
     def stop(self) -> None:
@@ -214,7 +214,7 @@ class LocalKafka:
         self._dismiss_guard()
 
     def status(self) -> ClusterStatus:
-        """Who runs and whether the cluster answers now; asks each running broker once."""
+        """Returns the running brokers and whether the cluster answers now; asks each running broker once."""
         cluster, nodes = self._cluster(), self._nodes()
         return ClusterStatus(
             root=self._root,
@@ -285,8 +285,7 @@ class LocalKafka:
     ) -> subprocess.CompletedProcess[str]:
         """Run one of Kafka's own Java tools, e.g. `org.apache.kafka.tools.GetOffsetShell`, to its end.
 
-        Bytes that are no UTF-8 come back as surrogate escapes. A failed tool raises nothing: look at
-        `returncode`.
+        Bytes that are no UTF-8 come back as surrogate escapes. A failed tool raises nothing: check `returncode`.
         """
         self._root.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory() as spare:
@@ -393,7 +392,7 @@ class LocalKafka:
 
 @dataclass(frozen=True)
 class _BrokerNode:
-    """One broker, who is a controller as well, and its folder."""
+    """One broker, which is also a controller, and its folder."""
 
     root: Path
     id: int
@@ -454,7 +453,7 @@ class _BrokerNode:
         _write_json(self.folder / "process.json", asdict(spawn(command, self.folder, self.log)))
 
     def sees(self, brokers: int) -> bool:
-        """Whether this broker answers now and knows of so many that serve."""
+        """Returns whether this broker answers now and sees that number of serving brokers."""
         # Late, since definitions and the CLI only ask for addresses: the client takes 0.3 s to import.
         from kafka import KafkaAdminClient
         from kafka.errors import KafkaError
@@ -567,7 +566,7 @@ def _jars() -> Path:
 
 
 def free_ports(brokers: int, of_each: int) -> tuple[tuple[int, ...], ...]:
-    """So many ports for each, below those that outgoing connections take."""
+    """Pick that number of ports for each, below the range of outgoing connections."""
     candidates = iter(random.sample(_PORTS, len(_PORTS)))
     free = (port for port in candidates if _is_free(port))
     return tuple(tuple(islice(free, of_each)) for _ in range(brokers))
@@ -584,7 +583,7 @@ def _is_free(port: int) -> bool:
 
 
 def _new_cluster_id() -> str:
-    """A random id as Kafka writes them; one that starts with a dash would read as an option of its tools."""
+    """Returns a random id in Kafka's format, without a leading dash, which its tools would read as an option."""
     while (cluster_id := base64.urlsafe_b64encode(uuid.uuid4().bytes).decode().rstrip("=")).startswith("-"):
         pass
     return cluster_id
@@ -621,7 +620,7 @@ def _write(path: Path, text: str) -> None:
 
 
 def _new_guard(root: Path) -> subprocess.Popen[bytes]:
-    """A process that waits for our end, told by the closing of its input, and stops what is left of ours."""
+    """Watchdog process: when its input closes, we have ended, and it stops our remaining processes."""
     return subprocess.Popen(
         [sys.executable, "-m", "sluice.resources.local.local_kafka", str(root)],
         stdin=subprocess.PIPE,

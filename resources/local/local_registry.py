@@ -37,7 +37,7 @@ _JAR = "quarkus-run.jar"
 
 @dataclass(frozen=True)
 class _Record:
-    """What `registry.json` keeps."""
+    """Content of `registry.json`."""
 
     version: str
     port: int
@@ -65,7 +65,7 @@ class LocalRegistry:
 
     @property
     def there(self) -> bool:
-        """Whether one was ever started in the folder."""
+        """Returns whether a registry was ever started in the folder."""
         return self._read() is not None
 
     @property
@@ -100,7 +100,7 @@ class LocalRegistry:
         return self
 
     def stop(self) -> None:
-        """End it, if it runs. What was registered stays."""
+        """End it, if it runs. Registered schemas stay."""
         record = self._read()
         if record is not None:
             record.process.end(STOP_SECONDS)

@@ -101,7 +101,7 @@ class _Front:
 
 
 def _request_kind(environ: Mapping[str, Any]) -> str:
-    """What is asked for, as S3's price list distinguishes it, and finer."""
+    """Returns the kind of request, as in S3's price list but finer."""
     method, query = environ["REQUEST_METHOD"], environ.get("QUERY_STRING", "")
     match method:
         case "GET" if "list-type=" in query:

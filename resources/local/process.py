@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-_POLL = 0.05  # seconds between two looks at a process that is about to end
+_POLL = 0.05  # seconds between two checks of a process that is about to end
 
 
 @dataclass(frozen=True)
@@ -34,7 +34,7 @@ class Process:
             os.kill(self.pid, number)
 
     def wait(self, seconds: float) -> bool:
-        """Whether it has ended, within so many seconds."""
+        """Returns whether it ended within that number of seconds."""
         deadline = time.monotonic() + seconds
         while self.alive:
             if time.monotonic() > deadline:
@@ -43,8 +43,7 @@ class Process:
         return True
 
     def end(self, grace: float) -> bool:
-        """Ask it to end (a stopped one, too), and kill it when it has not within `grace` seconds; whether it ended
-        by itself."""
+        """Terminate it (also if stopped); kill it after `grace` seconds. Returns whether it ended by itself."""
         self.send(signal.SIGTERM)
         self.send(signal.SIGCONT)
         if ended := self.wait(grace):

@@ -12,7 +12,7 @@ HOST = "127.0.0.1"
 
 
 class Node(Protocol):
-    """What the properties of one node are made of."""
+    """Inputs of one node's properties."""
 
     @property
     def id(self) -> int: ...
@@ -25,7 +25,7 @@ class Node(Protocol):
 
 
 def of_node(node: Node, nodes: Sequence[Node]) -> dict[str, str]:
-    """What every node has, whatever its listeners."""
+    """Returns the properties of every node, independent of its listeners."""
     replicas = str(len(nodes))
     in_sync = "2" if len(nodes) > 1 else "1"
     return {

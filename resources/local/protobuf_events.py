@@ -27,7 +27,7 @@ message Order {
   string status = 9;
 }
 """
-"""What the events are as messages."""
+"""Protobuf schema of the events."""
 INDEXES = b"\0"
 """Names the message as Confluent's serializers do: the first of its file."""
 NAME = reference("Order")

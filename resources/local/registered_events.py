@@ -30,7 +30,7 @@ JSON_SCHEMA: dict[str, Any] = {
 
 
 class Sample(NamedTuple):
-    """What the events are in a format: the schema, the usual ending of such files, and how an order's JSON becomes a
+    """The events in one format: the schema, the usual ending of such files, and how an order's JSON becomes a
     record's bytes; also one that is malformed, if `spoiled`. `named` is what names its message behind the schema's
     number, by wire formats."""
 

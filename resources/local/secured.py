@@ -1,7 +1,8 @@
 """What secures the local Kafka: a CA, certificates, users, and the brokers' and clients' settings for them.
 
-Promises: no listener is without TLS, none without knowing who comes; whoever has no right is refused. What is secret is
-made here, random, in files that only their owner reads, and reaches no process's arguments. Certificates are X.509 in
+Promises: no listener is without TLS, none without authentication; clients without a right are refused. Secrets are
+made here, random, in files that only their owner reads, and reaches no process's arguments. Certificates are X.509
+in
 PEM, which kafka-python and Java both read; Python makes them, since Java's keytool gives no private key away as PEM.
 
 In the folder `secure/` of a cluster: `ca.pem` and `ca.key`; `broker-<id>.pem` (key and certificate, for Java); of each
@@ -126,7 +127,7 @@ class Secured:
         return self._write("scram.arguments", "".join(f"--add-scram\n{line}\n" for line in lines))
 
     def listeners(self, node: SecuredNode) -> dict[str, str]:
-        """The server properties of one node. Paths are relative to its folder, beside `secure/`."""
+        """The server properties of one node. Paths are relative to its folder, a sibling of `secure/`."""
         keystore = f"../{self.folder.name}/broker-{node.id}.pem"
         ours = f"SASL_SSL://{HOST}:{node.port},SSL://{HOST}:{node.certificate_port}"
         return {
@@ -164,7 +165,7 @@ class Secured:
         }
 
     def java_properties(self, user: str = ADMIN) -> Path:
-        """What Kafka's Java tools take as `--command-config`."""
+        """Returns the `--command-config` of Kafka's Java tools."""
         return self._path(user, "properties")
 
     def _authority(self) -> Authority:

@@ -1,10 +1,10 @@
 """Lineage of runs by OpenLineage (the extra `openlineage`), configured by its own environment variables and files.
 
-A feed is a job, and what a run lands of it is a run of that job: START, and then COMPLETE, FAIL or ABORT with the
+A feed is a job, and each landing is a run of that job: START, and then COMPLETE, FAIL or ABORT with the
 topics that were read (`kafka://host:9092`, the topic), their offsets, and the feed's folder in the lake (`s3://bucket`
 and the prefix; `file` and the path). Names are those of OpenLineage's naming spec, so lineage of other tools joins.
 
-Promises: without the library, or where the environment names nobody to tell, nothing happens. Events hold names,
+Promises: without the library, or if the environment names no receiver, nothing happens. Events hold names,
 numbers, columns' types and our own errors' words, never a record or a setting. Who does not listen costs a run some
 seconds and one warning.
 """
@@ -37,14 +37,15 @@ NAMED_BY = ("OPENLINEAGE_URL", "OPENLINEAGE_CONFIG")
 TRANSPORT = "OPENLINEAGE__TRANSPORT"
 NAMESPACE = "OPENLINEAGE_NAMESPACE"
 MOST_RANGES = 1000
-"""So many ranges of offsets an event names at most; the sums are of all."""
+"""Maximum number of offset ranges in an event; the sums cover all."""
 _VERSION = version("sluice")
 PRODUCER = f"urn:sluice:{_VERSION}"
 
 
 @dataclass(frozen=True, slots=True)
 class Landing:
-    """What of a feed a run of Dagster lands: `window` (start and end, ms) where one is asked for, `alone` where the run
+    """Part of a feed that a Dagster run lands: `window` (start and end, ms) if one is requested, `alone` where the
+    run
     is for this feed only."""
 
     feed: Feed
@@ -54,7 +55,7 @@ class Landing:
 
 
 def wanted(environ: Mapping[str, str]) -> bool:
-    """Whether the environment names somebody who is told of lineage."""
+    """Returns whether the environment names a receiver of lineage."""
     if environ.get("OPENLINEAGE_DISABLED", "").strip().lower() == "true":
         return False
     return any(environ.get(n) for n in NAMED_BY) or any(n.startswith(TRANSPORT) for n in environ)
@@ -62,7 +63,7 @@ def wanted(environ: Mapping[str, str]) -> bool:
 
 @contextmanager
 def told(landing: Landing, landed: Callable[[], Landed | None]) -> Iterator[None]:
-    """Tell of what the block lands; `landed` says at its end what that is, also where it ended by an error."""
+    """Report what the block lands. `landed` returns it at the end, also after an error."""
     client = _client() if wanted(os.environ) else None
     if client is None:
         yield
@@ -82,7 +83,7 @@ def _emit(client: Any, event: Callable[[], Any]) -> None:
     try:
         client.emit(event())
     except Exception as error:  # noqa: BLE001 - transports have no common error, and a run does not end for lineage
-        # Its words could hold an address with a key in it.
+        # Its message could hold an address with a key in it.
         log.warning("lineage was not told (%s): nothing else depends on it", type(error).__name__)
 
 
@@ -93,7 +94,7 @@ def _client() -> Any:
             return None
         from openlineage.client import OpenLineageClient
 
-        logging.getLogger("openlineage").setLevel(logging.CRITICAL)  # what goes wrong, we say
+        logging.getLogger("openlineage").setLevel(logging.CRITICAL)  # we report failures
         return OpenLineageClient()
     except ModuleNotFoundError:
         return None

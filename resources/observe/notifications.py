@@ -33,7 +33,7 @@ def notify(settings: NotifySettings, title: str, lines: Sequence[str]) -> None:
 def _post(settings: NotifySettings, title: str, lines: Sequence[str]) -> str:
     if settings.webhook is None:
         return ""
-    # Slack obeys what is in angle brackets, such as a call of everybody; nothing here is meant so.
+    # Slack interprets text in angle brackets, such as mentions of everybody; none is intended here.
     text = escape("\n".join([title, *(f"• {line}" for line in lines)]), quote=False)
     body = json.dumps({"text": text}).encode()
     try:

@@ -23,7 +23,7 @@ USER, PASSWORD = "SLUICE_PUSH_USER", "SLUICE_PUSH_PASSWORD"
 
 
 class Kept:
-    """The newest figures, for whoever asks: a scrape never waits for Kafka. Any thread may ask."""
+    """The newest figures: a scrape never waits for Kafka. Any thread may read them."""
 
     def __init__(self, figures: Iterable[Figure] = ()) -> None:
         self._figures = tuple(figures)
@@ -32,7 +32,7 @@ class Kept:
         self._figures = tuple(figures)
 
     def collect(self) -> Iterator[Any]:
-        """What prometheus_client asks a collector for."""
+        """Return the metric families; called by prometheus_client."""
         yield from _families(self._figures)
 
 
@@ -116,7 +116,7 @@ def _registry(cache: Kept) -> Any:
     from prometheus_client import CollectorRegistry
 
     registry = CollectorRegistry(auto_describe=False)
-    registry.register(cache)  # it has what a collector has
+    registry.register(cache)  # it has a collector's interface
     return registry
 
 

@@ -1,10 +1,10 @@
 """Traces of runs by OpenTelemetry (the extra `otel`), configured by its own environment variables (OTEL_…).
 
 A trace has a span for each step of a run (`land orders`), in it one for each stage, and in `land` one for each task.
-Every process that works for a run finds the run's trace by the run's id. Tasks send home when they began and ended, and
-the driver tells it: workers need neither the library nor the collector's address and key.
+Every process that works for a run finds the run's trace by the run's id. Tasks return their start and end times, and
+the driver reports them: workers need neither the library nor the collector's address and key.
 
-Promises: without the library, or where the environment names nobody to send to, nothing happens. Spans hold names,
+Promises: without the library, or if the environment names no receiver, nothing happens. Spans hold names,
 numbers and the class of an error, never a record, a setting or a secret. A collector that is away costs a run a few
 seconds at its end and one line on stderr.
 """
@@ -42,7 +42,7 @@ _run: ContextVar[str] = ContextVar("run", default="")
 
 
 class Step:
-    """The span of a step, and of the stage that it is in. Any thread of the step's run may tell it of progress."""
+    """The span of a step, and of the stage that it is in. Any thread of the step's run may report progress to it."""
 
     def __init__(self, tracer: Any, span: Any) -> None:
         self._tracer, self._span, self._name = tracer, span, ""
@@ -50,7 +50,7 @@ class Step:
         self._lock = threading.Lock()
 
     def progress(self, progress: Progress) -> None:
-        """A stage begins where another one is told, and ends with the next one, or with the step."""
+        """A stage begins when it is first reported, and ends with the next one or with the step."""
         with self._lock:
             if progress.met or progress.stage == self._name:
                 return
@@ -90,8 +90,8 @@ class Step:
 
 @contextmanager
 def step(name: str, run: str, **about: str | int | None) -> Iterator[None]:
-    """Until the block ends, this thread works on a step of the run: a span, in the run's trace. What ends it by an
-    error says which. Where nothing is traced, nothing happens."""
+    """Until the block ends, this thread works on a step of the run: a span, in the run's trace. An error that ends
+    the block is recorded. Without tracing, nothing happens."""
     provider = _provider() if wanted(os.environ) else None
     if provider is None:
         yield
@@ -121,7 +121,7 @@ def current() -> Step | None:
 
 
 def wanted(environ: Mapping[str, str]) -> bool:
-    """Whether the environment names somebody who gets traces."""
+    """Returns whether the environment names a receiver of traces."""
     if environ.get("OTEL_SDK_DISABLED", "").strip().lower() == "true":
         return False
     exporter = environ.get(EXPORTER, "").strip()
@@ -134,7 +134,7 @@ def trace_of(run: str) -> int:
 
 
 def _record_failure(span: Any, error: BaseException) -> None:
-    """Which error it was; only our own say what is known to hold no secret."""
+    """Record the error in the span, with the message only of our own errors: those are known to hold no secret."""
     from opentelemetry.trace import Status, StatusCode
 
     cause = error.__cause__ if isinstance(error.__cause__, SluiceError) else error
@@ -159,7 +159,7 @@ def _nothing() -> Any:
 
 
 def _send(provider: Any) -> None:
-    """What is told goes out, as far as that is quick: the process may leave at once. (`force_flush` heeds no time.)"""
+    """Flush reported spans, with a time limit: the process may exit at once. (`force_flush` heeds no time.)"""
     thread = threading.Thread(target=provider.force_flush, name="sluice-traces", daemon=True)
     thread.start()
     thread.join(FLUSH_SECONDS)
@@ -167,8 +167,8 @@ def _send(provider: Any) -> None:
 
 @cache
 def _provider() -> Any:
-    """This process's own provider: one that the host's application has is left alone. None where packages are missing
-    or the environment asks for what they cannot."""
+    """This process's own provider: one that the host's application has is left alone. None if packages are missing
+    or do not support the environment's settings."""
     try:
         if find_spec("opentelemetry.sdk") is None:
             return None

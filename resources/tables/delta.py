@@ -434,7 +434,7 @@ class _Log:
 
 
 def _changes_rows(change: TableChange) -> bool:
-    """Whether readers that follow the table must look at what the change adds and takes out."""
+    """Returns whether readers that follow the table must look at what the change adds and takes out."""
     return change.operation is not TableOperation.REPLACE
 
 

@@ -62,8 +62,8 @@ def _spell_type(t: Type) -> str | dict[str, Any]:
 
 
 def grown(have: Mapping[str, Any], wanted: Mapping[str, Any]) -> bool:
-    """Whether the wanted column is the one that the table has, with more members in its structs. Raises ValueError
-    when it has become another type: Delta widens no column."""
+    """Returns whether the wanted column is the table's column with more struct members. Raises ValueError if its
+    type has changed: Delta widens no column."""
     return _grown(wanted["name"], have["type"], wanted["type"])
 
 
@@ -118,7 +118,7 @@ def stats_of(file: BinaryIO, columns: Sequence[str]) -> tuple[int, str]:
 
 
 def says_all(stats: Mapping[str, Any], columns: Sequence[str]) -> bool:
-    """Whether a file's flat statistics, as deltalake gives them, have bounds of all these columns, or of none."""
+    """Returns whether a file's flat deltalake statistics have bounds for all of these columns, or for none."""
     values = [[stats.get(f"{what}.{name}") for what in ("null_count", "min", "max")] for name in columns]
     full = (n == stats["num_records"] or None not in (n, low, high) for n, low, high in values)
     return all(full) or all(value is None for triple in values for value in triple)

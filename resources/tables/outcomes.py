@@ -112,7 +112,7 @@ class Outcomes:
 
 
 def denied(error: Exception) -> bool:
-    """Whether a catalog or a store refuses this user, in whichever way it says so."""
+    """Returns whether a catalog or a store refuses this user, in whichever way it says so."""
     return bool(_kinds(error) & _DENIED) or _DENIED_SAID.search(str(error)) is not None
 
 

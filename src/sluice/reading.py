@@ -155,7 +155,7 @@ class Windows:
 
     @cached_property
     def _alike(self) -> bool:
-        """Whether each file has all columns, in their order; otherwise Arrow makes one table of the files."""
+        """Returns whether each file has all columns, in their order; otherwise Arrow makes one table of the files."""
         fields = [(f.name, f.type) for f in self.schema]
         return all([(f.name, f.type) for f in s] == fields for s in dict.fromkeys(self._schemas))
 
