@@ -1,4 +1,4 @@
-"""What carries lanes of a republish out, here or on an executor: the feed's Kafka and lake, opened where it runs."""
+"""Runs lanes of a republish, here or on an executor: the feed's Kafka and lake, opened where it runs."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def sending(feed: Feed, lake: Lake, plan: Republish, codec: int, pace: Pace, roo
     family = plan.name if plan.lanes > 1 else ""
     seconds = (feed.kafka.transaction_timeout_ms or 60_000) / 1000
     opening = partial(_open, feed.kafka, plan.wishes.to, family, seconds)
-    brief = min(TRANSACTION_SECONDS, seconds / 4)  # the rest is for what waits then, and for the end
+    brief = min(TRANSACTION_SECONDS, seconds / 4)  # the rest is for records pending then, and for the end
     return Sending(plan, lake, opening, feed.shape, now, codec, pace, root, seconds=brief)
 
 

@@ -165,7 +165,7 @@ class SharedClasses:
 
 
 def cache() -> Path:
-    """Returns this user's cache folder."""
+    """Returns this user's folder for files that are made or fetched once."""
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "sluice"
 
 

@@ -8,8 +8,8 @@ by `attach`; one that is thrown away ends with us, however we end.
     with LocalKafka(Path(".sluice/kafka"), brokers=3) as kafka:
         KafkaConsumer(bootstrap_servers=kafka.bootstrap)
 
-What is in the folder: `cluster.json` (what it is), `node-<id>/` with `server.properties`, `server.log`,
-`data/` and `process.json` (who runs it); of a secured cluster `secure/`, which `secured` makes.
+The folder contains `cluster.json` (settings and ports), `node-<id>/` with `server.properties`, `server.log`,
+`data/` and `process.json` (its process); of a secured cluster `secure/`, which `secured` makes.
 """
 
 from __future__ import annotations
@@ -566,7 +566,7 @@ def _jars() -> Path:
 
 
 def free_ports(brokers: int, of_each: int) -> tuple[tuple[int, ...], ...]:
-    """Pick that number of ports for each, below the range of outgoing connections."""
+    """Returns `of_each` free ports for each broker, below the range of outgoing connections."""
     candidates = iter(random.sample(_PORTS, len(_PORTS)))
     free = (port for port in candidates if _is_free(port))
     return tuple(tuple(islice(free, of_each)) for _ in range(brokers))

@@ -73,7 +73,7 @@ def client_of(settings: RegistrySettings) -> RegistryClient | GlueClient:
 
 
 def writers_of(feed: Feed, lake: Lake, *, keep: bool = True) -> KeptSchemas | None:
-    """The writers' schemas of a feed whose readers ask for them; None for any other. Whoever only looks keeps none of
+    """The writers' schemas of a feed whose readers ask for them; None for any other. Read-only callers store none of
     them in the lake."""
     types = tuple(READERS[reader.format].registered for reader in feed.readers if reader.asks)
     if not types:
@@ -103,12 +103,12 @@ def registered(request: SchemaAsked) -> RegisteredSchema:
 
 
 def file_of(schema: RegisteredSchema, request: SchemaAsked) -> str:
-    """A registered schema as one file. Raises UnusableSchema."""
+    """Returns a registered schema as one file. Raises UnusableSchema."""
     return READERS[request.format].as_file(schema)
 
 
 def reader_of(schema: RegisteredSchema, request: SchemaAsked) -> Reader:
-    """What reads by a registered schema, as one file. Raises Failed where it makes no columns."""
+    """Returns the reader of a registered schema, as one file. Raises Failed if the schema makes no columns."""
     reader_type = READERS[request.format]
     try:
         texts = reader_type.read(reader_type.as_file(schema), request.schema_file.parent, request.message)
@@ -155,7 +155,7 @@ def _reads_alike(reader: Reader, schema: RegisteredSchema) -> bool:
     except ValueError:
         return False
     if isinstance(reader, AvroReader) and isinstance(other, AvroReader):
-        return reader.type == other.type  # however its texts name what they refer to
+        return reader.type == other.type  # however its texts name their references
     return reader.fingerprint == other.fingerprint
 
 
@@ -205,7 +205,7 @@ class RegistryClient:
     def _collect(
         self, references: Any, texts: dict[_Key, tuple[str, str]], above: tuple[_Key, ...], api: _Compatible | _Apicurio
     ) -> None:
-        """The texts of all that a schema refers to, each after what it refers to itself."""
+        """Returns the texts of all referenced schemas, each after its own references."""
         if not isinstance(references, list):
             raise self._nonsense("references that are no list")
         for r in references:
@@ -229,7 +229,7 @@ class RegistryClient:
 
     @property
     def _own(self) -> str:
-        """Where Apicurio's own API is, beside its compatible one; empty for another registry."""
+        """Returns the path of Apicurio's own API; empty for another registry."""
         return self.settings.apicurio
 
     def _of_own_api(self, id: str, kind: str, number: str) -> RegisteredSchema | None:
@@ -446,7 +446,7 @@ def _make_client(
 
 
 def _cut(connection: http.client.HTTPConnection, ended: threading.Event) -> None:
-    """End what a connection waits for: a socket's own time-out begins anew with each byte."""
+    """Abort a connection's wait: a socket's own time-out begins anew with each byte."""
     ended.set()
     with suppress(OSError, AttributeError):  # before it is connected, its own time-out ends it
         connection.sock.shutdown(socket.SHUT_RDWR)
@@ -468,7 +468,7 @@ def _number(document: Any, name: str) -> int:
 
 
 def _why(error: Exception) -> str:
-    """What went wrong, without an address or a header in it."""
+    """Returns the failure's description, without addresses or headers."""
     if isinstance(error, TimeoutError):
         return "no answer in time"
     return getattr(error, "strerror", None) or type(error).__name__

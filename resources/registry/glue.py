@@ -1,6 +1,7 @@
 """AWS Glue's schema registry, through boto3, which finds credentials and addresses as it does anywhere.
 
-A record names the version of a schema by its UUID. Promises: what may help is tried again, a request has a time-out,
+A record names the version of a schema by its UUID. Promises: a request is retried if that may help, it has a
+time-out,
 and no error holds a secret or the text of a schema. A schema of Glue refers to no other.
 """
 
@@ -77,7 +78,8 @@ class GlueClient:
 
     @contextmanager
     def _request_client(self) -> Iterator[Callable[..., dict[str, Any] | None]]:
-        """What gives Glue's answer to an operation, None where it has no such thing. A client is made for the block:
+        """Yields a function that returns Glue's answer to an operation, or None if the object does not exist. A
+        client is made for the block:
         that takes far longer than a request."""
         try:
             session = boto3.session.Session()

@@ -1,12 +1,12 @@
-"""A feed's table in Delta, by deltalake: its log lies beside the parts, and names them relative to itself.
+"""A feed's table in Delta, by deltalake: its log lies next to the parts, and names them by relative paths.
 
-deltalake tries a commit again by itself, on whatever has come since, unless something conflicts; and to it, adding the
-same file twice is no conflict. Here it never tries again: a commit is the version after the one that was looked at, or
-fails. The mark is an application's transaction in the same commit as the files. deltalake takes such a transaction also
-where its number is not the next one, so the number is never relied on to refuse anything.
+deltalake retries a commit by itself, on any newer version, unless something conflicts; adding the same file twice is
+no conflict to it. Here it never retries: a commit is the version after the one that was read, or fails. The mark is
+an application's transaction in the same commit as the files. deltalake takes such a transaction also if its number is
+not the next one, so the number is never relied on to refuse anything.
 
 A new column, and the property that says up to when windows are complete, are commits of their own: they change no row.
-Each of our commits says the mark, so that one of somebody else's is told from ours.
+Each of our commits carries the mark, which distinguishes it from others' commits.
 """
 
 from __future__ import annotations
@@ -63,11 +63,12 @@ _CHECKPOINT = re.compile(r"([0-9]{20})\.checkpoint\.(?:.*\.)?(?:parquet|json)")
 _NAME = re.compile(r"`([^`]+)`|([^,`\s][^,`]*)")
 _NUMBERED = re.compile(r"([0-9]{20})\.")
 MANY_VERSIONS = 50
-"""So many versions expire together, or fewer if that frees files: each time costs a checkpoint of the whole table."""
+"""Number of versions that expire together, or fewer if that frees files: each time costs a checkpoint of the whole
+table."""
 
 
 class DeltaLakeTable:
-    """`ports.Table` in the Delta table of a folder of the lake. Nothing is opened before the first question."""
+    """`ports.Table` in the Delta table of a folder of the lake. Nothing is opened before the first call."""
 
     def __init__(self, lake: Lake, root: str, options: Mapping[str, str]) -> None:
         self._lake, self._root, self._options = lake, root, dict(options)
@@ -113,7 +114,7 @@ class DeltaLakeTable:
         return f"DeltaLakeTable({self._root!r})"
 
     def close(self) -> None:
-        """There is nothing to let go of."""
+        """No-op: nothing is held open."""
 
     def rows(self, columns: Sequence[str]) -> pa.Table:
         with self._asking():
@@ -124,7 +125,7 @@ class DeltaLakeTable:
     def look(self) -> TableHead | None:
         try:
             return self._load_head()
-        except TableMoved:  # while it was read: what is newest can be read without what is gone
+        except TableMoved:  # while it was read: the newest version can be read without the deleted files
             return self._load_head()
 
     def _load_head(self) -> TableHead | None:
@@ -156,7 +157,7 @@ class DeltaLakeTable:
             before = set() if oldest is None else set(_live(oldest).column("path").to_pylist())
             later = {path for v in range(log.oldest + 1, self._version + 1) for path in log.added(v)}
             later |= {path for v in range(log.oldest, self._version + 1) for path in log.changes(v)}
-            if not log.names <= self._log().names:  # what is gone may have named a file that a later version has, too
+            if not log.names <= self._log().names:  # deleted entries may have named a later version's file, too
                 raise self._outcomes.moved()
             return wanted & {self._address(path) for path in before | later}
 
@@ -227,7 +228,7 @@ class DeltaLakeTable:
 
     def _load(self, table: DeltaTable, version: int) -> None:
         with self._asking():
-            table.load_as_version(version)  # the next change stands on this one, whoever comes after it
+            table.load_as_version(version)  # the next change is based on this one, regardless of later writers
         self._version = version
 
     def expire(self, before: int) -> int:
@@ -258,7 +259,7 @@ class DeltaLakeTable:
         return each(lambda a: self._action(a, columns, changes=_changes_rows(change)), change.add)
 
     def _action(self, address: str, columns: Sequence[str], *, changes: bool) -> AddAction:
-        """The action that adds the file. `changes`: readers that follow the table must look at it."""
+        """The action that adds the file. `changes`: readers that follow the table must read it."""
         from deltalake.transaction import AddAction
 
         path = self._path(address)
@@ -375,7 +376,7 @@ class DeltaLakeTable:
 
 
 class _Log:
-    """What lies in the folder of a table's log: commits and checkpoints, by version."""
+    """Files in the folder of a table's log: commits and checkpoints, by version."""
 
     def __init__(self, lake: Lake, folder: str, newest: int) -> None:
         self._lake, self._folder, self._newest = lake, folder, newest
@@ -395,12 +396,13 @@ class _Log:
         return self.oldest + bisect_left(versions, before, key=self._at)
 
     def said(self, version: int) -> dict[str, Any]:
-        """What the version's commit says of itself; nothing where it says nothing, or lies here no more."""
+        """Returns the commit information of the version; empty if it has none or was deleted."""
         return next((a["commitInfo"] for a in self._actions(version) if "commitInfo" in a), {})
 
     def of_rows(self, version: int) -> dict[str, Any]:
-        """What the newest commit up to the version says of itself that changed files, or is ours. Somebody's new
-        property is a version, too, and changes no row. Nothing where a commit in between lies here no more."""
+        """Returns the commit information of the newest commit up to the version that changed files or is ours.
+        Another writer's new property is a version, too, and changes no row. Empty if a commit in between was
+        deleted."""
         while (done := self._actions(version)) and version > self.oldest:
             if MARK in self.said(version) or any(a.keys() & {"add", "remove"} for a in done):
                 break
@@ -434,7 +436,7 @@ class _Log:
 
 
 def _changes_rows(change: TableChange) -> bool:
-    """Returns whether readers that follow the table must look at what the change adds and takes out."""
+    """Returns whether readers that follow the table must read the added and removed files of the change."""
     return change.operation is not TableOperation.REPLACE
 
 
@@ -444,7 +446,7 @@ def _live(table: DeltaTable) -> pa.Table:
 
 
 def _deletes(table: DeltaTable) -> int:
-    """How many files have rows of theirs deleted beside them."""
+    """Returns the number of files with deletion vectors."""
     if "deletionVectors" not in (table.protocol().reader_features or ()):
         return 0
     return int(pa.table(table.deletion_vectors()).num_rows)

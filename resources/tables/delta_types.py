@@ -1,4 +1,4 @@
-"""Columns as Delta's log spells them, and what it says of each file: rows, nulls, smallest and largest values."""
+"""Columns as Delta's log spells them, and its statistics of each file: rows, nulls, smallest and largest values."""
 
 from __future__ import annotations
 

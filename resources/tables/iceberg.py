@@ -1,8 +1,8 @@
 """A feed's table in Iceberg, by PyIceberg: any of its catalogs, over files that are in the lake already.
 
-PyIceberg tries a commit again by itself, on whatever has come since, and so may add a file twice. Here it never does:
-its own tries are switched off on each handle. A commit stands on the snapshot that was looked at (the requirement
-`assert-ref-snapshot-id`), and whoever meets a newer one decides anew. Columns are found by name (the table's name
+PyIceberg retries a commit by itself, on any newer snapshot, and so may add a file twice. Here it never does: its
+retries are switched off on each handle. A commit is based on the snapshot that was read (the requirement
+`assert-ref-snapshot-id`); a writer that finds a newer one decides again. Columns are found by name (the table's name
 mapping), since the files carry no field ids.
 """
 
@@ -71,7 +71,7 @@ _PROPERTIES = {
 
 
 class IcebergTable:
-    """`ports.Table` in a catalog of Iceberg. Nothing is opened before the first question."""
+    """`ports.Table` in a catalog of Iceberg. Nothing is opened before the first call."""
 
     def __init__(self, name: str, properties: Mapping[str, str], defaults: Mapping[str, str]) -> None:
         self._identifier = name
@@ -210,7 +210,7 @@ class IcebergTable:
             moment = datetime(1970, 1, 1, tzinfo=UTC) + timedelta(milliseconds=before)
             try:
                 table.maintenance.expire_snapshots().older_than(moment).commit()
-            except ValueError:  # so PyIceberg says that one of them is not there
+            except ValueError:  # PyIceberg then reports that one of them is missing
                 there = {s.snapshot_id for s in self._catalog.load_table(self._identifier).metadata.snapshots}
                 if there.issuperset(s.snapshot_id for s in table.metadata.snapshots):
                     raise
@@ -223,7 +223,8 @@ class IcebergTable:
     def _known(self) -> Table:
         if self._table is None:
             raise ValueError("look first")
-        # PyIceberg's own tries forget to look whether a file has been added meanwhile, whatever the table says of them.
+        # PyIceberg's own retries do not check whether a file has been added since, regardless of the table's
+        # settings.
         self._table.metadata.properties[_RETRIES] = "0"
         return self._table
 
@@ -256,7 +257,7 @@ class IcebergTable:
 
     @contextmanager
     def _changing(self) -> Iterator[None]:
-        """The same for a commit: where the catalog did not answer, nobody knows what became of it."""
+        """The same for a commit: if the catalog did not answer, its outcome is unknown."""
         from pyiceberg.exceptions import (
             BadRequestError,
             CommitFailedException,
@@ -278,7 +279,7 @@ class IcebergTable:
 
 
 def _make(make: Callable[[], object], there: Callable[[], bool]) -> None:
-    """Make something, unless somebody was faster: each catalog has its own way to say so, and what is there tells."""
+    """Create it unless another process was faster: catalogs report that differently, so existence decides."""
     try:
         make()
     except Exception:
@@ -394,7 +395,8 @@ def _footer(io: FileIO, address: str) -> tuple[pq.FileMetaData, int]:
 
 
 def _statistics(metadata: TableMetadata) -> dict[int, Any]:
-    """What PyIceberg takes from footers: of times only how many there are, since Python has not all of them."""
+    """Statistics that PyIceberg takes from footers: of times only how many there are, since Python has not all of
+    them."""
     from pyiceberg.io.pyarrow import MetricModeTypes, MetricsMode, compute_statistics_plan
     from pyiceberg.types import DateType, TimestampType, TimestamptzType
 
@@ -425,7 +427,7 @@ def _pack(kind: pa.DataType, value: int) -> bytes | None:
 
 
 def without_history(table: Table) -> Transaction:
-    """A transaction that looks at the table without its history. PyIceberg copies the metadata, with all snapshots,
+    """A transaction on the table without its history. PyIceberg copies the metadata, with all snapshots,
     whenever a step asks for it, and no step asks for a snapshot that no branch or tag names."""
     from pyiceberg.table import Transaction
     from pyiceberg.table.update import update_table_metadata

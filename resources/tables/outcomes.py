@@ -1,4 +1,4 @@
-"""What became of a question or a commit, in our words, whichever library raised it.
+"""Translates libraries' errors about reads and commits into ours.
 
 Its own texts may hold an address with a password: they are kept only where the library speaks of the table itself.
 """
@@ -32,7 +32,8 @@ _DENIED_SAID = re.compile(
     r"ACCESS_DENIED|AccessDenied|InvalidAccessKeyId|SignatureDoesNotMatch|ExpiredToken|401 Unauthorized|403 Forbidden"
     r"|permission denied|password authentication failed|readonly database"
 )
-"""What an error says that is of no kind of its own: stores behind pyarrow and deltalake, databases behind a catalog."""
+"""Messages of errors without a class of their own: stores behind pyarrow and deltalake, databases behind a
+catalog."""
 _BROKEN_SAID = re.compile("Kernel error")
 _STORE_SAID = re.compile("object store|Generic S3 error")
 _MOST = 300
@@ -60,7 +61,7 @@ class Outcomes:
 
     @contextmanager
     def asking(self) -> Iterator[None]:
-        """Raise by our names what comes from a table that was only asked."""
+        """Translate errors of a table that was only read."""
         try:
             yield
         except SluiceError:
@@ -69,7 +70,7 @@ class Outcomes:
             raise self.told(error) from None
 
     def told(self, error: Exception) -> SluiceError:
-        """The error for one that has nothing to do with what was asked or committed."""
+        """Returns the error for a failure that is unrelated to the read or commit."""
         kinds, settings = _kinds(error), f"the {self._keeper}'s settings in the feed"
         if denied(error):
             denial = _DENIED_SAID.search(str(error))
@@ -112,7 +113,7 @@ class Outcomes:
 
 
 def denied(error: Exception) -> bool:
-    """Returns whether a catalog or a store refuses this user, in whichever way it says so."""
+    """Returns whether a catalog or a store refuses this user, however it reports that."""
     return bool(_kinds(error) & _DENIED) or _DENIED_SAID.search(str(error)) is not None
 
 

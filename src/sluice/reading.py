@@ -267,8 +267,8 @@ def schema_of(feed: Feed, kind: PartKind) -> pa.Schema:
 
 
 def overridden(feed: Feed) -> str:
-    """Which columns of the feed tools override that read its folder, by the ledger in its lake, or why that is not
-    known; empty if none."""
+    """Returns the columns that tools reading the feed's folder override, or why they are unknown; empty if none.
+    Uses the ledger in the feed's lake."""
     try:
         return describe_overridden(feed, Ledger(open_lake(feed), feed.name, lambda: 0).read())
     except SluiceError as error:

@@ -151,7 +151,7 @@ class _LandedReader(DataSourceReader):
 
 @dataclass(frozen=True)
 class _Slices(InputPartition):
-    """What one task reads from one leader."""
+    """Work of one task on one leader."""
 
     task: Task
 
@@ -209,7 +209,7 @@ def _request(offsets: str) -> Request:
 
 
 def _records(task: Task, wiring: Wiring, isolation: Isolation) -> Iterator[pa.RecordBatch]:
-    """All visible records of the task's slices, each slice's in offset order. Raises what keeps one from its end."""
+    """All visible records of the task's slices, each slice's in offset order. Raises the error that stops a slice."""
     from sluice.pipelines.records.shape import RAW
     from sluice.streaming import decoded
 

@@ -4,7 +4,7 @@
         print(batch.num_rows)
 
 Guarantee: each visible record of the range once, in offset order within a partition. A position never jumps and never
-goes back: where Kafka deleted what comes next, put another topic in its place, or cut the log off below what was read,
+goes back: if Kafka deleted the next records, replaced the topic, or truncated the log below the position,
 the next batch raises. No group is joined, nothing is committed and nothing is written.
 """
 
@@ -43,7 +43,7 @@ Place = When | Mapping[str, int]
 CHUNK_BYTES = 4 << 20
 """Decoded keys, values and headers of one partition that are held at a time."""
 _LOOK_SECONDS = 0.5
-"""Between two looks at the ends of logs that hold no more."""
+"""Between two checks of the ends of exhausted logs."""
 _SHARES = {Assignor.RANGE: range_, Assignor.ROUND_ROBIN: round_robin}
 
 
@@ -105,7 +105,7 @@ class Stream:
         self._consumed = dict(self._fetched)
         self._batches = self._read()
         self.refused = 0
-        """Records so far that did not fit the feed's schema or contract."""
+        """Number of records that did not fit the feed's schema or contract."""
 
     def __repr__(self) -> str:
         positions = ", ".join(f"{tp} at {at}" for tp, at in sorted(self._consumed.items())[:4])
@@ -174,7 +174,7 @@ class Stream:
             self._consumed[s.tp] = s.end if chunk is None else chunk.column("offset")[-1].as_py() + 1
 
     def _grown(self, cluster: KafkaCluster, pieces: Sequence[Slice]) -> list[Slice]:
-        """What came to the same partitions meanwhile. Raises for a log that does not go on where we stand."""
+        """Returns new records' ranges in the same partitions. Raises if a log does not continue at our position."""
         if not pieces:
             return []
         states = {p.tp: p for p in cluster.partitions(sorted({s.topic for s in pieces}), self._feed.isolation)}
@@ -186,8 +186,8 @@ def decoded(
 ) -> Iterator[tuple[Slice, int, pa.RecordBatch | None]]:
     """Chunks of the slices' visible records as they are decoded, each slice's in offset order.
 
-    Each comes with its slice and the next offset to fetch there; one without a chunk ends the slice. Raises what keeps
-    a slice from its end.
+    Each comes with its slice and the next offset to fetch there; one without a chunk ends the slice. Raises the
+    error that stops a slice.
     """
     committed, decoders = isolation is Isolation.READ_COMMITTED, dict[int, BatchDecoder]()
     for got in fetcher.stream(slices, limits):
