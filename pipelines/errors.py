@@ -54,7 +54,7 @@
     │       └── BatchIncomplete    some partitions failed; the rest is published
     └── Unknown                    no answer came: done or not. Read back, never clean up
 
-An error carries topic, partition and range as fields. Its `remedy` says what to do next.
+An error carries topic, partition and range as fields. Its `remedy` gives the next step.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ from typing import Any, ClassVar
 
 
 class SluiceError(Exception):
-    """Base of all errors. `message` says what happened, `remedy` what to do next. Neither ever holds a secret."""
+    """Base of all errors. `message` describes the failure, `remedy` the next step. Neither ever holds a secret."""
 
     exit_code: ClassVar[int] = 1
 

@@ -1,4 +1,4 @@
-"""A batch's report: one HTML file that tells people what a batch landed, what it refused, and how its columns look.
+"""A batch's report: one HTML file with a batch's landed rows, refused records and column profiles.
 
     batch_facts (ledger, receipts) ─► rejects, column_profiles (its files) ─► report_page ─► `_sluice/<feed>/reports/`
 

@@ -120,7 +120,7 @@ def account(
 ) -> BatchAccount:
     """The batch with that number. `why` and `failures` add what else is known of one that was not published.
 
-    Raises UsageError when there is no such batch, LedgerCorrupt, LakeUnavailable.
+    Raises UsageError if the batch does not exist, LedgerCorrupt, LakeUnavailable.
     """
     state = ledger.read()
     batch = _batch(ledger, state, number)

@@ -121,7 +121,7 @@ def _open_duckdb() -> Iterator[duckdb.DuckDBPyConnection]:
 
 
 def _evenly(items: Sequence[Any], limit: int) -> list[Any]:
-    """At most so many items, at even distances."""
+    """Returns at most `limit` items, evenly spaced."""
     if len(items) <= limit:
         return list(items)
     return [items[i * len(items) // limit] for i in range(limit)]

@@ -14,7 +14,7 @@ LONGEST = 1200
 CELL = 200
 """Characters of a value."""
 _FEW = 5
-"""Columns that fit on a phone with bars beside them."""
+"""Columns that fit on a phone next to bars."""
 _VOID = frozenset({"meta", "br", "rect", "line"})
 _KEPT = frozenset("\n")
 
@@ -48,7 +48,7 @@ def plain(text: str, limit: int = LONGEST) -> Html:
 
 
 def value(text: str, limit: int = CELL) -> Html:
-    """A text from outside. Its writing direction does not affect what is beside it."""
+    """A text from outside. Its writing direction does not affect its neighbours."""
     return tag("bdi", cut(text, limit))
 
 

@@ -54,7 +54,7 @@ def _column(index: int, bar: Bar, highest: float) -> Html:
 
 
 def lying(parts: Sequence[tuple[float, str]], longest: float) -> Html:
-    """A bar in a table's cell, beside its number: pieces (length, class) one after the other."""
+    """A bar in a table's cell, next to its number: pieces (length, class) one after the other."""
     at, drawn = 0.0, []
     for length, kind in parts:
         width = max(100 * length / longest, 0.6) if length > 0 and longest else 0

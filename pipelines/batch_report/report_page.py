@@ -1,6 +1,6 @@
 """The report page: the facts of a batch, its refused records and column profiles, in one HTML file.
 
-Pure: values in, text out. Every table is bounded and reports what it leaves out.
+Pure: values in, text out. Every table is bounded and reports its omissions.
 """
 
 from __future__ import annotations

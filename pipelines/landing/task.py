@@ -364,7 +364,7 @@ class _Landing:
         writer.write(rows)
 
     def _finish(self, position: int) -> Receipt | Held:
-        """Close the parts, check the counts, write the receipt beside the parts."""
+        """Close the parts, check the counts, write the receipt next to the parts."""
         parts = tuple(part for writer in self._writers.values() for part in writer.close())
         s, work = self._slice, self._work
         account, timings = self._account(), self._timings()

@@ -104,7 +104,7 @@ def find(
 
 @contextmanager
 def _still_there(ledger: Ledger, r: Receipt) -> Iterator[None]:
-    """Raises LakeUnavailable, not damage, when a file cannot be read because its receipt was replaced meanwhile."""
+    """Raises LakeUnavailable, not damage, when a file cannot be read because its receipt has since been replaced."""
     try:
         yield
     except (PartUnreadable, ProofFailed):

@@ -99,7 +99,7 @@ class _Seen(NamedTuple):
 
     @classmethod
     def read(cls, lake: Lake, feed: Feed, state: State) -> _Seen | None:
-        """None for anything that is not such a note, of this ledger and these settings."""
+        """Returns None unless this is a note of this ledger and these settings."""
         try:
             previous = cls(**json.loads(lake.get(paths.compacted_path(feed.name)) or b""))
             here = (state.ledger_id, feed.compaction.target_file_bytes, feed.window.length)
@@ -163,7 +163,7 @@ def _follows(state: State, run: Sequence[Receipt], r: Receipt) -> bool:
 
 
 def foresee_compaction(feed: Feed, edges: Ports, windows_wanted: Sequence[int] | None = None) -> Compacted:
-    """What `compact` would merge now, including what a dead run was merging. Writes nothing."""
+    """Returns what `compact` would merge now, including the unfinished merges of a dead run. Writes nothing."""
     ledger = Ledger.offline(edges.lake, feed.name, edges.clock)
     merges, busy = (
         _find(feed, ledger, windows_wanted, _Seen.read(edges.lake, feed, ledger.read())),

@@ -1,7 +1,7 @@
 """A mending function, written by a user: loaded by name, called record by record, and trusted with nothing.
 
-Promise: whatever it raises or returns, the caller gets bytes, None, or a Botched. Its text says what happened and never
-holds a value of the record.
+Promise: the caller always gets bytes, None, or a Botched. Its text describes the failure and never holds a value of
+the record.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ class Mender:
             value = _bytes_of(self._function(record))
         except Botched:
             raise
-        except (Exception, SystemExit) as error:  # noqa: BLE001 - theirs, whatever it is
+        except (Exception, SystemExit) as error:  # noqa: BLE001 - the user's code may raise anything
             raise Botched(f"{type(error).__name__}{self._line(error)}") from None
         if value is not None and len(value) > MOST_BYTES:
             raise Botched(f"returned more than {MOST_BYTES >> 20} MB")
@@ -102,7 +102,7 @@ def module_of(text: str, root: Path) -> tuple[ModuleType, str]:
     try:
         with _also_from(file.parent if file else root):
             module = _of_file(file) if file else importlib.import_module(location)
-    except (Exception, SystemExit) as error:  # noqa: BLE001 - theirs, whatever it is
+    except (Exception, SystemExit) as error:  # noqa: BLE001 - the user's code may raise anything
         raise _unloadable(location, file, error) from None
     return module, name
 

@@ -60,7 +60,7 @@ RELANDED = pa.schema(
         pa.field("mended", pa.bool_(), nullable=False),
     ]
 )
-"""What is kept about a re-landed record beside its row: why it was in quarantine."""
+"""Stored with the row of a re-landed record: why it was in quarantine."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,7 +102,7 @@ def foresee_replay(feed: Feed, edges: Ports, wanted: Filter, mender: Mender | No
 
 
 def replay(feed: Feed, edges: Ports, wanted: Filter, mender: Mender | None, owner: Owner, report: Reporter) -> Replayed:
-    """Land what fits by now, batch by batch. What one batch put in place stays, whatever stops the next.
+    """Land the records that fit now, batch by batch. A finished batch stays even if the next one fails.
 
     A mending function is called twice for each record. Rewriting batches of dead runs are given up first, and reported.
     Raises SchemaChanged, PlanBusy while another run replays, OwnershipLost, ProofFailed for a part that is not what the

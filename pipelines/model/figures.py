@@ -1,4 +1,4 @@
-"""How feeds stand, in figures for a monitoring system: every name, its labels and what it means.
+"""The state of feeds as figures for a monitoring system: every name, its labels and its meaning.
 
 `FAMILIES` is the one list of names. Names follow Prometheus: base units (seconds, bytes), `_total` for what only grows.
 A figure that is not known is left out, never told as 0.

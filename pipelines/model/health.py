@@ -11,7 +11,7 @@ from sluice.pipelines.errors import SluiceError
 class Health(StrEnum):
     OK = "ok"
     WARNING = "warning"
-    """Runs succeed, and somebody should look at it."""
+    """Runs succeed, but this needs attention."""
     FAILED = "failed"
     """Runs fail, or will."""
     SKIPPED = "skipped"
@@ -48,5 +48,5 @@ def skipped(title: str, found: str, remedy: str = "") -> Diagnosis:
 
 
 def of_error(title: str, error: SluiceError) -> Diagnosis:
-    """What failed, as the error tells it."""
+    """The failure, as the error reports it."""
     return failed(title, error.message, error.remedy)

@@ -1,4 +1,4 @@
-"""What a run is asked for and how it is read: requests, slices, tasks, plans."""
+"""Requests to a run and how they are read: requests, slices, tasks, plans."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class AskedRange:
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """What a run was asked to land or to merge.
+    """The request to land or to merge.
 
     `ranges` are offsets by number. `window` is the start of a window (ms), and `until` the end of the last one when
     several are asked for. `only` restricts the request to these partitions; empty means all. With `replace`, rows that
@@ -138,7 +138,7 @@ class Task:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What a batch will read, decided before anything is read.
+    """The offset ranges of a batch, decided before anything is read.
 
     The batch id is the number of the plan's ledger entry. `replaces` holds the paths of the parts that it replaces.
     """

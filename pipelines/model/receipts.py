@@ -142,7 +142,7 @@ class Drift:
 
 @dataclass(frozen=True, slots=True)
 class Receipt:
-    """What a task reports about a finished slice.
+    """A task's report of a finished slice.
 
     `position` is where reading stopped (≥ `slice.end`). `input_bytes` came over the wire. `timings` are nanoseconds by
     activity: `wait`, `crc`, `decompress`, `decode`, `type`, `validate`, `encode`, `write`. `format` is the name of the

@@ -1,4 +1,4 @@
-"""What a table publisher is told and tells: the head of a table, a file in it, one change of it.
+"""Values exchanged with a table publisher: the head of a table, a file in it, one change of it.
 
 A table lists files of the lake, so that its readers find rows by SQL. A *mark* is a ledger number: every entry below it
 is in the table.
@@ -19,7 +19,7 @@ ICEBERG, DELTA = "Iceberg", "Delta"
 
 
 class TableOperation(StrEnum):
-    """What a change does to rows, as readers of snapshots understand it.
+    """The effect of a change on rows, as readers of snapshots understand it.
 
     REPLACE: the same rows in other files. OVERWRITE: rows out and other rows in.
     """

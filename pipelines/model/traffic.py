@@ -71,7 +71,7 @@ class Latency:
 
 @dataclass(frozen=True, slots=True)
 class BrokerTraffic:
-    """What was asked of one broker, and how it went.
+    """The requests to one broker and their outcome.
 
     `requests` are fetches sent, `latency` is how long their answers took, `empty` are answers without any record, and
     `bytes` those of whole answers. `errors` counts by kind: refusals of a partition, and requests that got no answer.
@@ -134,7 +134,7 @@ class TaskTraffic:
 
 @dataclass(frozen=True, slots=True)
 class Traffic:
-    """What a batch asked of brokers, as its publish entry keeps it.
+    """A batch's requests to brokers, as its publish entry stores them.
 
     `behind` is, for each topic, how many offsets lay between what the batch read and the end of the log (the high
     watermark, as its last fetch saw it).

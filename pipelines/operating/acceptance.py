@@ -184,7 +184,7 @@ def accept_log(feed: Feed, edges: Ports, event: AcceptEvent, reason: str, only: 
         )
         left_keys = {i.leaves for i in items}
         ended = tuple(sorted({b.id for b, s in state.live_slices() if s.key in left_keys}))
-        # Nobody will ever read what is owed in an earlier life.
+        # Pending offsets of an earlier life can never be read.
         passed = tuple(KeyRange(key=k, range=r) for k in sorted(left_keys) for r in state.holes(k))
         return AcceptEntry(event=event, items=items, passed=passed, reason=reason) if items else None
 
@@ -222,7 +222,7 @@ def _unlike(
     origins.check_cluster(state, edges.cluster.cluster_id(), feed.name)
     kind: type[IncarnationChanged] = TopicRecreated if event is AcceptEvent.RECREATED else LogTruncated
     refused = {r.tp: r.error for r in changed_logs(feed.name, state, partitions, edges.cluster)}
-    still = edges.cluster.topics()  # a topic recreated meanwhile has other epochs under the same name
+    still = edges.cluster.topics()  # a recreated topic has other epochs under the same name
     same = [p for p in partitions if still.get(p.topic) == p.topic_id]
     return {p.tp: (p, refused[p.tp]) for p in same if isinstance(refused.get(p.tp), kind)}
 
@@ -498,7 +498,7 @@ def _originate(
 
 
 def _not_in_kafka(lake: Lake, remains: _LedgerRemains, aside: Iterable[str]) -> tuple[KeyRange, ...]:
-    """What the parts cover and the logs no longer hold: the next run cannot land it again."""
+    """Returns offsets that the parts cover and the logs no longer hold: the next run cannot land them again."""
     ranges, out = [range_ for path in aside for range_ in _ranges_in(lake, path)], list[KeyRange]()
     for p in remains.partitions:
         mine = (r for tp, r in ranges if tp == (encode_topic(p.topic), p.partition))

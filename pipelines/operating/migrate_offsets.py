@@ -3,7 +3,7 @@
     1 own the partitions in ZooKeeper          refuse: GroupHeld, by old consumers, a run, or another migration
     2 look for members in Kafka                refuse: GroupHeld
     3 read both stores, make the plan anew     refuse: beyond the log, half written, going back
-    4 write what the target does not hold yet, and read it back
+    4 write the offsets missing in the target, and read them back
 
 Guarantees: the source is only read. No partition is put back, or beyond its log. A migration that was killed anywhere
 is done by the same command: what the target holds already is left as it is. The ledger needs no entry, since an offset
@@ -28,7 +28,7 @@ _SHOWN = 5
 
 
 class Step(StrEnum):
-    """What is to be done about a partition. The last three are refused."""
+    """The action for a partition. The last three are refused."""
 
     MOVE = "to move"
     DONE = "there already"
@@ -147,7 +147,7 @@ def _at(committed: CommittedOffset | None) -> int | None:
 
 
 def in_use(stores: Stores, mine: Iterable[str] = ()) -> str:
-    """Who is in the group, in either store, in a few words; empty when nobody is."""
+    """Returns a short text on the group's members in either store; empty if there are none."""
     others = [m for m in stores.zookeeper.members() if m.member_id not in set(mine)]
     view = stores.kafka.view(stores.group)
     users = [f"in ZooKeeper {', '.join(m.member_id for m in others[:3])}"] if others else []

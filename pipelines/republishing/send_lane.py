@@ -170,8 +170,8 @@ class Run:
         return pieces(self.plan, self.lane)
 
     def carry_out(self) -> LaneSent:
-        """Send what is left. Raises Refused, UsageError, UnknownTopic, NotAuthorized, KafkaUnavailable, CommitFenced,
-        Unknown, LakeUnavailable: then run it again."""
+        """Send the remaining records. Raises Refused, UsageError, UnknownTopic, NotAuthorized, KafkaUnavailable,
+        CommitFenced, Unknown, LakeUnavailable: then run it again."""
         if (in_all := done_records(self.lake, self.plan, self.lane)) is not None:
             return LaneSent(self.lane, 0, 0, 0, in_all, before=True)
         self._check_partitions()

@@ -1,4 +1,4 @@
-"""A condition in SQL over rows, as `sluice republish --where` takes it: DuckDB says which rows meet it.
+"""A condition in SQL over rows, as `sluice republish --where` takes it: DuckDB evaluates it.
 
 Promises: it is one expression, and nothing but an expression; it reaches no file, no network, no extension and no
 setting; it takes at most `MEMORY` and, for rows that are read at once, `SECONDS`. A row alone decides whether it meets

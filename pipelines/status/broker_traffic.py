@@ -1,4 +1,4 @@
-"""What a batch's fetching says about the brokers: sums by broker and by topic, and what of it is worth a word."""
+"""Broker traffic of a batch: sums by broker and by topic, and which of it is notable."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ SMALL_BYTES, MANY_REQUESTS = 64 << 10, 200
 
 @dataclass(frozen=True, slots=True)
 class TopicTraffic:
-    """What a batch read of one topic. `behind` is as in `Traffic`; None where nobody counted."""
+    """A batch's reads of one topic. `behind` is as in `Traffic`; None where nobody counted."""
 
     topic: str
     records: int = 0
@@ -42,7 +42,7 @@ def traffic_of(sent: Iterable[TaskTraffic], receipts: Sequence[Receipt]) -> Traf
 
 
 def by_topic(receipts: Iterable[Receipt], traffic: Traffic) -> tuple[TopicTraffic, ...]:
-    """What was read of each topic, by name. Adopted slices were read by an earlier attempt: they are left out."""
+    """Returns the reads of each topic, by name. Leaves out adopted slices: an earlier attempt read them."""
     records: dict[str, int] = {}
     volume: dict[str, int] = {}
     for r in receipts:

@@ -16,7 +16,7 @@ from sluice.pipelines.model.kafka import BrokerConfig, Key, PartitionState, Topi
 from sluice.pipelines.model.ranges import Range, intersect
 from sluice.pipelines.util.units import DAY, show_about, show_duration
 
-# -- what is owed
+# -- pending offsets
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +74,7 @@ class BatchPace:
 _SHORTEST = 1000
 """Batches shorter than this (ms) say more about the clock than about their work."""
 _FURTHEST = 100
-"""A batch's rate is trusted for up to this many times what it read."""
+"""A batch's rate is trusted for up to this many times the amount it read."""
 
 
 def landing(recent: Sequence[BatchPace]) -> float | None:

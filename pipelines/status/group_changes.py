@@ -1,4 +1,4 @@
-"""What changed in a consumer group between two looks at it, and whether its state machine allows that.
+"""Changes of a consumer group between two observations, and whether its state machine allows them.
 
 Looks are a moment apart, so a short state may pass unseen: a change says by way of which states it went, if the state
 machine has no shorter way. Sources: Kafka's `GroupState` with its valid previous states for the classic protocol, and

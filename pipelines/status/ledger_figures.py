@@ -1,4 +1,4 @@
-"""What a ledger says, in figures: totals, and the newest batch that landed something."""
+"""Figures from a ledger: totals, and the newest batch that landed something."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is about to happen to one feed: how far behind it is, how old that is, and what Kafka will delete or forget.
+"""The outlook of one feed: its lag, the age of that lag, and what Kafka will delete or forget.
 
 `look_ahead` asks Kafka and the ledger and puts the answers of `forecast` together. `stamps` finds how old owed records
 are without reading any: it asks Kafka for first records by time, all partitions at once. A position at a pinned
@@ -166,7 +166,7 @@ class Outlook:
 def look_ahead(
     feed: Feed, ledger: Ledger, state: State, cluster: Cluster, partitions: Mapping[Key, PartitionState], now: int
 ) -> Outlook:
-    """What is about to happen to the feed, given the state of its partitions.
+    """Returns the outlook of the feed, given the state of its partitions.
 
     Raises KafkaUnavailable, LakeUnavailable.
     """

@@ -85,7 +85,7 @@ def standing(
 
 
 class _Partition:
-    """One partition's account, looked at window by window."""
+    """One partition's account, window by window."""
 
     def __init__(self, state: State, key: Key, settings: WindowSettings) -> None:
         self.key = key

@@ -18,12 +18,12 @@ ACTIVITIES = {
     "encode": "encoding Parquet",
     "write": "writing to the lake",
 }
-"""What a task does to records, in this order: the name in receipts, and in words."""
+"""A task's activities, in order: the name in receipts, and a description."""
 
 
 @dataclass(frozen=True, slots=True)
 class Spent:
-    """Thread time in nanoseconds by activity, and what was done in it. `records` counts the visible ones."""
+    """Thread time in nanoseconds by activity, and the work done in it. `records` counts the visible ones."""
 
     ns: dict[str, int] = field(default_factory=dict)
     records: int = 0

@@ -1,5 +1,5 @@
-"""What somebody should look at: new and recreated topics, lag, hanging transactions, windows that stay partial, and
-records that retention takes. Each finding has its way out in its text.
+"""Findings that need attention: new and recreated topics, lag, hanging transactions, windows that stay partial, and
+records that retention takes. The text of each finding includes its remedy.
 
 Kafka is asked once for all feeds that read it (`view`); then each feed is checked against its ledger (`watch`). Nothing
 is changed, and a feed that never ran has no findings.

@@ -1,4 +1,4 @@
-"""A table and its ledger, compared file by file: what is missing in the table, what somebody else put there."""
+"""Compares a table with its ledger file by file: missing files, and files of other writers."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from sluice.pipelines.util.units import many
 
 @dataclass(frozen=True, slots=True)
 class Compared:
-    """A table beside its ledger. `head` is None where there is no table yet.
+    """A table compared with its ledger. `head` is None if there is no table yet.
 
     `owed` files were published after the table's mark, and `stale` ones stopped counting: the next sync sees to both.
     `missing` ones were published before, and the table had them. `foreign` ones are no files of this feed that the
@@ -39,12 +39,12 @@ class Compared:
 
     @property
     def right(self) -> bool:
-        """Whether every engine reads from the table what has landed up to now."""
+        """Whether every engine reads all rows landed so far from the table."""
         return self.sound and not (self.owed or self.stale or self.misread)
 
     @property
     def same(self) -> bool:
-        """Whether the table is exactly what the ledger says now."""
+        """Whether the table matches the ledger exactly."""
         return self.sound and self.head is not None and not (self.owed or self.stale)
 
     @property
@@ -53,7 +53,7 @@ class Compared:
         return not (self.missing or self.foreign or self.rows or self.deletes)
 
     def describe(self) -> str:
-        """What is wrong, in words."""
+        """Describes the differences."""
         differences = [
             (self.missing, f"{many(len(self.missing), 'file')} of the feed {_are(self.missing)} missing in it"),
             (self.foreign, f"{many(len(self.foreign), 'file')} in it {_are(self.foreign)} not of the feed"),

@@ -1,4 +1,4 @@
-"""What a table lacks, by the ledger: the batches published since its mark, and the files that no longer count."""
+"""Pending changes of a table, by the ledger: batches published since its mark, and files that no longer count."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ from sluice.pipelines.schema.wider import QUARANTINED_TYPES, RAW_TYPES, parse_ty
 from sluice.pipelines.util.units import show_instant, show_window
 
 GROUP_FILES, GROUP_BATCHES = 2000, 100
-"""A commit of a backfill ends after so many files, or so many batches."""
+"""Maximum of files, or of batches, in one commit of a backfill."""
 SINGLE = 24
-"""Up to so many batches each have a commit of their own."""
+"""Up to this many batches each have a commit of their own."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +37,7 @@ class OwedBatch:
 
     @property
     def rewrites(self) -> bool:
-        """Whether it takes the place of what had landed before."""
+        """Whether it replaces rows that had landed before."""
         return _rewrites(self.batch)
 
     @classmethod
@@ -67,7 +67,7 @@ class Owed:
 
     @property
     def rewrites(self) -> bool:
-        """Whether any of it is about what had landed before."""
+        """Whether any of it concerns rows that had landed before."""
         return bool(self.removed) or any(b.rewrites for b in self.batches)
 
 
@@ -113,7 +113,7 @@ def groups(batches: Sequence[OwedBatch]) -> Iterator[list[OwedBatch]]:
 
 
 def about(ledger: Ledger, state: State, batches: Iterable[OwedBatch]) -> dict[str, str]:
-    """What a snapshot's summary says of the batches in it: ids and plan hashes, offsets by partition, windows."""
+    """The batches in a snapshot, for its summary: ids and plan hashes, offsets by partition, windows."""
     ranges: dict[str, dict[str, list[Range]]] = {}
     windows: set[int] = set()
     names: list[str] = []

@@ -1,4 +1,4 @@
-"""Makes a feed's table what the ledger says: files that landed go in, files that no longer count go out.
+"""Brings a feed's table up to its ledger: adds landed files, takes out files that no longer count.
 
 What the table has is asked of the table. Its *mark* says which entries of the ledger are in it, and is set in the same
 commit as their files, on the snapshot that was looked at; so a file is added once, however many publishers there are
@@ -45,7 +45,7 @@ from sluice.pipelines.util.units import many
 READ_BATCHES = 500
 """Batches that a backfill reads from the log before it adds them."""
 MANY_ENTRIES = 200
-"""After so many entries that have nothing for the table its mark is moved by itself, so that they are read once."""
+"""After this many entries without changes for the table, the mark alone moves, so that they are read once."""
 MANY_PATHS = 1000
 """More files than that are found by listing rather than one by one."""
 
@@ -112,7 +112,7 @@ class _Publisher:
     repair: bool
 
     def bring_up(self, expire_before: int | None) -> tuple[Synced, State]:
-        """What it did, and the state that the table is brought up to."""
+        """Returns the result, and the state that the table is brought up to."""
         state = self.ledger.read()
 
         def decide() -> Synced:
@@ -128,7 +128,7 @@ class _Publisher:
         return done, state
 
     def _up_to(self, state: State, done: Synced) -> Synced:
-        """Piece by piece; before each the table is looked at anew, since others may commit in between."""
+        """Sync piece by piece; reload the table before each, since others may commit in between."""
         ledger, lake, table = self.ledger, self.lake, self.table
         while True:
             self.report(Progress("look", note=table.name))
@@ -295,7 +295,7 @@ class _Publisher:
     def _expire(self, before: int, done: Synced) -> Synced:
         """Let old snapshots expire, and remove the files that only they named.
 
-        The names are noted before, so that whoever comes after a crash removes them.
+        The names are noted before, so that the next sync after a crash removes them.
         """
         feed, lake, table = self.ledger.feed, self.lake, self.table
         if table.look() is None:

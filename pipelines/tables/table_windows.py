@@ -1,4 +1,4 @@
-"""A small table of a feed's complete windows, beside that of its rows: SQL alone then answers "is hour 14 complete?".
+"""A small table of a feed's complete windows, next to that of its rows: SQL alone then answers "is hour 14 complete?".
 
 It has a row for each window that is complete in all partitions, and whose rows can be read. It is brought up after the
 table of the rows, from the same state of the ledger: what it names is there. Its rows are one Parquet file, written

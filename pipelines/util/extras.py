@@ -1,7 +1,7 @@
 """What not everybody needs, and so is not installed with Sluice alone: pyproject.toml's extras.
 
 Sluice alone reads: `sluice.read`, `sluice.stream`, `status`, `files`, `explain`, `audit`. The rest is named here.
-A missing package is told as SetupError, with the extra that brings it.
+A missing package raises SetupError, which names the extra that installs it.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ BRINGS = {
 
 
 def explain_import_error(error: ImportError) -> SetupError | None:
-    """The error in words that name the extra; None where no extra brings what is missing."""
+    """Returns the error with the extra's name; None if no extra installs the missing package."""
     package = (error.name or "").partition(".")[0]
     if package not in BRINGS:
         return None
@@ -60,7 +60,7 @@ def require(*packages: str) -> None:
 
 @contextmanager
 def name_missing() -> Iterator[None]:
-    """Raise SetupError where the block imports what an extra would bring."""
+    """Raise SetupError if the block imports a missing package of an extra."""
     try:
         yield
     except ModuleNotFoundError as error:

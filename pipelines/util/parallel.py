@@ -67,7 +67,7 @@ def each(work: Callable[[One], Done], items: Sequence[One], patience: float = PA
 
 
 def _is_slow(threads: Sequence[Future[None]], done: dict[int, Done], patience: float) -> bool:
-    """Wait until the threads have finished nothing for so long, or everything: whether it was so long."""
+    """Wait until all threads finish, or nothing finishes for `patience` seconds. Returns True in the latter case."""
     before = -1
     while len(done) != before:
         before = len(done)

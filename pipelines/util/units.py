@@ -102,7 +102,7 @@ def show_about(ms: int) -> str:
 
 
 _SPOKEN = (("d", 86_400, ("h", 3600)), ("h", 3600, ("min", 60)), ("min", 60, ("", 1)))
-"""A unit, its length in seconds, and the smaller unit shown beside it. A unit is used from two of them on."""
+"""A unit, its length in seconds, and the smaller unit shown with it. A unit is used from two of them on."""
 
 
 def many(n: int, thing: str, things: str = "") -> str:
