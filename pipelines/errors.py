@@ -232,7 +232,7 @@ class Failed(SluiceError): ...
 
 
 class NotReached(Failed):
-    """A run over many feeds ended before it began with this one: what it owes stays owed."""
+    """A run over many feeds ended before this one began. Its pending offsets stay pending."""
 
 
 class Retryable(Failed): ...

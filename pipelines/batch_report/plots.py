@@ -28,7 +28,7 @@ class Bar:
 
 
 def upright(title: str, bars: Sequence[Bar], ends: Sequence[str], top: str = "") -> Html:
-    """Bars side by side, with labels below from the left to the right end; `top` says how high the highest is."""
+    """Bars side by side, with labels below from the left to the right end; `top` is the height of the highest."""
     highest = max((b.height for b in bars), default=0) or 1
     drawn = [_column(i, bar, highest) for i, bar in enumerate(bars)]
     drawing = tag(

@@ -22,7 +22,7 @@ from typing import Any
 from sluice.pipelines.errors import UsageError
 
 MOST_BYTES = 64 << 20
-"""What a mended value may have."""
+"""Size limit of a fixed value."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +44,7 @@ class Record:
 
 
 class Botched(Exception):
-    """The function gave no value. The text says which error it raised and where, or what it returned."""
+    """The function gave no value. The text names the error and where it was raised, or describes the returned value."""
 
 
 class Mender:

@@ -107,7 +107,7 @@ class Sorter:
             self.seen.add(piece)
 
     def _replace_values(self, rows: pa.RecordBatch, refused: pa.RecordBatch, changed: Any) -> pa.RecordBatch:
-        """Today's reasons, with the batch that read the records; without records that were mended in vain."""
+        """Today's reasons, with the batch that read the records; without records whose fix failed."""
         now = recast(quarantine_rows(refused, 0, self._format.contract), plain(QUARANTINED))
         for kind, records, first in kinds_of(now):
             count_first(self.trial.why, kind, records, f"{self._slice.tp}:{first}")

@@ -1,4 +1,4 @@
-"""Consumer groups as their coordinator describes them: values, and what the coordinator's words mean.
+"""Consumer groups as their coordinator describes them: values, and the meaning of its terms.
 
 These cover every group of a cluster, Sluice's or not, of the classic protocol or a newer one. What a coordinator does
 not tell is None, never a guess. In particular no coordinator tells when a group became empty, from which its offsets
@@ -61,7 +61,7 @@ def kind_with_proposal(kind: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Broker:
-    """Who keeps a group: a broker, or a ZooKeeper, which has no id (−1)."""
+    """The keeper of a group: a broker, or ZooKeeper, which has no id (−1)."""
 
     id: int
     address: str
@@ -85,7 +85,7 @@ class ListedGroup:
 
 @dataclass(frozen=True, slots=True)
 class GroupMember:
-    """One member. `assignment` is None where the coordinator does not tell it, or not in the consumers' format."""
+    """One member. `assignment` is None if the coordinator does not report it in the consumers' format."""
 
     member_id: str
     client_id: str
@@ -151,7 +151,7 @@ class OffsetExpiry:
 
 
 def expiry(group: GroupView, retention: int | None, left: int | None = None) -> OffsetExpiry:
-    """What can be known about when the group's offsets expire.
+    """Known bounds on the expiry of the group's offsets.
 
     `retention` is in ms. `left` is when Sluice was last a member (ms since the epoch), as the ledger tells it. No
     coordinator tells when a group became empty or when an offset was committed. For an empty classic group of

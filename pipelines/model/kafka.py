@@ -26,7 +26,7 @@ class TopicConfig:
 
 @dataclass(frozen=True, slots=True)
 class BrokerConfig:
-    """The brokers' time limits, in ms; None where the cluster does not tell or has no such limit.
+    """The brokers' time limits, in ms; None if the cluster does not report it or has no limit.
 
     `offsets_retention`: how long an empty group's offsets last (offsets.retention.minutes);
     `transactional_id_expiration`: how long an unused transactional id lasts (transactional.id.expiration.ms);

@@ -270,7 +270,7 @@ class Verdict:
 
 
 class Fate(StrEnum):
-    """What a run did with an unfinished batch of another run."""
+    """A run's decision on an unfinished batch of another run."""
 
     TAKEN_OVER = "taken over"
     GIVEN_UP = "given up"

@@ -114,7 +114,7 @@ Only = Sequence[TopicPartition]
 
 
 def accept_lost(feed: Feed, edges: Ports, reason: str, only: Only = ()) -> Accepted:
-    """Record as lost what is owed below the log start, in the given partitions or in all.
+    """Record pending offsets below the log start as lost, in the given partitions or in all.
 
     Batches of dead runs that reserve some of it are abandoned first. Raises NothingToAccept, PlanBusy.
     """
@@ -255,7 +255,7 @@ def _unused_life(state: State, key: Key) -> Key:
 
 
 def accept_moved(feed: Feed, edges: Ports, reason: str, only: Only = (), *, adopting: bool = False) -> Accepted:
-    """Let the next commit go on from the offsets that somebody moved. With `adopting`, skip what they pass over.
+    """Let the next commit continue from the moved offsets. With `adopting`, skip the offsets that they pass over.
 
     Raises NothingToAccept, UsageError, ForeignMarks, and GroupMoved for an offset beyond the end of its log.
     """

@@ -28,7 +28,7 @@ class TopicTraffic:
 
 
 def traffic_of(sent: Iterable[TaskTraffic], receipts: Sequence[Receipt]) -> Traffic:
-    """The traffic of a batch, from that of its tasks and from what they finished."""
+    """Returns the traffic of a batch, from its tasks' traffic and finished slices."""
     total = sum(sent, TaskTraffic())
     read: dict[str, int] = {}
     topics: dict[str, str] = {}

@@ -93,7 +93,7 @@ class _Partition:
         self._accounted, self._frontier = state.accounted(key), state.frontier(key)
 
     def look(self, window: int, outside: OutsideFacts) -> tuple[int, int | None, Owes | None]:
-        """(offsets accounted, offsets in all, what is owed) of a window."""
+        """Returns (accounted offsets, all offsets, pending offsets) of a window."""
         r = windows.range_of(self._state, self.key, window, self._settings)
         if r is None:
             return self._count_unresolved(window), None, Owes(self.key, None)

@@ -78,7 +78,7 @@ def load_both(ledger: Ledger, table: Table) -> tuple[TableHead | None, State]:
 
 
 def comparison(ledger: Ledger, lake: Lake, table: Table, kind: PartKind = PartKind.LANDED) -> Compared:
-    """The table as it is now beside everything that the ledger says of such files. Opens all of its files.
+    """Compare the current table with the ledger's entries for files of this kind. Opens all of its files.
 
     Raises as `looked`."""
     head, state = load_both(ledger, table)
@@ -95,7 +95,7 @@ def compare(
     state: State,
     kind: PartKind = PartKind.LANDED,
 ) -> Compared:
-    """The table that `look` found, beside everything that the ledger says of such files. Reads the whole log."""
+    """Compare the table that `look` found with the ledger's entries for files of this kind. Reads the whole log."""
     batches = since(ledger, state, 0, kind=kind).batches
     live = addresses(lake, batches)
     if head is None:

@@ -271,7 +271,7 @@ class _Publisher:
             kept.note(self.lake, self.ledger.feed, self.table.name, before, noted.union(files))
 
     def _beside(self) -> set[str]:
-        """The lake paths of other writers' files that lie beside the feed's, and that a snapshot names."""
+        """Returns lake paths of other writers' files next to the feed's that a snapshot names."""
         others = {p for root in self._roots for p in self.lake.list(root) if kept.may_be_foreign(p)}
         addresses_in_table = self.table.named(map(self.lake.locate, others)) if others else frozenset()
         return {p for p in others if self.lake.locate(p) in addresses_in_table}

@@ -6,7 +6,7 @@ Every line has `time`, `level`, `logger`, `message`, and the keys of `ABOUT`, nu
      "batch": 7, "window": "2026-11-20T13:00", "task": null, "message": "land"}
 
 Other keys come from the line itself (`extra={"about": {...}}`). A process says with `about` what it works on; threads
-that it starts say so themselves. Whoever runs several feeds does so in a thread for each.
+that it starts say so themselves. To run several feeds, use a thread for each.
 """
 
 from __future__ import annotations
