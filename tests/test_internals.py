@@ -37,7 +37,7 @@ MAY_IMPORT = {
     "resources/kafka/connection/oauth.py": ("kafka.net.sasl.oauth",),
     # requests and answers, one module for each conversation
     "resources/kafka/protocol/messages.py": ("kafka.protocol",),
-    "resources/kafka/protocol/group_api.py": ("kafka.protocol", "kafka.record"),
+    "resources/kafka/protocol/group_api.py": ("kafka.protocol",),
     "resources/kafka/protocol/admin_api.py": ("kafka.protocol",),
     "resources/kafka/protocol/visit_api.py": ("kafka.protocol",),
     # the logs of made-up partitions, written as a producer would

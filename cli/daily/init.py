@@ -37,7 +37,7 @@ SAMPLE = 1000
 SAMPLE_BYTES = 64 << 20
 SAMPLE_EVENTS = 20_000
 LOCAL_TOPIC = "orders"
-_WORKSPACE = """# What `dagster dev` and `dagster-webserver` load: every feed of this project.
+_WORKSPACE = """# Code location of `dagster dev` and `dagster-webserver`: every feed of this project.
 load_from:
   - python_module:
       module_name: sluice.assets.definitions

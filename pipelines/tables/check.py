@@ -149,7 +149,7 @@ def check_owner(table: Table, head: TableHead, state: State, feed: str) -> None:
             remedy="give the feed's table another name, or drop that one if nobody needs it",
         )
     if head.mark > state.number:
-        raise entries_lost(feed, state.newest, [Trace(head.mark - 1, f"{table.name} tells of entry {head.mark - 1}")])
+        raise entries_lost(feed, state.newest, [Trace(head.mark - 1, f"{table.name} names entry {head.mark - 1}")])
 
 
 def differs(table: Table, comparison: Compared, feed: str) -> TableDiffers:

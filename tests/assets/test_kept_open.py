@@ -35,10 +35,10 @@ def test_each_feed_of_a_run_opens_no_more_files(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     opened = Opened(monkeypatch)
-    assert fleet.land(NAMES[0])[NAMES[0]].error is None
-    one, opened.files = opened.files, 0
+    assert [o.error for o in fleet.land(*NAMES[:2]).values()] == [None] * 2
+    two, opened.files = opened.files, 0
     assert [o.error for o in fleet.land(*NAMES).values()] == [None] * 3
-    assert opened.files == one
+    assert opened.files == two
 
 
 def test_migrations_are_read_for_a_new_file_alone(world: World, monkeypatch: pytest.MonkeyPatch) -> None:

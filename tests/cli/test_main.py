@@ -22,7 +22,7 @@ from sluice.resources.lake.local_lake import LocalLake
 from tests.cli.conftest import FEED, Sluice
 
 COMMANDS = [
-    *(["plan"], ["run"], ["status"], ["audit"], ["explain"], ["peek"], ["produce"], ["ui"], ["demo"], ["bench"]),
+    *(["plan"], ["run"], ["status"], ["audit"], ["explain"], ["peek"], ["produce"], ["ui"], ["demo"]),
     *(["feeds", name] for name in ("list", "check", "refresh")),
     *(["kafka", name] for name in ("start", "stop", "status")),
 ]

@@ -23,7 +23,7 @@ FEED = "kafka: {{bootstrap: '{kafka}'}}\ntopics: {topic}\nstart: earliest\ngroup
 def test_two_runs_without_dagster_and_an_audit(project: Path, kafka: LocalKafka, sluice: Sluice) -> None:
     topic = f"orders-{secrets.token_hex(4)}"
     (project / "feeds" / "orders.yaml").write_text(FEED.format(kafka=kafka.bootstrap, topic=topic))
-    there = ("--to", kafka.bootstrap, "--create", "--partitions", "2", "--seed", "7", "--json")
+    there = ("--bootstrap", kafka.bootstrap, "--create", "--partitions", "2", "--seed", "7", "--json")
     sent = sluice("produce", "orders", "-n", "3000", "--transactional", "--aborted", "20%", *there).document
     (project / "feeds" / "away.yaml").write_text(
         "kafka: {bootstrap: '127.0.0.1:9', bootstrap_timeout_ms: 300}\ntopics: none\nstart: earliest\n"

@@ -623,7 +623,7 @@ def test_a_part_that_is_not_the_ledgers_is_never_used(damage: str, kind: str, wo
         ({"relanded": (Range(8, 9),), "mended": (Range(8, 9),)}, ""),
         ({"relanded": (Range(3, 4),)}, "I2: .*holds offset 3, which was re-landed"),
         ({"relanded": (Range(8, 9),), "mended": (Range(9, 10),)}, "I5: .*repaired records were never re-landed"),
-        ({"relanded": (Range(98, 101),)}, "I5: .*3 records re-landed are not among"),
+        ({"relanded": (Range(98, 101),)}, "I5: .*3 re-landed records are not among"),
     ],
 )
 def test_the_audit_holds_what_receipts_say_of_replays(world: Typed, again: dict[str, Any], says: str) -> None:
