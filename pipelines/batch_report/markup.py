@@ -10,7 +10,7 @@ from collections.abc import Iterable
 from html import escape
 
 LONGEST = 1200
-"""Characters of one text, whatever it is."""
+"""Maximum length of a text, in characters."""
 CELL = 200
 """Characters of a value."""
 _FEW = 5

@@ -75,7 +75,7 @@ class Held:
         return sum(batch.get_total_buffer_size() for batches in self.rows.values() for batch in batches)
 
     def copied(self) -> Held:
-        """The same in buffers of its own: a decoder's are larger than what is in them."""
+        """Returns a copy in buffers of its own: a decoder's are larger than their contents."""
         return Held(self.receipt, {kind: [_copy(batches)] for kind, batches in self.rows.items()})
 
 

@@ -270,7 +270,7 @@ class _SliceReplay:
         return sum_tallies_and_drift([self._old, replace(self._old, tallies=(), drift=more)], landed)[1]
 
     def _check_same(self, receipt: Receipt) -> None:
-        """Read back: apart from what was re-landed, the rows of both kinds are unchanged."""
+        """Read back: apart from re-landed records, the rows of both kinds are unchanged."""
         new = np.concatenate(self._new)
         self._same(receipt, PartKind.LANDED, plain(self._schema), before=NO_OFFSETS, after=new)
         self._same(receipt, PartKind.QUARANTINED, plain(RawFormat.schema), before=new, after=NO_OFFSETS)

@@ -86,7 +86,7 @@ def landing(recent: Sequence[BatchPace]) -> float | None:
 
 def eta(lag: int, recent: Sequence[BatchPace], produced: float | None) -> int | None:
     """How long (ms) consecutive runs take to catch up, and no less than the shortest of them. None if it is unknown,
-    never at these rates, or too far beyond what was ever landed.
+    never at these rates, or too far beyond all landed records.
     """
     landed = landing(recent)
     gain = (landed or 0) - (produced or 0)

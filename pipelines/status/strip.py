@@ -18,7 +18,7 @@ from sluice.pipelines.publishing.manifest import is_retired
 from sluice.pipelines.status.window_state import Owes, Standing, WindowStanding
 
 RECENT = 20
-"""How many of the newest partly failed batches are looked at for what failed."""
+"""How many of the newest partly failed batches are checked for failures."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,7 +17,7 @@ T = TypeVar("T")
 
 def retry_outdated(decide: Callable[[], T], outdated: Callable[[PartUnreadable], bool]) -> T:
     """What `decide` returns, which looks at the table and commits; called again while somebody else is faster, a commit
-    gets no answer, or a file is gone because what was decided is `outdated`. Raises the last error after too many."""
+    gets no answer, or a file is gone because the decision is `outdated`. Raises the last error after too many."""
     tries = unanswered = 0
     while True:
         try:
