@@ -44,7 +44,7 @@ ANSWER_BYTES = 100 << 20
 """The largest answer that is not a fetch: metadata of a very large cluster."""
 _REFUSED_SECONDS = 3.0  # how long to retry addresses that refuse at once: a broker may be starting
 _PAUSE = 0.1
-_SHARES = 3  # after this fraction of a request's time, a silent broker is no longer the only one asked
+_SHARES = 3  # after 1/_SHARES of a request's time, a silent broker is no longer the only one asked
 _DEDICATED = "coordinator-"
 
 _LOST = (
