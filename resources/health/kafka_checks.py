@@ -57,7 +57,7 @@ class OneFeed:
 
 
 def examine_kafka(settings: KafkaSettings, feeds: tuple[Feed, ...]) -> list[Diagnosis]:
-    """Yields all diagnoses of one Kafka. With several feeds, a feed's diagnosis begins with the feed's name."""
+    """Returns all diagnoses of one Kafka. With several feeds, a feed's diagnosis begins with the feed's name."""
     try:
         visit = KafkaVisit(settings)
     except FeedError as error:  # a token provider that cannot be made
@@ -301,7 +301,7 @@ def rights(of: OneFeed) -> Iterator[Diagnosis]:
 
 
 Lacking = list[str] | None
-"""Returns the resources on which a right is missing, or None if the brokers do not report rights."""
+"""The resources on which a right is missing; None if the brokers do not report rights."""
 
 
 def _lacking_on_topics(of: OneFeed, right: Right) -> Lacking:

@@ -27,7 +27,7 @@ _HASTY_MS = 5_000
 
 
 def examine_lake(address: str, settings: S3Settings) -> list[Diagnosis]:
-    """Yields all diagnoses of one lake."""
+    """Returns all diagnoses of one lake."""
     if address.startswith("s3://"):
         return examine(Bucketed(address, settings), ON_S3)
     return examine(Path(os.path.realpath(address)), IN_A_FOLDER)

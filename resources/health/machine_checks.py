@@ -79,13 +79,13 @@ def java_here(_: None) -> Iterator[Diagnosis]:
 
 
 def scratch(_: None) -> Iterator[Diagnosis]:
-    """Returns the folders for temporary files of tasks, uploads and Spark."""
+    """Check the folders for temporary files of tasks, uploads and Spark."""
     folders = {tempfile.gettempdir(), *filter(None, os.environ.get("SPARK_LOCAL_DIRS", "").split(","))}
     yield from (room("scratch", Path(folder), "TMPDIR or SPARK_LOCAL_DIRS") for folder in sorted(folders))
 
 
 def room(title: str, path: Path, name_of_it: str) -> Diagnosis:
-    """Returns the free bytes on the file system of `place`. Raises OSError."""
+    """Returns a diagnosis of the free space at `place`. Raises OSError."""
     free = shutil.disk_usage(path).free
     summary, remedy = (
         f"{free / (1 << 30):.1f} GiB free in {path}",

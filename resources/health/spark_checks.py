@@ -35,7 +35,7 @@ class SparkAsked:
 
 
 def examine_spark(feed: Feed, *, start: bool) -> list[Diagnosis]:
-    """Yields all diagnoses of a feed's Spark."""
+    """Returns all diagnoses of a feed's Spark."""
     seconds = feed.spark.start_timeout / 1000 + SESSION_SECONDS if start else MASTER_SECONDS
     return examine(SparkAsked(feed, start), CHECKS, seconds)
 

@@ -165,7 +165,7 @@ class Secured:
         }
 
     def java_properties(self, user: str = ADMIN) -> Path:
-        """Returns the `--command-config` of Kafka's Java tools."""
+        """Returns the path of the file for `--command-config` of Kafka's Java tools."""
         return self._path(user, "properties")
 
     def _authority(self) -> Authority:

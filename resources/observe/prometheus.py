@@ -32,7 +32,7 @@ class Kept:
         self._figures = tuple(figures)
 
     def collect(self) -> Iterator[Any]:
-        """Return the metric families; called by prometheus_client."""
+        """Yields the metric families; called by prometheus_client."""
         yield from _families(self._figures)
 
 

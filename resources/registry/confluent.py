@@ -205,7 +205,7 @@ class RegistryClient:
     def _collect(
         self, references: Any, texts: dict[_Key, tuple[str, str]], above: tuple[_Key, ...], api: _Compatible | _Apicurio
     ) -> None:
-        """Returns the texts of all referenced schemas, each after its own references."""
+        """Collect the texts of all referenced schemas in `texts`, each after its own references."""
         if not isinstance(references, list):
             raise self._nonsense("references that are no list")
         for r in references:

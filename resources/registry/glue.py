@@ -79,8 +79,7 @@ class GlueClient:
     @contextmanager
     def _request_client(self) -> Iterator[Callable[..., dict[str, Any] | None]]:
         """Yields a function that returns Glue's answer to an operation, or None if the object does not exist. A
-        client is made for the block:
-        that takes far longer than a request."""
+        client is made for the block: that takes far longer than a request."""
         try:
             session = boto3.session.Session()
             with closing(session.client("glue", region_name=self._place[0], config=self._config)) as glue:
