@@ -122,7 +122,7 @@ def _result_of(run_id: str, name: str, fleet: Fleet, other: SluiceError | None) 
 
 @contextmanager
 def _attended(project: Project, run_id: str) -> Iterator[tuple[dg.DagsterInstance, Callable[[str], None]]]:
-    """The project's instance while this process holds the run's lock, and what tells it that a run is to be canceled.
+    """Opens the project's instance while this process holds the run's lock, with its signal of cancellation.
     Dead runs are told first."""
     home = prepare_home(project)
     with open_instance(project) as instance, holding(home, run_id), kept_open(instance, run_id):

@@ -63,7 +63,7 @@ def _expectation_list(expectations: Sequence[str]) -> str:
 
 
 def verdicts(books: LedgerView, window: int) -> Iterator[tuple[str, CheckResult]]:
-    """The result of each of the feed's checks for a window, by what has landed of it."""
+    """Returns the result of each of the feed's checks for the landed part of a window."""
     names = described_checks(books.feed)
     groups = [name for name in names if name != SCHEMA]
     found = books.judged(window) if groups else ()

@@ -160,12 +160,12 @@ def _held_text(held: list[PartitionBehind], untried: int) -> str:
 
 
 def by_the_way(watched: WatchResult) -> WatchResult:
-    """What a landing run sees, without lag: it is just catching up. The sensor reports lag."""
+    """Returns the findings of a landing run, without lag, which the sensor reports."""
     return replace(watched, findings=tuple(f for f in watched.findings if f.about != LAG))
 
 
 def failed_run(error: BaseException) -> CheckResult:
-    """The result of `watch` after a run that failed. What an earlier run saw says nothing of it."""
+    """Returns the result of `watch` after a failed run; findings of earlier runs do not apply."""
     cause = f"unforeseen {type(error).__name__}"
     if isinstance(error, SluiceError):
         cause = f"{error.message} → {error.remedy}"
@@ -186,7 +186,7 @@ def not_looked(run: str) -> CheckResult:
 
 
 def watch_check(watched: WatchResult) -> CheckResult:
-    """The findings of a look at the feed, as a check's result."""
+    """Returns the findings about the feed as a check's result."""
     first = watched.findings[0] if watched.findings else None
     more = f" ({len(watched.findings) - 1} more in the table)" if len(watched.findings) > 1 else ""
     severe = first is not None and first.severe

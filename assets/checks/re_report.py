@@ -89,7 +89,7 @@ def _event(
 
 
 def _stood(instance: dg.DagsterInstance, keys: Keys, window: int) -> dg.AssetMaterialization | None:
-    """The last report of a window's commit, whatever was tried since."""
+    """Returns the last report of a window's commit, regardless of later attempts."""
     of = dg.AssetRecordsFilter(keys.committed, asset_partitions=[show_window(window)])
     found = instance.fetch_materializations(of, limit=1).records
     return found[0].asset_materialization if found else None
@@ -116,7 +116,7 @@ def _planned_again(
 def _evaluation(
     instance: dg.DagsterInstance, books: LedgerView, p: PlannedEvaluation
 ) -> dg.AssetCheckEvaluation | None:
-    """By the ledger. It does not have what a look at Kafka finds: that nobody looked is a result, too."""
+    """Evaluates from the ledger. `watch` needs the sensor and keeps its last result."""
     key, name = p.check.asset_key, p.check.name
     if name == ACCOUNT:
         return feed_checks.feed_evaluation(instance, key, name, feed_checks.account(books))

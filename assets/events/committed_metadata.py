@@ -43,7 +43,7 @@ class PartitionBehind:
 
 
 def behind(books: LedgerView, window: int) -> list[PartitionBehind]:
-    """What keeps the frontier from passing a window, by partition; nothing when it has passed."""
+    """Returns the ranges that keep the frontier from passing a window, by partition; empty if it has passed."""
     ends, at = books.ends(window), books.frontiers
     return [_behind(books, k, at[k], end) for k, end in ends.items() if end is None or at[k] < end]
 

@@ -35,7 +35,7 @@ def outputs(feed: Feed, keys: Keys) -> tuple[dg.AssetKey, ...]:
     return (keys.landed, keys.quarantined) if quarantines(feed) else (keys.landed,)
 
 
-# -- what says what landed
+# -- events of landed rows
 
 
 Told = Iterator[dg.AssetMaterialization]
@@ -68,7 +68,7 @@ def _batch_event(books: LedgerView, batch: Batch, why: str) -> dg.AssetMateriali
 
 
 def window_event(books: LedgerView, key: dg.AssetKey, window: int, why: str = "") -> dg.AssetMaterialization:
-    """The event of a complete window, from the ledger: the same in whatever run. `key`: one of `outputs`."""
+    """Returns the event of a complete window, from the ledger, the same in every run. `key`: one of `outputs`."""
     return dg.AssetMaterialization(
         key,
         partition=show_window(window),
@@ -83,7 +83,7 @@ def _metadata_in(books: LedgerView, key: dg.AssetKey, window: int) -> Metadata:
     return of(books, window)
 
 
-# -- what the event log lacks
+# -- events missing from the log
 
 
 def untold_batches(instance: dg.DagsterInstance, books: LedgerView) -> list[Batch]:
@@ -98,7 +98,7 @@ def untold_windows(instance: dg.DagsterInstance, books: LedgerView, key: dg.Asse
 
 
 PORTION = 100
-"""How many windows of the past a run tells a Dagster that does not know them, such as a new one, beside its own work.
+"""Limit of past windows that a run reports to a Dagster without them, such as a new one, besides its own work.
 A window costs some 40 ms of CPU, twice with its commit."""
 
 

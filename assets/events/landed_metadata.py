@@ -1,4 +1,4 @@
-"""What Dagster shows of what landed: of a batch, of a window, of its quarantine. All of it comes from the ledger."""
+"""Dagster's metadata of landed batches, windows and their quarantine, all from the ledger."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def batch_metadata(books: LedgerView, batch: Batch) -> Metadata:
 
 
 def window_metadata(books: LedgerView, window: int) -> Metadata:
-    """What a complete window holds, whichever batches landed it."""
+    """Returns the metadata of a complete window, over all batches that landed it."""
     receipts, batches = books.receipts_in(window), books.batches_in(window)
     folder = paths.window_folder(window, books.feed.window.length, books.state.folder_prefix)
     return {
@@ -59,7 +59,7 @@ def window_metadata(books: LedgerView, window: int) -> Metadata:
 
 
 def quarantine_metadata(books: LedgerView, window: int) -> Metadata:
-    """What of a complete window broke the contract."""
+    """Returns the metadata of a complete window's quarantine."""
     receipts = books.receipts_in(window)
     parts = [p for r in receipts for p in r.of(PartKind.QUARANTINED)]
     rows, seen = sum(p.rows for p in parts), sum(r.counts.landed + r.counts.quarantined for r in receipts)
@@ -89,7 +89,7 @@ def _quality(books: LedgerView, window: int, receipts: Sequence[Receipt]) -> Met
 
 
 def breach_counts(found: Sequence[Judged]) -> Metadata:
-    """Values that broke an expectation, of all that were held against one; nothing where there were none to hold."""
+    """Returns the share of values that broke an expectation; empty if no value was checked."""
     if not found:
         return {}
     count, checked = sum(j.outcome.unexpected for j in found), sum(j.outcome.checked for j in found)
@@ -110,7 +110,7 @@ def column_schema(books: LedgerView, receipts: Sequence[Receipt]) -> Metadata:
 
 
 def _reasons(lake: Lake, parts: Sequence[Part]) -> dg.TableMetadataValue:
-    """Rows by who refused them and why, the most frequent first; what a part's file does not say is not told."""
+    """Returns refused rows by stage and reason, the most frequent first."""
     from sluice.pipelines.quarantine.limit import faults_of  # late: definitions load without it
 
     found: Counter[tuple[str, ...]] = Counter()
@@ -152,7 +152,7 @@ def _rates(books: LedgerView, batches: Iterable[Batch]) -> Metadata:
 
 
 def task_time(receipts: Iterable[Receipt]) -> Metadata:
-    """Where the time of tasks went, as `sluice run --profile` says it; nothing where no task read anything."""
+    """Returns the time of tasks by activity, as in `sluice run --profile`; empty if no task read anything."""
     all_ = sum_times(receipts)
     rows: list[dict[str, str | int | float]] = [
         {
@@ -175,7 +175,7 @@ def task_time(receipts: Iterable[Receipt]) -> Metadata:
 
 
 def brokers(receipts: Iterable[Receipt], traffic: Traffic) -> Metadata:
-    """What fetching asked of brokers, as `sluice run --profile` says it; nothing where nobody was asked."""
+    """Returns the requests to brokers, as in `sluice run --profile`; empty if there were none."""
     if not traffic.brokers:
         return {}
     whole = all_brokers(traffic.brokers)
@@ -247,7 +247,7 @@ def _provenances(books: LedgerView, batches: Sequence[Batch]) -> Metadata:
 
 
 def _boundaries(books: LedgerView, window: int, receipts: Sequence[Receipt]) -> dg.TableMetadataValue:
-    """The window's offsets in each partition, and what is in them."""
+    """Returns the window's offsets in each partition, by class."""
     ranges = {k: windows.range_of(books.state, k, window, books.feed.window) for k in books.state.origins}
     stretches = {k: _Stretch(k, r.start, r.end) for k, r in sorted(ranges.items()) if r is not None}
     for r in receipts:

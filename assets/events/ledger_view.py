@@ -1,4 +1,4 @@
-"""A feed's ledger at one moment, as events are made from it: which windows are whole, and what is in each.
+"""A feed's ledger at one moment, as events are made from it: complete windows and their content.
 
 Of Dagster it knows only the keys that these events have. Each entry is read once, however many windows it concerns.
 """
@@ -101,11 +101,11 @@ class LedgerView:
         return range(window.start_of(times[0]) - window.length, times[-1], window.length) if times else range(0)
 
     def entry(self, batch: Batch) -> PublishEntry:
-        """What a published batch published."""
+        """Returns the publish entry of a batch."""
         return self._read(batch).entry
 
     def batches_in(self, window: int) -> tuple[Batch, ...]:
-        """The batches that landed in a window, in order, without those that only merged what others had landed."""
+        """Returns the batches that landed in a window, in order, without merges."""
         return tuple(b for b in self._publishing(window) if not b.merges)
 
     def receipts_in(self, window: int) -> list[Receipt]:
@@ -162,7 +162,7 @@ class LedgerView:
         return shape.contract if shape else None
 
     def _deciding(self, window: int) -> list[PublishEntry]:
-        """The publish entries of the batches that landed what is in a window now, the oldest first.
+        """Returns the publish entries behind the current content of a window, the oldest first.
 
         Merging decides nothing: the batch that landed the rows counts, not the one that merged them.
         """

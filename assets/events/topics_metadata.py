@@ -1,4 +1,4 @@
-"""What Dagster shows of a topic: what Kafka says of it, and how far behind its readers are."""
+"""Dagster's metadata of a topic: its state in Kafka and the lag of its readers."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class TopicReader:
 
 
 def topic_metadata(partitions: Sequence[PartitionState], readers: Sequence[TopicReader]) -> Metadata:
-    """What Kafka says of a topic, and how far behind each feed is, in offsets and in time."""
+    """Returns a topic's state in Kafka, and the lag of each feed in offsets and in time."""
     lags = {r.feed: [_lag(p, r) for p in partitions] for r in readers}
     rows: list[dict[str, str | int]] = [
         {

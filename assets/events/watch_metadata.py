@@ -1,4 +1,4 @@
-"""What Dagster shows of a look at a feed: its findings, and how far behind it is."""
+"""Dagster's metadata of the sensor: findings about a feed, and its lag."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from sluice.pipelines.status.watch import WatchResult
 
 
 def watch_metadata(seen: WatchResult) -> Metadata:
-    """The findings of a look at a feed, and where it stands."""
+    """Returns the findings about a feed and its position."""
     rows: list[dict[str, str | int]] = [
         {"finding": f.text, "way out": f.remedy, "severity": "error" if f.severe else "warning"} for f in seen.findings
     ]
@@ -18,7 +18,7 @@ def watch_metadata(seen: WatchResult) -> Metadata:
 
 
 def outlook_metadata(outlook: Outlook) -> Metadata:
-    """How far behind a feed is, and how fast it goes; what is not known is left out."""
+    """Returns a feed's lag and pace, without unknown values."""
     told = {
         "lag_offsets": outlook.lag,
         "lag_seconds": _seconds(outlook.age),

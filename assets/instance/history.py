@@ -55,7 +55,7 @@ def remove(instance: dg.DagsterInstance, log: RunLog) -> None:
 
 
 def _printed(project: Project, run: str) -> Iterator[Path]:
-    """The files with what the run's steps printed, where Dagster puts them by default."""
+    """Returns the files with the output of the run's steps, at Dagster's default location."""
     folder = project.dagster_home / "storage" / run
     yield from (path for path in folder.rglob("*") if path.is_file())
 

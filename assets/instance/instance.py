@@ -219,7 +219,7 @@ def _locks(home: Path) -> Path:
 
 
 def with_dagster_liveness(edges: Ports, instance: dg.DagsterInstance) -> Ports:
-    """The edges, where Dagster also says which runs are dead."""
+    """Opens the ports, with Dagster as further evidence of dead runs."""
     known = edges.liveness.liveness if isinstance(edges.liveness, Informed) else edges.liveness
     return replace(edges, liveness=Informed(known, partial(_statuses_of_ended, instance)))
 

@@ -71,7 +71,7 @@ log = logging.getLogger(f"{logs.OURS}.dagster")
 
 @contextmanager
 def optional() -> Iterator[None]:
-    """Whatever of Dagster's storage refuses in the block is logged, and costs nobody a result.
+    """Log errors of Dagster's storage in the block, so that they cost no result.
 
     The block must only serve what Dagster's pages show. The storage of Dagster+ refuses some calls to user code.
     """
@@ -79,7 +79,7 @@ def optional() -> Iterator[None]:
         yield
     except NotImplementedError as never:
         log.debug("a storage that does not serve what Dagster's pages show: %s", never)
-    except Exception as refused:  # noqa: BLE001 - a storage raises what it likes, and its words could hold a password
+    except Exception as refused:  # noqa: BLE001 - a storage may raise anything, and its message could contain a password
         log.warning("Dagster's pages may lack something: %s", type(refused).__name__)
 
 
@@ -138,7 +138,7 @@ def shows_nothing(arguments: Sequence[str], environ: Mapping[str, str]) -> bool:
     return _DEV in environ and any(TEMPORARY in argument for argument in arguments)
 
 
-# -- what a run executes
+# -- the code of a run
 
 
 def executes(context: dg.OpExecutionContext | dg.AssetExecutionContext, key: dg.AssetKey) -> bool:
@@ -222,7 +222,7 @@ def files_of_run(instance: dg.DagsterInstance, run: str) -> list[Path]:
     return [p for p in (path, *(path.with_name(path.name + end) for end in ("-wal", "-shm"))) if p.exists()]
 
 
-# -- what was materialized
+# -- materializations
 
 
 @_picture(lambda: None)
@@ -231,7 +231,7 @@ def materialized(instance: dg.DagsterInstance, key: dg.AssetKey) -> set[str] | N
     return set(instance.get_materialized_partitions(key))
 
 
-# -- what was planned
+# -- planned materializations
 
 
 @dataclass(frozen=True, slots=True)

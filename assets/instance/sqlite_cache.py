@@ -65,7 +65,7 @@ def _keep_index(events: SqliteEventLogStorage, stack: ExitStack) -> None:
     with events.index_connection():  # Dagster opens it for the first time: it may have to make it
         index = stack.enter_context(_opened(events.conn_string_for_shard("index"), Lock()))
     _replace(stack, events, "index_connection", index.connected)
-    _replace(stack, events, "has_table", lru_cache(events.has_table))  # asked for each check; all were made by now
+    _replace(stack, events, "has_table", lru_cache(events.has_table))  # requested for each check; all tables exist here
 
 
 def _keep_run(events: SqliteEventLogStorage, run: str, stack: ExitStack) -> None:

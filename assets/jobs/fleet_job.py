@@ -121,7 +121,7 @@ class Fleet:
 
     @contextmanager
     def attended(self, instance: dg.DagsterInstance, run: str) -> Iterator[None]:
-        """Carry out a run: what an earlier one of this process left is forgotten. Raises FeedError for a wrong
+        """Carry out a run, and forget the results of an earlier one of this process. Raises FeedError for a wrong
         `fleet.yaml`."""
         self._begun_anew()
         self._limits = self._plain.project.fleet()
@@ -159,7 +159,7 @@ class Fleet:
         self.session(feed).ledgers.forget()
 
     def done(self, feed: str) -> None:
-        """The feed has landed and committed: what it landed is kept only for a caller in this process."""
+        """Record that the feed has landed and committed; results are kept only for a caller in this process."""
         self.session(feed).ledgers.forget()
         if self._report_of is None:
             self.result(feed).landed = None
@@ -170,7 +170,7 @@ class Fleet:
         return self._failed
 
     def error(self, feed: str) -> BaseException | None:
-        """What ended a feed that failed, or why it was left."""
+        """Returns the error of a failed feed, or the reason why it was left out."""
         if feed in self._left:
             return NotReached("not reached in this run", remedy=_NOT_REACHED)
         return self.result(feed).failure or (self.session(feed).stop.why if feed in self._failed else None)

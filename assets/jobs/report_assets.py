@@ -1,4 +1,4 @@
-"""Reports as assets: `reports/<name>`, by the windows of its feed, downstream of what landed.
+"""Reports as assets: `reports/<name>`, by the windows of its feed, downstream of landed rows.
 
     <feed>/landed  →  reports/<name>
 
@@ -49,7 +49,7 @@ WHEN = (
 
 @dataclass(frozen=True, slots=True)
 class ReportFiles:
-    """The folder's contents: reports by name, and what is wrong with the other files."""
+    """The folder's contents: reports by name, and problems of the other files."""
 
     reports: Mapping[str, Report]
     broken: Mapping[Path, FeedError]
@@ -139,7 +139,7 @@ def _rows(books: LedgerView, window: int) -> "Windows":
 
 
 def _parquet(result: pa.Table, report: Report, window: int, version: str) -> bytes:
-    """One file, which names what it is made from."""
+    """Writes one file, which names its sources."""
     import pyarrow.parquet as pq  # late: definitions load without it
 
     what = {"sluice.report": report.name, "sluice.window": show_window(window), "sluice.version": version}

@@ -32,7 +32,7 @@ if TYPE_CHECKING:  # only who sends needs them, not who loads definitions
 POOL = "sluice_republish"
 _CODECS = ("none", "gzip", "snappy", "lz4", "zstd")
 _ANEW = ("resume", "rate", "compression", "here")
-"""What is said of a run, and not of the plan."""
+"""Settings of a run that are not part of the plan."""
 
 
 class SentOffsets(dg.Config):
@@ -130,7 +130,7 @@ def republish_job(feed: str, session: RunSession) -> dg.JobDefinition:
 
 
 def republish_step(context: dg.OpExecutionContext, session: RunSession, name: str) -> Iterator[Any]:
-    """Send what the run's configuration says, and report it. Raises dagster.Failure, or an interrupt."""
+    """Send the rows of the run's configuration, and report it. Raises dagster.Failure, or an interrupt."""
     from sluice.pipelines.republishing.lanes import carry_out
     from sluice.pipelines.republishing.wording import check_resumed, pace_of
     from sluice.resources.republish_tasks import sending
@@ -180,7 +180,7 @@ def _plan(feed: Feed, asked: RepublishConfig, ledger: Ledger, edges: Ports) -> "
 
 @contextmanager
 def _canceling(engine: Engine) -> Iterator[None]:
-    """An interrupt cancels what the engine is doing."""
+    """Cancel the engine's work on an interrupt."""
     try:
         yield
     except (KeyboardInterrupt, dg.DagsterExecutionInterruptedError):

@@ -50,7 +50,7 @@ _GRACE_SECONDS = 15.0
 
 @dataclass(frozen=True, slots=True)
 class Lane:
-    """A feed whose steps run: its name, what it shares with others (the address of its Kafka), what ends its steps.
+    """A feed whose steps run: its name, its resource shared with others (its Kafka), and its stop signal.
 
     `begins`: whether the step is the feed's first one, which may be left out.
     """
@@ -202,7 +202,7 @@ class _Threads:
                 yield from self._left_out()
                 self._begin()
                 if not self._at_work:
-                    continue  # what was left out may have been the last
+                    continue  # the step left out may have been the last
                 with raise_execution_interrupts():
                     said = self._next()
                 yield from self._taken(said)
@@ -261,7 +261,7 @@ class _Threads:
     def _is_late(self) -> bool:
         return time.monotonic() - self._began > self._work.limits.deadline / 1000
 
-    # -- what is said
+    # -- messages
 
     def _taken(self, said: _Said | None) -> Iterator[DagsterEvent]:
         if said is None or said[0].over:
@@ -284,7 +284,7 @@ class _Threads:
         step.over = True
         del self._at_work[step.key]
 
-    # -- what is ended
+    # -- ending steps
 
     def _timed_out(self) -> Iterator[DagsterEvent]:
         limit, now = self._work.limits.feed_time, time.monotonic()
@@ -309,7 +309,7 @@ class _Threads:
         yield event
 
     def _stopped(self, interrupt: BaseException) -> Iterator[DagsterEvent]:
-        """Ask every step to stop, and tell what they say until they have, or time is up."""
+        """Ask every step to stop, and forward their events until they have stopped or time is up."""
         until = time.monotonic() + _GRACE_SECONDS
         for step in self._at_work.values():
             if step.lane:

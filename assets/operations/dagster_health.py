@@ -34,7 +34,7 @@ _ON = {"RUNNING", "AUTOMATICALLY_RUNNING"}
 
 
 def examine_project(project: Project, files: FeedFiles) -> list[Diagnosis]:
-    """All that there is to tell of the project's files and of its Dagster."""
+    """Returns the checks of the project's files and its Dagster."""
     found = examine((project, files), FILES)
     home = Home(project.dagster_home)
     if not home.used:
@@ -90,7 +90,7 @@ class Home:
 
     @cached_property
     def used(self) -> bool:
-        """Whether there is an instance to look at: opening one that is not there would make it."""
+        """Whether the instance exists: opening a missing one would create it."""
         config = self.folder / "dagster.yaml"
         with suppress(OSError):
             if config.is_file() and "\nstorage:" in f"\n{config.read_text()}":
@@ -160,7 +160,7 @@ def runs(of: Used) -> Iterator[Diagnosis]:
 
 
 def concurrency(of: Used) -> Iterator[Diagnosis]:
-    """What keeps runs of one feed one after the other: a limit of one on its pool, for whole runs. The limit may be the
+    """Check that runs of one feed are serialized: a limit of one on its pool, for whole runs. The limit may be the
     pool's own, so that pools of others stay as they are."""
     config = of.instance.get_concurrency_config()
     log = of.instance.event_log_storage

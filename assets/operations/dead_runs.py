@@ -1,4 +1,4 @@
-"""Runs that Dagster shows as under way: says which of them are dead, by what evidence, and ends those.
+"""Runs that Dagster shows as under way: finds the dead ones, with the evidence, and ends them.
 
 Promises: a run is called dead because of its lock, its beat in the lake or its process on this machine, or because no
 process ever began. To end it means to mark it as failed (canceled, if somebody asked for that), to free its slots and
@@ -31,12 +31,12 @@ BEGUN = (Status.NOT_STARTED, Status.STARTING, Status.STARTED, Status.CANCELING)
 """The statuses in which a killed run stays. A queued run has no process yet: it waits for Dagster's daemon."""
 
 Beats = Callable[[Collection[str]], Mapping[str, Verdict]]
-"""What the beats in the lake say about runs, by run id; nothing about runs that never beat or ended in order."""
+"""Verdicts about runs by their heartbeats in the lake, by run id; none for runs without one or that ended in order."""
 
 
 @dataclass(frozen=True, slots=True)
 class UnderWay:
-    """A run that has begun and not ended, as far as Dagster knows. `verdict`: None if nothing says whether it lives."""
+    """A run that has begun and not ended, as far as Dagster knows. `verdict`: None without evidence."""
 
     run: dg.DagsterRun
     since: float
@@ -65,7 +65,7 @@ def under_way(instance: dg.DagsterInstance, project: Project, beats: Beats, feed
 
 
 def end(instance: dg.DagsterInstance, project: Project, stuck: UnderWay) -> tuple[str, ...]:
-    """End the run in Dagster. Returns the pools that this frees. Raises nothing if the run has ended meanwhile."""
+    """End the run in Dagster. Returns the pools that this frees. No error if the run has ended in between."""
     freed = pools(instance, stuck.run)
     why = stuck.verdict.why if stuck.verdict else "nothing says that it lives"
     end_run(instance, stuck.id, f"ended by `sluice unstick`: {why}; the next run goes on")
@@ -99,7 +99,7 @@ def queued_runs(instance: dg.DagsterInstance) -> int:
     return instance.get_runs_count(dg.RunsFilter(statuses=[Status.QUEUED]))
 
 
-# -- what the lakes say
+# -- heartbeats in the lakes
 
 
 @dataclass(frozen=True, slots=True)

@@ -24,7 +24,7 @@ from sluice.pipelines.util.units import many, parse_window, show_window
 def reconcile(
     instance: dg.DagsterInstance, books: LedgerView, report: Reporter = lambda progress: None, *, dry_run: bool = False
 ) -> Iterator[RepairFinding]:
-    """Report to Dagster what it does not know of the feed, and name what only Dagster knows. Idempotent."""
+    """Report missing events of the feed to Dagster, and name events without ground in the ledger. Idempotent."""
     yield from _untold_findings(instance, books, report, dry_run)
     yield from _unsettled_findings(instance, books, dry_run)
     yield from _overtold_findings(instance, books)

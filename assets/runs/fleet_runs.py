@@ -1,4 +1,4 @@
-"""Runs over many feeds, as Dagster's records show them: job and steps, what they were asked, what became of it."""
+"""Runs over many feeds by Dagster's records: job, steps, requests and outcomes."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def fleet_config(schedule: str, asked: Mapping[str, Request]) -> dict[str, Any]:
 
 
 def asked_of(run: dg.DagsterRun) -> Mapping[str, Mapping[str, Any]] | None:
-    """What a run over many feeds was asked, by feed; None if it is no such run. An empty answer: all of its feeds."""
+    """Returns the request of a run over many feeds, by feed; None for other runs. Empty: all of its feeds."""
     if FLEET_TAG not in run.tags:
         return None
     said = (_said(one) for one in _config(run).get("feeds", ()))
@@ -53,7 +53,7 @@ def asked_of_feed(run: dg.DagsterRun, feed: str) -> Mapping[str, Any]:
 
 
 def _of_all(run: dg.DagsterRun) -> dict[str, Any]:
-    """What was asked of each feed that nothing else was asked of."""
+    """Returns the default request, for feeds without one of their own."""
     return _said({k: v for k, v in _config(run).items() if k != "feeds"})
 
 

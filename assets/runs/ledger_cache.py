@@ -33,13 +33,13 @@ class RunLedgers:
         return known
 
     def forget(self) -> None:
-        """The run goes on without them: what they hold is not needed any more."""
+        """Drop ledgers that the run no longer needs."""
         self._opened.clear()
 
 
 @dataclass(frozen=True, slots=True)
 class _Found:
-    """What a ledger owed when it had `number` entries and windows before `until` (ms) had closed."""
+    """The pending windows of a ledger with `number` entries, of windows that closed before `until` (ms)."""
 
     place: tuple[str, S3Settings, WindowSettings]
     ledger: str
@@ -49,7 +49,7 @@ class _Found:
 
 
 class OwedWindows:
-    """What feeds owe by their ledgers, looked at again and again. Safe for feeds side by side in threads.
+    """Caches the pending windows of feeds by their ledgers. Thread-safe.
 
     Where nothing came into a ledger since the last look, it owes what it owed, and the windows that closed since: this
     takes two requests to the lake, and little is kept. Otherwise the ledger is read anew, with all that this checks.

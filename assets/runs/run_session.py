@@ -1,4 +1,4 @@
-"""What a run of an asset works with. Definitions hold it themselves, so it is no resource whose name could clash.
+"""The session of a run: its feeds, ports and clock. Definitions hold it, so it is no resource whose name could clash.
 
 Each run has its own session: progress and results go to the caller that made it, never through a global. A run that
 Dagster launched reports to its own log.
@@ -124,7 +124,7 @@ class RunSession:
         return (self.files or read_feeds(self.project, self.project.environ())).feed(name)
 
     def readable_feed(self, name: str) -> Feed:
-        """The feed, to read what landed: the address of Kafka need not be known. Raises FeedError."""
+        """Returns the feed for reading landed rows; the address of Kafka may be unknown. Raises FeedError."""
         return self.project.readable_feed(name)
 
     def reporter(self, log: Logger) -> Reporter:
@@ -141,7 +141,7 @@ class RunSession:
 
         def heeding(progress: Progress) -> None:
             self.stop.check()
-            with logs.about(**here):  # a thread of its own tells how far a batch is
+            with logs.about(**here):  # a thread of its own reports the progress of a batch
                 for report in reports:
                     report(progress)
 
@@ -189,7 +189,7 @@ class RunSession:
             raise
 
     def _tag(self, context: dg.AssetExecutionContext | dg.OpExecutionContext, error: Exception) -> None:
-        """Say what the error is, and whether it passes by itself. Until then, a re-executed run has its parent's."""
+        """Tag the run with its error, and whether it is transient. Before, a re-executed run has its parent's tags."""
         if not self.alone:
             return
         tags = {ERROR_TAG: type(error).__name__}

@@ -1,4 +1,4 @@
-"""When a schedule looks at what is owed: whenever windows have closed, and soon after a run that left something behind.
+"""When a schedule checks pending windows: after windows have closed, and soon after a run that left some behind.
 
 Between closings a tick costs one question to Dagster. So a catch-up goes on within minutes, one run after the other,
 however many windows it has; and after a run that failed, the next closing is soon enough.
@@ -66,7 +66,7 @@ def _goes_on(run: dg.DagsterRun | None) -> bool:
 
 
 def _about(run: dg.DagsterRun | None) -> str:
-    """What the tick knows of the newest run. It does not look at the ledger, so it never says that nothing is owed."""
+    """Describes the newest run. It does not read the ledger, so it never reports that nothing is pending."""
     if run is None:
         return ""
     name = f"run {run.run_id[:8]}"

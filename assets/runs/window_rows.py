@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 class LandedRows(dg.IOManager):
-    """Loads what landed of a feed; storing it is the landing's own work."""
+    """Loads a feed's landed rows. Landing stores them, not this manager."""
 
     def __init__(self, session: RunSession, feed: str) -> None:
         self._session, self._feed = session, feed

@@ -46,10 +46,10 @@ from sluice.pipelines.model.plans import Request, RequestKind
 from sluice.pipelines.util.units import many, show_window
 
 SECONDS = 30
-"""Seconds that a tick looks at feeds; Dagster ends ticks that take longer than a minute."""
+"""Seconds that a tick spends on feeds; Dagster ends ticks that take longer than a minute."""
 _AT_ONCE = 8
 _RUNS = 30
-"""How many earlier runs tell what failed."""
+"""Number of earlier runs whose failures count."""
 _SHOWN = 10
 
 Windows = Mapping[str, dg.TimeWindowPartitionsDefinition]
@@ -139,7 +139,7 @@ class Tick:
                 yield feed
 
     def _lasts(self, feed: str, asked: Request) -> int:
-        """Until when (ms) Kafka keeps the oldest of what is asked for, by what was last seen of the feed's topics."""
+        """Returns until when (ms) Kafka retains the oldest requested records, by the topics' last-seen state."""
         kept = recall(self.session.project, feed).kept
         return (asked.window or 0) + (REACH if kept is None else kept)
 
@@ -149,8 +149,8 @@ class Tick:
         return feed.name in self.windows
 
     def _owed(self, instance: dg.DagsterInstance, feeds: Sequence[Feed]) -> Iterator[tuple[Feed, list[int]]]:
-        """What each feed owes. Several are asked at once: what takes time is the lake. Rotated by the clock, so that
-        what one tick has no time for is not what the next one has no time for."""
+        """Yields each feed's pending windows. Several lakes are read at once. Rotated by the clock, so that ticks that
+        run out of time skip different feeds."""
         first = int(time.time() // 60) % len(feeds) if feeds else 0
         pool = ThreadPoolExecutor(_AT_ONCE, "sluice-tick")
         asked = [(f, pool.submit(look_at_windows, instance, self.session, f)) for f in (*feeds[first:], *feeds[:first])]

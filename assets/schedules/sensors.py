@@ -137,7 +137,7 @@ class Cursor:
 
 @dataclass
 class Tick:
-    """One look at all feeds: `events` to store, `news` for people, and the cursor brought up to date."""
+    """The result of one tick over all feeds: `events` to store, `news` for people, and the new cursor."""
 
     session: RunSession
     cursor: Cursor
@@ -147,7 +147,7 @@ class Tick:
     _kafkas: dict[KafkaSettings, tuple[Cluster, View] | SluiceError] = field(default_factory=dict)
 
     def run(self, instance: dg.DagsterInstance, clock: Callable[[], float]) -> None:
-        """Look at the feeds until all are done or time is up, by `clock` in seconds."""
+        """Evaluate the feeds until all are done or time is up, by `clock` in seconds."""
         until = clock() + SECONDS
         files = read_feeds(self.session.project, self.session.project.environ())
         self.news += [f"not loaded: {e.message}" for e in files.broken.values()]
@@ -216,7 +216,7 @@ class Tick:
         self.news += [f"{name}: {f}" for f in seen.findings if f.about not in known]
         self.news += [f"{name}: passed: {about}" for about in known if about not in after[1]]
         if before != after or unseen:
-            # About the newest by now: an event settled in this tick is newer than `newest`.
+            # About the newest event: one reported in this tick is newer than `newest`.
             self.events.append(
                 feed_checks.feed_evaluation(
                     instance, self.session.keys(name).landed, WATCH, feed_checks.watch_check(seen)
@@ -226,7 +226,7 @@ class Tick:
 
     @property
     def summary(self) -> str:
-        """Findings that remain, then what is new."""
+        """Lists remaining findings, then new ones."""
         standing = {n: len(about) for n, (_, about) in sorted(self.cursor.told.items()) if about}
         feeds = ", ".join(f"{n} ({count})" for n, count in [*standing.items()][:SHOWN])
         rest = f" and {len(standing) - SHOWN} more" if len(standing) > SHOWN else ""

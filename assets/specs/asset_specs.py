@@ -1,4 +1,4 @@
-"""How Dagster shows a feed's assets: their keys, and what stands beside these: group, description, kinds, columns.
+"""How Dagster shows a feed's assets: keys, groups, descriptions, kinds, columns.
 
 A project of one's own may translate all of it (`sluice.dagster`). Runs need the keys only.
 """
@@ -61,7 +61,7 @@ class Keys:
 
 
 class AssetOf(StrEnum):
-    """What an asset stands for."""
+    """The role of an asset."""
 
     TOPIC = "topic"
     LANDED = "landed"
@@ -86,7 +86,7 @@ class FeedAsset:
 
 
 Translate = Callable[[FeedAsset], dg.AssetSpec]
-"""How an asset is to be shown. Its partitions, checks and what it depends on are not up for translation."""
+"""Translates the presentation of an asset; partitions, checks and dependencies are fixed."""
 
 
 def untranslated(asset: FeedAsset) -> dg.AssetSpec:
@@ -123,7 +123,7 @@ class AssetSpecs:
 
 
 def attributes(spec: dg.AssetSpec) -> dict[str, Any]:
-    """What `dagster.asset` takes from a spec, besides what the asset depends on."""
+    """Returns the arguments of `dagster.asset` from a spec, besides dependencies."""
     return {
         "key": spec.key,
         "group_name": spec.group_name,

@@ -31,7 +31,7 @@ _NAMED = 10
 
 @dataclass(frozen=True, slots=True)
 class FeedFiles:
-    """The folder's contents: feeds by name, and what is wrong with the other files."""
+    """The folder's contents: feeds by name, and problems of the other files."""
 
     feeds: Mapping[str, Feed]
     broken: Mapping[Path, FeedError]

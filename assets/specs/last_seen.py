@@ -1,4 +1,4 @@
-"""What runs last saw of a feed, so that definitions load without asking Kafka: `.sluice/seen/<feed>.json`.
+"""The last-seen state of a feed, so that definitions load without Kafka: `.sluice/seen/<feed>.json`.
 
 It is a convenience, never evidence: a damaged file counts as missing, and the next run writes it again.
 """
@@ -28,7 +28,7 @@ class Remembered:
 
 
 def recall(project: Project, feed: str) -> Remembered:
-    """What the last run saw."""
+    """The state that the last run saw."""
     try:
         said = json.loads(_path(project, feed).read_text())
     except (OSError, ValueError, RecursionError):

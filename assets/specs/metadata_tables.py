@@ -40,11 +40,11 @@ _OWN = {
     "batch": "the batch that read the record",
     "contract": "the hash of the contract that it was checked against",
 }
-"""What is in the columns that are Sluice's own."""
+"""Descriptions of Sluice's own columns."""
 
 
 def columns_of(schema: pa.Schema, described: Mapping[str, str] | None = None, own: bool = False) -> dg.TableSchema:
-    """An Arrow schema as Dagster shows columns. `described`: what is in them. `own`: all of them are Sluice's own."""
+    """Returns an Arrow schema as Dagster's columns. `described`: their descriptions. `own`: all are Sluice's own."""
     said = described or {}
     kinds = ((f, f.type.value_type if pa.types.is_dictionary(f.type) else f.type) for f in schema)
     return dg.TableSchema(

@@ -56,7 +56,7 @@ def _keep(
 
     try:
         path = store.keep(ledger, edges.lake, batch, behind(outlook) if outlook else None, why, failures)
-    except Exception as error:  # noqa: BLE001 - whatever it is: the batch is decided, and its report is a comfort
+    except Exception as error:  # noqa: BLE001 - the batch is decided, and its report is optional
         context.log.warning("the report of batch %d was not written: %s: %s", batch, type(error).__name__, error)
         return
     context.log.info("the report of batch %d: %s", batch, edges.lake.locate(path))

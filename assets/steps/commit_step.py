@@ -121,7 +121,7 @@ def commit_quietly(context: Context, session: RunSession, feed: Feed, edges: Por
 
 
 def commit_after_failure(context: Context, session: RunSession, feed: Feed, edges: Ports) -> Events:
-    """Commit what landed, without partitions whose log has changed. A failure is reported, not raised."""
+    """Commit landed offsets, without partitions whose log has changed. A failure is reported, not raised."""
     try:
         changed = open_run(context, session, feed, edges).find_changed()
         books, result = _commit_landed(context, session, feed, edges, changed)
@@ -170,7 +170,7 @@ def _report_committed(context: Context, session: RunSession, books: LedgerView, 
 
 
 def _report_partitions_again(context: Context, session: RunSession, name: str) -> Events:
-    """Report commits of the run's partitions again that were reported before, whatever the outcome of this one."""
+    """Report earlier commits of the run's partitions again, regardless of the outcome of this one."""
     try:
         feed = session.feed(name)
         if windows := partitions(context, feed):

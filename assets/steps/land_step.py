@@ -179,7 +179,7 @@ class LandStep:
         return list_settled(self.feed, self.request, landed)
 
     def _in_lineage(self) -> AbstractContextManager[None]:
-        """Report what the block lands to OpenLineage, if configured."""
+        """Report the rows that the block lands to OpenLineage, if configured."""
         windows = list_requested(self.feed, self.request)
         window = (windows[0], windows[-1] + self.feed.window.length) if windows else None
         landing = lineage.Landing(self.feed, self.context.run.run_id, window, self.session.alone)
@@ -282,7 +282,7 @@ class LandStep:
         return lambda: time.monotonic() >= end
 
     def _log(self, landed: Landed) -> None:
-        """Log what is left and why, and tag a run that leaves the rest to the next one."""
+        """Log the remaining ranges and the reason, and tag a run that leaves the rest to the next one."""
         context, session = self.context, self.session
         if landed.stopped:
             left = many(landed.left, "offset")
@@ -297,7 +297,7 @@ class LandStep:
             context.log.warning("%s", landed.overridden)
 
     def _publish_events(self, books: LedgerView, landed: Landed, rolled: Portion) -> Events:
-        """The events of what was published and completed, whatever else failed.
+        """Yields the events of published and completed windows, even if others failed.
 
         `rolled`: the windows that were reported just before, without their checks, and those left to later runs. The
         run's partitions are reported whoever landed them.
@@ -338,7 +338,7 @@ def _known_checks(context: Context, key: dg.AssetKey, results: Iterable[tuple[st
 
 
 def _watch_after_landing(context: Context, feed: Feed, edges: Ports, ledger: Ledger) -> WatchResult | None:
-    """What the sensor would find now. If that cannot be seen, it is only logged."""
+    """Returns the sensor's findings now. An error is only logged."""
     try:
         return feed_checks.by_the_way(watch(feed, ledger, edges.cluster, view(edges.cluster, [feed]), edges.clock()))
     except SluiceError as error:

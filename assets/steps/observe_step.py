@@ -63,7 +63,7 @@ def partitions_of(edges: Ports, feed: Feed, topics: Iterable[str]) -> Topics:
 
 
 def outlook_of(edges: Ports, feed: Feed, state: State, seen: Topics) -> Outlook:
-    """What is about to happen to the feed in these topics."""
+    """Returns the outlook of the feed in these topics."""
     partitions = {key_of(state, p): p for ps in seen.values() for p in ps}
     now = edges.clock()
     return look_ahead(feed, Ledger(edges.lake, feed.name, edges.clock), state, edges.cluster, partitions, now)

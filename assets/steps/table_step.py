@@ -1,4 +1,4 @@
-"""A feed's table in Dagster: a run brings it up to what landed, after it has committed; a check compares all files.
+"""A feed's table in Dagster: a run syncs it after its commit; a check compares all files.
 
 It never stops a run. If the catalog is away, or somebody else changed the table, the run logs it, the check `table`
 warns, and the next run adds what is owed.
