@@ -24,7 +24,7 @@ MOST_REGEX = 1000
 MOST_WINDOWS = 8
 MOST_RANGE = 1000
 FUNCTIONS = ("mean", "median", "min", "max")
-"""What a window can compute from the values of earlier batches."""
+"""Values that a window can compute from earlier batches."""
 DECIMALS = 38
 """The most digits of an exact sum."""
 
@@ -32,7 +32,7 @@ Types = Mapping[str, Type]
 
 
 class Flaw(NamedTuple):
-    """What is wrong with the argument `name` (empty: with several together), and what to do."""
+    """A problem with the argument `name` (empty: with several together), and its remedy."""
 
     name: str
     what: str

@@ -27,7 +27,7 @@ class Scope(StrEnum):
 
 
 class Issue(StrEnum):
-    """What an expectation is about: Great Expectations' `DataQualityIssues`. Checks are grouped by it."""
+    """The subject of an expectation: Great Expectations' `DataQualityIssues`. Checks are grouped by it."""
 
     COMPLETENESS = "Completeness"
     VALIDITY = "Validity"
@@ -291,14 +291,14 @@ def argument(expectation: Expectation, name: str) -> Any:
 
 
 def text(expectation: Expectation) -> str:
-    """What the expectation says, for people: "amount is between 0 and 10,000"."""
+    """Returns the expectation in words: "amount is between 0 and 10,000"."""
     rendered = sentence(expectation.type, _arguments(expectation)).text
     share = expectation.kwargs.get("mostly")
     return rendered if share in (None, 1) else f"{rendered}, in at least {share * 100:g}% of rows"
 
 
 def demand(expectation: Expectation) -> str:
-    """What the expectation demands of a row that breaks it: "amount should be between 0 and 10,000"."""
+    """Returns the demand on a row that breaks the expectation: "amount should be between 0 and 10,000"."""
     return sentence(expectation.type, _arguments(expectation)).demand
 
 

@@ -1,4 +1,4 @@
-"""Puts each expectation into words for people: what it says, and what it demands of a row that breaks it.
+"""Puts each expectation into words: its rule, and its demand on a row that breaks it.
 
 Sentences hold values of the contract only, never a value of a record.
 """
@@ -80,7 +80,7 @@ def _names(values: Any) -> str:
 
 
 def _limit(args: Args, name: str) -> str:
-    """A bound's text. Times have no quotes; a bound by a window is described by what the window computes."""
+    """Returns a bound's text. Times have no quotes; a bound by a window is described by its computation."""
     value = args[name]
     if isinstance(value, dict):
         window = next((w for w in args["windows"] or [] if w["parameter_name"] == value["$PARAMETER"]), None)

@@ -51,7 +51,7 @@ def _expectation_of(index: int, item: Mapping[str, Any]) -> Expectation:
 
 @dataclass(frozen=True, slots=True)
 class ContractProblem:
-    """One problem in the file: where, what is wrong, and what to do.
+    """One problem in the file: its position, description and remedy.
 
     `place` is such as `expectations[3] expect_column_to_exist: column`; empty for the whole file.
     """

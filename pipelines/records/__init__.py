@@ -1,4 +1,4 @@
-"""Turns record bytes into Arrow rows of one shape, as a worker does with what it fetched.
+"""Turns fetched record bytes into Arrow rows of one shape, in a worker.
 
     decode (bytes → columns) ─► typed (JSON → typed columns) ─► checked (rows against the contract)
 

@@ -1,4 +1,4 @@
-"""Types from a sample: what a schema must say for these JSON values to fit it.
+"""Infers types from a sample: the schema that these JSON values fit.
 
 Pure functions. Nothing here decides what lands: a person reads the proposal, and records that do not fit it later go to
 the quarantine, as with any schema.
@@ -23,7 +23,7 @@ _DATE, _TIME = re.compile(_DAY), re.compile(rf"{_DAY}[Tt ]\d\d:\d\d(:\d\d([.,]\d
 _INT64 = range(-(1 << 63), 1 << 63)
 _TEXTS = {"date", "string", "timestamp"}
 _ITEMS = 1000
-"""The most elements of a list that are looked at."""
+"""Limit of inspected elements of a list."""
 _MANY_KEYS = 20
 _RARE = 0.5
 """An object with so many names over the sample, of which none is in more of its objects than this share and most are in
@@ -137,7 +137,7 @@ class Sampled:
 
 
 def sampled(values: Iterable[bytes | None]) -> Sampled:
-    """Looks at each value once."""
+    """Visits each value once."""
     out = Sampled()
     for value in values:
         out.values += 1

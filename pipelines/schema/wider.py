@@ -36,7 +36,7 @@ QUARANTINED_TYPES = RAW_TYPES | {
     "batch": "int64",
     "contract": "string",
 }
-"""The columns of what is in quarantine, spelled in the same way."""
+"""The columns of quarantined records, spelled in the same way."""
 
 
 def holds(wide: Type, narrow: Type) -> bool:

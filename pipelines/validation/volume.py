@@ -28,7 +28,7 @@ FUNCTIONS: Mapping[str, Callable[[Sequence[int]], float]] = {
     "min": min,
     "max": max,
 }
-"""The values of `constraint_fn`, and what they compute."""
+"""The values of `constraint_fn`, and their functions."""
 
 
 class NoHistoryError(Exception):

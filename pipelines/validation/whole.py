@@ -65,7 +65,7 @@ def between(value: Any, e: Expectation, low: Any, high: Any) -> bool:
     return above and (high is None or (value < high if strict_max else value <= high))
 
 
-# -- what needs no rows
+# -- expectations without rows
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,7 +133,7 @@ _OF_TABLES: Mapping[str, Callable[[Expectation, BatchFacts], Result]] = {
 }
 
 
-# -- what is asked of the rows
+# -- expectations on rows
 
 
 def _of_rows(
@@ -263,7 +263,7 @@ def _distinct_share(e: Expectation, values: Counted, table: StagedTable, t: Type
 
 
 def _distinct_set(e: Expectation, values: Counted, table: StagedTable, t: Type) -> Result:
-    """The result says how many values are outside and how many members are missing, but never which."""
+    """Reports the number of values outside and of missing members, never the values themselves."""
     strange, missing = values.against([literals.member(t, value) for value in e.kwargs["value_set"]])
     wrong = {
         "expect_column_distinct_values_to_be_in_set": strange,

@@ -305,7 +305,7 @@ def _record(data: Array, p: int, end: int, pc: int, t: Tables) -> int:
         elif op == CONSTANT:
             number = pack(state[POOL] + cell(ops, pc - 1, A), state[POOL] + cell(ops, pc - 1, B), PLAIN)
         elif op == LIST or op == NEXT:  # noqa: SIM109 - compiled
-            # A frame for each list that is open: its operation, what is left of its block, its elements so far.
+            # A frame for each open list: its operation, the rest of its block, its number of elements.
             if op == LIST:
                 if (depth + 1) * FRAME > t.stack.size:
                     code = int64(DEEP)

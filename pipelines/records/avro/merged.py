@@ -1,4 +1,4 @@
-"""One schema of several: what a schema refers to, written into it where it is first named."""
+"""Merges schemas into one: a referenced schema is written where it is first named."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def _collect(node: Any, space: str, types: dict[str, Any]) -> None:
 
 
 def _inline_types(node: Any, space: str, types: dict[str, Any]) -> Any:
-    """The schema with each known name's first use replaced by its type; what was used is no longer known."""
+    """Returns the schema with each known name's first use replaced by its type; used names are removed."""
     if isinstance(node, str):
         for name in (_full(node, space), node):
             if name in types:

@@ -113,7 +113,7 @@ class _Program:
             self.record(w, r, node, "")
 
     def record(self, w: AvroType, r: AvroType, node: SchemaNode, path: str) -> None:
-        """All fields of a record; the caller says that the struct is there."""
+        """Emit all fields of a record; the caller marks the struct as present."""
         if w.kind is not AvroKind.RECORD or not _same_name(w, r):
             raise Incompatible(f"{path or 'the record'}: {_describe(w)} was written, and {_describe(r)} is read")
         children = {self._nodes[c].name: self._nodes[c] for c in node.children}
@@ -402,7 +402,7 @@ def _alike(w: AvroType, r: AvroType) -> bool:
 
 
 def _fits(w: AvroType, r: AvroType) -> bool:
-    """Whether the reader's type may take what the writer's wrote, as far as the two alone tell."""
+    """Returns whether the reader's type may accept the writer's, judged by the two alone."""
     if w.logical and r.logical and (w.logical, w.scale) != (r.logical, r.scale):
         return False  # a time in another unit, or other digits: nothing is converted
     if w.kind in _PROMOTED:

@@ -95,7 +95,7 @@ def wrap_in_record(t: AvroType) -> AvroType:
 
 
 def nullable(t: AvroType) -> AvroType | None:
-    """What the type is besides null, if it is a union of null and one other; else None."""
+    """Returns the other type of a union of null and one other; else None."""
     others = [b for b in t.inner if b.kind is not AvroKind.NULL]
     return others[0] if t.kind is AvroKind.UNION and len(others) == 1 else None
 

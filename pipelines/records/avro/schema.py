@@ -159,7 +159,7 @@ def _load_json(text: str) -> Any:
 
 
 class _Parser:
-    """Knows the named types that were parsed so far."""
+    """The named types parsed so far."""
 
     def __init__(self) -> None:
         self._named: dict[str, AvroType] = {}

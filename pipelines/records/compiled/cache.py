@@ -50,7 +50,7 @@ _LOOK = 0.05  # seconds between looks at the processes
 
 
 def ready(report: Reporter = lambda progress: None) -> None:
-    """Compile what is not compiled yet, unless there is nowhere to keep it. What fails is compiled when needed."""
+    """Compile missing loops, unless no cache can be written. Loops that fail are compiled when needed."""
     folder = _folder()
     if folder is None:
         report(Progress(STAGE, note=NOWHERE))
@@ -68,13 +68,13 @@ def ready(report: Reporter = lambda progress: None) -> None:
 
 
 def is_ready() -> bool:
-    """Whether everything is compiled, as far as one look at a file tells."""
+    """Returns whether all loops are compiled, judged by one file."""
     folder = _folder()
     return folder is not None and _mark(folder).exists()
 
 
 def describe_compiling() -> str:
-    """What is being compiled, why, and for about how long, in a few words."""
+    """Describes the compilation and its expected duration."""
     cores = _cores()
     seconds = max(max(SHARES.values()) + _START, sum(s + _START for s in SHARES.values()) // cores)
     how = f"on {cores} cores, " if cores > 1 else ""
@@ -91,7 +91,7 @@ NOWHERE = (
 
 
 def _folder() -> Path | None:
-    """The folder of the mark: the one that numba chooses, or one beside it. None where nothing can be written."""
+    """Returns the folder of the mark: the one that numba chooses, or one next to it; None if none is writable."""
     if configured := os.environ.get("NUMBA_CACHE_DIR"):
         folders = [Path(configured)]
     else:

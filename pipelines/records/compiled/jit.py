@@ -22,7 +22,7 @@ from sluice.pipelines.records.compiled.stamp import source_stamp
 
 F = TypeVar("F", bound=Callable[..., Any])
 Array = npt.NDArray[Any]
-# To the type checker a compiled number is an int, and numba is what it is.
+# To the type checker a compiled number is an int, and numba is untyped.
 int32: Callable[[Any], int] = cast(Any, np.int32)
 int64: Callable[[Any], int] = cast(Any, np.int64)
 uint64: Callable[[Any], int] = cast(Any, np.uint64)

@@ -1,4 +1,4 @@
-"""Regular expressions of a fixed form, such as `^o-[0-9]{10}$`, held against texts by a table instead of an automaton.
+"""Regular expressions of a fixed form, such as `^o-[0-9]{10}$`, matched with texts by a table instead of an automaton.
 
 Identifiers mostly have one, and it takes a fifth of the time. Promise: what is said of a text is what Arrow's automaton
 (RE2) says of it; a regular expression of which that is not sure has no form.
@@ -27,7 +27,7 @@ Which = Callable[[pa.Array], "pa.BooleanArray"]
 
 
 def fixed_form(regex: str) -> Which | None:
-    """Whether texts match a regular expression that says of each character, from first to last, which it may be."""
+    """Matches texts with a regular expression that lists the allowed characters of each position."""
     table = _table(regex)
     if table is None:
         return None

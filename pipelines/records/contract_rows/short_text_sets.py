@@ -1,4 +1,4 @@
-"""Sets of short texts, such as codes of currencies or states, held against columns by a table of eight-byte words.
+"""Sets of short texts, such as codes of currencies or states, matched with columns by a table of eight-byte words.
 
 Contracts mostly name such sets, and it takes a fifth of the time of Arrow's hash table. Promise: what is said of a text
 is what Arrow's `is_in` says of it.

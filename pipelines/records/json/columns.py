@@ -208,7 +208,7 @@ class Times(Numbers):
 
 
 class Floats(Numbers):
-    """float32 and float64. Arrow's own parser, which rounds correctly, takes in bulk what the fast path leaves."""
+    """float32 and float64. Arrow's own parser, which rounds correctly, parses the rest of the fast path in bulk."""
 
     kind = np.float64
 
@@ -380,5 +380,5 @@ _COLUMNS: dict[Kind, type[ColumnBuilder]] = {
 
 
 def column_of(node: SchemaNode, items: int) -> ColumnBuilder:
-    """An empty column for the node, with room for about so many items."""
+    """Returns an empty column for the node, with room for about this number of items."""
     return _COLUMNS[node.type.kind](node, items)

@@ -276,7 +276,7 @@ def _exact(values: Array, at: int, end: int, digits: int, scale: int) -> tuple[i
 
 @inner
 def _exponent(values: Array, at: int, end: int) -> int:
-    """The number after an `e`; what is beyond any use becomes some far one."""
+    """Returns the number after an `e`; extreme numbers are clamped."""
     negative = byte(values, at) == 0x2D
     if negative or byte(values, at) == 0x2B:
         at += 1
@@ -554,7 +554,7 @@ def _minute(buf: Array, at: int) -> int:
 
 @inner
 def _instant(minute: int, buf: Array, at: int, end: int, digits: int) -> tuple[int, int]:
-    """A time from what comes after its minute: (units of 10^−digits seconds since the epoch, OK or a code)."""
+    """Parses a time after its minute: (units of 10^−digits seconds since the epoch, OK or a code)."""
     second = fraction = int64(0)
     if end - at >= 3 and byte(buf, at) == 0x3A:
         second = _two(buf, at + 1)

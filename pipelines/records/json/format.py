@@ -36,7 +36,7 @@ _COORDINATES = [RawFormat.schema.get_field_index(f.name) for f in COORDINATES]
 
 
 class Records(NamedTuple):
-    """Records of a slice: as they came, their coordinates, their offsets, and what of them is typed."""
+    """Records of an offset range: unchanged, their coordinates, their offsets, and the values to be typed."""
 
     raw: pa.RecordBatch
     kafka: pa.RecordBatch
@@ -45,7 +45,7 @@ class Records(NamedTuple):
 
 
 class TypedFormat:
-    """The base of formats that type values: coordinates beside the columns, refused records beside the rows.
+    """The base of formats that type values: coordinates next to the columns, refused records next to the rows.
 
     With `dropping`, records that do not fit are counted and left out instead of quarantined.
     """
@@ -72,7 +72,7 @@ class TypedFormat:
             )
 
     def _open_records(self, chunk: pa.RecordBatch) -> Iterator[tuple[pa.RecordBatch, Opened]]:
-        """The records, in one part or several, and of each what is typed."""
+        """Yields the records in one part or several, each with the values to be typed."""
         yield chunk, Opened(chunk.column(chunk.schema.get_field_index("value")))
 
     def _pieces(self, opened: Opened) -> Iterator[TypedPiece]:

@@ -50,9 +50,9 @@ from sluice.pipelines.records.json.scan import (
 MOST_NAMES = 64
 """Names that are told apart; what comes for others is counted together, under the number MOST_NAMES."""
 MOST_BYTES = 800
-"""Bytes of a name that is told apart."""
+"""Bytes of a distinguished name."""
 NULL, BOOL, INT, FLOAT, BIG, TEXT, NESTED = 1, 2, 4, 8, 16, 32, 64
-"""What a value is, as bits: BIG is an integer that int64 does not hold."""
+"""The kind of a value, as bits: BIG is an integer beyond int64."""
 COUNT, FIRST, LAST, KINDS, SIZE, HASH, NODE = 0, 1, 2, 3, 4, 5, 6
 """Columns of `told`: records that have the name, the first and the last of their rows, kinds of values, the name, and
 the struct that it is in."""
@@ -90,7 +90,7 @@ _NAMES = types.NamedTuple([_TOLD, U8, U8, I64, U8, I64], Names)
 
 @inner
 def _kind(buf: Array, at: int, end: int) -> int:
-    """What the value at `at` is, as a bit."""
+    """Returns the kind of the value at `at`, as a bit."""
     b = byte(buf, at)
     if b == 0x22:
         return TEXT

@@ -1,4 +1,4 @@
-"""One JSON Schema of several: what a schema refers to, as definitions in it, each by the name that refers to it."""
+"""Bundles JSON Schemas into one: referenced schemas become definitions, by the name of the reference."""
 
 from __future__ import annotations
 

@@ -18,7 +18,7 @@ MOST_TEXT = 1 << 20
 """Characters of a schema's text."""
 MOST_DEPTH = 64
 MOST_VISITS = 20_000
-"""Schemas that are looked at, each as often as it is used."""
+"""Limit of visited schemas; each counts as often as it is used."""
 _DEFINITIONS = ("$defs", "definitions")
 _UNIONS = ("anyOf", "oneOf")
 _NAMES = ("$id", "id")
@@ -79,7 +79,7 @@ class Node:
         return keyword in self.keywords
 
     def get(self, keyword: str) -> Any:
-        """What the keyword says; None if it is not there."""
+        """Returns the value of the keyword; None if absent."""
         entry = self.keywords.get(keyword)
         return None if entry is None else entry.value
 
@@ -157,7 +157,7 @@ class Document:
         return self.node(target, to, (*above, to))
 
     def _find_target(self, name: str, path: str) -> tuple[str, Any]:
-        """Where a reference leads, and what is there."""
+        """Returns the position of a reference's target, and the target."""
         document, _, pointer = name.partition("#")
         if not document:
             around = [v for v in self._named.values() if path.startswith(f"{v[0]}/")]
@@ -183,7 +183,7 @@ class Document:
         return to, target
 
     def _union(self, entry: Keyword) -> tuple[Node | None, bool]:
-        """What a union allows besides null, and whether it allows null."""
+        """Returns the types that a union allows besides null, and whether it allows null."""
         value, path, above = entry
         branches = [self.node(v, f"{path}/{i}", above) for i, v in enumerate(_schemas(value, path))]
         others = [b for b in branches if not _only_null(b)]
@@ -231,7 +231,7 @@ def _list_identified(node: Any, path: str, depth: int) -> Iterator[tuple[str, st
 
 
 def _make_keyword(keyword: str, value: Any, path: str, above: tuple[str, ...]) -> Keyword:
-    """What a keyword says; of properties, each with its place."""
+    """Returns the value of a keyword; of properties, each with its position."""
     if keyword != "properties":
         return Keyword(value, path, above)
     if not isinstance(value, Mapping):
@@ -258,7 +258,7 @@ def _values(node: Node) -> list[Any] | None:
 
 
 def _merge_keywords(own: Mapping[str, Keyword], part: Node) -> dict[str, Keyword]:
-    """What two schemas say together. Properties and what is required add up; else both must say the same."""
+    """Merges two schemas. Properties and required names add up; other keywords must be equal."""
     out = dict(own)
     for keyword, entry in part.keywords.items():
         if keyword not in out or out[keyword].value == entry.value:

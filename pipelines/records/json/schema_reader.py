@@ -1,4 +1,4 @@
-"""The feed's own JSON Schema: the columns that follow from it, and what it expects of rows beyond their types. Light.
+"""The feed's own JSON Schema: its columns, and its rules for rows beyond their types. Light.
 
 docs/formats.md has the table of types, and of keywords. What cannot be a column or an expectation is refused by the
 place of its keyword.
@@ -142,7 +142,7 @@ class _Columns:
 
     @contextmanager
     def collect_problems(self) -> Iterator[None]:
-        """Keep what is wrong in the block, and go on behind it."""
+        """Collect problems of the block, and go on after it."""
         try:
             yield
         except UnusableSchema as error:

@@ -133,7 +133,7 @@ def _empty_found(rows: int, extra: int) -> Found:
 
 
 def unnamed_texts(data: Array, ends: Array, rows: Array, t: scan.Tables) -> pa.Array:
-    """What of these records of a chunk no field has a name for, as JSON."""
+    """Returns the members of these records without a field, as JSON."""
     room = int((ends[rows + 1] - ends[rows]).sum(dtype=np.int64)) + 32
     out, text_ends = buffer(room, np.uint8), np.zeros(len(rows) + 1, np.int32)
     unnamed(data, ends, rows, t, no_frames(), out, text_ends)

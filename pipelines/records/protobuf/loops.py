@@ -168,7 +168,7 @@ _TABLES = types.NamedTuple(
 
 @inner
 def _varint(data: Array, at: int, end: int, max_bytes: int) -> tuple[int, int]:
-    """A varint of at most so many bytes: (the number, the next byte), or (a code, −1). Bits beyond 64 are dropped."""
+    """Reads a varint of a limited length: (the number, the next byte), or (a code, −1). Drops bits beyond 64."""
     number = uint64(0)
     shift = uint64(0)
     stop = at + max_bytes
@@ -343,7 +343,7 @@ def _enter(stack: Array, depth: int, stop: int, message: int, group: int) -> Non
 
 @inner
 def _left(stack: Array, depth: int) -> tuple[int, int, int]:
-    """What was kept when the one that ends now was entered."""
+    """Returns the state saved when the message that ends now was entered."""
     return item(stack, depth * FRAME), item(stack, depth * FRAME + 1), item(stack, depth * FRAME + 2)
 
 

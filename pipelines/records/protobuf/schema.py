@@ -54,7 +54,7 @@ class ProtoKind(StrEnum):
 
 
 class Meaning(StrEnum):
-    """What a message is besides a struct."""
+    """The role of a message besides a struct."""
 
     STRUCT = "struct"
     ENTRY = "entry"

@@ -28,7 +28,7 @@ class Incompatible(ValueError):
 
 
 def compare(writer: Any, reader: ProtoMessage, unknown: Unknown, path: str = "") -> None:
-    """Look through a writer's descriptor beside the feed's message. Raises Incompatible."""
+    """Compare a writer's descriptor with the feed's message. Raises Incompatible."""
     own = {f.number: f for f in reader.fields}
     if reader.meaning is Meaning.JSON:
         return

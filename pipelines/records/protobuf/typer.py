@@ -99,7 +99,7 @@ class ProtobufTyper(BinaryTyper):
         self._names.setdefault((message.name, number), name)
 
     def _know(self, schema: int, path: int, start: int) -> None:
-        """Enter what is known of a schema's message into the hash table."""
+        """Enter the facts about a schema's message into the hash table."""
         t = self._tables
         verdicts = {s: int(t.starts[p]) for s, p in self._places.items()} | {(schema, path): start}
         size = 1 << (2 * len(verdicts)).bit_length()
@@ -157,7 +157,7 @@ class _Piece(SlotPiece):
     """Builds one piece of Protobuf records, block by block."""
 
     def take(self, data: Array, t: Any, results: Any, out: int, bad: int) -> None:
-        """Append the block that the tables hold, with defaults for what was not written."""
+        """Append the block in the tables, with defaults for fields that were not written."""
         if out:
             bad_item, bad_node = (
                 np.empty(4 * len(results.source), np.int64),

@@ -1,4 +1,4 @@
-"""A `Format` that reads records' keys beside another format's rows.
+"""A `Format` that adds columns of records' keys to another format's rows.
 
 Promise: a record lands if its value and its key fit, and is else quarantined as it came, for what its value breaks
 first. Rows stay in offset order. Works on whole columns.

@@ -1,4 +1,4 @@
-"""Keys with a schema of their own: their fields become columns `key_…` beside those of the value. Light."""
+"""Keys with a schema of their own: their fields become columns `key_…` next to those of the value. Light."""
 
 from __future__ import annotations
 

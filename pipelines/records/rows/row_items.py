@@ -1,4 +1,4 @@
-"""What the ways back share that write rows as a format's bytes again: items of columns, and what cannot be written."""
+"""Helpers for writing rows as a format's bytes again: items of columns, and errors of values."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How records of a format with schemas of its own are read: the protocol `Reader`, and what a reader asks. Light."""
+"""Reading records of a format with its own schemas: the protocol `Reader`, and its requests. Light."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is before a record's own bytes, by which its schema is found. Light: no Arrow.
+"""The prefix of a record's own bytes, which identifies its schema. Light: no Arrow.
 
 A feed says which wire format its records have; nothing is ever guessed from bytes. docs/formats.md has the table.
 """

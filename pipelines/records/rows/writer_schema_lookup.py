@@ -121,7 +121,7 @@ class Opener:
         return schemas
 
     def name(self, schema: int) -> Named:
-        """What the schema of that number is called by its registry."""
+        """Returns the registry's name of the schema with that number."""
         return self._named.get(schema, schema) if schema >= _FIRST_GUID else schema
 
     def behind(self, records: pa.RecordBatch) -> tuple[list[bytes], Array]:

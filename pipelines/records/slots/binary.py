@@ -1,4 +1,4 @@
-"""What the formats share whose records are read by compiled loops over binary values: Avro and Protobuf.
+"""The base of formats whose records are read by compiled loops over binary values: Avro and Protobuf.
 
 Records of several writers' schemas may follow one another: the loop asks for a schema when it meets one for the first
 time. Promise: each record of a chunk is either typed or refused; a chunk comes in several pieces when its columns would
@@ -103,11 +103,11 @@ class BinaryTyper:
         return out.finish_piece(start, int(state[pieces.ROW]), ends)
 
     def _begun(self, rows: int) -> SlotPiece:
-        """A new piece, with room for so many rows."""
+        """Returns a new piece with room for this number of rows."""
         raise NotImplementedError
 
     def _scan(self, data: Array, ends: Array, valid: Array) -> tuple[int, Array]:
-        """Run the loop for a block: what it says, and the bytes that its slots point into."""
+        """Run the loop for a block. Returns its code, and the bytes that its slots point into."""
         raise NotImplementedError
 
     def _new_fields(self) -> Iterable[NewField]:
@@ -132,7 +132,7 @@ class BinaryTyper:
         return -pieces.INCOMPATIBLE
 
     def _answer(self, code: int, out: SlotPiece) -> None:
-        """Give the loop what it asked for: room, a schema; or refuse a record that asks for too much."""
+        """Serve the loop's request for room or a schema, or refuse a record that requests too much."""
         state = self._tables.state
         if code == pieces.WANT:
             self._ask()
@@ -150,7 +150,7 @@ class BinaryTyper:
         self._tables.state[pieces.OUT] = 0
 
     def _first_tables(self, slots: int) -> dict[str, Array]:
-        """What the tables of all loops begin with; `slots` is the size of their state."""
+        """Returns the common tables of all loops; `slots` is the size of their state."""
         room = first_room(self.nodes, self._block)
         numbers = np.zeros(len(room), np.int64)
         state = np.zeros(slots, np.int64)

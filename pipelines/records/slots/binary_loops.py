@@ -145,7 +145,7 @@ def refuse(t: Any, results: Found, code: int, node: int, at: int) -> None:
 
 @inner
 def undo(t: Any) -> None:
-    """Take back what a record left before it was refused."""
+    """Undo the writes of a refused record."""
     row = t.state[OUT]
     for n in range(t.bases.size):
         level = cell(t.nodes, n, NODE_LEVEL)

@@ -1,4 +1,4 @@
-"""Why a record of a binary format is in quarantine: what the formats of `binary` say alike (docs/formats.md)."""
+"""Reasons of quarantined records that the binary formats share (docs/formats.md)."""
 
 from __future__ import annotations
 

@@ -119,7 +119,7 @@ class Bytes(Texts):
 
 
 class _Tables(Protocol):
-    """What the tables of all such loops have: where each node's slots begin, and the elements of each level."""
+    """Tables of all such loops: the first slot of each node, and the elements of each level."""
 
     @property
     def bases(self) -> Array: ...

@@ -30,7 +30,7 @@ class Undecodable(Exception):
 
 
 class NoRoom(Exception):
-    """The data is damaged, or needs a larger buffer: a codec does not always tell which."""
+    """The data is damaged, or needs a larger buffer; not every codec distinguishes the two."""
 
 
 def decompress(codec: int, data: memoryview, out: memoryview) -> int:

@@ -64,7 +64,7 @@ class Capacity:
     header_value_bytes: int = 0
 
     def grown(self, need: Capacity) -> Capacity:
-        """A capacity of at least `need`. What is too small at least doubles."""
+        """Returns a capacity of at least `need`; a capacity that is too small at least doubles."""
         pairs = ((getattr(self, f), getattr(need, f)) for f in self.__dataclass_fields__)
         return Capacity(*(have if have >= want else max(want, 2 * have) for have, want in pairs))
 
@@ -85,7 +85,7 @@ def _length(capacity: Capacity, measure: str, how: str) -> int:
 
 
 def _buffer(capacity: Capacity, kind: Any, measure: str, how: str) -> Array:
-    # Arrow's pool keeps what was freed: memory fresh from the system costs as much as decoding into it.
+    # Arrow's pool reuses freed memory: memory fresh from the system costs as much as decoding into it.
     n = _length(capacity, measure, how)
     new = np.frombuffer(pa.allocate_buffer(n * np.dtype(kind).itemsize), kind) if n else np.empty(0, kind)
     if how == "bits":
@@ -104,7 +104,7 @@ def _enlarge_buffer(old: Array, capacity: Capacity, kind: Any, measure: str, how
 
 
 def to_arrow(columns: Columns, state: Array) -> pa.RecordBatch:
-    """The rows written so far, without a copy. The buffers now belong to the record batch."""
+    """Returns the written rows without a copy. The buffers then belong to the record batch."""
     c, rows = columns, int(state[loops.ROWS])
     arrays = [
         _blobs(c.keys, c.key_offsets, rows, _validity(c.key_valid, state[loops.NULL_KEYS])),

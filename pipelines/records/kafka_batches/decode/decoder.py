@@ -74,7 +74,7 @@ class BatchDecoder:
 
     @property
     def position(self) -> int:
-        """The next offset to read. The slice is done when this reaches `end`, whatever was visible on the way."""
+        """The next offset to read. The range is done when this reaches `end`, even if no record was visible."""
         return self._rows.position
 
     @property

@@ -15,7 +15,7 @@ def read_only(records: bytes | memoryview) -> Array:
 
 
 def frame_table(raw: Array, origin: LogPlace) -> tuple[Array, int, BatchProblem | None]:
-    """The headers of all complete frames (rows of `loops.FIELDS` numbers), their bytes, and what is wrong next."""
+    """The headers of all complete frames (rows of `loops.FIELDS` numbers), their bytes, and the next error."""
     # One row for the smallest frame there is: memory that is not written to costs nothing.
     table = np.empty((raw.size // loops.MESSAGE_OVERHEAD[0] + 1, loops.FIELDS), np.int64)
     frames, at, code = loops.scan(raw, table)

@@ -123,7 +123,7 @@ MESSAGE_OVERHEAD = (26, 34)
 LEAST_RECORD = 7
 """Bytes of the smallest record of format v2, its length included."""
 HEADER_BYTES = 8
-"""What a header counts towards a chunk's bytes besides its key and value."""
+"""Bytes of a header in a chunk, besides its key and value."""
 MOST_OFFSET = (1 << 63) - 1
 
 
@@ -274,7 +274,7 @@ def _batch_header(raw: Array, at: int, row: Array) -> None:
 
 @inner
 def _message_header(raw: Array, at: int, row: Array) -> bool:
-    """The fields of a message of magic 0 or 1; for a wrapper the byte range of what it wraps. False: it is cut."""
+    """Returns the fields of a message of magic 0 or 1; for a wrapper, the byte range inside. False: it is cut."""
     attributes = int64(raw[at + 17])
     row[CHECKED] = at + 16
     row[CRC] = _uint32(raw, at + 12)
@@ -672,7 +672,7 @@ def _messages(buf: Array, row: Array, columns: Columns, state: Array) -> int:
         time_type = -1
         p = at + 18
         if magic == 1:
-            # What the wrapper says of the clock goes for all that it wraps (KIP-32).
+            # The wrapper's timestamp type applies to all messages inside (KIP-32).
             append_time = (row[ATTRIBUTES] if wrapped else attributes) & LOG_APPEND != 0
             time = row[MAX_TIME] if wrapped and append_time else _int64(buf, p)
             time_type = 1 if append_time else 0

@@ -80,7 +80,7 @@ class Checks:
             return loops.PASS, 0
         if not hidden:
             return loops.EMIT, f.records
-        # At the edges of the slice only a look at its records tells how many of them lie inside.
+        # At the edges of the range, the records themselves must be counted.
         is_inside = f.base >= position and f.last < self._end
         return (loops.PASS if is_inside else loops.HIDE), f.records
 

@@ -84,7 +84,7 @@ class SliceRows:
         return Capacity(rows, data // 4, data, rows, data // 8, data // 8)
 
     def _chunk(self) -> pa.RecordBatch:
-        """The rows so far, as a chunk that owns its buffers. The next chunk gets room for as much again."""
+        """Returns the rows as a chunk that owns its buffers. The next chunk gets the same capacity."""
         if self._columns is None:
             raise RuntimeError("rows without buffers")
         state = self._state

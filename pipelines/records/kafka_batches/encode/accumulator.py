@@ -23,7 +23,7 @@ from sluice.pipelines.records.kafka_batches.encode.sealed_batch import HEADER_BY
 from sluice.pipelines.records.rows.row_format import TO_SEND
 
 BATCH_BYTES = 900_000
-"""Of records in a batch: less than what a topic takes by default, compressed or not."""
+"""Bytes of records in a batch: less than a topic accepts by default, compressed or not."""
 HELD_BYTES = 64 << 20
 _FIRST_BYTES = 16 << 10  # of room that an open batch begins with
 _SPARE = 8  # buffers of batches that were sealed, for those that come

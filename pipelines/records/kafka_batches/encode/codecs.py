@@ -58,7 +58,7 @@ def _lz4_into(data: memoryview, out: memoryview, at: int) -> int:
 
 
 def _lz4_most(size: int, blocks: int = 1) -> int:
-    """Bytes that may become of so many in blocks. With this room lz4 need not look for its end."""
+    """Returns the upper bound of the compressed size in blocks. With this room lz4 need not check its end."""
     return size + size // 255 + 16 * blocks
 
 

@@ -114,7 +114,7 @@ def _length(offsets: Array, valid: Array, row: int) -> int:
 
 @inlined
 def _put_bytes(out: Array, at: int, length: int, data: Array, start: int) -> int:
-    """Write a length and so many bytes; the next byte."""
+    """Write a length and that number of bytes; returns the next position."""
     at = _put(out, at, length)
     if length > 0:
         copy(out, at, data, start, length)
