@@ -68,7 +68,7 @@ class Cluster(Protocol):
     """
 
     def forget(self) -> None:
-        """What was told up to now is out of date: later answers are of this moment or later."""
+        """Discard cached answers; later calls ask Kafka again."""
         ...
 
     def cluster_id(self) -> str:
@@ -156,7 +156,7 @@ class Fetcher(Protocol):
         ...
 
     def traffic(self) -> TaskTraffic:
-        """What the streams so far have asked of brokers."""
+        """The requests of all streams to brokers."""
         ...
 
     def close(self) -> None:
@@ -267,7 +267,7 @@ class Target(Protocol):
 
     @property
     def throttled_ms(self) -> int:
-        """How long brokers had us pause so far, because of a quota."""
+        """The total pause that brokers imposed because of a quota."""
         ...
 
     @property
@@ -280,7 +280,7 @@ class Target(Protocol):
         ...
 
     def begin(self) -> CommittedOffset | None:
-        """Fence whoever sends by this name, end what they left open, and return the newest mark that took effect."""
+        """Fence other senders of this name, abort their open transaction, and return the newest committed mark."""
         ...
 
     def send(self, batches: Iterable[SealedBatch], describe: Callable[[int], str]) -> list[Delivered]:
@@ -422,7 +422,7 @@ class Table(Protocol):
         ...
 
     def rows(self, columns: Sequence[str]) -> Any:
-        """These columns of all rows, a `pyarrow.Table`: what the format's own library reads."""
+        """Returns these columns of all rows as a `pyarrow.Table`, read by the format's own library."""
         ...
 
     def create(self, columns: Mapping[str, str], about: Mapping[str, str]) -> None:
@@ -482,7 +482,7 @@ class Job:
 
 
 class Engine(Protocol):
-    """Runs tasks, each perhaps more than once. Receipts come back, and what was asked of Kafka; data does not."""
+    """Runs tasks, each perhaps more than once. Returns receipts and counts of requests to Kafka, never data."""
 
     def start(self) -> None:
         """Start the engine and wait until it is ready. Raises SetupError.

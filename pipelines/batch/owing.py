@@ -1,4 +1,4 @@
-"""Whether a catch-up would read anything, at first sight, so that what is slow to start begins only where needed."""
+"""A quick check whether a catch-up would read anything, before slow components start."""
 
 from __future__ import annotations
 

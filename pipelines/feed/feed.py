@@ -189,7 +189,7 @@ class Feed(Settings):
 
     @property
     def shape(self) -> Shape:
-        """What the feed's files ask records to become: schema, contract and policies."""
+        """The shape of the feed's rows: schema, contract and policies."""
         dropping = self.policies.on_undecodable is OnUndecodable.DROP
         closed = self.columns is not None and self.policies.on_drift is OnDrift.QUARANTINE
         return Shape(self.columns, self.contract, dropping, closed, self.reader, self.key_reader)

@@ -161,7 +161,7 @@ class KafkaSettings(Settings):
         return self
 
     def _needed(self) -> tuple[str, ...]:
-        """What the mechanism cannot do without."""
+        """The settings that the mechanism requires."""
         match self.sasl_mechanism:
             case None:
                 return ("sasl_mechanism",)
@@ -216,7 +216,7 @@ def _token_provider(name: str, settings: dict[str, Any]) -> Any:
         return getattr(importlib.import_module(module), attribute)(**settings)
     except FeedError:
         raise
-    except Exception as error:  # noqa: BLE001 - of what user code raises only the type is told: no token
+    except Exception as error:  # noqa: BLE001 - only the type of the user code's error is reported: no token
         kind = type(error).__name__
     raise FeedError(
         f"kafka.sasl_oauth_token_provider: {name} cannot be made ({kind})",

@@ -169,7 +169,7 @@ def _known_registry(environ: Mapping[str, str]) -> str | None:
 
 
 def _with_reader(data: dict[str, Any], root: Path) -> dict[str, Any] | FileProblem:
-    """The data of a feed with its reader and columns, or what is wrong with its schema's file."""
+    """Returns the data of a feed with its reader and columns, or the problem of its schema's file."""
     if "schema" in data:
         return FileProblem("schema", "is for `format: json`", "the columns are those of a file: name a schema_file")
     pull = f"sluice schema pull {safe_text(str(data['feed']))}"
@@ -180,7 +180,7 @@ def _with_reader(data: dict[str, Any], root: Path) -> dict[str, Any] | FileProbl
 
 
 def _with_key(data: dict[str, Any], root: Path) -> dict[str, Any] | FileProblem:
-    """The data of a feed with what reads its keys, and their columns."""
+    """Returns the data of a feed with the reader of its keys, and their columns."""
     key, columns = data["key"], data.get("schema")
     if not isinstance(key, dict) or str(key.get("format")) not in READERS or not isinstance(columns, dict):
         return data

@@ -1,4 +1,4 @@
-"""Files of the project, beside the feeds, that may be missing."""
+"""Optional files of the project, next to the feeds."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Turns pydantic's errors into problems that a user can fix: file, key, what is wrong, remedy. Never a value."""
+"""Turns pydantic's errors into problems that a user can fix: file, key, problem, remedy. Never a value."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The rights in Kafka (ACLs) that a feed needs, by what it does. The one table of them.
+"""The rights in Kafka (ACLs) that a feed needs, by operation. The only table of them.
 
 Docs, errors, `sluice acls` and the local Kafka's grants all come from here; a test grants exactly these on a real
 broker and takes each away in turn. READ and WRITE imply DESCRIBE, as in Kafka.
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 class Operation(StrEnum):
-    """What is done, as Kafka calls it."""
+    """An operation, by Kafka's name."""
 
     READ = "READ"
     WRITE = "WRITE"
@@ -30,7 +30,7 @@ class Operation(StrEnum):
 
 
 class ResourceKind(StrEnum):
-    """What it is done to, as options of `kafka-acls` name it."""
+    """A resource, by the option of `kafka-acls`."""
 
     TOPIC = "topic"
     GROUP = "group"
@@ -89,7 +89,7 @@ CLUSTER = "kafka-cluster"
 
 
 def rights_of(feed: Feed) -> tuple[Right, ...]:
-    """What the feed's principal needs, required rights first. Topics of patterns are covered by their common prefix."""
+    """Returns the rights of the feed's principal, required first. A common prefix covers topics of patterns."""
     return (*_list_required(feed), *_optional(feed))
 
 
@@ -124,7 +124,7 @@ def _optional(feed: Feed) -> Iterable[Right]:
 
 
 def rights_to_produce(topics: Iterable[str], transactional_id: str | None = None) -> tuple[Right, ...]:
-    """What it takes to send records to the topics."""
+    """Returns the rights for sending records to the topics."""
     sent = [Right(Operation.WRITE, ResourceKind.TOPIC, name, "to send records") for name in topics]
     if transactional_id is None:
         return tuple(sent)
@@ -145,18 +145,18 @@ def rights_to_republish(topic: str, name: str, *, all_of: bool = False) -> tuple
 
 
 def rights_to_create(topics: Iterable[str]) -> tuple[Right, ...]:
-    """What it takes to create the topics."""
+    """Returns the rights for creating the topics."""
     return tuple(Right(Operation.CREATE, ResourceKind.TOPIC, name, "to create it") for name in topics)
 
 
 def rights_to_commit(group: str, topics: Iterable[str]) -> tuple[Right, ...]:
-    """What it takes to commit offsets of the topics for a group."""
+    """Returns the rights for committing offsets of the topics for a group."""
     read = [Right(Operation.READ, ResourceKind.TOPIC, name, "to commit its offsets") for name in sorted(topics)]
     return Right(Operation.READ, ResourceKind.GROUP, group, "to commit for it"), *read
 
 
 def right_to_see(group: str) -> Right:
-    """What it takes to look at a group."""
+    """Returns the rights for describing a group."""
     return Right(Operation.DESCRIBE, ResourceKind.GROUP, group, "to see its members and where it stands")
 
 
@@ -185,7 +185,7 @@ def _prefix(pattern: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Grantee:
-    """Who is granted rights, and where: the principal, and the addresses of its Kafka."""
+    """The grantee: the principal, and the addresses of its Kafka."""
 
     principal: str
     bootstrap: str

@@ -41,7 +41,7 @@ def _endpoint(text: str) -> str:
 
 
 def _tags(tags: dict[str, str]) -> dict[str, str]:
-    """Checks that S3 takes so many tags of such length. Raises ValueError."""
+    """Check the number and length of tags against the limits of S3. Raises ValueError."""
     if len(tags) > 10 or any(not 1 <= len(k) <= 128 or len(v) > 256 for k, v in tags.items()):
         raise ValueError("has more than 10 tags, or one that is too long")
     return tags

@@ -358,7 +358,7 @@ class SparkSettings(Settings):
     @field_validator("conf")
     @classmethod
     def _secrets_are_named_so(cls, conf: dict[str, str], info: ValidationInfo) -> dict[str, str]:
-        """What comes from a file is a secret, and Spark itself hides only what is named like one."""
+        """Values from files are secrets, and Spark itself hides only settings named like one."""
         from_files = {k.removeprefix("spark.conf.") for k in (info.context or {}).get("filled_from_files", ())}
         exposed = sorted(k for k in conf if k in from_files and not _SECRET.search(k))
         if exposed:

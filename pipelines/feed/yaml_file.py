@@ -27,7 +27,7 @@ _VARIABLE = re.compile(r"\$\$\{|\$\{(?:file:(?!-)([^{}]*)\}|([A-Za-z_][A-Za-z0-9
 
 @dataclass(frozen=True, slots=True)
 class FileProblem:
-    """One problem in a file: where (`key`, dotted; empty for the whole file), what is wrong, and what to do."""
+    """One problem in a file: its `key` (dotted; empty for the whole file), description and remedy."""
 
     key: str
     what: str

@@ -138,7 +138,7 @@ class PartWriter:
         for folder, folder_rows in self._by_folder(rows):
             self._add(folder, folder_rows)
         if rows.nbytes > 2 * self._row_group_bytes:
-            # What a huge value took is not kept for the next one: there may be none.
+            # The memory of a huge value is not retained for the next one: there may be none.
             pa.default_memory_pool().release_unused()
         self._ns += time.perf_counter_ns() - begun
         for folder in [f for f, file in self._files.items() if file.sink.bytes >= self._settings.target_file_bytes]:

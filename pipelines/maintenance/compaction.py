@@ -113,7 +113,7 @@ class _Seen(NamedTuple):
         return json.dumps(self._asdict()).encode() + b"\n"
 
     def new(self, state: State, window: WindowSettings) -> set[int | None]:
-        """In what to look: where something was published since, and in what was left."""
+        """Returns the windows to check: those with newer entries, and those left over."""
         remaining = _lying_in(state, (w for w in self.left if w is not None), window)
         return state.published_in.since(self.number) | remaining | {w for w in self.left if w is None}
 
@@ -201,7 +201,7 @@ def compact(
         if windows_wanted is None:
             unfinished = {*merges.incomplete, *(b if b is None else feed.window.start_of(b) for b in run.busy)}
             of = (ledger.read().ledger_id, merges.number, feed.compaction.target_file_bytes, feed.window.length)
-            with suppress(SluiceError):  # the next one looks at more, and packs what this one did not
+            with suppress(SluiceError):  # the next one checks more, and packs the rest
                 edges.lake.put(paths.compacted_path(feed.name), _Seen(*of, tuple(unfinished)).dump())
                 ledger.pack()
         met = company(feed.name, ledger, edges.liveness, run.busy.values())

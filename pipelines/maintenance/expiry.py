@@ -1,4 +1,4 @@
-"""Expiry: what landed before a time is no longer kept. First the decision in the ledger, then the files.
+"""Expiry: retires rows that landed before a time, first by an entry in the ledger, then their files.
 
 Guarantees: the decision is made on the state just below its entry, for whole windows of every partition, and only if
 nothing is owed there and nobody is at work. The account stays closed: what had landed is retired. A crash leaves files

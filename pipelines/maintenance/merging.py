@@ -77,7 +77,7 @@ class RewriteContext:
         """The rows of the receipts' parts of one kind, in offset order."""
         for r in receipts:
             files = [self.rows_of(p, locate(p)) for p in r.of(kind)]
-            # Files by the records' own time lie beside each other in the order, all others one after the other.
+            # Files by record time are adjacent in the order; all others follow one another.
             yield from in_order(files) if r.slice.by_time and len(files) > 1 else chain.from_iterable(files)
 
     def rows_of(self, part: Part, path: str) -> Rows:

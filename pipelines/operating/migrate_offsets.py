@@ -43,7 +43,7 @@ REFUSED = (Step.BEYOND, Step.BACK, Step.MISSING)
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One partition: what the source and the target hold, and where its log begins and ends."""
+    """One partition: its offsets in source and target, and the bounds of its log."""
 
     tp: TopicPartition
     step: Step

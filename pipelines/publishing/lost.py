@@ -39,7 +39,7 @@ def check_near(ledger: Ledger, lake: Lake, feed: Feed) -> None:
 
 
 def check_recent(ledger: Ledger, lake: Lake, feed: Feed) -> None:
-    """As `check_near`; looks at staging, too."""
+    """As `check_near`; checks staging, too."""
     check_near(ledger, lake, feed)
     check_names(ledger, ledger.read(), lake.list(paths.staging_root(feed.name)))
 

@@ -77,7 +77,7 @@ def write_manifests(
         lake.put_each_if_absent({paths.window_path(feed, w, settings.length): dump for w, dump in dumps.items()})
     now = _Declared.of(state, settings)
     if now != noted and not everywhere:
-        with suppress(SluiceError):  # the next run looks at more
+        with suppress(SluiceError):  # the next run checks more
             lake.put(paths.declared_path(feed), now.dump())
     return tuple(done)
 

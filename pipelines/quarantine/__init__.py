@@ -1,4 +1,4 @@
-"""Records that did not fit: how many a batch may have, what is held, and their dead letters.
+"""Quarantined records: the limit of a batch, the stored records, and their dead letters.
 
 It reads quarantined parts through the ledger and the lake, and changes none; landing fills the quarantine, and replay
 empties it. Open `limit` for the kinds of faults and the limit, `held` for what is asked about, `letters` for the

@@ -32,7 +32,7 @@ class Partitioner:
         """The partition of each row. Raises UsageError for whatever else the function does."""
         try:
             answer = self._function(rows, partitions)
-        except (Exception, SystemExit) as error:  # noqa: BLE001 - theirs, whatever it is
+        except (Exception, SystemExit) as error:  # noqa: BLE001 - any error of user code
             raise self._wrong(f"raised {type(error).__name__}") from None
         chosen = self._numbers(answer)
         if len(chosen) != rows.num_rows:

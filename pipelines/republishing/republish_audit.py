@@ -137,7 +137,7 @@ class _Sent:
 
 
 class _Comparison:
-    """What was seen of the transactions up to now."""
+    """The state of the transactions seen in the log."""
 
     def __init__(
         self,
@@ -239,7 +239,7 @@ class _Comparison:
         return np.flatnonzero(~deleted & (sent.new < log.stable_end))
 
     def _log(self, sent: _Sent) -> dict[int, pa.Table]:
-        """What the topic holds where the transaction's records must be."""
+        """Returns the records of the topic at the positions of the transaction's records."""
         slices = []
         for partition in np.unique(sent.partition).tolist():
             log, new = self._target.get(partition), sent.new[sent.partition == partition]

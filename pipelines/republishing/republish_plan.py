@@ -1,4 +1,4 @@
-"""What a republish will send, decided before anything is sent, and the order in which it does.
+"""The plan of a republish: rows and their order, decided before anything is sent.
 
 Guarantee: the same wishes over the same ledger give the same plan, and the plan alone decides the order. So a run that
 goes on after a crash sends what follows, and nothing else.
@@ -101,7 +101,7 @@ class Republish:
 
     @property
     def name(self) -> str:
-        """What the names of its lanes begin with."""
+        """The prefix of its lanes' names."""
         return f"sluice-republish-{self.feed}-{self.id}"
 
     def lane_name(self, lane: int) -> str:
@@ -114,7 +114,7 @@ class Republish:
 
     @property
     def digest(self) -> str:
-        """SHA-256 (hex), shortened, of what it sends and where; its own name and time, and its lanes, left out."""
+        """Returns a shortened SHA-256 (hex) of its rows and target, without its name, time and lanes."""
         content = json.loads(to_json(replace(self, id="", created=0)))
         for source in content["sources"]:
             del source["lane"]

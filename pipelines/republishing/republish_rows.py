@@ -68,7 +68,7 @@ class Shelf:
     def _rows(self, receipts: Iterator[Receipt]) -> Rows:
         for receipt in receipts:
             files = [self._part(p) for p in receipt.of(self._kind)]
-            # Files by the records' own time lie beside each other in the order, all others one after the other.
+            # Files by record time are adjacent in the order; all others follow one another.
             yield from in_order(files) if receipt.slice.by_time else chain.from_iterable(files)
 
     def _part(self, part: Part) -> Rows:
@@ -87,7 +87,7 @@ class Cursor:
         self._rest: pa.RecordBatch | None = None
 
     def read_between(self, start: int, end: int, limit: Callable[[], int]) -> Iterator[pa.RecordBatch]:
-        """The rows with offsets in [start, end), at most so many at once. Pieces must not go back."""
+        """Yields the rows with offsets in [start, end), in pieces of limited size. Pieces must not go back."""
         while (batch := self._next()) is not None:
             first, stop = (int(n) for n in np.searchsorted(offsets_of(batch), (start, end)))
             stop_here = min(stop, first + limit())

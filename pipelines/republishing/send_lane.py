@@ -48,7 +48,7 @@ TRANSACTION_SECONDS = 10.0
 
 _USUAL_ROW_BYTES = 1000
 _TRIES = 3
-"""How often a lane goes on that was fenced by a run which is over by now, or by time."""
+"""Retries of a lane that was fenced by a run that has ended, or by a timeout."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,7 +123,7 @@ class Mark:
 
 
 def _said_of(plan: Republish, lane: int) -> dict[str, Any]:
-    """What a mark says of whose it is: the same lane of a plan in other lanes has other pieces."""
+    """Returns the identity in a mark: a lane of a plan with another number of lanes has other pieces."""
     return {"republish": plan.digest} | ({"lane": lane, "lanes": plan.lanes} if plan.lanes > 1 else {})
 
 

@@ -97,7 +97,7 @@ def typed_values(rows: pa.RecordBatch, shape: Shape, schema_id: int) -> pa.Array
 
 
 def _write_present(rows: pa.RecordBatch, write: Callable[[pa.RecordBatch], Written], before: bytes) -> pa.Array:
-    """What is written of the rows that are no tombstones, each with these bytes before it."""
+    """Returns the encoded rows that are no tombstones, each after these bytes."""
     there = ~_truths(rows.column("kafka_tombstone"))
     rows_present = np.flatnonzero(there)
     texts = at(rows_present, partial(write, rows if there.all() else take_rows(rows, rows_present)))

@@ -102,7 +102,7 @@ class Condition:
 
     @contextmanager
     def _explain_errors(self, *, values: bool = False) -> Iterator[None]:
-        """`values`: what DuckDB says of an error may show a row's values, so only its kind is told."""
+        """`values`: an error of DuckDB may contain a row's values, so only its kind is reported."""
         import duckdb
 
         try:

@@ -25,7 +25,7 @@ def newest_landed(batches: Iterable[Batch]) -> Batch | None:
 
 
 def of_batch(feed: str, batch: Batch, entry: PublishEntry) -> Iterator[Figure]:
-    """What a batch did, all of which is known, by its publish entry."""
+    """Returns the figures of a finished batch, by its publish entry."""
     receipts = entry.receipts
     counts = sum((r.counts for r in receipts), Counts())
     yield figure("last_batch_published_timestamp_seconds", entry.at / 1000, feed)

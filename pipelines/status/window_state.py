@@ -1,4 +1,4 @@
-"""How one window stands: landed, retired, partial, held, owed, failed, running, not closed; and who owes what of it."""
+"""The state of one window: landed, retired, partial, held, pending, failed, running, not closed; and pending ranges."""
 
 from __future__ import annotations
 

@@ -39,7 +39,7 @@ class Compared:
 
     @property
     def right(self) -> bool:
-        """Whether every engine reads all rows landed so far from the table."""
+        """Whether every engine reads all landed rows from the table."""
         return self.sound and not (self.owed or self.stale or self.misread)
 
     @property

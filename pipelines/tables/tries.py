@@ -10,7 +10,7 @@ from sluice.pipelines.errors import PartUnreadable, TableMoved, Unknown
 TRIES = 20
 """How often a commit is decided anew because somebody else was faster."""
 UNANSWERED = 3
-"""How often one is that got no answer: whoever waits longer waits in the next run."""
+"""Attempts without an answer; the next run waits further."""
 
 T = TypeVar("T")
 
