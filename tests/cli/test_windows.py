@@ -225,7 +225,7 @@ def test_what_is_passed_over_is_named_with_the_command_that_lands_it_after_all(
         ({"skip_to": "yesterday", "reason": "x"}, "is not an ISO time"),
         ({"skip_to": "latest", "reason": "x", "window": [named(1)]}, "together with windows"),
         ({"reason": "x"}, "--reason without --skip-to"),
-        ({"replace": True}, "what is to be landed anew"),
+        ({"replace": True}, "--replace needs a range"),
     ],
 )
 def test_skipping_and_replacing_are_asked_for_in_full(options: dict[str, Any], says: str, tell: Tell) -> None:
