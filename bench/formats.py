@@ -17,7 +17,13 @@ import pyarrow as pa
 
 from sluice.pipelines.records.formats import READERS
 from sluice.pipelines.records.rows.wire_format import PREFIX, WireFormat
-from sluice.resources.local import avro_events, protobuf_events
+from sluice.resources.local.registered_events import (
+    AVRO_SCHEMA,
+    PROTOBUF_INDEXES,
+    PROTOBUF_SCHEMA,
+    encode_avro,
+    encode_protobuf,
+)
 
 SCHEMA_ID = 1
 HEADER = b"\0" + SCHEMA_ID.to_bytes(4, "big")
@@ -54,7 +60,7 @@ class SentFormat:
 def _avro_reading() -> Callable[[bytes], Any]:
     import fastavro
 
-    parsed = fastavro.parse_schema(json.loads(json.dumps(avro_events.SCHEMA)))
+    parsed = fastavro.parse_schema(json.loads(json.dumps(AVRO_SCHEMA)))
     return lambda value: fastavro.schemaless_reader(io.BytesIO(value[BEGIN:]), parsed)
 
 
@@ -70,7 +76,7 @@ def _protobuf_reading() -> Callable[[bytes], Any]:
     for file in files.file:
         pool.Add(file)
     kind = message_factory.GetMessageClass(pool.FindMessageTypeByName("sample.Order"))
-    begin = BEGIN + len(protobuf_events.INDEXES)
+    begin = BEGIN + len(PROTOBUF_INDEXES)
     names = [f.name for f in kind.DESCRIPTOR.fields]
 
     def read(value: bytes) -> dict[str, Any]:
@@ -96,11 +102,11 @@ def _json_reading() -> Callable[[bytes], Any]:
 
 FORMATS: Mapping[str, SentFormat] = {
     "avro": SentFormat(
-        json.dumps(avro_events.SCHEMA), lambda value: avro_events.encoded(json.loads(value)), _avro_reading, typed=True
+        json.dumps(AVRO_SCHEMA), lambda value: encode_avro(json.loads(value)), _avro_reading, typed=True
     ),
     "protobuf": SentFormat(
-        protobuf_events.SCHEMA,
-        lambda value: protobuf_events.INDEXES + protobuf_events.encoded(json.loads(value)),
+        PROTOBUF_SCHEMA,
+        lambda value: PROTOBUF_INDEXES + encode_protobuf(json.loads(value)),
         _protobuf_reading,
         typed=True,
     ),

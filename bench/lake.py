@@ -26,9 +26,8 @@ from sluice.pipelines.lake import paths
 from sluice.pipelines.ledger import Ledger
 from sluice.pipelines.ledger.entries import SkipEntry, dump
 from sluice.pipelines.model.plans import AskedRange, Request, RequestKind
-from sluice.resources.clock import now
 from sluice.resources.lake.open_lake import open_lake
-from sluice.resources.liveness import new_owner
+from sluice.resources.liveness import new_owner, now
 from sluice.resources.local.local_kafka import LocalKafka
 from sluice.resources.local.local_s3 import LocalS3
 from sluice.resources.open_ports import open_ports

@@ -25,6 +25,12 @@ from sluice.pipelines.lake import paths
 from sluice.pipelines.model.receipts import Life, Owner, Verdict
 from sluice.pipelines.ports import Clock, Lake, Liveness
 
+
+def now() -> int:
+    """Milliseconds since the epoch."""
+    return time.time_ns() // 1_000_000
+
+
 log = logging.getLogger("sluice.liveness")
 _GRACE_S = 10
 """How long the end of a run waits for a beat under way: a beat written after the file is removed would stay. Also how

@@ -16,21 +16,19 @@ from sluice.pipelines.model.pages import page
 from sluice.pipelines.model.receipts import PartKind
 from sluice.pipelines.operating.migrate_offsets import Stores
 from sluice.pipelines.ports import Groups, Lake, Ports, Table
-from sluice.resources.clock import now
 from sluice.resources.kafka.cluster.cluster import KafkaCluster
 from sluice.resources.kafka.cluster.shared_cluster import SharedKafka
 from sluice.resources.kafka.connection.connections import Wire
 from sluice.resources.kafka.group.all_groups import KafkaGroups
 from sluice.resources.kafka.group.group import KafkaGroup
 from sluice.resources.lake.open_lake import open_lake
-from sluice.resources.liveness import LakeLiveness
+from sluice.resources.liveness import LakeLiveness, now
 from sluice.resources.registry.confluent import writers_of
 from sluice.resources.spark.engine import SparkEngine
 from sluice.resources.spark.executor import Wiring
 from sluice.resources.spark.preflight import ExecutorPorts
 from sluice.resources.zookeeper.dual_commit import BothGroup, BothGroups
-from sluice.resources.zookeeper.zookeeper_group import ZooKeeperGroup
-from sluice.resources.zookeeper.zookeeper_groups import ZooKeeperGroups
+from sluice.resources.zookeeper.zookeeper_group import ZooKeeperGroup, ZooKeeperGroups
 
 if TYPE_CHECKING:
     from sluice.pipelines.tables.table_windows import CompleteWindows

@@ -15,9 +15,9 @@ from sluice.pipelines.republishing.lanes import Sending
 from sluice.pipelines.republishing.republish_plan import Republish, Wishes
 from sluice.pipelines.republishing.send_lane import TRANSACTION_SECONDS, Pace
 from sluice.pipelines.republishing.values import check_sendable
-from sluice.resources.clock import now
 from sluice.resources.kafka.connection.connection_settings import KafkaAccess
 from sluice.resources.kafka.produce.sender import KafkaTarget
+from sluice.resources.liveness import now
 from sluice.resources.registry.confluent import number_of_own
 
 

@@ -15,7 +15,7 @@ from socketserver import StreamRequestHandler, ThreadingTCPServer
 from threading import Thread
 from typing import Any
 
-from sluice.resources.local.authority import Authority
+from sluice.resources.local.secured import Authority
 
 HOST = "127.0.0.1"
 

@@ -39,7 +39,6 @@ MAY_IMPORT = {
     "resources/kafka/protocol/messages.py": ("kafka.protocol",),
     "resources/kafka/protocol/group_api.py": ("kafka.protocol",),
     "resources/kafka/protocol/admin_api.py": ("kafka.protocol",),
-    "resources/kafka/protocol/visit_api.py": ("kafka.protocol",),
     # the logs of made-up partitions, written as a producer would
     "src/sluice/testing/logs.py": ("kafka.record",),
     # commits that take files out and put others in

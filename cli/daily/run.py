@@ -381,7 +381,7 @@ def execute(session: Session, feed: str, asked: Request, skip: Skip | None = Non
 
 def _compile_locally(session: Session, feed: str) -> float:
     """The seconds that it took to make, on the machine where tasks run, what is made once: loops, Spark's classes."""
-    from sluice.resources.spark.masters import is_local
+    from sluice.resources.spark.executors import is_local
 
     extras.require("dagster", "pyspark")  # said before minutes of compiling
     return session.compile() + session.lay_out_classes() if is_local(session.feed(feed).spark) else 0.0

@@ -140,7 +140,7 @@ def _lake(feeds: Sequence[Feed], names: Collection[str]) -> list[Diagnosis]:
         return [*lake, skipped("ledger", "not read: see above")]
     try:
         with extras.name_missing():
-            from sluice.resources.health.ledger_checks import examine_ledgers
+            from sluice.resources.health.lake_checks import examine_ledgers
     except SetupError as error:  # who only reads has no client of Kafka
         return [*lake, skipped("ledger", error.message, error.remedy)]
     return [*lake, *examine_ledgers(feeds, names)]

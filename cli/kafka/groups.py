@@ -267,7 +267,7 @@ def _state_named(text: str) -> str:
 def _looks(groups: Groups, name: str) -> Iterator[tuple[GroupView, list[dict[str, Any]]]]:
     """The group at each look, and a line for each change since the one before; the first look is a line of its own."""
     from sluice.pipelines.status.group_changes import changes
-    from sluice.resources.clock import now
+    from sluice.resources.liveness import now
 
     previous, since = groups.view(name), time.monotonic()
     who = f", {many(len(previous.members), 'member')}" if previous.members else ""

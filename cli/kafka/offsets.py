@@ -193,7 +193,7 @@ class _Order:
 
 
 def _ago(text: str) -> int:
-    from sluice.resources.clock import now
+    from sluice.resources.liveness import now
 
     return max(0, now() - parsing.duration(text))
 

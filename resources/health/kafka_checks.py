@@ -19,13 +19,42 @@ from sluice.pipelines.model.consumer_groups import GroupState
 from sluice.pipelines.model.health import Diagnosis, Health, failed, of_error, ok, skipped, warning
 from sluice.pipelines.util.parallel import each
 from sluice.pipelines.util.units import many, show_about, show_duration
-from sluice.resources.health.registry_checks import examine_registry
 from sluice.resources.health.run_checks import Check, examine
-from sluice.resources.health.zookeeper_checks import examine_offsets
 from sluice.resources.kafka.cluster.visit import KafkaVisit
 from sluice.resources.kafka.connection.connection_settings import CLIENT_ID, grantee
 from sluice.resources.kafka.group.group import SESSION_SECONDS, TRANSACTION_SECONDS
 from sluice.resources.kafka.protocol.kafka_errors import explain
+from sluice.resources.registry.confluent import client_of
+from sluice.resources.zookeeper.zookeeper_group import ZooKeeperGroups
+
+
+def examine_registry(feed: Feed) -> Iterator[Diagnosis]:
+    """Yields nothing for a feed without a registry. Raises RegistryUnavailable, NotAuthorized."""
+    if feed.registry is not None:
+        count = len(client_of(feed.registry).subjects())
+        yield ok("registry", f"{feed.registry.url} answers; {many(count, 'subject')}")
+
+
+def examine_offsets(feed: Feed) -> Iterator[Diagnosis]:
+    """Yields nothing for a feed whose offsets are in Kafka alone. Raises SetupError without kazoo,
+    ZooKeeperUnavailable."""
+    if not feed.offsets.in_zookeeper or feed.offsets.connect is None:
+        return
+    with closing(ZooKeeperGroups(feed.offsets.connect)) as groups:
+        view, count = groups.view(feed.group), len(groups.committed(feed.group))
+    others = [m for m in view.members or () if m.client_id != CLIENT_ID]
+    if others and feed.commit is not CommitMode.NONE:
+        yield warning(
+            "offsets",
+            f"{view.coordinator}: group {feed.group} has {many(len(others), 'consumer')}: {others[0].member_id}. A run "
+            "waits for them, and lands nothing while they are there",
+            f"stop them; who they are: sluice groups describe --feed {feed.name}",
+        )
+    elif view.state == GroupState.DEAD:
+        yield ok("offsets", f"{view.coordinator}; group {feed.group} is not there yet")
+    else:
+        yield ok("offsets", f"{view.coordinator}; group {feed.group} has {many(count, 'offset')}")
+
 
 OLDEST = (2, 8)
 """The first Kafka with topic ids."""

@@ -1,25 +1,41 @@
-"""Checks whether a lake can be reached, listed and written to, as far as that shows without writing.
+"""Checks a lake and its ledgers, without writing: access, listings, sound ledgers, groups, ledgers without feed files.
 
-Properties that only a write can show are checked by the first run, before it writes any ledger entry.
+Properties that only a write can show are checked by the first run, before it writes any ledger entry. Ledgers that do
+not fit into the time limit are reported as not read.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
-from contextlib import suppress
+import time
+from collections.abc import Collection, Iterator, Sequence
+from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from sluice.pipelines.batch.survey import topics_read
+from sluice.pipelines.errors import LedgerCorrupt, LedgerTooNew, Refused, SluiceError
+from sluice.pipelines.feed.feed import Feed
 from sluice.pipelines.feed.s3_section import S3Settings, bucket_and_prefix
-from sluice.pipelines.model.health import Diagnosis, failed, ok, skipped
+from sluice.pipelines.feed.sections import CommitMode
+from sluice.pipelines.ledger import Ledger
+from sluice.pipelines.ledger.marks import check_marks, check_owner
+from sluice.pipelines.ledger.neighbours import feeds_without_files
+from sluice.pipelines.model.health import Diagnosis, Health, failed, of_error, ok, skipped, warning
+from sluice.pipelines.model.pages import page
+from sluice.pipelines.ports import Ports
+from sluice.pipelines.publishing import lost
+from sluice.pipelines.util.parallel import each
+from sluice.pipelines.util.units import many
 from sluice.resources.health.machine_checks import room
 from sluice.resources.health.run_checks import Check, examine
 from sluice.resources.lake.local_lake import LocalLake
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from sluice.resources.lake.s3_client import Bucket
 
 LEDGERS = "_sluice"
@@ -116,7 +132,7 @@ class Bucketed:
 def reached(lake: Bucketed) -> Iterator[Diagnosis]:
     """List once: checks address, region, credentials, bucket and the right to list."""
     from sluice.resources.lake.s3_client import skew, told_skew
-    from sluice.resources.lake.store_probe import MAX_SKEW_S
+    from sluice.resources.lake.s3_lake import MAX_SKEW_S
 
     answer = lake.bucket.call("list_objects_v2", "", Prefix=f"{lake.prefix}{LEDGERS}/", MaxKeys=1)
     summary = "the ledger can be listed" if answer.get("KeyCount") else "it can be listed, and nothing has landed yet"
@@ -131,11 +147,11 @@ def reached(lake: Bucketed) -> Iterator[Diagnosis]:
 def conditional_writes(lake: Bucketed) -> Iterator[Diagnosis]:
     """Check for the note of the first writing process, which shows that the store passed the probe."""
     from sluice.resources.lake.s3_client import NotThere
-    from sluice.resources.lake.store_probe import NOTE
+    from sluice.resources.lake.s3_lake import PROBE_NOTE
 
     with suppress(NotThere):
-        lake.bucket.call("head_object", lake.prefix + NOTE)
-        yield ok("conditional writes", f"the store keeps them: tested by a run, which left {NOTE}")
+        lake.bucket.call("head_object", lake.prefix + PROBE_NOTE)
+        yield ok("conditional writes", f"the store keeps them: tested by a run, which left {PROBE_NOTE}")
         return
     yield skipped("conditional writes", "only a write tells; the first run tests them before it writes anything else")
 
@@ -144,3 +160,77 @@ ON_S3: tuple[Check[Bucketed], ...] = (
     Check("listing", reached),
     Check("conditional writes", conditional_writes),
 )
+
+
+TITLE = "ledger"
+SECONDS = 12.0
+"""After that no further ledger is read: each answers within the rest of a check's time."""
+HASTY_MS = 3_000
+_SHOWN = 10
+
+
+def examine_ledgers(feeds: Sequence[Feed], names: Collection[str]) -> list[Diagnosis]:
+    """The state of the ledgers of these feeds, which share a lake. `names` are those of all feed files."""
+    return examine(tuple(feeds), [Check(TITLE, ledgers), Check(f"{TITLE}s", partial(without_files, names))])
+
+
+def ledgers(feeds: Sequence[Feed]) -> Iterator[Diagnosis]:
+    """One line for each ledger that is not sound, and one for all others."""
+    from sluice.resources.open_ports import shared_edges  # late: it loads the clients
+
+    until = time.monotonic() + SECONDS
+    hasty = [_hasty(feed) for feed in feeds]
+    with shared_edges(hasty) as open_ports:
+        results = each(lambda feed: _ledger(open_ports, feed, until, alone=len(feeds) == 1), hasty)
+    yield from (one for one in results if one.health is not Health.OK)
+    if sound := [one for one in results if one.health is Health.OK]:
+        yield sound[0] if len(feeds) == 1 else ok(f"{TITLE}s", f"{len(sound)} of {len(feeds)} are sound")
+
+
+def _hasty(feed: Feed) -> Feed:
+    waits = min(feed.kafka.bootstrap_timeout_ms or HASTY_MS, HASTY_MS)
+    return feed.model_copy(update={"kafka": feed.kafka.model_copy(update={"bootstrap_timeout_ms": waits})})
+
+
+def _ledger(
+    open_ports: Callable[[Feed], AbstractContextManager[Ports]], feed: Feed, until: float, *, alone: bool
+) -> Diagnosis:
+    """The state of one ledger. Errors of the lake or of Kafka have lines of their own in other groups."""
+    title = TITLE if alone else f"{feed.name}: {TITLE}"
+    if time.monotonic() > until:
+        return skipped(title, "not read: the others took all the time", f"sluice status {feed.name}")
+    try:
+        with open_ports(feed) as edges:
+            return _in_lake_and_group(title, feed, edges)
+    except (Refused, LedgerCorrupt, LedgerTooNew) as error:
+        return of_error(title, error)
+    except SluiceError as error:
+        return skipped(title, f"not read: {error.message}")
+
+
+def _in_lake_and_group(title: str, feed: Feed, edges: Ports) -> Diagnosis:
+    ledger = Ledger(edges.lake, feed.name, edges.clock, checkpoints=False)
+    number = ledger.read().number
+    lost.check_recent(ledger, edges.lake, feed)
+    entries = many(number, "entry", "entries") if number else "empty: nothing has landed yet"
+    try:
+        partitions = edges.cluster.partitions(topics_read(feed, edges.cluster), feed.isolation)
+        committed = edges.group.committed([p.tp for p in partitions])
+    except SluiceError:
+        return ok(title, f"{entries}; not compared with the group's offsets, which Kafka did not tell")
+    state = check_marks(ledger, ledger.read(), committed)
+    check_owner(ledger, state, committed, commits=feed.commit is not CommitMode.NONE)
+    return ok(title, f"{entries}; no committed offset is of another ledger, or of an entry that is missing")
+
+
+def without_files(names: Collection[str], feeds: Sequence[Feed]) -> Iterator[Diagnosis]:
+    """The ledgers of feeds that were renamed or removed."""
+    from sluice.resources.lake.open_lake import open_lake
+
+    if others := feeds_without_files(open_lake(feeds[0]), names):
+        more = f" and {len(others) - _SHOWN} more" if len(others) > _SHOWN else ""
+        yield warning(
+            f"{TITLE}s",
+            f"without a feed file here: {', '.join(others[:_SHOWN])}{more}",
+            f"if a feed was renamed: {page('deploying')} (Moving a feed); what landed stays readable",
+        )

@@ -17,8 +17,8 @@ from sluice.pipelines.model.health import Diagnosis, failed, ok, skipped, warnin
 from sluice.pipelines.util import extras
 from sluice.resources.health.run_checks import Check, examine
 from sluice.resources.lake.open_lake import open_lake
-from sluice.resources.spark import executors, masters
 from sluice.resources.spark.engine import SparkEngine
+from sluice.resources.spark.executors import check_answers, get_master, is_local
 from sluice.resources.spark.preflight import Answer, ExecutorPorts
 
 MASTER_SECONDS = 20.0
@@ -43,11 +43,11 @@ def examine_spark(feed: Feed, *, start: bool) -> list[Diagnosis]:
 def master(request: SparkAsked) -> Iterator[Diagnosis]:
     """Check that the master's port is open. For YARN and the like, only Spark knows the address."""
     settings = request.feed.spark
-    name = masters.master(settings)
-    if masters.is_local(settings):
+    name = get_master(settings)
+    if is_local(settings):
         yield ok("master", f"{name}, in this process")
         return
-    executors.check_answers(settings)
+    check_answers(settings)
     if "://" in name:
         yield ok("master", f"{name} answers")
     else:
@@ -66,7 +66,7 @@ def session(request: SparkAsked) -> Iterator[Diagnosis]:
         return
     extras.require("pyspark")
     feed, began = request.feed, time.monotonic()
-    executors.check_answers(feed.spark)
+    check_answers(feed.spark)
     result = SparkEngine(feed.spark, partial(ExecutorPorts.of, feed.kafka, open_lake(feed))).preflight()
     yield ok("session", f"started, and asked, in {time.monotonic() - began:.0f} s")
     for finding in result.findings:

@@ -36,6 +36,6 @@ def arrow_files(feed: Feed) -> FileSystem | None:
     """The file system by which Arrow reads addresses in the feed's lake; None if they are paths."""
     if not feed.lake.startswith("s3://"):
         return None
-    from sluice.resources.lake.s3_arrow import filesystem
+    from sluice.resources.lake.s3_lake import filesystem
 
     return filesystem(feed.lake, feed.s3)

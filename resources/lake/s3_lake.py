@@ -1,28 +1,36 @@
-"""The lake in a bucket on S3, or on any store with its API: each file is an object, and every object is whole.
+"""The lake in a bucket on S3, or on any store with its API: each file is one complete object.
 
 The ledger relies on conditional writes (`If-None-Match: *`): of several writers exactly one gets True. If the answer is
 "taken", an earlier try of ours may have written the object and lost its answer; the write id tells. Before a process
-writes its first entry, it asks whether the store keeps these promises (`probe`). Parts are staged by multipart uploads
-in bounded memory and made visible by copies within the store. `unfinished` lists multipart uploads that never ended.
+writes its first entry, `check_store` tests these promises: a store that answered "created" twice, listings that lag, or
+a clock that is off are refused. A store that passes gets a note, which later processes read in one request. Parts are
+staged by multipart uploads in bounded memory and made visible by copies within the store. `unfinished` lists multipart
+uploads that never ended.
 """
 
 from __future__ import annotations
 
 import errno
+import json
+import os
+import secrets
 from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from datetime import datetime
 from itertools import compress
-from typing import Any, BinaryIO, cast
+from typing import TYPE_CHECKING, Any, BinaryIO, cast
+from urllib.parse import urlsplit
 
-from sluice.pipelines.errors import LakeUnavailable, ProofFailed, SluiceError, Terminal, Unknown
+from sluice.pipelines.errors import LakeUnavailable, ProofFailed, SetupError, SluiceError, Terminal, Unknown
 from sluice.pipelines.feed.s3_section import S3Settings, bucket_and_prefix
 from sluice.pipelines.model.stat import Stat
 from sluice.pipelines.util.parallel import each
-from sluice.resources.lake import store_probe
-from sluice.resources.lake.s3_client import Bucket, NotThere, Taken, date
+from sluice.resources.lake.s3_client import Bucket, NotKnown, NotThere, Taken, date, skew, told_skew
 from sluice.resources.lake.s3_streams import UPLOADS, WRITE_ID, ObjectReader, Upload, new_write, written_by
+
+if TYPE_CHECKING:
+    from pyarrow.fs import S3FileSystem
 
 COPIED_AT_ONCE = 5 << 30
 """S3's limit for one copy: a larger object is copied by ranges."""
@@ -47,7 +55,7 @@ class S3Lake:
         Raises Unknown if no answer came, SetupError if the store cannot promise it.
         """
         key, write = self._key(path), new_write()
-        store_probe.check(self.bucket, self._prefix)
+        check_store(self.bucket, self._prefix)
         try:
             return create(self.bucket, key, data, write)
         except LakeUnavailable as error:
@@ -221,3 +229,98 @@ def create(bucket: Bucket, key: str, data: bytes, write: str) -> bool:
     except Taken:
         return written_by(bucket, key) == write
     return True
+
+
+MAX_SKEW_S = 300
+PROBE_NOTE = "_sluice/.probe.json"
+PROBE_FOLDER = "_sluice/.probe/"
+
+_checked_lakes: set[tuple[object, ...]] = set()
+
+
+def check_store(bucket: Bucket, prefix: str) -> None:
+    """Check each lake once in a process. Raises SetupError for a store, or a clock, that would lose or double data."""
+    lake = (os.getpid(), bucket.settings.endpoint, bucket.name, prefix)
+    if lake not in _checked_lakes:
+        _probe_store(bucket, prefix)
+        _checked_lakes.add(lake)
+
+
+def _probe_store(bucket: Bucket, prefix: str) -> None:
+    with suppress(NotThere):
+        return _check_clock(bucket.call("head_object", prefix + PROBE_NOTE))
+    key = f"{prefix}{PROBE_FOLDER}{secrets.token_hex(8)}"
+    try:
+        _check_clock(_check_condition(bucket, key))
+        _check_sight(bucket, key)
+    finally:
+        with suppress(SluiceError, NotThere):
+            bucket.call("delete_object", key)
+    note = {"format": 1, "conditional_writes": True, "fresh_listings": True}
+    bucket.send("put_object", prefix + PROBE_NOTE, json.dumps(note).encode(), **bucket.written_with)
+
+
+def _check_condition(bucket: Bucket, key: str) -> Any:
+    """Of two writes that create the same object, the second must be refused. Returns the answer to the first."""
+    try:
+        first = bucket.send("put_object", key, _FIRST, IfNoneMatch="*", **bucket.written_with)
+        bucket.send("put_object", key, _SECOND, IfNoneMatch="*", **bucket.written_with)
+    except Taken:
+        if bucket.fetch(key).data == _FIRST:
+            return first
+    except NotKnown:
+        pass
+    raise SetupError(
+        f"the store of s3://{bucket.name} does not honour conditional writes (If-None-Match): two runs could write "
+        "the same ledger entry",
+        remedy="use a store that does (Amazon S3, MinIO, Ceph, R2 of today), or a lake in a folder",
+    )
+
+
+def _check_sight(bucket: Bucket, key: str) -> None:
+    """An object that was just written must be there for every reader, and in a listing that begins before it."""
+    folder = key.rpartition("/")[0] + "/"
+    pages = bucket.pages("list_objects_v2", Prefix=folder, StartAfter=key[:-1])
+    listed = any(one["Key"] == key for page in pages for one in page.get("Contents", ()))
+    if not listed:
+        raise SetupError(
+            f"the store of s3://{bucket.name} does not list what was just written: a reader could miss ledger entries",
+            remedy="use a store whose listings are consistent, or a lake in a folder",
+        )
+
+
+def _check_clock(answer: Any) -> None:
+    ahead = skew(answer)
+    if abs(ahead) > MAX_SKEW_S:
+        raise SetupError(
+            f"{told_skew(ahead)} of the store's: windows would be closed by a wrong time",
+            remedy="set this machine's clock (NTP), then run again",
+        )
+
+
+_FIRST, _SECOND = b"first", b"second"
+
+
+def filesystem(address: str, settings: S3Settings) -> S3FileSystem:
+    """Returns Arrow's file system for paths `bucket/key`: it reads in parallel, outside Python.
+
+    It uses boto3's endpoint, region and credentials of this moment. Raises NotAuthorized, SetupError.
+    """
+    from pyarrow.fs import AwsStandardS3RetryStrategy, S3FileSystem  # late: only readers use it
+
+    bucket = Bucket(bucket_and_prefix(address)[0], settings)
+    client, credentials = bucket.client, bucket.credentials
+    endpoint = urlsplit(client.meta.endpoint_url)
+    elsewhere = {"scheme": endpoint.scheme, "endpoint_override": endpoint.netloc}
+    return S3FileSystem(
+        access_key=credentials.access_key,
+        secret_key=credentials.secret_key,
+        session_token=credentials.token,
+        region=client.meta.region_name,
+        connect_timeout=settings.connect_timeout_ms / 1000,
+        request_timeout=settings.read_timeout_ms / 1000,
+        retry_strategy=AwsStandardS3RetryStrategy(max_attempts=settings.retries + 1),
+        tls_ca_file_path=settings.ca_bundle,
+        force_virtual_addressing=settings.path_style is False,
+        **({} if endpoint.netloc.endswith(".amazonaws.com") else elsewhere),
+    )

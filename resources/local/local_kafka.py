@@ -37,10 +37,9 @@ from typing import Any, Self
 
 from sluice.pipelines.errors import SetupError
 from sluice.resources.local import java, properties
-from sluice.resources.local.authority import last_certificate
 from sluice.resources.local.process import Process, spawn
 from sluice.resources.local.properties import HOST
-from sluice.resources.local.secured import ADMIN, LISTENERS, Secured, reload_settings
+from sluice.resources.local.secured import ADMIN, LISTENERS, Secured, last_certificate, reload_settings
 
 VERSION = "4.3.1"
 ARTIFACTS = (

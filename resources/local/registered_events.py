@@ -1,14 +1,120 @@
-"""The sample order events in formats that have schemas of their own: a line for each in `SAMPLES`."""
+"""The sample order events as Avro, JSON Schema and Protobuf: one entry of `SAMPLES` for each format."""
 
 from __future__ import annotations
 
 import json
+import struct
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from datetime import datetime
+from decimal import Decimal
 from typing import Any, NamedTuple
 
-from sluice.pipelines.records.rows.wire_format import ID_HEADER, WireFormat, prefix
-from sluice.resources.local import avro_events, protobuf_events
+from sluice.pipelines.records.rows.wire_format import ID_HEADER, WireFormat, prefix, reference, varint
 from sluice.resources.local.events import CHANNELS, COUNTRIES, CURRENCIES, STATUSES, SampleEvent
+
+AVRO_SCHEMA: dict[str, Any] = {
+    "type": "record",
+    "name": "Order",
+    "namespace": "sample",
+    "fields": [
+        {"name": "order_id", "type": "string"},
+        {"name": "customer", "type": "string"},
+        {"name": "ts", "type": {"type": "long", "logicalType": "timestamp-millis"}},
+        {"name": "amount", "type": {"type": "bytes", "logicalType": "decimal", "precision": 12, "scale": 2}},
+        {"name": "currency", "type": "string"},
+        {"name": "items", "type": "int"},
+        {"name": "country", "type": "string"},
+        {"name": "channel", "type": ["null", "string"], "default": None},
+        {"name": "status", "type": "string"},
+    ],
+}
+"""Avro schema of the events."""
+
+
+def encode_avro(order: dict[str, Any]) -> bytes:
+    """An order as Avro's bytes, by AVRO_SCHEMA."""
+    stamp = int(datetime.fromisoformat(order["ts"]).timestamp() * 1000 + 0.5)
+    cents = int(Decimal(str(order["amount"])) * 100)
+    amount = cents.to_bytes(cents.bit_length() // 8 + 1, "big", signed=True)
+    return b"".join(
+        (
+            _avro_text(order["order_id"]),
+            _avro_text(order["customer"]),
+            _long(stamp),
+            _long(len(amount)) + amount,
+            _avro_text(order["currency"]),
+            _long(order["items"]),
+            _avro_text(order["country"]),
+            b"\x02" + _avro_text(order["channel"]),
+            _avro_text(order["status"]),
+        )
+    )
+
+
+def _avro_text(text: str) -> bytes:
+    data = text.encode()
+    return _long(len(data)) + data
+
+
+def _long(number: int) -> bytes:
+    remaining = (number << 1) ^ (number >> 63)
+    out = bytearray()
+    while remaining > 0x7F:
+        out.append(remaining & 0x7F | 0x80)
+        remaining >>= 7
+    out.append(remaining)
+    return bytes(out)
+
+
+PROTOBUF_SCHEMA = """\
+syntax = "proto3";
+
+package sample;
+
+import "google/protobuf/timestamp.proto";
+
+message Order {
+  string order_id = 1;
+  string customer = 2;
+  google.protobuf.Timestamp ts = 3;
+  double amount = 4;
+  string currency = 5;
+  int32 items = 6;
+  string country = 7;
+  optional string channel = 8;
+  string status = 9;
+}
+"""
+"""Protobuf schema of the events."""
+PROTOBUF_INDEXES = b"\0"
+"""Names the message as Confluent's serializers do: the first of its file."""
+PROTOBUF_NAME = reference("Order")
+"""Names it as Apicurio's serializers do."""
+
+
+def encode_protobuf(order: dict[str, Any]) -> bytes:
+    """An order as Protobuf's bytes, by PROTOBUF_SCHEMA."""
+    stamp = int(datetime.fromisoformat(order["ts"]).timestamp() * 1000 + 0.5)
+    time = b"\x08" + varint(stamp // 1000) + b"\x10" + varint(stamp % 1000 * 1_000_000)
+    return b"".join(
+        (
+            _protobuf_text(1, order["order_id"]),
+            _protobuf_text(2, order["customer"]),
+            b"\x1a" + varint(len(time)) + time,
+            b"\x21" + struct.pack("<d", order["amount"]),
+            _protobuf_text(5, order["currency"]),
+            b"\x30" + varint(order["items"]),
+            _protobuf_text(7, order["country"]),
+            _protobuf_text(8, order["channel"]),
+            _protobuf_text(9, order["status"]),
+        )
+    )
+
+
+def _protobuf_text(number: int, text: str) -> bytes:
+    data = text.encode()
+    return bytes([number << 3 | 2]) + varint(len(data)) + data
+
 
 JSON_SCHEMA: dict[str, Any] = {
     "$schema": "http://json-schema.org/draft-07/schema#",
@@ -42,20 +148,18 @@ class Sample(NamedTuple):
 
 
 SAMPLES: Mapping[str, Sample] = {
-    "avro": Sample(
-        json.dumps(avro_events.SCHEMA), "avsc", lambda value: avro_events.encoded(json.loads(value)), spoiled=False
-    ),
+    "avro": Sample(json.dumps(AVRO_SCHEMA), "avsc", lambda value: encode_avro(json.loads(value)), spoiled=False),
     "json_schema": Sample(json.dumps(JSON_SCHEMA), "json", bytes, spoiled=True),
     "protobuf": Sample(
-        protobuf_events.SCHEMA,
+        PROTOBUF_SCHEMA,
         "proto",
-        lambda value: protobuf_events.encoded(json.loads(value)),
+        lambda value: encode_protobuf(json.loads(value)),
         spoiled=False,
         by_name={
-            WireFormat.CONFLUENT: protobuf_events.INDEXES,
-            WireFormat.CONFLUENT_HEADERS: protobuf_events.INDEXES,
-            WireFormat.APICURIO: protobuf_events.NAME,
-            WireFormat.APICURIO3: protobuf_events.NAME,
+            WireFormat.CONFLUENT: PROTOBUF_INDEXES,
+            WireFormat.CONFLUENT_HEADERS: PROTOBUF_INDEXES,
+            WireFormat.APICURIO: PROTOBUF_NAME,
+            WireFormat.APICURIO3: PROTOBUF_NAME,
         },
     ),
 }

@@ -37,7 +37,7 @@ from sluice.pipelines.util import scratch, units
 from sluice.resources.local import java
 from sluice.resources.observe import tracing
 from sluice.resources.spark import executor, executors, jvm, shipping, spark_errors
-from sluice.resources.spark.masters import is_connect, is_local, master, tries
+from sluice.resources.spark.executors import get_master, is_connect, is_local, tries
 
 if TYPE_CHECKING:
     from pyspark import RDD, SparkContext
@@ -601,7 +601,7 @@ def _capturing_output(settings: SparkSettings, start: Callable[[BinaryIO], T]) -
 
 def _context(settings: SparkSettings, output: BinaryIO) -> SparkContext:
     _environment(settings)
-    conf = {"spark.master": master(settings), "spark.app.name": "sluice"} | _conf(settings)
+    conf = {"spark.master": get_master(settings), "spark.app.name": "sluice"} | _conf(settings)
     if not is_local(settings):
         conf |= shipping.conf(settings, conf)
         _keep(output)

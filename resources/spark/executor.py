@@ -2,6 +2,8 @@
 
 The driver ships one `TaskWork` to every Python worker; a worker gets numbers of queues of tasks, builds its own Kafka
 and lake ports from the wiring, and sends back one JSON text for each offset range and one for its traffic, never data.
+A queue is one task of Spark's and runs tasks of the plan one after the other; a broker with a limit has as many queues
+as may read from it.
 Everything here pickles by its module's name. Secrets travel inside `KafkaSettings` and `S3Settings`, which mask them in
 every repr; credentials that boto3 finds by itself are found again on each executor, and do not travel.
 """
@@ -12,9 +14,10 @@ import os
 import secrets
 import socket
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, closing, contextmanager
 from dataclasses import dataclass
+from itertools import chain, zip_longest
 from typing import TYPE_CHECKING, Protocol
 
 import pyarrow as pa
@@ -34,7 +37,6 @@ from sluice.pipelines.records.shape import Shape
 from sluice.pipelines.schema.arrays import text_array
 from sluice.resources.lake.open_lake import memory_of, open_lake
 from sluice.resources.registry.confluent import writers_of
-from sluice.resources.spark.queues import Queue, queues
 
 if TYPE_CHECKING:
     from sluice.pipelines.landing.task import Tools
@@ -222,3 +224,29 @@ def sent_in(kind: str, body: str) -> Sent:
     if kind not in _KINDS:
         raise ValueError(f"nothing that a task sends: {kind}")
     return _KINDS[kind].validate_json(body)
+
+
+Queue = tuple[int, ...]
+"""Positions in a batch's list of tasks."""
+
+
+def queues(leaders: Sequence[int], bound: int | None = None) -> tuple[Queue, ...]:
+    """Put each position of `leaders` (a task's broker) in one queue, with at most `bound` queues for a broker.
+
+    Brokers take turns, so that the first tasks do not all ask the first broker. Tasks that read from several brokers
+    count as those of one broker more.
+
+    >>> queues([1, 1, 2])
+    ((0,), (2,), (1,))
+    >>> queues([1, 1, 1, 2], bound=2)
+    ((0, 2), (3,), (1,))
+    """
+    by_leader: dict[int, list[int]] = {}
+    for position, leader in enumerate(leaders):
+        by_leader.setdefault(leader, []).append(position)
+    shared = [_share(positions, bound or len(positions)) for positions in by_leader.values()]
+    return tuple(filter(None, chain.from_iterable(zip_longest(*shared, fillvalue=()))))
+
+
+def _share(positions: Sequence[int], count: int) -> list[Queue]:
+    return [tuple(positions[i::count]) for i in range(min(count, len(positions)))]

@@ -1,8 +1,9 @@
-"""Bounded waits for a master and for executors; if none come, a report of the standalone master."""
+"""The Spark master (this machine, a cluster, or Spark Connect) and bounded waits for it and its executors."""
 
 from __future__ import annotations
 
 import json
+import os
 import re
 import socket
 import time
@@ -14,8 +15,34 @@ from urllib.request import urlopen
 from sluice.pipelines.errors import SetupError
 from sluice.pipelines.feed.sections import SparkSettings
 from sluice.pipelines.util import units
-from sluice.resources.spark.masters import is_connect, master
 from sluice.resources.spark.spark_errors import Ended
+
+TRIES = 3
+"""How often a local master runs a task; other masters use `spark.task.maxFailures`."""
+
+_LOCAL = re.compile(r"local(?:\[\s*[0-9*]+\s*(?:,\s*([0-9]+)\s*)?\])?")
+
+
+def get_master(settings: SparkSettings) -> str:
+    """Return the feed's master, or by default all cores of this machine with each task tried three times."""
+    return settings.master or f"local[{os.cpu_count() or 1},{TRIES}]"
+
+
+def is_connect(settings: SparkSettings) -> bool:
+    return bool(settings.master and settings.master.startswith("sc://"))
+
+
+def is_local(settings: SparkSettings) -> bool:
+    return _LOCAL.fullmatch(get_master(settings)) is not None
+
+
+def tries(settings: SparkSettings) -> int:
+    """Return how often Spark runs a task before it gives up."""
+    match = _LOCAL.fullmatch(get_master(settings))
+    if match:
+        return int(match[1] or 1)
+    return int(settings.conf.get("spark.task.maxFailures", "4"))
+
 
 _TRY_SECONDS = 5.0
 _UI_PORT = "spark.master.ui.port"
@@ -47,7 +74,7 @@ def check_answers(settings: SparkSettings) -> None:
 
 def unreachable(settings: SparkSettings) -> str:
     """Return why no address of a master answers; empty if one does, or only Spark can tell."""
-    match = re.fullmatch(r"(?:spark|sc)://([^/;]+).*|k8s://(?:https?://)?([^/]+).*", master(settings))
+    match = re.fullmatch(r"(?:spark|sc)://([^/;]+).*|k8s://(?:https?://)?([^/]+).*", get_master(settings))
     if not match:
         return ""
     default = 15002 if is_connect(settings) else 443 if match[2] else 7077
@@ -139,7 +166,7 @@ def _there(spark: Any, settings: SparkSettings) -> tuple[str, str]:
 
 
 def _describe_master(spark: Any, settings: SparkSettings) -> tuple[str, str]:
-    match = re.match(r"spark://([^,:]+):(\d+)", master(settings))
+    match = re.match(r"spark://([^,:]+):(\d+)", get_master(settings))
     if not match:
         return "", _LESS
     port = spark.getConf().get(_UI_PORT, "8080")

@@ -21,7 +21,7 @@ from sluice.pipelines.feed.sections import INSTALLED, PACK, SparkSettings
 from sluice.pipelines.model.progress import Reporter
 from sluice.pipelines.records.compiled import cache
 from sluice.resources.spark import pack_archive
-from sluice.resources.spark.masters import is_local
+from sluice.resources.spark.executors import is_local
 
 FOLDER = "sluice-env"
 """The folder below its working folder where an executor has the archive unpacked."""

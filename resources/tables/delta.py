@@ -43,9 +43,8 @@ from sluice.pipelines.model.tables import (
 from sluice.pipelines.ports import Lake
 from sluice.pipelines.util import extras
 from sluice.pipelines.util.parallel import each
-from sluice.resources.tables.access import access_of
 from sluice.resources.tables.delta_types import bounded, delta_field, grown, says_all, stats_of
-from sluice.resources.tables.outcomes import Outcomes, readable
+from sluice.resources.tables.outcomes import Outcomes, access_of, readable
 
 if TYPE_CHECKING:
     from deltalake import CommitProperties, DeltaTable, PostCommitHookProperties

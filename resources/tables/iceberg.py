@@ -43,8 +43,7 @@ from sluice.pipelines.schema.schema import arrow_type
 from sluice.pipelines.schema.wider import parse_type
 from sluice.pipelines.util import extras
 from sluice.pipelines.util.parallel import each
-from sluice.resources.tables.access import access_of
-from sluice.resources.tables.outcomes import Outcomes, readable
+from sluice.resources.tables.outcomes import Outcomes, access_of, readable
 
 if TYPE_CHECKING:
     from pyiceberg.catalog import Catalog

@@ -1,6 +1,6 @@
-"""Translates libraries' errors about reads and commits into ours.
+"""Credentials for libraries of tables, and their errors about reads and commits as ours.
 
-Its own texts may hold an address with a password: they are kept only where the library speaks of the table itself.
+A library's message may contain an address with a password: it is repeated only if it concerns the table itself.
 """
 
 from __future__ import annotations
@@ -8,6 +8,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass, field
 
 import pyarrow as pa
 
@@ -22,6 +23,9 @@ from sluice.pipelines.errors import (
     TableRefused,
     Unknown,
 )
+from sluice.pipelines.feed.feed import Feed
+from sluice.pipelines.feed.s3_section import bucket_and_prefix
+from sluice.pipelines.util import extras
 
 _AWAY = {"SQLAlchemyError", "OSError", "RESTError", "RequestException", "BotoCoreError", "ClientError", "TException"}
 """Kinds of errors, by name, of a catalog or store that does not answer now."""
@@ -123,3 +127,27 @@ def _kinds(error: Exception) -> set[str]:
 
 def _kind(error: Exception) -> str:
     return type(error).__name__
+
+
+@dataclass(frozen=True, slots=True)
+class StoreAccess:
+    """An address and credentials, as boto3 found them at this moment."""
+
+    endpoint: str
+    region: str
+    access_key: str = field(repr=False)
+    secret_key: str = field(repr=False)
+    token: str | None = field(repr=False)
+
+
+def access_of(feed: Feed) -> StoreAccess | None:
+    """How to reach the feed's lake on S3; None for a lake in a folder. Raises NotAuthorized, SetupError."""
+    if not feed.lake.startswith("s3://"):
+        return None
+    with extras.name_missing():
+        from sluice.resources.lake.s3_client import Bucket
+    bucket = Bucket(bucket_and_prefix(feed.lake)[0], feed.s3)
+    credentials, meta = bucket.credentials, bucket.client.meta
+    return StoreAccess(
+        meta.endpoint_url, meta.region_name, credentials.access_key, credentials.secret_key, credentials.token
+    )

@@ -246,7 +246,8 @@ class Windows:
         cannot hold is null.
         """
         with extras.name_missing():
-            from sluice.resources.spark import engine, parts, types
+            from sluice.resources.spark import engine, parts
+            from sluice.resources.spark import parts as types
 
             session = session or engine.session(self.feed.spark)
         schema = types.spark_schema(self.schema)

@@ -55,12 +55,12 @@ class SluiceSource(DataSource):
 
     def schema(self) -> StructType:
         from sluice import reading
-        from sluice.resources.spark import types
+        from sluice.resources.spark import parts
 
         options = _SourceOptions.of(self.options)
         if options.offsets:
-            return types.spark_schema(_raw_schema())
-        return types.spark_schema(reading.schema_of(options.feed, reading.kind_of(options.kind)))
+            return parts.spark_schema(_raw_schema())
+        return parts.spark_schema(reading.schema_of(options.feed, reading.kind_of(options.kind)))
 
     def reader(self, schema: StructType) -> DataSourceReader:
         options = _SourceOptions.of(self.options)
@@ -169,7 +169,7 @@ class _KafkaReader(DataSourceReader):
         return [_Slices(task) for task in _plan_ranges(self._feed, self._asked).tasks]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        from sluice.resources.spark.types import arrow_schema, conform
+        from sluice.resources.spark.parts import arrow_schema, conform
 
         target = arrow_schema(self._schema)
         if isinstance(partition, _Slices):

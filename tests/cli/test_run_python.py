@@ -11,7 +11,7 @@ import sluice as package
 from sluice.pipelines.errors import FeedError, UsageError
 from sluice.pipelines.model.plans import Request, RequestKind
 from sluice.pipelines.util.units import HOUR, show_window
-from sluice.resources.clock import now
+from sluice.resources.liveness import now
 from sluice.resources.local.local_kafka import LocalKafka
 from tests.cli.conftest import Sluice
 

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from sluice.resources.local.authority import left
 from sluice.resources.local.local_kafka import LocalKafka
+from sluice.resources.local.secured import left
 from tests.cli.conftest import Sluice
 
 SLUICE = [sys.executable, "-c", "import sys; from sluice.cli.entry import main; sys.exit(main())"]

@@ -14,7 +14,7 @@ from sluice.pipelines.batch.survey import open_ledger
 from sluice.pipelines.feed.feed import Feed
 from sluice.pipelines.model.kafka import TopicConfig, TopicPartition
 from sluice.pipelines.status.watch import Finding, WatchResult, view, watch
-from sluice.resources.clock import now
+from sluice.resources.liveness import now
 from sluice.resources.local.local_kafka import LocalKafka
 from tests.integration.conftest import Lines
 from tests.integration.support import Place, edges, run

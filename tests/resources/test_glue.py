@@ -16,7 +16,7 @@ from moto import mock_aws
 from sluice.pipelines.errors import Failed, FeedError, NotAuthorized, RegistryUnavailable, SluiceError
 from sluice.pipelines.feed.load import load_feed, schema_asked
 from sluice.pipelines.feed.registry_section import RegistrySettings
-from sluice.resources.health.registry_checks import examine_registry
+from sluice.resources.health.kafka_checks import examine_registry
 from sluice.resources.registry.confluent import client_of, file_of, reader_of, registered, writers_of
 from sluice.resources.registry.glue import GlueClient
 from sluice.testing.lake import MemoryLake

@@ -17,7 +17,8 @@ from sluice.pipelines.errors import FeedError, UsageError, WindowIncomplete
 from sluice.pipelines.model.receipts import PartKind
 from sluice.pipelines.publishing.published_files import File
 from sluice.resources.lake.local_lake import LocalLake
-from sluice.resources.spark import parts, types
+from sluice.resources.spark import parts
+from sluice.resources.spark import parts as types
 from sluice.spark_source import SluiceSource
 
 HOUR = 3_600_000

@@ -22,10 +22,22 @@ from sluice.resources.kafka.connection.connection_settings import KafkaAccess, K
 from sluice.resources.kafka.connection.connections import Wire
 from sluice.resources.kafka.connection.coordinators import Coordinators
 from sluice.resources.kafka.group.all_groups import KafkaGroups
-from sluice.resources.kafka.protocol import group_api, visit_api
+from sluice.resources.kafka.protocol import group_api
+from sluice.resources.kafka.protocol.admin_api import (
+    TopicSeen,
+    ask_cluster_rights,
+    ask_group_rights,
+    ask_quorum,
+    ask_to_write,
+    ask_topics,
+    read_clock,
+    read_cluster_rights,
+    read_group_rights,
+    read_topics,
+    read_write_right,
+)
 from sluice.resources.kafka.protocol.group_api import GROUP, TRANSACTION
 from sluice.resources.kafka.protocol.kafka_errors import error_of, is_passing
-from sluice.resources.kafka.protocol.visit_api import TopicSeen
 
 SECONDS = 5.0
 
@@ -68,19 +80,19 @@ class KafkaVisit:
 
     def topics_seen(self, topics: Iterable[str]) -> Mapping[str, TopicSeen]:
         """Return each of the topics, with this client's rights on it."""
-        request = visit_api.ask_topics(sorted(topics))
-        return visit_api.read_topics(self._wire.run("describing topics", self._wire.send, None, request))
+        request = ask_topics(sorted(topics))
+        return read_topics(self._wire.run("describing topics", self._wire.send, None, request))
 
     def group_rights(self, group: str) -> frozenset[str]:
         """Return this client's rights on the group, which need not exist yet. Raises NotAuthorized."""
-        request = partial(visit_api.ask_group_rights, group)
+        request = partial(ask_group_rights, group)
         response = self._coordinators.run(f"describing group {group}", GROUP, group, request, group_api.group_errors)
-        return visit_api.read_group_rights(response)
+        return read_group_rights(response)
 
     def cluster_rights(self) -> frozenset[str]:
         """Return this client's rights on the cluster as a whole."""
-        request = visit_api.ask_cluster_rights()
-        return visit_api.read_cluster_rights(self._wire.run("describing the cluster", self._wire.send, None, request))
+        request = ask_cluster_rights()
+        return read_cluster_rights(self._wire.run("describing the cluster", self._wire.send, None, request))
 
     def group(self, group: str) -> GroupView:
         """Return the group as it is. Raises NotAuthorized."""
@@ -95,14 +107,14 @@ class KafkaVisit:
     def may_write(self, transactional_id: str, group: str) -> bool:
         """Return whether this client may WRITE to the transactional id of that group's feed. Begins no transaction."""
         doing = f"asking for the rights on transactional id {transactional_id}"
-        request = partial(visit_api.ask_to_write, transactional_id, group)
+        request = partial(ask_to_write, transactional_id, group)
 
         def refused(response: Any) -> set[type[KafkaError]]:
             """Return a passing error: the coordinator moves, or loads."""
             error = error_of(response.error_code)
             return {error} if error and is_passing(error) else set()
 
-        return visit_api.may_write(self._coordinators.run(doing, TRANSACTION, transactional_id, request, refused))
+        return read_write_right(self._coordinators.run(doing, TRANSACTION, transactional_id, request, refused))
 
     def limits(self) -> BrokerConfig:
         """Return the brokers' time limits; those that this client may not see are None."""
@@ -113,8 +125,8 @@ class KafkaVisit:
 
     async def _ahead(self) -> float | None:
         sent_at = time.time()
-        response = await self._wire.send(None, visit_api.ask_quorum())
-        answered, there = time.time(), visit_api.read_clock(response)
+        response = await self._wire.send(None, ask_quorum())
+        answered, there = time.time(), read_clock(response)
         if there is None:
             return None
         return min(0.0, answered - there / 1000) or max(0.0, sent_at - there / 1000)

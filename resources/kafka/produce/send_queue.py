@@ -3,9 +3,10 @@
     batches ─► waiting, by partition ─► rounds: each partition's first batch, one request a leader ─► offsets
 
 Promises: a partition has one batch in flight, which keeps the order; a batch is retried with its own sequence numbers,
-so that a lost answer duplicates nothing (KIP-98). Queued bytes are bounded: `put` blocks. A throttling broker gets
-nothing during the pause that it demands (KIP-219). A batch that is too large for the topic is split; a record that the
-topic refuses is an error that names the record.
+so that a lost answer duplicates nothing (KIP-98). Queued bytes are bounded: `put` blocks. The bound starts small, grows
+while brokers keep up, and shrinks when they throttle, so that a transaction ends within its timeout. A throttling
+broker gets nothing during the pause that it demands (KIP-219). A batch that is too large for the topic is split; a
+record that the topic refuses is an error that names the record.
 """
 
 from __future__ import annotations
@@ -24,13 +25,44 @@ from sluice.pipelines.errors import Unknown
 from sluice.pipelines.ports import Delivered
 from sluice.resources.kafka.connection.connections import Patience
 from sluice.resources.kafka.connection.coordinators import Coordinators
-from sluice.resources.kafka.produce.backpressure import Backpressure
 from sluice.resources.kafka.protocol import group_api
 from sluice.resources.kafka.protocol.group_api import TRANSACTION, Produced, ProducerId
 from sluice.resources.kafka.protocol.kafka_errors import AnswerLost, error_text
 
-if TYPE_CHECKING:  # these load compiled loops, which a commit without dead letters does not need
+if TYPE_CHECKING:
     from sluice.pipelines.records.kafka_batches.encode.sealed_batch import Numbering, SealedBatch
+
+MAX_BYTES = 16 << 20
+"""The largest limit, for batches that are queued or in flight."""
+FIRST_BYTES = 2 << 20
+THROTTLED_SECONDS = 5.0
+"""The time in which a throttling broker must accept all buffered bytes; at most a quarter of a transaction."""
+
+
+class Backpressure:
+    """The limit of one producer, across its transactions.
+
+    `bytes`: the current limit. `tight`: the last answer came from a throttling broker. `throttled_ms`: the total pause
+    that brokers demanded; `until`: the end of the current pause (monotonic seconds).
+    """
+
+    def __init__(self, transaction_seconds: float) -> None:
+        self._seconds = min(THROTTLED_SECONDS, transaction_seconds / 4)
+        self.bytes = FIRST_BYTES
+        self.tight = False
+        self.throttled_ms = 0
+        self.until = 0.0
+
+    def record_answer(self, size: int, throttle_ms: int) -> None:
+        """Adapt the limit after a broker accepted `size` bytes and demanded a pause."""
+        self.tight = throttle_ms > 0
+        self.throttled_ms += throttle_ms
+        if self.tight:
+            self.until = max(self.until, time.monotonic() + throttle_ms / 1000)
+            self.bytes = min(self.bytes, int(size * self._seconds * 1000 / throttle_ms))
+        else:
+            self.bytes = min(self.bytes + size, MAX_BYTES)
+
 
 REQUEST_BYTES = 8 << 20
 """Largest request of a round, unless one batch is larger."""

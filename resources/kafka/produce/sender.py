@@ -21,8 +21,7 @@ from sluice.pipelines.ports import Delivered
 from sluice.resources.kafka.connection.connection_settings import KafkaAccess
 from sluice.resources.kafka.connection.connections import Patience, Wire
 from sluice.resources.kafka.connection.coordinators import Coordinators
-from sluice.resources.kafka.produce.backpressure import Backpressure
-from sluice.resources.kafka.produce.send_queue import NOT_TAKEN, NotTaken, SendQueue
+from sluice.resources.kafka.produce.send_queue import NOT_TAKEN, Backpressure, NotTaken, SendQueue
 from sluice.resources.kafka.protocol import group_api
 from sluice.resources.kafka.protocol.group_api import GROUP, TRANSACTION, ProducerId, Seat
 from sluice.resources.kafka.protocol.messages import partition_errors, top_error

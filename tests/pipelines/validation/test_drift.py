@@ -32,7 +32,8 @@ from sluice.pipelines.schema.schema import Kind, Type, arrow_type, parse_schema
 from sluice.pipelines.schema.wider import holds, join, join_texts, parse_type
 from sluice.pipelines.validation.drift import MOST_FIELDS, OTHERS, Drifts, check_drift, drift_of
 from sluice.resources.lake.local_lake import LocalLake
-from sluice.resources.spark import parts, types
+from sluice.resources.spark import parts
+from sluice.resources.spark import parts as types
 from sluice.testing.engine import MemoryEngine
 from sluice.testing.group import MemoryGroup
 from sluice.testing.liveness import MemoryLiveness, owner

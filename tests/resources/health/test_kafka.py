@@ -16,7 +16,7 @@ from sluice.pipelines.model.health import Health
 from sluice.resources.health import kafka_checks
 from sluice.resources.health.kafka_checks import Cluster, OneFeed
 from sluice.resources.kafka.cluster.visit import KafkaVisit
-from sluice.resources.kafka.protocol.visit_api import TopicSeen
+from sluice.resources.kafka.protocol.admin_api import TopicSeen
 
 HERE = Broker(1, "a:1")
 

@@ -10,7 +10,7 @@ import pytest
 from sluice.pipelines.errors import ZooKeeperUnavailable
 from sluice.pipelines.feed.feed import Feed
 from sluice.pipelines.model.health import Health
-from sluice.resources.health.zookeeper_checks import examine_offsets
+from sluice.resources.health.kafka_checks import examine_offsets
 from sluice.resources.zookeeper import tree
 from tests.zookeepers import LocalZooKeeper
 

@@ -26,8 +26,8 @@ from sluice.pipelines.feed.kafka_section import KafkaSettings
 from sluice.resources.kafka.cluster.cluster import KafkaCluster
 from sluice.resources.kafka.connection import oauth
 from sluice.resources.kafka.connection.oauth import ClientCredentials
-from sluice.resources.local.authority import Authority
 from sluice.resources.local.local_kafka import LocalKafka
+from sluice.resources.local.secured import Authority
 
 SECRET = "s3same+/="
 PLAIN = "org.apache.kafka.common.security.plain.PlainLoginModule"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from sluice.resources.kafka.produce.backpressure import FIRST_BYTES, MAX_BYTES, Backpressure
+from sluice.resources.kafka.produce.send_queue import FIRST_BYTES, MAX_BYTES, Backpressure
 
 
 def test_room_grows_with_what_was_taken_up_to_its_bound() -> None:

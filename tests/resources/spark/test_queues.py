@@ -14,7 +14,7 @@ from sluice.pipelines.feed.sections import LandingSettings
 from sluice.pipelines.model.kafka import FetchLimits, Isolation
 from sluice.pipelines.records.shape import RAW
 from sluice.resources.spark import executor
-from sluice.resources.spark.queues import queues
+from sluice.resources.spark.executor import queues
 from sluice.testing.lake import MemoryLake
 
 LEADERS = st.lists(st.integers(-1, 4), max_size=30)

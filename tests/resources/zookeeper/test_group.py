@@ -14,8 +14,7 @@ from sluice.pipelines.errors import CommitFenced, GroupHeld, SetupError, ZooKeep
 from sluice.pipelines.model.consumer_groups import GroupState
 from sluice.pipelines.model.kafka import CommittedOffset, TopicPartition
 from sluice.resources.zookeeper import layout, tree
-from sluice.resources.zookeeper.zookeeper_group import ZooKeeperGroup
-from sluice.resources.zookeeper.zookeeper_groups import ZooKeeperGroups
+from sluice.resources.zookeeper.zookeeper_group import ZooKeeperGroup, ZooKeeperGroups
 from tests.zookeepers import LocalZooKeeper
 
 TPS = [TopicPartition("orders", p) for p in range(3)]
