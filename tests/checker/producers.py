@@ -41,7 +41,11 @@ class Noting:
         more = {"transactional_id": transactional_id} if transactional_id else {}
         self._producer = KafkaProducer(bootstrap_servers=bootstrap, acks="all", **{"linger_ms": 5, **more, **settings})
         if transactional_id:
-            self._producer.init_transactions()
+            try:
+                self._producer.init_transactions()
+            except BaseException:
+                self.close()
+                raise
 
     def send(self, topic: str, partition: int, count: int, fields: Iterable[dict[str, Any]] = ()) -> None:
         """So many values to a partition; waits for all answers. `fields` are added to the values, in turn.
@@ -98,7 +102,13 @@ class Noting:
             self._transaction = ""
 
     def close(self) -> None:
-        self._producer.close(CLOSING_SECONDS)
+        """Close the producer, by force if its flush fails: kafka-python would keep the thread and its sockets."""
+        with suppress(KafkaError):
+            self._producer.close(CLOSING_SECONDS)
+        if not self._producer._closed:
+            self._producer._sender.force_close()
+            self._producer._sender.join(CLOSING_SECONDS)
+            self._producer._closed = True
         self._file.close()
 
 
