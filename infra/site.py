@@ -91,9 +91,14 @@ def _walk(command: Any, context: Any = None, path: tuple[str, ...] = ("sluice",)
 def render_keys() -> str:
     """Returns the page with every key of a feed file, its default and the docstring of its settings."""
     from sluice.pipelines.feed.feed import Feed
+    from sluice.pipelines.feed.load import TUNING
 
     out = ["# Every key of a feed", "", "Generated from the code. [Feeds](../feeds.md) explains the keys.", ""]
-    return "\n".join([*out, *_render_section(Feed, "", "The feed itself")])
+    defaults = {row.split("`")[1]: row for row in _render_section(Feed, "", "The feed itself") if row.startswith("| `")}
+    tuning = [defaults[old_key].replace(f"`{old_key}`", f"`tuning.{key}`", 1) for key, old_key in TUNING.items()]
+    hidden = {defaults[old_key] for old_key in TUNING.values()}
+    sections = [line for line in _render_section(Feed, "", "The feed itself") if line not in hidden]
+    return "\n".join([*out, *sections, "## tuning", "", "| key | default |", "|---|---|", *tuning, ""])
 
 
 def _render_section(settings: Any, prefix: str, title: str) -> Iterator[str]:

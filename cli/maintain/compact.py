@@ -43,7 +43,7 @@ def compact(
 
     Rows, their order and their coordinates stay the same, and so does the account. Nothing is read from Kafka. Each
     merged file is compared with its sources before it replaces them. Without options, all windows are merged. A merged
-    file is about as large as the feed's compaction.target_file_bytes.
+    file is about as large as the feed's tuning.compaction_file_bytes.
 
     $ sluice compact orders --dry-run
     $ sluice compact orders

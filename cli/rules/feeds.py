@@ -161,7 +161,9 @@ def _contract(feed: Feed) -> str:
 
 
 def _document(feed: Feed) -> Mapping[str, Any]:
-    """The whole feed, and how much its contract expects; secrets are masked by the feed itself."""
+    """Returns the whole feed and the size of its contract. The feed masks its secrets itself."""
+    from sluice.pipelines.feed.load import group_tuning
+
     held = feed.contract
     contract = {"contract": {"expectations": len(held.expectations), "hash": held.hash}} if held else {}
-    return feed.model_dump(mode="json", by_alias=True, exclude_none=True) | contract
+    return group_tuning(feed.model_dump(mode="json", by_alias=True, exclude_none=True)) | contract

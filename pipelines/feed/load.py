@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Container, Mapping
 from dataclasses import dataclass, replace
+from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +25,30 @@ from sluice.pipelines.records.rows.value_reader import Reader, UnusableSchema
 from sluice.pipelines.records.rows.wire_format import WireFormat
 from sluice.pipelines.schema.schema import SchemaError
 from sluice.pipelines.util.units import safe_text
+
+TUNING = {
+    "range_bytes": "limits.slice_bytes",
+    "task_bytes": "limits.task_bytes",
+    "task_memory": "limits.task_memory",
+    "max_tasks": "limits.max_tasks",
+    "tasks_per_broker": "fetch.tasks_per_broker",
+    "active_ranges": "fetch.active_slices",
+    "request_bytes": "fetch.request_bytes",
+    "partition_bytes": "fetch.partition_bytes",
+    "ahead_bytes": "fetch.ahead_bytes",
+    "row_group_rows": "landing.row_group_rows",
+    "file_bytes": "landing.target_file_bytes",
+    "compaction_file_bytes": "compaction.target_file_bytes",
+    "compaction_batch_bytes": "compaction.batch_bytes",
+    "compaction_memory": "compaction.memory",
+    "s3_connect_timeout_ms": "s3.connect_timeout_ms",
+    "s3_read_timeout_ms": "s3.read_timeout_ms",
+    "s3_retries": "s3.retries",
+    "s3_part_bytes": "s3.part_bytes",
+    "s3_buffer_bytes": "s3.buffer_bytes",
+    "spark_start_timeout": "spark.start_timeout",
+}
+"""Keys of a feed file's section `tuning`, each with its place in `Feed`, which feed files may use instead."""
 
 
 def load_feed(path: Path, environ: Mapping[str, str], optional: Container[str] = ()) -> Feed:
@@ -104,6 +129,10 @@ def _read(path: Path, environ: Mapping[str, str], optional: Container[str]) -> F
         data["kafka"] = {"bootstrap": UNKNOWN_KAFKA}
     if "contract" in data:
         return (FileProblem("contract", "is unknown", f"a contract is a file of its own, {path.stem}{CONTRACT}"),)
+    tuned = move_tuning(data)
+    if isinstance(tuned, tuple):
+        return tuned
+    data = tuned
     context = {"root": root, "filled_from_files": read.filled_from_files}
     if "registry" in read.empty and (str(data.get("format")) in READERS or "key" in data):
         data["registry"] = {}  # a section, though nothing is in it: the project's own
@@ -119,7 +148,46 @@ def _read(path: Path, environ: Mapping[str, str], optional: Container[str]) -> F
         if isinstance(reader, FileProblem):
             return (reader,)
         data = reader
-    return _validate(reaching_kafka(data, environ), context)
+    result = _validate(reaching_kafka(data, environ), context)
+    if isinstance(result, Feed):
+        return result
+    spellings = {TUNING[key]: f"tuning.{key}" for key in read.data.get("tuning", {})}
+    return tuple(replace(p, key=spellings.get(p.key, p.key)) for p in result)
+
+
+def move_tuning(data: Mapping[str, Any]) -> dict[str, Any] | tuple[FileProblem, ...]:
+    """Returns a feed file's data with the keys of `tuning` at their places in `Feed`, or the problems."""
+    tuning = data.get("tuning", {})
+    if not isinstance(tuning, dict):
+        return (FileProblem("tuning", "is not a section of keys and values", page("feeds")),)
+    moved = {key: value for key, value in data.items() if key != "tuning"}
+    problems = []
+    for key, value in tuning.items():
+        if key not in TUNING:
+            near = get_close_matches(key, TUNING, n=1)
+            hint = f"did you mean `{near[0]}`?" if near else f"known here: {', '.join(TUNING)}"
+            problems.append(FileProblem(safe_text(f"tuning.{key}"), "is unknown", hint))
+            continue
+        section, _, name = TUNING[key].partition(".")
+        settings = moved.get(section, {})
+        if not isinstance(settings, dict):
+            continue  # validation reports the section
+        if name in settings:
+            problem = f"has a value in {TUNING[key]} too"
+            problems.append(FileProblem(f"tuning.{key}", problem, f"remove {TUNING[key]}"))
+        moved[section] = settings | {name: value}
+    return tuple(problems) or moved
+
+
+def group_tuning(document: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns a feed's document with the keys of `tuning` in that section, as a feed file has them."""
+    grouped: dict[str, Any] = {key: dict(v) if isinstance(v, dict) else v for key, v in document.items()}
+    tuning = {}
+    for key, old_key in TUNING.items():
+        section, _, name = old_key.partition(".")
+        if name in grouped.get(section, {}):
+            tuning[key] = grouped[section].pop(name)
+    return {key: value for key, value in grouped.items() if value != {} or document[key] == {}} | {"tuning": tuning}
 
 
 @dataclass(frozen=True, slots=True)

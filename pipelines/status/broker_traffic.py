@@ -117,6 +117,6 @@ def _small(brokers: Sequence[BrokerTraffic]) -> Iterator[str]:
     if answers >= MANY_REQUESTS and volume < SMALL_BYTES * answers:
         yield (
             f"{answers:,} fetches brought {volume / answers / 1000:,.1f} kB each: many small answers cost more time"
-            " than their records; raise fetch.partition_bytes or fetch.request_bytes where the feed lowered them, and"
+            " than their records; raise tuning.partition_bytes or tuning.request_bytes where the feed lowered them, and"
             " see batch.size and linger.ms of who produces"
         )

@@ -320,7 +320,7 @@ def _refusal(error: boto.ClientError, where: str, detail: str) -> SluiceError:
     if code in _LATER or status == 429 or (status >= 500 and code not in _FULL and status != 507):
         return LakeUnavailable(
             f"the lake said “later” for {where} ({message})",
-            remedy="run again; if it stays, raise s3.retries or ask who runs the store",
+            remedy="run again; if it stays, raise tuning.s3_retries or ask who runs the store",
         )
     if code in _FULL or status == 507:
         return LakeFull(f"no room in the lake for {where} ({message})", remedy="free space or raise the quota")
@@ -369,7 +369,7 @@ def _no_answer(error: Exception, where: str, detail: str) -> SluiceError:
         case boto.HTTPClientError() | boto.ConnectionError() | boto.IncompleteReadError():
             return LakeUnavailable(
                 f"no answer for {where}: {detail}",
-                remedy="run again; if it stays, check s3.endpoint, the network and s3.read_timeout_ms",
+                remedy="run again; if it stays, check s3.endpoint, the network and tuning.s3_read_timeout_ms",
             )
         case ResponseParserError():
             return SetupError(f"what answers for {where} does not speak S3", remedy="check s3.endpoint in the feed")

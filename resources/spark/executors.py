@@ -50,11 +50,11 @@ _UI_PORT = "spark.master.ui.port"
 _SHOWN = 5
 _LESS = (
     "ask for less (`spark.conf`: spark.executor.memory, spark.executor.cores), free or add workers,"
-    " or wait longer (`spark.start_timeout`)"
+    " or wait longer (`tuning.spark_start_timeout`)"
 )
 _FIREWALL = (
     "see what they printed (the application's stderr on the workers); open the driver's ports to the workers"
-    " (`spark.conf`: spark.driver.host, spark.driver.port), or wait longer (`spark.start_timeout`)"
+    " (`spark.conf`: spark.driver.host, spark.driver.port), or wait longer (`tuning.spark_start_timeout`)"
 )
 _DYNAMIC = "spark.dynamicAllocation.enabled"
 _POLL = 0.25

@@ -19,7 +19,7 @@ from pydantic import BaseModel
 from sluice.pipelines.errors import FeedError
 from sluice.pipelines.feed.feed import Feed
 from sluice.pipelines.feed.kafka_section import CREDENTIALS, KAFKA_OWNED, KafkaSettings
-from sluice.pipelines.feed.load import load_feed, load_feeds
+from sluice.pipelines.feed.load import TUNING, group_tuning, load_feed, load_feeds
 from sluice.pipelines.feed.sections import (
     CommitMode,
     Compression,
@@ -117,13 +117,14 @@ def test_everything_said(write: Write, tmp_path: Path) -> None:
     commit: plain
     transactional_id: mine
     publish: all_or_nothing
-    landing: {{compression: gzip, compression_level: 9, row_group_rows: 1000, target_file_bytes: 64MiB}}
-    limits: {{records: 10, bytes: 1 GiB, slice_bytes: 2MB,
-             task_bytes: 4096, max_tasks: 3, task_memory: 300MiB}}
+    landing: {{compression: gzip, compression_level: 9}}
+    limits: {{records: 10, bytes: 1 GiB}}
+    tuning: {{range_bytes: 2MB, task_bytes: 4096, max_tasks: 3, task_memory: 300MiB, row_group_rows: 1000,
+             file_bytes: 64MiB, request_bytes: 1MiB, partition_bytes: 1KiB, ahead_bytes: 2MiB, active_ranges: 2,
+             tasks_per_broker: 3}}
     policies: {{on_loss: accept, on_group_moved: adopt,
                on_undecodable: drop, quarantine_limit: {{share: 0, at_least: 1}}}}
-    fetch: {{request_bytes: 1MiB, partition_bytes: 1KiB, ahead_bytes: 2MiB, active_slices: 2, rack: r1,
-             tasks_per_broker: 3}}
+    fetch: {{rack: r1}}
     spark: {{master: "local[2,3]", conf: {{spark.ui.enabled: false, spark.x: 3}}}}
     """
     feed = load_feed(write(text), {"CHECK": "false"})
@@ -262,6 +263,16 @@ def test_start_has_no_default(write: Write, text: str) -> None:
         ({"policies": {"quarantine_limit": {"share": 1.5}}}, "policies.quarantine_limit.share: "),
         ({"policies": {"quarantine_limit": {"sher": 1}}}, "policies.quarantine_limit.sher: is unknown"),
         ({"fetch": {"active_slices": 0}}, "fetch.active_slices: "),
+        ({"tuning": {"active_ranges": 0}}, "tuning.active_ranges: should be greater than or equal to 1"),
+        ({"tuning": {"range_bytes": "128 potatoes"}}, "tuning.range_bytes: is not a size"),
+        ({"tuning": {"ranges_bytes": 1}}, "tuning.ranges_bytes: is unknown\n  → did you mean `range_bytes`?"),
+        ({"tuning": {"x\u001b": 1}}, "is unknown\n  → known here: range_bytes, "),
+        ({"tuning": "fast"}, "tuning: is not a section of keys and values"),
+        ({"tuning": {"range_bytes": 1}, "limits": "none"}, "limits: is not a section of keys and values"),
+        (
+            {"tuning": {"range_bytes": 1}, "limits": {"slice_bytes": 1}},
+            "tuning.range_bytes: has a value in limits.slice_bytes too\n  → remove limits.slice_bytes",
+        ),
         ({"spark": {"conf": {"a": [1]}}}, "spark.conf.a: "),
         ({"window": "7h"}, "window.length: does not divide an hour"),
         ({"window": "30s"}, "window.length: does not divide an hour"),
@@ -662,7 +673,21 @@ def test_a_lake_on_s3_is_named_as_it_is(write: Write) -> None:
 
 
 def test_the_docs_name_every_key() -> None:
-    assert [key for key in sorted(keys_of(Feed)) if not re.search(rf"\b{key}\b", DOCS)] == []
+    old_places = {old_key.rpartition(".")[2] for old_key in TUNING.values()} | {"compaction"}
+    documented = keys_of(Feed) - old_places | set(TUNING)
+    assert [key for key in sorted(documented) if not re.search(rf"\b{key}\b", DOCS)] == []
+
+
+@pytest.mark.parametrize("key", TUNING)
+def test_a_key_of_tuning_may_stand_in_its_old_place(write: Write, key: str) -> None:
+    section, _, name = TUNING[key].partition(".")
+    value = "7m" if key == "spark_start_timeout" else 6 << 20 if key.endswith(("bytes", "memory")) else 7
+    new = load_feed(write(tuning={key: value}), {})
+    old = load_feed(write(**{section: {name: value}}), {})
+    assert new == old != load_feed(write(), {})
+    document = group_tuning(new.model_dump(mode="json", by_alias=True, exclude_none=True))
+    assert document["tuning"][key] == getattr(getattr(new, section), name)
+    assert name not in document.get(section, {})
 
 
 def test_the_examples_of_the_docs_are_feeds_and_the_full_one_shows_the_defaults(write: Write) -> None:

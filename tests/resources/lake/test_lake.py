@@ -189,7 +189,7 @@ def test_the_probe_costs_one_request_where_it_was_made(s3_store: Store, between:
         (400, "AuthorizationHeaderMalformed", SetupError, "s3.region"),
         (403, "RequestTimeTooSkewed", SetupError, "NTP"),
         (400, "KMS.DisabledException", NotAuthorized, "s3.kms_key"),
-        (503, "SlowDown", LakeUnavailable, "s3.retries"),
+        (503, "SlowDown", LakeUnavailable, "tuning.s3_retries"),
         (500, "InternalError", LakeUnavailable, "run again"),
         (429, "TooManyRequests", LakeUnavailable, "run again"),
         (507, "XMinioStorageFull", LakeFull, "raise the quota"),
