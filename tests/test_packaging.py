@@ -27,7 +27,7 @@ CONTRACT = """{"name": "orders", "expectations": [
     {"type": "expect_table_row_count_to_be_between", "kwargs": {"min_value": 1}}]}"""
 
 ASKED = {
-    **dict.fromkeys(("--help", "init --help", "docs feeds", "feeds check", "audit orders"), 0),
+    **dict.fromkeys(("--help", "init --help", "docs feeds", "docs design/ledger", "feeds check", "audit orders"), 0),
     **dict.fromkeys(("compact orders --dry-run", "quarantine list orders"), 0),
     **dict.fromkeys(("status orders", "doctor orders"), 1),  # no Kafka answers
     **dict.fromkeys(("run orders", "run --all", "ui", "demo", "repair", "prune", "metrics", "audit cloud"), 2),
@@ -40,7 +40,7 @@ ASKED = {
 def modules_at_the_root() -> set[str]:
     """Every file that a wheel should hold, as it should be named there."""
     found = {f"sluice/{path.name}" for path in OWN.glob("*.py")} | {"sluice/py.typed"}
-    found |= {f"sluice/docs/{path.name}" for path in (ROOT / "docs").glob("*.md")}
+    found |= {f"sluice/{path.relative_to(ROOT).as_posix()}" for path in (ROOT / "docs").rglob("*.md")}
     for own in ("dagster", "testing"):
         found |= {f"sluice/{path.relative_to(OWN).as_posix()}" for path in (OWN / own).rglob("*.py")}
     for folder in SHIPPED:

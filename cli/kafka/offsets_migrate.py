@@ -56,22 +56,25 @@ def migrate(
     from sluice.pipelines.operating import migrate_offsets as migrating
 
     definition, source = session.feed(feed), _find_other_store(into)
-    refused: SluiceError | None = None
     done = False
     with session.open_ports(definition) as edges, session.open_stores(definition) as stores:
         with session.terminal.working("asking Kafka and ZooKeeper"):
             logs = _logs(definition, edges.cluster, tuple(map(parsing.partition, only or ())))
             plan = migrating.plan(stores, source, logs)
             refused = _refusal(definition, stores, plan)
-        if not dry_run and (refused is None or not plan.of(*migrating.REFUSED)):
-            if not yes and plan.of(migrating.Step.MOVE):
-                session.terminal.show(*_migrate_view(definition, plan, None))
-                moves = many(len(plan.of(migrating.Step.MOVE)), "offset")
-                session.terminal.confirm(f"Copy {moves} of group {definition.group} to {plan.target}?")
+        sound = not plan.of(*migrating.REFUSED)
+        ask = sound and not (dry_run or yes) and bool(plan.of(migrating.Step.MOVE))
+        if ask:
+            session.terminal.show(*_table_view(definition, plan, done))
+            moves = many(len(plan.of(migrating.Step.MOVE)), "offset")
+            session.terminal.confirm(f"Copy {moves} of group {definition.group} to {plan.target}?")
+        if sound and not dry_run:
             with session.terminal.working("copying offsets"):
                 plan, refused = migrating.migrate(definition.name, stores, source, logs), None
             done = True
-    session.terminal.show(*_migrate_view(definition, plan, done))
+    if not ask:
+        session.terminal.show(*_table_view(definition, plan, done))
+    session.terminal.show(*_result_view(definition, plan, done))
     if refused is not None:
         session.terminal.fail(refused)
     session.terminal.document(_document(definition, plan, done, refused))
@@ -109,24 +112,27 @@ def _refusal(feed: Feed, stores: Stores, plan: Migration) -> SluiceError | None:
     return held_error(feed.group, used) if used else None
 
 
-def _migrate_view(feed: Feed, plan: Migration, done: bool | None) -> list[RenderableType]:
-    from sluice.pipelines.operating.migrate_offsets import REFUSED, Step, describe_migration
-
+def _table_view(feed: Feed, plan: Migration, done: bool) -> list[RenderableType]:
     rows = [
         (str(r.tp), count(_at(r.source)), count(_at(r.target)), count(r.log_end), _note(r, done))
         for r in plan.rows[:SHOWN_ROWS]
     ]
     names = ("partition", f"in {plan.source}", f"in {plan.target}", "log end", "")
-    out: list[RenderableType] = [
+    return [
         heading(f"Offsets of group {feed.group}, from {plan.source} to {plan.target}"),
         table(names, shorten(rows, len(plan.rows)), right="in log", optional="log"),
     ]
-    if plan.of(*REFUSED) or done is None:
-        return out
+
+
+def _result_view(feed: Feed, plan: Migration, done: bool) -> list[RenderableType]:
+    from sluice.pipelines.operating.migrate_offsets import REFUSED, Step, describe_migration
+
+    if plan.of(*REFUSED):
+        return []
     if not done:
         moves = many(len(plan.of(Step.MOVE)), "offset")
-        return [*out, Text(), output.format_dry_run(f"{moves} would move; nothing was changed")]
-    out += [Text(), good(f"{describe_migration(plan)}, and read back")]
+        return [Text(), output.format_dry_run(f"{moves} would move; nothing was changed")]
+    out: list[RenderableType] = [Text(), good(f"{describe_migration(plan)}, and read back")]
     if feed.offsets.store is not plan.target:
         out.append(
             indent(f"The feed still reads and commits in {feed.offsets.store}: set offsets.store to {plan.target}.")
@@ -134,7 +140,7 @@ def _migrate_view(feed: Feed, plan: Migration, done: bool | None) -> list[Render
     return out
 
 
-def _note(row: Row, done: bool | None) -> str | Text:
+def _note(row: Row, done: bool) -> str | Text:
     from sluice.pipelines.operating.migrate_offsets import REFUSED, Step
 
     if row.step in REFUSED:

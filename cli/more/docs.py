@@ -1,9 +1,8 @@
-"""`sluice docs`: the pages of the documentation, as the installed release has them."""
+"""`sluice docs`: the documentation of the installed release."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
 from difflib import get_close_matches
 from importlib import resources
 from importlib.resources.abc import Traversable
@@ -22,48 +21,52 @@ def register(app: typer.Typer) -> None:
     command(app)(docs)
 
 
-def _names(incomplete: str) -> list[str]:
-    return [page.name.removesuffix(".md") for page in _pages() if page.name.startswith(incomplete)]
+def _complete_page(incomplete: str) -> list[str]:
+    return [name for name in _pages() if name.startswith(incomplete)]
 
 
 def docs(
     session: Session,
     page: Annotated[
-        str | None, typer.Argument(metavar="[PAGE]", help="A page; without it: which there are.", autocompletion=_names)
+        str | None,
+        typer.Argument(
+            metavar="[PAGE]", help="A page.", show_default="a list of all pages", autocompletion=_complete_page
+        ),
     ] = None,
 ) -> None:
-    """Read a page of the documentation, as this release has it.
+    """Read a page of the documentation of this release.
 
-    Errors name pages in this way. In a pipe it is the page's Markdown.
+    Error messages name pages in this way. In a pipe, the output is the page's Markdown.
 
     $ sluice docs
     $ sluice docs feeds | less
-    $ sluice docs operating | grep -n -A3 held
+    $ sluice docs design/commit-fence
     """
-    pages = {each.name.removesuffix(".md"): each for each in _pages()}
+    pages = _pages()
     if page is None:
-        titles = {name: _title(each.read_text("utf-8")) for name, each in pages.items()}
-        session.terminal.show(table(("page", "about"), [*titles.items()]))
+        titles = {name: _find_title(file.read_text("utf-8")) for name, file in pages.items()}
+        session.terminal.show(table(("page", "title"), [*titles.items()]))
         session.terminal.document({"pages": titles})
         return
-    name = page.removeprefix("docs/").removesuffix(".md")
+    name = page.removeprefix("docs/").removesuffix(".md").removesuffix("/README")
     if name not in pages:
         near = get_close_matches(name, pages, 1, 0.3)
-        raise UsageError(
-            f"no page {name!r}",
-            remedy=f"sluice docs {near[0]}" if near else f"pages: {', '.join(pages)}",
-        )
+        raise UsageError(f"there is no page {name!r}", remedy=f"sluice docs {near[0]}" if near else "sluice docs")
     text = pages[name].read_text("utf-8")
     session.terminal.markdown(text)
     session.terminal.document({"page": name, "text": text})
 
 
-def _pages() -> Iterator[Traversable]:
-    """The folder of the pages in the package: a link to docs/ in a checkout, files in a wheel."""
+def _pages() -> dict[str, Traversable]:
+    """Returns the pages by name, from the package: a link to docs/ in a checkout, files in a wheel."""
     folder = resources.files("sluice") / "docs"
-    yield from sorted((page for page in folder.iterdir() if page.name.endswith(".md")), key=lambda page: page.name)
+    files = {file.name: file for file in folder.iterdir()}
+    files |= {f"design/{file.name}": file for file in (folder / "design").iterdir()}
+    return {
+        name.removesuffix(".md").removesuffix("/README"): files[name] for name in sorted(files) if name.endswith(".md")
+    }
 
 
-def _title(text: str) -> str:
+def _find_title(text: str) -> str:
     match = _TITLE.search(text)
     return match[1] if match else ""

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import io
+from contextlib import nullcontext
+
 import pytest
 
 from sluice.cli.kafka import offsets_migrate
-from sluice.pipelines.errors import UsageError
+from sluice.cli.terminal.output import Terminal
+from sluice.pipelines.errors import Failed, UsageError
 from sluice.pipelines.model.kafka import CommittedOffset
 from sluice.testing.group import MemoryGroup
 from sluice.testing.groups import MemoryGroups, member
 from tests.assets.world import P0, P1, World
-from tests.cli.conftest import Tell
+from tests.cli.conftest import Over, Tell
 
 THERE = {"into": "kafka"}
 
@@ -65,6 +69,28 @@ def test_without_a_terminal_it_needs_yes(world: World, old: MemoryGroup, tell: T
     with pytest.raises(UsageError, match="not confirmed: Copy 2 offsets of group sluice-orders to kafka"):
         tell(offsets_migrate.migrate, "orders", **THERE)
     assert world.group.offsets == {}
+
+
+@pytest.mark.parametrize(("answer", "moved"), [("y\n", 2), ("n\n", 0)])
+def test_on_a_terminal_it_asks_once_and_prints_its_table_once(
+    world: World,
+    old: MemoryGroup,
+    groups: MemoryGroups,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
+    answer: str,
+    moved: int,
+) -> None:
+    monkeypatch.setattr(Terminal, "interactive", True)
+    monkeypatch.setattr("sys.stdin", io.StringIO(answer))
+    session = Over(Terminal(), world.project.root, False, world, groups)
+    with nullcontext() if moved else pytest.raises(Failed, match="nothing was changed"):
+        offsets_migrate.migrate(session, "orders", "kafka")
+    output = capfd.readouterr()
+    assert "Copy 2 offsets of group sluice-orders to kafka? [y/N]" in output.err
+    assert output.out.count("orders:0") == 1
+    assert ("2 offsets moved" in output.out) == bool(moved)
+    assert len(world.group.offsets) == moved
 
 
 def test_a_feed_that_does_not_say_where_zookeeper_is(world: World) -> None:
