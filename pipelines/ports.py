@@ -34,7 +34,7 @@ from sluice.pipelines.records.rows.value_reader import WriterSchemas
 from sluice.pipelines.records.shape import RAW, Shape
 
 if TYPE_CHECKING:  # it loads compiled loops
-    from sluice.pipelines.records.kafka_batches.encode.sealed_batch import SealedBatch
+    from sluice.pipelines.records.kafka_batches.encode.accumulator import SealedBatch
 
 
 class Groups(Protocol):

@@ -46,8 +46,7 @@ from sluice.pipelines.feed.table_section import TableSettings, check_address, ch
 from sluice.pipelines.feed.topic_selection import TopicFilter
 from sluice.pipelines.model.kafka import Isolation
 from sluice.pipelines.records.formats import READERS
-from sluice.pipelines.records.rows.keys import KeyReader
-from sluice.pipelines.records.rows.value_reader import Reader
+from sluice.pipelines.records.rows.value_reader import KeyReader, Reader
 from sluice.pipelines.records.rows.wire_format import WireFormat
 from sluice.pipelines.records.shape import Shape
 from sluice.pipelines.schema.schema import EXTRA, KAFKA, Schema, parse_schema

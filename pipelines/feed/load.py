@@ -20,8 +20,7 @@ from sluice.pipelines.feed.sections import BOOTSTRAP, LOCAL_KAFKA, LOCAL_LOGIN, 
 from sluice.pipelines.feed.yaml_file import FileProblem, YamlError, read_yaml
 from sluice.pipelines.model.pages import page
 from sluice.pipelines.records.formats import READERS
-from sluice.pipelines.records.rows.keys import KEY_PREFIX, KeyReader
-from sluice.pipelines.records.rows.value_reader import Reader, UnusableSchema
+from sluice.pipelines.records.rows.value_reader import KEY_PREFIX, KeyReader, Reader, UnusableSchema
 from sluice.pipelines.records.rows.wire_format import WireFormat
 from sluice.pipelines.schema.schema import SchemaError
 from sluice.pipelines.util.units import safe_text

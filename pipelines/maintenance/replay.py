@@ -44,7 +44,7 @@ from sluice.pipelines.publishing import owners
 from sluice.pipelines.publishing.publish import roll_forward
 from sluice.pipelines.quarantine.held import Filter, flags, without
 from sluice.pipelines.quarantine.limit import QuarantineKind
-from sluice.pipelines.records.contract_rows.row_expectations import RowChecks
+from sluice.pipelines.records.contract_rows.contract_format import RowChecks
 from sluice.pipelines.records.rows.landed_columns import QUARANTINED
 from sluice.pipelines.records.rows.row_format import Formatted, RawFormat
 from sluice.pipelines.records.rows.value_reader import WriterSchemas

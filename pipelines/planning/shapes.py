@@ -20,8 +20,7 @@ from sluice.pipelines.lake import paths
 from sluice.pipelines.ledger import Ledger, State
 from sluice.pipelines.ledger.entries import FOLDERS_FORMAT, FORMAT, READER_FORMAT, SchemaEntry, SchemaSource
 from sluice.pipelines.model.receipts import Drift, DriftKind, Receipt
-from sluice.pipelines.records.rows.keys import KeyReader
-from sluice.pipelines.records.rows.value_reader import Reader
+from sluice.pipelines.records.rows.value_reader import KeyReader, Reader
 from sluice.pipelines.records.shape import Shape
 from sluice.pipelines.schema.schema import Field, Kind, Schema, SchemaError, Type, parse_schema, path_below
 from sluice.pipelines.schema.wider import RAW_TYPES, holds, one_table, parse_type

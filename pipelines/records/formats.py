@@ -8,10 +8,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from sluice.pipelines.model.registered_schema import AVRO, JSON, PROTOBUF, RegisteredSchema
-from sluice.pipelines.records.avro.merged import merge_texts
-from sluice.pipelines.records.avro.reader_schema import AvroReader
+from sluice.pipelines.records.avro.reader_schema import AvroReader, merge_texts
 from sluice.pipelines.records.avro.schema import parse
-from sluice.pipelines.records.json.schema_bundle import bundle_texts
+from sluice.pipelines.records.json.schema_document import bundle_texts
 from sluice.pipelines.records.json.schema_reader import JsonSchemaReader
 from sluice.pipelines.records.protobuf import reader_schema as protobuf
 from sluice.pipelines.records.rows.value_reader import Reader, WriterSchemas
@@ -78,7 +77,7 @@ def make_format(
 
             return AvroFormat(reader.grown(columns), writers, dropping=dropping, closed=closed)
         case JsonSchemaReader():
-            from sluice.pipelines.records.json.schema_format import JsonSchemaFormat
+            from sluice.pipelines.records.json.format import JsonSchemaFormat
 
             names = None if closed else reader.closed
             return JsonSchemaFormat(columns, reader.wire, dropping=dropping, closed=names, base=base)

@@ -11,8 +11,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from sluice.pipelines.contract.expectation import Contract
-from sluice.pipelines.records.rows.keys import KeyReader
-from sluice.pipelines.records.rows.value_reader import Reader, WriterSchemas
+from sluice.pipelines.records.rows.value_reader import KeyReader, Reader, WriterSchemas
 from sluice.pipelines.schema.schema import Schema
 
 if TYPE_CHECKING:

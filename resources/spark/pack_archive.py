@@ -64,7 +64,6 @@ _IMPORTED = (
     "sluice.pipelines.records.json.format",
     "sluice.pipelines.records.contract_rows.contract_format",
     "sluice.pipelines.records.avro.format",
-    "sluice.pipelines.records.json.schema_format",
     "sluice.pipelines.records.protobuf.format",
     "sluice.resources.kafka.fetch.fetch",
     *_PROTOBUF.values(),

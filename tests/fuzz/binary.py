@@ -14,8 +14,7 @@ import pyarrow as pa
 
 from sluice.pipelines.records.json import columns as typed_columns
 from sluice.pipelines.records.slots import slots
-from sluice.pipelines.records.slots.binary import BinaryTyper
-from sluice.pipelines.records.slots.binary_reasons import Reasons
+from sluice.pipelines.records.slots.binary import BinaryTyper, Reasons
 from tests.fuzz.mutation import mutated
 from tests.guarded import Guarded
 

@@ -40,8 +40,8 @@ from sluice.pipelines.planning import windows
 from sluice.pipelines.publishing.manifest import write_manifests
 from sluice.pipelines.quarantine.dead_letters import Outlet
 from sluice.pipelines.quarantine.held import Filter
+from sluice.pipelines.records.kafka_batches.decode import columns as decoded_rows
 from sluice.pipelines.records.kafka_batches.decode import decoder
-from sluice.pipelines.records.kafka_batches.decode import row_buffers as decoded_rows
 from sluice.pipelines.util import parallel
 from sluice.testing.lake import MemoryLake
 from sluice.testing.logs import ABORT

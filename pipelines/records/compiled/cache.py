@@ -40,8 +40,7 @@ SHARES = {
     "json.unnamed": 4,
     "json.counting": 1,
     "compiled.take_rows": 2,
-    "contract_rows.regex_tables": 1,
-    "contract_rows.short_text_sets": 1,
+    "contract_rows.text_tables": 2,
 }
 """The modules with entry points, and about how many seconds of one core each takes. The longest comes first."""
 STAGE = "compile"

@@ -6,22 +6,149 @@ order.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import replace
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 from time import perf_counter_ns
+from typing import NamedTuple
 
 import numpy as np
 import pyarrow as pa
 
-from sluice.pipelines.contract.expectation import Contract
+from sluice.pipelines.contract.catalogue import Scope, argument, columns, demand, entry
+from sluice.pipelines.contract.expectation import Contract, Expectation, Severity
 from sluice.pipelines.model.plans import Slice
+from sluice.pipelines.model.receipts import EXAMPLES, Tally
 from sluice.pipelines.records.compiled.jit import Array
 from sluice.pipelines.records.compiled.take_rows import take_rows
-from sluice.pipelines.records.contract_rows.row_expectations import Broken, RowChecks
+from sluice.pipelines.records.contract_rows.check_arrays import places_of
+from sluice.pipelines.records.contract_rows.row_checks import Check, check_of
+from sluice.pipelines.records.json.reasons import Stage
 from sluice.pipelines.records.rows import landed_columns
-from sluice.pipelines.records.rows.landed_columns import REFUSED
+from sluice.pipelines.records.rows.landed_columns import KAFKA_FIELDS, REFUSED
 from sluice.pipelines.records.rows.row_format import Format, Formatted, RawFormat
-from sluice.pipelines.schema.arrays import fixed_width, int64s
+from sluice.pipelines.schema.arrays import fixed_width, int64s, text_array
+
+_TOMBSTONE = KAFKA_FIELDS[-1].name
+
+
+@dataclass(frozen=True, slots=True)
+class Broken:
+    """Rows that break a critical expectation, in order, and for each the first such expectation's place."""
+
+    rows: Array
+    expectations: Array
+
+
+@dataclass(frozen=True, slots=True)
+class RowResults:
+    """How rows stood against the contract: which broke it, and one tally per row expectation."""
+
+    broken: Broken
+    tallies: tuple[Tally, ...]
+
+
+class _RowCheck(NamedTuple):
+    """A row expectation with its check. `columns` are indices into the columns that the contract needs."""
+
+    expectation: Expectation
+    columns: tuple[int, ...]
+    check: Check
+
+
+class RowChecks:
+    """The row expectations of a contract, prepared for batch after batch of landed rows of one schema."""
+
+    def __init__(self, contract: Contract) -> None:
+        self._expectations = [e for e in contract.expectations if entry(e).scope is Scope.ROW]
+        self._reasons = _ReasonColumns(contract)
+        self._schema: pa.Schema | None = None
+        self._rows: list[_RowCheck] = []
+        self._looked_at: list[int] = []
+
+    def hold(self, rows: pa.RecordBatch) -> RowResults:
+        """Check landed rows against the contract. Tombstones are left out."""
+        if self._schema is None:
+            self._prepare(rows.schema)
+        offsets = int64s(rows.column(rows.schema.get_field_index(landed_columns.offset_column(rows.schema))))
+        columns = [rows.column(i) for i in self._looked_at]
+        alive = _alive(rows)
+        if alive is None:
+            return self._hold(columns, offsets)
+        chosen = fixed_width(pa.int64(), alive)
+        results = self._hold([c.take(chosen) for c in columns], offsets[alive])
+        return RowResults(Broken(alive[results.broken.rows], results.broken.expectations), results.tallies)
+
+    def reason_columns(self, broken: Broken) -> list[pa.Array]:
+        """What `REFUSED` says about each broken row: stage, reason, expectation, field, detail, byte."""
+        return self._reasons.of(broken.expectations)
+
+    def _prepare(self, schema: pa.Schema) -> None:
+        names = list(dict.fromkeys(name for e in self._expectations for name in columns(e)))
+        for e in self._expectations:
+            types = [schema.field(name).type for name in columns(e)]
+            self._rows.append(_RowCheck(e, tuple(map(names.index, columns(e))), check_of(e, types)))
+        self._looked_at, self._schema = [schema.get_field_index(name) for name in names], schema
+
+    def _hold(self, columns: Sequence[pa.Array], offsets: Array) -> RowResults:
+        first = np.empty(0, np.int32)
+        tallies = []
+        for row in self._rows:
+            check_result = row.check([columns[i] for i in row.columns])
+            broken = _NONE if check_result.broken is None else places_of(check_result.broken)
+            e = row.expectation
+            examples = tuple(offsets[broken[:EXAMPLES]].tolist())
+            tallies.append(Tally(e.place, check_result.checked, len(broken), examples))
+            if len(broken) and refuses(e):
+                first = first if len(first) else np.full(len(offsets), -1, np.int32)
+                first[broken[first[broken] < 0]] = e.place
+        rows = np.flatnonzero(first >= 0)
+        return RowResults(Broken(rows, first[rows]), tuple(tallies))
+
+
+_NONE = np.empty(0, np.int64)
+
+
+def refuses(expectation: Expectation) -> bool:
+    """Whether a row that breaks this row expectation is quarantined. With `mostly`, no single row can be blamed."""
+    return expectation.severity is Severity.CRITICAL and argument(expectation, "mostly") == 1
+
+
+def _alive(rows: pa.RecordBatch) -> Array | None:
+    """The indices of rows that are not tombstones; None when there are no tombstones."""
+    index = rows.schema.get_field_index(_TOMBSTONE)
+    if index < 0 or not (tombstones := rows.column(index)).true_count:
+        return None
+    return places_of(pa.compute.invert(tombstones))
+
+
+class _ReasonColumns:
+    """Makes the columns that give the reasons: one text per expectation, and for each row an index."""
+
+    def __init__(self, contract: Contract) -> None:
+        rows = contract.expectations
+        self._texts = [
+            _few([str(Stage.CONTRACT)] * len(rows)),
+            _few([entry(e).reason for e in rows]),
+            _few([e.type for e in rows]),
+            _few([", ".join(columns(e)) for e in rows]),
+            _few([demand(e) for e in rows]),
+        ]
+
+    def of(self, expectations: Array) -> list[pa.Array]:
+        """The columns of `REFUSED` that follow the record, for rows that broke these expectations."""
+        n = len(expectations)
+        texts = [
+            pa.DictionaryArray.from_arrays(fixed_width(pa.int16(), positions[expectations]), words)
+            for positions, words in self._texts
+        ]
+        nowhere = pa.Array.from_buffers(pa.int32(), n, [pa.py_buffer(bytes((n + 7) // 8)), pa.py_buffer(bytes(4 * n))])
+        return [*texts, nowhere]
+
+
+def _few(texts: Sequence[str]) -> tuple[Array, pa.Array]:
+    """For each text its index among the distinct texts, and these."""
+    order = {text: i for i, text in enumerate(dict.fromkeys(texts))}
+    return np.array([order[t] for t in texts], np.int16), text_array([*order])
 
 
 class ContractFormat:

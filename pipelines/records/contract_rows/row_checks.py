@@ -33,8 +33,7 @@ from sluice.pipelines.records.contract_rows.check_arrays import (
     type_of,
     without_nan,
 )
-from sluice.pipelines.records.contract_rows.regex_tables import fixed_form
-from sluice.pipelines.records.contract_rows.short_text_sets import short_set
+from sluice.pipelines.records.contract_rows.text_tables import fixed_form, short_set
 from sluice.pipelines.schema.schema import Kind, Type
 
 Columns = Sequence[pa.Array]

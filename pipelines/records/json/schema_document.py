@@ -7,7 +7,7 @@ bounded, and a schema that holds itself is refused by name. Places are JSON poin
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 from urllib.parse import unquote
@@ -282,3 +282,15 @@ def _escape_name(name: str) -> str:
 
 def _shown(name: str) -> str:
     return name if name.isprintable() and len(name) <= 200 else "a name that cannot be shown"
+
+
+def bundle_texts(texts: Sequence[str], names: Sequence[str]) -> str:
+    """The last of the texts, as JSON for people, with the others in it. Raises UnusableSchema."""
+    root = load_json(texts[-1])
+    if names and not isinstance(root, dict):
+        raise UnusableSchema("", "is no object")
+    for name, text in zip(names, texts, strict=False):
+        document = load_json(text)
+        key = "definitions" if "definitions" in root else "$defs"
+        root.setdefault(key, {})[name] = document | {"$id": name} if isinstance(document, dict) else document
+    return json.dumps(root, indent=2, ensure_ascii=False)

@@ -7,9 +7,9 @@ every value.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 import pyarrow as pa
@@ -17,14 +17,242 @@ import pyarrow.compute as pc
 
 from sluice.pipelines.model.receipts import DriftKind
 from sluice.pipelines.records.compiled.jit import Array
+from sluice.pipelines.records.json.columns import Faults, Lists
+from sluice.pipelines.records.json.reasons import Reason
+from sluice.pipelines.records.json.scan_tables import SchemaNode
+from sluice.pipelines.records.json.typer import TypedPiece
 from sluice.pipelines.records.protobuf import loops
+from sluice.pipelines.records.protobuf.columns import Documents, Maps, columns_of, last_of_each
+from sluice.pipelines.records.protobuf.loops import Tables
+from sluice.pipelines.records.protobuf.programs import Incompatible, compare, program
 from sluice.pipelines.records.protobuf.reader_schema import ProtobufReader
-from sluice.pipelines.records.protobuf.reasons import REASONS
-from sluice.pipelines.records.protobuf.typer import ProtobufTyper
-from sluice.pipelines.records.rows.value_reader import WriterSchemas
-from sluice.pipelines.records.rows.wire_format import IN_HEADERS, NO_HEADER, WireFormat, reference
+from sluice.pipelines.records.protobuf.schema import (
+    ProtoMessage,
+    message_at,
+    message_numbered,
+    messages_of,
+    parse_descriptor,
+)
+from sluice.pipelines.records.rows.value_reader import UnusableSchema, WriterSchemas
+from sluice.pipelines.records.rows.wire_format import IN_HEADERS, NO_HEADER, Named, WireFormat, reference
 from sluice.pipelines.records.rows.writer_schema_lookup import Opened
-from sluice.pipelines.records.slots.binary import BinaryFormat
+from sluice.pipelines.records.slots import binary_loops
+from sluice.pipelines.records.slots.binary import MOST_SCHEMAS, BinaryFormat, BinaryTyper, NewField, Reasons
+from sluice.pipelines.records.slots.slots import SlotPiece, holder_of, slot_faults, with_room
+
+REASONS = Reasons(
+    Reason.NOT_PROTOBUF,
+    {
+        loops.OTHER_MESSAGE: (Reason.INCOMPATIBLE, "it is of another message than the feed's"),
+        loops.NO_MESSAGE: (Reason.NOT_PROTOBUF, "it names a message that its schema does not have"),
+        loops.LONG_VARINT: (Reason.NOT_PROTOBUF, "a number of too many bytes"),
+        loops.NO_FIELD: (Reason.NOT_PROTOBUF, "a field's number that no field can have"),
+        loops.NO_WIRE: (Reason.NOT_PROTOBUF, "a wire type that there is not"),
+        loops.NO_GROUP: (Reason.NOT_PROTOBUF, "the end of a group that has not begun"),
+        loops.DEEP: (Reason.TOO_DEEP, f"more than {loops.MOST_DEPTH} messages and groups inside one another"),
+        loops.NEW_FIELD: (Reason.UNKNOWN_FIELD, "it has a field that the feed's message does not have"),
+        loops.OTHER_SYMBOL: (Reason.WRONG_TYPE, "a number that the enum of the feed's schema does not have"),
+        loops.MISSING: (Reason.MISSING, "is missing, and is required"),
+        loops.NO_DOCUMENT: (Reason.MALFORMED, "holds what JSON cannot say"),
+    },
+)
+
+
+MOST_NEWS = 256
+"""How many fields that the feed's message does not have are counted in a piece, about."""
+
+
+class ProtobufTyper(BinaryTyper):
+    """Types Protobuf records by one message. With `closed`, records with fields that it does not have are refused."""
+
+    _tables: Tables
+
+    def __init__(
+        self,
+        reader: ProtobufReader,
+        writers: WriterSchemas | None,
+        name_of: Callable[[int], Named] = int,
+        *,
+        closed: bool = False,
+    ) -> None:
+        super().__init__(reader, writers, name_of)
+        self._reader = reader
+        self._program = program(reader.message, self.nodes)
+        self._names: dict[tuple[str, int], str] = {}
+        self._places: dict[tuple[int, int], int] = {}
+        self._tables = self._no_tables(closed)
+
+    def _begun(self, rows: int) -> SlotPiece:
+        self._tables.news[:] = 0
+        return _Piece(self.nodes, columns_of(self.nodes, self._program.of, rows))
+
+    def _scan(self, data: Array, ends: Array, valid: Array) -> tuple[int, Array]:
+        return loops.scan(data, ends, valid, *self._given, self._tables, self._found), data
+
+    def _new_fields(self) -> Iterator[NewField]:
+        """The fields that the loop noted, by the names that writers give them, else by their numbers."""
+        for message, number, records, row, _ in self._tables.news[self._tables.news[:, 2] > 0].tolist():
+            of, path = self._program.names[message]
+            name = self._names.get((of, number), f"#{number}")
+            yield NewField(f"{path}.{name}" if path else name, records, row)
+
+    def _ask(self) -> None:
+        state = self._tables.state
+        schema, path = int(state[binary_loops.NEED]), int(state[loops.PATH])
+        self._know(schema, path, self._check_writer(schema, path))
+
+    def _check_writer(self, schema: int, path: int) -> int:
+        """0 when records of this message of a schema can be read, else the code for which they are refused, below 0.
+
+        Raises a SluiceError when nobody can tell now.
+        """
+        try:
+            texts = self._texts(schema)
+            if texts is None:
+                return -binary_loops.NO_SCHEMA
+            file, _ = parse_descriptor(texts[-1])
+            own = self._reader.message
+            if self._wire is WireFormat.GLUE:
+                message = message_numbered(file, path - 1)
+            else:
+                message = message_at(file, _indexes(path)) if path else _of_name(file, own.name)
+            if message is None or message.full_name != own.name:
+                return -(loops.NO_MESSAGE if message is None else loops.OTHER_MESSAGE)
+            compare(message, own, self._learn)
+        except (UnusableSchema, Incompatible) as error:
+            return self._incompatible(schema, error)
+        return 0
+
+    def _learn(self, message: ProtoMessage, number: int, name: str) -> None:
+        self._names.setdefault((message.name, number), name)
+
+    def _know(self, schema: int, path: int, start: int) -> None:
+        """Enter the facts about a schema's message into the hash table."""
+        t = self._tables
+        verdicts = {s: int(t.starts[p]) for s, p in self._places.items()} | {(schema, path): start}
+        size = 1 << (2 * len(verdicts)).bit_length()
+        ids, paths, starts = np.full(size, -1, np.int64), np.zeros(size, np.int64), np.zeros(size, np.int64)
+        self._places = {}
+        for (number, of), begin in verdicts.items():
+            slot = (number + of) * binary_loops.SPREAD & (size - 1)
+            while ids[slot] >= 0:
+                slot = (slot + 1) & (size - 1)
+            ids[slot], paths[slot], starts[slot] = number, of, begin
+            self._places[number, of] = slot
+        usage = np.zeros((size, 2), np.int64)
+        self._tables = t._replace(ids=ids, paths=paths, starts=starts, usage=usage)
+        self._tables.state[binary_loops.KNOWN] = self._places[schema, path]
+
+    def _tidy(self) -> None:
+        if len(self._places) <= MOST_SCHEMAS:
+            return
+        self._places = {}
+        self._names = {}
+        self.causes.clear()
+        self._tables = self._tables._replace(**_nobody())
+        self._tables.state[binary_loops.KNOWN] = 0
+
+    def _no_tables(self, closed: bool) -> Tables:
+        tables = Tables(
+            **self._program.tables(self.nodes),
+            **_nobody(),
+            name=np.frombuffer(reference(self._reader.message.name), np.uint8),
+            news=np.zeros((MOST_NEWS, 5), np.int64),
+            chain=np.zeros((loops.MOST_CHAIN, 2), np.int64),
+            begins=np.zeros(1 + max(n.inner for n in self.nodes), np.int64),
+            stack=np.zeros((loops.FRAME + 1) * (loops.MOST_DEPTH + 2), np.int64),
+            **self._first_tables(loops.SLOTS),
+        )
+        tables.state[loops.NAMED], tables.state[loops.CLOSED] = _HOW[self._wire], closed
+        return with_room(tables, self.nodes, tables.room)
+
+
+def _indexes(path: int) -> tuple[int, ...]:
+    """The indexes that a path is made of."""
+    indexes: list[int] = []
+    while path:
+        path, index = divmod(path, loops.INDEX)
+        indexes.append(index - 1)
+    return tuple(reversed(indexes))
+
+
+def _of_name(file: Any, name: str) -> Any:
+    """The descriptor of that full name in a file; None where there is none."""
+    return next((d for d in messages_of(file) if d.full_name == name), None)
+
+
+class _Piece(SlotPiece):
+    """Builds one piece of Protobuf records, block by block."""
+
+    def take(self, data: Array, t: Any, results: Any, out: int, bad: int) -> None:
+        """Append the block in the tables, with defaults for fields that were not written."""
+        if out:
+            bad_item, bad_node = (
+                np.empty(4 * len(results.source), np.int64),
+                np.empty(4 * len(results.source), np.int32),
+            )
+            n = loops.settle(t, out, bad_item, bad_node)
+            for node in np.unique(bad_node[:n]).tolist():
+                items = bad_item[:n][bad_node[:n] == node] + self._columns[node].items
+                self._note(self._nodes[node], slot_faults(items, np.full(len(items), loops.MISSING)))
+            self._chain(t)
+        super().take(data, t, results, out, bad)
+
+    def _chain(self, t: Tables) -> None:
+        """Tell columns of documents which of theirs have more parts."""
+        for node, column in zip(self._nodes, self._columns, strict=True):
+            if isinstance(column, Documents):
+                base, more = int(t.bases[node.index]), dict[int, list[int]]()
+                stop = base + int(t.room[node.level])
+                for slot, span in t.chain[: int(t.state[loops.CHAINED]), :2].tolist():
+                    if base <= slot < stop:
+                        more.setdefault(slot - base, []).append(span)
+                column.more = more
+
+    def check_maps(self, before: object) -> None:
+        """A key that is there twice is no fault: the column keeps the last."""
+
+    def finish_piece(self, start: int, stop: int, ends: Array) -> TypedPiece:
+        """Return the finished piece. A map entry that a later one replaces is not at fault."""
+        counting = [(node, self._counting(node, faults)) for node, faults in self._faults]
+        self._faults = [(node, faults) for node, faults in counting if len(faults.items)]
+        return super().finish_piece(start, stop, ends)
+
+    def _counting(self, node: SchemaNode, faults: Faults) -> Faults:
+        """The faults that are in no such entry."""
+        level, items, counts = node.level, faults.items, np.ones(len(faults.items), np.bool_)
+        while level:
+            holder = self._nodes[holder_of(self._nodes, level)]
+            column = self._columns[holder.index]
+            if not isinstance(column, Lists):
+                raise TypeError(f"{holder.path} holds no elements")
+            ends = column.ends[: column.items + 1]
+            if isinstance(column, Maps):
+                last = last_of_each(ends, self._columns[holder.children[0]].array(self._columns))
+                counts &= np.isin(items, last) if last is not None else True
+            level, items = holder.level, np.searchsorted(ends[1:], items, side="right")
+        return Faults(faults.items[counts], faults.codes[counts], faults.starts[counts])
+
+
+def _nobody() -> dict[str, Array]:
+    """The hash table that knows no schema. Where no record names one, its first place counts."""
+    return {
+        "ids": np.full(2, -1, np.int64),
+        "paths": np.zeros(2, np.int64),
+        "starts": np.zeros(2, np.int64),
+        "usage": np.zeros((2, 2), np.int64),
+    }
+
+
+_HOW = {
+    WireFormat.CONFLUENT: loops.INDEXES,
+    WireFormat.CONFLUENT_HEADERS: loops.PATHS,
+    WireFormat.APICURIO: loops.NAME,
+    WireFormat.APICURIO3: loops.NAME,
+    WireFormat.APICURIO_HEADERS: loops.PATHS,
+    WireFormat.GLUE: loops.NUMBER,
+    WireFormat.BARE: loops.UNNAMED,
+}
 
 
 class ProtobufFormat(BinaryFormat):

@@ -30,7 +30,7 @@ from sluice.resources.kafka.protocol.group_api import TRANSACTION, Produced, Pro
 from sluice.resources.kafka.protocol.kafka_errors import AnswerLost, error_text
 
 if TYPE_CHECKING:
-    from sluice.pipelines.records.kafka_batches.encode.sealed_batch import Numbering, SealedBatch
+    from sluice.pipelines.records.kafka_batches.encode.accumulator import Numbering, SealedBatch
 
 MAX_BYTES = 16 << 20
 """The largest limit, for batches that are queued or in flight."""
@@ -311,7 +311,7 @@ class SendQueue:
             return dict.fromkeys(records, error)
 
     def _numbering(self, partition: int) -> Numbering:
-        from sluice.pipelines.records.kafka_batches.encode.sealed_batch import Numbering
+        from sluice.pipelines.records.kafka_batches.encode.accumulator import Numbering
 
         producer = self._renewed.get(partition, self._producer)
         sequence, transactional = self._sequences.get(partition, 0), bool(producer.transactional_id)

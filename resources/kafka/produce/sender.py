@@ -27,7 +27,7 @@ from sluice.resources.kafka.protocol.group_api import GROUP, TRANSACTION, Produc
 from sluice.resources.kafka.protocol.messages import partition_errors, top_error
 
 if TYPE_CHECKING:  # it loads compiled loops
-    from sluice.pipelines.records.kafka_batches.encode.sealed_batch import SealedBatch
+    from sluice.pipelines.records.kafka_batches.encode.accumulator import SealedBatch
 
 _UNKNOWN_TOPIC_TRIES = 4  # a broker may not know a new topic yet
 _MISSING = "nothing was sent; create the topic (Sluice never does), or grant DESCRIBE and WRITE on it"

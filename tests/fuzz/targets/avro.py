@@ -8,9 +8,8 @@ from typing import Any
 
 import fastavro
 
+from sluice.pipelines.records.avro.format import REASONS, AvroTyper
 from sluice.pipelines.records.avro.reader_schema import AvroReader
-from sluice.pipelines.records.avro.reasons import REASONS
-from sluice.pipelines.records.avro.typer import AvroTyper
 from sluice.pipelines.records.rows.wire_format import WireFormat
 from tests.fuzz import binary
 from tests.fuzz.binary import changed, seeds_of, typed

@@ -11,7 +11,7 @@ from random import Random
 import cramjam
 
 from sluice.pipelines.errors import CorruptBatch
-from sluice.pipelines.records.kafka_batches.decode import BatchDecoder, codecs
+from sluice.pipelines.records.kafka_batches.decode import BatchDecoder, decompression
 from sluice.testing.logs import compress, encode_raw_v2
 from tests.fuzz.mutation import mutated
 from tests.fuzz.target import Target
@@ -39,11 +39,11 @@ def _run(data: bytes) -> str:
     codec = 1 + (data[0] + 3) % 4 if data else 1
     room = _GUARDED.room(_ROOM)
     try:
-        written = codecs.decompress(codec, memoryview(data[1:]), room.data)
+        written = decompression.decompress(codec, memoryview(data[1:]), room.data)
         assert 0 <= written <= _ROOM
-        return f"{codecs.CODECS[codec].name}: done"
-    except (codecs.Undecodable, codecs.NoRoom) as error:
-        return f"{codecs.CODECS[codec].name}: {type(error).__name__}"
+        return f"{decompression.CODECS[codec].name}: done"
+    except (decompression.Undecodable, decompression.NoRoom) as error:
+        return f"{decompression.CODECS[codec].name}: {type(error).__name__}"
     finally:
         _GUARDED.free()
 
@@ -97,7 +97,7 @@ def _run_bomb(data: bytes) -> str:
     try:
         list(decoder.feed(batch))
     except CorruptBatch as error:
-        return codecs.CODECS[data[0]].name + _named(error)
+        return decompression.CODECS[data[0]].name + _named(error)
     raise AssertionError("nothing was refused")
 
 

@@ -15,7 +15,7 @@ from sluice.pipelines.errors import FeedError, UsageError
 from sluice.pipelines.feed.load import load_feed
 from sluice.pipelines.model.kafka import TopicPartition
 from sluice.pipelines.operating import offset_file
-from sluice.pipelines.records.contract_rows.row_expectations import RowChecks
+from sluice.pipelines.records.contract_rows.contract_format import RowChecks
 from sluice.pipelines.schema.schema import parse_schema
 from tests.fuzz.mutation import ODD, mutated, mutated_json
 from tests.fuzz.target import Target

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 
 from sluice.pipelines.contract.catalogue import text
-from sluice.pipelines.records.json.schema_bundle import bundle_texts
+from sluice.pipelines.records.json.schema_document import bundle_texts
 from sluice.pipelines.records.json.schema_reader import JsonSchemaReader
 from sluice.pipelines.records.rows.value_reader import UnusableSchema
 from sluice.pipelines.records.rows.wire_format import WireFormat

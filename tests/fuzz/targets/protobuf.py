@@ -7,9 +7,8 @@ from functools import cache
 from random import Random
 from typing import Any
 
+from sluice.pipelines.records.protobuf.format import REASONS, ProtobufTyper
 from sluice.pipelines.records.protobuf.reader_schema import ProtobufReader
-from sluice.pipelines.records.protobuf.reasons import REASONS
-from sluice.pipelines.records.protobuf.typer import ProtobufTyper
 from sluice.pipelines.records.rows.wire_format import WireFormat
 from tests.fuzz import binary
 from tests.fuzz.binary import changed, seeds_of, typed

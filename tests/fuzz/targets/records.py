@@ -19,8 +19,8 @@ from crc32c import crc32c
 
 from sluice.pipelines.errors import CorruptBatch, UnsupportedBatch
 from sluice.pipelines.records.kafka_batches.decode import BatchDecoder, bytes_needed, columns, loops, next_position
-from sluice.pipelines.records.kafka_batches.decode.decode_errors import BatchProblem
 from sluice.pipelines.records.kafka_batches.decode.decompression import Scratch
+from sluice.pipelines.records.kafka_batches.decode.frames import BatchProblem
 from sluice.testing.logs import (
     ABORT,
     COMMIT,

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from sluice.pipelines.contract.contract_proposal import ENOUGH, Proposal, candidates, propose
 from sluice.pipelines.contract.expectation import Contract, Severity
 from sluice.pipelines.contract.suite import parse_contract
-from sluice.pipelines.records.contract_rows.row_expectations import RowChecks
+from sluice.pipelines.records.contract_rows.contract_format import RowChecks
 from sluice.pipelines.records.rows.row_format import HEADERS
 from sluice.pipelines.records.shape import Shape
 from sluice.pipelines.schema.schema import Schema, arrow_type, parse_schema

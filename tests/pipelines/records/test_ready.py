@@ -20,7 +20,7 @@ from sluice.pipelines.records.compiled import cache, stamp
 
 PIPELINES = Path(cache.__file__).parents[1]
 PICKLED_IN_ANOTHER_VERSION = pickle.dumps(version("numba")) + b"csluice.pipelines.records.pieces\nPiece\n."
-QUICK = "contract_rows.regex_tables"
+QUICK = "contract_rows.text_tables"
 
 
 @pytest.fixture
@@ -50,7 +50,7 @@ def test_what_is_compiled_is_compiled_once_and_said_before(kept: Path, monkeypat
     cache.ready(told.append)
     assert [(p.stage, p.done, p.total) for p in told] == [("compile", 0, 1), ("compile", 1, 1)]
     assert "once for this version of Sluice and numba; about" in told[0].note
-    assert [p.name for p in kept.rglob("regex_tables._forms-*.nbi")], "numba kept it"
+    assert [p.name for p in kept.rglob("text_tables._forms-*.nbi")], "numba kept it"
     assert cache.is_ready()
     monkeypatch.setattr(subprocess, "Popen", None)
     cache.ready(told.append)
@@ -88,7 +88,7 @@ def test_a_change_of_what_loops_share_is_compiled_again(tmp_path: Path, monkeypa
 def test_numba_s_cache_is_stamped_with_all_that_loops_are_made_of(kept: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     command = [sys.executable, "-m", "sluice.pipelines.records.compiled.cache", QUICK]
     subprocess.run(command, check=True)
-    (index,) = kept.rglob("regex_tables._forms-*.nbi")
+    (index,) = kept.rglob("text_tables._forms-*.nbi")
     data = index.read_bytes()
     assert stamp.source_stamp(QUICK).encode() in data
     index.write_bytes(data.replace(stamp.source_stamp(QUICK).encode(), b"0" * 64))

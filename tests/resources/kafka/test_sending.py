@@ -16,7 +16,7 @@ import pytest
 from sluice.pipelines.errors import CommitFenced, UnknownTopic, UsageError
 from sluice.pipelines.model.kafka import CommittedOffset
 from sluice.pipelines.records.kafka_batches.encode import CODECS, TO_SEND, Accumulator, SealedBatch, by_key
-from sluice.pipelines.records.kafka_batches.encode.sealed_batch import Numbering
+from sluice.pipelines.records.kafka_batches.encode.accumulator import Numbering
 from sluice.resources.kafka.produce.sender import KafkaSender, KafkaTarget
 from sluice.resources.local.local_kafka import LocalKafka
 from tests.integration.support import consumed

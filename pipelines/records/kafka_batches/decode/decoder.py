@@ -15,11 +15,10 @@ from time import perf_counter_ns
 import pyarrow as pa
 
 from sluice.pipelines.records.compiled.jit import Array
-from sluice.pipelines.records.kafka_batches.decode.decode_errors import BatchProblem, LogPlace
+from sluice.pipelines.records.kafka_batches.decode.columns import SliceRows
 from sluice.pipelines.records.kafka_batches.decode.decompression import Scratch
-from sluice.pipelines.records.kafka_batches.decode.frames import frame_table, read_only
+from sluice.pipelines.records.kafka_batches.decode.frames import BatchProblem, LogPlace, frame_table, read_only
 from sluice.pipelines.records.kafka_batches.decode.response_checks import Checks
-from sluice.pipelines.records.kafka_batches.decode.row_buffers import SliceRows
 
 # Frames that are checked together: little enough that the processor's caches still hold them when they are decoded.
 _BLOCK = 256

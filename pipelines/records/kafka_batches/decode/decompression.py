@@ -5,13 +5,142 @@ Promise: it never grows beyond `max_batch_bytes`, whatever a batch would expand 
 
 from __future__ import annotations
 
+import struct
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import cramjam
 import numpy as np
 
 from sluice.pipelines.errors import CorruptBatch
 from sluice.pipelines.records.compiled.jit import Array
-from sluice.pipelines.records.kafka_batches.decode import codecs, loops
-from sluice.pipelines.records.kafka_batches.decode.decode_errors import LogPlace
+from sluice.pipelines.records.kafka_batches.decode import loops
+from sluice.pipelines.records.kafka_batches.decode.frames import LogPlace
 from sluice.pipelines.records.kafka_batches.decode.loops import Frame
+
+_XERIAL = b"\x82SNAPPY\0"
+_XERIAL_HEADER = 16
+_LZ4_MAGIC = 0x184D2204
+_LZ4_INDEPENDENT, _LZ4_BLOCK_CHECKSUM, _LZ4_CONTENT_SIZE = 0x20, 0x10, 0x08
+_LZ4_STORED = 0x80000000
+
+_u32 = struct.Struct("<I").unpack_from
+_lz4_header = struct.Struct("<IBB").unpack_from
+_be32 = struct.Struct(">i").unpack_from
+
+
+class Undecodable(Exception):
+    """The data is damaged."""
+
+
+class NoRoom(Exception):
+    """The data is damaged, or needs a larger buffer; not every codec distinguishes the two."""
+
+
+def decompress(codec: int, data: memoryview, out: memoryview) -> int:
+    """Decompress `data` into the beginning of `out`; returns the bytes written. Raises Undecodable, NoRoom."""
+    try:
+        return CODECS[codec].decode(data, out)
+    except struct.error:
+        raise Undecodable("cut short") from None
+
+
+def is_known_codec(codec: int, *, in_old: bool = False) -> bool:
+    """Whether record batches may carry this codec, or with `in_old` message sets of magic 0 and 1."""
+    return codec == 0 or (codec in CODECS and (CODECS[codec].in_old or not in_old))
+
+
+def _stream(decode: Callable[[memoryview, memoryview], int]) -> Callable[[memoryview, memoryview], int]:
+    def run(data: memoryview, out: memoryview) -> int:
+        try:
+            return decode(data, out)
+        except cramjam.DecompressionError as e:
+            raise NoRoom(str(e)) from None
+
+    return run
+
+
+def _snappy(data: memoryview, out: memoryview) -> int:
+    if data[:8] != _XERIAL:
+        return _snappy_block(data, out)
+    # The two version numbers after the magic say nothing: some clients write them in the wrong byte order.
+    at, written = _XERIAL_HEADER, 0
+    while at < len(data):
+        (size,) = _be32(data, at)
+        at += 4
+        if size < 0 or size > len(data) - at:
+            raise Undecodable("a snappy block runs past the end")
+        written += _snappy_block(data[at : at + size], out[written:])
+        at += size
+    return written
+
+
+def _snappy_block(data: memoryview, out: memoryview) -> int:
+    try:
+        if cramjam.snappy.decompress_raw_len(data) > len(out):
+            raise NoRoom("snappy")
+        return cramjam.snappy.decompress_raw_into(data, out)
+    except cramjam.DecompressionError as e:
+        raise Undecodable(str(e)) from None
+
+
+def _lz4(data: memoryview, out: memoryview) -> int:
+    """The blocks of a frame one by one: faster than liblz4's own reader of frames, which the odd ones are left to."""
+    magic, flags, descriptor = _lz4_header(data, 0)
+    if magic != _LZ4_MAGIC:
+        raise Undecodable("not an LZ4 frame")
+    if not flags & _LZ4_INDEPENDENT:
+        return _lz4_frame(data, out)
+    at = 15 if flags & _LZ4_CONTENT_SIZE else 7
+    checksum = 4 if flags & _LZ4_BLOCK_CHECKSUM else 0
+    block_size = 1 << (8 + 2 * (descriptor >> 4 & 7))
+    written = 0
+    while True:
+        (size,) = _u32(data, at)
+        at += 4
+        if size == 0:
+            return written
+        stored, size = size & _LZ4_STORED, size & ~_LZ4_STORED
+        if size > len(data) - at or size > block_size:
+            raise Undecodable("an LZ4 block runs past the end")
+        written += _lz4_block(data[at : at + size], out[written : written + block_size], block_size, bool(stored))
+        at += size + checksum
+
+
+def _lz4_block(block: memoryview, out: memoryview, limit: int, stored: bool) -> int:
+    if len(out) < (len(block) if stored else 1):
+        raise NoRoom("lz4")
+    if stored:
+        out[: len(block)] = block
+        return len(block)
+    try:
+        return cramjam.lz4.decompress_block_into(block, out, output_len=len(out))
+    except cramjam.DecompressionError as e:
+        if len(out) < limit:
+            raise NoRoom("lz4") from None
+        raise Undecodable(str(e)) from None
+
+
+_lz4_frame = _stream(cramjam.lz4.decompress_into)
+
+
+@dataclass(frozen=True, slots=True)
+class Decompressor:
+    """`decode` fills a buffer from compressed bytes; `in_old`: whether messages of magic 0 and 1 know it, too."""
+
+    name: str
+    decode: Callable[[memoryview, memoryview], int]
+    in_old: bool = True
+
+
+CODECS = {
+    1: Decompressor("gzip", _stream(cramjam.gzip.decompress_into)),
+    2: Decompressor("snappy", _snappy),
+    3: Decompressor("lz4", _lz4),
+    4: Decompressor("zstd", _stream(cramjam.zstd.decompress_into), in_old=False),
+}
+"""By the number in a batch's attributes (Kafka's CompressionType)."""
+
 
 _USUAL_BYTES = 4 << 20
 _GROUP_BYTES = 1 << 20
@@ -49,11 +178,11 @@ class Scratch:
                 return i, None
             try:
                 size = self._decompress(codec, view[first:stop], used)
-            except codecs.Undecodable as e:
+            except Undecodable as e:
                 if not used:
                     self._resize(0)
                 frame = Frame(*table[i].tolist())
-                reason = f"{codecs.CODECS[codec].name} data does not decompress: {e}"
+                reason = f"{CODECS[codec].name} data does not decompress: {e}"
                 return i, self._place.corrupt(reason, frame.first, frame.last)
             if size < 0:
                 return i, None
@@ -67,13 +196,13 @@ class Scratch:
         """How many bytes were written from byte `used` on; −1 when the earlier frames left too little room."""
         while True:
             try:
-                return codecs.decompress(codec, data, self._view[used:])
-            except codecs.NoRoom:
+                return decompress(codec, data, self._view[used:])
+            except NoRoom:
                 if used:
                     return -1
             size = len(self._memory)
             if size >= self._most:
-                raise codecs.Undecodable(f"damaged, or of more than {self._most:,} bytes")
+                raise Undecodable(f"damaged, or of more than {self._most:,} bytes")
             self._resize(min(max(4 * size, _USUAL_BYTES), self._most))
 
     def _resize(self, size: int) -> None:

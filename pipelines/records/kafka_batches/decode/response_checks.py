@@ -7,17 +7,52 @@ Promise: no batch is decoded whose checksum does not match. A batch is hidden ex
 from __future__ import annotations
 
 import zlib
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import numpy as np
 from crc32c import crc32c
 
 from sluice.pipelines.errors import CorruptBatch, UnsupportedBatch
 from sluice.pipelines.records.compiled.jit import Array
-from sluice.pipelines.records.kafka_batches.decode import codecs, loops
-from sluice.pipelines.records.kafka_batches.decode.decode_errors import REASONS, BatchProblem, LogPlace
+from sluice.pipelines.records.kafka_batches.decode import loops
+from sluice.pipelines.records.kafka_batches.decode.decompression import NoRoom, Undecodable, decompress, is_known_codec
+from sluice.pipelines.records.kafka_batches.decode.frames import REASONS, BatchProblem, LogPlace
 from sluice.pipelines.records.kafka_batches.decode.loops import Frame
-from sluice.pipelines.records.kafka_batches.decode.transactions import Aborted
+
+
+class Aborted:
+    """The aborted transactions of one partition, batch after batch in offset order."""
+
+    def __init__(self) -> None:
+        self._waiting: list[tuple[int, int]] = []
+        self._open: set[int] = set()
+        self._ended: dict[int, int] = {}
+
+    def begin(self, aborted: Iterable[tuple[int, int]], position: int) -> None:
+        """Begin a response that was fetched at `position`, with its (producer id, first offset) pairs in any order.
+
+        A transaction that a marker below the position ended stays ended: a pair counts only if it begins above that
+        marker.
+        """
+        pairs = list(aborted)
+        ended = {producer: marker for producer, marker in self._ended.items() if marker < position}
+        self._ended = {producer: ended.get(producer, -1) for producer, _ in pairs}
+        self._waiting = sorted(((f, p) for p, f in pairs if f > self._ended[p]), reverse=True)
+        self._open.clear()
+
+    def covers(self, producer: int, last_offset: int) -> bool:
+        """Whether the transactional batch of `producer` that ends at `last_offset` belongs to an aborted one."""
+        while self._waiting and self._waiting[-1][0] <= last_offset:
+            self._open.add(self._waiting.pop()[1])
+        return producer in self._open
+
+    def end(self, producer: int, marker: int) -> None:
+        """Note that the producer's transaction ended with a commit or abort marker at this offset."""
+        self.covers(producer, marker)
+        self._open.discard(producer)
+        if producer in self._ended:
+            self._ended[producer] = marker
+
 
 _CONTROL_BYTES = 64 << 10
 
@@ -69,7 +104,7 @@ class Checks:
 
     def _decide(self, view: memoryview, f: Frame, position: int) -> tuple[int, int]:
         """The mode of a frame, and how many records count when it is passed over."""
-        if not codecs.is_known(f.codec, in_old=f.kind != loops.BATCH):
+        if not is_known_codec(f.codec, in_old=f.kind != loops.BATCH):
             raise self._place.unsupported(f"codec {f.codec}", f.first, f.last)
         if f.kind != loops.BATCH:
             return (loops.PASS, 0) if f.last < position else (loops.EMIT, 0)
@@ -106,8 +141,8 @@ class Checks:
     def _decompress(self, data: memoryview, f: Frame) -> memoryview:
         out = memoryview(bytearray(_CONTROL_BYTES))
         try:
-            return out[: codecs.decompress(f.codec, data, out)].toreadonly()
-        except (codecs.Undecodable, codecs.NoRoom) as e:
+            return out[: decompress(f.codec, data, out)].toreadonly()
+        except (Undecodable, NoRoom) as e:
             raise self._corrupt(f, f"a control batch that does not decompress: {e}") from None
 
     def _corrupt(self, f: Frame, reason: str) -> CorruptBatch:

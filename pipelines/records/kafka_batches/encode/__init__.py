@@ -6,10 +6,8 @@
 from numba's cache, as `kafka_batches.decode` does.
 """
 
-from sluice.pipelines.records.kafka_batches.encode.accumulator import Accumulator, split
-from sluice.pipelines.records.kafka_batches.encode.codecs import CODECS
-from sluice.pipelines.records.kafka_batches.encode.partitions import by_key, spread
-from sluice.pipelines.records.kafka_batches.encode.sealed_batch import SealedBatch
+from sluice.pipelines.records.kafka_batches.encode.accumulator import CODECS, Accumulator, SealedBatch, split
+from sluice.pipelines.records.kafka_batches.encode.columns import by_key, spread
 from sluice.pipelines.records.rows.row_format import TO_SEND
 
 __all__ = ["CODECS", "TO_SEND", "Accumulator", "SealedBatch", "by_key", "split", "spread"]

@@ -6,21 +6,160 @@ unless it is one larger record; open batches hold at most `held_bytes` and what 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import struct
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from itertools import pairwise
+from typing import Any
 
+import cramjam
 import numpy as np
 import pyarrow as pa
+from crc32c import crc32c
 
 from sluice.pipelines.records.compiled.jit import Array
 from sluice.pipelines.records.kafka_batches.decode import BatchDecoder
 from sluice.pipelines.records.kafka_batches.encode import loops
-from sluice.pipelines.records.kafka_batches.encode.codecs import CODECS
 from sluice.pipelines.records.kafka_batches.encode.columns import rows_of
 from sluice.pipelines.records.kafka_batches.encode.loops import Rows
-from sluice.pipelines.records.kafka_batches.encode.sealed_batch import HEADER_BYTES, SealedBatch
 from sluice.pipelines.records.rows.row_format import TO_SEND
+
+_HEAD = struct.Struct(">qiibI")  # base offset, length, leader epoch, magic, checksum
+_CHECKED = struct.Struct(">hiqqqhii")  # attributes … count
+_BEFORE_LENGTH = 12
+_TRANSACTIONAL = 0x10
+HEADER_BYTES = _HEAD.size + _CHECKED.size
+
+
+@dataclass(frozen=True, slots=True)
+class Numbering:
+    """Who sends a batch (KIP-98): producer id and epoch, and its first record's sequence number. All −1: anybody."""
+
+    producer: int = -1
+    epoch: int = -1
+    sequence: int = -1
+    transactional: bool = False
+
+
+ANYBODY = Numbering()
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class SealedBatch:
+    """One batch: `data` are its compressed records behind room for its header. `numbers` are those that the caller gave
+    its rows; `plain_bytes` is the size of the records before compression."""
+
+    partition: int
+    codec: int
+    base_time: int
+    max_time: int
+    data: memoryview
+    plain_bytes: int
+    numbers: Array
+
+    @property
+    def count(self) -> int:
+        return len(self.numbers)
+
+    @property
+    def size(self) -> int:
+        """Its bytes on the wire and in the log."""
+        return len(self.data)
+
+    def numbered(self, by: Numbering = ANYBODY) -> memoryview:
+        """The whole batch, with base offset 0, which the broker replaces. Valid until the next call of this."""
+        _CHECKED.pack_into(
+            self.data,
+            _HEAD.size,
+            self.codec | (_TRANSACTIONAL if by.transactional else 0),
+            self.count - 1,
+            self.base_time,
+            self.max_time,
+            by.producer,
+            by.epoch,
+            by.sequence,
+            self.count,
+        )
+        _HEAD.pack_into(self.data, 0, 0, self.size - _BEFORE_LENGTH, -1, 2, crc32c(self.data[_HEAD.size :]))
+        return self.data
+
+
+_XERIAL = b"\x82SNAPPY\0" + struct.pack(">ii", 1, 1)
+_XERIAL_BLOCK = 32 << 10
+_LZ4_HEADER = bytes.fromhex("04224d18 60 50 fb")  # independent blocks of at most 256 KiB, and the header's checksum
+# Beyond 64 KiB, lz4 looks for matches by five bytes, and not by four: a tenth faster, and smaller. Blocks that are much
+# larger are smaller still, and slower.
+_LZ4_BLOCK = 80 << 10
+_LZ4_STORED = 0x80000000
+_put_u32 = struct.Struct("<I").pack_into
+_be32 = struct.Struct(">i").pack
+
+
+def _snappy(data: memoryview) -> bytes:
+    out = [_XERIAL]
+    for at in range(0, len(data), _XERIAL_BLOCK):
+        block = bytes(cramjam.snappy.compress_raw(data[at : at + _XERIAL_BLOCK]))
+        out += [_be32(len(block)), block]
+    return b"".join(out)
+
+
+def _lz4(data: memoryview, free: int) -> memoryview:
+    blocks = -(-len(data) // _LZ4_BLOCK)
+    out = np.empty(free + len(_LZ4_HEADER) + _lz4_most(len(data), blocks) + 4 * (blocks + 1), np.uint8)
+    out.resize(_lz4_into(data, out.data, free), refcheck=False)
+    return out.data
+
+
+def _lz4_into(data: memoryview, out: memoryview, at: int) -> int:
+    """Write a frame, each block to where it stays; the byte behind it."""
+    out[at : at + len(_LZ4_HEADER)] = _LZ4_HEADER
+    at += len(_LZ4_HEADER)
+    for start in range(0, len(data), _LZ4_BLOCK):
+        plain = data[start : start + _LZ4_BLOCK]
+        room = out[at + 4 : at + 4 + _lz4_most(len(plain))]
+        size, stored = cramjam.lz4.compress_block_into(plain, room, store_size=False), 0
+        if size >= len(plain):
+            size, stored = len(plain), _LZ4_STORED
+            room[:size] = plain
+        _put_u32(out, at, size | stored)
+        at += 4 + size
+    _put_u32(out, at, 0)
+    return at + 4
+
+
+def _lz4_most(size: int, blocks: int = 1) -> int:
+    """Returns the upper bound of the compressed size in blocks. With this room lz4 need not check its end."""
+    return size + size // 255 + 16 * blocks
+
+
+def _behind(compress: Callable[[memoryview], Any]) -> Callable[[memoryview, int], memoryview]:
+    def encode(data: memoryview, free: int) -> memoryview:
+        compressed = memoryview(compress(data))
+        out = np.empty(free + len(compressed), np.uint8).data
+        out[free:] = compressed
+        return out
+
+    return encode
+
+
+@dataclass(frozen=True, slots=True)
+class Compressor:
+    """`number` is that of Kafka's CompressionType in a batch's attributes. `encode` gives memory of its own: as many
+    bytes as it is told, which are left free, and the compressed data behind them."""
+
+    number: int
+    encode: Callable[[memoryview, int], memoryview]
+
+
+CODECS = {
+    "none": Compressor(0, _behind(lambda data: data)),
+    "gzip": Compressor(1, _behind(lambda data: cramjam.gzip.compress(data, level=6))),
+    "snappy": Compressor(2, _behind(_snappy)),
+    "lz4": Compressor(3, _lz4),
+    "zstd": Compressor(4, _behind(lambda data: cramjam.zstd.compress(data, level=3))),
+}
+"""By the name that Kafka's `compression.type` has for it."""
+
 
 BATCH_BYTES = 900_000
 """Bytes of records in a batch: less than a topic accepts by default, compressed or not."""

@@ -6,6 +6,7 @@ import numpy as np
 import pyarrow as pa
 
 from sluice.pipelines.records.compiled.jit import Array
+from sluice.pipelines.records.kafka_batches.encode import loops
 from sluice.pipelines.records.kafka_batches.encode.loops import Rows
 from sluice.pipelines.records.rows.header_keys import bytes_column
 from sluice.pipelines.records.rows.row_format import TO_SEND
@@ -66,3 +67,18 @@ def _read_only(array: Array) -> Array:
 
 
 _NOTHING = _read_only(np.empty(0, np.uint8))
+
+
+def by_key(keys: pa.Array, partitions: int, otherwise: Array) -> Array:
+    """The partitions of records with these keys (bytes), as Kafka's Java producer chooses them (murmur2).
+
+    Java spreads records without a key as it likes; here they go where `otherwise` says.
+    """
+    hashes = np.empty(len(keys), np.int64)
+    loops.hash_keys(*binary(keys), hashes)
+    return np.where(hashes < 0, otherwise, hashes % partitions)
+
+
+def spread(numbers: Array, partitions: int) -> Array:
+    """One partition after the other: a record's number decides, so that a repetition decides the same."""
+    return numbers % partitions

@@ -180,7 +180,7 @@ def test_workers_do_not_load_pandas() -> None:
     script = f"""
 import sys
 import numpy as np, pyarrow as pa
-from sluice.pipelines.records.contract_rows.row_expectations import RowChecks
+from sluice.pipelines.records.contract_rows.contract_format import RowChecks
 from sluice.pipelines.contract.suite import parse_contract
 from sluice.pipelines.schema.arrays import fixed_width, text_array
 from sluice.pipelines.schema.schema import parse_schema

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sluice.pipelines.records.contract_rows.regex_tables import LONGEST_FORM, fixed_form
+from sluice.pipelines.records.contract_rows.text_tables import LONGEST_FORM, fixed_form
 from tests.examples import examples
 
 PLACES = st.sampled_from(

@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 from sluice.pipelines.contract.catalogue import ENTRIES, Scope
 from sluice.pipelines.contract.expectation import Contract
 from sluice.pipelines.contract.suite import parse_contract
-from sluice.pipelines.records.contract_rows.row_expectations import RowChecks
+from sluice.pipelines.records.contract_rows.contract_format import RowChecks
 from sluice.pipelines.schema.schema import Schema, parse_schema
 
 COLUMNS = {

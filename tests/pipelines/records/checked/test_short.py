@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sluice.pipelines.records.contract_rows.short_text_sets import LONGEST, short_set
+from sluice.pipelines.records.contract_rows.text_tables import LONGEST, short_set
 from tests.examples import examples
 
 SHORT = st.binary(max_size=LONGEST).filter(lambda b: b.isascii()).map(bytes.decode) | st.sampled_from(

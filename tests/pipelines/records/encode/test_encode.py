@@ -24,7 +24,7 @@ from sluice.pipelines.records.kafka_batches.encode import (
     split,
     spread,
 )
-from sluice.pipelines.records.kafka_batches.encode.sealed_batch import Numbering
+from sluice.pipelines.records.kafka_batches.encode.accumulator import Numbering
 from sluice.pipelines.records.rows.header_keys import MARK, key_text
 from tests.examples import examples
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from sluice.pipelines.contract.catalogue import text
-from sluice.pipelines.records.json.schema_bundle import bundle_texts
+from sluice.pipelines.records.json.schema_document import bundle_texts
 from sluice.pipelines.records.json.schema_reader import JsonSchemaReader
 from sluice.pipelines.records.rows.value_reader import UnusableSchema
 from sluice.pipelines.records.rows.wire_format import WireFormat

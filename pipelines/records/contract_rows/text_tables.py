@@ -8,12 +8,25 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
+from functools import partial
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from sluice.pipelines.records.compiled.jit import BYTES, ENDS, U8, Array, byte, compiled, int64, types, uint64
+from sluice.pipelines.records.compiled.jit import (
+    BYTES,
+    ENDS,
+    I64,
+    U8,
+    Array,
+    byte,
+    compiled,
+    int64,
+    types,
+    uint64,
+    word,
+)
 from sluice.pipelines.records.contract_rows.check_arrays import as_bools, text_buffers
 
 LONGEST_FORM = 128
@@ -94,3 +107,63 @@ def _forms(data: Array, ends: Array, table: Array, size: int, out: Array) -> Non
             fits &= uint64(table[256 * k + byte(data, at + k)])
         if fits:
             out[i >> 3] |= np.uint8(1 << (i & 7))
+
+
+LONGEST = 8
+"""Bytes of a text."""
+_MOST = 64
+"""Members of a set."""
+_TRIES = 200
+"""Multipliers that are tried, to find one by which no two members meet. Half of them do, in a table of that room."""
+_SPREAD = 0x9E3779B97F4A7C15
+_U64 = types.Array(types.uint64, 1, "C")
+_MASKS = np.array([(1 << (8 * size)) - 1 for size in range(LONGEST + 1)], np.uint64)
+
+
+def short_set(members: pa.Array) -> Which | None:
+    """Whether texts are among the members; None where these are no short texts, or too many."""
+    if not pa.types.is_string(members.type) or members.null_count or not 0 < len(members) <= _MOST:
+        return None
+    texts = [member.as_buffer().to_pybytes() for member in members]
+    if max(map(len, texts)) > LONGEST:
+        return None
+    bits = max(2 * len(texts), len(texts) ** 2 // 2).bit_length()
+    shift, numbers = 64 - bits, [int.from_bytes(text, "little") for text in texts]
+    for i in range(_TRIES):
+        multiplier = _SPREAD * (2 * i + 1) % (1 << 64)
+        slots = [number * multiplier % (1 << 64) >> shift for number in numbers]
+        if len(set(slots)) == len(slots):
+            words, sizes = np.zeros(1 << bits, np.uint64), np.full(1 << bits, -1, np.int64)
+            words[slots], sizes[slots] = np.array(numbers, np.uint64), [*map(len, texts)]
+            return partial(_find_members, multiplier=multiplier, shift=shift, words=words, sizes=sizes)
+    return None
+
+
+def _find_members(column: pa.Array, multiplier: int, shift: int, words: Array, sizes: Array) -> pa.BooleanArray:
+    """Null counts as absent, as it does in `is_in`."""
+    out = np.zeros((len(column) + 7) // 8, np.uint8)
+    _among(*text_buffers(column), uint64(multiplier), uint64(shift), words, sizes, _MASKS, out)
+    if column.null_count:
+        out &= np.packbits(as_bools(pc.is_valid(column)), bitorder="little")
+    return pa.Array.from_buffers(pa.bool_(), len(column), [None, pa.py_buffer(out)])
+
+
+@compiled(types.void(BYTES, ENDS, types.uint64, types.uint64, _U64, I64, _U64, U8))
+def _among(
+    data: Array, ends: Array, multiplier: int, shift: int, words: Array, sizes: Array, masks: Array, out: Array
+) -> None:
+    at = int64(ends[0])
+    for i in range(ends.size - 1):
+        end = int64(ends[i + 1])
+        size = end - at
+        if at >= 0 and 0 <= size <= LONGEST and end <= data.size:
+            x = uint64(0)
+            if at + 8 <= data.size:
+                x = uint64(word(data, at)) & uint64(masks[size])
+            else:
+                for k in range(size):
+                    x |= uint64(byte(data, at + k)) << uint64(8 * k)
+            slot = (x * multiplier) >> shift
+            if words[slot] == x and sizes[slot] == size:
+                out[i >> 3] |= np.uint8(1 << (i & 7))
+        at = end
