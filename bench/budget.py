@@ -32,8 +32,7 @@ from sluice.pipelines.model.plans import Request, RequestKind, Slice
 from sluice.pipelines.model.receipts import PartKind
 from sluice.pipelines.ports import Fetched, FetchFailed, Lake
 from sluice.pipelines.records.kafka_batches.decode import BatchDecoder
-from sluice.pipelines.records.rows.landed_columns import quarantine_rows
-from sluice.pipelines.records.rows.row_format import Formatted
+from sluice.pipelines.records.rows.row_format import Formatted, quarantine_rows
 from sluice.resources.kafka.fetch.fetch import KafkaFetcher
 from sluice.resources.lake.open_lake import open_lake
 from sluice.resources.open_ports import open_ports

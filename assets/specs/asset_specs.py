@@ -15,7 +15,7 @@ import dagster as dg
 from sluice.assets.specs.markdown import plain
 from sluice.assets.specs.metadata_tables import columns_of
 from sluice.pipelines.feed.feed import Feed
-from sluice.pipelines.records.rows.landed_columns import QUARANTINED, landed_schema
+from sluice.pipelines.records.rows.row_format import QUARANTINED, landed_schema
 
 
 def landed_key(feed: str) -> dg.AssetKey:

@@ -29,8 +29,7 @@ from sluice.pipelines.model.receipts import Counts, Part, PartKind, Receipt
 from sluice.pipelines.model.stat import Stat
 from sluice.pipelines.ports import Lake
 from sluice.pipelines.publishing import kept
-from sluice.pipelines.records.rows import landed_columns
-from sluice.pipelines.records.rows.row_format import inside
+from sluice.pipelines.records.rows.row_format import inside, offset_column
 from sluice.pipelines.schema.arrays import int64s
 from sluice.pipelines.util.parallel import each
 
@@ -453,7 +452,7 @@ def _content(lake: Lake, claims: Sequence[tuple[Receipt, Part]], *, hashes: bool
         expected_rows = part.shared.rows if part.shared else part.rows
         if file.metadata.num_rows != expected_rows:
             yield AuditProblem(5, f"{part.path} has {file.metadata.num_rows} rows, the ledger says {expected_rows}")
-        offset = landed_columns.offset_column(file.schema_arrow)
+        offset = offset_column(file.schema_arrow)
         partition = offset.replace("offset", "partition")
         rows = file.read(columns=[offset, partition] if part.shared else [offset])
     for r, p in claims:

@@ -24,7 +24,7 @@ from sluice.pipelines.model.receipts import Part, PartKind, Receipt
 from sluice.pipelines.planning import windows
 from sluice.pipelines.ports import Lake
 from sluice.pipelines.publishing import manifest
-from sluice.pipelines.records.rows import landed_columns
+from sluice.pipelines.records.rows.row_format import offset_column
 from sluice.pipelines.schema.arrays import int64s
 
 
@@ -144,7 +144,7 @@ def _check_own(lake: Lake, feed: str, part: Part, r: Receipt) -> None:
 def _rows_within(lake: Lake, part: Part, own: Range) -> int:
     """Returns the number of rows in the file with an offset of its slice."""
     with _open_part(lake, part) as file:
-        column = file.read(columns=[landed_columns.offset_column(file.schema_arrow)]).column(0)
+        column = file.read(columns=[offset_column(file.schema_arrow)]).column(0)
     first = part.shared.first if part.shared else 0
     offsets = np.concatenate([np.empty(0, np.int64), *(int64s(c) for c in column.slice(first, part.rows).chunks)])
     return int(((offsets >= own.start) & (offsets < own.end)).sum())
@@ -213,7 +213,7 @@ _UNREAD: dict[Class, tuple[Callable[[State], Accounted], str]] = {
 def _row(lake: Lake, part: Part, offset: int) -> tuple[int, int] | None:
     """Returns (row group, row in it) of the offset in a part. Row groups are chosen by their statistics."""
     with _open_part(lake, part) as file:
-        column = landed_columns.offset_column(file.schema_arrow)
+        column = offset_column(file.schema_arrow)
         index = file.schema_arrow.get_field_index(column)
         groups, before = parquet.row_groups(file.metadata, part)
         for group in range(file.metadata.num_row_groups) if groups is None else groups:

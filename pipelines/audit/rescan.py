@@ -30,9 +30,7 @@ from sluice.pipelines.ports import Fetcher, FetchFailed, Lake
 from sluice.pipelines.records.compiled.jit import Array
 from sluice.pipelines.records.json.schema_reader import JsonSchemaReader
 from sluice.pipelines.records.kafka_batches.decode import BatchDecoder
-from sluice.pipelines.records.rows import landed_columns
-from sluice.pipelines.records.rows.header_keys import former_key_text
-from sluice.pipelines.records.rows.row_format import HEADERS, Format, RawFormat, inside
+from sluice.pipelines.records.rows.row_format import HEADERS, Format, RawFormat, former_key_text, inside, offset_column
 from sluice.pipelines.records.rows.wire_format import WireFormat
 from sluice.pipelines.records.rows.writer_schema_lookup import Opener, without_prefix
 from sluice.pipelines.records.shape import Shape
@@ -304,7 +302,7 @@ def json_values(shape: Shape, chunk: pa.RecordBatch) -> pa.Array | None:
 def _offsets(rows: pa.Table | None) -> Array:
     if rows is None or not rows.num_rows:
         return np.empty(0, np.int64)
-    return int64s(rows.column(landed_columns.offset_column(rows.schema)).combine_chunks())
+    return int64s(rows.column(offset_column(rows.schema)).combine_chunks())
 
 
 def _rows_at(rows: pa.Table, positions: Array) -> pa.Table:
@@ -359,7 +357,7 @@ def _parts(r: Receipt, lake: Lake, kind: PartKind) -> Iterator[pa.RecordBatch]:
         yield from batches
     elif read_batches := list(batches):
         table = pa.Table.from_batches(read_batches)
-        yield from table.sort_by(landed_columns.offset_column(table.schema)).to_batches(1 << 16)
+        yield from table.sort_by(offset_column(table.schema)).to_batches(1 << 16)
 
 
 def _batches(r: Receipt, lake: Lake, kind: PartKind) -> Iterator[pa.RecordBatch]:
@@ -380,7 +378,7 @@ class _RowCursor:
         taken: list[pa.RecordBatch] = []
         while self._next is not None:
             schema = self._next.schema
-            offsets = int64s(self._next.column(schema.get_field_index(landed_columns.offset_column(schema))))
+            offsets = int64s(self._next.column(schema.get_field_index(offset_column(schema))))
             n = int(np.searchsorted(offsets, last, side="right"))
             taken += [self._next.slice(0, n)] if n else []
             if n < len(offsets):

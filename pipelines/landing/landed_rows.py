@@ -15,7 +15,7 @@ from sluice.pipelines.lake import parquet
 from sluice.pipelines.landing.proof import sha256
 from sluice.pipelines.model.receipts import Part
 from sluice.pipelines.ports import Lake
-from sluice.pipelines.records.rows import landed_columns
+from sluice.pipelines.records.rows.row_format import offset_column
 from sluice.pipelines.schema.arrays import fixed_width, int64s
 
 READ_BYTES, READ_ROWS = 2 << 20, 1 << 16
@@ -75,7 +75,7 @@ def in_order(files: Sequence[Rows]) -> Rows:
 
 def offsets_of(rows: pa.RecordBatch) -> np.ndarray:
     """The rows' Kafka offsets, as int64."""
-    return int64s(rows.column(rows.schema.get_field_index(landed_columns.offset_column(rows.schema))))
+    return int64s(rows.column(rows.schema.get_field_index(offset_column(rows.schema))))
 
 
 def same_rows(before: Rows, after: Rows) -> bool:

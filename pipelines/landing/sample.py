@@ -28,7 +28,7 @@ from sluice.pipelines.model.receipts import Part, PartKind, Receipt, SliceFailur
 from sluice.pipelines.model.traffic import TaskTraffic
 from sluice.pipelines.planning.windows import range_between
 from sluice.pipelines.ports import Cluster, Fetched, Fetcher, FetchFailed, Lake
-from sluice.pipelines.records.rows.landed_columns import offset_column
+from sluice.pipelines.records.rows.row_format import offset_column
 from sluice.pipelines.records.rows.value_reader import WriterSchemas
 from sluice.pipelines.records.shape import Shape
 from sluice.pipelines.schema.schema import KAFKA

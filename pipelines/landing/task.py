@@ -43,8 +43,7 @@ from sluice.pipelines.model.plans import Slice, Task
 from sluice.pipelines.model.receipts import Counts, Drift, Outcome, PartKind, Receipt, Tally, sharing
 from sluice.pipelines.ports import Fetched, Fetcher, FetchFailed, Lake
 from sluice.pipelines.records.kafka_batches.decode import BatchDecoder
-from sluice.pipelines.records.rows.landed_columns import quarantine_rows
-from sluice.pipelines.records.rows.row_format import Format, Formatted
+from sluice.pipelines.records.rows.row_format import Format, Formatted, quarantine_rows
 from sluice.pipelines.validation.drift import Drifts
 
 RESERVED_BYTES = 256 << 20

@@ -31,7 +31,7 @@ from sluice.pipelines.landing.encoding import options
 from sluice.pipelines.model.plans import Slice
 from sluice.pipelines.model.receipts import Part, PartKind, SharedFile
 from sluice.pipelines.ports import Lake
-from sluice.pipelines.records.rows import landed_columns
+from sluice.pipelines.records.rows.row_format import offset_column, time_column
 from sluice.pipelines.schema.arrays import fixed_width, int64s
 
 FORMAT_VERSION = "1"
@@ -88,7 +88,7 @@ class PartWriter:
         self._lake, self._target, self._schema, self._settings = lake, target, schema, settings
         self._row_group_bytes = row_group_bytes
         self._last = target.slice.start - 1
-        self._times = schema.get_field_index(landed_columns.time_column(schema))
+        self._times = schema.get_field_index(time_column(schema))
         self._pending: list[pa.RecordBatch] = []
         self._folders: set[int] = set()
         self._files: dict[str, _PartFile] = {}
@@ -278,7 +278,7 @@ def shares_of(whole: Part, slices: Sequence[tuple[Slice, int]]) -> dict[Slice, P
 
 def check_increasing(s: Slice, rows: pa.RecordBatch, after: int) -> int:
     """The last offset of the rows. Raises ProofFailed if they do not increase from `after`, or leave the slice."""
-    offsets = int64s(rows.column(rows.schema.get_field_index(landed_columns.offset_column(rows.schema))))
+    offsets = int64s(rows.column(rows.schema.get_field_index(offset_column(rows.schema))))
     first, last = int(offsets[0]), int(offsets[-1])
     if first <= after or last >= s.end or not bool(np.all(offsets[1:] > offsets[:-1])):
         raise ProofFailed(

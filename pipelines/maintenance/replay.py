@@ -45,8 +45,7 @@ from sluice.pipelines.publishing.publish import roll_forward
 from sluice.pipelines.quarantine.held import Filter, flags, without
 from sluice.pipelines.quarantine.limit import QuarantineKind
 from sluice.pipelines.records.contract_rows.contract_format import RowChecks
-from sluice.pipelines.records.rows.landed_columns import QUARANTINED
-from sluice.pipelines.records.rows.row_format import Formatted, RawFormat
+from sluice.pipelines.records.rows.row_format import QUARANTINED, Formatted, RawFormat
 from sluice.pipelines.records.rows.value_reader import WriterSchemas
 from sluice.pipelines.records.shape import Shape
 from sluice.pipelines.schema.arrays import fixed_width

@@ -17,8 +17,7 @@ from sluice.pipelines.model.plans import Slice
 from sluice.pipelines.model.receipts import Drift, DriftKind
 from sluice.pipelines.quarantine.held import without
 from sluice.pipelines.quarantine.limit import QuarantineKind, kinds_of
-from sluice.pipelines.records.rows.landed_columns import QUARANTINED, quarantine_rows
-from sluice.pipelines.records.rows.row_format import Formatted, RawFormat
+from sluice.pipelines.records.rows.row_format import QUARANTINED, Formatted, RawFormat, quarantine_rows
 from sluice.pipelines.records.rows.value_reader import WriterSchemas
 from sluice.pipelines.records.shape import Shape
 from sluice.pipelines.schema.arrays import fixed_width, int64s

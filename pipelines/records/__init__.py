@@ -1,8 +1,7 @@
 """Turns fetched record bytes into Arrow rows of one shape, in a worker.
 
-    decode (bytes → columns) ─► typed (JSON → typed columns) ─► checked (rows against the contract)
+    kafka_batches (bytes → columns) ─► json, avro, protobuf (values → typed columns) ─► contract_rows (checks)
 
-This room knows the schema, the contract and the model: no Kafka client, lake or ledger. Open `format` first (the
-port `Format`), then `shape` (which format a feed gets). `compiled` explains the compiled loops, `ready` when they are
-compiled.
+This room imports the schema, the contract and the model, but no Kafka client, lake or ledger. Open `rows.row_format`
+first (the port `Format`), then `shape` (which format a feed gets). `compiled` compiles and caches the loops.
 """

@@ -65,7 +65,7 @@ class Shape:
     @property
     def landed(self) -> pa.Schema:
         """The Arrow schema of landed rows."""
-        from sluice.pipelines.records.rows.landed_columns import landed_schema
+        from sluice.pipelines.records.rows.row_format import landed_schema
 
         return landed_schema(self.columns)
 

@@ -213,7 +213,7 @@ def _after(text: str, at: int) -> int:
 def _weave(members: Sequence[_Member], rows: int) -> tuple[Array, Array]:
     """Objects of these members: where each begins and the last one ends, and their bytes."""
     from sluice.pipelines.records.kafka_batches.encode import loops
-    from sluice.pipelines.records.kafka_batches.encode.columns import binary
+    from sluice.pipelines.records.kafka_batches.encode.accumulator import binary
 
     offsets = np.zeros((len(members), rows + 1), np.int64)
     valid = np.ones((len(members), rows), np.uint8)

@@ -19,7 +19,7 @@ from sluice.pipelines.errors import UsageError
 from sluice.pipelines.landing.landed_rows import Rows
 from sluice.pipelines.model.receipts import PartKind
 from sluice.pipelines.records.compiled.take_rows import take_rows
-from sluice.pipelines.records.rows.landed_columns import QUARANTINED, landed_schema
+from sluice.pipelines.records.rows.row_format import QUARANTINED, landed_schema
 from sluice.pipelines.republishing.republish_plan import Wishes
 from sluice.pipelines.schema.arrays import fixed_width
 from sluice.pipelines.schema.schema import Schema

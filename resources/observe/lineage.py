@@ -28,7 +28,7 @@ from sluice.pipelines.errors import SluiceError
 from sluice.pipelines.feed.feed import Feed
 from sluice.pipelines.lake import paths
 from sluice.pipelines.model.receipts import count_files
-from sluice.pipelines.records.rows.landed_columns import landed_schema
+from sluice.pipelines.records.rows.row_format import landed_schema
 from sluice.pipelines.util import logs
 from sluice.resources.lake.open_lake import open_lake
 

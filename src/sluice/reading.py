@@ -29,7 +29,7 @@ from sluice.pipelines.planning.shapes import describe_overridden, table_of
 from sluice.pipelines.ports import Lake
 from sluice.pipelines.publishing import published_files as reading
 from sluice.pipelines.publishing.published_files import File
-from sluice.pipelines.records.rows.landed_columns import QUARANTINED, landed_schema
+from sluice.pipelines.records.rows.row_format import QUARANTINED, landed_schema
 from sluice.pipelines.schema.recast import plain
 from sluice.pipelines.util import extras, units
 from sluice.pipelines.util.units import show_window

@@ -30,8 +30,7 @@ from sluice.pipelines.model.progress import Progress
 from sluice.pipelines.model.receipts import Counts, Drift, Outcome, Part, PartKind, Receipt, SliceFailure, Tally
 from sluice.pipelines.model.traffic import TaskTraffic
 from sluice.pipelines.ports import Group, Job, Ports
-from sluice.pipelines.records.rows.landed_columns import REFUSED, quarantine_rows
-from sluice.pipelines.records.rows.row_format import HEADERS, RawFormat
+from sluice.pipelines.records.rows.row_format import HEADERS, REFUSED, RawFormat, quarantine_rows
 from sluice.resources.project import Project
 from sluice.running import RunResult
 from sluice.testing.clock import MemoryClock

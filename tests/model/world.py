@@ -43,8 +43,7 @@ from sluice.pipelines.model.kafka import (
 from sluice.pipelines.model.plans import Slice
 from sluice.pipelines.model.receipts import Life
 from sluice.pipelines.ports import DeadLetter, Fetched, FetchFailed, Job, Member, Ports
-from sluice.pipelines.records.rows.landed_columns import REFUSED
-from sluice.pipelines.records.rows.row_format import Formatted, RawFormat
+from sluice.pipelines.records.rows.row_format import REFUSED, Formatted, RawFormat
 from sluice.pipelines.schema.arrays import fixed_width, text_array
 from sluice.testing.cluster import MemoryCluster
 from sluice.testing.engine import MemoryEngine

@@ -25,8 +25,7 @@ from sluice.pipelines.ports import Lake, Ports
 from sluice.pipelines.publishing import published_files
 from sluice.pipelines.publishing.manifest import write_manifests
 from sluice.pipelines.publishing.publish import publish, roll_forward
-from sluice.pipelines.records.rows.landed_columns import REFUSED, quarantine_rows
-from sluice.pipelines.records.rows.row_format import HEADERS, RawFormat
+from sluice.pipelines.records.rows.row_format import HEADERS, REFUSED, RawFormat, quarantine_rows
 from sluice.testing.cluster import MemoryCluster
 from sluice.testing.group import MemoryGroup
 from sluice.testing.lake import MemoryLake

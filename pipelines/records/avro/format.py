@@ -1,7 +1,10 @@
-"""The format of Avro feeds: values by whatever schema they were written become rows of the feed's own schema.
+"""The format of Avro feeds: values by any writer's schema become rows of the feed's own schema.
 
-Landed rows have the columns of the feed's schema, `_extra` (which Avro leaves empty: fields that only the writer has
-are passed over, and counted as drift), and the record's coordinates. docs/formats.md says what becomes of every value.
+Landed rows have the columns of the feed's schema, `_extra` (always empty in Avro: fields that only the writer has are
+skipped, and counted as drift), and the record's coordinates. docs/formats.md specifies the result for every value and
+the reasons in quarantine.
+
+Promise: a column's buffers hold exactly the appended values, and do not change after they were handed out.
 """
 
 from __future__ import annotations

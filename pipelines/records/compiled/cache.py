@@ -16,6 +16,7 @@ import hashlib
 import importlib
 import os
 import platform
+import re
 import subprocess
 import sys
 import time
@@ -27,7 +28,25 @@ from pathlib import Path
 from typing import Any
 
 from sluice.pipelines.model.progress import Progress, Reporter
-from sluice.pipelines.records.compiled import stamp
+
+ROOM = Path(__file__).parents[1]
+"""The folder of `sluice.pipelines.records`."""
+_IMPORT = re.compile(r"^from sluice\.pipelines\.records\.([\w.]+) import", re.MULTILINE)
+
+
+def source_stamp(module: str) -> str:
+    """Return a hash of a module's source and of all sources of this room that it imports.
+
+    `module` is relative to `sluice.pipelines.records`, such as `json.scan`.
+    """
+    modules = [module]
+    digest = hashlib.sha256()
+    for name in modules:  # grows while it is walked
+        text = (ROOM / f"{name.replace('.', '/')}.py").read_bytes()
+        digest.update(hashlib.sha256(text).digest())
+        modules += [n for n in dict.fromkeys(_IMPORT.findall(text.decode())) if n not in modules]
+    return digest.hexdigest()
+
 
 SHARES = {
     "json.scan": 23,
@@ -35,9 +54,8 @@ SHARES = {
     "avro.loops": 12,
     "protobuf.loops": 10,
     "kafka_batches.decode.loops": 11,
+    "json.unknown": 8,
     "kafka_batches.encode.loops": 4,
-    "json.names": 4,
-    "json.unnamed": 4,
     "json.counting": 1,
     "compiled.take_rows": 2,
     "contract_rows.text_tables": 2,
@@ -95,7 +113,7 @@ def _folder() -> Path | None:
         folders = [Path(configured)]
     else:
         user = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
-        folders = [stamp.ROOM / "__pycache__", Path(user) / "sluice"]
+        folders = [ROOM / "__pycache__", Path(user) / "sluice"]
     return next(filter(_writable, folders), None)
 
 
@@ -116,8 +134,8 @@ def _fingerprint(folder: Path) -> str:
 
     Beside the sources, compiled code goes with them wherever they are moved. Elsewhere it is numba's for their place.
     """
-    sources = [stamp.source_stamp(share) for share in SHARES]
-    location = "" if folder.parent == stamp.ROOM else str(stamp.ROOM)
+    sources = [source_stamp(share) for share in SHARES]
+    location = "" if folder.parent == ROOM else str(ROOM)
     versions = version("numba"), version("llvmlite"), platform.python_version()
     return hashlib.sha256(repr((sources, location, versions, _processor())).encode()).hexdigest()[:16]
 

@@ -18,7 +18,7 @@ import numpy.typing as npt
 from llvmlite import ir
 from numba.core import cgutils
 
-from sluice.pipelines.records.compiled.stamp import source_stamp
+from sluice.pipelines.records.compiled.cache import source_stamp
 
 F = TypeVar("F", bound=Callable[..., Any])
 Array = npt.NDArray[Any]

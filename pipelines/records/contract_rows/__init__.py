@@ -1,1 +1,1 @@
-"""Checks rows against a contract, whole columns at a time. Open `format` first, then `rows` and `checks`."""
+"""Checks rows against a contract, whole columns at a time. Open `contract_format` first, then `row_checks`."""

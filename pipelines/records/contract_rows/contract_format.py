@@ -1,7 +1,7 @@
 """A `Format` that checks another format's rows against a contract, and quarantines rows that break it.
 
-Promise: rows that land are unchanged. Each record is still in exactly one place. Both kinds of rows stay in offset
-order.
+Promises: landed rows are unchanged, and each record is in exactly one place. Both kinds of rows stay in offset order.
+Checks take a few bits per row, and a few bytes per broken row. Reasons never contain a row's values.
 """
 
 from __future__ import annotations
@@ -23,9 +23,7 @@ from sluice.pipelines.records.compiled.take_rows import take_rows
 from sluice.pipelines.records.contract_rows.check_arrays import places_of
 from sluice.pipelines.records.contract_rows.row_checks import Check, check_of
 from sluice.pipelines.records.json.reasons import Stage
-from sluice.pipelines.records.rows import landed_columns
-from sluice.pipelines.records.rows.landed_columns import KAFKA_FIELDS, REFUSED
-from sluice.pipelines.records.rows.row_format import Format, Formatted, RawFormat
+from sluice.pipelines.records.rows.row_format import KAFKA_FIELDS, REFUSED, Format, Formatted, RawFormat, offset_column
 from sluice.pipelines.schema.arrays import fixed_width, int64s, text_array
 
 _TOMBSTONE = KAFKA_FIELDS[-1].name
@@ -69,7 +67,7 @@ class RowChecks:
         """Check landed rows against the contract. Tombstones are left out."""
         if self._schema is None:
             self._prepare(rows.schema)
-        offsets = int64s(rows.column(rows.schema.get_field_index(landed_columns.offset_column(rows.schema))))
+        offsets = int64s(rows.column(rows.schema.get_field_index(offset_column(rows.schema))))
         columns = [rows.column(i) for i in self._looked_at]
         alive = _alive(rows)
         if alive is None:
@@ -161,7 +159,7 @@ class ContractFormat:
         self.schema, self.contract = behind.schema, contract.hash
         self._behind, self._checks, self._raw = behind, RowChecks(contract), RawFormat()
         self._dropping = dropping
-        self._offsets = self.schema.get_field_index(landed_columns.offset_column(self.schema))
+        self._offsets = self.schema.get_field_index(offset_column(self.schema))
 
     def convert(self, s: Slice, chunk: pa.RecordBatch) -> Iterator[Formatted]:
         """The other format's pieces, without the rows that break a critical expectation."""

@@ -1,7 +1,7 @@
-"""The format of typed feeds: JSON values become typed rows, or quarantined rows with their bytes and a reason.
+"""The formats of JSON and JSON Schema feeds: values become typed rows, or quarantined rows with bytes and a reason.
 
 Landed rows have the schema's fields, `_extra`, and the record's coordinates under `kafka_`. Quarantined rows have the
-columns of raw feeds and the reason. docs/formats.md says what happens to every kind of value.
+columns of raw feeds and the reason. docs/formats.md specifies the result for every kind of value.
 """
 
 from __future__ import annotations
@@ -19,13 +19,18 @@ from sluice.pipelines.model.receipts import Drift
 from sluice.pipelines.records.compiled.jit import Array
 from sluice.pipelines.records.compiled.take_rows import take_rows
 from sluice.pipelines.records.json import scan
-from sluice.pipelines.records.json.fallback import Fallback
 from sluice.pipelines.records.json.reasons import UNKNOWN, WIDE_TEXT, Reason, detail_of, reason_of, stage_of
-from sluice.pipelines.records.json.typer import RefusedRecords, TypedPiece, Typer
+from sluice.pipelines.records.json.typer import Fallback, RefusedRecords, TypedPiece, Typer
 from sluice.pipelines.records.json.unfit import NewFields, UnknownFields, misfits, missing
 from sluice.pipelines.records.rows import wire_format as wire
-from sluice.pipelines.records.rows.landed_columns import COORDINATES, KAFKA_FIELDS, REFUSED, landed_schema
-from sluice.pipelines.records.rows.row_format import Formatted, RawFormat
+from sluice.pipelines.records.rows.row_format import (
+    COORDINATES,
+    KAFKA_FIELDS,
+    REFUSED,
+    Formatted,
+    RawFormat,
+    landed_schema,
+)
 from sluice.pipelines.records.rows.wire_format import WireFormat
 from sluice.pipelines.records.rows.writer_schema_lookup import Opened, Opener, without_prefix
 from sluice.pipelines.schema.arrays import buffers_of, indices, int64s, text_array

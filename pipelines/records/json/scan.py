@@ -158,7 +158,7 @@ class Found(NamedTuple):
     """What a block gives besides spans: for each row its record and the end of its extra text; refused records.
 
     `extra` has members of the records themselves. `inside` are the records whose unknown members are not all among
-    these: some are inside of fields (`unnamed`).
+    these: some are inside of fields (`unknown.copy_members`).
     """
 
     source: Array

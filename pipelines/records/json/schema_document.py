@@ -1,7 +1,7 @@
-"""A JSON Schema document, and each schema in it with its references followed and its compositions written out. Light.
+"""Parses JSON Schema documents: references followed, compositions written out, several documents bundled. Light.
 
 Drafts 4, 6, 7, 2019-09 and 2020-12. A document is input from outside: its text, its depth and the work for it are
-bounded, and a schema that holds itself is refused by name. Places are JSON pointers, such as `#/properties/a/items`.
+bounded, and a recursive schema is refused by name. Paths are JSON pointers, such as `#/properties/a/items`.
 """
 
 from __future__ import annotations

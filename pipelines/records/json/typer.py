@@ -1,15 +1,20 @@
 """Turns the JSON values of a chunk into columns of the schema, block by block.
 
-`scan` notes where values lie (spans), and `fill` turns spans into buffers. A block has so few rows that their bytes and
-spans stay in the processor's caches in between. Promise: each record of a chunk is either typed or refused. A chunk
-comes in several pieces when its columns would take much more memory than its values. The result depends on the values
-alone.
+`scan` notes the spans of values, and `fill` turns spans into buffers. A block has so few rows that their bytes and
+spans stay in the processor's caches in between. A chunk comes in several pieces when its columns would take much more
+memory than its values.
+
+`Fallback` reads records again that do not fit a field which came from other records (`on_drift: evolve`). Such a field
+has the type of its first values; nobody has declared it. The record is read without the field, so the value stays in
+`_extra`. A record that does not fit the feed's own fields stays refused.
+
+Promises: each record is either typed or refused, and the result depends on the record alone.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 import pyarrow as pa
@@ -21,9 +26,9 @@ from sluice.pipelines.records.json import scan
 from sluice.pipelines.records.json.columns import ColumnBuilder, Faults, Lists, Texts, buffer, column_of, grow
 from sluice.pipelines.records.json.scan import Found
 from sluice.pipelines.records.json.scan_tables import SchemaNode, most_elements, nodes_of, tables_of, with_room
-from sluice.pipelines.records.json.unnamed import no_frames, unnamed
-from sluice.pipelines.schema.arrays import buffers_of
-from sluice.pipelines.schema.schema import Kind, Schema
+from sluice.pipelines.records.json.unknown import copy_members, no_frames
+from sluice.pipelines.schema.arrays import buffers_of, indices
+from sluice.pipelines.schema.schema import Field, Kind, Schema, Type, arrow_type, path_below
 
 PIECE_BYTES = 8 << 20
 """Bytes that a piece may take, besides twice the bytes of its chunk."""
@@ -136,7 +141,7 @@ def unnamed_texts(data: Array, ends: Array, rows: Array, t: scan.Tables) -> pa.A
     """Returns the members of these records without a field, as JSON."""
     room = int((ends[rows + 1] - ends[rows]).sum(dtype=np.int64)) + 32
     out, text_ends = buffer(room, np.uint8), np.zeros(len(rows) + 1, np.int32)
-    unnamed(data, ends, rows, t, no_frames(), out, text_ends)
+    copy_members(data, ends, rows, t, no_frames(), out, text_ends)
     return pa.Array.from_buffers(pa.string(), len(rows), [None, pa.py_buffer(text_ends), pa.py_buffer(out)])
 
 
@@ -203,7 +208,7 @@ class PieceBuilder:
         return TypedPiece(start, stop, tuple(arrays), rows, self._all_refused())
 
     def _extra(self, rows: Array, members: pa.Array) -> pa.Array:
-        """The column `_extra` of these rows: members of the records themselves, or what `unnamed` made."""
+        """The column `_extra` of these rows: members of the records themselves, or what `copy_members` made."""
         if not self._unnamed:
             return members
         inside = np.isin(rows, np.concatenate([rows_of_part for rows_of_part, _ in self._unnamed]))
@@ -258,3 +263,120 @@ def _extra_array(ends: Array, data: Array) -> pa.Array:
     valid = np.packbits(ends[1:] > ends[:-1], bitorder="little")
     buffers = [pa.py_buffer(valid), pa.py_buffer(ends), pa.py_buffer(data[: ends[n]])]
     return pa.Array.from_buffers(pa.string(), n, buffers)
+
+
+_MOST = 4
+"""Fields that a record is read without, one by one; one that does not fit more of them is read without any."""
+
+_Paths = frozenset[str]
+
+
+class Fallback:
+    """Reads records of pieces again that were refused for fields that `base` does not have. `nodes` are all fields."""
+
+    def __init__(self, schema: Schema, nodes: Sequence[SchemaNode], base: Schema) -> None:
+        self._schema, self._nodes = schema, nodes
+        self._numbers = {n.path: n.index for n in nodes}
+        self._added = frozenset(self._numbers) - {path for path, _ in _walk(base.fields)} - {""}
+        self._is_added = np.array([n.path in self._added for n in nodes])
+        self._typers: dict[_Paths, tuple[Schema, Typer]] = {}
+
+    def read(self, piece: TypedPiece, values: pa.Array) -> tuple[TypedPiece, RefusedRecords]:
+        """The piece with the records that fit without fields which came from records; and all that did not fit with
+        these. `values` are the chunk's."""
+        refused = piece.refused
+        mine = (refused.nodes >= 0) & self._is_added[refused.nodes]
+        if not mine.any():
+            return piece, refused
+        again = _Again([_only(refused, ~mine)], [refused])
+        todo = self._group_rows(frozenset(), refused.rows[mine], refused.nodes[mine])
+        while todo:
+            paths, rows = todo.popitem()
+            for without, more in self._read(paths, rows, values, again):
+                todo[without] = np.sort(np.concatenate([todo.get(without, more[:0]), more]))
+        return self._merge_piece(piece, again), _together(again.faults)
+
+    def _group_rows(self, paths: _Paths, rows: Array, nodes: Array) -> dict[_Paths, Array]:
+        """The records by the fields that they are to be read without."""
+        groups: dict[_Paths, Array] = {}
+        for node in np.unique(nodes).tolist():
+            without = paths | {self._nodes[node].path}
+            key = without if len(without) <= _MOST else self._added
+            groups[key] = np.sort(np.concatenate([groups.get(key, rows[:0]), rows[nodes == node]]))
+        return groups
+
+    def _read(self, paths: _Paths, rows: Array, values: pa.Array, again: _Again) -> Iterator[tuple[_Paths, Array]]:
+        """Read these records without the fields of these paths. Yields those that are to be read without more."""
+        schema, typer = self._typer(paths)
+        for piece in typer.pieces(values.take(indices(rows))):
+            again.rows.append(rows[piece.rows])
+            again.arrays.append(self._as_columns(schema, piece.arrays))
+            numbers = [self._numbers[n.path] for n in typer.nodes]
+            nodes = np.where(piece.refused.nodes >= 0, np.array(numbers)[piece.refused.nodes], -1)
+            mine = (nodes >= 0) & self._is_added[nodes]
+            there = RefusedRecords(rows[piece.refused.rows], piece.refused.codes, nodes, piece.refused.positions)
+            again.refused.append(_only(there, ~mine))
+            again.faults.append(there)
+            yield from self._group_rows(paths, there.rows[mine], nodes[mine]).items()
+
+    def _typer(self, paths: _Paths) -> tuple[Schema, Typer]:
+        if paths not in self._typers:
+            schema = Schema(tuple(_without(self._schema.fields, paths)))
+            self._typers[paths] = (schema, Typer(schema))
+        return self._typers[paths]
+
+    def _as_columns(self, schema: Schema, arrays: Sequence[pa.Array]) -> list[pa.Array]:
+        """The columns of the whole schema: null where these have none."""
+        there = dict(zip((f.name for f in schema.fields), arrays, strict=False))
+        rows = len(arrays[-1])
+        columns = [
+            there[f.name].cast(arrow_type(f.type)) if f.name in there else pa.nulls(rows, arrow_type(f.type))
+            for f in self._schema.fields
+        ]
+        return [*columns, arrays[-1]]
+
+    def _merge_piece(self, piece: TypedPiece, again: _Again) -> TypedPiece:
+        rows = np.concatenate([piece.rows, *again.rows])
+        order = np.argsort(rows, kind="stable")
+        columns = zip(piece.arrays, *again.arrays, strict=True)
+        arrays = tuple(pa.concat_arrays(column).take(indices(order.astype(np.int32))) for column in columns)
+        refused = _together(again.refused)
+        return TypedPiece(piece.start, piece.stop, arrays, rows[order], _only(refused, np.argsort(refused.rows)))
+
+
+@dataclass(slots=True)
+class _Again:
+    """Records that stay refused, all that did not fit, and rows that were made of records in the end."""
+
+    refused: list[RefusedRecords]
+    faults: list[RefusedRecords]
+    rows: list[Array] = field(default_factory=list)
+    arrays: list[list[pa.Array]] = field(default_factory=list)
+
+
+def _columns(refused: RefusedRecords) -> tuple[Array, ...]:
+    return refused.rows, refused.codes, refused.nodes, refused.positions
+
+
+def _only(refused: RefusedRecords, chosen: Array) -> RefusedRecords:
+    return RefusedRecords(*(c[chosen] for c in _columns(refused)))
+
+
+def _together(refused: Sequence[RefusedRecords]) -> RefusedRecords:
+    return RefusedRecords(*(np.concatenate(c).astype(np.int32) for c in zip(*map(_columns, refused), strict=True)))
+
+
+def _walk(fields: Sequence[Field], parent: Type | None = None, path: str = "") -> Iterator[tuple[str, Field]]:
+    """All fields with their paths, as `SchemaNode` has them."""
+    for f in fields:
+        here = path_below(path, parent.kind, f.name) if parent else f.name
+        yield here, f
+        yield from _walk(f.type.fields, f.type, here)
+
+
+def _without(fields: Sequence[Field], paths: _Paths, parent: Type | None = None, path: str = "") -> Iterator[Field]:
+    for f in fields:
+        here = path_below(path, parent.kind, f.name) if parent else f.name
+        if here not in paths:
+            inside = tuple(_without(f.type.fields, paths, f.type, here))
+            yield Field(f.name, Type(f.type.kind, f.type.precision, f.type.scale, f.type.unit, inside), f.required)

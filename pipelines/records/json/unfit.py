@@ -14,7 +14,7 @@ import pyarrow as pa
 
 from sluice.pipelines.model.receipts import Drift, DriftKind
 from sluice.pipelines.records.compiled.jit import Array
-from sluice.pipelines.records.json import fill, names, scan
+from sluice.pipelines.records.json import fill, scan, unknown
 from sluice.pipelines.records.json.columns import column_of
 from sluice.pipelines.records.json.scan_tables import SchemaNode
 from sluice.pipelines.records.json.typer import RefusedRecords
@@ -24,12 +24,12 @@ from sluice.pipelines.schema.wider import MOST_DIGITS, SIGNED, UNSIGNED, holds, 
 OTHERS = "…"
 """The name under which further fields are counted when there are too many."""
 _KINDS = {
-    names.BOOL: "bool",
-    names.INT: "int64",
-    names.FLOAT: "float64",
-    names.BIG: "json",
-    names.TEXT: "string",
-    names.NESTED: "json",
+    unknown.BOOL: "bool",
+    unknown.INT: "int64",
+    unknown.FLOAT: "float64",
+    unknown.BIG: "json",
+    unknown.TEXT: "string",
+    unknown.NESTED: "json",
 }
 _FAULTS = (scan.WRONG_TYPE, fill.OUT_OF_RANGE, fill.INEXACT, fill.NO_TIME, fill.NO_BASE64)
 _WIDENING = {fill.OUT_OF_RANGE: DriftKind.OUT_OF_RANGE, fill.INEXACT: DriftKind.INEXACT}
@@ -58,7 +58,7 @@ class UnknownFields:
     of all structs, if `closed` is None."""
 
     def __init__(self, nodes: Sequence[SchemaNode], tables: scan.Tables, closed: Collection[str] | None) -> None:
-        self._nodes, self._tables, self._names = nodes, tables, names.no_names()
+        self._nodes, self._tables, self._names = nodes, tables, unknown.no_names()
         self._closed = np.array([closed is None or n.path in closed for n in nodes], np.uint8)
         self._nested = any(n.type.kind is Kind.STRUCT for n in nodes[1:])
 
@@ -66,31 +66,31 @@ class UnknownFields:
         """The fields in the column `_extra` of rows with these offsets; None when there are none."""
         if extra.null_count == len(extra):
             return None
-        unknown = self._names
-        unknown.used[0], unknown.usage[:] = 0, 0
-        unknown.usage[:, names.LAST] = -1
+        names = self._names
+        names.used[0], names.usage[:] = 0, 0
+        names.usage[:, unknown.LAST] = -1
         firsts = np.empty(len(extra), np.int32)
         _, ends, data = extra.buffers()
         ends = np.frombuffer(ends, np.int32)[: len(extra) + 1]
-        names.names(np.frombuffer(data, np.uint8), ends, self._tables, self._closed, unknown, firsts)
-        called = tuple(map(self._path, range(int(unknown.used[0]))))
-        rows = [(name, unknown.usage[i]) for i, name in enumerate(called)]
-        if unknown.usage[names.MOST_NAMES, names.COUNT]:
-            rows.append((OTHERS, unknown.usage[names.MOST_NAMES]))
+        unknown.collect_names(np.frombuffer(data, np.uint8), ends, self._tables, self._closed, names, firsts)
+        called = tuple(map(self._path, range(int(names.used[0]))))
+        rows = [(name, names.usage[i]) for i, name in enumerate(called)]
+        if names.usage[unknown.MOST_NAMES, unknown.COUNT]:
+            rows.append((OTHERS, names.usage[unknown.MOST_NAMES]))
         return NewFields(tuple(_new(name, usage, offsets) for name, usage in rows), firsts, called)
 
     def _path(self, slot: int) -> str:
-        begin, usage = slot * names.MOST_BYTES, self._names.usage[slot]
-        name = printable(bytes(self._names.text[begin : begin + usage[names.SIZE]]))
+        begin, usage = slot * unknown.MOST_BYTES, self._names.usage[slot]
+        name = printable(bytes(self._names.text[begin : begin + usage[unknown.SIZE]]))
         # A dot of a name is no step of a path.
         return path_below(
-            self._nodes[usage[names.NODE]].path, Kind.STRUCT, name.replace(".", "\\.") if self._nested else name
+            self._nodes[usage[unknown.NODE]].path, Kind.STRUCT, name.replace(".", "\\.") if self._nested else name
         )
 
 
 def _new(name: str, usage: Array, offsets: Array) -> Drift:
-    types = join_texts(*(t for bit, t in _KINDS.items() if usage[names.KINDS] & bit))
-    return Drift(DriftKind.NEW, name, int(usage[names.COUNT]), int(offsets[usage[names.FIRST]]), types)
+    types = join_texts(*(t for bit, t in _KINDS.items() if usage[unknown.KINDS] & bit))
+    return Drift(DriftKind.NEW, name, int(usage[unknown.COUNT]), int(offsets[usage[unknown.FIRST]]), types)
 
 
 def printable(name: bytes) -> str:
@@ -139,7 +139,7 @@ class _Misfits:
 
     def spans(self, *, texts: bool) -> Array:
         ends = np.empty(len(self.starts), np.int64)
-        names.spans_at(self.data, self.starts, self.ends, texts, ends)
+        unknown.spans_at(self.data, self.starts, self.ends, texts, ends)
         return ends
 
     def drift(self, kind: DriftKind, field: str, type_: str) -> Iterator[Drift]:
@@ -211,7 +211,7 @@ def _wider(t: Type, candidates: Sequence[Type], group: _Misfits) -> tuple[Array,
 
 def _wider_decimal(t: Type, group: _Misfits) -> tuple[Array, str]:
     integral, scale = np.empty(len(group.starts), np.int64), np.empty(len(group.starts), np.int64)
-    names.digits_of(group.data, group.starts, group.ends, integral, scale)
+    unknown.digits_of(group.data, group.starts, group.ends, integral, scale)
     integral, scale = np.maximum(integral, t.precision - t.scale), np.maximum(scale, t.scale)
     fitting = integral + scale <= MOST_DIGITS
     if not fitting.any():

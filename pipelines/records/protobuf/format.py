@@ -1,8 +1,8 @@
-"""The format of Protobuf feeds: values by whatever schema they were written become rows of the feed's own message.
+"""The format of Protobuf feeds: values by any writer's schema become rows of the feed's own message.
 
-Landed rows have the columns of the feed's message, `_extra` (which Protobuf leaves empty: fields that the message does
-not have are passed over, and counted as drift), and the record's coordinates. docs/formats.md says what becomes of
-every value.
+Landed rows have the columns of the feed's message, `_extra` (always empty in Protobuf: fields that the message does not
+have are skipped, and counted as drift), and the record's coordinates. docs/formats.md specifies the result for every
+value and the reasons in quarantine.
 """
 
 from __future__ import annotations

@@ -1,4 +1,9 @@
-"""The feed's message → the tables that the compiled loop reads by: its fields by their numbers, its nodes."""
+"""Builds the tables by which the compiled loop reads the feed's message, and compares writers' messages with it.
+
+Protobuf's wire does not carry types: a number written as `sint32` reads as another number as `int32`. So the writer's
+and the feed's fields of one number must have types that read each other's bytes alike. Source: "Updating A Message
+Type" in Protobuf's language guide.
+"""
 
 from __future__ import annotations
 

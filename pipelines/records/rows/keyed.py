@@ -17,8 +17,7 @@ from sluice.pipelines.model.plans import Slice
 from sluice.pipelines.model.receipts import Drift
 from sluice.pipelines.records.compiled.jit import Array
 from sluice.pipelines.records.compiled.take_rows import take_rows
-from sluice.pipelines.records.rows.landed_columns import KAFKA_FIELDS, REFUSED, landed_schema
-from sluice.pipelines.records.rows.row_format import Format, Formatted, RawFormat
+from sluice.pipelines.records.rows.row_format import KAFKA_FIELDS, REFUSED, Format, Formatted, RawFormat, landed_schema
 from sluice.pipelines.records.rows.value_reader import KEY_PREFIX
 from sluice.pipelines.records.rows.wire_format import IN_HEADERS, KEY_HEADERS, WireFormat
 from sluice.pipelines.schema.arrays import fixed_width, int64s, text_array

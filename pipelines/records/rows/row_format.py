@@ -1,13 +1,19 @@
-"""How decoded records become rows: the port `Format`, and `RawFormat`, which keeps records as they are.
+"""The port `Format`, which turns decoded records into rows, and the columns of these rows.
 
-A format gets the chunks of a slice one by one, in offset order. It splits each chunk into rows to land, rows to
-quarantine and records to drop; every record ends in exactly one of the three. It works on whole columns and makes no
-Python object per record. `records.json` has the format of typed feeds, `records.contract_rows` the one of feeds with a
-contract.
+raw feeds      key, value, topic, partition, offset, timestamp, timestampType, headers (`RawFormat`)
+typed feeds    the schema's fields, `_extra`, and the record's coordinates as kafka_key, kafka_topic, …
+quarantine     the raw columns; the reason (`REFUSED`); batch and contract (`QUARANTINED`)
+
+A format gets the chunks of an offset range in order. It splits each into rows to land, rows to quarantine and records
+to drop; every record ends in exactly one of the three. It works on whole columns and makes no Python object per record.
+
+Header keys are bytes in Kafka and text in files. A key that is UTF-8 is its own text. Any other key, and a key that
+begins with `sluice.hex:`, becomes `sluice.hex:` and its bytes in hex: `key_bytes` restores every key.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from functools import lru_cache
@@ -15,11 +21,13 @@ from typing import Protocol
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from sluice.pipelines.model.plans import Slice
 from sluice.pipelines.model.ranges import Range, intersect
 from sluice.pipelines.model.receipts import Drift, Tally
 from sluice.pipelines.schema.arrays import fixed_width, text_array
+from sluice.pipelines.schema.schema import EXTRA, KAFKA, Schema, arrow_type
 
 _OFFSETS = Range(0, (1 << 63) - 1)
 
@@ -118,3 +126,119 @@ def inside(offsets: np.ndarray, ranges: Iterable[Range]) -> np.ndarray:
     edges = np.array([edge for r in intersect(ranges, _OFFSETS) for edge in r], np.int64)
     is_inside: np.ndarray = np.searchsorted(edges, offsets, side="right") % 2 == 1
     return is_inside
+
+
+def offset_column(schema: pa.Schema) -> str:
+    """The column that holds the Kafka offset: `offset` in raw feeds, `kafka_offset` in typed ones."""
+    return "kafka_offset" if "kafka_offset" in schema.names else "offset"
+
+
+def time_column(schema: pa.Schema) -> str:
+    """The column that holds the record's time: `timestamp` in raw feeds, `kafka_timestamp` in typed ones."""
+    return "kafka_timestamp" if "kafka_timestamp" in schema.names else "timestamp"
+
+
+_FEW = pa.dictionary(pa.int16(), pa.string())
+
+COORDINATES = tuple(f for f in RawFormat.schema if f.name != "value")
+"""The columns of a record that typed rows keep, besides the value."""
+
+KAFKA_FIELDS = (
+    *(f.with_name(KAFKA + f.name) for f in COORDINATES),
+    pa.field(f"{KAFKA}tombstone", pa.bool_(), nullable=False),
+)
+
+REFUSED = pa.schema(
+    [
+        *RawFormat.schema,
+        pa.field("stage", _FEW, nullable=False),
+        pa.field("reason", _FEW, nullable=False),
+        pa.field("expectation", _FEW),
+        pa.field("field", _FEW),
+        pa.field("detail", _FEW, nullable=False),
+        pa.field("byte", pa.int32()),
+    ]
+)
+"""The record as it came, and why it does not land: the stage that refused it (`decode`, `schema` or `contract`), the
+reason in one word, the expectation that it broke, the field's path, a sentence, and the byte of the value.
+"""
+
+QUARANTINED = pa.schema([*REFUSED, pa.field("batch", pa.int64(), nullable=False), pa.field("contract", _FEW)])
+"""The same, with the batch that read the record and the hash of the contract that it was checked against."""
+
+
+def quarantine_rows(refused: pa.RecordBatch, batch: int, contract: str) -> pa.RecordBatch:
+    """Rows of `REFUSED`, completed to rows of `QUARANTINED` by the batch and the hash of its contract (empty: none)."""
+    n = refused.num_rows
+    valid = None if contract else pa.py_buffer(bytes((n + 7) // 8))
+    indices = pa.Array.from_buffers(pa.int16(), n, [valid, pa.py_buffer(bytes(2 * n))])
+    hashes = pa.DictionaryArray.from_arrays(indices, text_array([contract]))
+    return pa.RecordBatch.from_arrays(
+        [*refused.columns, fixed_width(pa.int64(), np.full(n, batch, np.int64)), hashes], schema=QUARANTINED
+    )
+
+
+def landed_schema(schema: Schema | None) -> pa.Schema:
+    """The Arrow schema of landed rows. `schema` None means a raw feed.
+
+    Typed rows have the schema's fields, the unknown fields as JSON, and the record's coordinates.
+    """
+    if schema is None:
+        return RawFormat.schema
+    fields = [pa.field(f.name, arrow_type(f.type)) for f in schema.fields]
+    return pa.schema([*fields, pa.field(EXTRA, pa.string()), *KAFKA_FIELDS])
+
+
+MARK = "sluice.hex:"
+
+_ESCAPED = re.compile(rf"{re.escape(MARK)}((?:[0-9a-f]{{2}})+)")
+_SURROGATE = re.compile(rb"\xed[\xa0-\xbf][\x80-\xbf]?")
+
+
+def key_text(key: bytes) -> str:
+    """The text of a header's key."""
+    try:
+        text = key.decode()
+    except UnicodeDecodeError:
+        return MARK + key.hex()
+    return MARK + key.hex() if text.startswith(MARK) else text
+
+
+def key_bytes(text: str) -> bytes:
+    """The key of which this is the text."""
+    escaped = _ESCAPED.fullmatch(text)
+    return bytes.fromhex(escaped[1]) if escaped else text.encode()
+
+
+def former_key_text(text: str) -> str:
+    """The text that a key had in files that were written before keys were escaped: U+FFFD for what is not UTF-8."""
+    escaped = _ESCAPED.fullmatch(text)
+    return as_java_reads(bytes.fromhex(escaped[1])) if escaped else text
+
+
+def as_java_reads(key: bytes) -> str:
+    """Decode UTF-8 with one U+FFFD for each maximal part of a bad sequence, and one for a surrogate, cut or not.
+
+    Java does so; Python puts one for each byte of a surrogate.
+    """
+    return _SURROGATE.sub(b"\xef\xbf\xbd", key).decode("utf-8", "replace")
+
+
+def key_column(keys: pa.Array) -> pa.Array:
+    """The text of binary keys, without a copy where each of them is its own text."""
+    text = keys.view(pa.string())
+    try:
+        text.validate(full=True)
+    except pa.ArrowInvalid:
+        return pa.array(map(key_text, keys.to_pylist()), pa.string())
+    data = keys.buffers()[2]
+    if data is None or MARK.encode() not in data.to_pybytes():
+        return text
+    return pa.array(map(key_text, keys.to_pylist()), pa.string())
+
+
+def bytes_column(keys: pa.Array) -> pa.Array:
+    """The bytes of keys whose text this is, without a copy where none is escaped."""
+    if not pc.any(pc.starts_with(keys, MARK)).as_py():
+        return keys.cast(pa.binary())
+    return pa.array(map(key_bytes, keys.to_pylist()), pa.binary())

@@ -1,4 +1,7 @@
-"""Reading records of a format with its own schemas: the protocol `Reader`, and its requests. Light."""
+"""Protocols for reading records of a format with its own schemas, and keys by a schema of their own. Light.
+
+Fields of a key become columns `key_…` next to those of the value.
+"""
 
 from __future__ import annotations
 

@@ -29,8 +29,7 @@ from sluice.pipelines.model.ranges import Range
 from sluice.pipelines.model.receipts import Counts, Drift, DriftKind, PartKind, Receipt, SliceFailure, Tally
 from sluice.pipelines.model.traffic import BrokerTraffic, Latency, Traffic
 from sluice.pipelines.publishing.publish import publish, roll_forward
-from sluice.pipelines.records.rows.landed_columns import quarantine_rows
-from sluice.pipelines.records.rows.row_format import HEADERS
+from sluice.pipelines.records.rows.row_format import HEADERS, quarantine_rows
 from sluice.pipelines.records.shape import Shape
 from sluice.pipelines.schema.schema import parse_schema
 from sluice.pipelines.validation.volume import earlier_rows

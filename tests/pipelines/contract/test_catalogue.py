@@ -10,7 +10,7 @@ import pytest
 
 from sluice.pipelines.contract.catalogue import ENTRIES, Scope, Takes, columns, demand, text
 from sluice.pipelines.contract.expectation import Expectation
-from sluice.pipelines.records.rows.landed_columns import landed_schema
+from sluice.pipelines.records.rows.row_format import landed_schema
 from sluice.pipelines.records.shape import Shape
 from sluice.pipelines.schema.schema import arrow_type, parse_schema
 

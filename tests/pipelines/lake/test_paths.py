@@ -11,8 +11,7 @@ from sluice.pipelines.lake import paths
 from sluice.pipelines.model.plans import Slice
 from sluice.pipelines.model.receipts import PartKind
 from sluice.pipelines.model.topic_names import encode_topic
-from sluice.pipelines.records.rows import landed_columns
-from sluice.pipelines.records.rows.landed_columns import landed_schema
+from sluice.pipelines.records.rows.row_format import landed_schema, offset_column
 from sluice.pipelines.schema.schema import SchemaError, parse_schema
 
 HOUR = 3_600_000
@@ -126,11 +125,8 @@ def test_foreign_names_are_nothing_of_ours(path: str) -> None:
 
 
 def test_the_offset_column_of_raw_and_typed_feeds() -> None:
-    assert landed_columns.offset_column(pa.schema([("offset", pa.int64())])) == "offset"
-    assert (
-        landed_columns.offset_column(pa.schema([("offset", pa.string()), ("kafka_offset", pa.int64())]))
-        == "kafka_offset"
-    )
+    assert offset_column(pa.schema([("offset", pa.int64())])) == "offset"
+    assert offset_column(pa.schema([("offset", pa.string()), ("kafka_offset", pa.int64())])) == "kafka_offset"
 
 
 def test_roots_hold_every_visible_part() -> None:

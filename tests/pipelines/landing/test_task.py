@@ -29,8 +29,7 @@ from sluice.pipelines.landing.task import Assignment, Tools, memory_shares, run_
 from sluice.pipelines.model.kafka import FetchLimits, Isolation, TopicPartition
 from sluice.pipelines.model.plans import Slice, Task
 from sluice.pipelines.model.receipts import Counts, Outcome, PartKind, Receipt, SliceFailure
-from sluice.pipelines.records.rows.landed_columns import REFUSED
-from sluice.pipelines.records.rows.row_format import Format, Formatted, RawFormat
+from sluice.pipelines.records.rows.row_format import REFUSED, Format, Formatted, RawFormat
 from sluice.pipelines.status.timings import ACTIVITIES
 from sluice.resources.lake.local_lake import LocalLake
 from sluice.testing.fetcher import MemoryFetcher

@@ -34,7 +34,7 @@ from sluice.pipelines.model.progress import Progress
 from sluice.pipelines.model.receipts import Counts, Fate, Life, Part, PartKind, Receipt
 from sluice.pipelines.publishing import published_files as reading
 from sluice.pipelines.publishing.publish import abandon, publish, roll_forward
-from sluice.pipelines.records.rows.landed_columns import quarantine_rows
+from sluice.pipelines.records.rows.row_format import quarantine_rows
 from sluice.pipelines.records.shape import Shape
 from sluice.testing.lake import MemoryLake
 from sluice.testing.liveness import owner

@@ -35,7 +35,7 @@ from sluice.pipelines.publishing import published_files as reading
 from sluice.pipelines.publishing.publish import publish, roll_forward
 from sluice.pipelines.quarantine.held import Filter, Listing, listing
 from sluice.pipelines.quarantine.limit import QuarantineKind
-from sluice.pipelines.records.rows.landed_columns import quarantine_rows
+from sluice.pipelines.records.rows.row_format import quarantine_rows
 from sluice.testing.liveness import owner
 from tests.pipelines.landed_world import FEED, HOUR, START, A, B, Died, World, decoded, dying, pieces
 

@@ -50,7 +50,7 @@ from sluice.pipelines.model.ranges import Range
 from sluice.pipelines.model.receipts import Counts, Part, PartKind, Receipt
 from sluice.pipelines.ports import DeadLetter, Member
 from sluice.pipelines.quarantine.dead_letters import Outlet, owed_letters
-from sluice.pipelines.records.rows.landed_columns import QUARANTINED
+from sluice.pipelines.records.rows.row_format import QUARANTINED
 from sluice.testing.group import MemoryGroup
 from sluice.testing.lake import MemoryLake
 from sluice.testing.liveness import owner

@@ -6,7 +6,7 @@ import pyarrow as pa
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from sluice.pipelines.records.rows.header_keys import MARK, bytes_column, key_bytes, key_column, key_text
+from sluice.pipelines.records.rows.row_format import MARK, bytes_column, key_bytes, key_column, key_text
 
 keys = st.binary(max_size=12) | st.text(max_size=8).map(str.encode) | st.binary(max_size=3).map(MARK.encode().__add__)
 

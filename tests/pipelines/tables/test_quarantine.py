@@ -12,8 +12,7 @@ import pytest
 from sluice.pipelines.errors import TableDiffers
 from sluice.pipelines.maintenance.expiry import expire
 from sluice.pipelines.model.receipts import PartKind
-from sluice.pipelines.records.rows.landed_columns import QUARANTINED
-from sluice.pipelines.records.rows.row_format import RawFormat
+from sluice.pipelines.records.rows.row_format import QUARANTINED, RawFormat
 from sluice.pipelines.schema.schema import arrow_type
 from sluice.pipelines.schema.wider import QUARANTINED_TYPES, RAW_TYPES, parse_type
 from sluice.pipelines.tables.check import compare

@@ -15,7 +15,7 @@ from kafka import TopicPartition as Plain
 from sluice.pipelines.errors import CommitFenced, KafkaUnavailable, UnknownTopic, UsageError
 from sluice.pipelines.model.kafka import CommittedOffset, TopicPartition
 from sluice.pipelines.ports import DeadLetter
-from sluice.pipelines.records.rows.header_keys import key_text
+from sluice.pipelines.records.rows.row_format import key_text
 from sluice.resources.kafka.group import membership
 from sluice.resources.kafka.group.group import KafkaGroup
 from sluice.resources.kafka.group.membership import KafkaMembership

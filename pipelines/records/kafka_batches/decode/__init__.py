@@ -1,10 +1,10 @@
 """Turns Kafka record bytes into Arrow columns, in compiled, bounds-checked loops (docs/design/decoding.md).
 
-    fetch response ─► frames (headers) ─► checks (CRC, transactions) ─► scratch (codecs) ─► rows (Arrow)
+    response ─► frames (headers) ─► decoder (CRC, transactions) ─► decompression ─► columns (rows) ─► chunks
 
-`BatchDecoder` takes the responses of one slice. `next_position` and `bytes_needed` tell the fetcher how far a response
-reaches. Importing this package loads the compiled loops from numba's cache beside the source, or in the user's cache if
-that cannot be written. The first import compiles them, which takes seconds.
+`BatchDecoder` takes the responses of one offset range. `next_position` and `bytes_needed` tell the fetcher how far a
+response reaches. Importing this package loads the compiled loops from numba's cache, or compiles them, which takes
+seconds.
 """
 
 from sluice.pipelines.records.kafka_batches.decode.columns import SCHEMA

@@ -1,9 +1,10 @@
-"""One preallocated set of Arrow buffers, filled by the compiled loops and handed out as a record batch.
+"""Preallocated Arrow buffers: compiled loops fill them with rows, and full chunks are handed out as record batches.
 
 Schema: key, value (binary, null kept apart from empty), offset (int64), timestamp (milliseconds, UTC, any int64),
-timestampType (0 CreateTime, 1 LogAppendTime, −1 none), headers (null when there are none, as in Spark's Kafka
-source). Promise: buffers hold exactly the rows written, are never touched again once handed out, and grow with what
-comes, also for one huge value.
+timestampType (0 CreateTime, 1 LogAppendTime, −1 none), headers (null when there are none, as in Spark's Kafka source).
+
+Promises: a chunk holds exactly the rows written, and never changes after it was handed out. Buffers grow as needed,
+also for one huge value. An error takes back the position and the rows of its batch, except rows already handed out.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from sluice.pipelines.records.compiled.jit import Array
 from sluice.pipelines.records.kafka_batches.decode import loops
 from sluice.pipelines.records.kafka_batches.decode.frames import REASONS, LogPlace
 from sluice.pipelines.records.kafka_batches.decode.loops import Columns, Frame
-from sluice.pipelines.records.rows.header_keys import key_column
+from sluice.pipelines.records.rows.row_format import key_column
 
 HEADERS = pa.list_(pa.struct([("key", pa.string()), ("value", pa.binary())]))
 SCHEMA = pa.schema(

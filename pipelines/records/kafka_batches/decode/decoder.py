@@ -1,24 +1,166 @@
-"""The decoder of one slice: fetch responses in, Arrow record batches out.
+"""Decodes one offset range of a partition: fetch responses in, Arrow record batches out.
 
-Promise: rows come in strictly increasing offset order, each visible record of `[start, end)` exactly once, with the
-bytes that the log holds; control records and (under read_committed) records of aborted transactions never. Chunks
-depend on the records alone, not on how responses cut them. `position` moves only over what was checked: after an
-error it stands at the batch at fault, and what comes before that is kept, so that it can be fetched and fed again.
+Promises: rows come in strictly increasing offset order, each visible record of `[start, end)` exactly once, with the
+bytes of the log. Control records and, under read_committed, records of aborted transactions never come (KIP-98, as in
+Kafka's own consumer). No batch is decoded whose checksum does not match. Chunks depend on the records alone, not on the
+cuts between responses. `position` moves only over checked batches: after an error it is at the failed batch, and the
+rows before it are kept, so that the batch can be fetched and fed again.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import zlib
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from time import perf_counter_ns
 
+import numpy as np
 import pyarrow as pa
+from crc32c import crc32c
 
+from sluice.pipelines.errors import CorruptBatch, UnsupportedBatch
 from sluice.pipelines.records.compiled.jit import Array
+from sluice.pipelines.records.kafka_batches.decode import loops
 from sluice.pipelines.records.kafka_batches.decode.columns import SliceRows
-from sluice.pipelines.records.kafka_batches.decode.decompression import Scratch
-from sluice.pipelines.records.kafka_batches.decode.frames import BatchProblem, LogPlace, frame_table, read_only
-from sluice.pipelines.records.kafka_batches.decode.response_checks import Checks
+from sluice.pipelines.records.kafka_batches.decode.decompression import (
+    NoRoom,
+    Scratch,
+    Undecodable,
+    decompress,
+    is_known_codec,
+)
+from sluice.pipelines.records.kafka_batches.decode.frames import REASONS, BatchProblem, LogPlace, frame_table, read_only
+from sluice.pipelines.records.kafka_batches.decode.loops import Frame
+
+
+class Aborted:
+    """The aborted transactions of one partition, batch after batch in offset order."""
+
+    def __init__(self) -> None:
+        self._waiting: list[tuple[int, int]] = []
+        self._open: set[int] = set()
+        self._ended: dict[int, int] = {}
+
+    def begin(self, aborted: Iterable[tuple[int, int]], position: int) -> None:
+        """Begin a response that was fetched at `position`, with its (producer id, first offset) pairs in any order.
+
+        A transaction that a marker below the position ended stays ended: a pair counts only if it begins above that
+        marker.
+        """
+        pairs = list(aborted)
+        ended = {producer: marker for producer, marker in self._ended.items() if marker < position}
+        self._ended = {producer: ended.get(producer, -1) for producer, _ in pairs}
+        self._waiting = sorted(((f, p) for p, f in pairs if f > self._ended[p]), reverse=True)
+        self._open.clear()
+
+    def covers(self, producer: int, last_offset: int) -> bool:
+        """Whether the transactional batch of `producer` that ends at `last_offset` belongs to an aborted one."""
+        while self._waiting and self._waiting[-1][0] <= last_offset:
+            self._open.add(self._waiting.pop()[1])
+        return producer in self._open
+
+    def end(self, producer: int, marker: int) -> None:
+        """Note that the producer's transaction ended with a commit or abort marker at this offset."""
+        self.covers(producer, marker)
+        self._open.discard(producer)
+        if producer in self._ended:
+            self._ended[producer] = marker
+
+
+_CONTROL_BYTES = 64 << 10
+
+
+class Checks:
+    """Checks the responses of one slice, one after another."""
+
+    def __init__(self, origin: LogPlace, end: int, *, read_committed: bool, check_crc: bool) -> None:
+        self._place, self._end = origin, end
+        self._read_committed, self._check_crc = read_committed, check_crc
+        self._aborted = Aborted()
+
+    def begin(self, aborted: Sequence[tuple[int, int]], position: int) -> None:
+        """Begin a response that was fetched at `position`. `aborted` holds (producer id, first offset) pairs."""
+        self._aborted.begin(aborted, position)
+
+    def run(self, view: memoryview, table: Array, position: int) -> tuple[int, BatchProblem | None]:
+        """Set the modes of these frames. Returns how many come before the first bad one, and what is wrong with it.
+
+        Frames from the slice's end on are left out; the first of them only moves the position.
+        """
+        good, problem = self._checksums(view, table) if self._check_crc else (len(table), None)
+        modes, firsts, lasts = table[:good, loops.MODE], table[:good, loops.BASE], table[:good, loops.LAST]
+        special = (modes == loops.LOOK) | (lasts < position) | (firsts >= self._end)
+        for i in np.flatnonzero(special).tolist():
+            frame = Frame(*table[i].tolist())
+            if frame.base >= self._end:
+                table[i, [loops.MODE, loops.COUNT, loops.LAST]] = loops.PASS, 0, frame.base - 1
+                return i + 1, None
+            try:
+                table[i, [loops.MODE, loops.COUNT]] = self._decide(view, frame, position)
+            except (CorruptBatch, UnsupportedBatch) as e:
+                return i, e
+        return good, problem
+
+    def _checksums(self, view: memoryview, table: Array) -> tuple[int, BatchProblem | None]:
+        cells = table[:, loops.CHECKED : loops.KIND + 1].tolist()
+        for i, (checked, stop, crc, kind) in enumerate(cells):
+            if kind == loops.BATCH:
+                checksum = crc32c(view[checked:stop])
+            elif kind == loops.WRAPPER:
+                checksum = zlib.crc32(view[checked:stop])
+            else:
+                continue  # plain messages have one each, which the loop checks
+            if checksum != crc:
+                frame = Frame(*table[i].tolist())
+                return i, self._corrupt(frame, f"its checksum is {checksum:#010x}, it says {crc:#010x}")
+        return len(cells), None
+
+    def _decide(self, view: memoryview, f: Frame, position: int) -> tuple[int, int]:
+        """The mode of a frame, and how many records count when it is passed over."""
+        if not is_known_codec(f.codec, in_old=f.kind != loops.BATCH):
+            raise self._place.unsupported(f"codec {f.codec}", f.first, f.last)
+        if f.kind != loops.BATCH:
+            return (loops.PASS, 0) if f.last < position else (loops.EMIT, 0)
+        if not 0 <= f.records <= f.last - f.base + 1:
+            raise self._corrupt(f, REASONS[loops.BAD_COUNT])
+        hidden = self._is_hidden(view, f)
+        if f.last < position or not f.records:
+            return loops.PASS, 0
+        if not hidden:
+            return loops.EMIT, f.records
+        # At the edges of the range, the records themselves must be counted.
+        is_inside = f.base >= position and f.last < self._end
+        return (loops.PASS if is_inside else loops.HIDE), f.records
+
+    def _is_hidden(self, view: memoryview, f: Frame) -> bool:
+        if f.attributes & loops.CONTROL:
+            if self._read_committed and f.producer >= 0 and f.records:
+                self._marker(view, f)
+            return True
+        if not self._read_committed or not f.attributes & loops.TRANSACTIONAL:
+            return False
+        return self._aborted.covers(f.producer, f.last)
+
+    def _marker(self, view: memoryview, f: Frame) -> None:
+        data = view[f.first_byte : f.stop_byte]
+        if f.codec:
+            data = self._decompress(data, f)
+        kind = loops.control_type(np.frombuffer(data, np.uint8), 0, len(data))
+        if kind < 0:
+            raise self._corrupt(f, "a control record that does not parse")
+        if kind in (loops.ABORT, loops.COMMIT):
+            self._aborted.end(f.producer, f.last)
+
+    def _decompress(self, data: memoryview, f: Frame) -> memoryview:
+        out = memoryview(bytearray(_CONTROL_BYTES))
+        try:
+            return out[: decompress(f.codec, data, out)].toreadonly()
+        except (Undecodable, NoRoom) as e:
+            raise self._corrupt(f, f"a control batch that does not decompress: {e}") from None
+
+    def _corrupt(self, f: Frame, reason: str) -> CorruptBatch:
+        return self._place.corrupt(reason, f.first, f.last)
+
 
 # Frames that are checked together: little enough that the processor's caches still hold them when they are decoded.
 _BLOCK = 256

@@ -1,6 +1,10 @@
-"""The memory that batches are decompressed into, several at a time, so that one call of the loop decodes them all.
+"""Decompresses record batches, several into one buffer, so that one call of the loop decodes them all.
 
-Promise: it never grows beyond `max_batch_bytes`, whatever a batch would expand to, and it shrinks again afterwards.
+Formats: gzip; snappy in xerial's framing or raw; LZ4 frames, including those with the wrong header checksum of clients
+before KIP-57; zstd (KIP-110). The checksums inside LZ4 frames are ignored, because the batch's checksum covers them.
+
+Promises: nothing is written beyond the buffer, and damaged data raises `Undecodable` or `NoRoom`, never anything else.
+The buffer stays within `max_batch_bytes`, however far a batch would expand, and shrinks again afterwards.
 """
 
 from __future__ import annotations

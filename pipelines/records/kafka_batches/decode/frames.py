@@ -1,4 +1,9 @@
-"""Reads the headers of a fetch response: its table of frames, and how far it reaches. Decodes nothing."""
+"""Reads the headers of a fetch response, and names errors: the table of frames, and how far the response reaches.
+
+Nothing is decoded here. An error names the topic, the partition, the batch's offsets, the byte and the reason; its
+`start` is the batch's base offset and its `end` one past the last, where the header has them. A CorruptBatch may come
+from the network, so read it again. An UnsupportedBatch does not change.
+"""
 
 from __future__ import annotations
 

@@ -6,8 +6,14 @@
 from numba's cache, as `kafka_batches.decode` does.
 """
 
-from sluice.pipelines.records.kafka_batches.encode.accumulator import CODECS, Accumulator, SealedBatch, split
-from sluice.pipelines.records.kafka_batches.encode.columns import by_key, spread
+from sluice.pipelines.records.kafka_batches.encode.accumulator import (
+    CODECS,
+    Accumulator,
+    SealedBatch,
+    by_key,
+    split,
+    spread,
+)
 from sluice.pipelines.records.rows.row_format import TO_SEND
 
 __all__ = ["CODECS", "TO_SEND", "Accumulator", "SealedBatch", "by_key", "split", "spread"]

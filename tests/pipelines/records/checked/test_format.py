@@ -17,8 +17,7 @@ from sluice.pipelines.contract.expectation import Contract
 from sluice.pipelines.contract.suite import parse_contract
 from sluice.pipelines.model.plans import Slice
 from sluice.pipelines.model.receipts import EXAMPLES, Tally
-from sluice.pipelines.records.rows.landed_columns import REFUSED
-from sluice.pipelines.records.rows.row_format import HEADERS, Formatted
+from sluice.pipelines.records.rows.row_format import HEADERS, REFUSED, Formatted
 from sluice.pipelines.records.shape import Shape
 from sluice.pipelines.schema.schema import Schema, parse_schema
 from tests.examples import examples

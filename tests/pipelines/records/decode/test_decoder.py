@@ -10,7 +10,7 @@ from kafka.record import MemoryRecords
 
 from sluice.pipelines.errors import CorruptBatch, UnsupportedBatch
 from sluice.pipelines.records.kafka_batches.decode import bytes_needed, next_position
-from sluice.pipelines.records.rows.header_keys import former_key_text, key_bytes
+from sluice.pipelines.records.rows.row_format import former_key_text, key_bytes
 from sluice.testing.logs import (
     ABORT,
     COMMIT,

@@ -25,7 +25,7 @@ from sluice.pipelines.records.kafka_batches.encode import (
     spread,
 )
 from sluice.pipelines.records.kafka_batches.encode.accumulator import Numbering
-from sluice.pipelines.records.rows.header_keys import MARK, key_text
+from sluice.pipelines.records.rows.row_format import MARK, key_text
 from tests.examples import examples
 
 Row = dict[str, Any]

@@ -13,7 +13,7 @@ import pytest
 from sluice.pipelines.model.plans import Slice
 from sluice.pipelines.records.json import scan_tables, typer
 from sluice.pipelines.records.json.format import JsonFormat
-from sluice.pipelines.records.rows.landed_columns import REFUSED, landed_schema
+from sluice.pipelines.records.rows.row_format import REFUSED, landed_schema
 from sluice.pipelines.records.shape import Shape
 from sluice.pipelines.schema.schema import Schema, parse_schema
 from sluice.resources.local.events import Mix, orders
