@@ -1,8 +1,8 @@
 """The feed's own Avro schema, which reads records of every writer, and its columns. Light.
 
 docs/formats.md has the table of types. A field that may be null is a union with null; any other is `not null`. A union
-of several types lands as a struct with a member for each, of which one is not null. `merge` writes a referenced schema
-at its first use, so that several schemas become one text.
+of several types lands as a struct with a member for each, of which one is not null. `merge_texts` joins several schemas
+in one text: a referenced schema stands at its first use.
 """
 
 from __future__ import annotations
