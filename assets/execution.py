@@ -32,7 +32,7 @@ from sluice.pipelines.errors import Failed, SluiceError
 from sluice.pipelines.feed.feed import SHARED, Feed
 from sluice.pipelines.feed.sql_report import load_report
 from sluice.pipelines.model.plans import Request, RequestKind
-from sluice.pipelines.model.progress import Reporter
+from sluice.pipelines.model.receipts import Reporter
 from sluice.pipelines.util.units import show_window
 from sluice.resources.project import Project
 from sluice.running import RunResult

@@ -47,10 +47,8 @@ from sluice.pipelines.ledger.tip import Tip
 from sluice.pipelines.maintenance import compaction
 from sluice.pipelines.model.kafka import CommittedOffset, Key, OffsetAtTime, TopicPartition
 from sluice.pipelines.model.plans import Request, RequestKind, Slice
-from sluice.pipelines.model.progress import Progress
-from sluice.pipelines.model.receipts import Owner, PartKind
-from sluice.pipelines.model.stat import Stat
-from sluice.pipelines.ports import Ports
+from sluice.pipelines.model.receipts import Owner, PartKind, Progress
+from sluice.pipelines.ports import Ports, Stat
 from sluice.pipelines.publishing.manifest import write_manifests
 from sluice.pipelines.util.units import DAY, HOUR, many
 from sluice.resources.lake.local_lake import LocalLake

@@ -26,8 +26,7 @@ from sluice.pipelines.contract.suite import parse_contract
 from sluice.pipelines.feed.feed import Feed
 from sluice.pipelines.lake.schemas import KeptSchemas
 from sluice.pipelines.model.plans import Request, RequestKind
-from sluice.pipelines.model.progress import Progress
-from sluice.pipelines.model.receipts import Owner
+from sluice.pipelines.model.receipts import Owner, Progress
 from sluice.pipelines.model.registered_schema import RegisteredSchema
 from sluice.pipelines.records.formats import READERS
 from sluice.pipelines.records.rows.wire_format import WireFormat

@@ -35,8 +35,7 @@ from sluice.pipelines.ledger import Ledger, checkpoint
 from sluice.pipelines.ledger.entries import PlanEntry
 from sluice.pipelines.model.kafka import Isolation
 from sluice.pipelines.model.plans import Plan, Request, RequestKind, Slice, to_json
-from sluice.pipelines.model.progress import Progress
-from sluice.pipelines.model.receipts import Counts, Outcome, Owner, Receipt
+from sluice.pipelines.model.receipts import Counts, Outcome, Owner, Progress, Receipt
 from sluice.pipelines.ports import Ports
 from sluice.pipelines.records.rows.row_format import HEADERS, RawFormat
 from sluice.pipelines.util.units import HOUR

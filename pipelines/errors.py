@@ -311,3 +311,8 @@ class BatchIncomplete(Terminal): ...
 
 class Unknown(SluiceError):
     """Nobody saw the outcome. The only way on is to read back."""
+
+
+def page(name: str) -> str:
+    """The command that opens a page: `page("feeds")` for docs/feeds.md."""
+    return f"sluice docs {name}"

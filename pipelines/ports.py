@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, BinaryIO, Protocol
+from typing import TYPE_CHECKING, Any, BinaryIO, NamedTuple, Protocol
 
 from sluice.pipelines.errors import SluiceError
 from sluice.pipelines.model.consumer_groups import GroupView, ListedGroup
@@ -27,7 +27,6 @@ from sluice.pipelines.model.kafka import (
 from sluice.pipelines.model.plans import Plan, Slice
 from sluice.pipelines.model.receipts import Outcome, Owner, Verdict
 from sluice.pipelines.model.registered_schema import RegisteredSchema
-from sluice.pipelines.model.stat import Stat
 from sluice.pipelines.model.tables import TableChange, TableFile, TableHead
 from sluice.pipelines.model.traffic import TaskTraffic
 from sluice.pipelines.records.rows.value_reader import WriterSchemas
@@ -35,6 +34,14 @@ from sluice.pipelines.records.shape import RAW, Shape
 
 if TYPE_CHECKING:  # it loads compiled loops
     from sluice.pipelines.records.kafka_batches.encode.accumulator import SealedBatch
+
+
+class Stat(NamedTuple):
+    """`tag` is another as soon as the file's bytes are others. It is empty where a store does not tell."""
+
+    path: str
+    size: int
+    tag: str
 
 
 class Groups(Protocol):

@@ -7,12 +7,11 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, ExitStack, closing, contextmanager, nullcontext
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from sluice.pipelines.errors import UsageError
+from sluice.pipelines.errors import UsageError, page
 from sluice.pipelines.feed.feed import Feed
 from sluice.pipelines.feed.kafka_section import KafkaSettings
 from sluice.pipelines.feed.rights import rights_of
 from sluice.pipelines.feed.table_section import QUARANTINE_TABLE, WINDOWS_TABLE
-from sluice.pipelines.model.pages import page
 from sluice.pipelines.model.receipts import PartKind
 from sluice.pipelines.operating.migrate_offsets import Stores
 from sluice.pipelines.ports import Groups, Lake, Ports, Table

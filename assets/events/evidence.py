@@ -24,7 +24,7 @@ from sluice.assets.specs.metadata_tables import Metadata
 from sluice.pipelines.errors import Failed
 from sluice.pipelines.feed.feed import Feed
 from sluice.pipelines.ledger import Batch, State
-from sluice.pipelines.model.progress import Progress, Reporter
+from sluice.pipelines.model.receipts import Progress, Reporter
 from sluice.pipelines.util.units import many, show_window
 
 VERSION = "dagster/data_version"

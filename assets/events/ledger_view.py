@@ -14,7 +14,7 @@ from sluice.assets.specs.asset_specs import Keys
 from sluice.pipelines.contract.expectation import Contract
 from sluice.pipelines.contract.results import ExpectationOutcome, contract_results
 from sluice.pipelines.feed.feed import Feed
-from sluice.pipelines.lake import standing
+from sluice.pipelines.lake import receipt_files
 from sluice.pipelines.ledger import Batch, Ledger, State
 from sluice.pipelines.ledger.entries import PublishEntry
 from sluice.pipelines.model.kafka import Key
@@ -153,7 +153,7 @@ class LedgerView:
 
     def _page(self, batch: int) -> str | None:
         if batch not in self._pages:
-            path = standing.batch_page(self.lake, self.feed.name, batch)
+            path = receipt_files.batch_page(self.lake, self.feed.name, batch)
             self._pages[batch] = None if path is None else self.lake.locate(path)
         return self._pages[batch]
 

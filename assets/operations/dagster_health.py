@@ -20,8 +20,8 @@ from sluice.assets.jobs.report_assets import read_reports
 from sluice.assets.operations.dead_runs import under_way
 from sluice.assets.runs.run_session import pool
 from sluice.assets.specs.feed_files import FeedFiles
+from sluice.pipelines.errors import page
 from sluice.pipelines.model.health import Diagnosis, failed, of_error, ok, skipped, warning
-from sluice.pipelines.model.pages import page
 from sluice.pipelines.util.units import many, show_about
 from sluice.resources.health.run_checks import Check, examine
 from sluice.resources.project import Project

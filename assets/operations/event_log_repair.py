@@ -15,7 +15,7 @@ from sluice.assets.events import evidence
 from sluice.assets.events.evidence import outputs
 from sluice.assets.events.ledger_view import LedgerView
 from sluice.pipelines.model.plans import Request, RequestKind
-from sluice.pipelines.model.progress import Reporter
+from sluice.pipelines.model.receipts import Reporter
 from sluice.pipelines.operating.repairs import RepairFinding, RepairKind, ends
 from sluice.pipelines.publishing.owners import asking
 from sluice.pipelines.util.units import many, parse_window, show_window

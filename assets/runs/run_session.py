@@ -23,7 +23,7 @@ from sluice.assets.specs.feed_files import FeedFiles, read_feeds
 from sluice.pipelines.errors import Retryable, SluiceError, WindowHeld, WindowIncomplete
 from sluice.pipelines.feed.feed import Feed
 from sluice.pipelines.feed.sql_report import Report
-from sluice.pipelines.model.progress import Progress, Reporter
+from sluice.pipelines.model.receipts import Progress, Reporter
 from sluice.pipelines.ports import Lake, Ports
 from sluice.pipelines.util import logs
 from sluice.pipelines.util.units import MINUTE

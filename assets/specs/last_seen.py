@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from sluice.pipelines.model.topic_names import is_topic_name
+from sluice.pipelines.model.kafka import is_topic_name
 from sluice.pipelines.util.units import parse_window, show_window
 from sluice.resources.project import Project
 

@@ -25,7 +25,7 @@ from sluice.pipelines.errors import SluiceError
 from sluice.pipelines.feed.feed import Feed
 from sluice.pipelines.ledger import Ledger
 from sluice.pipelines.model.kafka import TopicPartition
-from sluice.pipelines.model.progress import Progress
+from sluice.pipelines.model.receipts import Progress
 from sluice.pipelines.ports import Ports
 from sluice.pipelines.util.units import parse_window, show_window
 from sluice.running import FeedRun

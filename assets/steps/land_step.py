@@ -40,7 +40,7 @@ from sluice.pipelines.feed.feed import Feed
 from sluice.pipelines.lake import paths
 from sluice.pipelines.ledger import Ledger
 from sluice.pipelines.model.plans import Request, RequestKind
-from sluice.pipelines.model.progress import Progress
+from sluice.pipelines.model.receipts import Progress
 from sluice.pipelines.planning.windows import PendingWindows, earliest
 from sluice.pipelines.ports import Ports
 from sluice.pipelines.status.watch import WatchResult, view, watch

@@ -19,7 +19,7 @@ from sluice.assets.specs.metadata_tables import Metadata, table
 from sluice.pipelines.errors import SluiceError
 from sluice.pipelines.feed.feed import Feed
 from sluice.pipelines.ledger import Ledger
-from sluice.pipelines.model.progress import Progress
+from sluice.pipelines.model.receipts import Progress
 from sluice.pipelines.model.tables import TableHead
 from sluice.pipelines.tables.check import Compared, comparison
 from sluice.pipelines.tables.sync import Synced, sync

@@ -30,7 +30,7 @@ from sluice.pipelines.util import logs
 if TYPE_CHECKING:
     from sluice.assets.specs.feed_files import FeedFiles
     from sluice.pipelines.feed.feed import Feed
-    from sluice.pipelines.model.progress import Progress
+    from sluice.pipelines.model.receipts import Progress
     from sluice.pipelines.operating.migrate_offsets import Stores
     from sluice.pipelines.ports import Groups, Ports, Target
     from sluice.resources.project import Project
@@ -135,7 +135,7 @@ class Session:
     def begin_spark(self, feed: Feed, catching_up: Sequence[Feed] = (), open_ports: OpenPorts | None = None) -> None:
         """Spark starts on this machine while the caller loads Dagster and plans the batch: both take seconds. Where
         feeds only catch up, it starts if one of them may owe something, by edges that `open_ports` opens."""
-        from sluice.pipelines.batch.owing import may_owe
+        from sluice.pipelines.batch.survey import may_owe
         from sluice.resources.spark.engine import begin
 
         def owes(one: Feed) -> bool:

@@ -20,7 +20,7 @@ from sluice.cli.terminal.number_format import count
 from sluice.cli.terminal.output import bad, good, heading, indent, shorten, table, warn
 from sluice.cli.terminal.partition_labels import lives, ranges
 from sluice.pipelines.errors import UsageError
-from sluice.pipelines.model.progress import Progress
+from sluice.pipelines.model.receipts import Progress
 from sluice.pipelines.util.units import many, show_instant
 
 if TYPE_CHECKING:

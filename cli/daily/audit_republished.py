@@ -10,7 +10,7 @@ from rich.console import RenderableType
 from sluice.cli.app.invocation import Session
 from sluice.cli.terminal.number_format import count
 from sluice.cli.terminal.output import bad, facts, good, heading, shorten, table, warn
-from sluice.pipelines.model.progress import Progress
+from sluice.pipelines.model.receipts import Progress
 from sluice.pipelines.util.units import many
 
 if TYPE_CHECKING:

@@ -31,9 +31,8 @@ from sluice.pipelines.contract.results import ExpectationOutcome, contract_resul
 from sluice.pipelines.errors import SluiceError, UsageError, WindowHeld, WindowIncomplete
 from sluice.pipelines.model.kafka import Key
 from sluice.pipelines.model.plans import Request, RequestKind
-from sluice.pipelines.model.progress import Progress, Reporter
 from sluice.pipelines.model.ranges import Range, union
-from sluice.pipelines.model.receipts import Counts, Drift, DriftKind, Met, Receipt, count_files
+from sluice.pipelines.model.receipts import Counts, Drift, DriftKind, Met, Progress, Receipt, Reporter, count_files
 from sluice.pipelines.records.compiled import cache
 from sluice.pipelines.status.broker_traffic import notable
 from sluice.pipelines.util import extras

@@ -17,7 +17,7 @@ from sluice.cli.app.invocation import Session, command
 from sluice.cli.terminal.output import bad, good, heading, safe, warn
 from sluice.pipelines.errors import SetupError, SluiceError, UsageError
 from sluice.pipelines.model.health import Diagnosis, Health, of_error, skipped
-from sluice.pipelines.model.progress import Progress
+from sluice.pipelines.model.receipts import Progress
 from sluice.pipelines.util import extras
 from sluice.pipelines.util.units import many
 

@@ -12,14 +12,14 @@ from sluice.cli.app.invocation import FeedName, Session, command
 from sluice.cli.options import parsing, window_options
 from sluice.cli.options.window_options import OneWindow
 from sluice.pipelines.errors import Failed
-from sluice.pipelines.model.progress import Progress
+from sluice.pipelines.model.receipts import Progress
 from sluice.pipelines.status.window_state import Standing, WindowStanding
 from sluice.pipelines.util.units import show_duration, show_window
 
 if TYPE_CHECKING:
     from sluice.pipelines.feed.feed import Feed
     from sluice.pipelines.ledger import Ledger
-    from sluice.pipelines.model.progress import Reporter
+    from sluice.pipelines.model.receipts import Reporter
     from sluice.pipelines.ports import Ports
 
 POLL = 1.0  # seconds between reads of the lake

@@ -111,7 +111,7 @@ def produce(
     $ sluice produce orders --transactional --aborted 10% --spread 6h --seed 7
     $ sluice produce orders --bootstrap test-kafka.example:9092
     """
-    from sluice.pipelines.model.progress import Progress
+    from sluice.pipelines.model.receipts import Progress
     from sluice.resources.local import events
 
     definition = session.feed(feed)

@@ -14,7 +14,7 @@ from sluice.cli.options.request_options import DryRun
 from sluice.cli.terminal.number_format import size
 from sluice.cli.terminal.output import good, heading
 from sluice.pipelines.errors import UsageError
-from sluice.pipelines.model.progress import Progress
+from sluice.pipelines.model.receipts import Progress
 from sluice.pipelines.util.units import many, parse_duration, show_instant
 
 if TYPE_CHECKING:

@@ -17,7 +17,7 @@ from sluice.cli.options.request_options import DryRun
 from sluice.cli.shared.other_batches import beneath
 from sluice.cli.terminal.output import bad, good, heading, safe, warn
 from sluice.pipelines.errors import UsageError
-from sluice.pipelines.model.progress import Progress
+from sluice.pipelines.model.receipts import Progress
 from sluice.pipelines.util import scratch
 from sluice.pipelines.util.units import many
 
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     import dagster as dg
 
     from sluice.pipelines.feed.feed import Feed
-    from sluice.pipelines.model.progress import Reporter
+    from sluice.pipelines.model.receipts import Reporter
     from sluice.pipelines.operating.repairs import RepairFinding
 
 

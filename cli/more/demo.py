@@ -34,7 +34,7 @@ from sluice.cli.terminal.output import facts, good, table
 from sluice.pipelines.contract.suite import CONTRACT
 from sluice.pipelines.errors import ProofFailed, UsageError
 from sluice.pipelines.model.plans import Request, RequestKind
-from sluice.pipelines.model.progress import Progress
+from sluice.pipelines.model.receipts import Progress
 from sluice.pipelines.util import extras
 from sluice.pipelines.util.units import HOUR, many, show_window
 

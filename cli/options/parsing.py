@@ -1,11 +1,11 @@
-"""What people type, as values: places and ranges (see `pipelines.model.spellings`), windows, durations."""
+"""What people type, as values: places and ranges (see `pipelines.model.plans`), windows, durations."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 
 from sluice.pipelines.errors import UsageError
-from sluice.pipelines.model.spellings import asked_range, partition, record
+from sluice.pipelines.model.plans import asked_range, partition, record
 from sluice.pipelines.util import units
 
 __all__ = ["asked_range", "duration", "partition", "record", "window"]

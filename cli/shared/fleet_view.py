@@ -15,7 +15,7 @@ from rich.text import Text
 from sluice.cli.terminal.number_format import seconds
 from sluice.cli.terminal.output import bad, good, heading, remedy, table, warn
 from sluice.pipelines.errors import FeedError, NotReached, SluiceError, UsageError
-from sluice.pipelines.model.progress import Progress, Reporter
+from sluice.pipelines.model.receipts import Progress, Reporter
 from sluice.pipelines.util.units import many
 
 if TYPE_CHECKING:

@@ -8,8 +8,7 @@ from typing import Any
 from rich.text import Text
 
 from sluice.cli.terminal.output import safe, warn
-from sluice.pipelines.model.progress import Progress, Reporter
-from sluice.pipelines.model.receipts import Fate, Life, Met
+from sluice.pipelines.model.receipts import Fate, Life, Met, Progress, Reporter
 
 
 class MetRecorder:

@@ -25,7 +25,7 @@ from sluice.pipelines.errors import Failed, Refused, SluiceError, UsageError
 from sluice.pipelines.util import logs
 
 if TYPE_CHECKING:
-    from sluice.pipelines.model.progress import Reporter
+    from sluice.pipelines.model.receipts import Reporter
 
 WIDE = 160
 """The width if stdout is not a terminal: tables in a pipe are not cut to the width of a screen."""

@@ -12,7 +12,7 @@ from rich.progress import Progress as Bars
 from sluice.cli.terminal.number_format import count
 
 if TYPE_CHECKING:
-    from sluice.pipelines.model.progress import Progress
+    from sluice.pipelines.model.receipts import Progress
 
 
 class Moving:

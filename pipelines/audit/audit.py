@@ -26,9 +26,8 @@ from sluice.pipelines.ledger.entries import Entry, PublishEntry, parse
 from sluice.pipelines.model.kafka import Key
 from sluice.pipelines.model.ranges import Range, union
 from sluice.pipelines.model.receipts import Counts, Part, PartKind, Receipt
-from sluice.pipelines.model.stat import Stat
-from sluice.pipelines.ports import Lake
-from sluice.pipelines.publishing import kept
+from sluice.pipelines.ports import Lake, Stat
+from sluice.pipelines.publishing import published_files
 from sluice.pipelines.records.rows.row_format import inside, offset_column
 from sluice.pipelines.schema.arrays import int64s
 from sluice.pipelines.util.parallel import each
@@ -165,7 +164,7 @@ def audit(
     if others and not _tiles(state, everything, others):  # only an audit of all rows can report which ones overlap
         return audit(ledger, lake, feed, hashes=hashes, previous=before, at=at)
     strangers = scope.strangers()
-    foreign = kept.foreign(lake, feed).intersection(strangers) if strangers else frozenset()
+    foreign = published_files.foreign(lake, feed).intersection(strangers) if strangers else frozenset()
     problems = [
         *itertools.chain.from_iterable(wrong_sums),
         *_overlaps(state, everything),
@@ -389,7 +388,7 @@ def _strangers(ledger: Ledger, lake: Lake, state: State, others: Sequence[str]) 
     """Yields a problem for each of these visible files."""
     feed = ledger.feed
     replaced = ledger.replaced(others, state)
-    stay = bool(replaced) and kept.has_table(lake, feed)
+    stay = bool(replaced) and published_files.has_table(lake, feed)
     for path in others:
         if path in replaced and stay:
             continue  # older snapshots of the feed's table may name it
@@ -398,7 +397,7 @@ def _strangers(ledger: Ledger, lake: Lake, state: State, others: Sequence[str]) 
                 10, f"{path} does not count any more and is still visible; `sluice repair {feed}` removes it"
             )
         else:
-            foreign = kept.may_be_foreign(path) and kept.has_table(lake, feed)
+            foreign = published_files.may_be_foreign(path) and published_files.has_table(lake, feed)
             mend = f"sluice table sync {feed} --repair, if another writer of the table made it" if foreign else ""
             yield AuditProblem(10, f"{path} is in no publish entry of the ledger", path if mend else "", mend)
 

@@ -26,8 +26,7 @@ from sluice.pipelines.lake import paths
 from sluice.pipelines.ledger import Ledger, State
 from sluice.pipelines.ledger.columns import MOST, inflate
 from sluice.pipelines.model.ranges import union
-from sluice.pipelines.model.stat import Stat
-from sluice.pipelines.ports import Lake
+from sluice.pipelines.ports import Lake, Stat
 
 FORMAT = 1
 BLOCK = 1000

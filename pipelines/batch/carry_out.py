@@ -1,32 +1,39 @@
-"""Carries out one plan: runs its tasks, proves them, checks limits and contract, and publishes."""
+"""Carries out one plan, of this run or of a dead one: runs its tasks, proves them, checks limits and contract, publishes.
+
+Progress of running tasks is read from the lake: a batch's receipts in staging.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Container, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, suppress
+from dataclasses import replace
+from functools import partial
+from threading import Event, Thread
+from time import monotonic
 
-from sluice.pipelines.batch.call import LandingRun
-from sluice.pipelines.batch.result import BatchResult
-from sluice.pipelines.batch.task_progress import report_progress
-from sluice.pipelines.errors import LogTruncated, OffsetsLost
+from sluice.pipelines.batch.result import BatchResult, Call, LandingRun, first_failure
+from sluice.pipelines.errors import BatchRefused, LogTruncated, OffsetsLost, SluiceError
 from sluice.pipelines.feed.feed import Feed
 from sluice.pipelines.feed.sections import OnLoss, PublishPolicy
+from sluice.pipelines.lake import paths, receipt_files
 from sluice.pipelines.landing.proof import prove
 from sluice.pipelines.ledger import Batch, BatchStatus, State
 from sluice.pipelines.ledger.entries import (
     OwnEntry,
 )
-from sluice.pipelines.model.plans import Plan, Request
-from sluice.pipelines.model.progress import Progress
-from sluice.pipelines.model.receipts import Outcome, SliceFailure
+from sluice.pipelines.model.plans import Plan, Request, RequestKind
+from sluice.pipelines.model.receipts import Fate, Outcome, Progress, Reporter, SliceFailure, Verdict
 from sluice.pipelines.model.traffic import TaskTraffic
 from sluice.pipelines.planning import shapes
-from sluice.pipelines.ports import Job
+from sluice.pipelines.ports import Job, Lake, Ports
+from sluice.pipelines.publishing import owners
 from sluice.pipelines.publishing.publish import abandon, check_owner, publish, roll_forward, roll_forward_own
 from sluice.pipelines.quarantine.limit import check_quarantine
 from sluice.pipelines.records.shape import Shape
 from sluice.pipelines.status.broker_traffic import traffic_of
-from sluice.pipelines.validation.decision import check_contract
 from sluice.pipelines.validation.drift import check_drift
+from sluice.pipelines.validation.whole import check_contract
 
 
 def take_over(run: LandingRun, batch: Batch) -> bool:
@@ -97,3 +104,120 @@ def never_possible(feed: Feed, request: Request, failures: Sequence[SliceFailure
     if OffsetsLost.__name__ in errors and (request.replace or feed.policies.on_loss is OnLoss.ACCEPT):
         return "Kafka has deleted the planned records"
     return ""
+
+
+def report_progress(lake: Lake, feed: str, batch: int, plan: Plan, report: Reporter) -> AbstractContextManager[None]:
+    """Report a batch's progress from the receipts in staging until the block ends."""
+    spans = {paths.slice_name(s): s.span for s in plan.slices}
+    names_by_path: dict[str, frozenset[str]] = {}
+
+    total = sum(spans.values())
+
+    def landed() -> Progress:
+        done = sum(spans.get(name, 0) for name in receipt_files.finished(lake, feed, batch, names_by_path))
+        return Progress("land", done, total)
+
+    return reporting(Progress("land", 0, total), landed, report)
+
+
+@contextmanager
+def reporting(first: Progress, read_progress: Callable[[], Progress], report: Reporter) -> Iterator[None]:
+    """Report `first`, then the progress that is read, about once a second until the block ends.
+
+    Reads less often if reading takes long, and again later if the lake does not answer. An error of `report` ends
+    the reports; it is raised at the end of a block without an error of its own.
+    """
+    stop, raised = Event(), list[BaseException]()
+
+    def look() -> None:
+        report(first)
+        pause = 1.0
+        while not stop.wait(pause):
+            began, progress = monotonic(), None
+            with suppress(SluiceError):
+                progress = read_progress()
+            if progress is not None:
+                report(progress)
+            pause = max(1.0, 10 * (monotonic() - began))
+
+    def keep_looking() -> None:
+        try:
+            look()
+        except BaseException as error:  # noqa: BLE001 - reporters end a run by an interrupt, too
+            raised.append(error)
+
+    thread = Thread(target=keep_looking, name="sluice-progress", daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        stop.set()
+        thread.join()
+    if raised:
+        raise raised[0]
+
+
+def fate_of(call: Call, batch: Batch, in_the_way: Container[int] = ()) -> tuple[Fate, str]:
+    """Decide on a batch whose run is dead. Returns its fate and the reason.
+
+    A landing batch is finished by any run that needs its ranges, and by the next catch-up, because Kafka may delete
+    its records. The exception is a batch whose run ended and reported why it is not published: it waits for a person.
+    """
+    if batch.rewrites:
+        return Fate.GIVEN_UP, owners.AS_THEY_WERE
+    if batch.id in in_the_way:
+        return Fate.TAKEN_OVER, ""
+    if call.request.kind is not RequestKind.CATCH_UP or call.request.only:
+        return Fate.LEFT, "this run has another request; a catch-up finishes it"
+    if _was_refused(call.feed.name, call.edges, batch):
+        return Fate.LEFT, "its run ended and reported why it is not published"
+    return Fate.TAKEN_OVER, ""
+
+
+def _was_refused(feed: str, edges: Ports, batch: Batch) -> bool:
+    """Returns whether the run ended by itself and reported why it could not publish the batch."""
+    if edges.liveness.last_beat(batch.owner) is not None:
+        return False
+    return receipt_files.batch_page(edges.lake, feed, batch.id, batch.owner.token) is not None
+
+
+def finish_others(run: LandingRun, shape: Shape) -> list[BatchResult]:
+    """Deal with batches of dead runs that do not conflict. A failure among them does not fail this run."""
+    done: list[BatchResult] = []
+    live = [b for b in run.ledger.read().live() if b.owner.token != run.owner.token]
+    verdicts = owners.judge_batches(run.edges.liveness, live)
+    for batch in (b for b in live if verdicts[b.id].dead):
+        fate, why = fate_of(run, batch)
+        if fate is Fate.GIVEN_UP:
+            owners.give_up(run.ledger, [batch], verdicts, run.report)
+        elif fate is Fate.LEFT:
+            owners.tell(run.report, owners.met(run.feed.name, batch, verdicts[batch.id], fate, why))
+        else:
+            done += _finish(run, shape, batch, verdicts[batch.id])
+    return done
+
+
+def _finish(run: LandingRun, shape: Shape, batch: Batch, verdict: Verdict) -> list[BatchResult]:
+    """Take over a dead run's batch and carry it out; no result if another run was faster."""
+    tell = partial(owners.met, run.feed.name, batch, verdict)
+    if not take_over(run, batch):
+        return []
+    owners.tell(run.report, tell(Fate.TAKEN_OVER))
+    try:
+        result = carry_out(run, shape, batch)
+    except SluiceError as error:
+        owners.tell(run.report, tell(Fate.LEFT, error.message))
+        plan = batch.plan or run.ledger.plan(batch.id)
+        refused = isinstance(error, BatchRefused)
+        return [BatchResult(batch.id, plan, (), (), None, foreign=True, refused=error.message)] if refused else []
+    if result.failures:
+        fate = _BECAME[run.ledger.read().batches[batch.id].status]
+        owners.tell(run.report, tell(fate, first_failure(result.failures)))
+    return [replace(result, foreign=True)]
+
+
+_BECAME = {
+    BatchStatus.PUBLISHED: Fate.TAKEN_OVER,
+    BatchStatus.ABANDONED: Fate.GIVEN_UP,
+    BatchStatus.PLANNED: Fate.LEFT,
+}

@@ -11,15 +11,20 @@ entries stay of bounded size.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field, replace
 from functools import partial
 
-from sluice.pipelines.batch.call import LandingRun
-from sluice.pipelines.batch.carry_out import carry_out, never_possible, take_over
-from sluice.pipelines.batch.dead import finish_others
-from sluice.pipelines.batch.result import BatchResult, Landed, Skip, first_failure, lost_on_the_way, registry_failed
-from sluice.pipelines.batch.rounds import Rounds
+from sluice.pipelines.batch.carry_out import carry_out, finish_others, never_possible, take_over
+from sluice.pipelines.batch.result import (
+    BatchResult,
+    Landed,
+    LandingRun,
+    Skip,
+    first_failure,
+    lost_on_the_way,
+    registry_failed,
+)
 from sluice.pipelines.batch.survey import (
     Survey,
     boundaries_due,
@@ -30,6 +35,7 @@ from sluice.pipelines.batch.survey import (
     open_ledger,
     plan_for,
     receipts_replaced,
+    sizing,
     start_not_used,
     survey,
     with_holders,
@@ -46,12 +52,12 @@ from sluice.pipelines.ledger.entries import (
 )
 from sluice.pipelines.ledger.marks import check_marks, check_owner
 from sluice.pipelines.model.kafka import Key
-from sluice.pipelines.model.plans import Request, Slice
-from sluice.pipelines.model.progress import Progress, Reporter
-from sluice.pipelines.model.ranges import subtract
-from sluice.pipelines.model.receipts import Fate, Owner, Verdict
+from sluice.pipelines.model.plans import Plan, Request, Slice
+from sluice.pipelines.model.ranges import Range, subtract, union
+from sluice.pipelines.model.receipts import Fate, Owner, Progress, Reporter, Verdict
 from sluice.pipelines.planning import origins, shapes, windows
 from sluice.pipelines.planning import plan as planning
+from sluice.pipelines.planning.assignment import Sizing
 from sluice.pipelines.planning.origins import Refusal
 from sluice.pipelines.planning.plan import Owed
 from sluice.pipelines.ports import Ports
@@ -59,6 +65,7 @@ from sluice.pipelines.publishing import lost, owners
 from sluice.pipelines.publishing.manifest import write_manifests
 from sluice.pipelines.publishing.publish import roll_forward
 from sluice.pipelines.records.shape import Shape
+from sluice.pipelines.util.units import many
 
 MAX_ROUNDS = 6
 """How often one call plans again after taking over a dead run's batch or losing records to Kafka's retention."""
@@ -319,3 +326,69 @@ def _pin_plan(
         raise owners.busy(feed.name, ledger.read().batches[batch.id], s, owners.NEW)
     owners.tell(run.report, owners.met(feed.name, batch, verdicts[batch.id], Fate.TAKEN_OVER))
     return batch, verdicts[batch.id], refusals
+
+
+BATCH_SLICES, SLICES_A_CORE = 500, 4
+"""The usual number of slices in a batch: a publish entry of half a megabyte. A batch has more if one window or
+SLICES_A_CORE per core of the engine need them."""
+
+
+@dataclass
+class Rounds:
+    """The progress of one call: the part of the run's limits that its batches used, and slices not to retry."""
+
+    feed: Feed
+    edges: Ports
+    taken: list[Plan] = field(default_factory=list)
+    failed: dict[Key, tuple[Range, ...]] = field(default_factory=dict)
+    total: int = 0
+    """The pending offsets at the first plan."""
+    rest: bool = False
+    """Returns whether the last plan left a rest to the next."""
+    windows: int = 0
+    """The number of pending windows without those of the last plan."""
+
+    @property
+    def sizes(self) -> Sizing:
+        """The sizes of the next plan, within the rest of the run's limits."""
+        sizes = sizing(self.feed, self.edges)
+        return replace(
+            sizes,
+            max_records=sizes.max_records and sizes.max_records - sum(p.span for p in self.taken),
+            max_bytes=sizes.max_bytes and sizes.max_bytes - sum(p.estimated_bytes for p in self.taken),
+            max_slices=max(BATCH_SLICES, SLICES_A_CORE * sizes.parallelism),
+        )
+
+    def untried(self, owed: Iterable[Owed]) -> list[Owed]:
+        """Returns the pending ranges without the slices that failed in this call: none is read twice."""
+        remaining = (replace(o, ranges=self._untried(o.key, o.ranges)) for o in owed)
+        return [o for o in remaining if o.ranges or o.lost]
+
+    def _untried(self, key: Key, ranges: Sequence[Range]) -> tuple[Range, ...]:
+        failed = self.failed.get(key)
+        return tuple(x for r in ranges for x in subtract(r, failed)) if failed else tuple(ranges)
+
+    def planned(self, plan: Plan, owed: Sequence[Owed], sizes: Sizing, windows: int) -> None:
+        """Record the plan of the next batch, cut from `owed` by `sizes`, of `windows` pending windows."""
+        self.taken.append(plan)
+        owes, share = sum(o.span for o in owed), planning.share_within(owed, sizes)
+        self.total = self.total or int(owes * share)
+        self.windows = windows - len({s.window for s in plan.slices} - {None})
+        self.rest = plan.span < (owes if share == 1.0 else int(owes * share) - len(owed))  # limits round down
+
+    def goes_on(self, result: BatchResult) -> bool:
+        """Record the result. Returns whether another batch follows."""
+        for f in result.failures:
+            self.failed[f.slice.key] = union((*self.failed.get(f.slice.key, ()), f.slice.range))
+        return self.rest and result.number is not None and not registry_failed(result)
+
+    @property
+    def note(self) -> str:
+        return f"batch {len(self.taken) + 1}, {many(self.windows, 'window')} to go" if self.taken else ""
+
+    def telling(self, report: Reporter) -> Reporter:
+        """Returns a reporter of the progress of all batches, if there are several."""
+        before = sum(p.span for p in self.taken[:-1])
+        if not before and not self.rest:
+            return report
+        return lambda p: report(replace(p, done=before + p.done, total=max(self.total, p.total)) if p.total else p)

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from sluice.pipelines.batch.call import Call
-from sluice.pipelines.batch.dead import fate_of
+from sluice.pipelines.batch.carry_out import fate_of
+from sluice.pipelines.batch.result import Call
 from sluice.pipelines.batch.survey import (
     Survey,
     before,

@@ -1,4 +1,4 @@
-"""The results of a run, batch by batch, and the error for everything that it could not land."""
+"""One call of `land` or `preview`: its context, its results batch by batch, and the error for all that it could not land."""
 
 from __future__ import annotations
 
@@ -17,17 +17,37 @@ from sluice.pipelines.errors import (
 )
 from sluice.pipelines.feed.feed import Feed
 from sluice.pipelines.feed.sections import OnLoss
+from sluice.pipelines.ledger import Ledger
 from sluice.pipelines.ledger.entries import (
     KeyRange,
 )
 from sluice.pipelines.model.kafka import Key
-from sluice.pipelines.model.plans import Plan
-from sluice.pipelines.model.receipts import Counts, Receipt, SliceFailure
+from sluice.pipelines.model.plans import Plan, Request
+from sluice.pipelines.model.receipts import Counts, Owner, Receipt, Reporter, SliceFailure
 from sluice.pipelines.model.traffic import NO_TRAFFIC, Traffic
 from sluice.pipelines.planning import origins
 from sluice.pipelines.planning.held_back import HeldBack
 from sluice.pipelines.planning.origins import Refusal
 from sluice.pipelines.planning.windows import PendingWindows
+from sluice.pipelines.ports import Ports
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """A request for a feed, with the ports and the ledger."""
+
+    feed: Feed
+    edges: Ports
+    ledger: Ledger
+    request: Request
+
+
+@dataclass(frozen=True, slots=True)
+class LandingRun(Call):
+    """A call that writes: `owner` signs its entries, `report` hears of its progress."""
+
+    owner: Owner
+    report: Reporter
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,7 @@
-"""The inputs of a plan from Kafka and the ledger: partitions, committed offsets, origins, changed logs."""
+"""The inputs of a plan from Kafka and the ledger: partitions, committed offsets, origins, changed logs.
+
+`may_owe` is a quick check whether a catch-up would read anything, before slow components start.
+"""
 
 from __future__ import annotations
 
@@ -6,8 +9,8 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 
-from sluice.pipelines.batch.call import Call
-from sluice.pipelines.errors import KafkaUnavailable, UnknownTopic, UsageError, WindowHeld
+from sluice.pipelines.batch.result import Call
+from sluice.pipelines.errors import KafkaUnavailable, SluiceError, UnknownTopic, UsageError, WindowHeld
 from sluice.pipelines.feed.feed import Feed
 from sluice.pipelines.feed.sections import CommitMode, Layout, OnLoss, StartKind
 from sluice.pipelines.feed.topic_selection import match
@@ -24,7 +27,7 @@ from sluice.pipelines.planning import held_back, origins, windows
 from sluice.pipelines.planning import plan as planning
 from sluice.pipelines.planning.assignment import Before, Sizing, tasks_before
 from sluice.pipelines.planning.held_back import HeldBack
-from sluice.pipelines.planning.origins import Refusal
+from sluice.pipelines.planning.origins import Refusal, key_of
 from sluice.pipelines.planning.plan import Owed
 from sluice.pipelines.ports import Cluster, Ports
 from sluice.pipelines.publishing.manifest import receipts_meeting, with_sharers
@@ -225,3 +228,19 @@ def held_of(call: Call, snapshot: Survey) -> tuple[HeldBack, ...]:
         now = edges.cluster.partitions({tp.topic for tp in tps}, feed.isolation) if tps else ()
         return held_back.look(feed, edges.cluster, [p for p in now if p.tp in tps], edges.clock())
     return ()
+
+
+def may_owe(feed: Feed, edges: Ports) -> bool:
+    """False if a catch-up of the feed would find nothing to land, or fails before it reads. Nothing is changed.
+
+    It only helps: a run that turns out to need an engine starts it by itself.
+    """
+    try:
+        state = Ledger(edges.lake, feed.name, edges.clock).read()
+        if state.live():
+            return True
+        partitions = edges.cluster.partitions(topics_read(feed, edges.cluster), feed.isolation)
+    except SluiceError:
+        return False
+    keyed = {key_of(state, p): p for p in partitions}
+    return any(k not in state.origins or state.frontier(k) < p.stable_end for k, p in keyed.items())

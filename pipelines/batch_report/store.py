@@ -16,7 +16,7 @@ from sluice.pipelines.batch_report.report_page import Page, html
 from sluice.pipelines.contract import catalogue
 from sluice.pipelines.errors import BatchRefused
 from sluice.pipelines.feed.sections import Policies
-from sluice.pipelines.lake import paths, standing
+from sluice.pipelines.lake import paths, receipt_files
 from sluice.pipelines.ledger import Ledger
 from sluice.pipelines.model.receipts import PartKind, SliceFailure
 from sluice.pipelines.ports import Lake
@@ -65,7 +65,7 @@ def path_of(a: BatchAccount) -> str:
 
 def standing_report(a: BatchAccount, lake: Lake) -> str | None:
     """Returns the lake path of an existing report; None if there is none."""
-    return standing.batch_page(lake, a.feed, a.batch.id, _attempt(a))
+    return receipt_files.batch_page(lake, a.feed, a.batch.id, _attempt(a))
 
 
 def _attempt(a: BatchAccount) -> str:

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable
 from pathlib import Path
 
+from sluice.pipelines.errors import page
 from sluice.pipelines.feed.feed import Feed
 from sluice.pipelines.feed.sections import UNKNOWN_KAFKA
 from sluice.pipelines.feed.yaml_file import FileProblem
-from sluice.pipelines.model.pages import page
 
 
 def clashes(feed: Feed, others: Iterable[tuple[Path, Feed]]) -> tuple[FileProblem, ...]:

@@ -10,7 +10,7 @@ import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
-from sluice.pipelines.model.pages import page
+from sluice.pipelines.errors import page
 from sluice.pipelines.schema.inference import GuessedField, Sampled
 from sluice.pipelines.util.units import DAY, HOUR, show_instant
 

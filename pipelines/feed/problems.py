@@ -9,10 +9,9 @@ from typing import Any, NoReturn, get_args
 from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
-from sluice.pipelines.errors import FeedError
+from sluice.pipelines.errors import FeedError, page
 from sluice.pipelines.feed.kafka_section import KAFKA_OWNED
 from sluice.pipelines.feed.yaml_file import FileProblem
-from sluice.pipelines.model.pages import page
 from sluice.pipelines.schema.schema import SchemaError
 from sluice.pipelines.util.units import safe_text
 

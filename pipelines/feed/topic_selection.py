@@ -15,7 +15,7 @@ import pyarrow.compute as pc
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, StringConstraints, model_validator
 
 from sluice.pipelines.errors import UnknownTopic
-from sluice.pipelines.model.topic_names import is_topic_name
+from sluice.pipelines.model.kafka import is_topic_name
 
 MAX_PATTERN = 500
 

@@ -15,9 +15,9 @@ import pyarrow.parquet as pq
 
 from sluice.pipelines.errors import PartUnreadable
 from sluice.pipelines.lake import paths
+from sluice.pipelines.model.kafka import decode_topic
 from sluice.pipelines.model.plans import Slice
 from sluice.pipelines.model.receipts import Part
-from sluice.pipelines.model.topic_names import decode_topic
 from sluice.pipelines.ports import Lake
 
 DAMAGE = (OSError, pa.ArrowException, ValueError, LookupError, TypeError, MemoryError)

@@ -37,7 +37,7 @@ batch. `<folder>` is `kafka_window_date=…/kafka_window_hour=…`, or `date=…
 these. The same plan gives the same names.
 
 Folders with a file for each window or batch have a level: the month in which the window begins, or `<batch> // 1000`.
-Files from before this level stay where they are (`lake/standing.py`).
+Files from before this level stay where they are (`lake/receipt_files.py`).
 """
 
 from __future__ import annotations
@@ -46,9 +46,9 @@ import re
 from datetime import UTC, datetime, timedelta
 from typing import Final, Literal, NamedTuple
 
+from sluice.pipelines.model.kafka import encode_topic
 from sluice.pipelines.model.plans import Slice
 from sluice.pipelines.model.receipts import PartKind
-from sluice.pipelines.model.topic_names import encode_topic
 from sluice.pipelines.util.units import DAY, HOUR, parse_duration, parse_window, show_duration
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)

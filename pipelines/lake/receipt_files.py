@@ -1,4 +1,4 @@
-"""The files of receipts in staging.
+"""The files of receipts in staging, and files whose folder got a level by time in a newer Sluice.
 
 A receipt has a file of its own. Receipts of slices that share files are in one file, because they count together or not
 at all: readers get all of them or none, and many small slices leave few files.
@@ -66,3 +66,18 @@ def _names(path: str, lake: Lake) -> Iterable[str]:
     if paths.holds_several(path):
         return (paths.slice_name(r.slice) for r in read(path, lake))
     return filter(None, (paths.receipt_slice(path),))
+
+
+def manifest(lake: Lake, feed: str, window: int, length: int) -> str | None:
+    """Where the manifest of the window stands; None where there is none."""
+    return _first(lake, (path_of(feed, window, length) for path_of in (paths.window_path, paths.former_window_path)))
+
+
+def batch_page(lake: Lake, feed: str, batch: int, attempt: str = "") -> str | None:
+    """Where the report of a batch, or of an attempt that was not published, stands; None where there is none."""
+    path_functions = (paths.batch_page_path, paths.former_batch_page_path)
+    return _first(lake, (path_of(feed, batch, attempt) for path_of in path_functions))
+
+
+def _first(lake: Lake, candidates: Iterable[str]) -> str | None:
+    return next((path for path in candidates if lake.size(path) is not None), None)

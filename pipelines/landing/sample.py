@@ -22,9 +22,8 @@ from sluice.pipelines.landing.task import Assignment, Tools, run_task
 from sluice.pipelines.ledger import State
 from sluice.pipelines.model.kafka import FetchLimits, PartitionState, TopicPartition
 from sluice.pipelines.model.plans import Slice, Task
-from sluice.pipelines.model.progress import Progress, Reporter
 from sluice.pipelines.model.ranges import Range
-from sluice.pipelines.model.receipts import Part, PartKind, Receipt, SliceFailure
+from sluice.pipelines.model.receipts import Part, PartKind, Progress, Receipt, Reporter, SliceFailure
 from sluice.pipelines.model.traffic import TaskTraffic
 from sluice.pipelines.planning.windows import range_between
 from sluice.pipelines.ports import Cluster, Fetched, Fetcher, FetchFailed, Lake

@@ -22,12 +22,20 @@ from pydantic import TypeAdapter
 
 from sluice.pipelines.lake.paths import FORMER_PREFIX, PREFIX, FolderPrefix
 from sluice.pipelines.ledger.batches import COLUMNS, Batch, Batches, Past
-from sluice.pipelines.ledger.columns import MOST, NONE, cut, inflate, packed, unpack, unpacked
+from sluice.pipelines.ledger.columns import (
+    MOST,
+    NONE,
+    Pins,
+    Published,
+    Superseded,
+    cut,
+    inflate,
+    packed,
+    unpack,
+    unpacked,
+)
 from sluice.pipelines.ledger.entries import OriginItem
 from sluice.pipelines.ledger.fold import NO_PINS, State
-from sluice.pipelines.ledger.pins import Pins
-from sluice.pipelines.ledger.published import Published
-from sluice.pipelines.ledger.superseded import Superseded
 from sluice.pipelines.model.kafka import Key
 from sluice.pipelines.model.plans import Request
 from sluice.pipelines.model.ranges import Range

@@ -17,6 +17,7 @@ from pydantic import BaseModel
 
 from sluice.pipelines.lake.paths import FORMER_PREFIX, PREFIX, FolderPrefix
 from sluice.pipelines.ledger.batches import Batch, Batches, BatchStatus
+from sluice.pipelines.ledger.columns import NOTHING_SUPERSEDED, Pins, Published, Superseded
 from sluice.pipelines.ledger.entries import (
     AbandonEntry,
     AcceptEntry,
@@ -37,9 +38,6 @@ from sluice.pipelines.ledger.entries import (
     SkipEntry,
     TakeEntry,
 )
-from sluice.pipelines.ledger.pins import Pins
-from sluice.pipelines.ledger.published import Published
-from sluice.pipelines.ledger.superseded import NOTHING_SUPERSEDED, Superseded
 from sluice.pipelines.model.kafka import Key, TopicPartition
 from sluice.pipelines.model.plans import Slice
 from sluice.pipelines.model.ranges import Range, contiguous_end, subtract, union

@@ -27,11 +27,10 @@ from sluice.pipelines.ledger.fold import State, number_after
 from sluice.pipelines.ledger.neighbours import feed_of_ledger
 from sluice.pipelines.ledger.segments import Segment
 from sluice.pipelines.ledger.tip import Tip, Trace, beyond, entries_lost
+from sluice.pipelines.model.kafka import encode_topic
 from sluice.pipelines.model.plans import Plan
 from sluice.pipelines.model.ranges import Range
-from sluice.pipelines.model.stat import Stat
-from sluice.pipelines.model.topic_names import encode_topic
-from sluice.pipelines.ports import Clock, Lake
+from sluice.pipelines.ports import Clock, Lake, Stat
 from sluice.pipelines.util.parallel import AT_ONCE, each
 
 CHECKPOINT_EVERY = 20

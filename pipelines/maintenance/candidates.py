@@ -17,8 +17,7 @@ from sluice.pipelines.maintenance.fixers import Mender
 from sluice.pipelines.maintenance.sorter import Sorter
 from sluice.pipelines.maintenance.trial import Trial
 from sluice.pipelines.model.plans import Slice
-from sluice.pipelines.model.progress import Progress, Reporter
-from sluice.pipelines.model.receipts import Part, PartKind, Receipt, sharing
+from sluice.pipelines.model.receipts import Part, PartKind, Progress, Receipt, Reporter, sharing
 from sluice.pipelines.planning.shapes import effective_shape
 from sluice.pipelines.ports import Lake, Ports
 from sluice.pipelines.publishing import manifest

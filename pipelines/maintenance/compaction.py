@@ -27,8 +27,7 @@ from sluice.pipelines.ledger.fold import NO_PINS
 from sluice.pipelines.maintenance.merging import MERGE_BYTES, Merge, Merger
 from sluice.pipelines.maintenance.rewrite import RewriteMethod, Rewriting, company, give_up_dead, is_free, rewriting
 from sluice.pipelines.model.plans import Request, RequestKind
-from sluice.pipelines.model.progress import Progress, Reporter
-from sluice.pipelines.model.receipts import Met, Owner, Receipt
+from sluice.pipelines.model.receipts import Met, Owner, Progress, Receipt, Reporter
 from sluice.pipelines.planning import windows
 from sluice.pipelines.ports import Lake, Ports
 from sluice.pipelines.publishing import manifest, owners

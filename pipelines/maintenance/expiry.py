@@ -20,12 +20,11 @@ from sluice.pipelines.ledger.entries import KeyRange, RetireEntry
 from sluice.pipelines.ledger.fold import NO_PINS
 from sluice.pipelines.maintenance.rewrite import give_up_dead
 from sluice.pipelines.model.kafka import Key
-from sluice.pipelines.model.progress import Reporter
 from sluice.pipelines.model.ranges import Range, union
-from sluice.pipelines.model.receipts import Receipt, sharing
+from sluice.pipelines.model.receipts import Receipt, Reporter, sharing
 from sluice.pipelines.planning import windows
 from sluice.pipelines.ports import Lake, Liveness
-from sluice.pipelines.publishing import kept, manifest, owners
+from sluice.pipelines.publishing import manifest, owners, published_files
 from sluice.pipelines.publishing.publish import roll_forward
 from sluice.pipelines.util.units import show_window
 
@@ -121,7 +120,7 @@ def remove_retired(ledger: Ledger, lake: Lake) -> Removed:
     state = ledger.read()
     visible = (p for root in paths.visible_roots(feed) for p in lake.list(root))
     parts = sorted(ledger.replaced(visible, state))
-    removed = kept.remove(lake, feed, parts)
+    removed = published_files.remove(lake, feed, parts)
     stay = () if removed else tuple(parts)
     manifests, pages = manifest.withdraw(state, lake, feed), tuple(_pages(state, lake, feed))
     for path in pages:

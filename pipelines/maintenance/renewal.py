@@ -14,8 +14,7 @@ from sluice.pipelines.ledger import Ledger, State
 from sluice.pipelines.maintenance.compaction import REQUEST, Compacted, threads
 from sluice.pipelines.maintenance.merging import Merge, Merger
 from sluice.pipelines.maintenance.rewrite import RewriteMethod, Rewriting, company, give_up_dead
-from sluice.pipelines.model.progress import Progress, Reporter
-from sluice.pipelines.model.receipts import Owner
+from sluice.pipelines.model.receipts import Owner, Progress, Reporter
 from sluice.pipelines.ports import Lake, Ports
 from sluice.pipelines.publishing import manifest
 from sluice.pipelines.publishing.publish import roll_forward

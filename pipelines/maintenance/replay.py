@@ -35,9 +35,20 @@ from sluice.pipelines.maintenance.rewrite import RewriteMethod, Rewriting, are_f
 from sluice.pipelines.maintenance.sorter import NO_OFFSETS, Sorted, Sorter, with_offsets
 from sluice.pipelines.maintenance.trial import Trial, total
 from sluice.pipelines.model.plans import Request, RequestKind
-from sluice.pipelines.model.progress import Progress, Reporter
 from sluice.pipelines.model.ranges import Range, union
-from sluice.pipelines.model.receipts import Counts, Drift, DriftKind, Met, Owner, Part, PartKind, Receipt, sharing
+from sluice.pipelines.model.receipts import (
+    Counts,
+    Drift,
+    DriftKind,
+    Met,
+    Owner,
+    Part,
+    PartKind,
+    Progress,
+    Receipt,
+    Reporter,
+    sharing,
+)
 from sluice.pipelines.planning.shapes import check_one_table, declare, effective_shape
 from sluice.pipelines.ports import Lake, Ports
 from sluice.pipelines.publishing import owners

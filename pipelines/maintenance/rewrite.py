@@ -19,12 +19,11 @@ from sluice.pipelines.errors import PlanBusy, ProofFailed, SluiceError
 from sluice.pipelines.feed.feed import Feed
 from sluice.pipelines.landing.proof import prove
 from sluice.pipelines.ledger import Batch, BatchStatus, Ledger, State
+from sluice.pipelines.ledger.columns import NOTHING_SUPERSEDED
 from sluice.pipelines.ledger.entries import PlanEntry
-from sluice.pipelines.ledger.superseded import NOTHING_SUPERSEDED
 from sluice.pipelines.maintenance.merging import RewriteContext
 from sluice.pipelines.model.plans import Plan, Request, RequestKind, Slice, Task
-from sluice.pipelines.model.progress import Progress, Reporter
-from sluice.pipelines.model.receipts import Met, Owner, Part, Receipt, Verdict, sharing
+from sluice.pipelines.model.receipts import Met, Owner, Part, Progress, Receipt, Reporter, Verdict, sharing
 from sluice.pipelines.ports import Liveness, Ports
 from sluice.pipelines.publishing import owners
 from sluice.pipelines.publishing.publish import abandon, check_owner, publish, roll_forward

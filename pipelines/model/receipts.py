@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Protocol, TypeVar
@@ -307,3 +307,21 @@ _STANDS = {
     Life.DEAD: "is unfinished, and {} is dead",
     Life.UNKNOWN: "may be at work: whether {} lives is not known yet",
 }
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """How far a batch is.
+
+    `stage` is the stage's name; `done` of `total` offsets are done where the stage counts them. `met` is another run's
+    batch that was just taken over, given up or left; the last report about a batch holds.
+    """
+
+    stage: str
+    done: int = 0
+    total: int = 0
+    note: str = ""
+    met: Met | None = None
+
+
+Reporter = Callable[[Progress], None]

@@ -56,10 +56,17 @@ from sluice.pipelines.ledger.entries import (
 )
 from sluice.pipelines.ledger.marks import Foreign, Mark, check_marks, check_owner, foreign_marks, traces
 from sluice.pipelines.ledger.tip import Tip, Trace
-from sluice.pipelines.model.kafka import CommittedOffset, FetchLimits, Isolation, Key, PartitionState, TopicPartition
+from sluice.pipelines.model.kafka import (
+    CommittedOffset,
+    FetchLimits,
+    Isolation,
+    Key,
+    PartitionState,
+    TopicPartition,
+    encode_topic,
+)
 from sluice.pipelines.model.plans import AskedRange, Request, RequestKind, Slice
 from sluice.pipelines.model.ranges import Range, intersect, subtract, union
-from sluice.pipelines.model.topic_names import encode_topic
 from sluice.pipelines.planning import origins
 from sluice.pipelines.planning import plan as planning
 from sluice.pipelines.ports import Fetcher, FetchFailed, Lake, Ports

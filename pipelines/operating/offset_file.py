@@ -8,8 +8,7 @@ import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
 
 from sluice.pipelines.errors import UsageError
-from sluice.pipelines.model.kafka import TopicPartition
-from sluice.pipelines.model.topic_names import is_topic_name
+from sluice.pipelines.model.kafka import TopicPartition, is_topic_name
 
 FILE_BYTES = 16 << 20
 """The largest file of offsets that is read; it holds some 300,000 partitions."""

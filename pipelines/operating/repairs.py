@@ -23,9 +23,8 @@ from sluice.pipelines.ledger import Batch, BatchStatus, Ledger, State
 from sluice.pipelines.maintenance.expiry import remove_retired
 from sluice.pipelines.model.plans import AskedRange, Request, RequestKind
 from sluice.pipelines.model.receipts import Met, Owner, Part, Receipt, Verdict
-from sluice.pipelines.model.stat import Stat
-from sluice.pipelines.ports import Lake, Liveness
-from sluice.pipelines.publishing import kept, lost, owners
+from sluice.pipelines.ports import Lake, Liveness, Stat
+from sluice.pipelines.publishing import lost, owners, published_files
 from sluice.pipelines.publishing.manifest import write_manifests
 from sluice.pipelines.publishing.publish import abandon, roll_forward
 from sluice.pipelines.util.units import many, show_window
@@ -200,7 +199,9 @@ def _strangers(target: RepairTarget) -> Iterator[RepairFinding]:
     receipts = live_receipts(target.ledger, state)
     parts = list({p.path: p for r in receipts for p in r.parts}.values())
     unknown = visible - {p.path for p in parts}
-    nobodys = tuple(sorted(unknown - target.ledger.replaced(unknown, state) - kept.foreign(target.lake, target.feed)))
+    nobodys = tuple(
+        sorted(unknown - target.ledger.replaced(unknown, state) - published_files.foreign(target.lake, target.feed))
+    )
     if nobodys:
         text = f"{many(len(nobodys), 'file')} of which the ledger knows nothing: {ends(nobodys)}"
         remedy = "who reads the folder counts their rows: see where they come from, and move them away by hand"

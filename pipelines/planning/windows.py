@@ -18,9 +18,9 @@ from typing import NamedTuple
 from sluice.pipelines.errors import UsageError, WindowPending
 from sluice.pipelines.feed.sections import WindowSettings
 from sluice.pipelines.ledger import State
+from sluice.pipelines.ledger.columns import Pins
 from sluice.pipelines.ledger.entries import Boundaries, BoundaryEntry, OriginItem
 from sluice.pipelines.ledger.fold import NO_PINS
-from sluice.pipelines.ledger.pins import Pins
 from sluice.pipelines.model.kafka import Key, OffsetAtTime, PartitionState
 from sluice.pipelines.model.plans import Request
 from sluice.pipelines.model.ranges import Range, covers, cut

@@ -17,11 +17,11 @@ from typing import Any, NamedTuple
 
 from sluice.pipelines.errors import SluiceError, WindowIncomplete, WindowRetired
 from sluice.pipelines.feed.sections import WindowSettings
-from sluice.pipelines.lake import paths, standing
+from sluice.pipelines.lake import paths, receipt_files
 from sluice.pipelines.ledger import Ledger, State
+from sluice.pipelines.ledger.columns import NOTHING_SUPERSEDED
 from sluice.pipelines.ledger.entries import PublishEntry, RetireEntry
 from sluice.pipelines.ledger.fold import by_key
-from sluice.pipelines.ledger.superseded import NOTHING_SUPERSEDED
 from sluice.pipelines.model.kafka import Key
 from sluice.pipelines.model.plans import Slice
 from sluice.pipelines.model.ranges import Range
@@ -171,7 +171,7 @@ class _Boundaries:
 
 def stands(lake: Lake, feed: str, window: int, settings: WindowSettings) -> bool:
     """Returns whether the window was declared complete."""
-    return standing.manifest(lake, feed, window, settings.length) is not None
+    return receipt_files.manifest(lake, feed, window, settings.length) is not None
 
 
 def withdraw(state: State, lake: Lake, feed: str) -> tuple[str, ...]:

@@ -14,8 +14,7 @@ from sluice.pipelines.errors import PlanBusy
 from sluice.pipelines.lake import paths, receipt_files
 from sluice.pipelines.ledger import Batch, Ledger
 from sluice.pipelines.model.plans import Request, RequestKind, Slice
-from sluice.pipelines.model.progress import Progress, Reporter
-from sluice.pipelines.model.receipts import Fate, Life, Met, Owner, Verdict
+from sluice.pipelines.model.receipts import Fate, Life, Met, Owner, Progress, Reporter, Verdict
 from sluice.pipelines.ports import Lake, Liveness
 from sluice.pipelines.publishing.publish import abandon
 from sluice.pipelines.util.units import show_window

@@ -18,7 +18,7 @@ from sluice.pipelines.ledger.entries import FORMAT, SHARED_FORMAT, AbandonEntry,
 from sluice.pipelines.model.receipts import Owner, Part, Receipt, SliceFailure
 from sluice.pipelines.model.traffic import NO_TRAFFIC, Traffic
 from sluice.pipelines.ports import Lake
-from sluice.pipelines.publishing import kept, lost
+from sluice.pipelines.publishing import lost, published_files
 from sluice.pipelines.util.parallel import each
 
 
@@ -129,11 +129,13 @@ def _agree(ledger: Ledger, lake: Lake, feed: str, state: State, staged: dict[int
     each(lake.remove, [p.staged for p in parts if p.path in not_live])
     replaced = [path for b in published for path in _replaced_paths(ledger, b)]
     hidden = [path for path, size in zip(replaced, each(lake.size, replaced), strict=True) if size is not None]
-    hidden = kept.remove(lake, feed, hidden)
+    hidden = published_files.remove(lake, feed, hidden)
     live = [p for p in parts if p.path not in not_live]
     new_paths = [p.path for p, ours in zip(live, each(lambda p: _show(lake, p), live), strict=True) if ours]
     late = ledger.replaced(new_paths) if new_paths else frozenset()
-    kept.remove(lake, feed, sorted(late))  # copying takes time: a run that hid it meanwhile could not see it yet
+    published_files.remove(
+        lake, feed, sorted(late)
+    )  # copying takes time: a run that hid it meanwhile could not see it yet
     new_paths = [p for p in new_paths if p not in late]
     done = [b for b in sorted(staged) if _status(state, b) in (BatchStatus.PUBLISHED, BatchStatus.ABANDONED)]
     each(lake.remove, [path for b in done for path in staged[b]])

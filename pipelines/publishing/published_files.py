@@ -1,17 +1,24 @@
-"""Which files to read for a window: answered by the ledger, never by listing folders.
+"""Lists the files of windows from the ledger, never from folders, and the files that snapshots of a table retain.
 
-Guarantee: the files of a window are all of it, visible, and hold each record once. A window that is not complete, or of
-which a part is still being made visible, raises WindowIncomplete, unless the caller asks for what is there.
+Guarantee: the files of a window are complete, visible, and hold each record once. A window that is not complete, or
+whose files are not all visible, raises WindowIncomplete, unless the caller requests the visible files.
+
+A note next to the ledger marks a feed with a table. It is written before the table names the first file, and while it
+exists, only the table's publisher removes published files, after the snapshots that name them have expired. So readers
+of older snapshots find all their files. Readers of the plain folder, instead of the table or `sluice files`, may read
+rows twice until then.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+import json
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from heapq import heappop, heappush
 
 from sluice.pipelines.errors import WindowIncomplete
 from sluice.pipelines.feed.sections import WindowSettings
+from sluice.pipelines.lake import paths
 from sluice.pipelines.ledger import Ledger
 from sluice.pipelines.model.plans import Slice
 from sluice.pipelines.model.receipts import Part, PartKind
@@ -19,6 +26,7 @@ from sluice.pipelines.planning.windows import check_begun
 from sluice.pipelines.ports import Lake
 from sluice.pipelines.publishing import manifest
 from sluice.pipelines.publishing.manifest import WindowFiles
+from sluice.pipelines.util.parallel import each
 from sluice.pipelines.util.units import show_window
 
 
@@ -126,3 +134,48 @@ def _placed_parts(found: Sequence[WindowFiles], kind: PartKind) -> Iterator[tupl
 def _file(lake: Lake, window: int, s: Slice, p: Part) -> File:
     at, first = lake.locate(p.path), p.shared.first if p.shared else 0
     return File(window, p.kind, at, p.path, s.topic, s.partition, s.start, s.end, p.rows, p.bytes, p.sha256, first)
+
+
+def remove(lake: Lake, feed: str, some: Sequence[str]) -> list[str]:
+    """Remove visible parts that do not count, unless a table may name them. Returns those that were removed."""
+    if not some or has_table(lake, feed):
+        return []
+    each(lake.remove, some)
+    return list(some)
+
+
+def has_table(lake: Lake, feed: str) -> bool:
+    """Returns whether a table names files of the feed, or did once."""
+    return lake.size(paths.table_note_path(feed)) is not None
+
+
+def note(lake: Lake, feed: str, table: str, removing: Iterable[str] = (), foreign: Iterable[str] | None = None) -> None:
+    """Note that the table names files of the feed, and which of them its publisher is about to remove; then the files
+    of other writers that its snapshots name. Without `foreign`, those noted before stay."""
+    others = _noted(lake, feed, "foreign") if foreign is None else foreign
+    noted = {"table": table, "removing": sorted(removing), "foreign": sorted(others)}
+    lake.put(paths.table_note_path(feed), json.dumps(noted).encode())
+
+
+def removing(lake: Lake, feed: str) -> tuple[str, ...]:
+    """The lake paths that a publisher was about to remove, and perhaps did not."""
+    return _noted(lake, feed, "removing")
+
+
+def foreign(lake: Lake, feed: str) -> frozenset[str]:
+    """Returns the lake paths of other writers' files that snapshots of the feed's table name."""
+    return frozenset(path for path in _noted(lake, feed, "foreign") if may_be_foreign(path))
+
+
+def may_be_foreign(path: str) -> bool:
+    """Returns whether no part of a feed is ever called so: the file may go although the ledger does not know it."""
+    return paths.parse_part(path) is None and not paths.is_table_log(path)
+
+
+def _noted(lake: Lake, feed: str, name: str) -> tuple[str, ...]:
+    try:
+        noted = json.loads(lake.get(paths.table_note_path(feed)) or b"{}")
+    except ValueError:
+        return ()
+    listed = noted.get(name, ()) if isinstance(noted, dict) else ()
+    return tuple(path for path in listed if isinstance(path, str) and path.startswith(paths.visible_roots(feed)))

@@ -19,8 +19,8 @@ from sluice.pipelines.planning.shapes import effective_shape
 from sluice.pipelines.ports import Lake
 from sluice.pipelines.quarantine.limit import check_quarantine
 from sluice.pipelines.util.parallel import each
-from sluice.pipelines.validation.decision import check_contract
 from sluice.pipelines.validation.drift import check_drift
+from sluice.pipelines.validation.whole import check_contract
 
 
 def receipts_in_staging(lake: Lake, plan: Plan, batch: int) -> tuple[Receipt, ...]:

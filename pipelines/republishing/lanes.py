@@ -17,12 +17,12 @@ from pathlib import Path
 
 from pydantic import TypeAdapter
 
-from sluice.pipelines.batch.task_progress import reporting
+from sluice.pipelines.batch.carry_out import reporting
 from sluice.pipelines.errors import SluiceError
 from sluice.pipelines.lake import paths
 from sluice.pipelines.ledger import Ledger
 from sluice.pipelines.model.plans import to_json
-from sluice.pipelines.model.progress import Progress, Reporter
+from sluice.pipelines.model.receipts import Progress, Reporter
 from sluice.pipelines.ports import Clock, Engine, Lake, Target
 from sluice.pipelines.records.shape import Shape
 from sluice.pipelines.republishing.partitioner import load

@@ -19,11 +19,10 @@ from sluice.pipelines.errors import TableMoved, TableRefused
 from sluice.pipelines.feed.table_section import find_invalid_names, unfit
 from sluice.pipelines.lake import paths
 from sluice.pipelines.ledger import BatchStatus, Ledger, State
-from sluice.pipelines.model.progress import Progress, Reporter
-from sluice.pipelines.model.receipts import PartKind
+from sluice.pipelines.model.receipts import PartKind, Progress, Reporter
 from sluice.pipelines.model.tables import FEED, LEDGER, WINDOWS, TableChange, TableHead, TableOperation
 from sluice.pipelines.ports import Lake, Table
-from sluice.pipelines.publishing import kept
+from sluice.pipelines.publishing import published_files
 from sluice.pipelines.publishing.publish import roll_forward
 from sluice.pipelines.tables.check import check_owner, compare, differs, trusted_mark
 from sluice.pipelines.tables.owed import (
@@ -144,8 +143,8 @@ class _Publisher:
             if head.mark > state.number and ledger.read().number >= head.mark:
                 raise TableMoved(f"{table.name} was brought up meanwhile", remedy="the next try decides anew")
             check_owner(table, head, state, ledger.feed)
-            if not kept.has_table(lake, ledger.feed):
-                kept.note(lake, ledger.feed, table.name)
+            if not published_files.has_table(lake, ledger.feed):
+                published_files.note(lake, ledger.feed, table.name)
             if self.repair and head.snapshot is not None:
                 self._note_foreign(self._beside())
             if trusted_mark(ledger, state, head):
@@ -259,20 +258,20 @@ class _Publisher:
 
     def _note_removing(self, files: Collection[str]) -> None:
         """Note files that go once no snapshot names them, before the table's mark or its snapshots forget them."""
-        noted = {*kept.removing(self.lake, self.ledger.feed)}
+        noted = {*published_files.removing(self.lake, self.ledger.feed)}
         if not noted.issuperset(files):
-            kept.note(self.lake, self.ledger.feed, self.table.name, noted.union(files))
+            published_files.note(self.lake, self.ledger.feed, self.table.name, noted.union(files))
 
     def _note_foreign(self, files: Collection[str]) -> None:
         """Note files of other writers, before the table forgets them: they go once no snapshot names them."""
-        noted = kept.foreign(self.lake, self.ledger.feed)
+        noted = published_files.foreign(self.lake, self.ledger.feed)
         if not noted.issuperset(files):
-            before = kept.removing(self.lake, self.ledger.feed)
-            kept.note(self.lake, self.ledger.feed, self.table.name, before, noted.union(files))
+            before = published_files.removing(self.lake, self.ledger.feed)
+            published_files.note(self.lake, self.ledger.feed, self.table.name, before, noted.union(files))
 
     def _beside(self) -> set[str]:
         """Returns lake paths of other writers' files next to the feed's that a snapshot names."""
-        others = {p for root in self._roots for p in self.lake.list(root) if kept.may_be_foreign(p)}
+        others = {p for root in self._roots for p in self.lake.list(root) if published_files.may_be_foreign(p)}
         addresses_in_table = self.table.named(map(self.lake.locate, others)) if others else frozenset()
         return {p for p in others if self.lake.locate(p) in addresses_in_table}
 
@@ -302,9 +301,9 @@ class _Publisher:
             return done
         root = lake.locate("data").removesuffix("data")
         going = [a.removeprefix(root) for a in table.expiring(before) if a.startswith(root)]
-        self._note_foreign([path for path in going if self._ours(path) and kept.may_be_foreign(path)])
-        self._note_removing([path for path in going if not kept.may_be_foreign(path)])
-        noted, foreign = kept.removing(lake, feed), kept.foreign(lake, feed)
+        self._note_foreign([path for path in going if self._ours(path) and published_files.may_be_foreign(path)])
+        self._note_removing([path for path in going if not published_files.may_be_foreign(path)])
+        noted, foreign = published_files.removing(lake, feed), published_files.foreign(lake, feed)
         removing = [*self.ledger.replaced(filter(self._ours, noted)), *filter(self._ours, foreign)]
         expired = table.expire(before)
         if not removing:
@@ -315,7 +314,7 @@ class _Publisher:
             lake.remove(path)
         stay = {path for path in removing if lake.locate(path) in still_named}
         still = [[p for p in files if p in stay or not self._ours(p)] for files in (noted, foreign)]
-        kept.note(lake, feed, table.name, *still)
+        published_files.note(lake, feed, table.name, *still)
         return replace(done, expired=expired, cleaned=cleaned, head=table.look())
 
 

@@ -1,8 +1,12 @@
-"""Decides expectations about all rows of a staged batch at once, as Great Expectations decides them on pandas.
+"""Decides whether a batch meets its contract, before anything is published: expectations about all its rows at once.
 
-Nulls and NaN do not count as values. Tombstones do not count as rows, except where rows are counted, because they land
-as rows. If nothing else landed, only expectations about the numbers of rows and columns can be broken. Sums of whole
-numbers are exact. Results never show text or bytes, only how many. Memory is bounded, whatever a batch holds (`table`).
+A batch that fails a critical expectation stays staged and planned, and no offset moves. The next run takes it over:
+under the same contract it decides again without reading from Kafka, under another one it reads again.
+
+Expectations are decided as Great Expectations decides them on pandas. Nulls and NaN do not count as values. Tombstones
+do not count as rows, except where rows are counted, because they land as rows. If nothing else landed, only
+expectations about the numbers of rows and columns can be broken. Sums of integers are exact. Results contain numbers,
+never text or bytes. Memory is bounded for any batch (`duckdb_table`).
 """
 
 from __future__ import annotations
@@ -18,10 +22,12 @@ from typing import Any
 import numpy as np
 
 from sluice.pipelines.contract import literals
-from sluice.pipelines.contract.catalogue import ENTRIES, Scope, argument, column_types, columns
+from sluice.pipelines.contract.catalogue import ENTRIES, Scope, argument, column_types, columns, text
 from sluice.pipelines.contract.expectation import Expectation
 from sluice.pipelines.contract.literals import Family
-from sluice.pipelines.contract.results import Result, enough
+from sluice.pipelines.contract.results import ExpectationOutcome, Result, contract_results, enough
+from sluice.pipelines.errors import Breach, ContractBroken
+from sluice.pipelines.ledger import Batch, Ledger
 from sluice.pipelines.model.receipts import Receipt
 from sluice.pipelines.ports import Lake
 from sluice.pipelines.records.shape import Shape
@@ -29,10 +35,11 @@ from sluice.pipelines.schema.schema import Kind, Type
 from sluice.pipelines.util.units import many
 from sluice.pipelines.validation import volume
 from sluice.pipelines.validation.duckdb_table import MEMORY, Counted, StagedTable
+from sluice.pipelines.validation.volume import earlier_rows
 
 Number = int | float | Decimal
 NO_ROWS = "no rows"
-_SAID = 20
+_MAX_NAMES = 20
 
 
 def hold_whole(
@@ -111,8 +118,8 @@ def _column_list(e: Expectation, batch: BatchFacts) -> Result:
 
 
 def _brief(names: Sequence[str]) -> str:
-    more = f" and {len(names) - _SAID:,} more" if len(names) > _SAID else ""
-    return ", ".join(names[:_SAID]) + more
+    more = f" and {len(names) - _MAX_NAMES:,} more" if len(names) > _MAX_NAMES else ""
+    return ", ".join(names[:_MAX_NAMES]) + more
 
 
 def _column_exists(e: Expectation, batch: BatchFacts) -> Result:
@@ -320,3 +327,45 @@ def _moment(nanoseconds: int) -> str:
     seconds, rest = divmod(nanoseconds, 10**9)
     text = (datetime(1970, 1, 1, tzinfo=UTC) + timedelta(seconds=seconds)).strftime("%Y-%m-%dT%H:%M:%S")
     return text + (f".{rest:09}".rstrip("0") if rest else "") + "Z"
+
+
+_MAX_LINES = 20
+
+
+def check_contract(
+    shape: Shape, ledger: Ledger, batch: Batch, receipts: Sequence[Receipt], lake: Lake, failed: int = 0
+) -> tuple[Result, ...]:
+    """The results of the expectations about whole batches, for the batch's proven receipts.
+
+    `failed` is the number of slices without a receipt. Raises ContractBroken when a critical expectation fails, unless
+    it judges each row by itself.
+    """
+    if shape.contract is None or not receipts:
+        return ()
+    earlier = earlier_rows(ledger.read(), batch.request, batch.id)
+    results = hold_whole(shape, receipts, lake, earlier)
+    broken = [o for o in contract_results(shape.contract, receipts, results) if o.refuses]
+    if not broken:
+        return results
+    lines = [_describe_broken(o) for o in broken[:_MAX_LINES]]
+    lines += [f"… and {len(broken) - _MAX_LINES} more"] if len(broken) > _MAX_LINES else []
+    lines += [f"{many(failed, 'slice')} of it failed, and what they hold is not counted"] if failed else []
+    raise ContractBroken(
+        f"batch {batch.id} is not what the contract expects; nothing of it is published:\n    " + "\n    ".join(lines),
+        remedy="look at its rows with `sluice peek TOPIC:PARTITION:OFFSET`; mend "
+        f"feeds/{ledger.feed}.contract.json, or what produces the records, and run again: what was read is kept as "
+        "long as the contract is the same",
+        breaches=[_breach(o) for o in broken],
+    )
+
+
+def _breach(o: ExpectationOutcome) -> Breach:
+    return Breach("contract", _describe_broken(o), o.expectation.type, o.unexpected, o.checked, o.first)
+
+
+def _describe_broken(o: ExpectationOutcome) -> str:
+    details = [f"observed {o.observed}"] if o.observed else []
+    if o.unexpected:
+        details += [f"{o.unexpected:,} of {o.checked:,} rows are not so ({o.share:.2%})"]
+        details += [f"the first at {', '.join(o.first)}"] if o.first else []
+    return f"{text(o.expectation)}: {', '.join(details) or 'it is not so'}"

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from sluice.pipelines.batch.survey import topics_read
-from sluice.pipelines.errors import LedgerCorrupt, LedgerTooNew, Refused, SluiceError
+from sluice.pipelines.errors import LedgerCorrupt, LedgerTooNew, Refused, SluiceError, docs_command
 from sluice.pipelines.feed.feed import Feed
 from sluice.pipelines.feed.s3_section import S3Settings, bucket_and_prefix
 from sluice.pipelines.feed.sections import CommitMode
@@ -24,7 +24,6 @@ from sluice.pipelines.ledger import Ledger
 from sluice.pipelines.ledger.marks import check_marks, check_owner
 from sluice.pipelines.ledger.neighbours import feeds_without_files
 from sluice.pipelines.model.health import Diagnosis, Health, failed, of_error, ok, skipped, warning
-from sluice.pipelines.model.pages import page
 from sluice.pipelines.ports import Ports
 from sluice.pipelines.publishing import lost
 from sluice.pipelines.util.parallel import each
@@ -232,5 +231,5 @@ def without_files(names: Collection[str], feeds: Sequence[Feed]) -> Iterator[Dia
         yield warning(
             f"{TITLE}s",
             f"without a feed file here: {', '.join(others[:_SHOWN])}{more}",
-            f"if a feed was renamed: {page('deploying')} (Moving a feed); what landed stays readable",
+            f"if a feed was renamed: {docs_command('deploying')} (Moving a feed); what landed stays readable",
         )

@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any, BinaryIO, cast
 
 from sluice.pipelines.errors import LakeFull, LakeUnavailable, ProofFailed, SluiceError, Terminal, Unknown
-from sluice.pipelines.model.stat import Stat
+from sluice.pipelines.ports import Stat
 from sluice.pipelines.util.parallel import each
 
 TEMPORARY = ".tmp-"

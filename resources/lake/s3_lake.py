@@ -24,7 +24,7 @@ from urllib.parse import urlsplit
 
 from sluice.pipelines.errors import LakeUnavailable, ProofFailed, SetupError, SluiceError, Terminal, Unknown
 from sluice.pipelines.feed.s3_section import S3Settings, bucket_and_prefix
-from sluice.pipelines.model.stat import Stat
+from sluice.pipelines.ports import Stat
 from sluice.pipelines.util.parallel import each
 from sluice.resources.lake.s3_client import Bucket, NotKnown, NotThere, Taken, date, skew, told_skew
 from sluice.resources.lake.s3_streams import UPLOADS, WRITE_ID, ObjectReader, Upload, new_write, written_by

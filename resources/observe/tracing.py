@@ -25,8 +25,7 @@ from typing import Any
 
 from sluice.pipelines.errors import SluiceError
 from sluice.pipelines.model.plans import Plan
-from sluice.pipelines.model.progress import Progress
-from sluice.pipelines.model.receipts import TaskTime
+from sluice.pipelines.model.receipts import Progress, TaskTime
 from sluice.pipelines.util import logs
 
 log = logging.getLogger(f"{logs.OURS}.tracing")

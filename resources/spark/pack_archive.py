@@ -36,7 +36,7 @@ from importlib.util import find_spec
 from pathlib import Path, PurePosixPath
 
 from sluice.pipelines.errors import SetupError
-from sluice.pipelines.model.progress import Progress, Reporter
+from sluice.pipelines.model.receipts import Progress, Reporter
 
 STAGE = "pack"
 _LAYOUT = 1

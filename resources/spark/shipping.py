@@ -18,7 +18,7 @@ from typing import Any
 
 from sluice.pipelines.errors import SetupError
 from sluice.pipelines.feed.sections import INSTALLED, PACK, SparkSettings
-from sluice.pipelines.model.progress import Reporter
+from sluice.pipelines.model.receipts import Reporter
 from sluice.pipelines.records.compiled import cache
 from sluice.resources.spark import pack_archive
 from sluice.resources.spark.executors import is_local

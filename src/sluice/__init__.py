@@ -10,7 +10,7 @@ if TYPE_CHECKING:
 
     from sluice.pipelines import errors
     from sluice.pipelines.model.plans import Request
-    from sluice.pipelines.model.progress import Progress
+    from sluice.pipelines.model.receipts import Progress
     from sluice.reading import When, Windows
     from sluice.running import RunResult
     from sluice.streaming import Place, Stream

@@ -26,7 +26,7 @@ from sluice.pipelines.feed.feed import Feed
 from sluice.pipelines.ledger import Ledger
 from sluice.pipelines.model.kafka import TopicPartition
 from sluice.pipelines.model.plans import Request, RequestKind
-from sluice.pipelines.model.progress import Progress, Reporter
+from sluice.pipelines.model.receipts import Progress, Reporter
 from sluice.pipelines.planning.windows import PendingWindows, complete_of, settled_part
 from sluice.pipelines.ports import Ports
 from sluice.pipelines.quarantine.dead_letters import Outlet

@@ -202,8 +202,7 @@ def _plan_ranges(feed: Feed, offsets: str) -> Plan:
 
 
 def _request(offsets: str) -> Request:
-    from sluice.pipelines.model.plans import Request, RequestKind
-    from sluice.pipelines.model.spellings import asked_range
+    from sluice.pipelines.model.plans import Request, RequestKind, asked_range
 
     return Request(RequestKind.OFFSETS, tuple(asked_range(text.strip()) for text in offsets.split(",")))
 

@@ -23,7 +23,7 @@ from sluice.pipelines.errors import TopicRecreated, UsageError
 from sluice.pipelines.feed.feed import Feed
 from sluice.pipelines.feed.topic_selection import match
 from sluice.pipelines.ledger import State
-from sluice.pipelines.model import spellings
+from sluice.pipelines.model import plans
 from sluice.pipelines.model.kafka import FetchLimits, Isolation, PartitionState, TopicPartition
 from sluice.pipelines.model.plans import Assignor, Slice
 from sluice.pipelines.planning.assignment import range_, round_robin
@@ -212,7 +212,7 @@ def _offsets(
     if isinstance(position, Mapping):
         return {
             tp: _check_retained(states, tp, at, what)
-            for tp, at in ((spellings.partition(n), at) for n, at in position.items())
+            for tp, at in ((plans.partition(n), at) for n, at in position.items())
         }
     if position == "earliest":
         return {tp: p.log_start for tp, p in states.items()}

@@ -27,7 +27,7 @@ from sluice.assets.runs.tick_policy import MORE_TAG
 from sluice.assets.schedules.fleet_schedule import Tick
 from sluice.assets.specs.feed_files import read_feeds
 from sluice.assets.specs.last_seen import remember
-from sluice.pipelines.batch import rounds
+from sluice.pipelines.batch import land as rounds
 from sluice.pipelines.errors import Failed, FeedError, KafkaUnavailable, LakeUnavailable, WindowPending
 from sluice.pipelines.feed.feed import SHARED, Feed
 from sluice.pipelines.ledger import Ledger

@@ -26,8 +26,17 @@ from sluice.pipelines.landing.writer import PartTarget, PartWriter
 from sluice.pipelines.ledger import Ledger, State
 from sluice.pipelines.model.kafka import OffsetAtTime, TopicPartition
 from sluice.pipelines.model.plans import Request, RequestKind, Slice, Task, to_json
-from sluice.pipelines.model.progress import Progress
-from sluice.pipelines.model.receipts import Counts, Drift, Outcome, Part, PartKind, Receipt, SliceFailure, Tally
+from sluice.pipelines.model.receipts import (
+    Counts,
+    Drift,
+    Outcome,
+    Part,
+    PartKind,
+    Progress,
+    Receipt,
+    SliceFailure,
+    Tally,
+)
 from sluice.pipelines.model.traffic import TaskTraffic
 from sluice.pipelines.ports import Group, Job, Ports
 from sluice.pipelines.records.rows.row_format import HEADERS, REFUSED, RawFormat, quarantine_rows

@@ -88,7 +88,7 @@ def test_with_json_only_the_document_is_on_stdout() -> None:
 def test_progress_is_silent_where_stderr_is_no_terminal(capfd: pytest.CaptureFixture[str]) -> None:
     terminal = Terminal()
     with terminal.working("asking"), terminal.progress() as meter:
-        from sluice.pipelines.model.progress import Progress
+        from sluice.pipelines.model.receipts import Progress
 
         meter(Progress("land", 1, 2))
     assert capfd.readouterr() == ("", "")

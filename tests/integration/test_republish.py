@@ -24,7 +24,7 @@ from sluice.assets.factory.location import build
 from sluice.cli.main import main
 from sluice.cli.terminal.output import Terminal
 from sluice.pipelines.errors import LakeUnavailable
-from sluice.pipelines.model.progress import Progress
+from sluice.pipelines.model.receipts import Progress
 from sluice.pipelines.republishing import republish_plan as plans
 from sluice.pipelines.republishing import send_lane
 from sluice.pipelines.republishing.lanes import Sending

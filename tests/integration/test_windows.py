@@ -16,7 +16,7 @@ from kafka import KafkaProducer
 from sluice.pipelines.audit.audit import audit
 from sluice.pipelines.audit.explain_offset import Class, explain
 from sluice.pipelines.audit.rescan import rescan
-from sluice.pipelines.batch import rounds
+from sluice.pipelines.batch import land as rounds
 from sluice.pipelines.batch.land import land
 from sluice.pipelines.batch.result import Landed
 from sluice.pipelines.errors import BatchIncomplete, WindowHeld, WindowIncomplete

@@ -13,7 +13,7 @@ from unittest.mock import patch
 
 from sluice.pipelines.audit import audit_cache, settled_entries
 from sluice.pipelines.audit.audit import audit
-from sluice.pipelines.batch import task_progress
+from sluice.pipelines.batch import carry_out
 from sluice.pipelines.batch.land import land
 from sluice.pipelines.batch.result import Skip
 from sluice.pipelines.committing.commit import CommitSettings, commit
@@ -371,7 +371,7 @@ def as_one() -> Iterator[None]:
         # What runs inline marks the caller's own thread, which lives on.
         stack.enter_context(patch.object(parallel, "_here", threading.local()))
         stack.enter_context(patch.object(ledger_log, "secrets", SimpleNamespace(token_hex=_write_id)))
-        stack.enter_context(patch.object(task_progress, "Thread", NoThread))
+        stack.enter_context(patch.object(carry_out, "Thread", NoThread))
         for module in (task, writer):
             stack.enter_context(patch.object(module, "time", still))
         for module in (decoder, decoded_rows):

@@ -31,8 +31,7 @@ from sluice.pipelines.maintenance.expiry import expire
 from sluice.pipelines.maintenance.replay import replay
 from sluice.pipelines.model.kafka import TopicPartition
 from sluice.pipelines.model.plans import AskedRange, Request, RequestKind
-from sluice.pipelines.model.progress import Progress
-from sluice.pipelines.model.receipts import Met
+from sluice.pipelines.model.receipts import Met, Progress
 from sluice.pipelines.operating.repairs import RepairTarget, repair
 from sluice.pipelines.planning import plan
 from sluice.pipelines.publishing import owners

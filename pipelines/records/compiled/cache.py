@@ -27,7 +27,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from sluice.pipelines.model.progress import Progress, Reporter
+from sluice.pipelines.model.receipts import Progress, Reporter
 
 ROOM = Path(__file__).parents[1]
 """The folder of `sluice.pipelines.records`."""

@@ -12,7 +12,7 @@ from hashlib import blake2b
 from typing import Any, BinaryIO, Self
 
 from sluice.pipelines.errors import Unknown
-from sluice.pipelines.model.stat import Stat
+from sluice.pipelines.ports import Stat
 
 PAGE = 1000
 """Names in one response of a store."""

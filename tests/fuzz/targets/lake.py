@@ -34,11 +34,10 @@ from sluice.pipelines.ledger.entries import (
     SchemaEntry,
     SkipEntry,
 )
-from sluice.pipelines.model.kafka import Key
+from sluice.pipelines.model.kafka import Key, decode_topic
 from sluice.pipelines.model.plans import RequestKind, to_json
 from sluice.pipelines.model.ranges import Range
 from sluice.pipelines.model.receipts import PartKind, Tally
-from sluice.pipelines.model.topic_names import decode_topic
 from sluice.pipelines.planning.shapes import shape_named, table_of
 from sluice.pipelines.publishing.publish import roll_forward
 from sluice.resources import liveness

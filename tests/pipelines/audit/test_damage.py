@@ -23,9 +23,8 @@ from sluice.pipelines.batch_report.rejects import rejects
 from sluice.pipelines.errors import PartUnreadable, ProofFailed, SluiceError, Terminal
 from sluice.pipelines.feed.feed import Feed
 from sluice.pipelines.lake import parquet, paths
-from sluice.pipelines.model.kafka import TopicPartition
+from sluice.pipelines.model.kafka import TopicPartition, encode_topic
 from sluice.pipelines.model.receipts import PartKind
-from sluice.pipelines.model.topic_names import encode_topic
 from sluice.pipelines.ports import Lake
 from sluice.pipelines.quarantine import held
 from sluice.pipelines.quarantine.limit import faults_of

@@ -16,7 +16,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from sluice.pipelines.audit.audit import audit, live_receipts
-from sluice.pipelines.batch import rounds
+from sluice.pipelines.batch import land as rounds
 from sluice.pipelines.batch.land import land
 from sluice.pipelines.batch.result import Landed, Skip
 from sluice.pipelines.errors import BatchIncomplete, LogTruncated, OffsetsLost, Refused, UsageError, WindowHeld
@@ -28,9 +28,8 @@ from sluice.pipelines.ledger import BatchStatus, Ledger
 from sluice.pipelines.ledger.entries import AcceptEntry, Entering, OriginItem, PlanEntry
 from sluice.pipelines.model.kafka import CommittedOffset, Isolation, Key, OffsetAtTime, PartitionState, TopicPartition
 from sluice.pipelines.model.plans import AskedRange, Request, RequestKind
-from sluice.pipelines.model.progress import Progress, Reporter
 from sluice.pipelines.model.ranges import Range
-from sluice.pipelines.model.receipts import Outcome, SliceFailure
+from sluice.pipelines.model.receipts import Outcome, Progress, Reporter, SliceFailure
 from sluice.pipelines.planning import windows
 from sluice.pipelines.planning.origins import Refusal
 from sluice.pipelines.ports import Job, Ports

@@ -8,9 +8,9 @@ from unittest.mock import Mock
 
 import pytest
 
-from sluice.pipelines.batch.task_progress import report_progress
+from sluice.pipelines.batch.carry_out import report_progress
 from sluice.pipelines.errors import LakeUnavailable
-from sluice.pipelines.model.progress import Progress
+from sluice.pipelines.model.receipts import Progress
 from sluice.testing.lake import MemoryLake
 
 PLAN = Mock(slices=())

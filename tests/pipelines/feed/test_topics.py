@@ -13,7 +13,7 @@ from pydantic import ValidationError
 
 from sluice.pipelines.errors import UnknownTopic
 from sluice.pipelines.feed.topic_selection import TopicFilter, match
-from sluice.pipelines.model.topic_names import MAX_ENCODED, decode_topic, encode_topic, is_topic_name
+from sluice.pipelines.model.kafka import MAX_ENCODED, decode_topic, encode_topic, is_topic_name
 
 SIGNS = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789._-"
 NAMES = st.text(SIGNS, min_size=1, max_size=249).filter(is_topic_name)

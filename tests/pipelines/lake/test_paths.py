@@ -8,9 +8,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sluice.pipelines.lake import paths
+from sluice.pipelines.model.kafka import encode_topic
 from sluice.pipelines.model.plans import Slice
 from sluice.pipelines.model.receipts import PartKind
-from sluice.pipelines.model.topic_names import encode_topic
 from sluice.pipelines.records.rows.row_format import landed_schema, offset_column
 from sluice.pipelines.schema.schema import SchemaError, parse_schema
 

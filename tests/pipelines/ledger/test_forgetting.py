@@ -21,10 +21,8 @@ import pytest
 from sluice.pipelines.lake import paths
 from sluice.pipelines.ledger import Ledger, State, batches, checkpoint, log
 from sluice.pipelines.ledger.batches import FORGOTTEN, Batches
-from sluice.pipelines.ledger.columns import NONE, packed, unpack, unpacked
+from sluice.pipelines.ledger.columns import NONE, Published, Superseded, packed, unpack, unpacked
 from sluice.pipelines.ledger.entries import Entry, PublishEntry, parse
-from sluice.pipelines.ledger.published import Published
-from sluice.pipelines.ledger.superseded import Superseded
 from sluice.pipelines.model.ranges import Range
 from sluice.testing.lake import MemoryLake
 

@@ -30,8 +30,7 @@ from sluice.pipelines.ledger.entries import Boundaries, BoundaryEntry
 from sluice.pipelines.maintenance import compaction, merging, rewrite
 from sluice.pipelines.maintenance.compaction import Compacted, compact, find, foresee_compaction
 from sluice.pipelines.model.plans import Plan, RequestKind
-from sluice.pipelines.model.progress import Progress
-from sluice.pipelines.model.receipts import Counts, Fate, Life, Part, PartKind, Receipt
+from sluice.pipelines.model.receipts import Counts, Fate, Life, Part, PartKind, Progress, Receipt
 from sluice.pipelines.publishing import published_files as reading
 from sluice.pipelines.publishing.publish import abandon, publish, roll_forward
 from sluice.pipelines.records.rows.row_format import quarantine_rows

@@ -19,8 +19,7 @@ from sluice.pipelines.ledger import Batch, BatchStatus
 from sluice.pipelines.ledger.entries import PlanEntry
 from sluice.pipelines.model.kafka import Isolation, Key
 from sluice.pipelines.model.plans import AskedRange, Plan, Request, RequestKind, Slice, Task
-from sluice.pipelines.model.progress import Progress
-from sluice.pipelines.model.receipts import Fate, Met, Outcome, SliceFailure
+from sluice.pipelines.model.receipts import Fate, Met, Outcome, Progress, SliceFailure
 from sluice.pipelines.ports import Job
 from sluice.testing.engine import MemoryEngine
 from sluice.testing.liveness import owner

@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from sluice.pipelines.model.progress import Progress
+from sluice.pipelines.model.receipts import Progress
 from sluice.pipelines.records.compiled import cache
 
 PIPELINES = Path(cache.__file__).parents[1]

@@ -15,7 +15,7 @@ import pytest
 from sluice.pipelines.errors import CatalogUnavailable, EntriesLost, TableDiffers, TableRefused, Unknown
 from sluice.pipelines.maintenance.expiry import expire
 from sluice.pipelines.model.tables import TableChange
-from sluice.pipelines.publishing import kept
+from sluice.pipelines.publishing import published_files
 from sluice.pipelines.publishing.publish import roll_forward
 from sluice.pipelines.tables.sync import Synced, sync
 from sluice.resources.lake.local_lake import LocalLake
@@ -294,7 +294,7 @@ def test_files_of_other_writers_that_an_older_release_took_out_are_noted_by_a_re
     world.sync()
     world.append(world.read().slice(0, 7))
     world.sync(repair=True)
-    kept.note(world.lake, "orders", "table data/orders", foreign=())
+    published_files.note(world.lake, "orders", "table data/orders", foreign=())
     (problem,) = world.audited().problems
     assert "table sync orders --repair" in problem.remedy
     assert world.sync(repair=True).commits == 0
