@@ -313,6 +313,6 @@ class Unknown(SluiceError):
     """Nobody saw the outcome. The only way on is to read back."""
 
 
-def page(name: str) -> str:
+def docs_command(name: str) -> str:
     """The command that opens a page: `page("feeds")` for docs/feeds.md."""
     return f"sluice docs {name}"

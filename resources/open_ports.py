@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, ExitStack, closing, contextmanager, nullcontext
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from sluice.pipelines.errors import UsageError, page
+from sluice.pipelines.errors import UsageError, docs_command
 from sluice.pipelines.feed.feed import Feed
 from sluice.pipelines.feed.kafka_section import KafkaSettings
 from sluice.pipelines.feed.rights import rights_of
@@ -106,7 +106,7 @@ def open_table(feed: Feed, lake: Lake, kind: PartKind = PartKind.LANDED) -> Tabl
     if feed.table is None:
         raise UsageError(
             f"feed {feed.name} has no table",
-            remedy=f"write it in the feed: table: {{iceberg: {{name: db.{feed.name}}}}}; {page('tables')} says more",
+            remedy=f"add to the feed: table: {{iceberg: {{name: db.{feed.name}}}}}; see {docs_command('tables')}",
         )
     if feed.table.delta:
         from sluice.resources.tables.delta import DeltaLakeTable

@@ -153,7 +153,7 @@ class LedgerView:
 
     def _page(self, batch: int) -> str | None:
         if batch not in self._pages:
-            path = receipt_files.batch_page(self.lake, self.feed.name, batch)
+            path = receipt_files.find_batch_page(self.lake, self.feed.name, batch)
             self._pages[batch] = None if path is None else self.lake.locate(path)
         return self._pages[batch]
 

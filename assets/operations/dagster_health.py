@@ -20,7 +20,7 @@ from sluice.assets.jobs.report_assets import read_reports
 from sluice.assets.operations.dead_runs import under_way
 from sluice.assets.runs.run_session import pool
 from sluice.assets.specs.feed_files import FeedFiles
-from sluice.pipelines.errors import page
+from sluice.pipelines.errors import docs_command
 from sluice.pipelines.model.health import Diagnosis, failed, of_error, ok, skipped, warning
 from sluice.pipelines.util.units import many, show_about
 from sluice.resources.health.run_checks import Check, examine
@@ -61,7 +61,9 @@ def feeds(of: Files) -> Iterator[Diagnosis]:
         )
     elif not files.broken:
         yield warning(
-            "feeds", f"no feed in {project.feeds_folder}", f"sluice init writes one; {page('feeds')} has every key"
+            "feeds",
+            f"no feed in {project.feeds_folder}",
+            f"sluice init writes one; {docs_command('feeds')} has every key",
         )
     yield from (of_error("feeds", error) for error in files.broken.values())
 

@@ -52,7 +52,7 @@ def explain(session: Session, feed: FeedName, place: Place) -> None:
     from sluice.pipelines.ledger import Ledger
     from sluice.pipelines.republishing.coordinates import whence_and_whither
 
-    tp, offset = parsing.record(place)
+    tp, offset = parsing.parse_record(place)
     definition = session.feed(feed)
     with session.open_ports(definition) as edges:
         explanation = of_ledger(Ledger(edges.lake, feed, edges.clock), edges.lake, tp, offset)

@@ -48,7 +48,7 @@ def files(
     definition = session.feed(feed)
     kind = PartKind.QUARANTINED if quarantine else PartKind.LANDED
     windows, listed = _list_files(session, definition, (window, start, end), kind, partial)
-    session.terminal.lines(f.address for f in reading.one_each(listed))
+    session.terminal.lines(f.address for f in reading.order_files(listed))
     session.terminal.document(document(feed, windows, kind, listed))
 
 
@@ -67,7 +67,7 @@ def _list_files(
     with session.open_ports(feed) as edges:
         windows = window_options.named_windows(feed.window, edges.clock(), *spelled)
         ledger = Ledger(edges.lake, feed.name, edges.clock)
-        return windows, reading.files(ledger, edges.lake, feed.name, windows, feed.window, kind, partial=partial)
+        return windows, reading.list_files(ledger, edges.lake, windows, feed.window, kind, partial=partial)
 
 
 def document(feed: str, windows: Sequence[int], kind: PartKind, listed: Sequence[File]) -> dict[str, Any]:

@@ -81,7 +81,7 @@ def peek(
     $ sluice peek orders:0:150 --json | jq -r '.records[].value | @base64d'
     $ sluice peek orders:0:150 --follow
     """
-    tp, offset = parsing.record(place)
+    tp, offset = parsing.parse_record(place)
     source = session.feed(feed) if feed else _reader_of(session, tp.topic)
     if follow:
         _follow(session, source, tp, offset, number)

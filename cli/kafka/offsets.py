@@ -121,7 +121,7 @@ def reset(
             remedy="give one of --to-earliest, --to-latest, --to-frontier, --to-time, --by-duration, --to-offset, "
             "--shift, --to-file",
         )
-    order = _Order(tuple(map(parsing.partition, only or ())), other, reason, dry_run=dry_run, yes=yes)
+    order = _Order(tuple(map(parsing.parse_partition, only or ())), other, reason, dry_run=dry_run, yes=yes)
     return _reset(session, definition, targets[0], order)
 
 
@@ -174,7 +174,7 @@ def import_(
     $ sluice offsets import orders legacy.csv --reason "takes over from legacy-loader" --yes
     """
     definition = session.feed(feed)
-    order = _Order(tuple(map(parsing.partition, only or ())), other, reason, dry_run=dry_run, yes=yes)
+    order = _Order(tuple(map(parsing.parse_partition, only or ())), other, reason, dry_run=dry_run, yes=yes)
     return _reset(session, definition, file, order)
 
 

@@ -46,7 +46,7 @@ def before(
     """
     definition, at = session.feed(feed), parsing.instant(time)
     with session.terminal.working("asking Kafka"), open_desk(session, definition, other) as desk:
-        spots = desk.chosen(tuple(map(parsing.partition, only or ())))
+        spots = desk.chosen(tuple(map(parsing.parse_partition, only or ())))
         hits = desk.edges.cluster.offsets_at({s.tp: at for s in spots})
     rows = [_Before(s.tp, hits[s.tp], s.kafka.log_start, s.kafka.high_watermark, s.before) for s in spots]
     session.terminal.show(*_before_view(desk, at, rows))

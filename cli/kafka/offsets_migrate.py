@@ -59,7 +59,7 @@ def migrate(
     done = False
     with session.open_ports(definition) as edges, session.open_stores(definition) as stores:
         with session.terminal.working("asking Kafka and ZooKeeper"):
-            logs = _logs(definition, edges.cluster, tuple(map(parsing.partition, only or ())))
+            logs = _logs(definition, edges.cluster, tuple(map(parsing.parse_partition, only or ())))
             plan = migrating.plan(stores, source, logs)
             refused = _refusal(definition, stores, plan)
         sound = not plan.of(*migrating.REFUSED)

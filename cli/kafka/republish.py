@@ -202,7 +202,7 @@ def _asked(
     if offsets and (window or start or end):
         raise UsageError("--offsets and windows together", remedy="--offsets names exactly what to send")
     if offsets:
-        return asked_offsets(state, [parsing.asked_range(text) for text in offsets])
+        return asked_offsets(state, [parsing.parse_offset_range(text) for text in offsets])
     if start and not end:
         raise UsageError("--from without --to", remedy="give the end: a republish is planned over fixed windows")
     if end and not start:

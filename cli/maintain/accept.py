@@ -151,7 +151,7 @@ def _accept(
     from sluice.pipelines.operating import acceptance as accepting
     from sluice.resources.spark.executor import Wiring
 
-    narrowed = tuple(parsing.partition(text) for text in only or ())
+    narrowed = tuple(parsing.parse_partition(text) for text in only or ())
     match kind := accepting.AcceptEvent(event):
         case accepting.AcceptEvent.LOST:
             return accepting.accept_lost(feed, edges, reason, narrowed)
@@ -163,7 +163,7 @@ def _accept(
             return accepting.accept_group(feed, edges, accepting.Begin(begin or ""), reason)
         case accepting.AcceptEvent.CORRUPT:
             with Wiring.of(feed).open(feed.isolation, feed.shape) as tools:
-                damaged = parsing.asked_range(offsets or "")
+                damaged = parsing.parse_offset_range(offsets or "")
                 return accepting.accept_corrupt(feed, edges, tools.fetcher, damaged, reason)
         case _:
             return accepting.accept_log(feed, edges, kind, reason, narrowed)

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from sluice.pipelines.errors import UsageError
-from sluice.pipelines.model.plans import asked_range, partition, record
+from sluice.pipelines.model.plans import parse_offset_range, parse_partition, parse_record
 from sluice.pipelines.util import units
 
-__all__ = ["asked_range", "duration", "partition", "record", "window"]
+__all__ = ["duration", "parse_offset_range", "parse_partition", "parse_record", "window"]
 
 
 def window(text: str) -> int:

@@ -89,9 +89,9 @@ class WorkOptions:
                 remedy="--offsets names exactly what to land: leave the others out",
             )
         if self.offsets:
-            ranges = tuple(parsing.asked_range(text) for text in self.offsets)
+            ranges = tuple(parsing.parse_offset_range(text) for text in self.offsets)
             return Asked((Request(RequestKind.OFFSETS, ranges, replace=self.replace),))
-        only = tuple(parsing.partition(text) for text in self.only or ())
+        only = tuple(parsing.parse_partition(text) for text in self.only or ())
         if not self.windows:
             return Asked((self._catch_up(only),))
         chosen = windows.chosen_windows(session, feed, self.window, self.start, self.end)

@@ -190,7 +190,7 @@ def ranges_by_partition(offsets: Sequence[str] | None) -> dict[TopicPartition, l
     from sluice.pipelines.model.kafka import TopicPartition
 
     by_partition: dict[TopicPartition, list[Range]] = {}
-    for r in map(parsing.asked_range, offsets or ()):
+    for r in map(parsing.parse_offset_range, offsets or ()):
         by_partition.setdefault(TopicPartition(r.topic, r.partition), []).append(Range(r.start, r.end))
     return by_partition
 

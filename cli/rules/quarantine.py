@@ -75,7 +75,7 @@ def _filter_of(
             chosen = frozenset(window_options.named_windows(feed.window, edges.clock(), *within))
         for window in chosen:
             check_aligned(window, feed.window)
-    records = tuple(map(parsing.record, offsets or ()))
+    records = tuple(map(parsing.parse_record, offsets or ()))
     return Filter(chosen, tuple(reason or ()), tuple(field or ()), tuple(expectation or ()), records)
 
 

@@ -164,7 +164,7 @@ def audit(
     if others and not _tiles(state, everything, others):  # only an audit of all rows can report which ones overlap
         return audit(ledger, lake, feed, hashes=hashes, previous=before, at=at)
     strangers = scope.strangers()
-    foreign = published_files.foreign(lake, feed).intersection(strangers) if strangers else frozenset()
+    foreign = published_files.read_foreign(lake, feed).intersection(strangers) if strangers else frozenset()
     problems = [
         *itertools.chain.from_iterable(wrong_sums),
         *_overlaps(state, everything),

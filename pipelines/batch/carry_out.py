@@ -1,4 +1,4 @@
-"""Carries out one plan, of this run or of a dead one: runs its tasks, proves them, checks limits and contract, publishes.
+"""Carries out one plan, of this run or of a dead one: tasks, proof, limits and contract, publishing.
 
 Progress of running tasks is read from the lake: a batch's receipts in staging.
 """
@@ -114,7 +114,7 @@ def report_progress(lake: Lake, feed: str, batch: int, plan: Plan, report: Repor
     total = sum(spans.values())
 
     def landed() -> Progress:
-        done = sum(spans.get(name, 0) for name in receipt_files.finished(lake, feed, batch, names_by_path))
+        done = sum(spans.get(name, 0) for name in receipt_files.read_finished(lake, feed, batch, names_by_path))
         return Progress("land", done, total)
 
     return reporting(Progress("land", 0, total), landed, report)
@@ -178,7 +178,7 @@ def _was_refused(feed: str, edges: Ports, batch: Batch) -> bool:
     """Returns whether the run ended by itself and reported why it could not publish the batch."""
     if edges.liveness.last_beat(batch.owner) is not None:
         return False
-    return receipt_files.batch_page(edges.lake, feed, batch.id, batch.owner.token) is not None
+    return receipt_files.find_batch_page(edges.lake, feed, batch.id, batch.owner.token) is not None
 
 
 def finish_others(run: LandingRun, shape: Shape) -> list[BatchResult]:

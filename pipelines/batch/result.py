@@ -1,4 +1,4 @@
-"""One call of `land` or `preview`: its context, its results batch by batch, and the error for all that it could not land."""
+"""One call of `land` or `preview`: its context, its results batch by batch, and the error if it landed only a part."""
 
 from __future__ import annotations
 

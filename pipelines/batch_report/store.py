@@ -65,7 +65,7 @@ def path_of(a: BatchAccount) -> str:
 
 def standing_report(a: BatchAccount, lake: Lake) -> str | None:
     """Returns the lake path of an existing report; None if there is none."""
-    return receipt_files.batch_page(lake, a.feed, a.batch.id, _attempt(a))
+    return receipt_files.find_batch_page(lake, a.feed, a.batch.id, _attempt(a))
 
 
 def _attempt(a: BatchAccount) -> str:

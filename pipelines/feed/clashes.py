@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from pathlib import Path
 
-from sluice.pipelines.errors import page
+from sluice.pipelines.errors import docs_command
 from sluice.pipelines.feed.feed import Feed
 from sluice.pipelines.feed.sections import UNKNOWN_KAFKA
 from sluice.pipelines.feed.yaml_file import FileProblem
@@ -30,7 +30,7 @@ def _clash(feed: Feed, other: Feed, path: Path) -> FileProblem | None:
         return FileProblem(
             "table.iceberg.name",
             f"`{shared}` would be a table of feed `{feed.name}` and of feed `{other.name}`",
-            f"give each feed a table of its own; windows and the quarantine have theirs beside it: {page('tables')}",
+            f"give each feed a table of its own; its windows and quarantine get their own: {docs_command('tables')}",
         )
     return None
 

@@ -10,7 +10,7 @@ import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
-from sluice.pipelines.errors import page
+from sluice.pipelines.errors import docs_command
 from sluice.pipelines.schema.inference import GuessedField, Sampled
 from sluice.pipelines.util.units import DAY, HOUR, show_instant
 
@@ -93,7 +93,7 @@ def feed_text(look: TopicLook, kafka: Mapping[str, str], group: str, format_: Pr
     start, window = start_of(look), window_of(look)
     lines = [
         f"# Written by `sluice init` on {today}, after a look at {look.sample.values:,} of the newest records.",
-        f"# Change what you like: `{page('feeds')}` has every key, and `sluice feeds check` reads the file.",
+        f"# Change what you like: `{docs_command('feeds')}` has every key, and `sluice feeds check` reads the file.",
     ]
     lines += kafka_text(kafka).splitlines()
     lines += [f"topics: {_scalar(look.topic)}"]

@@ -11,7 +11,7 @@ from typing import Any
 
 from sluice.pipelines.contract.expectation import Contract
 from sluice.pipelines.contract.suite import CONTRACT, ContractError, read_contract
-from sluice.pipelines.errors import FeedError, page
+from sluice.pipelines.errors import FeedError, docs_command
 from sluice.pipelines.feed.clashes import clashes
 from sluice.pipelines.feed.feed import Feed
 from sluice.pipelines.feed.problems import problems_of, raise_problems
@@ -113,7 +113,9 @@ def _read(path: Path, environ: Mapping[str, str], optional: Container[str]) -> F
     if not path.exists():
         near = ", ".join(sorted(p.name for p in path.parent.glob("*.yaml"))[:10])
         return (
-            FileProblem("", "does not exist", f"feeds there: {near}" if near else f"create it; see {page('feeds')}"),
+            FileProblem(
+                "", "does not exist", f"feeds there: {near}" if near else f"create it; see {docs_command('feeds')}"
+            ),
         )
     if path.suffix != ".yaml":
         return (FileProblem("", "does not end in .yaml", "rename it"),)
@@ -212,7 +214,9 @@ def schema_asked(path: Path, environ: Mapping[str, str]) -> SchemaAsked:
     format_ = str(data.get("format"))
     if format_ not in READERS or not isinstance(registry, dict) or not isinstance(name, str):
         formats = f"`format: {'` or `'.join(READERS)}`"
-        raise FeedError(f"{path.name} has no {formats} with `registry` and `schema_file`", remedy=page("formats"))
+        raise FeedError(
+            f"{path.name} has no {formats} with `registry` and `schema_file`", remedy=docs_command("formats")
+        )
     default_url = _known_registry(environ)
     try:
         settings = RegistrySettings.model_validate(
@@ -291,7 +295,7 @@ def _reader(settings: dict[str, Any], root: Path, usual: str, section: str, pull
     except SchemaError as error:
         what, remedy = safe_text(str(error.problems[0])), error.problems[0].remedy
     except UnusableSchema as error:
-        what, remedy = error.text, page("formats")
+        what, remedy = error.text, docs_command("formats")
     return FileProblem(f"{section}schema_file", what, remedy)
 
 

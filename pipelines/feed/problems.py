@@ -9,7 +9,7 @@ from typing import Any, NoReturn, get_args
 from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
-from sluice.pipelines.errors import FeedError, page
+from sluice.pipelines.errors import FeedError, docs_command
 from sluice.pipelines.feed.kafka_section import KAFKA_OWNED
 from sluice.pipelines.feed.yaml_file import FileProblem
 from sluice.pipelines.schema.schema import SchemaError
@@ -22,7 +22,7 @@ _WHERE = (
 _REMEDIES = {
     "feed": "lower-case letters, digits and _, starting with a letter, at most 64",
     "start": "choose earliest, latest, a time such as 2026-11-20T00:00:00Z, a look-back such as 7d, or fail",
-    "kafka": f"{page('security')} has the settings of each way to log in",
+    "kafka": f"{docs_command('security')} has the settings of each way to log in",
     "kafka.bootstrap": _WHERE,
     "schedule": "write own, or a name that several feeds share, such as hourly: lower-case letters, digits and _",
     "offsets": "write {store: zookeeper, connect: host:2181/chroot}, or {connect: …, dual_commit: true} for both",
@@ -30,9 +30,9 @@ _REMEDIES = {
     "commit": "choose transactional, plain or none; with offsets in ZooKeeper plain or none",
     "lake": "name a folder, or s3://bucket/prefix",
     "spark.conf": "write it as it is; Spark hides only values of keys like …password, …secret, …token",
-    "s3": f'{page("feeds")}, "A lake on S3"',
+    "s3": f'{docs_command("feeds")}, "A lake on S3"',
     "dead_letters": "name a topic for them alone, and leave `commit` at transactional",
-    "table": f"write {{iceberg: {{name: db.orders}}}} or {{delta: {{}}}}; {page('tables')} says more",
+    "table": f"write {{iceberg: {{name: db.orders}}}} or {{delta: {{}}}}; {docs_command('tables')} says more",
     "table.delta": "write {delta: {}}: it needs no settings",
     "table.iceberg": "write {iceberg: {name: db.orders}}",
     "table.iceberg.name": "write namespace.table, such as db.orders: letters, digits and _",
@@ -67,7 +67,7 @@ _NEVER_BY_ITSELF = {
 def problems_of(error: ValueError, model: type[BaseModel]) -> tuple[FileProblem, ...]:
     """The problems in pydantic's error, without the values in it."""
     if not isinstance(error, ValidationError):
-        return (FileProblem("", "cannot be validated", page("feeds")),)
+        return (FileProblem("", "cannot be validated", docs_command("feeds")),)
     details = error.errors(include_url=False, include_input=False)
     return tuple(p for d in details if d["type"] != "default_factory_not_called" for p in _problems(d, model))
 
@@ -123,4 +123,6 @@ def raise_problems(problems: Sequence[tuple[str, FileProblem]], keys: str = "fee
         raise FeedError(lines[0], remedy=problems[0][1].remedy)
     remedies = [f" ({p.remedy})" if p.remedy else "" for _, p in problems]
     listing = "".join(f"\n  {line}{remedy}" for line, remedy in zip(lines, remedies, strict=True))
-    raise FeedError(f"{len(problems)} problems in files:{listing}", remedy=f"mend them; {page(keys)} lists every key")
+    raise FeedError(
+        f"{len(problems)} problems in files:{listing}", remedy=f"mend them; {docs_command(keys)} lists every key"
+    )

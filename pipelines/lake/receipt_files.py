@@ -18,30 +18,30 @@ from sluice.pipelines.ports import Lake
 _ONE_OR_MANY: TypeAdapter[Receipt | tuple[Receipt, ...]] = TypeAdapter(Receipt | tuple[Receipt, ...])
 
 
-def files_of(feed: str, batch: int, receipts: Sequence[Receipt]) -> dict[str, list[Receipt]]:
+def group_by_file(feed: str, batch: int, receipts: Sequence[Receipt]) -> dict[str, list[Receipt]]:
     """Returns the paths of the receipts' files with their receipts. Slices that share files must all be given."""
     out = {}
     for group in sharing(receipts):
-        first = min(group, key=lambda r: _place(r.slice))
+        first = min(group, key=lambda r: _position(r.slice))
         shared = any(p.shared for r in group for p in r.parts)
         path = paths.receipts_path if shared else paths.receipt_path
         out[path(feed, batch, first.attempt, first.slice)] = group
     return out
 
 
-def _place(s: Slice) -> tuple[int, int]:
+def _position(s: Slice) -> tuple[int, int]:
     return s.partition, s.start
 
 
 def put(feed: str, batch: int, receipts: Sequence[Receipt], lake: Lake) -> None:
     """Write receipts of one attempt into staging. Raises LakeUnavailable, LakeFull."""
-    for path, group in files_of(feed, batch, receipts).items():
+    for path, group in group_by_file(feed, batch, receipts).items():
         lake.put(path, to_json(group if paths.holds_several(path) else group[0]).encode())
 
 
-def lie_at(path: str, feed: str, batch: int, receipts: Sequence[Receipt]) -> bool:
+def is_file_of(path: str, feed: str, batch: int, receipts: Sequence[Receipt]) -> bool:
     """Returns whether the path is that of these receipts' file."""
-    return [*files_of(feed, batch, receipts)] == [path]
+    return [*group_by_file(feed, batch, receipts)] == [path]
 
 
 def read(path: str, lake: Lake) -> tuple[Receipt, ...]:
@@ -53,31 +53,33 @@ def read(path: str, lake: Lake) -> tuple[Receipt, ...]:
     return (receipts,) if isinstance(receipts, Receipt) else receipts
 
 
-def finished(lake: Lake, feed: str, batch: int, read_receipts: dict[str, frozenset[str]]) -> frozenset[str]:
+def read_finished(lake: Lake, feed: str, batch: int, read_receipts: dict[str, frozenset[str]]) -> frozenset[str]:
     """The `slice_name`s that have a receipt in the batch's staging. `known`: what earlier calls read, by path."""
     receipt_paths = [path for path in lake.list(paths.staging_folder(feed, batch)) if paths.receipt_slice(path)]
     for path in receipt_paths:
         if path not in read_receipts:
-            read_receipts[path] = frozenset(_names(path, lake))
+            read_receipts[path] = frozenset(_read_names(path, lake))
     return frozenset().union(*(read_receipts[path] for path in receipt_paths))
 
 
-def _names(path: str, lake: Lake) -> Iterable[str]:
+def _read_names(path: str, lake: Lake) -> Iterable[str]:
     if paths.holds_several(path):
         return (paths.slice_name(r.slice) for r in read(path, lake))
     return filter(None, (paths.receipt_slice(path),))
 
 
-def manifest(lake: Lake, feed: str, window: int, length: int) -> str | None:
+def find_manifest(lake: Lake, feed: str, window: int, length: int) -> str | None:
     """Where the manifest of the window stands; None where there is none."""
-    return _first(lake, (path_of(feed, window, length) for path_of in (paths.window_path, paths.former_window_path)))
+    return _find_first(
+        lake, (path_of(feed, window, length) for path_of in (paths.window_path, paths.former_window_path))
+    )
 
 
-def batch_page(lake: Lake, feed: str, batch: int, attempt: str = "") -> str | None:
+def find_batch_page(lake: Lake, feed: str, batch: int, attempt: str = "") -> str | None:
     """Where the report of a batch, or of an attempt that was not published, stands; None where there is none."""
     path_functions = (paths.batch_page_path, paths.former_batch_page_path)
-    return _first(lake, (path_of(feed, batch, attempt) for path_of in path_functions))
+    return _find_first(lake, (path_of(feed, batch, attempt) for path_of in path_functions))
 
 
-def _first(lake: Lake, candidates: Iterable[str]) -> str | None:
+def _find_first(lake: Lake, candidates: Iterable[str]) -> str | None:
     return next((path for path in candidates if lake.size(path) is not None), None)

@@ -136,7 +136,7 @@ def adopt(slices: Sequence[Slice], work: Assignment, tools: Tools) -> dict[Slice
 
 
 def _are_ours(there: Sequence[Receipt], path: str, work: Assignment) -> bool:
-    return all(r.format == work.shape for r in there) and receipt_files.lie_at(path, work.feed, work.batch, there)
+    return all(r.format == work.shape for r in there) and receipt_files.is_file_of(path, work.feed, work.batch, there)
 
 
 def _hold(together: Sequence[Receipt], work: Assignment, lake: Lake) -> bool:

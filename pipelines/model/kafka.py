@@ -1,4 +1,4 @@
-"""Values reported by Kafka: partitions, offsets, transactions and settings. Also the bounds of a fetch, and topic names."""
+"""Values reported by Kafka: partitions, offsets, transactions and settings; bounds of a fetch; names of topics."""
 
 from __future__ import annotations
 

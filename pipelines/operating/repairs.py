@@ -200,7 +200,9 @@ def _strangers(target: RepairTarget) -> Iterator[RepairFinding]:
     parts = list({p.path: p for r in receipts for p in r.parts}.values())
     unknown = visible - {p.path for p in parts}
     nobodys = tuple(
-        sorted(unknown - target.ledger.replaced(unknown, state) - published_files.foreign(target.lake, target.feed))
+        sorted(
+            unknown - target.ledger.replaced(unknown, state) - published_files.read_foreign(target.lake, target.feed)
+        )
     )
     if nobodys:
         text = f"{many(len(nobodys), 'file')} of which the ledger knows nothing: {ends(nobodys)}"

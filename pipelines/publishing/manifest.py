@@ -171,7 +171,7 @@ class _Boundaries:
 
 def stands(lake: Lake, feed: str, window: int, settings: WindowSettings) -> bool:
     """Returns whether the window was declared complete."""
-    return receipt_files.manifest(lake, feed, window, settings.length) is not None
+    return receipt_files.find_manifest(lake, feed, window, settings.length) is not None
 
 
 def withdraw(state: State, lake: Lake, feed: str) -> tuple[str, ...]:

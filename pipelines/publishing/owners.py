@@ -100,7 +100,7 @@ def outlook(lake: Lake, feed: str, batch: Batch) -> tuple[str, tuple[str, ...]]:
 def finished_slices(lake: Lake, feed: str, batch: Batch) -> tuple[int, int]:
     """Returns the number of a live batch's slices with a receipt in staging, and of all."""
     names = {paths.slice_name(s) for s in batch.plan.slices} if batch.plan else set()
-    return len(names & receipt_files.finished(lake, feed, batch.id, {})), len(names)
+    return len(names & receipt_files.read_finished(lake, feed, batch.id, {})), len(names)
 
 
 def give_up(

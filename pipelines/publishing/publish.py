@@ -116,7 +116,7 @@ def roll_forward_own(ledger: Ledger, lake: Lake, feed: str, batch: int, receipts
     attempts left there that do not count goes with the next roll-forward.
     """
     own = {p.staged for r in receipts for p in r.parts}
-    own |= receipt_files.files_of(feed, batch, receipts).keys()
+    own |= receipt_files.group_by_file(feed, batch, receipts).keys()
     return _agree(ledger, lake, feed, ledger.read(), {batch: sorted(own)})
 
 
@@ -129,11 +129,11 @@ def _agree(ledger: Ledger, lake: Lake, feed: str, state: State, staged: dict[int
     each(lake.remove, [p.staged for p in parts if p.path in not_live])
     replaced = [path for b in published for path in _replaced_paths(ledger, b)]
     hidden = [path for path, size in zip(replaced, each(lake.size, replaced), strict=True) if size is not None]
-    hidden = published_files.remove(lake, feed, hidden)
+    hidden = published_files.remove_unless_named(lake, feed, hidden)
     live = [p for p in parts if p.path not in not_live]
     new_paths = [p.path for p, ours in zip(live, each(lambda p: _show(lake, p), live), strict=True) if ours]
     late = ledger.replaced(new_paths) if new_paths else frozenset()
-    published_files.remove(
+    published_files.remove_unless_named(
         lake, feed, sorted(late)
     )  # copying takes time: a run that hid it meanwhile could not see it yet
     new_paths = [p for p in new_paths if p not in late]

@@ -34,8 +34,8 @@ from sluice.pipelines.util.units import show_window
 class File:
     """Rows of `[start, end)` of a partition, in offset order, in a Parquet file of a window.
 
-    `address` is how other tools read the file (an absolute path or a URL), `path` its place in the lake. Slices may
-    share a file: then the rows begin at row `first` of it, and `bytes` is their share of it.
+    `address` is the absolute path or URL for other tools, `path` the path in the lake. In a file that slices share, the
+    rows begin at row `first`, and `bytes` is their share.
     """
 
     window: int
@@ -52,29 +52,28 @@ class File:
     first: int = 0
 
 
-def one_each(found: Sequence[File]) -> list[File]:
-    """An entry for each Parquet file, in an order in which the rows of each partition follow each other.
+def order_files(files: Sequence[File]) -> list[File]:
+    """Returns one entry for each Parquet file, ordered so that the rows of each partition are in offset order.
 
-    There may be none where slices share files: if what lies before was landed later, beside what lies behind. Then the
-    files come as their first slices do.
+    If slices share files, there may be no such order. Then the files have the order of their first slices.
     """
     first: dict[str, File] = {}
-    for f in found:
+    for f in files:
         first.setdefault(f.path, f)
-    if len(first) == len(found):
-        return list(found)
+    if len(first) == len(files):
+        return list(files)
     last: dict[tuple[str, int], str] = {}
     after: dict[str, dict[str, None]] = {path: {} for path in first}
-    for f in found:
+    for f in files:
         before = last.get((f.topic, f.partition), f.path)
         last[f.topic, f.partition] = f.path
         if before != f.path:
             after[before][f.path] = None
-    return [first[path] for path in _in_order(after)]
+    return [first[path] for path in _sort_topologically(after)]
 
 
-def _in_order(after: Mapping[str, Mapping[str, None]]) -> list[str]:
-    """The names so that each comes before those that are after it; as they are given, where this cannot be."""
+def _sort_topologically(after: Mapping[str, Mapping[str, None]]) -> list[str]:
+    """Returns the names in topological order; in their own order if there is a cycle."""
     position = {name: i for i, name in enumerate(after)}
     waits = dict.fromkeys(after, 0)
     for name in (n for names in after.values() for n in names):
@@ -90,21 +89,20 @@ def _in_order(after: Mapping[str, Mapping[str, None]]) -> list[str]:
     return out if len(out) == len(names) else names
 
 
-def files(
+def list_files(
     ledger: Ledger,
     lake: Lake,
-    feed: str,
     windows: Sequence[int],
     settings: WindowSettings,
     kind: PartKind = PartKind.LANDED,
     *,
     partial: bool = False,
 ) -> tuple[File, ...]:
-    """The files of the windows (their starts, ms), by window and in log order. With `partial`: those that are there.
+    """Returns the files of the windows (their starts, ms), by window and in log order; with `partial`, visible ones.
 
     Raises WindowIncomplete, WindowRetired, and UsageError for a time that is not a window of the feed.
     """
-    state = ledger.read()
+    feed, state = ledger.feed, ledger.read()
     for window in windows:
         check_begun(window, settings, state)
         if not partial:
@@ -112,36 +110,36 @@ def files(
     window_files = manifest.files_of(ledger, windows, settings)
     missing = {p.path for p in manifest.missing(lake, (p for f in window_files for p in f.of(kind)))}
     if not partial:
-        _demand(window_files, missing, feed)
-    return tuple(_file(lake, w, s, p) for w, s, p in _placed_parts(window_files, kind) if p.path not in missing)
+        _check_complete(window_files, missing, feed)
+    return tuple(_to_file(lake, w, s, p) for w, s, p in _list_parts(window_files, kind) if p.path not in missing)
 
 
-def _demand(found: Sequence[WindowFiles], missing: set[str], feed: str) -> None:
-    for window in found:
+def _check_complete(windows: Sequence[WindowFiles], missing: set[str], feed: str) -> None:
+    for window in windows:
         manifest.demand_complete(window, feed)
         if unseen := len({p.path for p in window.parts} & missing):
             window_text = show_window(window.window)
             raise WindowIncomplete(
                 f"window {window_text} of feed {feed} has landed, but {unseen} of its files are not visible yet",
-                remedy=f"wait for the run that does that; when it is dead, the next one does: sluice run {feed}",
+                remedy=f"wait for the run that publishes them; if it is dead, run: sluice run {feed}",
             )
 
 
-def _placed_parts(found: Sequence[WindowFiles], kind: PartKind) -> Iterator[tuple[int, Slice, Part]]:
-    return ((f.window, s, p) for f in found for s, p in f.placed if p.kind is kind)
+def _list_parts(windows: Sequence[WindowFiles], kind: PartKind) -> Iterator[tuple[int, Slice, Part]]:
+    return ((f.window, s, p) for f in windows for s, p in f.placed if p.kind is kind)
 
 
-def _file(lake: Lake, window: int, s: Slice, p: Part) -> File:
+def _to_file(lake: Lake, window: int, s: Slice, p: Part) -> File:
     at, first = lake.locate(p.path), p.shared.first if p.shared else 0
     return File(window, p.kind, at, p.path, s.topic, s.partition, s.start, s.end, p.rows, p.bytes, p.sha256, first)
 
 
-def remove(lake: Lake, feed: str, some: Sequence[str]) -> list[str]:
-    """Remove visible parts that do not count, unless a table may name them. Returns those that were removed."""
-    if not some or has_table(lake, feed):
+def remove_unless_named(lake: Lake, feed: str, parts: Sequence[str]) -> list[str]:
+    """Remove visible parts that do not count, unless a table may name them. Returns the removed ones."""
+    if not parts or has_table(lake, feed):
         return []
-    each(lake.remove, some)
-    return list(some)
+    each(lake.remove, parts)
+    return list(parts)
 
 
 def has_table(lake: Lake, feed: str) -> bool:
@@ -149,33 +147,38 @@ def has_table(lake: Lake, feed: str) -> bool:
     return lake.size(paths.table_note_path(feed)) is not None
 
 
-def note(lake: Lake, feed: str, table: str, removing: Iterable[str] = (), foreign: Iterable[str] | None = None) -> None:
-    """Note that the table names files of the feed, and which of them its publisher is about to remove; then the files
-    of other writers that its snapshots name. Without `foreign`, those noted before stay."""
-    others = _noted(lake, feed, "foreign") if foreign is None else foreign
-    noted = {"table": table, "removing": sorted(removing), "foreign": sorted(others)}
-    lake.put(paths.table_note_path(feed), json.dumps(noted).encode())
+def write_note(
+    lake: Lake, feed: str, table: str, removing: Iterable[str] = (), foreign: Iterable[str] | None = None
+) -> None:
+    """Note that the table names files of the feed.
+
+    `removing` are the files that its publisher is about to remove, and `foreign` the files of other writers that its
+    snapshots name (None: those of the previous note).
+    """
+    others = _read_note(lake, feed, "foreign") if foreign is None else foreign
+    note = {"table": table, "removing": sorted(removing), "foreign": sorted(others)}
+    lake.put(paths.table_note_path(feed), json.dumps(note).encode())
 
 
-def removing(lake: Lake, feed: str) -> tuple[str, ...]:
-    """The lake paths that a publisher was about to remove, and perhaps did not."""
-    return _noted(lake, feed, "removing")
+def read_removing(lake: Lake, feed: str) -> tuple[str, ...]:
+    """Returns the lake paths that a publisher was about to remove, and may not have."""
+    return _read_note(lake, feed, "removing")
 
 
-def foreign(lake: Lake, feed: str) -> frozenset[str]:
+def read_foreign(lake: Lake, feed: str) -> frozenset[str]:
     """Returns the lake paths of other writers' files that snapshots of the feed's table name."""
-    return frozenset(path for path in _noted(lake, feed, "foreign") if may_be_foreign(path))
+    return frozenset(path for path in _read_note(lake, feed, "foreign") if may_be_foreign(path))
 
 
 def may_be_foreign(path: str) -> bool:
-    """Returns whether no part of a feed is ever called so: the file may go although the ledger does not know it."""
+    """Returns whether no part of a feed can have this name: the file may be removed although the ledger lacks it."""
     return paths.parse_part(path) is None and not paths.is_table_log(path)
 
 
-def _noted(lake: Lake, feed: str, name: str) -> tuple[str, ...]:
+def _read_note(lake: Lake, feed: str, name: str) -> tuple[str, ...]:
     try:
-        noted = json.loads(lake.get(paths.table_note_path(feed)) or b"{}")
+        note = json.loads(lake.get(paths.table_note_path(feed)) or b"{}")
     except ValueError:
         return ()
-    listed = noted.get(name, ()) if isinstance(noted, dict) else ()
+    listed = note.get(name, ()) if isinstance(note, dict) else ()
     return tuple(path for path in listed if isinstance(path, str) and path.startswith(paths.visible_roots(feed)))

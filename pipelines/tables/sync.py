@@ -144,7 +144,7 @@ class _Publisher:
                 raise TableMoved(f"{table.name} was brought up meanwhile", remedy="the next try decides anew")
             check_owner(table, head, state, ledger.feed)
             if not published_files.has_table(lake, ledger.feed):
-                published_files.note(lake, ledger.feed, table.name)
+                published_files.write_note(lake, ledger.feed, table.name)
             if self.repair and head.snapshot is not None:
                 self._note_foreign(self._beside())
             if trusted_mark(ledger, state, head):
@@ -258,16 +258,16 @@ class _Publisher:
 
     def _note_removing(self, files: Collection[str]) -> None:
         """Note files that go once no snapshot names them, before the table's mark or its snapshots forget them."""
-        noted = {*published_files.removing(self.lake, self.ledger.feed)}
+        noted = {*published_files.read_removing(self.lake, self.ledger.feed)}
         if not noted.issuperset(files):
-            published_files.note(self.lake, self.ledger.feed, self.table.name, noted.union(files))
+            published_files.write_note(self.lake, self.ledger.feed, self.table.name, noted.union(files))
 
     def _note_foreign(self, files: Collection[str]) -> None:
         """Note files of other writers, before the table forgets them: they go once no snapshot names them."""
-        noted = published_files.foreign(self.lake, self.ledger.feed)
+        noted = published_files.read_foreign(self.lake, self.ledger.feed)
         if not noted.issuperset(files):
-            before = published_files.removing(self.lake, self.ledger.feed)
-            published_files.note(self.lake, self.ledger.feed, self.table.name, before, noted.union(files))
+            before = published_files.read_removing(self.lake, self.ledger.feed)
+            published_files.write_note(self.lake, self.ledger.feed, self.table.name, before, noted.union(files))
 
     def _beside(self) -> set[str]:
         """Returns lake paths of other writers' files next to the feed's that a snapshot names."""
@@ -303,7 +303,7 @@ class _Publisher:
         going = [a.removeprefix(root) for a in table.expiring(before) if a.startswith(root)]
         self._note_foreign([path for path in going if self._ours(path) and published_files.may_be_foreign(path)])
         self._note_removing([path for path in going if not published_files.may_be_foreign(path)])
-        noted, foreign = published_files.removing(lake, feed), published_files.foreign(lake, feed)
+        noted, foreign = published_files.read_removing(lake, feed), published_files.read_foreign(lake, feed)
         removing = [*self.ledger.replaced(filter(self._ours, noted)), *filter(self._ours, foreign)]
         expired = table.expire(before)
         if not removing:
@@ -314,7 +314,7 @@ class _Publisher:
             lake.remove(path)
         stay = {path for path in removing if lake.locate(path) in still_named}
         still = [[p for p in files if p in stay or not self._ours(p)] for files in (noted, foreign)]
-        published_files.note(lake, feed, table.name, *still)
+        published_files.write_note(lake, feed, table.name, *still)
         return replace(done, expired=expired, cleaned=cleaned, head=table.look())
 
 

@@ -37,13 +37,13 @@ class Share:
 
 def shares(lake: Lake, files: Sequence[File]) -> list[Share]:
     """Return the files in order, each once, in shares of about `TASK_BYTES`."""
-    from sluice.pipelines.publishing.published_files import one_each  # late: workers have no need of it
+    from sluice.pipelines.publishing.published_files import order_files  # late: workers have no need of it
 
     out: list[Share] = []
     group: list[tuple[str, tuple[int, ...] | None]] = []
     total = 0
     sizes: dict[str, int] = {}
-    for f in one_each(files):
+    for f in order_files(files):
         sizes[f.path] = 0
     for f in files:
         sizes[f.path] += f.bytes

@@ -111,7 +111,7 @@ class Windows:
     @classmethod
     def of(cls, feed: Feed, ledger: Ledger, lake: Lake, starts: Sequence[int], kind: PartKind) -> Windows:
         """Windows by their starts. Raises WindowIncomplete, WindowRetired, UsageError for one that the feed lacks."""
-        files = reading.files(ledger, lake, feed.name, starts, feed.window, kind)
+        files = reading.list_files(ledger, lake, starts, feed.window, kind)
         return cls(feed, tuple(starts), kind, files, _standing(feed, ledger.read(), kind))
 
     def __repr__(self) -> str:
@@ -130,7 +130,7 @@ class Windows:
     @cached_property
     def _each(self) -> list[File]:
         """Each file once."""
-        return reading.one_each(self.files)
+        return reading.order_files(self.files)
 
     @property
     def rows(self) -> int:

@@ -202,9 +202,9 @@ def _plan_ranges(feed: Feed, offsets: str) -> Plan:
 
 
 def _request(offsets: str) -> Request:
-    from sluice.pipelines.model.plans import Request, RequestKind, asked_range
+    from sluice.pipelines.model.plans import Request, RequestKind, parse_offset_range
 
-    return Request(RequestKind.OFFSETS, tuple(asked_range(text.strip()) for text in offsets.split(",")))
+    return Request(RequestKind.OFFSETS, tuple(parse_offset_range(text.strip()) for text in offsets.split(",")))
 
 
 def _records(task: Task, wiring: Wiring, isolation: Isolation) -> Iterator[pa.RecordBatch]:

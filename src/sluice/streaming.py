@@ -212,7 +212,7 @@ def _offsets(
     if isinstance(position, Mapping):
         return {
             tp: _check_retained(states, tp, at, what)
-            for tp, at in ((plans.partition(n), at) for n, at in position.items())
+            for tp, at in ((plans.parse_partition(n), at) for n, at in position.items())
         }
     if position == "earliest":
         return {tp: p.log_start for tp, p in states.items()}

@@ -18,9 +18,9 @@ numbers = st.integers(0, 10**17)
 @given(topics, st.integers(0, 10**8), numbers, numbers)
 def test_what_is_printed_is_read_back(topic: str, partition: int, start: int, end: int) -> None:
     tp = TopicPartition(topic, partition)
-    assert parsing.partition(str(tp)) == tp
-    assert parsing.asked_range(f"{tp}:{start}-{end}") == AskedRange(topic, partition, start, end)
-    assert parsing.record(f"{tp}:{start}") == (tp, start)
+    assert parsing.parse_partition(str(tp)) == tp
+    assert parsing.parse_offset_range(f"{tp}:{start}-{end}") == AskedRange(topic, partition, start, end)
+    assert parsing.parse_record(f"{tp}:{start}") == (tp, start)
 
 
 @pytest.mark.parametrize(
@@ -40,7 +40,7 @@ def test_what_is_printed_is_read_back(topic: str, partition: int, start: int, en
     ],
 )
 def test_other_text_is_refused_with_the_form_to_write(text: str) -> None:
-    for read in (parsing.partition, parsing.asked_range, parsing.record):
+    for read in (parsing.parse_partition, parsing.parse_offset_range, parsing.parse_record):
         with pytest.raises(UsageError) as caught:
             read(text)
         assert "orders:" in caught.value.remedy
@@ -48,7 +48,7 @@ def test_other_text_is_refused_with_the_form_to_write(text: str) -> None:
 
 @given(st.text(max_size=30))
 def test_any_text_is_either_read_or_refused(text: str) -> None:
-    for read in (parsing.partition, parsing.asked_range, parsing.record):
+    for read in (parsing.parse_partition, parsing.parse_offset_range, parsing.parse_record):
         try:
             read(text)
         except UsageError:

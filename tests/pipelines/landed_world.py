@@ -120,7 +120,7 @@ class World:
         partitions: Sequence[int] = (0, 1),
     ) -> pa.Table:
         """What readers get of the hours, by the ledger."""
-        found = published_files.files(self.fresh_ledger(), self.lake, "orders", windows, self.feed.window, kind)  # type: ignore[arg-type]
+        found = published_files.list_files(self.fresh_ledger(), self.lake, windows, self.feed.window, kind)  # type: ignore[arg-type]
         tables = [pq.read_table(self.lake.open(f.path)) for f in found if f.partition in partitions]
         return pa.concat_tables(tables).combine_chunks() if tables else pa.table({})
 

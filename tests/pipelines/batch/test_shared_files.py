@@ -15,7 +15,7 @@ from sluice.pipelines.ledger.entries import PublishEntry
 from sluice.pipelines.maintenance import expiry
 from sluice.pipelines.model.plans import AskedRange, Request, RequestKind
 from sluice.pipelines.model.receipts import PartKind
-from sluice.pipelines.publishing.published_files import File, files, one_each
+from sluice.pipelines.publishing.published_files import File, list_files, order_files
 from tests.checker.planted import ONE, ZERO, Sound, asked
 
 
@@ -88,10 +88,10 @@ def test_retired_with_its_file(sound: Sound) -> None:
 def test_the_files_of_a_window(sound: Sound) -> None:
     world = sound.world
     (first, *_) = world.windows()
-    listed = files(world.ledger, world.lake, "orders", [first], world.feed.window, PartKind.LANDED)
+    listed = list_files(world.ledger, world.lake, [first], world.feed.window, PartKind.LANDED)
     assert [(f.partition, f.first, f.rows) for f in listed] == [(0, 0, 8), (1, 8, 5)]
     assert sum(f.bytes for f in listed) == world.lake.size(listed[0].path)
-    assert len(one_each(listed)) == 1
+    assert len(order_files(listed)) == 1
 
 
 def of(path: str, partition: int, start: int) -> File:
@@ -110,7 +110,7 @@ def of(path: str, partition: int, start: int) -> File:
     ids=["alone", "behind", "more", "in a circle", "the same"],
 )
 def test_files_come_in_an_order_that_keeps_the_logs(found: list[tuple[str, int, int]], order: str) -> None:
-    assert "".join(f.path for f in one_each([of(*f) for f in found])) == order
+    assert "".join(f.path for f in order_files([of(*f) for f in found])) == order
 
 
 def test_an_older_sluice_stops_at_the_entry(sound: Sound) -> None:

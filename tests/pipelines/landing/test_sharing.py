@@ -118,7 +118,7 @@ def test_each_has_its_own_receipt_and_its_share_of_the_file(lake: LocalLake) -> 
     assert sum(p.bytes for p in parts(outcomes)) == size == parts(outcomes)[0].file_bytes
     (together,) = (p for p in lake.list("_sluice/sales/staging") if paths.receipt_slice(p))
     assert [r.slice for r in receipts_at(together, lake)] == SLICES
-    assert receipt_files.finished(lake, "sales", 12, {}) == {paths.slice_name(s) for s in SLICES}
+    assert receipt_files.read_finished(lake, "sales", 12, {}) == {paths.slice_name(s) for s in SLICES}
 
 
 def test_the_footer_names_them(lake: LocalLake) -> None:

@@ -159,8 +159,8 @@ def test_windows_and_reports_without_a_level_are_found_and_new_ones_get_one(old:
     for batch in batches[:-1]:
         lake.put(paths.former_batch_page_path("orders", batch), b"<html>")
     lake.put(page := paths.batch_page_path("orders", batches[-1]), b"<html>")
-    assert receipt_files.batch_page(lake, "orders", batches[0]) == f"_sluice/orders/reports/{batches[0]}.html"
-    assert receipt_files.batch_page(lake, "orders", batches[-1]) == page
+    assert receipt_files.find_batch_page(lake, "orders", batches[0]) == f"_sluice/orders/reports/{batches[0]}.html"
+    assert receipt_files.find_batch_page(lake, "orders", batches[-1]) == page
 
     before = max(w for w in map(paths.manifest_window, new) if w)[0] + HOUR
     gone = expire(old.ledger, lake, before, old.feed.window, "old", old.edges().liveness).removed

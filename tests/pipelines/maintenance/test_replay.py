@@ -102,7 +102,7 @@ class Typed(World):
         """Partition and offset of each row that readers get, in their order."""
         names = ["kafka_partition", "kafka_offset"] if kind is PartKind.LANDED else ["partition", "offset"]
         ledger, windows = self.fresh_ledger(), (START, START + HOUR)
-        found = reading.files(ledger, self.lake, "orders", windows, self.feed.window, kind)  # type: ignore[arg-type]
+        found = reading.list_files(ledger, self.lake, windows, self.feed.window, kind)  # type: ignore[arg-type]
         tables = [pq.read_table(self.lake.open(f.path), columns=names).to_pydict() for f in found]
         return [place for t in tables for place in zip(*(t[n] for n in names), strict=True)]
 

@@ -294,7 +294,7 @@ def test_files_of_other_writers_that_an_older_release_took_out_are_noted_by_a_re
     world.sync()
     world.append(world.read().slice(0, 7))
     world.sync(repair=True)
-    published_files.note(world.lake, "orders", "table data/orders", foreign=())
+    published_files.write_note(world.lake, "orders", "table data/orders", foreign=())
     (problem,) = world.audited().problems
     assert "table sync orders --repair" in problem.remedy
     assert world.sync(repair=True).commits == 0

@@ -47,7 +47,7 @@ class TableWorld(World):
     def landed_rows(self, kind: PartKind = PartKind.LANDED) -> list[tuple[int, int]]:
         """The same of what landed, or of what is in quarantine, by the ledger."""
         hours = [START, START + HOUR, START + 2 * HOUR]
-        found = files.files(self.fresh_ledger(), self.lake, "orders", hours, self.feed.window, kind, partial=True)
+        found = files.list_files(self.fresh_ledger(), self.lake, hours, self.feed.window, kind, partial=True)
         read = [pq.read_table(f.address, columns=["partition", "offset"], partitioning=None) for f in found]
         return sorted(zip(*pa.concat_tables(read).to_pydict().values(), strict=True))
 
