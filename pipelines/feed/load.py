@@ -159,7 +159,7 @@ def move_tuning(data: Mapping[str, Any]) -> dict[str, Any] | tuple[FileProblem, 
     """Returns a feed file's data with the keys of `tuning` at their places in `Feed`, or the problems."""
     tuning = data.get("tuning", {})
     if not isinstance(tuning, dict):
-        return (FileProblem("tuning", "is not a section of keys and values", page("feeds")),)
+        return (FileProblem("tuning", "is not a section of keys and values", docs_command("feeds")),)
     moved = {key: value for key, value in data.items() if key != "tuning"}
     problems = []
     for key, value in tuning.items():
