@@ -102,7 +102,7 @@ class Cluster(Protocol):
         ...
 
     def open_transactions(self, partitions: Iterable[TopicPartition]) -> Mapping[TopicPartition, OpenTransaction]:
-        """The open transaction that holds back each partition's stable end.
+        """The open transaction that holds back each partition's last stable offset.
 
         Partitions without one, or whose cluster does not tell, are left out.
         """

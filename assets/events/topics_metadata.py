@@ -29,7 +29,7 @@ def topic_metadata(partitions: Sequence[PartitionState], readers: Sequence[Topic
             "partition": p.partition,
             "leader": p.leader,
             "start": p.log_start,
-            "end": p.stable_end,
+            "end": p.last_stable_offset,
             **{f"lag of {feed}": lag[i] for feed, lag in lags.items()},
         }
         for i, p in enumerate(partitions)
@@ -37,7 +37,7 @@ def topic_metadata(partitions: Sequence[PartitionState], readers: Sequence[Topic
     columns = dict.fromkeys(("partition", "leader", "start", "end", *(f"lag of {feed}" for feed in lags)), "int")
     return {
         "partitions": len(partitions),
-        "offsets": sum(p.stable_end - p.log_start for p in partitions),
+        "offsets": sum(p.last_stable_offset - p.log_start for p in partitions),
         **{f"lag_{feed}": sum(lag) for feed, lag in lags.items()},
         **{f"lag_seconds_{r.feed}": age / 1000 for r in readers if (age := _age(r, sum(lags[r.feed]))) is not None},
         **{f"at_risk_{r.feed}": "\n".join(r.at_risk) for r in readers if r.at_risk},
@@ -46,7 +46,7 @@ def topic_metadata(partitions: Sequence[PartitionState], readers: Sequence[Topic
 
 
 def _lag(p: PartitionState, reader: TopicReader) -> int:
-    return max(0, p.stable_end - reader.frontiers.get(p.partition, p.log_start))
+    return max(0, p.last_stable_offset - reader.frontiers.get(p.partition, p.log_start))
 
 
 def _age(reader: TopicReader, lag: int) -> int | None:

@@ -91,7 +91,7 @@ def audit(
         report = replace(report, problems=report.problems + _of_table(session, definition))
     session.terminal.show(*view(report, rescanned=options.rescan, more=more, unkept=unkept))
     session.terminal.document(document(report) | ({"strict": _more(more)} if more else {}))
-    return 0 if report.closes else 1
+    return 0 if report.reconciled else 1
 
 
 class Asked(NamedTuple):
@@ -265,7 +265,7 @@ def _row(name: str, a: PartitionAccount) -> list[str]:
 
 
 def _verdict(report: AuditReport, rescanned: bool) -> RenderableType:
-    if not report.closes:
+    if not report.reconciled:
         return bad(f"not reconciled: {many(len(report.problems), 'problem')}")
     if not report.accounts:
         return good(f"no offset is accounted for yet: nothing has landed → sluice run {report.feed}")
@@ -281,7 +281,7 @@ def _verdict(report: AuditReport, rescanned: bool) -> RenderableType:
 def document(report: AuditReport) -> dict[str, Any]:
     return {
         "feed": report.feed,
-        "closes": report.closes,
+        "reconciled": report.reconciled,
         "files": report.parts,
         "rows": report.rows,
         "compared": report.compared,

@@ -263,20 +263,20 @@ class _SamplePlaces:
     @property
     def starts(self) -> dict[str, int]:
         share = max(1, SAMPLE // max(1, len(self._filled)))
-        return {str(p.tp): max(p.log_start, p.stable_end - share) for p in self._filled}
+        return {str(p.tp): max(p.log_start, p.last_stable_offset - share) for p in self._filled}
 
     @property
     def ends(self) -> dict[str, int]:
-        return {str(p.tp): p.stable_end for p in self._filled}
+        return {str(p.tp): p.last_stable_offset for p in self._filled}
 
     @property
     def _filled(self) -> list[PartitionState]:
-        return [p for p in self.partitions if p.stable_end > p.log_start]
+        return [p for p in self.partitions if p.last_stable_offset > p.log_start]
 
 
 def _places(cluster: KafkaCluster, topic: str) -> _SamplePlaces:
     partitions = cluster.partitions([topic], Isolation.READ_COMMITTED)
-    hits = cluster.offsets_at({p.tp: 0 for p in partitions if p.stable_end > p.log_start})
+    hits = cluster.offsets_at({p.tp: 0 for p in partitions if p.last_stable_offset > p.log_start})
     return _SamplePlaces(partitions, min((hit.timestamp for hit in hits.values() if hit), default=None))
 
 
@@ -297,7 +297,7 @@ def _look(feed: Feed, topic: str, sample_places: _SamplePlaces) -> TopicLook:
         if read > SAMPLE_BYTES:
             break
     sizes = [p.log_bytes for p in sample_places.partitions if p.log_bytes is not None]
-    offsets = sum(p.stable_end - p.log_start for p in sample_places.partitions)
+    offsets = sum(p.last_stable_offset - p.log_start for p in sample_places.partitions)
     spread = (len(sample_places.partitions), offsets, sum(sizes) if sizes else None, sample_places.oldest, newest)
     return TopicLook(topic, *spread, sampled(values), keyed)
 

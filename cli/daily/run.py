@@ -336,7 +336,7 @@ def stands_after(session: Session, feed: Feed, ran: Ran) -> WindowStanding | Non
     held = {r.tp: r.error.start for r in refusals if isinstance(r.error, WindowHeld)}
     state, now = window_options.ledger_state(session, feed)
     ends = {k: at for k in state.current.values() if (at := held.get(k.tp)) is not None}
-    return standing(state, feed.window, ran.asked.window, now, OutsideFacts(stable_ends=ends))
+    return standing(state, feed.window, ran.asked.window, now, OutsideFacts(last_stable_offsets=ends))
 
 
 @dataclass(frozen=True)

@@ -199,7 +199,7 @@ def _detail(status: FeedStatus, terminal: Terminal) -> list[RenderableType]:
         )
         for p in status.partitions
     ]
-    names = ("partition", "origin", "frontier", "committed", "stable end", "lag", "behind", "")
+    names = ("partition", "origin", "frontier", "committed", "last stable", "lag", "behind", "")
     outlook = status.outlook
     age, unstable = outlook.age if outlook else None, sum(p.unstable for p in status.partitions)
     out: list[RenderableType] = [heading(status.feed, outlooks.behind(status.lag, age, unstable))]
@@ -299,7 +299,7 @@ def document(status: FeedStatus) -> dict[str, Any]:
                 "origin": p.origin,
                 "frontier": p.frontier,
                 "committed": p.committed,
-                "stable_end": p.end,
+                "last_stable_offset": p.end,
                 "lag": p.lag,
                 "lag_seconds": _age(p),
                 "unstable": p.unstable,

@@ -71,8 +71,8 @@ def peek(
 ) -> None:
     """Show records as they are in Kafka; those of a feed with a schema_file as it reads them.
 
-    Records of aborted transactions and above the stable end are shown, too, and marked. Values are shortened, and
-    control characters escaped; --json has whole values, in base64. No group is involved.
+    Records of aborted transactions and above the last stable offset are shown, too, and marked. Values are shortened,
+    and control characters escaped; --json has whole values, in base64. No group is involved.
 
     --follow shows the records that the feed's isolation lets through, as they come; with --json each is a document of
     its own, on a line.
@@ -96,7 +96,7 @@ def peek(
             "topic": tp.topic,
             "partition": tp.partition,
             "log_start": partition.log_start,
-            "stable_end": partition.stable_end,
+            "last_stable_offset": partition.last_stable_offset,
             "high_watermark": partition.high_watermark,
             "records": [_document(r) for r in records],
         }
@@ -171,7 +171,7 @@ def _reads(feed: Feed, topic: str) -> bool:
 
 
 def _partition(feed: Feed, tp: TopicPartition) -> PartitionState:
-    """The partition under read_committed: its stable end is the last stable offset."""
+    """The partition under read_committed: the end of the log is the last stable offset."""
     from sluice.resources.kafka.cluster.cluster import KafkaCluster
 
     with closing(KafkaCluster(feed.kafka)) as cluster:
@@ -194,7 +194,10 @@ def _check(offset: int, partition: PartitionState) -> None:
 def _read(feed: Feed, p: PartitionState, offset: int, number: int) -> Iterator[PeekedRecord]:
     """The first `number` records from `offset` on: the stable ones, then the unstable ones."""
     total = 0
-    for isolation, end in ((Isolation.READ_COMMITTED, p.stable_end), (Isolation.READ_UNCOMMITTED, p.high_watermark)):
+    for isolation, end in (
+        (Isolation.READ_COMMITTED, p.last_stable_offset),
+        (Isolation.READ_UNCOMMITTED, p.high_watermark),
+    ):
         if total == number or offset >= end:
             continue
         piece = Slice(p.topic, p.partition, p.topic_id, offset, end, p.leader_epoch)
@@ -283,7 +286,7 @@ def _as_json(fields: Mapping[str, Any]) -> bytes:
 
 
 def _view(tp: TopicPartition, p: PartitionState, records: Sequence[PeekedRecord]) -> list[RenderableType]:
-    note = f"log [{count(p.log_start)}, {count(p.high_watermark)}), stable end {count(p.stable_end)}"
+    note = f"log [{count(p.log_start)}, {count(p.high_watermark)}), last stable offset {count(p.last_stable_offset)}"
     states = [r.state for r in records]
     read = [r.row if r.fields is None else r.row | {"value": _as_json(r.fields)} for r in records]
     parts = record_view(read, states if any(states) else None)

@@ -130,12 +130,12 @@ def _partitions(preview: Preview) -> RenderableType:
     owed = {o.key: o for o in preview.owed}
     rows = [
         (
-            *(str(key), str(p.leader), count(p.log_start), count(_position(preview, key)), count(p.stable_end)),
+            *(str(key), str(p.leader), count(p.log_start), count(_position(preview, key)), count(p.last_stable_offset)),
             *(count(o.span if (o := owed.get(key)) else 0), _notes(preview, key, p, owed.get(key))),
         )
         for key, p in sorted(preview.survey.partitions.items())
     ]
-    names = ("partition", "leader", "log start", "position", "stable end", "owed", "")
+    names = ("partition", "leader", "log start", "position", "last stable", "owed", "")
     return table(names, shorten(rows), right="leader log position stable owed", optional="leader log")
 
 
@@ -153,7 +153,7 @@ def _new_origin(preview: Preview, key: Key) -> OriginItem | None:
 
 def _notes(preview: Preview, key: Key, p: PartitionState, owed: Owed | None) -> str:
     new = _new_origin(preview, key)
-    unstable = p.high_watermark - p.stable_end
+    unstable = p.high_watermark - p.last_stable_offset
     parts = [
         new.why if new else "",
         f"{count(unstable)} not stable yet" if unstable else "",
@@ -263,7 +263,7 @@ def _partition(preview: Preview, key: Key, p: PartitionState, owed: Owed | None)
         "leader": p.leader,
         "leader_epoch": p.leader_epoch,
         "log_start": p.log_start,
-        "stable_end": p.stable_end,
+        "last_stable_offset": p.last_stable_offset,
         "high_watermark": p.high_watermark,
         "position": _position(preview, key),
         "origin": {"offset": origin.offset, "why": origin.why, "new": new is not None} if origin else None,

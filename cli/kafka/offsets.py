@@ -242,7 +242,7 @@ def _is_landing_next(s: _Stand) -> bool:
     from sluice.pipelines.operating.move_offsets import Stands
 
     ahead = s.spot.before is not None and s.spot.frontier is not None and s.spot.before > s.spot.frontier
-    return s.stands is Stands.MOVED and ahead and s.spot.before == s.spot.kafka.stable_end
+    return s.stands is Stands.MOVED and ahead and s.spot.before == s.spot.kafka.last_stable_offset
 
 
 def _show_view(desk: OffsetsDesk, stands: Sequence[_Stand]) -> list[RenderableType]:
@@ -427,7 +427,7 @@ def _reset_document(
 def _spot_document(spot: Spot) -> dict[str, Any]:
     names = ("log_start", "committed", "frontier", "log_end", "lag")
     numbers = dict(zip(names, _numbers(spot), strict=True))
-    return _place(spot.tp) | numbers | {"stable_end": spot.kafka.stable_end}
+    return _place(spot.tp) | numbers | {"last_stable_offset": spot.kafka.last_stable_offset}
 
 
 def _place(tp: TopicPartition) -> dict[str, Any]:

@@ -457,7 +457,7 @@ class _Show:
     def audit(self, number: int) -> dict[str, Any]:
         report = audit.prove(self.session, self.feed, rescan=True)
         self._say(_step(number, "The proof, against Kafka itself"), *audit.view(report, rescanned=True)[1:])
-        if not report.closes:
+        if not report.reconciled:
             raise ProofFailed("the demo does not reconcile", remedy="this is a bug: please report it")
         return audit.document(report)
 

@@ -25,7 +25,7 @@ class PartitionStatus:
     """One partition: `frontier` None before its first plan, `end` None when Kafka did not answer.
 
     `age` (ms): how old the oldest record is that it owes, None where that is not known. `unstable`: offsets above the
-    stable end, which open transactions hold.
+    last stable offset, which open transactions hold.
     """
 
     key: Key
@@ -181,7 +181,7 @@ def _windows(
 
     state, now = reading.state, edges.clock()
     windows = strip.last_windows(state, feed.window, now, last)
-    ends = {k: p.stable_end for k, p in reading.partitions.items()}
+    ends = {k: p.last_stable_offset for k, p in reading.partitions.items()}
     return strip.standings(
         state, feed.window, windows, now, strip.outside_facts(ledger, state, ends, reading.holders, dead)
     )
@@ -204,8 +204,8 @@ def _held_back(feed: Feed, reading: _FeedReading, now: int) -> tuple[HeldBack, .
 
 def _partition(reading: _FeedReading, key: Key) -> PartitionStatus:
     state, p, committed = reading.state, reading.partitions.get(key), reading.committed.get(key)
-    end = p.stable_end if p else None
-    unstable = p.high_watermark - p.stable_end if p else 0
+    end = p.last_stable_offset if p else None
+    unstable = p.high_watermark - p.last_stable_offset if p else 0
     if key not in state.origins:
         return PartitionStatus(key, None, None, committed, end, (), unstable=unstable)
     frontier = state.frontier(key)

@@ -105,7 +105,7 @@ class AuditReport:
     """Files of other writers, named by retained snapshots of the feed's table."""
 
     @property
-    def closes(self) -> bool:
+    def reconciled(self) -> bool:
         return not self.problems
 
     def uncompared(self) -> list[Row]:

@@ -200,8 +200,10 @@ def _offsets_left(run: LandingRun, state: State, snapshot: Survey, stopped: bool
 def _within_first_ends(snapshot: Survey, ends: dict[Key, int]) -> Survey:
     """Limit later rounds to the ends of the first one, so that a busy topic cannot keep a run going indefinitely."""
     for key, p in snapshot.partitions.items():
-        ends.setdefault(key, p.stable_end)
-    partitions = {k: replace(p, stable_end=min(p.stable_end, ends[k])) for k, p in snapshot.partitions.items()}
+        ends.setdefault(key, p.last_stable_offset)
+    partitions = {
+        k: replace(p, last_stable_offset=min(p.last_stable_offset, ends[k])) for k, p in snapshot.partitions.items()
+    }
     return replace(snapshot, partitions=partitions)
 
 
@@ -247,7 +249,7 @@ def _skip(run: LandingRun, skip: Skip) -> tuple[KeyRange, ...]:
     _pin_origins(ledger, snapshot)
     planning.check_only(only, {k.tp: k for k in snapshot.partitions})
     partitions = {k: p for k, p in snapshot.partitions.items() if not only or k.tp in only}
-    ends = {k: p.stable_end for k, p in partitions.items()}
+    ends = {k: p.last_stable_offset for k, p in partitions.items()}
     if skip.to is not None:
         hits = edges.cluster.offsets_at({k.tp: skip.to for k in partitions})
         ends = {k: min(end, hit.offset) if (hit := hits.get(k.tp)) else end for k, end in ends.items()}

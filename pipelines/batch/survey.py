@@ -243,4 +243,4 @@ def may_owe(feed: Feed, edges: Ports) -> bool:
     except SluiceError:
         return False
     keyed = {key_of(state, p): p for p in partitions}
-    return any(k not in state.origins or state.frontier(k) < p.stable_end for k, p in keyed.items())
+    return any(k not in state.origins or state.frontier(k) < p.last_stable_offset for k, p in keyed.items())

@@ -66,8 +66,8 @@ def stretches(
     out = []
     for p in partitions:
         per_record = (p.log_bytes or 0) / max(p.high_watermark - p.log_start, 1)
-        for r in [Range(p.log_start, p.stable_end)] if ranges is None else ranges.get(p.tp, ()):
-            start, end = max(r.start, p.log_start), min(r.end, p.stable_end)
+        for r in [Range(p.log_start, p.last_stable_offset)] if ranges is None else ranges.get(p.tp, ()):
+            start, end = max(r.start, p.log_start), min(r.end, p.last_stable_offset)
             if start < end:
                 size = int((end - start) * per_record)
                 out.append(Slice(p.topic, p.partition, p.topic_id, start, end, p.leader_epoch, size))

@@ -102,8 +102,8 @@ class Isolation(StrEnum):
 class PartitionState:
     """One partition as Kafka describes it at one moment.
 
-    `stable_end` is the end under the feed's isolation: the last stable offset or the high watermark. `log_bytes` is the
-    size of the leader's log, None where the cluster does not tell.
+    `last_stable_offset` is the end of the readable log; with `read_uncommitted` it is the high watermark. `log_bytes`
+    is the size of the leader's log, None where the cluster does not tell.
     """
 
     topic: str
@@ -112,7 +112,7 @@ class PartitionState:
     leader: int
     leader_epoch: int
     log_start: int
-    stable_end: int
+    last_stable_offset: int
     high_watermark: int
     log_bytes: int | None = None
     rack: str | None = None
@@ -150,8 +150,8 @@ class OffsetAtTime:
 class OpenTransaction:
     """A transaction that has not ended.
 
-    `start` is its first offset in a partition, which is the stable end there. `name` is its transactional id, empty
-    where the cluster does not tell. `last_written` is in ms, −1 when unknown.
+    `start` is its first offset in a partition, which is the last stable offset there. `name` is its transactional id,
+    empty where the cluster does not tell. `last_written` is in ms, −1 when unknown.
     """
 
     start: int

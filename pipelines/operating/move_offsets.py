@@ -142,7 +142,7 @@ def _wanted_offset(target: OffsetTarget, spot: Spot, hits: TimeHits, now: int) -
         case Aim.EARLIEST:
             return spot.kafka.log_start, ""
         case Aim.LATEST:
-            return spot.kafka.stable_end, ""
+            return spot.kafka.last_stable_offset, ""
         case Aim.TIME:
             return _at_time(spot, hits.get(spot.tp), now)
         case Aim.SHIFT:
@@ -156,7 +156,7 @@ def _wanted_offset(target: OffsetTarget, spot: Spot, hits: TimeHits, now: int) -
 
 def _at_time(spot: Spot, hit: OffsetAtTime | None, now: int) -> tuple[int, str]:
     if hit is None:
-        return spot.kafka.stable_end, "no record since: the end"
+        return spot.kafka.last_stable_offset, "no record since: the end"
     ahead = "; that is in the future" if hit.timestamp > now else ""
     if hit.by_marker:
         return hit.offset, "searched for behind transactions' markers: right if stamps are in order there"

@@ -20,7 +20,7 @@ from sluice.pipelines.util.units import many, show_about, show_duration, show_in
 
 @dataclass(frozen=True, slots=True)
 class HeldRange:
-    """The offsets of one partition from `start`, its stable end, up to `end`, its high watermark."""
+    """The offsets of one partition from `start`, its last stable offset, up to `end`, its high watermark."""
 
     tp: TopicPartition
     start: int
@@ -99,7 +99,12 @@ class HeldBack:
         return {
             "offsets": self.offsets,
             "partitions": [
-                {"topic": h.tp.topic, "partition": h.tp.partition, "stable_end": h.start, "high_watermark": h.end}
+                {
+                    "topic": h.tp.topic,
+                    "partition": h.tp.partition,
+                    "last_stable_offset": h.start,
+                    "high_watermark": h.end,
+                }
                 for h in self.held
             ],
             "transaction": _transaction(self.by, self.age) if self.by else None,
@@ -141,7 +146,7 @@ def held_back(
     by: dict[int | None, list[HeldRange]] = {}
     for p in waiting:
         t = holder_of.get(p.tp)
-        start = t.start if t else p.stable_end
+        start = t.start if t else p.last_stable_offset
         by.setdefault(t.producer_id if t else None, []).append(HeldRange(p.tp, start, p.high_watermark))
     limit = broker.transaction_max_timeout
     blocked = (HeldBack(feed, tuple(h), _newest(h, holder_of), now, limit) for h in by.values())
@@ -149,8 +154,8 @@ def held_back(
 
 
 def unstable_partitions(partitions: Iterable[PartitionState]) -> list[PartitionState]:
-    """The partitions whose stable end lies below their high watermark."""
-    return [p for p in partitions if p.stable_end < p.high_watermark]
+    """The partitions whose last stable offset lies below their high watermark."""
+    return [p for p in partitions if p.last_stable_offset < p.high_watermark]
 
 
 def by_partition(found: Iterable[HeldBack]) -> dict[TopicPartition, HeldBack]:

@@ -146,7 +146,7 @@ def _by_policy(
         case StartKind.EARLIEST:
             return {p.tp: (p.log_start, why) for p in partitions}
         case StartKind.LATEST:
-            return {p.tp: (p.stable_end, why) for p in partitions}
+            return {p.tp: (p.last_stable_offset, why) for p in partitions}
         case StartKind.FAIL:
             names = ", ".join(str(p.tp) for p in partitions[:5])
             raise UsageError(
@@ -160,7 +160,7 @@ def _by_policy(
 
 def _at_time(p: PartitionState, found: Mapping[TopicPartition, object]) -> int:
     hit = found.get(p.tp)
-    return min(getattr(hit, "offset", p.stable_end), p.stable_end)
+    return min(getattr(hit, "offset", p.last_stable_offset), p.last_stable_offset)
 
 
 def out_of_range(position: int, key: Key, p: PartitionState, feed: str = "FEED") -> SluiceError | None:

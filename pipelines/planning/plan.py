@@ -80,7 +80,9 @@ def owed_ranges(
             raise _not_readable(key, wanted)
         if wrong := _unreadable(request, wanted, key, partition, state):
             refused.append(Refusal(key.tp, wrong))
-            before = windows.stable_before(state, key, partition.stable_end) if isinstance(wrong, WindowHeld) else 0
+            before = (
+                windows.stable_before(state, key, partition.last_stable_offset) if isinstance(wrong, WindowHeld) else 0
+            )
             if request.replace or before <= wanted.start:
                 continue
             wanted = Range(wanted.start, before)  # of several windows, those before the held one can be read
@@ -129,23 +131,23 @@ def _unreadable(
 
     The ledger may be newer than our view of the partition: others may have landed offsets beyond it since.
     """
-    if request.kind is RequestKind.WINDOW and asked.end > partition.stable_end:
-        return window_held_error(key.tp, asked.end, partition.stable_end)
+    if request.kind is RequestKind.WINDOW and asked.end > partition.last_stable_offset:
+        return window_held_error(key.tp, asked.end, partition.last_stable_offset)
     if request.replace and asked.start < partition.log_start:
         return _not_again(asked, key, partition)
     beyond = asked.start > partition.high_watermark and asked.start == state.origins[key].offset
     return out_of_range(asked.start, key, partition) if beyond else None
 
 
-def window_held_error(tp: TopicPartition, end: int, stable_end: int, by: HeldBack | None = None) -> WindowHeld:
+def window_held_error(tp: TopicPartition, end: int, last_stable_offset: int, by: HeldBack | None = None) -> WindowHeld:
     """Returns the error for a window that ends above the last stable offset, with the open transaction, if known."""
     return WindowHeld(
-        f"{tp}: the window ends at {end}, but {by.who if by else 'an open transaction'} holds the stable end at"
-        f" {stable_end}",
+        f"{tp}: the window ends at {end}, but {by.who if by else 'an open transaction'} holds the last stable offset at"
+        f" {last_stable_offset}",
         remedy=by.remedy if by else "the next run lands it once that has ended",
         topic=tp.topic,
         partition=tp.partition,
-        start=stable_end,
+        start=last_stable_offset,
         end=end,
     )
 
@@ -181,7 +183,7 @@ def asked_ranges(
             yield key, _pinned_range(state, key, request.window, request.until or request.window + window.length)
         else:
             start = state.frontier(key)
-            yield key, Range(start, max(start, partition.stable_end))
+            yield key, Range(start, max(start, partition.last_stable_offset))
 
 
 def _explicit(
@@ -190,13 +192,13 @@ def _explicit(
     key = by_tp.get(TopicPartition(r.topic, r.partition))
     if key is None:
         raise _unknown_partition(TopicPartition(r.topic, r.partition), by_tp)
-    stable_end = partitions[key].stable_end
+    last_stable_offset = partitions[key].last_stable_offset
     if not 0 <= r.start < r.end:
         raise UsageError(f"{key}: [{r.start}, {r.end}) is not a range", remedy="give START-END with 0 ≤ START < END")
-    if r.end > stable_end:
+    if r.end > last_stable_offset:
         raise UsageError(
-            f"{key}: [{r.start}, {r.end}) reaches beyond the stable end {stable_end}",
-            remedy=f"ask for at most {key}:{r.start}-{stable_end}, or wait for the records to become stable",
+            f"{key}: [{r.start}, {r.end}) reaches beyond the last stable offset {last_stable_offset}",
+            remedy=f"ask for at most {key}:{r.start}-{last_stable_offset}, or wait for the records to become stable",
             topic=key.topic,
             partition=key.partition,
         )

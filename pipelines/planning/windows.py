@@ -419,10 +419,10 @@ def first_offset(state: State, key: Key, time: int) -> int | None:
     return pinned.offsets[at] if at < len(pinned) else None
 
 
-def stable_before(state: State, key: Key, stable_end: int) -> int:
-    """The last boundary of the key that is not above its stable end; 0 if there is none."""
+def stable_before(state: State, key: Key, last_stable_offset: int) -> int:
+    """The last boundary of the key that is not above its last stable offset; 0 if there is none."""
     pinned = state.boundaries.get(key, NO_PINS)
-    at = bisect_right(pinned.offsets, stable_end)
+    at = bisect_right(pinned.offsets, last_stable_offset)
     return pinned.offsets[at - 1] if at else 0
 
 

@@ -233,10 +233,13 @@ class _Comparison:
         beyond = np.flatnonzero(sent.new >= log.high_watermark)
         for n in beyond.tolist():
             self._find("lies beyond the end of the log: the topic was made anew, or has lost records", sent, n)
-        deleted, hidden = sent.new < log.log_start, (sent.new >= log.stable_end) & (sent.new < log.high_watermark)
+        deleted, hidden = (
+            sent.new < log.log_start,
+            (sent.new >= log.last_stable_offset) & (sent.new < log.high_watermark),
+        )
         self.report.gone += int(deleted.sum())
         self.report.hidden += int(hidden.sum())
-        return np.flatnonzero(~deleted & (sent.new < log.stable_end))
+        return np.flatnonzero(~deleted & (sent.new < log.last_stable_offset))
 
     def _log(self, sent: _Sent) -> dict[int, pa.Table]:
         """Returns the records of the topic at the positions of the transaction's records."""
@@ -245,7 +248,7 @@ class _Comparison:
             log, new = self._target.get(partition), sent.new[sent.partition == partition]
             if log is None:
                 continue
-            start, end = max(int(new.min()), log.log_start), min(int(new.max()) + 1, log.stable_end)
+            start, end = max(int(new.min()), log.log_start), min(int(new.max()) + 1, log.last_stable_offset)
             if start < end:
                 slices.append(Slice(log.topic, partition, log.topic_id, start, end, log.leader_epoch))
         by_partition: dict[int, list[pa.RecordBatch]] = {s.partition: [] for s in slices}

@@ -38,13 +38,13 @@ class Backlog:
     @property
     def held(self) -> tuple[Range, ...]:
         """What Kafka still holds."""
-        return intersect(self.ranges, Range(self.partition.log_start, self.partition.stable_end))
+        return intersect(self.ranges, Range(self.partition.log_start, self.partition.last_stable_offset))
 
 
 def backlogs(state: State, partitions: Mapping[Key, PartitionState]) -> tuple[Backlog, ...]:
     """The backlog of each partition that has an origin and owes something."""
     opened = ((k, p) for k, p in sorted(partitions.items()) if k in state.origins)
-    pending = (Backlog(k, p, state.owed(k, p.stable_end)) for k, p in opened)
+    pending = (Backlog(k, p, state.owed(k, p.last_stable_offset)) for k, p in opened)
     return tuple(o for o in pending if o.ranges)
 
 

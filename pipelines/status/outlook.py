@@ -174,7 +174,7 @@ def look_ahead(
     rates = {
         k: r for k, p in partitions.items() if (r := forecast.production(state, k, p.high_watermark, now)) is not None
     }
-    lag = sum(max(0, p.stable_end - state.frontier(k)) for k, p in partitions.items() if k in state.origins)
+    lag = sum(max(0, p.last_stable_offset - state.frontier(k)) for k, p in partitions.items() if k in state.origins)
     recent, produced = work(ledger, state), sum(rates.values()) if rates else None
     eta = forecast.eta(lag, recent, produced)
     configs = cluster.configs({p.topic for p in partitions.values()})

@@ -1,7 +1,7 @@
 """The strip of a feed's windows: how each of them stands, at a glance.
 
-From the folded ledger alone, and, where somebody asked Kafka anyway, from the stable ends: then a window that an open
-transaction holds is told from one that is only owed. Pure, and linear in windows × partitions.
+From the folded ledger alone, and, where somebody asked Kafka anyway, from the last stable offsets: then a window that
+an open transaction holds is told from one that is only owed. Pure, and linear in windows × partitions.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ RECENT = 20
 
 @dataclass(frozen=True, slots=True)
 class OutsideFacts:
-    """What is known beside the ledger. `stable_ends` and `holders` come from Kafka. `running` and `failed` are batches
-    by window: `running` are live batches whose run is alive, `failed` are live batches whose run is dead and batches
-    that published only in part.
+    """What is known beside the ledger. `last_stable_offsets` and `holders` come from Kafka. `running` and `failed` are
+    batches by window: `running` are live batches whose run is alive, `failed` are live batches whose run is dead and
+    batches that published only in part.
     """
 
-    stable_ends: Mapping[Key, int] = field(default_factory=dict)
+    last_stable_offsets: Mapping[Key, int] = field(default_factory=dict)
     holders: Mapping[TopicPartition, OpenTransaction] = field(default_factory=dict)
     running: Mapping[int, int] = field(default_factory=dict)
     failed: Mapping[int, int] = field(default_factory=dict)
@@ -48,7 +48,7 @@ def last_windows(state: State, settings: WindowSettings, now: int, count: int) -
 def outside_facts(
     ledger: Ledger,
     state: State,
-    stable_ends: Mapping[Key, int],
+    last_stable_offsets: Mapping[Key, int],
     holders: Mapping[TopicPartition, OpenTransaction],
     gone: Sequence[Batch],
 ) -> OutsideFacts:
@@ -56,7 +56,7 @@ def outside_facts(
     dead = {b.id for b in gone}
     running = {w: b.id for b, w in _reserved_windows(state) if b.id not in dead}
     unfinished = {w: b.id for b, w in _reserved_windows(state) if b.id in dead}
-    return OutsideFacts(stable_ends, holders, running, _failed_in_part(ledger, state) | unfinished)
+    return OutsideFacts(last_stable_offsets, holders, running, _failed_in_part(ledger, state) | unfinished)
 
 
 def _reserved_windows(state: State) -> Iterator[tuple[Batch, int]]:
@@ -102,8 +102,8 @@ class _Partition:
         due = subtract(r, self._accounted)
         if not due:
             return r.span, r.span, None
-        stable_end = outside.stable_ends.get(self.key, r.end)
-        holder = (stable_end, outside.holders.get(self.key.tp)) if stable_end < r.end else (None, None)
+        last_stable_offset = outside.last_stable_offsets.get(self.key, r.end)
+        holder = (last_stable_offset, outside.holders.get(self.key.tp)) if last_stable_offset < r.end else (None, None)
         return r.span - sum(d.span for d in due), r.span, Owes(self.key, due, *holder)
 
     def _count_unresolved(self, window: int) -> int:

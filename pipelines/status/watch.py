@@ -118,7 +118,7 @@ def _matched_topics(feed: Feed, available: Mapping[str, str]) -> tuple[tuple[str
 
 
 def _under(feed: Feed, p: PartitionState) -> PartitionState:
-    return p if feed.isolation is Isolation.READ_COMMITTED else replace(p, stable_end=p.high_watermark)
+    return p if feed.isolation is Isolation.READ_COMMITTED else replace(p, last_stable_offset=p.high_watermark)
 
 
 # -- the log is another, or short of records
@@ -185,7 +185,7 @@ def _partial(
     """A finding for the oldest window that closed long ago and has landed only in part."""
     closed = now - feed.alerts.partial - feed.window.settle - feed.window.length
     late = [w for w in windows.owed_windows(state, feed.window, now) if w <= closed][:WINDOWS]
-    ends = {k: p.stable_end for k, p in sound.items()}
+    ends = {k: p.last_stable_offset for k, p in sound.items()}
     facts = strip.outside_facts(ledger, state, ends, {}, ()) if late else strip.LEDGER_ALONE
     unfinished = (s for s in strip.standings(state, feed.window, late, now, facts) if s.done or s.batch is not None)
     partial = [s for s in unfinished if s.standing in (Standing.PARTIAL, Standing.FAILED)]

@@ -24,7 +24,8 @@ class Standing(StrEnum):
 class Owes:
     """What one partition still owes of a window. `ranges` is None while a boundary of the window is not resolved.
 
-    `held_at` is the stable end if it lies below the window's end; `held_by` is the transaction that holds it, if known.
+    `held_at` is the last stable offset if it lies below the window's end; `held_by` is the transaction that holds it,
+    if known.
     """
 
     key: Key

@@ -80,7 +80,11 @@ def of_feed(
     with closing(KafkaCluster(feed.kafka)) as cluster:
         states = {p.tp: p for p in cluster.partitions(match(feed.topics, cluster.topics()), feed.isolation)}
         starts = _offsets(cluster, states, start, "start")
-        ends = {tp: p.stable_end for tp, p in states.items()} if end is None else _offsets(cluster, states, end, "end")
+        ends = (
+            {tp: p.last_stable_offset for tp, p in states.items()}
+            if end is None
+            else _offsets(cluster, states, end, "end")
+        )
     chosen = sorted(starts.keys() & ends.keys())
     pieces = {tp: _piece(states[tp], starts[tp], max(starts[tp], ends[tp])) for tp in chosen}
     shares = _SHARES[Assignor(assignor)](chosen, count)
@@ -217,18 +221,21 @@ def _offsets(
     if position == "earliest":
         return {tp: p.log_start for tp, p in states.items()}
     if position == "latest":
-        return {tp: p.stable_end for tp, p in states.items()}
+        return {tp: p.last_stable_offset for tp, p in states.items()}
     offsets = cluster.offsets_at(dict.fromkeys(states, instant(position)))
-    return {tp: min(at.offset if (at := offsets[tp]) else p.stable_end, p.stable_end) for tp, p in states.items()}
+    return {
+        tp: min(at.offset if (at := offsets[tp]) else p.last_stable_offset, p.last_stable_offset)
+        for tp, p in states.items()
+    }
 
 
 def _check_retained(states: Mapping[TopicPartition, PartitionState], tp: TopicPartition, at: int, what: str) -> int:
     if (p := states.get(tp)) is None:
         listed = ", ".join(map(str, sorted(states)[:6]))
         raise UsageError(f"{tp} is not a partition of this feed", remedy=f"its partitions are: {listed or 'none'}")
-    if not p.log_start <= at <= p.stable_end:
+    if not p.log_start <= at <= p.last_stable_offset:
         raise UsageError(
-            f"{what} {at} lies outside {tp}, which holds offsets [{p.log_start}, {p.stable_end}) now",
+            f"{what} {at} lies outside {tp}, which holds offsets [{p.log_start}, {p.last_stable_offset}) now",
             remedy="choose one of those, or earliest, or latest",
         )
     return at
@@ -248,4 +255,4 @@ def _next_piece(s: Slice, p: PartitionState) -> Slice:
         )
     if wrong := out_of_range(s.end, key_of(State(), p), p):
         raise wrong
-    return _piece(p, s.end, max(s.end, p.stable_end))
+    return _piece(p, s.end, max(s.end, p.last_stable_offset))

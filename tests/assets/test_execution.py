@@ -207,7 +207,7 @@ def test_owed_records_that_are_gone_keep_no_other_partition_from_its_commit(
 def test_a_log_that_is_another_one_keeps_its_committed_offset(world: World) -> None:
     """The frontier of its earlier life says nothing of the log that bears its name now."""
     world.run(Request(RequestKind.OFFSETS, (AskedRange("orders", 0, 0, 50), AskedRange("orders", 1, 0, 50))))
-    world.cluster.states[P1] = replace(world.cluster.states[P1], stable_end=20, high_watermark=20)
+    world.cluster.states[P1] = replace(world.cluster.states[P1], last_stable_offset=20, high_watermark=20)
 
     outcome = world.run()
 

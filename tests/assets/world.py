@@ -92,11 +92,11 @@ class StampedCluster(MemoryCluster):
         """Append records; all of them are stable at once."""
         self.stamps.setdefault(tp, []).extend(stamps)
         end = len(self.stamps[tp])
-        self.states[tp] = partition(tp.topic, tp.partition, stable_end=end, high_watermark=end)
+        self.states[tp] = partition(tp.topic, tp.partition, last_stable_offset=end, high_watermark=end)
 
-    def hold(self, tp: TopicPartition, stable_end: int) -> None:
+    def hold(self, tp: TopicPartition, last_stable_offset: int) -> None:
         """An open transaction begins there."""
-        self.states[tp] = replace(self.states[tp], stable_end=stable_end)
+        self.states[tp] = replace(self.states[tp], last_stable_offset=last_stable_offset)
 
 
 @dataclass

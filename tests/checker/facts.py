@@ -155,7 +155,7 @@ class Log:
         self.transactions = tuple(sorted(done))
         self.log_end = max(self.log_end or 0, batches[-1].last + 1 if batches else 0)
 
-    def stable_end(self, committed: bool) -> int | None:
+    def last_stable_offset(self, committed: bool) -> int | None:
         """The last stable offset, or the high watermark for whoever reads uncommitted."""
         opened = [t.first for t in self.transactions if t.end is None] if committed else []
         ends = [e for e in (self.high, self.log_end) if e is not None]
@@ -170,7 +170,7 @@ class Log:
         if self.batches is not None:
             kinds = {"data"} if committed else {"data", "aborted", "open"}
             held = {o for o, c in self.classes.items() if c in kinds and o >= self.log_start}
-            stable = self.stable_end(committed)
+            stable = self.last_stable_offset(committed)
             return {o for o in held if stable is None or o < stable}
         return None if self.seen is None else {o for o in self.seen if o >= self.log_start}
 

@@ -18,7 +18,7 @@
                segments hold of old entries is what these say
 12 ids         entries, plans, files and marks name the cluster and the topic ids that Kafka has
 13 stable      no slice reaches beyond the log, or past a transaction that was open when it was planned
-14 healed      with `healed`: the frontier is the stable end, and the committed offset is there, too
+14 healed      with `healed`: the frontier is the last stable offset, and the committed offset is there, too
 15 teeth       `test_teeth.py`
 16 windows     by each boundary that was looked up: no record that was there, in order, lies on its wrong side; one that
                was planned before it was pinned is in the window that was open then
@@ -53,7 +53,7 @@ NAMES = {
     10: "only files that count",
     11: "one creator a number",
     12: "cluster and topic ids agree",
-    13: "nothing beyond the stable end",
+    13: "nothing beyond the last stable offset",
     14: "healed: everything that is stable landed",
     16: "in order, in its window",
 }
@@ -632,13 +632,13 @@ class _Check:
         if not self.settings.healed:
             return
         for tp, log in sorted(self.evidence.logs.items()):
-            stable, life = log.stable_end(self.committed_only), self.book.current.get(tp)
+            stable, life = log.last_stable_offset(self.committed_only), self.book.current.get(tp)
             if stable is None:
                 continue
             frontier = self.book.frontier(life) if life else None
             if life is None or frontier is None or (frontier < stable and self._log(life)):
                 where = {"topic": tp[0], "partition": tp[1], "offset": frontier}
-                yield Broken(14, f"{tp[0]}:{tp[1]} landed up to {frontier}, the stable end is {stable}", where)
+                yield Broken(14, f"{tp[0]}:{tp[1]} landed up to {frontier}, the last stable offset is {stable}", where)
                 yield from self._holes(life) if life else ()
 
     def _holes(self, life: Life) -> Iterator[Broken]:

@@ -205,7 +205,7 @@ def log_of(topic: Topic, tp: TopicPartition) -> Log:
         if b.last >= start
     )
     log = Log(tuple(tp), topic.topic_id, topic.id, start, batches=batches)  # type: ignore[arg-type]
-    rows = held.visible(start, log.stable_end(True) or 0)
+    rows = held.visible(start, log.last_stable_offset(True) or 0)
     log.seen = {r["offset"]: Seen(r["offset"], r["timestamp"], r["key"], r["value"], _headers(r)) for r in rows}
     return log
 

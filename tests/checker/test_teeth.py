@@ -542,7 +542,7 @@ def test_retention_takes_what_landed(sound: Sound) -> None:
     assert found.counts["rows that the log no longer holds"] == 14
 
 
-def test_an_open_transaction_holds_the_stable_end(sound: Sound) -> None:
+def test_an_open_transaction_holds_the_last_stable_offset(sound: Sound) -> None:
     sound.produce(ZERO, 2)
     sound.produce(ZERO, 2, "open")
     sound.world.topic.open_at[ZERO] = 20

@@ -63,7 +63,7 @@ def test_the_classes_of_offsets_follow_from_the_markers(tmp_path: Path) -> None:
         6: "open",
         7: "open",
     }
-    assert (log.stable_end(True), log.stable_end(False)) == (6, 8)
+    assert (log.last_stable_offset(True), log.last_stable_offset(False)) == (6, 8)
     assert log.visible(True) == {1}
     assert log.visible(False) == {1, 2, 3, 6, 7}
 

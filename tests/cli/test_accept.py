@@ -18,7 +18,7 @@ def deleted(world: World) -> World:
     world.run()
     state = world.cluster.states[P0]
     end = state.high_watermark + 10
-    world.cluster.states[P0] = replace(state, log_start=end - 5, stable_end=end, high_watermark=end)
+    world.cluster.states[P0] = replace(state, log_start=end - 5, last_stable_offset=end, high_watermark=end)
     return world
 
 

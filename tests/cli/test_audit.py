@@ -19,7 +19,7 @@ def no_rescan(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_strict_audit_says_what_it_looked_at(world: World, tell: Tell) -> None:
     world.run()
     told = tell(audit.audit, "orders", strict=True)
-    assert (told.code, told.document["closes"]) == (0, True)
+    assert (told.code, told.document["reconciled"]) == (0, True)
     assert told.document["strict"] == {
         "committed_offsets": 2, "commit_entries": 1, "windows": 5, "unseen": [], "expired": [],
     }  # fmt: skip
@@ -43,7 +43,7 @@ def test_offsets_that_do_not_agree_fail_a_strict_audit_alone(world: World, tell:
     world.run()
     world.group.offsets[P0] = CommittedOffset(500)
     told = tell(audit.audit, "orders", strict=True)
-    assert (told.code, told.document["closes"]) == (1, False)
+    assert (told.code, told.document["reconciled"]) == (1, False)
     (problem,) = told.document["problems"]
     assert problem["invariant"] == 7
     assert "orders:0: the group holds 500" in told.text

@@ -40,7 +40,7 @@ def test_plan_shows_origin_owed_and_tasks_and_writes_nothing(world: World, tell:
 
 
 def test_plan_shows_what_is_not_stable_yet(world: World, tell: Tell) -> None:
-    world.cluster.states[P1] = partition(number=1, stable_end=80, high_watermark=100)
+    world.cluster.states[P1] = partition(number=1, last_stable_offset=80, high_watermark=100)
     told = tell(plan.plan, "orders")
     assert told.document["partitions"][1]["owed"] == [[0, 80]]
     assert "20 not stable yet" in told.text
@@ -185,7 +185,7 @@ def test_status_by_feed_and_by_partition(world: World, tell: Tell) -> None:
     told = tell(status.status, "orders")
     (feed,) = told.document["feeds"]
     assert (feed["lag"], feed["uncommitted"], feed["problem"]) == (50, 0, None)
-    assert [(p["frontier"], p["committed"], p["stable_end"], p["lag"]) for p in feed["partitions"]] == [
+    assert [(p["frontier"], p["committed"], p["last_stable_offset"], p["lag"]) for p in feed["partitions"]] == [
         (100, 100, 150, 50),
         (100, 100, 100, 0),
     ]
@@ -214,7 +214,7 @@ def test_status_goes_on_without_kafka(world: World, tell: Tell, monkeypatch: pyt
 def test_audit_closes_and_shows_only_classes_that_occur(world: World, tell: Tell) -> None:
     world.run()
     told = tell(audit.audit, "orders")
-    assert (told.code, told.document["closes"], told.document["rows"]) == (0, True, 200)
+    assert (told.code, told.document["reconciled"], told.document["rows"]) == (0, True, 200)
     assert [p["landed"] for p in told.document["partitions"]] == [100, 100]
     assert "reconciled: every offset" in told.text
     assert "quarantined" not in told.text
@@ -225,7 +225,7 @@ def test_an_audit_that_does_not_close_exits_with_1(world: World, tell: Tell) -> 
     victim = next(p for p in world.lake.files if p.startswith("data/"))
     del world.lake.files[victim]
     told = tell(audit.audit, "orders")
-    assert (told.code, told.document["closes"]) == (1, False)
+    assert (told.code, told.document["reconciled"]) == (1, False)
     assert victim in told.document["problems"][0]["text"]
     assert "not reconciled" in told.text
 

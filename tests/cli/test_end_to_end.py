@@ -90,7 +90,7 @@ def test_the_first_day(topic: str, project: Path, kafka: LocalKafka, sluice: Slu
     assert 0 < sent["aborted"] < sent["records"] == 20_000
 
     planned = sluice("plan", "orders", "--json").document
-    assert planned["offsets"] == sum(p["stable_end"] for p in planned["partitions"]) > 20_000
+    assert planned["offsets"] == sum(p["last_stable_offset"] for p in planned["partitions"]) > 20_000
     with listening() as listener:
         ran = land_apart(environment=telling.environment(listener.address))
     _is_one_trace(listener, ran["run"], planned["offsets"])
@@ -102,7 +102,7 @@ def test_the_first_day(topic: str, project: Path, kafka: LocalKafka, sluice: Slu
     (batch,) = ran["batches"]
     assert (batch["plan"], batch["landed"]) == (planned["hash"], sent["committed"])
     assert batch["aborted"] == sent["aborted"]
-    assert {o["after"] for o in ran["committed"]["offsets"]} == {p["stable_end"] for p in planned["partitions"]}
+    assert {o["after"] for o in ran["committed"]["offsets"]} == {p["last_stable_offset"] for p in planned["partitions"]}
 
     files = duckdb.read_parquet(f"{project}/.sluice/lake/data/orders/**/*.parquet")
     assert len(files.filter("value is null")) == sent["tombstones"]
@@ -112,7 +112,7 @@ def test_the_first_day(topic: str, project: Path, kafka: LocalKafka, sluice: Slu
     assert len(files.filter("headers is not null and len(headers) > 0")) == sent["with_headers"]
     _peek_and_explain_agree_with_the_files(topic, files, sluice)
     audit = sluice("audit", "orders", "--rescan", "--hashes", "--json").document
-    assert (audit["closes"], audit["compared"]) == (True, sent["committed"])
+    assert (audit["reconciled"], audit["compared"]) == (True, sent["committed"])
 
     more = sluice("produce", "orders", "-n", "500", *there, "--json").document
     feed = project / "feeds" / "orders.yaml"
@@ -123,7 +123,7 @@ def test_the_first_day(topic: str, project: Path, kafka: LocalKafka, sluice: Slu
     again = land_apart()
     assert again["batches"][0]["landed"] == more["committed"] == 500
     starts = {p["partition"]: p["ranges"][0][0] for p in again["batches"][0]["partitions"]}
-    assert starts == {p["partition"]: p["stable_end"] for p in planned["partitions"]}
+    assert starts == {p["partition"]: p["last_stable_offset"] for p in planned["partitions"]}
     assert sluice("run", "orders", "--json").run["batches"] == []
     (status,) = sluice("status", "orders", "--json").document["feeds"]
     assert (status["lag"], status["uncommitted"]) == (0, 0)
@@ -166,7 +166,7 @@ def _is_one_run_of_lineage(listener: Listener, run: str, planned: Mapping[str, A
     assert topic["inputFacets"]["inputStatistics"]["rowCount"] == rows
     offsets = topic["inputFacets"]["sluice_offsets"]
     assert (offsets["offsets"], offsets["left_out"]) == (planned["offsets"], 0)
-    ends = {(p["partition"], 0, p["stable_end"]) for p in planned["partitions"]}
+    ends = {(p["partition"], 0, p["last_stable_offset"]) for p in planned["partitions"]}
     assert {(r["partition"], r["start"], r["end"]) for r in offsets["ranges"]} == ends
     assert landed["outputFacets"]["outputStatistics"]["rowCount"] == rows
     assert "value" in {f["name"] for f in landed["facets"]["schema"]["fields"]}
@@ -257,7 +257,7 @@ def test_the_demo_proves_what_it_shows(project: Path, monkeypatch: pytest.Monkey
     assert hour["landed"] + rest["landed"] + quarantined == sum(sent)
     assert sum(told["produced"][i]["malformed"] for i in (0, 1)) == quarantined
     assert sum(q["records"] for q in told["quarantined"]) == hour["quarantined"]
-    assert told["audit"]["closes"] is True
+    assert told["audit"]["reconciled"] is True
     assert told["audit"]["compared"] == hour["landed"] + rest["landed"]
     assert [c["committed"] for c in told["committed"]] == [c["end"] for c in told["committed"]]
     landed = {c["currency"]: (c["orders"], c["revenue"]) for c in told["preview"]["by_currency"] if c["currency"]}
@@ -278,7 +278,7 @@ def test_the_demo_of_a_format_asks_its_own_registry(
 ) -> None:
     monkeypatch.setenv("SCHEMA_REGISTRY_URL", "http://203.0.113.1:8081")
     told = run_apart("demo", "-n", "3000", "--format", format_)
-    assert told["audit"]["closes"] is True
+    assert told["audit"]["reconciled"] is True
     (feed,) = (project / ".sluice" / "demo" / ".sluice" / "lake" / "_sluice").glob("*")
     assert [p.name for p in feed.glob("schemas/*")] == ([] if format_ == "json_schema" else ["1.json"])
 
@@ -330,4 +330,4 @@ def test_one_run_lands_what_many_feeds_owe_and_names_those_that_cannot(
         assert (run.tags["sluice/done"], run.tags["sluice/failed"]) == ("2", "gone"), run.tags
     for name in ("copy", "orders"):
         audited = sluice("audit", name, "--rescan", "--json").document
-        assert (audited["closes"], audited["compared"]) == (True, 100)
+        assert (audited["reconciled"], audited["compared"]) == (True, 100)

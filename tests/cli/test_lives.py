@@ -23,7 +23,9 @@ def twice(world: World, tell: Tell) -> World:
         world.cluster.states[tp] = replace(world.cluster.states[tp], topic_id=OLD)
     world.run()
     for tp in (P0, P1):
-        world.cluster.states[tp] = replace(world.cluster.states[tp], topic_id=NEW, stable_end=30, high_watermark=30)
+        world.cluster.states[tp] = replace(
+            world.cluster.states[tp], topic_id=NEW, last_stable_offset=30, high_watermark=30
+        )
     tell(accept.accept, "orders", "recreated", reason="made anew", text=False)
     assert tell(run.run, ["orders"], text=False).code == 0
     return world

@@ -143,7 +143,7 @@ def test_status_tells_what_the_ledger_knows_when_kafka_does_not_answer(sluice: S
 
 def test_audit_and_explain_need_no_kafka(sluice: Sluice, project: Path) -> None:
     audit = sluice("audit", "orders", "--json")
-    assert (audit.code, audit.document["closes"], audit.document["partitions"]) == (0, True, [])
+    assert (audit.code, audit.document["reconciled"], audit.document["partitions"]) == (0, True, [])
     explained = sluice("explain", "orders", "orders:0:5", "--json")
     assert (explained.code, explained.document["class"]) == (0, "no partition of this feed")
 

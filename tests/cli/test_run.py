@@ -93,7 +93,9 @@ def test_what_an_open_transaction_holds_back_is_said_by_run_and_plan(world: Worl
         (held,) = document["held_back"]
         assert "error" not in document
         assert (held["offsets"], held["transaction"]["producer_id"]) == (40, 77)
-        assert held["partitions"] == [{"topic": "orders", "partition": 1, "stable_end": 60, "high_watermark": 100}]
+        assert held["partitions"] == [
+            {"topic": "orders", "partition": 1, "last_stable_offset": 60, "high_watermark": 100}
+        ]
     told = tell(plan.plan, "orders")
     assert told.code == 0
     assert told.document["held_back"][0]["offsets"] == 40

@@ -51,7 +51,7 @@ def test_two_runs_without_dagster_and_an_audit(project: Path, kafka: LocalKafka,
     assert pending.pending
 
     audit = sluice("audit", "orders", "--rescan", "--json").document
-    assert (audit["closes"], audit["compared"]) == (True, sent["committed"])
+    assert (audit["reconciled"], audit["compared"]) == (True, sent["committed"])
     ran = sluice("run", "orders", "--json")
     assert (ran.code, ran.run["batches"]) == (0, [])
     (status,) = sluice("status", "orders", "--json").document["feeds"]

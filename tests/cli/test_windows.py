@@ -311,7 +311,7 @@ def test_who_holds_a_window_is_named_where_kafka_tells(world: World, tell: Tell)
     by = "transaction 'payments-7' of producer 4711, last written 2024-05-01T03:00:00Z"
     assert told.code == 3
     said = told.run["message"]
-    assert said == f"orders:0: the window ends at 100, but {by} (3 h ago) holds the stable end at 60"
+    assert said == f"orders:0: the window ends at 100, but {by} (3 h ago) holds the last stable offset at 60"
     assert told.run["remedy"].endswith(
         "kafka-transactions.sh --bootstrap-server 127.0.0.1:9 --command-config FILE abort --topic orders"
         " --partition 0 --start-offset 60"

@@ -129,7 +129,7 @@ def test_records_of_two_versions_land_as_one_table_and_need_no_registry_later(
         assert {k: row[k] for k in ("id", "amount", "lines")} == {k: expected[k] for k in ("id", "amount", "lines")}
         assert row["country"] == expected.get("country", "DE")
     assert rows[-1]["kafka_tombstone"] is True
-    # Years later: the account closes against Kafka, without a registry.
+    # Years later: the audit reconciles against Kafka, without a registry.
     gone = avro_feed(place, "http://127.0.0.1:9", SECOND)
     report = rescanned(gone)
     assert (report.problems, report.compared) == ((), 401)

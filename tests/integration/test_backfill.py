@@ -206,7 +206,7 @@ def committed(machine: Machine) -> list[int | None]:
 
 
 def check_whole(machine: Machine, told: Tell) -> None:
-    """All of it landed, once, and the account closes against Kafka itself."""
+    """All of it landed, once, and the audit reconciles against Kafka itself."""
     code, report = told("audit", "orders", "--rescan", *machine.named)
     assert code == 0, report["problems"]
     assert report["compared"] == WINDOWS * EACH

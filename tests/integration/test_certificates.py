@@ -74,7 +74,7 @@ def test_all_certificates_are_renewed_under_a_landing_and_nothing_is_lost(
         assert 0 < engine.before < engine.slices
         commit_feed(feed)
         with closing(KafkaCluster(feed.kafka)) as cluster:
-            assert sum(p.stable_end for p in cluster.partitions([topic], feed.isolation)) == RECORDS
+            assert sum(p.last_stable_offset for p in cluster.partitions([topic], feed.isolation)) == RECORDS
     finally:
         revoke(secured, rights_of(feed))
     assert secured.secured.broker_file(1).read_bytes() != shown

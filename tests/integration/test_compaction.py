@@ -43,7 +43,7 @@ def produce(place: Place, hour: int) -> None:
 
 
 def check(feed: Feed) -> AuditReport:
-    """The account closes, by the files and by Kafka."""
+    """The audit reconciles, by the files and by Kafka."""
     with edges(feed) as opened:
         ledger = Ledger(opened.lake, feed.name, opened.clock)
         today = {

@@ -97,7 +97,7 @@ def test_what_jsonschema_allows_lands_and_the_account_closes_without_the_registr
     ]
     number = struct.unpack(">I", first[0][1:5])[0]
     assert refused[3]["detail"].endswith(f"(schema {number})")
-    # Years later: the account closes against Kafka, without a registry.
+    # Years later: the audit reconciles against Kafka, without a registry.
     gone = json_feed(place, "http://127.0.0.1:9")
     report = rescanned(gone)
     assert (report.problems, report.compared) == ((), 201)

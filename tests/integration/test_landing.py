@@ -177,7 +177,7 @@ def test_explicit_ranges_below_and_above_the_origin(place: Place) -> None:
     run(feed, offsets(place.topic, 0, 10, 20))
     run(feed, offsets(place.topic, 0, 5, 25))
     assert [r["offset"] for r in rows(feed)] == list(range(5, 25))
-    with pytest.raises(UsageError, match="beyond the stable end"):
+    with pytest.raises(UsageError, match="beyond the last stable offset"):
         run(feed, offsets(place.topic, 0, 90, 1000))
     assert {m.after for m in commit_feed(feed).offsets} == {100}, "a backfill below the origin moves nothing"
 
@@ -231,7 +231,7 @@ def test_offsets_gone_are_named_and_accepted_only_by_policy(place: Place) -> Non
         assert state.lost[key] == (Range(10, 40),)
         assert state.frontier(key) == 100
         assert explain(ledger(accepting, opened), opened.lake, key.tp, 20).found is Class.LOST
-        assert audit(ledger(accepting, opened), opened.lake, feed.name).closes
+        assert audit(ledger(accepting, opened), opened.lake, feed.name).reconciled
 
 
 @pytest.mark.each_lake
@@ -242,11 +242,11 @@ def test_audit_rescan_and_explain(place: Place) -> None:
     with edges(feed) as opened:
         book = ledger(feed, opened)
         report = audit(book, opened.lake, feed.name, hashes=True)
-        assert report.closes
+        assert report.reconciled
         current = book.read().current
         found = {current[p.tp]: p for p in opened.cluster.partitions([place.topic], feed.isolation)}
         full = rescan(report, book, opened.lake, KafkaFetcher(feed.kafka, feed.isolation), RAW, feed.isolation, found)
-        assert (full.closes, full.compared) == (True, 300)
+        assert (full.reconciled, full.compared) == (True, 300)
         told = explain(book, opened.lake, TopicPartition(place.topic, 1), 42)
         assert (told.found, told.row) == (Class.LANDED, 42)
         assert explain(book, opened.lake, TopicPartition(place.topic, 1), 1000).found is Class.OWED

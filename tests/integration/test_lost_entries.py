@@ -56,7 +56,7 @@ def proven(place: Place, feed: Feed) -> None:
         report = audit(book, opened.lake, feed.name, hashes=True)
         args = (tools.fetcher, feed.shape, feed.isolation, found.partitions, lambda done, total: None)
         report = rescan(report, book, opened.lake, *args)
-        assert report.closes, report.problems
+        assert report.reconciled, report.problems
         assert strict(book, opened.lake, feed, found, report).problems == ()
     assert rows(feed) == consumed(place.kafka, place.topic)
 

@@ -57,7 +57,7 @@ def window(start: int, until_: int | None = None, **how: bool) -> Request:
 
 
 def proven(feed: Feed, *, comparable: bool = True) -> None:
-    """The account closes, by ledger, files and Kafka."""
+    """The audit reconciles, by ledger, files and Kafka."""
     with edges(feed) as opened:
         book = ledger(feed, opened)
         report = audit(book, opened.lake, feed.name, hashes=True)

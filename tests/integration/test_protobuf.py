@@ -138,7 +138,7 @@ def test_records_of_two_versions_land_as_google_reads_them_and_need_no_registry_
     assert rows[-1]["kafka_tombstone"] is True
     hours = {path.rpartition("/")[0].rpartition("/")[2] for path in visible(feed)}
     assert all(part.startswith("kafka_window_hour=") for part in hours)
-    # Years later: the account closes against Kafka, without a registry.
+    # Years later: the audit reconciles against Kafka, without a registry.
     gone = protobuf_feed(place, "http://127.0.0.1:9", SECOND)
     report = rescanned(gone)
     assert (report.problems, report.compared) == ((), 201)

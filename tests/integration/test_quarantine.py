@@ -77,7 +77,7 @@ def expected(records: list[dict[str, Any]], read: Callable[[int], int | None]) -
 
 
 def check(feed: Feed, place: Place) -> None:
-    """The account closes, by the files and by Kafka."""
+    """The audit reconciles, by the files and by Kafka."""
     with edges(feed) as opened:
         book = ledger(feed, opened)
         today = {book.read().current[p.tp]: p for p in opened.cluster.partitions([place.topic], feed.isolation)}

@@ -419,8 +419,8 @@ def test_a_table_by_commands_alone(course: Course) -> None:
     course.land_anew(0)
     course.expire(1)
     course.bring_up()
-    assert course.sluice("audit", "orders", "--table", "--strict")["closes"]
+    assert course.sluice("audit", "orders", "--table", "--strict")["reconciled"]
     course.table = course.table.removesuffix("}") + ", keep_snapshots: 0s}"
     assert course.bring_up()["cleaned"]
     course.check_no_other_files()
-    assert course.sluice("audit", "orders", "--table", "--strict", "--rescan")["closes"]
+    assert course.sluice("audit", "orders", "--table", "--strict", "--rescan")["reconciled"]

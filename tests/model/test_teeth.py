@@ -17,7 +17,7 @@
 | deadletters | only the newest batch's letters ride along | letters that were never sent |
 | fromorigin | the frontier begins at the lowest landed offset | an alarm that is not true |
 | latepart | a partition that comes later opens no window | windows that are never complete |
-| – | a plan that nobody can carry out stays live | no clean run reaches the stable end |
+| – | a plan that nobody can carry out stays live | no clean run reaches the last stable offset |
 | – | landing anew takes the slices it was asked for, and not those that share a file with them | rows of nobody |
 | – | landing anew goes on without a slice of the file that Kafka no longer has | rows that are nowhere |
 | – | a replay writes its slices anew, and not those beside them | rows of nobody |

@@ -182,7 +182,7 @@ class Watch:
     def _stable(self, slices: Sequence[tuple[Life, int, int]]) -> str:
         for life, start, end in slices:
             if not any(end <= p.stable for p in self.world.logs(_key(life))):
-                return f"I13: {life}:{start}-{end} is planned beyond the stable end"
+                return f"I13: {life}:{start}-{end} is planned beyond the last stable offset"
         return ""
 
     def _pins(self, book: Book) -> str:
@@ -306,7 +306,7 @@ class Watch:
         if now is None or now.topic_id != life.topic_id:
             return f"I12: {life} is in topic id {life.topic_id}, Kafka's is {now.topic_id if now else 'none'}"
         if frontier is None or frontier < now.stable:
-            return f"I14: {life} landed up to {frontier}, the stable end is {now.stable}"
+            return f"I14: {life} landed up to {frontier}, the last stable offset is {now.stable}"
         if bad := self._below(book, life, frontier):
             return bad
         held = self.world.group.offsets.get(tp)

@@ -131,7 +131,7 @@ def expected_rows(source: Log) -> list[Row]:
 
 
 def land_rows(root: Path, source: Log, answer_bytes: int) -> list[Row]:
-    """Land the log, and check that its account closes over every offset."""
+    """Land the log, and check that its audit reconciles every offset."""
     landed = land_log(root, source, answer_bytes=answer_bytes)
     counts = landed.counts
     accounted = counts.landed + counts.control + counts.aborted + counts.compacted

@@ -56,9 +56,9 @@ def test_a_bounded_range_is_what_a_plain_consumer_gets(kafka: LocalKafka, projec
     table = pa.Table.from_batches(list(stream), schema=stream.schema)
     for state in describe(kafka, topic):
         rows = table.filter(pc.equal(table["partition"], state.partition))
-        wanted = consumed(kafka, slice_of(state, 0, state.stable_end))
+        wanted = consumed(kafka, slice_of(state, 0, state.last_stable_offset))
         assert rows["offset"].to_pylist() == [r[0] for r in wanted]
-        assert stream.positions[f"{topic}:{state.partition}"].consumed == state.stable_end
+        assert stream.positions[f"{topic}:{state.partition}"].consumed == state.last_stable_offset
     assert table.num_rows == 1500
 
 

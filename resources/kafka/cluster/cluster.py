@@ -285,7 +285,7 @@ class KafkaCluster:
                 leader=leader,
                 leader_epoch=leadership.leader_epoch,
                 log_start=start.offset,
-                stable_end=end.offset,
+                last_stable_offset=end.offset,
                 high_watermark=high.offset,
                 log_bytes=sizes.get(tp),
                 rack=leadership.rack,

@@ -367,4 +367,4 @@ def _in_kafka(feed: Feed) -> bool:
 
 
 def _under(isolation: Isolation, p: PartitionState) -> PartitionState:
-    return p if isolation is Isolation.READ_COMMITTED else replace(p, stable_end=p.high_watermark)
+    return p if isolation is Isolation.READ_COMMITTED else replace(p, last_stable_offset=p.high_watermark)

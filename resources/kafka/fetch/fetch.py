@@ -342,7 +342,10 @@ class SliceReader:
             self._replica = part.replica
             return
         committed = self._sources.isolation is Isolation.READ_COMMITTED
-        if self._replica is not None or (part.stable_end if committed else part.high_watermark) < self._slice.end:
+        if (
+            self._replica is not None
+            or (part.last_stable_offset if committed else part.high_watermark) < self._slice.end
+        ):
             raise OffsetNotAvailableError("it does not have these offsets yet")
         # The first partition gets a batch if there is one below the last stable offset (KIP-74). So an empty answer
         # means that compaction left none: a broker sends whole batches, and none covers the end of such a gap. Asked

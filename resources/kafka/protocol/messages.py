@@ -300,7 +300,7 @@ class FetchPart:
 
     error: Code
     high_watermark: int
-    stable_end: int
+    last_stable_offset: int
     replica: int
     aborted: tuple[tuple[int, int], ...]
     records: memoryview
@@ -395,7 +395,7 @@ def _topic(data: memoryview, at: int, version: int) -> tuple[str, int]:
 
 
 def _partition(data: memoryview, at: int) -> tuple[int, FetchPart, int]:
-    number, code, high_watermark, stable_end, _log_start = _PARTITION.unpack_from(data, at)
+    number, code, high_watermark, last_stable_offset, _log_start = _PARTITION.unpack_from(data, at)
     count, at = _count(data, at + _PARTITION.size)
     aborted = []
     for _ in range(count):
@@ -404,7 +404,7 @@ def _partition(data: memoryview, at: int) -> tuple[int, FetchPart, int]:
     (replica,) = _INT32.unpack_from(data, at)
     size, at = _count(data, at + _INT32.size)
     records = _slice(data, at, size)
-    part = FetchPart(error_of(code), high_watermark, stable_end, replica, tuple(aborted), records)
+    part = FetchPart(error_of(code), high_watermark, last_stable_offset, replica, tuple(aborted), records)
     return number, part, _skip_tags(data, at + size)
 
 

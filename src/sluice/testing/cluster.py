@@ -86,7 +86,7 @@ class MemoryCluster:
         if log is None:
             return state
         start = max(state.log_start, log.start)
-        return replace(state, log_start=start, stable_end=log.stable_end, high_watermark=log.end)
+        return replace(state, log_start=start, last_stable_offset=log.last_stable_offset, high_watermark=log.end)
 
     def first(self, tp: TopicPartition, time: int) -> OffsetAtTime | None:
         """Returns the first record with this timestamp or a later one."""
@@ -114,7 +114,7 @@ def partition(topic: str = "orders", number: int = 0, **changes: object) -> Part
         "leader": 1,
         "leader_epoch": 0,
         "log_start": 0,
-        "stable_end": 100,
+        "last_stable_offset": 100,
         "high_watermark": 100,
         "log_bytes": None,
     } | changes

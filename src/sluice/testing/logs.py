@@ -85,7 +85,7 @@ class Log:
         return self.batches[-1].last + 1 if self.batches else self.start
 
     @property
-    def stable_end(self) -> int:
+    def last_stable_offset(self) -> int:
         """The last stable offset: the first offset of an open transaction, else the end."""
         return min(self.open.values(), default=self.end)
 

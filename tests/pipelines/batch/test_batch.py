@@ -1,5 +1,5 @@
 """The stages together, over logs in memory: whatever is produced and fails, in whatever order it is asked for, windows
-tile and the account closes (invariants 1 to 6).
+tile and the audit reconciles (invariants 1 to 6).
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ PARTITIONS = [TopicPartition("orders", 0), TopicPartition("orders", 1)]
 
 @dataclass
 class Topic(MemoryCluster):
-    """Two partitions of batches; what a transaction has open lies above the stable end."""
+    """Two partitions of batches; what a transaction has open lies above the last stable offset."""
 
     batches: dict[TopicPartition, list[LogBatch]] = field(default_factory=lambda: {tp: [] for tp in PARTITIONS})
     open_at: dict[TopicPartition, int] = field(default_factory=dict)
@@ -102,7 +102,7 @@ class Topic(MemoryCluster):
             tp.partition,
             topic_id=self.topic_id,
             log_start=min(self.log_start, end),
-            stable_end=stable,
+            last_stable_offset=stable,
             high_watermark=end,
         )
 
@@ -199,7 +199,7 @@ def act(world: World, step: tuple[Any, ...]) -> None:
                 world.land(Request(RequestKind.WINDOW, window=known[-1 - back % len(known)]), drops)
         case "offsets", tp, start, span, anew, drops:
             (state,) = (s for s in world.topic.partitions(["orders"], Isolation.READ_COMMITTED) if s.tp == tp)
-            if start + span <= state.stable_end:
+            if start + span <= state.last_stable_offset:
                 asked = (AskedRange(tp.topic, tp.partition, start, start + span),)
                 world.land(Request(RequestKind.OFFSETS, ranges=asked, replace=anew), drops)
 

@@ -71,8 +71,8 @@ def rows(world: World) -> list[tuple[int, int]]:
     return sorted(world.rows(world.lake.list("data/orders")))
 
 
-def closes(world: World) -> bool:
-    return audit(world.ledger, world.lake, "orders", hashes=True).closes  # type: ignore[arg-type]
+def is_reconciled(world: World) -> bool:
+    return audit(world.ledger, world.lake, "orders", hashes=True).reconciled  # type: ignore[arg-type]
 
 
 def unchanged(world: World) -> dict[str, bytes]:
@@ -92,7 +92,7 @@ def test_what_retention_took_is_accepted_with_a_name(world: World) -> None:
     assert done.lost == (KeyRange(key=KEY, range=Range(8, 10)),)
     world.land(CATCH_UP).check()
     assert rows(world) == [(0, o) for o in (0, 1, 2, 3, 4, 5, 6, 7, 10, 11)]
-    assert closes(world)
+    assert is_reconciled(world)
 
 
 def test_a_loss_is_not_put_over_what_a_live_batch_may_have_read(world: World) -> None:
@@ -110,7 +110,7 @@ def test_a_loss_is_not_put_over_what_a_live_batch_may_have_read(world: World) ->
     done = accept_lost(world.feed, world.edges(), "gone")
     assert done.abandoned == (batch.id,)
     world.land(CATCH_UP).check()
-    assert closes(world)
+    assert is_reconciled(world)
 
 
 def test_before_the_first_plan_nothing_is_lost(feed: Feed) -> None:
@@ -136,7 +136,7 @@ def test_a_recreated_topic_begins_afresh_and_what_landed_stays(world: World) -> 
     ] * 2
     world.land(CATCH_UP).check()
     assert rows(world) == sorted([(0, o) for o in range(8)] + [(0, o) for o in range(3)])
-    assert closes(world)
+    assert is_reconciled(world)
     assert committed(world) is CommitStatus.COMMITTED
     assert world.group.offsets[P0].offset == 3
     with pytest.raises(NothingToAccept):
@@ -164,7 +164,7 @@ def test_what_somebody_else_accepted_meanwhile_is_not_accepted_again(event: Acce
     before = rows(world)
     world.land(CATCH_UP).check()
     assert rows(world) == before
-    assert closes(world)
+    assert is_reconciled(world)
 
 
 def test_a_topic_recreated_while_it_is_looked_at_is_not_taken_for_truncated(world: World) -> None:
@@ -209,7 +209,7 @@ def test_a_truncated_log_is_entered_where_it_ends(world: World) -> None:
     world.topic.ends.clear()
     world.land(CATCH_UP).check()
     assert rows(world) == sorted([(0, o) for o in range(8)] + [(0, 4)])
-    assert closes(world)
+    assert is_reconciled(world)
 
 
 def test_what_was_owed_in_the_life_that_is_left_is_named(world: World) -> None:
@@ -244,7 +244,7 @@ def test_another_cluster_is_entered_from_its_log_starts_and_back(world: World) -
     back = accept_log(world.feed, world.edges(), AcceptEvent.CLUSTER, "failback")
     assert {i.enters.key.incarnation for i in back.entered} == {"id-1#1"}
     world.land(CATCH_UP).check()
-    assert closes(world)
+    assert is_reconciled(world)
 
 
 @pytest.mark.parametrize("event", [AcceptEvent.RECREATED, AcceptEvent.TRUNCATED, AcceptEvent.CLUSTER])
@@ -352,7 +352,7 @@ def test_a_batch_that_cannot_be_read_is_lost_and_nothing_else(feed: Feed) -> Non
     assert (done.lost, len(done.abandoned)) == ((KeyRange(key=KEY, range=Range(4, 8)),), 1)
     world.land(CATCH_UP).check()
     assert rows(world) == [(0, o) for o in (0, 1, 2, 3, 8, 9, 10, 11)]
-    assert closes(world)
+    assert is_reconciled(world)
     with pytest.raises(NothingToAccept):
         corrupt(world, AskedRange("orders", 0, 0, 12))
 

@@ -36,7 +36,7 @@ from sluice.testing.groups import MemoryGroups, member
 from sluice.testing.lake import MemoryLake
 
 GROUP = "sluice-orders"
-STATE = partition(high_watermark=120, stable_end=100, log_start=10)
+STATE = partition(high_watermark=120, last_stable_offset=100, log_start=10)
 TP = STATE.tp
 KEY = Key(TP.topic, TP.partition, STATE.topic_id)
 NEW = partition(number=1)

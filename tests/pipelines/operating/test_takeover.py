@@ -77,8 +77,8 @@ def all_rows(first: int, end: int) -> list[tuple[int, int]]:
     return [(p, o) for p in (0, 1) for o in range(first, end)]
 
 
-def closes(world: World) -> bool:
-    return audit(world.ledger, world.lake, "orders", hashes=True).closes
+def is_reconciled(world: World) -> bool:
+    return audit(world.ledger, world.lake, "orders", hashes=True).reconciled
 
 
 WRITERS: dict[str, Callable[[World], object]] = {
@@ -116,7 +116,7 @@ def test_taken_over_from_where_it_stands(world: World) -> None:
     assert rows(world) == all_rows(8, 12)
     assert commit_of(world).status is CommitStatus.COMMITTED
     assert held(world) == [12, 12]
-    assert closes(world)
+    assert is_reconciled(world)
     with pytest.raises(NothingToAccept):
         accept_group(world.feed, world.edges(), Begin.COMMITTED, "again")
 
@@ -127,7 +127,7 @@ def test_taken_over_from_the_start_lands_everything_that_kafka_has(world: World)
     assert rows(world) == all_rows(0, 12)
     assert commit_of(world).status is CommitStatus.COMMITTED
     assert held(world) == [12, 12]
-    assert closes(world)
+    assert is_reconciled(world)
 
 
 def test_a_group_that_is_taken_over_never_goes_back(world: World) -> None:
@@ -202,7 +202,7 @@ def test_a_planned_feed_skips_what_the_other_ledger_landed(two: tuple[World, Wor
     assert commit_of(first).status is CommitStatus.COMMITTED
     assert held(first) == [6, 6]
     assert rows(first) == all_rows(0, 4)
-    assert closes(first)
+    assert is_reconciled(first)
 
 
 def test_committed_at_the_same_offset_by_another_ledger(two: tuple[World, World]) -> None:

@@ -30,7 +30,7 @@ def _feed(folder: Path, more: str) -> Feed:
 
 
 def held(number: int, start: int, end: int = 100) -> PartitionState:
-    return partition("orders", number, stable_end=start, high_watermark=end)
+    return partition("orders", number, last_stable_offset=start, high_watermark=end)
 
 
 def by(start: int, producer: int = 7, written: int = NOW - 5000) -> OpenTransaction:
@@ -62,7 +62,7 @@ def test_a_transaction_over_several_partitions_is_one_with_a_command_for_each(fe
     )
     commands = " && ".join(f"{ABORT} {n} --start-offset {90 - n}" for n in range(3))
     assert found.remedy.endswith(f"abort it, and so in 2 more partitions: {commands}")
-    assert [p["stable_end"] for p in found.document()["partitions"]] == [90, 89, 88, 87, 86]
+    assert [p["last_stable_offset"] for p in found.document()["partitions"]] == [90, 89, 88, 87, 86]
     assert by_partition([found])[tp(4)].remedy.endswith(f": {ABORT} 4 --start-offset 86")
 
 

@@ -48,7 +48,7 @@ def planned(
 partitions = st.lists(
     st.tuples(
         st.integers(0, 20),  # origin
-        st.integers(0, 60),  # stable end beyond it
+        st.integers(0, 60),  # last stable offset beyond it
         st.lists(st.tuples(st.integers(0, 70), st.integers(1, 20)), max_size=4),  # accounted
         st.integers(1, 3),  # leader
         st.sampled_from([None, 0, 10**6, 10**9]),  # log bytes
@@ -70,7 +70,7 @@ def test_a_plan_covers_exactly_what_is_owed(
     s = state({n: w[0] for n, w in enumerate(world)}, accounted)
     parts = {
         key(n): partition(
-            number=n, leader=w[3], log_bytes=w[4], stable_end=w[0] + w[1], high_watermark=max(w[0] + w[1], 200)
+            number=n, leader=w[3], log_bytes=w[4], last_stable_offset=w[0] + w[1], high_watermark=max(w[0] + w[1], 200)
         )
         for n, w in enumerate(world)
     }
@@ -89,7 +89,7 @@ def test_a_plan_covers_exactly_what_is_owed(
 
 
 def test_large_partitions_are_split_over_several_tasks() -> None:
-    parts = {key(): partition(stable_end=10**6, high_watermark=10**6, log_bytes=1 << 30)}
+    parts = {key(): partition(last_stable_offset=10**6, high_watermark=10**6, log_bytes=1 << 30)}
     plan = planned(state({0: 0}), parts)
     assert plan is not None
     assert len(plan.slices) == 8
@@ -106,7 +106,7 @@ def test_small_work_is_not_cut_to_crumbs() -> None:
 
 
 def test_limits_shorten_all_partitions_alike() -> None:
-    parts = {key(n): partition(number=n, stable_end=e, high_watermark=e) for n, e in enumerate((1000, 3000))}
+    parts = {key(n): partition(number=n, last_stable_offset=e, high_watermark=e) for n, e in enumerate((1000, 3000))}
     plan = planned(state({0: 0, 1: 0}), parts, sizing=Sizing(128 << 20, 128 << 20, 2, 64, max_records=400))
     assert plan is not None
     assert {s.key: s.range for s in plan.slices} == {key(0): Range(0, 100), key(1): Range(0, 300)}
@@ -129,7 +129,7 @@ def test_ranges_that_overlap_are_asked_for_once() -> None:
 @pytest.mark.parametrize(
     ("asked", "says"),
     [
-        (AskedRange("orders", 0, 90, 101), "beyond the stable end 100"),
+        (AskedRange("orders", 0, 90, 101), "beyond the last stable offset 100"),
         (AskedRange("orders", 0, 5, 5), "is not a range"),
         (AskedRange("orders", 0, -1, 5), "is not a range"),
         (AskedRange("orders", 7, 0, 5), "orders:7 is not a partition"),

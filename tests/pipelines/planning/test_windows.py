@@ -62,7 +62,7 @@ class Log(MemoryCluster):
     @property
     def partitions_by_key(self) -> dict[Key, PartitionState]:
         end = len(self.stamps)
-        return {KEY: partition(stable_end=end, high_watermark=end)}
+        return {KEY: partition(last_stable_offset=end, high_watermark=end)}
 
 
 class World:
@@ -296,7 +296,7 @@ def test_an_open_transaction_holds_a_window() -> None:
     parts = world.log.partitions_by_key
     asked = Request(RequestKind.WINDOW, window=START)
     assert owed_ranges(asked, world.state, parts, SETTINGS)[1] == ()
-    stuck = {KEY: partition(stable_end=1, high_watermark=3)}
+    stuck = {KEY: partition(last_stable_offset=1, high_watermark=3)}
     (refused,) = owed_ranges(asked, world.state, stuck, SETTINGS)[1]
     assert (refused.tp, type(refused.error)) == (TP, WindowHeld)
 
@@ -321,5 +321,5 @@ def test_a_clock_that_jumps_back_resolves_nothing_new() -> None:
     world.ledger.append(lambda s: OriginEntry(items=(item,)))
     state = world.state
     state.boundary_times = (opens, START + 9 * HOUR)
-    parts = {other: partition(number=1, stable_end=0, high_watermark=0)}
+    parts = {other: partition(number=1, last_stable_offset=0, high_watermark=0)}
     assert due(state, world.log, lambda: START + 3 * HOUR, parts, SETTINGS) == []

@@ -127,10 +127,10 @@ def test_nothing_at_all_there_is_no_age() -> None:
 
 def test_what_is_owed_is_told_apart_from_what_is_gone() -> None:
     known = state(done=100).extended([SkipEntry(ranges=(KeyRange(key=KEY, range=Range(300, 400)),), reason="")])
-    (found,) = forecast.backlogs(known, {KEY: partition(log_start=150, stable_end=500)})
+    (found,) = forecast.backlogs(known, {KEY: partition(log_start=150, last_stable_offset=500)})
     assert found.ranges == (Range(100, 300), Range(400, 500))
     assert (found.lost, found.held) == ((Range(100, 150),), (Range(150, 300), Range(400, 500)))
-    assert forecast.backlogs(known, {KEY: partition(stable_end=100)}) == ()
+    assert forecast.backlogs(known, {KEY: partition(last_stable_offset=100)}) == ()
     assert forecast.backlogs(known, {Key("new", 0, "id-2"): partition("new")}) == (), "no origin: nothing is owed yet"
 
 
@@ -202,7 +202,7 @@ def deletion(
     needed: int = 0,
     **changes: object,
 ) -> forecast.Deletion | None:
-    p = partition(**{"log_start": 100, "stable_end": 900, "high_watermark": 900} | changes)
+    p = partition(**{"log_start": 100, "last_stable_offset": 900, "high_watermark": 900} | changes)
     owed = Backlog(KEY, p, (Range(120, 900),), since)
     configs = {} if config is None else {"orders": config}
     return next(forecast.deletions([owed], configs, {} if rate is None else {KEY: rate}, NOW, notice, needed), None)
@@ -289,7 +289,7 @@ def test_what_is_at_risk_lies_in_what_is_held(
 
 
 def test_what_has_landed_is_not_at_risk() -> None:
-    owed = Backlog(KEY, partition(stable_end=900), (Range(0, 300), Range(400, 900)), NOW - DAY)
+    owed = Backlog(KEY, partition(last_stable_offset=900), (Range(0, 300), Range(400, 900)), NOW - DAY)
     (found,) = forecast.deletions([owed], {"orders": TopicConfig(retention_ms=DAY)}, {}, NOW, DAY)
     assert found.at_risk(600).ranges == (Range(0, 300), Range(400, 600))
     assert "[0, 300) and 1 more may be deleted" in found.at_risk(600).describe(NOW)

@@ -49,17 +49,17 @@ def test_ends_under_both_isolations(kafka, fresh_topic):
     produce(kafka, topic, 10, partition=1)
     with transaction(kafka, topic, 5, partition=1) as producer:
         empty, state, _ = describe(kafka, topic)
-        assert (state.log_start, state.stable_end, state.high_watermark) == (0, 10, 15)
-        assert (empty.log_start, empty.stable_end, empty.high_watermark, empty.log_bytes) == (0, 0, 0, 0)
+        assert (state.log_start, state.last_stable_offset, state.high_watermark) == (0, 10, 15)
+        assert (empty.log_start, empty.last_stable_offset, empty.high_watermark, empty.log_bytes) == (0, 0, 0, 0)
         assert (state.leader, state.leader_epoch) == (1, 0)
         assert state.log_bytes
         (_, uncommitted, _) = describe(kafka, topic, isolation=Isolation.READ_UNCOMMITTED)
-        assert uncommitted.stable_end == 15
+        assert uncommitted.last_stable_offset == 15
         producer.commit_transaction()
-    until(lambda: describe(kafka, topic)[1].stable_end == 16)
+    until(lambda: describe(kafka, topic)[1].last_stable_offset == 16)
 
 
-def test_who_holds_the_stable_end_is_named(kafka, cluster, fresh_topic):
+def test_who_holds_the_last_stable_offset_is_named(kafka, cluster, fresh_topic):
     topic = fresh_topic(partitions=2)
     held, free = TopicPartition(topic, 0), TopicPartition(topic, 1)
     produce(kafka, topic, 3, partition=0)
@@ -171,7 +171,7 @@ def test_leaders_and_epochs_after_one_moved(kafka3, fresh_topic):
         assert [found[s.tp].offset for s in before] == [0, 0], "of the leaders as they are now"
         after = until(lambda: [s for s in describe(kafka3, topic) if s.partition == 0 and s.leader == 1])[0]
         assert after.leader_epoch > before[0].leader_epoch
-        assert (after.log_start, after.stable_end) == (0, 10)
+        assert (after.log_start, after.last_stable_offset) == (0, 10)
         produce(kafka3, topic, 5, 0, acks=1)
         with closing(KafkaCluster(address(kafka3))) as cluster:
             first, second = (s.tp for s in before)

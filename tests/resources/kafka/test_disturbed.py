@@ -182,7 +182,7 @@ def test_what_an_answer_told_is_not_asked_for_again(behind, fresh_topic):
         produce(behind.cluster, topic, 3)
         behind.proxy.seen.clear()
         first, _ = cluster.partitions([topic], Isolation.READ_COMMITTED)
-        assert first.stable_end == 8
+        assert first.last_stable_offset == 8
         assert behind.proxy.seen[METADATA] >= 1, "positions of another moment are asked for anew, leaders too"
 
 
@@ -256,7 +256,7 @@ def test_what_is_forbidden_is_named(behind, fresh_topic):
     with _forbidden(behind, ResourceType.CLUSTER, "kafka-cluster", ACLOperation.DESCRIBE):
         (state,) = describe(behind.cluster, topic)
         assert state.log_bytes is None
-        assert state.stable_end == 10
+        assert state.last_stable_offset == 10
 
 
 def test_a_producer_that_lacks_rights_is_told_which(behind, fresh_topic):
@@ -343,7 +343,7 @@ def _forbidden(behind, kind, name, operation=ACLOperation.ALL):
 # -- a hole in the log
 
 
-def test_compaction_may_leave_nothing_up_to_the_stable_end(behind, fresh_topic):
+def test_compaction_may_leave_nothing_up_to_the_last_stable_offset(behind, fresh_topic):
     """No batch covers the end of the slice: the position moves there on the leader's word.
 
     Cleaners of old brokers left such logs; today's keep an empty last batch, which we take out of the file.
@@ -362,16 +362,16 @@ def test_compaction_may_leave_nothing_up_to_the_stable_end(behind, fresh_topic):
                 producer.send(topic, value=value, key=b"k%d" % n, partition=0)
     (state,) = describe(cluster, topic)
     piece = slice_of(state, 0, 80)
-    with transaction(cluster, topic, 1) as still_open:  # rolls the segment, and holds the stable end at 80
+    with transaction(cluster, topic, 1) as still_open:  # rolls the segment, and holds the last stable offset at 80
         until(lambda: all(record[2] is None for record in consumed(cluster, piece)))
         cluster.kill_broker(1, signal.SIGTERM)
         os.truncate(behind.root / "node-1" / "data" / f"{topic}-0" / f"{0:020}.log", 0)
         cluster.start_broker(1)
         (state,) = describe(cluster, topic)
-        assert (state.log_start, state.stable_end, state.high_watermark) == (0, 80, 81)
+        assert (state.log_start, state.last_stable_offset, state.high_watermark) == (0, 80, 81)
         (only,) = fetch(cluster, [piece])
         assert (only.last, only.next_position, len(only.records)) == (True, 80, 0)
         still_open.abort_transaction()
-    until(lambda: describe(cluster, topic)[0].stable_end == 82)
+    until(lambda: describe(cluster, topic)[0].last_stable_offset == 82)
     *_, last = fetch(cluster, [piece])
     assert (last.last, last.next_position) == (True, 81)

@@ -149,8 +149,8 @@ def test_aborted_transactions_are_told_and_nothing_unstable_comes(kafka, fresh_t
     with transaction(kafka, topic, 5) as still_open:
         produce(kafka, topic, 10)
         (state,) = describe(kafka, topic)
-        assert state.stable_end == 10 + 3 * 21
-        assert state.high_watermark == state.stable_end + 15
+        assert state.last_stable_offset == 10 + 3 * 21
+        assert state.high_watermark == state.last_stable_offset + 15
         pieces = slices(kafka, topic)
         items = fetch(kafka, pieces)
         assert len({pair for item in items if isinstance(item, Fetched) for pair in item.aborted}) == 2

@@ -161,7 +161,7 @@ def test_what_is_out_of_date_is_asked_for_anew(kafka, feeds, monkeypatch):
     feed, topic = feeds[0], feeds[0].topics.names[0]
 
     def end() -> int:
-        return cluster.partitions([topic], COMMITTED)[0].stable_end
+        return cluster.partitions([topic], COMMITTED)[0].last_stable_offset
 
     with (
         sharing(feeds) as shared_kafka,
@@ -173,9 +173,9 @@ def test_what_is_out_of_date_is_asked_for_anew(kafka, feeds, monkeypatch):
         assert end() == 3
         cluster.forget()
         assert end() == 5
-        assert other.partitions([topic], COMMITTED)[0].stable_end == 3
+        assert other.partitions([topic], COMMITTED)[0].last_stable_offset == 3
         monkeypatch.setattr(shared_cluster, "AGE", 0.0)
-        assert other.partitions([topic], COMMITTED)[0].stable_end == 5
+        assert other.partitions([topic], COMMITTED)[0].last_stable_offset == 5
     assert feed.group
 
 
@@ -214,8 +214,8 @@ def test_an_open_transaction_holds_back_who_reads_committed_records_alone(kafka,
     with transaction(kafka, topic, 2) as still_open, sharing(feeds) as shared_kafka:
         cluster = shared_kafka.cluster()
         stable = cluster.partitions([topic], COMMITTED)[0]
-        assert (stable.stable_end, stable.high_watermark) == (3, 5)
-        assert cluster.partitions([topic], Isolation.READ_UNCOMMITTED)[0].stable_end == 5
+        assert (stable.last_stable_offset, stable.high_watermark) == (3, 5)
+        assert cluster.partitions([topic], Isolation.READ_UNCOMMITTED)[0].last_stable_offset == 5
         still_open.abort_transaction()
 
 

@@ -78,11 +78,11 @@ def describe(
 
 
 def slices(cluster: LocalKafka, *topics: str, isolation: Isolation = Isolation.READ_COMMITTED) -> list[Slice]:
-    """One slice for each partition, from its log start to its stable end."""
+    """One slice for each partition, from its log start to its last stable offset."""
     return [
-        slice_of(state, state.log_start, state.stable_end)
+        slice_of(state, state.log_start, state.last_stable_offset)
         for state in describe(cluster, *topics, isolation=isolation)
-        if state.stable_end > state.log_start
+        if state.last_stable_offset > state.log_start
     ]
 
 
