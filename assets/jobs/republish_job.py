@@ -67,7 +67,7 @@ class RepublishConfig(dg.Config):
     def planned(self, feed: Feed, state: State, edges: Ports, partitions: int) -> "Republish":
         """The plan for this. `partitions`: of the target. Raises as `plan_republish`."""
         from sluice.pipelines.republishing import republish_plan as plans
-        from sluice.pipelines.republishing.wording import name_of, way_of
+        from sluice.pipelines.republishing.lanes import name_of, way_of
         from sluice.resources.republish_tasks import by_own_schema
 
         kind = PartKind.QUARANTINED if self.quarantined else PartKind.LANDED
@@ -131,8 +131,7 @@ def republish_job(feed: str, session: RunSession) -> dg.JobDefinition:
 
 def republish_step(context: dg.OpExecutionContext, session: RunSession, name: str) -> Iterator[Any]:
     """Send the rows of the run's configuration, and report it. Raises dagster.Failure, or an interrupt."""
-    from sluice.pipelines.republishing.lanes import carry_out
-    from sluice.pipelines.republishing.wording import check_resumed, pace_of
+    from sluice.pipelines.republishing.lanes import carry_out, check_resumed, pace_of
     from sluice.resources.republish_tasks import sending
     from sluice.resources.spark import shipping
 
@@ -166,7 +165,7 @@ def republish_step(context: dg.OpExecutionContext, session: RunSession, name: st
 def _plan(feed: Feed, asked: RepublishConfig, ledger: Ledger, edges: Ports) -> "Republish":
     from sluice.pipelines.republishing import republish_plan as plans
     from sluice.pipelines.republishing import where as conditions
-    from sluice.pipelines.republishing.wording import name_of
+    from sluice.pipelines.republishing.lanes import name_of
     from sluice.resources.open_ports import open_target
 
     if asked.resume:

@@ -13,9 +13,8 @@ from pathlib import Path
 
 from sluice.assets.specs.last_seen import recall, remember
 from sluice.pipelines.errors import FeedError
-from sluice.pipelines.feed.clashes import clashes
 from sluice.pipelines.feed.feed import Feed
-from sluice.pipelines.feed.load import load_feed
+from sluice.pipelines.feed.load import clashes, load_feed
 from sluice.pipelines.feed.problems import raise_problems
 from sluice.pipelines.feed.sections import BOOTSTRAP
 from sluice.resources.project import Project

@@ -104,7 +104,7 @@ class Asked(NamedTuple):
 
 
 def _of_table(session: Session, feed: Feed) -> tuple[AuditProblem, ...]:
-    from sluice.pipelines.audit.table_audit import table_problems
+    from sluice.pipelines.audit.strict_audit import table_problems
     from sluice.pipelines.ledger import Ledger
     from sluice.resources.open_ports import open_tables
 

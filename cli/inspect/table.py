@@ -107,7 +107,7 @@ def _bring_up(session: Session, feed: Feed, repair: bool) -> tuple[str, str, Syn
 
 def _renewed(session: Session, feed: Feed, misread: tuple[str, ...]) -> Text:
     """Write these files anew, and report it."""
-    from sluice.pipelines.maintenance.renewal import renew
+    from sluice.pipelines.maintenance.compaction import renew
     from sluice.resources.liveness import new_owner
 
     with session.open_ports(feed) as edges, session.terminal.progress() as meter:

@@ -139,12 +139,12 @@ def export(
     $ sluice offsets export orders > orders.csv
     $ sluice offsets export orders --group legacy-loader --file legacy.csv
     """
-    from sluice.pipelines.operating.offset_file import dump
+    from sluice.pipelines.operating.move_offsets import dump_offsets
 
     definition = session.feed(feed)
     with session.terminal.working("asking Kafka"), open_desk(session, definition, other) as desk:
         committed = {s.tp: s.before for s in desk.spots if s.before is not None}
-    lines = list(dump(committed))
+    lines = list(dump_offsets(committed))
     if file is None:
         session.terminal.lines(lines)
     else:

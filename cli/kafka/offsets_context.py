@@ -109,7 +109,7 @@ def _spots(feed: Feed, edges: Ports, groups: Groups, name: str, state: State) ->
 
 def offsets_in(path: Path, desk: OffsetsDesk) -> dict[TopicPartition, int]:
     """The offsets in a file, of partitions at the desk. Raises UsageError, which names file and line."""
-    from sluice.pipelines.operating.offset_file import FILE_BYTES, parse
+    from sluice.pipelines.operating.move_offsets import FILE_BYTES, parse_offsets
 
     try:
         with path.open("rb") as file:
@@ -118,4 +118,4 @@ def offsets_in(path: Path, desk: OffsetsDesk) -> dict[TopicPartition, int]:
         raise UsageError(f"{path} cannot be read: {error.strerror}", remedy="name a file of offsets") from None
     if len(data) > FILE_BYTES:
         raise UsageError(f"{path} is larger than {FILE_BYTES >> 20} MiB", remedy="that is no file of offsets")
-    return parse(data, str(path), desk.name, {s.tp for s in desk.spots})
+    return parse_offsets(data, str(path), desk.name, {s.tp for s in desk.spots})

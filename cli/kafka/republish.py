@@ -118,7 +118,7 @@ def republish(
     $ sluice republish orders --topic orders-again --window 2026-11-20T14 --partition-by places.py:by_country
     $ sluice republish orders --resume 1f0c2a9b77de
     """
-    from sluice.pipelines.republishing.wording import check_resumed, name_of, pace_of, way_of
+    from sluice.pipelines.republishing.lanes import check_resumed, name_of, pace_of, way_of
 
     definition, pace = session.feed(feed), pace_of(per_second or "")
     if compression not in _CODECS:

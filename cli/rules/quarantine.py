@@ -28,7 +28,7 @@ from sluice.pipelines.util.units import many, show_window
 if TYPE_CHECKING:
     from sluice.pipelines.feed.feed import Feed
     from sluice.pipelines.maintenance.replay import Replayed
-    from sluice.pipelines.maintenance.trial import Trial
+    from sluice.pipelines.maintenance.sorter import Trial
     from sluice.pipelines.model.receipts import Met
     from sluice.pipelines.ports import Ports
     from sluice.pipelines.quarantine.held import Filter, Listing

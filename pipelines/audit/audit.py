@@ -16,8 +16,18 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from sluice.pipelines.audit.audit_cache import Audited, Log, shown, still_counts, still_there, tag
-from sluice.pipelines.audit.receipt_rows import COUNTS, NEVER, PROOFS, SUMMED, Row, Rows
-from sluice.pipelines.audit.settled_entries import Settled, place_of, runs, summed
+from sluice.pipelines.audit.receipt_rows import (
+    COUNTS,
+    NEVER,
+    PROOFS,
+    SUMMED,
+    Row,
+    Rows,
+    Settled,
+    place_of,
+    runs,
+    summed,
+)
 from sluice.pipelines.errors import Terminal
 from sluice.pipelines.lake import parquet
 from sluice.pipelines.landing.proof import sha256

@@ -18,9 +18,8 @@ from typing import Any
 
 import numpy as np
 
-from sluice.pipelines.audit import settled_entries as settled
-from sluice.pipelines.audit.receipt_rows import Rows
-from sluice.pipelines.audit.settled_entries import Settled, place_of
+from sluice.pipelines.audit import receipt_rows
+from sluice.pipelines.audit.receipt_rows import Rows, Settled, place_of
 from sluice.pipelines.errors import SluiceError
 from sluice.pipelines.lake import paths
 from sluice.pipelines.ledger import Ledger, State
@@ -104,7 +103,7 @@ class Audited:
         return any(s.first <= n < s.end for n in self.again)
 
     def dump(self) -> bytes:
-        raw = settled.document(self.rows) | {
+        raw = receipt_rows.document(self.rows) | {
             "format": FORMAT,
             "ledger": self.ledger,
             "number": self.number,
@@ -128,7 +127,7 @@ class Audited:
 
 
 def _audited(raw: dict[str, Any]) -> Audited:
-    rows = settled.parse(raw)
+    rows = receipt_rows.parse(raw)
     number, log = int(raw["number"]), tuple(Block(str(a), str(b)) for a, b in raw["log"])
     if len(log) != -(-number // BLOCK):
         raise ValueError("not one value for each block")
@@ -320,11 +319,11 @@ def _of(before: Audited, rows: Rows, at: int) -> list[Settled]:
 
 def _settling(lake: Lake, feed: str, now: Audited, at: int) -> Audited:
     """Move old rows into files of their own, written before the cache names them."""
-    rows, old = settled.split(now.rows, now.number, now.tagged)
+    rows, old = receipt_rows.split(now.rows, now.number, now.tagged)
     there = {s.first: s for s in now.settled}
     for first, (mine, folders) in old.items():
         there[first], data = Settled.of(first, mine, folders, at)
-        settled.put(lake, feed, first, data)
+        receipt_rows.put(lake, feed, first, data)
     folders = {now.tagged.get(t, "") for t in rows.tags.tolist()}
     known_folders = None if "" in folders else tuple(sorted(folders))
     return replace(now, rows=rows, settled=tuple(there[n] for n in sorted(there)), folders=known_folders)

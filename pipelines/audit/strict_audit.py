@@ -25,9 +25,11 @@ from sluice.pipelines.ledger.entries import CommitEntry, Entry, IntentEntry
 from sluice.pipelines.ledger.marks import Mark
 from sluice.pipelines.model.kafka import CommittedOffset, Key, PartitionState
 from sluice.pipelines.model.ranges import Range, union
+from sluice.pipelines.model.receipts import PartKind
 from sluice.pipelines.planning import windows
-from sluice.pipelines.ports import Lake
+from sluice.pipelines.ports import Lake, Table
 from sluice.pipelines.publishing import manifest
+from sluice.pipelines.tables.check import compare, load_both
 
 
 @dataclass(frozen=True, slots=True)
@@ -246,3 +248,27 @@ def _why_not(r: Row, partitions: Mapping[Key, PartitionState]) -> str:
     if r.range.start < today.log_start:
         return f"below the log start {today.log_start}"
     return f"beyond the log's end {today.high_watermark}" if r.range.end > today.high_watermark else ""
+
+
+def table_problems(
+    ledger: Ledger, lake: Lake, table: Table, kind: PartKind = PartKind.LANDED
+) -> Iterator[AuditProblem]:
+    """Yields the problems of the table. Files that the next sync will add are none.
+
+    Raises TableDiffers for a table of somebody else's, EntriesLost, CatalogUnavailable, LedgerCorrupt.
+    """
+    head, state = load_both(ledger, table)
+    mend = f"sluice table sync {ledger.feed} --repair"
+    if head is None:
+        return
+    comparison = compare(ledger, lake, table, head, state, kind)
+    for address in comparison.missing:
+        yield AuditProblem(17, f"{address} is missing in {table.name}", address, mend)
+    for address in comparison.foreign:
+        yield AuditProblem(17, f"{address} is in {table.name}, and is not a file of the feed", address, mend)
+    for address, expected, counted in comparison.rows:
+        yield AuditProblem(
+            17, f"{address} has {expected} rows in {table.name}, the ledger says {counted}", address, mend
+        )
+    if comparison.deletes:
+        yield AuditProblem(17, f"{table.name} deletes rows, by {comparison.deletes} of its files")

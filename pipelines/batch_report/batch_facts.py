@@ -22,7 +22,7 @@ from sluice.pipelines.model.receipts import Counts, Part, PartKind, Receipt, Sli
 from sluice.pipelines.model.traffic import NO_TRAFFIC, Traffic
 from sluice.pipelines.planning.shapes import shape_named
 from sluice.pipelines.ports import Lake
-from sluice.pipelines.quarantine.staged import receipts_in_staging
+from sluice.pipelines.quarantine.held import receipts_in_staging
 from sluice.pipelines.records.shape import RAW, Shape
 from sluice.pipelines.status.outlook import Outlook
 from sluice.pipelines.status.timings import sum_times

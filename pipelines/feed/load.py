@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Container, Mapping
+from collections.abc import Container, Iterable, Mapping
 from dataclasses import dataclass, replace
 from difflib import get_close_matches
 from pathlib import Path
@@ -12,7 +12,6 @@ from typing import Any
 from sluice.pipelines.contract.expectation import Contract
 from sluice.pipelines.contract.suite import CONTRACT, ContractError, read_contract
 from sluice.pipelines.errors import FeedError, docs_command
-from sluice.pipelines.feed.clashes import clashes
 from sluice.pipelines.feed.feed import Feed
 from sluice.pipelines.feed.problems import problems_of, raise_problems
 from sluice.pipelines.feed.registry_section import RegistrySettings
@@ -325,3 +324,34 @@ def _validate(data: dict[str, Any], context: dict[str, Any]) -> Feed | tuple[Fil
     except ValueError as error:
         problems = problems_of(error, Feed)
     return feed or problems
+
+
+def clashes(feed: Feed, others: Iterable[tuple[Path, Feed]]) -> tuple[FileProblem, ...]:
+    """What this feed shares with another and must not; the others come with their files."""
+    return tuple(p for path, other in others if (p := _clash(feed, other, path)))
+
+
+def _clash(feed: Feed, other: Feed, path: Path) -> FileProblem | None:
+    if other.name == feed.name:
+        return FileProblem("feed", f"is `{feed.name}` in {path.name} too", "give each feed a name of its own")
+    if other.kafka.bootstrap == feed.kafka.bootstrap != UNKNOWN_KAFKA:
+        if other.group == feed.group:
+            rule = "each feed commits for a group of its own"
+            return FileProblem("group", f"is shared with feed `{other.name}`", rule)
+        if other.transactional_id == feed.transactional_id:
+            return FileProblem("transactional_id", f"is shared with feed `{other.name}`", "they would fence each other")
+    if both := _tables(feed) & _tables(other):
+        _, shared = min(both)
+        return FileProblem(
+            "table.iceberg.name",
+            f"`{shared}` would be a table of feed `{feed.name}` and of feed `{other.name}`",
+            f"give each feed a table of its own; its windows and quarantine get their own: {docs_command('tables')}",
+        )
+    return None
+
+
+def _tables(feed: Feed) -> set[tuple[str, str]]:
+    """The tables that the feed keeps in catalogs, each as its catalog and its name."""
+    if feed.table is None or feed.table.iceberg is None:
+        return set()
+    return {(feed.table.iceberg.where, name) for name in feed.table.names}

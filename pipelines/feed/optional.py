@@ -1,14 +1,18 @@
-"""Optional files of the project, next to the feeds."""
+"""Optional files next to the feeds: `fleet.yaml` (docs/scale.md) and `notify.yaml` (docs/operating.md)."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from enum import StrEnum
 from pathlib import Path
-from typing import TypeVar
+from typing import Annotated, Self, TypeVar
+
+from pydantic import AfterValidator, BeforeValidator, Field, SecretStr, model_validator
 
 from sluice.pipelines.feed.problems import problems_of, raise_problems
-from sluice.pipelines.feed.settings import Settings
+from sluice.pipelines.feed.settings import Count, Duration, Settings, Text, number
 from sluice.pipelines.feed.yaml_file import YamlError, read_yaml
+from sluice.pipelines.util.units import HOUR, MINUTE
 
 S = TypeVar("S", bound=Settings)
 
@@ -25,3 +29,99 @@ def load_optional(folder: Path, name: str, kind: type[S], environ: Mapping[str, 
         raise_problems([(str(path), p) for p in error.problems], page)
     except ValueError as error:
         raise_problems([(str(path), p) for p in problems_of(error, kind)], page)
+
+
+FLEET = "fleet.yaml"
+"""The name of the file, in the project's folder."""
+
+
+def _lasting(ms: int) -> int:
+    if ms < 1000:
+        raise ValueError("should be a second or more")
+    return ms
+
+
+_Time = Annotated[Duration, AfterValidator(_lasting)]
+
+
+class FleetSettings(Settings):
+    """Limits of a run over many feeds. Durations in ms.
+
+    `feeds_at_once` feeds are at work at the same time, `per_kafka` of them with one Kafka. Feeds that have not begun
+    `deadline` after the run did are left to the next one. A feed's step that takes longer than `feed_time` is ended. A
+    tick asks for `windows` windows of a feed at most. A feed that is far behind begins no other batch `catch_up` after
+    it began, and goes on in the next run.
+    """
+
+    feeds_at_once: Count = 4
+    per_kafka: Count = 4
+    deadline: _Time = 50 * MINUTE
+    feed_time: _Time = HOUR
+    windows: Count = 1000
+    catch_up: Duration = 10 * MINUTE
+
+
+def load_fleet(folder: Path, environ: Mapping[str, str]) -> FleetSettings:
+    """The settings in the folder's file, or those without one. Raises FeedError."""
+    return load_optional(folder, FLEET, FleetSettings, environ, "scale")
+
+
+NOTIFY = "notify.yaml"
+"""The name of the file, in the project's folder."""
+
+
+def _web_address(address: SecretStr) -> SecretStr:
+    if not address.get_secret_value().startswith(("https://", "http://")):
+        raise ValueError("is no http:// or https:// address")
+    return address
+
+
+class MailSecurity(StrEnum):
+    """How the mail server is spoken to: in TLS from the first byte, after STARTTLS, or plainly."""
+
+    TLS = "tls"
+    STARTTLS = "starttls"
+    NONE = "none"
+
+
+_PORTS = {MailSecurity.TLS: 465, MailSecurity.STARTTLS: 587, MailSecurity.NONE: 25}
+
+
+class EmailSettings(Settings):
+    """A mail server and who writes to whom. `none` is for a relay on this machine, and takes no login."""
+
+    server: Text
+    port: Annotated[int, BeforeValidator(number), Field(ge=1, le=65535)] | None = None
+    security: MailSecurity = MailSecurity.TLS
+    user: Text | None = None
+    password: Annotated[SecretStr, Field(min_length=1)] | None = None
+    sender: Text
+    to: Annotated[tuple[Text, ...], Field(min_length=1)]
+
+    @model_validator(mode="after")
+    def _login(self) -> Self:
+        if (self.user is None) != (self.password is None):
+            raise ValueError("user and password go together")
+        if self.password and self.security is MailSecurity.NONE:
+            raise ValueError("a password is never sent without TLS: security must be tls or starttls")
+        return self
+
+    @property
+    def at(self) -> int:
+        """The port, or the usual one."""
+        return self.port or _PORTS[self.security]
+
+
+class NotifySettings(Settings):
+    """`webhook` gets `{"text": …}`, as Slack takes it; the address is a secret, since whoever has it may post there.
+    `email` goes through a mail server. `command` is a program and its arguments, and gets the lines on its stdin.
+    Without any of them, nothing is sent."""
+
+    webhook: Annotated[SecretStr, AfterValidator(_web_address)] | None = None
+    email: EmailSettings | None = None
+    command: Annotated[tuple[Text, ...], Field(min_length=1)] | None = None
+
+
+def load_notify(folder: Path, environ: Mapping[str, str]) -> NotifySettings:
+    """The settings in the folder's file, or those without one. Raises FeedError."""
+    return load_optional(folder, NOTIFY, NotifySettings, environ, "operating")

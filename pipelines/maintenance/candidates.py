@@ -14,8 +14,7 @@ from sluice.pipelines.lake import parquet
 from sluice.pipelines.landing.landed_rows import check_source, rows_of
 from sluice.pipelines.ledger import Ledger
 from sluice.pipelines.maintenance.fixers import Mender
-from sluice.pipelines.maintenance.sorter import Sorter
-from sluice.pipelines.maintenance.trial import Trial
+from sluice.pipelines.maintenance.sorter import Sorter, Trial
 from sluice.pipelines.model.plans import Slice
 from sluice.pipelines.model.receipts import Part, PartKind, Progress, Receipt, Reporter, sharing
 from sluice.pipelines.planning.shapes import effective_shape
@@ -23,7 +22,7 @@ from sluice.pipelines.ports import Lake, Ports
 from sluice.pipelines.publishing import manifest
 from sluice.pipelines.quarantine.held import Filter
 from sluice.pipelines.records.shape import Shape
-from sluice.pipelines.schema.recast import unfit
+from sluice.pipelines.schema.arrays import unfit
 
 OFFSET_WEIGHT = 8 << 10
 """How many bytes of files a re-landed record counts for: in batches of 2 GiB, an entry names some 250,000."""

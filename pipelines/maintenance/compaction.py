@@ -5,6 +5,7 @@
 Guarantees: rows, offsets and coordinates stay as they are, and so does the account. Each row is in exactly one part
 that counts: before, after, and at any crash in between. It is a batch like any other, but all or nothing. When its run
 dies, the parts are as they were, and the next command that meets the batch gives it up.
+`renew` writes files again whose statistics engines misread (`ports.Table.misread`), by the same kind of batch.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from __future__ import annotations
 import json
 import os
 from bisect import bisect_left, bisect_right
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import NamedTuple
@@ -210,3 +211,30 @@ def compact(
 def threads(settings: CompactionSettings, cores: int) -> int:
     """How many merges run at once."""
     return max(min(cores, settings.memory // MERGE_BYTES), 1)
+
+
+def renew(feed: Feed, edges: Ports, addresses: Collection[str], owner: Owner, report: Reporter) -> Compacted:
+    """Write the files at these addresses anew, batch by batch; what one batch replaced stays replaced.
+
+    Slices of a shared file get files of their own. A file that another live batch works on, or that holds a topic's
+    earlier life, stays as it is. Raises as `compact`.
+    """
+    with edges.liveness.beat(owner):
+        ledger = Ledger.offline(edges.lake, feed.name, edges.clock, owner.run)
+        give_up_dead(ledger, edges.liveness, REQUEST.kind, report)
+        roll_forward(ledger, edges.lake, feed.name)
+        report(Progress("find"))
+        state = ledger.read()
+        at_once = threads(feed.compaction, os.cpu_count() or 1)
+        method = RewriteMethod(REQUEST, "merge", lambda desk: Merger(desk).merge, at_once)
+        run = Rewriting(feed, edges, ledger, owner, report, method, state.number)
+        run.all(_pieces(ledger, state, edges.lake, addresses))
+        met = company(feed.name, ledger, edges.liveness, run.busy.values())
+    return Compacted(tuple(run.done), tuple(run.batches), run.busy, (), met)
+
+
+def _pieces(ledger: Ledger, state: State, lake: Lake, addresses: Collection[str]) -> list[Merge]:
+    """A piece for each slice with rows in these files, or in a file that it shares with such a slice."""
+    receipts = manifest.receipts_in(ledger, state, {*state.published_in})
+    chosen = [r for r in receipts if any(lake.locate(p.path) in addresses for p in r.parts)]
+    return [Merge((r,)) for r in manifest.with_sharers(ledger, state, chosen)]

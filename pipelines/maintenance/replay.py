@@ -32,8 +32,7 @@ from sluice.pipelines.maintenance.compaction import threads
 from sluice.pipelines.maintenance.fixers import Mender
 from sluice.pipelines.maintenance.merging import RewriteContext, staged_path, sum_tallies_and_drift, visible_path
 from sluice.pipelines.maintenance.rewrite import RewriteMethod, Rewriting, are_free, company, give_up_dead, rewriting
-from sluice.pipelines.maintenance.sorter import NO_OFFSETS, Sorted, Sorter, with_offsets
-from sluice.pipelines.maintenance.trial import Trial, total
+from sluice.pipelines.maintenance.sorter import NO_OFFSETS, Sorted, Sorter, Trial, total, with_offsets
 from sluice.pipelines.model.plans import Request, RequestKind
 from sluice.pipelines.model.ranges import Range, union
 from sluice.pipelines.model.receipts import (
@@ -59,8 +58,7 @@ from sluice.pipelines.records.contract_rows.contract_format import RowChecks
 from sluice.pipelines.records.rows.row_format import QUARANTINED, Formatted, RawFormat
 from sluice.pipelines.records.rows.value_reader import WriterSchemas
 from sluice.pipelines.records.shape import Shape
-from sluice.pipelines.schema.arrays import fixed_width
-from sluice.pipelines.schema.recast import plain, recast
+from sluice.pipelines.schema.arrays import fixed_width, plain, recast
 
 REQUEST = Request(RequestKind.REPLAY)
 

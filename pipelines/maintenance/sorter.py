@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -12,7 +13,6 @@ import pyarrow as pa
 from sluice.pipelines.landing.landed_rows import offsets_of
 from sluice.pipelines.landing.task import RowFindings
 from sluice.pipelines.maintenance.fixers import Botched, Mender, Record
-from sluice.pipelines.maintenance.trial import Trial, count_first
 from sluice.pipelines.model.plans import Slice
 from sluice.pipelines.model.receipts import Drift, DriftKind
 from sluice.pipelines.quarantine.held import without
@@ -20,8 +20,7 @@ from sluice.pipelines.quarantine.limit import QuarantineKind, kinds_of
 from sluice.pipelines.records.rows.row_format import QUARANTINED, Formatted, RawFormat, quarantine_rows
 from sluice.pipelines.records.rows.value_reader import WriterSchemas
 from sluice.pipelines.records.shape import Shape
-from sluice.pipelines.schema.arrays import fixed_width, int64s
-from sluice.pipelines.schema.recast import plain, recast
+from sluice.pipelines.schema.arrays import fixed_width, int64s, plain, recast
 
 MENDED_BYTES = 24 << 20
 """Mended values that are typed at once."""
@@ -189,3 +188,41 @@ def with_offsets(rows: pa.RecordBatch, offsets: Any) -> pa.RecordBatch:
 
 def _together(batches: Sequence[pa.RecordBatch]) -> pa.RecordBatch | None:
     return pa.concat_batches(batches) if batches else None
+
+
+@dataclass(slots=True)
+class Trial:
+    """The outcome of trying records. By the kind they were refused as: how many were tried and how many fit. Then why
+    the others do not, with the first of each; how many the mending function left alone, how many of these fit as they
+    are, and what went wrong in it.
+    """
+
+    tried: Counter[QuarantineKind] = field(default_factory=Counter)
+    fit: Counter[QuarantineKind] = field(default_factory=Counter)
+    why: dict[QuarantineKind, tuple[int, str]] = field(default_factory=dict)
+    mended: int = 0
+    left: int = 0
+    left_fit: int = 0
+    botched: dict[str, tuple[int, str]] = field(default_factory=dict)
+
+    def add(self, other: Trial) -> None:
+        self.tried += other.tried
+        self.fit += other.fit
+        for mine, more in ((self.why, other.why), (self.botched, other.botched)):
+            for key, (records, first) in more.items():
+                count_first(mine, key, records, first)
+        self.mended += other.mended
+        self.left += other.left
+        self.left_fit += other.left_fit
+
+
+def count_first(into: dict[Any, tuple[int, str]], key: Any, records: int, first: str) -> None:
+    entry = into.get(key, (0, first))
+    into[key] = (entry[0] + records, entry[1])
+
+
+def total(trials: Iterable[Trial]) -> Trial:
+    out = Trial()
+    for trial in trials:
+        out.add(trial)
+    return out

@@ -13,7 +13,10 @@ beyond what is accounted for. A partition that the feed has not planned yet begi
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterable, Mapping, Sequence
+import csv
+import io
+import re
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 
@@ -23,7 +26,14 @@ from sluice.pipelines.ledger import Ledger, State
 from sluice.pipelines.ledger.entries import KeyOffset, MovedEntry
 from sluice.pipelines.ledger.marks import by_hand, check_owner, foreign_mark
 from sluice.pipelines.model.consumer_groups import GroupView
-from sluice.pipelines.model.kafka import CommittedOffset, Key, OffsetAtTime, PartitionState, TopicPartition
+from sluice.pipelines.model.kafka import (
+    CommittedOffset,
+    Key,
+    OffsetAtTime,
+    PartitionState,
+    TopicPartition,
+    is_topic_name,
+)
 from sluice.pipelines.planning.origins import incarnation_change
 from sluice.pipelines.ports import Groups
 from sluice.pipelines.util.units import show_instant
@@ -347,3 +357,64 @@ def _read_back(
                 partition=tp.partition,
             )
     return {tp: committed[tp] for tp in offsets}
+
+
+FILE_BYTES = 16 << 20
+"""The largest file of offsets that is read; it holds some 300,000 partitions."""
+
+_NUMBER = re.compile(r"[0-9]{1,19}")
+
+
+def dump_offsets(offsets: Mapping[TopicPartition, int]) -> Iterator[str]:
+    """One line `topic,partition,offset` for each partition, in order, without a header."""
+    return (f"{tp.topic},{tp.partition},{offset}" for tp, offset in sorted(offsets.items()))
+
+
+def parse_offsets(
+    data: bytes, name: str, group: str, partitions: Collection[TopicPartition]
+) -> dict[TopicPartition, int]:
+    """The offsets in a file, of `known` partitions. Raises UsageError, which names file and line."""
+    out: dict[TopicPartition, int] = {}
+    for line, row in _rows(data, name):
+        tp, offset = _line(row, name, line, group)
+        if tp in out:
+            raise _bad(name, line, f"names {tp} a second time")
+        if tp not in partitions:
+            raise _bad(name, line, f"names {tp}, which is not there, or is not read here")
+        out[tp] = offset
+    if not out:
+        raise UsageError(f"{name} holds no offsets", remedy=_OFFSETS_FORM)
+    return out
+
+
+_OFFSETS_FORM = "write a line TOPIC,PARTITION,OFFSET for each partition, as `sluice offsets export` does"
+
+
+def _rows(data: bytes, name: str) -> Iterator[tuple[int, list[str]]]:
+    try:
+        reader = csv.reader(io.StringIO(data.decode("utf-8-sig"), newline=""), strict=True)
+        yield from ((reader.line_num, row) for row in reader if row)
+    except UnicodeDecodeError as error:
+        raise _bad(name, data[: error.start].count(b"\n") + 1, "is not UTF-8") from None
+    except csv.Error:
+        raise _bad(name, reader.line_num, "is not CSV") from None
+
+
+def _line(row: Sequence[str], name: str, line: int, group: str) -> tuple[TopicPartition, int]:
+    cells = [cell.strip() for cell in row]
+    if len(cells) == 4 and cells.pop(0) != group:  # an export of several groups names each first
+        raise _bad(name, line, f"is about another group than {group}")
+    if len(cells) != 3:
+        raise _bad(name, line, f"has {len(row)} columns")
+    topic, partition, offset = cells
+    if not is_topic_name(topic):
+        raise _bad(name, line, "does not begin with a topic's name")
+    if not (_NUMBER.fullmatch(partition) and _NUMBER.fullmatch(offset)):
+        raise _bad(name, line, "does not end with a partition and an offset, as numbers from 0 on")
+    if int(partition) >= 1 << 31 or int(offset) >= 1 << 63:
+        raise _bad(name, line, "has a number that Kafka has no room for")
+    return TopicPartition(topic, int(partition)), int(offset)
+
+
+def _bad(name: str, line: int, why: str) -> UsageError:
+    return UsageError(f"{name}, line {line}: {why}", remedy=_OFFSETS_FORM)

@@ -1,4 +1,4 @@
-"""A whole republish: its lanes, each in a task of the engine's or one after the other here, and what came of them.
+"""Runs a whole republish: its lanes in tasks of the engine, or one after the other in this process.
 
 Guarantee: `done.json` is written after every lane is done, so what it names is all of the map. Whatever ends a run
 before that, the next one carries out the lanes that are left, each behind its mark.
@@ -10,15 +10,16 @@ import base64
 import json
 import pickle
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 from pydantic import TypeAdapter
 
 from sluice.pipelines.batch.carry_out import reporting
-from sluice.pipelines.errors import SluiceError
+from sluice.pipelines.errors import SluiceError, UsageError
 from sluice.pipelines.lake import paths
 from sluice.pipelines.ledger import Ledger
 from sluice.pipelines.model.plans import to_json
@@ -26,7 +27,7 @@ from sluice.pipelines.model.receipts import Progress, Reporter
 from sluice.pipelines.ports import Clock, Engine, Lake, Target
 from sluice.pipelines.records.shape import Shape
 from sluice.pipelines.republishing.partitioner import load
-from sluice.pipelines.republishing.republish_plan import Republish, pieces
+from sluice.pipelines.republishing.republish_plan import PartitionBy, Republish, pieces
 from sluice.pipelines.republishing.send_lane import (
     FREELY,
     TRANSACTION_SECONDS,
@@ -39,6 +40,7 @@ from sluice.pipelines.republishing.send_lane import (
     progress_of,
 )
 from sluice.pipelines.republishing.values import check_schema
+from sluice.pipelines.util.units import parse_size
 
 STAGE = "send"
 _SENT = TypeAdapter(LaneSent)
@@ -177,3 +179,48 @@ def _parse_answers(answers: Iterable[str]) -> list[LaneSent]:
     if failed:
         raise max(failed, key=lambda error: error.exit_code)
     return [_SENT.validate_python(lane) for lane in lanes]
+
+
+_BY = (PartitionBy.KEY, PartitionBy.ROUND_ROBIN)
+
+
+def way_of(keep: bool, by: str) -> tuple[PartitionBy, str]:
+    """How partitions are chosen, and the function that does, if one does. `by` empty: nothing was said."""
+    if keep and by:
+        raise UsageError(f"partitions are kept, and chosen by {by}", remedy="say one of them")
+    if ":" in by:
+        return PartitionBy.FUNCTION, by
+    if by and by not in _BY:
+        raise UsageError(
+            f"{by!r} is no way to choose a partition", remedy=f"one of {', '.join(_BY)}, or MODULE:FUNCTION"
+        )
+    return (PartitionBy.SAME if keep else PartitionBy(by or "key")), ""
+
+
+def pace_of(text: str) -> Pace:
+    """`5000` (records a second) or `5MB` (bytes); empty: as fast as it goes."""
+    if not text:
+        return Pace()
+    try:
+        pace = Pace(float(text)) if text.replace(".", "", 1).isdigit() else Pace(bytes=parse_size(text))
+    except ValueError as error:
+        raise UsageError(f"rate {text!r} {error}", remedy="such as 5000 (records) or 5MB (bytes)") from None
+    if not (pace.records or pace.bytes):
+        raise UsageError("a rate of 0 sends nothing", remedy="such as 5000 (records) or 5MB (bytes)")
+    return pace
+
+
+def check_resumed(options: Mapping[str, Any]) -> None:
+    """Raises UsageError if something is said, by its name, that the plan of a republish which goes on says already."""
+    if conflicting := [name for name, value in options.items() if value]:
+        raise UsageError(
+            f"a republish goes on as it was planned, and these are said anew: {', '.join(conflicting)}",
+            remedy="leave them out, or plan another one, without resuming",
+        )
+
+
+def name_of(text: str) -> str:
+    """A name for a republish; empty: none was given."""
+    if text and not (text.isascii() and text.replace("-", "").replace("_", "").isalnum()):
+        raise UsageError(f"{text!r} is no name", remedy="letters, digits, - and _")
+    return text

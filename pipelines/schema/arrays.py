@@ -1,4 +1,8 @@
-"""Small helpers over Arrow arrays: from and to numpy without a copy."""
+"""Builds Arrow arrays from numpy, and recasts rows of an earlier schema to a later one where that loses nothing.
+
+The check reads no row. New columns are null. A type may become one that holds all of its values: a larger integer,
+decimal or float, a finer unit of time, a struct with more members.
+"""
 
 from __future__ import annotations
 
@@ -39,3 +43,84 @@ def buffers_of(values: pa.Array) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
 def indices(rows: np.ndarray) -> pa.Array:
     """Returns numbers of rows as an Arrow array, for `take`."""
     return fixed_width(pa.int32(), rows)
+
+
+_EXACT = {16: 11, 32: 24, 64: 53}
+"""For each width of a float, the widest integers that it holds exactly, in bits."""
+_UNITS = ("s", "ms", "us", "ns")
+
+
+def unfit(old: pa.Schema, new: pa.Schema) -> str:
+    """Why rows of `old` cannot become rows of `new` without loss, naming a column; empty when they can."""
+    for field in old:
+        at = new.get_field_index(field.name)
+        if at < 0:
+            return f"column {field.name} is not in the schema any more"
+        if not holds(field.type, new.field(at).type):
+            return f"column {field.name} was {field.type}, and {new.field(at).type} does not hold all of it"
+    missing = (f.name for f in new if not f.nullable and old.get_field_index(f.name) < 0)
+    return next((f"column {name} is new and may not be null" for name in missing), "")
+
+
+def holds(old: pa.DataType, new: pa.DataType) -> bool:
+    """Whether `new` holds every value of `old`."""
+    if pa.types.is_dictionary(new):
+        return holds(old, new.value_type)
+    if old.equals(new) or pa.types.is_null(old):
+        return True
+    if pa.types.is_nested(old):
+        return _holds_nested(old, new)
+    if pa.types.is_integer(old):
+        return _integer(old, new)
+    if pa.types.is_floating(old):
+        return bool(pa.types.is_floating(new) and new.bit_width >= old.bit_width)
+    if pa.types.is_decimal(old) and pa.types.is_decimal(new):
+        return bool(new.scale >= old.scale and new.precision - new.scale >= old.precision - old.scale)
+    if pa.types.is_timestamp(old) and pa.types.is_timestamp(new):
+        return bool(old.tz == new.tz and _UNITS.index(new.unit) >= _UNITS.index(old.unit))
+    return False
+
+
+def _holds_nested(old: pa.DataType, new: pa.DataType) -> bool:
+    if pa.types.is_struct(old) and pa.types.is_struct(new):
+        positions = [new.get_field_index(f.name) for f in old]
+        is_held = all(at >= 0 and holds(f.type, new.field(at).type) for f, at in zip(old, positions, strict=True))
+        return is_held and positions == sorted(positions)
+    if pa.types.is_map(old) and pa.types.is_map(new):
+        return holds(old.key_type, new.key_type) and holds(old.item_type, new.item_type)
+    if pa.types.is_list(old) and pa.types.is_list(new):
+        return holds(old.value_type, new.value_type)
+    return False
+
+
+def _integer(old: pa.DataType, new: pa.DataType) -> bool:
+    signed = pa.types.is_signed_integer(old)
+    bits = old.bit_width - signed
+    if pa.types.is_integer(new):
+        fits = bool(bits <= new.bit_width - pa.types.is_signed_integer(new))
+        return fits and (not signed or pa.types.is_signed_integer(new))
+    if pa.types.is_floating(new):
+        return bool(bits <= _EXACT[new.bit_width])
+    digits = len(str((1 << bits) - 1))
+    return bool(pa.types.is_decimal(new) and digits <= new.precision - new.scale)
+
+
+def recast(rows: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
+    """The rows with the later schema's columns and types.
+
+    Raises ArrowInvalid for a value that does not fit after all, such as a time beyond the calendar of a finer unit.
+    """
+    return pa.RecordBatch.from_arrays([_column(rows, f) for f in schema], schema=schema)
+
+
+def _column(rows: pa.RecordBatch, field: pa.Field) -> pa.Array:
+    at = rows.schema.get_field_index(field.name)
+    if at < 0:
+        return pa.nulls(rows.num_rows, field.type)
+    column = rows.column(at)
+    return column if column.type.equals(field.type) else column.cast(field.type)
+
+
+def plain(schema: pa.Schema) -> pa.Schema:
+    """The schema as files hold it: dictionary types become the type of their values."""
+    return pa.schema([f.with_type(f.type.value_type) if pa.types.is_dictionary(f.type) else f for f in schema])

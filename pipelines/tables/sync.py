@@ -36,8 +36,7 @@ from sluice.pipelines.tables.owed import (
     groups,
     since,
 )
-from sluice.pipelines.tables.table_windows import CompleteWindows
-from sluice.pipelines.tables.tries import retry_outdated
+from sluice.pipelines.tables.table_windows import CompleteWindows, retry_outdated
 from sluice.pipelines.util.parallel import each
 from sluice.pipelines.util.units import many
 

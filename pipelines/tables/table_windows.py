@@ -9,13 +9,14 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from typing import TypeVar
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from sluice.pipelines.errors import TableMoved
+from sluice.pipelines.errors import PartUnreadable, TableMoved, Unknown
 from sluice.pipelines.feed.sections import WindowSettings
 from sluice.pipelines.lake import paths
 from sluice.pipelines.ledger import Ledger, State
@@ -24,7 +25,6 @@ from sluice.pipelines.planning import windows
 from sluice.pipelines.ports import Lake, Table
 from sluice.pipelines.publishing.manifest import is_retired
 from sluice.pipelines.tables.check import check_owner
-from sluice.pipelines.tables.tries import retry_outdated
 
 COLUMNS = {"window_start": "timestamp(us)", "window_end": "timestamp(us)"}
 _FILE = re.compile(r"/([0-9a-f]{32})-([0-9]{20})\.parquet$")
@@ -103,3 +103,29 @@ def _digest(starts: Iterable[int], settings: WindowSettings) -> str:
 def _digest_of(address: str) -> str:
     match = _FILE.search(address)
     return match[1] if match else ""
+
+
+TRIES = 20
+"""How often a commit is decided anew because somebody else was faster."""
+UNANSWERED = 3
+"""Attempts without an answer; the next run waits further."""
+
+T = TypeVar("T")
+
+
+def retry_outdated(decide: Callable[[], T], outdated: Callable[[PartUnreadable], bool]) -> T:
+    """What `decide` returns, which looks at the table and commits; called again while somebody else is faster, a commit
+    gets no answer, or a file is gone because the decision is `outdated`. Raises the last error after too many."""
+    tries = unanswered = 0
+    while True:
+        try:
+            return decide()
+        except TableMoved:
+            if (tries := tries + 1) == TRIES:
+                raise
+        except Unknown:
+            if (unanswered := unanswered + 1) == UNANSWERED:
+                raise
+        except PartUnreadable as lost:
+            if (tries := tries + 1) == TRIES or not outdated(lost):
+                raise

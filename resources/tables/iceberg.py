@@ -182,7 +182,7 @@ class IcebergTable:
             return tuple(compress(addresses, each(is_misread, addresses)))
 
     def mend(self) -> bool:
-        """The bounds are in the files themselves, which `rewriting/renewal.py` writes anew."""
+        """The bounds are in the files themselves, which `maintenance/compaction.py` writes again."""
         return False
 
     def _stage_files(self, transaction: Transaction, change: TableChange) -> None:

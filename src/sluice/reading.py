@@ -30,7 +30,7 @@ from sluice.pipelines.ports import Lake
 from sluice.pipelines.publishing import published_files as reading
 from sluice.pipelines.publishing.published_files import File
 from sluice.pipelines.records.rows.row_format import QUARANTINED, landed_schema
-from sluice.pipelines.schema.recast import plain
+from sluice.pipelines.schema.arrays import plain
 from sluice.pipelines.util import extras, units
 from sluice.pipelines.util.units import show_window
 from sluice.resources.lake.open_lake import arrow_files, open_lake

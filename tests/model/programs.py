@@ -11,7 +11,7 @@ from types import SimpleNamespace
 from typing import Any
 from unittest.mock import patch
 
-from sluice.pipelines.audit import audit_cache, settled_entries
+from sluice.pipelines.audit import audit_cache, receipt_rows
 from sluice.pipelines.audit.audit import audit
 from sluice.pipelines.batch import carry_out
 from sluice.pipelines.batch.land import land
@@ -356,7 +356,7 @@ def forgetful() -> Iterator[None]:
     """What the state forgets is forgotten at once, folds begin at checkpoints, segments hold few entries, and what
     audits know of entries is soon in files of its own."""
     small = patch.object(segments, "ENTRIES", 3)
-    old = patch.object(settled_entries, "ENTRIES", 4), patch.object(audit_cache, "BLOCK", 2)
+    old = patch.object(receipt_rows, "ENTRIES", 4), patch.object(audit_cache, "BLOCK", 2)
     with patch.object(batches, "KEPT", 1), patch.object(ledger_log, "CHECKPOINT_EVERY", 4), small, old[0], old[1]:
         yield
 

@@ -36,7 +36,7 @@ from sluice.pipelines.ports import Lake, Ports
 from sluice.pipelines.publishing.publish import abandon
 from sluice.pipelines.records.compiled import cache
 from sluice.pipelines.records.rows.row_format import QUARANTINED, landed_schema
-from sluice.pipelines.schema.recast import plain
+from sluice.pipelines.schema.arrays import plain
 from sluice.pipelines.util.units import parse_instant, show_window
 from sluice.pipelines.validation.drift import drift_of
 from sluice.reading import When, Windows, instant

@@ -14,7 +14,7 @@ from sluice.pipelines.contract.suite import ContractError, parse_contract
 from sluice.pipelines.errors import FeedError, UsageError
 from sluice.pipelines.feed.load import load_feed
 from sluice.pipelines.model.kafka import TopicPartition
-from sluice.pipelines.operating import offset_file
+from sluice.pipelines.operating.move_offsets import parse_offsets
 from sluice.pipelines.records.contract_rows.contract_format import RowChecks
 from sluice.pipelines.schema.schema import parse_schema
 from tests.fuzz.mutation import ODD, mutated, mutated_json
@@ -193,7 +193,7 @@ def _offsets_seeds() -> list[bytes]:
 def _run_offsets(data: bytes) -> str:
     known = [TopicPartition("orders", 0), TopicPartition("orders", 1)]
     try:
-        found = offset_file.parse(data, "offsets.csv", "group", known)
+        found = parse_offsets(data, "offsets.csv", "group", known)
     except UsageError as error:
         return _refused(error, "offsets.csv")
     assert set(found) <= set(known)

@@ -12,9 +12,9 @@ from typing import Any
 import pytest
 
 from sluice.pipelines.audit import audit as of_account
-from sluice.pipelines.audit import audit_cache, settled_entries
+from sluice.pipelines.audit import audit_cache, receipt_rows
 from sluice.pipelines.audit.audit import AuditReport, audit
-from sluice.pipelines.audit.settled_entries import runs
+from sluice.pipelines.audit.receipt_rows import runs
 from sluice.pipelines.lake import paths
 from sluice.pipelines.maintenance.expiry import expire
 from tests.pipelines.landed_world import HOUR, START, A, B, World
@@ -25,9 +25,9 @@ NOON = 1_700_000_000_000
 @pytest.fixture(autouse=True)
 def small(monkeypatch: pytest.MonkeyPatch) -> None:
     """Few entries are settled at a time, and a folder is an hour's: all lies in one day."""
-    monkeypatch.setattr(settled_entries, "ENTRIES", 4)
+    monkeypatch.setattr(receipt_rows, "ENTRIES", 4)
     monkeypatch.setattr(audit_cache, "BLOCK", 2)
-    for module in (settled_entries, audit_cache, of_account):
+    for module in (receipt_rows, audit_cache, of_account):
         monkeypatch.setattr(module, "place_of", lambda path: "/".join(path.split("/")[2:-1]))
 
 
@@ -154,7 +154,7 @@ def test_two_receipts_for_one_offset_are_named(world: World) -> None:
 
 def test_a_note_of_before_is_read(world: World) -> None:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(settled_entries, "ENTRIES", 10_000)
+        patch.setattr(receipt_rows, "ENTRIES", 10_000)
         look(world, everything=True)
         raw = json.loads(zlib.decompress(world.lake.files[paths.audited_path("orders")]))
     assert raw.pop("settled") == []

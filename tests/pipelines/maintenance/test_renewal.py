@@ -9,7 +9,7 @@ import pytest
 pytest.importorskip("pyiceberg")
 
 from sluice.pipelines.landing import encoding
-from sluice.pipelines.maintenance.renewal import renew
+from sluice.pipelines.maintenance.compaction import renew
 from sluice.pipelines.model.receipts import PartKind
 from sluice.pipelines.tables.check import comparison
 from sluice.testing.liveness import owner

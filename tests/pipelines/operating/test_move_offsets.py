@@ -23,13 +23,14 @@ from sluice.pipelines.operating.move_offsets import (
     OffsetTarget,
     Spot,
     Stands,
+    dump_offsets,
     expected_offset,
     move,
+    parse_offsets,
     resolve,
     spots_concerned,
     stands,
 )
-from sluice.pipelines.operating.offset_file import dump, parse
 from sluice.testing.cluster import partition
 from sluice.testing.group import MemoryGroup
 from sluice.testing.groups import MemoryGroups, member
@@ -106,10 +107,10 @@ KNOWN = [TopicPartition("orders", n) for n in range(3)] + [TopicPartition("a.b-c
 
 @given(st.dictionaries(st.sampled_from(KNOWN), st.integers(0, 2**63 - 1), min_size=1))
 def test_what_is_written_is_read_back(offsets: dict[TopicPartition, int]) -> None:
-    text = "\n".join(dump(offsets)).encode()
-    assert parse(text, "f", GROUP, KNOWN) == offsets
+    text = "\n".join(dump_offsets(offsets)).encode()
+    assert parse_offsets(text, "f", GROUP, KNOWN) == offsets
     quoted = "\r\n".join(f'{GROUP},"{tp.topic}",{tp.partition},{o}' for tp, o in offsets.items()) + "\r\n\r\n"
-    assert parse(b"\xef\xbb\xbf" + quoted.encode(), "f", GROUP, KNOWN) == offsets
+    assert parse_offsets(b"\xef\xbb\xbf" + quoted.encode(), "f", GROUP, KNOWN) == offsets
 
 
 @pytest.mark.parametrize(
@@ -138,7 +139,7 @@ def test_what_is_written_is_read_back(offsets: dict[TopicPartition, int]) -> Non
 )
 def test_a_file_that_is_none_is_told_by_its_line(data: bytes, told: str) -> None:
     with pytest.raises(UsageError) as error:
-        parse(data, "f.csv", GROUP, KNOWN)
+        parse_offsets(data, "f.csv", GROUP, KNOWN)
     assert told in error.value.message
     assert "TOPIC,PARTITION,OFFSET" in error.value.remedy
 
@@ -146,7 +147,7 @@ def test_a_file_that_is_none_is_told_by_its_line(data: bytes, told: str) -> None
 @given(st.binary(max_size=60) | st.text('orders,0123456789"\r\n\x00', max_size=60).map(str.encode))
 def test_whatever_bytes_a_file_holds(data: bytes) -> None:
     with contextlib.suppress(UsageError):
-        assert set(parse(data, "f", GROUP, KNOWN)) <= set(KNOWN)
+        assert set(parse_offsets(data, "f", GROUP, KNOWN)) <= set(KNOWN)
 
 
 # -- what stands beside an offset

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sluice.pipelines.schema.recast import holds, plain, recast, unfit
+from sluice.pipelines.schema.arrays import holds, plain, recast, unfit
 
 INTEGERS = [pa.int8(), pa.int16(), pa.int32(), pa.int64(), pa.uint8(), pa.uint16(), pa.uint32(), pa.uint64()]
 OTHERS = [

@@ -16,7 +16,7 @@ from sluice.pipelines.feed.sql_report import Report
 from sluice.pipelines.model.receipts import PartKind
 from sluice.pipelines.publishing.published_files import File
 from sluice.pipelines.records.rows.row_format import RawFormat
-from sluice.pipelines.schema.recast import plain
+from sluice.pipelines.schema.arrays import plain
 from sluice.reading import Windows
 from sluice.spark_source import run_report
 
