@@ -52,8 +52,8 @@ from sluice.pipelines.ports import Ports, Stat
 from sluice.pipelines.publishing.manifest import write_manifests
 from sluice.pipelines.util.units import DAY, HOUR, many
 from sluice.resources.lake.local_lake import LocalLake
+from sluice.testing.engine import MemoryLiveness
 from sluice.testing.group import MemoryGroup
-from sluice.testing.liveness import MemoryLiveness
 
 Note = Callable[[str], None]
 One = TypeVar("One")

@@ -34,7 +34,7 @@ from sluice.pipelines.ports import Fetched, FetchFailed, Lake
 from sluice.pipelines.records.kafka_batches.decode import BatchDecoder
 from sluice.pipelines.records.rows.row_format import Formatted, quarantine_rows
 from sluice.resources.kafka.fetch.fetch import KafkaFetcher
-from sluice.resources.lake.open_lake import open_lake
+from sluice.resources.lake import open_lake
 from sluice.resources.open_ports import open_ports
 from sluice.resources.registry.confluent import writers_of
 from sluice.resources.spark.executor import Wiring

@@ -26,7 +26,7 @@ from sluice.pipelines.lake import paths
 from sluice.pipelines.ledger import Ledger
 from sluice.pipelines.ledger.entries import SkipEntry, dump
 from sluice.pipelines.model.plans import AskedRange, Request, RequestKind
-from sluice.resources.lake.open_lake import open_lake
+from sluice.resources.lake import open_lake
 from sluice.resources.liveness import new_owner, now
 from sluice.resources.local.local_kafka import LocalKafka
 from sluice.resources.local.local_s3 import LocalS3

@@ -39,9 +39,9 @@ from sluice.pipelines.model.receipts import Counts, Outcome, Owner, Progress, Re
 from sluice.pipelines.ports import Ports
 from sluice.pipelines.records.rows.row_format import HEADERS, RawFormat
 from sluice.pipelines.util.units import HOUR
+from sluice.testing.engine import MemoryLiveness
 from sluice.testing.group import MemoryGroup
 from sluice.testing.lake import MemoryLake
-from sluice.testing.liveness import MemoryLiveness
 
 Note = Callable[[str], None]
 T = TypeVar("T")

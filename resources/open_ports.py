@@ -20,14 +20,13 @@ from sluice.resources.kafka.cluster.shared_cluster import SharedKafka
 from sluice.resources.kafka.connection.connections import Wire
 from sluice.resources.kafka.group.all_groups import KafkaGroups
 from sluice.resources.kafka.group.group import KafkaGroup
-from sluice.resources.lake.open_lake import open_lake
+from sluice.resources.lake import open_lake
 from sluice.resources.liveness import LakeLiveness, now
 from sluice.resources.registry.confluent import writers_of
 from sluice.resources.spark.engine import SparkEngine
 from sluice.resources.spark.executor import Wiring
 from sluice.resources.spark.preflight import ExecutorPorts
-from sluice.resources.zookeeper.dual_commit import BothGroup, BothGroups
-from sluice.resources.zookeeper.zookeeper_group import ZooKeeperGroup, ZooKeeperGroups
+from sluice.resources.zookeeper.zookeeper_group import BothGroup, BothGroups, ZooKeeperGroup, ZooKeeperGroups
 
 if TYPE_CHECKING:
     from sluice.pipelines.tables.table_windows import CompleteWindows

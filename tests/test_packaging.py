@@ -177,7 +177,7 @@ import sluice.cli, sluice.pipelines
 for package in (sluice.cli, sluice.pipelines):
     for found in pkgutil.walk_packages(package.__path__, package.__name__ + "."):
         importlib.import_module(found.name)
-for name in ("reading", "streaming", "resources.open_ports", "resources.lake.open_lake"):
+for name in ("reading", "streaming", "resources.open_ports", "resources.lake"):
     importlib.import_module("sluice." + name)"""
     done = subprocess.run([sys.executable, "-c", script], check=False, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr

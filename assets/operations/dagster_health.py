@@ -23,7 +23,7 @@ from sluice.assets.specs.feed_files import FeedFiles
 from sluice.pipelines.errors import docs_command
 from sluice.pipelines.model.health import Diagnosis, failed, of_error, ok, skipped, warning
 from sluice.pipelines.util.units import many, show_about
-from sluice.resources.health.run_checks import Check, examine
+from sluice.resources.health import Check, examine
 from sluice.resources.project import Project
 
 _DATABASES = ("history/runs.db", "history/runs/index.db", "schedules/schedules.db")

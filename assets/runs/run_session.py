@@ -65,7 +65,7 @@ def open_real_ports(feed: Feed) -> AbstractContextManager[Ports]:
 
 def open_real_lake(feed: Feed) -> Lake:
     """The feed's lake, imported late like its edges."""
-    from sluice.resources.lake.open_lake import open_lake
+    from sluice.resources.lake import open_lake
 
     return open_lake(feed)
 

@@ -83,8 +83,7 @@ class Group:
 
 def _groups(session: Session, names: Sequence[str], *, spark: bool) -> Iterator[Group]:
     """Returns the groups of checks: one for each different Kafka, lake and Spark. Raises FeedError."""
-    from sluice.resources.health import machine_checks
-    from sluice.resources.health.run_checks import examine
+    from sluice.resources.health import examine, machine_checks
 
     yield Group("This machine", lambda: examine(None, machine_checks.CHECKS))
     try:

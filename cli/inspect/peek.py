@@ -231,7 +231,7 @@ def _read_by_schema(feed: Feed, chunks: Sequence[pa.RecordBatch], piece: Slice) 
     """Returns the records as the feed reads them, by offset; for those that do not fit, the reason."""
     import pyarrow as pa
 
-    from sluice.resources.lake.open_lake import open_lake
+    from sluice.resources.lake import open_lake
     from sluice.resources.registry.confluent import writers_of
 
     form = replace(feed.shape, contract=None).format(writers_of(feed, open_lake(feed), keep=False))

@@ -93,12 +93,12 @@ def grant(session: Session, feed: FeedName) -> None:
     $ sluice kafka grant orders
     """
     from sluice.pipelines.feed.rights import rights_of
-    from sluice.resources.local import granting
+    from sluice.resources.local import secured
     from sluice.resources.local.local_kafka import LocalKafka
 
     rights = rights_of(session.feed(feed))
     kafka = LocalKafka.attach(session.project.kafka_folder)
-    granting.grant(kafka, rights)
+    secured.grant(kafka, rights)
     rows = [(r.operation, r.what, r.need) for r in rights]
     session.terminal.show(good("user sluice may now"), table(("right", "on", "what for"), rows))
     session.terminal.document({"user": "sluice", "rights": [asdict(r) for r in rights]})

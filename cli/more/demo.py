@@ -269,7 +269,7 @@ def _registered(folder: Path, events: EventFormat) -> str:
 def _grant(session: Session, folder: Path, kafka: LocalKafka) -> None:
     """The demo's user may do what its feed needs, and nothing else."""
     from sluice.pipelines.feed.rights import rights_of
-    from sluice.resources.local.granting import grant
+    from sluice.resources.local.secured import grant
 
     rights = rights_of(Session(session.terminal, folder, session.debug).feed(FEED))
     grant(kafka, rights)
@@ -420,7 +420,7 @@ class _Show:
         import pyarrow.parquet as pq
 
         from sluice.assets.execution import run_report
-        from sluice.resources.lake.open_lake import arrow_files
+        from sluice.resources.lake import arrow_files
 
         with self.session.terminal.working("asking Spark"):
             path = run_report(self.session.project, REPORT, hour, self.session.open_ports)
@@ -465,7 +465,7 @@ class _Show:
         """The table that the runs have filled, read by its format's own library and asked by DuckDB."""
         import duckdb
 
-        from sluice.resources.lake.open_lake import open_lake
+        from sluice.resources.lake import open_lake
         from sluice.resources.open_ports import open_table
 
         with closing(open_table(self.feed, open_lake(self.feed))) as found:

@@ -136,8 +136,8 @@ def _looking(session: Session, feed: Feed, shape: Shape, request: _SampleRequest
     """
     session.compile()
     from sluice.pipelines.landing.sample import look
+    from sluice.resources.lake import open_lake
     from sluice.resources.lake.local_lake import LocalLake
-    from sluice.resources.lake.open_lake import open_lake
     from sluice.resources.registry.confluent import writers_of
     from sluice.resources.spark.executor import Wiring
 

@@ -188,7 +188,7 @@ def _refusal(feed: Feed, columns: Schema) -> SchemaChanged | None:
     """Returns the reason why rows of the registry's schema would not fit one table with landed rows."""
     from sluice.pipelines.ledger import Ledger
     from sluice.pipelines.planning.shapes import check_one_table
-    from sluice.resources.lake.open_lake import open_lake
+    from sluice.resources.lake import open_lake
     from sluice.resources.liveness import now
 
     state = Ledger.offline(open_lake(feed), feed.name, now).read()

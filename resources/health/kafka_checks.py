@@ -19,7 +19,7 @@ from sluice.pipelines.model.consumer_groups import GroupState
 from sluice.pipelines.model.health import Diagnosis, Health, failed, of_error, ok, skipped, warning
 from sluice.pipelines.util.parallel import each
 from sluice.pipelines.util.units import many, show_about, show_duration
-from sluice.resources.health.run_checks import Check, examine
+from sluice.resources.health import Check, examine
 from sluice.resources.kafka.cluster.visit import KafkaVisit
 from sluice.resources.kafka.connection.connection_settings import CLIENT_ID, grantee
 from sluice.resources.kafka.group.group import SESSION_SECONDS, TRANSACTION_SECONDS

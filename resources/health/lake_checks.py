@@ -28,8 +28,8 @@ from sluice.pipelines.ports import Ports
 from sluice.pipelines.publishing import lost
 from sluice.pipelines.util.parallel import each
 from sluice.pipelines.util.units import many
+from sluice.resources.health import Check, examine
 from sluice.resources.health.machine_checks import room
-from sluice.resources.health.run_checks import Check, examine
 from sluice.resources.lake.local_lake import LocalLake
 
 if TYPE_CHECKING:
@@ -224,7 +224,7 @@ def _in_lake_and_group(title: str, feed: Feed, edges: Ports) -> Diagnosis:
 
 def without_files(names: Collection[str], feeds: Sequence[Feed]) -> Iterator[Diagnosis]:
     """The ledgers of feeds that were renamed or removed."""
-    from sluice.resources.lake.open_lake import open_lake
+    from sluice.resources.lake import open_lake
 
     if others := feeds_without_files(open_lake(feeds[0]), names):
         more = f" and {len(others) - _SHOWN} more" if len(others) > _SHOWN else ""

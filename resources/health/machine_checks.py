@@ -17,7 +17,7 @@ from packaging.specifiers import SpecifierSet
 from sluice.pipelines.errors import SetupError
 from sluice.pipelines.model.health import Diagnosis, failed, of_error, ok, warning
 from sluice.pipelines.util.extras import BRINGS
-from sluice.resources.health.run_checks import Check
+from sluice.resources.health import Check
 from sluice.resources.local import java
 
 OURS = "sluice"

@@ -15,8 +15,8 @@ from sluice.pipelines.errors import SetupError
 from sluice.pipelines.feed.feed import Feed
 from sluice.pipelines.model.health import Diagnosis, failed, ok, skipped, warning
 from sluice.pipelines.util import extras
-from sluice.resources.health.run_checks import Check, examine
-from sluice.resources.lake.open_lake import open_lake
+from sluice.resources.health import Check, examine
+from sluice.resources.lake import open_lake
 from sluice.resources.spark.engine import SparkEngine
 from sluice.resources.spark.executors import check_answers, get_master, is_local
 from sluice.resources.spark.preflight import Answer, ExecutorPorts

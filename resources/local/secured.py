@@ -14,7 +14,8 @@ from __future__ import annotations
 import json
 import os
 import secrets
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from contextlib import closing
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from ipaddress import ip_address
@@ -22,6 +23,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 from sluice.pipelines.errors import SetupError
+from sluice.pipelines.feed.rights import Right
 from sluice.resources.local.properties import HOST, Node, written
 
 if TYPE_CHECKING:
@@ -337,3 +339,56 @@ def _certificate_pem(certificate: x509.Certificate) -> bytes:
 def last_certificate(pem: bytes) -> bytes:
     """The last certificate in a file that may hold a key, too."""
     return pem[pem.rindex(b"-----BEGIN CERTIFICATE-----") :]
+
+
+class AdministeredKafka(Protocol):
+    """The local Kafka, for changes of rights by its administrator."""
+
+    @property
+    def bootstrap(self) -> str: ...
+
+    @property
+    def secured(self) -> Secured | None: ...
+
+    def client(self) -> dict[str, Any]: ...
+
+
+def grant(kafka: AdministeredKafka, rights: Iterable[Right], user: str = USER) -> None:
+    """Give the user the rights. Raises SetupError for a plain cluster, KafkaUnavailable."""
+    _change_rights(kafka, rights, user, "create_acls")
+
+
+def revoke(kafka: AdministeredKafka, rights: Iterable[Right], user: str = USER) -> None:
+    """Take the rights from the user; those that it does not have are passed over."""
+    _change_rights(kafka, rights, user, "delete_acls")
+
+
+def _change_rights(kafka: AdministeredKafka, rights: Iterable[Right], user: str, change: str) -> None:
+    # Late, since commands only ask for addresses: the client takes 0.3 s to import.
+    from kafka import KafkaAdminClient
+    from kafka.admin import ACL, ACLOperation, ACLPermissionType, ACLResourcePatternType, ResourcePattern, ResourceType
+    from kafka.errors import KafkaError
+
+    from sluice.resources.kafka.connection.connection_settings import KafkaAddress, connecting
+    from sluice.resources.kafka.connection.zero_copy_transport import client_of
+    from sluice.resources.kafka.protocol.kafka_errors import explain
+
+    if kafka.secured is None:
+        raise SetupError("this local Kafka has no users and asks for no rights", remedy="everybody may do everything")
+    acls = [
+        ACL(
+            f"User:{user}",
+            "*",
+            ACLOperation[right.operation],
+            ACLPermissionType.ALLOW,
+            ResourcePattern(ResourceType[right.kind.name], right.name, ACLResourcePatternType[right.pattern.name]),
+        )
+        for right in rights
+    ]
+    access = KafkaAddress(kafka.bootstrap, kafka.client())
+    try:
+        client = client_of(KafkaAdminClient, bootstrap_servers=access.bootstrap, **access.client_settings())
+        with closing(client):
+            getattr(client, change)(acls)
+    except (KafkaError, OSError) as error:
+        raise explain(error, connecting(access, 1).grantee, f"changing the rights of {user}") from None

@@ -30,7 +30,7 @@ from sluice.pipelines.lake import paths
 from sluice.pipelines.model.receipts import count_files
 from sluice.pipelines.records.rows.row_format import landed_schema
 from sluice.pipelines.util import logs
-from sluice.resources.lake.open_lake import open_lake
+from sluice.resources.lake import open_lake
 
 log = logging.getLogger(f"{logs.OURS}.lineage")
 NAMED_BY = ("OPENLINEAGE_URL", "OPENLINEAGE_CONFIG")

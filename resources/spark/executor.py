@@ -35,7 +35,7 @@ from sluice.pipelines.records.compiled import cache
 from sluice.pipelines.records.rows.value_reader import WriterSchemas
 from sluice.pipelines.records.shape import Shape
 from sluice.pipelines.schema.arrays import text_array
-from sluice.resources.lake.open_lake import memory_of, open_lake
+from sluice.resources.lake import memory_of, open_lake
 from sluice.resources.registry.confluent import writers_of
 
 if TYPE_CHECKING:

@@ -33,7 +33,7 @@ from sluice.pipelines.records.rows.row_format import QUARANTINED, landed_schema
 from sluice.pipelines.schema.arrays import plain
 from sluice.pipelines.util import extras, units
 from sluice.pipelines.util.units import show_window
-from sluice.resources.lake.open_lake import arrow_files, open_lake
+from sluice.resources.lake import arrow_files, open_lake
 from sluice.resources.project import Project
 
 if TYPE_CHECKING:

@@ -131,7 +131,7 @@ class _LandedReader(DataSourceReader):
     """Rows of the windows' files, in Spark's types."""
 
     def __init__(self, windows: Windows, schema: StructType) -> None:
-        from sluice.resources.lake.open_lake import open_lake
+        from sluice.resources.lake import open_lake
 
         self._lake, self._files, self._schema = open_lake(windows.feed), windows.files, schema
 

@@ -34,7 +34,7 @@ from sluice.pipelines.records.shape import RAW
 from sluice.reading import When, instant
 from sluice.resources.kafka.cluster.cluster import KafkaCluster
 from sluice.resources.kafka.fetch.fetch import KafkaFetcher
-from sluice.resources.lake.open_lake import open_lake
+from sluice.resources.lake import open_lake
 from sluice.resources.registry.confluent import writers_of
 
 Place = When | Mapping[str, int]

@@ -20,7 +20,7 @@ from sluice.assets.specs.asset_specs import committed_key, landed_key
 from sluice.pipelines.model.receipts import Life, Verdict
 from sluice.pipelines.operating.repairs import RepairKind
 from sluice.resources.liveness import Informed
-from sluice.testing.liveness import MemoryLiveness, owner
+from sluice.testing.engine import MemoryLiveness, owner
 from tests.assets.conftest import ON_FILES
 from tests.assets.test_ui import killed
 from tests.assets.world import World, in_hour, versions, windows

@@ -42,12 +42,10 @@ from sluice.pipelines.ports import Group, Job, Ports
 from sluice.pipelines.records.rows.row_format import HEADERS, REFUSED, RawFormat, quarantine_rows
 from sluice.resources.project import Project
 from sluice.running import RunResult
-from sluice.testing.clock import MemoryClock
 from sluice.testing.cluster import MemoryCluster, partition
-from sluice.testing.engine import MemoryEngine
+from sluice.testing.engine import MemoryClock, MemoryEngine, MemoryLiveness, owner
 from sluice.testing.group import MemoryGroup
 from sluice.testing.lake import MemoryLake
-from sluice.testing.liveness import MemoryLiveness, owner
 
 CATCH_UP = Request(RequestKind.CATCH_UP)
 SECRET = "correct-horse-battery"

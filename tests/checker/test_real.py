@@ -12,7 +12,7 @@ import pytest
 from kafka import KafkaAdminClient, TopicPartition
 
 from sluice.cli.main import main as sluice_main
-from sluice.resources.lake.open_lake import open_lake
+from sluice.resources.lake import open_lake
 from sluice.resources.local.local_kafka import LocalKafka
 from tests.checker.__main__ import main
 from tests.checker.gather import checked

@@ -16,8 +16,7 @@ from sluice.cli.app.invocation import OpenPorts, Session
 from sluice.cli.main import main
 from sluice.cli.terminal.output import Terminal
 from sluice.pipelines.operating.migrate_offsets import Stores
-from sluice.testing.group import MemoryGroup
-from sluice.testing.groups import MemoryGroups
+from sluice.testing.group import MemoryGroup, MemoryGroups
 from tests.resources.kafka.tools import free_port
 
 if TYPE_CHECKING:

@@ -17,7 +17,7 @@ from sluice.pipelines.ledger.entries import PlanEntry
 from sluice.pipelines.model.kafka import CommittedOffset, Isolation
 from sluice.pipelines.model.plans import AskedRange, Plan, Request, RequestKind, Task
 from sluice.testing.cluster import partition
-from sluice.testing.liveness import owner
+from sluice.testing.engine import owner
 from tests.assets.world import P1, SECRET, World
 from tests.cli.conftest import FEED, Over, Tell
 

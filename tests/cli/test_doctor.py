@@ -21,8 +21,8 @@ import pytest
 from sluice.cli.main import main
 from sluice.pipelines.feed.load import load_feed
 from sluice.pipelines.feed.rights import Operation, rights_of
-from sluice.resources.local.granting import grant, revoke
 from sluice.resources.local.local_kafka import LocalKafka
+from sluice.resources.local.secured import grant, revoke
 from tests.cli.conftest import Sluice
 
 if TYPE_CHECKING:

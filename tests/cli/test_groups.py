@@ -15,7 +15,7 @@ from sluice.pipelines.feed.sections import CommitMode, OnGroupMoved
 from sluice.pipelines.model.consumer_groups import GroupView
 from sluice.pipelines.model.kafka import BrokerConfig, CommittedOffset, Configs, TopicPartition
 from sluice.testing.cluster import partition
-from sluice.testing.groups import MemoryGroups, member
+from sluice.testing.group import MemoryGroups, member
 from tests.assets.world import FEED, P0, P1, World
 from tests.cli.conftest import Sluice, Tell
 

@@ -11,8 +11,7 @@ from sluice.cli.kafka import offsets_migrate
 from sluice.cli.terminal.output import Terminal
 from sluice.pipelines.errors import Failed, UsageError
 from sluice.pipelines.model.kafka import CommittedOffset
-from sluice.testing.group import MemoryGroup
-from sluice.testing.groups import MemoryGroups, member
+from sluice.testing.group import MemoryGroup, MemoryGroups, member
 from tests.assets.world import P0, P1, World
 from tests.cli.conftest import Over, Tell
 

@@ -20,7 +20,7 @@ from sluice.pipelines.model.plans import RequestKind, Slice
 from sluice.pipelines.model.receipts import Counts, Outcome, PartKind, Receipt
 from sluice.pipelines.ports import Job
 from sluice.pipelines.records.rows.row_format import quarantine_rows
-from sluice.testing.liveness import owner
+from sluice.testing.engine import owner
 from tests.assets.world import FEED, MadeUpEngine, World, versions, windows
 from tests.cli.conftest import Tell
 from tests.pipelines.landed_world import decoded

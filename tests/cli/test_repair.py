@@ -16,7 +16,7 @@ from sluice.cli.maintain.unstick import unstick
 from sluice.pipelines.batch.land import land
 from sluice.pipelines.errors import PlanBusy, Refused, UsageError
 from sluice.pipelines.lake import paths
-from sluice.testing.liveness import owner
+from sluice.testing.engine import owner
 from tests.assets.world import World, hour, in_hour
 from tests.cli.conftest import Sluice, Tell
 

@@ -13,7 +13,7 @@ from sluice.pipelines.errors import QuarantineExceeded
 from sluice.pipelines.ledger.entries import PlanEntry
 from sluice.pipelines.model.kafka import BrokerConfig, Configs, Isolation, OpenTransaction, TopicConfig
 from sluice.pipelines.model.plans import Plan, Slice, Task
-from sluice.testing.liveness import owner
+from sluice.testing.engine import owner
 from tests.assets.world import CATCH_UP, HOUR, P0, P1, World, hour, in_hour
 from tests.cli.conftest import Tell
 

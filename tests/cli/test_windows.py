@@ -17,7 +17,7 @@ from sluice.pipelines.model.kafka import Key, OpenTransaction
 from sluice.pipelines.model.ranges import Range
 from sluice.pipelines.status.window_state import Owes, Standing, WindowStanding
 from sluice.pipelines.util.units import show_window
-from sluice.testing.groups import MemoryGroups
+from sluice.testing.group import MemoryGroups
 from tests.assets.world import P0, P1, World, hour, in_hour
 from tests.cli.conftest import Over, Tell, Told
 

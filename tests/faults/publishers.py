@@ -73,7 +73,7 @@ def _publish(root: Path, pipe: Connection, dies: str = "", repair: bool = False)
     from sluice.pipelines.feed.load import load_feed
     from sluice.pipelines.ledger import Ledger
     from sluice.pipelines.tables.sync import sync
-    from sluice.resources.lake.open_lake import open_lake
+    from sluice.resources.lake import open_lake
     from sluice.resources.liveness import now
     from sluice.resources.open_ports import open_tables
 

@@ -28,7 +28,7 @@ from sluice.pipelines.errors import SluiceError
 from sluice.pipelines.feed.load import load_feed
 from sluice.pipelines.ledger import Ledger, log, segments
 from sluice.resources import liveness, open_ports
-from sluice.resources.lake.open_lake import open_lake
+from sluice.resources.lake import open_lake
 from sluice.resources.liveness import now
 from sluice.resources.zookeeper.zookeeper_group import ZooKeeperGroup
 from tests.faults.clock import CLOCK, moved

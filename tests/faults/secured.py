@@ -23,10 +23,9 @@ from kafka import TopicPartition as Plain
 from bench.spark_cluster import LocalSpark
 from sluice.pipelines.feed.rights import rights_of
 from sluice.pipelines.ports import Lake
-from sluice.resources.lake.open_lake import open_lake
-from sluice.resources.local.granting import grant
+from sluice.resources.lake import open_lake
 from sluice.resources.local.local_kafka import LocalKafka
-from sluice.resources.local.secured import USER
+from sluice.resources.local.secured import USER, grant
 from sluice.resources.spark import pack_archive
 from tests.checker.gather import checked
 from tests.checker.invariants import NAMES, Verdict

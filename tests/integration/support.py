@@ -32,7 +32,7 @@ from sluice.pipelines.model.traffic import TaskTraffic
 from sluice.pipelines.ports import Job, Ports
 from sluice.pipelines.quarantine.dead_letters import Outlet
 from sluice.resources.kafka.fetch.fetch import KafkaFetcher
-from sluice.resources.lake.open_lake import open_lake
+from sluice.resources.lake import open_lake
 from sluice.resources.liveness import new_owner
 from sluice.resources.local.local_kafka import LocalKafka
 from sluice.resources.open_ports import open_ports

@@ -23,7 +23,7 @@ from urllib.parse import quote
 import pytest
 
 from sluice.pipelines.feed.load import load_feed
-from sluice.resources.lake.open_lake import open_lake
+from sluice.resources.lake import open_lake
 from sluice.resources.local.local_kafka import LocalKafka
 from tests.resources.kafka.tools import producing
 from tests.stores import Store

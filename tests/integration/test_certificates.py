@@ -18,8 +18,8 @@ from sluice.pipelines.model.traffic import TaskTraffic
 from sluice.pipelines.ports import Job
 from sluice.resources.kafka.cluster.cluster import KafkaCluster
 from sluice.resources.liveness import new_owner
-from sluice.resources.local.granting import grant, revoke
 from sluice.resources.local.local_kafka import LocalKafka
+from sluice.resources.local.secured import grant, revoke
 from sluice.resources.spark import executor
 from tests.integration.support import CATCH_UP, Inline, commit_feed, edges, rows
 

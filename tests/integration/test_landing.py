@@ -19,7 +19,7 @@ from sluice.pipelines.model.kafka import TopicPartition
 from sluice.pipelines.model.ranges import Range
 from sluice.pipelines.records.shape import RAW
 from sluice.resources.kafka.fetch.fetch import KafkaFetcher
-from sluice.resources.lake.open_lake import open_lake
+from sluice.resources.lake import open_lake
 from sluice.resources.local.local_kafka import LocalKafka
 from tests.integration.conftest import Lines
 from tests.integration.support import (

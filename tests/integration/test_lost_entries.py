@@ -20,7 +20,7 @@ from sluice.pipelines.lake import paths
 from sluice.pipelines.ledger import Ledger, checkpoint
 from sluice.pipelines.operating.acceptance import accept_ledger
 from sluice.pipelines.ports import Lake
-from sluice.resources.lake.open_lake import open_lake
+from sluice.resources.lake import open_lake
 from sluice.resources.local.local_kafka import LocalKafka
 from sluice.resources.spark.executor import Wiring
 from tests.integration.conftest import Lines

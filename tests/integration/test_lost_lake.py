@@ -15,7 +15,7 @@ from sluice.pipelines.errors import ForeignMarks
 from sluice.pipelines.feed.feed import Feed
 from sluice.pipelines.ledger import Ledger
 from sluice.pipelines.operating.acceptance import Begin, accept_group
-from sluice.resources.lake.open_lake import open_lake
+from sluice.resources.lake import open_lake
 from sluice.resources.local.local_kafka import LocalKafka
 from tests.checker.tools import Java
 from tests.integration.conftest import Lines

@@ -35,7 +35,7 @@ from sluice.pipelines.ledger.marks import Mark
 from sluice.pipelines.model.kafka import TopicPartition
 from sluice.pipelines.model.receipts import Life, Outcome, Verdict
 from sluice.pipelines.ports import Job, Membership
-from sluice.resources.lake.open_lake import open_lake
+from sluice.resources.lake import open_lake
 from sluice.resources.liveness import new_owner
 from sluice.resources.local.local_kafka import LocalKafka
 from tests.integration.conftest import Lines

@@ -18,9 +18,8 @@ from sluice.pipelines.feed.feed import Feed
 from sluice.pipelines.feed.load import load_feed
 from sluice.pipelines.feed.rights import Grantee, NamePattern, Operation, ResourceKind, Right, rights_of
 from sluice.resources.kafka.cluster.cluster import KafkaCluster
-from sluice.resources.local.granting import grant, revoke
 from sluice.resources.local.local_kafka import LocalKafka
-from sluice.resources.local.secured import USER
+from sluice.resources.local.secured import USER, grant, revoke
 from tests.integration.support import commit_feed, run
 
 pytestmark = pytest.mark.kafka

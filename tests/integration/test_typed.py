@@ -20,7 +20,7 @@ from sluice.pipelines.feed.feed import Feed
 from sluice.pipelines.feed.kafka_section import KafkaSettings
 from sluice.pipelines.model.kafka import TopicPartition
 from sluice.resources.kafka.fetch.fetch import KafkaFetcher
-from sluice.resources.lake.open_lake import open_lake
+from sluice.resources.lake import open_lake
 from sluice.resources.local.events import Mix, Sending, orders, send
 from sluice.resources.local.local_kafka import LocalKafka
 from tests.integration.conftest import Lines

@@ -46,9 +46,8 @@ from sluice.pipelines.ports import DeadLetter, Fetched, FetchFailed, Job, Member
 from sluice.pipelines.records.rows.row_format import REFUSED, Formatted, RawFormat
 from sluice.pipelines.schema.arrays import fixed_width, text_array
 from sluice.testing.cluster import MemoryCluster
-from sluice.testing.engine import MemoryEngine
+from sluice.testing.engine import MemoryEngine, MemoryLiveness
 from sluice.testing.lake import Files, MemoryLake
-from sluice.testing.liveness import MemoryLiveness
 from sluice.testing.logs import ABORT, COMMIT, Log, LogBatch, LogRecord, log
 from tests.model.scheduler import Event, Stage
 

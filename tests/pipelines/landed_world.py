@@ -27,9 +27,9 @@ from sluice.pipelines.publishing.manifest import write_manifests
 from sluice.pipelines.publishing.publish import publish, roll_forward
 from sluice.pipelines.records.rows.row_format import HEADERS, REFUSED, RawFormat, quarantine_rows
 from sluice.testing.cluster import MemoryCluster
+from sluice.testing.engine import MemoryLiveness, owner
 from sluice.testing.group import MemoryGroup
 from sluice.testing.lake import MemoryLake
-from sluice.testing.liveness import MemoryLiveness, owner
 
 HOUR = 3_600_000
 START = 400_000 * HOUR

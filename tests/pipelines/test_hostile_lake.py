@@ -28,9 +28,9 @@ from sluice.pipelines.operating.repairs import RepairTarget, repair
 from sluice.pipelines.publishing.publish import roll_forward
 from sluice.pipelines.records.rows.row_format import RawFormat
 from sluice.resources.lake.local_lake import LocalLake
-from sluice.testing.fetcher import MemoryFetcher
+from sluice.testing.cluster import MemoryFetcher
+from sluice.testing.engine import MemoryLiveness, owner
 from sluice.testing.lake import MemoryLake
-from sluice.testing.liveness import MemoryLiveness, owner
 from sluice.testing.logs import LogBatch, LogRecord, log
 from tests.pipelines.landed_world import HOUR, START, A, B, World, pieces
 

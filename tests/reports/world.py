@@ -19,13 +19,10 @@ from sluice.pipelines.ports import Lake, Ports
 from sluice.pipelines.records.compiled import cache
 from sluice.resources.liveness import new_owner
 from sluice.testing import LandedMessages, Message, land
-from sluice.testing.clock import MemoryClock
-from sluice.testing.cluster import MemoryCluster, partition
-from sluice.testing.engine import MemoryEngine
-from sluice.testing.fetcher import MemoryFetcher
+from sluice.testing.cluster import MemoryCluster, MemoryFetcher, partition
+from sluice.testing.engine import MemoryClock, MemoryEngine, MemoryLiveness
 from sluice.testing.group import MemoryGroup
 from sluice.testing.lake import MemoryLake
-from sluice.testing.liveness import MemoryLiveness
 from sluice.testing.logs import Log
 
 RAW = "topics: orders\nstart: earliest\n"

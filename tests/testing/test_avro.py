@@ -22,10 +22,8 @@ from sluice.pipelines.records.avro.reader_schema import AvroReader
 from sluice.pipelines.records.rows.wire_format import WireFormat
 from sluice.resources.liveness import new_owner
 from sluice.testing import LandedMessages, Message, land
-from sluice.testing.clock import MemoryClock
-from sluice.testing.engine import MemoryEngine
+from sluice.testing.engine import MemoryClock, MemoryEngine, MemoryLiveness
 from sluice.testing.lake import MemoryLake
-from sluice.testing.liveness import MemoryLiveness
 from tests.pipelines.records.avro.rows import encoded
 
 FEED = "topics: orders\nstart: latest\nformat: avro\nschema_file: order.avsc\n"

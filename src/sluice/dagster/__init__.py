@@ -23,8 +23,7 @@ from __future__ import annotations
 
 from sluice.assets.specs.asset_specs import AssetOf, FeedAsset
 from sluice.dagster.component import FeedsComponent
-from sluice.dagster.definitions import FeedAssets, feed_assets, feed_definitions, when_complete
-from sluice.dagster.translator import FeedTranslator
+from sluice.dagster.definitions import FeedAssets, FeedTranslator, feed_assets, feed_definitions, when_complete
 
 __all__ = [
     "AssetOf",

@@ -1,4 +1,4 @@
-"""A component of a `dg` project with the feeds of a folder."""
+"""A component of a `dg` project with the feeds of a folder, and the files of `dg scaffold defs`."""
 
 # No `from __future__ import annotations`: Dagster evaluates the annotations of a component.
 
@@ -9,12 +9,48 @@ from typing import Annotated, Any
 
 import dagster as dg
 from dagster.components.utils.translation import TranslationFn, TranslationFnResolver
+from pydantic import BaseModel, Field
 
 from sluice.assets.schedules.sensors import SENSOR
 from sluice.assets.specs.asset_specs import FeedAsset
-from sluice.dagster.definitions import feed_definitions
-from sluice.dagster.scaffolder import FeedsScaffolder
-from sluice.dagster.translator import FeedTranslator
+from sluice.dagster.definitions import FeedTranslator, feed_definitions
+
+
+class FeedsScaffoldParams(BaseModel):
+    """Options of the scaffold command."""
+
+    topic: str | None = Field(default=None, description="A Kafka topic: writes a first feed file for it.")
+
+
+FEED = """\
+# A feed: a Kafka topic, landed as Parquet, hour by hour. `sluice feeds check` validates it;
+# `sluice init` proposes column types from a sample of the topic.
+kafka:
+  bootstrap: ${{KAFKA_BOOTSTRAP}}
+topics: {topic}
+start: earliest
+"""
+
+
+class FeedsScaffolder(dg.Scaffolder[FeedsScaffoldParams]):
+    """Write defs.yaml, and `feeds/` in the project's folder, with a first feed for the option `topic`."""
+
+    @classmethod
+    def get_scaffold_params(cls) -> type[FeedsScaffoldParams]:
+        return FeedsScaffoldParams
+
+    def scaffold(self, request: dg.ScaffoldRequest[FeedsScaffoldParams]) -> None:
+        root = request.project_root or request.target_path
+        feeds = Path(root) / "feeds"
+        feeds.mkdir(parents=True, exist_ok=True)
+        self._write_feed(feeds, request.params)
+        where = {"feeds": "{{ context.project_root }}/feeds"} if request.project_root else {"feeds": "feeds"}
+        dg.scaffold_component(request=request, yaml_attributes=where)
+
+    def _write_feed(self, feeds: Path, params: FeedsScaffoldParams | None) -> None:
+        topic = params.topic if params else None
+        if topic and not (path := feeds / f"{topic.replace('.', '_')}.yaml").exists():
+            path.write_text(FEED.format(topic=topic))
 
 
 def _scope(asset: FeedAsset) -> dict[str, Any]:

@@ -1,9 +1,10 @@
-"""Dagster definitions for a folder of feeds, and the keys that assets downstream need."""
+"""Dagster definitions for a folder of feeds, the keys that assets downstream need, and changes of specs."""
 
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -13,12 +14,41 @@ from sluice.assets.factory.location import feeds_of, fleets_of, knowing, windows
 from sluice.assets.jobs.report_assets import WHEN
 from sluice.assets.runs.run_session import RunSession
 from sluice.assets.schedules.sensors import SENSOR, watch_sensor
-from sluice.assets.specs.asset_specs import AssetSpecs
+from sluice.assets.specs.asset_specs import AssetSpecs, FeedAsset
 from sluice.assets.specs.feed_files import read_shapes
-from sluice.dagster.translator import FeedTranslator
 from sluice.pipelines.errors import UsageError
 from sluice.pipelines.feed.feed import SHARED
 from sluice.resources.project import Project
+
+
+@dataclass(frozen=True)
+class FeedTranslator:
+    """Change the specs of assets: all alike with these fields, or each in a subclass.
+
+    `key_prefix` prefixes each key. `group_name` replaces the group: the feed's name, or `kafka` for topics. `owners`,
+    `tags` and `kinds` are added.
+    """
+
+    key_prefix: str | Sequence[str] = ()
+    group_name: str | None = None
+    owners: Sequence[str] = ()
+    tags: Mapping[str, str] = field(default_factory=dict)
+    kinds: Sequence[str] = ()
+
+    def get_asset_spec(self, asset: FeedAsset) -> dg.AssetSpec:
+        """Returns the spec of an asset; `asset.spec` is the default.
+
+        Dependencies, partitions and checks of the returned spec are ignored.
+        """
+        spec = asset.spec
+        if self.key_prefix:
+            spec = spec.replace_attributes(key=spec.key.with_prefix(self.key_prefix))
+        if self.group_name:
+            spec = spec.replace_attributes(group_name=self.group_name)
+        if self.kinds:
+            spec = spec.replace_attributes(kinds={*spec.kinds, *self.kinds})
+        return spec.merge_attributes(owners=[*self.owners], tags=dict(self.tags))
+
 
 Folder = str | os.PathLike[str]
 

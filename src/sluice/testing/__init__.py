@@ -2,8 +2,8 @@
 
     from sluice.testing import Message, land
 
-Projects need only `land` (docs/testing.md). Each port of `sluice.pipelines.ports` has a module: `lake`, `cluster`,
-`group`, `groups`, `engine`, `fetcher`, `liveness`, `clock`. `logs` builds record batches in the format of brokers. Code
+Projects need only `land` (docs/testing.md). Ports of `sluice.pipelines.ports` are in `lake`, `cluster` (with the
+fetcher), `group` and `engine` (with clock and liveness). `logs` builds record batches in the format of brokers. Code
 that runs in production never imports this package.
 """
 

@@ -1,8 +1,9 @@
-"""An engine that runs tasks in this process, with the code of Spark executors and a fetcher in memory."""
+"""An engine that runs tasks in this process with the code of Spark executors; a clock and liveness that tests set."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -10,9 +11,9 @@ from sluice.pipelines.feed.sections import LandingSettings
 from sluice.pipelines.lake.schemas import KeptSchemas
 from sluice.pipelines.model.kafka import FetchLimits
 from sluice.pipelines.model.plans import Task
-from sluice.pipelines.model.receipts import Outcome
+from sluice.pipelines.model.receipts import Life, Outcome, Owner, Verdict
 from sluice.pipelines.ports import Fetcher, Job, Lake
-from sluice.testing.fetcher import MemoryFetcher
+from sluice.testing.cluster import MemoryFetcher
 from sluice.testing.lake import MemoryLake
 
 if TYPE_CHECKING:
@@ -68,3 +69,53 @@ class MemoryEngine:
     def format(self, job: Job) -> Format:
         """Returns the format that decodes records into rows."""
         return job.shape.format(KeptSchemas(self.lake, job.plan.feed))
+
+
+@dataclass
+class MemoryClock:
+    """`ports.Clock`: `now` is ms since the epoch. Each call first adds `step`."""
+
+    now: int = 0
+    step: int = 0
+
+    def __call__(self) -> int:
+        self.now += self.step
+        return self.now
+
+
+@dataclass
+class MemoryLiveness:
+    """`ports.Liveness` in memory. Owners live unless their token is in `dead`; `suspects` need watching."""
+
+    dead: set[str] = field(default_factory=set)
+    suspects: set[str] = field(default_factory=set)
+    beaten: list[str] = field(default_factory=list)
+    beats: dict[str, int] = field(default_factory=dict)
+    """Time of the last heartbeat by token (ms)."""
+    lake_owners: list[Owner] = field(default_factory=list)
+    """Owners with a heartbeat in the lake."""
+
+    @contextmanager
+    def beat(self, owner: Owner) -> Iterator[None]:
+        self.beaten.append(owner.token)
+        yield
+
+    def judge(self, owners: Iterable[Owner], *, watch: bool = True) -> Mapping[str, Verdict]:
+        return {o.token: Verdict(self.life(o.token, watch), "set by the test") for o in owners}
+
+    def life(self, token: str, watch: bool) -> Life:
+        """Returns the state of the owner with this token."""
+        if token in self.suspects:
+            return (Life.DEAD if token in self.dead else Life.ALIVE) if watch else Life.UNKNOWN
+        return Life.DEAD if token in self.dead else Life.ALIVE
+
+    def owners(self) -> tuple[Owner, ...]:
+        return tuple(self.lake_owners)
+
+    def last_beat(self, owner: Owner) -> int | None:
+        return self.beats.get(owner.token)
+
+
+def owner(token: str = "token-1", run: str = "run-1") -> Owner:
+    """Returns the owner of a batch: the process of a run."""
+    return Owner(token, run, "host", 1, 0)

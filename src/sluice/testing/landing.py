@@ -42,13 +42,10 @@ from sluice.pipelines.validation.drift import drift_of
 from sluice.reading import When, Windows, instant
 from sluice.resources.lake.local_lake import LocalLake
 from sluice.resources.liveness import new_owner
-from sluice.testing.clock import MemoryClock
-from sluice.testing.cluster import MemoryCluster, partition
-from sluice.testing.engine import MemoryEngine
-from sluice.testing.fetcher import MemoryFetcher
+from sluice.testing.cluster import MemoryCluster, MemoryFetcher, partition
+from sluice.testing.engine import MemoryClock, MemoryEngine, MemoryLiveness
 from sluice.testing.group import MemoryGroup
 from sluice.testing.lake import MemoryLake
-from sluice.testing.liveness import MemoryLiveness
 from sluice.testing.logs import Log, LogBatch, LogRecord, log
 
 BEGIN = parse_instant("2026-01-01T00:00:00Z")

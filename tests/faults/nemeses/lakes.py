@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from sluice.pipelines.lake import paths
-from sluice.resources.lake.open_lake import open_lake
+from sluice.resources.lake import open_lake
 from sluice.resources.local.local_s3 import REGION
 from tests.checker.facts import EvidenceError
 from tests.faults.account import SEED

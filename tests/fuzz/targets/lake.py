@@ -41,8 +41,8 @@ from sluice.pipelines.model.receipts import PartKind, Tally
 from sluice.pipelines.planning.shapes import shape_named, table_of
 from sluice.pipelines.publishing.publish import roll_forward
 from sluice.resources import liveness
+from sluice.testing.engine import owner
 from sluice.testing.lake import MemoryLake
-from sluice.testing.liveness import owner
 from tests.fuzz.mutation import mutated, mutated_json
 from tests.fuzz.target import Target
 from tests.pipelines.landed_world import HOUR, START, A, B, World

@@ -26,8 +26,8 @@ from sluice.pipelines.model.kafka import Isolation, Key, TopicPartition
 from sluice.pipelines.model.plans import Plan, Request, RequestKind, Slice, Task
 from sluice.pipelines.model.ranges import Range
 from sluice.pipelines.model.receipts import Counts, Part, PartKind, Receipt
+from sluice.testing.engine import owner
 from sluice.testing.lake import MemoryLake
-from sluice.testing.liveness import owner
 from tests.pipelines.landed_world import A, B, World
 
 KEY = Key("orders", 0, "id-1")

@@ -36,12 +36,10 @@ from sluice.pipelines.ports import Job, Ports
 from sluice.pipelines.publishing import manifest
 from sluice.pipelines.status.watch import view, watch
 from sluice.pipelines.util.units import show_window
-from sluice.testing.cluster import MemoryCluster, partition
-from sluice.testing.engine import MemoryEngine
-from sluice.testing.fetcher import MemoryFetcher
+from sluice.testing.cluster import MemoryCluster, MemoryFetcher, partition
+from sluice.testing.engine import MemoryEngine, MemoryLiveness, owner
 from sluice.testing.group import MemoryGroup
 from sluice.testing.lake import MemoryLake
-from sluice.testing.liveness import MemoryLiveness, owner
 from sluice.testing.logs import ABORT, COMMIT, Log, LogBatch, LogRecord, log
 from tests.examples import examples
 

@@ -34,8 +34,8 @@ from sluice.pipelines.records.shape import Shape
 from sluice.pipelines.schema.schema import parse_schema
 from sluice.pipelines.validation.volume import earlier_rows
 from sluice.pipelines.validation.whole import hold_whole
+from sluice.testing.engine import owner
 from sluice.testing.lake import MemoryLake
-from sluice.testing.liveness import owner
 from tests.pipelines.landed_world import A, B, World, pieces
 
 HOUR = 3_600_000

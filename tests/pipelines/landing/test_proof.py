@@ -17,7 +17,7 @@ from sluice.pipelines.model.plans import Plan, Request, RequestKind, Slice, Task
 from sluice.pipelines.model.receipts import Counts, Outcome, Part, PartKind, Receipt, SliceFailure
 from sluice.pipelines.records.rows.row_format import RawFormat
 from sluice.resources.lake.local_lake import LocalLake
-from sluice.testing.fetcher import MemoryFetcher
+from sluice.testing.cluster import MemoryFetcher
 from sluice.testing.logs import LogBatch, LogRecord, log
 
 LOG = log(*[LogBatch(tuple(LogRecord(b"k", b"v%d" % i) for _ in range(30))) for i in range(5)])

@@ -23,7 +23,7 @@ from sluice.pipelines.model.plans import Plan, Request, RequestKind, Slice, Task
 from sluice.pipelines.model.receipts import Outcome, Part, PartKind, Receipt, SliceFailure
 from sluice.pipelines.records.rows.row_format import RawFormat
 from sluice.resources.lake.local_lake import LocalLake
-from sluice.testing.fetcher import MemoryFetcher
+from sluice.testing.cluster import MemoryFetcher
 from sluice.testing.logs import LZ4, Log, LogBatch, LogRecord, log
 from tests.pipelines.landing.test_task import Picky
 

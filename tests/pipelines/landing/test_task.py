@@ -32,7 +32,7 @@ from sluice.pipelines.model.receipts import Counts, Outcome, PartKind, Receipt, 
 from sluice.pipelines.records.rows.row_format import REFUSED, Format, Formatted, RawFormat
 from sluice.pipelines.status.timings import ACTIVITIES
 from sluice.resources.lake.local_lake import LocalLake
-from sluice.testing.fetcher import MemoryFetcher
+from sluice.testing.cluster import MemoryFetcher
 from sluice.testing.lake import MemoryLake
 from sluice.testing.logs import ABORT, COMMIT, LZ4, ZSTD, Log, LogBatch, LogRecord, log
 

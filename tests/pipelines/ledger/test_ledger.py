@@ -40,8 +40,8 @@ from sluice.pipelines.model.plans import AskedRange, Plan, Request, RequestKind,
 from sluice.pipelines.model.ranges import Range
 from sluice.pipelines.model.receipts import Counts, Owner, Receipt
 from sluice.pipelines.publishing.publish import publish
+from sluice.testing.engine import owner
 from sluice.testing.lake import MemoryLake
-from sluice.testing.liveness import owner
 
 KEY = Key("orders", 0, "id-1")
 

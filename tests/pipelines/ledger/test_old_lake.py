@@ -26,7 +26,7 @@ from sluice.pipelines.model.kafka import CommittedOffset, TopicPartition
 from sluice.pipelines.model.plans import Request, RequestKind
 from sluice.pipelines.planning import windows
 from sluice.pipelines.publishing import manifest
-from sluice.testing.liveness import owner
+from sluice.testing.engine import owner
 from sluice.testing.logs import COMMIT
 from tests.pipelines.batch.test_batch import HOUR, PARTITIONS, World, act
 

@@ -35,8 +35,8 @@ from sluice.pipelines.publishing import published_files as reading
 from sluice.pipelines.publishing.publish import abandon, publish, roll_forward
 from sluice.pipelines.records.rows.row_format import quarantine_rows
 from sluice.pipelines.records.shape import Shape
+from sluice.testing.engine import owner
 from sluice.testing.lake import MemoryLake
-from sluice.testing.liveness import owner
 from tests.examples import examples
 from tests.pipelines.landed_world import HOUR, START, A, B, Died, World, decoded, dying, pieces
 

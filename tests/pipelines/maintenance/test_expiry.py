@@ -29,8 +29,8 @@ from sluice.pipelines.model.receipts import PartKind
 from sluice.pipelines.planning import windows
 from sluice.pipelines.publishing import manifest
 from sluice.pipelines.publishing.publish import abandon, publish, roll_forward
+from sluice.testing.engine import owner
 from sluice.testing.lake import MemoryLake
-from sluice.testing.liveness import owner
 from tests.pipelines.landed_world import HOUR, START, A, B, Died, World, dying, pieces
 
 

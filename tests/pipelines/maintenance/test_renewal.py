@@ -12,7 +12,7 @@ from sluice.pipelines.landing import encoding
 from sluice.pipelines.maintenance.compaction import renew
 from sluice.pipelines.model.receipts import PartKind
 from sluice.pipelines.tables.check import comparison
-from sluice.testing.liveness import owner
+from sluice.testing.engine import owner
 from tests.pipelines.landed_world import A, B, pieces
 from tests.pipelines.tables.worlds import IcebergWorld
 

@@ -36,7 +36,7 @@ from sluice.pipelines.publishing.publish import publish, roll_forward
 from sluice.pipelines.quarantine.held import Filter, Listing, listing
 from sluice.pipelines.quarantine.limit import QuarantineKind
 from sluice.pipelines.records.rows.row_format import quarantine_rows
-from sluice.testing.liveness import owner
+from sluice.testing.engine import owner
 from tests.pipelines.landed_world import FEED, HOUR, START, A, B, Died, World, decoded, dying, pieces
 
 STRICT = {"id": "int64 not null", "amount": "int32", "name": "string"}

@@ -13,7 +13,7 @@ from sluice.pipelines.model.consumer_groups import (
     kind_with_proposal,
 )
 from sluice.pipelines.model.kafka import TopicPartition
-from sluice.testing.groups import BROKER, member
+from sluice.testing.group import BROKER, member
 
 WEEK = 7 * 86_400_000
 TP = TopicPartition("orders", 0)

@@ -21,8 +21,7 @@ from sluice.pipelines.model.kafka import Isolation, Key
 from sluice.pipelines.model.plans import AskedRange, Plan, Request, RequestKind, Slice, Task
 from sluice.pipelines.model.receipts import Fate, Met, Outcome, Progress, SliceFailure
 from sluice.pipelines.ports import Job
-from sluice.testing.engine import MemoryEngine
-from sluice.testing.liveness import owner
+from sluice.testing.engine import MemoryEngine, owner
 from tests.pipelines.batch.test_batch import HOUR, PARTITIONS, START, World, feed
 
 __all__ = ["feed"]

@@ -14,8 +14,7 @@ from sluice.pipelines.feed.sections import OffsetStore
 from sluice.pipelines.model.kafka import CommittedOffset, PartitionState, TopicPartition
 from sluice.pipelines.operating.migrate_offsets import Step, Stores, migrate, plan, refusal
 from sluice.resources.zookeeper.zookeeper_group import ZooKeeperGroup
-from sluice.testing.group import MemoryGroup
-from sluice.testing.groups import MemoryGroups, member
+from sluice.testing.group import MemoryGroup, MemoryGroups, member
 from tests.zookeepers import LocalZooKeeper
 
 TPS = [TopicPartition("orders", p) for p in range(3)]

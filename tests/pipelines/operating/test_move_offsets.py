@@ -32,8 +32,7 @@ from sluice.pipelines.operating.move_offsets import (
     stands,
 )
 from sluice.testing.cluster import partition
-from sluice.testing.group import MemoryGroup
-from sluice.testing.groups import MemoryGroups, member
+from sluice.testing.group import MemoryGroup, MemoryGroups, member
 from sluice.testing.lake import MemoryLake
 
 GROUP = "sluice-orders"

@@ -22,8 +22,8 @@ from sluice.pipelines.ports import Lake
 from sluice.pipelines.publishing.owners import asking
 from sluice.pipelines.publishing.publish import publish
 from sluice.resources.lake.local_lake import LocalLake
+from sluice.testing.engine import MemoryLiveness, owner
 from sluice.testing.lake import MemoryLake
-from sluice.testing.liveness import MemoryLiveness, owner
 from tests.pipelines.publishing.test_publish import KEY
 from tests.pipelines.publishing.test_publish import World as Published
 

@@ -11,8 +11,8 @@ from sluice.pipelines.model.kafka import Isolation, Key
 from sluice.pipelines.model.plans import Plan, Request, RequestKind, Slice, Task
 from sluice.pipelines.model.receipts import Counts, Part, PartKind, Receipt
 from sluice.pipelines.publishing.publish import abandon, publish, roll_forward, roll_forward_own
+from sluice.testing.engine import owner
 from sluice.testing.lake import MemoryLake
-from sluice.testing.liveness import owner
 
 KEY = Key("orders", 0, "id-1")
 

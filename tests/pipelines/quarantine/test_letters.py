@@ -51,9 +51,9 @@ from sluice.pipelines.model.receipts import Counts, Part, PartKind, Receipt
 from sluice.pipelines.ports import DeadLetter, Member
 from sluice.pipelines.quarantine.dead_letters import Outlet, owed_letters
 from sluice.pipelines.records.rows.row_format import QUARANTINED
+from sluice.testing.engine import owner
 from sluice.testing.group import MemoryGroup
 from sluice.testing.lake import MemoryLake
-from sluice.testing.liveness import owner
 from tests.examples import examples
 
 KEYS = Key("orders", 0, "id-1"), Key("orders", 5, "id-1")

@@ -22,7 +22,7 @@ from sluice.pipelines.quarantine.limit import MOST_FAULTS, check_quarantine, fau
 from sluice.pipelines.records.json.format import JsonFormat
 from sluice.pipelines.schema.schema import parse_schema
 from sluice.resources.lake.local_lake import LocalLake
-from sluice.testing.fetcher import MemoryFetcher
+from sluice.testing.cluster import MemoryFetcher
 from sluice.testing.logs import LZ4, LogBatch, LogRecord, log
 
 SCHEMA = parse_schema(

@@ -28,7 +28,7 @@ from sluice.pipelines.status import forecast, outlook
 from sluice.pipelines.status.forecast import Backlog, BatchPace
 from sluice.pipelines.util.units import show_about
 from sluice.testing.cluster import MemoryCluster, partition
-from sluice.testing.liveness import owner
+from sluice.testing.engine import owner
 
 MINUTE, HOUR, DAY = 60_000, 3_600_000, 86_400_000
 KEY = Key("orders", 0, "id-1")

@@ -24,8 +24,8 @@ from sluice.pipelines.ports import Ports
 from sluice.pipelines.records.shape import RAW
 from sluice.pipelines.validation.volume import earlier_rows
 from sluice.pipelines.validation.whole import check_contract
+from sluice.testing.cluster import MemoryFetcher
 from sluice.testing.engine import MemoryEngine
-from sluice.testing.fetcher import MemoryFetcher
 from sluice.testing.logs import LogBatch, LogRecord
 from tests.pipelines.batch.test_batch import HOUR, PARTITIONS, START, World
 

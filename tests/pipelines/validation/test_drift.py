@@ -34,9 +34,8 @@ from sluice.pipelines.validation.drift import MOST_FIELDS, OTHERS, Drifts, check
 from sluice.resources.lake.local_lake import LocalLake
 from sluice.resources.spark import parts
 from sluice.resources.spark import parts as types
-from sluice.testing.engine import MemoryEngine
+from sluice.testing.engine import MemoryEngine, MemoryLiveness, owner
 from sluice.testing.group import MemoryGroup
-from sluice.testing.liveness import MemoryLiveness, owner
 from sluice.testing.logs import LogBatch, LogRecord
 from tests.pipelines.batch.test_batch import HOUR, PARTITIONS, START, Topic
 

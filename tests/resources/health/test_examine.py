@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 from sluice.pipelines.errors import KafkaUnavailable
 from sluice.pipelines.model.health import Diagnosis, Health, failed, ok
-from sluice.resources.health.run_checks import Check, examine
+from sluice.resources.health import Check, examine
 
 
 def test_whatever_one_check_does_the_others_are_told() -> None:

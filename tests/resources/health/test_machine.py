@@ -11,8 +11,7 @@ from types import SimpleNamespace
 import pytest
 
 from sluice.pipelines.model.health import Health
-from sluice.resources.health import machine_checks
-from sluice.resources.health.run_checks import examine
+from sluice.resources.health import examine, machine_checks
 
 
 def test_this_machine_runs_sluice() -> None:

@@ -32,7 +32,7 @@ from sluice.resources.lake import s3_client, s3_lake, s3_streams
 from sluice.resources.lake import s3_lake as lake_s3
 from sluice.resources.lake.s3_client import Bucket
 from sluice.resources.lake.s3_lake import S3Lake
-from sluice.testing.liveness import MemoryLiveness
+from sluice.testing.engine import MemoryLiveness
 from tests.pipelines.operating.test_repair import World
 from tests.pipelines.publishing.test_publish import KEY
 from tests.resources.lake.s3_faults import Proxy, Rule, proxy
