@@ -41,7 +41,7 @@ def _idempotent(access: KafkaAddress, topic: str, chunks: list[pa.RecordBatch], 
 def _taken(sender: KafkaSender, topic: str, batches: Iterator[SealedBatch]) -> Iterator[SealedBatch]:
     for batch in batches:
         yield batch
-        sender.taken(topic)
+        sender.take_deliveries(topic)
 
 
 def _transactional(access: KafkaAddress, topic: str, chunks: list[pa.RecordBatch], records: int) -> int:

@@ -32,7 +32,7 @@ from sluice.pipelines.records.rows.row_format import RawFormat
 from sluice.pipelines.schema.wider import RAW_TYPES
 from sluice.resources.lake.local_lake import LocalLake
 from sluice.resources.tables.delta import DeltaLakeTable
-from sluice.resources.tables.iceberg import IcebergTable, described, without_history
+from sluice.resources.tables.iceberg import IcebergTable, describe_files, without_history
 
 SNAPSHOTS = (10, 100, 1000)
 FILES, BATCH = 10, 200
@@ -145,7 +145,7 @@ class _IcebergWorld:
                 for _ in range(min(snapshots, STAGED)):
                     change = self.made.change(FILES)
                     with transaction.update_snapshot(snapshot_properties=dict(change.about)).merge_append() as staged:
-                        for file in described(read.io, transaction.table_metadata, change.add):
+                        for file in describe_files(read.io, transaction.table_metadata, change.add):
                             staged.append_data_file(file)
             snapshots -= STAGED
 

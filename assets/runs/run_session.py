@@ -131,7 +131,7 @@ class RunSession:
         """Where progress goes: to the caller that started the run, otherwise a line in its log for each stage. A step
         that is asked to stop ends there."""
         reports = [self.report] if self.report else []
-        step = tracing.current()
+        step = tracing.current_step()
         if step:
             reports.append(step.progress)
         if self.report is None or logs.as_json():

@@ -183,7 +183,7 @@ class LandStep:
         windows = list_requested(self.feed, self.request)
         window = (windows[0], windows[-1] + self.feed.window.length) if windows else None
         landing = lineage.Landing(self.feed, self.context.run.run_id, window, self.session.alone)
-        return lineage.told(landing, lambda: self.session.result.landed)
+        return lineage.report_landing(landing, lambda: self.session.result.landed)
 
     def _plan_windows(self) -> None:
         """Make requested windows red until they are complete, except pending ones. Dagster does so for partitions."""

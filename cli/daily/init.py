@@ -329,9 +329,9 @@ def _made(root: Path, path: Path, text: str) -> Feed:
 
 def _overridden(feed: Feed) -> str:
     """Which columns of the feed tools override that read its folder, where its lake is an old one."""
-    from sluice.reading import overridden
+    from sluice.reading import list_overridden
 
-    return overridden(feed)
+    return list_overridden(feed)
 
 
 def _fits(feed: Feed, sample_places: _SamplePlaces) -> int | None:

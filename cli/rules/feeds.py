@@ -88,7 +88,7 @@ def check(
 def _overridden(feeds: Mapping[str, Feed], offline: bool) -> dict[str, str]:
     """By feed, which columns tools that read its folder override. With `offline`, of local lakes only."""
     from sluice.pipelines.lake import paths
-    from sluice.reading import overridden
+    from sluice.reading import list_overridden
 
     former = paths.folder_keys(0, paths.FORMER_PREFIX)
     checked = {
@@ -97,17 +97,17 @@ def _overridden(feeds: Mapping[str, Feed], offline: bool) -> dict[str, str]:
         if any(f.name.casefold() in former for f in (feed.columns.fields if feed.columns else ()))
         and not (offline and feed.lake.startswith("s3://"))
     }
-    return {name: note for name, feed in checked.items() if (note := overridden(feed))}
+    return {name: note for name, feed in checked.items() if (note := list_overridden(feed))}
 
 
 def _schema(session: Session, feed: Feed) -> str | SluiceError:
     """Compares the registry's schema with the feed's schema_file."""
     from sluice.pipelines.feed.load import schema_asked
-    from sluice.resources.registry.confluent import reader_of, registered
+    from sluice.resources.registry.confluent import find_registered, reader_of
 
     try:
         request = schema_asked(session.project.feeds_folder / f"{feed.name}.yaml", session.project.environ())
-        there = registered(request)
+        there = find_registered(request)
     except SluiceError as error:
         return error
     try:

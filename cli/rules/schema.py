@@ -65,11 +65,11 @@ def pull(session: Session, feed: FeedName) -> None:
 
     $ sluice schema pull orders
     """
-    from sluice.resources.registry.confluent import reader_of, registered
+    from sluice.resources.registry.confluent import find_registered, reader_of
 
     request = _asked(session, feed)
     with session.terminal.working("asking the registry"):
-        newest = registered(request)
+        newest = find_registered(request)
     try:
         reader = reader_of(newest, request)
     except Failed as error:
@@ -146,11 +146,11 @@ def diff(session: Session, feed: FeedName, file: Candidate = None) -> int:
 
 def _of_registry(session: Session, feed: str) -> tuple[Reader, str, dict[str, Any]]:
     """Returns the reader of the registry's schema, with that schema in words and as a document."""
-    from sluice.resources.registry.confluent import reader_of, registered
+    from sluice.resources.registry.confluent import find_registered, reader_of
 
     request = _asked(session, feed)
     with session.terminal.working("asking the registry"):
-        there = registered(request)
+        there = find_registered(request)
     return reader_of(there, request), f"{there.subject}, version {there.version}, schema {there.id}", _version(there)
 
 

@@ -128,7 +128,7 @@ class Bucketed:
         return Bucket(bucket_and_prefix(self.address)[0], s.model_copy(update=hasty | {"retries": 1}))
 
 
-def reached(lake: Bucketed) -> Iterator[Diagnosis]:
+def check_access(lake: Bucketed) -> Iterator[Diagnosis]:
     """List once: checks address, region, credentials, bucket and the right to list."""
     from sluice.resources.lake.s3_client import skew, told_skew
     from sluice.resources.lake.s3_lake import MAX_SKEW_S
@@ -156,7 +156,7 @@ def conditional_writes(lake: Bucketed) -> Iterator[Diagnosis]:
 
 
 ON_S3: tuple[Check[Bucketed], ...] = (
-    Check("listing", reached),
+    Check("listing", check_access),
     Check("conditional writes", conditional_writes),
 )
 

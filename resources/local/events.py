@@ -86,10 +86,10 @@ def orders(mix: Mix, count: int, start: int, end: int) -> Iterator[SampleEvent]:
     step = (end - start) / max(count - 1, 1)
     for i in range(count):
         stamp = start + int(i * step)
-        yield _event(mix, mix.first + i, stamp, dice.getrandbits(64), draw())
+        yield _make_event(mix, mix.first + i, stamp, dice.getrandbits(64), draw())
 
 
-def _event(mix: Mix, number: int, stamp: int, bits: int, chance: float) -> SampleEvent:
+def _make_event(mix: Mix, number: int, stamp: int, bits: int, chance: float) -> SampleEvent:
     customer = bits % CUSTOMERS
     key = b"c-%06d" % customer
     tagged = (bits >> 20 & 0xFFFF) < mix.headers * 0x10000
@@ -255,7 +255,7 @@ class _Sending:
             rows, numbers = to_send(share), np.arange(len(share))
             where = by_key(rows.column("key"), self._partitions[topic], numbers)
             self._sender.send(topic, self._accumulators[topic].add(rows, where, numbers))
-            self._sender.taken(topic)
+            self._sender.take_deliveries(topic)
 
     def _flush(self) -> None:
         for topic, accumulator in self._accumulators.items():

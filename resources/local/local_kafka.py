@@ -435,7 +435,7 @@ class _BrokerNode:
     def configure(self, cluster: _ClusterSettings, nodes: list[_BrokerNode]) -> None:
         self.folder.mkdir(mode=0o700, exist_ok=True)
         listeners = self.secured.listeners(self) if self.secured else properties.plain_listeners(self)
-        text = properties.written(properties.of_node(self, nodes) | listeners | cluster.settings)
+        text = properties.to_text(properties.of_node(self, nodes) | listeners | cluster.settings)
         _write(self.folder / "server.properties", text)
 
     def launch(self, keep: bool) -> None:

@@ -79,7 +79,7 @@ def _internal_topics(replicas: str, in_sync: str) -> dict[str, str]:
     }
 
 
-def written(properties: Mapping[str, str]) -> str:
+def to_text(properties: Mapping[str, str]) -> str:
     """The text of a Java properties file, which is ASCII."""
     return "".join(f"{_escape(key)}={_escape(value)}\n" for key, value in properties.items())
 

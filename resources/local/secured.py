@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from sluice.pipelines.errors import SetupError
 from sluice.pipelines.feed.rights import Right
-from sluice.resources.local.properties import HOST, Node, written
+from sluice.resources.local.properties import HOST, Node, to_text
 
 if TYPE_CHECKING:
     from cryptography import x509
@@ -68,7 +68,7 @@ class Secured:
                 self._write(f"{user}.password", secrets.token_urlsafe(24))
             if anew or self._ends_soon(f"{user}.pem"):
                 self.issue_user(user)
-            self._write(f"{user}.properties", written(self._for_java(user, addresses)))
+            self._write(f"{user}.properties", to_text(self._for_java(user, addresses)))
         self._write(self.login.name, json.dumps(self.client(USER)))
         for broker in brokers:
             if anew or self._ends_soon(f"broker-{broker}.pem"):

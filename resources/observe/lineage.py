@@ -54,7 +54,7 @@ class Landing:
     alone: bool = True
 
 
-def wanted(environ: Mapping[str, str]) -> bool:
+def is_configured(environ: Mapping[str, str]) -> bool:
     """Returns whether the environment names a receiver of lineage."""
     if environ.get("OPENLINEAGE_DISABLED", "").strip().lower() == "true":
         return False
@@ -62,9 +62,9 @@ def wanted(environ: Mapping[str, str]) -> bool:
 
 
 @contextmanager
-def told(landing: Landing, landed: Callable[[], Landed | None]) -> Iterator[None]:
+def report_landing(landing: Landing, landed: Callable[[], Landed | None]) -> Iterator[None]:
     """Report what the block lands. `landed` returns it at the end, also after an error."""
-    client = _client() if wanted(os.environ) else None
+    client = _client() if is_configured(os.environ) else None
     if client is None:
         yield
         return

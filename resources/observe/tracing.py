@@ -91,7 +91,7 @@ class Step:
 def step(name: str, run: str, **about: str | int | None) -> Iterator[None]:
     """Until the block ends, this thread works on a step of the run: a span, in the run's trace. An error that ends
     the block is recorded. Without tracing, nothing happens."""
-    provider = _provider() if wanted(os.environ) else None
+    provider = _provider() if is_configured(os.environ) else None
     if provider is None:
         yield
         return
@@ -114,12 +114,12 @@ def step(name: str, run: str, **about: str | int | None) -> Iterator[None]:
         _send(provider)
 
 
-def current() -> Step | None:
+def current_step() -> Step | None:
     """The step that this thread works on; None where nothing is traced."""
     return _current.get()
 
 
-def wanted(environ: Mapping[str, str]) -> bool:
+def is_configured(environ: Mapping[str, str]) -> bool:
     """Returns whether the environment names a receiver of traces."""
     if environ.get("OTEL_SDK_DISABLED", "").strip().lower() == "true":
         return False

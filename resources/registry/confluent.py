@@ -82,7 +82,7 @@ def writers_of(feed: Feed, lake: Lake, *, keep: bool = True) -> KeptSchemas | No
     return KeptSchemas(lake, feed.name, client, keep=keep, types=types)
 
 
-def registered(request: SchemaAsked) -> RegisteredSchema:
+def find_registered(request: SchemaAsked) -> RegisteredSchema:
     """The schema that the registry has for a feed: the newest version of the subject, or the one that the feed pins.
 
     Raises Failed where there is none, or it is of another format; RegistryUnavailable, NotAuthorized.
@@ -213,7 +213,7 @@ class RegistryClient:
                 raise self._nonsense("a reference that is none")
             key = api.key(r)
             if key in above:
-                raise self._refusal(f"{api.spelled(key)}, refers to itself in a circle")
+                raise self._refusal(f"{api.describe_key(key)}, refers to itself in a circle")
             if key in texts:
                 continue
             if len(texts) >= MOST_REFERENCES or len(above) >= MOST_DEPTH:
@@ -222,7 +222,7 @@ class RegistryClient:
                 )
             behind = api.behind(key)
             if behind is None:
-                raise self._refusal(f"a schema refers to {api.spelled(key)}, which does not exist")
+                raise self._refusal(f"a schema refers to {api.describe_key(key)}, which does not exist")
             text, inside = behind
             self._collect(inside, texts, (*above, key), api)
             texts[key] = str(r.get("name")), text
@@ -403,7 +403,7 @@ class _Compatible:
     def key(self, reference: dict[str, Any]) -> _Key:
         return str(reference.get("subject")), str(reference.get("version"))
 
-    def spelled(self, key: _Key) -> str:
+    def describe_key(self, key: _Key) -> str:
         return f"subject {key[0]!r}, version {key[1]}"
 
     def behind(self, key: _Key) -> tuple[str, Any] | None:
@@ -424,7 +424,7 @@ class _Apicurio:
         names = (reference.get("groupId") or "default", reference.get("artifactId"), reference.get("version"))
         return tuple(map(str, names))
 
-    def spelled(self, key: _Key) -> str:
+    def describe_key(self, key: _Key) -> str:
         return f"artifact {key[1]!r} of group {key[0]!r}, version {key[2]}"
 
     def behind(self, key: _Key) -> tuple[str, Any] | None:

@@ -121,7 +121,7 @@ class SparkEngine:
         """
         if not tasks:
             return []
-        step = tracing.current()
+        step = tracing.current_step()
         work = executor.TaskWork.of(job, tasks, tries(self._settings), self._per_broker, timed=step is not None)
         sent = self._wait_for(lambda: self._with_jobs(lambda jobs: self._land(jobs, work)))
         if step:
@@ -135,7 +135,7 @@ class SparkEngine:
         """
         work = _Work(feed, what, partial(executor.call, call), count)
 
-        def mapped() -> list[str]:
+        def collect() -> list[str]:
             if _speculates(self._spark()):
                 raise SetupError(
                     f"with spark.speculation Spark carries tasks out twice at once, and {what} would be in its own way",
@@ -144,7 +144,7 @@ class SparkEngine:
                 )
             return self._with_jobs(lambda jobs: self._map(jobs, work))
 
-        return self._wait_for(mapped) if count else []
+        return self._wait_for(collect) if count else []
 
     def _wait_for(self, call: Callable[[], T]) -> T:
         done = _elsewhere(call)
@@ -164,7 +164,7 @@ class SparkEngine:
         if self._ports and spark.applicationId not in _looked:
             self._ask_executors(spark, self._ports()).check()
             _looked.add(spark.applicationId)
-        with self._watched(spark):
+        with self._watch_jobs(spark):
             _compiled_there(spark, spark.applicationId)
 
     def _ask_executors(self, spark: SparkContext, ports: ExecutorPorts) -> Preflight:
@@ -175,20 +175,20 @@ class SparkEngine:
         from sluice.resources.spark import preflight  # late, like Kafka's client in it: a local Spark is not checked
 
         try:
-            with self._watched(spark):
+            with self._watch_jobs(spark):
                 result = preflight.preflight(spark, ports, shipping.python(self._settings))
         except Exception as error:
-            if spark_errors.ended(str(error)) and not self._cancelled.is_set():
+            if spark_errors.is_ended(str(error)) and not self._cancelled.is_set():
                 reason, way = executors.given_up(self._settings, self._ended)
                 raise SetupError(reason, remedy=way) from None
             raise
-        ended_reason, remedy = self._ended.told()
+        ended_reason, remedy = self._ended.summarize()
         if not ended_reason or not result.answers:
             return result
         return replace(result, findings=(*result.findings, preflight.Finding(ended_reason, remedy, fatal=False)))
 
     @contextmanager
-    def _watched(self, spark: SparkContext) -> Iterator[None]:
+    def _watch_jobs(self, spark: SparkContext) -> Iterator[None]:
         """End jobs in the block when this engine is cancelled, or all executors were lost and none came.
 
         Spark itself would wait without end. Raises Failed in the second case.
@@ -215,12 +215,12 @@ class SparkEngine:
             return Preflight((), ())
         ports = self._ports
 
-        def asked() -> Preflight:
+        def probe() -> Preflight:
             spark = self._spark()
             executors.wait(spark, self._settings, self._cancelled.is_set, self._ended)
             return self._ask_executors(spark, ports())
 
-        return self._wait_for(asked)
+        return self._wait_for(probe)
 
     def _spark(self) -> Any:
         return session(self._settings) if is_connect(self._settings) else context(self._settings)
@@ -241,7 +241,7 @@ class SparkEngine:
         if is_local(self._settings):
             return _room(error)
         ways = [spark_errors.ROOM_THERE] if spark_errors.full(error) else []
-        return "; ".join([*ways, spark_errors.EXCLUSION] if spark_errors.excluded(error) else ways)
+        return "; ".join([*ways, spark_errors.EXCLUSION] if spark_errors.is_excluded(error) else ways)
 
     def _jobs(self, spark: Any) -> _Jobs:
         if is_connect(self._settings):
@@ -286,7 +286,7 @@ class SparkEngine:
             return _jvm_death(code, again)
         if self._starved.is_set():
             return _no_executors(self._settings, self._ended, again)
-        if spark_errors.ended(str(error)) and not is_local(self._settings):
+        if spark_errors.is_ended(str(error)) and not is_local(self._settings):
             reason, remedy = executors.given_up(self._settings, self._ended)
             return Failed(reason, remedy=f"{remedy}; {again}")
         if is_connect(self._settings) and (unreachable := executors.unreachable(self._settings)):
@@ -564,7 +564,7 @@ def _forget_jvm() -> None:
 
 
 def _no_executors(settings: SparkSettings, ended: spark_errors.Ended, again: str = _ADOPTED) -> Failed:
-    reason, remedy = ended.told()
+    reason, remedy = ended.summarize()
     return Failed(
         f"every executor of {settings.master} was lost, and no other came"
         f" within {units.show_duration(settings.start_timeout)}" + (f"; {reason}" if reason else ""),
@@ -637,7 +637,7 @@ def _start_from_archive(settings: SparkSettings, public: Mapping[str, str], outp
     """Return a local JVM started by the archive of its classes; None if the archive cannot be used."""
     if not is_local(settings) or not jvm.fits(settings.conf):
         return None
-    archive, folder = jvm.found(), scratch.root()
+    archive, folder = jvm.find_archive(), scratch.root()
     if archive is None or jvm.OPTIONS in settings.conf:
         return None
     return jvm.launch(archive, public, f"-Djava.io.tmpdir={folder}", output)

@@ -126,7 +126,7 @@ def count(spark: Any) -> int:
 
 def given_up(settings: SparkSettings, ended: Ended) -> tuple[str, str]:
     """Return the reason and the remedy if the master ended the application."""
-    reason, remedy = ended.told()
+    reason, remedy = ended.summarize()
     unknown = "see in the workers' logs why executors did not start, and whether somebody ended it there"
     return f"{settings.master} ended the application" + (f"; {reason}" if reason else ""), remedy or unknown
 
@@ -134,7 +134,7 @@ def given_up(settings: SparkSettings, ended: Ended) -> tuple[str, str]:
 def none_came(spark: Any, settings: SparkSettings, ended: Ended) -> SetupError:
     """Return the error: the requested resources, and those there, or the fate of executors that came."""
     resources = _describe_request(spark.getConf())
-    there, remedy = ended.told()
+    there, remedy = ended.summarize()
     if not there:
         there, remedy = _there(spark, settings)
     waited = units.show_duration(settings.start_timeout)

@@ -75,7 +75,7 @@ class Archive:
         ]
 
 
-def found() -> Archive | None:
+def find_archive() -> Archive | None:
     """Return this user's archive for the local Java and PySpark, if it was made."""
     with suppress(OSError, ValueError, KeyError, SetupError):
         archive = Archive(_place())
@@ -147,7 +147,7 @@ def _read(where: Path) -> tuple[int, str]:
 def is_prepared() -> bool:
     """Return whether the archive is there or cannot be made here: then there is nothing to wait for."""
     with suppress(OSError, SetupError):
-        return found() is not None or not fits({}) or _was_given_up(_place())
+        return find_archive() is not None or not fits({}) or _was_given_up(_place())
     return True
 
 
@@ -164,7 +164,7 @@ def prepare() -> bool:
                 if not is_prepared():
                     _remove_useless(folder.parent)
                     _make(folder)
-    return found() is not None
+    return find_archive() is not None
 
 
 def _make(folder: Path) -> None:

@@ -217,11 +217,11 @@ def _minor(release: str) -> str:
     return ".".join(release.split(".")[:2])
 
 
-def failed(error: str, python: str) -> Finding:
+def explain_failure(error: str, python: str) -> Finding:
     """Return why no executor answered, from Spark's error; `python`: the requested interpreter."""
     address = spark_errors.host(error)
     reason, remedy = _why(error, python)
-    if spark_errors.excluded(error):
+    if spark_errors.is_excluded(error):
         reason, remedy = (
             f"{reason}; Spark has excluded every executor that there was",
             f"{remedy}; {spark_errors.EXCLUSION}",
@@ -247,7 +247,7 @@ def _why(error: str, python: str) -> tuple[str, str]:
 # -- questions
 
 
-def carried(text: str, question: Mapping[str, Any]) -> Callable[[Iterable[int]], Iterator[dict[str, Any]]]:
+def build_probe(text: str, question: Mapping[str, Any]) -> Callable[[Iterable[int]], Iterator[dict[str, Any]]]:
     """Return the function that Spark calls there.
 
     It has no name in a module, so it travels by value, and refers to nothing of ours.
@@ -268,7 +268,7 @@ def carried(text: str, question: Mapping[str, Any]) -> Callable[[Iterable[int]],
 def look(ports: ExecutorPorts) -> Callable[[Iterable[int]], Iterator[dict[str, Any]]]:
     """Return the function that executors run."""
     question = {"releases": [*_SAME, *_LIKE], "ports": pickle.dumps(ports), "seconds": SECONDS}
-    return carried(inspect.getsource(executor_probe), question)
+    return build_probe(inspect.getsource(executor_probe), question)
 
 
 def answers(rows: Iterable[Mapping[str, Any]], began: int, ended: int) -> tuple[Answer, ...]:
@@ -291,9 +291,9 @@ def preflight(spark: Any, ports: ExecutorPorts, python: str) -> Preflight:
     try:
         rows = spark.parallelize(range(count), count).mapPartitions(look(ports)).collect()
     except Exception as error:
-        if spark_errors.ended(str(error)):
+        if spark_errors.is_ended(str(error)):
             raise
-        return Preflight((), (failed(str(error), python),))
+        return Preflight((), (explain_failure(str(error), python),))
     heard = answers(rows, began, _now())
     return Preflight(heard, findings(here(), heard))
 

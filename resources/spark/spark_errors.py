@@ -41,7 +41,7 @@ def cause(error: Exception) -> str:
     text = str(error)
     message, address = telling(text) or type(error).__name__, host(text)
     where = f"on {address}: " if address else ""
-    if excluded(text):
+    if is_excluded(text):
         where = f"Spark excluded every executor, the last one {where or 'since: '}"
     return f"{where}{message}"[:_LINE]
 
@@ -66,11 +66,11 @@ def host(text: str) -> str:
     return hosts[-1] if hosts else ""
 
 
-def excluded(text: str) -> bool:
+def is_excluded(text: str) -> bool:
     return f"due to node and executor {_EXCLUDED}" in text
 
 
-def ended(text: str) -> bool:
+def is_ended(text: str) -> bool:
     return _ENDED.search(text) is not None
 
 
@@ -109,13 +109,13 @@ class Ended:
                     self._why.setdefault(one.id(), (address, why))
             self._counted = counted
 
-    def told(self) -> tuple[str, str]:
+    def summarize(self) -> tuple[str, str]:
         """Return what happened to them, and the remedy; empty texts if none ended."""
         lost = {name: (address, why) for name, address, why in _LOST.findall(self._printed())}
-        return told({**lost, **self._why}.values())
+        return summarize_ends({**lost, **self._why}.values())
 
 
-def told(ends: Iterable[tuple[str, str]]) -> tuple[str, str]:
+def summarize_ends(ends: Iterable[tuple[str, str]]) -> tuple[str, str]:
     """Summarize executors that ended, from their hosts and Spark's reasons; return text and remedy.
 
     Both are empty if none ended by itself. The most frequent reason stands for all.

@@ -43,7 +43,7 @@ from sluice.pipelines.model.tables import (
 from sluice.pipelines.ports import Lake
 from sluice.pipelines.util import extras
 from sluice.pipelines.util.parallel import each
-from sluice.resources.tables.delta_types import bounded, delta_field, grown, says_all, stats_of
+from sluice.resources.tables.delta_types import delta_field, grown, list_bounded, says_all, stats_of
 from sluice.resources.tables.outcomes import Outcomes, access_of, readable
 
 if TYPE_CHECKING:
@@ -144,7 +144,7 @@ class DeltaLakeTable:
         with self._asking():
             log = self._log()
             end = log.first_kept(before)
-            removed = {path for v in range(log.oldest + 1, end + 1) for path in log.removed(v)}
+            removed = {path for v in range(log.oldest + 1, end + 1) for path in log.list_removed(v)}
             removed |= {path for v in range(log.oldest, end) for path in log.changes(v)}
             return tuple(sorted({self._address(path) for path in removed} - self.files().keys())) if removed else ()
 
@@ -154,10 +154,10 @@ class DeltaLakeTable:
             log = self._log()
             oldest = self._open(log.oldest)
             before = set() if oldest is None else set(_live(oldest).column("path").to_pylist())
-            later = {path for v in range(log.oldest + 1, self._version + 1) for path in log.added(v)}
+            later = {path for v in range(log.oldest + 1, self._version + 1) for path in log.list_added(v)}
             later |= {path for v in range(log.oldest, self._version + 1) for path in log.changes(v)}
             if not log.names <= self._log().names:  # deleted entries may have named a later version's file, too
-                raise self._outcomes.moved()
+                raise self._outcomes.make_moved()
             return wanted & {self._address(path) for path in before | later}
 
     # -- changed
@@ -174,7 +174,7 @@ class DeltaLakeTable:
                 DeltaTable.create(
                     self._url,
                     schema,
-                    configuration={**_PROPERTIES, _BOUNDED: _listed(bounded(fields)), **about},
+                    configuration={**_PROPERTIES, _BOUNDED: _join_columns(list_bounded(fields)), **about},
                     storage_options=self._options or None,
                     commit_properties=_commit({MARK: "0"}),
                     raise_if_key_not_exists=False,
@@ -208,14 +208,14 @@ class DeltaLakeTable:
         table = self._known
         if _BOUNDED in table.metadata().configuration:
             return False
-        columns = bounded(json.loads(table.schema().to_json())["fields"])
+        columns = list_bounded(json.loads(table.schema().to_json())["fields"])
         with self._changing():
             lacking = [f for f in _live(table).to_pylist() if not says_all(f, columns)]
             if lacking:
                 actions = [self._action(self._address(f["path"]), columns, changes=False) for f in lacking]
                 self._write(table, actions, _commit({MARK: str(_mark(table))}))
                 self._load(table, self._version + 1)
-            self._put(_BOUNDED, _listed(columns))
+            self._put(_BOUNDED, _join_columns(columns))
             self._load(table, self._version + 1)
         return True
 
@@ -285,7 +285,7 @@ class DeltaLakeTable:
         try:
             lacking = [f for name, f in wanted.items() if name not in have or grown(have[name], f)]
         except ValueError as error:
-            raise self._outcomes.refused(str(error)) from None
+            raise self._outcomes.make_refused(str(error)) from None
         if lacking:
             properties = {MARK: str(_mark(table))}
             fields = [Field.from_json(json.dumps(f)) for f in lacking]
@@ -345,7 +345,7 @@ class DeltaLakeTable:
                 now = self._log().names
             if before is not None and before <= now:
                 raise
-            raise self._outcomes.moved() from None
+            raise self._outcomes.make_moved() from None
 
     def _address(self, path: str) -> str:
         return path if "://" in path or path.startswith("/") else f"{self.address}/{path}"
@@ -367,11 +367,11 @@ class DeltaLakeTable:
             except Exception:  # noqa: BLE001 - it does not answer
                 raise self._outcomes.unknown(error) from None
             if now is None or now.version() != self._version:
-                raise self._outcomes.moved() from None
-            failure = self._outcomes.told(error)
+                raise self._outcomes.make_moved() from None
+            failure = self._outcomes.translate(error)
             if isinstance(failure, CatalogUnavailable):
                 raise self._outcomes.unknown(error) from None
-            raise (failure if isinstance(failure, NotAuthorized) else self._outcomes.refused(error)) from None
+            raise (failure if isinstance(failure, NotAuthorized) else self._outcomes.make_refused(error)) from None
 
 
 class _Log:
@@ -394,7 +394,7 @@ class _Log:
         versions = range(self.oldest, self._newest)
         return self.oldest + bisect_left(versions, before, key=self._at)
 
-    def said(self, version: int) -> dict[str, Any]:
+    def read_commit_info(self, version: int) -> dict[str, Any]:
         """Returns the commit information of the version; empty if it has none or was deleted."""
         return next((a["commitInfo"] for a in self._actions(version) if "commitInfo" in a), {})
 
@@ -403,19 +403,19 @@ class _Log:
         Another writer's new property is a version, too, and changes no row. Empty if a commit in between was
         deleted."""
         while (done := self._actions(version)) and version > self.oldest:
-            if MARK in self.said(version) or any(a.keys() & {"add", "remove"} for a in done):
+            if MARK in self.read_commit_info(version) or any(a.keys() & {"add", "remove"} for a in done):
                 break
             version -= 1
-        return self.said(version)
+        return self.read_commit_info(version)
 
     def _at(self, version: int) -> int:
-        return int(self.said(version).get("timestamp", 0))
+        return int(self.read_commit_info(version).get("timestamp", 0))
 
-    def removed(self, version: int) -> list[str]:
+    def list_removed(self, version: int) -> list[str]:
         """The files that the version took out, relative to the table."""
         return [unquote(a["remove"]["path"]) for a in self._actions(version) if "remove" in a]
 
-    def added(self, version: int) -> list[str]:
+    def list_added(self, version: int) -> list[str]:
         return [unquote(a["add"]["path"]) for a in self._actions(version) if "add" in a]
 
     def changes(self, version: int) -> list[str]:
@@ -451,7 +451,7 @@ def _deletes(table: DeltaTable) -> int:
     return int(pa.table(table.deletion_vectors()).num_rows)
 
 
-def _listed(columns: Iterable[str]) -> str:
+def _join_columns(columns: Iterable[str]) -> str:
     """The columns as the property of a table lists them."""
     return ",".join(f"`{name}`" for name in columns)
 

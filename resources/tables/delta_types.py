@@ -39,10 +39,10 @@ _EPOCH = dt.datetime(1970, 1, 1)  # noqa: DTZ001 - in UTC, as Delta's log spells
 
 def delta_field(name: str, text: str) -> dict[str, Any]:
     """A column, whose type is spelled as in a schema, in the JSON of Delta's log."""
-    return _field(name, parse_type(text.removesuffix(" not null")))
+    return _make_field(name, parse_type(text.removesuffix(" not null")))
 
 
-def _field(name: str, t: Type) -> dict[str, Any]:
+def _make_field(name: str, t: Type) -> dict[str, Any]:
     return {"name": name, "type": _spell_type(t), "nullable": True, "metadata": {}}
 
 
@@ -56,7 +56,7 @@ def _spell_type(t: Type) -> str | dict[str, Any]:
             value = _spell_type(t.fields[0].type)
             return {"type": "map", "keyType": "string", "valueType": value, "valueContainsNull": True}
         case Kind.STRUCT:
-            return {"type": "struct", "fields": [_field(f.name, f.type) for f in t.fields]}
+            return {"type": "struct", "fields": [_make_field(f.name, f.type) for f in t.fields]}
         case kind:
             return _NAMES[kind]
 
@@ -91,7 +91,7 @@ def _kind(spelled: Any) -> str:
     return spelled if isinstance(spelled, str) else str(spelled["type"])
 
 
-def bounded(fields: Iterable[Mapping[str, Any]]) -> tuple[str, ...]:
+def list_bounded(fields: Iterable[Mapping[str, Any]]) -> tuple[str, ...]:
     """The names of the columns, as Delta's log spells them, that have bounds in each file with any statistics."""
     return tuple(f["name"] for f in fields if str(f["type"]) in _BOUNDED)
 

@@ -187,7 +187,7 @@ class IcebergTable:
 
     def _stage_files(self, transaction: Transaction, change: TableChange) -> None:
         table, about = self._known, {**change.about, MARK: str(change.mark)}
-        adding = described(table.io, transaction.table_metadata, change.add)
+        adding = describe_files(table.io, transaction.table_metadata, change.add)
         with _producer(transaction, table, change.operation, about) as staged:
             for file in self._data_files(change.remove):
                 staged.delete_data_file(file)
@@ -213,7 +213,7 @@ class IcebergTable:
                 there = {s.snapshot_id for s in self._catalog.load_table(self._identifier).metadata.snapshots}
                 if there.issuperset(s.snapshot_id for s in table.metadata.snapshots):
                     raise
-                raise self._outcomes.moved() from None
+                raise self._outcomes.make_moved() from None
         return had - len(table.metadata.snapshots)
 
     # -- the catalog
@@ -269,11 +269,11 @@ class IcebergTable:
         except SluiceError:
             raise
         except (CommitFailedException, ValidationException):
-            raise self._outcomes.moved() from None
+            raise self._outcomes.make_moved() from None
         except (BadRequestError, ValidationError, ValueError, TypeError, pa.ArrowException) as error:
-            raise self._outcomes.refused(error) from None
+            raise self._outcomes.make_refused(error) from None
         except Exception as error:  # noqa: BLE001 - each catalog and store raises its own
-            failure = self._outcomes.told(error)
+            failure = self._outcomes.translate(error)
             raise (self._outcomes.unknown(error) if isinstance(failure, CatalogUnavailable) else failure) from None
 
 
@@ -352,7 +352,7 @@ def _evolve(transaction: Transaction, columns: Mapping[str, str]) -> None:
     transaction.set_properties({_COLUMNS: f"{digest}/{transaction.table_metadata.current_schema_id}"})
 
 
-def described(io: FileIO, metadata: TableMetadata, addresses: Sequence[str]) -> list[DataFile]:
+def describe_files(io: FileIO, metadata: TableMetadata, addresses: Sequence[str]) -> list[DataFile]:
     """The files, as a manifest names them, from their footers. Whether the table can hold a file is found once for
     each shape, which takes PyIceberg longer than all the rest."""
     from pyiceberg.io.pyarrow import (

@@ -71,12 +71,12 @@ class Outcomes:
         except SluiceError:
             raise
         except Exception as error:  # noqa: BLE001 - each catalog and store raises its own
-            raise self.told(error) from None
+            raise self.translate(error) from None
 
-    def told(self, error: Exception) -> SluiceError:
+    def translate(self, error: Exception) -> SluiceError:
         """Returns the error for a failure that is unrelated to the read or commit."""
         kinds, settings = _kinds(error), f"the {self._keeper}'s settings in the feed"
-        if denied(error):
+        if is_denied(error):
             denial = _DENIED_SAID.search(str(error))
             return NotAuthorized(
                 f"the {self._keeper} or the store of {self._table} refuses us: {denial[0] if denial else _kind(error)}",
@@ -100,10 +100,10 @@ class Outcomes:
             )
         return SetupError(f"{self._table} cannot be used: {_kind(error)}", remedy=f"see {settings}")
 
-    def moved(self) -> TableMoved:
+    def make_moved(self) -> TableMoved:
         return TableMoved(f"somebody else committed to {self._table} first", remedy="the next try decides anew")
 
-    def refused(self, error: Exception | str) -> TableRefused:
+    def make_refused(self, error: Exception | str) -> TableRefused:
         return TableRefused(
             f"{self._table} does not take what is to be added: {' '.join(str(error).split())[:_MOST]}",
             remedy="see which columns the table has; the feed's schema says what lands",
@@ -116,7 +116,7 @@ class Outcomes:
         )
 
 
-def denied(error: Exception) -> bool:
+def is_denied(error: Exception) -> bool:
     """Returns whether a catalog or a store refuses this user, however it reports that."""
     return bool(_kinds(error) & _DENIED) or _DENIED_SAID.search(str(error)) is not None
 

@@ -82,7 +82,7 @@ class ZooKeeperGroup:
         while not wanted <= self._owned:
             if others := self._in_the_way(wanted):
                 if time.monotonic() > until:
-                    raise self._held(others)
+                    raise self._make_conflict(others)
                 time.sleep(_LOOK_SECONDS)
             else:
                 self._take(wanted | self._owned)
@@ -144,7 +144,7 @@ class ZooKeeperGroup:
         self._still_ours()
         self._owned = wanted
 
-    def _held(self, others: Mapping[str, Sequence[TopicPartition]]) -> GroupHeld:
+    def _make_conflict(self, others: Mapping[str, Sequence[TopicPartition]]) -> GroupHeld:
         names = [f"{name}{f' owns {_some(tps)}' if tps else ' is registered'}" for name, tps in sorted(others.items())]
         more = f" and {len(names) - 3} more" if len(names) > 3 else ""
         return GroupHeld(
@@ -315,7 +315,7 @@ def larger(kafka: CommittedOffset | None, zookeeper: CommittedOffset | None) -> 
     return chosen if kafka.offset == zookeeper.offset else replace(chosen, settled=False)
 
 
-def merged(kafka: Committed, zookeeper: Committed) -> dict[TopicPartition, CommittedOffset | None]:
+def merge_offsets(kafka: Committed, zookeeper: Committed) -> dict[TopicPartition, CommittedOffset | None]:
     return {tp: larger(kafka.get(tp), zookeeper.get(tp)) for tp in {**kafka, **zookeeper}}
 
 
@@ -332,7 +332,7 @@ class BothGroup:
 
     def committed(self, partitions: Iterable[TopicPartition]) -> Committed:
         wanted = list(partitions)
-        return merged(self._kafka.committed(wanted), self._zookeeper.committed(wanted))
+        return merge_offsets(self._kafka.committed(wanted), self._zookeeper.committed(wanted))
 
     def members(self) -> tuple[Member, ...]:
         return (*self._kafka.members(), *self._zookeeper.members())
@@ -361,7 +361,7 @@ class BothMembership:
 
     def committed(self, partitions: Iterable[TopicPartition]) -> Committed:
         wanted = list(partitions)
-        return merged(self._kafka.committed(wanted), self._zookeeper.committed(wanted))
+        return merge_offsets(self._kafka.committed(wanted), self._zookeeper.committed(wanted))
 
     def partitions_of(self, topic: str) -> int:
         return self._kafka.partitions_of(topic)
@@ -402,7 +402,7 @@ class BothGroups:
         return zookeeper if (kafka.free and not zookeeper.free) or not kafka.exists else kafka
 
     def committed(self, group: str) -> Offsets:
-        offsets = merged(self._kafka.committed(group), self._zookeeper.committed(group))
+        offsets = merge_offsets(self._kafka.committed(group), self._zookeeper.committed(group))
         return {tp: offset for tp, offset in offsets.items() if offset is not None}
 
     def put(self, group: str, offsets: Offsets) -> None:

@@ -267,7 +267,7 @@ def schema_of(feed: Feed, kind: PartKind) -> pa.Schema:
     return _standing(feed, Ledger(open_lake(feed), feed.name, lambda: 0).read(), kind)
 
 
-def overridden(feed: Feed) -> str:
+def list_overridden(feed: Feed) -> str:
     """Returns the columns that tools reading the feed's folder override, or why they are unknown; empty if none.
     Uses the ledger in the feed's lake."""
     try:

@@ -210,10 +210,10 @@ def _request(offsets: str) -> Request:
 def _records(task: Task, wiring: Wiring, isolation: Isolation) -> Iterator[pa.RecordBatch]:
     """All visible records of the task's slices, each slice's in offset order. Raises the error that stops a slice."""
     from sluice.pipelines.records.shape import RAW
-    from sluice.streaming import decoded
+    from sluice.streaming import decode_ranges
 
     with wiring.open(isolation, RAW) as tools:
-        for s, _, chunk in decoded(tools.fetcher, task.slices, wiring.limits, isolation):
+        for s, _, chunk in decode_ranges(tools.fetcher, task.slices, wiring.limits, isolation):
             if chunk is not None:
                 yield from (piece.landed for piece in tools.format.convert(s, chunk))
 

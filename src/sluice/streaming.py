@@ -169,7 +169,7 @@ class Stream:
     def _records(self, pieces: Sequence[Slice]) -> Iterator[pa.RecordBatch]:
         if not pieces:
             return
-        for s, fetched, chunk in decoded(self._fetcher, pieces, self._feed.fetch.limits(), self._feed.isolation):
+        for s, fetched, chunk in decode_ranges(self._fetcher, pieces, self._feed.fetch.limits(), self._feed.isolation):
             self._fetched[s.tp] = fetched
             for piece in () if chunk is None else self._format.convert(s, chunk):
                 self.refused += piece.dropped + (piece.quarantined.num_rows if piece.quarantined else 0)
@@ -185,7 +185,7 @@ class Stream:
         return [_next_piece(s, states[s.tp]) for s in pieces]
 
 
-def decoded(
+def decode_ranges(
     fetcher: Fetcher, slices: Sequence[Slice], limits: FetchLimits, isolation: Isolation
 ) -> Iterator[tuple[Slice, int, pa.RecordBatch | None]]:
     """Chunks of the slices' visible records as they are decoded, each slice's in offset order.

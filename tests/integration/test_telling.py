@@ -82,7 +82,7 @@ def test_a_run_that_fails_says_by_what(
     ],
 )
 def test_traces_go_where_the_environment_says(environ: dict[str, str], traced: bool) -> None:
-    assert tracing.wanted(environ) is traced
+    assert tracing.is_configured(environ) is traced
 
 
 @pytest.mark.parametrize(
@@ -96,7 +96,7 @@ def test_traces_go_where_the_environment_says(environ: dict[str, str], traced: b
     ],
 )
 def test_lineage_goes_where_the_environment_says(environ: dict[str, str], told: bool) -> None:
-    assert lineage.wanted(environ) is told
+    assert lineage.is_configured(environ) is told
 
 
 def test_traces_are_shared_out_evenly() -> None:

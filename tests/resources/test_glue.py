@@ -17,7 +17,7 @@ from sluice.pipelines.errors import Failed, FeedError, NotAuthorized, RegistryUn
 from sluice.pipelines.feed.load import load_feed, schema_asked
 from sluice.pipelines.feed.registry_section import RegistrySettings
 from sluice.resources.health.kafka_checks import examine_registry
-from sluice.resources.registry.confluent import client_of, file_of, reader_of, registered, writers_of
+from sluice.resources.registry.confluent import client_of, file_of, find_registered, reader_of, writers_of
 from sluice.resources.registry.glue import GlueClient
 from sluice.testing.lake import MemoryLake
 
@@ -76,7 +76,7 @@ def test_versions_by_uuid_and_by_name(glue: Any, tmp_path: Path) -> None:
     path = feed_file(tmp_path)
     asked = schema_asked(path, {})
     assert asked.subject == "orders", "Glue's serializers name a schema as the topic"
-    there = registered(asked)
+    there = find_registered(asked)
     assert json.loads(file_of(there, asked)) == json.loads(SECOND)
     assert list(reader_of(there, asked).columns.texts()) == ["id", "country"]
     feed, lake = load_feed(path, {}), MemoryLake()

@@ -79,13 +79,13 @@ class KafkaCluster:
         """
         layout = self.layout()
         self._listed = time.monotonic(), layout
-        return self.named(layout)
+        return self.map_topic_ids(layout)
 
     def layout(self) -> ClusterView:
         """Return all metadata that a broker has of visible topics."""
         return self._wire.run("listing topics", self._layout, None)
 
-    def named(self, layout: ClusterView) -> dict[str, str]:
+    def map_topic_ids(self, layout: ClusterView) -> dict[str, str]:
         """Return the result of `topics` for this metadata."""
         return {name: self._with_id(name, layout.topics[name]) for name in sorted(layout.topics)}
 
@@ -102,7 +102,7 @@ class KafkaCluster:
 
         states: dict[TopicPartition, PartitionState] = {}
         wanted = {tp for tp in layout.leaders if tp.topic in topics}
-        self._wire.run("describing partitions", self._round, layout, wanted, states, ask)
+        self._wire.run("describing partitions", self._run_round, layout, wanted, states, ask)
         return states
 
     def begin(self, layout: ClusterView) -> None:
@@ -150,7 +150,9 @@ class KafkaCluster:
         for _ in range(_MOVING_STARTS):
             listed = self._listed_at({tp: time for tp, time in timestamps.items() if tp not in offsets})
             offsets |= {tp: None for tp, hit in listed.items() if hit is None}
-            offsets |= self._markers.passed(timestamps, {tp: hit for tp, hit in listed.items() if hit is not None})
+            offsets |= self._markers.skip_markers(
+                timestamps, {tp: hit for tp, hit in listed.items() if hit is not None}
+            )
             if len(offsets) == len(timestamps):
                 return offsets
         tp = min(timestamps.keys() - offsets.keys())
@@ -321,7 +323,7 @@ class KafkaCluster:
         """
         results: dict[TopicPartition, T] = {}
         if cached and wanted is not None:
-            if not await self._round(cached, wanted, results, ask):
+            if not await self._run_round(cached, wanted, results, ask):
                 return results
             self._known = None  # or every later request would wait for the same dead leader first
         patience = Patience(self._wire, self._patience)
@@ -330,7 +332,7 @@ class KafkaCluster:
             try:
                 layout = await self._load_layout(topics)
                 self._known = layout if wanted is None else self._known
-                failures = await self._round(layout, wanted, results, ask)
+                failures = await self._run_round(layout, wanted, results, ask)
                 failures |= {TopicPartition(t, -1): e() for t, e in layout.errors.items()}
             except KafkaError as error:
                 await patience.trouble(error)
@@ -346,7 +348,7 @@ class KafkaCluster:
             except KafkaError as error:
                 raise self._about(tp, error) from None
 
-    async def _round(
+    async def _run_round(
         self,
         layout: ClusterView,
         wanted: set[TopicPartition] | None,

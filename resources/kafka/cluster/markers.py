@@ -53,7 +53,7 @@ class Markers:
         with self._one_look:
             self._seen = {}
 
-    def passed(
+    def skip_markers(
         self, times: Mapping[TopicPartition, int], hits: Mapping[TopicPartition, OffsetAtTime]
     ) -> dict[TopicPartition, OffsetAtTime | None]:
         """Return the first record at or after each time, starting from Kafka's answers.

@@ -188,17 +188,17 @@ class SharedKafka:
     def _take_look(self, began: float) -> Look | _Failed:
         try:
             layout = self._cluster.layout()
-            topics = self._cluster.named(layout)
+            topics = self._cluster.map_topic_ids(layout)
             wanted = _within_bounds({f.name: _topics_of(f, topics) for f in self.feeds}, layout)
             states = self._cluster.glance(layout, {t for names in wanted.values() for t in names})
         except SluiceError as error:
             return _Failed(time.monotonic(), error)  # it may have taken long
         partitions = _whole_topics(layout, states)
         groups = {f.group: _tps(partitions, wanted[f.name]) for f in self.feeds if f.name in wanted and _in_kafka(f)}
-        committed = self._committed({group: tps for group, tps in groups.items() if tps})
+        committed = self._fetch_committed({group: tps for group, tps in groups.items() if tps})
         return Look(began, layout, topics, partitions, committed)
 
-    def _committed(self, groups: Mapping[str, Sequence[TopicPartition]]) -> Mapping[str, Offsets]:
+    def _fetch_committed(self, groups: Mapping[str, Sequence[TopicPartition]]) -> Mapping[str, Offsets]:
         """Return the committed offsets of these groups; those that could not be asked are left out."""
         with contextlib.suppress(SluiceError):
             return self.wire.run("reading committed offsets", self._ask_coordinators, groups)

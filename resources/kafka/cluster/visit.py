@@ -109,12 +109,14 @@ class KafkaVisit:
         doing = f"asking for the rights on transactional id {transactional_id}"
         request = partial(ask_to_write, transactional_id, group)
 
-        def refused(response: Any) -> set[type[KafkaError]]:
+        def find_passing_errors(response: Any) -> set[type[KafkaError]]:
             """Return a passing error: the coordinator moves, or loads."""
             error = error_of(response.error_code)
             return {error} if error and is_passing(error) else set()
 
-        return read_write_right(self._coordinators.run(doing, TRANSACTION, transactional_id, request, refused))
+        return read_write_right(
+            self._coordinators.run(doing, TRANSACTION, transactional_id, request, find_passing_errors)
+        )
 
     def limits(self) -> BrokerConfig:
         """Return the brokers' time limits; those that this client may not see are None."""

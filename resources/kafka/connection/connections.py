@@ -175,7 +175,7 @@ class Wire:
 
     async def _ask(self, node: int | str, request: Any, seconds: float) -> Any:
         try:
-            sent = await self._sent(node, request, seconds)
+            sent = await self._submit(node, request, seconds)
         except KafkaError as error:
             if not is_passing(error):
                 raise
@@ -187,7 +187,7 @@ class Wire:
         self._troubles.pop(node, None)
         return response
 
-    async def _sent(self, node: int | str, request: Any, seconds: float) -> Future:
+    async def _submit(self, node: int | str, request: Any, seconds: float) -> Future:
         connection = self._manager.get_connection(node)
         await self._ready(connection)
         # A throttling broker reads nothing from the connection now (KIP-219).

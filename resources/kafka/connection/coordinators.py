@@ -102,7 +102,7 @@ class Coordinators:
         with contextlib.suppress(KafkaError):
             await self.ask_once(kind, key, request, _NOTICE_SECONDS)
 
-    async def committed(
+    async def fetch_offsets(
         self, group: str, partitions: Sequence[TopicPartition]
     ) -> Mapping[TopicPartition, CommittedOffset | None]:
         """Return the group's committed offsets, with require_stable (KIP-447)."""

@@ -42,7 +42,7 @@ class Closing(KafkaConnectionManager):  # type: ignore[misc]
         self._transports: list[Any] = []
 
     async def _build_transport(self, node: Any, timeout_at: float | None = None) -> Any:
-        sock = await self._connected(node, timeout_at)
+        sock = await self._connect_socket(node, timeout_at)
         with _closed_unless_done(sock):
             transport = self._make_transport(sock, node.host)  # TLS wraps it in another socket
         with _closed_unless_done(transport._sock):
@@ -50,7 +50,7 @@ class Closing(KafkaConnectionManager):  # type: ignore[misc]
         self._transports = [*self._open(), transport]
         return transport
 
-    async def _connected(self, node: Any, timeout_at: float | None) -> Any:
+    async def _connect_socket(self, node: Any, timeout_at: float | None) -> Any:
         """Return a socket to the first of the node's addresses that accepts. Raises KafkaConnectionError."""
         opened: Any = KafkaNetSocket(self.config["proxy_url"])
         failed = kafka_errors.KafkaConnectionError("DNS Resolution failure")
@@ -157,7 +157,7 @@ class _Receiving:
             if not received:
                 raise kafka_errors.KafkaConnectionError("the broker closed the connection")
             self.last_read = time.monotonic()
-            if (response := frame.filled(received)) is not None:
+            if (response := frame.advance(received)) is not None:
                 connection.data_received(response)
                 return True
         return False
@@ -226,7 +226,7 @@ class _ResponseFrame:
     def room(self) -> memoryview:
         return self._view[self._at :]
 
-    def filled(self, count: int) -> memoryview | None:
+    def advance(self, count: int) -> memoryview | None:
         """Record `count` bytes written into `room`; return the frame if it is complete."""
         self._at += count
         if self._at < len(self._view):

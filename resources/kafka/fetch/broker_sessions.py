@@ -133,7 +133,7 @@ class Lane:
                 await self._wire.sleep(0)  # readers that the last answer woke ask again before the next request is sent
                 began = time.perf_counter_ns()
                 granted = await self._reserve()
-                await self._wire.sleep(await self._round(granted, _us_since(began)))
+                await self._wire.sleep(await self._exchange(granted, _us_since(began)))
         finally:
             self._serving = False
 
@@ -142,7 +142,7 @@ class Lane:
         want = min(self._limits.request_bytes, limit)
         return await self._budget.reserve(want, min(want, self._limits.partition_bytes))
 
-    async def _round(self, granted: int, held_us: int) -> float:
+    async def _exchange(self, granted: int, held_us: int) -> float:
         """Send one request, handle its answer, and return the seconds for which the broker wants no other."""
         batch, self._waiting = sorted(self._waiting, key=lambda waiting: waiting[0]), []
         asks = [ask for _, ask, _ in batch]

@@ -79,7 +79,7 @@ class KafkaGroup:
         """Return the same, always from Kafka, never from a cache."""
         wanted = sorted(set(partitions))
         doing = f"reading the committed offsets of group {self._group}"
-        offsets = self._wire.run(doing, self._coordinators.committed, self._group, wanted) if wanted else {}
+        offsets = self._wire.run(doing, self._coordinators.fetch_offsets, self._group, wanted) if wanted else {}
         return {tp: offsets.get(tp) for tp in wanted}
 
     def members(self) -> tuple[Member, ...]:

@@ -62,7 +62,7 @@ class KafkaMembership:
     def committed(self, partitions: Iterable[TopicPartition]) -> Mapping[TopicPartition, CommittedOffset | None]:
         """Return committed offsets, with require_stable (KIP-447): waits while a transaction on them is open."""
         wanted, doing = sorted(set(partitions)), f"reading the committed offsets of group {self._seat.group}"
-        run, read = self._coordinators.wire.run, self._coordinators.committed
+        run, read = self._coordinators.wire.run, self._coordinators.fetch_offsets
         committed = run(doing, read, self._seat.group, wanted) if wanted else {}
         return {tp: committed.get(tp) for tp in wanted}
 

@@ -145,7 +145,7 @@ class SendQueue:
             self._held += batch.size
             self._begin()
 
-    def taken(self) -> list[Delivered]:
+    def take_deliveries(self) -> list[Delivered]:
         """Return the deliveries since the last call."""
         with self._changed:
             delivered, self._delivered = self._delivered, []
@@ -155,7 +155,7 @@ class SendQueue:
         """Wait until everything is delivered; return the deliveries since the last call."""
         with self._changed:
             self._wait_until(lambda: not self._held and not self._rounds)
-        return self.taken()
+        return self.take_deliveries()
 
     def begin_another(self) -> None:
         """Start the next transaction."""
@@ -198,7 +198,7 @@ class SendQueue:
         try:
             while heads := self._heads():
                 taken, size = set(heads), sum(b.size for b in heads.values())
-                await self._round(heads)
+                await self._run_round(heads)
                 with self._changed:
                     self._busy -= taken
                     self._under_way -= size
@@ -234,7 +234,7 @@ class SendQueue:
     def _halted(self) -> bool:
         return self._stopped or self._error is not None
 
-    async def _round(self, heads: dict[int, SealedBatch]) -> None:
+    async def _run_round(self, heads: dict[int, SealedBatch]) -> None:
         """Send until each of these batches is delivered, or split for a later round."""
         if self._producer.transactional_id and not self._added:  # its time does not run before that
             await self._wire.sleep(max(self._backpressure.until - time.monotonic(), 0.0))

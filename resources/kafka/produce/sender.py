@@ -114,9 +114,9 @@ class KafkaSender:
             for batch in batches:
                 queue.put(batch)
 
-    def taken(self, topic: str) -> list[Delivered]:
+    def take_deliveries(self, topic: str) -> list[Delivered]:
         """Return the deliveries to the topic since the last call of this or of `flush`."""
-        return self._queues[topic].taken() if topic in self._queues else []
+        return self._queues[topic].take_deliveries() if topic in self._queues else []
 
     def flush(self, topic: str, describe: Describe = str) -> list[Delivered]:
         """Wait until everything is delivered; return the deliveries since the last call. Raises as `send`."""
@@ -250,9 +250,9 @@ class KafkaTarget:
     def begin(self) -> CommittedOffset | None:
         self._sender.begin()
         doing = f"reading the committed offsets of group {self._name}"
-        return self._sender.wire.run(doing, self._sender.coordinators.committed, self._name, [self._mark_place]).get(
-            self._mark_place
-        )
+        return self._sender.wire.run(
+            doing, self._sender.coordinators.fetch_offsets, self._name, [self._mark_place]
+        ).get(self._mark_place)
 
     def send(self, batches: Iterable[SealedBatch], describe: Describe) -> list[Delivered]:
         self._sender.send(self._topic, batches, describe)

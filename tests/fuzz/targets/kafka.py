@@ -67,7 +67,7 @@ def _run_frame(data: bytes) -> str:
             piece = data[at : at + min(len(room), 1 + at % 7)]
             room[: len(piece)] = piece
             at += len(piece)
-            whole += frame.filled(len(piece)) is not None
+            whole += frame.advance(len(piece)) is not None
     except KafkaError as error:
         return type(error).__name__
     return f"{min(whole, 5)} answers"

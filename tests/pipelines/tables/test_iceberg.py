@@ -199,5 +199,5 @@ def test_a_commit_does_not_look_at_older_snapshots(place: Place) -> None:
 def test_an_error_that_no_setting_causes_does_not_blame_the_settings() -> None:
     outcomes = Outcomes("table db.orders", "catalog")
     for error in (OverflowError("date value out of range"), KeyError("x"), TypeError("x")):
-        assert "settings in the feed" not in outcomes.told(error).remedy
-    assert "settings in the feed" in outcomes.told(RuntimeError("x")).remedy
+        assert "settings in the feed" not in outcomes.translate(error).remedy
+    assert "settings in the feed" in outcomes.translate(RuntimeError("x")).remedy

@@ -39,8 +39,8 @@ def test_a_replica_nearby_is_read_from_until_it_is_gone(racks, fresh_topic, monk
         produce(racks, topic, 5000, partition, size=300)
     assert [state.rack for state in describe(racks, topic)] == ["rack-1", "rack-2"]
     asked = []
-    serve = Lane._round
-    monkeypatch.setattr(Lane, "_round", lambda lane, granted: asked.append(lane._node) or serve(lane, granted))
+    serve = Lane._exchange
+    monkeypatch.setattr(Lane, "_exchange", lambda lane, granted: asked.append(lane._node) or serve(lane, granted))
     pieces = slices(racks, topic)
     whole = unpacked(fetch(racks, pieces, SMALL, rack="rack-3"), pieces)
     assert [len(whole[index]) for index in range(2)] == [5000, 5000]

@@ -61,13 +61,13 @@ def feeds(kafka, fresh_topic, tmp_path) -> list[Feed]:
 def asked(monkeypatch) -> Counter[str]:
     """The requests that go out, by kind."""
     found: Counter[str] = Counter()
-    sent = Wire._sent
+    sent = Wire._submit
 
     async def counted(wire: Wire, node: Any, request: Any, seconds: float) -> Any:
         found[type(request).__name__.removesuffix("Request")] += 1
         return await sent(wire, node, request, seconds)
 
-    monkeypatch.setattr(Wire, "_sent", counted)
+    monkeypatch.setattr(Wire, "_submit", counted)
     return found
 
 

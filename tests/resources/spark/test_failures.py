@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from sluice.resources.spark.spark_errors import Ended, cause, ended, excluded, full, host, told
+from sluice.resources.spark.spark_errors import Ended, cause, full, host, is_ended, is_excluded, summarize_ends
 
 CRASHED = """An error occurred while calling o127.collectToPython.
 : org.apache.spark.SparkException: Job aborted due to stage failure: Task 0 in stage 8.0 failed 3 times, most recent \
@@ -53,17 +53,17 @@ def test_the_line_that_tells(text: str, told: str) -> None:
 
 def test_executors_that_ended_at_the_very_end_are_in_the_drivers_log() -> None:
     log = f"26/11/23 17:46:16 ERROR TaskSchedulerImpl: Lost executor 0 on w1: {UNABLE}\nWARN Other: it goes on\n"
-    assert Ended(lambda: log).told()[0] == "an executor on w1 ended: No space left on device"
-    assert Ended(lambda: "").told() == ("", "")
+    assert Ended(lambda: log).summarize()[0] == "an executor on w1 ended: No space left on device"
+    assert Ended(lambda: "").summarize() == ("", "")
 
 
 def test_what_an_error_is_about() -> None:
-    assert (excluded(EXCLUDED), excluded(CRASHED)) == (True, False)
+    assert (is_excluded(EXCLUDED), is_excluded(CRASHED)) == (True, False)
     assert (host(EXCLUDED), host(CRASHED), host("it broke")) == ("10.0.0.2", "", "")
     assert full("java.io.IOException: No space left on device")
-    assert ended("Job aborted due to stage failure: Master removed our application: FAILED")
-    assert ended("Job 0 cancelled because SparkContext was shut down")
-    assert not ended(EXCLUDED)
+    assert is_ended("Job aborted due to stage failure: Master removed our application: FAILED")
+    assert is_ended("Job 0 cancelled because SparkContext was shut down")
+    assert not is_ended(EXCLUDED)
 
 
 TAR = "tar: llvmlite/binding/libllvmlite.so: Wrote only 7168 of 10240 bytes\ntar: Exiting with failure status"
@@ -90,5 +90,5 @@ UNABLE = "Unable to create executor due to No space left on device"
     ],
 )
 def test_executors_that_ended_are_told_by_their_hosts(ends: list[tuple[str, str]], said: str, remedy: str) -> None:
-    assert told(ends)[0] == said
-    assert remedy in told(ends)[1]
+    assert summarize_ends(ends)[0] == said
+    assert remedy in summarize_ends(ends)[1]

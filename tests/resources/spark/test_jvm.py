@@ -16,7 +16,7 @@ from sluice.resources.spark import engine, jvm
 @pytest.fixture(scope="module")
 def archive() -> jvm.Archive:
     assert jvm.prepare()
-    found = jvm.found()
+    found = jvm.find_archive()
     assert found
     return found
 
@@ -67,11 +67,11 @@ def test_an_archive_that_was_cut_off_is_none(
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     copied = tmp_path / "sluice" / archive.folder.name
     shutil.copytree(archive.folder, copied)
-    assert jvm.found() == jvm.Archive(copied)
+    assert jvm.find_archive() == jvm.Archive(copied)
     (copied / "classes.jsa").chmod(0o600)
     with (copied / "classes.jsa").open("r+b") as file:
         file.truncate(1 << 20)
-    assert jvm.found() is None
+    assert jvm.find_archive() is None
 
 
 def test_settings_of_ones_own_for_the_jvm_go_to_pysparks_launcher(monkeypatch: pytest.MonkeyPatch) -> None:

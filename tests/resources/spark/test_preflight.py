@@ -12,7 +12,15 @@ from sluice.pipelines.errors import SetupError
 from sluice.resources.kafka.connection.connection_settings import KafkaAddress
 from sluice.resources.lake.local_lake import LocalLake
 from sluice.resources.spark import executor_probe, preflight
-from sluice.resources.spark.preflight import Answer, ExecutorPorts, Finding, Preflight, answers, failed, findings
+from sluice.resources.spark.preflight import (
+    Answer,
+    ExecutorPorts,
+    Finding,
+    Preflight,
+    answers,
+    explain_failure,
+    findings,
+)
 
 DRIVER = Answer("driver", "3.11.7", "x86_64", "a processor", {"sluice": "0.1.0", "pyspark": "4.3.0", "pyarrow": "26.0"})
 SOUND = replace(DRIVER, host="worker-1", kafka={"broker-1:9092": ""})
@@ -110,7 +118,7 @@ NO_PYTHON = (
     ],
 )
 def test_why_no_executor_answered(error: str, said: str) -> None:
-    found = failed(error, "python3.11")
+    found = explain_failure(error, "python3.11")
     assert found.message == said
     assert found.remedy
 
@@ -129,6 +137,6 @@ def test_a_clock_is_off_by_what_the_jobs_time_does_not_explain() -> None:
 def test_what_is_sent_refers_to_nothing_of_ours() -> None:
     from pyspark import cloudpickle
 
-    sent = cloudpickle.dumps(preflight.carried("def answer(question): return question", {"a": 1}))
+    sent = cloudpickle.dumps(preflight.build_probe("def answer(question): return question", {"a": 1}))
     assert b"_make_function" in sent, "it travels by value"
     assert list(cloudpickle.loads(sent)([0])) == [{"a": 1}]
