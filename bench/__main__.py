@@ -124,7 +124,7 @@ def run_benchmarks(
         measure, show = alone[request.names]
         measured = measure(request, session.terminal.note)
         session.terminal.show(*show(measured))
-        return session.terminal.document(measured.document())
+        return session.terminal.print_document(measured.document())
     docs = Path(__file__).parents[1] / "docs"
 
     def keep(report: BenchReport) -> None:
@@ -135,7 +135,7 @@ def run_benchmarks(
     session.terminal.show(*race_view(report))
     if write:
         session.terminal.show(good(f"written to {docs / PAGE}, its plot and its .json"))
-    session.terminal.document(report.document())
+    session.terminal.print_document(report.document())
 
 
 if __name__ == "__main__":

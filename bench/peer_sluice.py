@@ -19,7 +19,7 @@ from typing import Any
 
 from bench.formats import FORMATS, SCHEMA_ID
 from bench.stand import PeerTask, Ready, serve
-from sluice.cli.terminal.fast_start import loading
+from sluice.cli.terminal.fast_start import fast_imports
 from sluice.pipelines.batch.land import land
 from sluice.pipelines.batch.result import BatchResult
 from sluice.pipelines.contract.suite import parse_contract
@@ -38,7 +38,7 @@ from sluice.resources.open_ports import open_ports
 
 @contextmanager
 def stand(given: PeerTask) -> Iterator[Ready]:
-    with loading():  # as every command does that lands: what is loaded is no garbage
+    with fast_imports():  # as every command does that lands: what is loaded is no garbage
         import pyspark  # noqa: F401 - an engine would load it later
     yield Ready(partial(_land, given), {name: version(name) for name in ("sluice", "pyspark", "pyarrow", "numba")})
 

@@ -20,13 +20,13 @@ def main() -> int:
     _open_what_is_closed()
     fast_start.end_at_once()
     try:
-        signals.heed()
-        with fast_start.loading():
+        signals.install()
+        with fast_start.fast_imports():
             from sluice.cli.main import main as command
 
         code = command()
     except KeyboardInterrupt:  # before the command could turn it into an exit code
-        code = signals.interrupted()
+        code = signals.report_interrupt()
     signal.signal(signal.SIGINT, _gone)
     fast_start.Ending.code = code
     return code

@@ -102,7 +102,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def run_app(commands: typer.Typer, name: str, arguments: Sequence[str] | None = None) -> int:
     """Run a command of an application and return its exit code. Its errors become messages and exit codes."""
     words = list(sys.argv[1:] if arguments is None else arguments)
-    signals.heed()
+    signals.install()
     try:
         with claimed_stdout() if "--json" in words else nullcontext() as documents:
             code = _run(commands, name, words, Terminal(documents))
@@ -122,8 +122,8 @@ def _run(commands: typer.Typer, name: str, words: list[str], terminal: Terminal)
         code = _tell_error(error, words, terminal)
     except BaseException:  # noqa: BLE001 - an interrupt, Python's or Dagster's, before typer could make a code of it
         code = signals.INTERRUPTED
-    if code == signals.INTERRUPTED or (code and signals.Interrupts.seen):
-        return signals.interrupted()
+    if code == signals.INTERRUPTED or (code and signals.Interrupts.pending):
+        return signals.report_interrupt()
     return code
 
 
@@ -131,7 +131,7 @@ def _tell_error(error: Exception, words: list[str], terminal: Terminal) -> int:
     """Report the error, unless an interrupt caused it or nobody would read it. Returns the exit code."""
     if isinstance(error, BrokenPipeError) and terminal.unheard:
         raise error
-    if signals.Interrupts.seen:
+    if signals.Interrupts.pending:
         return signals.INTERRUPTED
     problem = _as_sluice_error(error)
     if problem.message.startswith("Usage:"):  # a group without a command: its help
@@ -140,7 +140,7 @@ def _tell_error(error: Exception, words: list[str], terminal: Terminal) -> int:
     if "--debug" in words:
         terminal.traceback()
     terminal.fail(problem)
-    terminal.document(problem.fields())
+    terminal.print_document(problem.fields())
     return problem.exit_code
 
 

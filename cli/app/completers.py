@@ -30,39 +30,39 @@ _NAMED = re.compile(r"^feed:\s*[\"']?([a-z][a-z0-9_]*)", re.MULTILINE)
 Offer = Callable[[typer.Context, str], Iterable[str]]
 
 
-def _quietly(offer: Offer) -> Callable[[typer.Context, str], list[str]]:
+def _suppress_errors(offer: Offer) -> Callable[[typer.Context, str], list[str]]:
     """Returns the values that begin with the typed text; none if the project, a file or Kafka cannot be read."""
 
     @functools.wraps(offer)
-    def offered(ctx: typer.Context, incomplete: str) -> list[str]:
+    def complete(ctx: typer.Context, incomplete: str) -> list[str]:
         try:
             return [text for text in offer(ctx, incomplete) if text.startswith(incomplete)]
         except Exception:  # noqa: BLE001 - a prompt is no place for an error; the command itself will say it
             return []
 
     # typer chooses the arguments by these
-    offered.__annotations__ = {"ctx": typer.Context, "incomplete": str, "return": list[str]}
-    del offered.__wrapped__
-    return offered
+    complete.__annotations__ = {"ctx": typer.Context, "incomplete": str, "return": list[str]}
+    del complete.__wrapped__
+    return complete
 
 
-@_quietly
-def feeds(ctx: typer.Context, incomplete: str) -> Iterator[str]:
+@_suppress_errors
+def complete_feeds(ctx: typer.Context, incomplete: str) -> Iterator[str]:
     """The feeds of the project, by their files: none of them has to be right."""
-    for path in sorted(_project(ctx).feeds_folder.glob("[!.]*.y*ml")):
+    for path in sorted(_find_project(ctx).feeds_folder.glob("[!.]*.y*ml")):
         match = _NAMED.search(path.read_text(errors="replace"))
         yield match.group(1) if match else path.stem
 
 
-@_quietly
-def windows(ctx: typer.Context, incomplete: str) -> Iterator[str]:
+@_suppress_errors
+def complete_windows(ctx: typer.Context, incomplete: str) -> Iterator[str]:
     """The feed's newest windows that have ended, newest first, back to the first that a run saw."""
     import time
 
     from sluice.assets.specs.last_seen import recall
 
-    project = _project(ctx)
-    feed = project.readable_feed(_feed_name(ctx) or "")
+    project = _find_project(ctx)
+    feed = project.readable_feed(_find_feed_name(ctx) or "")
     first = recall(project, feed.name).first_window
     start = feed.window.last_boundary(time.time_ns() // 1_000_000)
     for _ in range(OFFERED):
@@ -72,15 +72,15 @@ def windows(ctx: typer.Context, incomplete: str) -> Iterator[str]:
         yield show_window(start)
 
 
-@_quietly
-def places(ctx: typer.Context, incomplete: str) -> Iterator[str]:
+@_suppress_errors
+def complete_partitions(ctx: typer.Context, incomplete: str) -> Iterator[str]:
     """The topics of the feed, or of all feeds where the command takes none, as the beginning of `topic:partition`."""
-    for topic in dict.fromkeys(_topics(ctx)):
+    for topic in dict.fromkeys(_read_topics(ctx)):
         yield f"{topic}:"
 
 
-@_quietly
-def topics(ctx: typer.Context, incomplete: str) -> list[str]:
+@_suppress_errors
+def complete_topics(ctx: typer.Context, incomplete: str) -> list[str]:
     """The topics of the Kafka that `--bootstrap` or the environment names."""
     from sluice.pipelines.feed.kafka_section import KafkaSettings
     from sluice.pipelines.feed.sections import BOOTSTRAP
@@ -88,10 +88,10 @@ def topics(ctx: typer.Context, incomplete: str) -> list[str]:
 
     folder = ctx.params.get("project") or Path.cwd()
     address = ctx.params.get("bootstrap") or Project(folder).environ().get(BOOTSTRAP)
-    return _within(WAIT, functools.partial(_ask, KafkaSettings(bootstrap=address))) if address else []
+    return _call_within(WAIT, functools.partial(_list_topics, KafkaSettings(bootstrap=address))) if address else []
 
 
-def _ask(settings: Any) -> list[str]:
+def _list_topics(settings: Any) -> list[str]:
     from contextlib import closing
 
     from sluice.resources.kafka.cluster.cluster import KafkaCluster
@@ -100,7 +100,7 @@ def _ask(settings: Any) -> list[str]:
         return sorted(name for name in cluster.topics() if not name.startswith("__"))
 
 
-def _within(seconds: float, ask: Callable[[], list[str]]) -> list[str]:
+def _call_within(seconds: float, ask: Callable[[], list[str]]) -> list[str]:
     """The answer, or nothing when the time is up; what still waits then ends with the process."""
     answer: list[str] = []
 
@@ -116,21 +116,21 @@ def _within(seconds: float, ask: Callable[[], list[str]]) -> list[str]:
     return [*answer]
 
 
-def _topics(ctx: typer.Context) -> Iterator[str]:
+def _read_topics(ctx: typer.Context) -> Iterator[str]:
     from sluice.assets.specs.last_seen import recall
 
-    project, feed_name = _project(ctx), _feed_name(ctx)
+    project, feed_name = _find_project(ctx), _find_feed_name(ctx)
     for feed in [project.readable_feed(feed_name)] if feed_name else project.feeds().values():
         yield from sorted(set(feed.topics.names)) or recall(project, feed.name).topics
 
 
-def _project(ctx: typer.Context) -> Project:
+def _find_project(ctx: typer.Context) -> Project:
     from sluice.resources.project import Project
 
     return Project.find(ctx.params.get("project"))
 
 
-def _feed_name(ctx: typer.Context) -> str | None:
+def _find_feed_name(ctx: typer.Context) -> str | None:
     """The feed that stands on the line. An option that still lacks its value leaves all words before it unread."""
     several = ctx.params.get("feeds") or ctx.args
     name = ctx.params.get("feed") or next(iter(several), None)

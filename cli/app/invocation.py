@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from sluice.cli.app import completers
-from sluice.cli.terminal.fast_start import loading
+from sluice.cli.terminal.fast_start import fast_imports
 from sluice.cli.terminal.output import Terminal, safe
 from sluice.pipelines.errors import UsageError
 from sluice.pipelines.util import logs
@@ -72,7 +72,7 @@ FeedName = Annotated[
         metavar="FEED",
         help="A feed's name, as in feeds/FEED.yaml.",
         show_default=False,
-        autocompletion=completers.feeds,
+        autocompletion=completers.complete_feeds,
     ),
 ]
 
@@ -95,7 +95,7 @@ class Session:
     @functools.cached_property
     def files(self) -> FeedFiles:
         """The project's feed files, each by itself: a broken one does not stop a command for another."""
-        with loading():
+        with fast_imports():
             from sluice.assets.specs.feed_files import read_feeds
 
         return read_feeds(self.project, self.project.environ())
@@ -113,12 +113,12 @@ class Session:
         began = time.monotonic()
         with self.terminal.progress() as meter:
 
-            def told(progress: Progress) -> None:
+            def report(progress: Progress) -> None:
                 if progress.note:
                     self.terminal.note(progress.note)
                 meter(replace(progress, note=""))
 
-            cache.ready(told)
+            cache.ready(report)
         return time.monotonic() - began
 
     def lay_out_classes(self) -> float:
@@ -142,11 +142,11 @@ class Session:
             with (open_ports or self.open_ports)(one) as edges:
                 return may_owe(one, edges)
 
-        def needed() -> bool:
+        def is_needed() -> bool:
             alike = [f for f in catching_up if f.spark == feed.spark]
             return not alike or any(map(owes, alike))
 
-        begin(feed.spark, needed)
+        begin(feed.spark, is_needed)
 
     @contextmanager
     def open_ports(self, feed: Feed) -> Iterator[Ports]:
@@ -154,12 +154,12 @@ class Session:
         from sluice.resources.open_ports import open_ports
 
         with open_ports(feed) as edges:
-            yield self._informed(edges)
+            yield self._add_dagster_runs(edges)
 
     @contextmanager
     def shared_edges(self, feeds: Iterable[Feed]) -> Iterator[OpenPorts]:
         """`open_ports` for many feeds: those of one Kafka share connections and answers."""
-        with loading():
+        with fast_imports():
             from sluice.resources.open_ports import shared_edges
 
         with shared_edges(feeds) as open_one:
@@ -167,16 +167,16 @@ class Session:
             @contextmanager
             def open_informed(feed: Feed) -> Iterator[Ports]:
                 with open_one(feed) as edges:
-                    yield self._informed(edges)
+                    yield self._add_dagster_runs(edges)
 
             yield open_informed
 
-    def _informed(self, edges: Ports) -> Ports:
+    def _add_dagster_runs(self, edges: Ports) -> Ports:
         from sluice.resources.liveness import Informed
 
-        return replace(edges, liveness=Informed(edges.liveness, self._ended))
+        return replace(edges, liveness=Informed(edges.liveness, self._list_ended_runs))
 
-    def _ended(self, runs: Iterable[str]) -> Mapping[str, str]:
+    def _list_ended_runs(self, runs: Iterable[str]) -> Mapping[str, str]:
         """The runs, of those given, that the project's Dagster knows as ended. Dagster is loaded only for this."""
         from sluice.assets.instance.instance import ended_runs
 
@@ -221,16 +221,16 @@ def command(app: typer.Typer, name: str | None = None) -> Callable[[Body], Body]
             _log(debug, log_format)
             return body(Session(context.obj, project, debug), **options)
 
-        run.__signature__ = _signature(body)  # type: ignore[attr-defined]
-        run.__annotations__ = {p.name: p.annotation for p in _signature(body).parameters.values()}
+        run.__signature__ = _build_signature(body)  # type: ignore[attr-defined]
+        run.__annotations__ = {p.name: p.annotation for p in _build_signature(body).parameters.values()}
         del run.__wrapped__
-        app.command(name, help=_help(body), no_args_is_help=False)(run)
+        app.command(name, help=_format_help(body), no_args_is_help=False)(run)
         return body
 
     return register
 
 
-def _signature(body: Body) -> inspect.Signature:
+def _build_signature(body: Body) -> inspect.Signature:
     own = [p for p in inspect.signature(body, eval_str=True).parameters.values() if p.name != "session"]
     common = [
         inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=annotation)
@@ -239,7 +239,7 @@ def _signature(body: Body) -> inspect.Signature:
     return inspect.Signature([p.replace(kind=inspect.Parameter.KEYWORD_ONLY) for p in own] + common)
 
 
-def _help(body: Body) -> str:
+def _format_help(body: Body) -> str:
     """The docstring: paragraphs flow, `$ …` examples keep their lines."""
     paragraphs = inspect.cleandoc(body.__doc__ or "").split("\n\n")
     return "\n\n".join(f"\b\n{p}" if p.startswith("$") else p.replace("\n", " ") for p in paragraphs)

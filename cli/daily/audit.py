@@ -17,8 +17,8 @@ from rich.text import Text
 from sluice.cli.app.invocation import FeedName, Session, command
 from sluice.cli.daily import audit_republished
 from sluice.cli.terminal.number_format import count
-from sluice.cli.terminal.output import bad, good, heading, indent, shorten, table, warn
-from sluice.cli.terminal.partition_labels import lives, ranges
+from sluice.cli.terminal.output import bad, good, heading, indent, limit_rows, table, warn
+from sluice.cli.terminal.partition_labels import label_partitions, list_ranges
 from sluice.pipelines.errors import UsageError
 from sluice.pipelines.model.receipts import Progress
 from sluice.pipelines.util.units import many, show_instant
@@ -84,17 +84,17 @@ def audit(
     if republished_as is not None:
         if rescan or hashes or strict or everything:
             raise UsageError("--republished together with another option", remedy="run them one after the other")
-        return audit_republished.audit(session, definition, republished_as)
-    options = Asked(rescan or strict, hashes or strict, strict, everything)
-    report, more, unkept = _proved(session, definition, options)
+        return audit_republished.audit_republish(session, definition, republished_as)
+    options = AuditOptions(rescan or strict, hashes or strict, strict, everything)
+    report, more, unkept = _prove(session, definition, options)
     if of_table:
         report = replace(report, problems=report.problems + _of_table(session, definition))
     session.terminal.show(*view(report, rescanned=options.rescan, more=more, unkept=unkept))
-    session.terminal.document(document(report) | ({"strict": _more(more)} if more else {}))
+    session.terminal.print_document(build_document(report) | ({"strict": _more(more)} if more else {}))
     return 0 if report.reconciled else 1
 
 
-class Asked(NamedTuple):
+class AuditOptions(NamedTuple):
     """Which kinds of audit."""
 
     rescan: bool = False
@@ -115,10 +115,12 @@ def _of_table(session: Session, feed: Feed) -> tuple[AuditProblem, ...]:
 
 def prove(session: Session, feed: Feed, *, rescan: bool) -> AuditReport:
     """The audit of the feed, with the rescan if it was requested."""
-    return _proved(session, feed, Asked(rescan))[0]
+    return _prove(session, feed, AuditOptions(rescan))[0]
 
 
-def _proved(session: Session, feed: Feed, options: Asked) -> tuple[AuditReport, Strict | None, SluiceError | None]:
+def _prove(
+    session: Session, feed: Feed, options: AuditOptions
+) -> tuple[AuditReport, Strict | None, SluiceError | None]:
     """The report, the findings of the strict audit, and the reason why its proof could not be stored."""
     from sluice.pipelines.audit import audit_cache
     from sluice.pipelines.audit.audit import audit as of_ledger
@@ -162,10 +164,10 @@ def _rescan(session: Session, feed: Feed, edges: Ports, ledger: Ledger, report: 
     today = survey(feed, edges, ledger).partitions
     with session.terminal.progress() as meter, Wiring.of(feed).open(feed.isolation, feed.shape) as tools:
 
-        def compared(done: int, total: int) -> None:
+        def report_progress(done: int, total: int) -> None:
             meter(Progress("compare", done, total))
 
-        return rescan(report, ledger, edges.lake, tools.fetcher, feed.shape, feed.isolation, today, compared)
+        return rescan(report, ledger, edges.lake, tools.fetcher, feed.shape, feed.isolation, today, report_progress)
 
 
 # -- for people
@@ -174,7 +176,7 @@ def _rescan(session: Session, feed: Feed, edges: Ports, ledger: Ledger, report: 
 def view(
     report: AuditReport, *, rescanned: bool, more: Strict | None = None, unkept: SluiceError | None = None
 ) -> list[RenderableType]:
-    labels = lives(a.key for a in report.accounts)
+    labels = label_partitions(a.key for a in report.accounts)
     rows = [_row(labels[a.key], a) for a in report.accounts]
     names = (
         "partition",
@@ -195,22 +197,22 @@ def view(
         heading(f"Audit of {report.feed}", f"{count(report.parts)} files, {count(report.rows)} rows"),
     ]
     if cells:
-        out.append(table(columns, shorten(cells), right=" ".join(columns[1:])))
-    out += [line for p in report.problems for line in _problem(p)]
+        out.append(table(columns, limit_rows(cells), right=" ".join(columns[1:])))
+    out += [line for p in report.problems for line in _problem_view(p)]
     if again := sum(a.relanded for a in report.accounts):
         mended = sum(a.mended for a in report.accounts)
         out.append(Text(f"  Of what landed, {count(again)} had been in quarantine, {count(mended)} of them mended."))
     if report.foreign:
-        out += _foreign(report.foreign)
-    out += _beyond(more) if more else []
-    out += _before(report)
+        out += _foreign_view(report.foreign)
+    out += _strict_view(more) if more else []
+    out += _proven_view(report)
     if unkept:
         out.append(warn(f"the next audit looks at everything again: {unkept.message}"))
     out.append(_verdict(report, rescanned))
     return out
 
 
-def _foreign(files: Sequence[str]) -> list[RenderableType]:
+def _foreign_view(files: Sequence[str]) -> list[RenderableType]:
     """The files of other writers of the feed's table."""
     text = f"{many(len(files), 'file')} of another writer: old snapshots of the table name them"
     more = [f"… {len(files) - SHOWN} more"] if len(files) > SHOWN else []
@@ -220,7 +222,7 @@ def _foreign(files: Sequence[str]) -> list[RenderableType]:
     ]
 
 
-def _before(report: AuditReport) -> list[Text]:
+def _proven_view(report: AuditReport) -> list[Text]:
     """Describes the parts that earlier audits have proven."""
     if report.proven is None:
         return []
@@ -234,12 +236,12 @@ def _before(report: AuditReport) -> list[Text]:
     return out
 
 
-def _problem(p: AuditProblem) -> list[RenderableType]:
+def _problem_view(p: AuditProblem) -> list[RenderableType]:
     """Lists the problems and their remedies."""
     return [bad(str(p)), *([f"  → {p.remedy}"] if p.remedy else [])]
 
 
-def _beyond(more: Strict) -> list[RenderableType]:
+def _strict_view(more: Strict) -> list[RenderableType]:
     """What else was checked, and what could not be checked."""
     counts = f"the committed offsets of {many(more.commits, 'partition')} and {many(more.windows, 'window')}"
     entries = many(more.recorded, "commit entry", "commit entries")
@@ -278,7 +280,7 @@ def _verdict(report: AuditReport, rescanned: bool) -> RenderableType:
 # -- for programs
 
 
-def document(report: AuditReport) -> dict[str, Any]:
+def build_document(report: AuditReport) -> dict[str, Any]:
     return {
         "feed": report.feed,
         "reconciled": report.reconciled,
@@ -312,7 +314,7 @@ def _more(more: Strict) -> dict[str, Any]:
                 "topic": u.key.topic,
                 "partition": u.key.partition,
                 "topic_id": u.key.topic_id,
-                "ranges": ranges(u.ranges),
+                "ranges": list_ranges(u.ranges),
                 "records": u.records,
                 "why": u.why,
             }
@@ -343,8 +345,8 @@ def _account(a: PartitionAccount) -> dict[str, Any]:
         "retired": a.retired,
         "relanded": a.relanded,
         "mended": a.mended,
-        "holes": ranges(a.holes),
-        "reserved": ranges(a.reserved),
+        "holes": list_ranges(a.holes),
+        "reserved": list_ranges(a.reserved),
         "files": a.files,
         "bytes": a.bytes,
     }

@@ -9,7 +9,7 @@ from rich.console import RenderableType
 
 from sluice.cli.app.invocation import Session
 from sluice.cli.terminal.number_format import count
-from sluice.cli.terminal.output import bad, facts, good, heading, shorten, table, warn
+from sluice.cli.terminal.output import bad, facts, good, heading, limit_rows, table, warn
 from sluice.pipelines.model.receipts import Progress
 from sluice.pipelines.util.units import many
 
@@ -18,15 +18,15 @@ if TYPE_CHECKING:
     from sluice.pipelines.republishing.republish_audit import RepublishAudit
 
 
-def audit(session: Session, feed: Feed, name: str) -> int:
+def audit_republish(session: Session, feed: Feed, name: str) -> int:
     """Compare, show, and return the exit code. Raises as `pipelines.republishing.audit`, and UnknownTopic."""
-    report = _compare(session, feed, name)
-    session.terminal.show(*_view(report))
-    session.terminal.document(_document(report))
+    report = _compare_republish(session, feed, name)
+    session.terminal.show(*_republish_view(report))
+    session.terminal.print_document(_build_republish_document(report))
     return 0 if report.holds else 1
 
 
-def _compare(session: Session, feed: Feed, name: str) -> RepublishAudit:
+def _compare_republish(session: Session, feed: Feed, name: str) -> RepublishAudit:
     session.compile()
     from sluice.pipelines.ledger import Ledger
     from sluice.pipelines.model.kafka import Isolation
@@ -42,13 +42,13 @@ def _compare(session: Session, feed: Feed, name: str) -> RepublishAudit:
         target = edges.cluster.partitions([republish.wishes.to], committed)
         with session.terminal.progress() as meter:
 
-            def compared(done: int, total: int) -> None:
+            def report_progress(done: int, total: int) -> None:
                 meter(Progress("compare", done, total))
 
-            return audit.audit(republish, ledger, edges.lake, feed.shape, target, tools.fetcher, compared)
+            return audit.audit(republish, ledger, edges.lake, feed.shape, target, tools.fetcher, report_progress)
 
 
-def _view(report: RepublishAudit) -> Iterator[RenderableType]:
+def _republish_view(report: RepublishAudit) -> Iterator[RenderableType]:
     wishes = report.plan.wishes
     yield heading(f"Audit of republish {report.plan.id}", f"{report.plan.feed} → {wishes.to}")
     yield facts(
@@ -57,7 +57,7 @@ def _view(report: RepublishAudit) -> Iterator[RenderableType]:
     )
     if report.findings:
         rows = [[f.old, f.new, f.text] for f in report.findings]
-        yield table(["old", "new", "what is wrong"], shorten(rows, report.found))
+        yield table(["old", "new", "what is wrong"], limit_rows(rows, report.found))
     if report.gone:
         yield warn(f"{wishes.to} no longer keeps {many(report.gone, 'record')}: not compared")
     if report.hidden:
@@ -70,7 +70,7 @@ def _view(report: RepublishAudit) -> Iterator[RenderableType]:
         yield bad(f"the target is not what the lake holds: {many(report.found, 'finding')}")
 
 
-def _document(report: RepublishAudit) -> dict[str, Any]:
+def _build_republish_document(report: RepublishAudit) -> dict[str, Any]:
     plan = report.plan
     return {
         "feed": plan.feed,

@@ -19,7 +19,7 @@ from rich.console import RenderableType
 from sluice.cli.app import completers
 from sluice.cli.app.invocation import Session, command
 from sluice.cli.terminal.number_format import count, size
-from sluice.cli.terminal.output import facts, good, heading, shorten, table, warn
+from sluice.cli.terminal.output import facts, good, heading, limit_rows, table, warn
 from sluice.pipelines.errors import FeedError, UnknownTopic, UsageError
 from sluice.pipelines.model.kafka import Isolation, PartitionState
 from sluice.pipelines.util.units import HOUR, many, show_instant
@@ -63,7 +63,9 @@ def init(
     ] = None,
     topic: Annotated[
         str | None,
-        typer.Option(metavar="TOPIC", help="What to read.", show_default="asked for", autocompletion=completers.topics),
+        typer.Option(
+            metavar="TOPIC", help="What to read.", show_default="asked for", autocompletion=completers.complete_topics
+        ),
     ] = None,
     local: Annotated[
         bool, typer.Option("--local", help="Start a local Kafka here, with sample events in the topic `orders`.")
@@ -102,7 +104,7 @@ def init(
             _start_local(session, root)
         probe = _probe(root, section)
         with closing(KafkaCluster(probe.kafka)) as cluster:
-            chosen = _chosen(session, cluster, probe.kafka, LOCAL_TOPIC if local and topic is None else topic)
+            chosen = _choose_topic(session, cluster, probe.kafka, LOCAL_TOPIC if local and topic is None else topic)
             name = feed or feed_name(chosen)
             path = root / "feeds" / f"{name}.yaml"
             if path.exists():
@@ -112,12 +114,12 @@ def init(
                 look = _look(_reading(probe, chosen), chosen, sample_places)
         format_ = Proposed("raw", "asked for") if raw else format_of(look)
         text = feed_text(look, section, group, format_, time.strftime("%Y-%m-%d", time.gmtime()))
-        made = _made(root, path, text)
+        made = _create_feed(root, path, text)
         with session.terminal.working("landing the sample in memory"):
-            fits, warning = _fits(made, sample_places), _overridden(made)
+            fits, warning = _fits(made, sample_places), _describe_overrides(made)
         written = [path, *_beside(root)]
     session.terminal.show(*_view(look, name, root, written, format_, fits), *([warn(warning)] if warning else []))
-    session.terminal.document(
+    session.terminal.print_document(
         {
             "feed": name,
             "written": written,
@@ -230,7 +232,7 @@ def _start_local(session: Session, root: Path) -> None:
 # -- looking
 
 
-def _chosen(session: Session, cluster: KafkaCluster, access: KafkaSettings, topic: str | None) -> str:
+def _choose_topic(session: Session, cluster: KafkaCluster, access: KafkaSettings, topic: str | None) -> str:
     """The topic to read. Raises UnknownTopic, UsageError."""
     with session.terminal.working("asking Kafka"):
         listed = sorted(name for name in cluster.topics() if not name.startswith("__"))
@@ -315,7 +317,7 @@ def _batches(feed: Feed, sample_places: _SamplePlaces, *, typed: bool) -> Iterat
 # -- writing
 
 
-def _made(root: Path, path: Path, text: str) -> Feed:
+def _create_feed(root: Path, path: Path, text: str) -> Feed:
     """Write the feed file and read it back. Raises FeedError; then nothing was written."""
     from sluice.pipelines.feed.load import load_feed
 
@@ -327,7 +329,7 @@ def _made(root: Path, path: Path, text: str) -> Feed:
         raise
 
 
-def _overridden(feed: Feed) -> str:
+def _describe_overrides(feed: Feed) -> str:
     """Which columns of the feed tools override that read its folder, where its lake is an old one."""
     from sluice.reading import list_overridden
 
@@ -381,7 +383,7 @@ def _view(
         rows = [
             (column, type_text, f"{count(sample.fields[column].seen)}") for column, type_text in sample.columns.items()
         ]
-        out += ["", table(("column", "type", "seen"), shorten(rows), right="seen")]
+        out += ["", table(("column", "type", "seen"), limit_rows(rows), right="seen")]
     if fits is not None and sample.values:
         ok = fits == sample.values
         out.append((good if ok else warn)(f"{count(fits)} of {count(sample.values)} records looked at fit this schema"))

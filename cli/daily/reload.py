@@ -19,7 +19,7 @@ Stamps = Mapping[str, tuple[int, int]]
 """When each file was written last, and its length, by its path in the project."""
 
 _ENDINGS = {".yaml", ".yml", ".json", ".sql"}
-_SECONDS = 120.0
+_RELOAD_SECONDS = 120.0
 """How long a location may take to load."""
 _RELOAD = """
 mutation ($name: String!) {
@@ -32,7 +32,7 @@ mutation ($name: String!) {
 }"""
 
 
-def stamps(project: Project) -> Stamps:
+def read_stamps(project: Project) -> Stamps:
     """A digest of the files that shape Dagster's definitions: feeds, contracts, reports, and last-seen facts."""
     times: dict[str, tuple[int, int]] = {}
     for folder in (project.feeds_folder, project.root / "reports", project.state / "seen"):
@@ -52,10 +52,10 @@ class Changes:
     loaded: Stamps
     _seen: Stamps | None = None
 
-    def settled(self) -> list[str]:
+    def take(self) -> list[str]:
         """The files that were made, changed or removed, if none of them has changed since the last look. They count as
         loaded from then on."""
-        now = stamps(self.project)
+        now = read_stamps(self.project)
         before, self._seen = self._seen, now
         if now == self.loaded or now != before:
             return []
@@ -64,7 +64,7 @@ class Changes:
         return changed
 
 
-def reload(address: str, location: str) -> str | None:
+def reload_location(address: str, location: str) -> str | None:
     """Have Dagster's web server there load the location anew. Returns what is wrong with it now, or None.
 
     Raises OSError if the server does not answer.
@@ -73,7 +73,7 @@ def reload(address: str, location: str) -> str | None:
 
     body = json.dumps({"query": _RELOAD, "variables": {"name": location}}).encode()
     request = Request(f"{address}/graphql", body, {"content-type": "application/json"})
-    with urlopen(request, timeout=_SECONDS) as answer:
+    with urlopen(request, timeout=_RELOAD_SECONDS) as answer:
         result = json.load(answer)
     entry = (result.get("data") or {}).get("reloadRepositoryLocation") or {"message": str(result.get("errors"))}
     location_state = entry.get("locationOrLoadError") or entry

@@ -16,15 +16,15 @@ from rich.text import Text
 from sluice.cli.app import completers
 from sluice.cli.app.invocation import Session, command
 from sluice.cli.options import window_options
-from sluice.cli.options.request_options import Asked, Offsets, Only, PerRun, Replace, WorkOptions
+from sluice.cli.options.request_options import Offsets, Only, PerRun, Replace, RequestedWork, WorkOptions
 from sluice.cli.options.window_options import From, To, Window
 from sluice.cli.shared import fleet_view, run_profile
 from sluice.cli.shared import other_batches as met
 from sluice.cli.shared import outlook_text as outlooks
-from sluice.cli.terminal.fast_start import loading
-from sluice.cli.terminal.number_format import count, percent, rate, seconds, size
-from sluice.cli.terminal.output import bad, facts, good, heading, remedy, shorten, table, warn
-from sluice.cli.terminal.partition_labels import lives
+from sluice.cli.terminal.fast_start import fast_imports
+from sluice.cli.terminal.number_format import count, format_percent, rate, seconds, size
+from sluice.cli.terminal.output import bad, facts, good, heading, limit_rows, remedy, table, warn
+from sluice.cli.terminal.partition_labels import label_partitions
 from sluice.pipelines.contract.catalogue import text
 from sluice.pipelines.contract.expectation import Contract
 from sluice.pipelines.contract.results import ExpectationOutcome, contract_results
@@ -56,7 +56,7 @@ FeedNames = Annotated[
         metavar="FEED…",
         help="Feeds by name, as in feeds/FEED.yaml, or patterns.",
         show_default=False,
-        autocompletion=completers.feeds,
+        autocompletion=completers.complete_feeds,
     ),
 ]
 All = Annotated[bool, typer.Option("--all", metavar=" ", help="All feeds of the project, in one run.")]
@@ -158,7 +158,7 @@ def _many(session: Session, names: Sequence[str], typed: WorkOptions, broken: Se
         _make_feed_document(name, [document(r) for r in runs], pending.get(name), wrong.get(name))
         for name, runs in (ran | {name: [] for name in wrong}).items()
     ]
-    session.terminal.document(_make_document(entries, lines, whole, broken))
+    session.terminal.print_document(_make_document(entries, lines, whole, broken))
     return max((e.exit_code for e in (*broken, *(e for line in lines for e in line.errors))), default=0)
 
 
@@ -174,9 +174,9 @@ def _line(feed: str, runs: Sequence[Ran]) -> fleet_view.Line:
 
 def _asked_of_each(
     session: Session, names: Sequence[str], typed: WorkOptions
-) -> tuple[dict[str, Asked], dict[str, SluiceError]]:
+) -> tuple[dict[str, RequestedWork], dict[str, SluiceError]]:
     """The requests of each feed, and what is wrong for others. Raises the first error if it is wrong for all."""
-    asked, wrong = dict[str, Asked](), dict[str, SluiceError]()
+    asked, wrong = dict[str, RequestedWork](), dict[str, SluiceError]()
     for name in names:
         try:
             asked[name] = typed.requests(session, session.files.feed(name))
@@ -196,7 +196,7 @@ def _together(session: Session, asked: Mapping[str, Request]) -> list[Ran]:
     catching_up = feeds if all(r.kind is RequestKind.CATCH_UP for r in asked.values()) else ()
     with session.terminal.progress() as meter, session.shared_edges(feeds) as open_ports:
         session.begin_spark(first, catching_up, open_ports)
-        with loading():
+        with fast_imports():
             from sluice.assets.execution import run_feeds
 
         together = fleet_view.Together(meter, len(asked))
@@ -245,7 +245,7 @@ def _skip(asked: WorkOptions, to: str | None, reason: str | None) -> Skip | None
 
 
 def _run_one(
-    session: Session, feed: Feed, requested: Asked, skip: Skip | None, profile: bool, *, in_lines: bool
+    session: Session, feed: Feed, requested: RequestedWork, skip: Skip | None, profile: bool, *, in_lines: bool
 ) -> int:
     """Run each request of one feed in order; the worst exit code of each request's last run.
 
@@ -280,7 +280,7 @@ def _run_one(
     session.terminal.show(*window_options.pending_lines(feed.name, requested.pending))
     entry = _make_feed_document(feed.name, documents, requested.pending)
     took = sum(sum(ran.stages.values()) for ran in runs)
-    session.terminal.document(_make_document([entry], [_line(feed.name, runs)], took))
+    session.terminal.print_document(_make_document([entry], [_line(feed.name, runs)], took))
     return max(codes)
 
 
@@ -371,7 +371,7 @@ def execute(session: Session, feed: str, asked: Request, skip: Skip | None = Non
         watch = Stopwatch(heard, {stage: s for stage, s in before.items() if s})
         found = session.feed(feed)
         session.begin_spark(found, [found] if asked == Request(RequestKind.CATCH_UP) and skip is None else ())
-        with loading():
+        with fast_imports():
             from sluice.assets.execution import run_feeds
 
         done = run_feeds(session.project, {feed: asked}, lambda _: watch, session.open_ports, skip)
@@ -523,7 +523,7 @@ def _totals(ran: Ran) -> tuple[Counts, int, str]:
 def batch_view(batches: Sequence[BatchResult]) -> RenderableType:
     """Returns the landed rows of the batches, by partition."""
     found = list(by_partition(batches))
-    known = lives(p.key for p in found)
+    known = label_partitions(p.key for p in found)
     columns = {
         "partition": [known[p.key] for p in found],
         "range": [" ".join(map(str, p.ranges)) for p in found],
@@ -535,7 +535,7 @@ def batch_view(batches: Sequence[BatchResult]) -> RenderableType:
     }
     if not any(b.counts.quarantined for b in batches):
         del columns["quarantined"]
-    rows = shorten(list(zip(*columns.values(), strict=True)))
+    rows = limit_rows(list(zip(*columns.values(), strict=True)))
     return table(list(columns), rows, right="landed invisible quarantined files size")
 
 
@@ -637,7 +637,7 @@ def _commit_facts(result: CommitResult) -> Iterator[tuple[str, str]]:
 
 def _quarantined_text(feed: str, counts: Counts) -> str:
     """How much went into quarantine, and the command that shows it."""
-    share = percent(counts.quarantined / max(counts.landed + counts.quarantined, 1))
+    share = format_percent(counts.quarantined / max(counts.landed + counts.quarantined, 1))
     return f"{many(counts.quarantined, 'record')} ({share}): sluice quarantine list {feed}"
 
 
@@ -670,7 +670,7 @@ def document(ran: Ran, stands: WindowStanding | None = None) -> dict[str, Any]:
     landed, committed, error = ran.outcome.landed, ran.outcome.committed, ran.outcome.error
     return {
         "request": str(ran.asked),
-        **({"window": window_options.document(stands)} if stands else {}),
+        **({"window": window_options.build_document(stands)} if stands else {}),
         "run": ran.outcome.run_id,
         "seconds": {name: round(spent, 3) for name, spent in ran.stages.items()},
         "batches": [_batch(b) for b in ran.batches],

@@ -17,8 +17,8 @@ from sluice.cli.shared import other_batches
 from sluice.cli.shared import outlook_text as outlooks
 from sluice.cli.shared.feed_status import FeedStatus, PartitionStatus, look, look_if_possible
 from sluice.cli.terminal.number_format import count
-from sluice.cli.terminal.output import bad, facts, good, heading, safe, shorten, table, warn
-from sluice.cli.terminal.partition_labels import lives, ranges
+from sluice.cli.terminal.output import bad, facts, good, heading, limit_rows, safe, table, warn
+from sluice.cli.terminal.partition_labels import label_partitions, list_ranges
 from sluice.pipelines.errors import BatchRefused, ContractBroken, QuarantineExceeded, SchemaDrifted, SluiceError
 from sluice.pipelines.model.receipts import Life, Met
 from sluice.pipelines.status.window_state import Standing
@@ -41,7 +41,10 @@ def status(
     feed: Annotated[
         str | None,
         typer.Argument(
-            metavar="[FEED]", help="This feed alone, by partition.", show_default=False, autocompletion=completers.feeds
+            metavar="[FEED]",
+            help="This feed alone, by partition.",
+            show_default=False,
+            autocompletion=completers.complete_feeds,
         ),
     ] = None,
     last: Annotated[int, typer.Option("--last", metavar="N", min=1, max=10_000, help="How many windows to show.")] = 24,
@@ -70,7 +73,7 @@ def status(
         *(bad(e.message) for e in broken.values()),
         *(warn(f"ledgers without a feed file in {lake}: {', '.join(names)}") for lake, names in others.items()),
     )
-    session.terminal.document(
+    session.terminal.print_document(
         {
             "feeds": [document(f) for f in statuses],
             "broken": [e.fields() for e in broken.values()],
@@ -190,7 +193,7 @@ def _batch(batch: Batch | None, *, brief: bool = False) -> str:
 
 
 def _detail(status: FeedStatus, terminal: Terminal) -> list[RenderableType]:
-    labels = lives(p.key for p in status.partitions)
+    labels = label_partitions(p.key for p in status.partitions)
     rows = [
         (
             *(labels[p.key], count(p.origin), count(p.frontier), count(p.committed), count(p.end), count(p.lag)),
@@ -209,7 +212,7 @@ def _detail(status: FeedStatus, terminal: Terminal) -> list[RenderableType]:
     for batch, why in status.refused.items():
         out += [*_refusal(status.feed, batch, why), Text()]
     out += [
-        table(names, shorten(rows), right="origin frontier committed stable lag behind", optional="origin"),
+        table(names, limit_rows(rows), right="origin frontier committed stable lag behind", optional="origin"),
         facts(
             *(outlooks.pace(outlook) if outlook else ()),
             ("last batch", _batch(status.last)),
@@ -303,12 +306,12 @@ def document(status: FeedStatus) -> dict[str, Any]:
                 "lag": p.lag,
                 "lag_seconds": _age(p),
                 "unstable": p.unstable,
-                "landed_above_frontier": ranges(p.holes),
+                "landed_above_frontier": list_ranges(p.holes),
             }
             for p in status.partitions
         ],
         "window": show_duration(status.length),
-        "windows": [window_options.document(w) for w in status.windows],
+        "windows": [window_options.build_document(w) for w in status.windows],
         "outlook": outlooks.document(status.outlook, status.losses) if status.outlook else None,
         "held_back": [h.document() for h in status.held],
         "start_not_used": status.start_not_used,

@@ -63,10 +63,10 @@ def ui(
     $ sluice ui --project .sluice/demo --port 3100
     """
     project = session.project
-    broken = _broken(session)
+    broken = _list_broken(session)
     address = f"http://{HOST}:{_free_port(port)}"
     with _ending_servers() as servers:
-        changes = reload.Changes(project, reload.stamps(project))
+        changes = reload.Changes(project, reload.read_stamps(project))
         with session.terminal.working("starting Dagster"):
             _start(project, address, servers)
         with session.terminal.working("waiting for Dagster's web server"):
@@ -77,11 +77,11 @@ def ui(
             *(warn(f"not shown: {e.message}\n  → {e.remedy}") for e in broken),
         )
         pids = {n: s.process.pid for n, s in servers.items()}
-        session.terminal.document({"address": address, "pids": pids, "broken": [e.fields() for e in broken]})
+        session.terminal.print_document({"address": address, "pids": pids, "broken": [e.fields() for e in broken]})
         _watch(servers, changes, address, session.terminal)
 
 
-def _broken(session: Session) -> Sequence[FeedError]:
+def _list_broken(session: Session) -> Sequence[FeedError]:
     """Report invalid feed files on the terminal, not only in a server's log. Raises FeedError if none is valid."""
     broken = list(session.files.broken.values())
     if broken and not session.files.feeds:
@@ -209,16 +209,16 @@ def _watch(servers: Servers, changes: reload.Changes, address: str, terminal: Te
         time.sleep(_POLL)
         if time.monotonic() - looked >= _LOOK:
             looked = time.monotonic()
-            if changed := changes.settled():
-                terminal.show(_reloaded(address, changed))
+            if changed := changes.take():
+                terminal.show(_reload(address, changed))
 
 
-def _reloaded(address: str, changed: Sequence[str]) -> Text:
+def _reload(address: str, changed: Sequence[str]) -> Text:
     from sluice.assets.instance.internals import LOCATION
 
     what = f"{changed[0]} and {many(len(changed) - 1, 'other')}" if len(changed) > 1 else changed[0]
     try:
-        wrong = reload.reload(address, LOCATION)
+        wrong = reload.reload_location(address, LOCATION)
     except OSError as error:
         wrong = str(error)
     return warn(f"not shown: {what} changed, and Dagster says: {wrong}") if wrong else good(f"loaded anew: {what}")

@@ -40,7 +40,7 @@ def doctor(
             metavar="FEED",
             help="Only what these feeds need.",
             show_default="all feeds",
-            autocompletion=completers.feeds,
+            autocompletion=completers.complete_feeds,
         ),
     ] = None,
     spark: Annotated[
@@ -58,12 +58,14 @@ def doctor(
     with session.terminal.progress() as meter:
         _look(groups, lambda done: meter(Progress("looking at", done, len(groups), _under_way(groups))))
     session.terminal.show(*(line for group in groups for line in _view(group)), _sum(groups))
-    session.terminal.document({"healthy": not _count(groups, Health.FAILED), "groups": [_document(g) for g in groups]})
+    session.terminal.print_document(
+        {"healthy": not _count(groups, Health.FAILED), "groups": [_build_document(g) for g in groups]}
+    )
     return WRONG if _count(groups, Health.FAILED) else 0
 
 
 @dataclass
-class Group:
+class CheckGroup:
     """What is looked at together, for these feeds or for all. `found` stands there when the look is over."""
 
     title: str
@@ -81,22 +83,22 @@ class Group:
             self.over.set()
 
 
-def _groups(session: Session, names: Sequence[str], *, spark: bool) -> Iterator[Group]:
+def _groups(session: Session, names: Sequence[str], *, spark: bool) -> Iterator[CheckGroup]:
     """Returns the groups of checks: one for each different Kafka, lake and Spark. Raises FeedError."""
     from sluice.resources.health import examine, machine_checks
 
-    yield Group("This machine", lambda: examine(None, machine_checks.CHECKS))
+    yield CheckGroup("This machine", lambda: examine(None, machine_checks.CHECKS))
     try:
         files = session.files
     except UsageError as error:
         if names:
             raise
         outside = of_error("feeds", error)
-        yield Group("Project", lambda: [outside])
+        yield CheckGroup("Project", lambda: [outside])
         return
     every = {*files.feeds, *(path.stem for path in files.broken)}
     files = _only(files, names) if names else files
-    yield Group(f"Project {session.project.root}", lambda: _project(session, files))
+    yield CheckGroup(f"Project {session.project.root}", lambda: _project(session, files))
     yield from _of_feeds([*files.feeds.values()], every, spark=spark)
 
 
@@ -117,17 +119,19 @@ def _project(session: Session, files: FeedFiles) -> list[Diagnosis]:
     return examine_project(session.project, files)
 
 
-def _of_feeds(feeds: Sequence[Feed], names: Collection[str], *, spark: bool) -> Iterator[Group]:
+def _of_feeds(feeds: Sequence[Feed], names: Collection[str], *, spark: bool) -> Iterator[CheckGroup]:
     from sluice.resources.health.kafka_checks import examine_kafka
     from sluice.resources.health.spark_checks import examine_spark
 
     for of in _alike(feeds, lambda f: f.kafka):
         kafka = of[0].kafka
-        yield Group(f"Kafka {kafka.bootstrap}", partial(examine_kafka, kafka, tuple(of)), _names(of))
+        yield CheckGroup(f"Kafka {kafka.bootstrap}", partial(examine_kafka, kafka, tuple(of)), _names(of))
     for of in _alike(feeds, lambda f: (f.lake, f.s3)):
-        yield Group(f"Lake {of[0].lake}", partial(_lake, of, names), _names(of))
+        yield CheckGroup(f"Lake {of[0].lake}", partial(_lake, of, names), _names(of))
     for of in _alike(feeds, lambda f: f.spark):
-        yield Group(f"Spark {of[0].spark.master or 'local'}", partial(examine_spark, of[0], start=spark), _names(of))
+        yield CheckGroup(
+            f"Spark {of[0].spark.master or 'local'}", partial(examine_spark, of[0], start=spark), _names(of)
+        )
 
 
 def _lake(feeds: Sequence[Feed], names: Collection[str]) -> list[Diagnosis]:
@@ -161,7 +165,7 @@ def _names(feeds: Sequence[Feed]) -> tuple[str, ...]:
     return tuple(f.name for f in feeds)
 
 
-def _look(groups: Sequence[Group], report: Callable[[int], None]) -> None:
+def _look(groups: Sequence[CheckGroup], report: Callable[[int], None]) -> None:
     """All groups side by side; each ends by itself, since its checks do."""
     for group in groups:
         threading.Thread(target=group.run, daemon=True, name=f"sluice-doctor-{group.title}").start()
@@ -170,7 +174,7 @@ def _look(groups: Sequence[Group], report: Callable[[int], None]) -> None:
         report(sum(group.over.is_set() for group in groups))
 
 
-def _under_way(groups: Sequence[Group]) -> str:
+def _under_way(groups: Sequence[CheckGroup]) -> str:
     return next((g.title for g in groups if not g.over.is_set()), "")
 
 
@@ -184,7 +188,7 @@ _MARKS: dict[Health, Callable[[str], Text]] = {
 }
 
 
-def _view(group: Group) -> Iterator[RenderableType]:
+def _view(group: CheckGroup) -> Iterator[RenderableType]:
     yield heading(group.title, ", ".join(group.feeds))
     for one in group.diagnoses:
         yield Text("  ") + _MARKS[one.health](f"{one.title}: {one.found}")
@@ -192,7 +196,7 @@ def _view(group: Group) -> Iterator[RenderableType]:
             yield f"    → {one.remedy}"
 
 
-def _sum(groups: Sequence[Group]) -> Text:
+def _sum(groups: Sequence[CheckGroup]) -> Text:
     wrong, odd = _count(groups, Health.FAILED), _count(groups, Health.WARNING)
     odd_too = f", {many(odd, 'thing')} to look at" if odd else ""
     if wrong:
@@ -200,12 +204,12 @@ def _sum(groups: Sequence[Group]) -> Text:
     return Text("\n") + (warn(f"nothing is wrong{odd_too}") if odd else good("nothing is wrong"))
 
 
-def _count(groups: Sequence[Group], health: Health) -> int:
+def _count(groups: Sequence[CheckGroup], health: Health) -> int:
     return sum(one.health is health for group in groups for one in group.diagnoses)
 
 
 # -- for programs
 
 
-def _document(group: Group) -> dict[str, object]:
+def _build_document(group: CheckGroup) -> dict[str, object]:
     return {"title": group.title, "feeds": group.feeds, "checks": [asdict(one) for one in group.diagnoses]}

@@ -13,7 +13,7 @@ from sluice.cli.app import completers
 from sluice.cli.app.invocation import FeedName, Session, command
 from sluice.cli.options import parsing
 from sluice.cli.terminal.output import good, heading
-from sluice.cli.terminal.record_view import document as record_document
+from sluice.cli.terminal.record_view import build_document as record_document
 from sluice.cli.terminal.record_view import rows, typed_fields, typed_view
 from sluice.cli.terminal.record_view import view as record_view
 
@@ -24,13 +24,13 @@ if TYPE_CHECKING:
     from sluice.pipelines.ports import Lake
     from sluice.pipelines.republishing.coordinates import Moved
 
-Place = Annotated[
+RecordArgument = Annotated[
     str,
     typer.Argument(
         metavar="T:P:OFFSET",
         help="Topic, partition and offset.",
         show_default=False,
-        autocompletion=completers.places,
+        autocompletion=completers.complete_partitions,
     ),
 ]
 
@@ -39,7 +39,7 @@ def register(app: typer.Typer) -> None:
     command(app)(explain)
 
 
-def explain(session: Session, feed: FeedName, place: Place) -> None:
+def explain(session: Session, feed: FeedName, coordinates: RecordArgument) -> None:
     """Say where a record is, or why it is nowhere.
 
     It uses the ledger and the files alone; Kafka is not asked (see `peek`). It also says where a republish sent the
@@ -52,14 +52,16 @@ def explain(session: Session, feed: FeedName, place: Place) -> None:
     from sluice.pipelines.ledger import Ledger
     from sluice.pipelines.republishing.coordinates import whence_and_whither
 
-    tp, offset = parsing.parse_record(place)
+    tp, offset = parsing.parse_record(coordinates)
     definition = session.feed(feed)
     with session.open_ports(definition) as edges:
         explanation = of_ledger(Ledger(edges.lake, feed, edges.clock), edges.lake, tp, offset)
         row = _row(edges.lake, explanation)
         moved = list(whence_and_whither(edges.lake, feed, tp, offset))
     session.terminal.show(*_view(explanation, row), *_moved_view(moved))
-    session.terminal.document(_document(explanation, row) | {"republished": [_moved_document(m) for m in moved]})
+    session.terminal.print_document(
+        _build_document(explanation, row) | {"republished": [_moved_document(m) for m in moved]}
+    )
 
 
 def _row(lake: Lake, explanation: Explanation) -> pa.Table | None:
@@ -92,7 +94,7 @@ def _moved_document(m: Moved) -> dict[str, Any]:
     return {"republish": m.republish, "from": f"{m.tp}:{m.offset}", "to": f"{m.to}:{m.to_offset}"}
 
 
-def _document(explanation: Explanation, row: pa.Table | None) -> dict[str, Any]:
+def _build_document(explanation: Explanation, row: pa.Table | None) -> dict[str, Any]:
     record = {"topic": explanation.tp.topic, "partition": explanation.tp.partition, "offset": explanation.offset}
     rest = {k: v for k, v in asdict(explanation).items() if k not in ("tp", "offset", "found")}
     return {**record, "class": str(explanation.found), **rest, "record": None if row is None else _record(row)}

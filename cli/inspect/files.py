@@ -49,7 +49,7 @@ def files(
     kind = PartKind.QUARANTINED if quarantine else PartKind.LANDED
     windows, listed = _list_files(session, definition, (window, start, end), kind, partial)
     session.terminal.lines(f.address for f in reading.order_files(listed))
-    session.terminal.document(document(feed, windows, kind, listed))
+    session.terminal.print_document(build_document(feed, windows, kind, listed))
 
 
 def _list_files(
@@ -65,12 +65,12 @@ def _list_files(
     if not any(spelled):
         raise UsageError("no window", remedy=f"name one: sluice files {feed.name} --window 2026-11-20T14")
     with session.open_ports(feed) as edges:
-        windows = window_options.named_windows(feed.window, edges.clock(), *spelled)
+        windows = window_options.parse_windows(feed.window, edges.clock(), *spelled)
         ledger = Ledger(edges.lake, feed.name, edges.clock)
         return windows, reading.list_files(ledger, edges.lake, windows, feed.window, kind, partial=partial)
 
 
-def document(feed: str, windows: Sequence[int], kind: PartKind, listed: Sequence[File]) -> dict[str, Any]:
+def build_document(feed: str, windows: Sequence[int], kind: PartKind, listed: Sequence[File]) -> dict[str, Any]:
     return {
         "feed": feed,
         "windows": [show_window(w) for w in windows],

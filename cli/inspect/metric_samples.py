@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 LIVES = {Life.ALIVE: "alive", Life.DEAD: "dead", Life.UNKNOWN: "unknown"}
 
 
-def take(session: Session, feeds: Sequence[Feed], broken: int, last: int) -> list[Figure]:
+def take_figures(session: Session, feeds: Sequence[Feed], broken: int, last: int) -> list[Figure]:
     """Returns the figures of feeds and their `last` windows. A feed that cannot be inspected has `sluice_up` 0."""
     began = time.time()
     with session.shared_edges(feeds) as open_ports:

@@ -39,7 +39,7 @@ def metrics(
     feeds: Annotated[
         list[str] | None,
         typer.Argument(
-            metavar="FEED", help="Only these feeds.", show_default="all feeds", autocompletion=completers.feeds
+            metavar="FEED", help="Only these feeds.", show_default="all feeds", autocompletion=completers.complete_feeds
         ),
     ] = None,
     serve: Serve = False,
@@ -86,19 +86,19 @@ def metrics(
     pause = parsing.duration(every or EVERY) / 1000 if every or serve else None
 
     def take() -> list[Figure]:
-        chosen, broken = _chosen(session, feeds or [])
-        return metric_samples.take(session, chosen, broken, last)
+        chosen, broken = _choose_feeds(session, feeds or [])
+        return metric_samples.take_figures(session, chosen, broken, last)
 
     if serve:
         return _serve(session, take, host, port, pause or 0)
     while True:
-        _tell(session, take(), output, gateway, quiet=pause is not None)
+        _publish(session, take(), output, gateway, quiet=pause is not None)
         if pause is None:
             return 0
         time.sleep(pause)
 
 
-def _chosen(session: Session, names: Sequence[str]) -> tuple[list[Feed], int]:
+def _choose_feeds(session: Session, names: Sequence[str]) -> tuple[list[Feed], int]:
     """The feeds as their files say now, and how many files are wrong. Raises FeedError for a name that is none."""
     from sluice.assets.specs.feed_files import read_feeds
 
@@ -106,7 +106,7 @@ def _chosen(session: Session, names: Sequence[str]) -> tuple[list[Feed], int]:
     return [files.feed(n) for n in names] if names else [*files.feeds.values()], len(files.broken)
 
 
-def _tell(
+def _publish(
     session: Session, figures: Sequence[Figure], output: Path | None, gateway: Gateway | None, *, quiet: bool
 ) -> None:
     from sluice.resources.observe import prometheus
@@ -125,7 +125,7 @@ def _tell(
     elif not quiet:
         where = " and ".join([*([str(output)] if output else []), *([gateway.address] if gateway else [])])
         session.terminal.show(good(f"{many(len(figures), 'figure')}: {where}"))
-    session.terminal.document({"figures": [_document(f) for f in figures]})
+    session.terminal.print_document({"figures": [_build_document(f) for f in figures]})
 
 
 def _serve(session: Session, take: Callable[[], list[Figure]], host: str, port: int, pause: float) -> int:
@@ -138,7 +138,7 @@ def _serve(session: Session, take: Callable[[], list[Figure]], host: str, port: 
         session.terminal.show(
             good(f"metrics are at {address}"), f"  taken anew every {show_duration(int(pause * 1000))}; Ctrl-C ends it"
         )
-        session.terminal.document({"address": address})
+        session.terminal.print_document({"address": address})
         while True:
             time.sleep(pause)
             try:
@@ -147,6 +147,6 @@ def _serve(session: Session, take: Callable[[], list[Figure]], host: str, port: 
                 session.terminal.fail(error)
 
 
-def _document(one: Figure) -> dict[str, Any]:
+def _build_document(one: Figure) -> dict[str, Any]:
     labels = dict(zip(FAMILIES[one.name].labels, one.labels, strict=True))
     return {"name": one.name, "labels": labels, "value": one.value}

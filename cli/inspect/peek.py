@@ -16,7 +16,7 @@ from sluice.cli.app.invocation import Session, command
 from sluice.cli.options import parsing
 from sluice.cli.terminal.number_format import count
 from sluice.cli.terminal.output import heading
-from sluice.cli.terminal.record_view import document as record_document
+from sluice.cli.terminal.record_view import build_document as record_document
 from sluice.cli.terminal.record_view import rows, typed_fields
 from sluice.cli.terminal.record_view import view as record_view
 from sluice.pipelines.errors import FeedError, UnknownTopic, UsageError
@@ -42,10 +42,13 @@ def register(app: typer.Typer) -> None:
 
 def peek(
     session: Session,
-    place: Annotated[
+    start: Annotated[
         str,
         typer.Argument(
-            metavar="T:P:OFFSET", help="Where to begin.", show_default=False, autocompletion=completers.places
+            metavar="T:P:OFFSET",
+            help="Where to begin.",
+            show_default=False,
+            autocompletion=completers.complete_partitions,
         ),
     ],
     number: Annotated[
@@ -65,7 +68,11 @@ def peek(
     feed: Annotated[
         str | None,
         typer.Option(
-            "--feed", metavar="FEED", help="Whose Kafka to ask.", show_default=False, autocompletion=completers.feeds
+            "--feed",
+            metavar="FEED",
+            help="Whose Kafka to ask.",
+            show_default=False,
+            autocompletion=completers.complete_feeds,
         ),
     ] = None,
 ) -> None:
@@ -81,7 +88,7 @@ def peek(
     $ sluice peek orders:0:150 --json | jq -r '.records[].value | @base64d'
     $ sluice peek orders:0:150 --follow
     """
-    tp, offset = parsing.parse_record(place)
+    tp, offset = parsing.parse_record(start)
     source = session.feed(feed) if feed else _reader_of(session, tp.topic)
     if follow:
         _follow(session, source, tp, offset, number)
@@ -91,14 +98,14 @@ def peek(
         _check(offset, partition)
         records = list(_read(source, partition, offset, number or SHOWN))
     session.terminal.show(*_view(tp, partition, records))
-    session.terminal.document(
+    session.terminal.print_document(
         {
             "topic": tp.topic,
             "partition": tp.partition,
             "log_start": partition.log_start,
             "last_stable_offset": partition.last_stable_offset,
             "high_watermark": partition.high_watermark,
-            "records": [_document(r) for r in records],
+            "records": [_build_document(r) for r in records],
         }
     )
 
@@ -119,7 +126,7 @@ def _follow(session: Session, feed: Feed, tp: TopicPartition, offset: int, numbe
             records = rows(pa.Table.from_batches([batch]))[: None if number is None else number - printed]
             session.terminal.show(record_view(records))
             for row in records:
-                session.terminal.document(record_document(row))
+                session.terminal.print_document(record_document(row))
             printed += len(records)
             if printed == number:
                 return
@@ -135,7 +142,7 @@ class PeekedRecord:
     """Returns the record as its schema reads it, if the feed has one."""
 
 
-def _document(record: PeekedRecord) -> dict[str, Any]:
+def _build_document(record: PeekedRecord) -> dict[str, Any]:
     fields = {"fields": record.fields} if record.fields is not None else {}
     return record_document(record.row) | fields | {"state": record.state or "stable"}
 

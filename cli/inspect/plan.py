@@ -17,8 +17,8 @@ from sluice.cli.options.window_options import From, To, Window
 from sluice.cli.shared import other_batches
 from sluice.cli.shared import outlook_text as outlooks
 from sluice.cli.terminal.number_format import count, size
-from sluice.cli.terminal.output import bad, good, heading, remedy, shorten, table, warn
-from sluice.cli.terminal.partition_labels import ranges
+from sluice.cli.terminal.output import bad, good, heading, limit_rows, remedy, table, warn
+from sluice.cli.terminal.partition_labels import list_ranges
 from sluice.pipelines.errors import SluiceError
 from sluice.pipelines.model.kafka import Key, PartitionState
 from sluice.pipelines.model.plans import SEVERAL, Assignor, Plan, Request, Task
@@ -72,13 +72,18 @@ def plan(
         compared = [previews.compare(definition, edges, request) if compare else () for request in previewed]
     if start or len(requests) > 1:
         session.terminal.show(*_brief(feed, requests, previewed))
-        plans = [document(s, feed, a) | _compared(c) for a, s, c in zip(requests, previewed, compared, strict=True)]
-        session.terminal.document({"feed": feed, "plans": plans} | pending)
+        plans = [
+            build_document(s, feed, a) | _comparison_document(c)
+            for a, s, c in zip(requests, previewed, compared, strict=True)
+        ]
+        session.terminal.print_document({"feed": feed, "plans": plans} | pending)
     else:
         session.terminal.show(
             *view(previewed[0], feed, requests[0]), *_comparison(compared[0], definition.fetch.assignor)
         )
-        session.terminal.document(document(previewed[0], feed, requests[0]) | _compared(compared[0]) | pending)
+        session.terminal.print_document(
+            build_document(previewed[0], feed, requests[0]) | _comparison_document(compared[0]) | pending
+        )
     session.terminal.show(*window_options.pending_lines(feed, typed.pending))
     return max((e.exit_code for request in previewed for e in problems(request)), default=0)
 
@@ -113,7 +118,7 @@ def _brief(feed: str, requests: Sequence[Request], plans: Sequence[Preview]) -> 
         rows.append((show_window(request.window or 0) + until, *amount, problem))
     names = ("window", "owed", "about", "tasks", "")
     out: list[RenderableType] = [heading(f"Plan of {feed}", f"{many(len(requests), 'run')}, one after another")]
-    out.append(table(names, shorten(rows), right="owed about tasks"))
+    out.append(table(names, limit_rows(rows), right="owed about tasks"))
     return [*out, *other_batches.view(_of_all(plans), dry_run=True)]
 
 
@@ -136,7 +141,7 @@ def _partitions(preview: Preview) -> RenderableType:
         for key, p in sorted(preview.survey.partitions.items())
     ]
     names = ("partition", "leader", "log start", "position", "last stable", "owed", "")
-    return table(names, shorten(rows), right="leader log position stable owed", optional="leader log")
+    return table(names, limit_rows(rows), right="leader log position stable owed", optional="leader log")
 
 
 def _position(preview: Preview, key: Key) -> int | None:
@@ -179,7 +184,7 @@ def _work(plan: Plan) -> list[RenderableType]:
     note += f", in place of {many(len(plan.replaces), 'file')}" if plan.request.replace else ""
     return [
         heading("Tasks", note),
-        table(names, shorten(rows), right="task leader slices offsets about"),
+        table(names, limit_rows(rows), right="task leader slices offsets about"),
     ]
 
 
@@ -210,7 +215,7 @@ def _comparison(compared: Sequence[Comparison], own: Assignor) -> list[Renderabl
     return [heading("Assignors", note), table(names, rows, right="tasks largest balance leaders moved")]
 
 
-def _compared(compared: Sequence[Comparison]) -> dict[str, Any]:
+def _comparison_document(compared: Sequence[Comparison]) -> dict[str, Any]:
     return {"assignors": [asdict(c) for c in compared]} if compared else {}
 
 
@@ -232,7 +237,7 @@ def _verdict(preview: Preview) -> list[RenderableType]:
     return [good(f"nothing {'that is stable ' if preview.on_hold else ''}is owed: a run would land nothing")]
 
 
-def document(preview: Preview, feed: str, request: Request) -> dict[str, Any]:
+def build_document(preview: Preview, feed: str, request: Request) -> dict[str, Any]:
     owed = {o.key: o for o in preview.owed}
     return {
         "feed": feed,
@@ -268,8 +273,8 @@ def _partition(preview: Preview, key: Key, p: PartitionState, owed: Owed | None)
         "position": _position(preview, key),
         "origin": {"offset": origin.offset, "why": origin.why, "new": new is not None} if origin else None,
         "committed": committed.offset if committed else None,
-        "owed": ranges(owed.ranges if owed else ()),
-        "lost": ranges(owed.lost if owed else ()),
+        "owed": list_ranges(owed.ranges if owed else ()),
+        "lost": list_ranges(owed.lost if owed else ()),
         "estimated_bytes": owed.estimated_bytes if owed else 0,
     }
 

@@ -45,7 +45,7 @@ def report(
     if output is not None:
         output.write_bytes(data)
     session.terminal.lines([str(output or address)])
-    session.terminal.document(
+    session.terminal.print_document(
         {**_figures(facts_), "path": address, "output": output and str(output), "made_anew": fresh, "size": len(data)}
     )
 

@@ -68,17 +68,17 @@ def sync(
     definition = session.feed(feed)
     name, refused, done, misread = _bring_up(session, definition, repair)
     if misread:
-        session.terminal.show(_renewed(session, definition, misread))
+        session.terminal.show(_rewrite_misread(session, definition, misread))
         name, refused, done, misread = _bring_up(session, definition, repair)
-    session.terminal.show(*_synced(name, done))
+    session.terminal.show(*_sync_view(name, done))
     if misread:
         session.terminal.show(warn(_misread_by_spark(feed, len(misread), "run it again once no other run is at work")))
     quarantine = {}
     if refused and done.quarantine:
-        session.terminal.show(*_synced(refused, done.quarantine))
-        quarantine = {"quarantine": _document(feed, refused, done.quarantine.head) | _changes(done.quarantine)}
-    session.terminal.document(
-        _document(feed, name, done.head) | _changes(done) | {"misread": list(misread)} | quarantine
+        session.terminal.show(*_sync_view(refused, done.quarantine))
+        quarantine = {"quarantine": _build_document(feed, refused, done.quarantine.head) | _changes(done.quarantine)}
+    session.terminal.print_document(
+        _build_document(feed, name, done.head) | _changes(done) | {"misread": list(misread)} | quarantine
     )
 
 
@@ -87,7 +87,7 @@ def _bring_up(session: Session, feed: Feed, repair: bool) -> tuple[str, str, Syn
     and, for a repair, the files that Spark misreads."""
     from sluice.pipelines.tables.sync import sync as bring_up
 
-    with _opened(session, feed) as (ledger, lake, tables, now), session.terminal.progress() as meter:
+    with _open_tables(session, feed) as (ledger, lake, tables, now), session.terminal.progress() as meter:
         before = now - (feed.table.keep_snapshots if feed.table else 0)
         refused = tables.quarantine
         done = bring_up(
@@ -105,7 +105,7 @@ def _bring_up(session: Session, feed: Feed, repair: bool) -> tuple[str, str, Syn
     return tables.rows.name, refused.name if refused else "", done, misread
 
 
-def _renewed(session: Session, feed: Feed, misread: tuple[str, ...]) -> Text:
+def _rewrite_misread(session: Session, feed: Feed, misread: tuple[str, ...]) -> Text:
     """Write these files anew, and report it."""
     from sluice.pipelines.maintenance.compaction import renew
     from sluice.resources.liveness import new_owner
@@ -131,7 +131,7 @@ def status(session: Session, feed: FeedName) -> None:
     from sluice.pipelines.tables.check import load_both, trusted_mark
 
     definition, documents = session.feed(feed), list[dict[str, Any]]()
-    with _opened(session, definition) as (ledger, lake, tables, _):
+    with _open_tables(session, definition) as (ledger, lake, tables, _):
         for kind, table in tables.of_parts:
             with session.terminal.working("asking the catalog"):
                 head, state = load_both(ledger, table)
@@ -142,8 +142,8 @@ def status(session: Session, feed: FeedName) -> None:
             else:
                 lines, more = _by_files(session, ledger, lake, table, head, state, kind)
             session.terminal.show(*lines)
-            documents.append(_document(feed, table.name, head) | more | {"trusted": trusted})
-    session.terminal.document(_joined(documents))
+            documents.append(_build_document(feed, table.name, head) | more | {"trusted": trusted})
+    session.terminal.print_document(_join_documents(documents))
 
 
 def _by_mark(
@@ -174,7 +174,7 @@ def _by_files(
     return [note, *verdict(ledger.feed, comparison)], difference(comparison) | {"owed": owed}
 
 
-def _joined(documents: list[dict[str, Any]]) -> dict[str, Any]:
+def _join_documents(documents: list[dict[str, Any]]) -> dict[str, Any]:
     """The document of the table, with that of the quarantine's in it if there is one."""
     first, *rest = documents
     return first | ({"quarantine": rest[0]} if rest else {})
@@ -192,7 +192,9 @@ def check(session: Session, feed: FeedName) -> int:
     results = comparisons(session, session.feed(feed))
     for name, compared in results:
         session.terminal.show(*_standing(feed, name, compared.head), *verdict(feed, compared))
-    session.terminal.document(_joined([_document(feed, name, c.head) | difference(c) for name, c in results]))
+    session.terminal.print_document(
+        _join_documents([_build_document(feed, name, c.head) | difference(c) for name, c in results])
+    )
     return 0 if all(compared.right for _, compared in results) else 1
 
 
@@ -200,12 +202,15 @@ def comparisons(session: Session, feed: Feed) -> list[tuple[str, Compared]]:
     """Compares the feed's table with its ledger, and the quarantine's table if there is one."""
     from sluice.pipelines.tables.check import comparison
 
-    with _opened(session, feed) as (ledger, lake, tables, _), session.terminal.working("comparing table and ledger"):
+    with (
+        _open_tables(session, feed) as (ledger, lake, tables, _),
+        session.terminal.working("comparing table and ledger"),
+    ):
         return [(table.name, comparison(ledger, lake, table, kind)) for kind, table in tables.of_parts]
 
 
 @contextmanager
-def _opened(session: Session, feed: Feed) -> Iterator[tuple[Ledger, Lake, FeedTables, int]]:
+def _open_tables(session: Session, feed: Feed) -> Iterator[tuple[Ledger, Lake, FeedTables, int]]:
     """The feed's ledger, lake and tables, and the time (ms)."""
     from sluice.pipelines.ledger import Ledger
     from sluice.resources.open_ports import open_tables
@@ -239,7 +244,7 @@ def _owing(feed: str, batches: int, files: int, removed: int) -> Text:
     return warn(f"{' and '.join(s for s in (missing, out) if s)}: sluice table sync {feed}")
 
 
-def _synced(name: str, done: Synced) -> Iterator[RenderableType]:
+def _sync_view(name: str, done: Synced) -> Iterator[RenderableType]:
     if done.head is None:
         yield Text("  nothing has landed yet: there is no table to make")
         return
@@ -279,7 +284,7 @@ def verdict(feed: str, comparison: Compared) -> Iterator[RenderableType]:
             yield indent(f"{what}:", *files[:SHOWN], *more)
 
 
-def _document(feed: str, name: str, head: TableHead | None) -> dict[str, Any]:
+def _build_document(feed: str, name: str, head: TableHead | None) -> dict[str, Any]:
     summary = {"feed": feed, "table": name.removeprefix("table "), "exists": head is not None}
     if head is None:
         return summary

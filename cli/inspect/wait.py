@@ -49,7 +49,7 @@ def wait(
     with session.open_ports(definition) as edges, session.terminal.progress() as meter:
         standing, ready = _wait_for(_looking(definition, edges, start), meter, limit)
     session.terminal.show(window_options.verdict(standing))
-    session.terminal.document({"feed": feed, "complete": ready, **window_options.document(standing)})
+    session.terminal.print_document({"feed": feed, "complete": ready, **window_options.build_document(standing)})
     if not ready:
         raise _late(feed, standing, limit or 0)
 

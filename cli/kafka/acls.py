@@ -58,7 +58,7 @@ def acls(
         *([heading("What lets it warn and explain")] if helpful else []),
         *map(copyable, who.commands(helpful)),
     )
-    session.terminal.document(
+    session.terminal.print_document(
         {
             "feed": feed,
             "principal": who.principal,

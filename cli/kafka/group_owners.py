@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from sluice.pipelines.model.consumer_groups import GroupMember, GroupView
 
 
-def keeper(feed: Feed) -> str:
+def describe_store(feed: Feed) -> str:
     """The address where the feed's group is kept: that of Kafka, or of ZooKeeper."""
     from sluice.pipelines.feed.sections import OffsetStore
 
@@ -20,12 +20,12 @@ def keeper(feed: Feed) -> str:
     return feed.kafka.bootstrap if in_kafka else f"ZooKeeper {feed.offsets.connect}"
 
 
-def group_owners(session: Session, feed: Feed) -> dict[str, str]:
+def list_owners(session: Session, feed: Feed) -> dict[str, str]:
     """The group of each feed whose groups are kept in the same place, with the feed's name."""
-    return {f.group: f.name for f in session.files.feeds.values() if keeper(f) == keeper(feed)}
+    return {f.group: f.name for f in session.files.feeds.values() if describe_store(f) == describe_store(feed)}
 
 
-def strangers(feed: Feed, view: GroupView) -> tuple[GroupMember, ...]:
+def list_strangers(feed: Feed, view: GroupView) -> tuple[GroupMember, ...]:
     """Members that are not a run of the feed: a commit waits for the feed's own, and refuses because of these."""
     from sluice.resources.kafka.connection.connection_settings import CLIENT_ID
 

@@ -15,11 +15,11 @@ from rich.text import Text
 from sluice.cli.app import completers
 from sluice.cli.app.invocation import Session, command
 from sluice.cli.app.menu import Group
-from sluice.cli.kafka.group_owners import group_owners, keeper, strangers
+from sluice.cli.kafka.group_owners import describe_store, list_owners, list_strangers
 from sluice.cli.options import parsing
 from sluice.cli.terminal import number_format as numbers
 from sluice.cli.terminal.number_format import count
-from sluice.cli.terminal.output import SHOWN_ROWS, facts, heading, indent, shorten, table, warn
+from sluice.cli.terminal.output import SHOWN_ROWS, facts, heading, indent, limit_rows, table, warn
 from sluice.pipelines.errors import NotAuthorized, UnknownTopic, UsageError
 from sluice.pipelines.model.consumer_groups import (
     KINDS,
@@ -51,7 +51,11 @@ GroupName = Annotated[
 OfFeed = Annotated[
     str | None,
     typer.Option(
-        "--feed", metavar="FEED", help="Whose Kafka to ask.", show_default=False, autocompletion=completers.feeds
+        "--feed",
+        metavar="FEED",
+        help="Whose Kafka to ask.",
+        show_default=False,
+        autocompletion=completers.complete_feeds,
     ),
 ]
 
@@ -74,10 +78,10 @@ def list_(session: Session, feed: OfFeed = None) -> None:
     """
     definition = session.feed(feed) if feed else _any(session)
     with session.terminal.working("asking Kafka"), session.open_groups(definition) as groups:
-        listed, owners = groups.listed(), group_owners(session, definition)
-        hidden = _hidden(groups, _missing(listed, owners))
+        listed, owners = groups.listed(), list_owners(session, definition)
+        hidden = _find_hidden(groups, _missing(listed, owners))
     session.terminal.show(*_list_view(listed, owners, definition, hidden))
-    session.terminal.document(
+    session.terminal.print_document(
         {
             "bootstrap": definition.kafka.bootstrap,
             "groups": [_listed_document(g, owners.get(g.name)) for g in listed],
@@ -101,7 +105,7 @@ def _missing(listed: Iterable[ListedGroup], owners: Mapping[str, str]) -> list[t
     return [(g, f) for g, f in sorted(owners.items()) if g not in there]
 
 
-def _hidden(groups: Groups, missing: Iterable[tuple[str, str]]) -> dict[str, NotAuthorized]:
+def _find_hidden(groups: Groups, missing: Iterable[tuple[str, str]]) -> dict[str, NotAuthorized]:
     """The feeds' groups that no list shows and this client may not see: nobody knows whether they exist."""
     hidden = {}
     for name, _ in missing:
@@ -123,7 +127,7 @@ def _list_view(
         for g, f in _missing(listed, owners)
     ]
     names = ("group", "state", "protocol", "feed", "coordinator")
-    out: list[RenderableType] = [heading("Groups", f"{len(listed)} at {keeper(feed)}")]
+    out: list[RenderableType] = [heading("Groups", f"{len(listed)} at {describe_store(feed)}")]
     out += [table(names, [*rows, *missing], optional="coordinator protocol")] if rows or missing else [Text("  none")]
     newer = sorted({g.kind for g in listed} & set(KINDS) - {"classic"})
     out += [Text(), facts(*((kind_with_proposal(kind), KINDS[kind]) for kind in newer))] if newer else []
@@ -212,7 +216,7 @@ def describe(
     with session.terminal.working("asking Kafka"):
         report = look(session, source, wanted)
     session.terminal.show(*_view(report))
-    session.terminal.document(_document(report))
+    session.terminal.print_document(_build_document(report))
 
 
 @command(group)
@@ -244,7 +248,7 @@ def watch(
         for view, lines in _looks(groups, wanted):
             for line in lines:
                 session.terminal.lines([f"{line['at']}  {line['text']}"])
-                session.terminal.document(line)
+                session.terminal.print_document(line)
             if awaited and view.state == awaited:
                 return 0
             if deadline is not None and time.monotonic() >= deadline:
@@ -311,7 +315,7 @@ def _find_group(session: Session, name: str | None, feed: str | None) -> tuple[F
 
 def look(session: Session, feed: Feed, name: str) -> GroupReport:
     """The group, from its coordinator and its feed's ledger. Raises UsageError if there is none."""
-    owners = group_owners(session, feed)
+    owners = list_owners(session, feed)
     with session.open_ports(feed) as edges, session.open_groups(feed) as groups:
         view = groups.view(name)
         if not view.exists and name not in owners:
@@ -321,12 +325,12 @@ def look(session: Session, feed: Feed, name: str) -> GroupReport:
         ends = log_ends(edges.cluster, [*committed, *assigned])
         retention = edges.cluster.configs(()).broker.offsets_retention
     books = OwnerLedger.of(session, owners.get(name))
-    wanted = books.wanted(tp for tp in (*committed, *assigned))
+    wanted = books.filter_read(tp for tp in (*committed, *assigned))
     rows = (
-        GroupOffset(tp, at := committed.get(tp), ends.get(tp), view.holder(tp), tp in wanted, books.beside(at))
+        GroupOffset(tp, at := committed.get(tp), ends.get(tp), view.holder(tp), tp in wanted, books.describe_note(at))
         for tp in sorted({*committed, *assigned})
     )
-    lasts, others = expiry(view, retention, books.left), strangers(feed, view)
+    lasts, others = expiry(view, retention, books.last_commit), list_strangers(feed, view)
     return GroupReport(view, owners.get(name), tuple(rows), lasts, others)
 
 
@@ -377,17 +381,17 @@ class OwnerLedger:
             return cls(owner, ledger, ledger.read())
 
     @property
-    def left(self) -> int | None:
+    def last_commit(self) -> int | None:
         """The time (ms) of the newest commit: Sluice was a member then, and left soon after."""
         return self._at(self._state.last_mark) if self._state.last_mark >= 0 else None
 
-    def wanted(self, tps: Iterable[TopicPartition]) -> set[TopicPartition]:
+    def filter_read(self, tps: Iterable[TopicPartition]) -> set[TopicPartition]:
         """Those that the feed reads."""
         partitions = set(tps)
         topics = read_by(self._feed, {tp.topic for tp in partitions}) if self._feed else set[str]()
         return {tp for tp in partitions if tp.topic in topics}
 
-    def beside(self, committed: CommittedOffset | None) -> str:
+    def describe_note(self, committed: CommittedOffset | None) -> str:
         """The note beside the offset, in words."""
         from sluice.pipelines.ledger.marks import Beside
 
@@ -458,7 +462,7 @@ def _retention_text(retention: OffsetExpiry) -> str:
 
 def _members(members: Sequence[GroupMember]) -> RenderableType:
     rows = [(m.client_id, m.host, m.instance_id or "–", holds(m)) for m in members[:SHOWN_ROWS]]
-    return table(("client", "host", "static id", "holds"), shorten(rows, len(members)))
+    return table(("client", "host", "static id", "holds"), limit_rows(rows, len(members)))
 
 
 def holds(member: GroupMember) -> str:
@@ -488,7 +492,7 @@ def _offsets(rows: Sequence[GroupOffset]) -> RenderableType:
         lines.append((*cells, *([r.note] if with_notes else [])))
     names = ("partition", "committed", "log end", "lag", "epoch", *(["held by"] if with_holders else []))
     names += ("put there by",) if with_notes else ()
-    return table(names, shorten(lines, len(rows)), right="committed log lag epoch")
+    return table(names, limit_rows(lines, len(rows)), right="committed log lag epoch")
 
 
 def _total(rows: Iterable[GroupOffset]) -> str:
@@ -522,7 +526,7 @@ def _runs_text(view: GroupView) -> str:
 # -- describe, for programs
 
 
-def _document(report: GroupReport) -> dict[str, Any]:
+def _build_document(report: GroupReport) -> dict[str, Any]:
     view, retention = report.view, report.expiry
     return {
         "group": view.name,

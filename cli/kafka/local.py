@@ -101,7 +101,7 @@ def grant(session: Session, feed: FeedName) -> None:
     secured.grant(kafka, rights)
     rows = [(r.operation, r.what, r.need) for r in rights]
     session.terminal.show(good("user sluice may now"), table(("right", "on", "what for"), rows))
-    session.terminal.document({"user": "sluice", "rights": [asdict(r) for r in rights]})
+    session.terminal.print_document({"user": "sluice", "rights": [asdict(r) for r in rights]})
 
 
 @command(group)
@@ -118,7 +118,7 @@ def renew(session: Session) -> None:
     with session.terminal.working("renewing certificates"):
         kafka.renew()
     session.terminal.show(good("new certificates are in use"))
-    session.terminal.document(_document(kafka.status()))
+    session.terminal.print_document(_build_document(kafka.status()))
 
 
 @command(group)
@@ -135,7 +135,7 @@ def stop(session: Session) -> None:
         session.project.local_registry.stop()
     status = cluster.status()
     session.terminal.show(good(f"stopped; its data stays in {status.root}"))
-    session.terminal.document(_document(status))
+    session.terminal.print_document(_build_document(status))
 
 
 @command(group)
@@ -151,7 +151,7 @@ def status(session: Session) -> int:
     folder = session.project.kafka_folder
     if not (folder / "cluster.json").exists():
         session.terminal.show(bad("no local Kafka yet"), "  start one: sluice kafka start")
-        session.terminal.document({"root": str(folder), "answering": False, "brokers": []})
+        session.terminal.print_document({"root": str(folder), "answering": False, "brokers": []})
         return 1
     return 0 if _show(session, LocalKafka.attach(folder)) else 1
 
@@ -173,8 +173,8 @@ def _show(session: Session, kafka: LocalKafka) -> bool:
         ),
         *_section(session, kafka),
     )
-    session.terminal.document(
-        _document(status) | ({"registry": registry_server.url} if registry_server.running else {})
+    session.terminal.print_document(
+        _build_document(status) | ({"registry": registry_server.url} if registry_server.running else {})
     )
     return status.answering
 
@@ -198,6 +198,6 @@ def _section(session: Session, kafka: LocalKafka) -> list[RenderableType]:
     return ["", "  Feeds without these lines log in so, too:", *map(copyable, lines)]
 
 
-def _document(status: ClusterStatus) -> dict[str, Any]:
+def _build_document(status: ClusterStatus) -> dict[str, Any]:
     brokers = [{**asdict(b), "log": str(b.log), "running": b.running} for b in status.brokers]
     return {**asdict(status), "root": str(status.root), "brokers": brokers}

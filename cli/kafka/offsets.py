@@ -13,12 +13,12 @@ from rich.console import RenderableType
 from rich.text import Text
 
 from sluice.cli.app.invocation import FeedName, Session, command
-from sluice.cli.kafka.offsets_context import OffsetsDesk, OtherGroup, group, offsets_in, open_desk
+from sluice.cli.kafka.offsets_context import OffsetsContext, OtherGroup, group, open_context, read_offsets
 from sluice.cli.options import parsing
 from sluice.cli.options.request_options import DryRun, Only, Yes
 from sluice.cli.terminal import output
 from sluice.cli.terminal.number_format import count
-from sluice.cli.terminal.output import SHOWN_ROWS, facts, good, heading, indent, shorten, table, warn
+from sluice.cli.terminal.output import SHOWN_ROWS, facts, good, heading, indent, limit_rows, table, warn
 from sluice.pipelines.errors import SluiceError, UsageError
 from sluice.pipelines.model.kafka import TopicPartition
 from sluice.pipelines.util.units import many
@@ -58,12 +58,12 @@ def show(session: Session, feed: FeedName) -> int:
     $ sluice offsets show orders --json | jq '.offsets[] | select(.stands == "moved by somebody")'
     """
     definition = session.feed(feed)
-    with session.terminal.working("asking Kafka"), open_desk(session, definition, None) as desk:
+    with session.terminal.working("asking Kafka"), open_context(session, definition, None) as desk:
         stands = [_stand(desk, spot) for spot in desk.spots]
     session.terminal.show(*_show_view(desk, stands))
-    session.terminal.document(
+    session.terminal.print_document(
         {
-            **desk.document(),
+            **desk.to_document(),
             "offsets": [_spot_document(s.spot) | {"stands": s.stands, "expected": s.expected} for s in stands],
         }
     )
@@ -142,7 +142,7 @@ def export(
     from sluice.pipelines.operating.move_offsets import dump_offsets
 
     definition = session.feed(feed)
-    with session.terminal.working("asking Kafka"), open_desk(session, definition, other) as desk:
+    with session.terminal.working("asking Kafka"), open_context(session, definition, other) as desk:
         committed = {s.tp: s.before for s in desk.spots if s.before is not None}
     lines = list(dump_offsets(committed))
     if file is None:
@@ -150,8 +150,8 @@ def export(
     else:
         _write(file, lines)
         session.terminal.show(good(f"{many(len(lines), 'offset')} of group {desk.name} in {file}"))
-    session.terminal.document(
-        {**desk.document(), "file": file, "offsets": [_place(tp) | {"offset": at} for tp, at in committed.items()]}
+    session.terminal.print_document(
+        {**desk.to_document(), "file": file, "offsets": [_place(tp) | {"offset": at} for tp, at in committed.items()]}
     )
 
 
@@ -218,13 +218,13 @@ class _Stand:
     expected: int | None
 
 
-def _stand(desk: OffsetsDesk, spot: Spot) -> _Stand:
+def _stand(desk: OffsetsContext, spot: Spot) -> _Stand:
     from sluice.pipelines.operating.move_offsets import expected_offset, stands
 
     return _Stand(spot, stands(desk.state, spot), expected_offset(desk.state, spot.key))
 
 
-def _would_refuse(desk: OffsetsDesk, stands: Sequence[_Stand]) -> list[_Stand]:
+def _would_refuse(desk: OffsetsContext, stands: Sequence[_Stand]) -> list[_Stand]:
     """Returns the reason why the next commit would be refused while others hold the group."""
     from sluice.pipelines.feed.sections import CommitMode, OnGroupMoved
     from sluice.pipelines.operating.move_offsets import Stands
@@ -233,8 +233,8 @@ def _would_refuse(desk: OffsetsDesk, stands: Sequence[_Stand]) -> list[_Stand]:
         return []
     fatal = {Stands.STALE, Stands.FOREIGN}
     fatal |= {Stands.MOVED} if desk.feed.policies.on_group_moved is OnGroupMoved.REFUSE else set()
-    fatal |= set(Stands) - {Stands.AT, Stands.UNPLANNED} if desk.held else set()
-    return [s for s in stands if s.stands in fatal and (desk.held or not _is_landing_next(s))]
+    fatal |= set(Stands) - {Stands.AT, Stands.UNPLANNED} if desk.is_blocked else set()
+    return [s for s in stands if s.stands in fatal and (desk.is_blocked or not _is_landing_next(s))]
 
 
 def _is_landing_next(s: _Stand) -> bool:
@@ -245,7 +245,7 @@ def _is_landing_next(s: _Stand) -> bool:
     return s.stands is Stands.MOVED and ahead and s.spot.before == s.spot.kafka.last_stable_offset
 
 
-def _show_view(desk: OffsetsDesk, stands: Sequence[_Stand]) -> list[RenderableType]:
+def _show_view(desk: OffsetsContext, stands: Sequence[_Stand]) -> list[RenderableType]:
     from sluice.pipelines.operating.move_offsets import Stands
 
     rows = [(str(s.spot.tp), *map(count, _numbers(s.spot)[1:]), _stand_note(desk, s)) for s in stands[:SHOWN_ROWS]]
@@ -253,7 +253,7 @@ def _show_view(desk: OffsetsDesk, stands: Sequence[_Stand]) -> list[RenderableTy
     moved = [s for s in _would_refuse(desk, stands) if s.stands is Stands.MOVED and not _is_landing_next(s)]
     return [
         heading(f"Offsets of {desk.feed.name}", f"group {desk.name}, {desk.view.state}"),
-        table(names, shorten(rows, len(stands)), right="committed frontier log lag"),
+        table(names, limit_rows(rows, len(stands)), right="committed frontier log lag"),
         *_warnings(desk),
         *(_ways_out(desk, moved) if moved else []),
     ]
@@ -265,7 +265,7 @@ def _numbers(spot: Spot) -> tuple[int | None, ...]:
     return kafka.log_start, spot.before, spot.frontier, kafka.high_watermark, lag
 
 
-def _stand_note(desk: OffsetsDesk, s: _Stand) -> str | Text:
+def _stand_note(desk: OffsetsContext, s: _Stand) -> str | Text:
     from sluice.pipelines.operating.move_offsets import Stands
 
     match s.stands:
@@ -297,7 +297,7 @@ def _stand_note(desk: OffsetsDesk, s: _Stand) -> str | Text:
     return str(s.stands)
 
 
-def _ways_out(desk: OffsetsDesk, moved: Sequence[_Stand]) -> list[RenderableType]:
+def _ways_out(desk: OffsetsContext, moved: Sequence[_Stand]) -> list[RenderableType]:
     feed = desk.feed.name
     ways = [("commit the frontier all the same", f"sluice accept {feed} moved --reason …")]
     if any((s.spot.before or 0) > (s.spot.frontier or 0) for s in moved):
@@ -307,7 +307,7 @@ def _ways_out(desk: OffsetsDesk, moved: Sequence[_Stand]) -> list[RenderableType
     return [Text(), Text(f"  {text}"), facts(*((f"  {what}", how) for what, how in ways))]
 
 
-def _warnings(desk: OffsetsDesk) -> list[RenderableType]:
+def _warnings(desk: OffsetsContext) -> list[RenderableType]:
     from sluice.pipelines.feed.sections import CommitMode
 
     name = desk.feed.name
@@ -318,7 +318,7 @@ def _warnings(desk: OffsetsDesk) -> list[RenderableType]:
             Text(),
             warn(f"{name} has `commit: none`: Sluice never commits for this group, and asks it only where to begin"),
         ]
-    if not desk.held:
+    if not desk.is_blocked:
         return []
     who = f"{desk.view.who()}: no commit until they have left; see sluice groups describe {desk.name}"
     return [Text(), warn(f"others are in the group, {who}")]
@@ -332,8 +332,8 @@ def _reset(session: Session, feed: Feed, aim: OffsetTarget | Path, order: _Order
 
     with ExitStack() as stack:
         with session.terminal.working("asking Kafka"):
-            desk = stack.enter_context(open_desk(session, feed, order.group))
-            target = OffsetTarget(Aim.FILE, offsets=offsets_in(aim, desk)) if isinstance(aim, Path) else aim
+            desk = stack.enter_context(open_context(session, feed, order.group))
+            target = OffsetTarget(Aim.FILE, offsets=read_offsets(aim, desk)) if isinstance(aim, Path) else aim
             moves = _moves(desk, target, order.only)
             if desk.ledger:
                 check_ours(desk.ledger, moves)
@@ -350,15 +350,15 @@ def _reset(session: Session, feed: Feed, aim: OffsetTarget | Path, order: _Order
         session.terminal.show("", _format_moved(desk, moves, done) if done else output.format_dry_run())
     if refused is not None:
         session.terminal.fail(refused)
-    session.terminal.document(_reset_document(desk, target, moves, done, refused))
+    session.terminal.print_document(_reset_document(desk, target, moves, done, refused))
     return refused.exit_code if refused else 0
 
 
-def _moves(desk: OffsetsDesk, target: OffsetTarget, only: Sequence[TopicPartition]) -> tuple[Move, ...]:
+def _moves(desk: OffsetsContext, target: OffsetTarget, only: Sequence[TopicPartition]) -> tuple[Move, ...]:
     from sluice.pipelines.operating.move_offsets import Aim, resolve, spots_concerned
     from sluice.pipelines.planning.origins import incarnation_change
 
-    spots = spots_concerned(target, desk.chosen(only), all_of_them=bool(only))
+    spots = spots_concerned(target, desk.choose(only), all_of_them=bool(only))
     for another in (incarnation_change(desk.state, s.kafka, {}) for s in spots):
         if another is not None:
             raise another.error
@@ -366,7 +366,7 @@ def _moves(desk: OffsetsDesk, target: OffsetTarget, only: Sequence[TopicPartitio
     return resolve(target, spots, desk.edges.cluster.offsets_at(times) if times else {}, desk.edges.clock())
 
 
-def _view_moves(desk: OffsetsDesk, target: OffsetTarget, moves: Sequence[Move]) -> list[RenderableType]:
+def _view_moves(desk: OffsetsContext, target: OffsetTarget, moves: Sequence[Move]) -> list[RenderableType]:
     rows = [
         (str(m.tp), count(m.spot.before), "→", count(m.after), count(m.spot.frontier), _move_note(desk, m))
         for m in moves[:SHOWN_ROWS]
@@ -374,26 +374,26 @@ def _view_moves(desk: OffsetsDesk, target: OffsetTarget, moves: Sequence[Move]) 
     names = ("partition", "before", "", "after", "frontier", "")
     out: list[RenderableType] = [
         heading(f"Offsets of group {desk.name}, move {target}"),
-        table(names, shorten(rows, len(moves)), right="before after frontier"),
+        table(names, limit_rows(rows, len(moves)), right="before after frontier"),
     ]
     if others := len(desk.spots) - len(moves):
         out.append(indent(f"{many(others, 'other partition')} left as {'it is' if others == 1 else 'they are'}"))
     return out
 
 
-def _format_moved(desk: OffsetsDesk, moves: Sequence[Move], done: Done) -> Text:
+def _format_moved(desk: OffsetsContext, moves: Sequence[Move], done: Done) -> Text:
     where = f", recorded as entry {done.entry} of the ledger of {desk.feed.name}" if done.entry is not None else ""
     return good(f"{many(len(moves), 'offset')} of group {desk.name} moved and read back{where}")
 
 
-def _move_note(desk: OffsetsDesk, m: Move) -> str | Text:
+def _move_note(desk: OffsetsContext, m: Move) -> str | Text:
     if m.passes:
         return warn(f"{count(m.passes)} beyond the frontier")
     begins = "not planned yet: the feed will begin there" if desk.ledger and m.spot.frontier is None else ""
     return "; ".join(note for note in (m.note, begins) if note)
 
 
-def _meaning(desk: OffsetsDesk, moves: Sequence[Move]) -> list[RenderableType]:
+def _meaning(desk: OffsetsContext, moves: Sequence[Move]) -> list[RenderableType]:
     """Describes the consequence, actual or expected."""
     from sluice.pipelines.feed.sections import CommitMode
 
@@ -412,10 +412,10 @@ def _meaning(desk: OffsetsDesk, moves: Sequence[Move]) -> list[RenderableType]:
 
 
 def _reset_document(
-    desk: OffsetsDesk, target: OffsetTarget, moves: Sequence[Move], done: Done | None, refused: SluiceError | None
+    desk: OffsetsContext, target: OffsetTarget, moves: Sequence[Move], done: Done | None, refused: SluiceError | None
 ) -> dict[str, Any]:
     return {
-        **desk.document(),
+        **desk.to_document(),
         "target": str(target),
         "applied": done is not None,
         "entry": done.entry if done else None,

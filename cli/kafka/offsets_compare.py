@@ -12,11 +12,11 @@ from rich.console import RenderableType
 from rich.text import Text
 
 from sluice.cli.app.invocation import FeedName, Session, command
-from sluice.cli.kafka.offsets_context import OffsetsDesk, OtherGroup, group, offsets_in, open_desk
+from sluice.cli.kafka.offsets_context import OffsetsContext, OtherGroup, group, open_context, read_offsets
 from sluice.cli.options import parsing
 from sluice.cli.options.request_options import Only
 from sluice.cli.terminal.number_format import count
-from sluice.cli.terminal.output import good, heading, shorten, table
+from sluice.cli.terminal.output import good, heading, limit_rows, table
 from sluice.pipelines.errors import UsageError
 from sluice.pipelines.model.kafka import OffsetAtTime, TopicPartition
 from sluice.pipelines.util.units import many, show_instant
@@ -45,12 +45,12 @@ def before(
     $ sluice offsets before orders 2026-11-20T14 --json | jq -r '.offsets[] | [.topic, .partition, .offset] | @csv'
     """
     definition, at = session.feed(feed), parsing.instant(time)
-    with session.terminal.working("asking Kafka"), open_desk(session, definition, other) as desk:
-        spots = desk.chosen(tuple(map(parsing.parse_partition, only or ())))
+    with session.terminal.working("asking Kafka"), open_context(session, definition, other) as desk:
+        spots = desk.choose(tuple(map(parsing.parse_partition, only or ())))
         hits = desk.edges.cluster.offsets_at({s.tp: at for s in spots})
     rows = [_Before(s.tp, hits[s.tp], s.kafka.log_start, s.kafka.high_watermark, s.before) for s in spots]
     session.terminal.show(*_before_view(desk, at, rows))
-    session.terminal.document({**desk.document(), "time": at, "offsets": [r.document() for r in rows]})
+    session.terminal.print_document({**desk.to_document(), "time": at, "offsets": [r.to_document() for r in rows]})
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +75,7 @@ class _Before:
             return "searched for behind transactions' markers: near"
         return "the log begins later" if self.offset == self.log_start else ""
 
-    def document(self) -> dict[str, Any]:
+    def to_document(self) -> dict[str, Any]:
         return {
             "topic": self.tp.topic,
             "partition": self.tp.partition,
@@ -86,7 +86,7 @@ class _Before:
         }
 
 
-def _before_view(desk: OffsetsDesk, at: int, rows: Sequence[_Before]) -> list[RenderableType]:
+def _before_view(desk: OffsetsContext, at: int, rows: Sequence[_Before]) -> list[RenderableType]:
     cells = [
         (
             str(r.tp),
@@ -101,7 +101,7 @@ def _before_view(desk: OffsetsDesk, at: int, rows: Sequence[_Before]) -> list[Re
     names = ("partition", "offset", "stamped", "committed", "beyond it", "")
     return [
         heading(f"Offsets of {desk.feed.name} before {show_instant(at)}", f"group {desk.name}"),
-        table(names, shorten(cells), right="offset committed beyond", optional="stamped"),
+        table(names, limit_rows(cells), right="offset committed beyond", optional="stamped"),
     ]
 
 
@@ -124,21 +124,21 @@ def diff(
     $ sluice offsets diff orders --with legacy-loader
     """
     definition = session.feed(feed)
-    with session.terminal.working("asking Kafka"), open_desk(session, definition, other) as desk:
+    with session.terminal.working("asking Kafka"), open_context(session, definition, other) as desk:
         ours = {s.tp: s.before for s in desk.spots if s.before is not None}
         theirs = _theirs(desk, beside)
     rows = [(tp, ours.get(tp), theirs.get(tp)) for tp in sorted({*ours, *theirs})]
     differ = [row for row in rows if row[1] != row[2]]
     session.terminal.show(*_diff_view(desk, beside, rows, differ))
     documents = [{"topic": tp.topic, "partition": tp.partition, "offset": a, "other": b} for tp, a, b in rows]
-    session.terminal.document({**desk.document(), "with": beside, "same": not differ, "offsets": documents})
+    session.terminal.print_document({**desk.to_document(), "with": beside, "same": not differ, "offsets": documents})
     return 1 if differ else 0
 
 
-def _theirs(desk: OffsetsDesk, source: str) -> Mapping[TopicPartition, int]:
+def _theirs(desk: OffsetsContext, source: str) -> Mapping[TopicPartition, int]:
     """Raises UsageError if the argument is neither a file nor a group with offsets."""
     if Path(source).exists():
-        return offsets_in(Path(source), desk)
+        return read_offsets(Path(source), desk)
     if not (committed := desk.groups.committed(source)):
         raise UsageError(
             f"{source!r} is no file here, and no group of that name has committed anything",
@@ -148,14 +148,16 @@ def _theirs(desk: OffsetsDesk, source: str) -> Mapping[TopicPartition, int]:
     return {tp: at.offset for tp, at in committed.items() if tp in mine}
 
 
-def _diff_view(desk: OffsetsDesk, source: str, rows: Sequence[_Pair], differ: Sequence[_Pair]) -> list[RenderableType]:
+def _diff_view(
+    desk: OffsetsContext, source: str, rows: Sequence[_Pair], differ: Sequence[_Pair]
+) -> list[RenderableType]:
     title = heading(f"Offsets of {desk.feed.name}", f"group {desk.name}, beside {source}")
     if not differ:
         return [title, good(f"the same in {many(len(rows), 'partition')}")]
     cells = [(str(tp), count(a), count(b), _gap(a, b)) for tp, a, b in differ]
     return [
         title,
-        table(("partition", "committed", "the other", "it is"), shorten(cells), right="committed the"),
+        table(("partition", "committed", "the other", "it is"), limit_rows(cells), right="committed the"),
         Text(f"  the same in {len(rows) - len(differ)} of {many(len(rows), 'partition')}"),
     ]
 

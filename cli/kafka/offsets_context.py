@@ -12,7 +12,7 @@ import typer
 
 from sluice.cli.app.invocation import Session
 from sluice.cli.app.menu import Group
-from sluice.cli.kafka.group_owners import group_owners, strangers
+from sluice.cli.kafka.group_owners import list_owners, list_strangers
 from sluice.pipelines.errors import UsageError
 from sluice.pipelines.model.kafka import TopicPartition
 
@@ -39,7 +39,7 @@ OtherGroup = Annotated[
 
 
 @dataclass(frozen=True)
-class OffsetsDesk:
+class OffsetsContext:
     """Everything a command works on. `ledger` is None for a group that no feed owns."""
 
     feed: Feed
@@ -52,15 +52,15 @@ class OffsetsDesk:
     spots: tuple[Spot, ...]
 
     @property
-    def held(self) -> bool:
+    def is_blocked(self) -> bool:
         """Whether others are in the group of a feed that wants to commit."""
         from sluice.pipelines.feed.sections import CommitMode
 
         ours = self.ledger is not None and self.feed.commit is not CommitMode.NONE
-        alone = self.view.free or (self.view.members and not strangers(self.feed, self.view))
+        alone = self.view.free or (self.view.members and not list_strangers(self.feed, self.view))
         return ours and not alone
 
-    def chosen(self, only: Sequence[TopicPartition]) -> tuple[Spot, ...]:
+    def choose(self, only: Sequence[TopicPartition]) -> tuple[Spot, ...]:
         """All, or those named. Raises UsageError for one that is not there."""
         here = {s.tp: s for s in self.spots}
         if unknown := next((tp for tp in only if tp not in here), None):
@@ -70,27 +70,27 @@ class OffsetsDesk:
             )
         return tuple(here[tp] for tp in dict.fromkeys(only)) if only else self.spots
 
-    def document(self) -> dict[str, Any]:
+    def to_document(self) -> dict[str, Any]:
         return {"feed": self.feed.name if self.ledger else None, "group": self.name, "state": self.view.state}
 
 
 @contextmanager
-def open_desk(session: Session, feed: Feed, other: str | None) -> Iterator[OffsetsDesk]:
+def open_context(session: Session, feed: Feed, other: str | None) -> Iterator[OffsetsContext]:
     from sluice.pipelines.batch.survey import open_ledger
     from sluice.pipelines.ledger import State
 
     name = other or feed.group
-    if name != feed.group and (owner := group_owners(session, feed).get(name)):
+    if name != feed.group and (owner := list_owners(session, feed).get(name)):
         raise UsageError(f"group {name} is that of feed {owner}", remedy=f"name that feed instead of {feed.name}")
     with session.open_ports(feed) as edges, session.open_groups(feed) as groups:
         ledger = open_ledger(feed, edges) if name == feed.group else None
         state = ledger.read() if ledger else State()
-        yield OffsetsDesk(
-            feed, name, edges, groups, ledger, state, groups.view(name), _spots(feed, edges, groups, name, state)
+        yield OffsetsContext(
+            feed, name, edges, groups, ledger, state, groups.view(name), _list_spots(feed, edges, groups, name, state)
         )
 
 
-def _spots(feed: Feed, edges: Ports, groups: Groups, name: str, state: State) -> tuple[Spot, ...]:
+def _list_spots(feed: Feed, edges: Ports, groups: Groups, name: str, state: State) -> tuple[Spot, ...]:
     """The partitions that the feed reads; of another group those that it has offsets in, if it has any."""
     from sluice.pipelines.feed.topic_selection import match
     from sluice.pipelines.operating.move_offsets import Spot
@@ -107,7 +107,7 @@ def _spots(feed: Feed, edges: Ports, groups: Groups, name: str, state: State) ->
     )
 
 
-def offsets_in(path: Path, desk: OffsetsDesk) -> dict[TopicPartition, int]:
+def read_offsets(path: Path, desk: OffsetsContext) -> dict[TopicPartition, int]:
     """The offsets in a file, of partitions at the desk. Raises UsageError, which names file and line."""
     from sluice.pipelines.operating.move_offsets import FILE_BYTES, parse_offsets
 

@@ -15,7 +15,7 @@ from sluice.cli.options import parsing
 from sluice.cli.options.request_options import DryRun, Only, Yes
 from sluice.cli.terminal import output
 from sluice.cli.terminal.number_format import count
-from sluice.cli.terminal.output import SHOWN_ROWS, good, heading, indent, shorten, table, warn
+from sluice.cli.terminal.output import SHOWN_ROWS, good, heading, indent, limit_rows, table, warn
 from sluice.pipelines.errors import SluiceError, UsageError
 from sluice.pipelines.model.kafka import CommittedOffset, PartitionState, TopicPartition
 from sluice.pipelines.util.units import many
@@ -77,7 +77,7 @@ def migrate(
     session.terminal.show(*_result_view(definition, plan, done))
     if refused is not None:
         session.terminal.fail(refused)
-    session.terminal.document(_document(definition, plan, done, refused))
+    session.terminal.print_document(_build_document(definition, plan, done, refused))
     return refused.exit_code if refused else 0
 
 
@@ -120,7 +120,7 @@ def _table_view(feed: Feed, plan: Migration, done: bool) -> list[RenderableType]
     names = ("partition", f"in {plan.source}", f"in {plan.target}", "log end", "")
     return [
         heading(f"Offsets of group {feed.group}, from {plan.source} to {plan.target}"),
-        table(names, shorten(rows, len(plan.rows)), right="in log", optional="log"),
+        table(names, limit_rows(rows, len(plan.rows)), right="in log", optional="log"),
     ]
 
 
@@ -154,7 +154,7 @@ def _at(committed: CommittedOffset | None) -> int | None:
     return committed.offset if committed else None
 
 
-def _document(feed: Feed, plan: Migration, done: bool, refused: SluiceError | None) -> dict[str, Any]:
+def _build_document(feed: Feed, plan: Migration, done: bool, refused: SluiceError | None) -> dict[str, Any]:
     from sluice.pipelines.operating.migrate_offsets import Step
 
     return {

@@ -134,7 +134,7 @@ def produce(
             session.project.writer(definition), stream, mix, how, lambda done: meter(Progress("send", done, records))
         )
     session.terminal.show(*view(sent, topics), f"  seed {mix.seed}")
-    session.terminal.document({"feed": feed, "topics": topics, "seed": mix.seed, **asdict(sent)})
+    session.terminal.print_document({"feed": feed, "topics": topics, "seed": mix.seed, **asdict(sent)})
 
 
 def in_format(session: Session, feed: Feed, stream: Iterator[SampleEvent]) -> Iterator[SampleEvent]:

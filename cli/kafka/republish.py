@@ -15,7 +15,7 @@ from sluice.cli.options.request_options import DryRun, Offsets, Yes
 from sluice.cli.options.window_options import From, To, Window
 from sluice.cli.terminal import output
 from sluice.cli.terminal.number_format import count, rate, seconds, size
-from sluice.cli.terminal.output import copyable, facts, good, heading, shorten, table, warn
+from sluice.cli.terminal.output import copyable, facts, good, heading, limit_rows, table, warn
 from sluice.pipelines.errors import Failed, Unknown, UsageError
 from sluice.pipelines.util.units import many
 
@@ -147,7 +147,7 @@ def republish(
             plan = plans.load(edges.lake, feed, chosen)
         else:
             state = ledger.read()
-            ranges = _asked(definition, state, edges.clock(), window, start, end, offsets)
+            ranges = _build_request(definition, state, edges.clock(), window, start, end, offsets)
             with session.open_target(definition, topic or "") as target:
                 kind = PartKind.QUARANTINED if quarantined else PartKind.LANDED
                 settings = (keep_timestamps, headers, where or "", function)
@@ -180,13 +180,13 @@ def _send(session: Session, feed: Feed, plan: Republish, edges: Ports, codec: in
             session.terminal.note(f"what was committed stays, and nothing is sent twice; go on with: {again}")
             raise
     session.terminal.show(*_sent_view(sent))
-    session.terminal.document({"applied": True, **_plan_document(plan), **_sent_document(sent)})
+    session.terminal.print_document({"applied": True, **_plan_document(plan), **_sent_document(sent)})
 
 
 # -- as typed
 
 
-def _asked(
+def _build_request(
     feed: Feed,
     state: State,
     now: int,
@@ -209,7 +209,7 @@ def _asked(
         raise UsageError("--to without --from", remedy="give the start: --from 2026-11-20T00")
     if not (window or start):
         raise UsageError("no rows chosen", remedy="give --window, --from and --to, or --offsets")
-    chosen = window_options.named_windows(feed.window, now, window, start, end)
+    chosen = window_options.parse_windows(feed.window, now, window, start, end)
     for start_time in chosen:
         check_aligned(start_time, feed.window)
     return asked_windows(feed, state, chosen)
@@ -247,7 +247,7 @@ def _preview(session: Session, plan: Republish, ledger: Ledger, edges: Ports, *,
             for s, (rows, size_) in zip(plan.sources, amounts, strict=True)
         ],
     }
-    session.terminal.document(document)
+    session.terminal.print_document(document)
 
 
 def _plan_view(plan: Republish, amounts: Sequence[tuple[int, int]], done: bool) -> Iterator[RenderableType]:
@@ -261,7 +261,7 @@ def _plan_view(plan: Republish, amounts: Sequence[tuple[int, int]], done: bool) 
         for s, (n, file_bytes) in zip(plan.sources, amounts, strict=True)
     ]
     total = ["in all", "", count(sum(n for n, _ in amounts)), size(sum(b for _, b in amounts))]
-    yield table(["from", "offsets", "rows", "files"], [*shorten(rows), total], right="rows files", optional="files")
+    yield table(["from", "offsets", "rows", "files"], [*limit_rows(rows), total], right="rows files", optional="files")
     fewer = "only some rows" if plan.wishes.where else "only some offsets of one"
     yield Text(f"  Rows and files are of whole slices: where {fewer} are asked for, fewer are sent.")
     if done:
@@ -305,7 +305,7 @@ def _sent_view(sent: Sent) -> Iterator[RenderableType]:
         yield Text(f"  With earlier runs of this republish: {many(sent.in_all, 'record')}.")
     rows = [[f"{plan.wishes.to}:{p}", count(n)] for p, n in sorted(sent.partitions.items())]
     if rows:
-        yield table(["partition", "records"], shorten(rows), right="records")
+        yield table(["partition", "records"], limit_rows(rows), right="records")
     yield Text("  Where a record is now:")
     yield copyable(f"sluice explain {plan.feed} TOPIC:PARTITION:OFFSET")
 

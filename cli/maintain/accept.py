@@ -97,7 +97,7 @@ def accept(
                 _confirm(session, definition, foreseen, reason)
         done = foreseen if dry_run else decide(edges)
     session.terminal.show(*view(definition, done, reason, dry_run=dry_run))
-    session.terminal.document({"applied": not dry_run, **document(definition, done, reason)})
+    session.terminal.print_document({"applied": not dry_run, **build_document(definition, done, reason)})
     return 0
 
 
@@ -182,7 +182,7 @@ def view(feed: Feed, done: Accepted, reason: str, *, dry_run: bool) -> list[Rend
         for i in done.entered
     ]
     out += [warn(f"{o.key} begins at {count(o.offset)}, {o.why}") for o in done.begun]
-    out += [warn(f"{m.key}: {_moved(done, m.offset)}") for m in done.moved]
+    out += [warn(f"{m.key}: {_describe_move(done, m.offset)}") for m in done.moved]
     out += [warn(f"batch {b} was given up: what it read counts for nothing") for b in done.abandoned]
     out += [
         warn(f"{r.key} {r.range}: Kafka does not hold it any more; the next run names it as lost") for r in done.gone
@@ -193,7 +193,7 @@ def view(feed: Feed, done: Accepted, reason: str, *, dry_run: bool) -> list[Rend
     return [*out, facts(("ledger entry", str(done.number)), *aside), good(f"runs go on: sluice run {feed.name}")]
 
 
-def _moved(done: Accepted, offset: int) -> str:
+def _describe_move(done: Accepted, offset: int) -> str:
     if done.event == "group":
         return f"the committed offset {count(offset)} stays until landing has reached it"
     return f"the next commit goes on from {count(offset)}"
@@ -202,7 +202,7 @@ def _moved(done: Accepted, offset: int) -> str:
 # -- for programs
 
 
-def document(feed: Feed, done: Accepted, reason: str) -> dict[str, Any]:
+def build_document(feed: Feed, done: Accepted, reason: str) -> dict[str, Any]:
     return {
         "feed": feed.name,
         "event": str(done.event),

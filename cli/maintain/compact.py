@@ -18,7 +18,7 @@ from sluice.cli.options.window_options import From, To, Window
 from sluice.cli.shared import other_batches
 from sluice.cli.shared.rewrite_summary import FileSums, by_window, name, table_after
 from sluice.cli.terminal.number_format import count, rate, seconds, size
-from sluice.cli.terminal.output import good, heading, shorten, table, warn
+from sluice.cli.terminal.output import good, heading, limit_rows, table, warn
 from sluice.pipelines.util.units import many, show_window
 
 if TYPE_CHECKING:
@@ -50,7 +50,7 @@ def compact(
     $ sluice compact orders --from 2026-11-20 --to 2026-11-21
     """
     definition = session.feed(feed)
-    chosen = window_options.chosen_windows(session, definition, window, start, end)
+    chosen = window_options.choose_windows(session, definition, window, start, end)
     windows = chosen.settled or None
     began = time.monotonic()
     done, given_up = (_foresee if dry_run else _merge)(session, definition, windows)
@@ -58,7 +58,7 @@ def compact(
     ran = CompactionRun(feed, definition.compaction.target_file_bytes, done, spent, dry_run, given_up)
     session.terminal.show(*view(ran), *(() if dry_run else table_after(session, definition)))
     session.terminal.show(*window_options.pending_lines(feed, chosen.pending))
-    session.terminal.document(document(ran) | window_options.pending_document(chosen.pending))
+    session.terminal.print_document(build_document(ran) | window_options.pending_document(chosen.pending))
 
 
 @dataclass(frozen=True)
@@ -96,7 +96,7 @@ def view(ran: CompactionRun) -> list[RenderableType]:
     if done.merged:
         names = ("window", "files", "after", "bytes", "after ")[: 4 if ran.dry_run else 5]
         rows = [[name(w), *_row(t)][: len(names)] for w, t in by_window(done).items()]
-        out.append(table(names, shorten(rows), right="files after bytes"))
+        out.append(table(names, limit_rows(rows), right="files after bytes"))
     return [*out, *_verdict(ran), *other_batches.view(ran.given_up), *_left_out(done)]
 
 
@@ -126,7 +126,7 @@ def _left_out(done: Compacted) -> Iterator[Text]:
         yield warn(f"left alone, since they are not complete: {names}{more}")
 
 
-def document(ran: CompactionRun) -> dict[str, Any]:
+def build_document(ran: CompactionRun) -> dict[str, Any]:
     done = ran.done
     return {
         "feed": ran.feed,

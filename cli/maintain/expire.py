@@ -18,7 +18,7 @@ from sluice.cli.shared import other_batches
 from sluice.cli.shared.rewrite_summary import name, table_after
 from sluice.cli.terminal import output
 from sluice.cli.terminal.number_format import count, size
-from sluice.cli.terminal.output import good, heading, shorten, table, warn
+from sluice.cli.terminal.output import good, heading, limit_rows, table, warn
 from sluice.pipelines.errors import UsageError
 from sluice.pipelines.model.receipts import count_files
 from sluice.pipelines.util.units import many, show_window
@@ -102,7 +102,7 @@ def _preview(session: Session, feed: Feed, ledger: Ledger, edges: Ports, before:
         *view(feed, retirement), *([output.format_dry_run()] if dry_run and retirement.receipts else [])
     )
     if dry_run:
-        session.terminal.document({"applied": False, **document(feed, retirement)})
+        session.terminal.print_document({"applied": False, **build_document(feed, retirement)})
     elif retirement.receipts:
         session.terminal.confirm(f"Retire these windows of {feed.name}, and remove {files}?")
 
@@ -120,7 +120,7 @@ def _expire(
     removed = {"entry": done.number, "removed_files": len(done.removed.parts), "removed_pages": len(done.removed.pages)}
     removed |= {"kept_files": len(done.removed.kept)}
     others = {"other_batches": other_batches.document(heard.met)}
-    session.terminal.document({"applied": True, **document(feed, done.expiry), **removed, **others})
+    session.terminal.print_document({"applied": True, **build_document(feed, done.expiry), **removed, **others})
 
 
 # -- for people
@@ -133,7 +133,7 @@ def view(feed: Feed, retirement: Retirement) -> Iterator[RenderableType]:
     else:
         rows = [[name(w), *_row(receipts)] for w, receipts in _windows(feed, retirement)]
         names = ("window", "files", "rows", "bytes")
-        yield table(names, [*shorten(rows), ["in all", *_row(retirement.receipts)]], right="files rows bytes")
+        yield table(names, [*limit_rows(rows), ["in all", *_row(retirement.receipts)]], right="files rows bytes")
     if retirement.across:
         yield warn(f"{many(len(retirement.across), 'slice')} outside windows lies across that time, and stays")
 
@@ -170,7 +170,7 @@ def _done(feed: str, done: Retired) -> Iterator[Text]:
 # -- for programs
 
 
-def document(feed: Feed, retirement: Retirement) -> dict[str, Any]:
+def build_document(feed: Feed, retirement: Retirement) -> dict[str, Any]:
     return {
         "feed": feed.name,
         "before": show_window(retirement.before),

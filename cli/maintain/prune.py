@@ -56,7 +56,7 @@ def prune(
             old.append(log)
             meter(Progress("look at" if dry_run else "remove", note=f"{many(len(old), 'run')}"))
     session.terminal.show(*view(old, before, dry_run=dry_run))
-    session.terminal.document(document(old, before, dry_run=dry_run))
+    session.terminal.print_document(build_document(old, before, dry_run=dry_run))
 
 
 def _span(text: str) -> int:
@@ -82,7 +82,7 @@ def view(old: list[RunLog], before: int, *, dry_run: bool) -> list[RenderableTyp
 # -- for programs
 
 
-def document(old: list[RunLog], before: int, *, dry_run: bool) -> dict[str, Any]:
+def build_document(old: list[RunLog], before: int, *, dry_run: bool) -> dict[str, Any]:
     return {
         "dry_run": dry_run,
         "before": show_instant(before),

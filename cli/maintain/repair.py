@@ -37,7 +37,9 @@ def repair(
     session: Session,
     feed: Annotated[
         str | None,
-        typer.Argument(metavar="[FEED]", help="One feed.", show_default="all", autocompletion=completers.feeds),
+        typer.Argument(
+            metavar="[FEED]", help="One feed.", show_default="all", autocompletion=completers.complete_feeds
+        ),
     ] = None,
     abandon: Annotated[
         list[int] | None,
@@ -79,7 +81,7 @@ def repair(
     broken = {} if feed else session.files.broken
     session.terminal.show(*(bad(e.message) for e in broken.values()))
     others = {"broken": [e.fields() for e in broken.values()], "temporary": [str(path) for path in temporary]}
-    session.terminal.document(document(findings, dry_run=dry_run) | others)
+    session.terminal.print_document(build_document(findings, dry_run=dry_run) | others)
     return max([*(e.exit_code for e in broken.values()), *(_code(f) for f in findings.values())], default=0)
 
 
@@ -152,13 +154,13 @@ def _line(finding: RepairFinding, dry_run: bool) -> Text:
 # -- for programs
 
 
-def document(findings: dict[str, list[RepairFinding]], *, dry_run: bool) -> dict[str, Any]:
+def build_document(findings: dict[str, list[RepairFinding]], *, dry_run: bool) -> dict[str, Any]:
     return {
         "dry_run": dry_run,
-        "feeds": [{"feed": name, "found": [_found(f) for f in of]} for name, of in findings.items()],
+        "feeds": [{"feed": name, "found": [_finding_document(f) for f in of]} for name, of in findings.items()],
     }
 
 
-def _found(f: RepairFinding) -> dict[str, Any]:
+def _finding_document(f: RepairFinding) -> dict[str, Any]:
     fields = {"what": f.kind.name.lower(), "text": f.text, "done": f.act, "evidence": f.why}
     return fields | {"remedy": list(f.remedy), "items": list(f.items)}

@@ -60,7 +60,7 @@ def unstick(
             metavar="FEED",
             help="Runs of this feed alone.",
             show_default="all",
-            autocompletion=completers.feeds,
+            autocompletion=completers.complete_feeds,
         ),
     ] = None,
     force: Annotated[
@@ -89,7 +89,7 @@ def unstick(
     with open_instance(session.project) as instance, looking:
         result = look(session, instance, run, feed, force=force, dry_run=dry_run)
     session.terminal.show(*view(result, dry_run=dry_run))
-    session.terminal.document(document(result, dry_run=dry_run))
+    session.terminal.print_document(build_document(result, dry_run=dry_run))
 
 
 def look(
@@ -194,7 +194,7 @@ def _name(run: UnderWay) -> str:
 # -- for programs
 
 
-def document(result: Unstuck, *, dry_run: bool) -> dict[str, Any]:
+def build_document(result: Unstuck, *, dry_run: bool) -> dict[str, Any]:
     return {
         "dry_run": dry_run,
         "ended": [

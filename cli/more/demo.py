@@ -185,7 +185,7 @@ def demo(
         report = _Show(own, own.feed(FEED)).all(records)
     took = time.monotonic() - began
     session.terminal.show(*([_gone(took)] if lake is LakeKind.S3 else _closing(folder, keep, took)))
-    session.terminal.document({"project": str(folder), "seconds": time.monotonic() - began, **report})
+    session.terminal.print_document({"project": str(folder), "seconds": time.monotonic() - began, **report})
     return 0
 
 
@@ -229,7 +229,7 @@ def _kafka(session: Session, folder: Path, keep: bool, secure: bool, lake: str, 
     lines = [f"kafka: {{bootstrap: '{kafka.bootstrap}'}}"]
     if kafka.secured:
         lines = kafka.secured.section(kafka.bootstrap, folder)
-    columns = _COLUMNS if events is EventFormat.JSON else _registered(folder, events)
+    columns = _COLUMNS if events is EventFormat.JSON else _register_schema(folder, events)
     feed_file = _FEED_FILE.format(feed=FEED, kafka="\n".join(lines), columns=columns)
     (folder / "feeds" / f"{FEED}.yaml").write_text(feed_file + lake)
     (folder / "feeds" / f"{FEED}{CONTRACT}").write_text(_CONTRACT_FILE)
@@ -256,7 +256,7 @@ def _kafka(session: Session, folder: Path, keep: bool, secure: bool, lake: str, 
                 kafka.stop()
 
 
-def _registered(folder: Path, events: EventFormat) -> str:
+def _register_schema(folder: Path, events: EventFormat) -> str:
     """The feed's lines on its columns, for events with a schema, and the schema's file."""
     from sluice.resources.local.registered_events import SAMPLES
 
@@ -311,13 +311,13 @@ class _Show:
         planned = self.plan(3, f"The plan for the hour {name}: nothing is read yet", window)
         first = self.run(4, f"The hour {name}, through Dagster and Spark", window)
         landed = self.preview(5, hour)
-        quarantined = self.quarantined(6, hour)
+        quarantined = self.show_quarantine(6, hour)
         report = self.report(7, hour)
         more = self.produce(8, "Some more events", max(records // 10, 100), records, now)
         rest = self.run(9, "All the rest: what is landed is not read again", CATCH_UP)
-        committed = self.committed(10)
+        committed = self.show_committed(10)
         proven = self.audit(11)
-        table = {"table": self.by_name(12)} if self.feed.table else {}
+        table = {"table": self.show_table(12)} if self.feed.table else {}
         return {
             "produced": [produced, more],
             "plan": planned,
@@ -364,7 +364,7 @@ class _Show:
         with self.session.terminal.working("asking Kafka"), self.session.open_ports(self.feed) as edges:
             result = preview(self.feed, edges, request)
         self._say(_step(number, title), *plan.view(result, FEED, request)[1:])
-        return plan.document(result, FEED, request)
+        return plan.build_document(result, FEED, request)
 
     def run(self, number: int, title: str, request: Request) -> dict[str, Any]:
         """A run that did not do all ends the demo with its error."""
@@ -400,7 +400,7 @@ class _Show:
             "by_currency": [{"currency": c, "orders": n, "revenue": str(r or 0)} for c, n, r in sums],
         }
 
-    def quarantined(self, number: int, hour: int) -> list[dict[str, Any]]:
+    def show_quarantine(self, number: int, hour: int) -> list[dict[str, Any]]:
         """The records that did not fit the schema: nothing is lost, nothing is guessed."""
         import duckdb
 
@@ -432,7 +432,7 @@ class _Show:
         )
         return [{"currency": r["currency"], "orders": r["orders"], "revenue": str(r["revenue"])} for r in rows]
 
-    def committed(self, number: int) -> list[dict[str, Any]]:
+    def show_committed(self, number: int) -> list[dict[str, Any]]:
         """The group's offsets as a plain consumer sees them."""
         from kafka import KafkaConsumer
         from kafka import TopicPartition as Place
@@ -459,9 +459,9 @@ class _Show:
         self._say(_step(number, "The proof, against Kafka itself"), *audit.view(report, rescanned=True)[1:])
         if not report.reconciled:
             raise ProofFailed("the demo does not reconcile", remedy="this is a bug: please report it")
-        return audit.document(report)
+        return audit.build_document(report)
 
-    def by_name(self, number: int) -> list[dict[str, Any]]:
+    def show_table(self, number: int) -> list[dict[str, Any]]:
         """The table that the runs have filled, read by its format's own library and asked by DuckDB."""
         import duckdb
 

@@ -46,7 +46,7 @@ def docs(
     if page is None:
         titles = {name: _find_title(file.read_text("utf-8")) for name, file in pages.items()}
         session.terminal.show(table(("page", "title"), [*titles.items()]))
-        session.terminal.document({"pages": titles})
+        session.terminal.print_document({"pages": titles})
         return
     name = page.removeprefix("docs/").removesuffix(".md").removesuffix("/README")
     if name not in pages:
@@ -54,7 +54,7 @@ def docs(
         raise UsageError(f"there is no page {name!r}", remedy=f"sluice docs {near[0]}" if near else "sluice docs")
     text = pages[name].read_text("utf-8")
     session.terminal.markdown(text)
-    session.terminal.document({"page": name, "text": text})
+    session.terminal.print_document({"page": name, "text": text})
 
 
 def _pages() -> dict[str, Traversable]:

@@ -68,4 +68,4 @@ def pack(session: Session, output: Output = None, modules: With = None) -> None:
             ("holds", ", ".join(["sluice", *(modules or ()), *built.distributions])),
         ),
     )
-    session.terminal.document(asdict(built) | {"path": str(output or built.path), "python": packing.python()})
+    session.terminal.print_document(asdict(built) | {"path": str(output or built.path), "python": packing.python()})

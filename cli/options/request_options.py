@@ -37,7 +37,7 @@ Only = Annotated[
         metavar="T:P",
         help="These partitions only; repeatable.",
         show_default=False,
-        autocompletion=completers.places,
+        autocompletion=completers.complete_partitions,
     ),
 ]
 
@@ -57,7 +57,7 @@ PerRun = Annotated[
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class RequestedWork:
     """The requests that options make, and the windows of theirs that stay pending."""
 
     requests: tuple[Request, ...]
@@ -80,7 +80,7 @@ class WorkOptions:
     def windows(self) -> bool:
         return bool(self.window or self.start or self.end)
 
-    def requests(self, session: Session, feed: Feed) -> Asked:
+    def requests(self, session: Session, feed: Feed) -> RequestedWork:
         """Offsets, a request for each window or group of windows that have settled, or a catch-up. Raises UsageError,
         and WindowPending if no window has settled."""
         if self.offsets and (self.only or self.windows):
@@ -90,12 +90,12 @@ class WorkOptions:
             )
         if self.offsets:
             ranges = tuple(parsing.parse_offset_range(text) for text in self.offsets)
-            return Asked((Request(RequestKind.OFFSETS, ranges, replace=self.replace),))
+            return RequestedWork((Request(RequestKind.OFFSETS, ranges, replace=self.replace),))
         only = tuple(parsing.parse_partition(text) for text in self.only or ())
         if not self.windows:
-            return Asked((self._catch_up(only),))
-        chosen = windows.chosen_windows(session, feed, self.window, self.start, self.end)
-        return Asked(tuple(self._of_windows(chosen.settled, feed.window.length, only)), chosen.pending)
+            return RequestedWork((self._catch_up(only),))
+        chosen = windows.choose_windows(session, feed, self.window, self.start, self.end)
+        return RequestedWork(tuple(self._of_windows(chosen.settled, feed.window.length, only)), chosen.pending)
 
     def _of_windows(self, settled: Sequence[int], length: int, only: tuple[TopicPartition, ...]) -> Iterator[Request]:
         if self.per_run == 1:

@@ -36,7 +36,7 @@ Window = Annotated[
         metavar="START",
         help="The window that starts then, in UTC, such as 2026-11-20T14; repeatable.",
         show_default=False,
-        autocompletion=completers.windows,
+        autocompletion=completers.complete_windows,
     ),
 ]
 OneWindow = Annotated[
@@ -46,7 +46,7 @@ OneWindow = Annotated[
         metavar="START",
         help="The window that starts then, in UTC.",
         show_default=False,
-        autocompletion=completers.windows,
+        autocompletion=completers.complete_windows,
     ),
 ]
 From = Annotated[
@@ -56,7 +56,7 @@ From = Annotated[
         metavar="START",
         help="All windows from this one on.",
         show_default=False,
-        autocompletion=completers.windows,
+        autocompletion=completers.complete_windows,
     ),
 ]
 To = Annotated[
@@ -66,7 +66,7 @@ To = Annotated[
         metavar="END",
         help="With --from: up to this window, which is not included.",
         show_default="up to the newest closed one",
-        autocompletion=completers.windows,
+        autocompletion=completers.complete_windows,
     ),
 ]
 
@@ -82,7 +82,7 @@ class Chosen:
     pending: PendingWindows | None = None
 
 
-def chosen_windows(
+def choose_windows(
     session: Session, feed: Feed, window: Sequence[str] | None, start: str | None, end: str | None
 ) -> Chosen:
     """The windows that `--window`, or `--from` and `--to`, ask for; none without them.
@@ -94,16 +94,16 @@ def chosen_windows(
     if not (window or start or end):
         return Chosen()
     _, now = ledger_state(session, feed)
-    requested = named_windows(feed.window, now, window, start, end)
+    requested = parse_windows(feed.window, now, window, start, end)
     for window_start in requested if window else requested[:1]:
         windows.check_aligned(window_start, feed.window)
-    settled = _settled(requested, feed.window, now)
+    settled = _keep_settled(requested, feed.window, now)
     if not settled:
         windows.check_window(min(requested), feed.window, now)
     return Chosen(settled, _pending(requested, settled, feed.window))
 
 
-def _settled(requested: Sequence[int], settings: WindowSettings, now: int) -> Sequence[int]:
+def _keep_settled(requested: Sequence[int], settings: WindowSettings, now: int) -> Sequence[int]:
     if isinstance(requested, range):  # it may end in a far future
         return requested[: max(0, (settings.last_boundary(now) - requested.start) // requested.step)]
     return tuple(w for w in requested if settings.is_closed(w, now))
@@ -138,7 +138,7 @@ def ledger_state(session: Session, feed: Feed) -> tuple[State, int]:
         return Ledger(edges.lake, feed.name, edges.clock).read(), edges.clock()
 
 
-def named_windows(
+def parse_windows(
     settings: WindowSettings, now: int, window: Sequence[str] | None, start: str | None, end: str | None
 ) -> Sequence[int]:
     """The windows' starts, each once, as typed or oldest first. Raises UsageError if the options name no windows."""
@@ -148,10 +148,12 @@ def named_windows(
         return tuple(dict.fromkeys(map(parsing.window, window)))
     if start is None:
         raise UsageError("--to without --from", remedy="say where to begin: --from 2026-11-20T00")
-    return _between(settings, parsing.window(start), parsing.window(end) if end else settings.last_boundary(now), end)
+    return _list_between(
+        settings, parsing.window(start), parsing.window(end) if end else settings.last_boundary(now), end
+    )
 
 
-def _between(settings: WindowSettings, start: int, end: int, text: str | None) -> range:
+def _list_between(settings: WindowSettings, start: int, end: int, text: str | None) -> range:
     from sluice.pipelines.planning import windows
 
     for bound in (start, end):
@@ -281,7 +283,7 @@ def title(length: int, standings: Sequence[WindowStanding]) -> str:
 # -- for programs
 
 
-def document(s: WindowStanding) -> dict[str, Any]:
+def build_document(s: WindowStanding) -> dict[str, Any]:
     return {
         "window": show_window(s.window),
         "state": str(s.standing),

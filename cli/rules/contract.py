@@ -24,7 +24,7 @@ from sluice.cli.app.menu import Group
 from sluice.cli.options import parsing, window_options
 from sluice.cli.options.request_options import Offsets
 from sluice.cli.options.window_options import From, To, Window
-from sluice.cli.terminal.number_format import count, percent
+from sluice.cli.terminal.number_format import count, format_percent
 from sluice.cli.terminal.output import bad, copyable, good, heading, safe, table, warn
 from sluice.pipelines.errors import Failed, FeedError, QuarantineExceeded, SchemaDrifted, UsageError
 from sluice.pipelines.model.ranges import Range, union
@@ -112,7 +112,7 @@ class _SampleRead:
 
     receipts: tuple[Receipt, ...]
     lake: Lake
-    whole: bool
+    complete: bool
     earlier: Sequence[int]
     writers: WriterSchemas | None = None
 
@@ -129,7 +129,7 @@ class _SampleRead:
 
 
 @contextmanager
-def _looking(session: Session, feed: Feed, shape: Shape, request: _SampleRequest) -> Iterator[_SampleRead]:
+def _open_sample(session: Session, feed: Feed, shape: Shape, request: _SampleRequest) -> Iterator[_SampleRead]:
     """The records, made into rows by the shape; their files are removed when the block ends.
 
     Raises UsageError, KafkaUnavailable, UnknownTopic, and Failed if there is nothing to look at.
@@ -163,7 +163,7 @@ def _slices(session: Session, feed: Feed, request: _SampleRequest) -> tuple[tupl
 
     if request.offsets and (request.window or request.start or request.end):
         raise UsageError("--offsets and windows together", remedy="give one of them")
-    chosen_windows = window_options.chosen_windows(session, feed, request.window, request.start, request.end)
+    chosen_windows = window_options.choose_windows(session, feed, request.window, request.start, request.end)
     session.terminal.show(*window_options.pending_lines(feed.name, chosen_windows.pending))
     spans = chosen_windows.settled
     ranges = ranges_by_partition(request.offsets)
@@ -236,7 +236,7 @@ def init(
     extras.require("great_expectations")  # said before a minute of compiling, and before Kafka is asked
     path = _output(session, definition, output, force)
     shape = replace(definition.shape, contract=None, dropping=False)
-    with _looking(session, definition, shape, _SampleRequest(records, offsets, window, start, end)) as sample:
+    with _open_sample(session, definition, shape, _SampleRequest(records, offsets, window, start, end)) as sample:
         rows = read_landed(sample.receipts, sample.lake, [c.name for c in candidates(shape.columns)])
         proposals = propose(rows, shape.columns)
         faults = faults_of(_quarantine_files(sample.receipts), sample.lake)
@@ -250,14 +250,14 @@ def init(
     _write(path, text, force)
     adopted = session.project.feeds_folder / f"{definition.name}.contract.json"
     session.terminal.show(*_proposal_view(definition, proposals, sample, faults, path, adopted))
-    session.terminal.document(_init_document(definition, proposals, sample, faults, path, text))
+    session.terminal.print_document(_init_document(definition, proposals, sample, faults, path, text))
 
 
-def _output(session: Session, feed: Feed, given: Path | None, force: bool) -> Path:
+def _output(session: Session, feed: Feed, requested: Path | None, force: bool) -> Path:
     """Where the proposal goes: never where a feed would read it. Raises UsageError."""
     from sluice.pipelines.contract.suite import CONTRACT
 
-    path = given or session.project.feeds_folder / f"{feed.name}{PROPOSED}"
+    path = requested or session.project.feeds_folder / f"{feed.name}{PROPOSED}"
     if path.name.endswith(CONTRACT):
         raise UsageError(
             f"{path} is where a contract is in force",
@@ -331,11 +331,11 @@ def _kwargs(kwargs: Mapping[str, Any]) -> str:
     if "value_set" in kwargs:
         return _short(", ".join(map(str, kwargs["value_set"])))
     if "min_value" in kwargs:
-        return f"{_bound(kwargs['min_value'])} to {_bound(kwargs['max_value'])}"
+        return f"{_format_bound(kwargs['min_value'])} to {_format_bound(kwargs['max_value'])}"
     return _short(", ".join(map(str, kwargs.values())))
 
 
-def _bound(value: Any) -> str:
+def _format_bound(value: Any) -> str:
     return value if isinstance(value, str) else f"{value:,}"
 
 
@@ -362,7 +362,7 @@ def _sample_document(sample: _SampleRead) -> dict[str, Any]:
         "records": sample.records,
         "landed": counts.landed,
         "quarantined": counts.quarantined,
-        "whole": sample.whole,
+        "whole": sample.complete,
         "offsets": [str(r.slice) for r in sample.receipts],
     }
 
@@ -401,12 +401,12 @@ def check(
     contract = _contract(session, definition, file)
     shape = replace(definition.shape, contract=contract, dropping=False)
     request = _SampleRequest(records, offsets, window, start, end)
-    with _looking(session, definition, shape, request) as sample:
+    with _open_sample(session, definition, shape, request) as sample:
         with session.terminal.working("holding the whole against it"):
             results = hold_whole(shape, sample.receipts, sample.lake, sample.earlier)
         tried = _try_contract(definition, shape, contract, request, sample, results)
     session.terminal.show(*_trial_view(tried))
-    session.terminal.document(_check_document(tried))
+    session.terminal.print_document(_check_document(tried))
     return 1 if tried.refused else 0
 
 
@@ -417,7 +417,7 @@ class _ContractTrial:
 
     feed: Feed
     contract: Contract
-    seen: _SampleRead
+    sample: _SampleRead
     outcomes: Sequence[ExpectationOutcome]
     left_out: Sequence[ExpectationOutcome]
     examples: Mapping[int, Sequence[tuple[str, str]]]
@@ -472,7 +472,7 @@ def _try_contract(
     from sluice.pipelines.validation.drift import check_drift
 
     all_ = contract_results(contract, sample.receipts, results)
-    left_out = [] if request.windowed and sample.whole else [o for o in all_ if o.expectation.type in _VOLUME]
+    left_out = [] if request.windowed and sample.complete else [o for o in all_ if o.expectation.type in _VOLUME]
     outcomes = [o for o in all_ if o not in left_out]
     records = {record for o in outcomes for record in o.first}
     rows = rows_at(records, shape, sample.receipts, sample.lake, sample.writers)
@@ -526,7 +526,7 @@ def _sentence(o: ExpectationOutcome) -> str:
 
 def _share(sample: _SampleRead) -> str:
     bad_ = sample.counts.quarantined
-    share = percent(bad_ / max(sample.records, 1))
+    share = format_percent(bad_ / max(sample.records, 1))
     return f"{count(bad_)} of {many(sample.records, 'record')} would go to quarantine ({share})"
 
 
@@ -534,7 +534,7 @@ def _share(sample: _SampleRead) -> str:
 
 
 def _trial_view(t: _ContractTrial) -> Iterator[RenderableType]:
-    yield heading(f"Contract of {t.feed.name}", f"{_sample_line(t.seen)}; contract {t.contract.hash}")
+    yield heading(f"Contract of {t.feed.name}", f"{_sample_line(t.sample)}; contract {t.contract.hash}")
     names = ("expectation", "severity", "checked", "broken", "share", "first")
     yield table(names, [_row(t, o) for o in t.outcomes], right="checked broken share")
     if t.left_out:
@@ -553,7 +553,7 @@ def _row(t: _ContractTrial, o: ExpectationOutcome) -> Sequence[Any]:
     sign = good if o.passed and not o.unexpected else bad if o.severity == "critical" else warn
     lines = [" ".join(filter(None, example)) for example in t.examples.get(o.expectation.place, ())]
     first = "\n".join(lines) or o.observed
-    broken = (count(o.checked), count(o.unexpected), percent(o.share)) if o.checked else ("–", "–", "–")
+    broken = (count(o.checked), count(o.unexpected), format_percent(o.share)) if o.checked else ("–", "–", "–")
     return (sign(sentence), str(o.severity), *broken, first)
 
 
@@ -564,12 +564,12 @@ def _verdict(t: _ContractTrial) -> Iterator[RenderableType]:
         yield from (f"    {safe(line)}" for line in t.refused)
         return
     limit = t.feed.policies.quarantine_limit
-    bad_, allowed = t.seen.counts.quarantined, f"within the limit of {100 * limit.share:g} %"
-    beyond = bad_ > limit.share * t.seen.records
+    bad_, allowed = t.sample.counts.quarantined, f"within the limit of {100 * limit.share:g} %"
+    beyond = bad_ > limit.share * t.sample.records
     if beyond:
         allowed = f"more than {100 * limit.share:g} %: a batch with {count(limit.at_least)} such records is refused"
     warned = sum(not o.passed and o.severity == "warning" for o in t.outcomes)
-    yield (warn if beyond else good)(f"{_share(t.seen)}, {allowed}" if bad_ else "no record would go to quarantine")
+    yield (warn if beyond else good)(f"{_share(t.sample)}, {allowed}" if bad_ else "no record would go to quarantine")
     yield good("the batch would be published" + (f", with {many(warned, 'warning')}" if warned else ""))
 
 
@@ -580,7 +580,7 @@ def _check_document(t: _ContractTrial) -> dict[str, Any]:
     return {
         "feed": t.feed.name,
         "contract": t.contract.hash,
-        "sample": _sample_document(t.seen),
+        "sample": _sample_document(t.sample),
         "expectations": [_outcome_document(t, o) for o in t.outcomes],
         "not_tried": [o.expectation.place for o in t.left_out],
         "quarantine": [_fault_document(f) for f in t.faults],

@@ -41,9 +41,9 @@ def list_(session: Session) -> int:
         else f"no feed in {session.project.feeds_folder}"
     )
     session.terminal.show(*(bad(e.message) for e in files.broken.values()))
-    session.terminal.document(
+    session.terminal.print_document(
         {
-            "feeds": [_document(f) for f in files.feeds.values()],
+            "feeds": [_build_document(f) for f in files.feeds.values()],
             "broken": [{"file": str(p), **e.fields()} for p, e in files.broken.items()],
         }
     )
@@ -72,20 +72,20 @@ def check(
     lines = [f"{many(len(feeds), 'feed')} in {folder}: {', '.join(feeds) or 'none'}"]
     lines += [f"{name}: a contract of {_contract(feed)}" for name, feed in feeds.items() if feed.contract]
     session.terminal.show(*map(good, lines))
-    session.terminal.show(*(warn(f"{name}: {note}") for name, note in _overridden(feeds, offline).items()))
+    session.terminal.show(*(warn(f"{name}: {note}") for name, note in _list_overridden(feeds, offline).items()))
     registered = [f for f in feeds.values() if f.reader and f.registry and not offline]
     with session.terminal.working("asking schema registries"):
-        found = {feed.name: _schema(session, feed) for feed in registered}
-    errors = [note for note in found.values() if isinstance(note, SluiceError)]
+        results = {feed.name: _schema(session, feed) for feed in registered}
+    errors = [note for note in results.values() if isinstance(note, SluiceError)]
     session.terminal.show(
-        *(bad(f"{n}: {s.message}") if isinstance(s, SluiceError) else good(f"{n}: {s}") for n, s in found.items())
+        *(bad(f"{n}: {s.message}") if isinstance(s, SluiceError) else good(f"{n}: {s}") for n, s in results.items())
     )
-    schemas = {n: s.fields() if isinstance(s, SluiceError) else {"said": s} for n, s in found.items()}
-    session.terminal.document({"feeds": list(feeds), "schemas": schemas})
+    schemas = {n: s.fields() if isinstance(s, SluiceError) else {"said": s} for n, s in results.items()}
+    session.terminal.print_document({"feeds": list(feeds), "schemas": schemas})
     return _exit_code(errors)
 
 
-def _overridden(feeds: Mapping[str, Feed], offline: bool) -> dict[str, str]:
+def _list_overridden(feeds: Mapping[str, Feed], offline: bool) -> dict[str, str]:
     """By feed, which columns tools that read its folder override. With `offline`, of local lakes only."""
     from sluice.pipelines.lake import paths
     from sluice.reading import list_overridden
@@ -131,7 +131,7 @@ def refresh(session: Session) -> int:
     rows = [(n, bad(t.message) if isinstance(t, SluiceError) else ", ".join(t)) for n, t in topics.items()]
     session.terminal.show(table(("feed", "topics"), rows))
     session.terminal.show(*(bad(e.message) for e in session.files.broken.values()))
-    session.terminal.document({"feeds": [_refresh_document(n, t) for n, t in topics.items()]})
+    session.terminal.print_document({"feeds": [_refresh_document(n, t) for n, t in topics.items()]})
     return _exit_code([*session.files.broken.values(), *(t for t in topics.values() if isinstance(t, SluiceError))])
 
 
@@ -160,10 +160,10 @@ def _contract(feed: Feed) -> str:
     return many(len(feed.contract.expectations), "expectation") if feed.contract else ""
 
 
-def _document(feed: Feed) -> Mapping[str, Any]:
+def _build_document(feed: Feed) -> Mapping[str, Any]:
     """Returns the whole feed and the size of its contract. The feed masks its secrets itself."""
     from sluice.pipelines.feed.load import group_tuning
 
-    held = feed.contract
-    contract = {"contract": {"expectations": len(held.expectations), "hash": held.hash}} if held else {}
+    rules = feed.contract
+    contract = {"contract": {"expectations": len(rules.expectations), "hash": rules.hash}} if rules else {}
     return group_tuning(feed.model_dump(mode="json", by_alias=True, exclude_none=True)) | contract

@@ -19,8 +19,8 @@ from sluice.cli.options.window_options import From, To, Window
 from sluice.cli.shared import other_batches
 from sluice.cli.shared.rewrite_summary import name, table_after
 from sluice.cli.terminal.number_format import count, seconds
-from sluice.cli.terminal.output import bad, good, heading, safe, shorten, table, warn
-from sluice.cli.terminal.record_view import document as record_document
+from sluice.cli.terminal.output import bad, good, heading, limit_rows, safe, table, warn
+from sluice.cli.terminal.record_view import build_document as record_document
 from sluice.cli.terminal.record_view import rows as record_rows
 from sluice.cli.terminal.record_view import view as record_view
 from sluice.pipelines.util.units import many, show_window
@@ -72,7 +72,7 @@ def _filter_of(
     chosen: frozenset[int] | None = None
     if any(within):
         with session.open_ports(feed) as edges:
-            chosen = frozenset(window_options.named_windows(feed.window, edges.clock(), *within))
+            chosen = frozenset(window_options.parse_windows(feed.window, edges.clock(), *within))
         for window in chosen:
             check_aligned(window, feed.window)
     records = tuple(map(parsing.parse_record, offsets or ()))
@@ -101,10 +101,10 @@ def list_(session: Session, feed: FeedName, window: Window = None, start: From =
         ledger = Ledger(edges.lake, feed, edges.clock)
         listed = listing(ledger, edges.lake, criteria, definition.window)
         waiting = listings_staged(definition, ledger, edges.lake, criteria)
-    views = [*list_view(feed, listed), *(line for each in waiting for line in list_view(feed, each))]
+    views = [*list_view(feed, listed), *(line for part in waiting for line in list_view(feed, part))]
     session.terminal.show(*views)
-    staged = [list_document(feed, each) | {"batch": each.batch} for each in waiting]
-    session.terminal.document(list_document(feed, listed) | {"staged": staged})
+    staged = [list_document(feed, part) | {"batch": part.batch} for part in waiting]
+    session.terminal.print_document(list_document(feed, listed) | {"staged": staged})
 
 
 def list_view(feed: str, listed: Listing) -> Iterator[RenderableType]:
@@ -121,7 +121,7 @@ def list_view(feed: str, listed: Listing) -> Iterator[RenderableType]:
         names = ("stage", "why", "what", "records", "share", "windows", "first")
         yield table(
             names,
-            shorten(list(_reasons(listed))),
+            limit_rows(list(_reasons(listed))),
             right="records share windows",
             optional="windows share stage",
         )
@@ -129,7 +129,7 @@ def list_view(feed: str, listed: Listing) -> Iterator[RenderableType]:
     names = ("window", "landed", "quarantined", "share", "re-landed", "mended", "mostly")
     yield table(
         names,
-        shorten(_windows(listed)),
+        limit_rows(_windows(listed)),
         right="landed quarantined share re-landed mended",
         optional="mended re-landed share",
     )
@@ -238,18 +238,18 @@ def show(
             for row in record_rows(batch)
         ]
     session.terminal.show(*show_view(feed, rows))
-    session.terminal.document({"feed": feed, "records": [_record(w, row) for w, row in rows]})
+    session.terminal.print_document({"feed": feed, "records": [_record(w, row) for w, row in rows]})
 
 
 Seen = Sequence[tuple[int | None, Mapping[str, Any]]]
 
 
-def show_view(feed: str, seen: Seen) -> Iterator[RenderableType]:
+def show_view(feed: str, records: Seen) -> Iterator[RenderableType]:
     """For people: a table for each partition of each window."""
-    if not seen:
+    if not records:
         yield good(f"nothing of {feed} in quarantine is what this asks for")
-    for partition in dict.fromkeys((w, row["topic"], row["partition"]) for w, row in seen):
-        rows = [row for w, row in seen if (w, row["topic"], row["partition"]) == partition]
+    for partition in dict.fromkeys((w, row["topic"], row["partition"]) for w, row in records):
+        rows = [row for w, row in records if (w, row["topic"], row["partition"]) == partition]
         yield heading(f"{partition[1]}:{partition[2]}", name(partition[0]))
         yield record_view(rows, [safe(_why(row)) for row in rows])
 
@@ -316,7 +316,7 @@ def replay(
     done, given_up = (_foresee if dry_run else _replay)(session, definition, criteria, mender)
     ran = ReplayRun(feed, done, time.monotonic() - began, dry_run, given_up)
     session.terminal.show(*replay_view(ran), *(() if dry_run else table_after(session, definition)))
-    session.terminal.document(replay_document(ran))
+    session.terminal.print_document(replay_document(ran))
     return REFUSED if done.busy or done.candidates.unfit else 0
 
 
@@ -381,7 +381,7 @@ def replay_view(ran: ReplayRun) -> Iterator[RenderableType]:
         [k.stage, str(k), k.detail, count(n), count(landed[k]), count(n - landed[k])]
         for k, n in trial.tried.most_common()
     ]
-    yield table(names, shorten(kinds), right="tried would landed stay")
+    yield table(names, limit_rows(kinds), right="tried would landed stay")
     yield from _stays(trial)
     yield from _verdict(ran)
 
@@ -391,7 +391,7 @@ def _stays(trial: Trial) -> Iterator[RenderableType]:
         yield heading("What does not fit today")
         ranked = sorted(trial.why.items(), key=lambda x: -x[1][0])
         kinds = [[k.stage, str(k), k.detail, count(n), first] for k, (n, first) in ranked]
-        yield table(("stage", "why", "what", "records", "first"), shorten(kinds), right="records")
+        yield table(("stage", "why", "what", "records", "first"), limit_rows(kinds), right="records")
     if trial.botched:
         yield heading("What the mending function did not do")
         ranked_ = sorted(trial.botched.items(), key=lambda x: -x[1][0])

@@ -40,7 +40,7 @@ def show(session: Session, feed: FeedName) -> None:
     """
     reading = _read(session.feed(feed))
     rows = list((reading.columns.texts() if reading.columns else {}).items())
-    expected = _expected(reading.reader)
+    expected = _list_expected(reading.reader)
     session.terminal.show(
         heading(feed, "the columns of its schema_file"),
         facts(*_source(reading)),
@@ -52,7 +52,7 @@ def show(session: Session, feed: FeedName) -> None:
         ),
     )
     document = {"feed": feed, "schema_file": reading.schema_file, "columns": dict(rows), "expects": expected}
-    session.terminal.document(document | {"registry": reading.registry.url if reading.registry else None})
+    session.terminal.print_document(document | {"registry": reading.registry.url if reading.registry else None})
 
 
 @command(group)
@@ -67,7 +67,7 @@ def pull(session: Session, feed: FeedName) -> None:
     """
     from sluice.resources.registry.confluent import find_registered, reader_of
 
-    request = _asked(session, feed)
+    request = _request_schema(session, feed)
     with session.terminal.working("asking the registry"):
         newest = find_registered(request)
     try:
@@ -78,7 +78,7 @@ def pull(session: Session, feed: FeedName) -> None:
     message = f"{request.schema_file}: {newest.subject}, version {newest.version}, schema {newest.id}"
     session.terminal.show(good(message))
     document = {"feed": feed, "schema_file": str(request.schema_file), "columns": reader.columns.texts()}
-    session.terminal.document(document | _version(newest))
+    session.terminal.print_document(document | _version(newest))
 
 
 def _write(newest: RegisteredSchema, request: SchemaAsked) -> None:
@@ -127,7 +127,7 @@ def diff(session: Session, feed: FeedName, file: Candidate = None) -> int:
     old = current.reader.columns.texts() if current.reader else {}
     changes = _changes(old, after.columns.texts())
     refused = _refusal(current, after.columns)
-    now, then = _expected(current.reader), _expected(after)
+    now, then = _list_expected(current.reader), _list_expected(after)
     dropped, added = [e for e in now if e not in then], [e for e in then if e not in now]
     rendering: RenderableType = table(("column", "now", "then"), [(n, a, b) for n, a, b in changes])
     session.terminal.show(
@@ -140,7 +140,7 @@ def diff(session: Session, feed: FeedName, file: Candidate = None) -> int:
     columns = [{"column": n, "now": a or None, "then": b or None} for n, a, b in changes]
     refusal = {"refused": refused.message if refused else None}
     expects = {"expects": {"added": added, "dropped": dropped}}
-    session.terminal.document({"feed": feed, "changes": columns} | expects | refusal | about)
+    session.terminal.print_document({"feed": feed, "changes": columns} | expects | refusal | about)
     return refused.exit_code if refused else int(bool(changes or added or dropped))
 
 
@@ -148,7 +148,7 @@ def _of_registry(session: Session, feed: str) -> tuple[Reader, str, dict[str, An
     """Returns the reader of the registry's schema, with that schema in words and as a document."""
     from sluice.resources.registry.confluent import find_registered, reader_of
 
-    request = _asked(session, feed)
+    request = _request_schema(session, feed)
     with session.terminal.working("asking the registry"):
         there = find_registered(request)
     return reader_of(there, request), f"{there.subject}, version {there.version}, schema {there.id}", _version(there)
@@ -171,7 +171,7 @@ def _of_file(feed: Feed, file: Path) -> tuple[Reader, str, dict[str, Any]]:
         raise UsageError(f"{file} makes no columns: {what}", remedy="sluice docs formats") from None
 
 
-def _expected(reader: Reader | None) -> list[str]:
+def _list_expected(reader: Reader | None) -> list[str]:
     """Describes the rules of a schema beyond types."""
     from sluice.pipelines.contract.catalogue import text
 
@@ -211,7 +211,7 @@ def _source(feed: Feed) -> list[tuple[str, str]]:
     return [*pairs, *([("registry", feed.registry.url)] if feed.registry else [])]
 
 
-def _asked(session: Session, feed: str) -> SchemaAsked:
+def _request_schema(session: Session, feed: str) -> SchemaAsked:
     """Returns the registry settings of the feed's file; its schema_file need not exist yet."""
     from sluice.pipelines.feed.load import schema_asked
 

@@ -15,7 +15,7 @@ from contextlib import contextmanager, suppress
 
 
 @contextmanager
-def loading() -> Iterator[None]:
+def fast_imports() -> Iterator[None]:
     """Import in this block what takes seconds. Garbage is not looked for meanwhile, nor later among what was loaded:
     importing Dagster makes a million objects that stay, and a fifth of its time would go into looking at them."""
     was_on = gc.isenabled()

@@ -20,7 +20,7 @@ _NEXT_UNIT = 999.5
 """From this share on, three digits are not enough."""
 
 
-def percent(share: float) -> str:
+def format_percent(share: float) -> str:
     """A share of a whole, to two digits or more: `0.012 %`, `3.4 %`, `100 %`."""
     value = 100 * share
     if 0 < value < _SMALLEST:

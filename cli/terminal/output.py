@@ -83,7 +83,7 @@ class Terminal:
         """Whether stdout is a terminal that shows more than ASCII."""
         return self._out.is_terminal and self._out.encoding.lower().startswith("utf")
 
-    def document(self, value: Mapping[str, Any]) -> None:
+    def print_document(self, value: Mapping[str, Any]) -> None:
         """Print a JSON document for programs, on one line. People see nothing."""
         if self._documents is not None:
             text = json.dumps(value, ensure_ascii=False, default=str)
@@ -204,7 +204,7 @@ def table(
     return TextTable(columns, [[_cell(c) for c in row] for row in rows], right.split(), optional.split())
 
 
-def shorten(rows: Sequence[Sequence[_C]], total: int | None = None) -> list[Sequence[_C | str]]:
+def limit_rows(rows: Sequence[Sequence[_C]], total: int | None = None) -> list[Sequence[_C | str]]:
     """Returns the first rows of a table, and a line with the number of the others (of `total`, default: all rows)."""
     first: list[Sequence[_C | str]] = [*rows[:SHOWN_ROWS]]
     more = (len(rows) if total is None else total) - len(first)

@@ -92,7 +92,7 @@ def view(records: Sequence[Mapping[str, Any]], states: Sequence[str] | None = No
     return table(list(columns), list(zip(*columns.values(), strict=True)), right="offset")
 
 
-def document(record: Mapping[str, Any]) -> dict[str, Any]:
+def build_document(record: Mapping[str, Any]) -> dict[str, Any]:
     """A record for programs: key, value and header values in base64, the timestamp in ms."""
     return {
         "topic": record["topic"],

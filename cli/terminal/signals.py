@@ -27,10 +27,10 @@ _AGAIN = 0.05  # seconds until an interrupt that a callback swallowed is raised 
 class Interrupts:
     """The signals that this process got."""
 
-    seen = False
+    pending = False
 
 
-def heed() -> None:
+def install() -> None:
     """From now on SIGINT raises KeyboardInterrupt, also where a callback swallowed it, and SIGTERM SystemExit.
 
     An ignored SIGINT stays ignored: a shell wants that for commands in the background.
@@ -38,10 +38,10 @@ def heed() -> None:
     signal.signal(signal.SIGTERM, _leave)
     if signal.getsignal(signal.SIGINT) in (signal.default_int_handler, signal.SIG_DFL):
         signal.signal(signal.SIGINT, _leave)
-        sys.unraisablehook = _not_lost(sys.unraisablehook)
+        sys.unraisablehook = _keep_interrupts(sys.unraisablehook)
 
 
-def interrupted() -> int:
+def report_interrupt() -> int:
     """Say so, in one line."""
     print("interrupted", file=sys.stderr, flush=True)
     return INTERRUPTED
@@ -51,14 +51,14 @@ def _leave(signum: int, frame: FrameType | None) -> NoReturn:
     """Leave through every `finally`, so that everything this process started is ended."""
     if signum != signal.SIGINT:
         sys.exit(128 + signum)
-    Interrupts.seen = True
+    Interrupts.pending = True
     raise KeyboardInterrupt
 
 
-def _not_lost(hook: Callable[[UnraisableHookArgs], object]) -> Callable[[UnraisableHookArgs], None]:
+def _keep_interrupts(hook: Callable[[UnraisableHookArgs], object]) -> Callable[[UnraisableHookArgs], None]:
     """Python drops errors in callbacks and destructors: raise an interrupt again, and pass all others to `hook`."""
 
-    def told(error: UnraisableHookArgs) -> None:
+    def raise_again(error: UnraisableHookArgs) -> None:
         if not issubclass(error.exc_type, KeyboardInterrupt):
             hook(error)
             return
@@ -66,7 +66,7 @@ def _not_lost(hook: Callable[[UnraisableHookArgs], object]) -> Callable[[Unraisa
         again.daemon = True
         again.start()
 
-    return told
+    return raise_again
 
 
 # -- output that nobody reads

@@ -100,7 +100,7 @@ class TextTable:
     names: Sequence[str]
     rows: Sequence[Sequence[Text]]
     right: Sequence[str] = ()
-    least: Sequence[str] = ()
+    optional: Sequence[str] = ()
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         columns = [self._column(i) for i in range(len(self.names))]
@@ -120,7 +120,7 @@ class TextTable:
     def _shown(self, columns: Sequence[_TextColumn], width: int) -> tuple[list[_TextColumn], list[str]]:
         """The columns for rows of one line, and the names of those left out; all columns if even that is too wide."""
         remaining, hidden = list(columns), list[str]()
-        for word in ("", *self.least):
+        for word in ("", *self.optional):
             hidden += [c.name for c in remaining if word and c.name.partition(" ")[0] == word]
             remaining = [c for c in remaining if c.name not in hidden]
             if _least(remaining) <= width:

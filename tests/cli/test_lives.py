@@ -9,7 +9,7 @@ import pytest
 from sluice.cli.daily import audit, run, status
 from sluice.cli.inspect import explain
 from sluice.cli.maintain import accept
-from sluice.cli.terminal.partition_labels import lives
+from sluice.cli.terminal.partition_labels import label_partitions
 from sluice.pipelines.model.kafka import Key
 from tests.assets.world import P0, P1, World
 from tests.cli.conftest import Tell
@@ -51,7 +51,7 @@ def test_a_status_that_lists_a_life_that_nobody_accepted_yet_tells_them_apart(wo
 
 def test_lives_are_named_only_where_there_are_several() -> None:
     first, again, other = Key("orders", 0, OLD), Key("orders", 0, f"{OLD}#1"), Key("orders", 1, OLD)
-    assert lives([first, again, other]) == {
+    assert label_partitions([first, again, other]) == {
         first: "orders:0 (topic id 27YBcOdd)",
         again: "orders:0 (topic id 27YBcOdd#1)",
         other: "orders:1",

@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sluice.cli.app.invocation import Harmless
-from sluice.cli.terminal.number_format import percent, size
+from sluice.cli.terminal.number_format import format_percent, size
 from sluice.cli.terminal.output import Terminal, facts, safe, table
 from sluice.pipelines.errors import Refused, UsageError
 
@@ -48,7 +48,7 @@ def test_plain_lines_are_shown_as_they_are_too(capfd: pytest.CaptureFixture[str]
 @given(st.text(st.characters()))
 def test_a_document_is_json_and_nothing_that_a_terminal_obeys(text: str) -> None:
     documents = io.StringIO()
-    Terminal(documents).document({text: [text]})
+    Terminal(documents).print_document({text: [text]})
     assert json.loads(documents.getvalue()) == {text: [text]}
     assert documents.getvalue().rstrip("\n").isprintable()
     documents.getvalue().encode("utf-8")
@@ -96,7 +96,7 @@ def test_progress_is_silent_where_stderr_is_no_terminal(capfd: pytest.CaptureFix
 
 def test_shares_and_sizes_have_no_exponents() -> None:
     shares = (0, 1e-7, 0.00012, 0.034, 0.5, 0.996, 1)
-    assert [percent(s) for s in shares] == ["0 %", "under 0.001 %", "0.012 %", "3.4 %", "50 %", "100 %", "100 %"]
+    assert [format_percent(s) for s in shares] == ["0 %", "under 0.001 %", "0.012 %", "3.4 %", "50 %", "100 %", "100 %"]
     assert [size(n) for n in (999_499, 999_600, 9.996e8)] == ["999 kB", "1 MB", "1 GB"]
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from sluice.assets.specs.last_seen import remember
-from sluice.cli.daily.reload import Changes, stamps
+from sluice.cli.daily.reload import Changes, read_stamps
 from sluice.resources.project import Project
 
 
@@ -20,17 +20,17 @@ def made(tmp_path: Path) -> Project:
 
 def settled(changes: Changes) -> list[str]:
     """What two looks find."""
-    assert changes.settled() == []
-    return changes.settled()
+    assert changes.take() == []
+    return changes.take()
 
 
 def test_what_shapes_the_definitions_is_noticed_once_it_has_settled(made: Project) -> None:
-    changes = Changes(made, stamps(made))
+    changes = Changes(made, read_stamps(made))
     assert settled(changes) == []
     feed = made.feeds_folder / "orders.yaml"
     feed.write_text("topics: orders\nstart: latest\nwindow: 15m\n")
     (made.feeds_folder / "orders.contract.json").write_text("{}")
-    assert changes.settled() == []
+    assert changes.take() == []
     feed.write_text("topics: orders\n")  # somebody still writes
     assert settled(changes) == ["feeds/orders.contract.json", "feeds/orders.yaml"]
     assert settled(changes) == []
@@ -41,7 +41,7 @@ def test_what_shapes_the_definitions_is_noticed_once_it_has_settled(made: Projec
 
 
 def test_what_runs_saw_of_a_feed_counts_and_what_an_editor_leaves_does_not(made: Project) -> None:
-    changes = Changes(made, stamps(made))
+    changes = Changes(made, read_stamps(made))
     for name in (".orders.yaml.swp", ".orders.yaml", "orders.yaml~", "notes.txt"):
         (made.feeds_folder / name).write_text("x")
     assert settled(changes) == []
