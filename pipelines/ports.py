@@ -522,7 +522,7 @@ class Engine(Protocol):
 class Liveness(Protocol):
     """Tells whether the owner of a batch may still be at work."""
 
-    def beat(self, owner: Owner) -> AbstractContextManager[None]:
+    def send_heartbeats(self, owner: Owner) -> AbstractContextManager[None]:
         """Write a sign of life now and then, until the block ends."""
         ...
 
@@ -538,7 +538,7 @@ class Liveness(Protocol):
         """Every owner that left a sign of life, whether at work or killed."""
         ...
 
-    def last_beat(self, owner: Owner) -> int | None:
+    def last_heartbeat(self, owner: Owner) -> int | None:
         """When the owner last gave a sign of life (ms, by the owner's clock); None when it never did. Never waits."""
         ...
 

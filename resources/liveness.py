@@ -1,9 +1,9 @@
 """Heartbeats of batch owners. A heartbeat is a small file in the lake, rewritten every few seconds.
 
-Evidence of death is one of: the file is gone (the run ended), the process is gone (seen on its own machine),
-or the beat did not change while this process watched it for `bound_ms`. An old stamp alone is only a reason to watch:
-the clocks of two machines may differ by hours. A wrong judgement costs work, never data: the ledger voids what an
-owner publishes after another has taken over. `Informed` adds what Dagster knows about runs.
+Evidence of death is one of: the file is gone (the run ended), the process is gone (seen on its own machine), or the
+heartbeat did not change while this process watched it for `bound_ms`. An old stamp alone is only a reason to watch: the
+clocks of two machines may differ by hours. A wrong judgement costs work, never data: the ledger voids what an owner
+publishes after another has taken over. `Informed` adds what Dagster knows about runs.
 """
 
 from __future__ import annotations
@@ -33,8 +33,9 @@ def now() -> int:
 
 log = logging.getLogger("sluice.liveness")
 _GRACE_S = 10
-"""How long the end of a run waits for a beat under way: a beat written after the file is removed would stay. Also how
-far apart two times of this machine may be that mean the same moment."""
+"""How long the end of a run waits for a heartbeat under way: a heartbeat written after the file is removed would stay.
+Also how far apart two times of this machine may be that mean the same moment.
+"""
 
 
 def new_owner(run: str) -> Owner:
@@ -55,7 +56,7 @@ def process_gone(pid: int, start_time: float) -> bool:
 class LakeLiveness:
     """`ports.Liveness` over files `_sluice/<feed>/owners/<token>.json`.
 
-    `bound_ms` is how long a beat may stay unchanged, `beat_ms` how often it is renewed; `pause` (seconds)
+    `bound_ms` is how long a heartbeat may stay unchanged, `heartbeat_ms` how often it is renewed; `pause` (seconds)
     waits between two checks of a suspect.
     """
 
@@ -65,22 +66,22 @@ class LakeLiveness:
         feed: str,
         clock: Clock,
         bound_ms: int = 60_000,
-        beat_ms: int = 5_000,
+        heartbeat_ms: int = 5_000,
         pause: Callable[[float], None] = time.sleep,
     ) -> None:
         self._lake, self._feed, self._clock = lake, feed, clock
         self._folder = paths.owners_folder(feed)
-        self._bound_ms, self._beat_ms, self._pause = bound_ms, beat_ms, pause
+        self._bound_ms, self._heartbeat_ms, self._pause = bound_ms, heartbeat_ms, pause
 
     @contextmanager
-    def beat(self, owner: Owner) -> Iterator[None]:
-        """Beat now and every `beat_ms` from a daemon thread; the file is removed when the block ends.
+    def send_heartbeats(self, owner: Owner) -> Iterator[None]:
+        """Beat now and every `heartbeat_ms` from a daemon thread; the file is removed when the block ends.
 
-        If the lake does not take a beat, this is logged, never raised.
+        If the lake does not take a heartbeat, this is logged, never raised.
         """
         ended = Event()
         self._write(owner, 0)
-        thread = Thread(target=self._keep_beating, args=(owner, ended), name="sluice-beat", daemon=True)
+        thread = Thread(target=self._send_heartbeats, args=(owner, ended), name="sluice-heartbeat", daemon=True)
         thread.start()
         try:
             yield
@@ -95,35 +96,35 @@ class LakeLiveness:
 
         With `watch`, all suspects are watched together, for `bound_ms`. Without it, they are not known yet.
         """
-        beats = {o: self._beat(o) for o in owners}
-        clear = {o.token: verdict for o, beat in beats.items() if (verdict := self._at_once(beat))}
-        suspects = {o: beat for o, beat in beats.items() if o.token not in clear}
+        heartbeats = {o: self._read_heartbeat(o) for o in owners}
+        clear = {o.token: verdict for o, heartbeat in heartbeats.items() if (verdict := self._at_once(heartbeat))}
+        suspects = {o: heartbeat for o, heartbeat in heartbeats.items() if o.token not in clear}
         if watch:
             return clear | self._watch(suspects)
-        return clear | {o.token: self._judge_age(beat or b"") for o, beat in suspects.items()}
+        return clear | {o.token: self._judge_age(heartbeat or b"") for o, heartbeat in suspects.items()}
 
     def owners(self) -> tuple[Owner, ...]:
-        """Every owner with a beat in the lake, at work or killed; fields that a beat lacks are empty."""
+        """Every owner with a heartbeat in the lake, at work or killed; fields that a heartbeat lacks are empty."""
         return tuple(o for path in self._lake.list(self._folder) if (o := _owner(path, self._lake.get(path) or b"")))
 
-    def last_beat(self, owner: Owner) -> int | None:
-        """The time (ms, by the owner's clock) of the owner's last beat; None without one. Never waits."""
-        return _stamp(self._beat(owner) or b"")
+    def last_heartbeat(self, owner: Owner) -> int | None:
+        """The time (ms, by the owner's clock) of the owner's last heartbeat; None without one. Never waits."""
+        return _stamp(self._read_heartbeat(owner) or b"")
 
     def _path(self, owner: Owner) -> str:
         return paths.owner_path(self._feed, owner.token)
 
-    def _beat(self, owner: Owner) -> bytes | None:
+    def _read_heartbeat(self, owner: Owner) -> bytes | None:
         return self._lake.get(self._path(owner))
 
-    def _keep_beating(self, owner: Owner, ended: Event) -> None:
+    def _send_heartbeats(self, owner: Owner, ended: Event) -> None:
         number = 0
-        while not ended.wait(self._beat_ms / 1000):
+        while not ended.wait(self._heartbeat_ms / 1000):
             number += 1
             self._write(owner, number)
 
     def _write(self, owner: Owner, number: int) -> None:
-        """The number makes every beat differ, even if a clock stands still."""
+        """The number makes every heartbeat differ, even if a clock stands still."""
         document = {"token": owner.token, "run": owner.run, "host": owner.host, "pid": owner.pid}
         document |= {"started": owner.started, "machine": machine(), "at": self._clock(), "beat": number}
         data = json.dumps(document, sort_keys=True).encode()
@@ -132,24 +133,30 @@ class LakeLiveness:
     def _tolerant(self, what: str, act: Callable[[], None]) -> None:
         try:
             act()
-        except Exception as error:  # noqa: BLE001 - whatever it is, a missed beat must not end the run
-            log.warning("could not %s the owner's beat in %s: %s", what, self._folder, error)
+        except Exception as error:  # noqa: BLE001 - whatever it is, a missed heartbeat must not end the run
+            log.warning("could not %s the owner's heartbeat in %s: %s", what, self._folder, error)
 
-    def _at_once(self, beat: bytes | None) -> Verdict | None:
-        """The verdict that a beat gives without waiting; None for a suspect."""
-        if beat is None:
-            return Verdict(Life.DEAD, "it has ended: no beat of it is in the lake")
-        if _process_gone(beat):
-            return Verdict(Life.DEAD, f"its process (pid {_parse_beat(beat)['pid']}) is gone from this machine")
-        at = _stamp(beat)
+    def _at_once(self, heartbeat: bytes | None) -> Verdict | None:
+        """The verdict that a heartbeat gives without waiting; None for a suspect."""
+        if heartbeat is None:
+            return Verdict(Life.DEAD, "it has ended: no heartbeat of it is in the lake")
+        if _process_gone(heartbeat):
+            return Verdict(
+                Life.DEAD, f"its process (pid {_parse_heartbeat(heartbeat)['pid']}) is gone from this machine"
+            )
+        at = _stamp(heartbeat)
         age = None if at is None else self._clock() - at
         if age is not None and abs(age) <= self._bound_ms:
-            return Verdict(Life.ALIVE, f"its last beat is {max(age, 0) / 1000:.0f} s old")
+            return Verdict(Life.ALIVE, f"its last heartbeat is {max(age, 0) / 1000:.0f} s old")
         return None
 
-    def _judge_age(self, beat: bytes) -> Verdict:
-        at, bound = _stamp(beat), self._bound_ms / 1000
-        aged = "its last beat says no time" if at is None else f"by our clock its last beat is {self._describe_age(at)}"
+    def _judge_age(self, heartbeat: bytes) -> Verdict:
+        at, bound = _stamp(heartbeat), self._bound_ms / 1000
+        aged = (
+            "its last heartbeat has no time"
+            if at is None
+            else f"by our clock its last heartbeat is {self._describe_age(at)}"
+        )
         return Verdict(Life.UNKNOWN, f"{aged}; whether it goes on is seen by watching it for {bound:.0f} s")
 
     def _describe_age(self, at: int) -> str:
@@ -157,19 +164,21 @@ class LakeLiveness:
         return f"{abs(age) / 1000:.0f} s {'old' if age >= 0 else 'ahead'}"
 
     def _watch(self, suspects: dict[Owner, bytes | None]) -> dict[str, Verdict]:
-        """Watch for `bound_ms`, by counted pauses and no clock. An owner whose beat changes is alive."""
+        """Watch for `bound_ms`, by counted pauses and no clock. An owner whose heartbeat changes is alive."""
         verdicts: dict[str, Verdict] = {}
-        for _ in range(-(-self._bound_ms // self._beat_ms)):
-            if not (remaining := {o: beat for o, beat in suspects.items() if o.token not in verdicts}):
+        for _ in range(-(-self._bound_ms // self._heartbeat_ms)):
+            if not (remaining := {o: heartbeat for o, heartbeat in suspects.items() if o.token not in verdicts}):
                 return verdicts
-            self._pause(self._beat_ms / 1000)
+            self._pause(self._heartbeat_ms / 1000)
             for owner, first in remaining.items():
-                now = self._beat(owner)
+                now = self._read_heartbeat(owner)
                 if now is None or _process_gone(first or b""):
                     verdicts[owner.token] = Verdict(Life.DEAD, "it ended while it was watched")
                 elif now != first:
-                    verdicts[owner.token] = Verdict(Life.ALIVE, "its beat goes on")
-        silent = Verdict(Life.DEAD, f"its beat did not change while it was watched for {self._bound_ms / 1000:.0f} s")
+                    verdicts[owner.token] = Verdict(Life.ALIVE, "its heartbeat goes on")
+        silent = Verdict(
+            Life.DEAD, f"its heartbeat did not change while it was watched for {self._bound_ms / 1000:.0f} s"
+        )
         return {o.token: silent for o in suspects} | verdicts
 
 
@@ -181,24 +190,24 @@ Ended = Callable[[Iterable[str]], Mapping[str, str]]
 class Informed:
     """`ports.Liveness` that asks Dagster, too: an owner whose run has ended is dead, even if it still works.
 
-    A run that only another instance knows is judged by its beat. If Dagster is wrong (a run that is marked as failed
-    goes on), only its work is lost: the ledger voids what it publishes after another run took over.
+    A run that only another instance knows is judged by its heartbeat. If Dagster is wrong (a run that is marked as
+    failed goes on), only its work is lost: the ledger voids what it publishes after another run took over.
     """
 
     liveness: Liveness
     ended: Ended
 
-    def beat(self, owner: Owner) -> AbstractContextManager[None]:
-        return self.liveness.beat(owner)
+    def send_heartbeats(self, owner: Owner) -> AbstractContextManager[None]:
+        return self.liveness.send_heartbeats(owner)
 
-    def last_beat(self, owner: Owner) -> int | None:
-        return self.liveness.last_beat(owner)
+    def last_heartbeat(self, owner: Owner) -> int | None:
+        return self.liveness.last_heartbeat(owner)
 
     def owners(self) -> tuple[Owner, ...]:
         return self.liveness.owners()
 
     def judge(self, owners: Iterable[Owner], *, watch: bool = True) -> Mapping[str, Verdict]:
-        """Dagster is not asked about owners whose beat alone shows that they are dead."""
+        """Dagster is not asked about owners whose heartbeat alone shows that they are dead."""
         everybody = tuple(owners)
         verdicts = dict(self.liveness.judge(everybody, watch=False))
         remaining = [o for o in everybody if not verdicts[o.token].dead]
@@ -210,33 +219,35 @@ class Informed:
         return verdicts | dict(self.liveness.judge(suspects) if watch and suspects else {})
 
 
-def _parse_beat(beat: bytes) -> dict[str, Any]:
+def _parse_heartbeat(heartbeat: bytes) -> dict[str, Any]:
     try:
-        document = json.loads(beat)
+        document = json.loads(heartbeat)
     except (ValueError, RecursionError):
         return {}
     return document if isinstance(document, dict) else {}
 
 
-def _stamp(beat: bytes) -> int | None:
-    at = _parse_beat(beat).get("at")
+def _stamp(heartbeat: bytes) -> int | None:
+    at = _parse_heartbeat(heartbeat).get("at")
     return at if isinstance(at, int) else None
 
 
-def _owner(path: str, beat: bytes) -> Owner | None:
-    """The owner whose beat is at the path; None if the file is not a beat."""
+def _owner(path: str, heartbeat: bytes) -> Owner | None:
+    """The owner whose heartbeat is at the path; None if the file is not a heartbeat."""
     token = paths.owner_token(path)
     if token is None:
         return None
-    document = _parse_beat(beat)
+    document = _parse_heartbeat(heartbeat)
     run, host = (v if isinstance(v := document.get(k), str) else "" for k in ("run", "host"))
     pid, started = (v if isinstance(v := document.get(k), int) else 0 for k in ("pid", "started"))
     return Owner(token, run, host, pid, started)
 
 
-def _process_gone(beat: bytes) -> bool:
-    """Returns whether the beat names a process of this machine that has ended, or whose pid now belongs to another."""
-    document = _parse_beat(beat)
+def _process_gone(heartbeat: bytes) -> bool:
+    """Returns whether the heartbeat names a process of this machine that has ended, or whose pid now belongs to
+    another.
+    """
+    document = _parse_heartbeat(heartbeat)
     pid, started = document.get("pid"), document.get("started")
     if document.get("machine") != machine() or not isinstance(pid, int) or not 0 < pid < 1 << 31:
         return False

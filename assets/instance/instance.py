@@ -231,7 +231,7 @@ def ended_runs(project: Project, runs: Iterable[str]) -> Mapping[str, str]:
     try:
         with open_instance(project) as instance:
             return _statuses_of_ended(instance, runs)
-    except Exception as error:  # noqa: BLE001 - whatever its storage raises: beats tell, too
+    except Exception as error:  # noqa: BLE001 - whatever its storage raises: heartbeats report it, too
         log.warning("Dagster could not be asked which runs have ended: %s", error)
         return {}
 

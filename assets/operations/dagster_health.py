@@ -132,14 +132,16 @@ def schema(of: Used) -> Iterator[Diagnosis]:
 def daemon(of: Used) -> Iterator[Diagnosis]:
     """Whether the daemon lives, by its heartbeats. Only schedules, sensors and queued runs need it."""
     instance = of.instance
-    beats = [s.last_heartbeat.timestamp for s in instance.get_daemon_statuses().values() if s.last_heartbeat]
+    heartbeats = [s.last_heartbeat.timestamp for s in instance.get_daemon_statuses().values() if s.last_heartbeat]
     dead = sorted(n for n, s in instance.get_daemon_statuses().items() if not s.healthy)
     on = sorted({s.instigator_name for s in instance.all_instigator_state() if s.status.value in _ON})
     queued = instance.get_runs_count(dg.RunsFilter(statuses=[dg.DagsterRunStatus.QUEUED]))
     wait = [f"{', '.join(on)} {'is' if len(on) == 1 else 'are'} on"] if on else []
     wait += [f"{many(queued, 'run')} {'is' if queued == 1 else 'are'} queued"] if queued else []
     last = (
-        f"its last heartbeat is {show_about(int((time.time() - max(beats)) * 1000))} old" if beats else "it never ran"
+        f"its last heartbeat is {show_about(int((time.time() - max(heartbeats)) * 1000))} old"
+        if heartbeats
+        else "it never ran"
     )
     remedy = "sluice ui; as a service: dagster-daemon run, with this DAGSTER_HOME"
     if not dead:

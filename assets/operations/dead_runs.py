@@ -1,9 +1,9 @@
 """Runs that Dagster shows as under way: finds the dead ones, with the evidence, and ends them.
 
-Promises: a run is called dead because of its lock, its beat in the lake or its process on this machine, or because no
-process ever began. To end it means to mark it as failed (canceled, if somebody asked for that), to free its slots and
-to say so. No process is killed and no data is touched: if a run goes on after all, it publishes nothing once another
-run has its batch.
+Promises: a run is called dead because of its lock, its heartbeat in the lake or its process on this machine, or because
+no process ever began. To end it means to mark it as failed (canceled, if somebody asked for that), to free its slots
+and to say so. No process is killed and no data is touched: if a run goes on after all, it publishes nothing once
+another run has its batch.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ Status = dg.DagsterRunStatus
 BEGUN = (Status.NOT_STARTED, Status.STARTING, Status.STARTED, Status.CANCELING)
 """The statuses in which a killed run stays. A queued run has no process yet: it waits for Dagster's daemon."""
 
-Beats = Callable[[Collection[str]], Mapping[str, Verdict]]
+Heartbeats = Callable[[Collection[str]], Mapping[str, Verdict]]
 """Verdicts about runs by their heartbeats in the lake, by run id; none for runs without one or that ended in order."""
 
 
@@ -55,12 +55,14 @@ class UnderWay:
         return self.verdict is not None and self.verdict.dead
 
 
-def under_way(instance: dg.DagsterInstance, project: Project, beats: Beats, feed: str | None = None) -> list[UnderWay]:
+def under_way(
+    instance: dg.DagsterInstance, project: Project, heartbeats: Heartbeats, feed: str | None = None
+) -> list[UnderWay]:
     """Every run that has begun and not ended, the oldest first; with `feed`, only those of that feed."""
     records = instance.get_run_records(dg.RunsFilter(statuses=list(BEGUN)), ascending=True)
     mine = [r for r in records if feed is None or is_of(r.dagster_run, feed, Keys.of(feed))]
     locks = {r.dagster_run.run_id: _by_lock(project, r.dagster_run.run_id) for r in mine}
-    beating = beats([run for run, seen in locks.items() if seen is None])
+    beating = heartbeats([run for run, seen in locks.items() if seen is None])
     return [_judge(instance, r, locks[run] or beating.get(run)) for r in mine for run in (r.dagster_run.run_id,)]
 
 
@@ -115,13 +117,13 @@ class LeftBatch:
 
 @dataclass(frozen=True)
 class Lakes:
-    """The ledgers and beats of all feeds. Kafka is not asked."""
+    """The ledgers and heartbeats of all feeds. Kafka is not asked."""
 
     feeds: Collection[Feed]
     open_ports: OpenPorts
 
-    def beats(self, runs: Collection[str]) -> Mapping[str, Verdict]:
-        """What beats say about the runs; a run that beats in any lake is alive. See `Beats`."""
+    def heartbeats(self, runs: Collection[str]) -> Mapping[str, Verdict]:
+        """What heartbeats say about the runs; a run with a heartbeat in any lake is alive. See `Heartbeats`."""
         found: dict[str, Verdict] = {}
         for feed in self.feeds if runs else ():
             with self.open_ports(feed) as edges:

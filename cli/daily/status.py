@@ -328,7 +328,7 @@ def _age(p: PartitionStatus) -> float | None:
 def _how_live(status: FeedStatus, b: Batch) -> dict[str, Any]:
     """How many seconds ago the owner last gave a sign, and why the batch was refused."""
     return {
-        "beat_seconds": status.beats[b.id] / 1000 if b.id in status.beats else None,
+        "heartbeat_seconds": status.heartbeats[b.id] / 1000 if b.id in status.heartbeats else None,
         "refused": status.refused[b.id].fields() if b.id in status.refused else None,
     }
 

@@ -70,8 +70,9 @@ def unstick(
 ) -> None:
     """End runs that Dagster shows as started and that are dead.
 
-    There must be evidence: the lock of its process is free, its beat in the lake stopped, its process is gone from this
-    machine, or it never had one. Waiting runs of its feed can then start, and the next run takes over what it began.
+    There must be evidence: the lock of its process is free, its heartbeat in the lake stopped, its process is gone from
+    this machine, or it never had one. Waiting runs of its feed can then start, and the next run takes over what it
+    began.
 
     No process is ended and no data is changed. If a run that was ended by force goes on after all, it publishes nothing
     once another run has taken over. Exit 3 for a run that is not known to be dead.
@@ -85,7 +86,7 @@ def unstick(
         raise UsageError("--force without a run", remedy="name the run: sluice unstick --run ID --force")
     if feed is not None:
         session.feed(feed)
-    looking = session.terminal.working("looking for dead runs: locks, beats, processes")
+    looking = session.terminal.working("looking for dead runs: locks, heartbeats, processes")
     with open_instance(session.project) as instance, looking:
         result = look(session, instance, run, feed, force=force, dry_run=dry_run)
     session.terminal.show(*view(result, dry_run=dry_run))
@@ -100,7 +101,7 @@ def look(
 
     lakes = dead_runs.Lakes(session.files.feeds.values(), session.open_ports)
     wanted = _find_run(instance, run) if run else None
-    runs = dead_runs.under_way(instance, session.project, lakes.beats, feed)
+    runs = dead_runs.under_way(instance, session.project, lakes.heartbeats, feed)
     if wanted is not None:
         runs = [f for f in runs if f.id == wanted]
         _check(runs, force=force)
@@ -141,7 +142,7 @@ def _check(runs: Sequence[UnderWay], *, force: bool) -> None:
             )
 
 
-_NO_EVIDENCE = "it does not run on this machine, and no beat of it is in a lake"
+_NO_EVIDENCE = "it does not run on this machine, and no heartbeat of it is in a lake"
 
 
 # -- for people

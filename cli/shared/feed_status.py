@@ -48,9 +48,9 @@ class FeedStatus:
     """One feed; `error` says why Kafka's side is missing or refused, and then there is no `outlook`.
 
     Its newest windows last `length` ms each. `losses`: what is owed and gone from Kafka, by partition; `held`: what
-    open transactions hold back; `met`: how the runs of the live batches stand; `beats`: by live batch, how long ago
-    (ms) its owner was heard of; `refused`: by live batch whose run is dead, why it was not published; `start_not_used`:
-    why the first run will not begin as `start` says.
+    open transactions hold back; `met`: how the runs of the live batches stand; `heartbeats`: by live batch, how long
+    ago (ms) its owner was heard of; `refused`: by live batch whose run is dead, why it was not published;
+    `start_not_used`: why the first run will not begin as `start` says.
     """
 
     feed: str
@@ -63,7 +63,7 @@ class FeedStatus:
     outlook: Outlook | None = None
     losses: tuple[SluiceError, ...] = ()
     held: tuple[HeldBack, ...] = ()
-    beats: Mapping[int, int] = field(default_factory=dict)
+    heartbeats: Mapping[int, int] = field(default_factory=dict)
     met: Mapping[int, Met] = field(default_factory=dict)
     refused: Mapping[int, BatchRefused] = field(default_factory=dict)
     start_not_used: str = ""
@@ -139,7 +139,9 @@ def _status(feed: Feed, edges: Ports, ledger: Ledger, reading: _FeedReading, las
 
     state = reading.state
     keys = sorted({*reading.partitions, *state.known()})
-    beats = {b.id: edges.clock() - at for b in state.live() if (at := edges.liveness.last_beat(b.owner)) is not None}
+    heartbeats = {
+        b.id: edges.clock() - at for b in state.live() if (at := edges.liveness.last_heartbeat(b.owner)) is not None
+    }
     verdicts = owners.judge_batches(edges.liveness, state.live(), watch=False)
     dead = [b for b in state.live() if verdicts[b.id].dead]
     refused = _refused_batches(feed, edges, ledger, reading, dead)
@@ -154,7 +156,7 @@ def _status(feed: Feed, edges: Ports, ledger: Ledger, reading: _FeedReading, las
         outlook=reading.outlook,
         losses=_losses(feed, reading.outlook),
         held=_held_back(feed, reading, edges.clock()),
-        beats=beats,
+        heartbeats=heartbeats,
         met={b.id: owners.met(feed.name, b, verdicts[b.id]) for b in state.live()},
         refused=refused,
         start_not_used=reading.start_not_used,

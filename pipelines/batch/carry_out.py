@@ -176,7 +176,7 @@ def fate_of(call: Call, batch: Batch, in_the_way: Container[int] = ()) -> tuple[
 
 def _was_refused(feed: str, edges: Ports, batch: Batch) -> bool:
     """Returns whether the run ended by itself and reported why it could not publish the batch."""
-    if edges.liveness.last_beat(batch.owner) is not None:
+    if edges.liveness.last_heartbeat(batch.owner) is not None:
         return False
     return receipt_files.find_batch_page(edges.lake, feed, batch.id, batch.owner.token) is not None
 

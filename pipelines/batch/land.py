@@ -90,7 +90,7 @@ def land(
     any error that prevents planning.
     """
     request, pending = windows.settled_part(request, feed.window, edges.clock())
-    with edges.liveness.beat(owner):
+    with edges.liveness.send_heartbeats(owner):
         ledger = ledger or open_ledger(feed, edges, owner.run)
         run = LandingRun(feed, edges, ledger, request, owner, report)
         _check_whole(run)

@@ -187,7 +187,7 @@ def compact(
     Rewriting batches of dead runs are given up first, and reported. Raises PlanBusy while another run merges,
     OwnershipLost, ProofFailed for a part that is not what the ledger says, LakeFull, LakeUnavailable.
     """
-    with edges.liveness.beat(owner):
+    with edges.liveness.send_heartbeats(owner):
         ledger = Ledger.offline(edges.lake, feed.name, edges.clock, owner.run)
         report(Progress("roll forward"))
         give_up_dead(ledger, edges.liveness, REQUEST.kind, report)
@@ -219,7 +219,7 @@ def renew(feed: Feed, edges: Ports, addresses: Collection[str], owner: Owner, re
     Slices of a shared file get files of their own. A file that another live batch works on, or that holds a topic's
     earlier life, stays as it is. Raises as `compact`.
     """
-    with edges.liveness.beat(owner):
+    with edges.liveness.send_heartbeats(owner):
         ledger = Ledger.offline(edges.lake, feed.name, edges.clock, owner.run)
         give_up_dead(ledger, edges.liveness, REQUEST.kind, report)
         roll_forward(ledger, edges.lake, feed.name)

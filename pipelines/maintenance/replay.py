@@ -116,7 +116,7 @@ def replay(feed: Feed, edges: Ports, wanted: Filter, mender: Mender | None, owne
     Raises SchemaChanged, PlanBusy while another run replays, OwnershipLost, ProofFailed for a part that is not what the
     ledger says, LakeFull, LakeUnavailable.
     """
-    with edges.liveness.beat(owner):
+    with edges.liveness.send_heartbeats(owner):
         ledger = Ledger.offline(edges.lake, feed.name, edges.clock, owner.run)
         report(Progress("roll forward"))
         give_up_dead(ledger, edges.liveness, REQUEST.kind, report)

@@ -41,7 +41,7 @@ class RepairKind(StrEnum):
     STAGING = "staging that nobody needs"
     ABANDONED = "batch given up"
     MANIFEST = "window without manifest"
-    BEAT = "beat of a dead run"
+    HEARTBEAT = "heartbeat of a dead run"
     UNFINISHED = "write that never ended"
     EMPTY = "empty folder"
     UNTOLD = "unknown to Dagster"
@@ -285,7 +285,7 @@ def _beats(target: RepairTarget, owners: Mapping[str, Owner], verdicts: Verdicts
             target.lake.remove(path)
             who = owner.describe() if owner.run else f"owner {token[:8]}"
             text = f"the sign of life of {who}, which is dead"
-            yield RepairFinding(RepairKind.BEAT, text, "removed", items=(token,), why=verdicts[token].why)
+            yield RepairFinding(RepairKind.HEARTBEAT, text, "removed", items=(token,), why=verdicts[token].why)
 
 
 # -- words

@@ -58,14 +58,17 @@ def noted(instance: dg.DagsterInstance, run: str, pid: int) -> None:
     instance.report_engine_event(f"Started process for run (pid: {pid}).", standing, EngineEventData.in_process(pid))
 
 
-def no_beats(runs: Collection[str]) -> Mapping[str, Verdict]:
+def no_heartbeats(runs: Collection[str]) -> Mapping[str, Verdict]:
     return {}
 
 
 def judged(
-    instance: dg.DagsterInstance, world: World, beats: dead_runs.Beats = no_beats, feed: str | None = None
+    instance: dg.DagsterInstance,
+    world: World,
+    heartbeats: dead_runs.Heartbeats = no_heartbeats,
+    feed: str | None = None,
 ) -> dict[str, bool | None]:
-    found = dead_runs.under_way(instance, world.project, beats, feed)
+    found = dead_runs.under_way(instance, world.project, heartbeats, feed)
     return {f.id: f.verdict.dead if f.verdict else None for f in found}
 
 
@@ -73,20 +76,25 @@ def judged(
 
 
 @ON_FILES
-def test_a_run_is_judged_by_its_lock_then_its_beat_then_its_process(world: World, instance: dg.DagsterInstance) -> None:
+def test_a_run_is_judged_by_its_lock_then_its_heartbeat_then_its_process(
+    world: World, instance: dg.DagsterInstance
+) -> None:
     home = prepare_home(world.project)
-    held, killed, beats, silent, gone, there, unknown = (begun(instance) for _ in range(7))
+    held, killed, heartbeats, silent, gone, there, unknown = (begun(instance) for _ in range(7))
     (home / "attended").mkdir(exist_ok=True)
     (home / "attended" / killed).touch()
-    for run in (held, killed, beats, gone):
+    for run in (held, killed, heartbeats, gone):
         noted(instance, run, dead_pid())
     for run in (silent, there):
         noted(instance, run, os.getpid())
-    said = {beats: Verdict(Life.ALIVE, "its beat goes on"), silent: Verdict(Life.DEAD, "its beat did not change")}
+    said = {
+        heartbeats: Verdict(Life.ALIVE, "its heartbeat goes on"),
+        silent: Verdict(Life.DEAD, "its heartbeat did not change"),
+    }
     with holding(home, held):
         found = judged(instance, world, lambda runs: {r: said[r] for r in runs if r in said})
     assert found == {
-        held: False, killed: True, beats: False, silent: True, gone: True, there: False, unknown: None,
+        held: False, killed: True, heartbeats: False, silent: True, gone: True, there: False, unknown: None,
     }  # fmt: skip
 
 
@@ -115,7 +123,7 @@ def test_ending_a_dead_run_says_why_and_frees_what_it_held(
     log = instance.event_log_storage
     log.initialize_concurrency_limit_to_default("sluice_orders")
     log.claim_concurrency_slot("sluice_orders", run, "orders__landed")
-    (found,) = dead_runs.under_way(instance, world.project, no_beats)
+    (found,) = dead_runs.under_way(instance, world.project, no_heartbeats)
     assert dead_runs.end(instance, world.project, found) == ("sluice_orders",)
     standing = instance.get_run_by_id(run)
     assert standing is not None
@@ -173,9 +181,9 @@ def test_a_step_that_dagster_launched_holds_its_run_s_lock(world: World, instanc
 
 def test_the_owner_whose_run_has_ended_in_dagster_is_dead_at_once(world: World, instance: dg.DagsterInstance) -> None:
     failed, alive = begun(instance, Status.FAILURE), begun(instance)
-    beats = MemoryLiveness(dead={"beatless"}, suspects={"suspect"})
+    heartbeats = MemoryLiveness(dead={"beatless"}, suspects={"suspect"})
     with world.open_ports(world.session().feed("orders")) as edges:
-        liveness = with_dagster_liveness(replace(edges, liveness=beats), instance).liveness
+        liveness = with_dagster_liveness(replace(edges, liveness=heartbeats), instance).liveness
     runs = {"failed": failed, "alive": alive, "beatless": alive, "elsewhere": "unknown", "suspect": alive}
     owners = [owner(token, run) for token, run in runs.items()]
     at_once, known = (liveness.judge(owners, watch=watch) for watch in (False, True))

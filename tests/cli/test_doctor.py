@@ -193,14 +193,14 @@ def test_dagsters_daemon(project: Path, sluice: Sluice, instance: dg.DagsterInst
         assert isinstance(line, dict)
         return line
 
-    def beat(seconds_ago: float) -> None:
+    def heartbeat(seconds_ago: float) -> None:
         for kind in instance.get_required_daemon_types():
             instance.add_daemon_heartbeat(DaemonHeartbeat(time.time() - seconds_ago, kind, "x"))
 
     assert told()["health"] == "skipped", "nobody needs it yet"
-    beat(0)
+    heartbeat(0)
     assert told()["health"] == "ok"
-    beat(7200)
+    heartbeat(7200)
     assert told()["health"] == "skipped"
     origin = job_origin(Project(project), "catch_up_orders")
     instance.add_run(dg.DagsterRun("catch_up_orders", status=dg.DagsterRunStatus.QUEUED, remote_job_origin=origin))

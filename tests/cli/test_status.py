@@ -115,10 +115,10 @@ def test_a_live_batch_says_when_its_owner_was_heard_of(world: World, tell: Tell)
         open_ledger(world.session().feed("orders"), edges).append(
             lambda state: PlanEntry(plan=plan, hash=plan.hash, owner=who)
         )
-        world.liveness.beats[who.token] = edges.clock() - 7_000
+        world.liveness.heartbeats[who.token] = edges.clock() - 7_000
     told = tell(status.status, "orders")
     (live,) = told.document["feeds"][0]["live_batches"]
-    assert 7 <= live["beat_seconds"] < 60
+    assert 7 <= live["heartbeat_seconds"] < 60
     assert (live["owner"]["pid"], live["offsets"]) == (77, 10)
     assert "catch-up, 10 offsets, run run-1234 (pid 77 on host), at work: set by the test" in told.text
     assert (live["owner_is"], live["ways"]) == ("alive", [])
@@ -127,7 +127,7 @@ def test_a_live_batch_says_when_its_owner_was_heard_of(world: World, tell: Tell)
 def test_how_the_run_of_a_live_batch_stands_is_what_repair_says_and_the_ways_out_are_told(
     world: World, tell: Tell
 ) -> None:
-    """The beat of a killed run stays: by it alone the batch was at work, for status, while repair knew better."""
+    """The heartbeat of a killed run stays: by it alone the batch was at work, for status, while repair knew better."""
     world.land_unrecorded(in_hour(0))
     who = owner(run="run-123456789")
     plan = Plan("orders", world.cluster.id, CATCH_UP, Isolation.READ_COMMITTED, (Task(0, 1, (_slice(),)),))
@@ -135,7 +135,7 @@ def test_how_the_run_of_a_live_batch_stands_is_what_repair_says_and_the_ways_out
         open_ledger(world.session().feed("orders"), edges).append(
             lambda state: PlanEntry(plan=plan, hash=plan.hash, owner=who)
         )
-        world.liveness.beats[who.token] = edges.clock() - 7_000
+        world.liveness.heartbeats[who.token] = edges.clock() - 7_000
     world.liveness.dead = {who.token}
     told = tell(status.status, "orders")
     (live,) = told.document["feeds"][0]["live_batches"]

@@ -48,7 +48,7 @@ LANDING = (
     "manifest",
     "declare",  # the note of which windows have theirs
     "checkpoint",
-    "farewell",  # the run's beat goes
+    "farewell",  # the run's heartbeat goes
 )
 PACKING = ("pack",)
 """A segment of old entries appears. A run of the runner packs only when it is to be killed there."""

@@ -112,7 +112,7 @@ def main(path: str, point: str = "") -> int:
     with ExitStack() as stack:
         stack.enter_context(patch.object(log, "CHECKPOINT_EVERY", CHECKPOINT_EVERY))
         if bound := int(os.environ.get(BOUND_MS, 0)):
-            quick = partial(liveness.LakeLiveness, bound_ms=bound, beat_ms=bound // 5)
+            quick = partial(liveness.LakeLiveness, bound_ms=bound, heartbeat_ms=bound // 5)
             stack.enter_context(patch.object(open_ports, "LakeLiveness", quick))
         if session := float(os.environ.get(SESSION, 0)):
             brief = partial(ZooKeeperGroup, session=session)

@@ -91,7 +91,7 @@ def test_clock_of_runs_jumps_back_and_forth(minutes: Field, draw: random.Random)
 
 
 def test_two_runs_with_clocks_two_hours_apart(minutes: Field) -> None:
-    """One at work is not taken for dead, however old its beat looks; one that died is, on another machine."""
+    """One at work is not taken for dead, however old its heartbeat looks; one that died is, on another machine."""
     minutes.environment[BOUND_MS] = str(WATCHED_MS)
     with minutes.producing():
         minutes.normal(1)

@@ -23,7 +23,7 @@ pytestmark = pytest.mark.faults
 BROKERS = 1
 
 BOUND = 2_000
-"""A beat that stands still for so long (ms) is a dead run's."""
+"""A heartbeat that stands still for so long (ms) is a dead run's."""
 RATE = 40
 RIVALS, ROUNDS = 3, 4
 REFUSED = (PlanBusy, OwnershipLost, GroupHeld, CommitFenced)
@@ -110,7 +110,7 @@ def test_three_runs_race_on_two_machines(field: Field, draw: random.Random) -> N
     proven(field, RAW)
 
 
-def test_killed_on_another_machine_its_batch_is_free_once_its_beat_stands_still(field: Field) -> None:
+def test_killed_on_another_machine_its_batch_is_free_once_its_heartbeat_stands_still(field: Field) -> None:
     awake(field, RAW)
     with field.producing(RATE):
         field.normal(1)

@@ -353,7 +353,7 @@ def test_repair_mends_what_is_broken_and_only_that(
     assert [f["found"] for f in said["feeds"]] == [f["found"] for f in dry["feeds"]]
     found = said["feeds"][0]["found"]
     assert [f["what"] for f in found] == [
-        "shown", "staging", "manifest", "staging", "unfinished", "beat", "untold",
+        "shown", "staging", "manifest", "staging", "unfinished", "heartbeat", "untold",
     ]  # fmt: skip
     code, again = told("repair", *machine.named)
     del again["temporary"]  # what other processes of this machine left
@@ -364,8 +364,8 @@ def test_repair_mends_what_is_broken_and_only_that(
 
 
 def debris(machine: Machine, begin: int, folder: Path) -> None:
-    """A published part back in staging only, a manifest gone, staging of no batch, a write that never ended, the beat
-    of a process that is gone; and a Dagster instance that knows nothing.
+    """A published part back in staging only, a manifest gone, staging of no batch, a write that never ended, the
+    heartbeat of a process that is gone; and a Dagster instance that knows nothing.
     """
     part = next(p for r in receipts(machine).values() for p in r.parts)
     staged = machine.shared / part.staged
@@ -378,17 +378,20 @@ def debris(machine: Machine, begin: int, folder: Path) -> None:
     begun = folder / "log/.tmp-0123456789abcdef"
     begun.write_bytes(b"half an ent")
     os.utime(begun, (0, 0))
-    with subprocess.Popen([sys.executable, "-c", BEAT, str(machine.shared)], cwd=Path(__file__).parents[2]) as gone:
+    with subprocess.Popen(
+        [sys.executable, "-c", HEARTBEAT, str(machine.shared)], cwd=Path(__file__).parents[2]
+    ) as gone:
         assert gone.wait() == -signal.SIGKILL
 
 
-BEAT = """
+HEARTBEAT = """
 import os, signal, sys, time
 from pathlib import Path
 sys.path.insert(0, ".")
 from sluice.resources import open_ports as resources
 from sluice.resources.lake.local_lake import LocalLake
 from sluice.resources.liveness import LakeLiveness, new_owner
-with LakeLiveness(LocalLake(Path(sys.argv[1])), "orders", lambda: time.time_ns() // 1_000_000).beat(new_owner("gone")):
+lake = LocalLake(Path(sys.argv[1]))
+with LakeLiveness(lake, "orders", lambda: time.time_ns() // 1_000_000).send_heartbeats(new_owner("gone")):
     os.kill(os.getpid(), signal.SIGKILL)
 """

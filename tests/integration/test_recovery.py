@@ -230,15 +230,15 @@ class DeadTo:
     def __init__(self, token: str, real: object) -> None:
         self._token, self._real = token, real
 
-    def beat(self, owner):  # type: ignore[no-untyped-def]
-        return self._real.beat(owner)  # type: ignore[attr-defined]
+    def send_heartbeats(self, owner):  # type: ignore[no-untyped-def]
+        return self._real.send_heartbeats(owner)  # type: ignore[attr-defined]
 
     def judge(self, owners, *, watch=True):  # type: ignore[no-untyped-def]
         lives = {True: Life.DEAD, False: Life.ALIVE}
         return {o.token: Verdict(lives[o.token == self._token], "set by the test") for o in owners}
 
-    def last_beat(self, owner):  # type: ignore[no-untyped-def]
-        return self._real.last_beat(owner)  # type: ignore[attr-defined]
+    def last_heartbeat(self, owner):  # type: ignore[no-untyped-def]
+        return self._real.last_heartbeat(owner)  # type: ignore[attr-defined]
 
 
 # -- the commit

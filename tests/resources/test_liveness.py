@@ -1,4 +1,4 @@
-"""Owners that beat in a real lake: seen alive, seen dead on this machine, watched where clocks disagree."""
+"""Owners that send heartbeats to a real lake: seen alive, seen dead on this machine, watched where clocks disagree."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from sluice.pipelines.model.receipts import Life, Owner
 from sluice.resources.lake.local_lake import LocalLake
 from sluice.resources.liveness import LakeLiveness, new_owner, process_gone
 
-BOUND, BEAT = 60_000, 5_000
+BOUND, HEARTBEAT = 60_000, 5_000
 HOUR = 3_600_000
 PATH = "_sluice/orders/owners/{}.json"
 
@@ -50,7 +50,7 @@ class Watcher:
     def __init__(self, lake: LocalLake, clock: Clock) -> None:
         self.pauses: list[float] = []
         self.meanwhile: Callable[[], None] = lambda: None
-        self.liveness = LakeLiveness(lake, "orders", clock, BOUND, BEAT, self._pause)
+        self.liveness = LakeLiveness(lake, "orders", clock, BOUND, HEARTBEAT, self._pause)
 
     def is_dead(self, owner: Owner) -> bool:
         return self.liveness.judge([owner])[owner.token].dead
@@ -79,9 +79,9 @@ def said(lake: LocalLake, owner: Owner) -> dict[str, object]:
 
 
 def elsewhere(lake: LocalLake, owner: Owner, at: int, number: int = 1) -> None:
-    """A beat as an owner on another machine would leave it; its pid means nothing here."""
-    beat = {"machine": "another", "pid": 1 << 30, "started": 1, "at": at, "beat": number}
-    lake.put(PATH.format(owner.token), json.dumps(beat).encode())
+    """A heartbeat as an owner on another machine would leave it; its pid means nothing here."""
+    heartbeat = {"machine": "another", "pid": 1 << 30, "started": 1, "at": at, "beat": number}
+    lake.put(PATH.format(owner.token), json.dumps(heartbeat).encode())
 
 
 def test_an_owner_is_this_process_and_its_token_is_its_own() -> None:
@@ -96,45 +96,45 @@ def test_it_beats_at_once_says_who_it_is_and_stops_with_the_block(
     lake: LocalLake, watcher: Watcher, clock: Clock
 ) -> None:
     owner = new_owner("run-1")
-    with watcher.liveness.beat(owner):
-        beat = said(lake, owner)
-        assert {k: beat[k] for k in ("token", "run", "host", "pid", "at")} == {
+    with watcher.liveness.send_heartbeats(owner):
+        heartbeat = said(lake, owner)
+        assert {k: heartbeat[k] for k in ("token", "run", "host", "pid", "at")} == {
             "token": owner.token, "run": "run-1", "host": owner.host, "pid": os.getpid(), "at": clock.now,
         }  # fmt: skip
         assert not watcher.is_dead(owner)
-        assert watcher.liveness.last_beat(owner) == clock.now
+        assert watcher.liveness.last_heartbeat(owner) == clock.now
     assert watcher.is_dead(owner)
-    assert watcher.liveness.last_beat(owner) is None
+    assert watcher.liveness.last_heartbeat(owner) is None
     assert list(lake.list("")) == []
     assert watcher.pauses == []
 
 
 def test_it_beats_again_and_again_also_while_the_clock_stands_still(lake: LocalLake, clock: Clock) -> None:
     owner = new_owner("run-1")
-    with LakeLiveness(lake, "orders", clock, BOUND, beat_ms=1).beat(owner):
+    with LakeLiveness(lake, "orders", clock, BOUND, heartbeat_ms=1).send_heartbeats(owner):
         seen = said(lake, owner)
-        until(lambda: said(lake, owner) != seen, "another beat")
+        until(lambda: said(lake, owner) != seen, "another heartbeat")
     names = [t.name for t in threading.enumerate()]
-    assert "sluice-beat" not in names
+    assert "sluice-heartbeat" not in names
 
 
 def test_the_file_goes_when_the_block_raises(lake: LocalLake, watcher: Watcher) -> None:
     owner = new_owner("run-1")
-    with pytest.raises(RuntimeError), watcher.liveness.beat(owner):
+    with pytest.raises(RuntimeError), watcher.liveness.send_heartbeats(owner):
         raise RuntimeError
     assert watcher.is_dead(owner)
 
 
 def test_two_owners_of_one_process_end_by_themselves(watcher: Watcher) -> None:
     one, other = new_owner("run-1"), new_owner("run-2")
-    with watcher.liveness.beat(one):
-        with watcher.liveness.beat(other):
+    with watcher.liveness.send_heartbeats(one):
+        with watcher.liveness.send_heartbeats(other):
             pass
         assert watcher.is_dead(other)
         assert not watcher.is_dead(one)
 
 
-BEATS = """
+HEARTBEATS = """
 import sys
 from pathlib import Path
 from dataclasses import asdict
@@ -142,7 +142,7 @@ import json
 from sluice.resources.lake.local_lake import LocalLake
 from sluice.resources.liveness import LakeLiveness, new_owner
 owner = new_owner("other")
-with LakeLiveness(LocalLake(Path(sys.argv[1])), "orders", lambda: int(sys.argv[2])).beat(owner):
+with LakeLiveness(LocalLake(Path(sys.argv[1])), "orders", lambda: int(sys.argv[2])).send_heartbeats(owner):
     print(json.dumps(asdict(owner)), flush=True)
     sys.stdin.readline()
 """
@@ -151,7 +151,7 @@ with LakeLiveness(LocalLake(Path(sys.argv[1])), "orders", lambda: int(sys.argv[2
 @contextmanager
 def another_run(lake: LocalLake, clock: Clock) -> Iterator[tuple[subprocess.Popen[str], Owner]]:
     with subprocess.Popen(
-        [sys.executable, "-c", BEATS, str(lake.root), str(clock.now)],
+        [sys.executable, "-c", HEARTBEATS, str(lake.root), str(clock.now)],
         stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
     ) as process:  # fmt: skip
         assert process.stdout is not None
@@ -161,7 +161,7 @@ def another_run(lake: LocalLake, clock: Clock) -> Iterator[tuple[subprocess.Pope
             process.kill()
 
 
-def test_a_killed_run_on_this_machine_is_dead_at_once_though_its_beat_is_fresh(
+def test_a_killed_run_on_this_machine_is_dead_at_once_though_its_heartbeat_is_fresh(
     lake: LocalLake, watcher: Watcher, clock: Clock
 ) -> None:
     with another_run(lake, clock) as (process, owner):
@@ -171,13 +171,13 @@ def test_a_killed_run_on_this_machine_is_dead_at_once_though_its_beat_is_fresh(
         until(lambda: watcher.is_dead(owner), "death seen while unburied")
         process.wait()
         assert watcher.is_dead(owner)
-    assert said(lake, owner), "its last beat is still there"
+    assert said(lake, owner), "its last heartbeat is still there"
     assert watcher.pauses == []
 
 
 def test_a_pid_that_now_belongs_to_another_process_is_no_sign_of_life(lake: LocalLake, watcher: Watcher) -> None:
     owner = replace(new_owner("run-1"), started=1)  # this pid, but not this process
-    with watcher.liveness.beat(owner):
+    with watcher.liveness.send_heartbeats(owner):
         assert watcher.is_dead(owner)
 
 
@@ -205,7 +205,7 @@ def test_a_live_owner_whose_clock_is_off_is_seen_to_beat(
 
 
 @pytest.mark.parametrize("off", [-HOUR, HOUR, -BOUND - 1], ids=["an hour slow", "an hour fast", "just late"])
-def test_an_owner_that_does_not_beat_while_watched_for_the_bound_is_dead(
+def test_an_owner_that_sends_no_heartbeat_while_watched_for_the_bound_is_dead(
     lake: LocalLake, watcher: Watcher, clock: Clock, off: int
 ) -> None:
     owner = new_owner("run-1")
@@ -233,18 +233,20 @@ def test_a_run_that_hangs_on_this_machine_is_dead_after_the_bound(
         assert sum(watcher.pauses) * 1000 == BOUND
 
 
-@pytest.mark.parametrize("beat", [b"", b"{", b"[]", b'{"at": "soon", "pid": -1}', b"\xff", b"[" * 100_000])
-def test_a_beat_that_cannot_be_read_is_watched_like_any_other(lake: LocalLake, watcher: Watcher, beat: bytes) -> None:
+@pytest.mark.parametrize("heartbeat", [b"", b"{", b"[]", b'{"at": "soon", "pid": -1}', b"\xff", b"[" * 100_000])
+def test_a_heartbeat_that_cannot_be_read_is_watched_like_any_other(
+    lake: LocalLake, watcher: Watcher, heartbeat: bytes
+) -> None:
     owner = new_owner("run-1")
-    lake.put(PATH.format(owner.token), beat)
-    assert watcher.liveness.last_beat(owner) is None
-    watcher.meanwhile = lambda: lake.put(PATH.format(owner.token), beat + b" ")
+    lake.put(PATH.format(owner.token), heartbeat)
+    assert watcher.liveness.last_heartbeat(owner) is None
+    watcher.meanwhile = lambda: lake.put(PATH.format(owner.token), heartbeat + b" ")
     assert not watcher.is_dead(owner)
     watcher.meanwhile = lambda: None
     assert watcher.is_dead(owner)
 
 
-def test_a_lake_that_takes_no_beat_is_logged_and_stops_nothing(
+def test_a_lake_that_takes_no_heartbeat_is_logged_and_stops_nothing(
     lake: LocalLake,
     watcher: Watcher,
     clock: Clock,
@@ -257,12 +259,12 @@ def test_a_lake_that_takes_no_beat_is_logged_and_stops_nothing(
     monkeypatch.setattr(lake, "put", refuse)
     monkeypatch.setattr(lake, "remove", refuse)
     done = False
-    with LakeLiveness(lake, "orders", clock, BOUND, beat_ms=1).beat(new_owner("run-1")):
-        until(lambda: len(caplog.records) > 2, "more beats tried")
+    with LakeLiveness(lake, "orders", clock, BOUND, heartbeat_ms=1).send_heartbeats(new_owner("run-1")):
+        until(lambda: len(caplog.records) > 2, "more heartbeats tried")
         done = True
     assert done
     assert {r.levelname for r in caplog.records} == {"WARNING"}
-    assert "could not write the owner's beat in _sluice/orders/owners: the lake is away" in caplog.text
+    assert "could not write the owner's heartbeat in _sluice/orders/owners: the lake is away" in caplog.text
     assert "could not remove" in caplog.text
 
 
@@ -285,11 +287,11 @@ def test_all_suspects_are_watched_at_once_and_each_by_its_own_evidence(
     watcher.meanwhile = at_the_second_look
     said = watcher.liveness.judge([beating, silent, ended, fresh, gone])
     assert {o.run: (said[o.token].dead, said[o.token].why) for o in (beating, silent, ended, fresh, gone)} == {
-        "run-0": (False, "its beat goes on"),
-        "run-1": (True, "its beat did not change while it was watched for 60 s"),
+        "run-0": (False, "its heartbeat goes on"),
+        "run-1": (True, "its heartbeat did not change while it was watched for 60 s"),
         "run-2": (True, "it ended while it was watched"),
-        "run-3": (False, "its last beat is 3 s old"),
-        "run-4": (True, "it has ended: no beat of it is in the lake"),
+        "run-3": (False, "its last heartbeat is 3 s old"),
+        "run-4": (True, "it has ended: no heartbeat of it is in the lake"),
     }
     assert sum(watcher.pauses) * 1000 == BOUND, "for all of them together"
 
@@ -306,14 +308,16 @@ def test_without_watching_a_suspect_is_not_known_yet_and_what_would_tell_is_said
         Life.UNKNOWN, Life.UNKNOWN, Life.ALIVE, Life.DEAD,
     ]  # fmt: skip
     watching = "whether it goes on is seen by watching it for 60 s"
-    assert said[silent.token].why == f"by our clock its last beat is 3600 s old; {watching}"
-    assert said[undated.token].why == f"its last beat says no time; {watching}"
+    assert said[silent.token].why == f"by our clock its last heartbeat is 3600 s old; {watching}"
+    assert said[undated.token].why == f"its last heartbeat has no time; {watching}"
     assert watcher.pauses == [], "nobody waited"
 
 
-def test_everybody_who_beats_is_known_and_what_a_beat_does_not_say_is_empty(lake: LocalLake, watcher: Watcher) -> None:
+def test_everybody_who_beats_is_known_and_what_a_heartbeat_does_not_say_is_empty(
+    lake: LocalLake, watcher: Watcher
+) -> None:
     owner = new_owner("run-1")
-    with watcher.liveness.beat(owner):
+    with watcher.liveness.send_heartbeats(owner):
         lake.put(PATH.format("odd"), b'{"run": 7, "pid": "x", "host": null}')
         lake.put("_sluice/orders/owners/readme.txt", b"?")
         assert watcher.liveness.owners() == tuple(sorted([owner, Owner("odd", "", "", 0, 0)], key=lambda o: o.token))

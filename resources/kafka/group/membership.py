@@ -219,12 +219,12 @@ class Heart:
         self._seat = seat
         self._seconds = seconds
         self._beating = True
-        coordinators.wire.spawn(self._beat)
+        coordinators.wire.spawn(self._send_heartbeats)
 
     def stop(self) -> None:
         self._beating = False
 
-    async def _beat(self) -> None:
+    async def _send_heartbeats(self) -> None:
         others_waited, wire, group = 0, self._coordinators.wire, self._seat.group
         while self._beating and others_waited < _HEARTBEATS_WHILE_OTHERS_WAIT:
             request = group_api.ask_heartbeat(self._seat)

@@ -90,13 +90,13 @@ class MemoryLiveness:
     dead: set[str] = field(default_factory=set)
     suspects: set[str] = field(default_factory=set)
     beaten: list[str] = field(default_factory=list)
-    beats: dict[str, int] = field(default_factory=dict)
+    heartbeats: dict[str, int] = field(default_factory=dict)
     """Time of the last heartbeat by token (ms)."""
     lake_owners: list[Owner] = field(default_factory=list)
     """Owners with a heartbeat in the lake."""
 
     @contextmanager
-    def beat(self, owner: Owner) -> Iterator[None]:
+    def send_heartbeats(self, owner: Owner) -> Iterator[None]:
         self.beaten.append(owner.token)
         yield
 
@@ -112,8 +112,8 @@ class MemoryLiveness:
     def owners(self) -> tuple[Owner, ...]:
         return tuple(self.lake_owners)
 
-    def last_beat(self, owner: Owner) -> int | None:
-        return self.beats.get(owner.token)
+    def last_heartbeat(self, owner: Owner) -> int | None:
+        return self.heartbeats.get(owner.token)
 
 
 def owner(token: str = "token-1", run: str = "run-1") -> Owner:

@@ -1,5 +1,6 @@
-"""What lies in a lake, and anybody who may write there has written: ledgers, checkpoints, receipts, beats, manifests,
-names of files."""
+"""What lies in a lake, and anybody who may write there has written: ledgers, checkpoints, receipts, heartbeats,
+manifests, names of files.
+"""
 
 from __future__ import annotations
 
@@ -176,17 +177,17 @@ def _run_checkpoint(data: bytes) -> str:
     return "a state"
 
 
-# -- receipts, beats, manifests: one document each, read in turn
+# -- receipts, heartbeats, manifests: one document each, read in turn
 
 
 def _document_seeds() -> list[bytes]:
     world = _world()
     receipts = [r for n, e in world.fresh_ledger().entries() if e.kind == "publish" for r in e.receipts]
     more = replace(receipts[0], tallies=(Tally(0, 100, 2, (1, 2)),), relanded=(Range(3, 4),), timings={"wait": 3})
-    beat = {"run": "r", "host": "h", "pid": 7, "started": 3, "at": 5, "machine": liveness.machine()}
+    heartbeat = {"run": "r", "host": "h", "pid": 7, "started": 3, "at": 5, "machine": liveness.machine()}
     manifests = [d for p, d in world.lake.files.items() if "/windows/" in p]
     said = [to_json(r).encode() for r in (*receipts, more)]
-    return [*said, json.dumps(beat).encode(), *manifests, _CONTRACT.encode(), b"{}"]
+    return [*said, json.dumps(heartbeat).encode(), *manifests, _CONTRACT.encode(), b"{}"]
 
 
 def _run_document(data: bytes) -> str:

@@ -159,9 +159,9 @@ def test_a_replacing_that_is_refused_again_does_not_stop_a_catch_up(landed: Worl
 def test_what_ended_with_a_report_why_is_not_tried_again_and_again(landed: World) -> None:
     batch = killed(landed, anew(0, 2))
     landed.lake.put(paths.batch_page_path("orders", batch.id, "killed"), b"<html>")
-    for beats, fate in (({}, Fate.LEFT), ({"killed": 7}, Fate.TAKEN_OVER)):
-        landed.liveness.beats = beats
-        _, heard = ran(landed, CATCH_UP, by=f"next-{len(beats)}")
+    for heartbeats, fate in (({}, Fate.LEFT), ({"killed": 7}, Fate.TAKEN_OVER)):
+        landed.liveness.heartbeats = heartbeats
+        _, heard = ran(landed, CATCH_UP, by=f"next-{len(heartbeats)}")
         assert heard[batch.id].fate is fate
 
 

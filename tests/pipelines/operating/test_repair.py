@@ -46,7 +46,7 @@ class World(Published):
     def bury(self) -> None:
         self.liveness.dead.add(owner().token)
 
-    def beats(self, who: Owner) -> str:
+    def heartbeats(self, who: Owner) -> str:
         path = paths.owner_path("orders", who.token)
         self.lake.files[path] = b"{}"
         self.liveness.lake_owners.append(who)
@@ -268,10 +268,10 @@ def _batch(receipt: Receipt) -> int:
 
 
 def test_beats_of_the_dead_go_and_those_of_the_living_stay(world: World) -> None:
-    dead, alive = world.beats(owner()), world.beats(owner("token-2", "run-2"))
+    dead, alive = world.heartbeats(owner()), world.heartbeats(owner("token-2", "run-2"))
     world.bury()
     (found,) = world.repair()
-    assert found.kind is RepairKind.BEAT
+    assert found.kind is RepairKind.HEARTBEAT
     assert found.text == "the sign of life of run run-1 (pid 1 on host), which is dead"
     assert dead not in world.lake.files
     assert alive in world.lake.files
@@ -323,7 +323,7 @@ def debris(world: World) -> int:
     batch = world.plan(20, 30)
     world.stage(batch)
     world.bury()
-    world.beats(owner())
+    world.heartbeats(owner())
     world.lake.files[paths.receipt_path("orders", 0, "a", SLICE)] = b"{}"
     world.lake.files["data/orders/mine.parquet"] = b"?"
     world.lake.begun = {"data/orders/.tmp-old": STALE_MS + 1}
