@@ -21,8 +21,8 @@ MORE_TAG = "sluice/more"
 UNTIL_TAG = "sluice/until"
 """Tag of a run over several windows: its partition is the first of them, and this is where they end."""
 
-PENDING_TAG = "sluice/pending"
-"""Tag of a run: the first window of its request that had not settled, and was left to a later run."""
+OPEN_WINDOWS_TAG = "sluice/open_windows"
+"""Tag of a run: the first window of its request that was still open."""
 
 BETWEEN = "*/5 * * * *"
 """When the schedule ticks besides, to go on with a catch-up."""

@@ -26,7 +26,7 @@ from sluice.assets.instance import internals
 from sluice.assets.instance.internals import executes
 from sluice.assets.runs.run_config import window_start
 from sluice.assets.runs.run_session import RunSession
-from sluice.assets.runs.tick_policy import MORE_TAG, PENDING_TAG
+from sluice.assets.runs.tick_policy import MORE_TAG, OPEN_WINDOWS_TAG
 from sluice.assets.specs.feed_files import remember_topics
 from sluice.assets.specs.last_seen import remember
 from sluice.assets.specs.partitions_def import now
@@ -35,18 +35,18 @@ from sluice.assets.steps.commit_step import Context, Events
 from sluice.assets.steps.observe_step import outlook_of, partitions_of, reader_of
 from sluice.pipelines.batch.result import Landed, Skip
 from sluice.pipelines.batch.survey import open_ledger
-from sluice.pipelines.errors import BatchRefused, SluiceError, WindowPending
+from sluice.pipelines.errors import BatchRefused, SluiceError, WindowOpen
 from sluice.pipelines.feed.feed import Feed
 from sluice.pipelines.lake import paths
 from sluice.pipelines.ledger import Ledger
 from sluice.pipelines.model.plans import Request, RequestKind
 from sluice.pipelines.model.receipts import Progress
-from sluice.pipelines.planning.windows import PendingWindows, earliest
+from sluice.pipelines.planning.windows import OpenWindows, earliest
 from sluice.pipelines.ports import Ports
 from sluice.pipelines.status.watch import WatchResult, view, watch
 from sluice.pipelines.util.units import many, show_duration, show_window
 from sluice.resources.observe import lineage
-from sluice.running import FeedRun, find_pending_error, list_requested, list_settled
+from sluice.running import FeedRun, find_open_error, list_requested, list_settled
 
 
 class RunConfig(Protocol):
@@ -120,11 +120,11 @@ class LandStep:
         return self.session.keys(self.feed.name).landed
 
     def run(self) -> Generator[Any, None, bool]:
-        """Land, commit if landing fails, and report. Returns False if all requested windows are pending."""
+        """Land, commit if landing fails, and report. Returns False if all requested windows are open."""
         self._plan_windows()
         with self._in_lineage(), self.session.open_ports(self.feed) as edges:
-            if error := find_pending_error(self.feed, edges, self.request):
-                yield from self._report_all_pending(error)
+            if error := find_open_error(self.feed, edges, self.request):
+                yield from self._report_all_open(error)
                 return False
             try:
                 yield from self._land_or_commit(edges)
@@ -186,7 +186,7 @@ class LandStep:
         return lineage.report_landing(landing, lambda: self.session.result.landed)
 
     def _plan_windows(self) -> None:
-        """Make requested windows red until they are complete, except pending ones. Dagster does so for partitions."""
+        """Make requested windows red until they are complete, except open ones. Dagster does so for partitions."""
         if not self._partitions and self.session.alone:
             return
         keys, at = evidence.outputs(self.feed, self.session.keys(self.feed.name)), now()
@@ -194,21 +194,21 @@ class LandStep:
         planned = [show_window(w) for w in windows[:_PLANNED] if self.feed.window.is_closed(w, at)]
         internals.plan_partitions(self.context, keys, planned)
 
-    def _report_all_pending(self, error: WindowPending) -> Events:
+    def _report_all_open(self, error: WindowOpen) -> Events:
         """`error` is the caller's result; in Dagster the run succeeds."""
         self.session.result.error = error
-        yield from self._report_pending(PendingWindows.of_request(self.request, self.feed.window))
+        yield from self._report_open(OpenWindows.of_request(self.request, self.feed.window))
 
-    def _report_pending(self, pending: PendingWindows | None) -> Events:
-        """Report the pending windows of a request: a line in the log, a tag, an observation of the first ones."""
-        if pending is None:
+    def _report_open(self, open_windows: OpenWindows | None) -> Events:
+        """Report the open windows of a request: a line in the log, a tag, an observation of the first ones."""
+        if open_windows is None:
             return
         context = self.context
-        context.log.warning("%s → %s", pending.text, pending.remedy(self.feed.name))
+        context.log.warning("%s → %s", open_windows.text, open_windows.remedy(self.feed.name))
         if self.session.alone:
-            context.instance.add_run_tags(context.run.run_id, {PENDING_TAG: show_window(pending.first)})
-        for window in pending.windows(self.feed.window)[:_PLANNED]:
-            yield _pending_event(self.feed, self._key, window)
+            context.instance.add_run_tags(context.run.run_id, {OPEN_WINDOWS_TAG: show_window(open_windows.first)})
+        for window in open_windows.windows(self.feed.window)[:_PLANNED]:
+            yield _open_window_event(self.feed, self._key, window)
 
     def _report_refusal(self, edges: Ports, refused: BatchRefused, window: int) -> Events:
         """The reason why the window is refused, in its checks; nothing if the batch was taken over for another one."""
@@ -267,7 +267,7 @@ class LandStep:
             remember(session.project, feed.name, kept=outlook.kept)
         batch_reports.keep_all(context, ledger, edges, landed.batches, outlook)
         yield from self._publish_events(books, landed, rolled)
-        yield from self._report_pending(landed.pending)
+        yield from self._report_open(landed.open_windows)
         if watched:
             yield feed_checks.feed_evaluation(context.instance, self._key, WATCH, feed_checks.watch_check(watched))
         return books, run, landed
@@ -312,13 +312,13 @@ class LandStep:
         yield from feed_checks.window_evaluations(context.instance, books, key, (windows | rolled.windows) - {own})
 
 
-def _pending_event(feed: Feed, key: dg.AssetKey, window: int) -> dg.AssetObservation:
-    pending = PendingWindows.of(window, 1, feed.window)
+def _open_window_event(feed: Feed, key: dg.AssetKey, window: int) -> dg.AssetObservation:
+    open_windows = OpenWindows.of(window, 1, feed.window)
     return dg.AssetObservation(
         key,
         partition=show_window(window),
-        description=pending.text,
-        metadata={"lands_from": dg.MetadataValue.timestamp(pending.lands_from / 1000)},
+        description=open_windows.text,
+        metadata={"lands_from": dg.MetadataValue.timestamp(open_windows.lands_from / 1000)},
     )
 
 

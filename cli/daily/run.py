@@ -45,7 +45,7 @@ if TYPE_CHECKING:
     from sluice.pipelines.committing.commit import CommitResult, Moved
     from sluice.pipelines.feed.feed import Feed
     from sluice.pipelines.ledger.entries import KeyRange
-    from sluice.pipelines.planning.windows import PendingWindows
+    from sluice.pipelines.planning.windows import OpenWindows
     from sluice.pipelines.status.window_state import WindowStanding
     from sluice.running import RunResult
 
@@ -140,7 +140,7 @@ def _many(session: Session, names: Sequence[str], typed: WorkOptions, broken: Se
     spent, began = _so_far(), time.monotonic()
     session.project.fleet()  # one error, not one of each feed
     asked, wrong = _asked_of_each(session, names, typed)
-    pending = {name: each.pending for name, each in asked.items() if each.pending}
+    open_windows = {name: each.open_windows for name, each in asked.items() if each.open_windows}
     ran: dict[str, list[Ran]] = {name: [] for name in asked}
     for turn in zip_longest(*(each.requests for each in asked.values())):
         each = {name: request for name, request in zip(asked, turn, strict=True) if request is not None}
@@ -150,12 +150,12 @@ def _many(session: Session, names: Sequence[str], typed: WorkOptions, broken: Se
     lines = [_line(name, each) for name, each in ran.items() if each]
     lines += [fleet_view.Line(name, (error,), "") for name, error in wrong.items()]
     session.terminal.show(*fleet_view.view(lines, whole))
-    for name, unsettled in pending.items():
-        session.terminal.show(*window_options.pending_lines(name, unsettled, where=f"{name}: "))
+    for name, unsettled in open_windows.items():
+        session.terminal.show(*window_options.open_window_lines(name, unsettled, where=f"{name}: "))
     for error in (*broken, *fleet_view.named(lines)):
         session.terminal.fail(error)
     entries = [
-        _make_feed_document(name, [document(r) for r in runs], pending.get(name), wrong.get(name))
+        _make_feed_document(name, [document(r) for r in runs], open_windows.get(name), wrong.get(name))
         for name, runs in (ran | {name: [] for name in wrong}).items()
     ]
     session.terminal.print_document(_make_document(entries, lines, whole, broken))
@@ -277,8 +277,8 @@ def _run_one(
         if isinstance(ran.outcome.error, UsageError):
             break
     session.terminal.show(*(_all_of(feed.name, runs) if brief else ()))
-    session.terminal.show(*window_options.pending_lines(feed.name, requested.pending))
-    entry = _make_feed_document(feed.name, documents, requested.pending)
+    session.terminal.show(*window_options.open_window_lines(feed.name, requested.open_windows))
+    entry = _make_feed_document(feed.name, documents, requested.open_windows)
     took = sum(sum(ran.stages.values()) for ran in runs)
     session.terminal.print_document(_make_document([entry], [_line(feed.name, runs)], took))
     return max(codes)
@@ -301,11 +301,11 @@ def _make_document(
 
 
 def _make_feed_document(
-    feed: str, runs: Sequence[Mapping[str, Any]], pending: PendingWindows | None, error: SluiceError | None = None
+    feed: str, runs: Sequence[Mapping[str, Any]], open_windows: OpenWindows | None, error: SluiceError | None = None
 ) -> dict[str, Any]:
     """One feed of the document; `error`: of a feed that could not run."""
     fields = error.fields() if error else {}
-    return {"feed": feed, "runs": runs} | window_options.pending_document(pending) | fields
+    return {"feed": feed, "runs": runs} | window_options.open_windows_document(open_windows) | fields
 
 
 def _goes_on(ran: Ran) -> bool:

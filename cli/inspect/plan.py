@@ -66,7 +66,7 @@ def plan(
 
     definition = session.feed(feed)
     typed = WorkOptions(offsets, only, window, start, end, replace, per_run).requests(session, definition)
-    requests, pending = typed.requests, window_options.pending_document(typed.pending)
+    requests, open_windows = typed.requests, window_options.open_windows_document(typed.open_windows)
     with session.terminal.working("asking Kafka"), session.open_ports(definition) as edges:
         previewed = [previews.preview(definition, edges, request) for request in requests]
         compared = [previews.compare(definition, edges, request) if compare else () for request in previewed]
@@ -76,15 +76,15 @@ def plan(
             build_document(s, feed, a) | _comparison_document(c)
             for a, s, c in zip(requests, previewed, compared, strict=True)
         ]
-        session.terminal.print_document({"feed": feed, "plans": plans} | pending)
+        session.terminal.print_document({"feed": feed, "plans": plans} | open_windows)
     else:
         session.terminal.show(
             *view(previewed[0], feed, requests[0]), *_comparison(compared[0], definition.fetch.assignor)
         )
         session.terminal.print_document(
-            build_document(previewed[0], feed, requests[0]) | _comparison_document(compared[0]) | pending
+            build_document(previewed[0], feed, requests[0]) | _comparison_document(compared[0]) | open_windows
         )
-    session.terminal.show(*window_options.pending_lines(feed, typed.pending))
+    session.terminal.show(*window_options.open_window_lines(feed, typed.open_windows))
     return max((e.exit_code for request in previewed for e in problems(request)), default=0)
 
 

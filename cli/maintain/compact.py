@@ -57,8 +57,8 @@ def compact(
     spent = 0.0 if dry_run else time.monotonic() - began
     ran = CompactionRun(feed, definition.compaction.target_file_bytes, done, spent, dry_run, given_up)
     session.terminal.show(*view(ran), *(() if dry_run else table_after(session, definition)))
-    session.terminal.show(*window_options.pending_lines(feed, chosen.pending))
-    session.terminal.print_document(build_document(ran) | window_options.pending_document(chosen.pending))
+    session.terminal.show(*window_options.open_window_lines(feed, chosen.open_windows))
+    session.terminal.print_document(build_document(ran) | window_options.open_windows_document(chosen.open_windows))
 
 
 @dataclass(frozen=True)

@@ -18,7 +18,7 @@ from sluice.pipelines.model.plans import Request, RequestKind
 
 if TYPE_CHECKING:
     from sluice.pipelines.feed.feed import Feed
-    from sluice.pipelines.planning.windows import PendingWindows
+    from sluice.pipelines.planning.windows import OpenWindows
 
 Offsets = Annotated[
     list[str] | None,
@@ -58,10 +58,10 @@ PerRun = Annotated[
 
 @dataclass(frozen=True, slots=True)
 class RequestedWork:
-    """The requests that options make, and the windows of theirs that stay pending."""
+    """The requests that options make, and the windows of theirs that are still open."""
 
     requests: tuple[Request, ...]
-    pending: PendingWindows | None = None
+    open_windows: OpenWindows | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +82,7 @@ class WorkOptions:
 
     def requests(self, session: Session, feed: Feed) -> RequestedWork:
         """Offsets, a request for each window or group of windows that have settled, or a catch-up. Raises UsageError,
-        and WindowPending if no window has settled."""
+        and WindowOpen if no window has settled."""
         if self.offsets and (self.only or self.windows):
             raise UsageError(
                 f"--offsets and {'--only' if self.only else 'windows'} together",
@@ -95,7 +95,7 @@ class WorkOptions:
         if not self.windows:
             return RequestedWork((self._catch_up(only),))
         chosen = windows.choose_windows(session, feed, self.window, self.start, self.end)
-        return RequestedWork(tuple(self._of_windows(chosen.settled, feed.window.length, only)), chosen.pending)
+        return RequestedWork(tuple(self._of_windows(chosen.settled, feed.window.length, only)), chosen.open_windows)
 
     def _of_windows(self, settled: Sequence[int], length: int, only: tuple[TopicPartition, ...]) -> Iterator[Request]:
         if self.per_run == 1:

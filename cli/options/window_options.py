@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from sluice.pipelines.feed.feed import Feed
     from sluice.pipelines.feed.sections import WindowSettings
     from sluice.pipelines.ledger import State
-    from sluice.pipelines.planning.windows import PendingWindows
+    from sluice.pipelines.planning.windows import OpenWindows
 
 Window = Annotated[
     list[str] | None,
@@ -76,10 +76,10 @@ To = Annotated[
 
 @dataclass(frozen=True, slots=True)
 class Chosen:
-    """The windows of a request that have settled, and those that stay pending."""
+    """The windows of a request that have settled, and those that are still open."""
 
     settled: Sequence[int] = ()
-    pending: PendingWindows | None = None
+    open_windows: OpenWindows | None = None
 
 
 def choose_windows(
@@ -87,7 +87,7 @@ def choose_windows(
 ) -> Chosen:
     """The windows that `--window`, or `--from` and `--to`, ask for; none without them.
 
-    Raises UsageError, and WindowPending if none of them has settled.
+    Raises UsageError, and WindowOpen if none of them has settled.
     """
     from sluice.pipelines.planning import windows
 
@@ -100,7 +100,7 @@ def choose_windows(
     settled = _keep_settled(requested, feed.window, now)
     if not settled:
         windows.check_window(min(requested), feed.window, now)
-    return Chosen(settled, _pending(requested, settled, feed.window))
+    return Chosen(settled, _open_windows(requested, settled, feed.window))
 
 
 def _keep_settled(requested: Sequence[int], settings: WindowSettings, now: int) -> Sequence[int]:
@@ -109,25 +109,25 @@ def _keep_settled(requested: Sequence[int], settings: WindowSettings, now: int) 
     return tuple(w for w in requested if settings.is_closed(w, now))
 
 
-def _pending(requested: Sequence[int], settled: Sequence[int], settings: WindowSettings) -> PendingWindows | None:
-    from sluice.pipelines.planning.windows import PendingWindows
+def _open_windows(requested: Sequence[int], settled: Sequence[int], settings: WindowSettings) -> OpenWindows | None:
+    from sluice.pipelines.planning.windows import OpenWindows
 
     number = len(requested) - len(settled)
     if not number:
         return None
     first = requested[len(settled)] if isinstance(requested, range) else min({*requested} - {*settled})
-    return PendingWindows.of(first, number, settings)
+    return OpenWindows.of(first, number, settings)
 
 
-def pending_lines(feed: str, pending: PendingWindows | None, *, where: str = "") -> list[RenderableType]:
-    """The windows of a request that stay pending, and the way on."""
-    if pending is None:
+def open_window_lines(feed: str, open_windows: OpenWindows | None, *, where: str = "") -> list[RenderableType]:
+    """The windows of a request that are still open, and how to land them."""
+    if open_windows is None:
         return []
-    return [warn(where + pending.text), Text(f"  → {pending.remedy(feed)}", style="dim")]
+    return [warn(where + open_windows.text), Text(f"  → {open_windows.remedy(feed)}", style="dim")]
 
 
-def pending_document(pending: PendingWindows | None) -> dict[str, Any]:
-    return {"pending": pending.document() if pending else None}
+def open_windows_document(open_windows: OpenWindows | None) -> dict[str, Any]:
+    return {"open_windows": open_windows.document() if open_windows else None}
 
 
 def ledger_state(session: Session, feed: Feed) -> tuple[State, int]:

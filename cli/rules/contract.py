@@ -164,7 +164,7 @@ def _slices(session: Session, feed: Feed, request: _SampleRequest) -> tuple[tupl
     if request.offsets and (request.window or request.start or request.end):
         raise UsageError("--offsets and windows together", remedy="give one of them")
     chosen_windows = window_options.choose_windows(session, feed, request.window, request.start, request.end)
-    session.terminal.show(*window_options.pending_lines(feed.name, chosen_windows.pending))
+    session.terminal.show(*window_options.open_window_lines(feed.name, chosen_windows.open_windows))
     spans = chosen_windows.settled
     ranges = ranges_by_partition(request.offsets)
     with session.terminal.working("asking Kafka"), session.open_ports(feed) as edges:

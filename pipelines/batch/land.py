@@ -86,10 +86,10 @@ def land(
     `ledger` is the feed's, if the caller has opened it for the owner's run. `enough` is called after each batch: True
     leaves the rest to another run. Takes over and finishes a conflicting batch if its run is known to be dead; a
     catch-up of the whole feed finishes every such batch. Each is reported. Of several requested windows, those within
-    their grace period stay pending. Raises WindowPending if all are, PlanBusy if the conflicting batch is alive, and
+    their grace period are not landed. Raises WindowOpen if all are, PlanBusy if the conflicting batch is alive, and
     any error that prevents planning.
     """
-    request, pending = windows.settled_part(request, feed.window, edges.clock())
+    request, open_windows = windows.settled_part(request, feed.window, edges.clock())
     with edges.liveness.send_heartbeats(owner):
         ledger = ledger or open_ledger(feed, edges, owner.run)
         run = LandingRun(feed, edges, ledger, request, owner, report)
@@ -97,7 +97,7 @@ def land(
         report(Progress("roll forward"))
         roll_forward(ledger, edges.lake, feed.name)
         skipped = _skip(run, skip) if skip else ()
-        return replace(_land(run, enough), skipped=skipped, pending=pending)
+        return replace(_land(run, enough), skipped=skipped, open_windows=open_windows)
 
 
 def _check_whole(run: LandingRun) -> None:

@@ -38,7 +38,7 @@ from sluice.pipelines.planning.assignment import Comparison
 from sluice.pipelines.planning.held_back import HeldBack
 from sluice.pipelines.planning.origins import Refusal
 from sluice.pipelines.planning.plan import Owed
-from sluice.pipelines.planning.windows import PendingWindows
+from sluice.pipelines.planning.windows import OpenWindows
 from sluice.pipelines.ports import Ports
 from sluice.pipelines.publishing import lost, owners
 
@@ -55,14 +55,14 @@ class Preview:
     """The error for a conflicting batch that is alive, if there is one."""
     met: tuple[Met, ...] = ()
     on_hold: tuple[HeldBack, ...] = ()
-    pending: PendingWindows | None = None
+    open_windows: OpenWindows | None = None
     start_not_used: str = ""
     """The reason why a run would ignore the feed's `start`; empty if it would not, or if the feed has begun."""
 
 
 def preview(feed: Feed, edges: Ports, request: Request) -> Preview:
     """Returns the plan that `land` would make now. Writes nothing, anywhere."""
-    request, pending = windows.settled_part(request, feed.window, edges.clock())
+    request, open_windows = windows.settled_part(request, feed.window, edges.clock())
     ledger = open_ledger(feed, edges)
     call = Call(feed, edges, ledger, request)
     lost.check_near(ledger, edges.lake, feed)
@@ -88,7 +88,7 @@ def preview(feed: Feed, edges: Ports, request: Request) -> Preview:
         blocked,
         met,
         held_of(call, snapshot),
-        pending,
+        open_windows,
         start_not_used=start_not_used(feed, snapshot),
     )
 

@@ -28,7 +28,7 @@ from sluice.pipelines.model.traffic import NO_TRAFFIC, Traffic
 from sluice.pipelines.planning import origins
 from sluice.pipelines.planning.held_back import HeldBack
 from sluice.pipelines.planning.origins import Refusal
-from sluice.pipelines.planning.windows import PendingWindows
+from sluice.pipelines.planning.windows import OpenWindows
 from sluice.pipelines.ports import Ports
 
 
@@ -108,7 +108,7 @@ class Landed:
     """Offsets that open transactions hold back."""
     stopped: bool = False
     """Returns whether the caller ended the run between two batches: the rest is left to another run."""
-    pending: PendingWindows | None = None
+    open_windows: OpenWindows | None = None
     """The requested windows within their grace period: nothing of them was landed."""
     overridden: str = ""
     """The columns that readers of the folder override, and the remedy; empty if none."""

@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from itertools import compress, pairwise
 from typing import NamedTuple
 
-from sluice.pipelines.errors import UsageError, WindowPending
+from sluice.pipelines.errors import UsageError, WindowOpen
 from sluice.pipelines.feed.sections import WindowSettings
 from sluice.pipelines.ledger import State
 from sluice.pipelines.ledger.columns import Pins
@@ -32,7 +32,7 @@ Partitions = Mapping[Key, PartitionState]
 
 
 @dataclass(frozen=True, slots=True)
-class PendingWindows:
+class OpenWindows:
     """Requested windows within their grace period: the first one (its start, ms), their number, and the time (ms) from
     which the first can be landed."""
 
@@ -41,11 +41,11 @@ class PendingWindows:
     lands_from: int
 
     @classmethod
-    def of(cls, first: int, number: int, settings: WindowSettings) -> PendingWindows:
+    def of(cls, first: int, number: int, settings: WindowSettings) -> OpenWindows:
         return cls(first, number, first + settings.length + settings.settle)
 
     @classmethod
-    def of_request(cls, request: Request, settings: WindowSettings) -> PendingWindows | None:
+    def of_request(cls, request: Request, settings: WindowSettings) -> OpenWindows | None:
         """Returns all windows of a request; None if it has none."""
         if request.window is None:
             return None
@@ -60,7 +60,8 @@ class PendingWindows:
     def text(self) -> str:
         later = f" and {many(self.number - 1, 'later one')}" if self.number > 1 else ""
         when = show_instant(self.lands_from)
-        return f"window {show_window(self.first)}{later} stays pending: it can be landed from {when} on"
+        verb = "are" if later else "is"
+        return f"window {show_window(self.first)}{later} {verb} still open: it can be landed from {when} on"
 
     def remedy(self, feed: str) -> str:
         return f"the feed's schedule lands it then, if it is on; by hand: sluice run {feed} --window " + show_window(
@@ -76,10 +77,10 @@ class PendingWindows:
         }
 
 
-def settled_part(request: Request, settings: WindowSettings, now: int) -> tuple[Request, PendingWindows | None]:
+def settled_part(request: Request, settings: WindowSettings, now: int) -> tuple[Request, OpenWindows | None]:
     """Returns the request without windows in their grace period, and these.
 
-    Raises UsageError for a window that is not aligned, and WindowPending if all are in their grace period.
+    Raises UsageError for a window that is not aligned, and WindowOpen if all are in their grace period.
     """
     if request.window is None:
         return request, None
@@ -91,15 +92,15 @@ def settled_part(request: Request, settings: WindowSettings, now: int) -> tuple[
     last = settings.last_boundary(now)
     if end <= last:
         return request, None
-    return replace(request, until=last), PendingWindows.of(last, (end - last) // settings.length, settings)
+    return replace(request, until=last), OpenWindows.of(last, (end - last) // settings.length, settings)
 
 
 def check_window(window: int, settings: WindowSettings, now: int) -> None:
-    """Raises UsageError for a window that is not aligned, WindowPending for one that has not ended and settled."""
+    """Raises UsageError for a window that is not aligned, WindowOpen for one that has not ended and settled."""
     check_aligned(window, settings)
     if not settings.is_closed(window, now):
         when = show_instant(window + settings.length + settings.settle)
-        raise WindowPending(
+        raise WindowOpen(
             f"window {show_window(window)} is not closed yet",
             remedy=f"it can be landed from {when} on (its end plus settle); a catch-up lands what is there now",
         )

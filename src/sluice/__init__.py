@@ -84,7 +84,7 @@ def run(
         results = sluice.run(["orders", "clicks"])  # everything pending; or one window, or several:
         results = sluice.run("orders", "2026-11-20T14", to="2026-11-20T18")
         for feed, result in results.items():
-            print(feed, result.landed, result.pending, result.error and result.error.remedy)
+            print(feed, result.landed, result.open_windows, result.error and result.error.remedy)
 
     `feeds` are names, or a mapping of names to requests. `windows` and `to` are as in `read`; without them a feed
     catches up. `project` is as in `read`. `on_progress` is called with the name of a feed and its progress.

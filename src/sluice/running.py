@@ -21,13 +21,13 @@ from sluice.pipelines.batch.land import land
 from sluice.pipelines.batch.result import BatchResult, Landed, Skip
 from sluice.pipelines.batch.survey import changed_partitions, open_ledger
 from sluice.pipelines.committing.commit import CommitResult, CommitSettings, CommitStatus, commit
-from sluice.pipelines.errors import BatchRefused, SluiceError, UsageError, WindowIncomplete, WindowPending
+from sluice.pipelines.errors import BatchRefused, SluiceError, UsageError, WindowIncomplete, WindowOpen
 from sluice.pipelines.feed.feed import Feed
 from sluice.pipelines.ledger import Ledger
 from sluice.pipelines.model.kafka import TopicPartition
 from sluice.pipelines.model.plans import Request, RequestKind
 from sluice.pipelines.model.receipts import Progress, Reporter
-from sluice.pipelines.planning.windows import PendingWindows, complete_of, settled_part
+from sluice.pipelines.planning.windows import OpenWindows, complete_of, settled_part
 from sluice.pipelines.ports import Ports
 from sluice.pipelines.quarantine.dead_letters import Outlet
 from sluice.pipelines.util.units import show_window
@@ -50,8 +50,8 @@ class RunResult:
     """The result of a run of one feed. After an error, `landed` and `committed` are the results before it.
 
     `error.remedy` is the next thing to do. `uncommitted` is the reason why landed rows are not committed, if `error` is
-    another one; `table` the reason why the feed's table is not up to date, which fails no run. `pending` are requested
-    windows whose grace period has not ended. `stopped`: the rest is left to another run because time was up.
+    another one; `table` the reason why the feed's table is not up to date, which fails no run. `open_windows` are
+    requested windows whose grace period has not ended. `stopped`: the rest is left to another run.
     """
 
     feed: str = ""
@@ -61,7 +61,7 @@ class RunResult:
     error: SluiceError | None = None
     uncommitted: SluiceError | None = None
     table: SluiceError | None = None
-    pending: PendingWindows | None = None
+    open_windows: OpenWindows | None = None
     crash: Exception | None = None
     """An error that is not one of Sluice's."""
     interrupted: bool = False
@@ -109,7 +109,7 @@ class FeedRun:
             shipping.prepare(feed.spark, self.report)
             owner = new_owner(self.run_id)
             landed = land(feed, ports, request, owner, self.report, skip, self.ledger, enough)
-        result.landed, result.stopped, result.pending = landed, landed.stopped, landed.pending
+        result.landed, result.stopped, result.open_windows = landed, landed.stopped, landed.open_windows
         return landed
 
     def find_incomplete(self, windows: Sequence[int]) -> list[int]:
@@ -144,12 +144,12 @@ class FeedRun:
         return changed_partitions(self.feed, self.ports, self.ledger.read())
 
 
-def find_pending_error(feed: Feed, ports: Ports, request: Request) -> WindowPending | None:
-    """Returns the error of a request whose windows are all pending; nothing of it can land yet."""
+def find_open_error(feed: Feed, ports: Ports, request: Request) -> WindowOpen | None:
+    """Returns the error of a request whose windows are all open; nothing of it can land yet."""
     try:
         settled_part(request, feed.window, ports.clock())
-    except WindowPending as pending:
-        return pending
+    except WindowOpen as open_windows:
+        return open_windows
     except UsageError:
         pass  # landing raises it
     return None
@@ -164,8 +164,8 @@ def list_requested(feed: Feed, request: Request) -> Sequence[int]:
 
 
 def list_settled(feed: Feed, request: Request, landed: Landed) -> Sequence[int]:
-    """The windows of a request without the pending ones."""
-    windows, first = list_requested(feed, request), landed.pending.first if landed.pending else None
+    """The windows of a request without the open ones."""
+    windows, first = list_requested(feed, request), landed.open_windows.first if landed.open_windows else None
     return windows if first is None else [w for w in windows if w < first]
 
 
@@ -194,9 +194,9 @@ def run_feed(feed: Feed, request: Request, open_ports: OpenPorts, report: Report
     result = RunResult(feed.name, str(uuid.uuid4()))
     try:
         with open_ports(feed) as ports:
-            if pending := find_pending_error(feed, ports, request):
-                result.pending = PendingWindows.of_request(request, feed.window)
-                raise pending
+            if open_windows := find_open_error(feed, ports, request):
+                result.open_windows = OpenWindows.of_request(request, feed.window)
+                raise open_windows
             of_feed = FeedRun(feed, ports, open_ledger(feed, ports, result.run_id), result.run_id, report, result)
             _land_and_commit(of_feed, request)
             _sync_table(of_feed)

@@ -28,7 +28,7 @@ from sluice.assets.schedules.fleet_schedule import Tick
 from sluice.assets.specs.feed_files import read_feeds
 from sluice.assets.specs.last_seen import remember
 from sluice.pipelines.batch import land as rounds
-from sluice.pipelines.errors import Failed, FeedError, KafkaUnavailable, LakeUnavailable, WindowPending
+from sluice.pipelines.errors import Failed, FeedError, KafkaUnavailable, LakeUnavailable, WindowOpen
 from sluice.pipelines.feed.feed import SHARED, Feed
 from sluice.pipelines.ledger import Ledger
 from sluice.pipelines.model.plans import Request, RequestKind
@@ -321,7 +321,7 @@ def test_windows_of_many_feeds_are_landed_by_one_run(fleet: Fleet, instance: dg.
     assert hours == [[1, 2], [1, 2, 3], []]
 
 
-def test_of_many_feeds_a_window_that_has_not_settled_stays_pending(fleet: Fleet, instance: dg.DagsterInstance) -> None:
+def test_of_many_feeds_a_window_that_has_not_settled_stays_open(fleet: Fleet, instance: dg.DagsterInstance) -> None:
     """A feed whose windows settle later is no failure beside others."""
     fleet.at(6, minutes=5)
     path = fleet.project.feeds_folder / "returns.yaml"
@@ -332,9 +332,9 @@ def test_of_many_feeds_a_window_that_has_not_settled_stays_pending(fleet: Fleet,
     hours = [[h for h in range(6) if show_window(hour(h)) in landed(instance, name)] for name in NAMES]
     assert hours == [[3, 4], [3, 4], []]
     outcomes = fleet.land(request=Request(RequestKind.WINDOW, window=hour(3), until=hour(6)))
-    pending = {name: o.landed.pending if o.landed else None for name, o in outcomes.items()}
-    assert [p.first if p else None for p in pending.values()] == [hour(5), hour(5), None]
-    assert isinstance(outcomes["returns"].error, WindowPending)
+    open_windows = {name: o.landed.open_windows if o.landed else None for name, o in outcomes.items()}
+    assert [p.first if p else None for p in open_windows.values()] == [hour(5), hour(5), None]
+    assert isinstance(outcomes["returns"].error, WindowOpen)
 
 
 @pytest.mark.parametrize("wrong", [{"until": "2024-05-01T03:00"}, {"window": "tomorrow"}])

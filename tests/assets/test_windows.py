@@ -16,7 +16,7 @@ from sluice.assets.instance.instance import open_instance
 from sluice.assets.instance.internals import BACKFILL_TAG, RANGE_TAGS, planned_evaluations, unmaterialized_partitions
 from sluice.assets.operations.event_log_repair import reconcile
 from sluice.assets.runs.run_session import AGAIN_TAG
-from sluice.assets.runs.tick_policy import PENDING_TAG
+from sluice.assets.runs.tick_policy import OPEN_WINDOWS_TAG
 from sluice.assets.specs.asset_specs import committed_key, landed_key, quarantined_key
 from sluice.assets.steps import land_step
 from sluice.pipelines.errors import BatchIncomplete, KafkaUnavailable, UsageError, WindowHeld, WindowIncomplete
@@ -354,9 +354,9 @@ def test_a_backfill_whose_last_window_has_not_settled_lands_the_others(
     settled = {f"{DAY}0{h}:00" for h in range(5)}
     assert {*windows(instance, LANDED)} == {*windows(instance, COMMITTED)} == settled
     assert {tp: o.offset for tp, o in world.group.offsets.items()} == {P0: 100, P1: 100}
-    said = f"window {DAY}05:00 stays pending: it can be landed from {DAY}06:10:00Z on"
+    said = f"window {DAY}05:00 is still open: it can be landed from {DAY}06:10:00Z on"
     assert said in log_of(instance, run.run_id)
-    assert run.tags[PENDING_TAG] == f"{DAY}05:00"
+    assert run.tags[OPEN_WINDOWS_TAG] == f"{DAY}05:00"
     assert observed(instance, LANDED) == {f"{DAY}05:00": said}
     assert f"{DAY}05:00" not in checks(instance, run.run_id, COMPLETE)
     with opened(instance, world.project, monkeypatch) as pages:
@@ -374,7 +374,7 @@ def test_a_run_of_a_window_that_has_not_settled_is_skipped_and_the_schedule_land
     assert run.success
     assert not windows(instance, LANDED)
     assert not windows(instance, COMMITTED)
-    assert f"window {DAY}05:00 stays pending" in log_of(instance, run.run_id)
+    assert f"window {DAY}05:00 is still open" in log_of(instance, run.run_id)
     with opened(instance, world.project, monkeypatch) as pages:
         assert failed_partitions(pages) == (0, 0)
         assert pages.checks(LANDED)["complete"] in ("SKIPPED", "NOT_EVALUATED")
@@ -408,7 +408,7 @@ def test_the_job_that_lands_anything_names_what_has_not_settled(world: World, in
         asked = Request(RequestKind.WINDOW, window=hour(first), until=hour(6))
         run = job.execute_in_process(instance=instance, run_config=run_config("orders", asked))
         assert run.success
-        assert f"window {DAY}05:00 stays pending" in log_of(instance, run.run_id)
+        assert f"window {DAY}05:00 is still open" in log_of(instance, run.run_id)
         assert settled <= {*windows(instance, LANDED)}
         assert f"{DAY}05:00" not in windows(instance, LANDED)
 

@@ -47,8 +47,8 @@ def test_two_runs_without_dagster_and_an_audit(project: Path, kafka: LocalKafka,
     assert again.committed
     assert str(again.committed.status) == "unchanged"
     pending = package.run("orders", show_window(now() // HOUR * HOUR))["orders"]
-    assert type(pending.error).__name__ == "WindowPending"
-    assert pending.pending
+    assert type(pending.error).__name__ == "WindowOpen"
+    assert pending.open_windows
 
     audit = sluice("audit", "orders", "--rescan", "--json").document
     assert (audit["reconciled"], audit["compared"]) == (True, sent["committed"])

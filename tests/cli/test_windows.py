@@ -12,7 +12,7 @@ from sluice.cli.daily import run, status
 from sluice.cli.inspect import files, plan, wait
 from sluice.cli.options import window_options
 from sluice.cli.terminal.output import Terminal
-from sluice.pipelines.errors import Failed, UsageError, WindowIncomplete, WindowPending
+from sluice.pipelines.errors import Failed, UsageError, WindowIncomplete, WindowOpen
 from sluice.pipelines.model.kafka import Key, OpenTransaction
 from sluice.pipelines.model.ranges import Range
 from sluice.pipelines.status.window_state import Owes, Standing, WindowStanding
@@ -89,14 +89,14 @@ def test_a_window_before_the_first_is_refused_once_that_is_known(world: World, t
 # -- pending
 
 
-def read_pending(outcome: Told) -> Any:
+def read_open_windows(outcome: Told) -> Any:
     """The pending windows of the only feed."""
     (feed,) = outcome.document["feeds"]
-    return feed["pending"]
+    return feed["open_windows"]
 
 
-PENDING = {"window": f"{DAY}T05:00", "windows": 2, "lands_from": f"{DAY}T06:10:00Z"}
-STAYS = f"window {DAY}T05:00 and 1 later one stays pending: it can be landed from {DAY}T06:10:00Z on"
+OPEN_WINDOWS = {"window": f"{DAY}T05:00", "windows": 2, "lands_from": f"{DAY}T06:10:00Z"}
+STAYS = f"window {DAY}T05:00 and 1 later one are still open: it can be landed from {DAY}T06:10:00Z on"
 
 
 @pytest.mark.parametrize(
@@ -114,10 +114,10 @@ def test_windows_that_have_settled_land_and_the_others_are_named(
     """`sluice run orders --from 3 --to 7`, a few minutes after six."""
     world.at(6, minutes=5)
     planned = tell(plan.plan, "orders", **options)
-    assert (planned.code, planned.document["pending"]) == (0, PENDING)
+    assert (planned.code, planned.document["open_windows"]) == (0, OPEN_WINDOWS)
     assert sum(p["offsets"] for p in planned.document["plans"]) == 50
     told = tell(run.run, ["orders"], **options)
-    assert (told.code, read_pending(told)) == (0, PENDING)
+    assert (told.code, read_open_windows(told)) == (0, OPEN_WINDOWS)
     assert sum(b["landed"] for r in told.runs for b in r["batches"]) == 50
     assert STAYS in told.text
     assert f"by hand: sluice run orders --window {DAY}T05:00" in told.text
@@ -127,23 +127,23 @@ def test_one_window_beside_a_pending_one(world: World, tell: Tell) -> None:
     world.at(6, minutes=5)
     told = tell(run.run, ["orders"], window=[named(1), named(5)])
     assert (told.code, told.run["window"]["state"]) == (0, "landed")
-    assert read_pending(told) == PENDING | {"windows": 1}
-    assert read_pending(tell(run.run, ["orders"], window=[named(1)], text=False)) is None
+    assert read_open_windows(told) == OPEN_WINDOWS | {"windows": 1}
+    assert read_open_windows(tell(run.run, ["orders"], window=[named(1)], text=False)) is None
 
 
 def test_a_far_end_costs_nothing(world: World, tell: Tell) -> None:
     """Windows that do not exist yet are never listed one by one."""
     told = tell(run.run, ["orders"], start=named(3), end="9999-12-31")
     assert told.code == 0
-    assert read_pending(told)["windows"] > 60_000_000
+    assert read_open_windows(told)["windows"] > 60_000_000
 
 
 def test_not_yet_is_an_error_of_its_own(world: World, tell: Tell) -> None:
     world.at(6, minutes=5)
     for options in ({"window": [named(5)]}, {"start": named(5)}, {"start": named(5), "end": named(6)}):
-        with pytest.raises(WindowPending, match="is not closed yet") as refused:
+        with pytest.raises(WindowOpen, match="is not closed yet") as refused:
             tell(run.run, ["orders"], **options)
-        assert (refused.value.exit_code, refused.value.fields()["error"]) == (2, "WindowPending")
+        assert (refused.value.exit_code, refused.value.fields()["error"]) == (2, "WindowOpen")
 
 
 # -- run
