@@ -278,13 +278,13 @@ class _World:
             "status": status,
             "plan": lambda: preview(self.feed, self.edges(), _CATCH_UP),
             "compact --dry-run": lambda: compaction.foresee_compaction(self.feed, self.edges()),
-            "fold without a checkpoint": self.fold_anew,
+            "fold without a checkpoint": self.fold_again,
             "audit --all": lambda: self.look(None),
             "an hour later": next_hour,
             "audit": lambda: self.look(audit_cache.kept(self.edges().lake, self.feed.name)),
         }
 
-    def fold_anew(self) -> None:
+    def fold_again(self) -> None:
         """Read the ledger from its start, as by a Sluice that knows no checkpoint of this format."""
         shutil.rmtree(self.lake.root / paths.checkpoint_folder(self.feed.name))
         self.ledger().read()

@@ -1,7 +1,7 @@
 """A workload's topic in the benchmark's own Kafka: loaded once, found again by the next run.
 
 Promises: a topic that `ensure` returns holds exactly the workload's records, each at the offset that is its number;
-one whose loading was cut short is removed and made anew.
+one whose loading was cut short is removed and made again.
 """
 
 from __future__ import annotations

@@ -122,5 +122,5 @@ def _check(answer: bytes, topic: bytes, bases: Mapping[int, int]) -> None:
         if code or offset != base:
             raise Failed(
                 f"records of {topic.decode()}:{partition} were to stand at {base}: error {code}, offset {offset}",
-                remedy="repeat; the topic is made anew",
+                remedy="repeat; the topic is made again",
             )

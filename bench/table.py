@@ -5,7 +5,7 @@ files, as an hour of ten partitions does. After so many snapshots, a batch of 20
 table is looked at, each footer is read, one commit is made. The files are links to one small file of a raw feed.
 Seconds are this process's CPU and what a clock on the wall says.
 
-Iceberg's snapshots are staged many to a commit, since PyIceberg's catalog writes all snapshots anew at each commit:
+Iceberg's snapshots are staged many to a commit, since PyIceberg's catalog writes all snapshots again at each commit:
 what is measured afterwards is the same table.
 """
 

@@ -454,7 +454,7 @@ class Table(Protocol):
         ...
 
     def mend(self) -> bool:
-        """Describe such files anew as far as the table alone can, without a change of rows. Returns whether it did.
+        """Describe such files again as far as the table alone can, without a change of rows. Returns whether it did.
         Raises as `commit` does."""
         ...
 

@@ -43,7 +43,7 @@ _BACKFILL = dg.BackfillPolicy.multi_run(WINDOWS)
 """A backfill is one run for windows in a row, as many as a tick of the schedule asks for."""
 
 _LAND_CONFIG = LandConfig.to_config_schema().as_field()
-"""Made once: otherwise Dagster would infer it anew for each op that is annotated with it."""
+"""Made once: otherwise Dagster would infer it again for each op that is annotated with it."""
 
 
 def run_config(feed: str, request: Request, skip: Skip | None = None) -> dict[str, Any]:

@@ -1,7 +1,7 @@
 """Dagster's SQLite files, held open by a run.
 
-For each event that it stores, Dagster opens files, compiles statements anew, and has the disk tidy up behind it when it
-closes them. A run of one small feed stores some forty events: that was most of its CPU. And to know whether a file's
+For each event that it stores, Dagster opens files, compiles statements again, and has the disk tidy up behind it when
+it closes them. A run of one small feed stores some forty events: that was most of its CPU. And to know whether a file's
 tables are its newest, it reads all of its migrations, some ninety files, for each file that it opens.
 
 This uses Dagster's internals, as `internals` does. Promises: what is stored is stored as before, each event by a

@@ -50,7 +50,7 @@ def _window(text: str, name: str, settings: WindowSettings) -> int:
 
 
 _CONFIG = CompactConfig.to_config_schema().as_field()
-"""Made once: otherwise Dagster would infer it anew for each op that is annotated with it."""
+"""Made once: otherwise Dagster would infer it again for each op that is annotated with it."""
 
 
 def compact_job(feed: str, session: RunSession) -> dg.JobDefinition:

@@ -98,9 +98,9 @@ class Fleet:
         """`session` is each feed's, with a report, a witness and a stop of its own."""
         self._plain, self._schedule, self._report_of = session, schedule, report_of
         self._lock = threading.Lock()
-        self._begun_anew()
+        self._restart()
 
-    def _begun_anew(self) -> None:
+    def _restart(self) -> None:
         self._sessions: dict[str, RunSession] = {}
         self._shared = self._plain
         self._files, self._limits = self._plain.files, FleetSettings()
@@ -123,7 +123,7 @@ class Fleet:
     def attended(self, instance: dg.DagsterInstance, run: str) -> Iterator[None]:
         """Carry out a run, and forget the results of an earlier one of this process. Raises FeedError for a wrong
         `fleet.yaml`."""
-        self._begun_anew()
+        self._restart()
         self._limits = self._plain.project.fleet()
         with (
             holding(home_of(self._plain.project, instance), run),

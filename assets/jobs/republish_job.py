@@ -106,7 +106,7 @@ def _window(text: str, feed: Feed) -> int:
 
 
 _CONFIG = RepublishConfig.to_config_schema().as_field()
-"""Made once: otherwise Dagster would infer it anew for each op that is annotated with it."""
+"""Made once: otherwise Dagster would infer it again for each op that is annotated with it."""
 
 
 def republish_job(feed: str, session: RunSession) -> dg.JobDefinition:

@@ -52,7 +52,7 @@ class OwedWindows:
     """Caches the pending windows of feeds by their ledgers. Thread-safe.
 
     Where nothing came into a ledger since the last look, it owes what it owed, and the windows that closed since: this
-    takes two requests to the lake, and little is kept. Otherwise the ledger is read anew, with all that this checks.
+    takes two requests to the lake, and little is kept. Otherwise the ledger is read again, with all that this checks.
     """
 
     def __init__(self) -> None:
@@ -63,7 +63,7 @@ class OwedWindows:
         """The closed windows (their starts, ms) that the feed owes, oldest first."""
         place, until = (feed.lake, feed.s3, feed.window), feed.window.last_boundary(edges.clock())
         with self._lock:
-            known = self._found.pop(feed.name, None)  # what fails below is read anew the next time
+            known = self._found.pop(feed.name, None)  # what fails below is read again the next time
         if known is not None and known.place == place and not _is_newer(known, feed, edges):
             closed = range(known.until, until, feed.window.length)
             found = _Found(place, known.ledger, known.number, [*known.owed, *closed], max(until, known.until))

@@ -1,5 +1,5 @@
 """Reports of the batches that a run published, or that were refused. They are for people, and no run fails because of
-them: `sluice report` makes a missing one anew.
+them: `sluice report` makes a missing one again.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Keeps what Dagster shows in step with the project's files: a new feed, contract or report shows within seconds.
 
-Promises: the servers load anew only when a file of those that shape the definitions has changed, and then stayed the
+Promises: the servers load again only when a file of those that shape the definitions has changed, and then stayed the
 same for a moment. Runs that are under way go on.
 """
 
@@ -65,7 +65,7 @@ class Changes:
 
 
 def reload_location(address: str, location: str) -> str | None:
-    """Have Dagster's web server there load the location anew. Returns what is wrong with it now, or None.
+    """Have Dagster's web server there load the location again. Returns what is wrong with it now, or None.
 
     Raises OSError if the server does not answer.
     """

@@ -3,7 +3,7 @@
     code server  ←  web server      one process loads the project's code for both, and its children are the runs
                  ←  daemon
 
-When a file changes that shapes what Dagster shows, the code server loads the project anew (`reloading`), and the other
+When a file changes that shapes what Dagster shows, the code server loads the project again (`reloading`), and the other
 two follow.
 """
 
@@ -202,7 +202,7 @@ def _await(ready: Callable[[], bool], name: str, servers: Servers) -> None:
 
 
 def _watch(servers: Servers, changes: reload.Changes, address: str, terminal: Terminal) -> None:
-    """Until a server ends: have the project loaded anew whenever files of it have changed."""
+    """Until a server ends: have the project loaded again whenever files of it have changed."""
     looked = time.monotonic()
     while True:
         _check(servers)
@@ -221,7 +221,7 @@ def _reload(address: str, changed: Sequence[str]) -> Text:
         wrong = reload.reload_location(address, LOCATION)
     except OSError as error:
         wrong = str(error)
-    return warn(f"not shown: {what} changed, and Dagster says: {wrong}") if wrong else good(f"loaded anew: {what}")
+    return warn(f"not shown: {what} changed, and Dagster says: {wrong}") if wrong else good(f"loaded again: {what}")
 
 
 def _check(servers: Servers) -> None:

@@ -136,7 +136,7 @@ def _serve(session: Session, take: Callable[[], list[Figure]], host: str, port: 
         cache.keep(take())
         address = f"http://{host}:{port}/metrics"
         session.terminal.show(
-            good(f"metrics are at {address}"), f"  taken anew every {show_duration(int(pause * 1000))}; Ctrl-C ends it"
+            good(f"metrics are at {address}"), f"  taken again every {show_duration(int(pause * 1000))}; Ctrl-C ends it"
         )
         session.terminal.print_document({"address": address})
         while True:

@@ -46,7 +46,7 @@ def report(
         output.write_bytes(data)
     session.terminal.lines([str(output or address)])
     session.terminal.print_document(
-        {**_figures(facts_), "path": address, "output": output and str(output), "made_anew": fresh, "size": len(data)}
+        {**_figures(facts_), "path": address, "output": output and str(output), "rebuilt": fresh, "size": len(data)}
     )
 
 

@@ -45,13 +45,13 @@ def sync(
         typer.Option(
             "--repair",
             help="Make a table that somebody else changed what the ledger says: files of the feed in, others out; "
-            "and write files anew whose bounds Spark misreads.",
+            "and write files again whose bounds Spark misreads.",
         ),
     ] = False,
 ) -> None:
     """Bring the table up to date with the ledger.
 
-    Each batch is one commit, and so is each change of files: merged, landed anew, replayed, retired. A table that is
+    Each batch is one commit, and so is each change of files: merged, landed again, replayed, retired. A table that is
     new gets everything that has landed so far, many batches at once; stopped anywhere, the next sync goes on. Each file
     is added once, however many do this at once. Runs do it by themselves after they have committed.
 
@@ -60,7 +60,7 @@ def sync(
 
     Snapshots older than the feed's table.keep_snapshots expire, and the files that only they named are removed. Exit 3
     when somebody else changed the table. With --repair, files that landed before Sluice wrote bounds of times that
-    Spark reads right in Iceberg are written anew, with the same rows.
+    Spark reads right in Iceberg are written again, with the same rows.
 
     $ sluice table sync orders
     $ sluice table sync orders --repair
@@ -106,14 +106,14 @@ def _bring_up(session: Session, feed: Feed, repair: bool) -> tuple[str, str, Syn
 
 
 def _rewrite_misread(session: Session, feed: Feed, misread: tuple[str, ...]) -> Text:
-    """Write these files anew, and report it."""
+    """Write these files again, and report it."""
     from sluice.pipelines.maintenance.compaction import renew
     from sluice.resources.liveness import new_owner
 
     with session.open_ports(feed) as edges, session.terminal.progress() as meter:
         done = renew(feed, edges, frozenset(misread), new_owner("compact"), meter)
     files = sum(len(receipt.parts) for _, receipt in done.merged if receipt)
-    return good(f"{many(len(misread), 'file')} with bounds that Spark misreads written anew, as {many(files, 'file')}")
+    return good(f"{many(len(misread), 'file')} with bounds that Spark misreads written again, as {many(files, 'file')}")
 
 
 def _misread_by_spark(feed: str, files: int, remedy: str) -> str:

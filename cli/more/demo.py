@@ -52,7 +52,7 @@ CATCH_UP = Request(RequestKind.CATCH_UP)
 REPORT = "revenue_by_hour"
 
 _FEED_FILE = """\
-# Written by `sluice demo`, anew each time.
+# Written by `sluice demo`, again each time.
 feed: {feed}
 {kafka}
 topics: {feed}

@@ -411,7 +411,7 @@ def _verdict(ran: ReplayRun) -> Iterator[Text]:
         batches = f"{'batch' if len(done.batches) == 1 else 'batches'} {', '.join(map(str, done.batches))}"
         yield good(f"{many(n, 'record')} re-landed{mended}: {batches}")
         rows = sum(r.counts.landed for _, r in done.done if r)
-        yield Text(f"  {seconds(ran.seconds)}, {many(rows, 'row')} written anew", style="dim")
+        yield Text(f"  {seconds(ran.seconds)}, {many(rows, 'row')} written again", style="dim")
     else:
         yield warn("nothing was re-landed")
     yield from other_batches.view(ran.given_up)

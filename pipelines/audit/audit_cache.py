@@ -313,8 +313,8 @@ def keep(lake: Lake, feed: str, now: Audited, before: Audited | None, at: int) -
 
 def _of(before: Audited, rows: Rows, at: int) -> list[Settled]:
     """Returns the settled files with entries that were checked again at that time."""
-    anew = np.unique(rows.column("number")[rows.column("looked") == at])
-    return [s for s in before.settled if ((s.first <= anew) & (anew < s.end)).any()]
+    again = np.unique(rows.column("number")[rows.column("looked") == at])
+    return [s for s in before.settled if ((s.first <= again) & (again < s.end)).any()]
 
 
 def _settling(lake: Lake, feed: str, now: Audited, at: int) -> Audited:

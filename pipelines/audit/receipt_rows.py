@@ -117,11 +117,11 @@ class Rows:
 
     def also(self, before: Rows, at: int) -> Rows:
         """Returns a copy with earlier proofs of unchanged rows that were checked again at `at`."""
-        anew = self.column("looked") == at
-        old = before.where(before._of(set(self.column("number")[anew].tolist())))
+        again = self.column("looked") == at
+        old = before.where(before._of(set(self.column("number")[again].tolist())))
         by_part = dict(zip(old._whole(), old._proofs(), strict=True))
         table, positions = self.table.copy("K"), [_AT[p] for p in PROOFS]
-        for i, what in zip(np.flatnonzero(anew).tolist(), self.where(anew)._whole(), strict=True):
+        for i, what in zip(np.flatnonzero(again).tolist(), self.where(again)._whole(), strict=True):
             if (proofs := by_part.get(what)) is not None:
                 table[i, positions] = np.maximum(table[i, positions], proofs)
         return Rows(self.keys, table, self.tags)

@@ -212,7 +212,7 @@ def columns(a: BatchAccount, found: Profiles) -> Html | None:
     if found.sampled:
         note += f" Of a sample of {number(found.rows)} of {number(found.all_)} rows."
     if found.missing:
-        note += f" {many(found.missing, 'file')} of it are not there any more (landed anew, merged or retired)."
+        note += f" {many(found.missing, 'file')} of it are not there any more (landed again, merged or retired)."
     if found.left_out:
         note += f" {many(len(found.left_out), 'column')} more are not shown."
     drawn = sorted(found.columns, key=lambda p: (not p.bins, not _repeats(p), -len(p.top)))

@@ -59,7 +59,7 @@ def read_yaml(path: Path, environ: Mapping[str, str], root: Path, optional: Cont
     """The file's mapping, its variables filled in. Keys without a value are left out, and so are keys in `optional`
     whose values cannot be filled in.
 
-    Relative paths in `${file:PATH}` count from `root`. Each call reads these files anew. Raises YamlError.
+    Relative paths in `${file:PATH}` count from `root`. Each call reads these files again. Raises YamlError.
     """
     data = parse_yaml(_read(path))
     if not isinstance(data, dict):
@@ -245,7 +245,7 @@ def _content_of(root: Path, file: str) -> str | FileProblem:
     try:
         text = raw.decode()
     except UnicodeDecodeError:
-        return FileProblem("", f"needs {name}, which is not UTF-8", "write it anew as text")
+        return FileProblem("", f"needs {name}, which is not UTF-8", "write it again as text")
     text = re.sub(r"\r?\n\Z", "", text)
     return text or FileProblem("", f"needs {name}, which is empty", "write the value into it")
 

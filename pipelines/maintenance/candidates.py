@@ -53,7 +53,7 @@ class Candidate:
 class ReplayCandidates:
     """What a replay would do, by the state below entry `number`: the candidates in order. `unfit` are slices whose
     landed rows would lose something in today's types, each with what it would lose. `beside` are slices that share a
-    file with a candidate: what is written anew are whole files."""
+    file with a candidate: what is written again are whole files."""
 
     number: int
     shape: Shape
@@ -113,7 +113,7 @@ def _still_there(ledger: Ledger, r: Receipt) -> Iterator[None]:
 
 def _replaced_meanwhile(r: Receipt) -> LakeUnavailable:
     return LakeUnavailable(
-        f"{r.slice}: its files went away while its records were tried: it was merged, replayed or landed anew",
+        f"{r.slice}: its files went away while its records were tried: it was merged, replayed or landed again",
         remedy="nothing was changed; run it again",
     )
 

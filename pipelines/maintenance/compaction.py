@@ -214,7 +214,7 @@ def threads(settings: CompactionSettings, cores: int) -> int:
 
 
 def renew(feed: Feed, edges: Ports, addresses: Collection[str], owner: Owner, report: Reporter) -> Compacted:
-    """Write the files at these addresses anew, batch by batch; what one batch replaced stays replaced.
+    """Write the files at these addresses again, batch by batch; what one batch replaced stays replaced.
 
     Slices of a shared file get files of their own. A file that another live batch works on, or that holds a topic's
     earlier life, stays as it is. Raises as `compact`.

@@ -92,7 +92,7 @@ class Replayed:
 
     @property
     def landed(self) -> Trial:
-        """The outcome for the slices that were written anew, or would be."""
+        """The outcome for the slices that were written again, or would be."""
         return total(c.trial for c, _ in self.done)
 
 

@@ -1,4 +1,4 @@
-"""Writes landed parts anew, without Kafka and without Spark: what compaction and replay have in common.
+"""Writes landed parts again, without Kafka and without Spark: what compaction and replay have in common.
 
     plan (reserves, names what it replaces) → write → prove → publish → swap
 
@@ -34,7 +34,7 @@ _ENDLESS = 1 << 62
 
 
 class RewritePiece(Protocol):
-    """Parts to be written anew. `slice` covers all of them."""
+    """Parts to be written again. `slice` covers all of them."""
 
     @property
     def slice(self) -> Slice: ...
@@ -49,7 +49,7 @@ P = TypeVar("P", bound=RewritePiece)
 
 @dataclass(frozen=True, slots=True)
 class RewriteMethod(Generic[P]):
-    """One way of writing anew: the request, the name of the stage, what writes a piece, and how many at once."""
+    """One way of writing again: the request, the name of the stage, what writes a piece, and how many at once."""
 
     request: Request
     stage: str
@@ -58,7 +58,7 @@ class RewriteMethod(Generic[P]):
 
 
 def rewriting(state: State) -> list[Batch]:
-    """The live batches that write parts anew."""
+    """The live batches that write parts again."""
     return [b for b in state.live() if b.rewrites]
 
 
@@ -75,7 +75,7 @@ def give_up_dead(ledger: Ledger, liveness: Liveness, kind: RequestKind | None, r
 
 def _one_at_once(feed: str, batch: Batch, verdict: Verdict) -> PlanBusy:
     return PlanBusy(
-        f"{owners.met(feed, batch, verdict)}; one of this kind at a time writes parts of feed {feed} anew",
+        f"{owners.met(feed, batch, verdict)}; one of this kind at a time writes parts of feed {feed} again",
         remedy=owners.way_out(feed, batch, verdict),
     )
 
@@ -176,7 +176,7 @@ class Rewriting(Generic[P]):
                 raise ProofFailed(failures[0].message, remedy=failures[0].remedy)
         except BaseException:
             with suppress(SluiceError):
-                abandon(ledger, batch, "writing parts anew ended early; they are as they were")
+                abandon(ledger, batch, "writing parts again ended early; they are as they were")
                 roll_forward(ledger, lake, feed)
             raise
         publish(ledger, batch, self._owner, proven, ())

@@ -2,7 +2,7 @@
 
     1 own the partitions in ZooKeeper          refuse: GroupHeld, by old consumers, a run, or another migration
     2 look for members in Kafka                refuse: GroupHeld
-    3 read both stores, make the plan anew     refuse: beyond the log, half written, going back
+    3 read both stores, make the plan again     refuse: beyond the log, half written, going back
     4 write the offsets missing in the target, and read them back
 
 Guarantees: the source is only read. No partition is put back, or beyond its log. A migration that was killed anywhere

@@ -212,18 +212,18 @@ def _strangers(target: RepairTarget) -> Iterator[RepairFinding]:
     replaced = target.ledger.replaced(p.path for p in lacking)
     if missing := tuple(p.path for p in lacking if p.path not in replaced):
         text = f"{many(len(missing), 'published file')} missing: {ends(missing)}"
-        ways = tuple(dict.fromkeys(_anew(target, r) for r in receipts if any(p.path in missing for p in r.parts)))
+        ways = tuple(dict.fromkeys(_land_again(target, r) for r in receipts if any(p.path in missing for p in r.parts)))
         yield RepairFinding(
             RepairKind.MISSING, text, remedy=("restore them from a backup, or", *ways[:WAYS]), items=missing
         )
 
 
-def _anew(target: RepairTarget, r: Receipt) -> str:
+def _land_again(target: RepairTarget, r: Receipt) -> str:
     """The command that lands a receipt's slice again; with its window, if it has one."""
     s, window = r.slice, r.slice.window
     slices = Request(RequestKind.OFFSETS, (AskedRange(s.topic, s.partition, s.start, s.end),), replace=True)
     request = Request(RequestKind.WINDOW, window=window and target.windows.start_of(window), replace=True)
-    return f"{owners.asking(target.feed, slices if window is None else request)}   lands their offsets anew"
+    return f"{owners.asking(target.feed, slices if window is None else request)}   lands their offsets again"
 
 
 def _visible(target: RepairTarget) -> set[str]:

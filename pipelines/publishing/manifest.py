@@ -209,7 +209,7 @@ def demand_kept(ledger: Ledger, state: State, feed: str, window: int, settings: 
         window_text = show_window(window)
         raise WindowRetired(
             f"window {window_text} of feed {feed} was {retirement(ledger, state, key, r)}",
-            remedy="its rows are not in the lake any longer; while Kafka has them they can be landed anew: "
+            remedy="its rows are not in the lake any longer; while Kafka has them they can be landed again: "
             f"sluice run {feed} --window {window_text} --replace",
         )
 

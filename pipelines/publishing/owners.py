@@ -20,10 +20,10 @@ from sluice.pipelines.publishing.publish import abandon
 from sluice.pipelines.util.units import show_window
 
 AGAIN = {RequestKind.COMPACT: "sluice compact {feed}", RequestKind.REPLAY: "sluice quarantine replay {feed}"}
-"""The commands for the requests that write parts anew."""
+"""The commands for the requests that write parts again."""
 NEW = Verdict(Life.ALIVE, "it has just begun")
 """The verdict for an owner that appeared after the owners were judged."""
-AS_THEY_WERE = "the run that wrote these parts anew died; they are as they were"
+AS_THEY_WERE = "the run that wrote these parts again died; they are as they were"
 
 
 def judge_batches(liveness: Liveness, batches: Iterable[Batch], *, watch: bool = True) -> dict[int, Verdict]:
@@ -70,7 +70,7 @@ def ways(feed: str, batch: Batch) -> tuple[tuple[str, str], ...]:
     """Returns the commands that finish a dead run's batch or give it up, each with its effect."""
     give_up = (f"sluice repair {feed} --abandon {batch.id}", "gives it up")
     if again := AGAIN.get(batch.request.kind):
-        return (again.format(feed=feed), "gives it up and begins anew"), give_up
+        return (again.format(feed=feed), "gives it up and begins again"), give_up
     return (asking(feed, batch.request), "finishes it, and reads only what is missing"), give_up
 
 

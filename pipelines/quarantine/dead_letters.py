@@ -5,7 +5,7 @@ landing had published below number n are sent. So a commit owes the letters of w
 
 Guarantees: an offset's letter is in at most one transaction that took effect, through crashes, refusals, lost answers,
 merges, replays and re-landing. A record that came into quarantine between two commits is in the second one, unless it
-was landed anew from a slice whose letters were sent. Only rows that the ledger names are sent, checked by SHA-256.
+was landed again from a slice whose letters were sent. Only rows that the ledger names are sent, checked by SHA-256.
 Memory holds a few megabytes of rows.
 """
 
@@ -72,14 +72,14 @@ def owed_letters(ledger: Ledger, state: State, since: int) -> tuple[Source, ...]
     In log order; empty when nothing is owed. `ranges` separate the due rows of a file from its others.
     """
     first: list[tuple[Key, Range]] = []
-    anew: list[tuple[Key, Range]] = []
+    again: list[tuple[Key, Range]] = []
     lying: list[Receipt] = []
     for batch in state.batches.published_since(since):
         # What replaces a part is published later than the part, so nothing due lies in an older batch.
         entry = ledger.publication(batch)
         lying += [r for r in state.receipts(batch.published or 0, entry) if r.of(PartKind.QUARANTINED)]
-        (anew if batch.request.replace else first).extend(_refused_ranges(batch, entry))
-    due = by_key((*_ranges_not_committed(state, first), *_ranges_without_letter(ledger, state, anew, since)))
+        (again if batch.request.replace else first).extend(_refused_ranges(batch, entry))
+    due = by_key((*_ranges_not_committed(state, first), *_ranges_without_letter(ledger, state, again, since)))
     return tuple(sorted(_sources(lying, due), key=lambda s: (s.slice.key, s.slice.start)))
 
 
@@ -101,13 +101,13 @@ def _ranges_not_committed(state: State, first: Sequence[tuple[Key, Range]]) -> I
 
 
 def _ranges_without_letter(
-    ledger: Ledger, state: State, anew: Sequence[tuple[Key, Range]], since: int
+    ledger: Ledger, state: State, again: Sequence[tuple[Key, Range]], since: int
 ) -> Iterator[tuple[Key, Range]]:
-    """The ranges that were landed anew and of which no letter can have been sent."""
-    before = [b for b in state.batches.values() if b.published is not None and b.published <= since] if anew else []
+    """The ranges that were landed again and of which no letter can have been sent."""
+    before = [b for b in state.batches.values() if b.published is not None and b.published <= since] if again else []
     landed = (b for b in before if not b.rewrites)
     refused = by_key(item for b in landed for item in _refused_ranges(b, ledger.publication(b)))
-    return ((key, rest) for key, r in anew for rest in subtract(r, refused.get(key, ())))
+    return ((key, rest) for key, r in again for rest in subtract(r, refused.get(key, ())))
 
 
 def _sources(lying: Iterable[Receipt], due: Mapping[Key, Sequence[Range]]) -> Iterator[Source]:
@@ -190,7 +190,7 @@ def _rows(lake: Lake, part: Part, ranges: Sequence[Range]) -> Iterator[pa.Record
 
 def _gone(part: Part) -> LakeUnavailable:
     return LakeUnavailable(
-        f"{part.path} went away before its letters were sent: it is being merged, replayed or landed anew",
+        f"{part.path} went away before its letters were sent: it is being merged, replayed or landed again",
         remedy="nothing was sent; the next run commits again. If it says so again, see: sluice audit",
     )
 
@@ -199,5 +199,5 @@ def _not_itself(part: Part) -> ProofFailed:
     return ProofFailed(
         f"{part.path} is not the file that the ledger tells of: its letters cannot be sent",
         remedy="nothing was sent, and landing goes on; see what else is: sluice audit --hashes; then bring the file"
-        " back from a backup, or land its offsets anew with --replace",
+        " back from a backup, or land its offsets again with --replace",
     )

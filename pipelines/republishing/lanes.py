@@ -214,7 +214,7 @@ def check_resumed(options: Mapping[str, Any]) -> None:
     """Raises UsageError if something is said, by its name, that the plan of a republish which goes on says already."""
     if conflicting := [name for name, value in options.items() if value]:
         raise UsageError(
-            f"a republish goes on as it was planned, and these are said anew: {', '.join(conflicting)}",
+            f"a republish goes on as it was planned, and these contradict it: {', '.join(conflicting)}",
             remedy="leave them out, or plan another one, without resuming",
         )
 

@@ -232,7 +232,7 @@ class _Comparison:
             return np.empty(0, np.int64)
         beyond = np.flatnonzero(sent.new >= log.high_watermark)
         for n in beyond.tolist():
-            self._find("lies beyond the end of the log: the topic was made anew, or has lost records", sent, n)
+            self._find("lies beyond the end of the log: the topic was made again, or has lost records", sent, n)
         deleted, hidden = (
             sent.new < log.log_start,
             (sent.new >= log.last_stable_offset) & (sent.new < log.high_watermark),

@@ -249,7 +249,7 @@ def _check_there(feed: str, state: State, wanted: dict[Key, list[Range]]) -> Non
             if retired := intersect(state.retired.get(key, ()), r):
                 raise WindowRetired(
                     f"rows of {key} in {retired[0]} were retired: their files are gone",
-                    remedy=f"while Kafka still has them, land them anew: sluice run {feed} --offsets"
+                    remedy=f"while Kafka still has them, land them again: sluice run {feed} --offsets"
                     f" {key}:{retired[0].start}-{retired[0].end} --replace",
                     topic=key.topic,
                     partition=key.partition,

@@ -213,7 +213,7 @@ def _at_risk(cluster: Cluster, due: Sequence[Deletion]) -> tuple[AtRisk, ...]:
 
 
 def work(ledger: Ledger, state: State) -> list[BatchPace]:
-    """The pace of the newest batches that landed something. Left out are batches that wrote parts anew, and those that
+    """The pace of the newest batches that landed something. Left out are batches that wrote parts again, and those that
     adopted slices of an earlier attempt, whose time is not their own.
     """
     landed = (b for b in state.batches.newest_first() if b.published is not None and not b.rewrites)

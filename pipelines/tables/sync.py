@@ -6,7 +6,7 @@ and wherever one dies. When no answer comes, the table is looked at again: eithe
 will, since the next one takes its place. A table that somebody else changed is noticed and named before anything is
 added to it.
 
-A batch that only adds files is an append. Whatever takes files out (merged, landed anew, replayed, retired) is one
+A batch that only adds files is an append. Whatever takes files out (merged, landed again, replayed, retired) is one
 commit with what takes their place, so that a reader of any snapshot meets each row once.
 """
 
@@ -140,7 +140,7 @@ class _Publisher:
                 done = replace(done, created=True)
                 continue
             if head.mark > state.number and ledger.read().number >= head.mark:
-                raise TableMoved(f"{table.name} was brought up meanwhile", remedy="the next try decides anew")
+                raise TableMoved(f"{table.name} was brought up meanwhile", remedy="the next try decides again")
             check_owner(table, head, state, ledger.feed)
             if not published_files.has_table(lake, ledger.feed):
                 published_files.write_note(lake, ledger.feed, table.name)
@@ -170,7 +170,7 @@ class _Publisher:
 
     def _begins(self, state: State) -> bool:
         """Whether there is a table to make. The quarantine's is made empty: to look for a refused record in all
-        entries, each time anew, would cost an old feed too much."""
+        entries, each time again, would cost an old feed too much."""
         if self.kind is PartKind.QUARANTINED:
             return any(b.status is BatchStatus.PUBLISHED for b in state.batches.values())
         return bool(since(self.ledger, state, 0, limit=1).batches)

@@ -2,7 +2,7 @@
 
 It has a row for each window that is complete in all partitions, and whose rows can be read. It is brought up after the
 table of the rows, from the same state of the ledger: what it names is there. Its rows are one Parquet file, written
-anew when they change, and called by what is in it. So two publishers write the same, and nothing is remembered.
+again when they change, and called by what is in it. So two publishers write the same, and nothing is remembered.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ class CompleteWindows:
             self.table.create(COLUMNS, {FEED: ledger.feed, LEDGER: state.ledger_id})
             head = self.table.look()
             if head is None:
-                raise TableMoved(f"{self.table.name} was there, and is no more", remedy="the next try decides anew")
+                raise TableMoved(f"{self.table.name} was there, and is no more", remedy="the next try decides again")
         if head.ledger == state.ledger_id and head.mark > state.number:
             return None  # a publisher that knows more was here
         check_owner(self.table, head, state, ledger.feed)
@@ -106,7 +106,7 @@ def _digest_of(address: str) -> str:
 
 
 TRIES = 20
-"""How often a commit is decided anew because somebody else was faster."""
+"""How often a commit is decided again because somebody else was faster."""
 UNANSWERED = 3
 """Attempts without an answer; the next run waits further."""
 

@@ -11,7 +11,7 @@ from typing import TypeVar
 AT_ONCE = 8
 """The most calls under way at once."""
 PATIENCE = 0.01
-"""Seconds before another thread joins, counted anew whenever an item is finished. One does quick work, as on a local
+"""Seconds before another thread joins, counted again whenever an item is finished. One does quick work, as on a local
 disk, in a third of the processor time: several threads would pass the interpreter's lock around."""
 
 _here = threading.local()

@@ -30,7 +30,7 @@ def python(_: None) -> Iterator[Diagnosis]:
     if SpecifierSet(needed).contains(here, prereleases=True):
         yield ok("Python", f"{here}, {sys.executable}")
     else:
-        yield failed("Python", f"{here}; Sluice needs {needed}", f"make the environment anew with Python {needed}")
+        yield failed("Python", f"{here}; Sluice needs {needed}", f"make the environment again with Python {needed}")
 
 
 def packages(_: None) -> Iterator[Diagnosis]:
@@ -38,7 +38,7 @@ def packages(_: None) -> Iterator[Diagnosis]:
     needed = [r for r in map(Requirement, metadata.requires(OURS) or ()) if _is_required(r)]
     wrong = [problem for r in needed if (problem := _wrong(r))]
     if wrong:
-        yield failed("packages", "; ".join(wrong), "install Sluice anew with its dependencies: pip install sluice")
+        yield failed("packages", "; ".join(wrong), "reinstall Sluice with its dependencies: pip install sluice")
     else:
         listed = [r for r in needed if r.name in ("dagster", "pyspark", "kafka-python", "pyarrow")]
         versions = ", ".join(f"{r.name} {_version(r)}" for r in listed)

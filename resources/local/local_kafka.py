@@ -252,7 +252,7 @@ class LocalKafka:
         if (secured := self.secured) is None:
             raise SetupError(f"the local Kafka in {self._root} has no certificates", remedy="it is not a secured one")
         with self._lock():
-            secured.prepare(self.broker_ids, self.bootstrap, anew=True)
+            secured.prepare(self.broker_ids, self.bootstrap, renew=True)
             for node in self._nodes():
                 if node.running:
                     self.reload_certificate(node.id, secured.broker_file(node.id))

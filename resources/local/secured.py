@@ -56,8 +56,8 @@ class Secured:
         """By which feeds log in that say nothing of it: kafka-python's settings for the user `sluice`, as JSON."""
         return self.folder / "login.json"
 
-    def prepare(self, brokers: Sequence[int], addresses: str, anew: bool = False) -> None:
-        """Make what is missing, and certificates anew that end within a month, or all. Raises SetupError."""
+    def prepare(self, brokers: Sequence[int], addresses: str, renew: bool = False) -> None:
+        """Make what is missing, and certificates again that end within a month, or all. Raises SetupError."""
         self.folder.mkdir(mode=0o700, exist_ok=True)
         if not self.ca.exists():
             authority = Authority.new()
@@ -66,12 +66,12 @@ class Secured:
         for user in USERS:
             if not self._path(user, "password").exists():
                 self._write(f"{user}.password", secrets.token_urlsafe(24))
-            if anew or self._ends_soon(f"{user}.pem"):
+            if renew or self._ends_soon(f"{user}.pem"):
                 self.issue_user(user)
             self._write(f"{user}.properties", to_text(self._for_java(user, addresses)))
         self._write(self.login.name, json.dumps(self.client(USER)))
         for broker in brokers:
-            if anew or self._ends_soon(f"broker-{broker}.pem"):
+            if renew or self._ends_soon(f"broker-{broker}.pem"):
                 self.issue_broker(broker)
 
     def issue_user(self, user: str, lifetime: timedelta = LIFETIME) -> None:
@@ -145,7 +145,7 @@ class Secured:
             "ssl.truststore.location": f"../{self.folder.name}/ca.pem",
             "ssl.keystore.type": "PEM",
             "ssl.keystore.location": keystore,
-            # Named for each listener too: brokers load a certificate anew where its listener's setting is set again.
+            # Named for each listener too: brokers load a certificate again where its listener's setting is set again.
             **{f"listener.name.{listener}.ssl.keystore.location": keystore for listener in LISTENERS},
             "ssl.client.auth": "required",
             "listener.name.sasl_ssl.ssl.client.auth": "none",

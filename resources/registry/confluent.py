@@ -446,7 +446,7 @@ def _make_client(
 
 
 def _cut(connection: http.client.HTTPConnection, ended: threading.Event) -> None:
-    """Abort a connection's wait: a socket's own time-out begins anew with each byte."""
+    """Abort a connection's wait: a socket's own time-out begins again with each byte."""
     ended.set()
     with suppress(OSError, AttributeError):  # before it is connected, its own time-out ends it
         connection.sock.shutdown(socket.SHUT_RDWR)

@@ -325,7 +325,7 @@ def _prove(stage: Path, imported: Iterable[str]) -> None:
             why = (process.stderr or process.stdout).strip().rpartition("\n")[2]
             raise SetupError(
                 f"the environment cannot be packed: {why}",
-                remedy="install Sluice anew, or name an archive of your own: `spark: {environment: PATH}`",
+                remedy="reinstall Sluice, or name an archive of your own: `spark: {environment: PATH}`",
             )
 
 

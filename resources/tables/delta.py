@@ -204,7 +204,7 @@ class DeltaLakeTable:
 
     def mend(self) -> bool:
         """Earlier tables do not name the columns that have bounds, and deltalake takes it that all have. Files that
-        lack some of these bounds are described anew, and then the columns are named."""
+        lack some of these bounds are described again, and then the columns are named."""
         table = self._known
         if _BOUNDED in table.metadata().configuration:
             return False

@@ -86,7 +86,7 @@ class Outcomes:
         if "FileNotFoundError" in kinds or (_BROKEN_SAID.match(str(error)) and not away):
             return TableDiffers(
                 f"a file that {self._table} is described by is missing or broken, and Sluice did not do that",
-                remedy="put it back, or drop the table: the next sync makes it anew",
+                remedy="put it back, or drop the table: the next sync makes it again",
             )
         if kinds & _AWAY or away:
             return CatalogUnavailable(
@@ -101,7 +101,7 @@ class Outcomes:
         return SetupError(f"{self._table} cannot be used: {_kind(error)}", remedy=f"see {settings}")
 
     def make_moved(self) -> TableMoved:
-        return TableMoved(f"somebody else committed to {self._table} first", remedy="the next try decides anew")
+        return TableMoved(f"somebody else committed to {self._table} first", remedy="the next try decides again")
 
     def make_refused(self, error: Exception | str) -> TableRefused:
         return TableRefused(

@@ -247,13 +247,13 @@ def test_rows_that_landed_before_there_was_a_contract_are_judged_by_none(
     assert found.description == "these rows were held against no such expectations"
 
 
-def test_what_landed_anew_is_judged_by_the_newer_batch(world: World, instance: dg.DagsterInstance) -> None:
+def test_what_landed_again_is_judged_by_the_newer_batch(world: World, instance: dg.DagsterInstance) -> None:
     agree(world, expectation("table_row_count_to_be_between", "warning", min_value=90))
     run = world.run(in_hour(0)).run_id
     assert not said(instance, run, "contract_volume").passed
     agree(world, expectation("table_row_count_to_be_between", "warning", min_value=40))
-    anew = world.run(replaced(0)).run_id
-    found = said(instance, anew, "contract_volume")
+    again = world.run(replaced(0)).run_id
+    found = said(instance, again, "contract_volume")
     assert found.passed
     assert len(cells(found.metadata["expectations"].value)) == 1
 

@@ -421,7 +421,7 @@ def test_a_tick_asks_for_little_where_nothing_came_and_notices_another_ledger(
     fleet.lake.files = {p: data for p, data in fleet.lake.files.items() if "/orders/" not in p}
     del fleet.groups["orders"]
     fleet.land("orders", request=in_hour(3))
-    assert asked() == ["orders"], "its ledger begins anew"
+    assert asked() == ["orders"], "its ledger begins again"
 
 
 def test_a_tick_where_nothing_came_asks_s3_twice_a_feed_and_kafka_nothing(

@@ -227,7 +227,7 @@ def test_windows_that_only_dagster_knows_are_named(world: World, instance: dg.Da
     world.land_unrecorded(in_hour(0))
     batch, window, overtold = reconcile(instance, world.books())
     assert (batch.kind, window.kind) == (RepairKind.UNTOLD, RepairKind.UNTOLD)
-    assert window.items == ("2024-05-01T00:00",), "it landed anew, in another ledger"
+    assert window.items == ("2024-05-01T00:00",), "it landed again, in another ledger"
     assert overtold.kind is RepairKind.OVERTOLD
     assert overtold.text == "1 window green in Dagster and owed by the ledger, 2024-05-01T01:00"
     assert "sluice run orders --from 2024-05-01T01:00 --to 2024-05-01T02:00" in overtold.remedy[0]

@@ -501,7 +501,7 @@ def test_a_record_from_1970_tells_of_its_window_and_not_of_fifty_years(
     assert set(windows(instance, COMMITTED)) == set(said)
 
 
-def test_a_window_that_is_landed_anew_is_told_again_with_another_version(world: World) -> None:
+def test_a_window_that_is_landed_again_is_told_again_with_another_version(world: World) -> None:
     """So that reports run over it again; by the job that lands anything, since the request is more than the window."""
     world.run(in_hour(1))
     with open_instance(world.project) as instance:

@@ -81,7 +81,7 @@ def test_what_has_no_table_is_not_written(name: str) -> None:
 
 
 @pytest.mark.kafka
-def test_a_topic_is_loaded_once_and_made_anew_when_it_is_not_whole(kafka: Any, tmp_path: Path) -> None:
+def test_a_topic_is_loaded_once_and_made_again_when_it_is_not_whole(kafka: Any, tmp_path: Path) -> None:
     from kafka import KafkaProducer
 
     notes: list[str] = []

@@ -293,8 +293,8 @@ def hash_of(plan: Entry) -> str:
     return hashlib.sha256(json.dumps(plan, sort_keys=True, separators=(",", ":")).encode()).hexdigest()
 
 
-def asked(start: int, end: int, *, anew: bool = False) -> Request:
-    return Request(RequestKind.OFFSETS, ranges=(AskedRange("orders", 0, start, end),), replace=anew)
+def asked(start: int, end: int, *, again: bool = False) -> Request:
+    return Request(RequestKind.OFFSETS, ranges=(AskedRange("orders", 0, start, end),), replace=again)
 
 
 def late(t: Transaction, by: int) -> Transaction:

@@ -74,7 +74,7 @@ def lost_by_name(s: Sound) -> None:
 
 
 def replaced_in_part(s: Sound) -> None:
-    """A slice is landed anew without its end."""
+    """A slice is landed again without its end."""
     number, i = s.receipt(15)
     receipt = s.place().entries()[number]["receipts"][i]
     plan = s.append_plan((15, 17), kind="offsets", replaces=[p["path"] for p in receipt["parts"]])
@@ -260,7 +260,7 @@ def replaced_file_stays(s: Sound) -> None:
     number, i = s.receipt(15)
     path = s.root / s.place().entries()[number]["receipts"][i]["parts"][0]["path"]
     kept = path.read_bytes()
-    s.land(asked(15, 18, anew=True))
+    s.land(asked(15, 18, again=True))
     s.place()
     path.write_bytes(kept)
 
@@ -513,8 +513,8 @@ def test_what_was_not_given_is_not_decided(sound: Sound) -> None:
     assert {1, 3, 7, 8, 13, 14} <= set(found.undecided)
 
 
-def test_landed_anew(sound: Sound) -> None:
-    sound.land(asked(12, 14, anew=True))
+def test_landed_again(sound: Sound) -> None:
+    sound.land(asked(12, 14, again=True))
     assert sound.check().holds, str(sound.check())
 
 

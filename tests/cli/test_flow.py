@@ -65,8 +65,8 @@ COMMAND = "sluice run orders --window 2026-11-20T14:00 --only orders:3 --replace
 @pytest.mark.parametrize(
     "text",
     [
-        f"  → land it anew, which takes a while and replaces what is there: {COMMAND}",
-        f"! what is meant by it is told below\n  → {COMMAND}   begins anew, and says so in some more words",
+        f"  → land it again, which takes a while and replaces what is there: {COMMAND}",
+        f"! what is meant by it is told below\n  → {COMMAND}   begins again, and says so in some more words",
         f"when it is right, run `{COMMAND}` again; and go on with the others until nothing is owed",
     ],
 )

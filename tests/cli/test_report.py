@@ -1,4 +1,4 @@
-"""`sluice report`: where a batch's report is, made anew when nobody wrote it."""
+"""`sluice report`: where a batch's report is, made again when nobody wrote it."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ def test_of_the_newest_batch_and_of_another(world: World, tell: Tell, tmp_path: 
     told = tell(report.report, "orders", output=tmp_path / "out.html")
     said = told.document
     assert (said["batch"], said["status"], said["rows"], said["quarantined"]) == (second, "published", 50, 0)
-    assert (said["path"], said["made_anew"]) == (f"memory://_sluice/orders/reports/0/{second}.html", True)
+    assert (said["path"], said["rebuilt"]) == (f"memory://_sluice/orders/reports/0/{second}.html", True)
     assert told.text == f"{tmp_path / 'out.html'}\n"
     data = (tmp_path / "out.html").read_bytes()
     assert data == world.lake.files[f"_sluice/orders/reports/0/{second}.html"]
     assert len(data) == said["size"]
     again = tell(report.report, "orders", batch=second)
-    assert (again.document["made_anew"], again.document["output"]) == (False, None)
+    assert (again.document["rebuilt"], again.document["output"]) == (False, None)
     assert again.text == f"{said['path']}\n"
     assert tell(report.report, "orders", batch=first).document["batch"] == first
 

@@ -20,7 +20,7 @@ DAY = "2024-05-01"
 MISUSED = {
     "give either --topic or --resume": [],
     "either --topic or --resume": ["--topic", "again", "--resume", "x"],
-    "said anew: --where, --headers": ["--resume", "x", "--where", "true", "--headers"],
+    "contradict it: --where, --headers": ["--resume", "x", "--where", "true", "--headers"],
     "'rar' is no codec": ["--topic", "again", "--compression", "rar"],
     "a rate of 0": ["--topic", "again", "--rate", "0"],
     "rate '5 sheep'": ["--topic", "again", "--rate", "5 sheep"],

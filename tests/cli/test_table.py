@@ -87,7 +87,7 @@ def test_a_table_that_is_behind_fails_its_check(world: World, tell: Tell) -> Non
     assert tell(table.check, "orders").code == 0
 
 
-def test_old_files_that_spark_misreads_are_written_anew_by_a_repair(
+def test_old_files_that_spark_misreads_are_written_again_by_a_repair(
     world: World, tell: Tell, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with monkeypatch.context() as earlier:

@@ -1,4 +1,4 @@
-"""What has Dagster's servers load a project anew."""
+"""What has Dagster's servers load a project again."""
 
 from __future__ import annotations
 

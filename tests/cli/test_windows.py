@@ -196,7 +196,7 @@ def test_several_windows_in_one_run(tell: Tell) -> None:
     assert "nothing landed" in told.text, "the second time"
 
 
-def test_landing_anew_replaces_the_files(world: World, tell: Tell) -> None:
+def test_landing_again_replaces_the_files(world: World, tell: Tell) -> None:
     world.run(in_hour(1))
     before = set(world.lake.list("data/orders"))
     shown = tell(plan.plan, "orders", window=[named(1)], replace=True)

@@ -124,15 +124,15 @@ def test_a_batch_that_is_corrupt_on_every_disk(topic: New) -> None:
     assert field.proven().counts["rows"] == 1800 - (end - start)
 
 
-def test_landing_anew_beyond_the_limits_of_a_run(field: Field) -> None:
+def test_landing_again_beyond_the_limits_of_a_run(field: Field) -> None:
     written(field, EACH)
     field.normal(1)
-    anew = Request(RequestKind.OFFSETS, (AskedRange(field.topic, 0, 0, 200),), replace=True)
+    again = Request(RequestKind.OFFSETS, (AskedRange(field.topic, 0, 0, 200),), replace=True)
     field.settings["limits"] = "{records: 50}"
     with pytest.raises(UsageError, match="replaced only as a whole"):
-        run_here(field.feed(), anew)
+        run_here(field.feed(), again)
     del field.settings["limits"]
-    run_here(field.feed(), anew)
+    run_here(field.feed(), again)
     assert field.proven().counts["rows"] == 600
 
 

@@ -112,7 +112,7 @@ def test_a_store_that_is_away_is_waited_for_by_the_next_run(requests: str, remot
 
 @pytest.mark.parametrize("what", ["property", "rows"])
 def test_somebody_else_commits_at_each_write(what: str, remote: Course, store: Proxy) -> None:
-    """A property changes no row: the publisher decides anew. Rows of others are named, and taken out by name."""
+    """A property changes no row: the publisher decides again. Rows of others are named, and taken out by name."""
     for number in STEPS[remote.kind]:
         remote.owe(number)
         between = Rule(WRITES, "pass", then=lambda: _interfere(remote, what))

@@ -170,7 +170,7 @@ def test_a_part_that_vanished_is_named_and_nothing_is_added(local: Course) -> No
 
 @pytest.mark.parametrize("which", [0, -1])
 def test_a_file_that_describes_the_table_vanished(which: int, local: Course) -> None:
-    """A publisher names it if it needs it. Where the newest version is one less now, what it had is added anew."""
+    """A publisher names it if it needs it. Where the newest version is one less now, what it had is added again."""
     described = {"iceberg": "tables/db/orders/metadata/*.avro", "delta": "data/orders/_delta_log/*.json"}
     local.grow(*pieces(B, 100))
     some = sorted(Path(local.address).glob(described[local.kind]), key=lambda p: (p.stat().st_mtime_ns, p.name))

@@ -1,4 +1,4 @@
-"""A table over a real Kafka while all that writes is killed at random: runs, compactions, replays, landings anew,
+"""A table over a real Kafka while all that writes is killed at random: runs, compactions, replays, landings again,
 publishers, several at once. Slices share files, or not. In the end table = ledger = Kafka, and no snapshot on the way
 has a row twice, or one that is not in Kafka.
 

@@ -1,5 +1,5 @@
 """All that writes to a feed with a table, each by a name and in a process of its own, which may be killed: runs,
-compactions, replays, landings anew, publishers. The feed's file is there."""
+compactions, replays, landings again, publishers. The feed's file is there."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def land(feed: Feed) -> None:
     run(feed)
 
 
-def land_anew(feed: Feed) -> None:
+def land_again(feed: Feed) -> None:
     now = time.time_ns() // 1_000_000
     run(feed, Request(RequestKind.WINDOW, window=now - now % MINUTE - MINUTE, replace=True))
 
@@ -58,7 +58,7 @@ def _mended(record: Record) -> Any:
     return {k: int(v) for k, v in json.loads(record.value or b"").items()}
 
 
-WRITERS = {w.__name__: w for w in (land, land_anew, merge, mend, bring_up)}
+WRITERS = {w.__name__: w for w in (land, land_again, merge, mend, bring_up)}
 
 
 def begin(root: Path, what: str) -> Any:

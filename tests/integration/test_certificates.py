@@ -51,7 +51,7 @@ class Renewing(Inline):
 def test_all_certificates_are_renewed_under_a_landing_and_nothing_is_lost(
     secured: LocalKafka, tmp_path: Path, fresh_topic: Callable[..., str]
 ) -> None:
-    """The brokers' and ours, while connections of the landing are open; each task connects anew."""
+    """The brokers' and ours, while connections of the landing are open; each task connects again."""
     assert secured.secured is not None
     topic = fresh_topic(partitions=3, cluster=secured, name="renewed")
     with closing(KafkaProducer(bootstrap_servers=secured.bootstrap, linger_ms=20, **secured.client())) as producer:

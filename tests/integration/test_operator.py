@@ -1,4 +1,4 @@
-"""What an operator does, on a real Kafka: backfill below the origin, land anew, skip, and accept what happened."""
+"""What an operator does, on a real Kafka: backfill below the origin, land again, skip, and accept what happened."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def proven(feed: Feed, *, comparable: bool = True) -> None:
 
 
 @pytest.mark.each_lake
-def test_backfill_below_the_origin_anew_and_after_a_skip(place: Place) -> None:
+def test_backfill_below_the_origin_again_and_after_a_skip(place: Place) -> None:
     start = first_hour()
     fill(place, start)
     feed = place.feed(start="latest")

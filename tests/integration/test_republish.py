@@ -473,7 +473,7 @@ def test_in_dagster_with_lineage_to_the_target(
         (event,) = made.get_asset_materialization_events()
         metadata = {k: v.value for k, v in event.materialization.metadata.items()}
         assert (event.asset_key, metadata["to"], metadata["records"]) == (sent, again, 200)
-        assert not carried_out(resume=metadata["republish"], to="").success, "it says anew what is planned"
+        assert not carried_out(resume=metadata["republish"], to="").success, "it repeats what is planned"
         resumed = {"ops": {"orders__republish": {"config": {"resume": metadata["republish"]}}}}
         job = build(project).resolve_job_def("republish_orders")
         assert job.execute_in_process(instance=instance, run_config=resumed).success

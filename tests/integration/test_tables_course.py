@@ -1,5 +1,5 @@
 """A table goes through all that can happen to a feed, on a real Kafka: landings whose slices share files, several into
-one window, drift, compaction, landing anew, replay, expiry. Whatever was brought up in between, each snapshot that is
+one window, drift, compaction, landing again, replay, expiry. Whatever was brought up in between, each snapshot that is
 kept shows each row once, then and ever after.
 
 Judged by PyIceberg, deltalake and DuckDB over the files that a snapshot names (`tests/table_readers.py`), against what
@@ -112,20 +112,20 @@ class Course:
     def catch_up(self) -> list[Receipt]:
         return self._land(CATCH_UP, self.logged.keys() - self.landed - self.held - self.retired)
 
-    def land_anew(self, hour: int) -> None:
+    def land_again(self, hour: int) -> None:
         self._land(Request(RequestKind.WINDOW, window=START + hour * HOUR, replace=True), _offsets(_of(hour)))
 
-    def land_anew_one(self, partition: int, hour: int) -> None:
+    def land_again_one(self, partition: int, hour: int) -> None:
         """One partition's hour, and what lies in a file with it."""
         some = AskedRange(self.place.topic, partition, *_bounds(hour))
         self._land(Request(RequestKind.OFFSETS, ranges=(some,), replace=True), ())
 
     def _land(self, request: Request, places: Any) -> list[Receipt]:
         done = run(self.feed, request)
-        self._landed_anew(places)
+        self._landed_again(places)
         return [r for b in done.batches for r in b.receipts]
 
-    def _landed_anew(self, places: Any) -> None:
+    def _landed_again(self, places: Any) -> None:
         bad = {(p, o) for p, o in places if o % 10 == 7}
         self.landed, self.held = self.landed - bad | ({*places} - bad), self.held | bad
 
@@ -298,11 +298,11 @@ def test_a_table_shows_each_row_once_whatever_happens_to_its_feed(course: Course
     assert [_shares(caught, hour) >= 8 for hour in (0, 1, 2)] == [True, True, True]
     assert course.bring_up().commits == 1
 
-    # merged: what shares no file; landed anew: a whole file for one of its slices
+    # merged: what shares no file; landed again: a whole file for one of its slices
     merged = course.compact().merged
     assert [(m.slice.partition, m.slice.start, m.slice.end) for m, _ in merged] == [(0, 30, 36)]
     course.bring_up()
-    course.land_anew_one(3, 1)
+    course.land_again_one(3, 1)
     course.bring_up()
 
     # replayed: shared files become files of slices, and these are merged
@@ -312,7 +312,7 @@ def test_a_table_shows_each_row_once_whatever_happens_to_its_feed(course: Course
     assert len(course.compact().merged) >= PARTITIONS
     assert _shares(course.catch_up(), 3) >= 8
     course.bring_up()
-    course.land_anew(0)
+    course.land_again(0)
     assert course.held
     course.bring_up()
 
@@ -336,12 +336,12 @@ def test_a_feed_that_landed_long_before_gets_its_table_at_once(course: Course) -
     course.catch_up()
     course.replay()
     course.compact()
-    course.land_anew(1)
+    course.land_again(1)
     course.expire(1)
     course.bring_up()
     course.produce(3)
     course.catch_up()
-    course.land_anew(2)
+    course.land_again(2)
     course.compact()
     course.bring_up()
     course.check_account()
@@ -364,7 +364,7 @@ class ByCommands(Course):
         asked = [a for r in request.ranges for a in ("--offsets", f"{r.topic}:{r.partition}:{r.start}-{r.end}")]
         asked += [] if request.window is None else ["--window", show_window(request.window)]
         self.sluice("run", "orders", *asked, *(["--replace"] if request.replace else []))
-        self._landed_anew(places)
+        self._landed_again(places)
         self.check_readers()
         with edges(self.feed) as opened:
             state = (book := ledger(self.feed, opened)).read()
@@ -411,12 +411,12 @@ def test_a_table_by_commands_alone(course: Course) -> None:
     course.land(0, 3 * EACH)
     assert course.compact()["files"] == 2
     course.bring_up()
-    course.land_anew_one(3, 1)
+    course.land_again_one(3, 1)
     course.replay()
     course.bring_up()
     course.compact()
     course.catch_up()
-    course.land_anew(0)
+    course.land_again(0)
     course.expire(1)
     course.bring_up()
     assert course.sluice("audit", "orders", "--table", "--strict")["reconciled"]

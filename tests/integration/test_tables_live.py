@@ -1,4 +1,4 @@
-"""A table over a real Kafka while its feed lives: shared files, a window landed anew, a quarantine replayed, a schema
+"""A table over a real Kafka while its feed lives: shared files, a window landed again, a quarantine replayed, a schema
 that grows. Read by the format's own library, held against an independent consumer."""
 
 from __future__ import annotations

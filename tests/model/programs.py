@@ -100,7 +100,7 @@ def _offsets(world: World, name: str, partition: int, start: int, end: int, repl
     return _land(world, name, Request(RequestKind.OFFSETS, asked, replace=replacing))
 
 
-def _anew(world: World, name: str, partition: int, start: int, end: int) -> str:
+def _again(world: World, name: str, partition: int, start: int, end: int) -> str:
     return _offsets(world, name, partition, start, end, True)
 
 
@@ -183,7 +183,7 @@ _PROGRAMS: dict[str, Callable[..., object]] = {
     "land": _no_commit,
     "win": _window,
     "bf": _offsets,
-    "rep": _anew,
+    "rep": _again,
     "skip": _skip,
     "compact": _compact,
     "replay": _replay,

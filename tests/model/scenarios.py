@@ -36,12 +36,12 @@ SCENARIOS = (
     _s("pieces", (("bf", 0, 0, 1), ("catch",)), logs=("cac", "ct")),
     _s("a hole", (("bf", 0, 1, 2), ("catch",))),
     _s("a dead plan", TWICE, {"wrongdead": 1, "crash": 1}, prelude=(("until", "publish", ("catch",)),)),
-    # -- landed anew
-    _s("anew", (("catch",), ("rep", 0, 0, 2))),
-    _s("anew, slow copies", (("catch",), ("rep", 0, 0, 2)), slow_copies=True),
-    _s("anew twice", (("rep", 0, 0, 2), ("rep", 0, 1, 2)), {"wrongdead": 1, "crash": 1}, prelude=PIECES),
-    _s("anew while retention takes", (("rep", 0, 0, 2),), {"retain": 1, "crash": 1}, prelude=LANDED),
-    _s("anew and a catch-up", (("rep", 0, 0, 1), ("catch",)), {"append": 1, "crash": 1}, prelude=LANDED),
+    # -- landed again
+    _s("again", (("catch",), ("rep", 0, 0, 2))),
+    _s("again, slow copies", (("catch",), ("rep", 0, 0, 2)), slow_copies=True),
+    _s("again twice", (("rep", 0, 0, 2), ("rep", 0, 1, 2)), {"wrongdead": 1, "crash": 1}, prelude=PIECES),
+    _s("again while retention takes", (("rep", 0, 0, 2),), {"retain": 1, "crash": 1}, prelude=LANDED),
+    _s("again and a catch-up", (("rep", 0, 0, 1), ("catch",)), {"append": 1, "crash": 1}, prelude=LANDED),
     # -- a ledger that lost entries
     _s("lost entries", (("ledger",), ("catch",)), prelude=LOST, letters=True, logs=("cbc",)),
     _s("lost entries, accepted twice", (("ledger",), ("ledger",)), prelude=LOST, letters=True, logs=("cbc",)),
@@ -93,19 +93,19 @@ SCENARIOS = (
     _s("letters", TWICE, {"bad": 1, "crash": 1}, logs=("cb",), letters=True),
     _s("letters, answers lost", TWICE, {"lost": 1, "bad": 1}, logs=("b",), letters=True),
     _s("letters alone", (("bf", 0, 0, 2),), {"lost": 1}, logs=("cbc",), committed=(2,), letters=True, prelude=LANDED),
-    _s("letters landed anew", (("rep", 0, 0, 2), ("catch",)), {"crash": 1, "lost": 1}, logs=("bb",), letters=True),
+    _s("letters landed again", (("rep", 0, 0, 2), ("catch",)), {"crash": 1, "lost": 1}, logs=("bb",), letters=True),
     _s("letters merged", (("catch",), ("compact",)), logs=("bb",), letters=True, hours=3, prelude=(("win", 0),)),
-    # -- parts written anew
+    # -- parts written again
     _s("merged", (("compact",), ("compact",)), {"wrongdead": 1, "crash": 1}, hours=2, prelude=PIECES),
     _s(
-        "merged and landed anew",
+        "merged and landed again",
         (("compact",), ("rep", 0, 0, 1)),
         {"wrongdead": 1, "crash": 1},
         hours=2,
         prelude=PIECES,
     ),
     _s(
-        "merged and landed anew, slow copies",
+        "merged and landed again, slow copies",
         (("compact",), ("rep", 0, 0, 1)),
         hours=2,
         prelude=PIECES,
@@ -115,7 +115,7 @@ SCENARIOS = (
     _s("merged and expired", (("compact",), ("expire", 1)), {"wrongdead": 1, "crash": 1}, hours=2, prelude=PIECES),
     _s("expired", (("expire", 1), ("catch",)), {"append": 1, "crash": 1}, hours=2, prelude=LANDED),
     _s(
-        "expired and landed anew",
+        "expired and landed again",
         (("expire", 1), ("rep", 0, 0, 2)),
         {"lost": 1, "arrive": 1, "crash": 1},
         hours=2,
@@ -124,7 +124,7 @@ SCENARIOS = (
     _s("replayed", (("replay",), ("replay",)), {"wrongdead": 1, "crash": 1}, logs=("cb",), hours=2, prelude=LANDED),
     _s("replayed and merged", (("replay",), ("compact",)), logs=("cb",), hours=2, prelude=PIECES),
     _s(
-        "replayed and landed anew",
+        "replayed and landed again",
         (("replay",), ("rep", 0, 0, 2)),
         {"wrongdead": 1, "crash": 1},
         logs=("cb",),
@@ -153,9 +153,9 @@ SCENARIOS = (
     _s("side by side, one truncated", TWICE, {"trunc": 1, "crash": 1}, logs=SIDE, shared=True),
     _s("side by side, recreated", (("catch",), ("accept",)), {"recreate": 1}, logs=SIDE, shared=True, prelude=LANDED),
     _s("side by side, pieces", (("bf", 0, 0, 1), ("catch",)), logs=SIDE, shared=True),
-    _s("side by side, anew", (("catch",), ("rep", 1, 0, 1)), logs=SIDE, shared=True, prelude=LANDED),
+    _s("side by side, again", (("catch",), ("rep", 1, 0, 1)), logs=SIDE, shared=True, prelude=LANDED),
     _s(
-        "side by side, anew twice",
+        "side by side, again twice",
         (("rep", 0, 0, 2), ("rep", 1, 1, 2)),
         {"wrongdead": 1, "crash": 1},
         logs=SIDE,
@@ -163,7 +163,7 @@ SCENARIOS = (
         prelude=LANDED,
     ),
     _s(
-        "side by side, anew while retention takes",
+        "side by side, again while retention takes",
         (("rep", 0, 0, 2), ("catch",)),
         {"retain": 1, "crash": 1},
         logs=SIDE,
@@ -171,7 +171,7 @@ SCENARIOS = (
         prelude=LANDED,
     ),
     _s(
-        "side by side, one truncated, anew",
+        "side by side, one truncated, again",
         (("accept",), ("rep", 0, 0, 2)),
         {"trunc": 1, "crash": 1},
         logs=SIDE,
@@ -179,7 +179,7 @@ SCENARIOS = (
         prelude=LANDED,
     ),
     _s(
-        "side by side, anew, slow copies",
+        "side by side, again, slow copies",
         (("rep", 0, 0, 2), ("catch",)),
         {"append": 1, "crash": 1},
         logs=SIDE,
@@ -199,7 +199,7 @@ SCENARIOS = (
         prelude=LANDED,
     ),
     _s(
-        "side by side, replayed and landed anew",
+        "side by side, replayed and landed again",
         (("replay",), ("rep", 1, 0, 2)),
         {"wrongdead": 1, "crash": 1},
         logs=("cb", "cc"),

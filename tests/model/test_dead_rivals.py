@@ -91,12 +91,12 @@ ASKED: dict[str, Callable[[Asker], None]] = {
     "window": lambda a: a.land(Request(RequestKind.WINDOW, window=START)),
     "another window": lambda a: a.land(Request(RequestKind.WINDOW, window=START + HOUR)),
     "offsets": lambda a: a.land(offsets(0, 1)),
-    "anew": lambda a: a.land(offsets(1, 2, True)),
+    "again": lambda a: a.land(offsets(1, 2, True)),
     "compaction": lambda a: a.compact(),
     "replay": lambda a: a.replay(),
     "expiry": lambda a: a.expire(),
 }
-MEETS = ("catch-up of a partition", "window", "another window", "offsets", "anew")
+MEETS = ("catch-up of a partition", "window", "another window", "offsets", "again")
 """Those that say what they come upon, whatever it is that they were asked for."""
 
 
@@ -174,7 +174,7 @@ RIVALS = {
     "landing": _rival(("catch",), "cb", "c"),
     "window": _rival(("win", 0), "cb", "c"),
     "below the origin": _rival(("bf", 0, 0, 2), "ccc", "c", prelude=(("catch",),), committed=(2, None)),
-    "anew": _rival(("rep", 0, 0, 1), "cb", "c", prelude=PIECES),
+    "again": _rival(("rep", 0, 0, 1), "cb", "c", prelude=PIECES),
     "compaction": _rival(("compact",), "cc", "c", prelude=(*PIECES, ("catch",))),
     "replay": _rival(("replay",), "cb", "c", prelude=(*PIECES, ("catch",))),
 }
@@ -210,7 +210,7 @@ def test_without_the_rule_something_stays_in_the_way(
 ) -> None:
     rule(monkeypatch)
     with as_one():
-        worlds = [w for w in killed(*RIVALS["anew"], retention=True) if left_by_rival(w)]
+        worlds = [w for w in killed(*RIVALS["again"], retention=True) if left_by_rival(w)]
         with pytest.raises(AssertionError):
             _check_all(worlds)
 

@@ -18,9 +18,9 @@
 | fromorigin | the frontier begins at the lowest landed offset | an alarm that is not true |
 | latepart | a partition that comes later opens no window | windows that are never complete |
 | – | a plan that nobody can carry out stays live | no clean run reaches the last stable offset |
-| – | landing anew takes the slices it was asked for, and not those that share a file with them | rows of nobody |
-| – | landing anew goes on without a slice of the file that Kafka no longer has | rows that are nowhere |
-| – | a replay writes its slices anew, and not those beside them | rows of nobody |
+| – | landing again takes the slices it was asked for, and not those that share a file with them | rows of nobody |
+| – | landing again goes on without a slice of the file that Kafka no longer has | rows that are nowhere |
+| – | a replay writes its slices again, and not those beside them | rows of nobody |
 | – | parts that no longer count are those that the state has not forgotten | files that came back |
 | – | windows are declared to have manifests that nobody wrote | complete windows that nobody declared |
 | – | look-ups by time take markers for records, as Kafka's do (a port's rule) | records beside their window |
@@ -236,7 +236,7 @@ def markers(patch: Patch) -> None:
 
 TEETH: tuple[tuple[Callable[[Patch], None], str, str], ...] = (
     (recheck, "two runs", "I2|I4|I12"),
-    (floor, "anew while retention takes", "I2"),
+    (floor, "again while retention takes", "I2"),
     (lossfirst, "retention and a take-over", "I4"),
     (reclamp, "the open window", "W|I4"),
     (current, "recreated by windows", "I12"),
@@ -251,10 +251,10 @@ TEETH: tuple[tuple[Callable[[Patch], None], str, str], ...] = (
     (latepart, "a partition later", "I14"),
     (credulous, "the lake is removed", "I8"),
     (held_for_ever, "retention", "I14"),
-    (widened, "side by side, anew", "I1|I2"),
-    (whole_files, "side by side, anew while retention takes", "I1|I2"),
-    (beside, "side by side, replayed and landed anew", "I1|I2"),
-    (forgotten, "anew, slow copies", "I1|I2"),
+    (widened, "side by side, again", "I1|I2"),
+    (whole_files, "side by side, again while retention takes", "I1|I2"),
+    (beside, "side by side, replayed and landed again", "I1|I2"),
+    (forgotten, "again, slow copies", "I1|I2"),
     (undeclared, "windows out of order", "W"),
     (markers, "lagging transactions", "I16"),
 )

@@ -1,4 +1,4 @@
-"""Reports about positions: where a reader begins, offsets that are gone, topics that were made anew or grew."""
+"""Reports about positions: where a reader begins, offsets that are gone, topics that were made again or grew."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def test_a_log_that_ends_before_the_position_is_named(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("report", "old", "new"), [("streamnative/kop#530", 10, 5), ("dibbhatt/kafka-spark-consumer#60", 3, 9)]
 )
-def test_a_topic_that_was_made_anew_is_another_topic(report: str, old: int, new: int, tmp_path: Path) -> None:
+def test_a_topic_that_was_made_again_is_another_topic(report: str, old: int, new: int, tmp_path: Path) -> None:
     """Of the new topic nothing was read, or its first records were missed, since the old position was kept."""
     topics = Topics(tmp_path, logs={A: records(old, name=b"old")})
     topics.land()

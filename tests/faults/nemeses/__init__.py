@@ -10,7 +10,7 @@ from tests.faults.field import Field, Run
 
 
 def drawn(field: Field) -> random.Random:
-    """What a fault leaves to chance, anew for each seed and the same for each repetition of it."""
+    """What a fault leaves to chance, again for each seed and the same for each repetition of it."""
     return random.Random(f"{SEED} {field.topic} {field.runs}")
 
 

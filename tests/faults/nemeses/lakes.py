@@ -97,7 +97,7 @@ def no_inodes(field: Field) -> Iterator[None]:
 
 @contextmanager
 def read_only(field: Field) -> Iterator[None]:
-    """The lake's file system was mounted anew, for reading. Nobody may be writing at that moment."""
+    """The lake's file system was mounted again, for reading. Nobody may be writing at that moment."""
     device = str(_device(field))
     _mount("-o", "remount,ro", device)
     field.account.did("the lake's file system is read-only")

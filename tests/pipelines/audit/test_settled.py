@@ -99,7 +99,7 @@ def test_it_lists_only_where_it_looks(world: World) -> None:
     assert paths.visible_roots("orders")[0] in listed
 
 
-def test_merged_retired_and_landed_anew(world: World) -> None:
+def test_merged_retired_and_landed_again(world: World) -> None:
     look(world)
     world.compact([START])
     assert said(look(world)) == said(whole(world))

@@ -195,11 +195,11 @@ def act(world: World, step: tuple[Any, ...]) -> None:
         case "window", back, drops:
             if known := world.windows():
                 world.land(Request(RequestKind.WINDOW, window=known[-1 - back % len(known)]), drops)
-        case "offsets", tp, start, span, anew, drops:
+        case "offsets", tp, start, span, again, drops:
             (state,) = (s for s in world.topic.partitions(["orders"], Isolation.READ_COMMITTED) if s.tp == tp)
             if start + span <= state.last_stable_offset:
                 asked = (AskedRange(tp.topic, tp.partition, start, start + span),)
-                world.land(Request(RequestKind.OFFSETS, ranges=asked, replace=anew), drops)
+                world.land(Request(RequestKind.OFFSETS, ranges=asked, replace=again), drops)
 
 
 @pytest.fixture(scope="module", params=["window", "record_time", "window, shared_files: true"])
@@ -288,21 +288,21 @@ def test_a_slice_is_cut_where_windows_meet(feed: Feed) -> None:
     assert {s.folder for s in batch.plan.slices} == {paths.window_folder(w, HOUR, paths.PREFIX) for w in window}
 
 
-def asked(start: int, end: int, anew: bool = False) -> Request:
-    return Request(RequestKind.OFFSETS, (AskedRange("orders", 0, start, end),), replace=anew)
+def asked(start: int, end: int, again: bool = False) -> Request:
+    return Request(RequestKind.OFFSETS, (AskedRange("orders", 0, start, end),), replace=again)
 
 
 def visible(world: World) -> list[tuple[int, int]]:
     return sorted(world.rows(world.lake.list("data/orders")))
 
 
-def test_what_is_landed_anew_is_replaced_by_whole_slices_and_once(feed: Feed) -> None:
+def test_what_is_landed_again_is_replaced_by_whole_slices_and_once(feed: Feed) -> None:
     world = World(feed)
     world.topic.write(PARTITIONS[0], [START + i for i in range(10)], False)
     world.land(asked(0, 4)).check()
     world.land(asked(4, 8)).check()
     before = set(world.lake.list("data/orders"))
-    landed = world.land(asked(2, 5, anew=True))
+    landed = world.land(asked(2, 5, again=True))
     assert [(s.start, s.end) for b in landed.batches for s in b.plan.slices] == [(0, 8)]
     assert not before & set(world.lake.list("data/orders"))
     assert visible(world) == [(0, o) for o in range(8)]
@@ -310,13 +310,13 @@ def test_what_is_landed_anew_is_replaced_by_whole_slices_and_once(feed: Feed) ->
     check(world)
 
 
-def test_what_has_no_rows_is_landed_anew_once_too(feed: Feed) -> None:
+def test_what_has_no_rows_is_landed_again_once_too(feed: Feed) -> None:
     """Its slices have no parts that a plan could name; both would have counted."""
     world = World(feed)
     world.topic.write(PARTITIONS[0], [START], True)
     world.topic.end_transaction(PARTITIONS[0], ABORT, world.now)
     world.land(asked(0, 2)).check()
-    world.land(asked(0, 2, anew=True)).check()
+    world.land(asked(0, 2, again=True)).check()
     assert len(list(live_receipts(world.ledger, world.ledger.read()))) == 1
     check(world)
 
@@ -328,9 +328,9 @@ def test_a_replacement_that_fails_in_part_changes_nothing_and_the_same_request_e
     world.land(asked(0, 2)).check()
     before = {p: world.lake.files[p] for p in world.lake.list("data/orders")}
     with pytest.raises(BatchIncomplete, match="nothing was published"):
-        world.land(asked(0, 2, anew=True), drops=frozenset({1})).check()
+        world.land(asked(0, 2, again=True), drops=frozenset({1})).check()
     assert {p: world.lake.files[p] for p in world.lake.list("data/orders")} == before
-    landed = world.land(asked(0, 2, anew=True))
+    landed = world.land(asked(0, 2, again=True))
     landed.check()
     (batch,) = landed.batches
     assert batch.adopted == 2
@@ -338,12 +338,12 @@ def test_a_replacement_that_fails_in_part_changes_nothing_and_the_same_request_e
     check(world)
 
 
-def test_nothing_is_landed_anew_that_kafka_holds_no_more(feed: Feed) -> None:
+def test_nothing_is_landed_again_that_kafka_holds_no_more(feed: Feed) -> None:
     world = World(feed)
     world.topic.write(PARTITIONS[0], [START, START + 1, START + 2], False)
     world.land(asked(0, 3)).check()
     world.topic.log_start = 1
-    landed = world.land(asked(1, 3, anew=True))
+    landed = world.land(asked(1, 3, again=True))
     assert landed.batches == ()
     with pytest.raises(OffsetsLost, match="cannot be landed again"):
         landed.check()
@@ -451,7 +451,7 @@ def test_what_limits_leave_is_told(feed: Feed) -> None:
     world.topic.write(PARTITIONS[0], [START + i for i in range(8)], False)
     assert [world.land(asked(0, 8)).left for _ in range(3)] == [5, 2, 0]
     with pytest.raises(UsageError, match="replaced only as a whole"):
-        world.land(asked(0, 8, anew=True))
+        world.land(asked(0, 8, again=True))
 
 
 # -- long catch-ups
@@ -522,14 +522,14 @@ def test_limits_of_a_run_hold_over_its_batches(outage: World) -> None:
 
 
 @pytest.mark.parametrize("kind", [RequestKind.COMPACT, RequestKind.REPLAY])
-def test_a_dead_batch_that_wrote_parts_anew_is_given_up(kind: RequestKind, feed: Feed) -> None:
+def test_a_dead_batch_that_wrote_parts_again_is_given_up(kind: RequestKind, feed: Feed) -> None:
     world = World(feed)
     world.topic.write(PARTITIONS[0], [START, START + 1], False)
     (batch,) = world.land(asked(0, 2)).batches
     merge = replace(batch.plan, request=Request(kind))
     dead = world.ledger.append(lambda s: PlanEntry(plan=merge, hash=merge.hash, owner=owner("token-1")))
     assert dead is not None
-    world.land(asked(0, 2, anew=True)).check()
+    world.land(asked(0, 2, again=True)).check()
     assert world.ledger.read().batches[dead.number].status is BatchStatus.ABANDONED
     assert visible(world) == [(0, 0), (0, 1)]
 
@@ -586,7 +586,7 @@ def test_a_loss_that_nobody_accepts_yet_stays_reserved(feed: Feed) -> None:
     assert len(world.ledger.read().live()) == 1
 
 
-def test_what_was_truncated_before_anything_was_read_is_planned_anew(feed: Feed) -> None:
+def test_what_was_truncated_before_anything_was_read_is_planned_again(feed: Feed) -> None:
     """Nothing of it had landed, so there was nothing to accept either."""
     world = World(feed)
     for _ in range(2):

@@ -1,4 +1,4 @@
-"""Batches whose slices share files: landed anew, read, audited, explained, retired. The checker has the last word."""
+"""Batches whose slices share files: landed again, read, audited, explained, retired. The checker has the last word."""
 
 from __future__ import annotations
 
@@ -50,16 +50,16 @@ def test_every_record_is_found(sound: Sound) -> None:
             assert held[told.row or 0] == (tp.partition, row["offset"])
 
 
-def test_landing_anew_takes_the_whole_file(sound: Sound) -> None:
-    sound.world.land(asked(0, 1, anew=True))
-    (*_, anew) = published(sound)
-    assert {r.slice.tp for r in anew.receipts} == {ZERO, ONE}
-    assert {r.slice.range for r in anew.receipts} == {r.slice.range for r in published(sound)[0].receipts}
+def test_landing_again_takes_the_whole_file(sound: Sound) -> None:
+    sound.world.land(asked(0, 1, again=True))
+    (*_, again) = published(sound)
+    assert {r.slice.tp for r in again.receipts} == {ZERO, ONE}
+    assert {r.slice.range for r in again.receipts} == {r.slice.range for r in published(sound)[0].receipts}
     assert "orders-0-0-12-b2-shared.parquet" not in visible(sound)
     assert sound.check().broken == []
 
 
-def test_landing_anew_is_refused_when_a_slice_of_the_file_is_gone(tmp_path: Path) -> None:
+def test_landing_again_is_refused_when_a_slice_of_the_file_is_gone(tmp_path: Path) -> None:
     sound = Sound(tmp_path, shared=True)
     sound.produce(ONE, 5)
     sound.land()
@@ -68,11 +68,11 @@ def test_landing_anew_is_refused_when_a_slice_of_the_file_is_gone(tmp_path: Path
     sound.land()
     before = visible(sound)
     sound.world.topic.log_start = 1
-    anew = Request(RequestKind.OFFSETS, ranges=(AskedRange("orders", 1, 5, 7),), replace=True)
+    again = Request(RequestKind.OFFSETS, ranges=(AskedRange("orders", 1, 5, 7),), replace=True)
     with pytest.raises(
         UsageError, match=r"orders:0:0-2 cannot be landed again now, and shares a file with requested offsets"
     ):
-        sound.world.land(anew)
+        sound.world.land(again)
     assert visible(sound) == before
 
 

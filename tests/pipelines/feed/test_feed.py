@@ -386,7 +386,7 @@ def test_secrets_from_files(write: Write, tmp_path: Path) -> None:
     assert feed.s3.secret_access_key.get_secret_value() == "s3"
 
     (tmp_path / "ends").write_text("rotated")
-    assert load_feed(path, {"HOST": "h"}).kafka.sasl_plain_username == "u-rotated-h", "each load reads it anew"
+    assert load_feed(path, {"HOST": "h"}).kafka.sasl_plain_username == "u-rotated-h", "each load reads it again"
     assert load_feed(write(group="${file:-mine}"), {}).group == "mine", "a variable may be called `file`"
 
 

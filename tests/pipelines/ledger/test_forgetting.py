@@ -1,6 +1,6 @@
 """What the state forgets of the past, and that every answer is the one it would give if it forgot nothing.
 
-`former.json` was written by the code that forgot nothing: a log in which windows are merged, landed anew and retired,
+`former.json` was written by the code that forgot nothing: a log in which windows are merged, landed again and retired,
 a publish entry is void, a batch changes hands, slices fail; and its checkpoint. `former_3.json` is the checkpoint of
 that log by the code that wrote format 3, with a memory of four batches.
 """

@@ -131,12 +131,12 @@ def test_what_is_landed_after_all_is_skipped_no_longer() -> None:
 def test_what_replaces_counts_and_what_it_replaces_does_not() -> None:
     ledger = begun()
     first = publish(ledger, planned(ledger), owner(), [a_receipt(0, 5), a_receipt(5, 10)], [])
-    anew = publish(ledger, planned(ledger, a_plan(0, 5, ("data/x",))), owner(), [a_receipt(0, 5)], [])
+    again = publish(ledger, planned(ledger, a_plan(0, 5, ("data/x",))), owner(), [a_receipt(0, 5)], [])
     assert first is not None
-    assert anew is not None
+    assert again is not None
     state = ledger.read()
     assert [r.slice.range for r in state.receipts(first.number, first.entry)] == [Range(5, 10)]
-    assert [r.slice.range for r in state.receipts(anew.number, anew.entry)] == [Range(0, 5)]
+    assert [r.slice.range for r in state.receipts(again.number, again.entry)] == [Range(0, 5)]
     assert state.landed[KEY] == (Range(0, 10),)
 
 

@@ -1,7 +1,7 @@
 """A lake that version 0.1.0 wrote is read, appended to, rewritten and audited.
 
 `lake_0_1_0/` was written by the code of that version: four catch-ups over logs in memory, one of which kept a slice
-owed, offsets landed anew, two commits, a checkpoint. It has neither `tip.json` nor `by_marker`. `group.json` has what
+owed, offsets landed again, two commits, a checkpoint. It has neither `tip.json` nor `by_marker`. `group.json` has what
 it committed.
 """
 
@@ -132,7 +132,7 @@ def test_it_stays_with_its_folders_by_record_time(old: World) -> None:
     assert audit(old.ledger, old.lake, "orders", hashes=True).problems == ()  # type: ignore[arg-type]
 
 
-def test_what_is_there_is_landed_anew_and_merged(old: World) -> None:
+def test_what_is_there_is_landed_again_and_merged(old: World) -> None:
     act(old, ("offsets", A, 3, 2, True, frozenset()))
     compact(old.feed, old.edges(), None, owner("merging", "compact"), lambda progress: None)
     assert read(old) == in_kafka(old)

@@ -100,7 +100,7 @@ def test_segments_of_another_log_or_damaged_ones_are_passed_over() -> None:
         spoiled.put(path, data)
         assert fresh(spoiled).read() == said
         lake.put(path, data)
-        assert fresh(lake).pack() == 4, "they are written anew, from the first that does not count"
+        assert fresh(lake).pack() == 4, "they are written again, from the first that does not count"
         assert fresh(lake).read() == said
 
 

@@ -209,7 +209,7 @@ def test_where_a_dead_run_s_batch_is_in_the_way_the_ways_out_are_told(world: Wor
         assert [command for command, _ in met.ways] == ["sluice run orders", f"sluice repair orders --abandon {left}"]
 
 
-def test_what_a_dead_run_was_writing_anew_is_given_up_and_said(world: World) -> None:
+def test_what_a_dead_run_was_writing_again_is_given_up_and_said(world: World) -> None:
     world.land(*pieces(A, 10), *pieces(B, 10))
     left = world.plan([world.slice(B, 0, 100)], RequestKind.REPLAY, by="rival")
     world.liveness.dead.add("rival")

@@ -126,7 +126,7 @@ def test_reports_of_batches_of_which_nothing_is_left_go(tmp_path: Path) -> None:
     assert by_hand(world).removed.pages == ()
 
 
-def test_landed_anew_a_retired_window_can_be_read_again(world: World) -> None:
+def test_landed_again_a_retired_window_can_be_read_again(world: World) -> None:
     before = world.rows(windows=[START])
     by_hand(world)
     world.land(*pieces(A, 25, end=100), *pieces(B, 50, end=100), bad=1, gaps=2)

@@ -1,4 +1,4 @@
-"""Files whose Parquet statistics Spark misreads in Iceberg are written anew, with every row as it was."""
+"""Files whose Parquet statistics Spark misreads in Iceberg are written again, with every row as it was."""
 
 from __future__ import annotations
 

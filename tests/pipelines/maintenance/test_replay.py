@@ -480,7 +480,7 @@ def test_it_is_told_where_a_record_is_and_why_it_had_been_in_quarantine(world: T
 
 
 def test_what_a_mending_function_leaves_alone_says_why_it_does_not_fit_today(world: Typed) -> None:
-    """The slice is written anew for those that it mended; what stays beside them is what it is today."""
+    """The slice is written again for those that it mended; what stays beside them is what it is today."""
     world.land(*pieces(A, 100), *pieces(B, 100))
     world.says({**WIDER, "name": "string", "other": "string not null"})
 

@@ -61,7 +61,7 @@ Heard = dict[int, Met]
 CATCH_UP = Request(RequestKind.CATCH_UP)
 
 
-def anew(start: int, end: int) -> Request:
+def again(start: int, end: int) -> Request:
     return Request(RequestKind.OFFSETS, (AskedRange("orders", 0, start, end),), replace=True)
 
 
@@ -103,7 +103,7 @@ def landed(feed: Feed) -> World:
 
 def test_a_catch_up_finishes_a_dead_replacing_that_nothing_owed_overlaps(landed: World) -> None:
     """It ended well without a word of it, and the batch stayed in the way of everybody else."""
-    batch = killed(landed, anew(0, 2))
+    batch = killed(landed, again(0, 2))
     done, heard = ran(landed, CATCH_UP)
     done.check()
     met = heard[batch.id]
@@ -117,7 +117,7 @@ def test_a_catch_up_finishes_a_dead_replacing_that_nothing_owed_overlaps(landed:
 
 
 def test_what_is_owed_comes_first_and_what_dead_runs_left_then(landed: World) -> None:
-    batch = killed(landed, anew(0, 2))
+    batch = killed(landed, again(0, 2))
     landed.topic.write(PARTITIONS[0], [START], False)
     done, _ = ran(landed, CATCH_UP)
     assert [b.foreign for b in done.batches] == [False, True]
@@ -125,7 +125,7 @@ def test_what_is_owed_comes_first_and_what_dead_runs_left_then(landed: World) ->
 
 
 def test_a_dead_replacing_that_kafka_does_not_hold_any_more_is_given_up(landed: World) -> None:
-    batch = killed(landed, anew(0, 2), finishes=False)
+    batch = killed(landed, again(0, 2), finishes=False)
     done, heard = ran(landed, CATCH_UP, FindsLost)
     done.check()
     assert (heard[batch.id].fate, heard[batch.id].why) == (Fate.GIVEN_UP, "orders:0:0-4: gone")
@@ -134,16 +134,16 @@ def test_a_dead_replacing_that_kafka_does_not_hold_any_more_is_given_up(landed: 
 
 def test_the_same_replacing_goes_on_though_kafka_does_not_hold_what_it_reads_any_more(landed: World) -> None:
     """All of it was finished; it was refused since its records are gone, and nobody could publish it."""
-    batch = killed(landed, anew(0, 2))
+    batch = killed(landed, again(0, 2))
     landed.topic.log_start = 1
-    done, heard = ran(landed, anew(0, 2))
+    done, heard = ran(landed, again(0, 2))
     done.check()
     assert (heard[batch.id].fate, done.batches[0].adopted, done.refusals) == (Fate.TAKEN_OVER, 1, ())
     assert landed.ledger.read().live() == ()
 
 
 def test_a_replacing_that_is_refused_again_does_not_stop_a_catch_up(landed: World) -> None:
-    batch = killed(landed, anew(0, 2))
+    batch = killed(landed, again(0, 2))
     done, heard = ran(landed, CATCH_UP, Refuses)
     done.check()
     met = heard[batch.id]
@@ -157,7 +157,7 @@ def test_a_replacing_that_is_refused_again_does_not_stop_a_catch_up(landed: Worl
 
 
 def test_what_ended_with_a_report_why_is_not_tried_again_and_again(landed: World) -> None:
-    batch = killed(landed, anew(0, 2))
+    batch = killed(landed, again(0, 2))
     landed.lake.put(paths.batch_page_path("orders", batch.id, "killed"), b"<html>")
     for heartbeats, fate in (({}, Fate.LEFT), ({"killed": 7}, Fate.TAKEN_OVER)):
         landed.liveness.heartbeats = heartbeats
@@ -167,7 +167,7 @@ def test_what_ended_with_a_report_why_is_not_tried_again_and_again(landed: World
 
 @pytest.mark.parametrize(
     "request_",
-    [Request(RequestKind.WINDOW, window=START // HOUR * HOUR), anew(2, 4), replace(CATCH_UP, only=PARTITIONS[1:])],
+    [Request(RequestKind.WINDOW, window=START // HOUR * HOUR), again(2, 4), replace(CATCH_UP, only=PARTITIONS[1:])],
 )
 def test_who_was_asked_for_something_else_names_it_and_the_ways_out(feed: Feed, request_: Request) -> None:
     world = World(feed)
@@ -175,7 +175,7 @@ def test_who_was_asked_for_something_else_names_it_and_the_ways_out(feed: Feed, 
         world.topic.write(PARTITIONS[0], [START] * 2, False)
         world.land(CATCH_UP).check()
     world.now += 2 * HOUR
-    batch = killed(world, anew(0, 2))
+    batch = killed(world, again(0, 2))
     done, heard = ran(world, request_)
     done.check()
     assert (heard[batch.id].fate, len(heard[batch.id].ways)) == (Fate.LEFT, 2)
@@ -183,7 +183,7 @@ def test_who_was_asked_for_something_else_names_it_and_the_ways_out(feed: Feed, 
 
 
 def test_nothing_of_a_run_that_is_only_suspected_is_touched(landed: World) -> None:
-    batch = killed(landed, anew(0, 2))
+    batch = killed(landed, again(0, 2))
     landed.liveness.suspects, landed.liveness.dead = {"killed"}, set()
     done, heard = ran(landed, CATCH_UP)
     assert (done.batches, heard) == ((), {})
@@ -191,31 +191,31 @@ def test_nothing_of_a_run_that_is_only_suspected_is_touched(landed: World) -> No
     with pytest.raises(
         PlanBusy, match=r"is at work: run run-1 .* lives: set by the test; it reserves orders:0:0-4"
     ) as busy:
-        ran(landed, anew(0, 1))
+        ran(landed, again(0, 1))
     assert busy.value.remedy.startswith("wait for it to end, or cancel it where it runs (host)")
 
 
-def test_any_run_gives_up_what_a_dead_one_was_writing_anew(landed: World) -> None:
+def test_any_run_gives_up_what_a_dead_one_was_writing_again(landed: World) -> None:
     s = Slice(*KEY, 0, 4)
     plan = Plan("orders", landed.topic.id, Request(RequestKind.COMPACT), Isolation.READ_COMMITTED, (Task(0, -1, (s,)),))
     landed.ledger.append(lambda state: PlanEntry(plan=plan, hash=plan.hash, owner=owner("killed")))
     landed.liveness.dead.add("killed")
     _, heard = ran(landed, replace(CATCH_UP, only=PARTITIONS[1:]))
     (met,) = heard.values()
-    assert (met.fate, met.why) == (Fate.GIVEN_UP, "the run that wrote these parts anew died; they are as they were")
+    assert (met.fate, met.why) == (Fate.GIVEN_UP, "the run that wrote these parts again died; they are as they were")
     assert landed.ledger.read().live() == ()
 
 
 def test_a_dry_run_says_what_the_run_would_do_about_the_dead_and_is_not_stopped_by_them(landed: World) -> None:
-    batch = killed(landed, anew(0, 2))
-    said = {request: preview(landed.feed, landed.edges(), request) for request in (CATCH_UP, anew(0, 1), anew(0, 2))}
+    batch = killed(landed, again(0, 2))
+    said = {request: preview(landed.feed, landed.edges(), request) for request in (CATCH_UP, again(0, 1), again(0, 2))}
     assert [(p.blocked, p.met[0].batch, p.met[0].fate) for p in said.values()] == [
         (None, batch.id, Fate.TAKEN_OVER)
     ] * 3
     other = preview(landed.feed, landed.edges(), replace(CATCH_UP, only=PARTITIONS[1:]))
     assert (other.met[0].fate, len(other.met[0].ways)) == (Fate.LEFT, 2)
     landed.liveness.dead.clear()
-    alive = preview(landed.feed, landed.edges(), anew(0, 1))
+    alive = preview(landed.feed, landed.edges(), again(0, 1))
     assert isinstance(alive.blocked, PlanBusy)
     assert alive.met == ()
 
@@ -224,7 +224,7 @@ def test_a_dead_replacing_in_the_way_that_is_given_up_does_not_fail_what_is_land
     """What was owed landed by a plan of its own, and the run failed by what it had given up."""
     world = World(feed)
     world.topic.write(PARTITIONS[0], [START] * 2, False)
-    batch = killed(world, replace(anew(0, 2)), finishes=False)
+    batch = killed(world, replace(again(0, 2)), finishes=False)
     engine = type("Once", (MemoryEngine,), {"run": lambda self, job, tasks: _once(self, job, tasks, batch.id)})
     done, heard = ran(world, CATCH_UP, engine)
     done.check()

@@ -43,7 +43,7 @@ def test_five_partitions_over_four_threads() -> None:
     assert numbers(range_(topic(5), 4)) == [[0, 1], [2], [3], [4]]
 
 
-def test_range_begins_anew_with_each_topic() -> None:
+def test_range_begins_again_with_each_topic() -> None:
     given = range_([*topic(3, "a"), *topic(3, "b")], 2)
     assert numbers(given) == [[0, 1, 0, 1], [2, 2]]
 

@@ -255,7 +255,7 @@ def test_those_that_were_committed_before_the_feed_sent_letters_are_not_sent() -
 
 
 def test_each_publication_is_read_once_and_no_plan(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Those that were committed are read where something was landed anew, and then once for all of it."""
+    """Those that were committed are read where something was landed again, and then once for all of it."""
     world = World()
     told = world.land(100, 110, [105])
     mark = world.commit().mark or 0
@@ -269,7 +269,7 @@ def test_each_publication_is_read_once_and_no_plan(monkeypatch: pytest.MonkeyPat
     assert [(s.slice.start, s.ranges) for s in found] == [(110, (Range(110, 120),))]
 
 
-# -- parts that are written anew
+# -- parts that are written again
 
 
 def test_compaction_moves_what_is_owed_and_owes_nothing_itself() -> None:
@@ -295,7 +295,7 @@ def test_what_a_replay_landed_before_the_commit_needs_no_letter_and_the_rest_has
     assert world.offsets() == [105]
 
 
-def test_landed_anew_before_the_commit_the_newest_parts_are_what_is_sent() -> None:
+def test_landed_again_before_the_commit_the_newest_parts_are_what_is_sent() -> None:
     world = World()
     world.land(100, 110, [103, 105])
     world.land(100, 110, [105, 106], kind="offsets", instead=world.parts())
@@ -303,7 +303,7 @@ def test_landed_anew_before_the_commit_the_newest_parts_are_what_is_sent() -> No
     assert world.offsets() == [105, 106]
 
 
-def test_landed_anew_after_the_commit_nothing_is_sent_twice() -> None:
+def test_landed_again_after_the_commit_nothing_is_sent_twice() -> None:
     world = World()
     world.land(100, 110, [103])
     world.land(110, 120)
@@ -607,7 +607,7 @@ def test_of_files_by_the_records_own_time_letters_come_in_the_order_of_the_log()
 STEP = st.one_of(
     st.tuples(st.just("land"), st.integers(1, 5), st.frozensets(st.integers(0, 4))),
     st.tuples(st.just("ahead"), st.integers(1, 5), st.frozensets(st.integers(0, 4))),
-    st.tuples(st.just("anew"), st.frozensets(st.integers(0, 60))),
+    st.tuples(st.just("again"), st.frozensets(st.integers(0, 60))),
     st.tuples(st.just("compact")),
     st.tuples(st.just("replay"), st.integers(1, 3)),
     st.tuples(st.just("commit"), st.sampled_from([None, *STEPS, "before", "after"])),
@@ -626,8 +626,8 @@ class Books:
             case ("land" | "ahead") as how, span, bad:
                 start = max([100, *(r.end for r in landed)]) + 3 * (how == "ahead")
                 self.landed(start, start + span, {start + b for b in bad if b < span})
-            case "anew", bad if landed:
-                self.land_anew(landed[-1], bad)
+            case "again", bad if landed:
+                self.land_again(landed[-1], bad)
             case ("compact",) if len(landed) == 1:
                 self.world.rewrite("compact")
             case "replay", nth if len(landed) == 1:
@@ -635,7 +635,7 @@ class Books:
             case "commit", fault:
                 self.commit(fault)
 
-    def land_anew(self, whole: Range, bad: frozenset[int]) -> None:
+    def land_again(self, whole: Range, bad: frozenset[int]) -> None:
         """Letters of slices that quarantined something may have been sent: nobody knows of each offset any more."""
         self.doubtful |= {o for r in self.quarantined if r.meets(whole) for o in range(r.start, r.end)}
         old = [p for p in self.world.parts() if whole.start <= int(p.name.split("-")[2]) < whole.end]

@@ -190,7 +190,7 @@ def test_a_value_at_the_edge_of_its_type_goes_in_and_is_found(place: Place, edge
         assert rows.to_table(filter=ds.field("n") == value).num_rows == 1
 
 
-def test_a_table_of_before_is_described_anew_without_a_change_of_rows(place: Place) -> None:
+def test_a_table_of_before_is_described_again_without_a_change_of_rows(place: Place) -> None:
     """Its files say bounds of some columns only, no file names the column that came later, and no property the rest."""
     columns = {"n": "int64", "s": "string", "at": "timestamp(ms)"}
     fields = [delta_field(*column) for column in (columns | {"later": "int32"}).items()]

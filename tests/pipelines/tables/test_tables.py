@@ -49,7 +49,7 @@ def test_what_lands_is_in_the_table_once_a_batch_a_commit(world: TableWorld) -> 
     assert (again.commits, again.head) == (0, done.head)
 
 
-def test_merged_landed_anew_and_retired_files_are_each_one_change(world: TableWorld) -> None:
+def test_merged_landed_again_and_retired_files_are_each_one_change(world: TableWorld) -> None:
     world.land(*pieces(A, 20), *pieces(B, 50))
     world.sync()
     before, rows = world.snapshot, world.offsets()
@@ -224,7 +224,7 @@ def test_a_table_that_somebody_rolled_back_is_named_and_mended(world: TableWorld
     world.check_same()
 
 
-def test_a_table_that_was_dropped_is_made_anew(world: TableWorld) -> None:
+def test_a_table_that_was_dropped_is_made_again(world: TableWorld) -> None:
     """And what its old snapshots alone named goes."""
     world.land(*pieces(A, 20), *pieces(B, 50))
     world.sync()

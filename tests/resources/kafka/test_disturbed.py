@@ -183,7 +183,7 @@ def test_what_an_answer_told_is_not_asked_for_again(behind, fresh_topic):
         behind.proxy.seen.clear()
         first, _ = cluster.partitions([topic], Isolation.READ_COMMITTED)
         assert first.last_stable_offset == 8
-        assert behind.proxy.seen[METADATA] >= 1, "positions of another moment are asked for anew, leaders too"
+        assert behind.proxy.seen[METADATA] >= 1, "positions of another moment are asked for again, leaders too"
 
 
 # -- TLS

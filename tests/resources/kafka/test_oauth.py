@@ -115,7 +115,7 @@ def sound(issuer: Issuer) -> None:
 
 
 def given(issuer: Issuer, **other: Any) -> ClientCredentials:
-    # A scope of its own for each test would ask anew; another path does, too.
+    # A scope of its own for each test would ask again; another path does, too.
     settings = {"endpoint": f"{issuer.address}/{time.monotonic_ns()}", "client_id": "ingest", "client_secret": SECRET}
     return ClientCredentials(**settings | other)
 

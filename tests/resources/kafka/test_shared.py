@@ -157,7 +157,7 @@ def test_a_feed_by_itself_looks_for_brokers_once_and_commits(kafka, feeds, monke
     assert len(learned) == 1
 
 
-def test_what_is_out_of_date_is_asked_for_anew(kafka, feeds, monkeypatch):
+def test_what_is_out_of_date_is_asked_for_again(kafka, feeds, monkeypatch):
     feed, topic = feeds[0], feeds[0].topics.names[0]
 
     def end() -> int:

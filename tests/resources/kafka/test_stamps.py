@@ -226,7 +226,7 @@ def test_a_batch_that_takes_all_that_a_broker_gives_at_once() -> None:
     assert found == {tps[0]: OffsetAtTime(0, CLOCK)} | dict.fromkeys(tps[1:], OffsetAtTime(3, 60))
 
 
-def test_a_leader_that_moved_is_asked_anew() -> None:
+def test_a_leader_that_moved_is_asked_again() -> None:
     brokers = Brokers({TP: transactions(3)}, count=1)
     refused = [NotLeaderForPartitionError]
     part = brokers._part
