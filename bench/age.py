@@ -28,7 +28,6 @@ from unittest.mock import patch
 from rich.console import RenderableType
 
 from bench.made_up import EvenCluster, UnreadEngine
-from sluice.cli.shared.feed_status import look
 from sluice.cli.terminal.number_format import count, size
 from sluice.cli.terminal.output import heading, table
 from sluice.pipelines.audit import audit_cache
@@ -48,6 +47,7 @@ from sluice.pipelines.maintenance import compaction
 from sluice.pipelines.model.kafka import CommittedOffset, Key, OffsetAtTime, TopicPartition
 from sluice.pipelines.model.plans import Request, RequestKind, Slice
 from sluice.pipelines.model.receipts import Owner, PartKind, Progress
+from sluice.pipelines.operating.feed_status import read_status
 from sluice.pipelines.ports import Ports, Stat
 from sluice.pipelines.publishing.manifest import write_manifests
 from sluice.pipelines.util.units import DAY, HOUR, many
@@ -267,7 +267,7 @@ class _World:
             yield self.edges()
 
         def status() -> object:
-            return look(open_ports, self.feed, 24)
+            return read_status(open_ports, self.feed, 24)
 
         compaction.compact(self.feed, self.edges(), None, Owner("merging", "", "here", 1, 0), _quiet)
         while self.ledger().pack():  # as a compaction a day would have done by now

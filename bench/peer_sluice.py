@@ -30,7 +30,7 @@ from sluice.pipelines.model.receipts import Owner, Progress
 from sluice.pipelines.model.registered_schema import RegisteredSchema
 from sluice.pipelines.records.formats import READERS
 from sluice.pipelines.records.rows.wire_format import WireFormat
-from sluice.pipelines.status.timings import sum_times
+from sluice.pipelines.status.batch_facts import sum_times
 from sluice.resources.lake import open_lake
 from sluice.resources.liveness import now
 from sluice.resources.open_ports import open_ports

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
 
 import dagster as dg
 import pyarrow as pa
@@ -13,172 +12,170 @@ import pyarrow as pa
 from sluice.assets.events.ledger_view import Judged, LedgerView, quarantines
 from sluice.assets.specs.metadata_tables import Metadata, columns_of, table
 from sluice.pipelines.lake import paths
-from sluice.pipelines.ledger import Batch, State
+from sluice.pipelines.ledger import Batch
 from sluice.pipelines.model.kafka import Key
-from sluice.pipelines.model.receipts import Counts, DriftKind, Part, PartKind, Receipt, count_files
-from sluice.pipelines.model.traffic import SHARES, BrokerTraffic, Traffic, all_brokers
+from sluice.pipelines.model.ranges import Range
+from sluice.pipelines.model.receipts import DriftKind, Part, PartKind, Receipt
+from sluice.pipelines.model.traffic import SHARES, BrokerTraffic
 from sluice.pipelines.planning import windows
 from sluice.pipelines.ports import Lake
-from sluice.pipelines.status.broker_traffic import TopicTraffic, by_topic, notable
-from sluice.pipelines.status.timings import sum_times
-from sluice.pipelines.validation.drift import drift_of
+from sluice.pipelines.status.batch_facts import BatchFacts
+from sluice.pipelines.status.broker_traffic import TopicTraffic
 
 
-def batch_metadata(books: LedgerView, batch: Batch) -> Metadata:
-    """What one published batch landed, as its publish entry says: the same whoever records it, and when."""
-    entry = books.entry(batch)
+def batch_metadata(view: LedgerView, batch: Batch) -> Metadata:
+    """Returns the metadata of a published batch, the same for every run that records it."""
+    facts = view.facts([batch])
     return {
-        "dagster/uri": books.lake.locate(paths.visible_roots(books.feed.name)[0]),
-        "ranges": _ranges(entry.receipts),
-        **_amounts(entry.receipts),
-        **_rates(books, (batch,)),
-        **task_time(entry.receipts),
-        **brokers(entry.receipts, entry.traffic),
-        "slices_adopted": sum(r.adopted for r in entry.receipts),
-        "slices_failed": len(entry.failures),
-        **_provenance(books.state, books.ledger.recall(batch)),
+        "dagster/uri": view.lake.locate(paths.visible_roots(view.feed.name)[0]),
+        "ranges": _ranges(facts),
+        **_amounts(facts),
+        **_rates(facts),
+        **_task_time(facts),
+        **_brokers(facts),
+        "slices_adopted": len(facts.adopted),
+        "slices_failed": len(view.entry(batch).failures),
+        **_provenance(view, batch),
     }
 
 
-def window_metadata(books: LedgerView, window: int) -> Metadata:
+def window_metadata(view: LedgerView, window: int) -> Metadata:
     """Returns the metadata of a complete window, over all batches that landed it."""
-    receipts, batches = books.receipts_in(window), books.batches_in(window)
-    folder = paths.window_folder(window, books.feed.window.length, books.state.folder_prefix)
+    batches = view.batches_in(window)
+    of_batches = view.facts(batches)
+    facts = BatchFacts(view.receipts_in(window), of_batches.traffic)
     return {
-        "dagster/partition_row_count": sum(r.counts.landed for r in receipts),
-        "dagster/uri": books.lake.locate(f"{paths.visible_roots(books.feed.name)[0]}/{folder}"),
-        "boundaries": _boundaries(books, window, receipts),
-        **_amounts(receipts),
-        **_quality(books, window, receipts),
-        **column_schema(books, receipts),
-        **_rates(books, batches),
-        **task_time(receipts),
-        **brokers(receipts, sum((books.entry(b).traffic for b in batches), Traffic())),
-        **_provenances(books, batches),
+        "dagster/partition_row_count": facts.counts.landed,
+        "dagster/uri": _locate(view, window, 0),
+        "boundaries": _boundaries(view, window, facts),
+        **_amounts(facts),
+        **_quality(view, window, facts),
+        **column_schema(view, facts.receipts),
+        **_rates(of_batches),
+        **_task_time(facts),
+        **_brokers(facts),
+        **_provenances(view, batches),
     }
 
 
-def quarantine_metadata(books: LedgerView, window: int) -> Metadata:
+def quarantine_metadata(view: LedgerView, window: int) -> Metadata:
     """Returns the metadata of a complete window's quarantine."""
-    receipts = books.receipts_in(window)
-    parts = [p for r in receipts for p in r.of(PartKind.QUARANTINED)]
-    rows, seen = sum(p.rows for p in parts), sum(r.counts.landed + r.counts.quarantined for r in receipts)
-    folder = paths.window_folder(window, books.feed.window.length, books.state.folder_prefix)
+    facts = BatchFacts(view.receipts_in(window))
+    parts = [p for _, p in facts.parts(PartKind.QUARANTINED)]
+    rows, fitting = sum(p.rows for p in parts), facts.counts.landed + facts.counts.quarantined
     return {
         "dagster/partition_row_count": rows,
-        "dagster/uri": books.lake.locate(f"{paths.visible_roots(books.feed.name)[1]}/{folder}"),
+        "dagster/uri": _locate(view, window, 1),
         "rows": rows,
-        "share": round(rows / seen, 6) if seen else 0.0,
+        "share": round(rows / fitting, 6) if fitting else 0.0,
         "bytes": sum(p.bytes for p in parts),
         "files": len({p.path for p in parts}),
-        "reasons": _reasons(books.lake, parts),
+        "reasons": _reasons(view.lake, parts),
     }
 
 
-def _quality(books: LedgerView, window: int, receipts: Sequence[Receipt]) -> Metadata:
-    """Numbers to plot: how much of the window broke the contract, and how many fields the schema does not name."""
-    counts, said = sum((r.counts for r in receipts), Counts()), Metadata()
-    if books.feed.contract is not None:
-        said |= breach_counts(books.judged(window))
-    if quarantines(books.feed):
-        rows = counts.landed + counts.quarantined
-        said["quarantined_share"] = round(counts.quarantined / rows, 6) if rows else 0.0
-    if books.feed.columns is not None:
-        said["new_fields"] = sum(d.kind is DriftKind.NEW for d in drift_of(receipts))
-    return said
+def _locate(view: LedgerView, window: int, root: int) -> str:
+    """Returns the address of a window's folder below one of the feed's visible roots."""
+    folder = paths.window_folder(window, view.feed.window.length, view.state.folder_prefix)
+    return view.lake.locate(f"{paths.visible_roots(view.feed.name)[root]}/{folder}")
 
 
-def breach_counts(found: Sequence[Judged]) -> Metadata:
-    """Returns the share of values that broke an expectation; empty if no value was checked."""
-    if not found:
+def _quality(view: LedgerView, window: int, facts: BatchFacts) -> Metadata:
+    """Returns numbers to plot: breaches of the contract, the share of quarantined rows, fields beyond the schema."""
+    quality = Metadata()
+    if view.feed.contract is not None:
+        quality |= breach_counts(view.judged(window))
+    if quarantines(view.feed):
+        quality["quarantined_share"] = round(facts.quarantined_share, 6)
+    if view.feed.columns is not None:
+        quality["new_fields"] = sum(d.kind is DriftKind.NEW for d in facts.drift)
+    return quality
+
+
+def breach_counts(judged: Sequence[Judged]) -> Metadata:
+    """Returns the share of values that broke an expectation; empty without expectations."""
+    if not judged:
         return {}
-    count, checked = sum(j.outcome.unexpected for j in found), sum(j.outcome.checked for j in found)
+    count, checked = sum(j.outcome.unexpected for j in judged), sum(j.outcome.checked for j in judged)
     return {"unexpected": count, "unexpected_share": round(count / checked, 6) if checked else 0.0}
 
 
-def column_schema(books: LedgerView, receipts: Sequence[Receipt]) -> Metadata:
-    """The columns that these rows landed with, by the newest of their shapes: a feed may have taken in more than its
-    file says."""
+def column_schema(view: LedgerView, receipts: Sequence[Receipt]) -> Metadata:
+    """Returns the columns of the landed rows, by the newest of their shapes: it may have more than the feed's file."""
     names = {r.format for r in receipts}
-    newest = next((n for n in reversed(books.state.shapes) if n in names), None)
-    shape = books.shape(newest) if newest else None
-    return (
-        {"dagster/column_schema": columns_of(shape.landed, books.feed.descriptions, own=shape.columns is None)}
-        if shape
-        else {}
-    )
+    newest = next((n for n in reversed(view.state.shapes) if n in names), None)
+    if newest is None or (shape := view.shape(newest)) is None:
+        return {}
+    return {"dagster/column_schema": columns_of(shape.landed, view.feed.descriptions, own=shape.columns is None)}
 
 
 def _reasons(lake: Lake, parts: Sequence[Part]) -> dg.TableMetadataValue:
     """Returns refused rows by stage and reason, the most frequent first."""
     from sluice.pipelines.quarantine.limit import faults_of  # late: definitions load without it
 
-    found: Counter[tuple[str, ...]] = Counter()
+    reasons: Counter[tuple[str, ...]] = Counter()
     names = ("stage", "reason", "field", "expectation")
     for path in dict.fromkeys(p.path for p in parts):
         with suppress(OSError, pa.ArrowException):
             for f in faults_of([path], lake):
-                found[tuple(getattr(f.kind, name) or "" for name in names)] += f.records
+                reasons[tuple(getattr(f.kind, name) or "" for name in names)] += f.records
     rows: list[dict[str, str | int]] = [
-        {"rows": n} | dict(zip(names, why, strict=True)) for why, n in found.most_common()
+        {"rows": n} | dict(zip(names, why, strict=True)) for why, n in reasons.most_common()
     ]
     return table(rows, {"rows": "int"} | dict.fromkeys(names, "string"))
 
 
-def _amounts(receipts: Sequence[Receipt]) -> Metadata:
-    counts = sum((r.counts for r in receipts), Counts())
+def _amounts(facts: BatchFacts) -> Metadata:
     return {
-        "rows": counts.landed,
-        "bytes": sum(p.bytes for r in receipts for p in r.parts),
-        "input_bytes": sum(r.input_bytes for r in receipts),
-        "files": count_files(receipts),
-        "quarantined": counts.quarantined,
-        "dropped": counts.dropped,
-        "invisible": counts.invisible,
-        "slices": len(receipts),
+        "rows": facts.counts.landed,
+        "bytes": facts.bytes,
+        "input_bytes": facts.input_bytes,
+        "files": facts.files,
+        "quarantined": facts.counts.quarantined,
+        "dropped": facts.counts.dropped,
+        "invisible": facts.counts.invisible,
+        "slices": len(facts.receipts),
     }
 
 
-def _rates(books: LedgerView, batches: Iterable[Batch]) -> Metadata:
-    """How long the batches took, from plan to publish, and how fast they were."""
-    entries = [(books.ledger.recall(b), books.entry(b)) for b in batches]
-    seconds = sum(max(entry.at - batch.planned_at, 1) for batch, entry in entries) / 1000
-    receipts = [r for _, entry in entries for r in entry.receipts]
+def _rates(facts: BatchFacts) -> Metadata:
+    """Returns the time from plan to publish, and the speed of the batches."""
     return {
-        "seconds": seconds,
-        "rows_per_second": round(sum(r.counts.landed for r in receipts) / seconds) if seconds else 0,
-        "bytes_per_second": round(sum(p.bytes for r in receipts for p in r.parts) / seconds) if seconds else 0,
+        "seconds": facts.took / 1000,
+        "rows_per_second": round(facts.per_second(facts.counts.landed)),
+        "bytes_per_second": round(facts.per_second(facts.bytes)),
     }
 
 
-def task_time(receipts: Iterable[Receipt]) -> Metadata:
+def _task_time(facts: BatchFacts) -> Metadata:
     """Returns the time of tasks by activity, as in `sluice run --profile`; empty if no task read anything."""
-    all_ = sum_times(receipts)
+    work = facts.task_time
     rows: list[dict[str, str | int | float]] = [
         {
             "activity": activity,
             "seconds": round(ns / 1e9, 6),
-            "share": round(ns / all_.total, 6),
-            "ns_per_record": round(all_.per_record(ns), 1),
+            "share": round(ns / work.total, 6),
+            "ns_per_record": round(work.per_record(ns), 1),
         }
-        for activity, ns in all_.ns.items()
+        for activity, ns in work.ns.items()
         if ns
     ]
     columns = {"activity": "string"} | dict.fromkeys(("seconds", "share", "ns_per_record"), "float")
     if not rows:
         return {}
     return {
-        "task_seconds": round(all_.total / 1e9, 3),
-        "task_ns_per_record": round(all_.per_record(all_.total), 1),
+        "task_seconds": round(work.total / 1e9, 3),
+        "task_ns_per_record": round(work.per_record(work.total), 1),
         "task_time": table(rows, columns),
     }
 
 
-def brokers(receipts: Iterable[Receipt], traffic: Traffic) -> Metadata:
+def _brokers(facts: BatchFacts) -> Metadata:
     """Returns the requests to brokers, as in `sluice run --profile`; empty if there were none."""
-    if not traffic.brokers:
+    if not facts.traffic.brokers:
         return {}
-    whole = all_brokers(traffic.brokers)
+    whole = facts.all_brokers
+    notes = {"brokers_noted": dg.MetadataValue.text("; ".join(facts.broker_notes))} if facts.broker_notes else {}
     return {
         "fetches": float(whole.requests),
         "fetched_bytes": float(whole.bytes),
@@ -187,9 +184,9 @@ def brokers(receipts: Iterable[Receipt], traffic: Traffic) -> Metadata:
         "fetch_held_seconds": whole.held_us / 1e6,
         "throttled_seconds": whole.throttle_ms / 1e3,
         "leaders_moved": float(whole.moved),
-        "brokers": table([_broker(b) for b in traffic.brokers], _BROKER),
-        "topics": table([_topic(t) for t in by_topic(receipts, traffic)], _TOPIC),
-        **({"brokers_noted": dg.MetadataValue.text("; ".join(said))} if (said := notable(traffic.brokers)) else {}),
+        "brokers": table([_broker(b) for b in facts.traffic.brokers], _BROKER),
+        "topics": table([_topic(t) for t in facts.topics], _TOPIC),
+        **notes,
     }
 
 
@@ -227,69 +224,54 @@ def _topic(t: TopicTraffic) -> dict[str, str | int | float]:
 _TOPIC = {"topic": "string", "records": "int", "mb": "float", "behind": "int"}
 
 
-def _provenance(state: State, batch: Batch) -> Metadata:
+def _provenance(view: LedgerView, batch: Batch) -> Metadata:
+    batch = view.ledger.recall(batch)
     return {
         "batch": batch.id,
         **({} if batch.published is None else {"publish_entry": batch.published}),
         "plan": batch.hash,
-        "ledger": state.ledger_id,
+        "ledger": view.state.ledger_id,
         "request": str(batch.request),
         **({"run": dg.MetadataValue.dagster_run(batch.owner.run)} if batch.owner.run else {}),
     }
 
 
-def _provenances(books: LedgerView, batches: Sequence[Batch]) -> Metadata:
-    """Of several batches, the newest one's."""
+def _provenances(view: LedgerView, batches: Sequence[Batch]) -> Metadata:
+    """Returns the newest batch's provenance, and the numbers of several batches."""
     if not batches:
-        return {"batch": "none: nothing happened in this window", "ledger": books.state.ledger_id}
+        return {"batch": "none: nothing happened in this window", "ledger": view.state.ledger_id}
     several = {"batches": ", ".join(str(b.id) for b in batches)} if len(batches) > 1 else {}
-    return several | _provenance(books.state, books.ledger.recall(batches[-1]))
+    return several | _provenance(view, batches[-1])
 
 
-def _boundaries(books: LedgerView, window: int, receipts: Sequence[Receipt]) -> dg.TableMetadataValue:
+def _boundaries(view: LedgerView, window: int, facts: BatchFacts) -> dg.TableMetadataValue:
     """Returns the window's offsets in each partition, by class."""
-    ranges = {k: windows.range_of(books.state, k, window, books.feed.window) for k in books.state.origins}
-    stretches = {k: _Stretch(k, r.start, r.end) for k, r in sorted(ranges.items()) if r is not None}
-    for r in receipts:
-        if r.slice.key in stretches:
-            stretches[r.slice.key].add(r)
-    return table([s.row() for s in stretches.values()], {"partition": "string"} | dict.fromkeys(_RANGE_NUMBERS, "int"))
+    ranges = {k: windows.range_of(view.state, k, window, view.feed.window) for k in sorted(view.state.origins)}
+    by_key = facts.group(lambda r: r.slice.key)
+    return _range_table([(k, r, by_key.get(k, BatchFacts(()))) for k, r in ranges.items() if r is not None])
 
 
-@dataclass
-class _Stretch:
-    """Receipts of one partition that follow each other without a gap."""
+def _ranges(facts: BatchFacts) -> dg.TableMetadataValue:
+    """Returns the landed offset ranges, by class. Receipts without a gap between them are one range."""
+    by_key = sorted(facts.group(lambda r: r.slice.key).items())
+    ranges = [
+        (k, r, BatchFacts([x for x in f.receipts if r.meets(x.slice.range)])) for k, f in by_key for r in f.ranges
+    ]
+    return _range_table(ranges)
 
-    key: Key
-    start: int
-    end: int
-    counts: Counts = field(default_factory=Counts)
-    files: int = 0
 
-    def add(self, r: Receipt) -> None:
-        self.counts, self.files = self.counts + r.counts, self.files + len(r.parts)
-
-    def row(self) -> dict[str, str | int]:
-        return {
-            "partition": str(self.key),
-            "start": self.start,
-            "end": self.end,
-            "landed": self.counts.landed,
-            "quarantined": self.counts.quarantined,
-            "invisible": self.counts.invisible,
-            "files": self.files,
+def _range_table(ranges: Sequence[tuple[Key, Range, BatchFacts]]) -> dg.TableMetadataValue:
+    rows: list[dict[str, str | int]] = [
+        {
+            "partition": str(key),
+            "start": r.start,
+            "end": r.end,
+            "landed": facts.counts.landed,
+            "quarantined": facts.counts.quarantined,
+            "invisible": facts.counts.invisible,
+            "files": facts.part_count,
         }
-
-
-def _ranges(receipts: Iterable[Receipt]) -> dg.TableMetadataValue:
-    stretches: list[_Stretch] = []
-    for r in sorted(receipts, key=lambda r: (r.slice.key, r.slice.start)):
-        if not stretches or (stretches[-1].key, stretches[-1].end) != (r.slice.key, r.slice.start):
-            stretches.append(_Stretch(r.slice.key, r.slice.start, r.slice.start))
-        stretches[-1].end = r.slice.end
-        stretches[-1].add(r)
-    columns = {"partition": "string"} | dict.fromkeys(_RANGE_NUMBERS, "int")
-    return table([s.row() for s in stretches], columns)
-
-
-_RANGE_NUMBERS = ("start", "end", "landed", "quarantined", "invisible", "files")
+        for key, r, facts in ranges
+    ]
+    numbers = ("start", "end", "landed", "quarantined", "invisible", "files")
+    return table(rows, {"partition": "string"} | dict.fromkeys(numbers, "int"))

@@ -20,11 +20,13 @@ from sluice.pipelines.ledger.entries import PublishEntry
 from sluice.pipelines.model.kafka import Key
 from sluice.pipelines.model.ranges import Range, subtract, union
 from sluice.pipelines.model.receipts import Met, Receipt
+from sluice.pipelines.model.traffic import Traffic
 from sluice.pipelines.planning import windows
 from sluice.pipelines.planning.shapes import shape_named
 from sluice.pipelines.ports import Lake, Liveness, Ports
 from sluice.pipelines.publishing import owners
 from sluice.pipelines.records.shape import Shape
+from sluice.pipelines.status.batch_facts import BatchFacts
 
 
 def quarantines(feed: Feed) -> bool:
@@ -103,6 +105,13 @@ class LedgerView:
     def entry(self, batch: Batch) -> PublishEntry:
         """Returns the publish entry of a batch."""
         return self._read(batch).entry
+
+    def facts(self, batches: Sequence[Batch]) -> BatchFacts:
+        """Returns the facts of published batches together."""
+        entries = [(self.ledger.recall(b), self.entry(b)) for b in batches]
+        took = sum(max(entry.at - batch.planned_at, 1) for batch, entry in entries)
+        receipts = [r for _, entry in entries for r in entry.receipts]
+        return BatchFacts(receipts, sum((entry.traffic for _, entry in entries), Traffic()), took=took)
 
     def batches_in(self, window: int) -> tuple[Batch, ...]:
         """Returns the batches that landed in a window, in order, without merges."""

@@ -51,11 +51,11 @@ def _keep(
     failures: Sequence[SliceFailure] = (),
     outlook: Outlook | None = None,
 ) -> None:
-    from sluice.pipelines.batch_report import store
-    from sluice.pipelines.batch_report.batch_facts import behind
+    from sluice.pipelines.batch_report import report_page
+    from sluice.pipelines.batch_report.batch_account import behind
 
     try:
-        path = store.keep(ledger, edges.lake, batch, behind(outlook) if outlook else None, why, failures)
+        path = report_page.keep(ledger, edges.lake, batch, behind(outlook) if outlook else None, why, failures)
     except Exception as error:  # noqa: BLE001 - the batch is decided, and its report is optional
         context.log.warning("the report of batch %d was not written: %s: %s", batch, type(error).__name__, error)
         return

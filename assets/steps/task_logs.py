@@ -8,7 +8,7 @@ from typing import Any
 from sluice.pipelines.batch.result import BatchResult, Landed
 from sluice.pipelines.model.plans import Task
 from sluice.pipelines.model.receipts import SliceFailure
-from sluice.pipelines.status.timings import Spent, by_task
+from sluice.pipelines.status.batch_facts import WorkTime, by_task
 from sluice.pipelines.util import logs
 from sluice.pipelines.util.units import many, show_window
 
@@ -37,7 +37,7 @@ def _tell_batch(batch: BatchResult) -> None:
     log.info("%s: %s", published, many(counts.landed, "row"), extra={"about": said})
 
 
-def _tell_task(task: Task, spent: Spent) -> None:
+def _tell_task(task: Task, spent: WorkTime) -> None:
     said: dict[str, Any] = {
         "leader": task.leader,
         "slices": spent.slices,

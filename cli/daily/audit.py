@@ -18,9 +18,10 @@ from sluice.cli.app.invocation import FeedName, Session, command
 from sluice.cli.daily import audit_republished
 from sluice.cli.terminal.number_format import count
 from sluice.cli.terminal.output import bad, good, heading, indent, limit_rows, table, warn
-from sluice.cli.terminal.partition_labels import label_partitions, list_ranges
+from sluice.cli.terminal.partition_labels import label_partitions
 from sluice.pipelines.errors import UsageError
 from sluice.pipelines.model.receipts import Progress
+from sluice.pipelines.util.documents import document_of
 from sluice.pipelines.util.units import many, show_instant
 
 if TYPE_CHECKING:
@@ -281,17 +282,8 @@ def _verdict(report: AuditReport, rescanned: bool) -> RenderableType:
 
 
 def build_document(report: AuditReport) -> dict[str, Any]:
-    return {
-        "feed": report.feed,
-        "reconciled": report.reconciled,
-        "files": report.parts,
-        "rows": report.rows,
-        "compared": report.compared,
-        "compared_before": report.compared_before,
-        "not_comparable": report.not_comparable,
-        "batches": report.batches,
-        "looked_at": report.looked,
-        "unlisted": report.unlisted,
+    counts = "rows compared compared_before not_comparable batches looked_at=looked unlisted"
+    return document_of(report, f"feed reconciled files=parts {counts}") | {
         "proven": report.proven and dict(zip(("first", "last"), map(show_instant, report.proven), strict=True)),
         "partitions": [_account(a) for a in report.accounts],
         "problems": [_problem_document(p) for p in report.problems],
@@ -305,48 +297,18 @@ def _problem_document(p: AuditProblem) -> dict[str, Any]:
 
 
 def _more(more: Strict) -> dict[str, Any]:
-    return {
-        "committed_offsets": more.commits,
-        "commit_entries": more.recorded,
-        "windows": more.windows,
-        "unseen": [
-            {
-                "topic": u.key.topic,
-                "partition": u.key.partition,
-                "topic_id": u.key.topic_id,
-                "ranges": list_ranges(u.ranges),
-                "records": u.records,
-                "why": u.why,
-            }
-            for u in more.unseen
-        ],
+    unseen = "topic=key.topic partition=key.partition topic_id=key.topic_id ranges records why"
+    return document_of(more, "committed_offsets=commits commit_entries=recorded windows") | {
+        "unseen": [document_of(u, unseen) for u in more.unseen],
         "expired": [str(k) for k in more.expired],
     }
 
 
 def _account(a: PartitionAccount) -> dict[str, Any]:
+    key = "topic=key.topic partition=key.partition topic_id=key.topic_id"
     return {
-        "topic": a.key.topic,
-        "partition": a.key.partition,
-        "topic_id": a.key.topic_id,
-        "origin": a.origin,
-        "frontier": a.frontier,
-        "committed": a.committed,
-        "landed": a.counts.landed,
-        "quarantined": a.counts.quarantined,
-        "dropped": a.counts.dropped,
-        "invisible": {
-            "control": a.counts.control,
-            "aborted": a.counts.aborted,
-            "compacted": a.counts.compacted,
-        },
-        "lost": a.lost,
-        "skipped": a.skipped,
-        "retired": a.retired,
-        "relanded": a.relanded,
-        "mended": a.mended,
-        "holes": list_ranges(a.holes),
-        "reserved": list_ranges(a.reserved),
-        "files": a.files,
-        "bytes": a.bytes,
+        **document_of(a, f"{key} origin frontier committed"),
+        **document_of(a.counts, "landed quarantined dropped"),
+        "invisible": document_of(a.counts, "control aborted compacted"),
+        **document_of(a, "lost skipped retired relanded mended holes reserved files bytes"),
     }

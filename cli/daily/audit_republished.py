@@ -11,6 +11,7 @@ from sluice.cli.app.invocation import Session
 from sluice.cli.terminal.number_format import count
 from sluice.cli.terminal.output import bad, facts, good, heading, limit_rows, table, warn
 from sluice.pipelines.model.receipts import Progress
+from sluice.pipelines.util.documents import document_of
 from sluice.pipelines.util.units import many
 
 if TYPE_CHECKING:
@@ -71,18 +72,7 @@ def _republish_view(report: RepublishAudit) -> Iterator[RenderableType]:
 
 
 def _build_republish_document(report: RepublishAudit) -> dict[str, Any]:
-    plan = report.plan
-    return {
-        "feed": plan.feed,
-        "republish": plan.id,
-        "to": plan.wishes.to,
-        "kind": str(plan.wishes.kind),
-        "holds": report.holds,
-        "rows": report.rows,
-        "compared": report.compared,
-        "gone": report.gone,
-        "hidden": report.hidden,
-        "replayed": report.replayed,
-        "findings_in_all": report.found,
+    plan = "feed=plan.feed republish=plan.id to=plan.wishes.to kind=plan.wishes.kind"
+    return document_of(report, f"{plan} holds rows compared gone hidden replayed findings_in_all=found") | {
         "findings": [{"old": f.old or None, "new": f.new or None, "text": f.text} for f in report.findings],
     }

@@ -15,13 +15,14 @@ from sluice.cli.app.invocation import Session, command
 from sluice.cli.options import window_options
 from sluice.cli.shared import other_batches
 from sluice.cli.shared import outlook_text as outlooks
-from sluice.cli.shared.feed_status import FeedStatus, PartitionStatus, look, look_if_possible
 from sluice.cli.terminal.number_format import count
 from sluice.cli.terminal.output import bad, facts, good, heading, limit_rows, safe, table, warn
-from sluice.cli.terminal.partition_labels import label_partitions, list_ranges
+from sluice.cli.terminal.partition_labels import label_partitions
 from sluice.pipelines.errors import BatchRefused, ContractBroken, QuarantineExceeded, SchemaDrifted, SluiceError
 from sluice.pipelines.model.receipts import Life, Met
+from sluice.pipelines.operating.feed_status import FeedStatus, read_status, try_read_status
 from sluice.pipelines.status.window_state import Standing
+from sluice.pipelines.util.documents import document_of
 from sluice.pipelines.util.parallel import each
 from sluice.pipelines.util.units import many, show_about, show_duration, show_instant, show_window
 
@@ -62,10 +63,10 @@ def status(
     feeds = {feed: session.feed(feed)} if feed else dict(session.files.feeds)
     with session.terminal.working("reading ledgers, asking Kafka"):
         if feed:
-            statuses = [look(session.open_ports, feeds[feed], last)]
+            statuses = [read_status(session.open_ports, feeds[feed], last)]
         else:
             with session.shared_edges(feeds.values()) as open_ports:
-                statuses = each(lambda f: look_if_possible(open_ports, f, last), list(feeds.values()), _PATIENCE)
+                statuses = each(lambda f: try_read_status(open_ports, f, last), list(feeds.values()), _PATIENCE)
         others = {} if feed else _without_files(session)
     broken = {} if feed else session.files.broken
     session.terminal.show(
@@ -217,7 +218,7 @@ def _detail(status: FeedStatus, terminal: Terminal) -> list[RenderableType]:
             *(outlooks.pace(outlook) if outlook else ()),
             ("last batch", _batch(status.last)),
             *(("live batch", _at_work(b, status.met[b.id])) for b in status.live if b.id not in status.refused),
-            *(outlooks.forgotten(outlook) if outlook else ()),
+            *(outlooks.list_expiries(outlook) if outlook else ()),
         ),
         *other_batches.view(
             m for b, m in status.met.items() if m.verdict.life is not Life.ALIVE and b not in status.refused
@@ -290,24 +291,13 @@ _TOLD = 5
 
 
 def document(status: FeedStatus) -> dict[str, Any]:
-    return {
-        "feed": status.feed,
-        "lag": status.lag,
-        "uncommitted": status.uncommitted,
+    return document_of(status, "feed lag uncommitted") | {
         "partitions": [
-            {
-                "topic": p.key.topic,
-                "partition": p.key.partition,
-                "topic_id": p.key.topic_id,
-                "origin": p.origin,
-                "frontier": p.frontier,
-                "committed": p.committed,
-                "last_stable_offset": p.end,
-                "lag": p.lag,
-                "lag_seconds": _age(p),
-                "unstable": p.unstable,
-                "landed_above_frontier": list_ranges(p.holes),
-            }
+            document_of(
+                p,
+                "topic=key.topic partition=key.partition topic_id=key.topic_id origin frontier committed"
+                " last_stable_offset=end lag lag_seconds unstable landed_above_frontier=holes",
+            )
             for p in status.partitions
         ],
         "window": show_duration(status.length),
@@ -319,10 +309,6 @@ def document(status: FeedStatus) -> dict[str, Any]:
         "last_batch": _batch_document(status.last) if status.last else None,
         "problem": status.error.fields() if status.error else None,
     }
-
-
-def _age(p: PartitionStatus) -> float | None:
-    return 0.0 if p.lag == 0 else None if p.age is None else p.age / 1000
 
 
 def _how_live(status: FeedStatus, b: Batch) -> dict[str, Any]:
@@ -341,15 +327,9 @@ def _live_document(status: FeedStatus, b: Batch) -> dict[str, Any]:
 
 
 def _batch_document(b: Batch) -> dict[str, Any]:
-    owner = {"run": b.owner.run, "host": b.owner.host, "pid": b.owner.pid}
     return {
-        "batch": b.id,
-        "status": str(b.status),
+        **document_of(b, "batch=id status"),
         "request": str(b.request),
-        "plan": b.hash,
-        "planned_at": b.planned_at,
-        "offsets": b.reserved_span,
-        "rows": b.rows,
-        "failed_slices": b.failed,
-        "owner": owner,
+        **document_of(b, "plan=hash planned_at offsets=reserved_span rows failed_slices=failed"),
+        "owner": document_of(b.owner, "run host pid"),
     }

@@ -8,10 +8,10 @@ from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
-from sluice.cli.shared.feed_status import FeedStatus, look_through
 from sluice.pipelines.errors import LakeUnavailable, PartUnreadable, SluiceError
 from sluice.pipelines.model.figures import Figure, figure
 from sluice.pipelines.model.receipts import Life, PartKind
+from sluice.pipelines.operating.feed_status import FeedStatus, read_status_through
 from sluice.pipelines.status.window_state import Standing
 from sluice.pipelines.util.parallel import each
 
@@ -44,7 +44,7 @@ def of_feed(open_ports: OpenPorts, feed: Feed, last: int) -> list[Figure]:
     try:
         with open_ports(feed) as edges:
             ledger = Ledger(edges.lake, feed.name, edges.clock)
-            status = look_through(edges, feed, ledger, last)
+            status = read_status_through(edges, feed, ledger, last)
             figures = [*_of_ledger(ledger, edges.lake)] if status.partitions or status.last else []
             return [figure("up", status.error is None, feed.name), *_of_status(status), *figures]
     except SluiceError:

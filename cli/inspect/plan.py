@@ -23,6 +23,7 @@ from sluice.pipelines.errors import SluiceError
 from sluice.pipelines.model.kafka import Key, PartitionState
 from sluice.pipelines.model.plans import SEVERAL, Assignor, Plan, Request, Task
 from sluice.pipelines.model.receipts import Fate, Met
+from sluice.pipelines.util.documents import document_of
 from sluice.pipelines.util.units import many, show_window
 
 if TYPE_CHECKING:
@@ -262,14 +263,8 @@ def _partition(preview: Preview, key: Key, p: PartitionState, owed: Owed | None)
     origin = new or preview.survey.state.origins.get(key)
     committed = preview.survey.committed.get(key.tp)
     return {
-        "topic": key.topic,
-        "partition": key.partition,
-        "topic_id": key.topic_id,
-        "leader": p.leader,
-        "leader_epoch": p.leader_epoch,
-        "log_start": p.log_start,
-        "last_stable_offset": p.last_stable_offset,
-        "high_watermark": p.high_watermark,
+        **document_of(key, "topic partition topic_id"),
+        **document_of(p, "leader leader_epoch log_start last_stable_offset high_watermark"),
         "position": _position(preview, key),
         "origin": {"offset": origin.offset, "why": origin.why, "new": new is not None} if origin else None,
         "committed": committed.offset if committed else None,
@@ -280,18 +275,5 @@ def _partition(preview: Preview, key: Key, p: PartitionState, owed: Owed | None)
 
 
 def _task(task: Task) -> dict[str, Any]:
-    return {
-        "index": task.index,
-        "leader": task.leader,
-        "estimated_bytes": task.estimated_bytes,
-        "slices": [
-            {
-                "topic": s.topic,
-                "partition": s.partition,
-                "start": s.start,
-                "end": s.end,
-                "estimated_bytes": s.estimated_bytes,
-            }
-            for s in task.slices
-        ],
-    }
+    slices = [document_of(s, "topic partition start end estimated_bytes") for s in task.slices]
+    return document_of(task, "index leader estimated_bytes") | {"slices": slices}

@@ -8,9 +8,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from sluice.cli.app.invocation import FeedName, Session, command
+from sluice.pipelines.util.documents import document_of
 
 if TYPE_CHECKING:
-    from sluice.pipelines.batch_report.batch_facts import BatchAccount
+    from sluice.pipelines.batch_report.batch_account import BatchAccount
     from sluice.pipelines.feed.feed import Feed
     from sluice.pipelines.ports import Clock, Lake
 
@@ -52,35 +53,27 @@ def report(
 
 def _stored_report(feed: Feed, lake: Lake, clock: Clock, batch: int | None) -> tuple[BatchAccount, str, bytes, bool]:
     """The batch, where its report stands, the report, and whether it had to be made. Raises UsageError."""
-    from sluice.pipelines.batch_report import store
-    from sluice.pipelines.batch_report.batch_facts import account, newest
+    from sluice.pipelines.batch_report import report_page
+    from sluice.pipelines.batch_report.batch_account import account, newest
     from sluice.pipelines.ledger import Ledger
 
     ledger = Ledger(lake, feed.name, clock)
     batch_account = account(ledger, lake, newest(ledger.read(), feed.name) if batch is None else batch)
-    path = store.standing_report(batch_account, lake)
+    path = report_page.standing_report(batch_account, lake)
     if path is not None and (data := lake.get(path)) is not None:
         return batch_account, path, data, False
-    data = store.make(store.with_reason(batch_account, feed.policies, lake), lake)
-    lake.put(path := store.path_of(batch_account), data)
+    data = report_page.make(report_page.with_reason(batch_account, feed.policies, lake), lake)
+    lake.put(path := report_page.path_of(batch_account), data)
     return batch_account, path, data, True
 
 
 def _figures(a: BatchAccount) -> dict[str, Any]:
-    counts = a.counts
-    records = counts.landed + counts.quarantined
+    facts = a.facts
+    names = "rows=counts.landed quarantined=counts.quarantined quarantined_share dropped=counts.dropped"
     return {
-        "feed": a.feed,
-        "batch": a.batch.id,
-        "status": str(a.batch.status),
-        "rows": counts.landed,
-        "quarantined": counts.quarantined,
-        "quarantined_share": counts.quarantined / records if records else 0.0,
-        "dropped": counts.dropped,
-        "invisible": counts.invisible,
-        "bytes": a.bytes,
-        "files": a.files,
-        "milliseconds": a.took,
-        "expectations": len(a.outcomes),
-        "broken": sum(not o.passed for o in a.outcomes),
+        **document_of(a, "feed batch=batch.id status=batch.status"),
+        **document_of(facts, f"{names} invisible=counts.invisible bytes files"),
+        "milliseconds": facts.took or None,
+        "expectations": len(facts.outcomes),
+        "broken": sum(not o.passed for o in facts.outcomes),
     }

@@ -25,10 +25,9 @@ from rich.console import RenderableType
 from rich.text import Text
 
 from sluice.cli.app.invocation import Session, command
-from sluice.cli.daily import audit, run
+from sluice.cli.daily import audit, run, run_view
 from sluice.cli.inspect import plan
 from sluice.cli.kafka import produce
-from sluice.cli.options import window_options
 from sluice.cli.terminal.number_format import count, seconds
 from sluice.cli.terminal.output import facts, good, table
 from sluice.pipelines.contract.suite import CONTRACT
@@ -369,12 +368,11 @@ class _Show:
     def run(self, number: int, title: str, request: Request) -> dict[str, Any]:
         """A run that did not do all ends the demo with its error."""
         self._say(_step(number, title))
-        ran = run.execute(self.session, FEED, request)
-        stands = run.stands_after(self.session, self.feed, ran)
-        self._say(*run.view(ran)[1:], *([window_options.verdict(stands)] if stands else []))
-        if ran.outcome.error:
-            raise ran.outcome.error
-        return run.document(ran, stands)
+        (timed_run,) = run.execute(self.session, {FEED: request})
+        self._say(*run_view.view(timed_run)[1:])
+        if timed_run.result.error:
+            raise timed_run.result.error
+        return run_view.run_document(timed_run)
 
     def preview(self, number: int, hour: int) -> dict[str, Any]:
         """The hour's files, read by a tool that knows nothing of Sluice except where they are."""

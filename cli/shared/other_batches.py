@@ -9,6 +9,7 @@ from rich.text import Text
 
 from sluice.cli.terminal.output import safe, warn
 from sluice.pipelines.model.receipts import Fate, Life, Met, Progress, Reporter
+from sluice.pipelines.util.documents import document_of
 
 
 class MetRecorder:
@@ -31,9 +32,9 @@ class MetRecorder:
 # -- for people
 
 
-def view(found: Iterable[Met], *, dry_run: bool = False) -> Iterator[Text]:
+def view(batches: Iterable[Met], *, dry_run: bool = False) -> Iterator[Text]:
     """A line for each batch, with the evidence and the ways out below it."""
-    for met in found:
+    for met in batches:
         yield beneath(warn(f"{met.text}{_became(met, dry_run)}"), met.verdict.why, lines(met.ways))
 
 
@@ -58,27 +59,25 @@ def beneath(line: Text, why: str, ways: Iterable[str]) -> Text:
     return line
 
 
-def standing(busy: Mapping[int | None, int], found: Iterable[Met], name: Any) -> Iterator[Text]:
+def standing(busy: Mapping[int | None, int], batches: Iterable[Met], name: Any) -> Iterator[Text]:
     """Lists positions left alone because of other runs' batches, then these batches."""
     for window, batch in busy.items():
         yield warn(f"{name(window)} was left alone where batch {batch} reserves it")
-    yield from view(found)
+    yield from view(batches)
 
 
 # -- for programs
 
 
-def document(found: Iterable[Met]) -> list[dict[str, Any]]:
+def document(batches: Iterable[Met]) -> list[dict[str, Any]]:
     return [
         {
             "batch": met.batch,
             "request": str(met.request),
-            "owner": {"run": met.owner.run, "host": met.owner.host, "pid": met.owner.pid},
-            "owner_is": str(met.verdict.life),
-            "evidence": met.verdict.why,
-            "became": str(met.fate),
+            "owner": document_of(met.owner, "run host pid"),
+            **document_of(met, "owner_is=verdict.life evidence=verdict.why became=fate"),
             "why": met.why or None,
             "ways": [command for command, _ in met.ways],
         }
-        for met in found
+        for met in batches
     ]

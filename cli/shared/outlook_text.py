@@ -35,19 +35,19 @@ class Alarm:
     more: str
     remedy: str
 
-    def lines(self, told: int = _TOLD, where: str = "") -> Iterator[Text]:
+    def lines(self, limit: int = _TOLD, where: str = "") -> Iterator[Text]:
         """The first few cases, how many more there are, and the way out."""
-        for text in self.texts[:told]:
+        for text in self.texts[:limit]:
             line = self.sign(f"{where}{text}")
             line.stylize(self.colour)
             yield line
-        if len(self.texts) > told:
-            yield Text(f"  {many(len(self.texts) - told, 'partition')} more {self.more}", style="dim")
+        if len(self.texts) > limit:
+            yield Text(f"  {many(len(self.texts) - limit, 'partition')} more {self.more}", style="dim")
         yield Text.assemble(("  → ", "bold"), safe(self.remedy))
 
 
 def alarms(
-    feed: str, outlook: Outlook, losses: Sequence[SluiceError], held: Sequence[HeldBack] = ()
+    feed: str, outlook: Outlook, losses: Sequence[SluiceError], held_ranges: Sequence[HeldBack] = ()
 ) -> Iterator[Alarm]:
     """The worst first."""
     if losses:
@@ -55,25 +55,25 @@ def alarms(
     if outlook.at_risk:
         risks = [r.describe(outlook.now) for r in outlook.at_risk]
         yield Alarm(warn, "yellow", risks, "are at risk too", f"{_in_time(outlook)}: sluice run {feed}")
-    for each in held[:_TOLD]:
-        yield held_back(each)
+    for held_range in held_ranges[:_TOLD]:
+        yield held_back(held_range)
 
 
 def settings_denied(outlook: Outlook) -> Iterator[Text]:
     """Says that nothing is known about retention, and which right shows it."""
-    if found := outlook.unwarned:
-        yield from Alarm(warn, "yellow", [found.text], "", found.remedy).lines()
+    if warning := outlook.unwarned:
+        yield from Alarm(warn, "yellow", [warning.text], "", warning.remedy).lines()
 
 
-def held_back(held: HeldBack) -> Alarm:
+def held_back(held_range: HeldBack) -> Alarm:
     """Describes offsets held back by an open transaction, and the remedy."""
-    return Alarm(warn, "yellow", [held.text], "", held.remedy)
+    return Alarm(warn, "yellow", [held_range.text], "", held_range.remedy)
 
 
 def _in_time(outlook: Outlook) -> str:
     """Whether landing comes before deletion."""
-    left = outlook.at_risk[0].at - outlook.now
-    if outlook.falls_behind or (outlook.eta is not None and outlook.eta > max(left, 0)):
+    remaining = outlook.at_risk[0].at - outlook.now
+    if outlook.falls_behind or (outlook.eta is not None and outlook.eta > max(remaining, 0)):
         return "land it now, and give it more machines: it takes longer than is left"
     return "land it now" + ("" if outlook.eta is None else f", which takes about {show_about(outlook.eta)}")
 
@@ -83,8 +83,8 @@ def behind(lag: int | None, age: int | None, unstable: int) -> str:
     if lag is None:
         return "lag not known"
     oldest = "" if age is None or not lag else f", the oldest {show_about(age)} old"
-    held = f"; {count(unstable)} more are not stable" if unstable else ""
-    return (f"{many(lag, 'offset')} behind" if lag else "caught up") + oldest + held
+    held_part = f"; {count(unstable)} more are not stable" if unstable else ""
+    return (f"{many(lag, 'offset')} behind" if lag else "caught up") + oldest + held_part
 
 
 def pace(outlook: Outlook) -> Iterator[tuple[str, str]]:
@@ -107,7 +107,7 @@ def _rate(offsets: float | None) -> str:
     return f"{offsets:,.0f} offsets/s" if offsets >= 10 or offsets == 0 else f"{offsets:.2g} offsets/s"
 
 
-def forgotten(outlook: Outlook) -> Iterator[tuple[str, str]]:
+def list_expiries(outlook: Outlook) -> Iterator[tuple[str, str]]:
     """What Kafka will soon forget, or thin out."""
     for expiry in outlook.expiries:
         if expiry.at < outlook.now + DAY:

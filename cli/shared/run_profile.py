@@ -12,10 +12,10 @@ from rich.text import Text
 
 from sluice.cli.terminal.number_format import count, seconds, size
 from sluice.cli.terminal.output import heading, table
+from sluice.pipelines.contract.expectation import Contract
 from sluice.pipelines.model.plans import Task
 from sluice.pipelines.model.traffic import SHARES, BrokerTraffic, Traffic, all_brokers, bound_us
-from sluice.pipelines.status.broker_traffic import TopicTraffic, by_topic
-from sluice.pipelines.status.timings import Spent, by_task, sum_times
+from sluice.pipelines.status.batch_facts import BatchFacts, WorkTime, by_task
 from sluice.pipelines.util.units import many
 
 if TYPE_CHECKING:
@@ -26,98 +26,96 @@ _BROKERS_SHOWN = 20
 _TOPICS_SHOWN = 20
 
 
+def facts_of(batches: Sequence[BatchResult], contract: Contract | None = None) -> BatchFacts:
+    """Returns the facts of batches together. `contract` is the one that their rows were checked against."""
+    receipts, results = [r for b in batches for r in b.receipts], [r for b in batches for r in b.results]
+    return BatchFacts(receipts, sum((b.traffic for b in batches), Traffic()), contract, results)
+
+
 def view(batches: Sequence[BatchResult], stages: Mapping[str, float]) -> list[RenderableType]:
     """For people. `stages` are seconds, in order."""
-    return [*_stages(stages), *_tasks(batches, stages), *_brokers(batches), *_topics(batches)]
+    facts = facts_of(batches)
+    return [*_stages(stages), *_tasks(batches, facts, stages), *_brokers(facts), *_topics(facts)]
 
 
 def document(batches: Sequence[BatchResult]) -> dict[str, Any]:
-    """For programs: nanoseconds by task and activity, of all tasks, and for each record; what was asked of brokers."""
-    whole = sum_times(r for b in batches for r in b.receipts)
+    """For programs: nanoseconds by task and activity, of all tasks, and for each record; the traffic with brokers."""
+    facts = facts_of(batches)
     return {
         "tasks": [
             {"batch": b.batch, "task": t.index, "leader": t.leader} | _amounts(s) for b, t, s in _by_task(batches)
         ],
-        **_amounts(whole),
-        "ns_per_record": {a: round(whole.per_record(ns), 1) for a, ns in whole.ns.items()},
-        "brokers": [_broker_document(b) for b in traffic(batches).brokers],
-        "topics": [asdict(t) for t in _by_topic(batches)],
+        **_amounts(facts.task_time),
+        "ns_per_record": {a: round(facts.task_time.per_record(ns), 1) for a, ns in facts.task_time.ns.items()},
+        "brokers": [_broker_document(b) for b in facts.traffic.brokers],
+        "topics": [asdict(t) for t in facts.topics],
     }
 
 
-def traffic(batches: Iterable[BatchResult]) -> Traffic:
-    """What all of them asked of brokers."""
-    return sum((b.traffic for b in batches), Traffic())
-
-
-def _by_topic(batches: Sequence[BatchResult]) -> tuple[TopicTraffic, ...]:
-    return by_topic((r for b in batches for r in b.receipts), traffic(batches))
-
-
 def _broker_document(b: BrokerTraffic) -> dict[str, Any]:
-    said = asdict(b)
-    del said["latency"]
+    fields = asdict(b)
+    del fields["latency"]
     shares = {name: round(b.latency.percentile_ms(share), 3) for name, share in SHARES.items()}
     latency = shares | {"max": b.latency.max_us / 1e3, "total": b.latency.total_us / 1e3, "answers": b.latency.count}
     buckets = [{"below_ms": bound_us(i) / 1e3, "answers": n} for i, n in sorted(b.latency.counts.items())]
-    return said | {"latency_ms": latency, "latency_buckets": buckets}
+    return fields | {"latency_ms": latency, "latency_buckets": buckets}
 
 
-def _amounts(s: Spent) -> dict[str, Any]:
+def _amounts(s: WorkTime) -> dict[str, Any]:
     return {"slices": s.slices, "records": s.records, "input_bytes": s.input_bytes, "ns": s.ns}
 
 
-def _by_task(batches: Iterable[BatchResult]) -> Iterator[tuple[BatchResult, Task, Spent]]:
+def _by_task(batches: Iterable[BatchResult]) -> Iterator[tuple[BatchResult, Task, WorkTime]]:
     """The tasks that finished something, batch by batch."""
     return ((b, task, s) for b in batches for task, s in by_task(b.plan, b.receipts) if s.slices)
 
 
 def _stages(stages: Mapping[str, float]) -> list[RenderableType]:
-    whole = sum(stages.values())
-    rows = [[name, f"{took:.2f}", _share(took, whole)] for name, took in stages.items()]
+    total = sum(stages.values())
+    rows = [[name, f"{took:.2f}", _share(took, total)] for name, took in stages.items()]
     return [
-        heading("What was waited for", seconds(whole)),
-        table(["stage", "seconds", "share"], [*rows, ["all", f"{whole:.2f}", ""]], right="seconds share"),
+        heading("What was waited for", seconds(total)),
+        table(["stage", "seconds", "share"], [*rows, ["all", f"{total:.2f}", ""]], right="seconds share"),
     ]
 
 
-def _tasks(batches: Sequence[BatchResult], stages: Mapping[str, float]) -> list[RenderableType]:
-    ran, whole = list(_by_task(batches)), sum_times(r for b in batches for r in b.receipts)
-    if not whole.total:
+def _tasks(batches: Sequence[BatchResult], facts: BatchFacts, stages: Mapping[str, float]) -> list[RenderableType]:
+    tasks, work = list(_by_task(batches)), facts.task_time
+    if not work.total:
         return []
-    longest = max(s.total for _, _, s in ran) / 1e9
+    longest = max(s.total for _, _, s in tasks) / 1e9
     rest = max(stages.get("land", 0.0) - longest, 0.0)
-    said = f"seconds; the longest task worked {longest:.2f}, Spark's scheduling and its workers' start took {rest:.2f}"
-    rows = [_row(str(task.index), s) for _, task, s in ran[:_TASKS_SHOWN]]
-    if more := ran[_TASKS_SHOWN:]:
-        rows.append(_row(many(len(more), "more task"), sum((s for _, _, s in more), Spent())))
-    activities = list(whole.ns)
+    note = f"seconds; the longest task worked {longest:.2f}, Spark's scheduling and its workers' start took {rest:.2f}"
+    rows = [_row(str(task.index), s) for _, task, s in tasks[:_TASKS_SHOWN]]
+    if more := tasks[_TASKS_SHOWN:]:
+        rows.append(_row(many(len(more), "more task"), sum((s for _, _, s in more), WorkTime())))
+    activities = list(work.ns)
     rows += [
-        _row("all", whole),
-        ["share", "", "", *(_share(ns, whole.total) for ns in whole.ns.values()), ""],
-        ["ns a record", "", "", *(f"{whole.per_record(ns):,.0f}" for ns in (*whole.ns.values(), whole.total))],
+        _row("all", work),
+        ["share", "", "", *(_share(ns, work.total) for ns in work.ns.values()), ""],
+        ["ns a record", "", "", *(f"{work.per_record(ns):,.0f}" for ns in (*work.ns.values(), work.total))],
     ]
     columns = ["task", "slices", "records", *activities, "in all"]
-    return [heading("Where the time of tasks went", said), table(columns, rows, right=" ".join([*columns[1:], "in"]))]
+    return [heading("Where the time of tasks went", note), table(columns, rows, right=" ".join([*columns[1:], "in"]))]
 
 
-def _row(name: str, s: Spent) -> list[str | Text]:
+def _row(name: str, s: WorkTime) -> list[str | Text]:
     return [name, count(s.slices), count(s.records), *(f"{ns / 1e9:.3f}" for ns in (*s.ns.values(), s.total))]
 
 
-def _brokers(batches: Sequence[BatchResult]) -> list[RenderableType]:
-    found = traffic(batches).brokers
-    if not found:
+def _brokers(facts: BatchFacts) -> list[RenderableType]:
+    brokers = facts.traffic.brokers
+    if not brokers:
         return []
-    rows = [_broker_row(f"{b.node} {b.address}".strip(), b) for b in found[:_BROKERS_SHOWN]]
-    if more := found[_BROKERS_SHOWN:]:
+    rows = [_broker_row(f"{b.node} {b.address}".strip(), b) for b in brokers[:_BROKERS_SHOWN]]
+    if more := brokers[_BROKERS_SHOWN:]:
         rows.append(_broker_row(many(len(more), "more broker"), all_brokers(more)))
-    if len(found) > 1:
-        rows.append(_broker_row("all", all_brokers(found)))
+    if len(brokers) > 1:
+        rows.append(_broker_row("all", facts.all_brokers))
     columns = ["broker", "fetches", "size", *SHARES, "waiting", "held", "throttled", "moved", "errors"]
-    said = "p50, p95, p99 of answers in ms; waiting for them, held by our own side, throttled: in seconds"
+    note = "p50, p95, p99 of answers in ms; waiting for them, held by our own side, throttled: in seconds"
     shown_last = "errors size p95 held moved"
-    return [heading("What brokers were asked", said), table(columns, rows, " ".join(columns[1:]), shown_last)]
+    return [heading("What brokers were asked", note), table(columns, rows, " ".join(columns[1:]), shown_last)]
 
 
 def _broker_row(name: str, b: BrokerTraffic) -> list[str | Text]:
@@ -138,15 +136,15 @@ def _ms(ms: float) -> str:
     return f"{ms:.1f}" if ms < 10 else f"{ms:,.0f}"
 
 
-def _topics(batches: Sequence[BatchResult]) -> list[RenderableType]:
-    found = _by_topic(batches)
-    rows = [[t.topic, count(t.records), size(t.bytes), count(t.behind)] for t in found[:_TOPICS_SHOWN]]
-    if more := found[_TOPICS_SHOWN:]:
+def _topics(facts: BatchFacts) -> list[RenderableType]:
+    topics = facts.topics
+    rows = [[t.topic, count(t.records), size(t.bytes), count(t.behind)] for t in topics[:_TOPICS_SHOWN]]
+    if more := topics[_TOPICS_SHOWN:]:
         rows.append([many(len(more), "more topic"), count(sum(t.records for t in more)), "", ""])
     columns = ["topic", "records", "size", "behind"]
-    said = "behind: offsets from the end of what was read to the end of the log"
-    return [heading("What was read", said), table(columns, rows, right=" ".join(columns[1:]))] if rows else []
+    note = "behind: offsets from the end of what was read to the end of the log"
+    return [heading("What was read", note), table(columns, rows, right=" ".join(columns[1:]))] if rows else []
 
 
-def _share(part: float, whole: float) -> str:
-    return f"{part / whole:.0%}" if whole else ""
+def _share(part: float, total: float) -> str:
+    return f"{part / total:.0%}" if total else ""

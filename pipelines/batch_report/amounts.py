@@ -2,15 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
-from sluice.pipelines.batch_report.batch_facts import BatchAccount, PartitionLag, Past
-from sluice.pipelines.batch_report.markup import Html, cut, details, join_html, number, section, share, size, table, tag
-from sluice.pipelines.batch_report.plots import Bar, lying, upright
+from sluice.pipelines.batch_report.batch_account import BatchAccount, PartitionLag, Past
+from sluice.pipelines.batch_report.markup import (
+    Bar,
+    Html,
+    cut,
+    details,
+    join_html,
+    lying,
+    number,
+    section,
+    share,
+    size,
+    table,
+    tag,
+    upright,
+)
 from sluice.pipelines.model.receipts import Counts, Receipt
 from sluice.pipelines.model.traffic import SHARES, BrokerTraffic, all_brokers
-from sluice.pipelines.status.broker_traffic import TopicTraffic, by_topic, notable
-from sluice.pipelines.status.timings import ACTIVITIES
+from sluice.pipelines.status.batch_facts import ACTIVITIES
+from sluice.pipelines.status.broker_traffic import TopicTraffic
 from sluice.pipelines.util.units import many, show_about, show_instant, show_window
 
 PARTITIONS = 40
@@ -18,6 +31,7 @@ WINDOWS = 60
 SLICES = 60
 LAGGING = 40
 BROKERS = 40
+NO_WINDOW = "outside windows"
 LEGEND = (("landed", ""), ("quarantined", "reject"), ("invisible or dropped", "hidden"))
 
 
@@ -32,11 +46,11 @@ def legend(pairs: Sequence[tuple[str, str]]) -> Html:
 
 def rows(a: BatchAccount) -> Html:
     """Rows by partition and by window."""
-    if not a.receipts:
+    if not a.facts.receipts:
         return section("rows", "Rows", note="No slice was finished: nothing landed.")
-    by_partition = _sum_by_name((str(r.slice.tp), r.counts) for r in sorted(a.receipts, key=lambda r: r.slice.key))
-    ordered = sorted(a.receipts, key=lambda r: (r.slice.window is None, r.slice.window or 0))
-    by_window = _sum_by_name((_window(r), r.counts) for r in ordered)
+    partitions, windows = a.facts.group(lambda r: r.slice.tp), a.facts.group(_window)
+    by_partition = {str(tp): partitions[tp].counts for tp in sorted(partitions)}
+    by_window = {name: windows[name].counts for name in sorted(windows, key=lambda name: (name == NO_WINDOW, name))}
     spans = many(a.plan.span, "offset")
     note = f"{spans} in {many(len(by_partition), 'partition')} and {many(len(by_window), 'window')}."
     return section(
@@ -53,14 +67,7 @@ def rows(a: BatchAccount) -> Html:
 
 
 def _window(r: Receipt) -> str:
-    return "outside windows" if r.slice.window is None else show_window(r.slice.window)
-
-
-def _sum_by_name(counted: Iterable[tuple[str, Counts]]) -> dict[str, Counts]:
-    totals: dict[str, Counts] = {}
-    for name, counts in counted:
-        totals[name] = totals[name] + counts if name in totals else counts
-    return totals
+    return NO_WINDOW if r.slice.window is None else show_window(r.slice.window)
 
 
 def _plot(by_window: Mapping[str, Counts]) -> Html:
@@ -135,8 +142,9 @@ def _age(ms: int | None) -> str:
 
 def timings(a: BatchAccount) -> Html:
     """Task time by activity."""
-    spent = a.timings
-    all_ = sum(spent.values())
+    work = a.facts.task_time
+    spent = dict(sorted(((name, ns) for name, ns in work.ns.items() if ns), key=lambda item: (-item[1], item[0])))
+    all_ = work.total
     if not all_:
         return section("time", "Time", note="Nothing is known: no task of this batch read anything.")
     kinds = {name: f"t{i % 8}" for i, name in enumerate([*ACTIVITIES, *sorted(spent.keys() - ACTIVITIES.keys())])}
@@ -151,11 +159,9 @@ def timings(a: BatchAccount) -> Html:
         for name, ns in list(spent.items())[:20]
     ]
     columns = ["activity", "", "time", "share"]
-    read = sum(r.input_bytes for r in a.receipts)
-    adopted = sum(r.adopted for r in a.receipts)
-    note = f"{_seconds(all_)} of all tasks together, for {size(read)} read from Kafka." + (
-        f" {many(adopted, 'slice')} were finished by an earlier attempt." if adopted else ""
-    )
+    note = f"{_seconds(all_)} of all tasks together, for {size(a.facts.input_bytes)} read from Kafka."
+    if adopted := a.facts.adopted:
+        note += f" {many(len(adopted), 'slice')} were finished by an earlier attempt."
     return section(
         "time",
         "Where task time went",
@@ -177,18 +183,17 @@ def _seconds(ns: int) -> str:
 
 def brokers(a: BatchAccount) -> Html | None:
     """Fetch requests by broker, and data read by topic."""
-    all_brokers_ = a.traffic.brokers
-    if not all_brokers_:
+    traffic = a.facts.traffic.brokers
+    if not traffic:
         return None
-    broker_rows = [_broker(f"{b.node} {b.address}", b) for b in all_brokers_[:BROKERS]]
-    if rest := all_brokers_[BROKERS:]:
+    broker_rows = [_broker(f"{b.node} {b.address}", b) for b in traffic[:BROKERS]]
+    if rest := traffic[BROKERS:]:
         broker_rows.append(_broker(f"{len(rest):,} more", all_brokers(rest)))
     columns = ["broker", "fetches", "size", *SHARES, "waiting", "held", "throttled", "moved", "errors"]
     fetching = table("Fetching by broker", columns, broker_rows, right=columns[2:-1])
-    topics = by_topic(a.receipts, a.traffic)
-    read = [[t.topic, number(t.records), size(t.bytes), _behind(t)] for t in topics[:BROKERS]]
+    read = [[t.topic, number(t.records), size(t.bytes), _behind(t)] for t in a.facts.topics[:BROKERS]]
     topic_columns = ["topic", "records", "size", "behind"]
-    notes = (tag("p", line, class_="note") for line in notable(all_brokers_))
+    notes = (tag("p", line, class_="note") for line in a.facts.broker_notes)
     note = (
         "How long answers took (half, 95 % and 99 % of them), waited for in all; how long requests were held because"
         " this side had no room, and how long the broker had us pause. Behind: offsets to the end of the log."
@@ -263,13 +268,13 @@ def _when(p: Past) -> str:
 
 def slices(a: BatchAccount) -> Html | None:
     """The slices of the batch, each with its files."""
-    if not a.receipts:
+    if not a.facts.receipts:
         return None
-    ordered = sorted(a.receipts, key=lambda r: (r.slice.key, r.slice.start))
+    ordered = a.facts.ordered
     table_rows = [_slice(r, published=a.published) for r in ordered[:SLICES]]
     rest = ordered[SLICES:]
     columns = ["partition", "offsets", "window", "landed", "quarantined", "files"]
-    note = f"{many(len(ordered), 'slice')} in {many(a.files, 'file')}." + (
+    note = f"{many(len(ordered), 'slice')} in {many(a.facts.files, 'file')}." + (
         f" The first {SLICES} are shown; the others hold {number(sum(r.counts.landed for r in rest))} rows."
         if rest
         else ""

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from sluice.pipelines.batch_report.batch_facts import BatchAccount
+from sluice.pipelines.batch_report.batch_account import BatchAccount
 from sluice.pipelines.batch_report.column_profiles import Profile, Profiles
 from sluice.pipelines.batch_report.markup import (
+    Bar,
     Html,
     cut,
     details,
     harmless,
     join_html,
+    lying,
     number,
     plain,
     readable,
@@ -20,9 +22,9 @@ from sluice.pipelines.batch_report.markup import (
     size,
     table,
     tag,
+    upright,
     value,
 )
-from sluice.pipelines.batch_report.plots import Bar, lying, upright
 from sluice.pipelines.batch_report.rejects import SHOWN, Reject, Rejects, Sample
 from sluice.pipelines.contract import catalogue
 from sluice.pipelines.contract.expectation import Contract, Expectation, Severity
@@ -30,7 +32,6 @@ from sluice.pipelines.contract.results import ExpectationOutcome
 from sluice.pipelines.model.receipts import DriftKind
 from sluice.pipelines.quarantine.limit import QuarantineKind
 from sluice.pipelines.util.units import many, show_instant
-from sluice.pipelines.validation.drift import drift_of
 
 REASONS = 40
 EXPECTATIONS = 100
@@ -43,13 +44,12 @@ NAME = 80
 
 def quarantine(a: BatchAccount, refused_records: Rejects) -> Html:
     """Refused records, most frequent first, with a few samples of each kind."""
-    refused, total = a.counts.quarantined, a.counts.quarantined + a.counts.landed
+    counts = a.facts.counts
+    refused, total = counts.quarantined, counts.quarantined + counts.landed
     if not refused:
-        if a.counts.dropped:
-            dropped_note = (
-                f"{many(a.counts.dropped, 'record')} did not fit and were dropped, as the feed asks: none is kept."
-            )
-            return section("quarantine", "Quarantine", note=dropped_note)
+        if counts.dropped:
+            note = f"{many(counts.dropped, 'record')} did not fit and were dropped, as the feed asks: none is kept."
+            return section("quarantine", "Quarantine", note=note)
         return section("quarantine", "Quarantine", tag("p", tag("span", "✓ ", class_="good"), "Every record fits."))
     note = f"{many(refused, 'record')} of {number(total)} ({share(refused, total)}) did not fit; quarantine keeps them."
     if refused_records.unread:
@@ -98,7 +98,7 @@ def _samples(r: Reject) -> Html:
 def _sample(s: Sample) -> Html:
     stamp = "" if s.timestamp is None else f" · {show_instant(s.timestamp)}"
     key = [] if s.key is None else [" · key ", tag("code", value(readable(s.key, 80)))]
-    line = tag("div", tag("code", s.place), stamp, *key, f" · {size(s.size)}", class_="soft any")
+    line = tag("div", tag("code", s.position), stamp, *key, f" · {size(s.size)}", class_="soft any")
     if s.value is None:
         return join_html([line, tag("div", "no value (a tombstone)", class_="sample soft")])
     return join_html([line, tag("code", *_marked_value(s), class_="sample")])
@@ -127,25 +127,25 @@ def _last(data: bytes, limit: int = 120, *, cut_: bool) -> str:
 _MARKS = {"good": "✓", "warn": "!", "bad": "✗", "info": "·"}
 
 
-def contract(a: BatchAccount, found: Profiles) -> Html:
+def contract(a: BatchAccount, profiles: Profiles) -> Html:
     """Every expectation in words, broken ones first, with examples."""
-    if a.contract is None:
+    if a.facts.contract is None:
         return section("contract", "Contract", note="This batch was held against no contract.")
-    decided = {o.expectation.place: o for o in a.outcomes}
-    ranked = sorted(a.contract.expectations, key=lambda e: (_rank(decided.get(e.place)), e.place))
-    expectation_rows = [_expectation(e, decided.get(e.place), found) for e in ranked[:EXPECTATIONS]]
+    decided = {o.expectation.place: o for o in a.facts.outcomes}
+    ranked = sorted(a.facts.contract.expectations, key=lambda e: (_rank(decided.get(e.place)), e.place))
+    expectation_rows = [_expectation(e, decided.get(e.place), profiles) for e in ranked[:EXPECTATIONS]]
     columns = ["holds", "expectation", "severity", "observed", "rows", "unexpected", "share"]
     inside = table("Expectations", columns, expectation_rows, right=["rows", "unexpected", "share"], cards=["observed"])
     return section(
-        "contract", "Contract", inside, note=_summary(a.contract, decided, len(ranked) - len(expectation_rows))
+        "contract", "Contract", inside, note=_summary(a.facts.contract, decided, len(ranked) - len(expectation_rows))
     )
 
 
-def _summary(held: Contract, decided: dict[int, ExpectationOutcome], left_out: int) -> str:
+def _summary(suite: Contract, decided: dict[int, ExpectationOutcome], left_out: int) -> str:
     broken = sum(not o.passed for o in decided.values())
     rows = sum(o.passed and o.unexpected > 0 for o in decided.values())
-    undecided = len(held.expectations) - len(decided)
-    parts = [f"{many(len(held.expectations), 'expectation')}: {len(decided) - broken - rows} hold without exception"]
+    undecided = len(suite.expectations) - len(decided)
+    parts = [f"{many(len(suite.expectations), 'expectation')}: {len(decided) - broken - rows} hold without exception"]
     parts += [f"{broken} broken"] if broken else []
     parts += [f"{rows} hold with exceptions"] if rows else []
     parts += [f"{undecided} not decided"] if undecided else []
@@ -170,12 +170,12 @@ def _rank(o: ExpectationOutcome | None) -> int:
     return ["bad", "warn", "info", "good"].index(_state(o)) if o else 2
 
 
-def _expectation(e: Expectation, o: ExpectationOutcome | None, found: Profiles) -> list[str]:
+def _expectation(e: Expectation, o: ExpectationOutcome | None, profiles: Profiles) -> list[str]:
     state = _state(o)
     word = "not decided" if o is None else _WORDS[state]
     mark = tag("span", _MARKS[state], class_=state, title=word, role="img", aria_label=word)
     description = join_html(
-        [tag("div", catalogue.text(e), class_="any"), tag("div", e.type, class_="soft"), *_examples(o, found)]
+        [tag("div", catalogue.text(e), class_="any"), tag("div", e.type, class_="soft"), *_examples(o, profiles)]
     )
     pill = tag(
         "span",
@@ -188,13 +188,13 @@ def _expectation(e: Expectation, o: ExpectationOutcome | None, found: Profiles) 
     return [mark, description, pill, tag("span", cut(o.observed, 160), class_="any") if o.observed else "", *figures]
 
 
-def _examples(o: ExpectationOutcome | None, found: Profiles) -> list[Html]:
+def _examples(o: ExpectationOutcome | None, profiles: Profiles) -> list[Html]:
     """Where the first rows are that broke it, and the values of its columns there, if known."""
     if o is None or not o.first:
         return []
     lines = []
     for position in o.first:
-        row = found.examples.get(position, {})
+        row = profiles.examples.get(position, {})
         cells = [(c, row[c]) for c in dict.fromkeys(catalogue.columns(o.expectation)) if c in row][:4]
         values = (tag("span", "  ", cut(c, NAME), " = ", value(v, 60)) for c, v in cells)
         lines.append(tag("div", tag("code", position), *values))
@@ -204,18 +204,18 @@ def _examples(o: ExpectationOutcome | None, found: Profiles) -> list[Html]:
 # -- columns
 
 
-def columns(a: BatchAccount, found: Profiles) -> Html | None:
+def columns(a: BatchAccount, profiles: Profiles) -> Html | None:
     """How the values are spread."""
-    if not found.columns and not found.missing:
+    if not profiles.columns and not profiles.missing:
         return None
     note = "Of the records' times, and of the columns that the contract is about."
-    if found.sampled:
-        note += f" Of a sample of {number(found.rows)} of {number(found.all_)} rows."
-    if found.missing:
-        note += f" {many(found.missing, 'file')} of it are not there any more (landed again, merged or retired)."
-    if found.left_out:
-        note += f" {many(len(found.left_out), 'column')} more are not shown."
-    drawn = sorted(found.columns, key=lambda p: (not p.bins, not _repeats(p), -len(p.top)))
+    if profiles.sampled:
+        note += f" Of a sample of {number(profiles.rows)} of {number(profiles.all_)} rows."
+    if profiles.missing:
+        note += f" {many(profiles.missing, 'file')} of it are not there any more (landed again, merged or retired)."
+    if profiles.left_out:
+        note += f" {many(len(profiles.left_out), 'column')} more are not shown."
+    drawn = sorted(profiles.columns, key=lambda p: (not p.bins, not _repeats(p), -len(p.top)))
     cards = (_card(p) for p in drawn)
     return section("columns", "Columns", tag("div", *cards, class_="cards"), note=note)
 
@@ -277,7 +277,7 @@ _DRIFTS = {
 
 def drift(a: BatchAccount) -> Html:
     """How records differ from the schema."""
-    drifts = sorted(drift_of(a.receipts), key=lambda d: (-d.records, d.kind, d.field))
+    drifts = sorted(a.facts.drift, key=lambda d: (-d.records, d.kind, d.field))
     if not drifts:
         return section(
             "drift", "Drift", tag("p", tag("span", "✓ ", class_="good"), "No field drifted from the schema.")

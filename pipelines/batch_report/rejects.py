@@ -34,7 +34,7 @@ class Sample:
     `cut`: whether something stands before what is kept.
     """
 
-    place: str
+    position: str
     timestamp: int | None
     key: bytes | None
     value: bytes | None
@@ -125,7 +125,7 @@ def _sample(batch: pa.RecordBatch, row: int, partition: str) -> Sample:
     at = byte.as_py() if byte.is_valid else None
     start = max(0, (at or 0) - SAMPLE_BYTES // 4)
     return Sample(
-        place=f"{partition}:{cell['offset'].as_py()}",
+        position=f"{partition}:{cell['offset'].as_py()}",
         timestamp=stamp.value if stamp.is_valid else None,
         key=_first(key.as_buffer()) if key.is_valid else None,
         value=None if buffer is None else _first(buffer.slice(min(start, buffer.size))),

@@ -1,22 +1,30 @@
-"""The report page: the facts of a batch, its refused records and column profiles, in one HTML file.
+"""The report of a batch: its facts, its refused records and column profiles, in one HTML file next to the ledger.
 
-Pure: values in, text out. Every table is bounded and reports its omissions.
+`html` is pure: values in, text out. Every table is bounded and reports its omissions. A report can be made again while
+the batch's files exist; only the run that lands the batch adds the lag from Kafka.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from sluice.pipelines.batch_report import amounts, quality
-from sluice.pipelines.batch_report.batch_facts import BatchAccount, PartitionLag, windows
-from sluice.pipelines.batch_report.column_profiles import Profiles
-from sluice.pipelines.batch_report.markup import Html, cut, number, plain, section, share, size, table, tag
-from sluice.pipelines.batch_report.rejects import Rejects
-from sluice.pipelines.batch_report.style import CSS
-from sluice.pipelines.ledger import BatchStatus
+from sluice.pipelines.batch_report.batch_account import BatchAccount, PartitionLag, account, windows
+from sluice.pipelines.batch_report.column_profiles import Profiles, profiles
+from sluice.pipelines.batch_report.markup import CSS, Html, cut, number, plain, section, share, size, table, tag
+from sluice.pipelines.batch_report.rejects import Rejects, rejects
+from sluice.pipelines.contract import catalogue
+from sluice.pipelines.errors import BatchRefused
+from sluice.pipelines.feed.sections import Policies
+from sluice.pipelines.lake import paths, receipt_files
+from sluice.pipelines.ledger import BatchStatus, Ledger
 from sluice.pipelines.model.plans import Plan
+from sluice.pipelines.model.receipts import PartKind, SliceFailure
+from sluice.pipelines.ports import Lake
+from sluice.pipelines.quarantine.limit import check_quarantine
 from sluice.pipelines.util.units import many, show_instant, show_window
+from sluice.pipelines.validation.drift import check_drift
 
 POLICY = "default-src 'none'; style-src 'unsafe-inline'; img-src data:; base-uri 'none'; form-action 'none'"
 FAILURES = 40
@@ -107,7 +115,7 @@ def verdict(a: BatchAccount) -> tuple[str, str, str]:
         return word, "bad", f"{when}. Nothing of it is visible; it stays staged, and its ranges are owed."
     if a.failures:
         return "published in part", "warn", f"{when}. {many(len(a.failures), 'slice')} failed and stay owed."
-    warned = [o for o in a.outcomes if not o.passed and not o.quarantines]
+    warned = [o for o in a.facts.outcomes if not o.passed and not o.quarantines]
     if warned:
         broken = f"{many(len(warned), 'expectation')} of its contract not met"
         return "published", "warn", f"{when}, with {broken}."
@@ -115,7 +123,7 @@ def verdict(a: BatchAccount) -> tuple[str, str, str]:
 
 
 def _refusing(a: BatchAccount) -> bool:
-    return any(o.refuses for o in a.outcomes)
+    return any(o.refuses for o in a.facts.outcomes)
 
 
 def _request(plan: Plan) -> str:
@@ -126,22 +134,21 @@ def _request(plan: Plan) -> str:
 def _why(a: BatchAccount) -> Html:
     if a.published:
         return Html("")
-    broken = [o for o in a.outcomes if o.refuses]
+    broken = [o for o in a.facts.outcomes if o.refuses]
     why = a.why or (f"Not met: {many(len(broken), 'critical expectation')} about the whole batch." if broken else "")
     return tag("div", why, class_="why", role="note") if why else Html("")
 
 
 def _tiles(a: BatchAccount) -> Html:
-    counts = a.counts
-    total = counts.landed + counts.quarantined
-    rate = f"{counts.landed * 1000 / a.took:,.0f}" if a.took else "–"
+    facts, counts = a.facts, a.facts.counts
+    rate = number(facts.per_second(counts.landed))
     tiles = [
         (number(counts.landed), "rows landed" if a.published else "rows would land"),
-        (number(counts.quarantined), f"quarantined, {share(counts.quarantined, total)}"),
+        (number(counts.quarantined), f"quarantined, {share(counts.quarantined, counts.landed + counts.quarantined)}"),
         (number(counts.invisible), "invisible offsets"),
         *([(number(counts.dropped), "dropped by policy")] if counts.dropped else []),
-        (size(a.bytes), f"in {many(a.files, 'file')}"),
-        *([] if a.took is None else [(_took(a.took), "from plan to publish"), (rate, "rows a second")]),
+        (size(facts.bytes), f"in {many(facts.files, 'file')}"),
+        *([(_took(facts.took), "from plan to publish"), (rate, "rows a second")] if facts.took else []),
         *_contract_tile(a),
     ]
     return tag(
@@ -152,10 +159,10 @@ def _tiles(a: BatchAccount) -> Html:
 
 
 def _contract_tile(a: BatchAccount) -> list[tuple[str, str]]:
-    if not a.outcomes:
+    if not a.facts.outcomes:
         return []
-    met = sum(o.passed and not o.unexpected for o in a.outcomes)
-    return [(f"{met} / {len(a.outcomes)}", "expectations without exception")]
+    met = sum(o.passed and not o.unexpected for o in a.facts.outcomes)
+    return [(f"{met} / {len(a.facts.outcomes)}", "expectations without exception")]
 
 
 def _took(ms: int) -> str:
@@ -187,8 +194,8 @@ def _provenance(a: BatchAccount) -> Html:
         ("published", "not published" if a.at is None else f"{show_instant(a.at)}, ledger entry {a.batch.published}"),
         ("run", a.batch.owner.run or "none"),
         ("plan", a.batch.hash),
-        ("contract", a.contract.hash if a.contract else "none"),
-        ("rows are made by", ", ".join(sorted({r.format for r in a.receipts})) or "–"),
+        ("contract", a.facts.contract.hash if a.facts.contract else "none"),
+        ("rows are made by", ", ".join(sorted({r.format for r in a.facts.receipts})) or "–"),
         ("ledger", a.ledger_id),
         ("cluster", a.plan.cluster),
     ]
@@ -197,7 +204,7 @@ def _provenance(a: BatchAccount) -> Html:
 
 
 def _windows(a: BatchAccount) -> str:
-    starts = list(windows(a.receipts))
+    starts = list(windows(a.facts.receipts))
     if not starts:
         return "none: outside windows"
     first = show_window(starts[0])
@@ -207,3 +214,66 @@ def _windows(a: BatchAccount) -> str:
 def _footer(a: BatchAccount) -> Html:
     text = "This file holds values of records: share it as you would share the data. It needs no network."
     return tag("footer", text)
+
+
+TIMES = ("kafka_timestamp", "timestamp")
+"""The column of the records' times, in typed feeds and in raw ones."""
+
+
+def make(a: BatchAccount, lake: Lake, behind: Sequence[PartitionLag] | None = None) -> bytes:
+    """The report of a batch, from its own files. Raises LakeUnavailable."""
+    refused = rejects(a.facts.parts(PartKind.QUARANTINED), lake, published=a.published)
+    positions = [p for o in a.facts.outcomes if not o.quarantines for p in o.first]
+    landed = a.facts.parts(PartKind.LANDED)
+    spread = profiles(landed, lake, columns_to_profile(a), positions, published=a.published)
+    return html(Page(a, refused, spread, None if behind is None else tuple(behind))).encode()
+
+
+def columns_to_profile(a: BatchAccount) -> list[str]:
+    """The columns whose values are shown: the records' times, and the contract's columns in its order."""
+    checked = (c for e in (a.facts.contract.expectations if a.facts.contract else ()) for c in catalogue.columns(e))
+    return list(dict.fromkeys([*_time(a), *checked]))
+
+
+def _time(a: BatchAccount) -> list[str]:
+    return [TIMES[1]] if all(r.format.startswith("raw") for r in a.facts.receipts) else [TIMES[0]]
+
+
+def with_reason(a: BatchAccount, policies: Policies, lake: Lake) -> BatchAccount:
+    """An unpublished batch, with the reason why the feed's policies of today keep it from being published."""
+    if a.published or a.why:
+        return a
+    try:
+        check_quarantine(a.facts.receipts, policies, lake)
+        check_drift(a.facts.receipts, policies)
+    except BatchRefused as refused:
+        return replace(a, why=refused.message)
+    return a
+
+
+def path_of(a: BatchAccount) -> str:
+    """The lake path of the report. Each attempt at an unpublished batch has its own."""
+    return paths.batch_page_path(a.feed, a.batch.id, _attempt(a))
+
+
+def standing_report(a: BatchAccount, lake: Lake) -> str | None:
+    """Returns the lake path of an existing report; None if there is none."""
+    return receipt_files.find_batch_page(lake, a.feed, a.batch.id, _attempt(a))
+
+
+def _attempt(a: BatchAccount) -> str:
+    return "" if a.published else a.batch.owner.token
+
+
+def keep(
+    ledger: Ledger,
+    lake: Lake,
+    batch: int,
+    behind: Sequence[PartitionLag] | None = None,
+    why: str = "",
+    failures: Sequence[SliceFailure] = (),
+) -> str:
+    """Make a batch's report, put it into the lake and return its path. Raises as `account` and `make` do."""
+    facts = account(ledger, lake, batch, why, failures)
+    lake.put(path := path_of(facts), make(facts, lake, behind))
+    return path

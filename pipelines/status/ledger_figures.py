@@ -7,8 +7,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from sluice.pipelines.ledger import Batch, BatchStatus
 from sluice.pipelines.ledger.entries import PublishEntry
 from sluice.pipelines.model.figures import Figure, figure
-from sluice.pipelines.model.receipts import Counts, count_files
-from sluice.pipelines.status import timings
+from sluice.pipelines.status.batch_facts import BatchFacts
 
 
 def of_batches(feed: str, batches: Sequence[Batch]) -> Iterator[Figure]:
@@ -26,18 +25,15 @@ def newest_landed(batches: Iterable[Batch]) -> Batch | None:
 
 def of_batch(feed: str, batch: Batch, entry: PublishEntry) -> Iterator[Figure]:
     """Returns the figures of a finished batch, by its publish entry."""
-    receipts = entry.receipts
-    counts = sum((r.counts for r in receipts), Counts())
+    facts = BatchFacts(entry.receipts, entry.traffic)
     yield figure("last_batch_published_timestamp_seconds", entry.at / 1000, feed)
     yield figure("last_batch_duration_seconds", max(0, entry.at - batch.planned_at) / 1000, feed)
     for outcome in ("landed", "quarantined", "dropped", "invisible"):
-        yield figure("last_batch_offsets", getattr(counts, outcome), feed, outcome)
-    yield figure("last_batch_bytes", sum(p.bytes for r in receipts for p in r.parts), feed)
-    yield figure("last_batch_files", count_files(receipts), feed)
-    spent = timings.sum_times(receipts)
-    yield figure("last_batch_input_bytes", spent.input_bytes, feed)
-    for activity, ns in spent.ns.items():
+        yield figure("last_batch_offsets", getattr(facts.counts, outcome), feed, outcome)
+    yield figure("last_batch_bytes", facts.bytes, feed)
+    yield figure("last_batch_files", facts.files, feed)
+    yield figure("last_batch_input_bytes", facts.task_time.input_bytes, feed)
+    for activity, ns in facts.task_time.ns.items():
         yield figure("last_batch_task_seconds", ns / 1e9, feed, activity)
-    throttled = sum(b.throttle_ms for b in entry.traffic.brokers) / 1000
-    yield figure("last_batch_throttled_seconds", throttled, feed)
+    yield figure("last_batch_throttled_seconds", facts.all_brokers.throttle_ms / 1000, feed)
     yield figure("last_batch_failed_slices", len(entry.failures), feed)

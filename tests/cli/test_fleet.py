@@ -1,48 +1,62 @@
-"""What a person sees of many feeds in one command."""
+"""The view of several feeds in one command."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
 import pytest
-from rich.text import Text
 
-from sluice.cli.shared import fleet_view
-from sluice.cli.shared.fleet_view import Line
+from sluice.cli.daily import run_view
+from sluice.cli.daily.run_view import FeedRuns, TimedRun
 from sluice.cli.terminal.output import Terminal
-from sluice.pipelines.errors import GroupMoved, KafkaUnavailable, NotReached
+from sluice.pipelines.batch.result import Landed
+from sluice.pipelines.errors import GroupMoved, KafkaUnavailable, NotReached, SluiceError
+from sluice.pipelines.feed.load import load_feed
+from sluice.pipelines.model.kafka import TopicPartition
+from sluice.pipelines.model.plans import Request, RequestKind
+from sluice.pipelines.planning.held_back import HeldBack, HeldRange
+from sluice.running import RunResult
 from tests.cli.conftest import FEED, Sluice
 
 AWAY = "no broker answers; 127.0.0.1:9: connection refused"
 
 
-def test_what_is_held_back_is_said(capfd: pytest.CaptureFixture[str]) -> None:
-    said = Text("orders:0 is held at offset 3")
-    Terminal().show(*fleet_view.view([Line("a", (), "", held=True, beside=(said,)), Line("b", (), "")], 2.0))
+def of_feed(name: str, *errors: SluiceError | None, landed: Landed | None = None) -> FeedRuns:
+    """A feed with a run for each error; None: a run without one."""
+    catch_up = Request(RequestKind.CATCH_UP)
+    runs = [TimedRun(name, catch_up, RunResult(name, error=error, landed=landed), {}) for error in errors]
+    return FeedRuns(name, (catch_up,), runs=runs)
+
+
+def test_held_back_offsets_are_reported(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "a.yaml").write_text(FEED)
+    held = HeldBack(load_feed(tmp_path / "a.yaml", {}), (HeldRange(TopicPartition("orders", 0), 3, 9),), None, 0)
+    feeds = [of_feed("a", None, landed=Landed((), (), (), held=(held,))), of_feed("b", None)]
+    Terminal().show(*run_view.feeds_view(feeds, 2.0))
     out = capfd.readouterr().out
     assert "! done, some is held back" in out
-    assert "orders:0 is held at offset 3" in out
+    assert "a: orders:0 is held at offset 3" in out
 
 
-def test_an_error_of_many_feeds_is_told_once_and_names_them() -> None:
-    lines = [Line(f"f{n:02}", (KafkaUnavailable(AWAY, remedy="start it"),), "") for n in range(20)]
-    lines += [Line("moved", (GroupMoved("its offsets moved"), KafkaUnavailable(AWAY, remedy="start it")), "")]
-    said = [(type(e).__name__, e.message) for e in fleet_view.named(lines)]
-    assert said == [
+def test_an_error_of_many_feeds_is_reported_once_with_their_names() -> None:
+    feeds = [of_feed(f"f{n:02}", KafkaUnavailable(AWAY, remedy="start it")) for n in range(20)]
+    feeds += [of_feed("moved", GroupMoved("its offsets moved"), KafkaUnavailable(AWAY, remedy="start it"))]
+    errors = [(type(e).__name__, e.message) for e in run_view.errors_with_feeds(feeds)]
+    assert errors == [
         ("KafkaUnavailable", f"f00, f01, f02, f03 and 17 more: {AWAY}"),
         ("GroupMoved", "moved: its offsets moved"),
     ]
-    assert [e.message for e in fleet_view.named(lines[:5])] == [f"f00, f01, f02, f03, f04: {AWAY}"]
+    assert [e.message for e in run_view.errors_with_feeds(feeds[:5])] == [f"f00, f01, f02, f03, f04: {AWAY}"]
 
 
 def test_a_feed_that_was_not_reached_has_not_failed(capfd: pytest.CaptureFixture[str]) -> None:
-    lines = [Line("a", (), "5 records"), Line("b", (GroupMoved("moved"),), ""), Line("c", (NotReached("no"),), "")]
-    Terminal().show(*fleet_view.view(lines, 2.0))
-    said = capfd.readouterr().out
-    assert "✗ GroupMoved" in said
-    assert "! not reached" in said
-    assert "✗ 3 feeds in 2.0 s; 1 failed: b; 1 not reached: c" in said
-    assert (fleet_view.failed(lines), fleet_view.left(lines)) == (["b"], ["c"])
+    feeds = [of_feed("a", None), of_feed("b", GroupMoved("moved")), of_feed("c", NotReached("no"))]
+    Terminal().show(*run_view.feeds_view(feeds, 2.0))
+    out = capfd.readouterr().out
+    assert "✗ GroupMoved" in out
+    assert "! not reached" in out
+    assert "✗ 3 feeds in 2.0 s; 1 failed: b; 1 not reached: c" in out
+    assert (run_view.failed(feeds), run_view.left(feeds)) == (["b"], ["c"])
 
 
 @pytest.mark.parametrize("command", [("run", "--all"), ("run", "orders", "copy"), ("feeds", "check")])

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from sluice.cli.daily import run
+from sluice.cli.daily import run, run_view
 from sluice.cli.inspect import plan
 from sluice.cli.maintain import accept
 from sluice.cli.terminal.output import Terminal
@@ -31,8 +31,10 @@ def test_a_run_inside_another_command_does_not_count_what_came_before_it(
     monkeypatch.setattr(run.process, "age", lambda: 60.0)
     monkeypatch.delitem(sys.modules, "sluice.assets.execution")
     session = Over(Terminal(io.StringIO()), world.project.root, False, world)
-    assert sum(run.execute(session, "orders", CATCH_UP).stages.values()) < 60
-    assert run.execute(session, "orders", CATCH_UP, spent=60.0).stages["start"] == 60
+    (timed,) = run.execute(session, {"orders": CATCH_UP})
+    assert sum(timed.stages.values()) < 60
+    (timed,) = run.execute(session, {"orders": CATCH_UP}, waited=60.0)
+    assert timed.stages["start"] == 60
 
 
 @pytest.fixture
@@ -41,10 +43,10 @@ def once(world: World, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFix
     monkeypatch.setenv("COLUMNS", "140")
 
     def call(request: Request = CATCH_UP) -> tuple[str, dict[str, Any]]:
-        ran = run.Ran("orders", request, world.run(request), {})
+        timed = run_view.TimedRun("orders", request, world.run(request), {})
         capfd.readouterr()
-        Terminal().show(*run.view(ran))
-        return " ".join(capfd.readouterr().out.split()), run.document(ran)
+        Terminal().show(*run_view.view(timed))
+        return " ".join(capfd.readouterr().out.split()), run_view.run_document(timed)
 
     return call
 

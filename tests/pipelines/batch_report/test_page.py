@@ -14,8 +14,8 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from sluice.pipelines.batch_report import column_profiles, markup, store
-from sluice.pipelines.batch_report.batch_facts import BatchAccount, PartitionLag, account, newest
+from sluice.pipelines.batch_report import column_profiles, markup, report_page
+from sluice.pipelines.batch_report.batch_account import BatchAccount, PartitionLag, account, newest
 from sluice.pipelines.contract.suite import parse_contract
 from sluice.pipelines.errors import UsageError
 from sluice.pipelines.feed.sections import LandingSettings
@@ -127,6 +127,10 @@ class Outline(HTMLParser):
         return any(a.get("id") == name for a in self.of("section"))
 
 
+def with_facts(account: BatchAccount, **changes: Any) -> BatchAccount:
+    return replace(account, facts=replace(account.facts, **changes))
+
+
 def parsed(page: bytes) -> Outline:
     """Checks besides what must hold of every report."""
     text = page.decode()
@@ -211,8 +215,8 @@ class Typed:
 
     def page(self, batch: int, behind: Sequence[PartitionLag] | None = None, **more: Any) -> Outline:
         found = self.told(batch, **more)
-        page = store.make(found, self.lake, behind)  # type: ignore[arg-type]
-        assert page == store.make(found, self.lake, behind), "the same batch, the same file"  # type: ignore[arg-type]
+        page = report_page.make(found, self.lake, behind)  # type: ignore[arg-type]
+        assert page == report_page.make(found, self.lake, behind), "the same batch, the same file"  # type: ignore[arg-type]
         return parsed(page)
 
 
@@ -288,7 +292,7 @@ def test_what_brokers_were_asked() -> None:
         7, "b7:9092", 3, 0, 2_000_000, Latency.of(20_000), {"no answer": 1}, throttled=1, throttle_ms=4000
     )
     many = (asked, *(BrokerTraffic(node, EVIL, 1) for node in range(8, 100)))
-    page = parsed(store.make(replace(told, traffic=Traffic(many, {"orders": 12})), feed.lake))  # type: ignore[arg-type]
+    page = parsed(report_page.make(with_facts(told, traffic=Traffic(many, {"orders": 12})), feed.lake))  # type: ignore[arg-type]
     assert page.section("brokers")
     for words in (
         "broker 7 at b7:9092 throttled this client for 4.0 s",
@@ -303,7 +307,7 @@ def test_what_brokers_were_asked() -> None:
 def test_columns_are_drawn() -> None:
     feed = Typed(BETWEEN, NAMES)
     batch = feed.land(rows(90))
-    found = store.columns_to_profile(feed.told(batch))
+    found = report_page.columns_to_profile(feed.told(batch))
     assert found == ["kafka_timestamp", "id", "name"]
     said = feed.page(batch)
     histograms = [a["aria-label"] for a in said.of("svg") if (a.get("aria-label") or "").startswith("Histogram")]
@@ -323,7 +327,7 @@ def test_a_refused_batch_is_read_where_it_is_staged() -> None:
     assert "_sluice/orders/staging/" in said.text
     assert "too much is bad" in feed.page(batch, why="too much is bad\n    the first").text
     told = feed.told(batch)
-    assert store.path_of(told) == f"_sluice/orders/reports/0/{batch}-{told.batch.owner.token}.html"
+    assert report_page.path_of(told) == f"_sluice/orders/reports/0/{batch}-{told.batch.owner.token}.html"
 
 
 def test_a_batch_published_in_part() -> None:
@@ -338,10 +342,10 @@ def test_a_batch_published_in_part() -> None:
 def test_a_field_that_some_slices_have_is_not_missing() -> None:
     feed = Typed()
     told = feed.told(feed.land(rows(5)))
-    (r,) = told.receipts
+    (r,) = told.facts.receipts
     wrong, absent = Drift(DriftKind.WRONG, "qty", 2, 7, "string"), Drift(DriftKind.MISSING, "name", 5, r.slice.start)
     both = replace(r, drift=(wrong, absent)), replace(r, slice=replace(r.slice, partition=1), drift=(wrong,))
-    said = parsed(store.make(replace(told, receipts=both), feed.lake))  # type: ignore[arg-type]
+    said = parsed(report_page.make(with_facts(told, receipts=both), feed.lake))  # type: ignore[arg-type]
     assert "values of another type" in said.text
     assert "a field that no record has" not in said.text
 
@@ -349,7 +353,7 @@ def test_a_field_that_some_slices_have_is_not_missing() -> None:
 def test_receipts_that_say_nothing_sound_are_no_account() -> None:
     feed = Typed()
     unsound = feed.land(rows(3), published=False, mend=lambda r: replace(r, counts=replace(r.counts, landed=9)))
-    assert feed.told(unsound).receipts == ()
+    assert feed.told(unsound).facts.receipts == ()
 
 
 def test_raw_batches_and_merged_ones(tmp_path: Path) -> None:
@@ -359,10 +363,10 @@ def test_raw_batches_and_merged_ones(tmp_path: Path) -> None:
     assert len(world.state().batches) > 1
     for batch in world.state().batches:
         found = account(world.fresh_ledger(), world.lake, batch)  # type: ignore[arg-type]
-        said = parsed(store.make(found, world.lake))  # type: ignore[arg-type]
+        said = parsed(report_page.make(found, world.lake))  # type: ignore[arg-type]
         assert " rows landed" in said.text
         assert "Not known: this report was made without asking Kafka." in said.text
-    assert "not there any more" in parsed(store.make(account(world.ledger, world.lake, 2), world.lake)).text  # type: ignore[arg-type]
+    assert "not there any more" in parsed(report_page.make(account(world.ledger, world.lake, 2), world.lake)).text  # type: ignore[arg-type]
 
 
 def test_batches_that_are_not_there() -> None:
@@ -378,7 +382,7 @@ def test_batches_that_are_not_there() -> None:
 def test_it_is_kept_in_the_lake() -> None:
     feed = Typed()
     batch = feed.land(rows(2))
-    path = store.keep(feed.ledger, feed.lake, batch)  # type: ignore[arg-type]
+    path = report_page.keep(feed.ledger, feed.lake, batch)  # type: ignore[arg-type]
     assert path == f"_sluice/orders/reports/0/{batch}.html"
     parsed(feed.lake.files[path])
 
@@ -509,8 +513,8 @@ def test_feeds_topics_and_columns_are_text() -> None:
     said = feed.page(batch)
     assert "25 columns more are not shown" in said.text
     told = replace(feed.told(batch), feed=EVIL, ledger_id=EVIL)
-    evil = tuple(replace(r, slice=replace(r.slice, topic=EVIL)) for r in told.receipts)
-    parsed(store.make(replace(told, receipts=evil), feed.lake))  # type: ignore[arg-type]
+    evil = tuple(replace(r, slice=replace(r.slice, topic=EVIL)) for r in told.facts.receipts)
+    parsed(report_page.make(with_facts(told, receipts=evil), feed.lake))  # type: ignore[arg-type]
 
 
 @pytest.mark.slow
@@ -520,10 +524,10 @@ def test_whatever_there_is_it_stays_small() -> None:
     ]
     feed = Typed(*checks, columns={**COLUMNS, **{f"c{i}": "int32" for i in range(60)}})
     told = feed.told(feed.land([*rows(300, name="\"'&<>" * 99), *(b'{"c%d": "' % i + b"&" * 5000 for i in range(60))]))
-    receipts = tuple(_elsewhere(told.receipts[0], i) for i in range(1000))
+    receipts = tuple(_elsewhere(told.facts.receipts[0], i) for i in range(1000))
     failures = tuple(SliceFailure(r.slice, "&" * 900, "<" * 900) for r in receipts)
     behind = tuple(PartitionLag(Key(f"{'&' * 200}{i}", i, "x"), i + 1, 5) for i in range(2000))
-    page = store.make(replace(told, receipts=receipts, failures=failures), feed.lake, behind)  # type: ignore[arg-type]
+    page = report_page.make(replace(with_facts(told, receipts=receipts), failures=failures), feed.lake, behind)  # type: ignore[arg-type]
     said = parsed(page)
     assert "Left out: it is too large to be shown." in said.text
     assert "90 rows landed" not in said.text

@@ -30,7 +30,7 @@ from sluice.pipelines.model.kafka import FetchLimits, Isolation, TopicPartition
 from sluice.pipelines.model.plans import Slice, Task
 from sluice.pipelines.model.receipts import Counts, Outcome, PartKind, Receipt, SliceFailure
 from sluice.pipelines.records.rows.row_format import REFUSED, Format, Formatted, RawFormat
-from sluice.pipelines.status.timings import ACTIVITIES
+from sluice.pipelines.status.batch_facts import ACTIVITIES
 from sluice.resources.lake.local_lake import LocalLake
 from sluice.testing.cluster import MemoryFetcher
 from sluice.testing.lake import MemoryLake

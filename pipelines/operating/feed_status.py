@@ -1,8 +1,9 @@
-"""The status of a feed in its ledger, its group and Kafka, for `sluice status` and `sluice metrics`."""
+"""The status of a feed in its ledger, its group and Kafka, as `sluice status` and `sluice metrics` show it."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -12,7 +13,6 @@ from sluice.pipelines.model.receipts import Met
 from sluice.pipelines.status.window_state import WindowStanding
 
 if TYPE_CHECKING:
-    from sluice.cli.app.invocation import OpenPorts
     from sluice.pipelines.feed.feed import Feed
     from sluice.pipelines.ledger import Batch, Ledger, State
     from sluice.pipelines.planning.held_back import HeldBack
@@ -20,12 +20,15 @@ if TYPE_CHECKING:
     from sluice.pipelines.status.outlook import Outlook
 
 
+OpenPorts = Callable[["Feed"], AbstractContextManager["Ports"]]
+
+
 @dataclass(frozen=True, slots=True)
 class PartitionStatus:
-    """One partition: `frontier` None before its first plan, `end` None when Kafka did not answer.
+    """One partition: `frontier` is None before its first plan, `end` None when Kafka did not answer.
 
-    `age` (ms): how old the oldest record is that it owes, None where that is not known. `unstable`: offsets above the
-    last stable offset, which open transactions hold.
+    `age` (ms) is that of the oldest pending record, None if unknown. `unstable` counts the offsets above the last
+    stable offset, which open transactions hold.
     """
 
     key: Key
@@ -38,6 +41,11 @@ class PartitionStatus:
     unstable: int = 0
 
     @property
+    def lag_seconds(self) -> float | None:
+        """The age of the oldest pending record; 0 if none is pending."""
+        return 0.0 if self.lag == 0 else None if self.age is None else self.age / 1000
+
+    @property
     def lag(self) -> int | None:
         """Stable offsets above the frontier."""
         return None if self.end is None or self.frontier is None else max(0, self.end - self.frontier)
@@ -45,12 +53,12 @@ class PartitionStatus:
 
 @dataclass(frozen=True, slots=True)
 class FeedStatus:
-    """One feed; `error` says why Kafka's side is missing or refused, and then there is no `outlook`.
+    """One feed. `error` is the reason why Kafka's side is missing or refused; then there is no `outlook`.
 
-    Its newest windows last `length` ms each. `losses`: what is owed and gone from Kafka, by partition; `held`: what
-    open transactions hold back; `met`: how the runs of the live batches stand; `heartbeats`: by live batch, how long
-    ago (ms) its owner was heard of; `refused`: by live batch whose run is dead, why it was not published;
-    `start_not_used`: why the first run will not begin as `start` says.
+    Its newest windows last `length` ms each. `losses` are pending offsets that are gone from Kafka, `held` are offsets
+    that open transactions hold back. By live batch, `met` has the state of its run, `heartbeats` the time (ms) since its
+    owner's last sign, and `refused` the reason why a dead run did not publish it. `start_not_used` is the reason why
+    the first run will not begin as `start` says.
     """
 
     feed: str
@@ -79,24 +87,24 @@ class FeedStatus:
         return sum(max(0, p.frontier - (p.committed or p.origin or 0)) for p in self.partitions if p.frontier)
 
 
-def look_if_possible(open_ports: OpenPorts, feed: Feed, last: int) -> FeedStatus:
-    """As `look`. If this feed cannot be inspected (a missing extra, for example), only its own status has the error."""
+def try_read_status(open_ports: OpenPorts, feed: Feed, last: int) -> FeedStatus:
+    """As `read_status`, but an error that keeps it from the feed (a missing extra) is the status's, and not raised."""
     try:
-        return look(open_ports, feed, last)
-    except SluiceError as stopped:
-        return FeedStatus(feed.name, (), (), None, stopped, feed.window.length, ())
+        return read_status(open_ports, feed, last)
+    except SluiceError as error:
+        return FeedStatus(feed.name, (), (), None, error, feed.window.length, ())
 
 
-def look(open_ports: OpenPorts, feed: Feed, last: int) -> FeedStatus:
-    """The feed's status. If Kafka does not answer, the ledger's part alone; Kafka's error is kept, not raised."""
+def read_status(open_ports: OpenPorts, feed: Feed, last: int) -> FeedStatus:
+    """Returns the feed's status with its `last` windows. An error of Kafka is part of it, and not raised."""
     from sluice.pipelines.ledger import Ledger
 
     with open_ports(feed) as edges:
-        return look_through(edges, feed, Ledger(edges.lake, feed.name, edges.clock), last)
+        return read_status_through(edges, feed, Ledger(edges.lake, feed.name, edges.clock), last)
 
 
-def look_through(edges: Ports, feed: Feed, ledger: Ledger, last: int) -> FeedStatus:
-    """As `look`, through edges that are open."""
+def read_status_through(edges: Ports, feed: Feed, ledger: Ledger, last: int) -> FeedStatus:
+    """As `read_status`, through open ports."""
     from sluice.pipelines.batch.survey import start_not_used, survey
     from sluice.pipelines.ledger import State
     from sluice.pipelines.planning.held_back import unstable_partitions
@@ -116,14 +124,14 @@ def look_through(edges: Ports, feed: Feed, ledger: Ledger, last: int) -> FeedSta
         waiting = [p.tp for p in unstable_partitions(result.partitions.values())]
         reading.holders = edges.cluster.open_transactions(waiting) if waiting else {}
         reading.outlook = look_ahead(feed, ledger, result.state, edges.cluster, result.partitions, edges.clock())
-    except SluiceError as stopped:
-        reading.error = stopped
+    except SluiceError as error:
+        reading.error = error
     return _status(feed, edges, ledger, reading, last)
 
 
 @dataclass(slots=True)
 class _FeedReading:
-    """The findings about a feed, as far as the look got."""
+    """The values of a feed that were read before an error."""
 
     state: State
     committed: Mapping[Key, int] = field(default_factory=dict)
@@ -171,8 +179,8 @@ def _refused_batches(
 
     try:
         return refusals_of_staged(feed, ledger, reading.state, edges.lake, {b.id for b in dead})
-    except SluiceError as stopped:
-        reading.error = reading.error or stopped
+    except SluiceError as error:
+        reading.error = reading.error or error
         return {}
 
 
@@ -190,7 +198,7 @@ def _windows(
 
 
 def _losses(feed: Feed, outlook: Outlook | None) -> tuple[SluiceError, ...]:
-    """Owed offsets that are gone, for which a run would refuse."""
+    """Returns the errors of pending offsets that are gone: a run would refuse them."""
     from sluice.pipelines.planning.origins import out_of_range
 
     lost = outlook.lost if outlook else ()

@@ -7,7 +7,7 @@ from dataclasses import replace
 from sluice.pipelines.model.kafka import Isolation
 from sluice.pipelines.model.plans import Plan, Request, RequestKind, Slice, Task
 from sluice.pipelines.model.receipts import Counts, Receipt
-from sluice.pipelines.status.timings import ACTIVITIES, Spent, by_task, sum_times
+from sluice.pipelines.status.batch_facts import ACTIVITIES, WorkTime, by_task, sum_times
 
 SLICES = tuple(Slice("orders", p, "id", 0, 100) for p in range(3))
 PLAN = Plan(
@@ -46,4 +46,4 @@ def test_each_task_has_the_time_of_its_own_slices() -> None:
 
 
 def test_no_records_cost_nothing_each() -> None:
-    assert Spent({"wait": 5}).per_record(5) == 0
+    assert WorkTime({"wait": 5}).per_record(5) == 0

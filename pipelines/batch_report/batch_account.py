@@ -8,24 +8,21 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from itertools import islice
 
-from sluice.pipelines.contract.expectation import Contract
-from sluice.pipelines.contract.results import ExpectationOutcome, Result, contract_results
 from sluice.pipelines.errors import UsageError
 from sluice.pipelines.ledger import Batch, BatchStatus, Ledger, State
 from sluice.pipelines.ledger.batches import oldest_first
 from sluice.pipelines.model.kafka import Key
 from sluice.pipelines.model.plans import Plan
-from sluice.pipelines.model.receipts import Counts, Part, PartKind, Receipt, SliceFailure, count_files
-from sluice.pipelines.model.traffic import NO_TRAFFIC, Traffic
+from sluice.pipelines.model.receipts import Receipt, SliceFailure
+from sluice.pipelines.model.traffic import NO_TRAFFIC
 from sluice.pipelines.planning.shapes import shape_named
 from sluice.pipelines.ports import Lake
 from sluice.pipelines.quarantine.held import receipts_in_staging
 from sluice.pipelines.records.shape import RAW, Shape
+from sluice.pipelines.status.batch_facts import BatchFacts
 from sluice.pipelines.status.outlook import Outlook
-from sluice.pipelines.status.timings import sum_times
 from sluice.pipelines.util.parallel import each
 from sluice.pipelines.validation.volume import earlier_rows
 from sluice.pipelines.validation.whole import hold_whole
@@ -68,51 +65,15 @@ class BatchAccount:
     batch: Batch
     plan: Plan
     at: int | None
-    receipts: tuple[Receipt, ...]
+    facts: BatchFacts
     failures: tuple[SliceFailure, ...]
-    results: tuple[Result, ...]
-    contract: Contract | None
     types: dict[str, str]
     past: tuple[Past, ...]
     why: str = ""
-    traffic: Traffic = NO_TRAFFIC
 
     @property
     def published(self) -> bool:
         return self.batch.status is BatchStatus.PUBLISHED
-
-    @cached_property
-    def counts(self) -> Counts:
-        return sum((r.counts for r in self.receipts), Counts())
-
-    @cached_property
-    def outcomes(self) -> list[ExpectationOutcome]:
-        """The result of each expectation that is decided."""
-        return contract_results(self.contract, self.receipts, self.results) if self.contract else []
-
-    def parts(self, kind: PartKind) -> list[tuple[Receipt, Part]]:
-        """The batch's files of a kind, in log order."""
-        ordered = sorted(self.receipts, key=lambda r: (r.slice.key, r.slice.start))
-        return [(r, p) for r in ordered for p in r.of(kind)]
-
-    @cached_property
-    def bytes(self) -> int:
-        return sum(p.bytes for r in self.receipts for p in r.parts)
-
-    @cached_property
-    def files(self) -> int:
-        return count_files(self.receipts)
-
-    @property
-    def took(self) -> int | None:
-        """Milliseconds from the plan to its publish entry."""
-        return None if self.at is None else max(self.at - self.batch.planned_at, 1)
-
-    @cached_property
-    def timings(self) -> dict[str, int]:
-        """Nanoseconds of all tasks by activity, longest first, without adopted slices."""
-        ns = sum_times(self.receipts).ns
-        return dict(sorted(((a, n) for a, n in ns.items() if n), key=lambda item: (-item[1], item[0])))
 
 
 def account(
@@ -136,14 +97,17 @@ def account(
         batch=batch,
         plan=plan,
         at=entry.at if entry else None,
-        receipts=receipts,
+        facts=BatchFacts(
+            receipts,
+            entry.traffic if entry else NO_TRAFFIC,
+            shape.contract,
+            results,
+            max(entry.at - batch.planned_at, 1) if entry else 0,
+        ),
         failures=entry.failures if entry else tuple(failures),
-        results=results,
-        contract=shape.contract,
         types=shape.columns.texts() if shape.columns else {},
         past=(*_before(ledger, state, batch), _past(batch, entry.at if entry else None, receipts)),
         why=why,
-        traffic=entry.traffic if entry else NO_TRAFFIC,
     )
 
 
@@ -182,7 +146,7 @@ def _before(ledger: Ledger, state: State, batch: Batch) -> Sequence[Past]:
 
 
 def _past(batch: Batch, at: int | None, receipts: Sequence[Receipt]) -> Past:
-    counts = sum((r.counts for r in receipts), Counts())
+    counts = BatchFacts(receipts).counts
     return Past(batch.id, at, counts.landed, counts.quarantined)
 
 

@@ -1,0 +1,477 @@
+"""The view and the JSON document of `sluice run`. The view shows less of each run, the more runs there are.
+
+One run is shown with its partitions, several runs of a feed have a line each, and several feeds a row each.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from copy import copy
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+from rich.console import RenderableType
+from rich.text import Text
+
+from sluice.cli.options import window_options
+from sluice.cli.shared import other_batches, run_profile
+from sluice.cli.shared import outlook_text as outlooks
+from sluice.cli.terminal.number_format import count, format_percent, rate, seconds, size
+from sluice.cli.terminal.output import bad, facts, good, heading, limit_rows, remedy, table, warn
+from sluice.cli.terminal.partition_labels import label_partitions
+from sluice.pipelines.contract.catalogue import text
+from sluice.pipelines.contract.expectation import Contract
+from sluice.pipelines.errors import NotReached, SluiceError, UsageError, WindowIncomplete
+from sluice.pipelines.model.kafka import Key
+from sluice.pipelines.model.plans import Request, RequestKind
+from sluice.pipelines.model.ranges import Range
+from sluice.pipelines.model.receipts import DriftKind, Met
+from sluice.pipelines.status.batch_facts import BatchFacts
+from sluice.pipelines.util.documents import document_of
+from sluice.pipelines.util.units import many
+from sluice.pipelines.validation.drift import describe_drift
+
+if TYPE_CHECKING:
+    from sluice.pipelines.batch.result import BatchResult, Landed
+    from sluice.pipelines.committing.commit import CommitResult, Moved
+    from sluice.pipelines.planning.windows import OpenWindows
+    from sluice.pipelines.status.window_state import WindowStanding
+    from sluice.running import RunResult
+
+_FEEDS_SHOWN = 4
+"""Maximum number of feeds that an error of several names."""
+_BATCHES_SHOWN = 3
+"""Maximum number of batches with a table each; more have one together."""
+_FIELDS_SHOWN = 5
+_EXPECTATIONS_SHOWN = 10
+
+
+@dataclass(frozen=True)
+class TimedRun:
+    """One run of a feed. `stages` are seconds, in order.
+
+    `contract` is the contract that its rows were checked against; `met` are batches of other runs; `window` is the
+    state of the requested window after the run.
+    """
+
+    feed: str
+    request: Request
+    result: RunResult
+    stages: Mapping[str, float]
+    contract: Contract | None = None
+    met: tuple[Met, ...] = ()
+    window: WindowStanding | None = None
+
+    @property
+    def batches(self) -> tuple[BatchResult, ...]:
+        return self.result.batches
+
+    @cached_property
+    def facts(self) -> BatchFacts:
+        return run_profile.facts_of(self.batches, self.contract)
+
+    @property
+    def is_cut(self) -> bool:
+        """Whether only the feed's limits ended the run, and another one would land more."""
+        landed, error = self.result.landed, self.result.error
+        if landed is None or self.request.kind is RequestKind.CATCH_UP or landed.stopped:
+            return False
+        published = any(b.number is not None for b in landed.batches)
+        return landed.left > 0 and published and (error is None or isinstance(error, WindowIncomplete))
+
+
+@dataclass
+class FeedRuns:
+    """A feed of the command: its requests, and the runs so far. `error` keeps it from running.
+
+    `open_windows` are requested windows whose grace period has not ended.
+    """
+
+    name: str
+    requests: Sequence[Request] = ()
+    open_windows: OpenWindows | None = None
+    error: SluiceError | None = None
+    runs: list[TimedRun] = field(default_factory=list)
+
+    @property
+    def errors(self) -> list[SluiceError]:
+        """The error of each request, by its last run."""
+        last = [r.result.error for r in self.runs if not r.is_cut]
+        return [e for e in (self.error, *last) if e is not None]
+
+    @property
+    def is_left(self) -> bool:
+        """Whether the feed was not reached, and nothing else is wrong with it."""
+        return bool(self.errors) and all(isinstance(e, NotReached) for e in self.errors)
+
+    @property
+    def has_wrong_request(self) -> bool:
+        return bool(self.runs) and isinstance(self.runs[-1].result.error, UsageError)
+
+
+# -- one run
+
+
+def view(run: TimedRun) -> list[RenderableType]:
+    landed, committed = run.result.landed, run.result.committed
+    out: list[RenderableType] = [heading(f"Run of {run.feed}", str(run.request)), *other_batches.view(run.met)]
+    groups = [[b] for b in run.batches] if len(run.batches) <= _BATCHES_SHOWN else [run.batches]
+    out += [_partition_table(run_profile.facts_of(batches)) for batches in groups]
+    if landed is not None:
+        out += _notices(run, landed)
+        if not run.batches and not landed.refusals:
+            out.append(good("nothing that is stable is owed" if landed.held else "nothing is owed"))
+        out += [line for held_back in landed.held for line in outlooks.held_back(held_back).lines()]
+    if run.batches:
+        out.append(facts(*_summary(run)))
+    elif committed is not None and str(committed.status) == "committed":
+        out.append(facts(*_commit_facts(committed)))
+    if committed is not None:
+        out += [warn(_describe_move(m)) for m in committed.put_by_others]
+    out += _shortfalls(run)
+    return [*out, window_options.verdict(run.window)] if run.window else out
+
+
+def _partition_table(batches: BatchFacts) -> RenderableType:
+    partitions = sorted(batches.group(lambda r: r.slice.key).items())
+    labels = label_partitions(key for key, _ in partitions)
+    columns = {
+        "partition": [labels[key] for key, _ in partitions],
+        "range": [" ".join(map(str, p.ranges)) for _, p in partitions],
+        "landed": [count(p.counts.landed) for _, p in partitions],
+        "invisible": [count(p.counts.invisible) for _, p in partitions],
+        "quarantined": [count(p.counts.quarantined) for _, p in partitions],
+        "files": [str(p.part_count) for _, p in partitions],
+        "size": [size(p.bytes) for _, p in partitions],
+    }
+    if not batches.counts.quarantined:
+        del columns["quarantined"]
+    rows = limit_rows(list(zip(*columns.values(), strict=True)))
+    return table(list(columns), rows, right="landed invisible quarantined files size")
+
+
+def _notices(run: TimedRun, landed: Landed) -> list[RenderableType]:
+    from sluice.pipelines.batch.result import by_message, first_of
+
+    alike = by_message(landed.failures).items()
+    return [
+        *([warn(landed.start_not_used)] if landed.start_not_used else []),
+        *(bad(f"{first_of(of)} stay{'' if of[1:] else 's'} owed: {message}") for message, of in alike),
+        *_losses(landed),
+        *(
+            warn(
+                f"{s.key} {s.range} is skipped; to land it after all: sluice run {run.feed}"
+                f" --offsets {s.key}:{s.range.start}-{s.range.end}"
+            )
+            for s in landed.skipped
+        ),
+        *(bad(refusal.error.message) for refusal in landed.refusals),
+        *map(warn, (*_describe_drifts(run.facts), *_describe_breaches(run.facts), *run.facts.broker_notes)),
+        *([warn(landed.overridden)] if landed.overridden else []),
+    ]
+
+
+def _losses(landed: Landed, where: str = "") -> list[Text]:
+    return [warn(f"{where}{loss.key} {loss.range} is lost and accepted as such") for loss in landed.losses]
+
+
+def _describe_drifts(run: BatchFacts) -> Iterator[str]:
+    """A line for each field that differs from the schema."""
+    drifts = [d for d in run.drift if d.kind is not DriftKind.MISSING]
+    yield from map(describe_drift, drifts[:_FIELDS_SHOWN])
+    if more := drifts[_FIELDS_SHOWN:]:
+        yield f"and {many(len(more), 'further field')} that differ from the schema"
+
+
+def _describe_breaches(run: BatchFacts) -> Iterator[str]:
+    """A line for each expectation of the contract that was not met."""
+    broken = [o for o in run.outcomes if not o.passed]
+    for o in broken[:_EXPECTATIONS_SHOWN]:
+        result = f"broken by {count(o.unexpected)} of {many(o.checked, 'row')}" if o.checked else f"is {o.observed}"
+        follows = "in quarantine" if o.quarantines else str(o.severity)
+        first = f", the first at {o.first[0]}" if o.first else ""
+        yield f"{text(o.expectation)}: {result}{first} ({follows})"
+    if more := broken[_EXPECTATIONS_SHOWN:]:
+        yield f"and {many(len(more), 'further expectation')} that did not hold"
+
+
+def _summary(run: TimedRun) -> Iterator[tuple[str, str]]:
+    speed = rate(run.facts.counts.total, run.stages.get("land", 0.0), "offsets")
+    yield "landed", f"{_describe_amount(run.facts)} ({speed})"
+    if run.facts.counts.quarantined:
+        yield "quarantined", _describe_quarantine(run.feed, run.facts)
+    if adopted := _describe_adopted(run):
+        yield "adopted", adopted
+    published = [b for b in run.batches if b.number is not None]
+    if replaced := sum(len(b.plan.replaces) for b in published):
+        yield "replaced", many(replaced, "file")
+    yield "published", _describe_batches([b.batch for b in published])
+    if run.result.committed is not None:
+        yield from _commit_facts(run.result.committed)
+    stages = ", ".join(f"{name} {spent:.1f}" for name, spent in run.stages.items() if spent >= 0.05)
+    yield "took", f"{seconds(sum(run.stages.values()))} ({stages})"
+    yield "Dagster run", run.result.run_id
+
+
+def _describe_amount(run: BatchFacts) -> str:
+    return f"{many(run.counts.landed, 'record')} in {many(run.files, 'file')}, {size(run.bytes)}"
+
+
+def _describe_quarantine(feed: str, run: BatchFacts) -> str:
+    """The quarantined records, and the command that shows them."""
+    share = format_percent(run.quarantined_share)
+    return f"{many(run.counts.quarantined, 'record')} ({share}): sluice quarantine list {feed}"
+
+
+def _describe_adopted(run: TimedRun) -> str:
+    """The slices that were not read again; empty if there are none."""
+    plans, adopted = [b.plan for b in run.batches], run.facts.adopted
+    slices = f"{len(adopted)} of {many(sum(len(p.slices) for p in plans), 'slice')}"
+    offsets = f"{sum(r.slice.span for r in adopted):,} of {sum(p.span for p in plans):,} offsets"
+    return f"{slices} adopted: {offsets} were not read again" if adopted else ""
+
+
+def _describe_batches(batches: Sequence[int]) -> str:
+    if len(batches) > _BATCHES_SHOWN:
+        return f"{many(len(batches), 'batch', 'batches')}, from {batches[0]} to {batches[-1]}"
+    return ", ".join(f"batch {b}" for b in batches) or "nothing"
+
+
+def _commit_facts(commit: CommitResult) -> Iterator[tuple[str, str]]:
+    yield "committed", _describe_commit(commit)
+    if commit.left_out:
+        partitions = ", ".join(map(str, commit.left_out[:6])) + (" …" if len(commit.left_out) > 6 else "")
+        yield "not committed", f"{partitions}: the log is another one by now"
+    if commit.waiting:
+        partitions = ", ".join(f"{m.key} stays at {count(m.before or 0)}" for m in commit.waiting[:6])
+        more = " …" if len(commit.waiting) > 6 else ""
+        yield (
+            "not committed",
+            f"{partitions}{more}: entries that the ledger lost put it there; landing reaches it again",
+        )
+    if commit.letters:
+        yield "dead letters", f"{count(commit.letters)} to {commit.letters_to}"
+
+
+def _describe_commit(commit: CommitResult) -> str:
+    moved = [m for m in commit.offsets if m.before != m.after]
+    if str(commit.status) == "disabled":
+        return "not to Kafka (commit: none): the ledger alone says how far the feed is"
+    if str(commit.status) == "unchanged" or not moved:
+        return "the frontier, as before"
+    ends = ", ".join(f"{m.key} → {count(m.after)}" for m in moved[:6])
+    return ends + (f" … {len(moved) - 6} more" if len(moved) > 6 else "")
+
+
+def _describe_move(m: Moved) -> str:
+    expected = "none" if m.before is None else count(m.before)
+    return (
+        f"{m.key}: somebody moved the group's committed offset to {count(m.after)}, ahead of what had landed then (the"
+        f" ledger expects {expected}); landing has reached it by now. Nothing is passed over, and the next commit goes"
+        " on from there; who moved it may do so again"
+    )
+
+
+def _shortfalls(run: TimedRun, where: str = "") -> list[RenderableType]:
+    """Why landed rows are not committed, if the run's error is another one; why the table is not up to date."""
+    uncommitted, behind = run.result.uncommitted, run.result.table
+    out: list[RenderableType] = []
+    if uncommitted:
+        out += [bad(f"{where}what landed is not committed: {uncommitted.message}"), remedy(uncommitted)]
+    if behind:
+        out += [warn(f"{where}the table is not up to date: {behind.message}"), remedy(behind)]
+    return out
+
+
+# -- several runs of a feed
+
+
+def line(run: TimedRun) -> list[RenderableType]:
+    """The window's state, and the landed rows of this run."""
+    status = good(str(run.request)) if run.result.error is None else bad(str(run.request))
+    if run.window:
+        status = window_options.verdict(run.window)
+    status.append(f"  {_describe_landed(run)}, {seconds(sum(run.stages.values()))}", style="dim")
+    return [*other_batches.view(run.met), status, *_shortfalls(run)]
+
+
+def _describe_landed(run: TimedRun) -> str:
+    landed = _describe_amount(run.facts) if run.batches else "nothing landed"
+    if adopted := _describe_adopted(run):
+        landed += f" ({adopted})"
+    if quarantined := run.facts.counts.quarantined:
+        landed += f", {count(quarantined)} in quarantine"
+    return landed
+
+
+def remaining(run: TimedRun, number: int, requests: int, took: float) -> list[RenderableType]:
+    """Describes what is left after a run for the request with this number (from 1), and an estimate of the time."""
+    if run.is_cut and run.result.landed:
+        pending, offsets = run.result.landed.left, run.facts.counts.total
+        eta = seconds(pending / offsets * sum(run.stages.values())) if offsets else "an unknown time"
+        return [Text(f"  the limits end a run here: {many(pending, 'offset')} are left, about {eta}", style="dim")]
+    if number < requests:
+        eta = seconds(took / number * (requests - number))
+        return [Text(f"  {number} of {requests}, the rest in about {eta}", style="dim")]
+    return []
+
+
+def totals(feed: FeedRuns) -> RenderableType:
+    """The sum of several runs."""
+    total = BatchFacts([r for run in feed.runs for r in run.facts.receipts])
+    lines = [("landed", _describe_sum(feed.runs))]
+    if total.counts.quarantined:
+        lines.append(("quarantined", _describe_quarantine(feed.name, total)))
+    return facts(*lines)
+
+
+def _describe_sum(runs: Sequence[TimedRun]) -> str:
+    return f"{many(sum(r.facts.counts.landed for r in runs), 'record')} in {many(len(runs), 'run')}"
+
+
+# -- several feeds
+
+
+def feeds_view(feeds: Sequence[FeedRuns], took: float) -> list[RenderableType]:
+    rows = [(f.name, _outcome(f), _describe_feed(f)) for f in feeds]
+    total = f"{many(len(feeds), 'feed')} in {seconds(took)}"
+    wrong = [(failed(feeds), "failed"), (left(feeds), "not reached")]
+    parts = [f"{len(names)} {what}: {', '.join(names)}" for names, what in wrong if names]
+    end = bad("; ".join([total, *parts])) if parts else good(total)
+    notices = [notice for f in feeds for notice in _feed_notices(f)]
+    return [heading("Run of many feeds"), table(("feed", "outcome", "landed"), rows, optional="landed"), *notices, end]
+
+
+def _outcome(feed: FeedRuns) -> Text:
+    if feed.is_left:
+        return warn("not reached")
+    if feed.errors:
+        return bad(", ".join(dict.fromkeys(type(e).__name__ for e in feed.errors)))
+    if feed.runs[-1].result.table:
+        return warn("done, its table is not up to date")
+    landed = feed.runs[-1].result.landed
+    return warn("done, some is held back") if landed and landed.held else good("done")
+
+
+def _describe_feed(feed: FeedRuns) -> str:
+    if len(feed.runs) == 1:
+        return _describe_landed(feed.runs[0])
+    return _describe_sum(feed.runs) if feed.runs else ""
+
+
+def _feed_notices(feed: FeedRuns) -> list[RenderableType]:
+    where, landed = f"{feed.name}: ", [r.result.landed for r in feed.runs if r.result.landed]
+    held_back = landed[-1].held if landed else ()
+    out: list[RenderableType] = [line for h in held_back for line in outlooks.held_back(h).lines(where=where)]
+    out += [loss for of_run in landed for loss in _losses(of_run, where)]
+    return out + (_shortfalls(feed.runs[-1], where) if feed.runs else [])
+
+
+def failed(feeds: Sequence[FeedRuns]) -> list[str]:
+    return [f.name for f in feeds if f.errors and not f.is_left]
+
+
+def left(feeds: Sequence[FeedRuns]) -> list[str]:
+    return [f.name for f in feeds if f.is_left]
+
+
+def errors_with_feeds(feeds: Sequence[FeedRuns]) -> Iterator[SluiceError]:
+    """Returns each error once, with the feeds that have it in front of its message."""
+    alike = dict[tuple[str, str, str], tuple[SluiceError, dict[str, None]]]()
+    for feed in feeds:
+        for error in feed.errors:
+            key = type(error).__name__, error.message, error.remedy
+            alike.setdefault(key, (error, {}))[1][feed.name] = None
+    for error, names in alike.values():
+        ordered, more = list(names), len(names) - _FEEDS_SHOWN
+        text = ", ".join(ordered) if more <= 1 else f"{', '.join(ordered[:_FEEDS_SHOWN])} and {more} more"
+        error = copy(error)
+        error.message = f"{text}: {error.message}"
+        yield error
+
+
+# -- for programs
+
+
+def document(
+    feeds: Sequence[FeedRuns], took: float, broken: Sequence[SluiceError], *, profile: bool = False
+) -> dict[str, Any]:
+    """The document of the command. `broken` are errors of other feeds' files."""
+    return {
+        "feeds": [
+            {"feed": f.name, "runs": [run_document(r, profile=profile) for r in f.runs]}
+            | window_options.open_windows_document(f.open_windows)
+            | (f.error.fields() if f.error else {})
+            for f in feeds
+        ],
+        "failed": failed(feeds),
+        "left": left(feeds),
+        "broken": [e.fields() for e in broken],
+        "took": round(took, 3),
+    }
+
+
+def run_document(run: TimedRun, *, profile: bool = False) -> dict[str, Any]:
+    landed, committed, error = run.result.landed, run.result.committed, run.result.error
+    return {
+        "request": str(run.request),
+        **({"window": window_options.build_document(run.window)} if run.window else {}),
+        "run": run.result.run_id,
+        "seconds": {name: round(spent, 3) for name, spent in run.stages.items()},
+        "batches": [_batch_document(b) for b in run.batches],
+        "other_batches": other_batches.document(run.met),
+        "drift": [document_of(d) for d in run.facts.drift],
+        "contract": [
+            {"expectation": text(o.expectation)} | document_of(o, "severity passed observed checked unexpected first")
+            for o in run.facts.outcomes
+        ],
+        "brokers_noted": run.facts.broker_notes,
+        "refusals": [r.error.fields() for r in landed.refusals] if landed else [],
+        "losses": [_range(loss.key, loss.range) for loss in landed.losses] if landed else [],
+        "skipped": [_range(passed.key, passed.range) for passed in landed.skipped] if landed else [],
+        "held_back": [h.document() for h in landed.held] if landed else [],
+        "left": landed.left if landed else 0,
+        "start_not_used": landed.start_not_used if landed else "",
+        "frontiers": [_partition(k) | {"offset": o} for k, o in sorted(landed.frontiers.items())] if landed else [],
+        "committed": _commit_document(committed) if committed else None,
+        "uncommitted": run.result.uncommitted.fields() if run.result.uncommitted else None,
+        "table": run.result.table.fields() if run.result.table else None,
+        **(error.fields() if error else {}),
+        **({"profile": run_profile.document(run.batches)} if profile else {}),
+    }
+
+
+def _batch_document(batch: BatchResult) -> dict[str, Any]:
+    partitions = sorted(BatchFacts(batch.receipts).group(lambda r: r.slice.key).items())
+    failures = "topic=slice.topic partition=slice.partition start=slice.start end=slice.end error message remedy"
+    return {
+        **document_of(batch, "batch published=number plan=plan.hash"),
+        "request": str(batch.plan.request),
+        "adopted_slices": batch.adopted,
+        "replaced_files": len(batch.plan.replaces) if batch.number is not None else 0,
+        "bytes": batch.bytes,
+        **document_of(batch.counts),
+        "partitions": [
+            _partition(key) | document_of(p, "ranges files=part_count bytes") | document_of(p.counts)
+            for key, p in partitions
+        ],
+        "failures": [document_of(f, failures) for f in batch.failures],
+    }
+
+
+def _commit_document(commit: CommitResult) -> dict[str, Any]:
+    return document_of(commit, "status mark letters") | {
+        "letters_to": commit.letters_to or None,
+        "offsets": [_partition(m.key) | {"before": m.before, "after": m.after} for m in commit.offsets],
+        "left_out": [_partition(k) for k in commit.left_out],
+        "put_by_others": [_partition(m.key) | {"expected": m.before, "offset": m.after} for m in commit.put_by_others],
+    }
+
+
+def _partition(key: Key) -> dict[str, Any]:
+    return document_of(key, "topic partition")
+
+
+def _range(key: Key, r: Range) -> dict[str, Any]:
+    return _partition(key) | {"start": r.start, "end": r.end}

@@ -1,0 +1,168 @@
+"""The facts of a batch, or of several: sums over its receipts, its traffic, and the results of its contract.
+
+The terminal, Dagster's metadata, metrics and the batch report show these values and compute none of their own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import TypeVar
+
+from sluice.pipelines.contract.expectation import Contract
+from sluice.pipelines.contract.results import ExpectationOutcome, Result, contract_results
+from sluice.pipelines.model.plans import Plan, Task
+from sluice.pipelines.model.ranges import Range, union
+from sluice.pipelines.model.receipts import Counts, Drift, Part, PartKind, Receipt, count_files
+from sluice.pipelines.model.traffic import NO_TRAFFIC, BrokerTraffic, Traffic, all_brokers
+from sluice.pipelines.status.broker_traffic import TopicTraffic, by_topic, notable
+from sluice.pipelines.validation.drift import drift_of
+
+K = TypeVar("K")
+
+ACTIVITIES = {
+    "wait": "waiting for Kafka",
+    "crc": "checksums",
+    "decompress": "decompressing",
+    "decode": "decoding records",
+    "type": "typing JSON",
+    "validate": "the contract",
+    "encode": "encoding Parquet",
+    "write": "writing to the lake",
+}
+"""A task's activities, in order: the name in receipts, and a description."""
+
+
+@dataclass(frozen=True, slots=True)
+class WorkTime:
+    """Thread time in nanoseconds by activity, and the work done in it. `records` counts the visible ones."""
+
+    ns: dict[str, int] = field(default_factory=dict)
+    records: int = 0
+    input_bytes: int = 0
+    slices: int = 0
+
+    @property
+    def total(self) -> int:
+        return sum(self.ns.values())
+
+    def __add__(self, other: WorkTime) -> WorkTime:
+        ns = {a: self.ns.get(a, 0) + other.ns.get(a, 0) for a in (self.ns | other.ns)}
+        amounts = (self.records + other.records, self.input_bytes + other.input_bytes, self.slices + other.slices)
+        return WorkTime(ns, *amounts)
+
+    def per_record(self, ns: int) -> float:
+        """`ns` for each record; 0 without records."""
+        return ns / self.records if self.records else 0.0
+
+
+@dataclass(frozen=True)
+class BatchFacts:
+    """The facts of these receipts. `took` is the time from the plan to the publish entry (ms), 0 if unknown."""
+
+    receipts: Sequence[Receipt]
+    traffic: Traffic = NO_TRAFFIC
+    contract: Contract | None = None
+    results: Sequence[Result] = ()
+    took: int = 0
+
+    @cached_property
+    def counts(self) -> Counts:
+        return sum((r.counts for r in self.receipts), Counts())
+
+    @property
+    def quarantined_share(self) -> float:
+        """The share of quarantined records among the landed and quarantined ones."""
+        fitting = self.counts.landed + self.counts.quarantined
+        return self.counts.quarantined / fitting if fitting else 0.0
+
+    @cached_property
+    def bytes(self) -> int:
+        return sum(p.bytes for r in self.receipts for p in r.parts)
+
+    @cached_property
+    def input_bytes(self) -> int:
+        return sum(r.input_bytes for r in self.receipts)
+
+    @cached_property
+    def files(self) -> int:
+        return count_files(self.receipts)
+
+    @property
+    def part_count(self) -> int:
+        """The number of parts: a file that slices share counts for each."""
+        return sum(len(r.parts) for r in self.receipts)
+
+    @cached_property
+    def adopted(self) -> tuple[Receipt, ...]:
+        """The receipts of slices that an earlier attempt had finished."""
+        return tuple(r for r in self.receipts if r.adopted)
+
+    @cached_property
+    def ordered(self) -> list[Receipt]:
+        """The receipts in log order."""
+        return sorted(self.receipts, key=lambda r: (r.slice.key, r.slice.start))
+
+    @property
+    def ranges(self) -> tuple[Range, ...]:
+        """The offset ranges, joined. For receipts of one partition."""
+        return union(r.slice.range for r in self.receipts)
+
+    def group(self, key: Callable[[Receipt], K]) -> dict[K, BatchFacts]:
+        """Returns the facts of the receipts with the same key, in the order of the keys' first receipts."""
+        groups: dict[K, list[Receipt]] = {}
+        for r in self.receipts:
+            groups.setdefault(key(r), []).append(r)
+        return {k: BatchFacts(receipts) for k, receipts in groups.items()}
+
+    def parts(self, kind: PartKind) -> list[tuple[Receipt, Part]]:
+        """The files of a kind, in log order."""
+        return [(r, p) for r in self.ordered for p in r.of(kind)]
+
+    def per_second(self, amount: int) -> float:
+        """Returns the amount for each second from plan to publish; 0 if the time is unknown."""
+        return amount * 1000 / self.took if self.took else 0.0
+
+    @cached_property
+    def task_time(self) -> WorkTime:
+        return sum_times(self.receipts)
+
+    @cached_property
+    def topics(self) -> tuple[TopicTraffic, ...]:
+        """The reads of each topic, by name."""
+        return by_topic(self.receipts, self.traffic)
+
+    @property
+    def all_brokers(self) -> BrokerTraffic:
+        """The traffic of all brokers together."""
+        return all_brokers(self.traffic.brokers)
+
+    @cached_property
+    def broker_notes(self) -> list[str]:
+        """The notable traffic, a sentence each with a remedy; mostly none."""
+        return notable(self.traffic.brokers)
+
+    @cached_property
+    def drift(self) -> tuple[Drift, ...]:
+        return drift_of(self.receipts)
+
+    @cached_property
+    def outcomes(self) -> list[ExpectationOutcome]:
+        """The result of each expectation that is decided."""
+        return contract_results(self.contract, self.receipts, self.results) if self.contract else []
+
+
+def sum_times(receipts: Iterable[Receipt]) -> WorkTime:
+    """The sum of these receipts, without slices that an earlier attempt had finished."""
+    return sum(map(_sum_task_times, (r for r in receipts if not r.adopted)), WorkTime(dict.fromkeys(ACTIVITIES, 0)))
+
+
+def _sum_task_times(r: Receipt) -> WorkTime:
+    return WorkTime(r.timings, r.counts.landed + r.counts.quarantined + r.counts.dropped, r.input_bytes, 1)
+
+
+def by_task(plan: Plan, receipts: Iterable[Receipt]) -> list[tuple[Task, WorkTime]]:
+    """Returns each task of the plan with the time of its finished slices."""
+    by_slice = {r.slice: r for r in receipts}
+    return [(task, sum_times(by_slice[s] for s in task.slices if s in by_slice)) for task in plan.tasks]
