@@ -25,7 +25,7 @@ from sluice.pipelines.status.broker_traffic import TopicTraffic
 
 def batch_metadata(view: LedgerView, batch: Batch) -> Metadata:
     """Returns the metadata of a published batch, the same for every run that records it."""
-    facts = view.facts([batch])
+    facts = view.read_facts([batch])
     return {
         "dagster/uri": view.lake.locate(paths.visible_roots(view.feed.name)[0]),
         "ranges": _ranges(facts),
@@ -42,7 +42,7 @@ def batch_metadata(view: LedgerView, batch: Batch) -> Metadata:
 def window_metadata(view: LedgerView, window: int) -> Metadata:
     """Returns the metadata of a complete window, over all batches that landed it."""
     batches = view.batches_in(window)
-    of_batches = view.facts(batches)
+    of_batches = view.read_facts(batches)
     facts = BatchFacts(view.receipts_in(window), of_batches.traffic)
     return {
         "dagster/partition_row_count": facts.counts.landed,

@@ -106,7 +106,7 @@ class LedgerView:
         """Returns the publish entry of a batch."""
         return self._read(batch).entry
 
-    def facts(self, batches: Sequence[Batch]) -> BatchFacts:
+    def read_facts(self, batches: Sequence[Batch]) -> BatchFacts:
         """Returns the facts of published batches together."""
         entries = [(self.ledger.recall(b), self.entry(b)) for b in batches]
         took = sum(max(entry.at - batch.planned_at, 1) for batch, entry in entries)

@@ -54,11 +54,11 @@ def report(
 def _stored_report(feed: Feed, lake: Lake, clock: Clock, batch: int | None) -> tuple[BatchAccount, str, bytes, bool]:
     """The batch, where its report stands, the report, and whether it had to be made. Raises UsageError."""
     from sluice.pipelines.batch_report import report_page
-    from sluice.pipelines.batch_report.batch_account import account, newest
+    from sluice.pipelines.batch_report.batch_account import newest, read_account
     from sluice.pipelines.ledger import Ledger
 
     ledger = Ledger(lake, feed.name, clock)
-    batch_account = account(ledger, lake, newest(ledger.read(), feed.name) if batch is None else batch)
+    batch_account = read_account(ledger, lake, newest(ledger.read(), feed.name) if batch is None else batch)
     path = report_page.standing_report(batch_account, lake)
     if path is not None and (data := lake.get(path)) is not None:
         return batch_account, path, data, False

@@ -35,7 +35,7 @@ NO_WINDOW = "outside windows"
 LEGEND = (("landed", ""), ("quarantined", "reject"), ("invisible or dropped", "hidden"))
 
 
-def legend(pairs: Sequence[tuple[str, str]]) -> Html:
+def render_legend(pairs: Sequence[tuple[str, str]]) -> Html:
     """The meaning of the colours."""
     marks = (tag("span", lying([(1, kind)], 1), name) for name, kind in pairs)
     return tag("div", *(Html(m.replace(' class="bar"', "")) for m in marks), class_="legend")
@@ -44,11 +44,11 @@ def legend(pairs: Sequence[tuple[str, str]]) -> Html:
 # -- rows
 
 
-def rows(a: BatchAccount) -> Html:
+def render_rows(a: BatchAccount) -> Html:
     """Rows by partition and by window."""
     if not a.facts.receipts:
         return section("rows", "Rows", note="No slice was finished: nothing landed.")
-    partitions, windows = a.facts.group(lambda r: r.slice.tp), a.facts.group(_window)
+    partitions, windows = a.facts.group(lambda r: r.slice.tp), a.facts.group(_name_window)
     by_partition = {str(tp): partitions[tp].counts for tp in sorted(partitions)}
     by_window = {name: windows[name].counts for name in sorted(windows, key=lambda name: (name == NO_WINDOW, name))}
     spans = many(a.plan.span, "offset")
@@ -56,17 +56,17 @@ def rows(a: BatchAccount) -> Html:
     return section(
         "rows",
         "Rows",
-        legend(LEGEND),
+        render_legend(LEGEND),
         tag("h3", "By partition"),
-        _table("Rows by partition", "partition", by_partition, PARTITIONS),
+        _render_counts("Rows by partition", "partition", by_partition, PARTITIONS),
         tag("h3", "By window"),
         _plot(by_window) if len(by_window) > 5 else "",
-        _table("Rows by window", "window", by_window, WINDOWS // 5 if len(by_window) > WINDOWS else WINDOWS),
+        _render_counts("Rows by window", "window", by_window, WINDOWS // 5 if len(by_window) > WINDOWS else WINDOWS),
         note=note,
     )
 
 
-def _window(r: Receipt) -> str:
+def _name_window(r: Receipt) -> str:
     return NO_WINDOW if r.slice.window is None else show_window(r.slice.window)
 
 
@@ -86,17 +86,17 @@ def _plot(by_window: Mapping[str, Counts]) -> Html:
     )
 
 
-def _table(caption: str, name: str, counts: Mapping[str, Counts], limit: int) -> Html:
+def _render_counts(caption: str, name: str, counts: Mapping[str, Counts], limit: int) -> Html:
     items = list(counts.items())
     longest = max((c.total for c in counts.values()), default=0)
-    table_rows = [_row(n, c, longest) for n, c in items[:limit]]
+    table_rows = [_render_row(n, c, longest) for n, c in items[:limit]]
     if rest := items[limit:]:
-        table_rows.append(_row(f"{len(rest):,} more", sum((c for _, c in rest), Counts()), 0))
+        table_rows.append(_render_row(f"{len(rest):,} more", sum((c for _, c in rest), Counts()), 0))
     columns = [name, "", "landed", "quarantined", "share", "invisible"]
     return table(caption, columns, table_rows, right=columns[2:])
 
 
-def _row(name: str, c: Counts, longest: int) -> list[str]:
+def _render_row(name: str, c: Counts, longest: int) -> list[str]:
     pieces = [(c.landed, ""), (c.quarantined, "reject"), (c.invisible + c.dropped, "hidden")]
     bar = tag("div", lying(pieces, longest), class_="w1") if longest else ""
     fitting = c.landed + c.quarantined
@@ -113,7 +113,7 @@ def _row(name: str, c: Counts, longest: int) -> list[str]:
 # -- lag
 
 
-def lag(behind: Sequence[PartitionLag] | None) -> Html:
+def render_lag(behind: Sequence[PartitionLag] | None) -> Html:
     """The pending offsets at the end of the batch."""
     if behind is None:
         return section("lag", "Lag", note="Not known: this report was made without asking Kafka.")
@@ -124,7 +124,7 @@ def lag(behind: Sequence[PartitionLag] | None) -> Html:
     ranked = sorted(behind, key=lambda b: (-b.offsets, b.key))
     largest, all_ = ranked[0].offsets, sum(b.offsets for b in ranked)
     table_rows = [
-        [str(b.key), lying([(b.offsets, "")], largest), number(b.offsets), _age(b.age)] for b in ranked[:LAGGING]
+        [str(b.key), lying([(b.offsets, "")], largest), number(b.offsets), _show_age(b.age)] for b in ranked[:LAGGING]
     ]
     if rest := ranked[LAGGING:]:
         table_rows.append([f"{len(rest):,} more", "", number(sum(b.offsets for b in rest)), ""])
@@ -133,14 +133,14 @@ def lag(behind: Sequence[PartitionLag] | None) -> Html:
     return section("lag", "Lag", table("Lag by partition", columns, table_rows, right=columns[2:]), note=note)
 
 
-def _age(ms: int | None) -> str:
+def _show_age(ms: int | None) -> str:
     return "not known" if ms is None else f"{show_about(ms)} old"
 
 
 # -- time
 
 
-def timings(a: BatchAccount) -> Html:
+def render_timings(a: BatchAccount) -> Html:
     """Task time by activity."""
     work = a.facts.task_time
     spent = dict(sorted(((name, ns) for name, ns in work.ns.items() if ns), key=lambda item: (-item[1], item[0])))
@@ -153,13 +153,13 @@ def timings(a: BatchAccount) -> Html:
         [
             cut(ACTIVITIES.get(name, name), 40),
             lying([(ns, kinds[name])], max(spent.values())),
-            _seconds(ns),
+            _show_seconds(ns),
             share(ns, all_),
         ]
         for name, ns in list(spent.items())[:20]
     ]
     columns = ["activity", "", "time", "share"]
-    note = f"{_seconds(all_)} of all tasks together, for {size(a.facts.input_bytes)} read from Kafka."
+    note = f"{_show_seconds(all_)} of all tasks together, for {size(a.facts.input_bytes)} read from Kafka."
     if adopted := a.facts.adopted:
         note += f" {many(len(adopted), 'slice')} were finished by an earlier attempt."
     return section(
@@ -171,7 +171,7 @@ def timings(a: BatchAccount) -> Html:
     )
 
 
-def _seconds(ns: int) -> str:
+def _show_seconds(ns: int) -> str:
     """A duration in words."""
     if ns < 1e9:
         return f"{ns / 1e6:,.0f} ms"
@@ -181,17 +181,17 @@ def _seconds(ns: int) -> str:
 # -- brokers
 
 
-def brokers(a: BatchAccount) -> Html | None:
+def render_brokers(a: BatchAccount) -> Html | None:
     """Fetch requests by broker, and data read by topic."""
     traffic = a.facts.traffic.brokers
     if not traffic:
         return None
-    broker_rows = [_broker(f"{b.node} {b.address}", b) for b in traffic[:BROKERS]]
+    broker_rows = [_render_broker(f"{b.node} {b.address}", b) for b in traffic[:BROKERS]]
     if rest := traffic[BROKERS:]:
-        broker_rows.append(_broker(f"{len(rest):,} more", all_brokers(rest)))
+        broker_rows.append(_render_broker(f"{len(rest):,} more", all_brokers(rest)))
     columns = ["broker", "fetches", "size", *SHARES, "waiting", "held", "throttled", "moved", "errors"]
     fetching = table("Fetching by broker", columns, broker_rows, right=columns[2:-1])
-    read = [[t.topic, number(t.records), size(t.bytes), _behind(t)] for t in a.facts.topics[:BROKERS]]
+    read = [[t.topic, number(t.records), size(t.bytes), _show_behind(t)] for t in a.facts.topics[:BROKERS]]
     topic_columns = ["topic", "records", "size", "behind"]
     notes = (tag("p", line, class_="note") for line in a.facts.broker_notes)
     note = (
@@ -202,33 +202,35 @@ def brokers(a: BatchAccount) -> Html | None:
     return section("brokers", "What brokers were asked", *inside, note=note)
 
 
-def _broker(name: str, b: BrokerTraffic) -> list[str | Html]:
+def _render_broker(name: str, b: BrokerTraffic) -> list[str | Html]:
     return [
         name.strip(),
         number(b.requests),
         size(b.bytes),
         *(f"{b.latency.percentile_ms(share):,.1f} ms" for share in SHARES.values()),
-        *(_seconds(ns) for ns in (b.latency.total_us * 1000, b.held_us * 1000, b.throttle_ms * 1_000_000)),
+        *(_show_seconds(ns) for ns in (b.latency.total_us * 1000, b.held_us * 1000, b.throttle_ms * 1_000_000)),
         number(b.moved),
         cut(", ".join(f"{name} {n:,}" for name, n in sorted(b.errors.items())) or "–", 80),
     ]
 
 
-def _behind(t: TopicTraffic) -> str:
+def _show_behind(t: TopicTraffic) -> str:
     return "not known" if t.behind is None else number(t.behind)
 
 
 # -- history
 
 
-def history(a: BatchAccount) -> Html:
+def render_history(a: BatchAccount) -> Html:
     """The batches up to this one."""
     past = a.past
     if len(past) == 1:
         return section("history", "History", note="This is the feed's first batch.")
-    ends = [_when(past[0]), _when(past[-1])]
-    landed = [Bar(f"batch {p.batch}", p.landed, _kind(p, a, ""), f"{number(p.landed)} rows, {_when(p)}") for p in past]
-    shares = [Bar(f"batch {p.batch}", p.share, "reject", f"{_share(p)} quarantined, {_when(p)}") for p in past]
+    ends = [_show_time(past[0]), _show_time(past[-1])]
+    landed = [
+        Bar(f"batch {p.batch}", p.landed, _kind(p, a, ""), f"{number(p.landed)} rows, {_show_time(p)}") for p in past
+    ]
+    shares = [Bar(f"batch {p.batch}", p.share, "reject", f"{_share(p)} quarantined, {_show_time(p)}") for p in past]
     worst = max(p.share for p in past)
     plots = tag(
         "div",
@@ -244,7 +246,7 @@ def history(a: BatchAccount) -> Html:
         ),
         class_="two",
     )
-    rows_ = [[str(p.batch), _when(p), number(p.landed), number(p.quarantined), _share(p)] for p in reversed(past)]
+    rows_ = [[str(p.batch), _show_time(p), number(p.landed), number(p.quarantined), _share(p)] for p in reversed(past)]
     columns = ["batch", "published", "landed", "quarantined", "share"]
     note = "This batch is the one on the right."
     every = details("As a table", table("Batches", columns, rows_, right=columns[2:]))
@@ -259,14 +261,14 @@ def _share(p: Past) -> str:
     return share(p.quarantined, p.landed + p.quarantined)
 
 
-def _when(p: Past) -> str:
+def _show_time(p: Past) -> str:
     return "not published" if p.at is None else show_instant(p.at - p.at % 1000)
 
 
 # -- slices
 
 
-def slices(a: BatchAccount) -> Html | None:
+def render_slices(a: BatchAccount) -> Html | None:
     """The slices of the batch, each with its files."""
     if not a.facts.receipts:
         return None
@@ -293,7 +295,7 @@ def _slice(r: Receipt, *, published: bool) -> list[str]:
     return [
         str(s.tp),
         tag("span", f"{s.start:,} – {s.end:,}", class_="p"),
-        _window(r),
+        _name_window(r),
         number(r.counts.landed),
         number(r.counts.quarantined),
         every,

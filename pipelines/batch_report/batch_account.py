@@ -76,7 +76,7 @@ class BatchAccount:
         return self.batch.status is BatchStatus.PUBLISHED
 
 
-def account(
+def read_account(
     ledger: Ledger, lake: Lake, number: int, why: str = "", failures: Sequence[SliceFailure] = ()
 ) -> BatchAccount:
     """The batch with that number. `why` and `failures` add what else is known of one that was not published.

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from sluice.pipelines.batch_report import amounts, quality
-from sluice.pipelines.batch_report.batch_account import BatchAccount, PartitionLag, account, windows
+from sluice.pipelines.batch_report.batch_account import BatchAccount, PartitionLag, read_account, windows
 from sluice.pipelines.batch_report.column_profiles import Profiles, profiles
 from sluice.pipelines.batch_report.markup import CSS, Html, cut, number, plain, section, share, size, table, tag
 from sluice.pipelines.batch_report.rejects import Rejects, rejects
@@ -63,17 +63,17 @@ def html(page: Page) -> str:
 def _sections(page: Page) -> list[tuple[tuple[str, str], Html]]:
     a = page.account
     built = {
-        ("rows", "Rows"): amounts.rows(a),
+        ("rows", "Rows"): amounts.render_rows(a),
         ("quarantine", "Quarantine"): quality.quarantine(a, page.rejects),
         ("contract", "Contract"): quality.contract(a, page.profiles),
         ("columns", "Columns"): quality.columns(a, page.profiles),
         ("drift", "Drift"): quality.drift(a),
         ("failures", "Failures"): _failures(a),
-        ("lag", "Lag"): amounts.lag(page.behind),
-        ("time", "Time"): amounts.timings(a),
-        ("brokers", "Brokers"): amounts.brokers(a),
-        ("history", "History"): amounts.history(a),
-        ("slices", "Slices"): amounts.slices(a),
+        ("lag", "Lag"): amounts.render_lag(page.behind),
+        ("time", "Time"): amounts.render_timings(a),
+        ("brokers", "Brokers"): amounts.render_brokers(a),
+        ("history", "History"): amounts.render_history(a),
+        ("slices", "Slices"): amounts.render_slices(a),
         ("origin", "Provenance"): _provenance(a),
     }
     return [(name, content) for name, content in built.items() if content]
@@ -274,6 +274,6 @@ def keep(
     failures: Sequence[SliceFailure] = (),
 ) -> str:
     """Make a batch's report, put it into the lake and return its path. Raises as `account` and `make` do."""
-    facts = account(ledger, lake, batch, why, failures)
+    facts = read_account(ledger, lake, batch, why, failures)
     lake.put(path := path_of(facts), make(facts, lake, behind))
     return path

@@ -56,9 +56,9 @@ class FeedStatus:
     """One feed. `error` is the reason why Kafka's side is missing or refused; then there is no `outlook`.
 
     Its newest windows last `length` ms each. `losses` are pending offsets that are gone from Kafka, `held` are offsets
-    that open transactions hold back. By live batch, `met` has the state of its run, `heartbeats` the time (ms) since its
-    owner's last sign, and `refused` the reason why a dead run did not publish it. `start_not_used` is the reason why
-    the first run will not begin as `start` says.
+    that open transactions hold back. By live batch, `met` has the state of its run, `heartbeats` the time (ms) since
+    its owner's last sign, and `refused` the reason why a dead run did not publish it. `start_not_used` is the reason
+    why the first run will not begin as `start` says.
     """
 
     feed: str

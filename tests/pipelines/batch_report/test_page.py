@@ -15,7 +15,7 @@ import pyarrow as pa
 import pytest
 
 from sluice.pipelines.batch_report import column_profiles, markup, report_page
-from sluice.pipelines.batch_report.batch_account import BatchAccount, PartitionLag, account, newest
+from sluice.pipelines.batch_report.batch_account import BatchAccount, PartitionLag, newest, read_account
 from sluice.pipelines.contract.suite import parse_contract
 from sluice.pipelines.errors import UsageError
 from sluice.pipelines.feed.sections import LandingSettings
@@ -211,7 +211,7 @@ class Typed:
         )
 
     def told(self, batch: int, **more: Any) -> BatchAccount:
-        return account(self.ledger, self.lake, batch, **more)  # type: ignore[arg-type]
+        return read_account(self.ledger, self.lake, batch, **more)  # type: ignore[arg-type]
 
     def page(self, batch: int, behind: Sequence[PartitionLag] | None = None, **more: Any) -> Outline:
         found = self.told(batch, **more)
@@ -362,11 +362,11 @@ def test_raw_batches_and_merged_ones(tmp_path: Path) -> None:
     world.compact()
     assert len(world.state().batches) > 1
     for batch in world.state().batches:
-        found = account(world.fresh_ledger(), world.lake, batch)  # type: ignore[arg-type]
+        found = read_account(world.fresh_ledger(), world.lake, batch)  # type: ignore[arg-type]
         said = parsed(report_page.make(found, world.lake))  # type: ignore[arg-type]
         assert " rows landed" in said.text
         assert "Not known: this report was made without asking Kafka." in said.text
-    assert "not there any more" in parsed(report_page.make(account(world.ledger, world.lake, 2), world.lake)).text  # type: ignore[arg-type]
+    assert "not there any more" in parsed(report_page.make(read_account(world.ledger, world.lake, 2), world.lake)).text  # type: ignore[arg-type]
 
 
 def test_batches_that_are_not_there() -> None:
